@@ -77,7 +77,7 @@ def test_a_simple_call_loads_only_what_every_call_needs(tmp_path: Path) -> None:
     call = "assert run(['call', 'glob', '{\"pattern\": \"*\"}', '--json',"
     loaded = loaded_by(
         f"from handrail.frontends.cli.command_group import run_command_line as run\n{call} *{place}]) == 0\n"
-        "import handrail.ipc.codec.protocol_rpc as interfaces\nassert interfaces.read_method_signature.cache_info().currsize == 0\n"
+        "import handrail.ipc.codec.protocol_rpc as interfaces\nassert interfaces.inspect_method_signature.cache_info().currsize == 0\n"
         "assert 'handrail.upstream.upstream_connection' not in sys.modules\n"
         f"import handrail.upstream.upstream_registry\nhandrail.upstream.upstream_registry.FIRST_CONNECT_WAIT_S = 3600\n{call} '--config', {str(file)!r}, *{place}]) == 0\n"
         "assert 'handrail.upstream.upstream_connection' in sys.modules, 'the server is there'\n"

@@ -17,7 +17,7 @@ import pytest
 from tests.snippets import ROOT, Folder, commands, page, snippets
 
 from handrail import ToolSpec, tool
-from handrail.contract.agent_manifest import AgentBudgets, AgentManifest, parse_agent
+from handrail.contract.agent_manifest import AgentBudgets, AgentManifest, parse_agent_manifest
 from handrail.contract.tool.requires import NAMED_CAPABILITIES
 from handrail.policy.rules.rules_and_modes import CONFINED_RULE_TEXTS
 from handrail.sandbox import tier_probe
@@ -107,7 +107,7 @@ def test_the_agent_manifests_of_the_pages_are_valid() -> None:
     blocks = [snippet.text for name in PAGES for snippet in snippets(page(name), "toml")]
     shown = [text for text in blocks if "id" in tomllib.loads(text)]  # the others are scripts and settings
     for text in shown:
-        checked = parse_agent(text.encode(), "agent.toml", tomllib.loads(text)["id"])
+        checked = parse_agent_manifest(text.encode(), "agent.toml", tomllib.loads(text)["id"])
         assert checked.faults == ()
     assert len(shown) >= 9
 
@@ -162,7 +162,7 @@ async def test_every_row_of_the_rule_tables_gives_the_documented_decision() -> N
     assert len(rows) == len(tables.splitlines()) > 30
     async with temporary_kernel(tools=[transfer]) as kernel:
         shipped = kernel.own_context.rules
-        kernel.own_context.rules = shipped.replace_rules(
+        kernel.own_context.rules = shipped.with_replaced_rules(
             *(one for one in shipped if one.text not in CONFINED_RULE_TEXTS)
         )
         for rules, call, decision in rows:

@@ -21,7 +21,7 @@ from tests.kind_reference import (
 from tests.written_keys import event_keys, metadata_keys, record_keys
 
 from handrail.agent.run_events import ConversationCompacted
-from handrail.config.layers import environment_variable_name
+from handrail.config.layers import format_environment_variable_name
 from handrail.config.operator_settings import OPERATOR_ONLY, Settings, list_setting_keys
 from handrail.contract.calls_and_results import EventKind
 from handrail.contract.errors import ErrorKind
@@ -96,7 +96,7 @@ def test_every_setting_has_a_row_and_an_environment_variable_in_the_reference() 
     text, found = setting_reference.render(), setting_reference.settings()
     assert set(found) == set(Settings.model_fields)
     for key in list_setting_keys():
-        assert f"`{key}" in text and f"`{environment_variable_name(key)}`" in text
+        assert f"`{key}" in text and f"`{format_environment_variable_name(key)}`" in text
     for name in Settings.model_fields:
         part = text.partition(f"\n## `{name}` ")[2].partition("\n## ")[0]
         assert ("Workspace file: **no**" in part) == (name in OPERATOR_ONLY)

@@ -52,7 +52,7 @@ def install(monkeypatch: pytest.MonkeyPatch, **providers: str) -> None:
     def find(group: str) -> tuple[metadata.EntryPoint, ...]:
         return points if group == "handrail.models" else ()
 
-    monkeypatch.setattr("handrail.store.entry_point_cache.list_entry_points", find)
+    monkeypatch.setattr("handrail.store.entry_point_cache.list_entry_points_outside_workspaces", find)
 
 
 @each_provider

@@ -17,9 +17,9 @@ from handrail.agent.model_protocol import (
     RequestRejected,
     UserMessage,
     UserPicture,
+    convert_pictures_to_blobs,
+    create_message_with_stored_pictures,
     detect_picture_type,
-    detect_picture_types,
-    make_user_message,
     takes_pictures,
 )
 from handrail.agent.text_tool_calls import TextCallModel
@@ -79,7 +79,7 @@ async def test_a_model_with_text_calls_accepts_pictures() -> None:
 async def test_a_picture_is_stored_by_its_hash_and_sent_again_in_later_runs(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
-        said = await make_user_message(
+        said = await create_message_with_stored_pictures(
             "[image 1] [image 2]", [Blob(PNG, "image/png"), Blob(PNG + b"!", "image/png")], session.history
         )
         model = PlaybackModel(text_reply("Two dots."), text_reply("Yes."), text_reply("One."))
@@ -109,7 +109,9 @@ async def test_a_rejected_picture_does_not_block_later_messages(tmp_path: Path) 
         session = await kernel.session()
         model = PlaybackModel([RequestRejected("it takes no images")], text_reply("Hello."), text_reply("Again."))
         agent = Agent(session, model)
-        outcome = await agent.complete(await make_user_message("[image 1]", [Blob(PNG, "image/png")], session.history))
+        outcome = await agent.complete(
+            await create_message_with_stored_pictures("[image 1]", [Blob(PNG, "image/png")], session.history)
+        )
         assert outcome.status == "failed" and "takes no images" in outcome.detail
         assert (await agent.complete("Hello?")).text == "Hello."
         await session.suspend()
@@ -127,7 +129,7 @@ def test_the_type_of_a_picture_follows_from_its_first_bytes() -> None:
         b"GIF89a": "image/gif",
         b"RIFF1234WEBPVP8 ": "image/webp",
     }
-    assert [one.media_type for one in detect_picture_types(list(kinds))] == list(kinds.values())
+    assert [one.media_type for one in convert_pictures_to_blobs(list(kinds))] == list(kinds.values())
     assert detect_picture_type(b"RIFF1234WAVE") is None and detect_picture_type(b"") is None
     for wrong, words in (
         ([b"<svg/>"], "Image 1 is not a PNG"),
@@ -135,4 +137,4 @@ def test_the_type_of_a_picture_follows_from_its_first_bytes() -> None:
         ([PNG, PNG + b"x" * MAX_PICTURE_BYTES], "Image 2 has"),
     ):
         with pytest.raises(UsageError, match=words):
-            detect_picture_types(wrong)
+            convert_pictures_to_blobs(wrong)

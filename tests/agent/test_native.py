@@ -19,7 +19,7 @@ from handrail.agent.providers.anthropic import AnthropicModel
 from handrail.agent.providers.openai import OpenAIModel
 from handrail.agent.run_events import AgentEvent, CallAnswered, ProviderToolUnavailable, ProviderToolUsed, RunFinished
 from handrail.catalog.provider_dialects import DIALECTS, format_provider_tool
-from handrail.contract.agent_manifest import parse_agent
+from handrail.contract.agent_manifest import parse_agent_manifest
 from handrail.contract.errors import LoadError
 from handrail.contract.tool.provider_tools import PROVIDER_TOOLS, ProviderToolOffer, make_provider_tool_spec
 from handrail.contract.tool.spec import ToolSpec
@@ -393,7 +393,7 @@ async def test_a_connected_process_stores_provider_tool_results_with_the_lease_h
     ],
 )
 def test_unknown_provider_tools_and_options_are_faults_of_the_manifest(native: str, said: str) -> None:
-    checked = parse_agent(f'id = "a"\n{native}\n'.encode(), "agent.toml", "a")
+    checked = parse_agent_manifest(f'id = "a"\n{native}\n'.encode(), "agent.toml", "a")
     (fault,) = checked.faults
     assert fault.location.startswith("native.") and said in fault.problem, fault
 

@@ -254,7 +254,7 @@ def test_a_precomputed_reply_equals_one_that_was_not_precomputed(monkeypatch: py
     for ahead in (True, False):
         talk = Conversation()
         if ahead:
-            talk.precompute_reply(reply_of('{"n":1}'), ["s1/1.0"])
+            talk.prepare_reply_draft(reply_of('{"n":1}'), ["s1/1.0"])
         before = len(made)
         talk.add_reply(reply_of('{"n":1}'), ["s1/1.0"])
         said.append(talk.open_exchange)
@@ -265,7 +265,7 @@ def test_a_precomputed_reply_equals_one_that_was_not_precomputed(monkeypatch: py
 @pytest.mark.parametrize(("arguments", "ids"), [('{"n":1} ', ["s1/1.0"]), ('{"n":1}', ["s1/2.0"])])
 def test_a_reply_that_differs_from_the_precomputed_one_is_added_as_it_arrived(arguments: str, ids: list[str]) -> None:
     talk = Conversation()
-    talk.precompute_reply(reply_of('{"n":1}'), ["s1/1.0"])
+    talk.prepare_reply_draft(reply_of('{"n":1}'), ["s1/1.0"])
     talk.add_reply(reply_of(arguments), ids)
     assert talk.open_exchange is not None and talk.open_exchange.call_ids == (ids[0],)
     assert talk.open_exchange.message.calls[0].wire_id == "theirs", "nobody has that id"
@@ -302,7 +302,7 @@ async def test_the_arguments_of_a_streamed_call_are_parsed_once(tmp_path: Path, 
         with parsers_at_work() as found:
             outcome = await agent.complete("go")
     assert outcome.ok and outcome.calls == count
-    assert found == ["parse_model_json_fast"] * count
+    assert found == ["try_parse_model_json_fast"] * count
 
 
 @tool(id="test.keep", side_effect="read", locks=[])

@@ -124,7 +124,7 @@ async def test_a_session_with_a_thousand_tools_sends_under_three_percent_of_thei
     async with temporary_kernel(tmp_path, tools=THOUSAND) as kernel:
         session = await kernel.session()
         turn = session.start_turn()
-        whole = estimate_json_tokens([entry.spec.llm_view() for entry in kernel.generation.entries.values()])
+        whole = estimate_json_tokens([entry.spec.build_llm_view() for entry in kernel.generation.entries.values()])
         in_view = sum(estimate_llm_view_tokens(spec) for spec in turn.tool_specs) + estimate_tokens(turn.tool_index)
         assert "invoice (100)" in turn.tool_index
         assert len(turn.tool_specs) < 20 and in_view / whole < 0.03

@@ -143,6 +143,6 @@ def test_repeated_results_of_other_kinds_are_kept_whole(tool: str, result: Resul
     for number in range(2):
         calls = (ProposedCall(tool, {}),)
         conversation.add_reply(ModelReply((0,), calls, None, None), [f"s/{number}.0"])
-        conversation.add_answers({0: CallAnswer(f"s/{number}.0", tool, result, result)})
+        conversation.add_call_answers({0: CallAnswer(f"s/{number}.0", tool, result, result)})
     first, second = [one.results[0].text for one in conversation.messages if isinstance(one, CallResultsMessage)]
     assert first == second and "line 99" in second

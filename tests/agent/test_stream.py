@@ -22,9 +22,9 @@ from handrail.agent.model_protocol import (
 from handrail.agent.reply_assembly import (
     MAX_CALLS,
     MAX_REPLY_UNITS,
-    HistoryCallIds,
+    HistoryCallIdAllocator,
     ModelReply,
-    ReplyAssembly,
+    ReplyAssembler,
     ReplyTooLong,
     make_history_call,
 )
@@ -33,7 +33,7 @@ from handrail.contract.text.strict_json import MAX_ARGUMENT_BYTES
 
 
 def assemble(*events: BlockEvent, cut: str | None = None) -> ModelReply:
-    assembly = ReplyAssembly()
+    assembly = ReplyAssembler()
     for event in events:
         assembly.feed_event(event)
     return assembly.get_reply_so_far(cut)
@@ -63,12 +63,12 @@ def test_text_and_calls_keep_the_order_they_came_in() -> None:
 
 
 def test_a_call_is_complete_only_when_its_block_closes() -> None:
-    assembly = ReplyAssembly()
+    assembly = ReplyAssembler()
     assert assembly.feed_event(CallBlockOpened(0, None, "rm")) is None
     assert assembly.feed_event(CallArgumentsDelta(0, "{}")) is None
     assert assembly.feed_event(CallArgumentsDelta(0, "")) is None
     assert assembly.feed_event(CallBlockClosed(0)) == 0
-    assert assembly.get_reply_until(1).calls == (ProposedCall("rm", "{}"),)
+    assert assembly.get_reply_until_call(1).calls == (ProposedCall("rm", "{}"),)
 
 
 def test_an_interrupted_call_is_proposed_with_a_problem_and_complete_calls_without_one() -> None:
@@ -129,7 +129,7 @@ def test_arguments_beyond_the_size_limit_are_dropped_as_they_arrive() -> None:
 
 
 def test_a_reply_beyond_the_size_limit_is_cut() -> None:
-    assembly = ReplyAssembly()
+    assembly = ReplyAssembler()
     piece = "x" * (1024 * 1024)
     with pytest.raises(ReplyTooLong):
         for _ in range(MAX_REPLY_UNITS // len(piece) + 1):
@@ -137,7 +137,7 @@ def test_a_reply_beyond_the_size_limit_is_cut() -> None:
 
 
 def test_calls_beyond_the_limit_of_a_reply_are_cut() -> None:
-    assembly = ReplyAssembly()
+    assembly = ReplyAssembler()
     with pytest.raises(ReplyTooLong, match=str(MAX_CALLS)):
         for index in range(MAX_CALLS + 1):
             assembly.feed_event(CallBlockOpened(index, None, "read"))
@@ -145,7 +145,7 @@ def test_calls_beyond_the_limit_of_a_reply_are_cut() -> None:
 
 
 def test_a_character_split_over_two_events_is_one_character() -> None:
-    assembly = ReplyAssembly()
+    assembly = ReplyAssembler()
     seen = [assembly.feed_event(TextDelta("a\ud83d")), assembly.feed_event(TextDelta("\ude00b"))]
     assert seen == ["a", "😀b"]
     assert assembly.get_reply_so_far().text == "a😀b"
@@ -187,7 +187,7 @@ def test_any_stream_gives_one_result_per_call_and_a_history_that_can_be_sent(
         reply = assemble(*events, cut=cut)
         answers = [CallAnswer(str(n), c.name, Result.output(n), Result.output(n)) for n, c in enumerate(reply.calls)]
         conversation.add_reply(reply, [answer.call_id for answer in answers])
-        conversation.add_answers(dict(enumerate(answers)))
+        conversation.add_call_answers(dict(enumerate(answers)))
         reply.text.encode()
     for before, message in zip((None, *conversation.messages), conversation.messages, strict=False):
         if isinstance(message, AssistantMessage):
@@ -201,17 +201,21 @@ def test_any_stream_gives_one_result_per_call_and_a_history_that_can_be_sent(
 
 
 def test_a_usable_and_unused_provider_id_is_kept() -> None:
-    ids = HistoryCallIds()
-    assert ids.take_unique_id("call_1") == "call_1"
-    second, third, fourth = ids.take_unique_id("call_1"), ids.take_unique_id(None), ids.take_unique_id("not an id")
+    ids = HistoryCallIdAllocator()
+    assert ids.allocate_unique_id("call_1") == "call_1"
+    second, third, fourth = (
+        ids.allocate_unique_id("call_1"),
+        ids.allocate_unique_id(None),
+        ids.allocate_unique_id("not an id"),
+    )
     assert len({"call_1", second, third, fourth}) == 4
     assert all(len(wire_id) == 9 and wire_id.isalnum() for wire_id in (second, third, fourth))
 
 
 def test_a_generated_call_id_never_repeats_an_id_of_the_provider() -> None:
-    ids = HistoryCallIds()
-    assert ids.take_unique_id("hr0000001") == "hr0000001"
-    assert ids.take_unique_id(None) == "hr0000002"
+    ids = HistoryCallIdAllocator()
+    assert ids.allocate_unique_id("hr0000001") == "hr0000001"
+    assert ids.allocate_unique_id(None) == "hr0000002"
 
 
 @pytest.mark.parametrize("arguments", ["{", "[1]", '{"a": NaN}', '{"a":1,"a":2}', "[" * 9_999])

@@ -247,7 +247,7 @@ async def test_a_call_does_not_run_if_its_reply_cannot_be_stored(tmp_path: Path,
         kernel: Any = await stack.enter_async_context(joined_kernel(tmp_path, **opened)) if joins else held
         session = await kernel.session(approval_handler=person)
         last = 2**62 - 1 if joins else 2**63 - 1  # a place after which there is none, which what the user says takes
-        await held.components.store.messages.queue_messages(session.id, [(last - 1, {})], 1)
+        await held.components.store.messages.queue_message_writes(session.id, [(last - 1, {})], 1)
         steps = [*call(0, "test__act"), TextDelta("and"), *call(1, "test__ask"), ReplyFinished("calls")]
         outcome = await Agent(session, PlaybackModel(steps, text_reply("never asked"))).complete("go")
         assert outcome.status == "failed" and "The conversation cannot be stored" in outcome.detail
@@ -300,7 +300,7 @@ async def write(name: str) -> str:
 async def main():
     async with temporary_kernel(folder, tools=[write], rules=["allow crash.*"]) as kernel:
         session = await kernel.session("ses_midreply")
-        await kernel.inbound_events.notifications.store_notification(Notification("n1", session.id, "job", "bash_1", "it is done", 1))
+        await kernel.inbound_services.notifications.store_notification(Notification("n1", session.id, "job", "bash_1", "it is done", 1))
         pause, steps = ReplyPause(), []
         for n, name in enumerate(("done", "held", "partial")):
             steps += [CallBlockOpened(n, None, "crash__write"), CallArgumentsDelta(n, '{"name":"%s"}' % name), CallBlockClosed(n)]

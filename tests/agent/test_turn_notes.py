@@ -258,12 +258,12 @@ async def test_a_turn_of_a_trigger_cannot_ask_the_user_but_a_users_turn_can(tmp_
         write = call_reply(("write", {"path": "a", "content": "x"}))
         model = PlaybackModel(write, text_reply("no"), write, text_reply("nor now"), write, text_reply("yes"))
         agent = Agent(session, model)
-        await kernel.inbound_events.notifications.store_notification(
+        await kernel.inbound_services.notifications.store_notification(
             Notification("t/1", session.id, "trigger", "t", "write a", 1)
         )
         assert (await agent.complete(None)).text == "no"
         assert person.requests == [] and "denied" in str(model.requests[1].messages[-1])
-        await kernel.inbound_events.notifications.store_notification(
+        await kernel.inbound_services.notifications.store_notification(
             Notification("j/1", session.id, "job", "bash_1", "what that turn began", 1)
         )
         assert (await agent.complete(None)).text == "nor now"
@@ -278,7 +278,7 @@ async def test_a_trigger_turn_resumed_in_a_new_process_is_headless_until_the_use
     person = ScriptedApprovalHandler([ApprovalAnswer("once")])
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(approval_handler=person)
-        await kernel.inbound_events.notifications.store_notification(
+        await kernel.inbound_services.notifications.store_notification(
             Notification("t/1", session.id, "trigger", "t", "write a", 1)
         )
         cut = await Agent(session, PlaybackModel(write, [ProviderDenied("gone")])).complete(None)
@@ -290,7 +290,7 @@ async def test_a_trigger_turn_resumed_in_a_new_process_is_headless_until_the_use
             session, PlaybackModel(write, text_reply("no"), write, text_reply("nor now"), write, text_reply("yes"))
         )
         assert (await agent.complete(None)).text == "no"
-        await kernel.inbound_events.notifications.store_notification(
+        await kernel.inbound_services.notifications.store_notification(
             Notification("j/1", session.id, "job", "bash_1", "what that turn began", 1)
         )
         assert (await agent.complete(None)).text == "nor now"

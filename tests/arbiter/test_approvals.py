@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.arbiter.shaping import Room
 
-from handrail.arbiter.approvals.approval_broker import HOUR_NS, ID_ALPHABET, ApprovalBroker, new_id
+from handrail.arbiter.approvals.approval_broker import HOUR_NS, ID_ALPHABET, ApprovalBroker, generate_prefixed_id
 from handrail.contract.approval_requests import Approval, ApprovalAnswer, ApprovalChoice, ApprovalRequest
 from handrail.contract.errors import ToolError
 from handrail.record.commit_log import CommitLog, Record
@@ -60,7 +60,7 @@ def request(call_id: str = "ses_1/1.0") -> ApprovalRequest:
 
 
 async def asked(approvals: ApprovalBroker, call_id: str = "ses_1/1.0") -> Approval:
-    row = approvals.create_request(request(call_id))
+    row = approvals.create_unstored_request(request(call_id))
     await approvals.store_request_with_records(
         row, [Record("approval-requested", "ses_1", call_id, {"approval": row.id})], whole=True
     )
@@ -144,7 +144,7 @@ async def _take(
     elif step[0] == "advance":
         desk.clock.now_ns += int(str(step[1])) * HOUR_NS
     elif step[0] == "sweep":
-        await approvals.expire_overdue()
+        await approvals.expire_overdue_requests()
         for known in model.values():
             if known.state == "pending" and known.expires_ns <= now:
                 known.state = "expired"
@@ -227,9 +227,9 @@ async def test_a_waiter_gets_the_expired_state_of_an_overdue_approval_request(tm
     desk = Desk(tmp_path)
     async with desk.open() as approvals:
         row = await asked(approvals)
-        answered = approvals.wait_for_decision(row)
+        answered = approvals.register_decision_waiter(row)
         desk.clock.now_ns += 8 * 24 * HOUR_NS
-        await approvals.expire_overdue()
+        await approvals.expire_overdue_requests()
         assert (await answered).state == "expired"
         (record,) = desk.log.reader.records(kind="approval-responded")
         assert record.body is not None and record.body["choice"] == "expired"
@@ -239,7 +239,7 @@ async def test_an_answer_given_before_the_wait_is_returned(tmp_path: Path) -> No
     async with Desk(tmp_path).open() as approvals:
         row = await asked(approvals)
         await approvals.decide(row.id, ApprovalAnswer("reject", "no"), by="test")
-        assert (await approvals.wait_for_decision(row)).message == "no"
+        assert (await approvals.register_decision_waiter(row)).message == "no"
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ async def test_an_answer_that_was_not_offered_is_refused(
     tmp_path: Path, change: dict[str, None], choice: ApprovalChoice, said: str
 ) -> None:
     async with Desk(tmp_path).open() as approvals:
-        row = approvals.create_request(replace(request(), **change))  # pyright: ignore[reportArgumentType]
+        row = approvals.create_unstored_request(replace(request(), **change))  # pyright: ignore[reportArgumentType]
         await approvals.store_request_with_records(row, [], whole=True)
         assert said in await is_refused(
             lambda: approvals.decide(row.id, ApprovalAnswer(choice), by="test"), "invalid_input"
@@ -282,8 +282,8 @@ async def test_a_failing_watcher_does_not_affect_the_request_or_other_watchers(t
         raise RuntimeError(row.state)
 
     async with Desk(tmp_path).open() as approvals:
-        approvals.watch_requests(fails)
-        stop = approvals.watch_requests(lambda row: told.append(row.state))
+        approvals.subscribe_to_requests(fails)
+        stop = approvals.subscribe_to_requests(lambda row: told.append(row.state))
         row = await asked(approvals)
         await approvals.decide(row.id, ONCE, by="test")
         stop()
@@ -293,5 +293,5 @@ async def test_a_failing_watcher_does_not_affect_the_request_or_other_watchers(t
 
 @given(st.integers(0, 100))
 def test_an_approval_id_is_short_and_has_no_ambiguous_letters(again: int) -> None:
-    prefix, _, rest = new_id("apr").partition("_")
+    prefix, _, rest = generate_prefixed_id("apr").partition("_")
     assert prefix == "apr" and len(rest) == 8 and set(rest) <= set(ID_ALPHABET)

@@ -14,7 +14,7 @@ from tests.arbiter.toolbox import ALLOW, TOOLS, gate, kinds_of
 
 from handrail import ApprovalAnswer, Event, Kernel, Result, Runtime, Session, Tool, ToolSpec, UsageError, tool
 from handrail.contract.calls_and_results import ProposedCall
-from handrail.runtime.files.session_roots import resolve_canonical
+from handrail.runtime.files.session_roots import resolve_canonical_path
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 
@@ -266,7 +266,7 @@ async def test_a_path_is_resolved_once_for_locks_and_rules_and_again_when_opened
     found: list[str] = []
 
     def heard(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and frame.f_code is resolve_canonical.__code__:
+        if event == "call" and frame.f_code is resolve_canonical_path.__code__:
             found.append(frame.f_locals["path"])
 
     async with temporary_kernel(tmp_path) as kernel:

@@ -8,7 +8,12 @@ from typing import Any, Literal
 
 import pytest
 
-from handrail.arbiter.stoppable_execution import StoppableTaskRunner, WorkStillRunning, WorkStopped, run_uninterrupted
+from handrail.arbiter.stoppable_execution import (
+    StoppableTaskRunner,
+    WorkStillRunning,
+    WorkStopped,
+    await_deferring_cancellation,
+)
 
 Way = Literal["inline", "apart"]
 both_ways = pytest.mark.parametrize("way", ["inline", "apart"])
@@ -368,7 +373,7 @@ async def test_uninterruptible_work_runs_to_its_end_and_leaves_the_cancellation_
     held, run = Held(), execution()
 
     async def caller() -> str:
-        return await run_uninterrupted(held.work(), run)
+        return await await_deferring_cancellation(held.work(), run)
 
     task = asyncio.create_task(caller())
     await held.entered.wait()

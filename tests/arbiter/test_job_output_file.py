@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.arbiter.jobs import output_stream
-from handrail.arbiter.jobs.output_stream import JobOutputFile, read_output, read_output_lines
+from handrail.arbiter.jobs.output_stream import JobOutputFile, read_output_from_cursor, read_output_lines
 
 SMALL = {"MIN_RETAINED_BYTES": 128 * 1024, "PUNCH_INTERVAL_BYTES": 64 * 1024}
 
@@ -38,7 +38,7 @@ def test_a_job_output_keeps_its_end_at_the_same_cursors_and_counts_skipped_bytes
             output.append_piece(piece)
             whole += piece
         output.close()
-    found = read_output(str(path), cursor, 1 << 20, grows=False)
+    found = read_output_from_cursor(str(path), cursor, 1 << 20, grows=False)
     start = min(cursor, len(whole)) + found.skipped_bytes
     assert (found.text, found.cursor, found.has_more) == (whole[start:], len(whole), False)
     assert not found.skipped_bytes or len(whole) - start >= SMALL["MIN_RETAINED_BYTES"]
@@ -58,5 +58,5 @@ def test_a_job_output_keeps_its_beginning_if_the_file_system_cannot_punch_holes(
         for _ in range(5):
             output.append_piece("x" * 100_000)
         output.close()
-    found = read_output(str(tmp_path / "out"), 0, 1 << 20, grows=False)
+    found = read_output_from_cursor(str(tmp_path / "out"), 0, 1 << 20, grows=False)
     assert found.skipped_bytes == 0 and found.text.startswith("x" * 300_000) and "are stored]" in found.text

@@ -12,7 +12,12 @@ import pytest
 from tests.arbiter.test_job_output_file import small
 
 from handrail import Runtime, Session, tool
-from handrail.arbiter.jobs.output_stream import JobOutputFile, measure_disk_usage, read_output, read_output_lines
+from handrail.arbiter.jobs.output_stream import (
+    JobOutputFile,
+    measure_disk_usage,
+    read_output_from_cursor,
+    read_output_lines,
+)
 from handrail.arbiter.output.output_files import REMOVED_SUFFIX, JobOutputQuota, delete_outputs_and_notes
 from handrail.testing.scripted_kernel import temporary_kernel
 
@@ -36,15 +41,15 @@ def test_the_oldest_output_is_removed_to_free_space_and_its_readers_are_notified
     room = JobOutputQuota(100 * KIB)
     first, second = [written(tmp_path, room, name, 40 * KIB) for name in ("first", "second")]
     third = written(tmp_path, room, "third", 40 * KIB)
-    found = read_output(first, 100, 1000, grows=False)
+    found = read_output_from_cursor(first, 100, 1000, grows=False)
     assert (
         found.text.startswith("[this output of 40,960 bytes was removed to free space") and "0.09766 MiB" in found.text
     )
     assert (found.cursor, found.has_more, found.skipped_bytes) == (40 * KIB, False, 40 * KIB - 100)
     assert read_output_lines(first, -1, 1, grows=False).text == found.text
-    after = read_output(first, 40 * KIB, 1000, grows=False)
+    after = read_output_from_cursor(first, 40 * KIB, 1000, grows=False)
     assert (after.text, after.skipped_bytes) == ("", 0), "who has read all of it has missed nothing"
-    assert all(read_output(path, 0, 10, grows=False).text == "x" * 10 for path in (second, third))
+    assert all(read_output_from_cursor(path, 0, 10, grows=False).text == "x" * 10 for path in (second, third))
     assert on_disk(tmp_path) <= 81 * KIB
     delete_outputs_and_notes([first, second, third, ""])
     assert not list(tmp_path.iterdir())
@@ -56,12 +61,12 @@ def test_job_output_beyond_the_limit_for_all_jobs_is_dropped_with_a_note(tmp_pat
     written(tmp_path, room, "lives", 30 * KIB, ends=False)
     ended = written(tmp_path, room, "ended", 5 * KIB)
     cut = written(tmp_path, room, "cut", *sizes, 1, ends=False)
-    text = read_output(cut, 0, 1 << 20, grows=False).text
+    text = read_output_from_cursor(cut, 0, 1 << 20, grows=False).text
     kept = 60 * KIB if len(sizes) > 1 else 0
     assert text[:kept] == "x" * (kept - 1) + "\n" * bool(kept)
     assert text[kept:].startswith("\n[more output follows; it is not stored: the limit for the outputs of all jobs is")
     assert text.endswith("]\n") and on_disk(tmp_path) <= 96 * KIB
-    assert read_output(ended, 0, 5, grows=False).text == "xxxxx", "nothing is removed in vain"
+    assert read_output_from_cursor(ended, 0, 5, grows=False).text == "xxxxx", "nothing is removed in vain"
 
 
 def test_space_freed_by_a_ring_output_is_available_to_other_outputs(tmp_path: Path) -> None:

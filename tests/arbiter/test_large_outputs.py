@@ -53,11 +53,11 @@ class TestPieces:
     def test_a_secret_written_as_numeric_references_is_found_at_any_position_in_a_text(
         self, before: str, zeros: int, after: str
     ) -> None:
-        forms = secret_forms.SecretEncodings({"KEY": [SECRET]})
+        forms = secret_forms.SecretEncodingMatcher({"KEY": [SECRET]})
         numbered = "".join(f"&#{'0' * zeros}{ord(character)};" for character in SECRET)
         text = before + numbered + after
-        assert forms.may_occur_in(text)
-        found = forms.find_occurrences(text)[0]
+        assert forms.may_contain_secret(text)
+        found = forms.find_secret_occurrences(text)[0]
         assert text[found.start : found.end] == numbered
 
 

@@ -7,7 +7,14 @@ import contextlib
 
 import pytest
 
-from handrail.arbiter.lock_table import LockGrant, LockTable, LockTimeout, QueuedRequest, RequiredLock, locks_conflict
+from handrail.arbiter.lock_table import (
+    LockGrant,
+    LockTable,
+    LockTimeout,
+    QueuedLockRequest,
+    RequiredLock,
+    do_locks_conflict,
+)
 from handrail.contract.errors import UsageError
 
 WORKSPACE_X: list[RequiredLock] = [(("workspace",), "X")]
@@ -24,9 +31,9 @@ def taken(table: LockTable, wants: list[RequiredLock], owner: str = "") -> LockG
     return grant
 
 
-async def waiting(request: QueuedRequest, timeout_s: float | None = None) -> asyncio.Task[LockGrant]:
+async def waiting(request: QueuedLockRequest, timeout_s: float | None = None) -> asyncio.Task[LockGrant]:
     """A task that has begun to wait for ``request``."""
-    task = asyncio.create_task(request.wait_granted(timeout_s))
+    task = asyncio.create_task(request.wait_until_granted(timeout_s))
     await asyncio.sleep(0)
     return task
 
@@ -42,7 +49,7 @@ def test_readers_share_a_lock_and_a_writer_excludes_all_others() -> None:
     writer = taken(table, file("a"))
     assert table.try_acquire(file("a", mode="S")) is None
     table.release_grant(writer)
-    assert table.resource_count == 0
+    assert table.active_resource_count == 0
 
 
 @pytest.mark.proves("L-03")
@@ -67,7 +74,7 @@ def test_a_lock_conflicts_with_locks_below_and_above_its_resource(
     table = LockTable()
     taken(table, held)
     assert (table.try_acquire(asked) is not None) is free
-    assert locks_conflict(held, asked) is locks_conflict(asked, held) is not free
+    assert do_locks_conflict(held, asked) is do_locks_conflict(asked, held) is not free
 
 
 @pytest.mark.proves("L-02")
@@ -94,7 +101,7 @@ def test_a_request_never_conflicts_with_itself(wants: list[RequiredLock]) -> Non
     grant = taken(table, wants)
     assert grant.covers(wants)
     table.release_grant(grant)
-    assert table.resource_count == 0
+    assert table.active_resource_count == 0
 
 
 def test_the_same_resource_in_both_modes_is_exclusive() -> None:
@@ -118,11 +125,11 @@ async def test_a_waiting_writer_is_not_starved_by_later_readers() -> None:
     writer = table.queue_for_locks(file("a"))
     assert table.try_acquire(file("a", mode="S")) is None
     late = table.queue_for_locks(file("a", mode="S"))
-    assert not writer.is_ready and not late.is_ready
+    assert not writer.is_grant_ready and not late.is_grant_ready
     table.release_grant(reader)
-    assert writer.is_ready and not late.is_ready
-    table.release_grant(await writer.wait_granted())
-    assert late.is_ready
+    assert writer.is_grant_ready and not late.is_grant_ready
+    table.release_grant(await writer.wait_until_granted())
+    assert late.is_grant_ready
 
 
 @pytest.mark.proves("L-05")
@@ -132,7 +139,7 @@ async def test_a_waiting_reader_is_not_overtaken_by_later_writers() -> None:
     reader = table.queue_for_locks(file("a", mode="S"))
     late = table.queue_for_locks(file("a"))
     table.release_grant(writer)
-    assert reader.is_ready and not late.is_ready
+    assert reader.is_grant_ready and not late.is_grant_ready
 
 
 @pytest.mark.proves("L-05", "L-06")
@@ -152,7 +159,7 @@ def test_waiting_readers_acquire_a_lock_together() -> None:
     readers = [table.queue_for_locks(file("a", mode="S")) for _ in range(5)]
     last = table.queue_for_locks(file("a"))
     table.release_grant(writer)
-    assert all(reader.is_ready for reader in readers) and not last.is_ready
+    assert all(reader.is_grant_ready for reader in readers) and not last.is_grant_ready
 
 
 @pytest.mark.proves("L-02")
@@ -162,10 +169,10 @@ async def test_opposite_orders_of_two_files_cannot_deadlock() -> None:
     second = table.queue_for_locks([*file("b"), *file("a")])
     third = table.queue_for_locks([*file("a"), *file("b")])
     table.release_grant(first)
-    assert second.is_ready and not third.is_ready
-    table.release_grant(await second.wait_granted())
-    table.release_grant(await third.wait_granted())
-    assert table.resource_count == 0
+    assert second.is_grant_ready and not third.is_grant_ready
+    table.release_grant(await second.wait_until_granted())
+    table.release_grant(await third.wait_until_granted())
+    assert table.active_resource_count == 0
 
 
 @pytest.mark.proves("L-05")
@@ -175,12 +182,12 @@ async def test_a_lock_wait_times_out_and_the_error_names_the_holder() -> None:
     request = table.queue_for_locks(file("a.py"), "call-2")
     behind = table.queue_for_locks(file("a.py", mode="S"))
     with pytest.raises(LockTimeout, match=r"workspace/a\.py:X held by call-1 edit \(X\)"):
-        await request.wait_granted(0)
-    assert not behind.is_ready
+        await request.wait_until_granted(0)
+    assert not behind.is_grant_ready
     table.release_grant(holder)
-    assert behind.is_ready and not request.is_ready
-    table.release_grant(await behind.wait_granted(0))
-    assert table.resource_count == 0
+    assert behind.is_grant_ready and not request.is_grant_ready
+    table.release_grant(await behind.wait_until_granted(0))
+    assert table.active_resource_count == 0
 
 
 def test_a_wait_description_names_a_few_holders_and_counts_the_rest() -> None:
@@ -188,13 +195,15 @@ def test_a_wait_description_names_a_few_holders_and_counts_the_rest() -> None:
     for number in range(5):
         taken(table, file("a", mode="S"), f"call-{number}")
     writer = table.queue_for_locks(file("a"))
-    assert table.describe_wait(writer) == "workspace/a:X held by call-0 (S), call-1 (S), call-2 (S) and 2 more"
-    assert table.describe_wait(table.queue_for_locks(WORKSPACE_X)).startswith("workspace:X held by call-0 (IS)")
+    assert table.describe_lock_wait(writer) == "workspace/a:X held by call-0 (S), call-1 (S), call-2 (S) and 2 more"
+    assert table.describe_lock_wait(table.queue_for_locks(WORKSPACE_X)).startswith("workspace:X held by call-0 (IS)")
     free = table.queue_for_locks([(("memory",), "X")])
-    assert free.is_ready and table.describe_wait(free) == ""
+    assert free.is_grant_ready and table.describe_lock_wait(free) == ""
     taken(table, [(("serial",), "S")])
     table.queue_for_locks([*file("a"), (("other",), "X")])
-    assert table.describe_wait(table.queue_for_locks([(("other",), "S")])) == "other:S behind earlier waiting calls"
+    assert (
+        table.describe_lock_wait(table.queue_for_locks([(("other",), "S")])) == "other:S behind earlier waiting calls"
+    )
 
 
 @pytest.mark.proves("L-05")
@@ -206,11 +215,11 @@ async def test_a_cancelled_wait_leaves_every_queue_and_unblocks_later_requests()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert behind_a.is_ready and behind_b.is_ready
+    assert behind_a.is_grant_ready and behind_b.is_grant_ready
     for request in (behind_a, behind_b):
-        table.release_grant(await request.wait_granted())
+        table.release_grant(await request.wait_until_granted())
     table.release_grant(reader)
-    assert table.resource_count == 0
+    assert table.active_resource_count == 0
 
 
 @pytest.mark.proves("L-05")
@@ -227,7 +236,7 @@ async def test_a_simultaneous_grant_and_cancel_leak_no_lock(order: str) -> None:
         table.release_grant(holder)
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert table.resource_count == 0
+    assert table.active_resource_count == 0
 
 
 @pytest.mark.proves("L-05")
@@ -239,14 +248,14 @@ async def test_a_simultaneous_grant_and_timeout_give_one_consistent_outcome(orde
     loop = asyncio.get_running_loop()
     if order == "grant first":
         loop.call_later(0, table.release_grant, holder)
-        task = asyncio.create_task(request.wait_granted(0))
+        task = asyncio.create_task(request.wait_until_granted(0))
         table.release_grant(await task)
     else:
         task = await waiting(request, 0)
         loop.call_later(0, table.release_grant, holder)
         with pytest.raises(LockTimeout):
             await task
-    assert table.resource_count == 0
+    assert table.active_resource_count == 0
 
 
 async def test_a_simultaneous_timeout_and_cancel_leak_no_lock(caplog: pytest.LogCaptureFixture) -> None:
@@ -257,7 +266,7 @@ async def test_a_simultaneous_timeout_and_cancel_leak_no_lock(caplog: pytest.Log
     with contextlib.suppress(asyncio.CancelledError, LockTimeout):
         await task
     table.release_grant(holder)
-    assert table.resource_count == 0 and not caplog.records
+    assert table.active_resource_count == 0 and not caplog.records
 
 
 async def test_a_lock_request_can_be_withdrawn_at_any_time() -> None:
@@ -266,16 +275,16 @@ async def test_a_lock_request_can_be_withdrawn_at_any_time() -> None:
     queued, ready = table.queue_for_locks(file("a")), table.queue_for_locks(file("b"))
     for request in (queued, ready, queued, ready):
         request.withdraw_from_queue()
-    assert not ready.is_ready
+    assert not ready.is_grant_ready
     had = table.queue_for_locks(file("c"))
-    grant = await had.wait_granted()
+    grant = await had.wait_until_granted()
     had.withdraw_from_queue()
     assert table.try_acquire(file("c")) is None, "a grant that was taken is its taker's to release"
     table.release_grant(grant)
     table.release_grant(holder)
-    assert table.resource_count == 0
+    assert table.active_resource_count == 0
     with pytest.raises(UsageError, match="withdrawn"):
-        await queued.wait_granted()
+        await queued.wait_until_granted()
 
 
 async def test_a_withdrawn_lock_request_wakes_its_waiter_with_an_error() -> None:
@@ -284,7 +293,7 @@ async def test_a_withdrawn_lock_request_wakes_its_waiter_with_an_error() -> None
     request = table.queue_for_locks(file("a"))
     task = await waiting(request)
     with pytest.raises(UsageError, match="Await a request once"):
-        await request.wait_granted()
+        await request.wait_until_granted()
     request.withdraw_from_queue()
     with pytest.raises(UsageError, match="withdrawn"):
         await task
@@ -331,7 +340,7 @@ def test_an_empty_lock_request_is_granted_at_once() -> None:
     table = LockTable()
     taken(table, WORKSPACE_X)
     grant = taken(table, [])
-    assert table.queue_for_locks([]).is_ready
+    assert table.queue_for_locks([]).is_grant_ready
     table.release_grant(grant)
 
 
@@ -341,11 +350,11 @@ def test_a_malformed_lock_request_is_refused_and_leaves_no_lock(wants: list[Requ
     for ask in (table.try_acquire, table.queue_for_locks):
         with pytest.raises(UsageError, match="Expected pairs"):
             ask(wants)
-    assert table.resource_count == 0
+    assert table.active_resource_count == 0
 
 
 @pytest.mark.parametrize("budget", [-1.0, float("nan")])
 async def test_an_invalid_wait_budget_is_refused(budget: float) -> None:
     request = LockTable().queue_for_locks(file("a"))
     with pytest.raises(UsageError, match="0 or more"):
-        await request.wait_granted(budget)
+        await request.wait_until_granted(budget)

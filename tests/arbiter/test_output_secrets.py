@@ -165,10 +165,10 @@ async def test_a_truncated_output_shows_no_part_of_a_secret_at_the_cut(
     shaped = await room.shape({"output": large}, max_output=1000)
     room.shaper.close()
     written = room.sidecar(shaped)
-    if not large.left_out_bytes:
+    if not large.omitted_byte_count:
         assert written.encode() == whole
         return
-    note = f"\n[{large.left_out_bytes:,} bytes are left out here]\n"
+    note = f"\n[{large.omitted_byte_count:,} bytes are left out here]\n"
     before, _, after = written.partition(note)
     assert note in written
     assert whole.startswith(before.removesuffix("\ufffd").encode())  # a character that the cut falls into

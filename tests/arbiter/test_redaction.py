@@ -90,20 +90,20 @@ def test_redaction_of_a_stream_equals_redaction_of_the_full_text(
 ) -> None:
     known, text = case
     redactor = SecretRedactor(known)
-    stream = redactor.open_stream()
+    stream = redactor.create_stream_redactor()
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [stream.redact_piece(text[a:b]) for a, b in pairwise(places)]
-    assert "".join([*pieces, stream.flush_rest()]) == redactor.redact_text(text)
+    assert "".join([*pieces, stream.flush_held_text()]) == redactor.redact_text(text)
 
 
 def test_a_stream_holds_back_only_text_that_may_be_a_secret() -> None:
-    stream = SecretRedactor({"key": "hunter2"}).open_stream()
+    stream = SecretRedactor({"key": "hunter2"}).create_stream_redactor()
     assert stream.redact_piece("hello hun") == "hello "
     assert stream.redact_piece("ter") == ""
     assert stream.redact_piece("mint hunter") == "huntermint "
     assert stream.redact_piece("2!") == "[secret:key]!"
     assert stream.redact_piece("hunt") == ""
-    assert stream.flush_rest() == "hunt"
+    assert stream.flush_held_text() == "hunt"
 
 
 values = st.text("abcXYZ019+/=&<>\"' é€\\\n%-_.~", min_size=6, max_size=90).filter(lambda v: len(v.strip()) > 5)
@@ -170,7 +170,7 @@ def test_only_valid_numeric_references_are_decoded_to_find_a_secret() -> None:
     assert redactor.redact_text("a&#99999999;&#xD800;&#115;top now&#33;") == "a&#99999999;&#xD800;[secret:key]&#33;"
     for text in ("&#1150;top now", "&#;stop&#32;", "&#xZ;", "&#115;top &#1101;ow"):
         assert redactor.redact_text(text) is text
-    stream = redactor.open_stream()
+    stream = redactor.create_stream_redactor()
     assert [stream.redact_piece(piece) for piece in ("a&", "#1", "15;t&#x6", "f;p &#110", "o", "w", "&amp;")] == [
         "a", "", "", "", "", "[secret:key]", "&amp;"
     ]  # fmt: skip
@@ -198,10 +198,10 @@ def test_redaction_of_encoded_secrets_in_a_stream_equals_redaction_of_the_full_t
     pieces = data.draw(st.lists(st.sampled_from(forms) | st.text("ab%2&=+ \\nYQ", max_size=6), max_size=5))
     text = "".join(pieces)
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
-    stream = redactor.open_stream()
+    stream = redactor.create_stream_redactor()
     places = [0, *sorted(cuts), len(text)]
     shown = [stream.redact_piece(text[a:b]) for a, b in pairwise(places)]
-    assert "".join([*shown, stream.flush_rest()]) == redactor.redact_text(text)
+    assert "".join([*shown, stream.flush_held_text()]) == redactor.redact_text(text)
     assert value not in "".join(shown)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.arbiter.lock_table import LockResolver, RequiredLock, locks_conflict
+from handrail.arbiter.lock_table import LockResolver, RequiredLock, do_locks_conflict
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.spec import LockSpec, SideEffect, ToolSpec
 from handrail.runtime.files.session_roots import FurtherRoots, SessionRoots
@@ -66,8 +66,8 @@ def test_every_spelling_of_a_file_is_one_resource(roots: SessionRoots, spelling:
 def test_a_lock_on_a_folder_or_the_workspace_covers_a_file_in_it(roots: SessionRoots) -> None:
     file = wants(roots, "file:{path}:X", path="src/a.py")
     for around in (wants(roots, "file:{path}:S", path="src"), wants(roots, "workspace:S")):
-        assert locks_conflict(file, around)
-    assert not locks_conflict(file, wants(roots, "file:{path}:S", path="src/deep"))
+        assert do_locks_conflict(file, around)
+    assert not do_locks_conflict(file, wants(roots, "file:{path}:S", path="src/deep"))
 
 
 @given(st.lists(st.sampled_from([".", "..", "", "src", "deep", "new", "linked"]), max_size=6))
@@ -97,15 +97,15 @@ def test_locks_on_files_outside_the_workspace_are_independent_of_the_workspace_l
     (output,) = roots.readable
     found = wants(roots, "file:{path}:S", path=f"{output}/../output/call.txt")
     assert found == ((("file:/", *output.strip("/").split("/"), "call.txt"), "S"),)
-    assert not locks_conflict(found, [(("workspace",), "X")])
+    assert not do_locks_conflict(found, [(("workspace",), "X")])
 
 
 def test_a_lock_on_a_parent_folder_covers_the_workspace(roots: SessionRoots) -> None:
     outer = wants(roots, "file:{path}:S", path=str(Path(roots.workspace).parent))
-    assert locks_conflict(outer, wants(roots, "file:{path}:X", path="src/a.py"))
-    assert locks_conflict(wants(roots, "file:{path}:X", path="/"), [(("workspace",), "S")])
+    assert do_locks_conflict(outer, wants(roots, "file:{path}:X", path="src/a.py"))
+    assert do_locks_conflict(wants(roots, "file:{path}:X", path="/"), [(("workspace",), "S")])
     sibling = wants(roots, "file:{path}:S", path=roots.workspace + "_secret")
-    assert not locks_conflict(sibling, [(("workspace",), "X")])
+    assert not do_locks_conflict(sibling, [(("workspace",), "X")])
 
 
 def test_other_lock_templates_resolve_to_one_resource_each(roots: SessionRoots) -> None:
@@ -169,9 +169,9 @@ def test_a_workspace_lock_covers_files_in_a_further_writable_root(tmp_path: Path
     [noted] = wants(roots, "file:{path}:X", path=str(real / "notes" / "a"))
     [inside] = wants(roots, "file:{path}:X", path="notes/a")
     [specified] = wants(roots, "file:{path}:S", path=str(real / "specs" / "a"))
-    assert locks_conflict([whole], [noted])
-    assert not locks_conflict([noted], [inside])
-    assert not locks_conflict([whole], [specified])
+    assert do_locks_conflict([whole], [noted])
+    assert not do_locks_conflict([noted], [inside])
+    assert not do_locks_conflict([whole], [specified])
     above = wants(roots, "file:{path}:X", path=str(real))
-    assert locks_conflict(above, [noted])
-    assert locks_conflict(above, [inside])
+    assert do_locks_conflict(above, [noted])
+    assert do_locks_conflict(above, [inside])

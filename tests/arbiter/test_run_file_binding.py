@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from handrail.arbiter.approvals.run_file_binding import MAX_HASHED_FILE_BYTES, RunFileFinder, explain_changes
+from handrail.arbiter.approvals.run_file_binding import MAX_HASHED_FILE_BYTES, ExecutedFileFinder, explain_file_changes
 from handrail.contract.approval_requests import Approval, ApprovalAnswer, ApprovalRequest
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
@@ -52,7 +52,9 @@ def put(workspace: Path, files: Mapping[str, str]) -> None:
 def found(workspace: Path, command: str, **arguments: Any) -> set[str]:
     target = CallTarget("shell.run", command, command, parse_script(command))
     return set(
-        RunFileFinder(SessionRoots(workspace), None).find_run_files((target,), {"command": command, **arguments})
+        ExecutedFileFinder(SessionRoots(workspace), None).fingerprint_executed_files(
+            (target,), {"command": command, **arguments}
+        )
     )
 
 
@@ -255,7 +257,9 @@ def test_a_script_in_the_home_folder_of_programs_is_bound(workspace: Path, comma
     home = workspace.parent / "scratch"
     put(home, {"x.sh": "x"})
     target = CallTarget("shell.run", command, command, parse_script(command))
-    assert list(RunFileFinder(SessionRoots(workspace), str(home)).find_run_files((target,), {})) == [f"{home}/x.sh"]
+    assert list(ExecutedFileFinder(SessionRoots(workspace), str(home)).fingerprint_executed_files((target,), {})) == [
+        f"{home}/x.sh"
+    ]
 
 
 def test_a_file_outside_the_workspace_is_not_bound(workspace: Path) -> None:
@@ -269,12 +273,14 @@ def test_a_file_too_large_to_hash_is_identified_by_its_metadata(workspace: Path)
     with large.open("wb") as file:
         file.truncate(MAX_HASHED_FILE_BYTES + 1)
     target = CallTarget("shell.run", "./large.bin", "", parse_script("./large.bin"))
-    files = RunFileFinder(SessionRoots(workspace), None)
-    before = files.find_run_files((target,), {})
+    files = ExecutedFileFinder(SessionRoots(workspace), None)
+    before = files.fingerprint_executed_files((target,), {})
     assert before["large.bin"].startswith("identity:")
-    assert explain_changes(before, files.find_run_files((target,), {})) is None
+    assert explain_file_changes(before, files.fingerprint_executed_files((target,), {})) is None
     os.utime(large, (1, 1))
-    assert "`large.bin` has changed" in (explain_changes(before, files.find_run_files((target,), {})) or "")
+    assert "`large.bin` has changed" in (
+        explain_file_changes(before, files.fingerprint_executed_files((target,), {})) or ""
+    )
 
 
 def test_a_named_pipe_does_not_block_the_search(workspace: Path) -> None:
@@ -377,7 +383,7 @@ async def test_arguments_edited_by_the_user_bind_their_files_at_the_time_of_the_
                 decided.append(row)
                 (place / "ws" / "other.sh").write_text("touch planted\n")
 
-        desk.watch_requests(rewrite)
+        desk.subscribe_to_requests(rewrite)
         result = await session.call("bash", {"command": "bash run.sh"})
     assert result.error_kind == "conflict", result
     assert "`other.sh` has changed" in (result.error_text or "")

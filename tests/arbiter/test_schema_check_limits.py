@@ -79,7 +79,7 @@ def children() -> set[int]:
 
 def test_the_cost_estimate_alone_refuses_large_valid_arguments() -> None:
     schema = compile_schema(TREE)
-    assert schema.fits_at_any_cost(LARGE)
+    assert schema.matches_without_budget(LARGE)
     problems = schema.list_problems(LARGE)
     assert isinstance(problems, CoarseProblemList) and not problems.checked
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.arbiter.shaping import METADATA, Room, bounded
 
 from handrail.arbiter.output import output_files
-from handrail.arbiter.output.output_files import file_name_for_call
+from handrail.arbiter.output.output_files import make_file_name_for_call
 from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.arbiter.output.shaper import OutputShaper
 from handrail.contract.tool.spec import ToolSpec
@@ -27,15 +27,15 @@ from handrail.record.artifacts import ArtifactStore
 async def test_an_output_file_is_private_and_named_after_its_call(room: Room) -> None:
     first, again = [await room.shape("x" * 20, "ses_1.2-3", max_output=10) for _ in range(2)]
     path = Path(first.result.metadata["output_path"])
-    assert path.name == f"{file_name_for_call('ses_1.2-3')}.txt" and stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.name == f"{make_file_name_for_call('ses_1.2-3')}.txt" and stat.S_IMODE(path.stat().st_mode) == 0o600
     assert Path(again.result.metadata["output_path"]) != path, "another attempt's file is not overwritten"
 
 
 @given(st.text(st.characters(codec=None)), st.text(st.characters(codec=None)))
 def test_a_call_id_maps_to_one_safe_file_name(one: str, other: str) -> None:
-    name = file_name_for_call(one)
+    name = make_file_name_for_call(one)
     assert name.isascii() and "/" not in name and "." not in name and 0 < len(name) < 120
-    assert (name == file_name_for_call(other)) is (one == other)
+    assert (name == make_file_name_for_call(other)) is (one == other)
 
 
 @pytest.mark.proves("O-01")

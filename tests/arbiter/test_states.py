@@ -14,7 +14,7 @@ from tests.arbiter.stepping import SETTINGS, TOOLS, asks, bench, close, opened, 
 
 from handrail import Kernel, Session, ToolError, ToolSpec, UsageError, tool
 from handrail.arbiter.call_state import LiveToolSession
-from handrail.arbiter.tool_sessions import ToolSessions
+from handrail.arbiter.tool_sessions import ToolSessionManager
 from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.calls_and_results import Event
 from handrail.contract.tool.spec import find_spec_faults
@@ -42,7 +42,7 @@ async def session(kernel: Kernel) -> Session:
     return await kernel.session()
 
 
-def states_of(kernel: LocalKernel) -> ToolSessions:
+def states_of(kernel: LocalKernel) -> ToolSessionManager:
     return kernel.components.arbiter.tool_sessions
 
 
@@ -289,7 +289,7 @@ async def test_the_user_approves_each_step_sees_its_input_and_can_change_only_th
         assert person.requests[1].arguments == {"opened": 0, "step_input": {"page": 4}}
         parked = await step(session, state, {"page": 6})
         assert parked.error_kind == "unavailable" and "Nothing was run" in str(parked.error_text)
-        assert await session.calls_awaiting_approval() == []
+        assert await session.list_calls_awaiting_approval() == []
         assert (await step(session, state, {"page": 7})).error_kind == "denied"
         wrong = {"opened": 1, "step_input": {"page": 8}}
         person._approvals.extend([ApprovalAnswer("once", arguments=wrong)] * 5)  # pyright: ignore[reportPrivateUsage]

@@ -12,7 +12,7 @@ import pytest
 from tests.kernel.test_agents import confined
 
 from handrail import Kernel, Session
-from handrail.arbiter.approvals.approval_flow import runs_a_shell
+from handrail.arbiter.approvals.approval_flow import starts_interactive_shell
 from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
@@ -212,6 +212,6 @@ def test_a_terminal_with_an_unclear_program_is_treated_as_a_shell() -> None:
         "tmux",
         "nix-shell --pure",
     ):
-        assert runs_a_shell(shell), shell
+        assert starts_interactive_shell(shell), shell
     for other in ("python3 -q", "cat", "sqlite3 a.db", "gdb ./a.out"):
-        assert not runs_a_shell(other), other
+        assert not starts_interactive_shell(other), other

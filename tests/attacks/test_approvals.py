@@ -15,7 +15,7 @@ from tests.frontends.mcp_clients import ERAS, Era, Person, filled, launch, ran
 
 from handrail import tool
 from handrail.contract.approval_requests import ApprovalAnswer, ApprovalRequest
-from handrail.frontends.mcp.http_server import HttpFrontendSettings, run_http_server
+from handrail.frontends.mcp.http_server import HttpFrontendSettings, open_http_server
 from handrail.frontends.mcp.tool_listing import McpFrontendSettings
 from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision, allow
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
@@ -129,7 +129,7 @@ async def test_an_approval_of_one_client_does_not_allow_calls_of_another_client(
     )
     async with (
         temporary_kernel(tmp_path, tools=[launch], rules=["ask launch"]) as kernel,
-        run_http_server(kernel, McpFrontendSettings(), settings) as (url, _),
+        open_http_server(kernel, McpFrontendSettings(), settings) as (url, _),
         httpx2.AsyncClient(headers=headers) as one_http,
         httpx2.AsyncClient(headers=headers) as other_http,
         Client(streamable_http_client(url, http_client=one_http), mode=era, elicitation_callback=first.elicit) as one,

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.policy.desk import Desk
 
 from handrail.contract.errors import ToolError
-from handrail.contract.text.glob_patterns import escape_as_pattern, path_matches
-from handrail.contract.text.host_names import grant_covers_host, parse_host, parse_url, rule_matches_host
+from handrail.contract.text.glob_patterns import escape_glob_literal, matches_path_glob
+from handrail.contract.text.host_names import grant_covers_host, parse_host_address, parse_http_url, rule_matches_host
 from handrail.contract.tool.requires import Capability
 from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
 from handrail.runtime.files.session_roots import SessionRoots
@@ -89,8 +89,8 @@ _TREE = st.lists(_NAMES, min_size=1, max_size=4).map("/".join)
 @pytest.mark.attack("files")
 @given(_TREE, _TREE)
 def test_an_escaped_path_matches_only_that_path_and_paths_below_it(one: str, other: str) -> None:
-    assert path_matches(escape_as_pattern(one), one)
-    assert path_matches(escape_as_pattern(one), other) == (other == one or other.startswith(f"{one}/"))
+    assert matches_path_glob(escape_glob_literal(one), one)
+    assert matches_path_glob(escape_glob_literal(one), other) == (other == one or other.startswith(f"{one}/"))
 
 
 _LABELS = st.text(st.sampled_from("abA-0x7f1.①²。%\0\r\n @:/\\#?[]_é\u200b"), max_size=12)
@@ -111,7 +111,7 @@ _URLS = st.tuples(
 def test_the_host_that_is_checked_is_the_host_that_other_url_parsers_read(url: str) -> None:
     """What two readers could take differently is refused; what is taken is one name or one address."""
     try:
-        address = parse_url(url)
+        address = parse_http_url(url)
     except ValueError:
         return
     seen = urlsplit(url).hostname
@@ -128,7 +128,7 @@ def test_the_host_that_is_checked_is_the_host_that_other_url_parsers_read(url: s
 @given(_HOSTS, _HOSTS)
 def test_a_grant_for_a_host_does_not_cover_longer_host_names(one: str, other: str) -> None:
     try:
-        first, second = parse_host(one), parse_host(other)
+        first, second = parse_host_address(one), parse_host_address(other)
     except ValueError:
         return
     if rule_matches_host(str(first), str(second)):

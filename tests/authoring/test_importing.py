@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from handrail.authoring.mcp_server_import import ImportedMcpServer, format_server_tables, import_mcp_servers
 from handrail.config.foreign_server_files import expand_variables
-from handrail.config.mcp_settings import ExpandedText
+from handrail.config.mcp_settings import ExpandableText
 from handrail.config.operator_settings import Settings
 from handrail.contract.errors import UsageError
 
@@ -130,7 +130,7 @@ def values_of(servers: list[ImportedMcpServer], environment: dict[str, str]) -> 
             if isinstance(said, str):
                 found[name][key] = said
                 continue
-            if isinstance(said, ExpandedText):
+            if isinstance(said, ExpandableText):
                 found[name][key] = expand_variables(said.expand, environment)
                 continue
             where = settings.secrets[said.secret]

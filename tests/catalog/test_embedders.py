@@ -13,7 +13,7 @@ import numpy
 import pytest
 from tests.catalog.texts_of import ALL, STOCK, Directions
 
-from handrail.catalog.embedders.embedder_selection import ENTRY_POINT_GROUP, EmbedderChoice, make_encoder_factory
+from handrail.catalog.embedders.embedder_selection import ENTRY_POINT_GROUP, EmbedderSettings, make_encoder_factory
 from handrail.catalog.search.cache import SearchCache
 from handrail.catalog.search.encoder_thread import EncoderThread
 from handrail.catalog.search.lexical_index import make_embedding_text
@@ -47,7 +47,7 @@ def points(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
 @pytest.mark.proves("R-09", "D-07")
 @pytest.mark.parametrize("name", ["ready", "made"])
 def test_packages_add_embedders_by_entry_points(points: list[EntryPoint], name: str) -> None:
-    encoder, why = make_encoder_factory(EmbedderChoice(name), lambda: points)(None)
+    encoder, why = make_encoder_factory(EmbedderSettings(name), lambda: points)(None)
     assert encoder is not None and why == ""
     try:
         (vector,) = encoder.encode_query(["aab"], 60) or []
@@ -60,28 +60,28 @@ def test_packages_add_embedders_by_entry_points(points: list[EntryPoint], name: 
 @pytest.mark.parametrize(
     ("chosen", "why"),
     [
-        (EmbedderChoice("none"), "turned off"),
-        (EmbedderChoice("none", why_none="the key is not known"), "the key is not known"),
+        (EmbedderSettings("none"), "turned off"),
+        (EmbedderSettings("none", why_none="the key is not known"), "the key is not known"),
         (
-            EmbedderChoice("nobodys"),
+            EmbedderSettings("nobodys"),
             "unknown embedder 'nobodys'; the value of embedder in [search] is one of local, none, endpoint",
         ),
-        (EmbedderChoice("odd"), "is a int; expected fingerprint, load() and encode()"),
-        (EmbedderChoice("gone"), "failed to load: AttributeError"),
-        (EmbedderChoice("endpoint", url="ftp://x", model="m"), "is not a valid endpoint URL"),
-        (EmbedderChoice("endpoint", url="http://me:key@x/v1", model="m"), "set the key separately"),
-        (EmbedderChoice("fastembed"), "fastembed is not installed"),
+        (EmbedderSettings("odd"), "is a int; expected fingerprint, load() and encode()"),
+        (EmbedderSettings("gone"), "failed to load: AttributeError"),
+        (EmbedderSettings("endpoint", url="ftp://x", model="m"), "is not a valid endpoint URL"),
+        (EmbedderSettings("endpoint", url="http://me:key@x/v1", model="m"), "set the key separately"),
+        (EmbedderSettings("fastembed"), "fastembed is not installed"),
     ],
 )
 def test_a_missing_embedder_leaves_a_lexical_search_with_the_reason(
-    points: list[EntryPoint], chosen: EmbedderChoice, why: str
+    points: list[EntryPoint], chosen: EmbedderSettings, why: str
 ) -> None:
     encoder, told = make_encoder_factory(chosen, lambda: points)(None)
     assert encoder is None and why in told
 
 
 def test_the_repr_of_an_embedder_choice_hides_its_key() -> None:
-    assert "hunter2" not in repr(EmbedderChoice("endpoint", "https://x", "m", "hunter2"))
+    assert "hunter2" not in repr(EmbedderSettings("endpoint", "https://x", "m", "hunter2"))
 
 
 class Faulty(Directions):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 
-from handrail.catalog.search.vector_index import RequestsWithKnownTools, RequestVectorAdapter
+from handrail.catalog.search.vector_index import LabelledToolRequests, RequestVectorAdapter
 
 WIDTH = 6
 
@@ -25,7 +25,7 @@ def plain() -> Any:
 
 
 def test_an_adapted_request_vector_moves_towards_tools_that_served_similar_requests() -> None:
-    turn = RequestVectorAdapter(plain(), [RequestsWithKnownTools(unit(0, 1), unit(3, 4), numpy.array([0, 1]))])
+    turn = RequestVectorAdapter(plain(), [LabelledToolRequests(unit(0, 1), unit(3, 4), numpy.array([0, 1]))])
     turned = turn(unit(0))
     assert numpy.linalg.norm(turned) == pytest.approx(1)
     assert turned[0, 0] > turned[0, 3] > 0.4
@@ -33,7 +33,7 @@ def test_an_adapted_request_vector_moves_towards_tools_that_served_similar_reque
 
 
 def test_a_request_vector_unlike_all_known_requests_stays_unchanged() -> None:
-    turn = RequestVectorAdapter(plain(), [RequestsWithKnownTools(unit(0, 1), unit(3, 4), numpy.array([0, 1]))])
+    turn = RequestVectorAdapter(plain(), [LabelledToolRequests(unit(0, 1), unit(3, 4), numpy.array([0, 1]))])
     assert turn(unit(2)) == pytest.approx(unit(2))
     assert turn(-unit(0)) == pytest.approx(-unit(0))
 
@@ -45,8 +45,8 @@ def test_a_saved_request_adapter_loads_with_nearly_equal_results(tmp_path: Path)
     turn = RequestVectorAdapter(
         plain(),
         [
-            RequestsWithKnownTools(rows, unit(3, 4), choose.integers(0, 2, 7)),
-            RequestsWithKnownTools(unit(1), unit(5), numpy.array([0])),
+            LabelledToolRequests(rows, unit(3, 4), choose.integers(0, 2, 7)),
+            LabelledToolRequests(unit(1), unit(5), numpy.array([0])),
         ],
     )
     turn.save(tmp_path / "turn.npz")

@@ -15,15 +15,15 @@ from tests.catalog.texts_of import Directions
 from tests.kernel.doors import Opens, by_both_doors
 from tests.tools.desk import Memory
 
-from handrail.catalog.loaded_tools import InteractionTools
+from handrail.catalog.loaded_tools import InteractionLoadedTools
 from handrail.catalog.search.cache import SearchCache
 from handrail.catalog.search.encoder_thread import EncoderThread
-from handrail.catalog.search.search_indexes import GenerationSearchIndexes
+from handrail.catalog.search.search_indexes import KernelSearchIndexes
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.services.job_and_tool_services import ToolSearchResult
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool_generation import Generation
-from handrail.tools.discovery_tools import FindToolsTool, ToolSearchTool
+from handrail.tools.discovery_tools import ExtensionToolSearchTool, FindToolsTool
 
 kernel_in = by_both_doors(rules=["allow *"])
 MAIL = entry("mail.send", description="Sends a letter to one or more recipients.")
@@ -42,8 +42,8 @@ class Desk:
 
     def __init__(self, embedder: Directions, **options: Any) -> None:
         self.embedder, self.made = embedder, 0
-        self.searches = GenerationSearchIndexes(None, self._make, **options)
-        self.of = InteractionTools("s", CatalogOptions(), Memory(), self.searches)
+        self.searches = KernelSearchIndexes(None, self._make, **options)
+        self.of = InteractionLoadedTools("s", CatalogOptions(), Memory(), self.searches)
 
     def _make(self, cache: SearchCache | None) -> tuple[EncoderThread, str]:
         self.made += 1
@@ -52,9 +52,10 @@ class Desk:
     async def find(self, there: Generation = THERE, **how: Any) -> ToolSearchResult:
         return await self.of.find(there, NEED, limit=3, **how)
 
-    async def told(self, tool: FindToolsTool | ToolSearchTool) -> dict[str, Any]:
+    async def told(self, tool: FindToolsTool | ExtensionToolSearchTool) -> dict[str, Any]:
         return cast(
-            "dict[str, Any]", await tool.execute({"query": NEED}, cast("Runtime", Around(self.of.make_catalog(THERE))))
+            "dict[str, Any]",
+            await tool.execute({"query": NEED}, cast("Runtime", Around(self.of.make_call_catalog(THERE)))),
         )
 
 
@@ -91,9 +92,9 @@ async def test_the_first_searches_share_one_model_load_and_compare_meanings(desk
 
 
 @pytest.mark.proves("D-05", "D-07")
-@pytest.mark.parametrize("tool", [FindToolsTool(), ToolSearchTool()], ids=lambda tool: tool.spec.id)
+@pytest.mark.parametrize("tool", [FindToolsTool(), ExtensionToolSearchTool()], ids=lambda tool: tool.spec.id)
 async def test_a_search_reports_that_the_model_is_still_loading(
-    desk: Callable[..., Desk], tool: FindToolsTool | ToolSearchTool
+    desk: Callable[..., Desk], tool: FindToolsTool | ExtensionToolSearchTool
 ) -> None:
     at = desk(until=threading.Event(), first_wait_s=0.01)
     message = (await at.told(tool))["message"]
@@ -126,7 +127,7 @@ async def test_model_loading_starts_when_a_turn_begins_with_tools_that_are_not_l
     at = desk(ahead_s=0)
     at.of.begin_turn(WHOLE)
     narrow = generation(many(25), [built_in("browse_tools", core=True), built_in("load_tools", core=True)])
-    InteractionTools("t", CatalogOptions(), Memory(), at.searches).begin_turn(narrow)
+    InteractionLoadedTools("t", CatalogOptions(), Memory(), at.searches).begin_turn(narrow)
     await at.find(WHOLE, by_words=True)  # whatever was due at once has begun by now
     assert at.made == 0, "nothing can be searched for"
     at.of.begin_turn(THERE)

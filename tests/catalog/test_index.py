@@ -129,7 +129,7 @@ def test_each_need_in_a_request_gets_a_tool_before_any_gets_a_second() -> None:
 
 
 def test_several_queries_are_searched_as_separate_needs() -> None:
-    found = ToolIndex(ALL).search_all(["share price", "e-mail recipients"], 2)
+    found = ToolIndex(ALL).search_multiple_queries(["share price", "e-mail recipients"], 2)
     assert {hit.id for hit in found.hits} == {"stockPrice", "email.send"}
 
 

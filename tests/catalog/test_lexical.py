@@ -20,8 +20,8 @@ from handrail.catalog.search.lexical_index import (
     LexicalIndex,
     SearchableTool,
     TermVector,
-    contains_whole_tool_name,
-    extract_fields,
+    extract_searchable_fields,
+    has_all_tool_name_words,
     make_term_vector,
 )
 
@@ -71,7 +71,9 @@ def test_hollow_terms_count_with_other_terms_but_hardly_alone() -> None:
     assert [found.score(n) for n in (0, 1)] == [whole.score(n) for n in (0, 1)]
     assert 0 < found.score(2) < whole.score(2) / 50
     alone = index.score_documents(["3"], 4, {"3"})
-    assert alone.best and max(alone.z_score(n) for n in range(4)) <= 0 < index.score_documents(["3"], 4).z_score(2)
+    assert alone.best and max(alone.compute_z_score(n) for n in range(4)) <= 0 < index.score_documents(
+        ["3"], 4
+    ).compute_z_score(2)
 
 
 def test_numpy_that_another_thread_is_still_importing_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +87,7 @@ def test_numpy_that_another_thread_is_still_importing_is_not_used(monkeypatch: p
 
 
 def test_names_weigh_more_than_descriptions_and_parameters_are_indexed() -> None:
-    terms = make_term_vector(extract_fields(MAIL)).weights
+    terms = make_term_vector(extract_searchable_fields(MAIL)).weights
     assert terms["email"] > terms["sent" if "sent" in terms else "recipi"]
     assert terms["subject"] == 1.0 + 0.5
 
@@ -93,7 +95,9 @@ def test_names_weigh_more_than_descriptions_and_parameters_are_indexed() -> None
 def test_nested_parameters_and_their_enum_values_are_indexed() -> None:
     inner = {"type": "object", "properties": {"colour": {"enum": ["crimson", "teal"]}}}
     found = make_term_vector(
-        extract_fields(SearchableTool("paint", parameters={"properties": {"what": {"type": "array", "items": inner}}}))
+        extract_searchable_fields(
+            SearchableTool("paint", parameters={"properties": {"what": {"type": "array", "items": inner}}})
+        )
     ).weights
     assert {"colour", "crimson", "teal"} <= set(found)
 
@@ -128,19 +132,21 @@ def test_an_empty_index_finds_nothing() -> None:
     [None, {}, {"properties": 5}, {"properties": {"a": None, "b": {"description": 5, "enum": "no"}}}, {"items": [1]}],
 )
 def test_a_malformed_parameter_schema_is_indexed_as_far_as_possible(parameters: dict[str, object] | None) -> None:
-    assert "thing" in make_term_vector(extract_fields(SearchableTool("thing", parameters=parameters))).weights
+    assert (
+        "thing" in make_term_vector(extract_searchable_fields(SearchableTool("thing", parameters=parameters))).weights
+    )
 
 
 def test_a_schema_that_contains_itself_is_read_to_a_limited_depth() -> None:
     schema: dict[str, object] = {"type": "object"}
     schema["properties"] = {"again": schema}
-    assert extract_fields(SearchableTool("loop", parameters=schema)).parameter_names == "again again again"
+    assert extract_searchable_fields(SearchableTool("loop", parameters=schema)).parameter_names == "again again again"
 
 
 def test_further_repetitions_of_a_term_add_only_to_the_length() -> None:
     few, many = (
-        make_term_vector(extract_fields(tool("x", "rain " * 3))),
-        make_term_vector(extract_fields(tool("x", "rain " * 100))),
+        make_term_vector(extract_searchable_fields(tool("x", "rain " * 3))),
+        make_term_vector(extract_searchable_fields(tool("x", "rain " * 100))),
     )
     assert few.weights["rain"] == many.weights["rain"] == 3
     assert many.length > few.length + 90
@@ -148,7 +154,7 @@ def test_further_repetitions_of_a_term_add_only_to_the_length() -> None:
 
 COMPOUNDS = LexicalIndex.build_from_vectors(
     [
-        make_term_vector(extract_fields(tool(name, description)))
+        make_term_vector(extract_searchable_fields(tool(name, description)))
         for name, description in (
             ("send", "Sends an e-mail."),
             ("note", "Writes into the to-do list."),
@@ -192,7 +198,7 @@ def test_words_that_no_tool_joins_are_not_a_compound() -> None:
 
 def test_only_the_beginning_of_a_very_long_description_is_indexed() -> None:
     huge = tool("huge", "word " * 100_000)
-    assert len(extract_fields(huge).description) <= 2_000
+    assert len(extract_searchable_fields(huge).description) <= 2_000
 
 
 @pytest.mark.parametrize(
@@ -213,9 +219,9 @@ def test_only_the_beginning_of_a_very_long_description_is_indexed() -> None:
 )
 def test_a_request_contains_a_tool_name_in_any_order_and_spelling(request_: str, name: str, category: str) -> None:
     understood = LexicalIndex.build_from_vectors(
-        [make_term_vector(extract_fields(SearchableTool(name)))]
+        [make_term_vector(extract_searchable_fields(SearchableTool(name)))]
     ).extract_request_terms(request_)
-    assert contains_whole_tool_name(understood, name, category)
+    assert has_all_tool_name_words(understood, name, category)
 
 
 @pytest.mark.parametrize(
@@ -233,6 +239,6 @@ def test_a_request_contains_a_tool_name_in_any_order_and_spelling(request_: str,
 )
 def test_an_incomplete_or_one_word_name_does_not_count_as_a_tool_name(request_: str, name: str, category: str) -> None:
     understood = LexicalIndex.build_from_vectors(
-        [make_term_vector(extract_fields(SearchableTool(name)))]
+        [make_term_vector(extract_searchable_fields(SearchableTool(name)))]
     ).extract_request_terms(request_)
-    assert not contains_whole_tool_name(understood, name, category)
+    assert not has_all_tool_name_words(understood, name, category)

@@ -26,8 +26,8 @@ from handrail.catalog.schema_adapter import (
     MAX_GROWTH,
     adapt_schema,
     adapt_tool,
-    append_notes,
-    schema_length_in_request,
+    append_notes_and_truncate,
+    compute_schema_request_length,
 )
 
 # --- what is kept -------------------------------------------------------------------------------------------------
@@ -189,8 +189,8 @@ def test_the_size_of_an_adapted_schema_is_limited_relative_to_the_original(
     dialect: ProviderSchemaDialect, schema: dict[str, Any]
 ) -> None:
     fitted = adapt_schema(schema, dialect)
-    assert schema_length_in_request(fitted.parameters) <= max(
-        MAX_GROWTH * schema_length_in_request(schema), ALWAYS_ALLOWED
+    assert compute_schema_request_length(fitted.parameters) <= max(
+        MAX_GROWTH * compute_schema_request_length(schema), ALWAYS_ALLOWED
     )
     check_against_the_provider(fitted, dialect)
 
@@ -210,7 +210,7 @@ def test_cut_references_are_followed_to_the_same_depth_and_the_cut_is_noted(
 def test_renaming_a_property_keeps_references_intact() -> None:
     schema = mutual(6, **{"odd name": {"type": "string"}})
     fitted = adapt_schema(schema, ANTHROPIC)
-    assert schema_length_in_request(fitted.parameters) < 2 * schema_length_in_request(schema)
+    assert compute_schema_request_length(fitted.parameters) < 2 * compute_schema_request_length(schema)
     assert fitted.parameters["properties"]["a"] == {"$ref": "#/$defs/d0"}
     ((sent, own),) = fitted.renamed.items()
     assert own == "odd name" and sent in fitted.parameters["$defs"]["d3"]["properties"]
@@ -288,11 +288,11 @@ def test_a_property_name_that_a_provider_refuses_is_renamed_and_restored(dialect
 @pytest.mark.proves("D-11")
 def test_a_long_description_ends_with_a_sentence_and_a_pointer_to_the_rest() -> None:
     text = "One sentence of a long manual. " * 60
-    told = append_notes(text.strip(), (), OPENAI_RESPONSES.max_description)
+    told = append_notes_and_truncate(text.strip(), (), OPENAI_RESPONSES.max_description)
     assert len(told) <= 1024
     assert told.endswith("manual. … (use info for the rest)")
-    assert len(append_notes("x" * 5000, (), 1024)) <= 1024
-    assert append_notes("short", ("Give a.",), 1024) == "short Give a."
+    assert len(append_notes_and_truncate("x" * 5000, (), 1024)) <= 1024
+    assert append_notes_and_truncate("short", ("Give a.",), 1024) == "short Give a."
 
 
 # --- never narrower -----------------------------------------------------------------------------------------------
@@ -427,6 +427,6 @@ def test_a_schema_with_many_references_stays_within_the_size_limit() -> None:
         "$defs": {"n": {"type": "object", "properties": {f"q{number}": again for number in range(30)}}},
     }
     for dialect in (GEMINI, OPENAI_CHAT):
-        assert schema_length_in_request(adapt_schema(wide, dialect).parameters) <= max(
-            MAX_GROWTH * schema_length_in_request(wide), ALWAYS_ALLOWED
+        assert compute_schema_request_length(adapt_schema(wide, dialect).parameters) <= max(
+            MAX_GROWTH * compute_schema_request_length(wide), ALWAYS_ALLOWED
         )

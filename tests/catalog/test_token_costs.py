@@ -11,19 +11,19 @@ from tests.catalog.stock import CORE, entry, generation, many
 from handrail.catalog.provider_dialects import GEMINI, MCP
 from handrail.catalog.schema_adapter import adapt_tool
 from handrail.catalog.tool_prompt import (
+    build_tool_prompt_sections,
     compute_token_costs,
+    derive_source_group_name,
     estimate_json_tokens,
     estimate_llm_view_tokens,
     estimate_loaded_tool_tokens,
     estimate_tokens,
     format_unloaded_tool_index,
-    source_group,
-    tool_sections,
 )
 from handrail.catalog.view import CatalogOptions, CatalogView
 from handrail.contract.sandbox_protocol import SandboxTier
 from handrail.contract.tool.tool_ids_and_wire_names import RESOURCE_IDS
-from handrail.contract.tool_generation import ThirdPartyOrigin, ToolEntry
+from handrail.contract.tool_generation import ThirdPartySourceInfo, ToolEntry
 from handrail.registry.generation_loader import load_generation
 from handrail.registry.sources.code_sources import BuiltinSource
 
@@ -68,7 +68,7 @@ def test_a_view_of_a_thousand_tools_costs_at_most_a_thirtieth_of_all_tokens() ->
 
 @pytest.mark.proves("D-10")
 def test_token_costs_by_tool_category_and_source_each_add_up_to_the_total() -> None:
-    foreign = [replace(one, third_party=ThirdPartyOrigin("mail")) for one in many(30, "letters")]
+    foreign = [replace(one, third_party=ThirdPartySourceInfo("mail")) for one in many(30, "letters")]
     arranged = view(CORE, many(12, "git"), foreign, entry("off", withheld="it cannot run here"))
     costs = compute_token_costs(arranged, OPTIONS.index_tokens)
     assert costs.total_tokens == sum(estimate_llm_view_tokens(one.spec) for one in arranged.available_tools.values()), (
@@ -94,7 +94,7 @@ def test_a_view_of_all_tools_has_no_index_and_counts_their_guidance() -> None:
         tool.tokens for tool in costs.tools
     )
     assert estimate_loaded_tool_tokens(guided.spec, MCP) == estimate_llm_view_tokens(guided.spec) + estimate_tokens(
-        tool_sections("", [guided.spec])[0]
+        build_tool_prompt_sections("", [guided.spec])[0]
     )
     assert compute_token_costs(view(), OPTIONS.index_tokens).to_dict()["whole"] == 0
 
@@ -110,14 +110,14 @@ def test_token_costs_use_the_form_of_the_provider_with_the_largest_request() -> 
     }
     one = entry("grow", parameters=parameters)
     costs = compute_token_costs(view(one), OPTIONS.index_tokens)
-    sent = adapt_tool(one.spec.llm_view(), GEMINI)[0]
+    sent = adapt_tool(one.spec.build_llm_view(), GEMINI)[0]
     assert costs.dialect == costs.to_dict()["dialect"] == "gemini"
     assert costs.total_tokens > 2 * estimate_llm_view_tokens(one.spec)
     assert costs.total_tokens == pytest.approx(estimate_json_tokens(sent), rel=0.02)
 
 
 def test_a_source_groups_tools_by_folder_package_entry_point_or_server() -> None:
-    assert source_group(entry("a", source="/config/tools/a.json")) == "/config/tools"
-    assert source_group(entry("a", source="bank.tools.transfer")) == "bank.tools"
-    assert source_group(entry("a", source="entry point a (b.c:d)")) == "entry point a (b.c:d)"
-    assert source_group(entry("a", source="mail: a", foreign=ThirdPartyOrigin("mail"))) == "mail"
+    assert derive_source_group_name(entry("a", source="/config/tools/a.json")) == "/config/tools"
+    assert derive_source_group_name(entry("a", source="bank.tools.transfer")) == "bank.tools"
+    assert derive_source_group_name(entry("a", source="entry point a (b.c:d)")) == "entry point a (b.c:d)"
+    assert derive_source_group_name(entry("a", source="mail: a", foreign=ThirdPartySourceInfo("mail"))) == "mail"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 import pytest
 
-from handrail.catalog.search.vector_index import VectorIndex, center_and_normalize, stabilized_mean
+from handrail.catalog.search.vector_index import VectorIndex, center_and_normalize, compute_smoothed_mean
 
 DRAW = numpy.random.default_rng(4)
 
@@ -30,7 +30,7 @@ def test_the_best_hits_are_ordered_by_similarity() -> None:
     usual = _clustered(10, 96)
     request = _unit(_clustered(1, 96))[0]
     found = VectorIndex(rows, usual).score_by_similarity(request, 10)
-    seen = center_and_normalize(rows, stabilized_mean(rows, usual))
+    seen = center_and_normalize(rows, compute_smoothed_mean(rows, usual))
     assert list(found.best) == sorted(range(500), key=lambda n: (-float(seen[n] @ request), n))[:10]
     assert found.score(3) == pytest.approx(float(seen[3] @ request), abs=1e-6)
     assert found.mean == pytest.approx(float((seen @ request).mean()), abs=1e-6)

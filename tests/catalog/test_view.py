@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from tests.catalog.stock import CORE, built_in, entry, generation, many
 from tests.tools.desk import Memory
 
-from handrail.catalog.loaded_tools import ActiveState, InteractionTools
+from handrail.catalog.loaded_tools import ActiveState, InteractionLoadedTools
 from handrail.catalog.view import MAX_INITIALLY_ACTIVE, CatalogOptions, CatalogView, get_view
 from handrail.contract.errors import ToolError
-from handrail.contract.tool_generation import Generation, ThirdPartyOrigin
+from handrail.contract.tool_generation import Generation, ThirdPartySourceInfo
 
 NAMES = [one.id for one in CORE]
 
 
-def interaction(**options: object) -> InteractionTools:
-    return InteractionTools("s", CatalogOptions(**options), Memory())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+def interaction(**options: object) -> InteractionLoadedTools:
+    return InteractionLoadedTools("s", CatalogOptions(**options), Memory())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-def shown(of: InteractionTools, at: Generation, in_view: ActiveState | None = None) -> list[str]:
+def shown(of: InteractionLoadedTools, at: Generation, in_view: ActiveState | None = None) -> list[str]:
     return [spec.id for spec in of.loaded_tool_specs(at, in_view)]
 
 
@@ -48,7 +48,7 @@ def test_a_view_shows_at_most_twenty_tools_that_were_not_loaded(count: int) -> N
 @pytest.mark.proves("D-06")
 def test_a_few_operator_tools_are_in_view_however_many_tools_ship() -> None:
     shipped = [built_in(f"git.t{n}", category="git") for n in range(30)]
-    theirs = entry("x_a", foreign=ThirdPartyOrigin("x"))
+    theirs = entry("x_a", foreign=ThirdPartySourceInfo("x"))
     of = interaction()
     few = generation(CORE, shipped, many(3), theirs)
     assert shown(of, few) == [*(one.id for one in CORE), "reports.t0000", "reports.t0001", "reports.t0002"]
@@ -78,7 +78,7 @@ def test_core_tools_of_an_agents_manifest_follow_the_shipped_ones() -> None:
 
 @pytest.mark.proves("D-01a")
 def test_a_third_party_tool_that_claims_to_be_core_stays_in_its_category() -> None:
-    claims = entry("x_a", tier="core", foreign=ThirdPartyOrigin("x"))
+    claims = entry("x_a", tier="core", foreign=ThirdPartySourceInfo("x"))
     there = generation(CORE, many(30), claims)
     assert shown(interaction(), there) == NAMES and CatalogView(there, CatalogOptions()).category_members["x"] == (
         "x_a",
@@ -104,7 +104,7 @@ def test_the_initial_view_of_an_interaction_stays_when_more_tools_arrive() -> No
 async def test_a_load_adds_a_category_or_a_tool_and_nothing_twice() -> None:
     there = generation(CORE, many(12), many(12, "sales"), entry("one.off", category="other"))
     of = interaction()
-    door = of.make_catalog(there)
+    door = of.make_call_catalog(there)
     turn = of.begin_turn(there)
     brought = await door.load("sales")
     assert (brought.name, len(brought.tools), brought.added) == ("sales", 12, brought.tools)
@@ -123,7 +123,7 @@ async def test_a_load_adds_a_category_or_a_tool_and_nothing_twice() -> None:
 @pytest.mark.proves("D-02")
 async def test_an_error_for_an_unknown_name_lists_the_existing_names() -> None:
     there = generation(CORE, many(30), many(3, "sales"), entry("no.go", category="x", withheld="its key is missing"))
-    door = interaction().make_catalog(there)
+    door = interaction().make_call_catalog(there)
     with pytest.raises(
         ToolError, match=r"No category or tool has the name 'sale'\. Did you mean sales.*: reports, sales\.$"
     ) as told:
@@ -132,7 +132,7 @@ async def test_an_error_for_an_unknown_name_lists_the_existing_names() -> None:
     with pytest.raises(ToolError, match="its key is missing") as told:
         await door.load("no.go")
     assert told.value.kind == "unavailable"
-    crowd = interaction().make_catalog(generation(CORE, *(many(1, f"d{n}") for n in range(100))))
+    crowd = interaction().make_call_catalog(generation(CORE, *(many(1, f"d{n}") for n in range(100))))
     with pytest.raises(ToolError, match="and 70 more, which browse_tools lists") as told:
         await crowd.load("?" * 5_000)
     assert len(told.value.text) < 700
@@ -140,9 +140,9 @@ async def test_an_error_for_an_unknown_name_lists_the_existing_names() -> None:
 
 async def test_category_tool_counts_follow_the_current_generation() -> None:
     of = interaction()
-    first = await of.make_catalog(generation(CORE, many(30), many(2, "git"))).list_categories()
+    first = await of.make_call_catalog(generation(CORE, many(30), many(2, "git"))).list_categories()
     assert [(one.name, one.tool_count) for one in first if one.tool_count] == [("git", 2), ("reports", 30)]
-    second = await of.make_catalog(
+    second = await of.make_call_catalog(
         generation(CORE, many(30), many(5, "git"), many(1, "zoo", withheld="x"), number=2)
     ).list_categories()
     assert [(one.name, one.tool_count) for one in second if one.tool_count] == [("git", 5), ("reports", 30)]

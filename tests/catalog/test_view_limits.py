@@ -12,7 +12,7 @@ from tests.catalog.stock import CORE, generation, many
 from tests.tools.desk import Memory
 
 from handrail.catalog import loaded_tools
-from handrail.catalog.loaded_tools import InteractionTools
+from handrail.catalog.loaded_tools import InteractionLoadedTools
 from handrail.catalog.view import CatalogOptions, LoadedToolSet
 from handrail.contract.errors import ToolError
 from handrail.contract.services.job_and_tool_services import ToolMatch, ToolSearchResult
@@ -45,16 +45,16 @@ def few_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loaded_tools, "MAX_ACTIVE_TOOLS", MOST)
 
 
-def full() -> InteractionTools:
-    return InteractionTools("s", CatalogOptions(), Memory(), Asked())
+def full() -> InteractionLoadedTools:
+    return InteractionLoadedTools("s", CatalogOptions(), Memory(), Asked())
 
 
-def shown(of: InteractionTools) -> list[str]:
+def shown(of: InteractionLoadedTools) -> list[str]:
     return [spec.id for spec in of.loaded_tool_specs(THERE)]
 
 
-async def find(of: InteractionTools, ids: Sequence[str]) -> ToolSearchResult:
-    return await of.make_catalog(THERE).search_and_load(" ".join(ids), limit=len(ids))
+async def find(of: InteractionLoadedTools, ids: Sequence[str]) -> ToolSearchResult:
+    return await of.make_call_catalog(THERE).search_and_load(" ".join(ids), limit=len(ids))
 
 
 def apart(before: list[str], now: list[str]) -> tuple[list[str], list[str]]:
@@ -76,7 +76,7 @@ async def test_a_full_view_drops_only_tools_that_were_found_and_never_called(
     doings: list[tuple[str, list[str]]],
 ) -> None:
     of, copy = full(), full()
-    of.on_change = lambda steps, _: void(copy.active.apply_steps(steps))
+    of.on_change = lambda steps, _: void(copy.active.apply_loading_steps(steps))
     stays: set[str] = set()
     turns: list[tuple[loaded_tools.ActiveState, list[str]]] = []
     for what, ids in doings:
@@ -92,10 +92,10 @@ async def test_a_full_view_drops_only_tools_that_were_found_and_never_called(
                     "as much as there is room for"
                 )
             elif what == "call":
-                of.keep_called_tool(ids[0])
+                of.pin_called_tool(ids[0])
                 stays.update(one for one in ids if one in before)
             elif what in ("load", "category"):
-                brought = await of.make_catalog(THERE).load(ids[0] if what == "load" else "few")
+                brought = await of.make_call_catalog(THERE).load(ids[0] if what == "load" else "few")
                 left = list(brought.unloaded)
                 stays.update(brought.tools)
             elif what == "turn":
@@ -113,7 +113,7 @@ async def test_a_full_view_drops_only_tools_that_were_found_and_never_called(
         assert now == [*(one for one in before if one not in gone), *came], "what stays keeps its place"
         assert gone == [one for one in loose if one not in ids][: len(gone)], "what was found longest ago goes first"
         assert not gone or len(now) == MOST, "nothing goes as long as there is room"
-        assert shown(copy) == now and copy.active.unloadable_tools == of.active.unloadable_tools
+        assert shown(copy) == now and copy.active.evictable_tools == of.active.evictable_tools
     for in_view, then in turns:
         assert [spec.id for spec in of.loaded_tool_specs(THERE, in_view)] == then, "a turn keeps what it began with"
 
@@ -122,17 +122,17 @@ def void(_: object) -> None:
     pass
 
 
-def again(of: InteractionTools, copy: InteractionTools) -> InteractionTools:
+def again(of: InteractionLoadedTools, copy: InteractionLoadedTools) -> InteractionLoadedTools:
     """As another holder of the workspace goes on with it, told by the one who had a copy."""
     new = full()
-    new.start_next_interaction(1, copy.active.shortest_steps())
+    new.start_next_interaction(1, copy.active.build_minimal_loading_steps())
     new.on_change = of.on_change
     return new
 
 
 async def test_tools_found_by_one_call_are_not_unloaded_by_its_next_search() -> None:
     of = full()
-    door = of.make_catalog(THERE)
+    door = of.make_call_catalog(THERE)
     first = await door.search_and_load(" ".join(STOCK[:5]), limit=8)
     second = await door.search_and_load(" ".join(STOCK[5:13]), limit=8)
     assert [len(found.matches) for found in (first, second)] == [5, MOST - len(NAMES) - 5] and not second.unloaded
@@ -144,21 +144,25 @@ async def test_tools_found_by_one_call_are_not_unloaded_by_its_next_search() -> 
 
 async def test_found_and_called_tools_are_restored_with_the_session() -> None:
     values = Memory()
-    of = InteractionTools("s", CatalogOptions(), values, Asked())
+    of = InteractionLoadedTools("s", CatalogOptions(), values, Asked())
     await find(of, STOCK[:3])
-    of.keep_called_tool(STOCK[0])
+    of.pin_called_tool(STOCK[0])
     await find(of, STOCK[3:4])
-    back = InteractionTools("s", CatalogOptions(), values, Asked())
+    back = InteractionLoadedTools("s", CatalogOptions(), values, Asked())
     await back.restore_loaded_tools()
-    assert shown(back) == [*NAMES, *STOCK[:4]] and back.active.unloadable_tools == tuple(STOCK[1:4])
+    assert shown(back) == [*NAMES, *STOCK[:4]] and back.active.evictable_tools == tuple(STOCK[1:4])
 
 
 def test_a_loaded_tool_set_keeps_its_order_and_counts_each_tool_once() -> None:
     active = LoadedToolSet(["a"])
-    assert active.apply_steps(["b", "a", "?c", "?b", "c", "c", "-d"]) == ("b", "?c", "c")
-    assert (active.ids_loaded_after_step(), active.ids_loaded_after_step(2), len(active), "c" in active, "d" in active) == (("a", "b", "c"), ("a", "b"), 4, True, False)  # fmt: skip
-    active.apply_steps(["-b", "?b"])
-    assert (active.ids_loaded_after_step(), active.ids_loaded_after_step(4), active.shortest_steps()) == (
+    assert active.apply_loading_steps(["b", "a", "?c", "?b", "c", "c", "-d"]) == ("b", "?c", "c")
+    assert (active.list_loaded_ids_at_step(), active.list_loaded_ids_at_step(2), len(active), "c" in active, "d" in active) == (("a", "b", "c"), ("a", "b"), 4, True, False)  # fmt: skip
+    active.apply_loading_steps(["-b", "?b"])
+    assert (
+        active.list_loaded_ids_at_step(),
+        active.list_loaded_ids_at_step(4),
+        active.build_minimal_loading_steps(),
+    ) == (
         ("a", "c", "b"),
         ("a", "b", "c"),
         ("a", "c", "?b"),

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from handrail.catalog.search.lexical_index import SearchableTool, make_embedding_text
 from handrail.catalog.search.word_analysis import (
     MAX_REQUEST_PARTS,
+    extract_identifier_like_words,
     extract_stemmed_terms,
-    find_hollow_terms,
-    find_identifier_spellings,
+    find_uninformative_terms,
     join_e_mail_words,
-    remove_filler,
+    remove_filler_words,
     split_request_into_needs,
     split_words,
     stem_word,
@@ -158,7 +158,7 @@ def test_any_request_is_split_into_at_least_one_part(text: str) -> None:
 
 
 def test_only_words_spelled_like_identifiers_are_found_as_names_in_a_text() -> None:
-    assert find_identifier_spellings(
+    assert extract_identifier_like_words(
         "Use get_time, then `clock.getDate`; e.g. and/or I.T. are none, nor get, 24/7 or Paris."
     ) == [
         "get_time",
@@ -167,9 +167,9 @@ def test_only_words_spelled_like_identifiers_are_found_as_names_in_a_text() -> N
 
 
 def test_filler_is_removed_from_a_request_unless_nothing_remains() -> None:
-    assert remove_filler("Could you please tell me: is it going to rain in Oslo?") == "going rain oslo"
-    assert remove_filler("will you have it for me") == "will you have it for me"
-    assert remove_filler("明日の天気は?") == "明日の天気は?"
+    assert remove_filler_words("Could you please tell me: is it going to rain in Oslo?") == "going rain oslo"
+    assert remove_filler_words("will you have it for me") == "will you have it for me"
+    assert remove_filler_words("明日の天気は?") == "明日の天気は?"
 
 
 @pytest.mark.parametrize(
@@ -187,4 +187,4 @@ def test_filler_is_removed_from_a_request_unless_nothing_remains() -> None:
     ],
 )
 def test_isolated_values_and_single_characters_are_hollow_but_parts_of_names_are_not(text: str, expected: str) -> None:
-    assert " ".join(sorted(find_hollow_terms(text))) == expected
+    assert " ".join(sorted(find_uninformative_terms(text))) == expected

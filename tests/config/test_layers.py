@@ -10,7 +10,7 @@ import pytest
 from tests.config.places import Layers
 
 from handrail.config import Settings, check_outside_workspace, load_configuration
-from handrail.config.layers import OTHER_VARIABLES, environment_variable_name
+from handrail.config.layers import OTHER_VARIABLES, format_environment_variable_name
 from handrail.config.mcp_settings import McpServeSettings
 from handrail.config.operator_settings import list_setting_keys
 from handrail.contract.errors import LoadError, UsageError
@@ -81,8 +81,8 @@ def test_rules_of_all_layers_apply_together_and_each_has_its_source_and_scope(la
         ("ask glob", "session", "--set rules"),
     ]
     assert config.settings.rules == tuple(rule.text for rule in config.rules)
-    assert config.project_rules == config.rules[:3] and config.process_rules == config.rules[3:]
-    assert config.client_rules == (*config.rules[:2], *config.rules[3:])
+    assert config.project_rules == config.rules[:3] and config.process_wide_rules == config.rules[3:]
+    assert config.client_registration_rules == (*config.rules[:2], *config.rules[3:])
 
 
 def test_the_faults_of_all_layers_are_reported_together_with_places_and_near_names(layers: Layers) -> None:
@@ -213,7 +213,10 @@ def test_every_setting_has_an_environment_variable_and_a_flag(layers: Layers) ->
     }
     for key in list_setting_keys():
         text, expected = given.get(key, ("7", 7))
-        for config in (layers.load({environment_variable_name(key): text}), layers.load(flags=[f"{key}={text}"])):
+        for config in (
+            layers.load({format_environment_variable_name(key): text}),
+            layers.load(flags=[f"{key}={text}"]),
+        ):
             node = config.settings.model_dump(mode="json")
             for part in key.split("."):
                 node = node[part]
@@ -222,7 +225,7 @@ def test_every_setting_has_an_environment_variable_and_a_flag(layers: Layers) ->
             assert node == (list(expected) if isinstance(expected, tuple) else expected), key
             of = 'tools."mail.send".config.password' if key == "tools" else key
             (value,) = [one for one in config.values if one.key == of and not one.inactive_reason]
-            assert str(value.origin) in (environment_variable_name(key), f"--set {key}")
+            assert str(value.origin) in (format_environment_variable_name(key), f"--set {key}")
 
 
 def test_variables_for_tools_and_empty_variables_are_not_settings(

@@ -12,7 +12,7 @@ from tests.config.places import Layers
 
 from handrail.config.secret_detection import (
     find_argument_secrets,
-    find_secrets_by_name,
+    find_secrets_in_named_value,
     find_url_secrets,
 )
 from handrail.upstream.server_config_loader import load_enabled_servers
@@ -37,7 +37,7 @@ BASIC = base64.b64encode(b"ann:open-sesame").decode()
     ],
 )  # fmt: skip
 def test_a_field_with_a_secret_name_yields_its_value_and_its_parts(name: str, value: str, found: set[str]) -> None:
-    assert set(find_secrets_by_name(name, value)) == found
+    assert set(find_secrets_in_named_value(name, value)) == found
 
 
 def test_secret_url_parameters_are_found_decoded_and_as_written() -> None:

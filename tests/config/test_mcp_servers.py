@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.config.places import Layers
 
-from handrail.upstream.server_config_loader import find_unlisted_faults, load_enabled_servers
+from handrail.upstream.server_config_loader import list_general_config_faults, load_enabled_servers
 from handrail.upstream.server_programs import would_fetch_package
 
 FILE = {
@@ -56,7 +56,7 @@ def test_no_file_that_a_model_can_write_gives_servers_or_their_variables(layers:
     assert found.keys() == files.keys() and found["near"].environment == {"PLACE": cfg.name}
     for name in ("far", "link"):
         assert "is in the workspace" in found[name].missing_reason and not found[name].environment
-    assert str(find_unlisted_faults(config)).count("is in the workspace") == 2
+    assert str(list_general_config_faults(config)).count("is in the workspace") == 2
 
 
 def test_a_faulty_server_is_disabled_with_all_its_faults_and_others_stay_enabled(layers: Layers) -> None:
@@ -78,7 +78,7 @@ def test_a_faulty_server_is_disabled_with_all_its_faults_and_others_stay_enabled
         "key": ["colour"],
     }.items():
         assert all(part in reasons[name] for part in parts), (name, reasons[name])
-    general = "\n".join(map(str, find_unlisted_faults(config)))
+    general = "\n".join(map(str, list_general_config_faults(config)))
     assert "bad name" in general and "gone.json" in general
 
 
@@ -127,7 +127,7 @@ def test_a_command_that_would_fetch_its_program_is_recognised(argv: tuple[str, .
 
 def test_an_installation_record_applies_only_to_the_command_that_it_was_made_for(tmp_path: Path) -> None:
     from handrail.upstream.server_definition import ServerDefinition
-    from handrail.upstream.server_programs import CommandRefused, resolve_server_program
+    from handrail.upstream.server_programs import ServerCommandRejected, resolve_server_program
 
     folder, state = tmp_path / "pkg", tmp_path / "state"
     folder.mkdir()
@@ -150,11 +150,11 @@ def test_an_installation_record_applies_only_to_the_command_that_it_was_made_for
         ServerDefinition("s", "", "stdio", command="npx", args=("s",)), state, str(tmp_path / "ws")
     )
     assert found.argv == (str(program), "--x") and str(folder) in found.folders
-    with pytest.raises(CommandRefused, match="has changed since the installation"):
+    with pytest.raises(ServerCommandRejected, match="has changed since the installation"):
         found.verify_file_hashes()
-    with pytest.raises(CommandRefused, match="handrail mcp install s"):
+    with pytest.raises(ServerCommandRejected, match="handrail mcp install s"):
         resolve_server_program(
             ServerDefinition("s", "", "stdio", command="npx", args=("other",)), state, str(tmp_path / "ws")
         )
-    with pytest.raises(CommandRefused, match="is in the workspace"):
+    with pytest.raises(ServerCommandRejected, match="is in the workspace"):
         resolve_server_program(ServerDefinition("p", "", "stdio", command=str(program)), state, str(folder))

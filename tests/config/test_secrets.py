@@ -79,7 +79,7 @@ def test_a_workspace_file_cannot_name_secrets(layers: Layers) -> None:
 async def one(reference: SecretReference, environment: dict[str, str] | None = None) -> tuple[str | None, str]:
     store = await resolve_secrets({"T": reference}, environment or {})
     assert isinstance(store, SecretStore) and VALUE not in repr(store)
-    return store.select(["T"]).get("T"), store.explain_missing("T") or ""
+    return store.select(["T"]).get("T"), store.explain_missing_secret("T") or ""
 
 
 async def test_a_secret_is_read_from_a_variable_or_a_file_or_a_program(tmp_path: Path) -> None:

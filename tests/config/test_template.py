@@ -13,7 +13,7 @@ from tests.config.places import Layers
 
 from handrail.config import Settings, WatchdogSettings
 from handrail.config.operator_settings import OPERATOR_ONLY, list_setting_keys
-from handrail.config.template import SCHEMA_FILE, build_config_json_schema, format_template
+from handrail.config.template import SCHEMA_FILE, build_config_json_schema, render_config_template
 
 pytestmark = pytest.mark.proves("F-11")
 BOTH: tuple[Literal["configuration", "workspace"], ...] = ("configuration", "workspace")
@@ -23,17 +23,17 @@ BOTH: tuple[Literal["configuration", "workspace"], ...] = ("configuration", "wor
 def test_a_template_loads_without_faults_and_changes_no_setting(
     layers: Layers, kind: Literal["configuration", "workspace"]
 ) -> None:
-    (layers.config if kind == "configuration" else layers.own).write_text(format_template(kind))
+    (layers.config if kind == "configuration" else layers.own).write_text(render_config_template(kind))
     config = layers.load()
-    assert config.settings == Settings() and config.untrusted_warning is None
-    assert tomllib.loads(format_template(kind)) == {}
+    assert config.settings == Settings() and config.untrusted_workspace_warning is None
+    assert tomllib.loads(render_config_template(kind)) == {}
 
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_the_commented_settings_of_a_template_are_the_defaults(
     layers: Layers, kind: Literal["configuration", "workspace"]
 ) -> None:
-    text = re.sub(r"^# (\[\w+\]|\w+ = .*)$", r"\1", format_template(kind), flags=re.MULTILINE)
+    text = re.sub(r"^# (\[\w+\]|\w+ = .*)$", r"\1", render_config_template(kind), flags=re.MULTILINE)
     (layers.config if kind == "configuration" else layers.own).write_text(text)
     if kind == "workspace":
         layers.trust()
@@ -47,7 +47,7 @@ def test_the_commented_settings_of_a_template_are_the_defaults(
 
 
 def test_the_examples_of_the_template_are_valid_and_each_key_is_explained(layers: Layers) -> None:
-    text = format_template("configuration")
+    text = render_config_template("configuration")
     layers.config.write_text("\n".join(re.findall(r"^#   (.*)$", text, re.MULTILINE)))
     settings = layers.load().settings
     assert settings.rules and settings.ceiling is not None and settings.watchdogs

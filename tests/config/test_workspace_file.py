@@ -33,8 +33,8 @@ def test_only_deny_and_ask_rules_of_an_untrusted_workspace_file_apply(layers: La
     assert [rule.text for rule in config.inactive_rules] == ["allow bash *"]
     assert config.settings == Settings(rules=("deny fs.write src/**", "ask read"))
     assert all(rule.is_narrowing for rule in config.rules)
-    assert {value.key for value in config.untrusted_values} == {"agent", "rules", "limits.grace_ms"}
-    remark = config.untrusted_warning
+    assert {value.key for value in config.untrusted_workspace_values} == {"agent", "rules", "limits.grace_ms"}
+    remark = config.untrusted_workspace_warning
     assert remark is not None and "\n" not in remark
     assert "1 allow rule, agent, limits.grace_ms" in remark and "handrail trust" in remark
 
@@ -45,7 +45,7 @@ def test_a_trusted_workspace_file_applies_in_full_until_one_byte_changes(layers:
     config = layers.load()
     assert (config.settings.agent, config.settings.limits.grace_ms) == ("reviewer", 1)
     assert "allow bash *" in config.settings.rules and not any(rule.is_narrowing for rule in config.rules)
-    assert config.untrusted_warning is None and not config.untrusted_values
+    assert config.untrusted_workspace_warning is None and not config.untrusted_workspace_values
     layers.own.write_text(WHOLE + "\n")
     assert layers.load().settings.agent == "default"
     layers.own.write_text(WHOLE)
@@ -80,7 +80,9 @@ def test_a_rule_with_an_unknown_action_stops_the_start(layers: Layers, text: str
 def test_a_workspace_file_that_only_narrows_needs_no_trust(layers: Layers) -> None:
     layers.own.write_text('rules = ["deny bash"]\n')
     config = layers.load()
-    assert config.untrusted_warning is None and not config.untrusted_values and len(config.rules) == 1
+    assert (
+        config.untrusted_workspace_warning is None and not config.untrusted_workspace_values and len(config.rules) == 1
+    )
 
 
 def test_a_faulty_workspace_file_stops_the_start_even_if_it_is_untrusted(layers: Layers) -> None:

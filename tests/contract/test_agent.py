@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from handrail.contract.agent_manifest import (
     MAX_AGENT_BYTES,
-    AgentFurtherRoot,
+    AgentAdditionalRoot,
     AgentManifest,
     CheckedAgentManifest,
-    check_agent,
-    parse_agent,
+    check_agent_manifest_table,
+    parse_agent_manifest,
 )
 from handrail.contract.tool.requires import ShellRequires
 
@@ -62,7 +62,7 @@ agents = ["writer*"]
 
 
 def parsed(text: str | bytes, expected_id: str = "reviewer") -> CheckedAgentManifest:
-    return parse_agent(text.encode() if isinstance(text, str) else text, "agent.toml", expected_id)
+    return parse_agent_manifest(text.encode() if isinstance(text, str) else text, "agent.toml", expected_id)
 
 
 def problems(text: str | bytes) -> dict[str, str]:
@@ -80,7 +80,7 @@ def test_an_agent_manifest_is_read_with_every_field() -> None:
     assert agent.rules == ("deny fs.write", "allow bash git log -*")
     assert agent.requires.shell == (ShellRequires(cmd="git", args=("log",)),)
     assert agent.requires.tools["bash"].net.hosts == ("pypi.org",)
-    assert agent.roots == (AgentFurtherRoot(path="~/specs"), AgentFurtherRoot(path="/srv/notes", access="write"))
+    assert agent.roots == (AgentAdditionalRoot(path="~/specs"), AgentAdditionalRoot(path="/srv/notes", access="write"))
     assert agent.budgets.model_dump() == {
         "turns": 20,
         "tokens": 100_000,
@@ -232,7 +232,9 @@ def test_a_table_with_too_deep_nesting_is_reported_as_a_fault() -> None:
 
 def test_a_fault_that_follows_from_another_fault_is_not_reported() -> None:
     checked = parsed('id = "reviewer"\nroots = [5, { path = "/a" }]\ncore = [1, "x"]')
-    later = checked.with_faults([("roots[0].path", "a"), ("roots[1].path", "b"), ("core[0]", "c"), ("core[1]", "d")])
+    later = checked.with_added_faults(
+        [("roots[0].path", "a"), ("roots[1].path", "b"), ("core[0]", "c"), ("core[1]", "d")]
+    )
     assert [fault.location for fault in later.faults] == ["core[0]", "roots[0]", "roots[1].path", "core[1]"]
 
 
@@ -264,23 +266,25 @@ _TABLES = st.dictionaries(st.sampled_from([*AgentManifest.model_fields, "promt",
 
 @given(_TABLES)
 def test_any_table_yields_a_manifest_or_faults_and_never_an_exception(table: dict[str, Any]) -> None:
-    checked = check_agent(table, "agent.toml", "reviewer")
+    checked = check_agent_manifest_table(table, "agent.toml", "reviewer")
     unknown = [key for key in table if key not in AgentManifest.model_fields]
     assert all(any(fault.location == key for fault in checked.faults) for key in unknown)
     if not checked.faults:
         data = checked.manifest.to_data()
-        again = check_agent({key: value for key, value in data.items() if key in table}, "agent.toml", "reviewer")
+        again = check_agent_manifest_table(
+            {key: value for key, value in data.items() if key in table}, "agent.toml", "reviewer"
+        )
         assert again.faults == ()
         assert again.manifest == checked.manifest
 
 
 @given(st.binary(max_size=400))
 def test_any_bytes_are_parsed_to_a_manifest_or_to_faults(content: bytes) -> None:
-    checked = parse_agent(content, "agent.toml", "reviewer")
+    checked = parse_agent_manifest(content, "agent.toml", "reviewer")
     assert checked.faults or checked.manifest.id == "reviewer"
 
 
 @given(st.lists(st.sampled_from(WHOLE.decode().splitlines()), max_size=25), st.text(max_size=3))
 def test_any_shuffled_manifest_lines_are_parsed_to_a_manifest_or_to_faults(lines: list[str], extra: str) -> None:
-    checked = parse_agent("\n".join([*lines, extra]).encode("utf-8", "replace"), "agent.toml", "reviewer")
+    checked = parse_agent_manifest("\n".join([*lines, extra]).encode("utf-8", "replace"), "agent.toml", "reviewer")
     assert checked.faults or checked.manifest.id == "reviewer"

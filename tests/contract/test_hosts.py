@@ -13,8 +13,8 @@ from handrail.contract.text.host_names import (
     find_host_pattern_fault,
     grant_covers_host,
     grant_names_address,
-    parse_host,
-    parse_url,
+    parse_host_address,
+    parse_http_url,
     rule_matches_host,
 )
 
@@ -79,7 +79,7 @@ NO_HOSTS = [
 @pytest.mark.parametrize("text", NO_HOSTS)
 def test_an_ambiguous_host_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        parse_host(text)
+        parse_host_address(text)
     assert not rule_matches_host("*", text)
     assert not grant_covers_host("*", text)
 
@@ -98,20 +98,20 @@ def test_an_ambiguous_host_is_refused(text: str) -> None:
     ],
 )
 def test_a_host_has_one_canonical_form(text: str, canonical: str) -> None:
-    assert str(parse_host(text)) == canonical
+    assert str(parse_host_address(text)) == canonical
 
 
 @given(NAMES, PORTS)
 def test_a_canonical_host_is_parsed_to_itself(name: str, port: int) -> None:
-    host = parse_host(f"{name.upper()}.:{port}")
+    host = parse_host_address(f"{name.upper()}.:{port}")
     assert str(host) == f"{name}:{port}"
-    assert parse_host(str(host)) == host
+    assert parse_host_address(str(host)) == host
 
 
 @given(st.text(max_size=40))
 def test_the_host_parser_returns_plain_names_and_raises_only_value_errors(text: str) -> None:
     try:
-        host = parse_host(text)
+        host = parse_host_address(text)
     except ValueError:
         return
     assert host.name.isascii()
@@ -122,8 +122,8 @@ def test_the_host_parser_returns_plain_names_and_raises_only_value_errors(text: 
 @given(st.ip_addresses())
 def test_every_ip_address_is_parsed_to_the_same_address(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
     shown = f"[{address}]" if address.version == 6 else str(address)
-    assert parse_host(shown).address == address
-    assert parse_url(f"https://{shown}/").host.address == address
+    assert parse_host_address(shown).address == address
+    assert parse_http_url(f"https://{shown}/").host.address == address
 
 
 @pytest.mark.proves("K-09")
@@ -211,7 +211,7 @@ def test_a_host_pattern_that_can_match_has_no_fault(pattern: str) -> None:
     ],
 )
 def test_a_url_is_parsed_in_one_way(url: str, scheme: str, host: str, target: str, authority: str) -> None:
-    read = parse_url(url)
+    read = parse_http_url(url)
     assert (read.scheme, str(read.host), read.target, read.host_header_value) == (scheme, host, target, authority)
 
 
@@ -241,14 +241,14 @@ def test_a_url_is_parsed_in_one_way(url: str, scheme: str, host: str, target: st
 )
 def test_a_url_that_could_lead_to_another_host_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        parse_url(url)
+        parse_http_url(url)
 
 
 @given(st.text(max_size=60))
 def test_the_url_parser_raises_only_value_errors(text: str) -> None:
     for candidate in (text, f"https://{text}", f"http://example.org{text}"):
         try:
-            read = parse_url(candidate)
+            read = parse_http_url(candidate)
         except ValueError:
             continue
         assert read.target.startswith("/")
@@ -259,7 +259,7 @@ def test_the_url_parser_raises_only_value_errors(text: str) -> None:
 def test_host_parsing_ignores_case(text: str) -> None:
     def reading(written: str) -> object:
         try:
-            return parse_host(written)
+            return parse_host_address(written)
         except ValueError:
             return None
 

@@ -14,17 +14,17 @@ from handrail.contract.text.strict_json import (
     MAX_ARGUMENT_BYTES,
     MAX_ARGUMENT_DEPTH,
     MAX_ARGUMENT_VALUES,
-    InvalidJsonText,
+    InvalidJsonTextError,
     check_nesting_depth,
     find_arguments_size_fault,
-    json_type_name,
+    get_json_type_name,
     parse_arguments,
-    parse_object,
+    parse_json_object,
 )
 
 
 def refused(text: str | bytes) -> str:
-    with pytest.raises(InvalidJsonText) as caught:
+    with pytest.raises(InvalidJsonTextError) as caught:
         parse_arguments(text)
     return str(caught.value)
 
@@ -37,8 +37,8 @@ def test_empty_text_is_parsed_as_a_call_without_arguments(text: str | bytes) -> 
 
 @pytest.mark.parametrize("text", ["", " "])
 def test_empty_text_is_refused_where_an_object_is_required(text: str) -> None:
-    with pytest.raises(InvalidJsonText):
-        parse_object(text)
+    with pytest.raises(InvalidJsonTextError):
+        parse_json_object(text)
 
 
 @pytest.mark.proves("K-05")
@@ -139,8 +139,8 @@ def test_bytes_that_are_not_utf8_are_refused_with_their_position() -> None:
 
 
 def test_an_error_message_names_the_text_that_was_parsed() -> None:
-    with pytest.raises(InvalidJsonText, match=r"\Athe contents of x are nested deeper"):
-        parse_object("[" * 99, what="the contents of x")
+    with pytest.raises(InvalidJsonTextError, match=r"\Athe contents of x are nested deeper"):
+        parse_json_object("[" * 99, what="the contents of x")
 
 
 json_objects = st.dictionaries(
@@ -164,7 +164,7 @@ def test_every_json_object_is_parsed_to_the_value_it_was_written_from(value: dic
 def test_the_argument_parser_raises_only_invalid_json_text(text: str) -> None:
     try:
         value = parse_arguments(text)
-    except InvalidJsonText as error:
+    except InvalidJsonTextError as error:
         assert str(error).startswith("the arguments ")
     else:
         assert value == (json.loads(text) if text.strip() else {})
@@ -185,14 +185,14 @@ def test_the_argument_parser_raises_only_invalid_json_text(text: str) -> None:
     ],
 )
 def test_values_have_json_type_names(value: object, name: str) -> None:
-    assert json_type_name(value) == name
+    assert get_json_type_name(value) == name
 
 
 def test_arguments_with_too_many_values_for_a_call_are_refused() -> None:
     whole = ",".join(["1"] * (MAX_ARGUMENT_VALUES - 2))
     assert len(parse_arguments(f'{{"a":[{whole}]}}')["a"]) == MAX_ARGUMENT_VALUES - 2
     for more in (f'{{"a":[{whole},1,1,1]}}', '{"a":[' + "{}," * MAX_ARGUMENT_VALUES + "1]}"):
-        with pytest.raises(InvalidJsonText, match="more than 20,000 values"):
+        with pytest.raises(InvalidJsonTextError, match="more than 20,000 values"):
             parse_arguments(more)
     given = {"a": [{"b": 1}] * (MAX_ARGUMENT_VALUES // 2)}
     assert "more than 20,000 values" in (find_arguments_size_fault(given) or "")
@@ -225,5 +225,5 @@ def test_the_depth_check_of_a_text_agrees_with_the_depth_of_its_value(value: Any
     if depth(value) <= limit:
         check_nesting_depth(text, limit)
     else:
-        with pytest.raises(InvalidJsonText, match="nested deeper"):
+        with pytest.raises(InvalidJsonTextError, match="nested deeper"):
             check_nesting_depth(text, limit)

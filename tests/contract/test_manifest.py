@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import LoadError
-from handrail.contract.tool.manifest import MAX_MANIFEST_BYTES, RuntimeView, parse_manifest, read_manifest
+from handrail.contract.tool.manifest import MAX_MANIFEST_BYTES, RuntimeView, parse_manifest_data, parse_manifest_text
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import LockSpec, ToolSpec
 
@@ -87,7 +87,7 @@ WHOLE: dict[str, Any] = {
 
 def faults(manifest: Any) -> dict[str, str]:
     with pytest.raises(LoadError) as caught:
-        read_manifest(manifest, "tools/x.json")
+        parse_manifest_data(manifest, "tools/x.json")
     assert all(fault.source == "tools/x.json" for fault in caught.value.diagnostics)
     assert len({fault.location for fault in caught.value.diagnostics}) == len(caught.value.diagnostics)
     return {fault.location: fault.problem for fault in caught.value.diagnostics}
@@ -101,7 +101,7 @@ def changed(**runtime: Any) -> dict[str, Any]:
 
 @pytest.mark.proves("K-02", "K-03")
 def test_the_documented_example_manifest_loads_unchanged() -> None:
-    spec = parse_manifest(json.dumps(COMMIT), "git_commit.json")
+    spec = parse_manifest_text(json.dumps(COMMIT), "git_commit.json")
     assert (spec.id, spec.side_effect, spec.timeout_ms, spec.version) == ("git_commit", "write", 15_000, "1.0")
     assert spec.locks == (LockSpec("workspace", "X"),)
     assert spec.secrets == ("git_identity",)
@@ -114,14 +114,14 @@ def test_the_documented_example_manifest_loads_unchanged() -> None:
 def test_a_manifest_has_the_same_meaning_whether_parsed_in_full_or_field_by_field() -> None:
     others = copy.deepcopy(WHOLE)  # one name of another maker has it read part by part
     others["llm"]["input_schema"] = others["llm"].pop("parameters")
-    found = [parse_manifest(json.dumps(one), "x.json") for one in (WHOLE, others)]
-    found += [read_manifest(one, "x.json") for one in (WHOLE, others)]
+    found = [parse_manifest_text(json.dumps(one), "x.json") for one in (WHOLE, others)]
+    found += [parse_manifest_data(one, "x.json") for one in (WHOLE, others)]
     assert all(one == found[0] and one.definition_hash == found[0].definition_hash for one in found)
 
 
 @pytest.mark.proves("K-02")
 def test_the_model_sees_only_name_description_and_parameters_of_a_manifest() -> None:
-    assert read_manifest(WHOLE, "x").llm_view() == {
+    assert parse_manifest_data(WHOLE, "x").build_llm_view() == {
         "name": "report__make",
         "description": "Make a report.",
         "parameters": WHOLE["llm"]["parameters"],
@@ -133,11 +133,11 @@ def test_every_field_of_the_runtime_view_is_read() -> None:
     assert set(WHOLE["runtime"]) | {"network", "timeout_argument", "background_argument"} == set(
         RuntimeView.model_fields
     )
-    spec = read_manifest(WHOLE, "x")
+    spec = parse_manifest_data(WHOLE, "x")
     default = ToolSpec(id=spec.id, description=spec.description, parameters=spec.parameters)
     assert {name for name in WHOLE["runtime"] if getattr(spec, name) == getattr(default, name)} == {"mode"}
     assert spec.locks == (LockSpec("file:{path}", "S"), LockSpec("file:<path>", "X"))
-    assert spec.locks is not None and spec.locks[1].fill_resource({"path": "a"}) == "file:a"
+    assert spec.locks is not None and spec.locks[1].fill_resource_template({"path": "a"}) == "file:a"
     assert spec.config["region"].default == "eu"
     assert spec.build == ("make", "run")
 
@@ -151,22 +151,22 @@ def test_a_build_timeout_above_one_hour_is_a_fault(ms: int) -> None:
 
 
 def test_a_minimal_manifest_and_a_minimal_spec_in_code_define_the_same_tool() -> None:
-    spec = read_manifest({"llm": COMMIT["llm"], "runtime": {}}, "x")
+    spec = parse_manifest_data({"llm": COMMIT["llm"], "runtime": {}}, "x")
     assert spec == ToolSpec(id=spec.id, description=spec.description, parameters=spec.parameters)
 
 
 @pytest.mark.proves("K-03")
 def test_a_manifest_without_a_runtime_view_gets_the_strictest_defaults() -> None:
-    spec = read_manifest({"llm": COMMIT["llm"]}, "x")
+    spec = parse_manifest_data({"llm": COMMIT["llm"]}, "x")
     assert (spec.side_effect, spec.mode, spec.timeout_ms, spec.max_output) == ("external", "direct", 60_000, 64 * 1024)
     assert spec.effective_locks == (LockSpec("workspace", "X"),)
-    assert read_manifest({"llm": COMMIT["llm"], "runtime": {"locks": []}}, "x").effective_locks == ()
+    assert parse_manifest_data({"llm": COMMIT["llm"], "runtime": {"locks": []}}, "x").effective_locks == ()
 
 
 @pytest.mark.proves("K-03")
 def test_the_network_flag_of_a_manifest_becomes_required_hosts() -> None:
     def hosts(**runtime: Any) -> tuple[str, ...]:
-        return read_manifest({"llm": COMMIT["llm"], "runtime": runtime}, "x").requires.net.hosts
+        return parse_manifest_data({"llm": COMMIT["llm"], "runtime": runtime}, "x").requires.net.hosts
 
     named = {"net": {"hosts": ["api.example.org"]}}
     assert hosts() == hosts(network=False) == ()
@@ -180,7 +180,7 @@ def test_the_network_flag_of_a_manifest_becomes_required_hosts() -> None:
     ("written", "meant"), [("/a/b/run", "run"), ("run", "run"), ("./run", "run"), ("bin/run.sh", "bin/run.sh")]
 )
 def test_only_the_last_part_of_an_absolute_exec_path_counts(written: str, meant: str) -> None:
-    assert read_manifest(changed(exec_path=written, build=[]), "x").exec_path == meant
+    assert parse_manifest_data(changed(exec_path=written, build=[]), "x").exec_path == meant
 
 
 @pytest.mark.proves("K-03")
@@ -312,7 +312,7 @@ def test_an_unusable_schema_is_a_fault_of_the_manifest(parameters: Any) -> None:
 )
 def test_text_that_is_not_a_strict_json_object_is_one_fault(text: str | bytes) -> None:
     with pytest.raises(LoadError) as caught:
-        parse_manifest(text, "tools/x.json")
+        parse_manifest_text(text, "tools/x.json")
     [fault] = caught.value.diagnostics
     assert (fault.source, fault.location) == ("tools/x.json", "")
 
@@ -339,7 +339,7 @@ def test_any_value_at_any_place_yields_a_spec_or_faults_and_never_an_exception(
     manifest = copy.deepcopy(WHOLE)
     manifest[place[0]][place[1]] = value
     try:
-        spec = read_manifest(manifest, "x")
+        spec = parse_manifest_data(manifest, "x")
     except LoadError as error:
         assert error.diagnostics
     else:
@@ -349,14 +349,16 @@ def test_any_value_at_any_place_yields_a_spec_or_faults_and_never_an_exception(
 @given(st.dictionaries(st.sampled_from(["llm", "runtime", "x"]), json_values))
 def test_arbitrary_json_is_refused_with_a_load_error(manifest: dict[str, Any]) -> None:
     with pytest.raises(LoadError):
-        read_manifest(manifest, "x")
+        parse_manifest_data(manifest, "x")
 
 
 @pytest.mark.proves("K-03")
 def test_the_timeout_argument_must_be_one_of_the_parameters() -> None:
     parameters = {"type": "object", "properties": {"most_ms": {"type": "integer"}}}
     llm = {"name": "report.make", "description": "Make a report.", "parameters": parameters}
-    assert read_manifest({"llm": llm, "runtime": {"timeout_argument": "most_ms"}}, "x").timeout_argument == "most_ms"
+    assert (
+        parse_manifest_data({"llm": llm, "runtime": {"timeout_argument": "most_ms"}}, "x").timeout_argument == "most_ms"
+    )
     assert "runtime.timeout_argument" in faults({"llm": llm, "runtime": {"timeout_argument": "least_ms"}})
 
 
@@ -364,7 +366,10 @@ def test_the_timeout_argument_must_be_one_of_the_parameters() -> None:
 def test_the_background_argument_must_be_a_boolean_parameter_of_a_direct_tool() -> None:
     later = {"later": {"type": "boolean"}, "soon": {"type": "integer"}}
     llm = {**WHOLE["llm"], "parameters": {"type": "object", "properties": later}}
-    assert read_manifest({"llm": llm, "runtime": {"background_argument": "later"}}, "x").background_argument == "later"
+    assert (
+        parse_manifest_data({"llm": llm, "runtime": {"background_argument": "later"}}, "x").background_argument
+        == "later"
+    )
     for runtime in (
         {"background_argument": "soon"},
         {"background_argument": "never"},

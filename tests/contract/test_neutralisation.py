@@ -96,7 +96,7 @@ def test_a_span_copied_from_the_shown_text_maps_back_to_the_original(text: str, 
     assert view.shown == neutralise_text(text) and view.has_escapes == (view.shown != text)
     start = data.draw(st.integers(0, len(view.shown)))
     end = data.draw(st.integers(start, len(view.shown)))
-    span = view.original_span(start, end)
+    span = view.map_to_original_span(start, end)
     if span is not None:
         inner = text[span[0] : span[1]]
         if restore_escapes(inner) == inner:

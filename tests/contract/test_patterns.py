@@ -13,14 +13,14 @@ from handrail.contract.text.glob_patterns import (
     build_path_glob_expression,
     compile_path_glob,
     compile_text_glob,
-    escape_as_pattern,
-    find_pattern_fault,
+    count_pattern_characters,
+    escape_glob_literal,
+    extract_literal_prefix,
+    find_glob_pattern_fault,
     has_wildcard,
-    literal_prefix,
-    path_matches,
-    pattern_length,
+    matches_path_glob,
 )
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 
 PARTS = st.text(st.characters(blacklist_characters="/\0", blacklist_categories=["Cs"]), min_size=1, max_size=8)
 PATHS = st.lists(PARTS, min_size=1, max_size=5).map(lambda parts: "/" + "/".join(parts))
@@ -64,18 +64,18 @@ def reference_path(pattern: str, path: str) -> bool:
 @example("/a[b]*?/[!c]")
 @example("/[*]")
 def test_an_escaped_path_matches_itself_and_has_no_wildcard(path: str) -> None:
-    pattern = escape_as_pattern(path)
+    pattern = escape_glob_literal(path)
     assert compile_path_glob(pattern, subtree=False).match(path)
     assert not has_wildcard(pattern)
-    assert literal_prefix(pattern) == path
-    assert pattern_length(pattern) == len(path)
+    assert extract_literal_prefix(pattern) == path
+    assert count_pattern_characters(pattern) == len(path)
 
 
 @given(PATHS, PATHS)
 @example("/a*", "/ab")
 @example("/a[b]", "/ab")
 def test_an_escaped_path_matches_only_itself(path: str, other: str) -> None:
-    matched = compile_path_glob(escape_as_pattern(path), subtree=False).match(other) is not None
+    matched = compile_path_glob(escape_glob_literal(path), subtree=False).match(other) is not None
     assert matched == (path == other)
 
 
@@ -83,8 +83,8 @@ def test_an_escaped_path_matches_only_itself(path: str, other: str) -> None:
 @example("a*", "ab")
 @example("[x]", "x")
 def test_an_escaped_text_matches_only_itself(text: str, other: str) -> None:
-    assert compile_text_glob(escape_as_pattern(text)).match(text)
-    assert (compile_text_glob(escape_as_pattern(text)).match(other) is not None) == (text == other)
+    assert compile_text_glob(escape_glob_literal(text)).match(text)
+    assert (compile_text_glob(escape_glob_literal(text)).match(other) is not None) == (text == other)
 
 
 @given(GLOBS, SHORT)
@@ -108,7 +108,7 @@ def test_a_combined_glob_matches_exactly_the_paths_that_any_of_its_globs_matches
     patterns: list[str], path: str
 ) -> None:
     whole = re.compile(build_any_path_glob_expression(patterns) + r"\Z", re.DOTALL).match(path) is not None
-    assert whole == any(path_matches(pattern, path) for pattern in patterns)
+    assert whole == any(matches_path_glob(pattern, path) for pattern in patterns)
 
 
 @given(st.text(max_size=30))
@@ -116,9 +116,9 @@ def test_compiling_a_pattern_raises_only_the_reported_fault(pattern: str) -> Non
     try:
         compile_path_glob(pattern)
     except ValueError as error:
-        assert find_pattern_fault(pattern) == str(error)
+        assert find_glob_pattern_fault(pattern) == str(error)
     else:
-        assert find_pattern_fault(pattern) is None
+        assert find_glob_pattern_fault(pattern) is None
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_compiling_a_pattern_raises_only_the_reported_fault(pattern: str) -> Non
     ["*a" * 30 + "b", "**a" * 30 + "b", "**/a" * 30 + "b", "**/*a" * 20 + "*b", "**/" * 40 + "b", "?*" * 40 + "b"],
 )
 def test_hostile_patterns_end_on_hostile_paths(pattern: str) -> None:
-    assert not path_matches(pattern, "a" * 2_000 + "/" + "a/" * 500 + "c")
+    assert not matches_path_glob(pattern, "a" * 2_000 + "/" + "a/" * 500 + "c")
     assert compile_text_glob("*a" * 30 + "b").match("a" * 20_000) is None
 
 
@@ -164,11 +164,11 @@ def test_hostile_patterns_end_on_hostile_paths(pattern: str) -> None:
     ],
 )
 def test_a_path_pattern_matches_complete_path_segments(pattern: str, path: str, matches: bool) -> None:
-    assert path_matches(pattern, path) is matches
+    assert matches_path_glob(pattern, path) is matches
 
 
 def test_a_reversed_character_range_is_a_fault_with_a_correction() -> None:
-    problem = find_pattern_fault("/ws/[z-a]")
+    problem = find_glob_pattern_fault("/ws/[z-a]")
     assert problem is not None
     assert "z-a" in problem
     assert "[[]" in problem
@@ -179,10 +179,10 @@ def test_a_compiled_path_glob_has_no_capture_groups() -> None:
 
 
 def test_a_pattern_is_compiled_on_its_first_use() -> None:
-    faulty = compile_on_first_use("(")
+    faulty = compile_regex_lazily("(")
     with pytest.raises(re.error):
         faulty.search("a")
-    lazy = compile_on_first_use("(?P<word>b+)", re.IGNORECASE)
+    lazy = compile_regex_lazily("(?P<word>b+)", re.IGNORECASE)
     assert "search" not in vars(lazy)
     assert (match := lazy.search("aBBc")) is not None and match["word"] == "BB"
     assert "search" in vars(lazy) and lazy.pattern == "(?P<word>b+)"

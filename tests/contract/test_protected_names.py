@@ -9,10 +9,10 @@ from tests import protected_names
 from tests.contract import protected_lists as lists
 
 from handrail.contract.protected.approval_required import APPROVAL_REQUIRED, UNPROTECTED
-from handrail.contract.protected.never_written import KIND_DESCRIPTIONS, NEVER_WRITTEN, ProtectedNames
+from handrail.contract.protected.never_written import KIND_DESCRIPTIONS, NEVER_WRITTEN, ProtectedProgramFiles
 from handrail.contract.protected.path_protection import (
-    find_protection,
-    find_tool_protection,
+    find_path_protection,
+    find_tool_write_protection,
     has_path_dependent_entries,
     needs_full_path_check,
     normalise_file_name,
@@ -31,11 +31,11 @@ _ASK = [*lists.AGENTS_ASK.split(), *lists.ENTERING_ASK.split(), *lists.HOOKS_ASK
 
 
 def answer(path: str) -> str:
-    found = find_tool_protection(path)
+    found = find_tool_write_protection(path)
     return "free" if found is None else "ask" if found.requires_approval else "never"
 
 
-def examples(rows: tuple[ProtectedNames, ...]) -> list[str]:
+def examples(rows: tuple[ProtectedProgramFiles, ...]) -> list[str]:
     return [name.replace("*", "zz") for row in rows for name in row.names.split()]
 
 
@@ -43,7 +43,7 @@ def test_each_row_has_names_a_program_and_a_source() -> None:
     for row in (*NEVER_WRITTEN, *APPROVAL_REQUIRED, *UNPROTECTED):
         assert row.program and row.names.split() and len(row.source) > 8, row
         assert row.kind in KIND_DESCRIPTIONS or row.kind == "free"
-    assert all(not find_protection(name).requires_approval for name in examples(NEVER_WRITTEN))  # type: ignore[union-attr]
+    assert all(not find_path_protection(name).requires_approval for name in examples(NEVER_WRITTEN))  # type: ignore[union-attr]
 
 
 def test_each_protected_name_is_listed_once_in_its_normalised_form() -> None:
@@ -59,7 +59,7 @@ def test_each_protected_name_is_listed_once_in_its_normalised_form() -> None:
     ("rows", "wanted"), [(NEVER_WRITTEN, "never"), (APPROVAL_REQUIRED, "ask"), (UNPROTECTED, "free")]
 )
 def test_each_protected_name_applies_at_any_depth_and_in_any_spelling(
-    rows: tuple[ProtectedNames, ...], wanted: str
+    rows: tuple[ProtectedProgramFiles, ...], wanted: str
 ) -> None:
     for name in examples(rows):
         for path in (name, f"a/b/{name}", name.upper(), f"{name}. ", f"{name}::$DATA", f"{name[:1]}\u200b{name[1:]}"):
@@ -99,7 +99,7 @@ def test_a_path_has_the_strictest_protection_of_its_names(path: str) -> None:
 
 def test_programs_are_held_to_the_strictest_name_in_a_path() -> None:
     for path in (".github/workflows/AGENTS.md", ".storybook/CLAUDE.md", ".terraform/.npmrc"):
-        found = find_protection(path)
+        found = find_path_protection(path)
         assert found is not None and found.requires_approval and found.applies_to_programs
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from handrail.contract.schema.argument_validation import (
     _ELSEWHERE,  # pyright: ignore[reportPrivateUsage] - the names in it are checked
     MAX_PROBLEMS,
-    InvalidSchema,
+    InvalidSchemaError,
     compile_schema,
     format_json_path,
 )
@@ -282,19 +282,19 @@ def test_integers_in_additional_properties_are_coerced() -> None:
     "reference", ["http://localhost:9/schema", "https://example.invalid/a.json", "file:///etc/hostname", "other.json"]
 )
 def test_a_reference_outside_the_schema_is_refused_at_load(reference: str) -> None:
-    with pytest.raises(InvalidSchema, match=r"(?s)schema must be self-contained"):
+    with pytest.raises(InvalidSchemaError, match=r"(?s)schema must be self-contained"):
         compile_schema({"type": "object", "properties": {"a": {"$ref": reference}}})
 
 
 @pytest.mark.proves("K-06")
 def test_a_reference_to_a_missing_definition_is_refused_at_load() -> None:
-    with pytest.raises(InvalidSchema, match="does not exist"):
+    with pytest.raises(InvalidSchemaError, match="does not exist"):
         compile_schema({"type": "object", "properties": {"a": {"$ref": "#/$defs/gone"}}})
 
 
 @pytest.mark.proves("K-06")
 def test_an_invalid_schema_is_refused_with_every_path_and_reason() -> None:
-    with pytest.raises(InvalidSchema) as caught:
+    with pytest.raises(InvalidSchemaError) as caught:
         compile_schema(
             {
                 "type": "object",
@@ -314,7 +314,7 @@ def test_an_invalid_schema_is_refused_with_every_path_and_reason() -> None:
 @pytest.mark.proves("K-06")
 @pytest.mark.parametrize("schema", [{}, {"type": "string"}, {"type": ["object", "null"]}, {"properties": {}}])
 def test_parameters_that_do_not_describe_an_object_are_refused(schema: dict[str, Any]) -> None:
-    with pytest.raises(InvalidSchema, match='"type": "object"'):
+    with pytest.raises(InvalidSchemaError, match='"type": "object"'):
         compile_schema(schema)
 
 
@@ -329,7 +329,7 @@ def test_parameters_that_do_not_describe_an_object_are_refused(schema: dict[str,
     ],
 )
 def test_an_unusable_schema_is_refused(schema: dict[str, Any]) -> None:
-    with pytest.raises(InvalidSchema):
+    with pytest.raises(InvalidSchemaError):
         compile_schema(schema)
 
 
@@ -340,11 +340,11 @@ def test_a_schema_that_is_too_deep_or_contains_itself_is_refused() -> None:
     for _ in range(5000):
         inner["properties"] = {"a": {}}
         inner = inner["properties"]["a"]
-    with pytest.raises(InvalidSchema, match="deeper than 128"):
+    with pytest.raises(InvalidSchemaError, match="deeper than 128"):
         compile_schema(deep)
     looped: dict[str, Any] = {"type": "object"}
     looped["properties"] = {"a": looped}
-    with pytest.raises(InvalidSchema, match="contains itself"):
+    with pytest.raises(InvalidSchemaError, match="contains itself"):
         compile_schema(looped)
 
 
@@ -445,7 +445,7 @@ def test_the_dialect_named_by_a_schema_is_used(dialect: str) -> None:
         "unknown argument `b` (available: a)",
         "`a`: expected string, got integer",
     }
-    with pytest.raises(InvalidSchema):
+    with pytest.raises(InvalidSchemaError):
         compile_schema({**schema, "required": 3})
 
 

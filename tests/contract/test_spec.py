@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.tool.requires import Requires
-from handrail.contract.tool.spec import ConfigKey, LockSpec, ToolSpec, find_spec_faults, infer_targets
+from handrail.contract.tool.spec import ConfigKey, LockSpec, ToolSpec, find_spec_faults, infer_capability_targets
 
 READ = ToolSpec(
     id="notes.read",
@@ -23,10 +23,10 @@ READ = ToolSpec(
 
 @pytest.mark.proves("K-02")
 def test_the_llm_view_of_a_spec_has_only_name_and_description_and_parameters() -> None:
-    view = READ.llm_view()
+    view = READ.build_llm_view()
     assert list(view) == ["name", "description", "parameters"]
     assert "Read before" not in str(view)
-    assert set(READ.runtime_view()) == {f.name for f in fields(ToolSpec)} - {"id", "description", "parameters"}
+    assert set(READ.build_runtime_view()) == {f.name for f in fields(ToolSpec)} - {"id", "description", "parameters"}
 
 
 @pytest.mark.proves("K-03")
@@ -44,7 +44,7 @@ def test_targets_are_inferred_from_parameter_formats_unless_declared() -> None:
     assert replace(READ, targets={"fs.read": "x"}).effective_targets == {"fs.read": ("x",)}
     assert replace(READ, targets={"fs.read": ["x", "{path}"]}).effective_targets == {"fs.read": ("x", "{path}")}
     parameters = {"properties": {"u": {"format": "uri"}, "c": {"format": "command"}, "h": {"format": "host"}}}
-    assert infer_targets(parameters, "read") == {"net.fetch": ("{u}", "{h}"), "shell.run": ("{c}",)}
+    assert infer_capability_targets(parameters, "read") == {"net.fetch": ("{u}", "{h}"), "shell.run": ("{c}",)}
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_targets_are_inferred_from_parameter_formats_unless_declared() -> None:
 )
 def test_each_path_parameter_becomes_a_target(second: dict[str, Any]) -> None:
     parameters = {"type": "object", "properties": {"path": {"type": "string", "format": "path"}, "to": second}}
-    assert infer_targets(parameters, "write") == {"fs.write": ("{path}", "{to}")}
+    assert infer_capability_targets(parameters, "write") == {"fs.write": ("{path}", "{to}")}
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def test_an_invalid_lock_is_refused_with_an_example(text: str) -> None:
 @given(st.text(alphabet="a{}<>/.:"), st.text(max_size=5))
 def test_lock_templates_insert_any_argument_text_unchanged(template: str, value: str) -> None:
     lock = LockSpec(f"file:{{path}}/<path>/{template}", "S")
-    assert lock.fill_resource({"path": value}).startswith(f"file:{value}/{value}/")
-    assert lock.argument_names[:2] == ("path", "path")
+    assert lock.fill_resource_template({"path": value}).startswith(f"file:{value}/{value}/")
+    assert lock.required_argument_names[:2] == ("path", "path")
 
 
 @pytest.mark.parametrize(

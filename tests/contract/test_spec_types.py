@@ -12,7 +12,7 @@ from handrail.contract.tool.spec import (
     _CHOICES,  # pyright: ignore[reportPrivateUsage]
     EXPECTED_TYPES,
     FIELDS,
-    find_type_faults,
+    find_spec_type_faults,
 )
 from handrail.contract.tool.tool_protocol import check_spec
 from handrail.testing.scripted_kernel import temporary_kernel
@@ -36,7 +36,7 @@ def test_a_complete_spec_has_no_type_faults() -> None:
         config={"units": ConfigKey("metric or imperial")},
         max_entries=3,
     )
-    assert list(find_type_faults(PLAIN)) == list(find_type_faults(full)) == []
+    assert list(find_spec_type_faults(PLAIN)) == list(find_spec_type_faults(full)) == []
 
 
 @pytest.mark.parametrize("name", EXPECTED_TYPES)
@@ -46,7 +46,7 @@ def test_a_field_value_with_the_wrong_type_is_named_with_the_expected_type(name:
     assert place.endswith(name) or (name, place) == ("id", "llm.name")
     assert problem.startswith("is <object object") and f"expected {EXPECTED_TYPES[name][1]}" in problem
     if not FIELDS[name].is_optional:
-        assert list(find_type_faults(replace(PLAIN, **{name: None})))
+        assert list(find_spec_type_faults(replace(PLAIN, **{name: None})))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from handrail.contract.tool.tool_protocol import Tool
 from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.provider_servers import ReplyCall, ScriptedReply
 from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_tools, make_tool_entry
+from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_server_tools, make_tool_entry
 
 RULES = ("allow edit", "allow multi_edit", "allow write", "allow demo.*", "allow mcp:t:*")
 ITEM = {
@@ -205,7 +205,7 @@ async def test_an_mcp_tool_accepts_values_sent_as_json_text_too(tmp_path: Path) 
     }
     server = StdioServerProgram(tmp_path, [make_tool_entry("echo", inputSchema=schema)])
     async with temporary_kernel(tmp_path, settings=server.settings_toml("t"), rules=RULES) as kernel:
-        await approve_tools(kernel, "t")
+        await approve_server_tools(kernel, "t")
         session = await kernel.session()
         result = await session.call("t_echo", {"text": "7", "n": "7"})
         assert result.ok and "7" in str(result.data)

@@ -16,7 +16,7 @@ import httpx2
 import pytest
 from tests.frontends.conftest import Program
 
-from handrail.frontends.mcp.http_server import HttpFrontendSettings, run_http_server
+from handrail.frontends.mcp.http_server import HttpFrontendSettings, open_http_server
 from handrail.frontends.mcp.tool_listing import McpFrontendSettings
 from handrail.testing.scripted_kernel import temporary_kernel
 
@@ -277,7 +277,7 @@ async def over_http(folder: Path) -> AsyncGenerator[tuple[httpx2.AsyncClient, st
     settings = HttpFrontendSettings("127.0.0.1", 0)
     async with (
         temporary_kernel(folder) as kernel,
-        run_http_server(kernel, McpFrontendSettings(), settings) as (url, _),
+        open_http_server(kernel, McpFrontendSettings(), settings) as (url, _),
         httpx2.AsyncClient(headers={"Accept": "application/json, text/event-stream"}, timeout=60) as http,
     ):
         (folder / "note.txt").write_text("a note\n")
@@ -319,7 +319,7 @@ async def test_a_persistent_http_connection_sends_each_answer_without_delay(tmp_
     settings = HttpFrontendSettings("127.0.0.1", 0)
     async with (
         temporary_kernel(tmp_path) as kernel,
-        run_http_server(kernel, McpFrontendSettings(), settings) as (url, _),
+        open_http_server(kernel, McpFrontendSettings(), settings) as (url, _),
     ):
         port = int(url.split(":")[2].split("/")[0])
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -13,9 +13,9 @@ import pytest
 from tests.frontends.conftest import OnATerminal
 from tests.prefork import command as prefork
 
-from handrail.authoring.mcp_server_export import CLIENT_FILES, export_servers
+from handrail.authoring.mcp_server_export import CLIENT_FILES, export_client_configuration
 from handrail.authoring.mcp_server_import import import_mcp_servers
-from handrail.config.foreign_server_files import list_foreign_server_files, read_foreign_server_file
+from handrail.config.foreign_server_files import list_candidate_server_files, read_foreign_server_file
 from handrail.config.mcp_settings import UpstreamServerSettings
 from handrail.config.operator_settings import SecretReference
 from handrail.frontends.cli.command_group import run_command_line
@@ -261,7 +261,7 @@ def test_the_file_of_each_client_is_found_and_its_servers_are_imported(
 
 def test_client_files_on_macos_are_found_in_their_macos_folders(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    found = [str(path) for _, path in list_foreign_server_files(home / "ws")]
+    found = [str(path) for _, path in list_candidate_server_files(home / "ws")]
     own = f"{home}/Library/Application Support"
     assert {
         f"{own}/Claude/claude_desktop_config.json",
@@ -461,7 +461,7 @@ def test_every_export_client_has_its_configuration_file() -> None:
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_an_import_reads_an_exported_file(tmp_path: Path, client: str) -> None:
-    done = export_servers(client, SERVERS, SECRETS)
+    done = export_client_configuration(client, SERVERS, SECRETS)
     file = (
         tmp_path
         / (".gemini" if client in ("gemini", "qwen") else "x")

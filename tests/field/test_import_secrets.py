@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from handrail import config
 from handrail.config.secret_detection import is_ordinary_value, is_secret_name
 from handrail.frontends.cli.command_group import run_command_line
-from handrail.kernel.approval_client import load_and_redact_secrets, redact_config_value
+from handrail.kernel.approval_client import load_secrets_for_redaction, register_value_for_redaction
 from handrail.runtime.secret_store import SecretStore
 from handrail.upstream.server_config_loader import load_enabled_servers
 from handrail.upstream.server_definition import ServerDefinition
@@ -139,8 +139,8 @@ async def test_a_plain_value_from_an_environment_variable_is_not_redacted(
 async def load_with_redactions(folder: Path) -> tuple[list[ServerDefinition], Callable[[str], str]]:
     """Return the servers as a kernel loads them, and the redaction of a text."""
     read = config.load_configuration(folder / "cfg" / "handrail.toml")
-    redactor, known = await load_and_redact_secrets(read, {})
-    found = load_enabled_servers(read, known, lambda value: redact_config_value(redactor, value))
+    redactor, known = await load_secrets_for_redaction(read, {})
+    found = load_enabled_servers(read, known, lambda value: register_value_for_redaction(redactor, value))
     return found, redactor.redact_text
 
 

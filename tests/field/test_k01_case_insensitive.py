@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from tests.field.folding_disk import mounted
 
-from handrail.arbiter.lock_table import LockResolver, locks_conflict
+from handrail.arbiter.lock_table import LockResolver, do_locks_conflict
 from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
 from handrail.contract.session_protocols import Session
 from handrail.kernel.doctor import run_doctor_checks
-from handrail.origins.listed_paths import find_listed_path, folds_names, spell_as_listed
+from handrail.origins.listed_paths import canonicalize_path_spelling, is_name_folding_folder, resolve_name_folding_path
 from handrail.origins.program_lookup import ProgramRefused, find_program, register_open_workspaces
 from handrail.runtime.files.session_roots import SessionRoots
 from handrail.sandbox import tier_probe
@@ -158,7 +158,7 @@ def test_two_spellings_of_one_file_have_one_lock(disk: Path, pair: tuple[str, st
         LockResolver().resolve(WriteTool().spec, {"path": path, "content": ""}, roots)
         for path in (*pair, pair[1].partition("/")[0])
     )
-    assert locks_conflict(one, other) and locks_conflict(one, folder)
+    assert do_locks_conflict(one, other) and do_locks_conflict(one, folder)
 
 
 # Programs. A sandbox mounts over a path, and on FUSE, 9p or virtiofs another spelling reaches the file below the mount.
@@ -377,13 +377,13 @@ def test_case_folding_is_detected_for_each_folder_of_a_disk(tmp_path: Path, numb
             (folder / name).mkdir()
             (folder / name / "Name").write_text("x")
         assert (
-            not folds_names(str(folder))
-            and not folds_names(str(folder / "Strict"))
-            and folds_names(str(folder / "loose"))
+            not is_name_folding_folder(str(folder))
+            and not is_name_folding_folder(str(folder / "Strict"))
+            and is_name_folding_folder(str(folder / "loose"))
         )
-        assert spell_as_listed(f"{folder}/Strict/NAME") == f"{folder}/Strict/NAME"
-        assert spell_as_listed(f"{folder}/loose/NAME") == f"{folder}/loose/Name"
-        assert find_listed_path(f"{folder}/LOOSE/name") is None
+        assert canonicalize_path_spelling(f"{folder}/Strict/NAME") == f"{folder}/Strict/NAME"
+        assert canonicalize_path_spelling(f"{folder}/loose/NAME") == f"{folder}/loose/Name"
+        assert resolve_name_folding_path(f"{folder}/LOOSE/name") is None
 
 
 @pytest.mark.parametrize("numbers", ["one", "many"])
@@ -421,11 +421,11 @@ def test_a_dos_short_name_is_resolved_to_its_file_or_refused(tmp_path: Path, num
 def test_names_in_two_cases_are_two_files_on_a_case_sensitive_disk(tmp_path: Path) -> None:
     for name in ("a", "A", "Geh\u00e4use", "Geha\u0308use"):
         (tmp_path / name).write_text(name)
-        assert find_listed_path(str(tmp_path / name)) is None
-    assert find_listed_path(str(tmp_path / "new")) is None and not folds_names(str(tmp_path))
+        assert resolve_name_folding_path(str(tmp_path / name)) is None
+    assert resolve_name_folding_path(str(tmp_path / "new")) is None and not is_name_folding_folder(str(tmp_path))
     roots = SessionRoots(tmp_path)
     one, other = (LockResolver().resolve(WriteTool().spec, {"path": path, "content": ""}, roots) for path in "aA")
-    assert not locks_conflict(one, other)
+    assert not do_locks_conflict(one, other)
 
 
 async def test_rules_apply_to_a_case_insensitive_disk_mounted_after_the_session_started(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from handrail.agent.providers.scripted_model import read_model_script
 from handrail.authoring.mcp_server_import import import_mcp_servers
 from handrail.config.foreign_server_files import read_foreign_server_file
 from handrail.config.toml_file import parse_config_file
-from handrail.contract.agent_manifest import parse_agent
-from handrail.contract.text.strict_json import parse_object
-from handrail.contract.text.text_encodings import read_file_text
-from handrail.contract.tool.manifest import parse_manifest
+from handrail.contract.agent_manifest import parse_agent_manifest
+from handrail.contract.text.strict_json import parse_json_object
+from handrail.contract.text.text_encodings import decode_file_text
+from handrail.contract.tool.manifest import parse_manifest_text
 from handrail.tools.files.text_changes import replace_exact_text
 
 FRENCH = '# réglages\nnom = "André"\nville = "Orléans"\n'
@@ -197,7 +197,7 @@ async def test_a_byte_order_mark_written_by_a_model_is_not_doubled(tmp_path: Pat
     ],
 )
 def test_the_encoding_of_a_short_text_is_detected(text: str, codec: str) -> None:
-    assert read_file_text(text.encode(codec)).text == text
+    assert decode_file_text(text.encode(codec)).text == text
 
 
 @pytest.mark.parametrize("codec", ["utf-8-sig", "utf-16", "latin-1", "cp932"])
@@ -289,7 +289,7 @@ def test_an_edit_changes_the_replaced_bytes_only(
         )
     except UnicodeEncodeError:
         return
-    file = read_file_text(before)
+    file = decode_file_text(before)
     assert file.encoding.encode(file.text) == before
     start = data.draw(st.integers(0, len(file.text) - 1))
     old = file.text[start : data.draw(st.integers(start + 1, len(file.text)))]
@@ -307,7 +307,7 @@ def test_an_edit_changes_the_replaced_bytes_only(
 
 @given(st.binary(max_size=300))
 def test_any_bytes_survive_a_round_trip_through_text(data: bytes) -> None:
-    file = read_file_text(data)
+    file = decode_file_text(data)
     assert file.encoding.encode(file.text) == data
 
 
@@ -323,8 +323,8 @@ def test_configuration_files_may_have_a_byte_order_mark(tmp_path: Path, codec: s
     parameters = {"type": "object", "properties": dict[str, object]()}
     tool = {"name": "one", "description": "One.", "parameters": parameters}
     manifest = json.dumps({"llm": tool, "runtime": {"side_effect": "read"}}, indent=1)
-    assert parse_manifest(marked(manifest, codec), "tool.json").id == "one"
-    assert parse_agent(marked('description = "One."\n', codec), "agent.toml", "one").manifest.id == "one"
+    assert parse_manifest_text(marked(manifest, codec), "tool.json").id == "one"
+    assert parse_agent_manifest(marked('description = "One."\n', codec), "agent.toml", "one").manifest.id == "one"
     path = tmp_path / "handrail.toml"
     assert parse_config_file(path, marked('[search]\r\nembedder = "none"\r\n', codec))[0] == {
         "search": {"embedder": "none"}
@@ -336,7 +336,7 @@ def test_configuration_files_may_have_a_byte_order_mark(tmp_path: Path, codec: s
     servers.write_bytes(marked('{"mcpServers": {"one": {"command": "prog"}}}', codec))
     assert [one.name for one in import_mcp_servers(servers, tmp_path)] == ["one"]
     assert [one.name for one in read_foreign_server_file(servers, tmp_path).servers] == ["one"]
-    assert parse_object(marked('{"resources": []}', codec)) == {"resources": []}
+    assert parse_json_object(marked('{"resources": []}', codec)) == {"resources": []}
 
 
 @every_encoding

@@ -14,17 +14,17 @@ from tests.agent.provider_bench import Bench, bench
 from tests.field.openai_chunks import ECHO, calls, chunk, streamed, whole
 
 from handrail.agent.agent_loop import Agent
-from handrail.agent.conversation import Conversation, adapt_history, encode_message, restore_conversation
+from handrail.agent.conversation import Conversation, adapt_history_to_model, encode_message, restore_conversation
 from handrail.agent.model_protocol import ModelRequest
 from handrail.agent.providers import open_model
 from handrail.agent.providers.openai import (
     _ChunkReader,  # pyright: ignore[reportPrivateUsage]
     _messages,  # pyright: ignore[reportPrivateUsage]
 )
-from handrail.agent.reply_assembly import ReplyAssembly
+from handrail.agent.reply_assembly import ReplyAssembler
 from handrail.contract.calls_and_results import CallAnswer, Result
 from handrail.contract.text.strict_json import parse_arguments
-from handrail.testing.provider_request_checks import find_openai_faults
+from handrail.testing.provider_request_checks import find_chat_completions_faults
 from handrail.testing.provider_servers import ErrorReply, RawReply, ReplyCall, ScriptedReply
 from handrail.testing.scripted_kernel import temporary_kernel
 
@@ -628,7 +628,7 @@ JSON = st.recursive(
 @given(st.lists(st.tuples(st.sampled_from(["delta", "message"]), JSON, JSON), max_size=5))
 def test_the_chunk_reader_accepts_chunks_of_any_shape(given_chunks: list[tuple[str, Any, Any]]) -> None:
     reader = _ChunkReader(["echo"])
-    assembly = ReplyAssembly()
+    assembly = ReplyAssembler()
     chunks: list[Any] = [{"choices": [{place: value, "finish_reason": end}]} for place, value, end in given_chunks]
     chunks.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
     for one in chunks:
@@ -639,9 +639,11 @@ def test_the_chunk_reader_accepts_chunks_of_any_shape(given_chunks: list[tuple[s
     reply = assembly.get_reply_so_far()
     conversation.add_reply(reply, [f"c{n}" for n in range(len(reply.calls))])
     answer = Result.output({})
-    conversation.add_answers({n: CallAnswer(f"c{n}", "echo", answer, answer) for n in range(len(reply.calls))})
-    messages = adapt_history(conversation.messages, "openai:x")
+    conversation.add_call_answers({n: CallAnswer(f"c{n}", "echo", answer, answer) for n in range(len(reply.calls))})
+    messages = adapt_history_to_model(conversation.messages, "openai:x")
     sent = json.loads(json.dumps(list(_messages(ModelRequest("", messages, [])))))
-    assert not find_openai_faults({"messages": sent}) or any("thinking" in str(m) or "type" in str(m) for m in sent)
+    assert not find_chat_completions_faults({"messages": sent}) or any(
+        "thinking" in str(m) or "type" in str(m) for m in sent
+    )
     stored = [(n, json.loads(json.dumps(encode_message(m, ["c"] * 99)))) for n, m in enumerate(conversation.messages)]
-    assert adapt_history(restore_conversation(stored).messages, "openai:x") == messages
+    assert adapt_history_to_model(restore_conversation(stored).messages, "openai:x") == messages

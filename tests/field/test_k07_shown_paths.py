@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.calls_and_results import Result
 from handrail.contract.session_protocols import Session
-from handrail.contract.text.neutralisation import escape_terminal_controls, neutralise_text, restore_path
+from handrail.contract.text.neutralisation import escape_terminal_controls, neutralise_text, unescape_displayed_path
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 NFC, NFD = unicodedata.normalize("NFC", "café.txt"), unicodedata.normalize("NFD", "café.txt")
@@ -85,25 +85,25 @@ def names_in(folder: Path) -> set[str]:
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/"), min_size=1))
 def test_every_displayed_name_is_restored_to_the_file_name(name: str) -> None:
-    assert restore_path(escape_terminal_controls(name)) == name
-    assert restore_path(neutralise_text(escape_terminal_controls(name))) == name
+    assert unescape_displayed_path(escape_terminal_controls(name)) == name
+    assert unescape_displayed_path(neutralise_text(escape_terminal_controls(name))) == name
 
 
 @given(st.binary(min_size=1))
 def test_every_displayed_name_of_raw_bytes_is_restored(raw: bytes) -> None:
     name = os.fsdecode(raw.replace(b"\0", b"x"))
     shown = escape_terminal_controls(name)
-    assert shown.isprintable() and restore_path(shown) == name
+    assert shown.isprintable() and unescape_displayed_path(shown) == name
 
 
 @given(st.text(st.sampled_from("⟦⟧U+202F7E,<\u202f\u200d "), max_size=20))
 def test_a_name_that_contains_escape_text_is_restored(name: str) -> None:
-    assert restore_path(neutralise_text(escape_terminal_controls(name))) == name
+    assert unescape_displayed_path(neutralise_text(escape_terminal_controls(name))) == name
 
 
 def test_an_escape_for_a_character_that_is_never_escaped_stays_literal() -> None:
     for text in ("⟦U+002F⟧", "⟦U+0000⟧", "⟦U+002E⟧", "⟦U+0041⟧", "⟦U+D800⟧", "⟦U+110000⟧", "⟦U+202F,002F⟧"):
-        assert restore_path(text) == text
+        assert unescape_displayed_path(text) == text
 
 
 @each_name
@@ -289,7 +289,7 @@ async def test_git_tools_and_other_tools_accept_a_path_displayed_by_git(session:
     for name in names:
         (ws / name).write_text("one\n")
     untracked: list[str] = (await call(session, "git.status"))["untracked"]
-    assert sorted(map(restore_path, untracked)) == sorted(names)
+    assert sorted(map(unescape_displayed_path, untracked)) == sorted(names)
     await call(session, "git.add", paths=untracked)
     await call(session, "git.commit", message="first")
     for shown in untracked:
@@ -343,7 +343,7 @@ async def test_a_program_tool_gets_the_real_file_names_for_displayed_paths(
     async with temporary_kernel(tmp_path, rules=["allow *"]) as kernel:
         session = await kernel.session(headless=True)
         shown = sorted(seen(await session.call("glob", {"pattern": "*"}))["paths"])
-        expected = [f"it is {name!r}" for name in (restore_path(one) for one in shown)]
+        expected = [f"it is {name!r}" for name in (unescape_displayed_path(one) for one in shown)]
         result = await session.call("look", {"path": shown[0], "others": [*shown[1:], NFC]})
         await session.suspend()
     assert result.ok, result

@@ -11,7 +11,7 @@ import pytest
 from tests.agent.provider_bench import Kind, bench, each_provider
 from tests.field.openai_chunks import chunk, streamed
 
-from handrail.agent.providers.provider_errors import describe_page, find_retry_after_s, make_reported_error
+from handrail.agent.providers.provider_errors import extract_html_page_text, make_reported_error, parse_retry_after_s
 from handrail.testing.provider_servers import ErrorReply, RawReply, ScriptedReply, StreamError
 
 OK = ScriptedReply("ok")
@@ -141,18 +141,18 @@ def test_the_retry_time_is_read_from_many_forms() -> None:
         ({}, "please wait 30 seconds", 30),
     ]  # fmt: skip
     for headers, said, seconds in exact:
-        assert find_retry_after_s(headers, said) == pytest.approx(seconds), (headers, said)
+        assert parse_retry_after_s(headers, said) == pytest.approx(seconds), (headers, said)
     for headers in (
         {"retry-after": format_datetime(soon, usegmt=True)},
         {"x-ratelimit-remaining": "0", "x-ratelimit-reset": epoch_ms},
         {"anthropic-ratelimit-tokens-remaining": "0", "anthropic-ratelimit-tokens-reset": soon.isoformat()},
     ):
-        found = find_retry_after_s(headers)
+        found = parse_retry_after_s(headers)
         assert found is not None and 30 < found <= 90, headers
-    assert find_retry_after_s({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) in (None, 0)
+    assert parse_retry_after_s({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) in (None, 0)
     for odd in ("", "soon", "-5", "nan", "inf", "1e400", "Wed, 99 Foo 2015"):
-        assert find_retry_after_s({"retry-after": odd}) is None, odd
-    assert find_retry_after_s({}, "Nothing about times; 30 seconds of video") is None
+        assert parse_retry_after_s({"retry-after": odd}) is None, odd
+    assert parse_retry_after_s({}, "Nothing about times; 30 seconds of video") is None
 
 
 async def test_a_retry_time_inside_the_stream_is_honoured() -> None:
@@ -200,4 +200,4 @@ async def test_an_overload_in_the_middle_of_a_reply_is_retried_after_the_given_t
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("text", [" " * 100_000 + "x", " \ufeff" + " " * 100_000, "<!--" * 20_000, "1" * 100_000])
 def test_a_page_in_the_place_of_an_error_is_read_in_one_pass(text: str) -> None:
-    assert describe_page(text) == text
+    assert extract_html_page_text(text) == text

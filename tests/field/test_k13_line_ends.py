@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.field.text_files import model_session
 
-from handrail.tools.files.lines_and_diffs import find_line_mark, show_line_ends, split_lines
+from handrail.tools.files.lines_and_diffs import detect_line_separator, normalise_line_ends, split_lines
 from handrail.tools.files.text_changes import (
+    adapt_content_to_original,
     apply_line_replacements,
     convert_patch_operations,
     replace_exact_text,
-    rewrite_text,
 )
 
 MIXED = b"a\r\nb\r\nc\r\nd\ne\n"
@@ -164,7 +164,7 @@ def test_an_edit_of_displayed_text_changes_only_its_own_place(
     parts: list[tuple[str, str]], ended: bool, data: st.DataObject
 ) -> None:
     text = "".join(body + end for body, end in parts) + ("" if ended else "z")
-    shown = show_line_ends(text)
+    shown = normalise_line_ends(text)
     if not shown:
         return
     start = data.draw(st.integers(0, len(shown) - 1))
@@ -173,7 +173,7 @@ def test_an_edit_of_displayed_text_changes_only_its_own_place(
     if old == new or any(shown.startswith(old, at) for at in range(len(shown)) if at != start):
         return
     after = replace_exact_text("a", text, old, new, replace_all=False).text
-    assert show_line_ends(after) == shown[:start] + new + shown[start + len(old) :] or "\r" not in after
+    assert normalise_line_ends(after) == shown[:start] + new + shown[start + len(old) :] or "\r" not in after
     head = split_lines(text)[: shown.count("\n", 0, start)]
     tail = split_lines(text)[shown.count("\n", 0, start + len(old)) + 1 :]
     assert after.startswith("".join(head)) and after.endswith("".join(tail))
@@ -184,9 +184,9 @@ def test_a_rewritten_text_has_the_new_content_and_restores_the_old_line_ends(
     parts: list[tuple[str, str]], content: str
 ) -> None:
     before = "".join(body + end for body, end in parts)
-    after = rewrite_text(before, content)
+    after = adapt_content_to_original(before, content)
     assert after.replace("\r\n", "\n") == content
-    assert rewrite_text(before, show_line_ends(before)) == before
+    assert adapt_content_to_original(before, normalise_line_ends(before)) == before
 
 
 @given(lines, st.sampled_from(["\n", "\r\n", "\r"]), st.data())
@@ -196,7 +196,7 @@ def test_a_patch_of_lines_keeps_all_other_lines_unchanged(
     text = "".join(body + (only if only == "\r" else end) for body, end in parts)
     if only == "\r":
         text = text.replace("\r\n", "\r").replace("\n", "\r")
-    have = split_lines(text, find_line_mark(text))
+    have = split_lines(text, detect_line_separator(text))
     if not have:
         return
     first = data.draw(st.integers(1, len(have)))
@@ -204,4 +204,4 @@ def test_a_patch_of_lines_keeps_all_other_lines_unchanged(
     operation = {"op": "replace", "first_line": first, "last_line": last, "content": "X\nY"}
     after = apply_line_replacements(text, convert_patch_operations(text, [operation]))
     assert after.startswith("".join(have[: first - 1])) and after.endswith("".join(have[last:]))
-    assert len(split_lines(after, find_line_mark(after))) == len(have) - (last - first + 1) + 2
+    assert len(split_lines(after, detect_line_separator(after))) == len(have) - (last - first + 1) + 2

@@ -18,9 +18,9 @@ from handrail.agent.agent_loop import Agent
 from handrail.agent.model_protocol import (
     MAX_PICTURE_BYTES,
     MAX_REQUEST_PICTURES,
+    create_message_with_stored_pictures,
     explain_picture_fault,
-    make_user_message,
-    measure_picture,
+    parse_picture_dimensions,
 )
 from handrail.agent.reply_stream import RetryPolicy
 from handrail.contract.calls_and_results import Blob, Result
@@ -144,13 +144,13 @@ def test_the_picture_size_limit_accounts_for_base64() -> None:
 
 
 def test_the_size_of_a_picture_is_read_from_its_header() -> None:
-    assert measure_picture(make_png(300, 40)) == (300, 40)
-    assert measure_picture(GIF) == (1, 1)
-    assert measure_picture(JPEG) == (32, 16)
-    assert measure_picture(WEBP) == (1, 1)
+    assert parse_picture_dimensions(make_png(300, 40)) == (300, 40)
+    assert parse_picture_dimensions(GIF) == (1, 1)
+    assert parse_picture_dimensions(JPEG) == (32, 16)
+    assert parse_picture_dimensions(WEBP) == (1, 1)
     for data in (make_png(), GIF, JPEG, WEBP):
         for end in range(len(data)):
-            measure_picture(data[:end])
+            parse_picture_dimensions(data[:end])
 
 
 @each_provider
@@ -191,7 +191,9 @@ async def test_images_are_left_out_after_the_next_model_refuses_them(tmp_path: P
     refusal = ErrorReply(404, "No endpoints found that support image input", "not_found")
     async with temporary_kernel(tmp_path) as kernel, bench("openai", OK) as one, bench("openai", refusal, OK) as other:
         session = await kernel.session()
-        shown = await make_user_message("What is [image 1]?", [Blob(make_png(), "image/png")], session.history)
+        shown = await create_message_with_stored_pictures(
+            "What is [image 1]?", [Blob(make_png(), "image/png")], session.history
+        )
         assert (await Agent(session, one.model).complete(shown)).ok
         await session.suspend()
         session = await kernel.session(session.id)

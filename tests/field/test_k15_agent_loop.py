@@ -15,7 +15,12 @@ from tests.field.openai_chunks import chunk, streamed
 
 from handrail.agent.agent_loop import EMPTY_REPLY, Agent
 from handrail.agent.model_protocol import ReplyFinished
-from handrail.contract.text.strict_json import InvalidJsonText, parse_arguments, parse_arguments_fast, parse_object
+from handrail.contract.text.strict_json import (
+    InvalidJsonTextError,
+    parse_arguments,
+    parse_arguments_fast,
+    parse_json_object,
+)
 from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.provider_servers import ReplyCall, ScriptedReply
 from handrail.testing.scripted_kernel import temporary_kernel
@@ -42,9 +47,9 @@ def test_raw_control_characters_in_argument_strings_are_read_like_their_escapes(
 
 
 def test_raw_control_characters_outside_call_argument_strings_are_refused() -> None:
-    with pytest.raises(InvalidJsonText, match="Invalid control character at line 1, column 9"):
-        parse_object('{"a": "x\n"}')
-    with pytest.raises(InvalidJsonText):
+    with pytest.raises(InvalidJsonTextError, match="Invalid control character at line 1, column 9"):
+        parse_json_object('{"a": "x\n"}')
+    with pytest.raises(InvalidJsonTextError):
         parse_arguments('{"a"\x00: 1}')
 
 

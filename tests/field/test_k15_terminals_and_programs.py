@@ -10,7 +10,7 @@ from tests.kernel.test_undo import AllowAll
 from tests.tools.repositories import made
 
 from handrail.contract.errors import ToolError
-from handrail.contract.services.job_and_tool_services import KEYS, parse_keys
+from handrail.contract.services.job_and_tool_services import KEYS, parse_key_names
 from handrail.testing.scripted_kernel import temporary_kernel
 
 RULES = ("allow terminal.*", "allow bash", "allow bash *", "allow python")
@@ -31,13 +31,13 @@ RULES = ("allow terminal.*", "allow bash", "allow bash *", "allow python")
     ],
 )
 def test_terminal_keys_can_have_their_tmux_names(names: str, expected: list[str]) -> None:
-    assert list(parse_keys(names)) == expected
+    assert list(parse_key_names(names)) == expected
 
 
 @pytest.mark.parametrize("names", ["Entr", "C-", "C-cc", "ls", "M-x", "F13", "^", "C-1", "\x03"])
 def test_an_unknown_key_is_refused_with_the_list_of_known_keys(names: str) -> None:
     with pytest.raises(ToolError, match="page-down, ctrl-a to ctrl-z"):
-        parse_keys(names)
+        parse_key_names(names)
 
 
 async def test_a_terminal_program_is_interrupted_by_c_c_and_receives_text_with_enter(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from tests.field.test_sign_in_proxies import Proxy
 from tests.web import Site, authority, ok
 
 from handrail import tool
-from handrail.contract.network_route import NetworkRoute
+from handrail.contract.network_route import OutboundConnectionSettings
 from handrail.contract.services.tool_runtime import Runtime
-from handrail.contract.text.host_names import parse_host
+from handrail.contract.text.host_names import parse_host_address
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
 from handrail.sandbox.network.egress_check import EgressCheck
 from handrail.testing.scripted_kernel import temporary_kernel
@@ -149,7 +149,7 @@ class Names:
         return [self._names[name]]
 
 
-ROUTE = NetworkRoute({"https": "http://proxy.test:3128"}, ("direct.test",))
+ROUTE = OutboundConnectionSettings({"https": "http://proxy.test:3128"}, ("direct.test",))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ async def test_address_checks_apply_with_a_proxy_too(host: str, through: bool, w
     egress = EgressCheck(everything, None, known, is_own=lambda _: False, route=ROUTE)
     if why is not None:
         with pytest.raises(Exception, match=why):
-            await egress.authorize_and_resolve_host(parse_host(host))
+            await egress.authorize_and_resolve_host(parse_host_address(host))
     else:
-        way = await egress.authorize_and_resolve_host(parse_host(host))
+        way = await egress.authorize_and_resolve_host(parse_host_address(host))
         assert bool(way.proxy) is through

@@ -11,7 +11,7 @@ import pytest
 from tests.field.odd_servers import odd_server
 
 from handrail.contract.calls_and_results import Blob
-from handrail.contract.result_conversions import result_from_mcp_content, result_to_mcp_content
+from handrail.contract.result_conversions import convert_mcp_content_to_result, convert_result_to_mcp_content
 
 BYTES = bytes(range(251)) * 4 + b"\xfb\xff\xfe"
 PLAIN = base64.b64encode(BYTES).decode()
@@ -34,18 +34,22 @@ def test_every_variant_of_base64_is_decoded(kind: str, coded: str) -> None:
     block: dict[str, Any] = {"type": kind, "data": coded, "mimeType": "image/png"}
     if kind == "resource":
         block = {"type": kind, "resource": {"uri": "x:y", "blob": coded, "mimeType": "image/png"}}
-    (part,) = result_from_mcp_content({"content": [block]}).data
+    (part,) = convert_mcp_content_to_result({"content": [block]}).data
     blob = part["resource"]["blob"] if kind == "resource" else part
     assert isinstance(blob, Blob) and blob.data == BYTES and blob.media_type == "image/png"
 
 
 def test_a_data_url_sets_the_media_type_and_undecodable_data_keeps_a_reason() -> None:
-    (part,) = result_from_mcp_content({"content": [{"type": "image", "data": f"data:image/webp;base64,{PLAIN}"}]}).data
+    (part,) = convert_mcp_content_to_result(
+        {"content": [{"type": "image", "data": f"data:image/webp;base64,{PLAIN}"}]}
+    ).data
     assert part.media_type == "image/webp"
-    (text,) = result_from_mcp_content({"content": [{"type": "image", "data": "data:text/plain,a%20b"}]}).data
+    (text,) = convert_mcp_content_to_result({"content": [{"type": "image", "data": "data:text/plain,a%20b"}]}).data
     assert text.data == b"a b"
     for odd in ("!!!", 7, None, ["x"]):
-        (left,) = result_from_mcp_content({"content": [{"type": "image", "data": odd, "mimeType": "image/png"}]}).data
+        (left,) = convert_mcp_content_to_result(
+            {"content": [{"type": "image", "data": odd, "mimeType": "image/png"}]}
+        ).data
         assert "not base64" in left["problem"] and left.get("data") == odd
 
 
@@ -76,14 +80,14 @@ ANSWERS: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize(("answer", "data"), ANSWERS.values(), ids=ANSWERS)
 def test_a_result_in_an_unusual_form_is_accepted(answer: Any, data: Any) -> None:
-    result = result_from_mcp_content(answer)
+    result = convert_mcp_content_to_result(answer)
     assert result.ok and result.data == data
-    assert isinstance(result_to_mcp_content(result)["content"], list)
+    assert isinstance(convert_result_to_mcp_content(result)["content"], list)
 
 
 @pytest.mark.parametrize("flag", [True, 1, "true", "True"])
 def test_every_form_of_the_error_flag_makes_an_error_result(flag: Any) -> None:
-    result = result_from_mcp_content({"content": "no such row", "isError": flag})
+    result = convert_mcp_content_to_result({"content": "no such row", "isError": flag})
     assert not result.ok and result.error_text == "no such row"
 
 
@@ -110,8 +114,8 @@ def test_annotations_of_content_blocks_are_preserved() -> None:
         {"type": "resource", "resource": {"uri": "x:y", "text": "t"}, **about},
         {"type": "resource_link", "uri": "x:y", "name": "y", **about},
     ]
-    assert result_to_mcp_content(result_from_mcp_content({"content": content}))["content"] == content
-    failed = result_from_mcp_content({"content": content[:1], "isError": True})
+    assert convert_result_to_mcp_content(convert_mcp_content_to_result({"content": content}))["content"] == content
+    failed = convert_mcp_content_to_result({"content": content[:1], "isError": True})
     assert failed.error_text == "a"
 
 

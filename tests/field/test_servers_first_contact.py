@@ -8,7 +8,7 @@ import pytest
 from tests.field.odd_servers import OddServer, faults_of, odd_server
 
 from handrail import config
-from handrail.kernel.upstream_mcp_servers import store_server_listing
+from handrail.kernel.upstream_mcp_servers import fetch_and_store_tool_list
 from handrail.store.state_folders import locate_folders
 from handrail.testing.scripted_kernel import temporary_kernel
 from handrail.testing.scripted_mcp_servers import (
@@ -65,7 +65,7 @@ async def test_a_review_waits_for_the_second_connection_to_a_server(tmp_path: Pa
     settings.write_text(server.settings_toml(tmp_path / "upstream"))
     configured = config.load_configuration(settings)
     folders = locate_folders(tmp_path / "ws", tmp_path / "state")
-    assert await store_server_listing(configured, folders, "t") == 1
+    assert await fetch_and_store_tool_list(configured, folders, "t") == 1
 
 
 SILENT = "def other(number, method, params):\n    pass\n"

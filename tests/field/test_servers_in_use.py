@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.field.odd_servers import OddServer, odd_server
 
-from handrail.upstream.requested_hosts import describe_requested_hosts, read_requested_hosts
+from handrail.upstream.requested_hosts import describe_denied_hosts, read_denied_host_counts
 
 DASHBOARD = """
 import socket, threading
@@ -161,10 +161,10 @@ async def test_hosts_requested_by_a_server_are_recorded_and_suggested(tmp_path: 
         for _ in range(3):
             assert (await session.call("t_echo", {})).data == "failed"
         state = kernel.components.store.folders.state
-    assert read_requested_hosts(state, "t") == {"api.example.com:443": 3}
-    (line,) = describe_requested_hosts(state, "t", ())
+    assert read_denied_host_counts(state, "t") == {"api.example.com:443": 3}
+    (line,) = describe_denied_hosts(state, "t", ())
     assert "asked for api.example.com 3 times" in line and "[mcp.servers.t]" in line
-    assert describe_requested_hosts(state, "t", ("api.example.com",)) == []
+    assert describe_denied_hosts(state, "t", ("api.example.com",)) == []
 
 
 CURIOUS = """

@@ -10,14 +10,14 @@ import pytest
 from tests.field.odd_servers import faults_of, odd_server
 
 from handrail.contract.schema.argument_validation import compile_schema
-from handrail.contract.schema.foreign_schemas import mend_foreign_schema, sort_unordered_lists
+from handrail.contract.schema.foreign_schemas import normalise_foreign_schema, sort_unordered_lists
 
 Schema = dict[str, Any]
 Arguments = dict[str, Any]
 
 
 def accepts(schema: Any, arguments: Arguments) -> bool:
-    return not compile_schema(mend_foreign_schema(schema)).list_problems(arguments)
+    return not compile_schema(normalise_foreign_schema(schema)).list_problems(arguments)
 
 
 DIALECTS = [
@@ -116,7 +116,7 @@ def test_a_valid_schema_is_not_changed() -> None:
             "additionalProperties": False,
             "x-own": None,
         }
-        assert json.dumps(mend_foreign_schema(schema)) == json.dumps(schema)
+        assert json.dumps(normalise_foreign_schema(schema)) == json.dumps(schema)
 
 
 async def test_an_unusable_schema_disables_only_its_tool_and_is_reported(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from tests.field.sign_in_server import Browser, StrictSignInServer
 from tests.kernel.test_joined import second
 
 from handrail import ToolError, UsageError, config
-from handrail.kernel.upstream_mcp_servers import sign_in_at_server
+from handrail.kernel.upstream_mcp_servers import sign_in_to_server
 from handrail.store.state_folders import locate_folders
 from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import UpstreamHttpServer, approve_tools, run_upstream_http_server
+from handrail.testing.scripted_mcp_servers import UpstreamHttpServer, approve_server_tools, run_upstream_http_server
 from handrail.upstream.oauth_sign_in import SignInPrompt
 
 PROCESS = """
@@ -61,7 +61,7 @@ class Bench:
         (self.folder / "ws").mkdir(exist_ok=True)
         file.write_text(self.settings)
         folders = locate_folders(self.folder / "ws", self.folder / "state")
-        return await sign_in_at_server(config.load_configuration(file), folders, "h", self.browser.open)
+        return await sign_in_to_server(config.load_configuration(file), folders, "h", self.browser.open)
 
     @property
     def ports(self) -> list[int | None]:
@@ -176,7 +176,7 @@ async def test_a_gateway_reads_the_token_that_another_process_has_refreshed(tmp_
     async with bench(tmp_path) as it:
         assert await it.sign_in() == 1
         async with temporary_kernel(tmp_path, settings=it.settings, rules=["allow mcp:h:*"]) as kernel:
-            await approve_tools(kernel, "h")
+            await approve_server_tools(kernel, "h")
             session = await kernel.session()
             it.guard.expire_token()
             words = [sys.executable, "-c", PROCESS, it.http.url, str(tmp_path / "state")]
@@ -198,7 +198,7 @@ async def test_a_running_gateway_continues_immediately_after_a_sign_in_elsewhere
         with pytest.raises(ToolError, match="next attempt in"):
             await upstream.ensure_connected()
         assert await it.sign_in() == 1
-        await approve_tools(kernel, "h")
+        await approve_server_tools(kernel, "h")
         session = await kernel.session()
         assert (await session.call("h_echo", {"text": "x"})).ok
         it.guard.expire_token()  # and while it is connected
@@ -212,7 +212,7 @@ async def test_a_joined_process_asks_its_own_user_to_sign_in(tmp_path: Path) -> 
     async with bench(tmp_path) as it, temporary_kernel(tmp_path), second(tmp_path) as joined:
         prompt = SignInPrompt("http://127.0.0.1:9/callback", it.browser.agree)
         async with joined.mcp_servers.connect("h", url=it.http.url, prompt=prompt) as connected:
-            assert [*connected.check_tool_availability] == ["h_echo"] and it.guard.grants == ["authorization_code"]
+            assert [*connected.tool_availability] == ["h_echo"] and it.guard.grants == ["authorization_code"]
         assert len(it.browser.shown) == 1
         (kept,) = (tmp_path / "state" / "mcp" / "tokens").iterdir()
         assert json.loads(kept.read_text())["tokens"]["access_token"] == "token-1"

@@ -16,7 +16,7 @@ from tests.web import authority
 
 from handrail import HandrailError, UsageError, config
 from handrail.config.operator_settings import McpSettings
-from handrail.kernel.upstream_mcp_servers import sign_in_at_server, store_server_listing
+from handrail.kernel.upstream_mcp_servers import fetch_and_store_tool_list, sign_in_to_server
 from handrail.runtime.secret_store import SecretStore
 from handrail.store.state_folders import StateFolders, locate_folders
 from handrail.testing.scripted_mcp_servers import HttpResponseWriter, ReceivedHttpRequest, UpstreamHttpServer
@@ -107,7 +107,7 @@ class CorporateNetwork:
         return config.load_configuration(file), locate_folders(self.folder / "ws", self.folder / "state")
 
     async def connect(self, table: str, url: str = "") -> int | None:
-        return await store_server_listing(*self.write(table, url), "h")
+        return await fetch_and_store_tool_list(*self.write(table, url), "h")
 
 
 @asynccontextmanager
@@ -169,7 +169,7 @@ async def test_every_request_of_a_sign_in_goes_through_the_proxy(tmp_path: Path)
         serving = await asyncio.start_server(page._serve, "127.0.0.1", 0)  # pyright: ignore[reportPrivateUsage]
         plain = serving.sockets[0].getsockname()[1]
         browser = OutsideBrowser()
-        assert await sign_in_at_server(*network.write(table), "h", browser.open) == 1
+        assert await sign_in_to_server(*network.write(table), "h", browser.open) == 1
         assert guard.grants == ["authorization_code"] and [*guard.clients] == ["c-1"]
         serving.close()
 
@@ -228,7 +228,7 @@ async def test_a_proxy_does_not_widen_the_hosts_that_a_server_may_reach(tmp_path
         network.proxy.places["other.test:443"] = network.port
         table = f'proxy = "http://127.0.0.1:{network.proxy.port}"\nca_file = "{network.ca_file}"'
         with pytest.raises(UsageError, match=r"other\.test"):
-            await sign_in_at_server(*network.write(table), "h", Browser().open)
+            await sign_in_to_server(*network.write(table), "h", Browser().open)
         assert not [one for one in network.proxy.asked if "other.test" in one]
 
 

@@ -388,5 +388,5 @@ async def test_the_log_records_the_name_and_version_that_the_editor_reports(desk
         opened = await client.new_session(cwd=str(desk.workspace))
         await ask(client, opened.session_id)
     with desk.reading(str(desk.workspace)) as reader:
-        (opener,) = LogReader(reader.connection).list_openers(opened.session_id)
+        (opener,) = LogReader(reader.connection).list_session_openers(opened.session_id)
     assert (opener.frontend, opener.client, opener.client_version) == ("acp", "zed\x1b[2J", "0.199.1")

@@ -131,14 +131,14 @@ class Told:
 async def test_a_result_without_program_output_replaces_the_empty_terminal() -> None:
     told = Told(DRAWS)
     told.happens("started")
-    told.telling.show_result("s/1.0", "bash", Result.output({"id": "term_1", "sent_bytes": 3}))
+    told.telling.show_call_result("s/1.0", "bash", Result.output({"id": "term_1", "sent_bytes": 3}))
     assert words(await told.content()) == [block("id: term_1\nsent_bytes: 3")]
 
 
 async def test_a_program_ended_by_a_signal_is_shown_with_the_signal_name() -> None:
     told = Told(DRAWS)
     told.happens("started")
-    told.telling.show_result(
+    told.telling.show_call_result(
         "s/1.0", "bash", Result.output({"exit_code": -9, "signal": 9, "output": "", "limit": "memory"})
     )
     terminal, *beside = await told.content()
@@ -160,12 +160,12 @@ async def test_a_finished_job_shows_its_output_whether_its_call_is_answered_earl
     told.happens("started")
     told.happens("backgrounded", job_id="bash_1")
     if not early:
-        told.telling.show_answer(answer)
+        told.telling.show_call_answer(answer)
         await told.telling.wait_until_delivered()
         assert words(told.updates[-1].content) == [block("job_id: bash_1\nstate: running")]
     told.happens("progress", message="", output=output)
     told.happens("finished", type="output")
     if early:
-        told.telling.show_answer(answer)
+        told.telling.show_call_answer(answer)
     assert words(await told.content()) == [shown]
     assert [update.status for update in told.updates if update.status][-1] == "completed"

@@ -127,7 +127,7 @@ async def test_clients_without_terminals_receive_the_end_of_the_output_as_inert_
     for _ in range(100):
         happens("progress", message="", output="\x1b[2J" + "x" * 100)
     await telling.wait_until_delivered()
-    telling.show_result("s/1.0", "bash", Result.output({"exit_code": 3, "output": "all"}))
+    telling.show_call_result("s/1.0", "bash", Result.output({"exit_code": 3, "output": "all"}))
     await telling.wait_until_delivered()
     await telling.aclose()
     assert len(told) < 10, "what waits is replaced by what comes after it"
@@ -139,7 +139,7 @@ async def test_clients_without_terminals_receive_the_end_of_the_output_as_inert_
 async def test_unshown_terminal_output_is_kept_within_bounds() -> None:
     screen = CommandTerminal("s/1.0", "viewed", lambda _content, _meta: None)
     for _ in range(100):
-        screen.show_output("x" * 100_000)
+        screen.append_terminal_output("x" * 100_000)
     near, far = socket.socketpair()
     reader, shows = await asyncio.open_connection(sock=far)
     _unread, writer = await asyncio.open_connection(sock=near)

@@ -7,7 +7,7 @@ import json
 import pytest
 from tests.frontends.conftest import Here, Program
 
-from handrail.authoring.tool_templates import make_tool_files, write_tool_files
+from handrail.authoring.tool_templates import render_tool_files, write_tool_files
 from handrail.frontends.cli.command_group import run_command_line
 from handrail.sandbox import tier_probe
 
@@ -33,7 +33,7 @@ def test_a_new_tool_is_written_and_passes_the_check(
 @pytest.mark.proves("R-15")
 def test_a_build_shows_its_commands_and_files_and_a_failure_shows_its_reason(handrail: Program, here: Here) -> None:
     config, tools = handrail.config / "handrail.toml", handrail.config / "tools"
-    write_tool_files(tools, make_tool_files("source", "text.words"))
+    write_tool_files(tools, render_tool_files("source", "text.words"))
     (tools / "test_text_words.py").unlink()
     config.write_text("")
     script = tools / "text_words" / "build.sh"

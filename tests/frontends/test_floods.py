@@ -13,7 +13,7 @@ import pytest
 from tests.frontends.test_mcp_http import ALICE, BOB, Rpc, running
 
 from handrail.frontends.mcp import http_limits, http_server
-from handrail.frontends.mcp.http_limits import make_connection_class
+from handrail.frontends.mcp.http_limits import make_bounded_connection_class
 
 INITIALIZE: dict[str, Any] = {
     "jsonrpc": "2.0",
@@ -157,11 +157,11 @@ async def test_a_client_that_keeps_sending_after_its_answer_is_disconnected(
 
 async def test_idle_connections_make_room_for_new_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def five(most: int, ended: Callable[[object], object]) -> type[http_limits.TimedHttpConnection]:
-        protocol = make_connection_class(most, ended)
+        protocol = make_bounded_connection_class(most, ended)
         protocol.most = 5
         return protocol
 
-    monkeypatch.setattr(http_server, "make_connection_class", five)
+    monkeypatch.setattr(http_server, "make_bounded_connection_class", five)
     async with running(tmp_path) as rpc:
         where = urlsplit(rpc.url)
         held = [await asyncio.open_connection(where.hostname, where.port) for _ in range(20)]
@@ -172,7 +172,7 @@ async def test_idle_connections_make_room_for_new_clients(tmp_path: Path, monkey
 
 
 def test_the_connection_limit_leaves_file_descriptors_for_other_files() -> None:
-    assert 16 <= make_connection_class(2_000, id).most <= 2_000
+    assert 16 <= make_bounded_connection_class(2_000, id).most <= 2_000
 
 
 async def opened(rpc: Rpc, token: str | None = None) -> tuple[int, str]:

@@ -24,7 +24,7 @@ from tests.prefork import command as prefork
 import handrail
 from handrail.frontends.cli.command_group import run_command_line
 from handrail.record.commit_log import CommitLog, Record
-from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
 from handrail.store.workspace_store import WorkspaceStore
 
 SOURCE = Path(handrail.__file__).parent
@@ -104,7 +104,7 @@ def state(handrail: Program, here: Here) -> Program:
         for rowid, request in connection.execute("SELECT rowid, request FROM approval").fetchall():
             connection.execute(
                 "UPDATE approval SET request = ? WHERE rowid = ?",
-                (encode_any_json(poisoned(decode_any_json(request))), rowid),
+                (encode_json_with_fallback(poisoned(decode_json_with_fallback(request))), rowid),
             )
         connection.execute("UPDATE session SET topic = ?, agent = ?, frontend = ?", (HOSTILE, HOSTILE, HOSTILE))
         connection.execute(
@@ -113,13 +113,15 @@ def state(handrail: Program, here: Here) -> Program:
             (HOSTILE, HOSTILE),
         )
         said = {"role": "user", "text": HOSTILE}
-        connection.execute("INSERT INTO message SELECT id, 1, 1, ? FROM session LIMIT 1", (encode_any_json(said),))
+        connection.execute(
+            "INSERT INTO message SELECT id, 1, 1, ? FROM session LIMIT 1", (encode_json_with_fallback(said),)
+        )
         connection.execute("INSERT INTO project_rule VALUES ('rul_1', ?, 1, ?)", (f"deny bash {HOSTILE}", HOSTILE))
         texts_of_a_job = dict.fromkeys(("about", "definition", "output", "untrusted"), HOSTILE)
         job = {**texts_of_a_job, "arguments": None, "exposure": "both", "prompt_mask": False, "given_up": False}
         connection.execute(
             "INSERT INTO job SELECT 'job_h', id, 'ses_h/1.0', ?, 'failed', 1, 2, 1, 1, ? FROM session LIMIT 1",
-            (HOSTILE, encode_any_json(job)),
+            (HOSTILE, encode_json_with_fallback(job)),
         )
     connection.close()
     skill = handrail.workspace / ".agents" / "skills" / "deploy"

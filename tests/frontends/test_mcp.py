@@ -20,7 +20,12 @@ from mcp.client.subscriptions import ToolsListChanged
 from mcp.types import CallToolResult, TextContent, Tool, ToolListChangedNotification
 from tests.frontends.conftest import Program, Sleeper
 
-from handrail.frontends.mcp.mcp_stdio_server import MAX_MESSAGE_BYTES, MAX_MESSAGE_VALUES, LimitedLineReader, PipeWriter
+from handrail.frontends.mcp.mcp_stdio_server import (
+    MAX_MESSAGE_BYTES,
+    MAX_MESSAGE_VALUES,
+    LimitedMessageReader,
+    PipeWriter,
+)
 
 Mode = Literal["auto", "legacy"]
 
@@ -193,7 +198,7 @@ async def test_a_message_with_too_many_values_is_refused_and_the_next_one_is_rea
     ping = '{"jsonrpc": "2.0", "id": 8, "method": "ping"}\n'
     reader.feed_data(f'{{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": [{many}1]}}\n{ping}'.encode())
     reader.feed_eof()
-    assert [line async for line in LimitedLineReader(reader, said.append)] == [ping]
+    assert [line async for line in LimitedMessageReader(reader, said.append)] == [ping]
     (refused,) = map(json.loads, said)
     assert refused["id"] == 7 and "contain more than 40,000 values" in refused["error"]["message"]
 
@@ -206,7 +211,7 @@ async def test_the_server_waits_for_a_full_pipe_only_while_its_client_sends() ->
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(incoming), os.fdopen(said, "rb", buffering=0))
     out, _ = await loop.connect_write_pipe(lambda: flow, os.fdopen(writing, "wb", buffering=0))
     output = PipeWriter(asyncio.StreamWriter(out, flow, None, loop), patience_s=0)
-    lines = LimitedLineReader(incoming, lambda _: None, output.limit_flush_time)
+    lines = LimitedMessageReader(incoming, lambda _: None, output.limit_flush_time)
     try:
         await output.write("x" * 1_000_000)
         waiting = asyncio.ensure_future(output.flush())

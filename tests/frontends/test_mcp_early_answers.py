@@ -151,7 +151,7 @@ async def test_the_early_answers_equal_those_of_the_server(
 async def test_a_client_receives_each_answer_once_and_a_notification_of_changes_in_between(kernel: LocalKernel) -> None:
     reception, heard, _ = await begun(kernel, BEGINNINGS["2025-06-18"], "all")
     await kernel.reload_tools(tools=[count, later])
-    await gone_on(reception, kernel, "all", reception.make_answer_filter(), heard, 3)
+    await gone_on(reception, kernel, "all", reception.make_early_answer_filter(), heard, 3)
     assert [one.get("id", one.get("method")) for one in heard.messages] == [
         1,
         "two",
@@ -163,7 +163,7 @@ async def test_a_client_that_sends_only_the_handshake_is_passed_on_to_the_server
     reception, heard, there = await begun(kernel, [hello(), READY, request(2, "ping")])
     assert there
     assert [one["id"] for one in heard.messages] == [1]
-    await gone_on(reception, kernel, "core", reception.make_answer_filter(), heard, 2)
+    await gone_on(reception, kernel, "core", reception.make_early_answer_filter(), heard, 2)
     assert heard.messages[1] == {"jsonrpc": "2.0", "id": 2, "result": {}}
 
 
@@ -249,7 +249,7 @@ async def serve_after(reception: StartupResponder, kernel: LocalKernel, heard: H
             yield line
         await enough.wait()
 
-    ends = said(), reception.make_answer_filter()
+    ends = said(), reception.make_early_answer_filter()
     serving = asyncio.create_task(serve_single_client(kernel, McpFrontendSettings(), ends, reception.client))
     try:
         await heard.until(expected)

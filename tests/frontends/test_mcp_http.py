@@ -18,7 +18,7 @@ from mcp.server.streamable_http import EventMessage
 
 from handrail import tool
 from handrail.contract.errors import StartError, UsageError
-from handrail.contract.services.client_services import ClientRequest
+from handrail.contract.services.client_services import RequestToClient
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.frontends.mcp import client_manager, connected_client, http_server
 from handrail.frontends.mcp.client_manager import McpFrontendSettings
@@ -27,7 +27,7 @@ from handrail.frontends.mcp.http_server import (
     MAX_STREAM_EVENTS,
     BoundedEventStore,
     HttpFrontendSettings,
-    run_http_server,
+    open_http_server,
 )
 from handrail.testing.scripted_kernel import temporary_kernel
 
@@ -42,7 +42,7 @@ ran: list[str] = []
 async def greet(runtime: Runtime, greeting: str = "Hello") -> str:
     """Ask who is there."""
     answers = await runtime.client.send_requests(
-        {"who": ClientRequest("elicitation/create", {"message": "Who?", "requestedSchema": FORM})}
+        {"who": RequestToClient("elicitation/create", {"message": "Who?", "requestedSchema": FORM})}
     )
     ran.append(greeting)
     return f"{greeting}, {answers['who']['content']['name']}"
@@ -81,7 +81,7 @@ async def running(folder: Path, serving: McpFrontendSettings | None = None, **li
     where = HttpFrontendSettings("127.0.0.1", 0, **listening)
     async with AsyncExitStack() as stack:
         kernel = await stack.enter_async_context(temporary_kernel(folder, tools=[greet], rules=["allow greet"]))
-        url, _ = await stack.enter_async_context(run_http_server(kernel, serving or McpFrontendSettings(), where))
+        url, _ = await stack.enter_async_context(open_http_server(kernel, serving or McpFrontendSettings(), where))
         http = await stack.enter_async_context(httpx2.AsyncClient())
         yield Rpc(http, url)
 
@@ -175,7 +175,7 @@ async def test_a_client_that_disconnects_stops_its_call(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         kernel = await stack.enter_async_context(temporary_kernel(tmp_path, tools=[linger], rules=["allow linger"]))
         url, _ = await stack.enter_async_context(
-            run_http_server(kernel, McpFrontendSettings(), HttpFrontendSettings("127.0.0.1", 0))
+            open_http_server(kernel, McpFrontendSettings(), HttpFrontendSettings("127.0.0.1", 0))
         )
         http = await stack.enter_async_context(httpx2.AsyncClient())
         hanging = asyncio.create_task(Rpc(http, url).call("linger"))
@@ -306,7 +306,7 @@ async def test_the_session_of_a_client_without_a_token_ends_with_its_connection(
     async with AsyncExitStack() as stack:
         kernel = await stack.enter_async_context(temporary_kernel(tmp_path, tools=[greet], rules=["allow greet"]))
         url, _ = await stack.enter_async_context(
-            run_http_server(kernel, McpFrontendSettings(), HttpFrontendSettings("127.0.0.1", 0))
+            open_http_server(kernel, McpFrontendSettings(), HttpFrontendSettings("127.0.0.1", 0))
         )
         async with httpx2.AsyncClient() as http:
             await Rpc(http, url).call(*LOOK)

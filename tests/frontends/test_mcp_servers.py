@@ -18,7 +18,7 @@ from handrail.frontends.cli.command_group import run_command_line
 from handrail.registry.definition_pins import StoredPins, ThirdPartyDefinition
 from handrail.store import operator_decisions
 from handrail.upstream import server_definition
-from handrail.upstream.mcp_tool import build_spec
+from handrail.upstream.mcp_tool import build_tool_spec
 from handrail.upstream.server_config_loader import load_enabled_servers
 from handrail.upstream.server_definition import ServerListing
 
@@ -161,7 +161,7 @@ def test_the_server_list_shows_the_next_step_for_each_server(
                 state, server.name, server.definition_hash, ServerListing(tools=items, protocol="2025-11-25")
             )
             if server.name == "ready":
-                specs = [build_spec(item, server, server.requires) for item in items]
+                specs = [build_tool_spec(item, server, server.requires) for item in items]
                 StoredPins(state).approve(server.name, [ThirdPartyDefinition.from_spec(spec) for spec in specs])
     assert (
         run_command_line(

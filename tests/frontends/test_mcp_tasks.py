@@ -17,7 +17,7 @@ from pydantic import ConfigDict
 from tests.frontends.mcp_clients import NAME, said, serving
 
 from handrail import ToolError, tool
-from handrail.contract.services.client_services import ClientRequest
+from handrail.contract.services.client_services import RequestToClient
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.frontends.mcp import task_extension as module
 from handrail.frontends.mcp.client_manager import McpClientManager
@@ -55,12 +55,12 @@ async def asker(runtime: Runtime, what: str = "forms") -> str:
     """Ask in the background."""
     if what == "later":
         await gates[0].go.wait()
-        return (await runtime.client.send_requests({"one": ClientRequest("elicitation/create", FORM)}))["one"][
+        return (await runtime.client.send_requests({"one": RequestToClient("elicitation/create", FORM)}))["one"][
             "content"
         ]["name"]
     if what == "roots":
-        return str(await runtime.client.send_requests({"where": ClientRequest("roots/list", {})}))
-    form = ClientRequest("elicitation/create", FORM)
+        return str(await runtime.client.send_requests({"where": RequestToClient("roots/list", {})}))
+    form = RequestToClient("elicitation/create", FORM)
     both = await runtime.client.send_requests({"one": form, "two": form})
     again = await runtime.client.send_requests({"one": form})
     return ", ".join(str(answer["content"]["name"]) for answer in (both["one"], both["two"], again["one"]))
@@ -71,7 +71,7 @@ async def long(runtime: Runtime, asks: bool = False) -> str:
     """Take as long as it takes."""
     who = ""
     if asks:
-        who = (await runtime.client.send_requests({"who": ClientRequest("elicitation/create", FORM)}))["who"][
+        who = (await runtime.client.send_requests({"who": RequestToClient("elicitation/create", FORM)}))["who"][
             "content"
         ]["name"]
     await gates[0].go.wait()
@@ -362,7 +362,7 @@ async def test_a_task_is_found_only_by_its_owner_and_complete_id(
             assert refused.value.error.message.startswith(said_back), "the id is the caller's own"
             told.add(refused.value.error.message.removeprefix(said_back))
         assert len(told) == 1 and "beside" not in told.pop(), "nothing tells an id that is partly right"
-        monkeypatch.setattr(module, "get_request_credential", lambda: ("somebody", None, "else"))
+        monkeypatch.setattr(module, "get_request_principal", lambda: ("somebody", None, "else"))
         with pytest.raises(MCPError):
             await one.ask("tasks/cancel", taskId=task)
         monkeypatch.undo()

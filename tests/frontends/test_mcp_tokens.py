@@ -30,13 +30,13 @@ from handrail.config.mcp_settings import McpServeSettings
 from handrail.contract.errors import HandrailError
 from handrail.frontends.mcp import token_verifiers
 from handrail.frontends.mcp.client_manager import McpFrontendSettings
-from handrail.frontends.mcp.http_server import HttpFrontendSettings, _UvicornServer, run_http_server  # pyright: ignore[reportPrivateUsage]
+from handrail.frontends.mcp.http_server import HttpFrontendSettings, _UvicornServer, open_http_server  # pyright: ignore[reportPrivateUsage]
 from handrail.frontends.mcp.token_verifiers import (
     IntrospectionSettings,
     IntrospectionTokenVerifier,
     JwtTokenVerifier,
     TokenCheckFailed,
-    check_secure_url,
+    require_secure_url,
 )
 from handrail.runtime.secret_store import SecretStore
 from handrail.testing.scripted_kernel import temporary_kernel
@@ -188,7 +188,7 @@ async def test_clients_learn_the_authority_for_tokens_and_missing_scopes_are_ref
         one = await stack.enter_async_context(authority())
         kernel = await stack.enter_async_context(temporary_kernel(tmp_path))
         where = HttpFrontendSettings("127.0.0.1", 0, public_url=RESOURCE, auth_server=one.issuer, scopes=("tools",))
-        url, _ = await stack.enter_async_context(run_http_server(kernel, McpFrontendSettings(), where))
+        url, _ = await stack.enter_async_context(open_http_server(kernel, McpFrontendSettings(), where))
         http = await stack.enter_async_context(
             httpx2.AsyncClient(headers={"Accept": "application/json, text/event-stream"})
         )
@@ -333,7 +333,7 @@ async def test_a_server_accepts_opaque_tokens_and_reports_when_it_cannot_check_o
         secrets = SecretStore({"CAROL": "carol-0123456789abcdef", "ASK": "sesame"})
         where = HttpFrontendSettings.from_options("127.0.0.1:0", configured=own, secrets=secrets)
         assert "sesame" not in repr(where) and "carol-0123456789abcdef" not in repr(where)
-        url, _ = await stack.enter_async_context(run_http_server(kernel, McpFrontendSettings(), where))
+        url, _ = await stack.enter_async_context(open_http_server(kernel, McpFrontendSettings(), where))
         http = await stack.enter_async_context(
             httpx2.AsyncClient(headers={"Accept": "application/json, text/event-stream"})
         )
@@ -402,4 +402,4 @@ def test_keys_are_fetched_only_over_a_secure_url(url: str) -> None:
     from handrail.contract.errors import UsageError
 
     with pytest.raises(UsageError, match="https://"):
-        check_secure_url(url, "--auth-server")
+        require_secure_url(url, "--auth-server")

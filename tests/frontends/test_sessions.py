@@ -17,7 +17,7 @@ from handrail.agent.model_protocol import CallResultsMessage, ModelRequest
 from handrail.agent.providers.openai import _messages  # pyright: ignore[reportPrivateUsage]
 from handrail.record.log_reader import LogReader
 from handrail.record.verification import verify_log
-from handrail.testing.provider_request_checks import find_openai_faults
+from handrail.testing.provider_request_checks import find_chat_completions_faults
 
 
 def script(folder: Path, name: str, text: str) -> str:
@@ -227,7 +227,7 @@ def check_gone_on_with(handrail: Program, here: Here, model: str, session_id: st
     found = restore_conversation(enumerate(messages))
     assert found.open is None
     request = ModelRequest("", found.messages, [])
-    assert find_openai_faults({"messages": list(_messages(request))}) == []
+    assert find_chat_completions_faults({"messages": list(_messages(request))}) == []
     assert {name: (handrail.workspace / name).exists() for name in before} == before
     calls = [row["call_id"] for row in whole["calls"]]
     assert len(calls) == len(set(calls)) <= 4

@@ -21,9 +21,9 @@ from handrail.record.session_export import format_line
 from handrail.record.state_backup import back_up_state, restore_state
 from handrail.record.verification import verify_log
 from handrail.store.operator_decisions import trust_workspace_content
-from handrail.store.project_identity import read_project
-from handrail.store.state_adoption import adopt_state, choose_adoptable, find_adoptable
-from handrail.store.state_folders import StateFolders, find_state_key, locate_folders, workspace_key
+from handrail.store.project_identity import read_project_record
+from handrail.store.state_adoption import adopt_state, find_adoptable_states, select_adoptable_state
+from handrail.store.state_folders import StateFolders, compute_workspace_key, find_state_key, locate_folders
 from handrail.testing import ScriptedApprovalHandler
 
 
@@ -92,7 +92,7 @@ def test_a_new_folder_at_the_old_path_shares_no_state_with_the_moved_folder(prog
     key, there = folders_of(program).key, moved(program)
     ok(there, "state", "adopt", "--yes")
     program.workspace.mkdir()
-    assert folders_of(program).key not in (key, workspace_key(program.workspace))
+    assert folders_of(program).key not in (key, compute_workspace_key(program.workspace))
     assert program("call", "glob", '{"pattern": "*"}').code == 0
     assert len(json.loads(there("state", "--json").out)) == 2
     third = moved(there, "third")
@@ -102,7 +102,7 @@ def test_a_new_folder_at_the_old_path_shares_no_state_with_the_moved_folder(prog
     ok(program, "state", "remove", "--orphans", "--yes")
     back = moved(third, program.workspace.name)
     ok(back, "state", "adopt", key, "--yes")
-    assert folders_of(back).key == key == workspace_key(back.workspace)
+    assert folders_of(back).key == key == compute_workspace_key(back.workspace)
 
 
 async def test_adoption_moves_sessions_and_stored_rules_and_a_dry_run_shows_the_rules(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ async def test_adoption_moves_sessions_and_stored_rules_and_a_dry_run_shows_the_
     there = moved(program)
     shown = there("state", "adopt", "--dry-run")
     assert f"stored answer that will hold here: {stored}" in shown.out
-    assert folders_of(there).key == workspace_key(there.workspace), "a dry run changes nothing"
+    assert folders_of(there).key == compute_workspace_key(there.workspace), "a dry run changes nothing"
     assert ok(there, "state", "adopt", "--yes")["rules"] == [stored]
     async with open_kernel(there.workspace, state=state, config=config) as kernel:
         again = await kernel.session(session.id)
@@ -146,20 +146,20 @@ def test_a_copied_folder_does_not_pass_for_the_original(program: Program, tmp_pa
     assert "adopt" not in hostile("state").err
     refused = hostile("state", "adopt", "--yes")
     assert refused.code == 2 and "No state belongs to the folder" in refused.err
-    by_key = hostile("state", "adopt", workspace_key(program.workspace), "--dry-run")
+    by_key = hostile("state", "adopt", compute_workspace_key(program.workspace), "--dry-run")
     assert by_key.code == 0 and "is not recognised as the folder of this state" in by_key.err
-    assert hostile("state", "adopt", workspace_key(program.workspace)).code == 2, "nobody agreed"
+    assert hostile("state", "adopt", compute_workspace_key(program.workspace)).code == 2, "nobody agreed"
 
 
 def test_a_later_folder_with_the_same_inode_number_is_not_recognised(program: Program) -> None:
     folders = folders_of(program)
-    record = read_project(folders.workspace_state_folder)
+    record = read_project_record(folders.workspace_state_folder)
     assert record is not None
     if record.identity.birth_ns is None:
         pytest.skip("this file system does not record when a folder was made")
     path = folders.workspace_state_folder / "project.json"
     path.write_text(path.read_text().replace(str(record.identity.birth_ns), str(record.identity.birth_ns - 1)))
-    assert find_adoptable(folders_of(moved(program))) == []
+    assert find_adoptable_states(folders_of(moved(program))) == []
 
 
 def test_state_whose_workspace_still_exists_cannot_be_adopted(program: Program, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ async def test_state_in_use_is_not_adopted(tmp_path: Path) -> None:
         workspace.rename(tmp_path / "moved")
         there = locate_folders(tmp_path / "moved", tmp_path / "state")
         with pytest.raises(StartError, match="in use by"):
-            choose_adoptable(there, folders.key)
+            select_adoptable_state(there, folders.key)
         (tmp_path / "moved").rename(workspace)
 
 
@@ -213,10 +213,10 @@ def opened(tmp_path: Path, workspace: Path) -> Any:
 def test_an_invalid_adoption_record_is_not_followed(program: Program, content: bytes) -> None:
     there = moved(program)
     ok(there, "state", "adopt", "--yes")
-    path = program.state / "moved" / workspace_key(there.workspace)
+    path = program.state / "moved" / compute_workspace_key(there.workspace)
     path.write_bytes(content)
     assert "contains no key" in there("log").err
-    path.write_text(workspace_key(program.workspace))
+    path.write_text(compute_workspace_key(program.workspace))
     path.chmod(0o644)
     assert "other users can access it" in there("log").err
     path.unlink()
@@ -227,12 +227,12 @@ def test_an_invalid_adoption_record_is_not_followed(program: Program, content: b
 def test_an_interrupted_adoption_can_be_repeated(program: Program) -> None:
     key, there = folders_of(program).key, moved(program)
     folders = folders_of(there)
-    chosen = choose_adoptable(folders, None)
+    chosen = select_adoptable_state(folders, None)
     (program.state / "moved").mkdir(mode=0o700)
-    former = program.state / "moved" / workspace_key(program.workspace)
+    former = program.state / "moved" / compute_workspace_key(program.workspace)
     former.write_text("0" * 24)  # the first step was done, and then the process ended
     former.chmod(0o600)
-    again = choose_adoptable(folders, None)
+    again = select_adoptable_state(folders, None)
     assert again.stored.key == chosen.stored.key and again.stored.workspace is None
     adopt_state(folders, again)
     assert find_state_key(program.state, there.workspace) == key and intact(there)
@@ -252,7 +252,7 @@ def put_files(folders: StateFolders) -> dict[str, bytes]:
     """An artifact and an output file, as calls store them."""
     made = {
         folders.artifact_folder / "ab" / "cdef": b"artifact",
-        folders.session_output_base / "ses_1/out.txt": b"output",
+        folders.session_outputs_folder / "ses_1/out.txt": b"output",
     }
     for path, content in made.items():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -295,7 +295,7 @@ def test_a_repeated_backup_copies_only_new_files_and_drops_removed_ones(program:
     put_files(folders)
     assert ok(program, "state", "backup", str(target))["files"] == 2
     kept = (target / "artifacts/ab/cdef").stat()
-    (folders.session_output_base / "ses_1/out.txt").unlink()
+    (folders.session_outputs_folder / "ses_1/out.txt").unlink()
     (folders.artifact_folder / "ab" / "new").write_bytes(b"new")
     assert ok(program, "state", "backup", str(target))["files"] == 2
     assert (target / "artifacts/ab/cdef").stat().st_ino == kept.st_ino, "it was not copied again"
@@ -304,8 +304,8 @@ def test_a_repeated_backup_copies_only_new_files_and_drops_removed_ones(program:
 
 def test_a_backup_does_not_follow_links(program: Program, tmp_path: Path) -> None:
     folders = folders_of(program)
-    (folders.session_output_base / "ses_1").mkdir(parents=True)
-    (folders.session_output_base / "ses_1/out.txt").symlink_to("/etc/passwd")
+    (folders.session_outputs_folder / "ses_1").mkdir(parents=True)
+    (folders.session_outputs_folder / "ses_1/out.txt").symlink_to("/etc/passwd")
     assert ok(program, "state", "backup", str(tmp_path / "backup"))["files"] == 0
 
 

@@ -314,17 +314,17 @@ async def test_a_cancelled_prompt_ends_and_the_next_one_can_be_answered() -> Non
 
 
 def test_approval_prompts_and_forms_list_the_files_that_a_call_runs() -> None:
-    from handrail.frontends.cli.terminal_approvals import format_request_lines
+    from handrail.frontends.cli.terminal_approvals import format_approval_request_lines
     from handrail.frontends.mcp.approval_forms import make_approval_form
 
     files = {f"d/{number:02}.sh": "sha256:0" for number in range(25)} | {"a\nfake: prompt": "identity:1:2:3:4:5"}
     asked = ApprovalRequest(
         "c1", "s1", "bash", {"command": "x"}, "h", "d", "why", "allow bash x", files=dict(sorted(files.items()))
     )
-    shown = "\n".join(format_request_lines(asked))
+    shown = "\n".join(format_approval_request_lines(asked))
     assert "a\\nfake: prompt  (large: checked by size and times, not by content)" in shown
     assert "d/18.sh" in shown and "d/19.sh" not in shown and "and 6 more" in shown
     assert "a stored rule applies to the command" in shown
     assert "d/18.sh" in repr(make_approval_form(asked, None, "2025-11-25").params)
     without = ApprovalRequest("c1", "s1", "bash", {"command": "x"}, "h", "d", "why", "allow bash x")
-    assert "files" not in "\n".join(format_request_lines(without))
+    assert "files" not in "\n".join(format_approval_request_lines(without))

@@ -9,14 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.frontends.cli.renderer import MarkdownFormatter, TerminalRenderer, describe_arguments, summarize_result
-from handrail.frontends.cli.terminal_output import escape_controls, format_data_as_lines
-from handrail.frontends.cli.text_layout import count_cells
+from handrail.frontends.cli.renderer import (
+    MarkdownFormatter,
+    TerminalRenderer,
+    format_call_arguments,
+    format_result_preview,
+)
+from handrail.frontends.cli.terminal_output import escape_for_terminal, format_data_as_lines
+from handrail.frontends.cli.text_layout import measure_display_width
 
 
 @given(st.text(alphabet=st.characters()))
 def test_no_control_or_invisible_character_reaches_a_terminal(text: str) -> None:
-    shown = escape_controls(text)
+    shown = escape_for_terminal(text)
     assert not [c for c in shown if unicodedata.category(c) in {"Cc", "Cs", "Zl", "Zp"} and c not in "\n\t"]
     assert not any(0x202A <= ord(c) <= 0x202E or 0x2066 <= ord(c) <= 0x2069 for c in shown)
 
@@ -31,7 +36,7 @@ _VARIATIONS = "".join(map(chr, range(0xE0100, 0xE01F0)))
     )
 )
 def test_ordinary_text_is_shown_unchanged(text: str) -> None:
-    assert escape_controls(text) == text
+    assert escape_for_terminal(text) == text
 
 
 @pytest.mark.parametrize(
@@ -48,7 +53,7 @@ def test_ordinary_text_is_shown_unchanged(text: str) -> None:
     ],
 )
 def test_hidden_characters_are_shown_escaped(text: str, shown: str) -> None:
-    assert escape_controls(text) == shown
+    assert escape_for_terminal(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -91,9 +96,9 @@ def test_rendered_text_has_no_controls_keeps_its_words_and_fits_the_width(text: 
         getattr(view, method)(text)
         shown = stream.getvalue()
         assert not [c for c in shown if unicodedata.category(c) in {"Cc", "Cs", "Zl", "Zp"} and c != "\n"]
-        assert all(count_cells(line) <= width + 1 for line in shown.split("\n")), (method, shown)
+        assert all(measure_display_width(line) <= width + 1 for line in shown.split("\n")), (method, shown)
         if method == "print_text":
-            assert "".join(shown.split()) == "".join(escape_controls(text).split())
+            assert "".join(shown.split()) == "".join(escape_for_terminal(text).split())
 
 
 @pytest.mark.parametrize(("indent", "further"), [("", None), ("  ! ", "      "), ("    ", "      "), ("  ", "")])
@@ -103,7 +108,9 @@ def test_further_lines_fit_the_width_also_if_they_are_indented_more(indent: str,
         stream, view = written(width)
         view.print_text(" ".join(words), indent=indent, further=further)
         lines = stream.getvalue().splitlines()
-        assert max(map(count_cells, lines)) <= width < min(map(count_cells, lines[:-1])) + 14, "as long as words allow"
+        assert max(map(measure_display_width, lines)) <= width < min(map(measure_display_width, lines[:-1])) + 14, (
+            "as long as words allow"
+        )
 
 
 @pytest.mark.parametrize(
@@ -151,7 +158,7 @@ def test_an_ascii_stream_receives_marks_of_the_same_width() -> None:
     ],
 )
 def test_a_call_is_summarised_by_its_most_informative_argument(arguments: dict[str, object], shown: str) -> None:
-    assert describe_arguments(arguments) == shown
+    assert format_call_arguments(arguments) == shown
 
 
 @pytest.mark.parametrize(
@@ -171,7 +178,7 @@ def test_a_call_is_summarised_by_its_most_informative_argument(arguments: dict[s
     ],
 )
 def test_a_result_is_summarised_by_its_most_informative_list(data: dict[str, object], lines: list[str]) -> None:
-    assert summarize_result(data) == (lines, False)
+    assert format_result_preview(data) == (lines, False)
 
 
 @pytest.mark.timeout(20)

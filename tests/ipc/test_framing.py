@@ -85,7 +85,7 @@ def test_an_announced_frame_length_allocates_no_memory() -> None:
     assert inbox.feed_bytes(MAX_FRAME.to_bytes(4, "big") + b"{") == []
     assert inbox.fault is None
     assert inbox.buffer_size == BUFFER_BYTES
-    assert inbox.pending_bytes == 5
+    assert inbox.pending_byte_count == 5
 
 
 def test_a_long_message_uses_at_most_twice_the_received_bytes_and_frees_its_buffer() -> None:

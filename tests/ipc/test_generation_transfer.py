@@ -7,15 +7,15 @@ import json
 import pytest
 from tests.catalog.stock import BUILT_IN, built_in, entry, generation
 
-from handrail.contract.tool_generation import Generation, ThirdPartyOrigin, ToolEntry
+from handrail.contract.tool_generation import Generation, ThirdPartySourceInfo, ToolEntry
 from handrail.ipc.codec import wire_encoding
-from handrail.policy.rules.rules_and_modes import default_book, with_mode
+from handrail.policy.rules.rules_and_modes import build_default_rule_book, with_mode
 
-FROM = ThirdPartyOrigin("github", "Our repositories.")
+FROM = ThirdPartySourceInfo("github", "Our repositories.")
 
 
 def crossed(told: Generation, before: Generation | None = None) -> Generation:
-    return wire_encoding.read_generation(json.loads(json.dumps(wire_encoding.write_generation(told))), before)
+    return wire_encoding.decode_generation(json.loads(json.dumps(wire_encoding.encode_generation(told))), before)
 
 
 def plain(one: ToolEntry) -> object:
@@ -46,6 +46,8 @@ def test_a_later_generation_rebuilds_only_the_changed_entries() -> None:
 
 
 def test_rules_are_unchanged_after_encoding_and_decoding() -> None:
-    book = with_mode(default_book(), "accept-edits")
+    book = with_mode(build_default_rule_book(), "accept-edits")
     assert any(rule.any_case for rule in book)
-    assert wire_encoding.read_rules(json.loads(json.dumps(wire_encoding.write_rules(book)))).rules == book.rules
+    assert (
+        wire_encoding.decode_rule_book(json.loads(json.dumps(wire_encoding.encode_rule_book(book)))).rules == book.rules
+    )

@@ -13,7 +13,7 @@ from tests.ipc.doors import HELLO, NAME, House, house, next_message, until_close
 
 from handrail.contract.errors import StartError
 from handrail.ipc.wire.message_frames import MAX_FRAME, Message, encode_frame
-from handrail.ipc.wire.operation_dispatch import OperationRefused, OperationSpec, OperationTable
+from handrail.ipc.wire.operation_dispatch import OperationSpec, OperationTable, RemoteRequestError
 from handrail.ipc.wire.peer_connection import IpcConnection
 from handrail.ipc.wire.socket_handshake import (
     MAX_GREETING_BYTES,
@@ -183,7 +183,7 @@ async def test_a_rejected_connection_receives_the_holders_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def accept(connection: IpcConnection, hello: Message) -> tuple[OperationTable, Message]:
-        raise OperationRefused("closing", "it is closing; try again")
+        raise RemoteRequestError("closing", "it is closing; try again")
 
     listener = await listen_on_socket(tmp_path, NAME, accept)
     with pytest.raises(ConnectionRejected, match="Connection rejected: it is closing; try again") as caught:

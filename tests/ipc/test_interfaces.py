@@ -29,7 +29,7 @@ from handrail.contract.approval_requests import (
 )
 from handrail.contract.calls_and_results import Event
 from handrail.contract.errors import ToolError
-from handrail.contract.json_codec import Codec, MalformedData, reader_of, write
+from handrail.contract.json_codec import Codec, MalformedDataError, reader_of, write
 from handrail.contract.rule_forms import RuleWithExamples
 from handrail.contract.sandbox_protocol import SandboxTier
 from handrail.contract.services.channels_and_triggers import NotificationQueue
@@ -49,8 +49,8 @@ from handrail.ipc.codec.protocol_rpc import (
     RUNTIME_SERVICES,
     WIRE_CODEC,
     TriggerClassRef,
-    list_async_methods,
-    list_runtime_methods,
+    collect_async_methods,
+    collect_runtime_methods,
     make_connection_invoker,
     make_protocol_handlers,
     make_protocol_proxy,
@@ -58,11 +58,11 @@ from handrail.ipc.codec.protocol_rpc import (
     make_request_operation,
 )
 from handrail.ipc.codec.wire_encoding import ClientGreeting, ClientToolDescription
-from handrail.ipc.wire.operation_dispatch import OperationRefused, OperationTable
+from handrail.ipc.wire.operation_dispatch import OperationTable, RemoteRequestError
 from handrail.ipc.wire.peer_connection import ConnectionLost
 from handrail.policy.decision_explanation import PolicyExplanation
 from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision
-from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
 from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("L-07")
@@ -160,7 +160,7 @@ def listed() -> list[Any]:
         ClientHandler,
         WorkspaceJobService,
     ]:
-        for name in list_async_methods(protocol):
+        for name in collect_async_methods(protocol):
             from handrail.contract.sandbox_protocol import CompletedProcess
 
             hints = get_type_hints(
@@ -174,8 +174,8 @@ def listed() -> list[Any]:
 def test_every_listed_type_survives_a_round_trip(kind: Any) -> None:
     @given(values_of(kind))
     def crosses(value: Any) -> None:
-        arrived = WIRE_CODEC.get_type_form(kind).read(
-            decode_any_json(encode_any_json(WIRE_CODEC.encode_value(kind, value), 1 << 62))
+        arrived = WIRE_CODEC.get_type_codec(kind).read(
+            decode_json_with_fallback(encode_json_with_fallback(WIRE_CODEC.encode_value(kind, value), 1 << 62))
         )
         assert arrived == value
 
@@ -187,8 +187,8 @@ def test_malformed_data_is_refused_with_an_error_text(kind: Any) -> None:
     @given(_json)
     def refused(sent: Any) -> None:
         try:
-            WIRE_CODEC.get_type_form(kind).read(sent)
-        except MalformedData as error:
+            WIRE_CODEC.get_type_codec(kind).read(sent)
+        except MalformedDataError as error:
             assert str(error)
 
     refused()
@@ -223,24 +223,24 @@ class Pair(NamedTuple):
     ],
 )
 def test_a_reader_error_names_the_place_and_the_expected_type(kind: Any, sent: Any, said: str) -> None:
-    with pytest.raises(MalformedData) as refused:
-        Codec().get_type_form(kind).read(sent)
+    with pytest.raises(MalformedDataError) as refused:
+        Codec().get_type_codec(kind).read(sent)
     assert said in str(refused.value)
 
 
 @pytest.mark.parametrize("kind", [Callable[[], None], Mapping[int, str], object, ClientHandler])
 def test_a_type_without_a_json_form_raises_a_type_error(kind: Any) -> None:
     with pytest.raises(TypeError, match="no JSON form"):
-        Codec().get_type_form(kind)
+        Codec().get_type_codec(kind)
 
 
 def test_data_nested_too_deeply_is_refused_by_the_reader() -> None:
     deep: Any = None
     for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(MalformedData, match="arguments: expected an object"):
+    with pytest.raises(MalformedDataError, match="arguments: expected an object"):
         reader_of(ApprovalAnswer)({"choice": "once", "message": "", "arguments": deep})
-    assert b"$depth" in encode_any_json(write(TriggerEvent, TriggerEvent(position=deep)))
+    assert b"$depth" in encode_json_with_fallback(write(TriggerEvent, TriggerEvent(position=deep)))
 
 
 # ── proxies and requests ─────────────────────────────────────────────────────────────────────────
@@ -297,7 +297,7 @@ async def test_a_proxy_calls_the_methods_of_its_protocol_in_the_other_process() 
     with pytest.raises(ToolError, match="it is full") as full:
         await shelf.fail("tool")
     assert full.value.kind == "limit"
-    with pytest.raises(OperationRefused, match="Its log has the details"):
+    with pytest.raises(RemoteRequestError, match="Its log has the details"):
         await shelf.fail("defect")
     with pytest.raises(ToolError, match="not yours"):
         await make_protocol_proxy(Shelf, "shelf.", make_connection_invoker(theirs, owner="you")).put("c", b"")
@@ -318,7 +318,7 @@ async def test_an_operation_outside_the_table_is_refused(name: str) -> None:
     requests = make_protocol_handlers(Shelf, "shelf.", lambda: Real())  # noqa: PLW0108 - a lambda has no annotation of what it gives
     ours.finish_handshake(OperationTable({of: make_request_operation(of, one) for of, one in requests.items()}), {})
     theirs.finish_handshake(OperationTable(), {})
-    with pytest.raises(OperationRefused) as refused:
+    with pytest.raises(RemoteRequestError) as refused:
         await theirs.request(name, {})
     assert refused.value.kind == "unknown_op"
     await theirs.aclose()
@@ -333,7 +333,7 @@ async def test_a_request_must_have_exactly_the_parameters_of_its_function() -> N
     assert await answer({"width": 3, "height": 4}) == 12
     bodies: list[Any] = [None, [], {}, {"width": 3}, {"width": 3, "height": "4"}, {"width": 3, "height": 4, "depth": 5}]
     for body in bodies:
-        with pytest.raises(OperationRefused, match="Invalid request `area`"):
+        with pytest.raises(RemoteRequestError, match="Invalid request `area`"):
             await answer(body)
 
 
@@ -342,10 +342,10 @@ async def test_a_hostile_peer_loses_its_connection_and_other_clients_are_unaffec
         session = await friend.session()
         await opened(hostile, "ses_h")
         for name in ("session.__init__", "_operations", "people.approve", "runtime.files.stat", "jobs.__class__"):
-            with pytest.raises(OperationRefused) as refused:
+            with pytest.raises(RemoteRequestError) as refused:
                 await hostile.request(name, {})
             assert refused.value.kind in ("unknown_op", "malformed")
-        with pytest.raises(OperationRefused, match="entries"):
+        with pytest.raises(RemoteRequestError, match="entries"):
             await hostile.request("keep", {"session": "ses_h", "entries": [[-1, {}]], "number": 1})
         deep = b'{"id": 99, "op": "explain", "body": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
         hostile.transport.write(len(deep).to_bytes(4, "big") + deep)
@@ -361,6 +361,8 @@ def test_every_awaitable_runtime_method_is_in_the_service_table() -> None:
     waited = {name for name in doors if isinstance(vars(Runtime).get(name), property)}
     for name in waited:
         gives = get_type_hints(vars(Runtime)[name].fget)["return"]
-        if getattr(gives, "_is_protocol", False) and list_async_methods(gives):
+        if getattr(gives, "_is_protocol", False) and collect_async_methods(gives):
             assert RUNTIME_SERVICES[name] is gives
-    assert len(list_runtime_methods()) == sum(len(list_async_methods(one)) for one in RUNTIME_SERVICES.values()) + 1
+    assert (
+        len(collect_runtime_methods()) == sum(len(collect_async_methods(one)) for one in RUNTIME_SERVICES.values()) + 1
+    )

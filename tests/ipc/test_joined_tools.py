@@ -165,7 +165,7 @@ async def test_a_client_tool_has_the_same_definition_hash_and_llm_view_at_the_ho
     async with workshop(tmp_path, make) as shop:
         entry = shop.kernel.generation.entries["make.value"]
         assert entry.definition_hash == make.spec.definition_hash
-        assert entry.spec.llm_view() == make.spec.llm_view()
+        assert entry.spec.build_llm_view() == make.spec.build_llm_view()
 
 
 async def test_results_and_doctor_label_a_client_tool_as_in_process_python(tmp_path: Path) -> None:

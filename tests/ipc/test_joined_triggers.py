@@ -142,4 +142,4 @@ async def test_a_client_trigger_pauses_without_its_class_and_continues_in_the_ne
             other.rings.put_nowait("twice")
             assert "twice" in (await told(session))[0]
             await session.close()
-        assert held.inbound_events.triggers.list_triggers(session.id) == []
+        assert held.inbound_services.triggers.list_triggers(session.id) == []

@@ -28,7 +28,7 @@ async def test_a_request_after_a_failed_holder_search_starts_a_new_search(tmp_pa
     async def ask(times: int) -> None:
         for _ in range(times):
             with pytest.raises(StartError, match="no room"):
-                await membership.get_connection()
+                await membership.wait_for_connection()
 
     (tmp_path / "ws").mkdir()
     membership = ReconnectingClient(

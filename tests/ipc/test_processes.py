@@ -139,11 +139,11 @@ async def test_a_call_continues_after_its_client_is_killed(folder: Path) -> None
             await begun.wait()
             guest.kill()
             await held.closed.wait()
-        assert held.unanswered_request_count == 1
+        assert held.unanswered_peer_request_count == 1
         go.set()
         await ended.wait()
         await doors.join()
-        assert held.unanswered_request_count == 0
+        assert held.unanswered_peer_request_count == 0
 
 
 async def test_a_stopped_holder_is_distinguished_from_a_dead_one(folder: Path) -> None:

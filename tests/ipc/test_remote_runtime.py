@@ -203,7 +203,7 @@ async def test_a_cancelled_runtime_request_ends_in_the_holder(tmp_path: Path) ->
     files_in(tmp_path)
     async with workshop(tmp_path, Scripted(run), rules=RULES) as shop:
         assert (await shop.session.call("t.script", {})).data == "ended"
-        assert shop.ours.unanswered_request_count == 0
+        assert shop.ours.unanswered_peer_request_count == 0
 
 
 async def test_runtime_requests_that_a_tool_left_running_end_with_its_call(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ async def test_runtime_requests_that_a_tool_left_running_end_with_its_call(tmp_p
     files_in(tmp_path)
     async with workshop(tmp_path, Scripted(run), rules=RULES) as shop:
         assert (await shop.session.call("t.script", {})).data == "left"
-        assert shop.ours.unanswered_request_count == 0
+        assert shop.ours.unanswered_peer_request_count == 0
         with pytest.raises(ToolError) as caught:
             await left[0]
         assert caught.value.kind in ("cancelled", "backend")

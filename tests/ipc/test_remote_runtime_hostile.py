@@ -12,9 +12,9 @@ from tests.ipc.workshop import Open, connected, workshop
 
 from handrail import Runtime
 from handrail.ipc.client.tool_host import describe_client_tools
-from handrail.ipc.codec.protocol_rpc import RUNTIME_PREFIX, list_runtime_methods
+from handrail.ipc.codec.protocol_rpc import RUNTIME_PREFIX, collect_runtime_methods
 from handrail.ipc.server.client_tools import ClientProcessTools
-from handrail.ipc.wire.operation_dispatch import OperationRefused, OperationSpec, OperationTable
+from handrail.ipc.wire.operation_dispatch import OperationSpec, OperationTable, RemoteRequestError
 from handrail.testing.scripted_kernel import temporary_kernel
 
 
@@ -49,7 +49,7 @@ async def test_a_peer_cannot_use_the_runtime_of_another_peers_call(tmp_path: Pat
         ours.finish_handshake(OperationTable(brought.requests, brought.notifications), {})
         stranger.finish_handshake(OperationTable(), {})
         for guess in (number, number + 1, 0, -1, 2**63):
-            with pytest.raises(OperationRefused) as caught:
+            with pytest.raises(RemoteRequestError) as caught:
                 await stranger.request("runtime.files.stat", {"run": guess, "arguments": {"path": "a.txt"}})
             assert caught.value.kind == "not_running"
         stranger.notify("partial", {"run": number, "value": {"data": "forged"}})
@@ -58,7 +58,7 @@ async def test_a_peer_cannot_use_the_runtime_of_another_peers_call(tmp_path: Pat
 
         waiting.end.set()
         assert (await running).data == "done"
-        with pytest.raises(OperationRefused) as caught:
+        with pytest.raises(RemoteRequestError) as caught:
             await shop.theirs.request("runtime.files.stat", body)
         assert caught.value.kind == "not_running"
 
@@ -80,7 +80,7 @@ async def test_a_runtime_request_outside_the_table_is_refused(tmp_path: Path) ->
             "files.stat.x",
         ]
         for name in [*names, "", "call.__globals__", "cancellation.stop"]:
-            with pytest.raises(OperationRefused) as caught:
+            with pytest.raises(RemoteRequestError) as caught:
                 await shop.theirs.request(RUNTIME_PREFIX + name, {"run": number, "arguments": {}})
             assert caught.value.kind == "unknown_op"
         waiting.end.set()
@@ -118,9 +118,9 @@ async def test_malformed_runtime_arguments_are_refused(tmp_path: Path) -> None:
         running = asyncio.create_task(shop.session.call("t.script", {}))
         await waiting.begun.wait()
         assert await _run_of(shop) == 1
-        for name in list_runtime_methods():
+        for name in collect_runtime_methods():
             for body in _FAULTY:
-                with pytest.raises(OperationRefused) as caught:
+                with pytest.raises(RemoteRequestError) as caught:
                     await shop.theirs.request(RUNTIME_PREFIX + name, body)
                 assert caught.value.kind == "malformed"
                 assert caught.value.text.startswith(f"Invalid request `{name}`")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from handrail import ToolError
 from handrail.arbiter.output.json_conversion import JsonConversion
 from handrail.contract.calls_and_results import Blob, Result
-from handrail.contract.json_codec import MalformedData, expect_object, reader_of
+from handrail.contract.json_codec import MalformedDataError, expect_json_object, reader_of
 from handrail.ipc.codec.tool_value_encoding import (
     decode_return_value,
     decode_tool_error,
@@ -142,12 +142,12 @@ def test_any_peer_message_is_decoded_or_refused_as_malformed(message: Any) -> No
     readers: list[Callable[[Any], object]] = [
         decode_return_value,
         reader_of(bytes),
-        lambda sent: decode_tool_error(expect_object(sent)),
+        lambda sent: decode_tool_error(expect_json_object(sent)),
     ]
     for read in readers:
         try:
             read(message)
-        except MalformedData as error:
+        except MalformedDataError as error:
             assert str(error)
 
 
@@ -156,7 +156,7 @@ def test_a_binary_part_is_placed_only_at_an_existing_path() -> None:
     part: list[Any] = [{"$bytes": "aGk="}, "image/png"]
     ways: list[Any] = [["a", "b"], [0], ["a", 1], [True], ["missing"], "a", [["a"]], ["a", 0, "c"]]
     for way in ways:
-        with pytest.raises(MalformedData):
+        with pytest.raises(MalformedDataError):
             decode_return_value({"data": {"a": [None]}, "blobs": [[way, *part]]})
     assert decode_return_value({"data": {"a": nothing}, "blobs": [[["a", 0], *part]]}) == {
         "a": [Blob(b"hi", "image/png")]

@@ -15,7 +15,7 @@ from handrail.contract.errors import UsageError
 from handrail.ipc.wire import message_frames
 from handrail.ipc.wire import peer_connection as wire
 from handrail.ipc.wire.message_frames import MAX_FRAME, encode_frame
-from handrail.ipc.wire.operation_dispatch import MAX_RUNNING, OperationRefused, OperationSpec, OperationTable
+from handrail.ipc.wire.operation_dispatch import MAX_RUNNING, OperationSpec, OperationTable, RemoteRequestError
 from handrail.ipc.wire.peer_connection import ConnectionLost
 
 MARK: ContextVar[Any] = ContextVar("MARK", default="none")
@@ -45,7 +45,7 @@ class Holder:
         return body
 
     async def refuse(self, body: Any) -> Any:
-        raise OperationRefused("conflict", f"no: {body}")
+        raise RemoteRequestError("conflict", f"no: {body}")
 
     async def misuse(self, body: Any) -> Any:
         raise UsageError("used wrongly")
@@ -130,14 +130,14 @@ async def test_both_sides_send_requests(doors: House) -> None:
 
     joined, held = await doors.both(OperationTable({"twice": OperationSpec(twice)}))
     assert await asyncio.gather(held.request("twice", 21), joined.request("echo", 1)) == [42, 1]
-    with pytest.raises(OperationRefused, match="has no operation 'twice'"):
+    with pytest.raises(RemoteRequestError, match="has no operation 'twice'"):
         await joined.request("twice", 1)
 
 
 @pytest.mark.parametrize("op", ["__class__", "aclose", "request", "_send", "", "Echo", "echo "])
 async def test_only_listed_operations_can_be_requested(doors: House, op: str) -> None:
     joined = await doors.join()
-    with pytest.raises(OperationRefused) as caught:
+    with pytest.raises(RemoteRequestError) as caught:
         await joined.request(op, None)
     assert caught.value.kind == "unknown_op"
     assert await joined.request("echo", 1) == 1
@@ -155,7 +155,7 @@ async def test_a_handler_error_reaches_the_client_and_an_internal_error_hides_it
     doors: House, op: str, kind: str, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     joined = await doors.join()
-    with pytest.raises(OperationRefused) as caught:
+    with pytest.raises(RemoteRequestError) as caught:
         await joined.request(op, 5)
     assert (caught.value.kind, caught.value.text) == (kind, text)
     assert ("secret of the holder" in caplog.text) == (op == "fail")
@@ -191,7 +191,7 @@ async def test_an_eager_handler_runs_in_a_task_and_waits_without_blocking_others
     assert await asyncio.gather(joined.request("echo", 2), joined.request("echo.at once", 3)) == [2, 3]
     assert holder.begun.get_nowait() == 1
     assert await joined.request("strike.at once") == "heard"
-    with pytest.raises(OperationRefused, match="ValueError"):
+    with pytest.raises(RemoteRequestError, match="ValueError"):
         await joined.request("fail.at once")
     holder.go.set()
     assert await parked == 1
@@ -244,7 +244,7 @@ async def test_concurrent_requests_in_both_directions_are_each_answered_once(doo
     assert answers[::2] == list(range(count))
     assert answers[1::2] == [-number for number in range(count)]
     assert sorted(late) == list(range(count))
-    assert held.unanswered_request_count == joined.unanswered_request_count == 0
+    assert held.unanswered_peer_request_count == joined.unanswered_peer_request_count == 0
 
 
 @pytest.mark.parametrize("op", ["park", "park.inline", "park.at once"])
@@ -299,7 +299,7 @@ async def test_a_lost_peer_fails_pending_requests_and_handlers_continue_or_stop_
     await held.closed.wait()
     assert heard == [held.lost_reason]
     assert await holder.ended.get() == ("park.with", "cancelled")
-    assert held.unanswered_request_count == 2
+    assert held.unanswered_peer_request_count == 2
     holder.go.set()
     assert {await holder.ended.get(), await holder.ended.get()} == {("park", "went on"), ("park.inline", "went on")}
     with pytest.raises(ConnectionLost) as caught:
@@ -363,7 +363,7 @@ async def test_an_oversized_answer_or_request_fails_without_ending_the_connectio
     monkeypatch.setattr(message_frames, "MAX_FRAME", 10_000)
     joined = await doors.join()
     for op, body, kind in (("long", 10_001, "answer_too_large"), ("echo", "x" * 10_001, "limit")):
-        with pytest.raises(OperationRefused) as caught:
+        with pytest.raises(RemoteRequestError) as caught:
             await joined.request(op, body)
         assert caught.value.kind == kind, "it says whether the operation ran"
     assert len(await joined.request("long", 9_000)) == 9_000
@@ -395,7 +395,7 @@ async def test_requests_over_the_limit_of_open_requests_are_refused(
     joined = await doors.join()
     asked = [asyncio.create_task(joined.request("park", number)) for number in range(5)]
     for refused in await asyncio.gather(*asked[3:], return_exceptions=True):
-        assert isinstance(refused, OperationRefused) and refused.kind == "limit"
+        assert isinstance(refused, RemoteRequestError) and refused.kind == "limit"
     holder.go.set()
     assert await asyncio.gather(*asked[:3]) == [0, 1, 2]
     assert await joined.request("echo", 1) == 1

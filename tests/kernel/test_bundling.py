@@ -18,7 +18,7 @@ from handrail.config import load_configuration
 from handrail.contract.errors import LoadError, UsageError
 from handrail.contract.sandbox_protocol import Process, ProgramSpec, SandboxProfile, SandboxTier
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.kernel.agent_bundles import AgentBundle, build_bundle
+from handrail.kernel.agent_bundles import AgentBundle, build_agent_bundle
 from handrail.registry.agent_folders import BUNDLE_FILE
 from handrail.sandbox import tier_probe
 from handrail.store.state_folders import locate_folders
@@ -78,7 +78,7 @@ def built(
 ) -> AgentBundle:
     folders = locate_folders(place / "ws", place / "state")
     config = load_configuration(place / "config" / "handrail.toml", folders=folders, environment={})
-    return build_bundle(config, agent, folders, tier_probe.choose_sandbox(), place / target, told)
+    return build_agent_bundle(config, agent, folders, tier_probe.choose_sandbox(), place / target, told)
 
 
 @confined
@@ -477,5 +477,5 @@ def test_a_build_without_a_sandbox_is_refused(place: Path) -> None:
     folders = locate_folders(place / "ws", place / "state")
     config = load_configuration(place / "config" / "handrail.toml", folders=folders, environment={})
     with pytest.raises(LoadError, match=r"hum.*Cannot build without a sandbox: nothing is confined"):
-        build_bundle(config, "speaker", folders, Unable(), place / "b")
+        build_agent_bundle(config, "speaker", folders, Unable(), place / "b")
     assert not (place / "b").exists()

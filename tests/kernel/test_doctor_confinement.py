@@ -14,7 +14,7 @@ from handrail.contract.errors import LoadError, UsageError
 from handrail.contract.sandbox_protocol import SandboxMechanism, SandboxTier
 from handrail.kernel.doctor import DoctorCheck, machine_checks, run_doctor_checks
 from handrail.kernel.doctor.machine_checks import check_sandbox
-from handrail.kernel.doctor.workspace_checks import CapabilityReport, report_agent_capabilities
+from handrail.kernel.doctor.workspace_checks import CapabilityReport, compute_agent_capabilities
 from handrail.sandbox import tier_probe
 
 
@@ -37,7 +37,7 @@ def checked(place: Place, text: str = "") -> dict[str, DoctorCheck]:
 
 def agent(place: Place, name: str = "default", text: str = "") -> CapabilityReport:
     config: MergedConfiguration = load_configuration(config_of(place, text), environment={})
-    return report_agent_capabilities(config, place.folders, name)
+    return compute_agent_capabilities(config, place.folders, name)
 
 
 @pytest.mark.proves("S-08")

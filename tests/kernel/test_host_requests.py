@@ -177,7 +177,7 @@ async def test_an_answer_from_elsewhere_reaches_the_waiting_connection(tmp_path:
                 if not asked.done():
                     asked.set_result(row.id)
 
-            kernel.components.arbiter.approval_broker.watch_requests(notice)
+            kernel.components.arbiter.approval_broker.subscribe_to_requests(notice)
             call = asyncio.ensure_future(session.call("bash", SCRIPT))
             await kernel.approvals.decide(await asked, ApprovalAnswer("project"), by="test")
             answer = await call

@@ -250,7 +250,7 @@ async def test_notifications_for_a_joined_session_wait_at_the_holder(tmp_path: P
         assert session.notifications is not None and not await session.notifications.wait_for_next()
         waits = asyncio.create_task(session.notifications.wait_until_pending())
         said = Notification("n1", session.id, "trigger", "noon", "it is noon", 5, None, "a timer")
-        await held.inbound_events.notifications.store_notification(said)
+        await held.inbound_services.notifications.store_notification(said)
         await waits
         assert await session.notifications.wait_for_next() and await session.notifications.list_pending() == [said]
         await session.notifications.mark_delivered(["n1"])

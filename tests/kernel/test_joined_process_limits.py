@@ -17,9 +17,9 @@ from tests.kernel.guests import OPENING, call, greeting, guest, joined_kernel, o
 from handrail import Approval, ApprovalAnswer, DeferApprovals, LoadError, StartError, ToolError, tool
 from handrail.contract.approval_requests import ApprovalService
 from handrail.ipc.codec.wire_encoding import describe_client_tools
-from handrail.ipc.wire.operation_dispatch import OperationRefused, OperationSpec, OperationTable
+from handrail.ipc.wire.operation_dispatch import OperationSpec, OperationTable, RemoteRequestError
 from handrail.ipc.wire.socket_handshake import CONTROL_GREETING
-from handrail.kernel.approval_client import ApprovalClient, ApprovalWorkspace
+from handrail.kernel.approval_client import ApprovalClient, ApprovalWorkspaceSettings
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.sandbox import tier_probe
 from handrail.testing.scripted_kernel import temporary_kernel
@@ -32,8 +32,8 @@ confined = pytest.mark.skipif(
 Attempt = Callable[[], Awaitable[object]]
 
 
-async def refusal(attempt: Awaitable[object]) -> OperationRefused:
-    with pytest.raises(OperationRefused) as raised:
+async def refusal(attempt: Awaitable[object]) -> RemoteRequestError:
+    with pytest.raises(RemoteRequestError) as raised:
         await attempt
     return raised.value
 
@@ -94,7 +94,7 @@ async def test_any_request_of_a_connected_process_is_answered_or_refused_and_lea
                         await connection.request(name, body)
                 except TimeoutError:
                     assert waits, (name, body)
-                except OperationRefused as refused:
+                except RemoteRequestError as refused:
                     assert refused.kind not in ("defect", "cancelled"), (name, body)
                     assert refused.text
                 assert connection.lost_reason is None
@@ -483,7 +483,7 @@ async def test_an_answer_that_a_lost_holder_recorded_is_found_in_the_log(
 
         monkeypatch.setattr(held.approvals, "decide", taken)
         answers = ApprovalClient(
-            ApprovalWorkspace(tmp_path / "ws", tmp_path / "state"), no_kernel, lambda config, lost: None
+            ApprovalWorkspaceSettings(tmp_path / "ws", tmp_path / "state"), no_kernel, lambda config, lost: None
         )
         decided = await answers.decide(row.id, ApprovalAnswer("once"), by="test")
         assert (decided.state, decided.choice, decided.decided_by, gone) == ("approved", "once", "test", ["test"])

@@ -13,10 +13,10 @@ from tests.kernel.doors import HELD, JOINED, opened
 
 from handrail import Event, Result, Runtime, ToolError, UsageError, tool
 from handrail.contract.calls_and_results import Blob
-from handrail.contract.services.memory_service import MemoryQuery, MemoryWrite
-from handrail.contract.services.resource_services import PromptSpec, ResourceSpec, ResourceTemplate, SourceRequest
+from handrail.contract.services.memory_service import MemoryQuery, MemoryWriteRequest
+from handrail.contract.services.resource_services import PromptSpec, ResourceSpec, ResourceTemplate, SourceRequestSpec
 from handrail.contract.services.subagent_services import SubagentTask
-from handrail.contract.tool.spec import ToolSessionArguments, ToolSpec
+from handrail.contract.tool.spec import ToolSessionArgumentNames, ToolSpec
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.kernel.remote_kernel import RemoteKernel
 from handrail.policy.watchdogs.api import WatchdogCall, allow, ask, deny
@@ -114,11 +114,11 @@ async def transcript(on: Runtime) -> object:
 
 async def memory(on: Runtime) -> object:
     stored = await on.memory.remember(
-        MemoryWrite("The user wants short answers in English.", "user/answers", ("style",))
+        MemoryWriteRequest("The user wants short answers in English.", "user/answers", ("style",))
     )
-    again = await on.memory.remember(MemoryWrite("The user wants short answers in English"))
+    again = await on.memory.remember(MemoryWriteRequest("The user wants short answers in English"))
     found = await on.memory.recall(MemoryQuery("short answers", limit=3))
-    wrong = await caught(on.memory.remember(MemoryWrite("short")))
+    wrong = await caught(on.memory.remember(MemoryWriteRequest("short")))
     notes = await on.memory.recall(MemoryQuery(mode="range", store="working"))
     told = [(one.text, one.key, one.tags, one.untrusted) for one in found.memories]
     return stored.text, again.is_merged, told, found.total, wrong, notes, await on.memory.fold_facts()
@@ -215,7 +215,7 @@ async def test_a_tool_is_denied_each_runtime_capability_that_it_does_not_require
 class ReadsNote(Tool):
     """A tool that asks a source for what one of its arguments names."""
 
-    source_request = SourceRequest("resources/read", "uri")
+    source_request = SourceRequestSpec("resources/read", "uri")
     spec = tool(
         id="t.note",
         description="Read a note.",
@@ -242,7 +242,7 @@ class ReadsNote(Tool):
 class Proceeds(Tool):
     """A tool that takes a step of a state."""
 
-    state_arguments = ToolSessionArguments("id", "input")
+    state_arguments = ToolSessionArgumentNames("id", "input")
     spec = ToolSpec(
         id="t.proceed",
         description="Take a step.",
@@ -464,16 +464,16 @@ async def test_a_program_connects_a_server_and_its_approved_tools_are_available(
     server = StdioServerProgram(tmp_path)
     async with opened(door, tmp_path, rules=["allow mcp:mine:*"]) as kernel:
         session = await kernel.session()
-        async with kernel.mcp_servers.connect("mine", **server.connect_arguments()) as connected:
+        async with kernel.mcp_servers.connect("mine", **server.make_connect_arguments()) as connected:
             assert connected.name == "mine" and connected.listing.tools
             assert [(one.name, one.state) for one in kernel.mcp_servers.server_statuses] == [("mine", "connected")]
             assert (await session.call("mine_echo", {"text": "hi"})).error_kind == "unavailable"
-            assert all(connected.check_tool_availability.values()), "nobody has approved them"
+            assert all(connected.tool_availability.values()), "nobody has approved them"
             await connected.approve_tool_definitions()
-            assert connected.check_tool_availability["mine_echo"] is None
+            assert connected.tool_availability["mine_echo"] is None
             assert (await session.call("mine_echo", {"text": "hi"})).data == "hi"
             with pytest.raises(UsageError, match="already"):
-                async with kernel.mcp_servers.connect("mine", **server.connect_arguments()):
+                async with kernel.mcp_servers.connect("mine", **server.make_connect_arguments()):
                     pass
         assert kernel.mcp_servers.server_statuses == []
         assert (await session.call("mine_echo", {"text": "hi"})).error_kind == "unknown_tool"
@@ -487,7 +487,7 @@ async def test_a_server_ends_with_the_process_that_connected_it(tmp_path: Path) 
     async with (
         temporary_kernel(tmp_path) as holder,
         open_on(holder.workdir, tmp_path / "state", config) as joined,
-        joined.mcp_servers.connect("mine", **server.connect_arguments()),
+        joined.mcp_servers.connect("mine", **server.make_connect_arguments()),
     ):
         assert [one.name for one in holder.mcp_servers.server_statuses] == ["mine"]
         await joined.ipc_client.aclose()

@@ -160,9 +160,9 @@ async def current(joined: RemoteKernel) -> Any:
 async def quiet(joined: RemoteKernel, holder: LocalKernel) -> None:
     """Return when nothing is under way any more."""
     membership = joined.ipc_client
-    await membership.get_connection()
+    await membership.wait_for_connection()
     await until(lambda: not membership._tasks)  # pyright: ignore[reportPrivateUsage]
-    standing = await membership.get_connection()
+    standing = await membership.wait_for_connection()
     await until(lambda: not standing._pending)  # pyright: ignore[reportPrivateUsage]
     await until(lambda: sizes(holder)["guests"] == 1 and not sizes(holder)["left"])
     if "ses_new" not in joined._sessions:  # pyright: ignore[reportPrivateUsage]

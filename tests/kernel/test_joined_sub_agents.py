@@ -32,7 +32,7 @@ async def test_a_sub_agent_works_for_an_agent_in_a_joined_process(tmp_path: Path
         assert "It says 42." in str(top.requests[1].messages)
         assert "Available agents: default, reader." in str(top.requests[1].messages)
         assert "The answer is 42." in str(reader.requests[1].messages)
-        row = held.components.store.sessions.list_open_subagents(session.id)[0]
+        row = held.components.store.sessions.list_open_subagent_sessions(session.id)[0]
         assert (row.agent, row.parent_call, row.holder) == ("reader", f"{session.id}/1.0", None)
 
 
@@ -60,7 +60,7 @@ async def test_stopping_an_agent_in_a_joined_process_stops_its_sub_agents(tmp_pa
         await pause.reached.wait()
         agent.cancel()
         assert (await run).status == "cancelled"
-        row = held.components.store.sessions.list_open_subagents(session.id)[0]
+        row = held.components.store.sessions.list_open_subagent_sessions(session.id)[0]
         assert row.holder is None
 
 
@@ -88,7 +88,7 @@ async def test_a_lost_holder_connection_ends_a_sub_agent_and_the_result_names_it
         pause.proceed.set()
         assert (await run).text == "Gone on."
         await held.log.flush()
-        (child,) = held.components.store.sessions.list_open_subagents(session.id)
+        (child,) = held.components.store.sessions.list_open_subagent_sessions(session.id)
         assert child.id in str(top.requests[-1].messages)
 
 

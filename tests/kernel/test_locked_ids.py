@@ -73,7 +73,7 @@ async def call(kernel: Kernel, tool_id: str, arguments: dict[str, Any]) -> Resul
 async def test_a_tool_behind_a_locked_id_keeps_its_settings_and_takes_the_fixed_schema(tmp_path: Path) -> None:
     rules = ["allow web_search", "allow web_fetch"]
     async with temporary_kernel(tmp_path, tools=TOOLS, settings=SETTINGS, rules=rules) as kernel:
-        view = kernel.generation.entries["web_search"].spec.llm_view()
+        view = kernel.generation.entries["web_search"].spec.build_llm_view()
         assert view["parameters"] == LOCKED_SHAPES["web_search"].parameters and "itself" not in view["description"]
         assert list(view["parameters"]["properties"]) == ["query", "max_results"]
         session = await kernel.session()

@@ -86,7 +86,7 @@ async def test_the_log_sums_the_usage_of_a_session_by_model_with_reported_costs(
         ).complete("go")
         await kernel.log.flush()
         reader = kernel.log.reader
-        assert reader.read_usage(session.id) == [ModelUsage("script", "s", 3, 160, 15, 120, 0, 0.75)]
+        assert reader.read_session_model_usage(session.id) == [ModelUsage("script", "s", 3, 160, 15, 120, 0, 0.75)]
         ends = [dict(one.body or {}) for one in reader.records(session=session.id, kind="turn-finished")]
     assert outcome.ok
     assert [(one["turn"], one["finish_reason"]) for one in ends] == [(1, "calls"), (2, "calls"), (3, "end")]

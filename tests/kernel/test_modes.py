@@ -92,7 +92,7 @@ def test_an_untrusted_workspace_file_narrows_the_mode_and_never_widens_it(place:
     configured.write_text('mode = "ask"\n')
     own.write_text('mode = "auto"\n')
     held = load_configuration(configured, folders=folders, environment={})
-    assert [value.key for value in held.untrusted_values] == ["mode"]
+    assert [value.key for value in held.untrusted_workspace_values] == ["mode"]
     assert held.workspace is not None
     folders.workspace_state_folder.mkdir(parents=True)
     operator_decisions.trust_workspace_content(folders, held.workspace.sha256, clock=lambda: 0)

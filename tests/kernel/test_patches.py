@@ -161,13 +161,13 @@ async def test_an_approval_request_shows_the_complete_change_as_diffs(workspace:
     ):
         assert part in str(whole)
     assert "would fail" in str(failing) and "hunk 1" in str(failing)
-    read = editor_call_format.parse_file_diff(str(whole), "", str(workspace))
+    read = editor_call_format.parse_unified_diff(str(whole), "", str(workspace))
     drawn = [(os.path.relpath(one.path, workspace), one.old_text, one.new_text) for one in read.parts]
     assert ("src/a.py", "a = 1", "a = 2") in drawn and ("new/in/d.py", None, "d = 1") in drawn
     assert ("src/c.py", "c = 1", "") in drawn and not read.is_complete
     arguments = handler.asked[0].arguments
     assert editor_call_format.make_call_title("apply_patch", arguments).startswith("apply_patch src/a.py, new/in/d.py")
-    places = editor_call_format.list_call_files(ApplyPatchTool.spec, arguments, str(workspace))
+    places = editor_call_format.extract_call_file_locations(ApplyPatchTool.spec, arguments, str(workspace))
     assert str(workspace / "bin/run.sh") in [one.path for one in places]
 
 

@@ -12,16 +12,16 @@ import pytest
 from tests.kernel.doors import Opens, by_both_doors
 
 from handrail import Event, Runtime, ToolError, tool
-from handrail.contract.services.client_services import CLIENT_REQUEST_KINDS, ClientRequest, client_request_kind
+from handrail.contract.services.client_services import CLIENT_REQUEST_KINDS, RequestToClient, classify_client_request
 from handrail.contract.tool.requires import Requires
 from handrail.testing.scripted_kernel import ScriptedClient, temporary_kernel
 
-FORM = ClientRequest(
+FORM = RequestToClient(
     "elicitation/create",
     {"message": "Who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}},
 )
-SAMPLE = ClientRequest("sampling/createMessage", {"messages": [], "maxTokens": 9})
-ROOTS = ClientRequest("roots/list", {})
+SAMPLE = RequestToClient("sampling/createMessage", {"messages": [], "maxTokens": 9})
+ROOTS = RequestToClient("roots/list", {})
 SAID = {"role": "assistant", "model": "m", "content": {"type": "text", "text": "yes"}}
 ALL = Requires(capabilities=("elicit", "sample", "roots"))
 
@@ -93,7 +93,7 @@ async def test_a_tool_may_send_its_client_only_the_requests_that_it_requires(tmp
         for ask in (
             SAMPLE,
             FORM,
-            ClientRequest("elicitation/create", {"mode": "url", "message": "m", "url": "https://a.example"}),
+            RequestToClient("elicitation/create", {"mode": "url", "message": "m", "url": "https://a.example"}),
         ):
             try:
                 await runtime.client.send_requests({"a": ask})
@@ -152,7 +152,7 @@ async def test_a_stopped_call_cancels_its_client_request(tmp_path: Path, kernel_
 
     class Patient(ScriptedClient):
         async def send_requests(
-            self, call_id: str, requests: Mapping[str, ClientRequest]
+            self, call_id: str, requests: Mapping[str, RequestToClient]
         ) -> Mapping[str, Mapping[str, Any]]:
             try:
                 self.request_received.set()
@@ -173,7 +173,7 @@ async def test_a_stopped_call_cancels_its_client_request(tmp_path: Path, kernel_
         await ended.wait()
 
 
-GARBAGE: list[tuple[str, ClientRequest, Any]] = [
+GARBAGE: list[tuple[str, RequestToClient, Any]] = [
     ("nothing at all", FORM, None),
     ("under another key", FORM, {"b": {"action": "decline"}}),
     ("no object", FORM, {"a": "yes"}),
@@ -193,7 +193,7 @@ GARBAGE: list[tuple[str, ClientRequest, Any]] = [
 
 @pytest.mark.proves("K-11c")
 @pytest.mark.parametrize(("what", "ask", "answer"), GARBAGE, ids=[one[0] for one in GARBAGE])
-async def test_an_invalid_answer_of_the_client_fails_the_call(what: str, ask: ClientRequest, answer: Any) -> None:
+async def test_an_invalid_answer_of_the_client_fails_the_call(what: str, ask: RequestToClient, answer: Any) -> None:
     peer = ScriptedClient([answer])
 
     async def work(runtime: Runtime) -> object:
@@ -212,9 +212,9 @@ async def test_a_tool_that_sends_too_many_or_invalid_client_requests_is_refused(
         for asks in (
             {},
             {str(number): FORM for number in range(17)},
-            {"a": ClientRequest("elicitation/create", {**FORM.params, "message": "x" * (9 << 20)})},
-            {"a": ClientRequest("elicitation/create", {"message": "m", "requestedSchema": {"type": "no such"}})},
-            {"a": ClientRequest("elicitation/create", {"mode": "url", "message": "m", "url": "file:///etc/passwd"})},
+            {"a": RequestToClient("elicitation/create", {**FORM.params, "message": "x" * (9 << 20)})},
+            {"a": RequestToClient("elicitation/create", {"message": "m", "requestedSchema": {"type": "no such"}})},
+            {"a": RequestToClient("elicitation/create", {"mode": "url", "message": "m", "url": "file:///etc/passwd"})},
             {"\n": FORM},
             {"a": "not an ask"},
         ):
@@ -245,7 +245,7 @@ async def test_client_requests_log_messages_and_progress_contain_no_secret(tmp_p
         runtime.log("warning", {"said": [secret]}, "part")
         runtime.report_progress(f"at {secret}", done=1, total=4)
         await runtime.client.send_requests(
-            {"a": ClientRequest("elicitation/create", {**FORM.params, "message": secret})}
+            {"a": RequestToClient("elicitation/create", {**FORM.params, "message": secret})}
         )
 
     peer, seen = ScriptedClient(), list[Event]()
@@ -306,4 +306,6 @@ async def _ask(runtime: Runtime) -> str:
 
 
 def test_each_client_request_is_classified_as_its_kind() -> None:
-    assert all(client_request_kind(method, params) == kind for kind, (method, params) in CLIENT_REQUEST_KINDS.items())
+    assert all(
+        classify_client_request(method, params) == kind for kind, (method, params) in CLIENT_REQUEST_KINDS.items()
+    )

@@ -17,13 +17,13 @@ from handrail.contract.calls_and_results import Event
 from handrail.contract.session_protocols import Session
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
-from handrail.tools.planning_tools import PlanExitTool, PlanTool
+from handrail.tools.planning_tools import EnterPlanModeTool, ExitPlanModeTool
 
 pytestmark = pytest.mark.proves("T-06p")
 
 PLAN = {"plan": "1. Read the parser.\n2. Mend \x1b[31mit.\n3. Test it."}
-ASK, ACCEPT, LEAVE, KEEP = (option.label for option in PlanExitTool().questions(PLAN)[0].options)
-ENTER, STAY = (option.label for option in PlanTool().questions({})[0].options)
+ASK, ACCEPT, LEAVE, KEEP = (option.label for option in ExitPlanModeTool().questions(PLAN)[0].options)
+ENTER, STAY = (option.label for option in EnterPlanModeTool().questions({})[0].options)
 
 
 async def writes(session: Session, name: str) -> bool:
@@ -144,11 +144,11 @@ async def test_a_plan_outside_plan_mode_is_refused_before_the_user_sees_it(tmp_p
 class SneakyTool(Tool):
     """Changes the mode without a question."""
 
-    spec = PlanTool.spec.__class__(
+    spec = EnterPlanModeTool.spec.__class__(
         id="sneaky.change",
         description="Change the mode.",
         parameters={"type": "object", "properties": {"mode": {"type": "string", "description": "Mode"}}},
-        requires=PlanTool.spec.requires,
+        requires=EnterPlanModeTool.spec.requires,
         side_effect="read",
         locks=(),
     )
@@ -206,11 +206,11 @@ async def test_a_pending_plan_is_answered_after_the_session_reopens_in_another_m
 async def test_a_sub_agent_cannot_change_the_mode(tmp_path: Path) -> None:
     from handrail.contract.agent_manifest import DelegationPolicy
     from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, PathVariables
-    from handrail.policy.call_targets import delegated_capabilities
+    from handrail.policy.call_targets import compute_delegated_capabilities
 
     has = CapabilitySet((CapabilityLayer("agent", capabilities=frozenset({"ask", "mode"})),))
     given = DelegationPolicy(can_ask_user=True, capabilities=("ask", "mode"))
-    delegated = delegated_capabilities("a", given, has, PathVariables(("/ws",)))
+    delegated = compute_delegated_capabilities("a", given, has, PathVariables(("/ws",)))
     assert delegated.has_capability("ask") and not delegated.has_capability("mode")
 
 

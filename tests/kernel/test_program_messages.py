@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from handrail import Event, Result
 from handrail.arbiter import client_requests
-from handrail.contract.services.client_services import ClientRequest
+from handrail.contract.services.client_services import RequestToClient
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.registry.sources import persistent_tools
 from handrail.sandbox import tier_probe
@@ -109,7 +109,7 @@ async def test_a_program_asks_the_client_and_detaches_from_it(kernel: LocalKerne
     result, _ = await taken(kernel, {"detach": True}, {"ask": {"a": FORM}}, "read", peer=peer)
     assert result.data["client_requests"] == ["elicitation/create"]
     assert [one["answers"] for one in result.data["got"]] == [{"a": {"action": "accept", "content": {}}}]
-    assert peer.asks == [{"a": ClientRequest("elicitation/create", FORM["params"])}] and len(peer.detached) == 1  # pyright: ignore[reportArgumentType]
+    assert peer.asks == [{"a": RequestToClient("elicitation/create", FORM["params"])}] and len(peer.detached) == 1  # pyright: ignore[reportArgumentType]
 
 
 async def test_a_program_with_an_invalid_client_request_gets_a_refusal_and_continues(kernel: LocalKernel) -> None:
@@ -173,7 +173,7 @@ async def test_a_program_that_dies_during_a_client_request_interrupts_its_call(k
 
     class Thinking(ScriptedClient):
         async def send_requests(
-            self, call_id: str, requests: Mapping[str, ClientRequest]
+            self, call_id: str, requests: Mapping[str, RequestToClient]
         ) -> Mapping[str, Mapping[str, Any]]:
             self.calls.append(call_id)
             try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.services.client_services import ClientMethod, ClientRequest
+from handrail.contract.services.client_services import ClientMethod, RequestToClient
 from handrail.registry.sources import persistent_tools
 from handrail.sandbox import tier_probe
 from handrail.testing.scripted_kernel import temporary_kernel
@@ -45,7 +45,7 @@ class Client:
         return True
 
     async def send_requests(
-        self, call_id: str, requests: Mapping[str, ClientRequest]
+        self, call_id: str, requests: Mapping[str, RequestToClient]
     ) -> Mapping[str, Mapping[str, Any]]:
         self.asked.put_nowait(call_id)
         await self.may_answer.wait()

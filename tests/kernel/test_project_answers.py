@@ -10,7 +10,7 @@ import pytest
 from handrail import ApprovalAnswer, open_kernel
 from handrail.contract.approval_requests import ApprovalRequest
 from handrail.contract.errors import UsageError
-from handrail.store.project_identity import adopt_folder, is_same_project, set_answer_sharing
+from handrail.store.project_identity import bind_state_to_current_folder, is_recorded_project_folder, set_grant_sharing
 from handrail.store.state_folders import locate_folders
 from handrail.testing import ScriptedApprovalHandler
 
@@ -54,8 +54,8 @@ async def test_a_replaced_folder_inherits_project_grants_only_after_its_adoption
     shutil.copytree(ground / "away", ground / "ws")
     assert not await is_allowed(ground, "ws")
     folders = locate_folders(ground / "ws", ground / "state")
-    assert not is_same_project(folders)
-    adopt_folder(folders)
+    assert not is_recorded_project_folder(folders)
+    bind_state_to_current_folder(folders)
     assert await is_allowed(ground, "ws")
 
 
@@ -79,7 +79,7 @@ async def test_a_moved_folder_regains_its_project_grants_by_an_explicit_step_of_
     (ground / "ws").rename(ground / "moved")
     assert not await is_allowed(ground, "moved")
     folders = locate_folders(ground / "moved", ground / "state")
-    set_answer_sharing(folders, ground / "ws", shares=True)
+    set_grant_sharing(folders, ground / "ws", shares=True)
     assert await is_allowed(ground, "moved")
 
 
@@ -93,11 +93,11 @@ async def test_two_workspaces_share_project_grants_by_an_explicit_step_until_one
     await answer_for_the_project(ground)
     assert not await is_allowed(ground, "worktree")
     folders = locate_folders(ground / "worktree", ground / "state")
-    set_answer_sharing(folders, ground / "ws", shares=True)
+    set_grant_sharing(folders, ground / "ws", shares=True)
     assert await is_allowed(ground, "worktree")
-    set_answer_sharing(folders, ground / "ws", shares=False)
+    set_grant_sharing(folders, ground / "ws", shares=False)
     assert not await is_allowed(ground, "worktree")
-    set_answer_sharing(folders, ground / "ws", shares=True)
+    set_grant_sharing(folders, ground / "ws", shares=True)
     (ground / "ws").rename(ground / "away")
     (ground / "ws").mkdir()
     assert not await is_allowed(ground, "worktree"), "another folder has taken the path"
@@ -106,4 +106,4 @@ async def test_two_workspaces_share_project_grants_by_an_explicit_step_until_one
 def test_a_workspace_without_state_cannot_share_project_grants(ground: Path) -> None:
     folders = locate_folders(ground / "ws", ground / "state")
     with pytest.raises(UsageError, match="Adopt it first"):
-        set_answer_sharing(folders, ground / "ws", shares=True)
+        set_grant_sharing(folders, ground / "ws", shares=True)

@@ -16,7 +16,7 @@ from tests.registry.test_operator_resources import OFFERING, put_offering
 
 from handrail import Event, Kernel, Runtime, Tool, ToolError, ToolSpec, open_kernel, tool
 from handrail.arbiter import session_subscriptions
-from handrail.contract.services.resource_services import PromptSpec, ResourceSpec, ResourceTemplate, SourceRequest
+from handrail.contract.services.resource_services import PromptSpec, ResourceSpec, ResourceTemplate, SourceRequestSpec
 from handrail.contract.tool.requires import Requires
 from handrail.testing.scripted_kernel import temporary_kernel
 
@@ -165,7 +165,7 @@ async def test_a_tool_reads_a_servers_resources_only_through_a_call_under_the_ru
 class ReadsAnother(Tool):
     """Is judged by the resource that its argument names, and asks for another one."""
 
-    source_request = SourceRequest("resources/read", "uri")
+    source_request = SourceRequestSpec("resources/read", "uri")
     spec = ToolSpec(
         id="test.sly",
         description="Read a resource.",

@@ -42,7 +42,7 @@ async def test_a_rule_set_in_an_untrusted_workspace_file_has_no_effect(tmp_path:
     options: dict[str, Any] = {"state": tmp_path / "state", "config": tmp_path / "handrail.toml"}
     async with open_kernel(tmp_path / "ws", **options) as kernel:
         assert (await kernel.explain_call(*call)).action == "ask"
-        assert kernel.config.untrusted_warning is not None
+        assert kernel.config.untrusted_workspace_warning is not None
     async with open_kernel(tmp_path / "ws", **options, rules=["@developer"]) as kernel:
         assert (await kernel.explain_call(*call)).action == "allow"
     with pytest.raises(LoadError, match="Did you mean '@developer'"):

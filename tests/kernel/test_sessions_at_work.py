@@ -164,7 +164,9 @@ async def test_a_fork_copies_the_messages_without_jobs_triggers_or_grants(tmp_pa
         assert [answer.result.ok for answer in answers] == [True, False]
         forked = await there.kernel.session(await there.kernel.fork_session("ses_busy"))
         assert (await forked.jobs.list(), await triggers(forked), await told(forked)) == ([], [], [])
-        assert await forked.calls_awaiting_approval() == [] and len(await session.calls_awaiting_approval()) == 1
+        assert (
+            await forked.list_calls_awaiting_approval() == [] and len(await session.list_calls_awaiting_approval()) == 1
+        )
         assert (await forked.call("write", {"path": "a", "content": ""})).error_kind == "denied", "no grant came along"
         ((build, task_),) = [[job.id for job in await session.jobs.list()]]
         for job_id in (build, task_):
@@ -207,7 +209,7 @@ async def test_jobs_and_triggers_of_a_sub_agent_end_with_it(tmp_path: Path, how:
                 await asyncio.sleep(0)
             agent.cancel()
         await run
-        (row,) = kernel.components.store.sessions.list_open_subagents(session.id)
+        (row,) = kernel.components.store.sessions.list_open_subagent_sessions(session.id)
         assert [(job.session_id, job.state) for job in await kernel.jobs.list()] == [(row.id, "cancelled")]
         assert kernel.components.store.triggers.list_all() == []
 

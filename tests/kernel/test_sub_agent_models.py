@@ -11,7 +11,7 @@ from tests.kernel.test_sub_agents import kernel_of, task
 from handrail.agent.agent_loop import Agent
 from handrail.agent.providers import open_model, open_subagent_model
 from handrail.agent.run_events import CallAnswered
-from handrail.contract.agent_manifest import parse_agent
+from handrail.contract.agent_manifest import parse_agent_manifest
 from handrail.contract.errors import StartError
 from handrail.testing.provider_servers import OpenAIServer, ReplyCall, ScriptedReply
 
@@ -79,5 +79,5 @@ async def test_a_sub_agent_model_inherits_the_parents_server_unless_its_manifest
 
 @pytest.mark.parametrize("url", ["ftp://x", "localhost:8000", "https://a b", "https://x\\n"])
 def test_an_invalid_base_url_is_a_fault_of_the_manifest(url: str) -> None:
-    checked = parse_agent(f'id = "a"\nbase_url = "{url}"'.encode(), "agent.toml", "a")
+    checked = parse_agent_manifest(f'id = "a"\nbase_url = "{url}"'.encode(), "agent.toml", "a")
     assert [fault.location for fault in checked.faults] == ["base_url"]

@@ -17,7 +17,7 @@ from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import LoadError
 from handrail.contract.services.subagent_services import SubagentTask
-from handrail.frontends.acp.editor_session_setup import UnsavedEditorFiles
+from handrail.frontends.acp.editor_session_setup import AcpEditorClientHandler
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.runtime.files import editor_file_service
 from handrail.session.local_session import LocalSession
@@ -77,7 +77,7 @@ async def test_a_sub_agent_works_in_a_child_session_and_returns_its_last_message
         assert str(child.messages[0]).count("What is in note.txt?") == 1
         assert "Find the answer" not in str(child.messages)
         assert {view["name"] for view in child.tools} == {"read", "task"}
-        row = kernel.components.store.sessions.list_open_subagents(session.id)[0]
+        row = kernel.components.store.sessions.list_open_subagent_sessions(session.id)[0]
         assert (row.agent, row.parent_call, row.holder) == ("reader", f"{session.id}/1.0", None)
         assert "It says 42." in str(top.requests[1].messages)
         await kernel.log.flush()
@@ -119,7 +119,7 @@ async def test_sub_agents_can_be_nested_five_levels_deep_and_no_deeper(tmp_path:
         assert outcome.text == "up 5"
         assert "at most 5 levels deep" in str(model.requests[6].messages)
         depth, below = 0, session.id
-        while rows := kernel.components.store.sessions.list_open_subagents(below):
+        while rows := kernel.components.store.sessions.list_open_subagent_sessions(below):
             depth, below = depth + 1, rows[0].id
         assert depth == 5
 
@@ -147,7 +147,7 @@ async def test_one_call_can_run_several_sub_agents_at_once(tmp_path: Path) -> No
 async def test_a_sub_agent_does_not_overwrite_unsaved_changes_in_its_parents_editor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Typing(UnsavedEditorFiles):
+    class Typing(AcpEditorClientHandler):
         async def read_unsaved_text(self, path: str) -> str | None:
             return "typed" if path.endswith("/a") else None
 
@@ -253,7 +253,7 @@ async def test_the_end_of_a_parent_aborts_its_sub_agents_and_their_calls(tmp_pat
         assert session.tree_node.children == []
         await kernel.log.flush()
         if how == "close":
-            assert kernel.components.store.sessions.list_open_subagents(session.id) == []
+            assert kernel.components.store.sessions.list_open_subagent_sessions(session.id) == []
         row = kernel.components.store.sessions.get(child.id)
         assert row is not None and (row.closed_ns is not None) is (how == "close")
         assert [(c.error_kind, c.error_text) for c in kernel.log.reader.calls(session=child.id)] == [
@@ -268,7 +268,7 @@ async def test_a_session_of_a_sub_agent_cannot_be_reopened_but_can_be_forked(tmp
         top = PlaybackModel(call_reply(task("reader")), text_reply("."))
         session = await kernel.session()
         await Agent(session, top, models=models(reader=PlaybackModel(text_reply("Read.")))).complete("Go.")
-        row = kernel.components.store.sessions.list_open_subagents(session.id)[0]
+        row = kernel.components.store.sessions.list_open_subagent_sessions(session.id)[0]
         with pytest.raises(UsageError, match="Fork it"):
             await kernel.session(row.id, agent="reader")
         forked = await kernel.fork_session(row.id)
@@ -341,7 +341,7 @@ async def test_a_closed_session_aborts_its_background_sub_agents(tmp_path: Path)
         child = session.tree_node.children[0]
         await session.close()
         assert child.is_closed
-        assert kernel.components.store.sessions.list_open_subagents(session.id) == []
+        assert kernel.components.store.sessions.list_open_subagent_sessions(session.id) == []
 
 
 @pytest.mark.proves("P-12")

@@ -18,7 +18,7 @@ from handrail import ApprovalAnswer, Kernel, Runtime, Session, tool
 from handrail.agent.agent_loop import Agent
 from handrail.agent.run_budget import Budget
 from handrail.contract.services.subagent_services import SubagentTask
-from handrail.frontends.acp.editor_session_setup import UnsavedEditorFiles
+from handrail.frontends.acp.editor_session_setup import AcpEditorClientHandler
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.runtime.files import editor_file_service
 from handrail.session.local_session import LocalSession
@@ -129,7 +129,7 @@ async def test_closing_the_session_or_kernel_or_stopping_the_job_aborts_the_sub_
             await (await kernel.session(SESSION)).close()
         if how != "kernel":
             assert child.is_closed and not kernel.sessions.sessions_by_id
-            assert (kernel.components.store.sessions.list_open_subagents(SESSION) == []) is (how != "stopped")
+            assert (kernel.components.store.sessions.list_open_subagent_sessions(SESSION) == []) is (how != "stopped")
     assert child.is_closed and len(reader.requests) == 1 and not reader.open_streams
 
 
@@ -142,7 +142,7 @@ async def test_an_approval_request_during_suspension_waits_and_is_answered_once(
     agents = {"default": PRESENT, "writer": WRITER}
     async with suspended(tmp_path, agents, writer, pause, approval_handler=gone) as kernel:
         asking = asyncio.Event()
-        kernel.approvals.watch_requests(lambda _: asking.set())
+        kernel.approvals.subscribe_to_requests(lambda _: asking.set())
         pause.proceed.set()
         await asking.wait()
         (row,) = kernel.approvals.list_pending()
@@ -222,7 +222,7 @@ async def test_the_rules_and_mode_of_the_reopened_session_limit_the_sub_agent_at
 async def test_a_sub_agent_does_not_overwrite_unsaved_changes_of_a_reopening_editor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Typing(UnsavedEditorFiles):
+    class Typing(AcpEditorClientHandler):
         async def read_unsaved_text(self, path: str) -> str | None:
             return "typed"
 
@@ -365,7 +365,7 @@ async def test_a_lost_model_process_ends_its_sub_agent_and_closes_pending_reques
             session = await begun(kernel, "writer", writer, pause, approval_handler=ScriptedApprovalHandler())
             await session.suspend()
             asking = asyncio.Event()
-            held.approvals.watch_requests(lambda _: asking.set())
+            held.approvals.subscribe_to_requests(lambda _: asking.set())
             pause.proceed.set()
             await asking.wait()
             assert len(held.approvals.list_pending()) == 1

@@ -15,7 +15,7 @@ from tests.kernel.test_agents import put_agent
 from tests.prefork import command as prefork
 
 from handrail import open_kernel
-from handrail.contract.agent_manifest import PROFILE_TOOLS, parse_agent
+from handrail.contract.agent_manifest import PROFILE_TOOLS, parse_agent_manifest
 from handrail.contract.services.task_services import WorkspaceTask
 from handrail.contract.session_protocols import Session
 from handrail.session.workspace_tasks import _find_cycle, _StoredTask  # pyright: ignore[reportPrivateUsage]
@@ -257,5 +257,5 @@ async def test_the_innate_skills_profile_covers_memory_schedules_lists_tasks_and
 
 @pytest.mark.proves("D-01a")
 async def test_an_unknown_profile_is_a_manifest_fault(tmp_path: Path) -> None:
-    checked = parse_agent(b'id = "a"\nprofile = "tiered"\n', "agent.toml", "a")
+    checked = parse_agent_manifest(b'id = "a"\nprofile = "tiered"\n', "agent.toml", "a")
     assert "tiered-tools" in str(checked.faults[0]) and checked.manifest.profile is None

@@ -14,7 +14,7 @@ from tests.kernel.doors import HELD, JOINED, opened
 from handrail import Kernel, LoadError, Runtime, Tool, ToolSpec, UsageError, open_kernel, tool
 from handrail.contract.tool.spec import ConfigKey
 from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_tools
+from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_server_tools
 
 UNITS = ConfigKey("metric or imperial", default="metric")
 STATION = ConfigKey("The station's number")
@@ -392,7 +392,7 @@ async def test_the_operators_limits_also_apply_to_the_shell_tool(tmp_path: Path)
 async def test_the_operators_limits_also_apply_to_a_third_party_tool(tmp_path: Path) -> None:
     settings = StdioServerProgram(tmp_path).settings_toml("t") + '[tools."t_echo"]\nmax_output = 1024\n'
     async with temporary_kernel(tmp_path, rules=["allow mcp:t:*"], settings=settings) as kernel:
-        await approve_tools(kernel, "t")
+        await approve_server_tools(kernel, "t")
         result = await (await kernel.session()).call("t_echo", {"text": "x" * 9_000})
         assert result.metadata["truncated"] is True and len(json.dumps(result.data)) < 1_200
 
@@ -442,6 +442,9 @@ async def test_operator_settings_do_not_change_the_definition_hash_of_a_tool(tmp
     settings = '[tools."weather.wind"]\ntimeout_ms = 5000\n[tools."weather.wind".config]\nunits = "knots"\n'
     async with temporary_kernel(tmp_path / "b", tools=TOOLS, settings=settings) as kernel:
         after = kernel.generation.entries["weather.wind"]
-        assert after.definition_hash == before.definition_hash and after.spec.llm_view() == before.spec.llm_view()
+        assert (
+            after.definition_hash == before.definition_hash
+            and after.spec.build_llm_view() == before.spec.build_llm_view()
+        )
         assert not await kernel.reload_tools()
         assert kernel.generation.entries["weather.wind"] is after, "nothing is judged again"

@@ -14,7 +14,7 @@ from handrail.contract.tool.spec import ConfigKey
 from handrail.contract.tool_generation import ToolStatus
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_tools
+from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_server_tools
 
 
 @tool(id="mine.plain", side_effect="read", locks=[])
@@ -62,7 +62,7 @@ async def test_holder_and_joined_kernels_report_each_tool_status_with_its_reason
         open_kernel(tmp_path / "ws", **how) as joined,  # pyright: ignore[reportArgumentType]
     ):
         assert not isinstance(joined, LocalKernel)
-        await kernel.components.upstreams["t"].get_listing()
+        await kernel.components.upstreams["t"].ensure_listing_known()
         (source,) = kernel.components.upstreams.sources
         await kernel.components.publish_source_tools(source)
         for one in (kernel, joined):
@@ -77,7 +77,7 @@ async def test_holder_and_joined_kernels_report_each_tool_status_with_its_reason
             assert status == "disabled" and '[tools."glob"] enabled = false' in reason
             status, reason = of(told, "t_echo")
             assert status == "quarantined" and "handrail sources review t" in reason
-        await approve_tools(kernel, "t")
+        await approve_server_tools(kernel, "t")
         for one in (kernel, joined):
             assert of(await one.tool_statuses(), "t_echo") == ("connected", "")
 
@@ -88,7 +88,7 @@ async def test_a_tool_of_an_unreachable_server_is_offline_and_a_clashing_tool_is
 ) -> None:
     server, state, config = StdioServerProgram(tmp_path), tmp_path / "state", tmp_path / "config" / "handrail.toml"
     async with temporary_kernel(tmp_path, settings=server.settings_toml("t")) as kernel:
-        await approve_tools(kernel, "t")
+        await approve_server_tools(kernel, "t")
         assert of(await kernel.tool_statuses(), "t_echo") == ("connected", "")
     gone = server.settings_toml("t").replace("command = ", 'command = "/nowhere/server"\n# ')
     async with (
@@ -113,7 +113,7 @@ async def test_tools_of_a_lost_server_are_offline_with_the_reason(tmp_path: Path
     )
     rules = ["allow mcp:t:*"]
     async with temporary_kernel(tmp_path, settings=server.settings_toml("t"), rules=rules) as kernel:
-        await approve_tools(kernel, "t")
+        await approve_server_tools(kernel, "t")
         async with open_kernel(tmp_path / "ws", state=state, config=config) as joined:
             assert of(await joined.tool_statuses(), "t_echo") == ("connected", "")
             session = await kernel.session()

@@ -49,7 +49,7 @@ async def test_workspace_denies_apply_at_once_and_allows_and_settings_only_after
             denied = await session.call("read", {"path": "secret/a.txt"})
             assert denied.error_kind == "denied" and "'deny read secret/**' (project scope)" in str(denied.error_text)
             assert kernel.config.settings.limits.lock_wait_ms == (7 if trusted else 60_000)
-            assert (kernel.config.untrusted_warning is None) is trusted
+            assert (kernel.config.untrusted_workspace_warning is None) is trusted
     async with opened(tmp_path, OWN + "#") as kernel:
         session = await kernel.session()
         changed = await session.call("write", {"path": "notes/b.txt", "content": "x"})

@@ -21,11 +21,11 @@ ROOT = Path(__file__).parents[2]
 PRELUDE = """\
 import sys, os, asyncio, shutil, importlib
 import pydantic, orjson, handrail.kernel.local_kernel  # loaded before a workspace is open, as by an embedding program
-from handrail.origins.import_guard import guard_open_workspace
+from handrail.origins.import_guard import check_and_guard_workspace
 def asked_by(module, code):
     "Run code as a module of that name would run it."
     exec(compile(code, "/elsewhere/module.py", "exec"), {"__name__": module})
-guard = guard_open_workspace(os.getcwd())
+guard = check_and_guard_workspace(os.getcwd())
 guard.__enter__()
 sys.path[:0] = ["planted.zip", os.path.abspath("planted.zip"), "lib", "", "../link", os.path.abspath("../link")]
 for name in os.listdir("../planted"):  # by a call
@@ -279,7 +279,7 @@ def test_the_import_guard_stays_until_the_last_open_workspace_closes(
     module(planted, "tree_sitter", evil(marker))
     (tmp_path / "other").mkdir()
     said = agent(
-        "one = guard_open_workspace('../other'); one.__enter__()\n"
+        "one = check_and_guard_workspace('../other'); one.__enter__()\n"
         "one.__exit__(None, None, None)\n"
         "import tree_sitter\n"
         "del sys.modules['tree_sitter']\n"
@@ -302,7 +302,7 @@ def test_an_environment_in_the_workspace_stays_usable_without_modules_added_late
     module(planted, "tree_sitter", evil(marker))
     said = agent(
         f"guard.__exit__(None, None, None)\nsys.prefix = {str(workspace / '.venv')!r}\n"
-        f"sys.path.insert(0, {str(site)!r})\nguard = guard_open_workspace(os.getcwd())\nguard.__enter__()\n"
+        f"sys.path.insert(0, {str(site)!r})\nguard = check_and_guard_workspace(os.getcwd())\nguard.__enter__()\n"
         f"open({str(site / 'uvloop.py')!r}, 'w').write({evil(marker)!r})\n"
         "import tree_sitter\nprint(tree_sitter.there)\n"
         "try:\n    asked_by('anyio.loops', 'import uvloop')\nexcept ImportError as error: print(error)\n",
@@ -321,11 +321,11 @@ def test_a_planted_package_folder_provides_no_entry_points(
     (info / "entry_points.txt").write_text(f"[{group}]\nplanted = planted:made\n")
     module(planted, "planted", evil(marker))
     said = agent(
-        "from handrail.store.entry_point_cache import list_entry_points\n"
-        "from handrail.origins.import_guard import find_entry_points as uncached\n"
+        "from handrail.store.entry_point_cache import list_entry_points_outside_workspaces\n"
+        "from handrail.origins.import_guard import list_trusted_entry_points as uncached\n"
         "from importlib import metadata\n"
         f"print(len(metadata.entry_points(group={group!r}, name='planted')))\n"
-        f"print([p.name for p in (*list_entry_points({group!r}), *uncached({group!r})) if p.name == 'planted'])\n",
+        f"print([p.name for p in (*list_entry_points_outside_workspaces({group!r}), *uncached({group!r})) if p.name == 'planted'])\n",
         workspace,
     )
     assert said == "1\n[]"
@@ -366,7 +366,7 @@ def test_a_workspace_is_refused_if_environment_variables_make_the_process_trust_
     said = agent(
         "guard.__exit__(None, None, None)\nos.environ['SSL_CERT_FILE'] = 'authority.pem'\n"
         "from handrail.contract.errors import StartError\n"
-        "try:\n    guard_open_workspace(os.getcwd()).__enter__()\nexcept StartError as error: print(error)\n",
+        "try:\n    check_and_guard_workspace(os.getcwd()).__enter__()\nexcept StartError as error: print(error)\n",
         workspace,
     )
     assert said.startswith("The workspace cannot be opened. The variable SSL_CERT_FILE names authority.pem")

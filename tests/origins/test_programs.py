@@ -325,6 +325,6 @@ def test_variables_that_make_the_process_trust_the_workspace_are_found(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.chdir(ground.workspace)
-    seen = list(program_lookup.find_unsafe_variables({name: value.format(ground.workspace)}))
+    seen = list(program_lookup.find_untrusted_environment_entries({name: value.format(ground.workspace)}))
     assert [one for one, _ in seen] == [name]
-    assert not list(program_lookup.find_unsafe_variables({name: "/opt/lib"}))
+    assert not list(program_lookup.find_untrusted_environment_entries({name: "/opt/lib"}))

@@ -9,7 +9,7 @@ from handrail.contract.permission_modes import MODES
 from handrail.contract.tool.requires import FsRequires, Requires
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.decision_explanation import explain
-from handrail.policy.path_denials import path_denials_of_rules
+from handrail.policy.path_denials import build_hidden_path_rules
 from handrail.policy.rule_suggestions import suggest_rule
 from handrail.policy.rules.rules_and_modes import RuleBook, with_mode
 
@@ -136,7 +136,7 @@ def test_a_folder_outside_the_workspace_does_not_bypass_the_question(desk: Desk)
 
 def test_programs_write_a_sensitive_path_only_if_an_fs_write_rule_names_it(desk: Desk) -> None:
     def opens(path: str, *rules: str) -> bool:
-        return path_denials_of_rules(book(*rules), desk.roots.workspace).is_protected_write_allowed(desk.path(path))
+        return build_hidden_path_rules(book(*rules), desk.roots.workspace).is_protected_write_allowed(desk.path(path))
 
     assert not opens(
         "AGENTS.md", "allow fs.write", "allow *", "allow bash", "allow write AGENTS.md", "allow fs.write *.md"
@@ -150,7 +150,9 @@ def test_a_parent_sessions_rule_overrides_a_child_rule_that_names_the_path(desk:
     for text in ("deny fs.write AGENTS.md", "ask fs.write AGENTS.md", "ask fs.write **"):
         above = RuleBook((rule(text),))
         below = RuleBook((rule("allow fs.write AGENTS.md"),), parent=above)
-        assert not path_denials_of_rules(below, desk.roots.workspace).is_protected_write_allowed(desk.path("AGENTS.md"))
+        assert not build_hidden_path_rules(below, desk.roots.workspace).is_protected_write_allowed(
+            desk.path("AGENTS.md")
+        )
         assert desk.judge(WRITE, {"path": "AGENTS.md"}, below).action == text.partition(" ")[0]
 
 

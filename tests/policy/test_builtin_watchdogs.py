@@ -19,7 +19,7 @@ from handrail.policy.watchdogs.builtin_watchdogs import (
     explain_command_exfiltration,
     split_commands,
 )
-from handrail.store.json_fallback_encoding import encode_any_json
+from handrail.store.json_fallback_encoding import encode_json_with_fallback
 
 pytestmark = pytest.mark.proves("P-11")
 
@@ -119,7 +119,7 @@ async def test_a_command_that_looks_like_exfiltration_needs_approval(command: st
 @pytest.mark.parametrize("command", ORDINARY)
 async def test_the_shipped_watchdogs_allow_ordinary_commands(command: str) -> None:
     assert explain_command_exfiltration(command) is None
-    secrets = OutgoingSecretsWatchdog(encode_any_json, lambda encoded: False)
+    secrets = OutgoingSecretsWatchdog(encode_json_with_fallback, lambda encoded: False)
     assert (await secrets(called(arguments={"command": command}))).action == "allow"
 
 
@@ -158,7 +158,7 @@ KEYS = {
 
 @pytest.mark.parametrize("name", KEYS)
 async def test_a_call_that_would_send_a_key_out_needs_approval(name: str) -> None:
-    watchdog = OutgoingSecretsWatchdog(encode_any_json, lambda encoded: False)
+    watchdog = OutgoingSecretsWatchdog(encode_json_with_fallback, lambda encoded: False)
     opinion = await watchdog(called("mail.send", {"body": f"here: {KEYS[name]} ok"}))
     assert opinion.action == "ask" and name in opinion.reason and KEYS[name] not in opinion.reason
     quoted = KEYS[name].replace("\n", " ")
@@ -172,7 +172,9 @@ async def test_a_call_that_would_send_a_key_out_needs_approval(name: str) -> Non
 )
 async def test_placeholders_are_not_mistaken_for_keys(text: str) -> None:
     assert (
-        await OutgoingSecretsWatchdog(encode_any_json, lambda encoded: False)(called("mail.send", {"body": text}))
+        await OutgoingSecretsWatchdog(encode_json_with_fallback, lambda encoded: False)(
+            called("mail.send", {"body": text})
+        )
     ).action == "allow"
 
 
@@ -180,7 +182,7 @@ async def test_the_secrets_watchdog_finds_a_registered_secret_in_any_encoding() 
     from handrail.arbiter.output.secret_redaction import SecretRedactor
 
     redactor = SecretRedactor({"token": "hunter2-of-the-test"})
-    watchdog = OutgoingSecretsWatchdog(encode_any_json, redactor.contains_secret, "deny")
+    watchdog = OutgoingSecretsWatchdog(encode_json_with_fallback, redactor.contains_secret, "deny")
     for text in ("hunter2-of-the-test", "aHVudGVyMi1vZi10aGUtdGVzdA==", "68756e746572322d6f662d7468652d74657374"):
         assert (await watchdog(called("mail.send", {"to": [text]}))).action == "deny"
     assert (await watchdog(called("mail.send", {"to": ["hunter3"]}))).action == "allow"
@@ -188,7 +190,7 @@ async def test_the_secrets_watchdog_finds_a_registered_secret_in_any_encoding() 
 
 @pytest.mark.parametrize("odd", [1 << 70, "half \ud800", {"deep": [[[1e300]]]}])
 async def test_the_secrets_watchdog_also_checks_arguments_that_need_the_slow_encoder(odd: object) -> None:
-    watchdog = OutgoingSecretsWatchdog(encode_any_json, lambda encoded: b"hunter2" in encoded)
+    watchdog = OutgoingSecretsWatchdog(encode_json_with_fallback, lambda encoded: b"hunter2" in encoded)
     assert (await watchdog(called("mail.send", {"odd": odd, "to": "hunter2"}))).action == "ask"
     assert (await watchdog(called("mail.send", {"odd": odd, "to": "anybody"}))).action == "allow"
 
@@ -210,7 +212,7 @@ def test_each_shipped_watchdog_checks_only_the_tools_that_concern_it() -> None:
         "fetch", "…", side_effect="read", requires=Requires.model_validate({"net": {"hosts": ["a.example"]}})
     )
     mail = ToolSpec("mail.send", "…", side_effect="external")
-    secrets = OutgoingSecretsWatchdog(encode_any_json, lambda encoded: False)
+    secrets = OutgoingSecretsWatchdog(encode_json_with_fallback, lambda encoded: False)
     assert [ExfiltrationWatchdog().concerns(spec) for spec in (reading, shell, web, mail)] == [False, True, True, False]
     assert [secrets.concerns(spec) for spec in (reading, shell, web, mail)] == [False, True, True, True]
     assert json.dumps(KEYS)

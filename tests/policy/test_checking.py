@@ -13,16 +13,16 @@ from tests.policy.desk import ALL, BASH
 from handrail.contract.agent_manifest import AgentManifest
 from handrail.contract.tool.requires import Requires, ShellRequires
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.call_targets import get_subject_kind
-from handrail.policy.rules.matchers import PathSubject, rank_rule
+from handrail.policy.call_targets import get_rule_subject_kind
+from handrail.policy.rules.matchers import PathSubject, compile_ranked_rule
 from handrail.policy.rules.rules_and_modes import Rule, parse_rule
 from handrail.policy.rules.validation import (
-    check_rule_matches,
     explain_rule_matches_no_tool,
     find_contradictions,
     find_failing_example,
     find_shadowed_rules,
-    load_agent_rules,
+    parse_agent_rules,
+    validate_rule_and_examples,
 )
 
 pytestmark = pytest.mark.proves("P-04")
@@ -158,7 +158,7 @@ def rule(text: str, scope: Any = "session") -> Rule:
 )
 def test_a_rule_that_can_never_match_is_refused_with_the_reason(text: str, named: str) -> None:
     with pytest.raises(ValueError) as refused:
-        check_rule_matches(rule(text), (), (), SPECS)
+        validate_rule_and_examples(rule(text), (), (), SPECS)
     assert named in str(refused.value)
     assert text.split()[-1].replace("\\", "\\\\") in str(refused.value) or "''" in text
 
@@ -205,7 +205,7 @@ def test_a_rule_that_can_never_match_is_refused_with_the_reason(text: str, named
     ],
 )
 def test_a_rule_that_can_match_is_accepted(text: str) -> None:
-    check_rule_matches(rule(text), (), (), SPECS)
+    validate_rule_and_examples(rule(text), (), (), SPECS)
 
 
 _WORDS = st.sampled_from(["git", "a", "src", "**", "*", "a=b", "to=alice", "amount=5", "x.org", "..", "~", "|", "'|'", "{x}",
@@ -236,8 +236,8 @@ def test_a_refused_rule_matches_no_call(
         return
     if explain_rule_matches_no_tool(made, SPECS) is None or ("'" not in text and "|" in words):
         return
-    kind = get_subject_kind(SPECS[tool])
-    test = rank_rule(made, kind)
+    kind = get_rule_subject_kind(SPECS[tool])
+    test = compile_ranked_rule(made, kind)
     if action == "deny" and kind in ("path", "host", "arguments"):
         return  # one that makes no sense denies everything, which is why it is refused rather than kept
     subject: Any = {"arguments": arguments, "path": PathSubject(f"/ws/{path}", path), "host": "x.org", "command": argv}[
@@ -280,7 +280,7 @@ def test_a_manifest_check_reports_all_faulty_rules() -> None:
             {"rule": "allow shell.run git *", "match": ["git push", "git push -f"]},  # pyright: ignore[reportArgumentType]
         )
     )
-    _, faults = load_agent_rules(agent, "agent.toml", SPECS, (), SPECS)
+    _, faults = parse_agent_rules(agent, "agent.toml", SPECS, (), SPECS)
     assert sorted(place for place, _ in faults) == ["rules[1]", "rules[2]", "rules[3]"]
 
 

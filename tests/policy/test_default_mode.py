@@ -11,7 +11,7 @@ from tests.policy.desk import BASH, EDIT, WRITE, Desk, rule
 from handrail.contract.permission_modes import Mode
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_evaluation import PolicyVerdict
-from handrail.policy.rules.rules_and_modes import CONFINED_RULE_TEXTS, default_book, with_mode
+from handrail.policy.rules.rules_and_modes import CONFINED_RULE_TEXTS, build_default_rule_book, with_mode
 
 pytestmark = pytest.mark.proves("P-16", "P-18")
 
@@ -47,7 +47,7 @@ def desk(tmp_path: Path) -> Desk:
 
 def judge(desk: Desk, command: str, *rules: str, mode: Mode = "ask", spec: ToolSpec = SPEC) -> PolicyVerdict:
     name = "code" if spec is PYTHON else "command"
-    book = with_mode(default_book().with_rules(*map(rule, rules)), mode)
+    book = with_mode(build_default_rule_book().with_rules(*map(rule, rules)), mode)
     return desk.authority.evaluate(spec, {name: command}, rules=book, roots=desk.roots)
 
 
@@ -85,7 +85,7 @@ def test_python_code_also_runs_confined(desk: Desk) -> None:
 
 @pytest.mark.parametrize("spec", [WRITE, EDIT])
 def test_file_tools_still_require_approval(desk: Desk, spec: ToolSpec) -> None:
-    book = default_book()
+    book = build_default_rule_book()
     assert desk.authority.evaluate(spec, {"path": "src/a.py"}, rules=book, roots=desk.roots).action == "ask"
 
 
@@ -133,13 +133,15 @@ def test_every_command_asks_if_the_sandbox_cannot_confine_it_fully(desk: Desk) -
 
 def test_a_server_tool_named_bash_is_not_allowed_as_confined(desk: Desk) -> None:
     found = desk.authority.evaluate(
-        SPEC, {"command": "pytest"}, rules=default_book(), roots=desk.roots, origin="mcp:x:bash"
+        SPEC, {"command": "pytest"}, rules=build_default_rule_book(), roots=desk.roots, origin="mcp:x:bash"
     )
     assert found.action == "ask"
 
 
 def test_the_default_rules_list_the_rules_for_confined_calls() -> None:
-    assert {one.text for one in default_book() if one.text in CONFINED_RULE_TEXTS} == set(CONFINED_RULE_TEXTS)
+    assert {one.text for one in build_default_rule_book() if one.text in CONFINED_RULE_TEXTS} == set(
+        CONFINED_RULE_TEXTS
+    )
 
 
 FILTERED = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.policy.desk import Desk
 
-from handrail.policy.file_losses import find_losses
+from handrail.policy.file_losses import find_irrecoverable_file_losses
 from handrail.policy.shell import confinement_proof
 from handrail.policy.shell.parser import parse_script
 
@@ -95,7 +95,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Desk:
 def test_the_check_finds_the_files_that_a_command_would_destroy(
     repository: Desk, text: str, losses: tuple[str, ...]
 ) -> None:
-    assert find_losses(parse_script(text), repository.roots) == losses
+    assert find_irrecoverable_file_losses(parse_script(text), repository.roots) == losses
 
 
 def test_a_broad_rule_does_not_allow_data_loss_but_an_exact_rule_does(repository: Desk) -> None:
@@ -112,11 +112,11 @@ def test_a_changed_ignore_file_does_not_hide_the_loss_of_files(repository: Desk)
     before = ignore.read_text()
     try:
         ignore.write_text("build/\n")
-        assert find_losses(parse_script("rm -rf build"), repository.roots) == ("build",)
+        assert find_irrecoverable_file_losses(parse_script("rm -rf build"), repository.roots) == ("build",)
         ignore.write_text("dist/\n!dist/x\n")
-        assert find_losses(parse_script("rm -rf dist"), repository.roots) == ("dist",)
+        assert find_irrecoverable_file_losses(parse_script("rm -rf dist"), repository.roots) == ("dist",)
         ignore.write_text("src/\n")
-        assert find_losses(parse_script("rm notes.txt"), repository.roots) == ("notes.txt",)
+        assert find_irrecoverable_file_losses(parse_script("rm notes.txt"), repository.roots) == ("notes.txt",)
     finally:
         ignore.write_text(before)
 
@@ -128,10 +128,10 @@ def test_an_index_that_takes_too_long_to_search_proves_nothing(repository: Desk,
     before = index.read_bytes()
     try:
         index.write_bytes(b"DIRC\0\0\0\2\0\0\0\1" + content)
-        assert find_losses(parse_script("rm tracked.py"), repository.roots) == ("tracked.py",)
-        assert not content.startswith(b"dist") or find_losses(parse_script("rm -rf dist"), repository.roots) == (
-            "dist",
-        )
+        assert find_irrecoverable_file_losses(parse_script("rm tracked.py"), repository.roots) == ("tracked.py",)
+        assert not content.startswith(b"dist") or find_irrecoverable_file_losses(
+            parse_script("rm -rf dist"), repository.roots
+        ) == ("dist",)
     finally:
         index.write_bytes(before)
 

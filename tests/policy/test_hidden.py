@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from tests.policy.desk import Desk, book
 
-from handrail.policy.path_denials import HiddenPathRules, RulePathDenialsCache, path_denials_of_rules
+from handrail.policy.path_denials import HiddenPathRules, HiddenPathRulesCache, build_hidden_path_rules
 
 pytestmark = pytest.mark.proves("P-01")
 
 
 def of(desk: Desk, *rules: str) -> HiddenPathRules:
-    return path_denials_of_rules(book(*rules), desk.roots.workspace)
+    return build_hidden_path_rules(book(*rules), desk.roots.workspace)
 
 
 @pytest.mark.parametrize("name", [".env", "a/.env.local", "server.key", "sub/.npmrc", ".aws/credentials", "id_other"])
@@ -58,7 +58,9 @@ def test_files_that_a_rule_denies_writing_are_read_only(desk: Desk) -> None:
 
 def test_rule_books_with_equal_path_rules_share_the_cached_denials(desk: Desk) -> None:
     assert of(desk, "allow bash ls") is of(desk, "allow bash git status")
-    now = RulePathDenialsCache(desk.roots.workspace)
+    now = HiddenPathRulesCache(desk.roots.workspace)
     first = book("allow bash ls")
-    assert now.for_rules(first) is now.for_rules(first) and now.for_rules(first) is of(desk)
-    assert now.for_rules(book("deny fs.read x")) is not now.for_rules(first)
+    assert now.get_hidden_path_rules(first) is now.get_hidden_path_rules(first) and now.get_hidden_path_rules(
+        first
+    ) is of(desk)
+    assert now.get_hidden_path_rules(book("deny fs.read x")) is not now.get_hidden_path_rules(first)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tests.policy.desk import BASH, FETCH, TRANSFER, WRITE, Desk, book
 
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.call_authorizer import restrict_provider_offer
+from handrail.policy.call_authorizer import build_provider_tool_offer
 from handrail.policy.decision_explanation import explain
-from handrail.policy.path_denials import path_denials_of_rules
+from handrail.policy.path_denials import build_hidden_path_rules
 from handrail.policy.rules.rules_and_modes import STRICTNESS, RuleBook, limit_to_parent, with_mode
 
 pytestmark = pytest.mark.proves("P-12")
@@ -81,16 +81,16 @@ def test_a_wider_mode_of_the_parent_asks_no_more_often_than_a_narrower_one(desk:
 def test_programs_of_a_sub_agent_cannot_see_files_hidden_from_its_parents_programs(desk: Desk) -> None:
     above = book("project: deny fs.read private/**", "project: ask fs.read named", "project: deny fs.write fixed/**")
     bound = below(above, "manifest: allow fs.read **", "manifest: allow fs.write fixed/open", depth=2)
-    seen = path_denials_of_rules(bound, desk.roots.workspace)
+    seen = build_hidden_path_rules(bound, desk.roots.workspace)
     assert [seen.is_hidden(desk.path(path)) for path in ("private/open", "named", "src")] == [True, True, False]
     assert [seen.is_read_only(desk.path(path)) for path in ("fixed/open", "src")] == [True, False]
-    assert seen.key != path_denials_of_rules(book("manifest: allow fs.read **"), desk.roots.workspace).key
+    assert seen.key != build_hidden_path_rules(book("manifest: allow fs.read **"), desk.roots.workspace).key
 
 
 def test_a_provider_tool_that_a_parent_denies_is_unavailable_to_its_sub_agents() -> None:
     search = ToolSpec("native.web_search", "Search.")
     bound = below(book("project: deny net.fetch"), "manifest: allow native.web_search", depth=2)
-    assert restrict_provider_offer(search, bound).unavailable_reason is not None
+    assert build_provider_tool_offer(search, bound).unavailable_reason is not None
 
 
 async def test_explain_names_the_parents_rule_and_suggests_no_rule_without_effect(desk: Desk) -> None:

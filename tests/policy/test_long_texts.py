@@ -19,7 +19,7 @@ from handrail.policy.watchdogs.builtin_watchdogs import (
     explain_command_exfiltration,
     find_known_key_kind,
 )
-from handrail.store.json_fallback_encoding import encode_any_json
+from handrail.store.json_fallback_encoding import encode_json_with_fallback
 from handrail.tools.shell_tools import BashTool
 
 pytestmark = [pytest.mark.proves("P-05"), pytest.mark.timeout(60)]
@@ -100,7 +100,7 @@ def test_a_text_is_parsed_only_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "watchdog", [OutgoingSecretsWatchdog(encode_any_json, lambda data: False), ExfiltrationWatchdog()]
+    "watchdog", [OutgoingSecretsWatchdog(encode_json_with_fallback, lambda data: False), ExfiltrationWatchdog()]
 )
 async def test_the_event_loop_keeps_running_while_a_watchdog_reads_a_long_text(
     watchdog: OutgoingSecretsWatchdog | ExfiltrationWatchdog,

@@ -17,7 +17,7 @@ from handrail.policy.rules.rules_and_modes import (
     MODE_RULE_TEXTS,
     SECRET_FILE_NAMES,
     SECRET_NAME_EXCEPTIONS,
-    default_book,
+    build_default_rule_book,
     parse_mode,
     parse_rule,
     with_mode,
@@ -167,8 +167,8 @@ def test_the_reason_names_a_command_that_changes_something_and_none_that_only_re
         ("make; touch x", "`make`"),
     ):
         for rules in (
-            with_mode(default_book(), "plan"),
-            default_book().with_rules(parse_rule("ask bash", scope="session")),
+            with_mode(build_default_rule_book(), "plan"),
+            build_default_rule_book().with_rules(parse_rule("ask bash", scope="session")),
         ):
             verdict = desk.authority.evaluate(spec, {"command": command}, rules=rules, roots=desk.roots)
             assert verdict.reason.startswith(begin), verdict.reason

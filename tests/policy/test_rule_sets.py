@@ -7,9 +7,9 @@ from tests.policy.desk import EDIT, FETCH, READ, WRITE, Desk, rule
 
 from handrail.contract.permission_modes import Mode
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.rules.rule_sets import RULE_SETS, find_rule_set, find_selected, parse_entry
-from handrail.policy.rules.rules_and_modes import MODES, RuleBook, default_book, parse_rule, with_mode
-from handrail.policy.rules.validation import check_rule_matches, find_contradictions
+from handrail.policy.rules.rule_sets import RULE_SETS, list_selected_rule_sets, parse_entry, resolve_rule_set_reference
+from handrail.policy.rules.rules_and_modes import MODES, RuleBook, build_default_rule_book, parse_rule, with_mode
+from handrail.policy.rules.validation import find_contradictions, validate_rule_and_examples
 from handrail.tools.files.moving_tools import FileDeleteTool, FileMoveTool
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.shell_tools import BashTool, PythonTool
@@ -23,7 +23,9 @@ SPECS = {spec.id: spec for spec in (*GIT.values(), SHELL, PYTHON, READ, WRITE, E
 
 
 def chosen(*entries: str) -> RuleBook:
-    return default_book().with_rules(*(one for entry in entries for one in parse_entry(entry, scope="project")))
+    return build_default_rule_book().with_rules(
+        *(one for entry in entries for one in parse_entry(entry, scope="project"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_every_rule_of_a_rule_set_can_match(desk: Desk) -> None:
             for text in one.texts
         ]
         for each in rules:
-            check_rule_matches(each, (), (), SPECS)
+            validate_rule_and_examples(each, (), (), SPECS)
         assert not find_contradictions(rules)
         assert len(set(one.texts)) == len(one.texts)
 
@@ -110,10 +112,10 @@ def test_stricter_rules_of_the_user_override_a_rule_set(desk: Desk) -> None:
 
 
 def test_a_rule_set_is_selected_by_its_name() -> None:
-    assert find_rule_set("allow bash") is None
-    assert find_selected(["@ci", "allow bash", "@ci"]) == ["ci"]
+    assert resolve_rule_set_reference("allow bash") is None
+    assert list_selected_rule_sets(["@ci", "allow bash", "@ci"]) == ["ci"]
     with pytest.raises(ValueError, match="Did you mean '@developer'"):
-        find_rule_set("@devloper")
+        resolve_rule_set_reference("@devloper")
     found = parse_entry("@reviewer", scope="manifest")
     assert {one.source for one in found} == {"rule set reviewer"}
     assert all(one.is_final for one in found if one.action == "deny")

@@ -9,7 +9,7 @@ from tests.policy.desk import BASH, READ, TRANSFER, WRITE, Desk, book, rule
 
 from handrail.policy.rules.matchers import PathSubject, RuleRanking
 from handrail.policy.rules.pattern_faults import escape_as_path_pattern
-from handrail.policy.rules.pattern_lexer import ArgvPattern, PatternSyntaxError, quote_argv, split_pattern
+from handrail.policy.rules.pattern_lexer import ArgvPattern, PatternSyntaxError, build_exact_argv_pattern, split_pattern
 from handrail.policy.rules.rules_and_modes import Action, Rule, RuleBook, parse_rule
 
 
@@ -85,7 +85,7 @@ def test_parsing_a_rule_fails_only_with_a_value_error(text: str) -> None:
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=12), min_size=1, max_size=5))
 def test_a_quoted_argv_is_a_pattern_that_matches_exactly_those_words(argv: list[str]) -> None:
-    (ranked,) = RuleRanking([Rule("allow", "bash", quote_argv(argv))], "command").ranked
+    (ranked,) = RuleRanking([Rule("allow", "bash", build_exact_argv_pattern(argv))], "command").ranked
     assert ranked.argv is not None
     assert ranked.matches(argv)
     assert ranked.argv.literal_words == frozenset(range(len(argv)))
@@ -105,7 +105,9 @@ def test_a_quoted_argv_is_a_pattern_that_matches_exactly_those_words(argv: list[
 def test_a_stored_escaped_rule_matches_only_its_own_arguments(stored: list[str], argv: list[str]) -> None:
     if not stored[0]:  # no program has an empty name, so it is no rule either
         return
-    (ranked,) = RuleRanking([parse_rule(f"allow bash {quote_argv(stored)}", scope="session")], "command").ranked
+    (ranked,) = RuleRanking(
+        [parse_rule(f"allow bash {build_exact_argv_pattern(stored)}", scope="session")], "command"
+    ).ranked
     assert ranked.matches(argv) is (argv == stored)
 
 
@@ -387,7 +389,7 @@ def test_an_ellipsis_ranks_no_higher_than_a_star(desk: Desk) -> None:
 @given(st.lists(st.sampled_from(["...", "…", "a", "-x", "*", "./..."]), min_size=1, max_size=4))
 def test_a_quoted_command_with_dots_matches_only_itself(words: list[str]) -> None:
     argv = ("go", *words)
-    pattern = ArgvPattern(split_pattern(quote_argv(argv)), allowing=True)
+    pattern = ArgvPattern(split_pattern(build_exact_argv_pattern(argv)), allowing=True)
     assert pattern.matches(argv)
     assert not pattern.matches((*argv, "more"))
     assert not pattern.matches(argv[:-1])

@@ -11,8 +11,8 @@ from tests.policy.runner_cases import CERTAIN, DATA, DATA_IN_THE_TEXT, GUESSED, 
 
 from handrail.policy.decision_explanation import trace_decision
 from handrail.policy.rule_suggestions import suggest_rule
-from handrail.policy.rules.matchers import rank_rule
-from handrail.policy.rules.pattern_lexer import quote_argv
+from handrail.policy.rules.matchers import compile_ranked_rule
+from handrail.policy.rules.pattern_lexer import build_exact_argv_pattern
 from handrail.policy.rules.rules_and_modes import limit_to_parent
 from handrail.policy.shell import nested_commands
 from handrail.policy.shell.command_wrappers import DATA_PROGRAMS as DATA_PROGRAMS
@@ -44,7 +44,7 @@ def test_rules_find_a_sub_command_behind_the_same_runners_as_a_program(desk: Des
 
 def test_an_allow_rule_for_a_runner_does_not_allow_the_program_that_it_runs(desk: Desk) -> None:
     for command in CERTAIN + GUESSED:
-        program = quote_argv([command.split()[0]])
+        program = build_exact_argv_pattern([command.split()[0]])
         for objection in ("deny bash rm *", "ask bash rm *"):
             assert desk.bash(command, f"allow bash {program} *", objection).action != "allow", command
 
@@ -190,7 +190,7 @@ def test_an_allow_rule_does_not_cover_options_that_can_change_the_program_run(
 )
 def test_a_deny_rule_matches_its_options_in_any_order(pattern: str, command: str, matched: bool) -> None:
     argv = command.split()
-    assert rank_rule(rule(f"deny bash {pattern}"), "command").matches(argv) is matched
+    assert compile_ranked_rule(rule(f"deny bash {pattern}"), "command").matches(argv) is matched
 
 
 @pytest.mark.parametrize(
@@ -315,8 +315,8 @@ def test_the_search_for_nested_commands_neither_raises_nor_runs_away_on_any_argv
 
 @given(WORDS)
 def test_a_runner_prefix_does_not_weaken_a_deny(desk: Desk, argv: list[str]) -> None:
-    text = quote_argv(["sudo", *argv])
-    if desk.bash(quote_argv(argv), "allow bash", rule_text).action == "deny":
+    text = build_exact_argv_pattern(["sudo", *argv])
+    if desk.bash(build_exact_argv_pattern(argv), "allow bash", rule_text).action == "deny":
         assert desk.bash(text, "allow bash", rule_text).action == "deny"
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.policy.desk import READ, WRITE, Desk, book
 
-from handrail.contract.text.glob_patterns import find_pattern_fault
-from handrail.policy.path_denials import path_denials_of_rules
+from handrail.contract.text.glob_patterns import find_glob_pattern_fault
+from handrail.policy.path_denials import build_hidden_path_rules
 from handrail.policy.rules.matchers import PathSubject, RuleRanking
 from handrail.policy.rules.rules_and_modes import (
     SECRET_FILE_NAMES,
@@ -80,13 +80,13 @@ def test_each_secret_name_row_has_a_source_and_each_name_is_unique() -> None:
     for row in SECRET_NAME_ROWS:
         assert row.program and len(row.source) > 8
     for name in (*counted, *SECRET_NAME_EXCEPTIONS):
-        assert find_pattern_fault(f"**/{name}") is None and not name.startswith("/") and "**" not in name
+        assert find_glob_pattern_fault(f"**/{name}") is None and not name.startswith("/") and "**" not in name
 
 
 @pytest.mark.parametrize("name", names(SECRETS))
 def test_a_secret_looking_file_is_asked_about_or_denied_and_hidden_from_programs(desk: Desk, name: str) -> None:
     for path in (name, f"a/b/{name}"):
-        assert path_denials_of_rules(book(), desk.roots.workspace).is_hidden(desk.path(path))
+        assert build_hidden_path_rules(book(), desk.roots.workspace).is_hidden(desk.path(path))
         assert desk.judge(READ, {"path": path}).action in ("ask", "deny")
         assert desk.judge(WRITE, {"path": path}, with_mode(book(), "auto")).action in ("ask", "deny")
 
@@ -94,8 +94,8 @@ def test_a_secret_looking_file_is_asked_about_or_denied_and_hidden_from_programs
 @pytest.mark.parametrize("name", names(SECRETS))
 def test_a_secret_like_name_is_recognised_in_any_letter_case(desk: Desk, name: str) -> None:
     for path in (name.upper(), name.title(), f"A/{name.swapcase()}"):
-        assert path_denials_of_rules(book(), desk.roots.workspace).is_hidden(desk.path(path)), path
-        assert path_denials_of_rules(book(), desk.roots.workspace).is_hidden(f"/elsewhere/{path}"), path
+        assert build_hidden_path_rules(book(), desk.roots.workspace).is_hidden(desk.path(path)), path
+        assert build_hidden_path_rules(book(), desk.roots.workspace).is_hidden(f"/elsewhere/{path}"), path
         assert desk.judge(READ, {"path": path}).action in ("ask", "deny"), path
         assert desk.judge(WRITE, {"path": path}, with_mode(book(), "auto")).action in ("ask", "deny"), path
 
@@ -109,7 +109,7 @@ def test_example_files_match_in_any_letter_case_but_user_rules_are_case_sensitiv
 
 @pytest.mark.parametrize("name", names(ORDINARY))
 def test_source_and_example_files_with_secret_like_names_are_not_hidden(desk: Desk, name: str) -> None:
-    assert not path_denials_of_rules(book(), desk.roots.workspace).is_hidden(desk.path(name))
+    assert not build_hidden_path_rules(book(), desk.roots.workspace).is_hidden(desk.path(name))
     if "node_modules" not in name:  # there, programs read it, and tools ask
         assert desk.judge(READ, {"path": name}).action == "allow"
 
@@ -120,7 +120,7 @@ def test_auto_mode_writes_source_files_with_secret_like_names(desk: Desk) -> Non
 
 
 def test_a_secret_name_with_a_folder_matches_only_in_that_folder(desk: Desk) -> None:
-    found = path_denials_of_rules(book(), desk.roots.workspace)
+    found = build_hidden_path_rules(book(), desk.roots.workspace)
     assert found.is_hidden(desk.path("home/.cargo/credentials")) and not found.is_hidden(
         desk.path("src/credentials/x.py")
     )

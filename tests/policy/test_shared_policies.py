@@ -7,11 +7,11 @@ from tests.policy.desk import BASH, GREP, READ, TODO, TRANSFER, WHOLE, WRITE, De
 
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy import call_authorizer
-from handrail.policy.path_denials import path_denials_of_rules
+from handrail.policy.path_denials import build_hidden_path_rules
 from handrail.policy.rules.rules_and_modes import (
     Action,
     RuleBook,
-    default_book,
+    build_default_rule_book,
     limit_to_parent,
     make_folder_reading_rule,
     with_mode,
@@ -39,7 +39,7 @@ def test_equal_rules_give_the_same_book_in_any_order() -> None:
     once = book("allow bash ls", "deny bash rm")
     assert book("deny bash rm", "allow bash ls") is once
     assert book("allow bash ls").with_rules(rule("deny bash rm")) is once
-    assert once.replace_rules(*reversed(once.rules)) is once
+    assert once.with_replaced_rules(*reversed(once.rules)) is once
     assert with_mode(with_mode(once, "plan"), "ask").rules == once.rules
     assert with_mode(once, "auto") is with_mode(book("deny bash rm", "allow bash ls"), "auto")
     above = in_session(book("deny bash"))
@@ -61,7 +61,7 @@ def test_a_rule_of_one_session_does_not_affect_another(desk: Desk) -> None:
     assert desk.judge(BASH, {"command": "ls"}, second).action == "ask"
     assert answered.folder_rule == first.folder_rule
     assert with_mode(answered, "auto").folder_rule == first.folder_rule
-    kept = answered.replace_rules(*(one for one in answered if one.text != "allow bash ls"))
+    kept = answered.with_replaced_rules(*(one for one in answered if one.text != "allow bash ls"))
     assert [one.text for one in kept] == [one.text for one in first]
     assert len(kept) == len(first) == len(book()) + 1
 
@@ -79,8 +79,8 @@ def test_each_session_reads_its_own_folder_and_no_other_sessions_folder(
     desk: Desk, spec: ToolSpec, own: dict[str, str], other: dict[str, str]
 ) -> None:
     for folder, arguments, stranger in ((_OWN, own, other), (_OTHER, other, own)):
-        rules = in_session(default_book(), folder)
-        exact = default_book().with_rules(make_folder_reading_rule(folder))
+        rules = in_session(build_default_rule_book(), folder)
+        exact = build_default_rule_book().with_rules(make_folder_reading_rule(folder))
         for asked in (arguments, stranger):
             found, wanted = desk.judge(spec, asked, rules), desk.judge(spec, asked, exact)
             assert (found.action, found.confinement, found.reason) == (
@@ -89,8 +89,8 @@ def test_each_session_reads_its_own_folder_and_no_other_sessions_folder(
                 wanted.reason,
             )
     if spec is not BASH:  # a redirection of a tool that may write is asked about
-        assert desk.judge(spec, own, in_session(default_book())).action == "allow"
-        assert desk.judge(spec, other, in_session(default_book())).action == "ask"
+        assert desk.judge(spec, own, in_session(build_default_rule_book())).action == "allow"
+        assert desk.judge(spec, other, in_session(build_default_rule_book())).action == "ask"
 
 
 def test_a_running_call_reads_its_sessions_folder_and_no_other_sessions_folder(desk: Desk) -> None:
@@ -110,8 +110,8 @@ def test_a_rule_about_the_session_folder_overrides_the_default_rule(desk: Desk, 
 
 
 def test_programs_of_a_session_see_only_its_own_session_folder(desk: Desk) -> None:
-    first, second = (path_denials_of_rules(in_session(book(), one), "/ws") for one in (_OWN, _OTHER))
-    exact = path_denials_of_rules(book().with_rules(make_folder_reading_rule(_OWN)), "/ws")
+    first, second = (build_hidden_path_rules(in_session(book(), one), "/ws") for one in (_OWN, _OTHER))
+    exact = build_hidden_path_rules(book().with_rules(make_folder_reading_rule(_OWN)), "/ws")
     for path in (f"{_OWN}/.env", f"{_OTHER}/.env", "/ws/.env", "/ws/a"):
         assert first.is_hidden(path) is exact.is_hidden(path), path
     assert not first.is_hidden(f"{_OWN}/.env") and second.is_hidden(f"{_OWN}/.env")

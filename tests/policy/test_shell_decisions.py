@@ -12,7 +12,7 @@ from tests.policy.desk import GIT, HELPER, Desk, book
 from tests.policy.shell_corpus import ALLOWED_BY_A_RULE_FOR_EVERYTHING, ASKED_EVEN_THEN
 
 from handrail.policy.rule_suggestions import suggest_rule
-from handrail.policy.rules.pattern_lexer import quote_argv
+from handrail.policy.rules.pattern_lexer import build_exact_argv_pattern
 from handrail.policy.shell.program_risks import MAX_WAIT_S, find_hidden_program_risk
 from handrail.tools.shell_tools import BashTool
 
@@ -260,7 +260,7 @@ def test_a_command_with_a_risk_needs_approval_unless_a_rule_names_all_its_words(
 ) -> None:
     argv = [program, *words]
     found = find_hidden_program_risk(argv)
-    command = quote_argv(argv)
+    command = build_exact_argv_pattern(argv)
     assert desk.bash(command, "allow bash").action == ("allow" if found is None else "ask")
     assert desk.bash(command, f"allow bash {command}").action == "allow"
     if found is not None:

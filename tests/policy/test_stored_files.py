@@ -17,7 +17,7 @@ from tests.policy.desk import BASH, Desk, rule
 
 from handrail.policy import stored_paths
 from handrail.policy.call_evaluation import PolicyVerdict
-from handrail.policy.rules.rules_and_modes import default_book, with_mode
+from handrail.policy.rules.rules_and_modes import build_default_rule_book, with_mode
 from handrail.policy.shell.parser import parse_script
 from handrail.policy.shell.stored_file_forms import find_stored_file_accesses
 
@@ -58,14 +58,18 @@ def repository(tmp_path: Path) -> Path:
 def judge(folder: Path, command: str, *rules: str, mode: str = "ask") -> PolicyVerdict:
     """The decision of a default session, after the history was read."""
     desk = Desk(folder)
-    book = with_mode(default_book().with_rules(*map(rule, rules)), mode)  # type: ignore[arg-type]
+    book = with_mode(build_default_rule_book().with_rules(*map(rule, rules)), mode)  # type: ignore[arg-type]
 
     def evaluate() -> PolicyVerdict:
         return desk.authority.evaluate(SPEC, {"command": command}, rules=book, roots=desk.roots)
 
     verdict = evaluate()
-    assert verdict.action != "allow" or not desk.authority.list_unread_histories(verdict)
-    asyncio.run(stored_paths.load_histories(lambda: desk.authority.list_unread_histories(evaluate())))
+    assert verdict.action != "allow" or not desk.authority.list_repositories_with_unread_history(verdict)
+    asyncio.run(
+        stored_paths.load_and_check_repository_histories(
+            lambda: desk.authority.list_repositories_with_unread_history(evaluate())
+        )
+    )
     return evaluate()
 
 
@@ -269,13 +273,13 @@ def test_the_stored_paths_equal_the_paths_that_git_lists(repository: Path) -> No
     git(repository, "gc", "-q")
     commit(repository, {"loose/file": "x"})
     store = str(repository / ".git")
-    stored_paths.load_history(store)
+    stored_paths.load_and_check_repository_history(store)
     named = git(repository, "log", "--all", "--format=", "--name-only", "-z").replace("\n", "").split("\0")
-    assert stored_paths.list_history_paths(store) == (True, frozenset(named) - {""})
+    assert stored_paths.get_known_history_paths(store) == (True, frozenset(named) - {""})
     indexed = git(repository, "ls-files", "-z").split("\0")
-    assert stored_paths.list_indexed_paths(store) == (True, frozenset(indexed) - {""})
+    assert stored_paths.get_current_index_paths(store) == (True, frozenset(indexed) - {""})
     git(repository, "update-index", "--index-version", "4")
-    assert stored_paths.list_indexed_paths(store) == (True, frozenset(indexed) - {""})
+    assert stored_paths.get_current_index_paths(store) == (True, frozenset(indexed) - {""})
 
 
 def test_a_git_log_outside_a_repository_is_allowed(tmp_path: Path) -> None:
@@ -396,21 +400,25 @@ def test_a_hostile_pack_takes_little_memory_and_makes_the_history_unknown(
 def test_a_change_that_keeps_size_and_time_is_read_again(repository: Path) -> None:
     commit(repository, {"b.txt": "1"})
     index = repository / ".git/index"
-    assert "b.txt" in (stored_paths.list_indexed_paths(str(index.parent))[1] or ())
+    assert "b.txt" in (stored_paths.get_current_index_paths(str(index.parent))[1] or ())
     before = index.stat()
     index.write_bytes(index.read_bytes().replace(b"b.txt\0", b".envx\0"))
     os.utime(index, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert ".envx" in (stored_paths.list_indexed_paths(str(index.parent))[1] or ())
+    assert ".envx" in (stored_paths.get_current_index_paths(str(index.parent))[1] or ())
 
 
 def test_a_long_index_is_read_before_the_decision_and_not_within_it(repository: Path) -> None:
     commit(repository, {f"folder/{number:04d}-{'x' * 200}": "" for number in range(2_500)})
     commit(repository, {".env": "KEY=1\n"})
     desk = Desk(repository)
-    verdict = desk.authority.evaluate(SPEC, {"command": "git grep x"}, rules=default_book(), roots=desk.roots)
+    verdict = desk.authority.evaluate(
+        SPEC, {"command": "git grep x"}, rules=build_default_rule_book(), roots=desk.roots
+    )
     assert verdict.action == "ask" and "unknown" in str(verdict.reason)
-    assert [one.scope for one in desk.authority.list_unread_histories(verdict)] == ["index"]
-    assert not [one for one in desk.authority.list_unread_histories(verdict) if one.list_paths() is not None]
+    assert [one.scope for one in desk.authority.list_repositories_with_unread_history(verdict)] == ["index"]
+    assert not [
+        one for one in desk.authority.list_repositories_with_unread_history(verdict) if one.list_paths() is not None
+    ]
     verdict = judge(repository, "git grep x")
     assert verdict.action == "ask" and ".env" in str(verdict.reason)
 
@@ -422,12 +430,22 @@ def test_the_rules_judge_many_stored_files_before_the_decision_and_not_within_it
     desk = Desk(repository)
 
     def evaluate() -> PolicyVerdict:
-        return desk.authority.evaluate(SPEC, {"command": "git log -p"}, rules=default_book(), roots=desk.roots)
+        return desk.authority.evaluate(
+            SPEC, {"command": "git log -p"}, rules=build_default_rule_book(), roots=desk.roots
+        )
 
-    stored_paths.load_history(str(repository / ".git"))
+    stored_paths.load_and_check_repository_history(str(repository / ".git"))
     assert evaluate().action == "ask", "the names were not checked"
-    asyncio.run(stored_paths.load_histories(lambda: desk.authority.list_unread_histories(evaluate())))
+    asyncio.run(
+        stored_paths.load_and_check_repository_histories(
+            lambda: desk.authority.list_repositories_with_unread_history(evaluate())
+        )
+    )
     assert evaluate().action == "allow"
     take_secret_back(repository)
-    asyncio.run(stored_paths.load_histories(lambda: desk.authority.list_unread_histories(evaluate())))
+    asyncio.run(
+        stored_paths.load_and_check_repository_histories(
+            lambda: desk.authority.list_repositories_with_unread_history(evaluate())
+        )
+    )
     assert evaluate().action == "ask" and ".env" in evaluate().reason

@@ -10,8 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.policy.desk import BASH, READ, TRANSFER, WRITE, Desk
 
-from handrail.policy.rule_suggestions import explain_wider_rule, suggest_rule, suggest_wider_rule
-from handrail.policy.shell.read_only_proof import changes_nothing
+from handrail.policy.rule_suggestions import describe_wider_rule_coverage, suggest_rule, suggest_wider_rule
+from handrail.policy.shell.read_only_proof import is_command_provably_read_only
 
 pytestmark = pytest.mark.proves("P-08")
 
@@ -116,7 +116,7 @@ def test_a_wider_rule_for_a_command_keeps_the_words_that_name_its_action(
 ) -> None:
     verdict = desk.bash(command)
     assert verdict.action == "ask" and suggest_wider_rule(verdict) == rule
-    assert said in explain_wider_rule(rule)
+    assert said in describe_wider_rule_coverage(rule)
     for other in ("-x --yes", "a b", ""):
         assert desk.bash(f"{rule.removeprefix('allow bash ').removesuffix(' …')} {other}", rule).action == "allow"
 
@@ -174,7 +174,7 @@ def test_a_wider_rule_allows_only_commands_proved_to_change_nothing(desk: Desk, 
     assume(rule is not None)
     argv = (*start.split(), *words)
     if desk.judge(BASH, {"command": shlex.join(argv)}, str(rule)).action == "allow":
-        assert changes_nothing(argv), argv
+        assert is_command_provably_read_only(argv), argv
 
 
 @pytest.mark.parametrize(

@@ -44,18 +44,18 @@ from handrail.policy.call_targets import (
     CEILING_OWNER,
     DELEGATION_OWNER,
     agent_layer,
-    call_capabilities,
-    ceiling_layer,
-    format_capability_refusal,
-    format_capability_remedy,
+    build_ceiling_capability_layer,
+    compute_call_capabilities,
+    format_capability_denial,
+    format_capability_grant_line,
 )
 from handrail.policy.rule_suggestions import suggest_rule
 from handrail.policy.rules.rules_and_modes import (
     SECRET_FILE_NAMES,
     SECRET_NAME_EXCEPTIONS,
     RuleBook,
-    default_book,
-    default_rules,
+    build_default_rule_book,
+    build_default_rules,
     make_folder_reading_rule,
     parse_rule,
 )
@@ -113,7 +113,7 @@ def test_a_file_that_may_be_replaced_may_be_read_unless_a_read_rule_decides(desk
 
 @pytest.mark.proves("P-03")
 def test_the_default_rules_have_texts_that_parse_back_to_the_same_rules() -> None:
-    rules = default_rules(["/state/out [1]"])
+    rules = build_default_rules(["/state/out [1]"])
     assert "allow fs.read **" in [r.text for r in rules]
     assert {f"allow {name}" for name in SESSION_INTERNAL} <= {r.text for r in rules}
     assert len([r for r in rules if r.action == "ask" and r.permission.startswith("fs.")]) == 2 * len(SECRET_FILE_NAMES)
@@ -128,7 +128,7 @@ def test_the_default_rules_have_texts_that_parse_back_to_the_same_rules() -> Non
 
 @pytest.mark.proves("P-03")
 def test_a_further_readable_folder_gets_the_same_default_rules_as_the_workspace(desk: Desk) -> None:
-    rules = default_book(["/extra"])
+    rules = build_default_rule_book(["/extra"])
     assert desk.judge(READ, {"path": "/extra/out.txt"}, rules).action == "allow"
     assert desk.judge(READ, {"path": "/extra/.env"}, rules).action == "ask"
     assert desk.judge(READ, {"path": "/extra/out.txt"}).action == "ask"
@@ -136,7 +136,7 @@ def test_a_further_readable_folder_gets_the_same_default_rules_as_the_workspace(
 
 @pytest.mark.proves("P-03")
 def test_a_session_rule_allows_reading_the_saved_outputs_of_that_session_only(desk: Desk) -> None:
-    rules = default_book().with_rules(make_folder_reading_rule("/extra/ses_1"))
+    rules = build_default_rule_book().with_rules(make_folder_reading_rule("/extra/ses_1"))
     assert desk.judge(READ, {"path": "/extra/ses_1/out.txt"}, rules).action == "allow"
     assert desk.judge(READ, {"path": "/extra/ses_1"}, rules).action == "ask"
     assert desk.judge(READ, {"path": "/extra/ses_12/out.txt"}, rules).action == "ask"
@@ -265,9 +265,9 @@ def test_each_capability_refusal_gives_the_model_a_next_step_and_no_operator_det
     )
     own = (expand_requires(Requires(fs=spec.requires.fs), variables, f"tool {spec.id}"),)
     capabilities = CapabilitySet({"tool": own, "nothing": ()}.get(bound, (everything, none)))
-    layer = capabilities.find_refusing_layer(capability, target)
+    layer = capabilities.find_denying_layer(capability, target)
     assert layer is not None
-    text = format_capability_refusal(capabilities, layer, capability, shown, spec)
+    text = format_capability_denial(capabilities, layer, capability, shown, spec)
     assert shown in text and not re.search(r"author|operator would|requires:|\{\"", text)
     assert re.search(r"Use |Continue without it", text), "what the model does next"
     if capability in ("fs.read", "fs.write") and bound in ("tool", "passed on"):
@@ -277,7 +277,7 @@ def test_each_capability_refusal_gives_the_model_a_next_step_and_no_operator_det
         assert ("ask the user to add the folder to [[roots]]" in text) == follows
     if bound == "ceiling":
         assert "/ws" not in text, "how a host is laid out is its operator's"
-    assert "{" in format_capability_remedy(layer, capability, spec), "the person is told the line"
+    assert "{" in format_capability_grant_line(layer, capability, spec), "the person is told the line"
 
 
 @pytest.mark.proves("P-01")
@@ -320,8 +320,8 @@ def test_the_ceiling_limits_the_capability_set_of_every_call(desk: Desk) -> None
     assert verdict.action == "deny"
     assert "ceiling" in verdict.reason
     assert low.judge(BASH, {"command": "ls"}, "allow bash").action == "deny"
-    assert ceiling_layer(None, low.variables) is None
-    bounded = ceiling_layer(Requires(fs=FsRequires(read=("src",))), low.variables)
+    assert build_ceiling_capability_layer(None, low.variables) is None
+    bounded = build_ceiling_capability_layer(Requires(fs=FsRequires(read=("src",))), low.variables)
     assert bounded is not None
     assert bounded.fs_read == (f"{low.roots.workspace}/src",)
 
@@ -333,7 +333,7 @@ def test_a_nested_call_has_at_most_the_capabilities_of_its_parent(desk: Desk) ->
     assert desk.judge(READ, {"path": "README.md"}, parent=parent).action == "deny"
     assert desk.judge(BASH, {"command": "ls"}, "allow bash", parent=parent).action == "deny"
     assert desk.judge(READ, {"path": "src/a.py"}, parent=CapabilitySet()).action == "deny"
-    nothing = call_capabilities(
+    nothing = compute_call_capabilities(
         READ, desk.variables, agent_layer("default", Requires(), ALL, desk.variables), None, CapabilitySet()
     )
     assert not nothing.allows("fs.read", desk.path("src/a.py"))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.policy.desk import Desk
 
 from handrail.policy.decision_explanation import trace_decision
-from handrail.policy.rules.pattern_lexer import quote_argv
+from handrail.policy.rules.pattern_lexer import build_exact_argv_pattern
 from handrail.policy.shell import command_wrappers
 
 pytestmark = pytest.mark.proves("P-05")
@@ -85,7 +85,7 @@ def test_splitting_wrapper_layers_preserves_the_words(around: list[list[str]], c
 def test_a_wrapper_never_allows_a_command_that_needs_approval_without_it(
     desk: Desk, around: list[list[str]], command: str
 ) -> None:
-    text = " ".join([*(quote_argv(wrapper) for wrapper in around), command])
+    text = " ".join([*(build_exact_argv_pattern(wrapper) for wrapper in around), command])
     for rules in (["allow bash git status"], ["allow bash git *", "allow bash timeout *", "allow bash nice *"]):
         assert desk.bash(text, *rules).action == "ask"
     bare = desk.bash(command, "allow bash").action

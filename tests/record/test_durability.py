@@ -22,7 +22,7 @@ from handrail.record.log_reader import LogReader
 from handrail.record.verification import verify_log
 from handrail.store.database import journal, workspace_database
 from handrail.store.database.workspace_database import TableWork
-from handrail.store.json_fallback_encoding import encode_any_json
+from handrail.store.json_fallback_encoding import encode_json_with_fallback
 from handrail.store.workspace_store import WorkspaceStore
 
 pytestmark = pytest.mark.proves("G-01")
@@ -42,7 +42,7 @@ async def main():
     other = sqlite3.connect(store.folders.database_file, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")  # from here on the database has nothing more
     said = {"role": "assistant", "parts": [{"text": "I begin"}]}
-    kept = store.messages.queue_messages("ses_1", [(0, said)], 1)
+    kept = store.messages.queue_message_writes("ses_1", [(0, said)], 1)
     log.record_soon([Record("proposed", "ses_1", "ses_1/2.0", {"tool": "write", "arguments": {"path": "a\\ud800"}})])
     await log.start_journalled_commit([Record("intended", "ses_1", "ses_1/2.0", {"locks": ["a"]})])
     await log.start_journalled_commit([Record("intended", "ses_1", "third", {"locks": []})])
@@ -191,7 +191,7 @@ async def test_messages_held_only_by_the_journal_are_read_back(place: Place) -> 
     for call in ("first", "ses_1/2.0"):
         await log.start_journalled_commit(intended(call))
     said = [(0, {"role": "user", "parts": [{"text": "begin"}]})]
-    kept = store.messages.queue_messages("ses_1", said, 1)
+    kept = store.messages.queue_message_writes("ses_1", said, 1)
     await log.start_journalled_commit(intended("third"))  # of another session, say
     assert kept.is_durable
     assert await store.messages.read("ses_1") == said  # what it did not see it would write over
@@ -204,8 +204,8 @@ async def test_a_purge_removes_records_that_exist_only_in_the_journal(
 ) -> None:
     await place.open().aclose()
     former = journal.Journal(place.folders.workspace_state_folder, 1)
-    assert former.write_note(
-        encode_any_json(
+    assert former.append_journal_entry(
+        encode_json_with_fallback(
             [["record", [1, [[session, call, kind, [body]] for kind, session, call, body in intended("secret")]]]]
         )
     )
@@ -224,7 +224,7 @@ async def test_an_invalid_journal_note_blocks_commits_and_the_error_names_the_fi
 ) -> None:
     await place.open().aclose()
     forged = journal.Journal(place.folders.workspace_state_folder, 1)
-    assert forged.write_note(encode_any_json(note))
+    assert forged.append_journal_entry(encode_json_with_fallback(note))
     forged.close()
     assert run_command_line(["log", "--workspace", str(place.workspace), "--state", str(place.state)]) == OUTPUT
     assert "Traceback" not in capsys.readouterr().err
@@ -246,7 +246,7 @@ async def test_a_write_refused_by_the_database_does_not_lose_promised_records(pl
     log = CommitLog(store.database)
     for call in ("first", "ses_1/2.0"):
         await log.start_journalled_commit(intended(call))
-    kept = store.messages.queue_messages("ses_1", [(2**63, {})], 1)
+    kept = store.messages.queue_message_writes("ses_1", [(2**63, {})], 1)
     await log.start_journalled_commit(intended("third"))
     with pytest.raises(LogUnavailable, match="cannot be written"):
         await kept
@@ -263,7 +263,7 @@ async def test_a_superseded_lease_holder_cannot_promise_records(place: Place) ->
     for call in ("first", "ses_1/2.0"):
         await log.start_journalled_commit(intended(call))
     assert journals(place) == ["journal-1"]
-    journal.orphan_current_journals(
+    journal.mark_journals_orphaned(
         place.folders.workspace_state_folder
     )  # as somebody does who is about to count a token
     connection = sqlite3.connect(place.folders.database_file)
@@ -287,7 +287,7 @@ async def test_a_lease_holder_superseded_before_its_first_note_creates_no_journa
     assert journals(place) == []
     connection = sqlite3.connect(place.folders.database_file, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
-    journal.orphan_current_journals(
+    journal.mark_journals_orphaned(
         place.folders.workspace_state_folder
     )  # there is none yet, and nobody comes back to look
     connection.execute("UPDATE meta SET value = 2 WHERE key = 'token'")
@@ -378,7 +378,7 @@ async def test_records_are_written_once_to_the_database_if_the_journal_fails(
     for call in ("third", "fourth"):
         await log.start_journalled_commit(intended(call))
         assert intents(place)[-1] == call  # it was not only promised
-    noted = [content for _, content in journal.read_notes(place.folders.workspace_state_folder / "journal-1")]
+    noted = [content for _, content in journal.read_journal_entries(place.folders.workspace_state_folder / "journal-1")]
     assert b"third" in noted[-1]  # though nobody was told so
     left = tmp_path / "left"
     left.write_bytes((place.folders.workspace_state_folder / "journal-1").read_bytes())
@@ -419,8 +419,8 @@ async def test_a_journal_note_decodes_to_the_records_that_the_log_stores(place: 
     store = place.open()
     log = CommitLog(store.database)
     records = [Record("proposed", "ses_1", "third", {"arguments": odd}), *intended("third")]
-    table, payload = log.make_atomic_work(records)
-    noted = decode_journaled_records(encode_any_json([("record", table.pack(payload))]))
+    table, payload = log.build_record_insert_work(records)
+    noted = decode_journaled_records(encode_json_with_fallback([("record", table.pack(payload))]))
     await log.commit(records)
     assert [(one.kind, one.body) for one in noted] == [(one.kind, one.body) for one in log.reader.records(call="third")]
     await store.aclose()

@@ -123,13 +123,13 @@ async def test_recovery_finds_an_old_open_call_after_many_settled_calls(place: P
         call = f"c{number}"
         log.record_soon([Record("intended", "ses_1", call, {}), Record("committed", "ses_1", call, {})])
     await log.flush()
-    assert log.reader.read_mark("settled") == 0
+    assert log.reader.read_log_boundary("settled") == 0
     assert [call.call_id for call in await log.record_interrupted_calls()] == ["old"]
     for number in range(5000):
         log.record_soon([Record("rejected", "ses_1", f"d{number}", {})])
     await log.flush()
     await log.commit([Record("rejected", "ses_1", "last", {})])
-    assert log.reader.read_mark("settled") > 10_000
+    assert log.reader.read_log_boundary("settled") > 10_000
     await log.commit([Record("intended", "ses_1", "new", {"tool": "x"})])
     assert [call.call_id for call in await log.record_interrupted_calls()] == ["new"]
     await store.aclose()

@@ -16,7 +16,7 @@ from tests.store.places import Place
 
 from handrail.contract.errors import UsageError
 from handrail.record.artifacts import ArtifactStore
-from handrail.record.commit_log import CommitLog, Record, group_into_runs
+from handrail.record.commit_log import CommitLog, Record, group_consecutive_numbers
 from handrail.record.log_reader import LogReader
 from handrail.record.record_purge import PurgeResult, PurgeSelection, plan_purge, purge_records
 from handrail.record.verification import verify_log
@@ -148,8 +148,8 @@ async def test_a_purge_never_follows_a_link_in_the_state_folder(past: Past, tmp_
     folders = past.store.folders
     (folders.artifact_folder / "ab").symlink_to(outside, target_is_directory=True)
     folders.prepare_session_output("ses_1")
-    (folders.session_output_base / "ses_2").symlink_to(outside, target_is_directory=True)
-    (folders.session_output_base / "ses_1" / "file").symlink_to(outside / "file")
+    (folders.session_outputs_folder / "ses_2").symlink_to(outside, target_is_directory=True)
+    (folders.session_outputs_folder / "ses_1" / "file").symlink_to(outside / "file")
     await past.purge(PurgeSelection(before_ns=HOUR))
     assert (outside / "file").read_text() == "not ours"
 
@@ -244,7 +244,7 @@ async def test_redacting_a_missing_record_raises_a_usage_error(past: Past) -> No
 
 @given(st.sets(st.integers(0, 60)))
 def test_sequence_runs_contain_exactly_the_numbers_they_were_built_from(numbers: set[int]) -> None:
-    runs = group_into_runs(sorted(numbers))
+    runs = group_consecutive_numbers(sorted(numbers))
     assert [n for first, last in runs for n in range(first, last + 1)] == sorted(numbers)
     assert all(later[0] > earlier[1] + 1 for earlier, later in pairwise(runs))
 

@@ -12,7 +12,12 @@ from handrail.contract.errors import LoadError, UsageError
 from handrail.contract.sandbox_protocol import SandboxTier
 from handrail.contract.tool.requires import Requires, ShellRequires
 from handrail.contract.tool_generation import Generation
-from handrail.registry.agent_folders import find_agent, find_agents, find_unknown_tool_names, select_tools_of_agent
+from handrail.registry.agent_folders import (
+    find_unknown_tool_names,
+    load_agent_manifest,
+    load_agent_manifests,
+    select_tools_of_agent,
+)
 from handrail.registry.generation_loader import load_generation
 from handrail.registry.sources.code_sources import PassedToolsSource
 from handrail.registry.sources.tool_sources import AgentToolSources
@@ -45,7 +50,7 @@ def only_fault(checked: CheckedAgentManifest) -> str:
 
 
 def test_the_default_agent_with_every_tool_exists_without_any_folder(tmp_path: Path) -> None:
-    assert find_agents(tmp_path / "nowhere") == {"default": CheckedAgentManifest(AgentManifest(id="default"))}
+    assert load_agent_manifests(tmp_path / "nowhere") == {"default": CheckedAgentManifest(AgentManifest(id="default"))}
 
 
 def test_each_folder_with_a_manifest_defines_an_agent_and_the_default_comes_first(tmp_path: Path) -> None:
@@ -53,27 +58,27 @@ def test_each_folder_with_a_manifest_defines_an_agent_and_the_default_comes_firs
         put(tmp_path, name)
     (tmp_path / "agents" / ".git").mkdir()
     (tmp_path / "agents" / "notes.txt").write_text("")
-    found = find_agents(tmp_path)
+    found = load_agent_manifests(tmp_path)
     assert list(found) == ["default", "alpha", "zeta"]
     assert not any(checked.faults for checked in found.values())
 
 
 def test_a_manifest_for_the_default_agent_replaces_its_defaults(tmp_path: Path) -> None:
     file = put(tmp_path, "default", 'id = "default"\ntools = ["read"]\n')
-    assert find_agent(tmp_path, "default") == CheckedAgentManifest(AgentManifest(tools=("read",)), str(file))
+    assert load_agent_manifest(tmp_path, "default") == CheckedAgentManifest(AgentManifest(tools=("read",)), str(file))
 
 
 def test_only_the_default_agent_may_have_a_tools_folder_without_a_manifest(tmp_path: Path) -> None:
     for name in ("default", "other"):
         (tmp_path / "agents" / name / "tools").mkdir(parents=True)
-    assert find_agent(tmp_path, "default").faults == ()
-    assert "agent.toml: is missing" in only_fault(find_agent(tmp_path, "other"))
+    assert load_agent_manifest(tmp_path, "default").faults == ()
+    assert "agent.toml: is missing" in only_fault(load_agent_manifest(tmp_path, "other"))
 
 
 def test_a_faulty_agent_does_not_affect_other_agents(tmp_path: Path) -> None:
     put(tmp_path, "broken", 'id = "broken"\ntols = []\nprompt = 1\n')
     put(tmp_path, "sound")
-    found = find_agents(tmp_path)
+    found = load_agent_manifests(tmp_path)
     assert [fault.location for fault in found["broken"].faults] == ["prompt", "tols"]
     assert found["sound"].faults == ()
 
@@ -83,23 +88,23 @@ def test_the_error_for_an_unknown_agent_names_the_nearest_and_all_agents(tmp_pat
     with pytest.raises(
         UsageError, match=r"'reviewr' does not exist. Did you mean 'reviewer'\? Agents: default, reviewer"
     ):
-        find_agent(tmp_path, "reviewr")
+        load_agent_manifest(tmp_path, "reviewr")
     with pytest.raises(UsageError, match=r"Its manifest would be .*agents/zzz/agent.toml"):
-        find_agent(tmp_path, "zzz")
+        load_agent_manifest(tmp_path, "zzz")
 
 
 @pytest.mark.parametrize("name", ["../reviewer", "a/b", "", ".", "a\n", "tools/..", "x" * 65, "default\0"])
 def test_a_name_that_is_not_an_agent_id_is_refused(tmp_path: Path, name: str) -> None:
     put(tmp_path, "reviewer")
     with pytest.raises(UsageError, match="is not an agent's id"):
-        find_agent(tmp_path, name)
+        load_agent_manifest(tmp_path, name)
 
 
 @pytest.mark.parametrize("loose", ["agents/reviewer/agent.toml", "agents/reviewer", "agents"])
 def test_an_agent_writable_by_other_users_is_refused(tmp_path: Path, loose: str) -> None:
     put(tmp_path, "reviewer")
     (tmp_path / loose).chmod(0o777)
-    assert "is writable by" in only_fault(find_agent(tmp_path, "reviewer"))
+    assert "is writable by" in only_fault(load_agent_manifest(tmp_path, "reviewer"))
 
 
 def test_a_manifest_that_is_a_link_pipe_or_folder_is_refused(tmp_path: Path) -> None:
@@ -110,7 +115,7 @@ def test_a_manifest_that_is_a_link_pipe_or_folder_is_refused(tmp_path: Path) -> 
     (tmp_path / "agents" / "linked" / "agent.toml").symlink_to(elsewhere)
     os.mkfifo(tmp_path / "agents" / "pipe" / "agent.toml")
     (tmp_path / "agents" / "folder" / "agent.toml").mkdir()
-    found = find_agents(tmp_path)
+    found = load_agent_manifests(tmp_path)
     assert "is a link" in only_fault(found["linked"])
     assert "is not a regular file" in only_fault(found["pipe"])
     assert "is not a regular file" in only_fault(found["folder"])
@@ -118,13 +123,13 @@ def test_a_manifest_that_is_a_link_pipe_or_folder_is_refused(tmp_path: Path) -> 
 
 def test_an_agents_folder_in_a_workspace_is_refused(tmp_path: Path) -> None:
     put(tmp_path, "inside")
-    assert "overlaps the workspace" in only_fault(find_agents(tmp_path, [str(tmp_path)])["inside"])
+    assert "overlaps the workspace" in only_fault(load_agent_manifests(tmp_path, [str(tmp_path)])["inside"])
 
 
 def test_a_dangling_link_in_the_agents_folder_is_reported_as_a_faulty_agent(tmp_path: Path) -> None:
     (tmp_path / "agents").mkdir()
     (tmp_path / "agents" / "gone").symlink_to(tmp_path / "nowhere")
-    assert "is not a folder" in only_fault(find_agents(tmp_path)["gone"])
+    assert "is not a folder" in only_fault(load_agent_manifests(tmp_path)["gone"])
 
 
 # ── the tools it names ───────────────────────────────────────────────────────────────────────────
@@ -196,7 +201,7 @@ def sources(place: Place, text: str, *given: str) -> AgentToolSources:
     put(config, "reviewer", text)
     own = config / "agents" / "reviewer" / "tools"
     tools = tuple(Simple(tool_id) for tool_id in given)
-    checked = find_agent(config, "reviewer", [str(place.workspace)])
+    checked = load_agent_manifest(config, "reviewer", [str(place.workspace)])
     return AgentToolSources(place.tools, own, str(place.workspace), place.confinement(), tools, checked)
 
 

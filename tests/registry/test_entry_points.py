@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from handrail.store.entry_point_cache import list_entry_points
+from handrail.store.entry_point_cache import list_entry_points_outside_workspaces
 
 GROUP = "handrail.test_entry_points"
 
@@ -23,7 +23,7 @@ def _install(place: Path, name: str, *points: str) -> None:
 
 
 def _names() -> list[str]:
-    return sorted(point.name for point in list_entry_points(GROUP))
+    return sorted(point.name for point in list_entry_points_outside_workspaces(GROUP))
 
 
 def test_an_installed_package_is_listed_until_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,4 +60,4 @@ def test_unchanged_entry_points_are_not_read_again(tmp_path: Path, monkeypatch: 
     assert _names() == ["a"]
     monkeypatch.setattr(metadata, "entry_points", None)
     assert _names() == ["a"]
-    assert list_entry_points(f"{GROUP}.others") == ()
+    assert list_entry_points_outside_workspaces(f"{GROUP}.others") == ()

@@ -14,10 +14,10 @@ import pytest
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
 from handrail.registry.sources import executable_tools
-from handrail.registry.sources.executable_tools import PerCallExecutableTool, parse_finished_program
-from handrail.registry.sources.tool_folder_source import FolderSource
+from handrail.registry.sources.executable_tools import PerCallExecutableTool, parse_program_result
+from handrail.registry.sources.tool_folder_source import ToolFolderSource
 from handrail.sandbox import tier_probe
-from handrail.sandbox.start.sandboxed_process import wait_until_all_dismantled
+from handrail.sandbox.start.sandboxed_process import wait_until_sandboxes_dismantled
 
 from .conftest import Place
 
@@ -30,7 +30,7 @@ ECHO = '#!/bin/sh\nread -r line\nprintf \'{"given": %s}\' "$line"\n'
 
 def made(place: Place, script: str, name: str = "ext", **runtime: Any) -> PerCallExecutableTool:
     place.put(name, script, **runtime)
-    loaded = FolderSource(place.tools, "global", place.confinement(), (str(place.workspace),)).load()
+    loaded = ToolFolderSource(place.tools, "global", place.confinement(), (str(place.workspace),)).load()
     assert loaded.faults == ()
     [found] = [found for found in loaded.tools if found.tool.spec.id == name]
     assert isinstance(found.tool, PerCallExecutableTool)
@@ -163,7 +163,7 @@ async def test_a_lingering_child_process_neither_outlives_nor_delays_a_call(plac
     tool = made(place, script)
     before = _children()
     assert await call(place, tool) == {}
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     assert _children() - before == set()
 
 
@@ -180,7 +180,7 @@ async def test_a_cancelled_call_ends_its_program(place: Place) -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     assert _children() - before == set()
 
 
@@ -256,13 +256,13 @@ async def test_each_call_runs_in_a_separate_process_group(place: Place) -> None:
 
 def test_an_unnamed_signal_is_reported_by_its_number() -> None:
     with pytest.raises(ToolError, match="signal 99") as caught:
-        parse_finished_program(b"", b"", -99)
+        parse_program_result(b"", b"", -99)
     assert caught.value.kind == "backend"
 
 
 def test_undecodable_stderr_is_shown_as_far_as_possible() -> None:
     with pytest.raises(ToolError) as caught:
-        parse_finished_program(b"", b"\xff\xfe last", 1)
+        parse_program_result(b"", b"\xff\xfe last", 1)
     assert caught.value.data["stderr"].endswith(" last")
 
 

@@ -14,7 +14,7 @@ from handrail.contract.tool.spec import LockSpec
 from handrail.contract.tool_generation import SourceContents
 from handrail.registry.sources.executable_tools import PerCallExecutableTool
 from handrail.registry.sources.persistent_tools import PersistentTool
-from handrail.registry.sources.tool_folder_source import FolderSource
+from handrail.registry.sources.tool_folder_source import ToolFolderSource
 
 from .conftest import Place
 
@@ -22,7 +22,7 @@ SCRIPT = "#!/bin/sh\necho '{}'\n"
 
 
 def load(place: Place, **options: Any) -> SourceContents:
-    return FolderSource(place.tools, "global", place.confinement(), **options).load()
+    return ToolFolderSource(place.tools, "global", place.confinement(), **options).load()
 
 
 def only_fault(place: Place, **options: Any) -> str:

@@ -81,9 +81,9 @@ def test_suggestions_for_an_unknown_tool_name_are_available_tools() -> None:
 def test_a_diff_of_two_generations_names_added_removed_and_changed_tools() -> None:
     old = Generation(1, [entry("a"), entry("b"), entry("c"), entry("d")])
     new = Generation(2, [entry("b", "other words"), entry("c"), entry("d", withheld="off"), entry("e")])
-    assert new.make_diff_from(old) == GenerationDiff(added=("e",), removed=("a",), changed=("b", "d"))
-    assert old.make_diff_from(new) == GenerationDiff(added=("a",), removed=("e",), changed=("b", "d"))
-    assert not old.make_diff_from(old)
+    assert new.compute_diff_from(old) == GenerationDiff(added=("e",), removed=("a",), changed=("b", "d"))
+    assert old.compute_diff_from(new) == GenerationDiff(added=("a",), removed=("e",), changed=("b", "d"))
+    assert not old.compute_diff_from(old)
 
 
 ids = st.from_regex(r"[a-c](\.[a-c_]{1,2})?", fullmatch=True)
@@ -105,8 +105,8 @@ def test_a_generation_with_clashing_names_is_refused_and_otherwise_each_name_fin
         assert all(
             generation.resolve_tool_name(e.id) is e and generation.resolve_tool_name(e.wire_name) is e for e in entries
         )
-        assert not generation.make_diff_from(generation)
-        assert generation.make_diff_from(Generation(0, [])).added == tuple(e.id for e in entries)
+        assert not generation.compute_diff_from(generation)
+        assert generation.compute_diff_from(Generation(0, [])).added == tuple(e.id for e in entries)
 
 
 def test_a_generation_of_two_thousand_tools_resolves_every_wire_name() -> None:

@@ -31,9 +31,9 @@ class Line:
         self.number += 1
         source = PassedToolsSource(tuple(self.tools))
         new = load_generation([source], tier=CONFINING, number=self.number, cache=self.memory)
-        difference = None if self.current is None else new.make_diff_from(self.current)
+        difference = None if self.current is None else new.compute_diff_from(self.current)
         self.current = new
-        return self.chronicle.record_body(new, difference)
+        return self.chronicle.build_generation_record_body(new, difference)
 
 
 def reconstructed(told: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def test_generation_records_after_the_first_list_only_the_changes() -> None:
     assert len(first["tools"]) == 10 and "after" not in first
     assert (second["after"], list(second["tools"])) == (1, ["t3"])
     assert (third["after"], list(third["tools"]), third["difference"]["removed"]) == (2, ["new"], ("t4",))
-    whole = GenerationRecorder().record_body(line.current) if line.current else {}
+    whole = GenerationRecorder().build_generation_record_body(line.current) if line.current else {}
     assert reconstructed([first, second, third]) == whole["tools"]
 
 

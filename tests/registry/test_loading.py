@@ -215,10 +215,10 @@ def test_a_tool_that_starts_programs_with_hosts_is_unavailable_without_sandbox_n
 
 @pytest.mark.proves("S-08")
 def test_an_executable_tool_is_unavailable_without_a_sandbox(place: Place) -> None:
-    from handrail.registry.sources.tool_folder_source import FolderSource
+    from handrail.registry.sources.tool_folder_source import ToolFolderSource
 
     place.put("ext", "#!/bin/sh\n")
-    source = FolderSource(place.tools, "global", place.confinement())
+    source = ToolFolderSource(place.tools, "global", place.confinement())
     assert "cannot be confined" in (load(source, tier=NOTHING).entries["ext"].unavailable_reason or "")
     confined = load(source, tier=CONFINING).entries["ext"]
     assert (confined.unavailable_reason, confined.sandbox) == (None, "bubblewrap")

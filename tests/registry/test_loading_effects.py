@@ -19,7 +19,7 @@ from handrail.contract.sandbox_protocol import SandboxProfile, SandboxTier
 from handrail.registry.generation_loader import load_generation
 from handrail.registry.sources.code_sources import BuiltinSource
 from handrail.registry.sources.executable_tools import ToolConfinement
-from handrail.registry.sources.tool_folder_source import FolderSource
+from handrail.registry.sources.tool_folder_source import ToolFolderSource
 from handrail.registry.sources.code_sources import ToolEntryPointsSource
 from handrail.registry.sources.code_sources import PassedToolsSource
 
@@ -36,7 +36,7 @@ def sources(*points):
     confinement = ToolConfinement(NoSandbox(), lambda runtime: SandboxProfile("/", "/"), lambda spec: (None, None))
     return [
         BuiltinSource(),
-        FolderSource(sys.argv[1], "global", confinement),
+        ToolFolderSource(sys.argv[1], "global", confinement),
         PassedToolsSource(()),
         ToolEntryPointsSource(lambda: [EntryPoint(f"p{n}", value, "handrail.tools") for n, value in enumerate(points)]),
     ]

@@ -58,7 +58,7 @@ def test_a_second_load_reuses_unchanged_entries_and_judges_new_tools() -> None:
     assert second.entries["a"] is first.entries["a"]
     assert second.entries["b"] is not first.entries["b"] and second.entries["b"].tool is not b
     assert list(second.entries) == ["a", "b", "c"]
-    assert second.make_diff_from(first).added == ("c",)
+    assert second.compute_diff_from(first).added == ("c",)
 
 
 def test_a_tool_with_a_changed_spec_is_checked_again() -> None:

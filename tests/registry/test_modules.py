@@ -13,8 +13,8 @@ import pytest
 
 from handrail.contract.calls_and_results import Blob, Result
 from handrail.contract.errors import ToolError
-from handrail.contract.result_conversions import from_card, to_card
-from handrail.registry.sources.tool_folder_source import FolderSource, PerCallModuleTool
+from handrail.contract.result_conversions import convert_card_to_result, convert_result_to_card
+from handrail.registry.sources.tool_folder_source import PerCallModuleTool, ToolFolderSource
 from handrail.sandbox import tier_probe
 
 from .conftest import Place
@@ -44,7 +44,7 @@ def put(place: Place, source: str, name: str = "weather", mode: int = 0o644) -> 
 
 
 def loaded(place: Place) -> Any:
-    return FolderSource(place.tools, "global", place.confinement(), (str(place.workspace),)).load()
+    return ToolFolderSource(place.tools, "global", place.confinement(), (str(place.workspace),)).load()
 
 
 def made(place: Place, source: str) -> PerCallModuleTool:
@@ -241,11 +241,11 @@ def test_a_module_that_other_users_can_write_is_refused(place: Place) -> None:
 
 @pytest.mark.proves("K-08")
 def test_a_result_converts_to_a_card_and_a_card_to_a_result() -> None:
-    assert to_card(Result.output({"text": "a", "title": "t"})) == {"text": "a", "title": "t"}
-    assert to_card(Result.output([1])) == {"text": "[1]"}
-    assert to_card(Result.error("failed", "no")) == {"error": "no"}
-    assert from_card({"error": "", "text": "fine"}) == Result.output({"text": "fine"})
-    assert json.dumps(to_card(from_card({"error": 7})))
+    assert convert_result_to_card(Result.output({"text": "a", "title": "t"})) == {"text": "a", "title": "t"}
+    assert convert_result_to_card(Result.output([1])) == {"text": "[1]"}
+    assert convert_result_to_card(Result.error("failed", "no")) == {"error": "no"}
+    assert convert_card_to_result({"error": "", "text": "fine"}) == Result.output({"text": "fine"})
+    assert json.dumps(convert_result_to_card(convert_card_to_result({"error": 7})))
 
 
 @confined

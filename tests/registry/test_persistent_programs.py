@@ -14,7 +14,7 @@ from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
 from handrail.registry.sources.executable_tools import ToolConfinement
 from handrail.registry.sources.persistent_tools import PersistentTool
-from handrail.registry.sources.tool_folder_source import FolderSource
+from handrail.registry.sources.tool_folder_source import ToolFolderSource
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
 from handrail.sandbox import tier_probe
 
@@ -55,7 +55,7 @@ for line in sys.stdin:
 
 def made(place: Place, script: str = SERVER, backoff_ms: tuple[int, ...] = (0,), **runtime: Any) -> PersistentTool:
     place.put("srv", script, persistent=True, **runtime)
-    loaded = FolderSource(place.tools, "global", place.confinement()).load()
+    loaded = ToolFolderSource(place.tools, "global", place.confinement()).load()
     assert loaded.faults == ()
     [found] = loaded.tools
     tool = found.tool

@@ -15,7 +15,7 @@ from handrail.contract.tool_generation import ToolEntry
 from handrail.registry.generation_loader import load_generation
 from handrail.registry.sources.code_sources import PassedToolsSource
 from handrail.registry.sources.executable_tools import ToolConfinement
-from handrail.registry.sources.tool_folder_source import FolderSource
+from handrail.registry.sources.tool_folder_source import ToolFolderSource
 from handrail.runtime.secret_store import SecretStore
 from handrail.sandbox import tier_probe
 
@@ -48,9 +48,12 @@ def load(place: Place, store: SecretStore) -> dict[str, ToolEntry]:
     confinement = ToolConfinement(
         sandbox,
         lambda runtime: runtime.profile,  # type: ignore[attr-defined]
-        lambda spec: (place.capabilities(spec), replace(place.profile(), secrets=store.list_secrets_for_tool(spec))),
+        lambda spec: (
+            place.capabilities(spec),
+            replace(place.profile(), secrets=store.get_secret_values_for_tool(spec)),
+        ),
     )
-    source = FolderSource(place.tools, "global", confinement)
+    source = ToolFolderSource(place.tools, "global", confinement)
     return dict(load_generation([source], tier=sandbox.tier, secrets=store).entries)
 
 
@@ -84,7 +87,9 @@ def test_a_tool_with_missing_secrets_is_withheld_with_the_reason_and_remedy(plac
     assert "GONE (not set; add GONE = {" in withheld and "BROKEN (the variable X is not set" in withheld
     assert "TOKEN" not in withheld and "hunter2" not in withheld
     assert (
-        load(place, store.with_values({"GONE": "hunter2-gone", "BROKEN": "hunter2-b"}))["fetch"].unavailable_reason
+        load(place, store.with_added_secrets({"GONE": "hunter2-gone", "BROKEN": "hunter2-b"}))[
+            "fetch"
+        ].unavailable_reason
         is None
     )
 

@@ -29,20 +29,20 @@ from pathlib import Path
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, ShellRequires
 from handrail.contract.sandbox_protocol import SandboxProfile
-from handrail.policy.rules.rules_and_modes import default_book
-from handrail.policy.path_denials import path_denials_of_rules
+from handrail.policy.rules.rules_and_modes import build_default_rule_book
+from handrail.policy.path_denials import build_hidden_path_rules
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
 from handrail.runtime.files.session_roots import SessionRoots
 from handrail.runtime.shell_service import SandboxedShell
 from handrail.sandbox import tier_probe as tiers; from handrail.sandbox.start import ready_sandbox_pool as pool; from handrail.sandbox.start import sandboxed_process as process
-from handrail.sandbox.start.sandboxed_process import wait_until_all_dismantled
+from handrail.sandbox.start.sandboxed_process import wait_until_sandboxes_dismantled
 
 place = Path(sys.argv[1])
 ws = place / "ws"
 program = ShellRequires.model_validate({"cmd": "*"})
 hosts = tuple(sys.argv[2:])
 capabilities = CapabilitySet((CapabilityLayer("test", (str(ws),), (str(ws),), hosts, (program,), frozenset()),))
-profile = SandboxProfile(str(ws), str(place / "scratch"), denials=path_denials_of_rules(default_book(), str(ws)), quarantine=str(place / "q"))
+profile = SandboxProfile(str(ws), str(place / "scratch"), denials=build_hidden_path_rules(build_default_rule_book(), str(ws)), quarantine=str(place / "q"))
 
 def lowest_free():
     descriptor = os.open("/dev/null", os.O_RDONLY)
@@ -53,7 +53,7 @@ def children():
     return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
 
 async def main():
-    pooled = pool.add_pool(tiers.choose_sandbox())
+    pooled = pool.add_pool_if_bubblewrap(tiers.choose_sandbox())
     shell = SandboxedShell(GuardedSandbox(pooled), profile, capabilities, SessionRoots(ws), lambda capability, target: None)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     kinds, worked = set(), 0
@@ -79,7 +79,7 @@ async def main():
         assert (ws / ".git/config").read_text() == "theirs" and (ws / ".vscode/tasks.json").read_text() == "theirs"
     await pooled.aclose()
     while process._UNREAPED:  # however long this machine takes to put namespaces away
-        await wait_until_all_dismantled()
+        await wait_until_sandboxes_dismantled()
     for thread in threading.enumerate():
         if thread.name == "handrail-reap":
             thread.join()
@@ -138,7 +138,7 @@ def test_a_folder_that_was_briefly_unreadable_is_read_at_the_next_scan(
                         tree.refresh()
                     assert caught.value.kind == "unavailable"
             tree.refresh()
-            assert tree.list_unreadable_folders() == [] and list(tree.list_protected()) == [
+            assert tree.list_unreadable_folders() == [] and list(tree.get_protected_entries()) == [
                 str(tmp_path / "a" / "b" / ".envrc")
             ]
 

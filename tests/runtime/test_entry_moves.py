@@ -191,14 +191,14 @@ async def test_a_move_cannot_complete_a_git_directory(files: RootedFiles, worksp
 async def test_a_tree_that_changes_during_a_move_or_delete_keeps_its_place(
     files: RootedFiles, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rename = entry_moves.atomic_write.rename_exclusively
+    rename = entry_moves.atomic_write.rename_without_overwriting
 
     def adding_first(parent: int, old: str, new: str, new_parent: int) -> None:
         if (workspace / "d").exists():
             (workspace / "d/late").write_text("x")
         rename(parent, old, new, new_parent)
 
-    monkeypatch.setattr(entry_moves.atomic_write, "rename_exclusively", adding_first)
+    monkeypatch.setattr(entry_moves.atomic_write, "rename_without_overwriting", adding_first)
     for doing in (lambda: files.move("d", "e"), lambda: files.delete("d", recursive=True)):
         shutil.rmtree(workspace / "d", ignore_errors=True)
         (workspace / "d").mkdir()

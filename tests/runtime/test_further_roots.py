@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from handrail.contract.agent_manifest import AgentFurtherRoot
+from handrail.contract.agent_manifest import AgentAdditionalRoot
 from handrail.contract.errors import ToolError
 from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
 from handrail.runtime.files.secure_open import resolve_further_roots
@@ -27,7 +27,7 @@ def ground(tmp_path: Path) -> Path:
 
 
 def resolved(ground: Path, *roots: tuple[str, Access]) -> tuple[FurtherRoots, list[tuple[str, str]]]:
-    named = [AgentFurtherRoot(path=path.replace("@", str(ground)), access=access) for path, access in roots]
+    named = [AgentAdditionalRoot(path=path.replace("@", str(ground)), access=access) for path, access in roots]
     return resolve_further_roots(named, str(ground / "ws"), [ground / "state", ground / "config"])
 
 
@@ -73,9 +73,9 @@ def test_a_writable_root_above_the_workspace_is_refused_and_a_readable_one_is_ac
     workspace = tmp_path.resolve() / "project" / "ws"
     workspace.mkdir(parents=True)
     above = str(workspace.parent)
-    _, [(_, problem)] = resolve_further_roots([AgentFurtherRoot(path=above, access="write")], str(workspace), [])
+    _, [(_, problem)] = resolve_further_roots([AgentAdditionalRoot(path=above, access="write")], str(workspace), [])
     assert "Open this folder as the workspace" in problem
-    further, faults = resolve_further_roots([AgentFurtherRoot(path=above)], str(workspace), [])
+    further, faults = resolve_further_roots([AgentAdditionalRoot(path=above)], str(workspace), [])
     assert (further.readable, faults) == ((above,), [])
     roots = SessionRoots(workspace, (), further)
     assert [roots.resolve_path(path).is_writable for path in ("a", "../a")] == [True, False]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from handrail.runtime.guard.git_config_reader import (
     GitConfigLine,
-    UnreadableConfig,
+    UnreadableGitConfigError,
     find_changed_unsafe_keys,
     is_harmless_git_setting,
     is_harmless_url,
@@ -85,14 +85,14 @@ def test_the_parser_reads_a_git_configuration_as_git_does(text: str, tmp_path: P
     ],
 )
 def test_the_parser_refuses_a_configuration_that_git_refuses(text: str, tmp_path: Path) -> None:
-    with pytest.raises(UnreadableConfig):
+    with pytest.raises(UnreadableGitConfigError):
         parse_config(text.encode())
     assert as_git_reads(text.encode(), tmp_path) is None
 
 
 @pytest.mark.parametrize("data", [b"[a]\nb = c\0d\n", b"b = c\n", b"[a]\n" + b"b = c\n" * 200_000])
 def test_an_ambiguous_or_oversized_configuration_is_refused(data: bytes) -> None:
-    with pytest.raises(UnreadableConfig):
+    with pytest.raises(UnreadableGitConfigError):
         parse_config(data)
 
 
@@ -129,7 +129,7 @@ def test_the_configuration_parser_agrees_with_git_or_refuses_the_text(
     theirs = as_git_reads(data.encode(), _folder(tmp_path_factory))
     try:
         ours = parse_config(data.encode())
-    except UnreadableConfig:
+    except UnreadableGitConfigError:
         assert theirs is None
         return
     assert theirs is not None and _blanks(ours) == _blanks(theirs)

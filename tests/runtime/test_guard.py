@@ -14,8 +14,8 @@ import pytest
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import ProgramSpec, SandboxProfile
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, ShellRequires
-from handrail.policy.path_denials import path_denials_of_rules
-from handrail.policy.rules.rules_and_modes import default_book
+from handrail.policy.path_denials import build_hidden_path_rules
+from handrail.policy.rules.rules_and_modes import build_default_rule_book
 from handrail.runtime.files.session_roots import SessionRoots
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess, GuardedSandbox, ProtectedPathViolation
 from handrail.runtime.shell_service import SandboxedShell
@@ -51,7 +51,7 @@ class Ground:
     def profile(self) -> SandboxProfile:
         return SandboxProfile(
             *(str(self.workspace), str(self.place / "scratch")),
-            denials=path_denials_of_rules(default_book(), str(self.workspace)),
+            denials=build_hidden_path_rules(build_default_rule_book(), str(self.workspace)),
             quarantine=str(self.quarantine),
         )
 

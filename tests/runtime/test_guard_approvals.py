@@ -10,8 +10,8 @@ import pytest
 from tests.runtime.test_guard import Ground, ground  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 from handrail.contract.sandbox_protocol import SandboxProfile
-from handrail.policy.path_denials import path_denials_of_rules
-from handrail.policy.rules.rules_and_modes import default_book, parse_rule
+from handrail.policy.path_denials import build_hidden_path_rules
+from handrail.policy.rules.rules_and_modes import build_default_rule_book, parse_rule
 from handrail.runtime.files.session_roots import SessionRoots
 from handrail.runtime.shell_service import CompletedProcess, SandboxedShell
 
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.proves("S-07")
 
 
 def shell(ground: Ground, *rules: str) -> SandboxedShell:  # noqa: F811
-    book = default_book().with_rules(*(parse_rule(text, scope="session") for text in rules))
+    book = build_default_rule_book().with_rules(*(parse_rule(text, scope="session") for text in rules))
     profile: SandboxProfile = dataclasses.replace(
-        ground.profile, denials=path_denials_of_rules(book, str(ground.workspace))
+        ground.profile, denials=build_hidden_path_rules(book, str(ground.workspace))
     )
     return SandboxedShell(
         ground.sandbox, profile, ground.capabilities, SessionRoots(ground.workspace), lambda capability, target: None

@@ -36,7 +36,7 @@ async def test_a_running_program_loses_the_protected_paths_that_it_makes(ground:
     )
     process = await started(ground, script)
     assert await process.read_line(100) == b"made\n"
-    await ground.sandbox.check_running_programs()
+    await ground.sandbox.quarantine_new_protected_files()
     assert sorted(ground.names()) == ["a"] and not (ground.workspace / "a" / ".git").exists()
     await process.write(b"go\n")
     with pytest.raises(ProtectedPathViolation, match=r"\.vscode was moved to") as caught:
@@ -55,7 +55,7 @@ async def test_a_protected_file_created_between_calls_is_moved_and_reported_at_t
         await process.end_call()
         await process.write(b"go\n")  # no call
         assert await process.read_line(100) == b"two\n"
-        await ground.sandbox.check_running_programs()
+        await ground.sandbox.quarantine_new_protected_files()
         assert not (ground.workspace / ".envrc").exists()
         assert any(".envrc" in name for name in await process.begin_call())
         await process.end_call()
@@ -72,10 +72,10 @@ async def test_a_repository_created_meanwhile_by_a_git_tool_is_kept(ground: Grou
     ground.vcs = True
     making = await started(ground, "git init -q new; echo made; read go; git -C new config user.name One")
     assert await making.read_line(100) == b"made\n"
-    await ground.sandbox.check_running_programs()
+    await ground.sandbox.quarantine_new_protected_files()
     await making.write(b"go\n")
     assert await making.wait() == 0
-    await ground.sandbox.check_running_programs()
+    await ground.sandbox.quarantine_new_protected_files()
     config = ground.workspace / "new" / ".git" / "config"
     assert "One" in config.read_text()
     await job.kill()
@@ -89,10 +89,10 @@ async def test_another_guard_keeps_a_repository_created_by_a_git_tool(ground: Gr
     try:
         making = await started(other, "git init -q new; echo made; read go; git -C new config user.name One")
         assert await making.read_line(100) == b"made\n"
-        await ground.sandbox.check_running_programs()
+        await ground.sandbox.quarantine_new_protected_files()
         await making.write(b"go\n")
         assert await making.wait() == 0
-        await ground.sandbox.check_running_programs()
+        await ground.sandbox.quarantine_new_protected_files()
         assert "One" in (ground.workspace / "new" / ".git" / "config").read_text()
         assert await server.begin_call() == ()
         assert await server.begin_call() == ()
@@ -122,13 +122,13 @@ async def test_protected_paths_are_checked_repeatedly_while_a_program_runs(
 ) -> None:
     monkeypatch.setattr(guarded_sandbox, "CHECK_INTERVAL_S", 0.001)
     looks: asyncio.Queue[None] = asyncio.Queue()
-    look = ground.sandbox.check_running_programs
+    look = ground.sandbox.quarantine_new_protected_files
 
     async def noted() -> float:
         looks.put_nowait(None)
         return await look()
 
-    monkeypatch.setattr(ground.sandbox, "check_running_programs", noted)
+    monkeypatch.setattr(ground.sandbox, "quarantine_new_protected_files", noted)
     process = await started(ground, "echo evil > .envrc; echo made; read go")
     assert await process.read_line(100) == b"made\n"
     for _ in range(looks.qsize() + 2):
@@ -140,5 +140,5 @@ async def test_protected_paths_are_checked_repeatedly_while_a_program_runs(
 
 def test_checks_of_protected_paths_use_at_most_a_hundredth_of_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert guarded_sandbox.pause_after_check_s(0.0) == guarded_sandbox.pause_after_check_s(0.01) == 1.0
-    assert guarded_sandbox.pause_after_check_s(0.25) == 25.0
+    assert guarded_sandbox.compute_check_pause_s(0.0) == guarded_sandbox.compute_check_pause_s(0.01) == 1.0
+    assert guarded_sandbox.compute_check_pause_s(0.25) == 25.0

@@ -242,7 +242,7 @@ def test_a_new_file_with_a_reused_inode_number_is_detected_as_replaced(tmp_path:
     for number in range(50):
         path.unlink()
         path.write_text(f"evil {number}")
-        assert originals.determine_file_fate(str(path), original) == "replaced"
+        assert originals.classify_file_change(str(path), original) == "replaced"
         if os.stat(path).st_ino == seen:
             break
 
@@ -257,7 +257,7 @@ def test_a_change_within_the_same_clock_tick_is_detected(tmp_path: Path) -> None
             original is not None and original.snapshot is not None and original.snapshot.data == f"{number:02}".encode()
         )
         path.write_text("ev")
-        assert originals.determine_file_fate(str(path), original) != "same"
+        assert originals.classify_file_change(str(path), original) != "same"
 
 
 # ── our own tools ────────────────────────────────────────────────────────────────────────────────

@@ -14,7 +14,7 @@ from tests.runtime.kill_points import CHANGES, NEW, OLD, allow_all, fill, read_t
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.file_services import FileChange
-from handrail.runtime.files.joint_changes import ChangeJournal
+from handrail.runtime.files.joint_changes import MultiFileChangeJournal
 from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
 from handrail.runtime.files.session_roots import SessionRoots
 
@@ -52,7 +52,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def open_files(root: Path) -> RootedFiles:
-    journal = ChangeJournal(root.parent / "journal")
+    journal = MultiFileChangeJournal(root.parent / "journal")
     return RootedFiles(SessionRoots(root), SeenFileHashes(), allow_all, journal=journal)
 
 
@@ -104,19 +104,19 @@ async def test_the_next_change_finishes_the_change_of_a_killed_process(root: Pat
 def test_a_file_that_changed_after_a_kill_rolls_the_other_files_back(root: Path) -> None:
     leave_half(root)
     (root / "sub/b.txt").write_text("mine")
-    ChangeJournal(root.parent / "journal").recover()
+    MultiFileChangeJournal(root.parent / "journal").recover()
     assert read_tree(root) == {**OLD, "sub/b.txt": (0o600, b"mine")}
 
 
 KILLED_BEFORE_THE_DECISION = """
 import os, sys
 from pathlib import Path
-from handrail.runtime.files.joint_changes import ChangeJournal, JointChange
+from handrail.runtime.files.joint_changes import MultiFileChangeJournal, MultiFileChange
 from handrail.runtime.files.session_roots import SessionRoots
 
 located = SessionRoots(sys.argv[1]).resolve_path("a.txt")
-change = JointChange(located, b"a\\n", b"never decided", None, None, lambda before, after: os._exit(0))
-ChangeJournal(Path(sys.argv[2])).change_atomically([change])
+change = MultiFileChange(located, b"a\\n", b"never decided", None, None, lambda before, after: os._exit(0))
+MultiFileChangeJournal(Path(sys.argv[2])).change_atomically([change])
 sys.exit(1)
 """
 
@@ -125,7 +125,7 @@ def test_a_file_deleted_after_a_kill_before_the_commit_is_not_recreated(root: Pa
     journal = root.parent / "journal"
     subprocess.run([sys.executable, "-c", KILLED_BEFORE_THE_DECISION, str(root), str(journal)], cwd=ROOT, check=True)
     (root / "a.txt").unlink()
-    assert ChangeJournal(journal).recover() == 1
+    assert MultiFileChangeJournal(journal).recover() == 1
     assert read_tree(root) == {name: content for name, content in OLD.items() if name != "a.txt"}
     assert sorted(os.listdir(root)) == ["gone.txt", "moved.sh", "sub"] and os.listdir(journal) == []
 
@@ -135,9 +135,9 @@ def test_a_damaged_journal_entry_is_removed_and_one_of_a_missing_workspace_is_ke
     other = file.with_name("0.json")
     other.write_text("{")
     root.rename(root.parent / "elsewhere")
-    assert ChangeJournal(file.parent).recover() == 0 and file.exists() and not other.exists()
+    assert MultiFileChangeJournal(file.parent).recover() == 0 and file.exists() and not other.exists()
     (root.parent / "elsewhere").rename(root)
-    assert ChangeJournal(file.parent).recover() == 1 and read_tree(root) == NEW
+    assert MultiFileChangeJournal(file.parent).recover() == 1 and read_tree(root) == NEW
 
 
 async def test_several_files_are_not_changed_together_without_a_journal(root: Path) -> None:

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from handrail.runtime.language_servers.code_positions import (
     PositionEncoding,
-    list_symbol_entries,
-    list_text_edits,
+    convert_column_to_offset,
+    convert_offset_to_column,
+    convert_path_to_uri,
+    convert_uri_to_path,
+    parse_symbol_entries,
+    parse_workspace_edit,
     split_lines,
-    to_column,
-    to_offset,
-    to_path,
-    to_uri,
 )
 from handrail.runtime.language_servers.server_connection import (
     MAX_MESSAGE_BYTES,
@@ -91,25 +91,25 @@ def test_an_unpaired_surrogate_loses_no_message() -> None:
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32"])
 def test_a_column_survives_conversion_to_an_offset_and_back(encoding: PositionEncoding, line: str, column: int) -> None:
     column = min(column, len(line))
-    assert to_column(line, to_offset(line, column, encoding), encoding) == column
+    assert convert_offset_to_column(line, convert_column_to_offset(line, column, encoding), encoding) == column
 
 
 @pytest.mark.parametrize(("encoding", "offset"), [("utf-8", 6), ("utf-16", 3), ("utf-32", 2)])
 def test_an_offset_counts_in_the_position_encoding_of_the_server(encoding: PositionEncoding, offset: int) -> None:
-    assert to_offset("é😀x", 2, encoding) == offset
+    assert convert_column_to_offset("é😀x", 2, encoding) == offset
 
 
 @given(st.text(alphabet=st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
 def test_a_path_survives_conversion_to_a_uri_and_back(name: str) -> None:
     path = f"/{name}"
-    assert to_path(to_uri(path)) == path
+    assert convert_uri_to_path(convert_path_to_uri(path)) == path
 
 
 @pytest.mark.parametrize(
     "uri", ["http://example.org/a", "file://elsewhere/a", "file:a", "file:///a%00b", None, 7, "http://[::"]
 )
 def test_a_uri_that_is_not_a_local_file_has_no_path(uri: object) -> None:
-    assert to_path(uri) is None
+    assert convert_uri_to_path(uri) is None
 
 
 def test_lines_are_split_at_the_line_ends_of_the_protocol() -> None:
@@ -120,18 +120,18 @@ def test_lines_are_split_at_the_line_ends_of_the_protocol() -> None:
     "result", [None, [], [None, 1, {}], [{"name": 3}], {"changes": []}, {"documentChanges": [1]}, "x"]
 )
 def test_malformed_server_answers_give_no_entries(result: object) -> None:
-    assert list(list_symbol_entries(result, "/a")) == []
-    assert list_text_edits(result) == ({}, [])
+    assert list(parse_symbol_entries(result, "/a")) == []
+    assert parse_workspace_edit(result) == ({}, [])
 
 
 def test_a_nested_symbol_is_found_by_its_name_with_its_container() -> None:
     span = {"start": {"line": 0, "character": 0}, "end": {"line": 0, "character": 1}}
     method = {"name": "parse", "kind": 6, "selectionRange": span}
-    (outer, inner) = list_symbol_entries(
+    (outer, inner) = parse_symbol_entries(
         [{"name": "Parser", "kind": 5, "selectionRange": span, "children": [method]}], "/a"
     )
-    assert [outer.has_name(one) for one in ("Parser", "parse", "x.Parser")] == [True, False, False]
-    assert [inner.has_name(one) for one in ("parse", "Parser.parse", "Parser::parse", "Lexer.parse")] == [
+    assert [outer.matches_qualified_name(one) for one in ("Parser", "parse", "x.Parser")] == [True, False, False]
+    assert [inner.matches_qualified_name(one) for one in ("parse", "Parser.parse", "Parser::parse", "Lexer.parse")] == [
         True,
         True,
         True,

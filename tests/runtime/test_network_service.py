@@ -13,7 +13,7 @@ from tests.web import Answer, Site, authority, ok, redirect
 from handrail.contract.errors import ErrorKind, ToolError
 from handrail.contract.sandbox_protocol import ConnectionAttempt
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
-from handrail.runtime.http_service import CheckedNet
+from handrail.runtime.http_service import CheckedNetworkService
 from handrail.testing.scripted_kernel import ScriptedResolver
 
 pytestmark = pytest.mark.proves("K-11b", "S-02")
@@ -29,14 +29,16 @@ def net(
     judge: Judge | None = None,
     names: ScriptedResolver | None = None,
     attempts: list[ConnectionAttempt] | None = None,
-) -> CheckedNet:
+) -> CheckedNetworkService:
     capabilities = CapabilitySet((CapabilityLayer("tool t", hosts=hosts),))
     trust = authority("api.example.org", "other.example.org", "127.0.0.1").client
     on_attempt = None if attempts is None else attempts.append
-    return CheckedNet(capabilities, judge or Judge(), on_attempt, resolver=names or ScriptedResolver({}), trust=trust)
+    return CheckedNetworkService(
+        capabilities, judge or Judge(), on_attempt, resolver=names or ScriptedResolver({}), trust=trust
+    )
 
 
-async def refused(door: CheckedNet, url: str, kind: ErrorKind, method: str = "GET", **given: object) -> str:
+async def refused(door: CheckedNetworkService, url: str, kind: ErrorKind, method: str = "GET", **given: object) -> str:
     with pytest.raises(ToolError) as raised:
         await door.request(method, url, **given)  # pyright: ignore[reportArgumentType]
     assert raised.value.kind == kind, raised.value

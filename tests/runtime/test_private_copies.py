@@ -71,13 +71,13 @@ async def test_private_copies_are_made_outside_the_event_loop_thread(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[int] = []
-    make = atomic_write.replace_by_private_copies
+    make = atomic_write.replace_hard_links_by_copies
 
     def noted(root: str, files: Iterable[tuple[str, tuple[int, int]]]) -> set[str]:
         threads.append(threading.get_ident())
         return make(root, files)
 
-    monkeypatch.setattr(guarded_sandbox, "replace_by_private_copies", noted)
+    monkeypatch.setattr(guarded_sandbox, "replace_hard_links_by_copies", noted)
     assert (await ground.run("echo looked"))[1] == "looked\n"
     linked(ground, "a.txt")
     assert (await ground.run("cat a.txt"))[1] == "the store's"
@@ -162,5 +162,5 @@ def test_a_name_that_gets_another_file_during_copying_keeps_that_file(tmp_path: 
         (root / "edit").write_text("a person's")
         (root / "edit").rename(root / "ws" / "a")
 
-    assert atomic_write.replace_by_private_copies(str(root / "ws"), files()) == set()
+    assert atomic_write.replace_hard_links_by_copies(str(root / "ws"), files()) == set()
     assert (root / "ws" / "a").read_text() == "a person's" and os.listdir(root / "ws") == ["a"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from handrail.contract.errors import StartError, ToolError
 from handrail.contract.text.neutralisation import escape_terminal_controls
-from handrail.runtime.files.session_roots import SessionRoots, is_beneath, resolve_canonical
+from handrail.runtime.files.session_roots import SessionRoots, is_beneath, resolve_canonical_path
 
 
 def test_different_spellings_of_one_file_resolve_to_one_canonical_path(tmp_path: Path) -> None:
@@ -97,4 +97,4 @@ def test_the_fast_canonical_path_equals_the_slow_one(
             for link, target in (("link", "src"), ("loop", "loop"), ("dangling", "nowhere/at/all"), ("up", "..")):
                 (folder / link).symlink_to(target)
     path = "/".join([str(tree), *names])
-    assert resolve_canonical(path) == os.path.realpath(path)
+    assert resolve_canonical_path(path) == os.path.realpath(path)

@@ -25,7 +25,7 @@ from handrail.runtime.ripgrep import (
     RipgrepOutputParser,
     SearchPathFilter,
     expand_braces,
-    ripgrep_exit_error,
+    make_ripgrep_exit_error,
 )
 from handrail.runtime.search_service import RipgrepSearch
 from handrail.sandbox.tier_probe import RefusingSandbox, choose_sandbox
@@ -464,7 +464,7 @@ class Hides:
 
     def __init__(self, *names: str) -> None:
         self.names = names
-        self.key = self.reading_key = names
+        self.key = self.read_denials_cache_key = names
 
     def is_hidden(self, path: str) -> bool:
         return not {*path.split("/")}.isdisjoint(self.names)
@@ -698,11 +698,11 @@ def exchange(one: Path, other: Path) -> None:
 
 
 def test_a_long_ripgrep_error_is_parsed_and_its_cause_is_kept() -> None:
-    error = ripgrep_exit_error(
+    error = make_ripgrep_exit_error(
         2, b"rg: regex parse error:\n" + b"[" * 2_000_000 + b"\nerror: unclosed character class\n"
     )
     assert error is not None and error.kind == "invalid_input" and "unclosed character class" in error.text
     note = b'a.txt: binary file matches (found "\\0" byte around offset 7)\n'
-    assert ripgrep_exit_error(2, note * 3) is None
-    said = ripgrep_exit_error(2, note * 2 + b"rg: b.txt: no such file")
+    assert make_ripgrep_exit_error(2, note * 3) is None
+    said = make_ripgrep_exit_error(2, note * 2 + b"rg: b.txt: no such file")
     assert said is not None and said.text.startswith("ripgrep failed with exit code 2: rg: b.txt: no such file.")

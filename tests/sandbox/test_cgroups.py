@@ -131,7 +131,7 @@ async def test_the_cgroup_starter_thread_can_end_and_the_next_start_makes_anothe
 @possible
 def test_a_wrapping_shell_enters_the_cgroup_and_becomes_the_program() -> None:
     groups = cgroups.make_limiting_cgroups(40, None)
-    program, argv = cgroups.wrap_command_in_cgroups(groups, "/bin/cat", ["cat", "/proc/self/cgroup"])
+    program, argv = cgroups.build_cgroup_entry_command(groups, "/bin/cat", ["cat", "/proc/self/cgroup"])
     ran = subprocess.run(argv, executable=program, capture_output=True, text=True, check=True)
     assert groups[0].name in ran.stdout
 

@@ -84,7 +84,7 @@ def test_a_masked_configuration_file_deleted_before_the_start_is_dropped_from_th
         (tmp_path / name).touch(0o600)
     monkeypatch.setattr(mount_options, "_PRIVATE_CONFIGURATION", (str(tmp_path),))
     monkeypatch.setattr(mount_options, "_configuration", configuration := mount_options._ConfigurationFolderView())  # pyright: ignore[reportPrivateUsage]
-    options = configuration.mount_options_of_last_scan(0.0)
+    options = configuration.get_last_scanned_mount_options(0.0)
     masks = tuple(ExpectedMount(str(tmp_path / name), read_only=True, content="1:2") for name in ("first", "second"))
     table = ExpectedMounts(masks)
     assert mount_options.refresh_mount_options(options, table) == (list(options), table)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.contract.text.host_names import Address, HostAddress, parse_host
+from handrail.contract.text.host_names import Address, HostAddress, parse_host_address
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
 from handrail.sandbox.network.egress_check import (
     EgressCheck,
@@ -44,7 +44,7 @@ def egress(
 
 async def refused(judge: EgressCheck, host: str) -> str:
     with pytest.raises(ToolError) as raised:
-        await judge.authorize_and_resolve_host(parse_host(host))
+        await judge.authorize_and_resolve_host(parse_host_address(host))
     return raised.value.text
 
 
@@ -138,7 +138,7 @@ def test_only_global_unicast_addresses_are_public(address: IPv6Address) -> None:
 async def test_a_granted_host_name_resolves_to_all_its_public_addresses() -> None:
     names = ScriptedResolver({"api.example.org": [PUBLIC, OTHER_PUBLIC]})
     way = await egress(["api.example.org"], ["*.example.org"], names=names).authorize_and_resolve_host(
-        parse_host("api.example.org:443")
+        parse_host_address("api.example.org:443")
     )
     assert [str(address) for address in way.addresses] == [PUBLIC, OTHER_PUBLIC]
     assert names.queries == ["api.example.org"]
@@ -182,7 +182,9 @@ async def test_the_public_address_of_this_machine_is_blocked() -> None:
 
 async def test_a_literal_grant_opens_one_address_and_port_when_every_layer_grants_it() -> None:
     both = egress(["127.0.0.1:8080"], ["127.0.0.1:8080", "*"])
-    assert (await both.authorize_and_resolve_host(parse_host("127.0.0.1:8080"))).addresses == (ip_address("127.0.0.1"),)
+    assert (await both.authorize_and_resolve_host(parse_host_address("127.0.0.1:8080"))).addresses == (
+        ip_address("127.0.0.1"),
+    )
     for other in ("127.0.0.1:8081", "127.0.0.2:8080", "[::ffff:127.0.0.1]:8080", "localhost:8080"):
         await refused(both, other)
     text = await refused(egress(["127.0.0.1:8080"], ["*"]), "127.0.0.1:8080")
@@ -193,7 +195,7 @@ async def test_a_literal_grant_opens_one_address_and_port_when_every_layer_grant
 async def test_a_granted_name_may_resolve_to_a_granted_private_address_that_rules_allow() -> None:
     names = ScriptedResolver({"intranet.example": ["10.0.0.5"]})
     hosts = ["intranet.example", "10.0.0.5"]
-    way = await egress(hosts, names=names).authorize_and_resolve_host(parse_host("intranet.example:443"))
+    way = await egress(hosts, names=names).authorize_and_resolve_host(parse_host_address("intranet.example:443"))
     assert str(way.addresses[0]) == "10.0.0.5"
     closed = egress(hosts, names=names, gate=lambda host, _port: "denied by a rule" if host == "10.0.0.5" else None)
     assert await refused(closed, "intranet.example:443") == "denied by a rule"
@@ -212,7 +214,7 @@ async def test_the_checked_address_is_dialled_even_if_the_name_resolves_differen
         port = meant.getsockname()[1]
         names = ScriptedResolver({"rebinds.example": [["127.0.0.1"], ["127.0.0.2"]]})
         judge = egress([f"rebinds.example:{port}", f"127.0.0.1:{port}"], names=names)
-        way = await judge.authorize_and_resolve_host(parse_host(f"rebinds.example:{port}"))
+        way = await judge.authorize_and_resolve_host(parse_host_address(f"rebinds.example:{port}"))
         with await judge.connect_to_checked_address(way) as connection:
             assert connection.getpeername() == ("127.0.0.1", port)
         assert names.queries == ["rebinds.example"]
@@ -229,12 +231,12 @@ async def test_a_connection_tries_the_next_address_when_one_does_not_answer() ->
         names = ScriptedResolver({"two.example": ["127.0.0.9", "127.0.0.1"]})
         judge = egress([f"*:{port}", f"127.0.0.9:{port}", f"127.0.0.1:{port}"], names=names)
         with await judge.connect_to_checked_address(
-            await judge.authorize_and_resolve_host(parse_host(f"two.example:{port}"))
+            await judge.authorize_and_resolve_host(parse_host_address(f"two.example:{port}"))
         ) as connection:
             assert connection.getpeername() == ("127.0.0.1", port)
     with pytest.raises(ToolError, match="could not be reached") as raised:
         await judge.connect_to_checked_address(
-            await judge.authorize_and_resolve_host(parse_host(f"two.example:{port}"))
+            await judge.authorize_and_resolve_host(parse_host_address(f"two.example:{port}"))
         )
     assert raised.value.kind == "backend"
 

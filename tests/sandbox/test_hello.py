@@ -57,7 +57,7 @@ def test_a_tls_hello_is_parsed_from_pieces_of_any_size(size: int) -> None:
 def test_a_tls_hello_must_name_the_host_of_its_tunnel_unencrypted(
     said: http_and_tls_parsers.ClientHello, name: str, is_address: bool, words: str | None
 ) -> None:
-    refused = http_and_tls_parsers.explain_hello_refusal(said, name, is_address=is_address)
+    refused = http_and_tls_parsers.explain_forbidden_client_hello(said, name, is_address=is_address)
     assert refused is None if words is None else words in (refused or "")
 
 
@@ -79,14 +79,14 @@ def test_an_encrypted_tls_hello_is_detected() -> None:
     ],
 )
 def test_a_malformed_tls_hello_is_refused(data: bytes) -> None:
-    with pytest.raises((http_and_tls_parsers.NotTLS, AssertionError)):
+    with pytest.raises((http_and_tls_parsers.NotTlsHandshake, AssertionError)):
         heard(data)
 
 
 @given(st.binary(max_size=200))
 def test_the_http_and_tls_parsers_raise_only_expected_errors_on_any_bytes(data: bytes) -> None:
     for candidate in (data, record(data) if data else data, client_hello("a")[:43] + data):
-        with contextlib.suppress(http_and_tls_parsers.NotTLS, AssertionError):
+        with contextlib.suppress(http_and_tls_parsers.NotTlsHandshake, AssertionError):
             heard(candidate)
     with contextlib.suppress(http_and_tls_parsers.MalformedHead):
         http_and_tls_parsers.parse_request_head(data + b"\r\n\r\n")
@@ -100,6 +100,6 @@ def test_a_parsed_request_head_contains_no_line_end_or_nul(name: bytes, value: b
         head = http_and_tls_parsers.parse_request_head(
             b"GET http://a.example/ HTTP/1.1\r\n" + name + b":" + value + b"\r\n\r\n"
         )
-        again = http_and_tls_parsers.format_head(b"GET / HTTP/1.1", head.fields)
+        again = http_and_tls_parsers.encode_http_head(b"GET / HTTP/1.1", head.fields)
         assert again.count(b"\r\n") == len(head.fields) + 2
         assert not set(b"".join(part for field in head.fields for part in field)) & set(b"\r\n\0")

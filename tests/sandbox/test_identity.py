@@ -28,7 +28,7 @@ def owned(ground: Ground) -> Ground:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root does more")
 def test_programs_of_an_ordinary_user_run_as_the_same_user(ground: Ground) -> None:
     assert sandbox_user.find_sandbox_user(str(ground.workspace)) is None
-    assert sandbox_user.user_change_mechanism(str(ground.workspace)).is_enforced
+    assert sandbox_user.describe_user_change_mechanism(str(ground.workspace)).is_enforced
 
 
 @as_root
@@ -38,7 +38,7 @@ async def test_programs_of_root_run_as_the_owner_of_the_workspace(owned: Ground)
     assert ran.out.split() == [str(SOMEBODY), str(SOMEBODY), str(SOMEBODY), "0", "1"], ran.errors
     for file in (owned.workspace / "made", owned.scratch / "made"):
         assert file.stat().st_uid == SOMEBODY
-    assert sandbox_user.user_change_mechanism(str(owned.workspace)).is_enforced
+    assert sandbox_user.describe_user_change_mechanism(str(owned.workspace)).is_enforced
 
 
 @as_root
@@ -74,7 +74,7 @@ async def test_a_root_only_tool_folder_is_refused_with_the_chmod_command(owned: 
 @as_root
 async def test_programs_in_a_workspace_of_root_run_as_root_and_the_check_reports_it(ground: Ground) -> None:
     assert sandbox_user.find_sandbox_user(str(ground.workspace)) is None
-    said = sandbox_user.user_change_mechanism(str(ground.workspace))
+    said = sandbox_user.describe_user_change_mechanism(str(ground.workspace))
     assert said.is_enforced is False and "belongs to root" in said.detail and "ordinary user" in said.remedy
     assert (await ground.bash("id -u")).out == "0\n"
 
@@ -85,7 +85,7 @@ def test_the_user_change_is_disabled_without_perl_and_the_check_names_the_remedy
 ) -> None:
     monkeypatch.setattr(sandbox_user, "PERL", "/nonexistent/perl")
     assert sandbox_user.find_sandbox_user(str(owned.workspace)) is None
-    said = sandbox_user.user_change_mechanism(str(owned.workspace))
+    said = sandbox_user.describe_user_change_mechanism(str(owned.workspace))
     assert said.is_enforced is False and said.remedy == "install perl"
 
 
@@ -100,13 +100,13 @@ async def test_the_user_change_is_disabled_with_a_reason_if_the_owner_cannot_cre
     picky.write_text('#!/bin/sh\n[ "$(id -u)" = 0 ] || { echo "bwrap: no permissions" >&2; exit 1; }\nexec true\n')
     picky.chmod(0o755)
     monkeypatch.setattr("handrail.sandbox.start.spawn.find_bubblewrap_programs", lambda: iter([str(picky)]))
-    sandbox_user.explain_user_failure.cache_clear()
+    sandbox_user.probe_sandbox_user_failure.cache_clear()
     try:
-        refused = sandbox_user.user_change_mechanism(str(owned.workspace))
+        refused = sandbox_user.describe_user_change_mechanism(str(owned.workspace))
         assert refused.is_enforced is False and "no permissions" in refused.detail and refused.remedy
         assert sandbox_user.find_sandbox_user(str(owned.workspace)) is None
     finally:
-        sandbox_user.explain_user_failure.cache_clear()
+        sandbox_user.probe_sandbox_user_failure.cache_clear()
 
 
 def test_only_folders_that_the_sandbox_user_cannot_reach_are_mounted_elsewhere(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_only_folders_that_the_sandbox_user_cannot_reach_are_mounted_elsewhere(t
             folder.chmod(0o711)
     opened, closed = str(place / "open" / "inner"), str(place / "closed" / "inner")
     options = ["--bind", opened, opened, "--ro-bind", closed, closed, "--bind", closed, "/x", "--chdir", closed]
-    found, sources = sandbox_user.make_sources_reachable(options, SandboxUser(SOMEBODY, SOMEBODY), LookupCache())
+    found, sources = sandbox_user.replace_unreachable_sources(options, SandboxUser(SOMEBODY, SOMEBODY), LookupCache())
     assert sources == [closed]
     assert found == [
         "--bind",

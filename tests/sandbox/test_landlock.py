@@ -63,9 +63,9 @@ async def ran(
         **seen,
     }
     made = dataclasses.replace(plan.made, **changed)  # pyright: ignore[reportArgumentType]
-    process = sandbox.start_waiting(dataclasses.replace(plan, made=made))
+    process = sandbox.start_waiting_sandbox(dataclasses.replace(plan, made=made))
     environment = {"PATH": "/usr/bin:/bin", "HOME": SCRATCH}
-    process.begin_program(launcher_messages.encode_program_call(WORKSPACE, (*SHELL_ARGV, script), environment))
+    process.begin_program(launcher_messages.encode_program_start_message(WORKSPACE, (*SHELL_ARGV, script), environment))
     out, errors, dropped = await process.communicate(b"", 1 << 20)
     return Ran(await process.wait(), out.decode(), errors.decode(), dropped)
 
@@ -202,7 +202,7 @@ def test_landlock_rules_grant_only_rights_handled_by_the_ruleset(
     made = landlock.build_ruleset(version, folders, tcp=tcp, connect=connect)
     handled = struct.unpack(f"={len(made.attributes) // 8}Q", made.attributes)
     assert len(handled) == (1 if version < 4 else 2 if version < 6 else 3)
-    assert handled[0] == landlock.handled_file_rights(version)
+    assert handled[0] == landlock.get_handled_file_rights(version)
     assert all(rights and not rights & ~handled[0] for _, rights in made.folders)
     written = {path for path, rights in made.folders if rights & landlock.WRITE_FILE}
     assert written <= {"/dev", "/tmp", "/dev/shm", *(path for path, access in folders.items() if access == "rw")}
@@ -212,6 +212,6 @@ def test_landlock_rules_grant_only_rights_handled_by_the_ruleset(
 
 
 def test_later_landlock_versions_only_add_rights() -> None:
-    handled = [landlock.handled_file_rights(version) for version in range(1, 8)]
+    handled = [landlock.get_handled_file_rights(version) for version in range(1, 8)]
     assert all(more & less == less for less, more in itertools.pairwise(handled))
     assert handled[0] == (1 << 13) - 1

@@ -189,13 +189,13 @@ def spoken_to(first: LauncherProgram, letter: bytes) -> tuple[bytes, int]:
 
 
 def test_the_launcher_refuses_to_start_in_a_namespace_shared_with_the_machine(first: LauncherProgram) -> None:
-    answer, code = spoken_to(first, launcher_messages.encode_preparation("exec", None, {}, {}))
+    answer, code = spoken_to(first, launcher_messages.encode_launcher_setup("exec", None, {}, {}))
     assert (answer, code) == (b"Eit shares the mnt namespace of this machine", 125)
 
 
 @pytest.mark.parametrize("length", [0, 3, 20, 100])
 def test_a_truncated_launcher_message_starts_no_program(first: LauncherProgram, length: int) -> None:
-    answer, code = spoken_to(first, launcher_messages.encode_preparation("exec", None, {}, {})[:length])
+    answer, code = spoken_to(first, launcher_messages.encode_launcher_setup("exec", None, {}, {})[:length])
     assert (answer, code) == (b"Ethe letter is cut", 125)
 
 

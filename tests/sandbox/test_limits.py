@@ -15,7 +15,7 @@ from tests.sandbox.test_cgroups import FORKS
 
 from handrail.contract.sandbox_protocol import SandboxLimits
 from handrail.sandbox.filters import memory_monitor
-from handrail.sandbox.filters.resource_limits import build_rlimits, explain_reached_limit
+from handrail.sandbox.filters.resource_limits import build_rlimits, infer_reached_limit
 
 MIB = 1024 * 1024
 
@@ -37,7 +37,7 @@ def test_resource_limits_never_exceed_the_hard_limits_of_the_process(size: int |
 @pytest.mark.proves("S-04")
 async def test_the_cpu_time_limit_ends_a_program_and_names_its_setting(ground: Ground) -> None:
     ran = await ground.bash("while :; do :; done", limits=SandboxLimits(cpu_s=1))
-    bound = explain_reached_limit(ran.code, ran.errors.encode())
+    bound = infer_reached_limit(ran.code, ran.errors.encode())
     assert bound is not None and bound.is_certain and "sandbox.cpu_s" in bound.text
 
 
@@ -59,21 +59,21 @@ bytearray(1 << 30)
 PYTHON"""
     ran = await ground.bash(script, limits=SandboxLimits(memory_bytes=256 * MIB))
     assert (ran.code, ran.out.strip()) == (1, "reserved")
-    bound = explain_reached_limit(ran.code, ran.errors.encode())
+    bound = infer_reached_limit(ran.code, ran.errors.encode())
     assert bound is not None and not bound.is_certain and "sandbox.memory_mib" in bound.text
 
 
 async def test_a_file_grows_only_to_its_limit(ground: Ground) -> None:
     ran = await ground.bash("exec head -c 20M /dev/zero > big", limits=SandboxLimits(file_bytes=10 * MIB))
     assert (ground.workspace / "big").stat().st_size == 10 * MIB
-    bound = explain_reached_limit(ran.code, ran.errors.encode())
+    bound = infer_reached_limit(ran.code, ran.errors.encode())
     assert bound is not None and bound.is_certain and "sandbox.file_mib" in bound.text
 
 
 async def test_a_process_opens_files_only_up_to_its_limit(ground: Ground) -> None:
     script = "python3 -c 'import os; print(len([os.open(\"/dev/null\", 0) for _ in range(100)]))'"
     ran = await ground.bash(script, limits=SandboxLimits(open_files=50))
-    bound = explain_reached_limit(ran.code, ran.errors.encode())
+    bound = infer_reached_limit(ran.code, ran.errors.encode())
     assert ran.code == 1 and bound is not None and "sandbox.open_files" in bound.text
     assert (await ground.bash(script, limits=SandboxLimits(open_files=200))).out.strip() == "100"
 
@@ -84,7 +84,7 @@ async def test_tmp_and_shared_memory_fill_up_at_their_limits(ground: Ground) -> 
     for place, size in (("/tmp", 2 * MIB), ("/dev/shm", MIB)):
         ran = await ground.bash(f"head -c 20M /dev/zero > {place}/big; stat -c %s {place}/big", limits=limits)
         assert ran.out.strip() == str(size)
-        assert (bound := explain_reached_limit(1, ran.errors.encode())) is not None and "sandbox.tmp_mib" in bound.text
+        assert (bound := infer_reached_limit(1, ran.errors.encode())) is not None and "sandbox.tmp_mib" in bound.text
 
 
 @pytest.mark.proves("S-04")
@@ -145,6 +145,6 @@ async def test_no_sandboxed_process_starts_before_its_oom_score_is_set(
     ],
 )
 def test_an_exit_at_a_limit_names_the_limit_and_its_setting(code: int, said: bytes, wanted: str | None) -> None:
-    bound = explain_reached_limit(code, said)
+    bound = infer_reached_limit(code, said)
     assert (bound is None) is (wanted is None)
     assert bound is None or (wanted is not None and wanted in bound.text)

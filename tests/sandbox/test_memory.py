@@ -124,7 +124,7 @@ async def test_sandbox_memory_is_not_checked_before_the_mounts_are_made(
         return None
 
     monkeypatch.setattr(memory_monitor.MemoryMonitor, "_schedule_poll", again)
-    monkeypatch.setattr(memory_monitor, "count_memory_files", files_of)
+    monkeypatch.setattr(memory_monitor, "count_tmpfs_files", files_of)
     monkeypatch.setattr(launcher_messages, "split_mount_report", nothing_yet)
     process = await ground.start("true")
     assert isinstance(process, SandboxedProcess)

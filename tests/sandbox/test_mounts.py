@@ -259,7 +259,10 @@ async def test_a_mount_table_with_any_difference_ends_the_sandbox(
     home.sandbox = BubblewrapSandbox(str(script), SandboxTier("bubblewrap", "for a test"), first=first)
     with pytest.raises(ToolError) as caught:
         await home.bash("cat .env vault/key; echo begun", **masks(home))
-    assert (caught.value.kind, caught.value.text) == ("conflict", mount_comparison.replaced_mount_error(named).text)
+    assert (caught.value.kind, caught.value.text) == (
+        "conflict",
+        mount_comparison.make_replaced_mount_error(named).text,
+    )
 
 
 # ── a mount that ends takes the sandbox with it ──────────────────────────────────────────────────
@@ -314,7 +317,7 @@ async def test_a_mount_that_disappears_ends_the_program_and_is_named(
             await process.wait()
         assert (caught.value.kind, caught.value.text) == (
             "conflict",
-            mount_comparison.ended_mount_error(f"{home.workspace}/{point}").text,
+            mount_comparison.make_ended_mount_error(f"{home.workspace}/{point}").text,
         )
     finally:
         await process.kill()
@@ -453,12 +456,12 @@ async def test_a_ready_sandbox_ends_when_one_of_its_mounts_disappears(
     await run(pool, home, "true")
     await pool.wait_until_successors_ready()
     ready = next(iter(pool._ready))  # pyright: ignore[reportPrivateUsage]
-    assert await ready.wait_until_ready() and pool.ready_count == 1
+    assert await ready.wait_until_ready() and pool.ready_sandbox_count == 1
     gone = asyncio.get_running_loop().create_future()
     ready.add_sandbox_empty_callback(lambda: gone.set_result(None))
     ENDS[what][1](home.workspace)
     await gone
-    assert pool.ready_count == 0 and not ready.is_waiting
+    assert pool.ready_sandbox_count == 0 and not ready.is_waiting
     with pytest.raises(ToolError, match="was replaced, moved or removed") as caught:
         await ready.wait()  # as a call does that had taken it just before
     assert caught.value.kind == "conflict"
@@ -476,11 +479,11 @@ async def test_a_ready_sandbox_is_not_used_after_its_mount_source_was_swapped(
     capabilities = type(home.capabilities)((layer,))
 
     async def taken() -> bool:
-        before = pool.ready_count
+        before = pool.ready_sandbox_count
         process = await pool.start(
             capabilities, home.profile(**masks(home, **changes)), ProgramSpec((*SHELL_ARGV, "true"))
         )
-        found = pool.ready_count < before
+        found = pool.ready_sandbox_count < before
         await process.communicate(b"", 100)
         await process.wait()
         await pool.wait_until_successors_ready()
@@ -521,7 +524,7 @@ def test_a_mount_parent_is_the_innermost_mount_that_is_not_covered() -> None:
     parents = [0, 1, 2, 3, 3, 5, 5]
     table = ExpectedMounts(tuple(ExpectedMount(point, read_only=False, content="1:2") for point in points))
     looked = ["/", "/w", "/w/m"]
-    assert mount_comparison.list_checked_paths(table) == tuple(looked)
+    assert mount_comparison.list_paths_to_identify(table) == tuple(looked)
 
     def described(parents: list[int]) -> bytes:
         lines = [
@@ -537,7 +540,7 @@ def test_a_mount_parent_is_the_innermost_mount_that_is_not_covered() -> None:
 
 
 def test_a_path_is_escaped_like_the_kernel_escapes_it() -> None:
-    assert mount_comparison.escape_path("/a b\tc\nd\\e é") == "/a\\040b\\011c\\012d\\134e\\040é"
+    assert mount_comparison.escape_mountinfo_path("/a b\tc\nd\\e é") == "/a\\040b\\011c\\012d\\134e\\040é"
 
 
 # ── machines that have mounts beneath what is mounted ────────────────────────────────────────────

@@ -176,7 +176,7 @@ async def test_the_proxy_ends_with_its_sandbox_and_leaves_no_descriptor(confined
 
 async def test_a_listener_in_the_machines_network_namespace_is_refused() -> None:
     with pytest.raises(ToolError, match="shares the net namespace"):
-        await sandbox_network.open_listener_in_namespace(os.getpid(), os.getppid())
+        await sandbox_network.open_listener_in_sandbox(os.getpid(), os.getppid())
 
 
 async def test_a_listener_in_the_namespace_of_a_foreign_process_is_refused(confined: Ground) -> None:
@@ -184,11 +184,11 @@ async def test_a_listener_in_the_namespace_of_a_foreign_process_is_refused(confi
     try:
         assert await process.wait_until_pid_known()  # type: ignore[attr-defined]
         with pytest.raises(ToolError, match="started by another process"):
-            await sandbox_network.open_listener_in_namespace(process.first_process_pid, os.getpid())  # type: ignore[attr-defined]
+            await sandbox_network.open_listener_in_sandbox(process.first_process_pid, os.getpid())  # type: ignore[attr-defined]
     finally:
         await process.kill()
     with pytest.raises(ToolError, match="could not be set up"):
-        await sandbox_network.open_listener_in_namespace(process.first_process_pid or (1 << 22) - 1, process.pid)  # type: ignore[attr-defined]
+        await sandbox_network.open_listener_in_sandbox(process.first_process_pid or (1 << 22) - 1, process.pid)  # type: ignore[attr-defined]
 
 
 async def test_the_network_listener_runs_in_python_when_perl_is_missing(

@@ -280,6 +280,6 @@ def test_the_lookup_cache_repeats_no_lookup(tmp_path: Path) -> None:
     assert look.identify(f"{tmp_path}/x") is None
     (tmp_path / "x").touch()
     assert look.identify(f"{tmp_path}/x") is None
-    assert not look.is_unchanged() and asked == ["a", "b"]
+    assert not look.are_lookups_unchanged() and asked == ["a", "b"]
     (tmp_path / "x").unlink()
-    assert not look.is_unchanged() and asked == ["a", "b", "a"]
+    assert not look.are_lookups_unchanged() and asked == ["a", "b", "a"]

@@ -21,7 +21,7 @@ from handrail.contract.tool.requires import CapabilitySet
 from handrail.sandbox.bubblewrap import BubblewrapSandbox, SessionNetworkMembership
 from handrail.sandbox.network import sandbox_network
 from handrail.sandbox.start.ready_sandbox_pool import SandboxPool
-from handrail.sandbox.start.sandboxed_process import wait_until_all_dismantled
+from handrail.sandbox.start.sandboxed_process import wait_until_sandboxes_dismantled
 from handrail.sandbox.view.mount_comparison import host_mounts
 
 
@@ -59,7 +59,7 @@ class Told:
         """Have one ready for calls like this one."""
         await self.run(*(argv or (*SHELL_ARGV, "true")), stdin=b"", **changes)
         await self.pool.wait_until_successors_ready()
-        assert self.pool.ready_count >= 1
+        assert self.pool.ready_sandbox_count >= 1
 
     async def takes_ready(self, *argv: str, **changes: object) -> bool:
         """Whether such a call finds a ready one."""
@@ -235,7 +235,7 @@ async def test_a_ready_sandbox_is_not_used_for_a_call_with_another_profile(told:
 async def test_the_pool_has_no_ready_sandbox_before_the_first_call_of_a_session(told: Told) -> None:
     await asyncio.sleep(0)
     await told.pool.wait_until_successors_ready()
-    assert told.pool.ready_count == 0
+    assert told.pool.ready_sandbox_count == 0
 
 
 async def test_the_pool_never_holds_more_ready_sandboxes_than_its_maximum(ground: Ground) -> None:
@@ -245,7 +245,7 @@ async def test_the_pool_never_holds_more_ready_sandboxes_than_its_maximum(ground
     for name in ("A", "B", "C"):
         await told.text("true", environment={name: "x"})
         await pool.wait_until_successors_ready()
-    assert pool.ready_count == 2
+    assert pool.ready_sandbox_count == 2
     assert not await told.takes_ready(*SHELL_ARGV, "true", environment={"A": "x"})
     await pool.aclose()
 
@@ -254,7 +254,7 @@ async def test_the_pool_prepares_as_many_sandboxes_as_there_were_concurrent_call
     for expected in (4, 6):
         await asyncio.gather(*(told.text("true") for _ in range(expected)))
         await told.pool.wait_until_successors_ready()
-        assert told.pool.ready_count >= expected
+        assert told.pool.ready_sandbox_count >= expected
         before = children()
         started = await asyncio.gather(*(told.start(*SHELL_ARGV, "true") for _ in range(expected)))
         assert {str(process.pid) for process in started} <= before
@@ -269,7 +269,7 @@ async def test_many_ready_sandboxes_of_one_kind_do_not_displace_another_kind(gro
     await pool.wait_until_successors_ready()
     await asyncio.gather(*(told.text("true") for _ in range(4)))
     await pool.wait_until_successors_ready()
-    assert pool.ready_count == 3
+    assert pool.ready_sandbox_count == 3
     assert await told.takes_ready(*SHELL_ARGV, "true", environment={"A": "x"})
     await pool.aclose()
 
@@ -278,7 +278,7 @@ async def test_the_next_ready_sandbox_is_made_while_a_call_runs(told: Told) -> N
     await told.warmed()
     process = await told.pool.start(told.ground.capabilities, told.ground.profile(), ProgramSpec((*SHELL_ARGV, "cat")))
     await told.pool.wait_until_successors_ready()  # while the call runs
-    assert told.pool.ready_count >= 1
+    assert told.pool.ready_sandbox_count >= 1
     assert (await process.communicate(b"still", 100))[0] == b"still"
 
 
@@ -288,33 +288,33 @@ async def test_an_unused_ready_sandbox_expires_and_is_not_replaced(ground: Groun
     await Told(pool, ground).text("true")
     await pool.wait_until_successors_ready()
     await pool.aclose()
-    assert pool.ready_count == 0
+    assert pool.ready_sandbox_count == 0
 
 
 @pytest.mark.proves("S-10")
 async def test_a_closed_pool_or_session_leaves_no_process_or_descriptor(ground: Ground) -> None:
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     await ground.bash("true")
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     host_mounts.forget()
     before = sorted(os.listdir("/proc/self/fd")), children()
     pool = SandboxPool(ground.sandbox)
     told = Told(pool, ground)
     await asyncio.gather(*(told.text("true") for _ in range(3)))
     await pool.wait_until_successors_ready()
-    assert pool.ready_count
+    assert pool.ready_sandbox_count
     await pool.end_ready_sandboxes("/another/session")
-    assert pool.ready_count
+    assert pool.ready_sandbox_count
     await pool.end_ready_sandboxes(str(ground.scratch))
-    assert pool.ready_count == 0
+    assert pool.ready_sandbox_count == 0
     await told.text("true")  # its successor is due when the pool closes
     await pool.aclose()
-    assert pool.ready_count == 0
+    assert pool.ready_sandbox_count == 0
     assert (sorted(os.listdir("/proc/self/fd")), children()) == before
     assert (await told.text("echo still")).out == "still\n"
     await pool.wait_until_successors_ready()
-    assert pool.ready_count == 0
-    await wait_until_all_dismantled()
+    assert pool.ready_sandbox_count == 0
+    await wait_until_sandboxes_dismantled()
 
 
 def children() -> set[str]:
@@ -332,18 +332,18 @@ async def test_a_cancelled_start_leaves_no_process_or_descriptor(ground: Ground)
     sandbox = ground.sandbox
     assert isinstance(sandbox, BubblewrapSandbox)
     await ground.bash("true")
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     host_mounts.forget()
     before = sorted(os.listdir("/proc/self/fd")), children()
     plan = await sandbox.make_plan(
         ground.capabilities, ground.profile(), ProgramSpec((*SHELL_ARGV, "true")), ready_made=True
     )
-    starting = asyncio.ensure_future(sandbox.start_waiting_in_thread(plan, None))
+    starting = asyncio.ensure_future(sandbox.start_waiting_sandbox_in_thread(plan, None))
     await asyncio.sleep(0)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     host_mounts.forget()
     assert (sorted(os.listdir("/proc/self/fd")), children()) == before
 
@@ -376,11 +376,11 @@ async def test_a_ready_sandbox_with_a_network_listener_applies_the_hosts_of_its_
     async with Site({"*": ok(b"ONE")}) as one, Site({"*": ok(b"TWO")}) as two:
         await run("true", one.authority)
         await pool.wait_until_successors_ready()
-        assert (pool.ready_count, listening()) == (1, 1)
+        assert (pool.ready_sandbox_count, listening()) == (1, 1)
         taken, said = await run(get(one.url()) + get(two.url()), two.authority)
         assert taken and "TWO" in said and "ONE" not in said
         await pool.wait_until_successors_ready()
-        assert listening() == pool.ready_count >= 1
+        assert listening() == pool.ready_sandbox_count >= 1
         assert await run("true") == (False, "")  # it has no hosts
     await pool.aclose()
     assert listening() == 0
@@ -391,7 +391,7 @@ async def test_a_closed_pool_with_network_listeners_leaves_no_process_or_descrip
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     connected = CapabilitySet((dataclasses.replace(ground.layer(str(ground.workspace)), hosts=("one.invalid",)),))
     await ground.bash("true")
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     host_mounts.forget()
     before = sorted(os.listdir("/proc/self/fd")), children()
     for early in (False, True):
@@ -399,7 +399,7 @@ async def test_a_closed_pool_with_network_listeners_leaves_no_process_or_descrip
         process = await pool.start(connected, ground.profile(), ProgramSpec((*SHELL_ARGV, "true")))
         await process.communicate(b"", 1000)
         await process.wait()
-        while early and not pool.ready_count:
+        while early and not pool.ready_sandbox_count:
             await asyncio.sleep(0)  # it is being made
         if not early:
             await pool.wait_until_successors_ready()
@@ -432,7 +432,7 @@ async def test_the_pool_makes_no_sandbox_after_the_pool_or_session_closes(
     may_continue.set()
     await closing
     await pool.wait_until_successors_ready()
-    assert pool.ready_count == 0
+    assert pool.ready_sandbox_count == 0
     await pool.aclose()
 
 
@@ -441,7 +441,7 @@ async def test_a_ready_sandbox_killed_while_waiting_is_not_used(told: Told) -> N
     for pid in children():
         if Path(f"/proc/{pid}/comm").read_text() == "bwrap\n":
             os.kill(int(pid), 9)
-    while told.pool.ready_count:
+    while told.pool.ready_sandbox_count:
         await asyncio.sleep(0)
     ran = await told.text("echo fine")
     assert (ran.code, ran.out) == (0, "fine\n")

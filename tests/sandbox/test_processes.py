@@ -21,7 +21,7 @@ from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
 from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.start import sandboxed_process as processes
 from handrail.sandbox.start.ready_sandbox_pool import SandboxPool
-from handrail.sandbox.start.sandboxed_process import SandboxedProcess, wait_until_all_dismantled
+from handrail.sandbox.start.sandboxed_process import SandboxedProcess, wait_until_sandboxes_dismantled
 from handrail.sandbox.view.mount_comparison import host_mounts
 
 
@@ -212,13 +212,13 @@ async def test_passed_descriptors_arrive_under_their_numbers_and_no_others_leak(
 
 async def test_repeated_runs_leave_no_open_descriptor(ground: Ground) -> None:
     await ground.bash("true")
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     before = sorted(os.listdir("/proc/self/fd"))
     for _ in range(5):
         await ground.bash("echo x; echo y >&2")
         process = await ground.start("/bin/cat")
         await process.kill()
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
@@ -247,7 +247,7 @@ async def test_a_sandbox_whose_first_process_cannot_be_opened_ends_with_an_error
     layer = ground.layer(str(ground.workspace))
     capabilities = CapabilitySet((CapabilityLayer("t", layer.fs_read, layer.fs_write, hosts, layer.shell),))
     await ground.bash("true")
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     before = sorted(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch, pytest.raises(ToolError, match="Too many open files") as caught:
         if wanting == "its handle":
@@ -260,7 +260,7 @@ async def test_a_sandbox_whose_first_process_cannot_be_opened_ends_with_an_error
         finally:
             await process.kill()
     assert caught.value.kind == "unavailable" and failed
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     assert not any(Path(f"/proc/{pid}").exists() for pid in failed)
     assert sorted(os.listdir("/proc/self/fd")) == before
     process = await ground.sandbox.start(capabilities, ground.profile(), ProgramSpec(("/bin/echo", "again")))
@@ -371,11 +371,11 @@ async def test_the_wait_for_stuck_namespaces_ends_after_its_time_limit(
         await process.communicate(b"", 1 << 16)  # nobody is left in it
         with monkeypatch.context() as patch:
             patch.setattr(processes, "DISMANTLING_S", 0.01)
-            await wait_until_all_dismantled()
+            await wait_until_sandboxes_dismantled()
         assert Path(f"/proc/{process.pid}").exists()
     finally:
         os.kill(process.pid, signal.SIGCONT)
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     assert not Path(f"/proc/{process.pid}").exists()
 
 
@@ -383,7 +383,7 @@ async def many_calls(ground: Ground, rounds: int) -> None:
     """Calls of several kinds, pooled and not, some killed; then nothing of them is there any more."""
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     await ground.bash("true")
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     host_mounts.forget()
     before = traces()
     pool = SandboxPool(ground.sandbox)
@@ -408,7 +408,7 @@ async def many_calls(ground: Ground, rounds: int) -> None:
         if turn % 20 == 0:
             await pool.wait_until_successors_ready()
     await pool.aclose()
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     assert traces() == before
     assert marked(marker) == []  # so no namespace of theirs is left either: nobody is in one
 
@@ -449,11 +449,11 @@ async def test_a_program_begun_after_its_sandbox_ended_raises_a_backend_error(gr
     sandbox = ground.sandbox
     assert isinstance(sandbox, BubblewrapSandbox)
     plan = await sandbox.make_plan(ground.capabilities, ground.profile(), ProgramSpec(("true",)))
-    process = sandbox.start_waiting(plan)
+    process = sandbox.start_waiting_sandbox(plan)
     process.close_lifeline()
     with contextlib.suppress(ToolError):
         await process.wait()
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     process.begin_program(plan.call, b"")
     with pytest.raises(ToolError) as caught:
         await process.wait()

@@ -55,7 +55,7 @@ async def test_a_program_cannot_change_a_pinned_path_by_any_known_method(confine
     before = state(confined.workspace)
     tree = FolderTree(str(confined.workspace))
     tree.refresh()
-    pinned = protected_mounts.find_read_only_protected(tree)
+    pinned = protected_mounts.find_read_only_protected_paths(tree)
     await confined.bash(f"{WAYS[way]}; true", pinned=pinned)
     assert state(confined.workspace) == before
     assert sorted(os.listdir(confined.workspace / ".git" / "hooks")) == ["pre-commit"]
@@ -67,7 +67,7 @@ async def test_ordinary_git_work_succeeds_in_a_repository_with_pinned_paths(conf
     tree = FolderTree(str(confined.workspace))
     tree.refresh()
     script = "echo a > a && git add a && git commit -qm one && git checkout -qb other && git log --oneline | wc -l"
-    ran = await confined.bash(script, pinned=protected_mounts.find_read_only_protected(tree))
+    ran = await confined.bash(script, pinned=protected_mounts.find_read_only_protected_paths(tree))
     assert (ran.code, ran.out.strip()) == (0, "1"), ran.errors
 
 
@@ -146,7 +146,7 @@ async def test_many_hidden_files_in_many_folders_do_not_stop_programs_from_runni
     (confined.workspace / "other").mkdir()
     tree = looked(confined.workspace)
     pinned, masked = protected_mounts.fold_mounts_into_folders(
-        [tree], (), protected_mounts.find_unreadable_paths(tree, hides_env, "k")
+        [tree], (), protected_mounts.find_hidden_and_unreadable_paths(tree, hides_env, "k")
     )
     assert len(masked) <= protected_mounts.MAX_MOUNTS and str(confined.workspace) not in masked
     ran = await confined.bash(
@@ -165,7 +165,7 @@ async def test_many_protected_files_in_many_folders_do_not_stop_programs_from_ru
     scattered(confined.workspace, 700, name=".envrc", around=around)
     tree = looked(confined.workspace)
     pinned, masked = protected_mounts.fold_mounts_into_folders(
-        [tree], protected_mounts.find_read_only_protected(tree), ()
+        [tree], protected_mounts.find_read_only_protected_paths(tree), ()
     )
     assert masked == () and len(pinned) <= protected_mounts.MAX_MOUNTS
     ran = await confined.bash("for f in $(find . -name .envrc); do echo evil > $f; done; echo worked", pinned=pinned)
@@ -179,7 +179,7 @@ def test_too_many_hidden_files_in_the_root_folder_are_refused_with_a_remedy(tmp_
     tree = looked(tmp_path)
     with pytest.raises(ToolError, match=r"1,001 paths.*allow.*\.env") as caught:
         protected_mounts.fold_mounts_into_folders(
-            [tree], (), protected_mounts.find_unreadable_paths(tree, lambda path: path.endswith(".env"), "k")
+            [tree], (), protected_mounts.find_hidden_and_unreadable_paths(tree, lambda path: path.endswith(".env"), "k")
         )
     assert caught.value.kind == "unavailable" and str(tmp_path) in caught.value.text
 
@@ -194,7 +194,7 @@ def test_folders_with_the_fewest_other_files_are_hidden_completely(tmp_path: Pat
     for number in range(20):
         (tmp_path / "src" / f"{number}.env").write_text("x")
     tree = looked(tmp_path)
-    masked = protected_mounts.find_unreadable_paths(tree, lambda path: path.endswith(".env"), "k")
+    masked = protected_mounts.find_hidden_and_unreadable_paths(tree, lambda path: path.endswith(".env"), "k")
     pinned, masked = protected_mounts.fold_mounts_into_folders([tree], (), masked)
     assert pinned == () and str(tmp_path / "keys") in masked and len(masked) == 21
     assert protected_mounts.fold_mounts_into_folders([tree], (), masked) == ((), masked)

@@ -13,7 +13,7 @@ import pytest
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import Process, ProgramSpec, Sandbox, SandboxProfile, SandboxTier
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.sandbox.selfcheck import CHECKS, CheckNotTried, self_check
+from handrail.sandbox.selfcheck import CHECKS, CheckCannotRun, self_check
 from handrail.sandbox.start.spawn import find_bubblewrap_programs
 
 WITHOUT = """
@@ -150,7 +150,7 @@ class Broken:
     [
         (ToolError("no container engine is running", kind="unavailable"), "open", "no container engine is running"),
         (RuntimeError("a defect"), "open", "RuntimeError: a defect"),
-        (CheckNotTried("there is no bash"), "not tried", "there is no bash"),
+        (CheckCannotRun("there is no bash"), "not tried", "there is no bash"),
     ],
 )
 async def test_a_provider_that_raises_an_error_does_not_pass_the_self_check(

@@ -200,7 +200,7 @@ async def test_a_call_whose_pipes_use_up_the_share_of_its_user_is_ended(
     process = await confined.start("/bin/bash", "-c", "exec python3 probe.py")
     try:
         assert await process.read_line(100) == b"up\n"
-        monkeypatch.setattr(memory_monitor, "are_new_pipes_short", lambda: True)
+        monkeypatch.setattr(memory_monitor, "are_new_pipes_undersized", lambda: True)
         with pytest.raises(ToolError, match=r"1,50\d pipes"):
             await process.wait()
     finally:
@@ -209,12 +209,12 @@ async def test_a_call_whose_pipes_use_up_the_share_of_its_user_is_ended(
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root is given whole pipes always")
 def test_new_pipes_of_normal_size_are_not_reported_as_short() -> None:
-    assert memory_monitor.are_new_pipes_short() is False
+    assert memory_monitor.are_new_pipes_undersized() is False
 
 
 def test_a_program_that_holds_few_files_and_pipes_is_not_ended() -> None:
-    assert memory_monitor.explain_exceeded_limit(os.getpid(), None, short=True) is None
-    assert memory_monitor.count_memory_files(0) == 0
+    assert memory_monitor.find_exceeded_limit_error(os.getpid(), None, short=True) is None
+    assert memory_monitor.count_tmpfs_files(0) == 0
 
 
 @pytest.mark.proves("S-04")

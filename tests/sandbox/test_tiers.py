@@ -83,11 +83,11 @@ def test_both_shipped_bubblewrap_programs_confine(sandbox: Sandbox, monkeypatch:
 def test_the_remedy_names_the_setting(tmp_path: Path, setting: str, value: str, wanted: str) -> None:
     (tmp_path / setting).parent.mkdir()
     (tmp_path / setting).write_text(value + "\n")
-    assert wanted in tier_probe.find_remedy("Permission denied", tmp_path, system_bwrap=True)
+    assert wanted in tier_probe.suggest_bubblewrap_remedy("Permission denied", tmp_path, system_bwrap=True)
 
 
 def test_an_old_bubblewrap_gets_the_remedy_to_install_a_newer_one(tmp_path: Path) -> None:
-    assert "0.8 or newer" in tier_probe.find_remedy(
+    assert "0.8 or newer" in tier_probe.suggest_bubblewrap_remedy(
         "bwrap: Unknown option --disable-userns", tmp_path, system_bwrap=True
     )
 

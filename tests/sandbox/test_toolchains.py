@@ -254,6 +254,6 @@ def test_a_program_in_an_npm_package_is_visible_with_its_sibling_packages(tmp_pa
         install(packages / name, "run")
     (packages / ".bin").mkdir()
     (packages / ".bin" / "tsc").symlink_to("../typescript/bin/run")
-    assert toolchains.find_installation(str(packages / ".bin" / "tsc"), str(tmp_path / "ws")) == (str(packages),)
+    assert toolchains.find_installation_mounts(str(packages / ".bin" / "tsc"), str(tmp_path / "ws")) == (str(packages),)
     own = install(packages / "ours", "run")
-    assert toolchains.find_installation(str(own / "bin" / "run"), str(packages / "app")) == (str(own / "bin"),)
+    assert toolchains.find_installation_mounts(str(own / "bin" / "run"), str(packages / "app")) == (str(own / "bin"),)

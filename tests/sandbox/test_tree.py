@@ -18,7 +18,7 @@ pytestmark = pytest.mark.proves("S-07")
 
 
 def names(tree: FolderTree) -> set[str]:
-    return {os.path.relpath(path, tree.root) for path in tree.list_protected()}
+    return {os.path.relpath(path, tree.root) for path in tree.get_protected_entries()}
 
 
 def test_protected_names_are_found_in_any_folder(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_protected_names_are_found_in_any_folder(tmp_path: Path) -> None:
         *(".git/hooks", ".git/config", ".vscode", "lib/.git/config", ".git/modules/lib/config", "bare.git/config"),
         *("bare.git/hooks", "a/.envrc", "handrail.toml", "tree/.git", "gone/config", "gone/commondir", ".mcp.json"),
     }
-    assert {os.path.relpath(path, tmp_path) for path in tree.list_repositories()} >= {
+    assert {os.path.relpath(path, tmp_path) for path in tree.list_git_directories()} >= {
         ".git",
         "lib/.git",
         "bare.git",
@@ -150,8 +150,8 @@ class Looking(RuleBasedStateMachine):
         self.tree.refresh()
         fresh = FolderTree(str(self.root))
         fresh.refresh()
-        assert self.tree.list_protected() == fresh.list_protected()
-        assert self.tree.list_repositories() == fresh.list_repositories()
+        assert self.tree.get_protected_entries() == fresh.get_protected_entries()
+        assert self.tree.list_git_directories() == fresh.list_git_directories()
         assert [f.path for f in self.tree.order] == [f.path for f in fresh.order]
 
     def teardown(self) -> None:

@@ -19,7 +19,7 @@ from handrail.contract.json_codec import reader_of, write
 from handrail.contract.services.tool_runtime import UserQuestion
 from handrail.contract.session_protocols import Session
 from handrail.contract.tool.tool_protocol import Tool
-from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 ran: list[str] = []
@@ -485,7 +485,9 @@ async def test_approval_rows_survive_serialisation_to_plain_data(tmp_path: Path,
         await session.call("bank.pay", {"source": "a\x1b[2J"})
         await session.call("question", {"questions": [{"question": "Which?", "options": [{"label": "x"}]}]})
         for row in kernel.approvals.list_pending():
-            assert reader_of(Approval)(decode_any_json(encode_any_json(write(Approval, row)))) == row
+            assert (
+                reader_of(Approval)(decode_json_with_fallback(encode_json_with_fallback(write(Approval, row)))) == row
+            )
             assert json.loads(json.dumps(row.to_dict()))["id"] == row.id
 
 

@@ -10,7 +10,7 @@ from tests.kernel.test_sub_agents import kernel_of, models, task
 
 from handrail import Blob, Session, tool
 from handrail.agent.agent_loop import Agent
-from handrail.agent.model_protocol import make_user_message
+from handrail.agent.model_protocol import create_message_with_stored_pictures
 from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.scripted_kernel import temporary_kernel
 
@@ -157,7 +157,7 @@ async def test_a_sub_agent_and_its_parent_cannot_read_each_others_artifacts(tmp_
         await Agent(session, top, models=models(maker=maker)).complete("Go.")
         told = str(maker.requests[-1].messages)
         assert "does not exist in this session" in told
-        (child,) = kernel.components.store.sessions.list_open_subagents(session.id)
+        (child,) = kernel.components.store.sessions.list_open_subagent_sessions(session.id)
         await kernel.log.flush()
         (call,) = (row for row in kernel.log.reader.calls(session=child.id) if row.tool == "made.text")
         outcome = kernel.log.reader.find_outcome(call.call_id)
@@ -193,7 +193,7 @@ async def test_a_session_reads_its_user_pictures_and_provider_outputs_and_other_
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         session, other = await kernel.session(), await kernel.session()
         assert session.history is not None
-        said = await make_user_message("Look.", [Blob(PNG, "image/png")], session.history)
+        said = await create_message_with_stored_pictures("Look.", [Blob(PNG, "image/png")], session.history)
         ref = said.pictures[0].ref
         await refused(session, ref)  # it is not said yet
         await Agent(session, PlaybackModel(text_reply("Seen."))).complete(said)

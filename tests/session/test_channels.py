@@ -195,7 +195,7 @@ async def test_a_broadcast_reader_can_later_read_messages_that_its_sender_filter
         for number in range(2 * HISTORY):
             await anna.send("news", f"anna {number}")
         assert await read("anna") == (f"anna {HISTORY}", HISTORY - 4 + HISTORY)
-        count = there.store.database.read_connection.execute("SELECT count(*) FROM channel_delivery").fetchone()
+        count = there.store.database.shared_read_connection.execute("SELECT count(*) FROM channel_delivery").fetchone()
         assert count == (0,)  # nothing is kept of what is there no more
 
 
@@ -216,7 +216,7 @@ async def test_a_message_of_a_cancelled_sender_still_reaches_waiting_readers_and
             message = (await waits).message
             assert message is not None and message.text == "it"
             watched = there.channels("a").resolve_key(f"w{turns}")
-            while there.switchboard.table.list_after(watched):
+            while there.switchboard.table.list_messages_after(watched):
                 await asyncio.sleep(0.001)
             assert len(await there.told("a")) <= turns + 1
 
@@ -274,16 +274,16 @@ async def test_an_idle_broadcast_is_removed_and_its_message_numbers_are_not_reus
         await sender.send("shared/b", "y", kind="broadcast")
         with pytest.raises(ToolError, match="maximum of 2 channels"):
             await sender.send("shared/c", "z")
-        before = there.switchboard.table.list_after(sender.resolve_key("shared/b"))[0].number
+        before = there.switchboard.table.list_messages_after(sender.resolve_key("shared/b"))[0].number
         clock.now += channelling.IDLE_NS // 2 + 1
         await sender.send("shared/c", "z")
         assert there.switchboard.table.list_names("") == ["b", "c"]
-        assert there.switchboard.table.find_position(sender.resolve_key("shared/a"), "t") is None
+        assert there.switchboard.table.find_reader_position(sender.resolve_key("shared/a"), "t") is None
         clock.now += 2 * channelling.IDLE_NS
         await reader.receive("shared/c", timeout_ms=0)
-        await there.switchboard.table.remove_idle("", clock.now)
+        await there.switchboard.table.remove_idle_channels("", clock.now)
         await sender.send("shared/d", "w")
-        assert there.switchboard.table.list_after(sender.resolve_key("shared/d"))[0].number > before + 1
+        assert there.switchboard.table.list_messages_after(sender.resolve_key("shared/d"))[0].number > before + 1
 
 
 async def test_messages_and_read_positions_of_a_broadcast_survive_a_restart(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ async def test_no_state_remains_of_channels_waited_on_or_of_removed_readers(tmp_
         await there.channels("b").receive("shared/news", timeout_ms=0)
         await there.channels("s").send("shared/news", "3")
         assert not calls
-        assert there.store.database.read_connection.execute("SELECT * FROM channel_delivery").fetchall() == []
+        assert there.store.database.shared_read_connection.execute("SELECT * FROM channel_delivery").fetchall() == []
 
 
 @tool(id="mail.handle", side_effect="write", locks=[], requires=Requires(capabilities=("channels",)))
@@ -341,7 +341,7 @@ async def test_the_next_call_receives_a_message_that_a_failed_call_received(tmp_
         await session.call("send_message", {"channel": "c", "message": "two"})
         assert (await session.call("wait_channel", {"channel": "c"})).data["message"] == "two"
         await session.suspend()
-        table = kernel.inbound_events.channels.table
-        assert len(table.list_unsettled()) == 1
-        await kernel.inbound_events.channels.aclose()  # as when the kernel ends
-        assert table.list_unsettled() == []
+        table = kernel.inbound_services.channels.table
+        assert len(table.list_channels_with_unsettled_deliveries()) == 1
+        await kernel.inbound_services.channels.aclose()  # as when the kernel ends
+        assert table.list_channels_with_unsettled_deliveries() == []

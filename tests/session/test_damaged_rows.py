@@ -86,7 +86,9 @@ async def used(folder: Path) -> Path:
         assert parked.metadata.get("awaiting_approval"), parked
         for _ in range(AT_THE_END):
             assert (await session.call("read", {"path": "a.txt"})).ok
-        await kernel.components.store.messages.queue_messages("ses_used", [(0, {"role": "user", "text": "a task"})], 1)
+        await kernel.components.store.messages.queue_message_writes(
+            "ses_used", [(0, {"role": "user", "text": "a task"})], 1
+        )
     ran.clear()
     return next((folder / "state").rglob("handrail.db"))
 
@@ -129,7 +131,7 @@ async def everything(kernel: Kernel) -> list[Any]:
     for approval in () if isinstance(seen[0], Exception) else seen[0]:
         seen.append(await told(lambda id=approval.id: kernel.approvals.decide(id, ApprovalAnswer("once"), by="test")))
     if isinstance(session, LocalSession):
-        seen.append(await told(session.calls_awaiting_approval))
+        seen.append(await told(session.list_calls_awaiting_approval))
     seen.append(await told(session.resume_suspended_calls))
     seen.append(await told(lambda: session.call("test.count", {})))
     seen.append(await told(lambda: session.call("test.keep", {"to": "k"}, key="k")))

@@ -312,7 +312,7 @@ async def test_the_end_of_a_job_that_cannot_be_stored_is_stored_and_reported_lat
         jobs.limits = replace(jobs.limits, retry_s=0.0)
         job_id = (await session.call("once", {"name": "a-hold"})).data["job_id"]
         owner, name = (
-            (jobs.table, "commit") if what == "end" else (kernel.inbound_events.notifications, "store_notification")
+            (jobs.table, "commit") if what == "end" else (kernel.inbound_services.notifications, "store_notification")
         )
         monkeypatch.setattr(owner, name, while_full(getattr(owner, name)))
         assert (await session.jobs.stop(job_id)).state == "cancelled"

@@ -70,7 +70,7 @@ async def test_the_next_process_settles_the_work_of_a_process_killed_at_any_step
         assert not {"suspended", "running", "not-run"} & {
             state for id, state in ended.items() if id.startswith(SESSION)
         }
-        below = kernel.components.store.sessions.list_open_subagents(SESSION)
+        below = kernel.components.store.sessions.list_open_subagent_sessions(SESSION)
     said = str(model.requests[-1].messages)
     again = case == "job that may be run again" and step not in ("ended", "row ended") and "notice" not in step
     assert effects(tmp_path) <= before + (again or case in ("approval", "question")), "nothing runs twice"

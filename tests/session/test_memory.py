@@ -17,7 +17,7 @@ from handrail.contract.calls_and_results import Result
 from handrail.contract.session_protocols import Session
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.record.log_reader import LogReader
-from handrail.session.memory.write_checks import find_untrusted_view
+from handrail.session.memory.write_checks import find_untrusted_content_reason
 from handrail.store.memory.knowledge_store import KnowledgeStore
 from handrail.store.tables.session_tables import SessionRow
 from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
@@ -292,7 +292,10 @@ async def test_sessions_with_an_unknown_model_context_store_unconfirmed_facts(tm
         ):
             await store.sessions.record_opened(row)
         with LogReader.open_database(store.folders.database_file) as reader:
-            why = {id: find_untrusted_view(reader, id) for id in ("ses_plain", "ses_client", "ses_child", "ses_none")}
+            why = {
+                id: find_untrusted_content_reason(reader, id)
+                for id in ("ses_plain", "ses_client", "ses_child", "ses_none")
+            }
     assert why.pop("ses_plain") == ""
     assert [text.split()[:3] for text in why.values()] == [
         ["the", "model", "of"],

@@ -65,7 +65,7 @@ async def test_a_capability_layer_added_after_prevalidation_applies_to_the_call(
         session = await kernel.session()
         turn = session.start_turn()
         turn.prepare_likely_call(call)
-        session._lane.authority.replace_layer(CapabilityLayer("another agent"))  # pyright: ignore[reportPrivateUsage]
+        session._lane.authority.replace_capability_layer(CapabilityLayer("another agent"))  # pyright: ignore[reportPrivateUsage]
         assert denied(await turn.start_streamed_call(call))
 
 

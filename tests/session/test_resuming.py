@@ -15,9 +15,9 @@ from handrail.agent.agent_loop import Agent
 from handrail.agent.model_protocol import AssistantMessage, CallResultsMessage, UserMessage
 from handrail.contract.session_protocols import Session
 from handrail.record.hash_chain import SALT_BYTES
-from handrail.session.transcript_search import SessionReader
+from handrail.session.transcript_search import StoredSessionReader
 from handrail.store.state_folders import locate_folders
-from handrail.testing.provider_request_checks import PlaybackModel, call_reply, find_openai_faults, text_reply
+from handrail.testing.provider_request_checks import PlaybackModel, call_reply, find_chat_completions_faults, text_reply
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 SECRET = "correct-horse-battery"
@@ -124,7 +124,7 @@ async def test_a_truncated_history_resumes_with_every_call_answered_from_the_log
         assert asked[0].text == "count" and asked[-1].text == "again"
         from handrail.agent.providers.openai import _messages  # pyright: ignore[reportPrivateUsage]
 
-        assert find_openai_faults({"messages": list(_messages(model.requests[0]))}) == []
+        assert find_chat_completions_faults({"messages": list(_messages(model.requests[0]))}) == []
 
 
 async def test_a_session_without_a_task_continues_where_it_stopped_unless_it_was_answered(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ async def test_a_fork_starts_with_the_history_of_its_parent_and_diverges_from_it
         again = await talk(session, text_reply("here"), task="go on here")
         assert again.messages[:4] == parent.messages and "elsewhere" not in str(again.messages)
     with sqlite3.connect(database(tmp_path)) as connection:
-        facts = SessionReader(connection, None).get(forked.id)
+        facts = StoredSessionReader(connection, None).get(forked.id)
     assert facts is not None and (facts.forked_from, facts.topic, facts.state) == ("ses_1", "counting", "suspended")
 
 
@@ -307,7 +307,7 @@ async def test_any_process_can_read_the_states_of_sessions(tmp_path: Path) -> No
             .fetchone()[0]
         )
         with sqlite3.connect(database(tmp_path)) as connection:
-            reader = SessionReader(connection, token)
+            reader = StoredSessionReader(connection, token)
             assert {facts.id: facts.state for facts in reader.list_sessions()} == {
                 "ses_1": "open",
                 "ses_2": "open",
@@ -315,9 +315,9 @@ async def test_any_process_can_read_the_states_of_sessions(tmp_path: Path) -> No
             }
             assert reader.find_latest_resumable() is None
             # As after a kill: nobody holds the workspace, or somebody else does.
-            assert {f.state for f in SessionReader(connection, None).list_sessions()} == {"suspended", "closed"}
-            latest = SessionReader(connection, token + 1).find_latest_resumable()
+            assert {f.state for f in StoredSessionReader(connection, None).list_sessions()} == {"suspended", "closed"}
+            latest = StoredSessionReader(connection, token + 1).find_latest_resumable()
     assert latest is not None and latest.id == "ses_1"
     assert (latest.messages, latest.calls, latest.task, latest.topic) == (4, 1, "count to two", "counting")
     with sqlite3.connect(database(tmp_path)) as connection:
-        assert SessionReader(connection, token).get("ses_1").state == "suspended"  # type: ignore[union-attr]
+        assert StoredSessionReader(connection, token).get("ses_1").state == "suspended"  # type: ignore[union-attr]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handrail.contract.services.channels_and_triggers import Trigger
-from handrail.session.inbound.trigger_scheduler import SECOND_NS, UtcOffset, next_firing_ns
+from handrail.session.inbound.trigger_scheduler import SECOND_NS, UtcOffset, compute_next_firing_ns
 
 pytestmark = [
     pytest.mark.proves("A-07"),
@@ -127,7 +127,9 @@ def fires(fields: Fields, change: Change, start: int, end: int) -> list[int]:
     trigger = Trigger("t", "s", "schedule", "x", start * SECOND_NS, cron=fields.cron)
     found: list[int] = []
     now = start * SECOND_NS
-    while (following := next_firing_ns(trigger, now, of(change.zone))) is not None and following <= end * SECOND_NS:
+    while (
+        following := compute_next_firing_ns(trigger, now, of(change.zone))
+    ) is not None and following <= end * SECOND_NS:
         assert following > now
         found.append(following // SECOND_NS)
         now = following
@@ -187,7 +189,7 @@ def test_a_clock_change_of_half_an_hour_shifts_no_schedule(cron: str, from_: str
     trigger = Trigger("t", "s", "schedule", "x", now, cron=cron)
     found: list[int] = []
     for _ in times.split():
-        following = next_firing_ns(trigger, now, of("Australia/Lord_Howe"))
+        following = compute_next_firing_ns(trigger, now, of("Australia/Lord_Howe"))
         assert following is not None
         now = following
         found.append(now // SECOND_NS)
@@ -200,6 +202,6 @@ def test_a_late_firing_is_not_repeated_when_the_clocks_are_set_back() -> None:
         for when in ("20T12:00", "25T01:10")
     )
     trigger = Trigger("t", "s", "schedule", "x", added, cron="30 2 * * *")
-    following = next_firing_ns(trigger, late, of("Europe/Berlin"))
+    following = compute_next_firing_ns(trigger, late, of("Europe/Berlin"))
     assert following is not None
     assert told([following // SECOND_NS], "Europe/Berlin") == ["26 02:30 +0100"]

@@ -428,13 +428,13 @@ async def test_a_long_session_does_not_keep_its_calls_in_memory(tmp_path: Path, 
         objects, tasks = await grown(kernel, session, 500)
         assert objects < 250 and tasks == 0
         if isinstance(kernel, LocalKernel):
-            assert kernel.components.arbiter.locks.resource_count == 0
+            assert kernel.components.arbiter.locks.active_resource_count == 0
 
 
 def _parameters_of(made: Any) -> Any:
-    from handrail.contract.tool.decorator import read_function_signature
+    from handrail.contract.tool.decorator import inspect_function_parameters
 
-    return read_function_signature(made.function, "look", {}, None, {})
+    return inspect_function_parameters(made.function, "look", {}, None, {})
 
 
 @pytest.mark.proves("P-04")

@@ -113,14 +113,14 @@ async def test_a_trigger_class_notifies_once_with_a_label_and_resumes_in_a_new_p
         (first,) = await told(session, 1)
         assert "log (add_line_watch) fired: Read it." in first.text and "\x1b" not in first.text
         assert first.untrusted == "what add_line_watch has seen" and first.kind == "trigger"
-        while (before := kernel.inbound_events.triggers.list_triggers(session.id)[0]).fire_count < 1:
+        while (before := kernel.inbound_services.triggers.list_triggers(session.id)[0]).fire_count < 1:
             await asyncio.sleep(0.001)
         file.write_text("one\ntwo\n")
         await line.look()
         await told(session, 2)
-        while kernel.inbound_events.triggers.list_triggers(session.id)[0].fire_count < 2:
+        while kernel.inbound_services.triggers.list_triggers(session.id)[0].fire_count < 2:
             await asyncio.sleep(0.001)
-        await kernel.inbound_events.triggers.table.put(before)  # as a process leaves it that ends after it has told
+        await kernel.inbound_services.triggers.table.put(before)  # as a process leaves it that ends after it has told
         await session.suspend()
     file.write_text("one\ntwo\nthree\nend\n")
     async with temporary_kernel(tmp_path, rules=()) as kernel:  # without the class
@@ -132,9 +132,9 @@ async def test_a_trigger_class_notifies_once_with_a_label_and_resumes_in_a_new_p
         session = await kernel.session(session.id)
         lines = [notice.text.splitlines()[1] for notice in await told(session, 4)]
         assert lines == [lines[0], "two", "three", "end"]
-        while kernel.inbound_events.triggers.list_triggers(session.id):  # that was the last one
+        while kernel.inbound_services.triggers.list_triggers(session.id):  # that was the last one
             await asyncio.sleep(0.001)
-        assert kernel.inbound_events.triggers.table.list_all() == []
+        assert kernel.inbound_services.triggers.table.list_all() == []
 
 
 async def test_a_removed_trigger_stops_waiting_and_a_session_has_a_trigger_limit(
@@ -159,7 +159,7 @@ async def test_a_removed_trigger_stops_waiting_and_a_session_has_a_trigger_limit
         await session.close()
         while line.waits:
             await asyncio.sleep(0.001)
-        assert kernel.inbound_events.triggers.table.list_all() == []
+        assert kernel.inbound_services.triggers.table.list_all() == []
 
 
 async def test_a_failing_trigger_class_is_reported_once_and_stopped(tmp_path: Path) -> None:
@@ -172,7 +172,9 @@ async def test_a_failing_trigger_class_is_reported_once_and_stopped(tmp_path: Pa
         failed = {notice.source: notice.text for notice in await told(session, len(ways))}
         assert set(failed) == set(ways)
         while any(
-            one.problem is None for one in kernel.inbound_events.triggers.list_triggers(session.id) if one.name != "log"
+            one.problem is None
+            for one in kernel.inbound_services.triggers.list_triggers(session.id)
+            if one.name != "log"
         ):
             await asyncio.sleep(0.001)
         listed = {one["trigger_id"]: one for one in (await session.call("list_triggers", {})).data["triggers"]}
@@ -188,13 +190,13 @@ async def test_a_failing_trigger_class_is_reported_once_and_stopped(tmp_path: Pa
 
 async def test_a_timed_trigger_class_fires_on_time_and_invalid_times_are_refused(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[Line(), Beat(), Broken()], rules=RULES) as kernel:
-        session, clockwork = await kernel.session(), kernel.inbound_events.triggers
+        session, clockwork = await kernel.session(), kernel.inbound_services.triggers
         add = {"times": [3_600 * 10**9], "prompt": "Beat.", "name": "hour"}
         made = await session.call("clock.add_beat", add)
         assert made.ok and "next" in made.data
         now = clockwork.clock()
         clockwork.clock = lambda: now + 3_601 * 10**9
-        await clockwork.fire_due()
+        await clockwork.fire_due_triggers()
         assert [notice.text for notice in await told(session, 1)] == ["The trigger hour (clock.add_beat) fired: Beat."]
         (trigger,) = clockwork.list_triggers(session.id)
         assert trigger.fire_count == 1 and trigger.next_ns == now + 7_201 * 10**9
@@ -208,7 +210,7 @@ async def test_a_timed_trigger_class_fires_on_time_and_invalid_times_are_refused
 
 async def test_a_trigger_that_fires_last_while_its_class_is_missing_is_removed(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[Line(), Beat(), Broken()], rules=RULES) as kernel:
-        session, clockwork = await kernel.session(), kernel.inbound_events.triggers
+        session, clockwork = await kernel.session(), kernel.inbound_services.triggers
         await session.call("clock.add_beat", {"times": [3_600 * 10**9], "prompt": "Last.", "name": "last"})
         (trigger,) = clockwork.list_triggers(session.id)
         await clockwork.table.put(replace(trigger, next_ns=1, arguments={"times": ["never"]}))
@@ -217,14 +219,14 @@ async def test_a_trigger_that_fires_last_while_its_class_is_missing_is_removed(t
         session = await kernel.session(session.id)
         assert [notice.source for notice in await told(session, 1)] == ["last"]
         assert (await session.call("list_triggers", {})).data == {"triggers": []}
-        assert kernel.inbound_events.triggers.table.list_all() == []
+        assert kernel.inbound_services.triggers.table.list_all() == []
 
 
 async def test_a_firing_and_the_position_of_the_next_wait_are_committed_together(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         clockwork, commits = there.clockwork, list[str]()
         await clockwork.add(Trigger("t", "s", "class", "Read it.", 1, tool="add_line_watch", arguments={}), "t")
-        commit, together = there.store.database.write_now, there.store.database.write_works_atomically
+        commit, together = there.store.database.write_durably, there.store.database.write_works_atomically
 
         async def counted(table: Any, payload: Any) -> None:
             commits.append("alone")
@@ -234,7 +236,7 @@ async def test_a_firing_and_the_position_of_the_next_wait_are_committed_together
             commits.append("together")
             await together(works)
 
-        there.store.database.write_now = counted  # type: ignore[method-assign]
+        there.store.database.write_durably = counted  # type: ignore[method-assign]
         there.store.database.write_works_atomically = counted_together  # type: ignore[method-assign]
         assert await clockwork.record_wait_result(("s", "t"), trigger_waits.WaitResult("one", position=[1]))
         (kept,) = clockwork.table.list_all()

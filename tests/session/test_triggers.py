@@ -18,7 +18,7 @@ from handrail.contract.services.channels_and_triggers import Trigger
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.session.inbound import channel_broker as channelling
 from handrail.session.inbound import channel_broker as noticing
-from handrail.session.inbound.trigger_scheduler import next_firing_ns
+from handrail.session.inbound.trigger_scheduler import compute_next_firing_ns
 from handrail.session.local_session import LocalSession
 from handrail.store.tables.inbound_tables import TriggerTable
 from handrail.testing.scripted_kernel import temporary_kernel
@@ -38,11 +38,11 @@ async def test_a_timer_fires_at_its_interval_or_only_once(tmp_path: Path) -> Non
         await triggers.add_timer(60_000, "now", name="now", immediate=True)
         assert [notice.text for notice in await there.told("s")] == ["The trigger now (every 60 s) fired: now"]
         clock.now += 9 * SECOND
-        await there.clockwork.fire_due()
+        await there.clockwork.fire_due_triggers()
         assert len(await there.told("s")) == 1
         for _ in range(3):
             clock.now += 10 * SECOND
-            await there.clockwork.fire_due()
+            await there.clockwork.fire_due_triggers()
         fired = [notice.source for notice in await there.told("s")]
         assert fired == ["now", "poll", "poll", "soon", "poll"] or sorted(fired) == ["now", *["poll"] * 3, "soon"]
         assert [trigger.name for trigger in await triggers.list_triggers()] == ["now", "poll"]
@@ -63,7 +63,7 @@ async def test_a_trigger_name_is_unique_in_its_session_and_a_removed_trigger_sto
         with pytest.raises(ToolError, match="Triggers: none"):
             await triggers.remove("t")
         clock.now += 20 * SECOND
-        await there.clockwork.fire_due()
+        await there.clockwork.fire_due_triggers()
         assert await there.told("s") == [] and len(await there.told("other")) == 1
 
 
@@ -84,7 +84,7 @@ async def test_a_trigger_that_is_removed_while_it_fires_stays_removed(tmp_path: 
     async with place(tmp_path, clock) as there:
         await there.triggers("s").add_timer(10_000, "p", name="t")
         clock.now += 10 * SECOND
-        firing = asyncio.ensure_future(there.clockwork.fire_due())
+        firing = asyncio.ensure_future(there.clockwork.fire_due_triggers())
         for _ in range(turns):
             await asyncio.sleep(0)
         await there.triggers("s").remove("t")
@@ -97,11 +97,11 @@ async def test_a_cancelled_firing_is_repeated(tmp_path: Path) -> None:
     async with place(tmp_path, clock) as there:
         await there.triggers("s").add_timer(10_000, "p", name="t")
         clock.now += 10 * SECOND
-        firing = asyncio.ensure_future(there.clockwork.fire_due())
+        firing = asyncio.ensure_future(there.clockwork.fire_due_triggers())
         await asyncio.sleep(0)
         firing.cancel()
         await asyncio.wait({firing})
-        await there.clockwork.fire_due()
+        await there.clockwork.fire_due_triggers()
         assert len(await there.told("s")) == 1
         assert [trigger.fire_count for trigger in await there.triggers("s").list_triggers()] == [1]
 
@@ -163,7 +163,7 @@ async def test_an_invalid_or_never_due_schedule_is_refused(tmp_path: Path, cron:
 @given(every=st.integers(1, 10**6), begun=st.integers(0, 10**9), passed=st.integers(0, 10**9))
 def test_the_next_firing_is_in_the_future_and_a_multiple_of_the_interval(every: int, begun: int, passed: int) -> None:
     trigger = Trigger("t", "s", "timer", "p", begun, interval_ns=every, next_ns=begun)
-    following = next_firing_ns(trigger, begun + passed)
+    following = compute_next_firing_ns(trigger, begun + passed)
     assert following is not None and following > begun + passed and (following - begun) % every == 0
     assert following - (begun + passed) <= every
 
@@ -177,12 +177,12 @@ async def test_a_one_time_trigger_waits_until_its_notification_can_be_stored(
         for name in ("first", "second"):
             await there.triggers("s").add_timer(10_000, name, name=name, once=True)
         clock.now += 10 * SECOND
-        await there.clockwork.fire_due()
+        await there.clockwork.fire_due_triggers()
         (told,) = await there.told("s")
         assert [trigger.name for trigger in there.clockwork.list_triggers("s")] == ["second"]
         await there.board.attach_session("s").mark_delivered([told.id])
         clock.now += 60 * SECOND
-        await there.clockwork.fire_due()
+        await there.clockwork.fire_due_triggers()
         assert [told.source for told in await there.told("s")] == ["second"] and not there.clockwork.list_triggers("s")
 
 
@@ -190,7 +190,7 @@ async def test_a_trigger_added_while_its_sub_agent_ends_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with temporary_kernel(tmp_path) as kernel:
-        session, clockwork = await kernel.session(), kernel.inbound_events.triggers
+        session, clockwork = await kernel.session(), kernel.inbound_services.triggers
         put, reached, go_on, kept = clockwork.table.put, asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         async def slowly(trigger: Trigger) -> None:
@@ -204,7 +204,7 @@ async def test_a_trigger_added_while_its_sub_agent_ends_is_removed(
         adding = asyncio.ensure_future(session.lane.triggers.add_timer(60_000, "x"))
         await reached.wait()
         adding.cancel()
-        ending = asyncio.ensure_future(kernel.inbound_events.remove_triggers_of_subagent(session.id))
+        ending = asyncio.ensure_future(kernel.inbound_services.remove_triggers_of_subagent(session.id))
         await asyncio.sleep(0)
         go_on.set()
         await asyncio.gather(ending, kept.wait())
@@ -238,7 +238,7 @@ def test_a_schedule_holds_across_daylight_saving_changes(cron: str, from_: str, 
     trigger = Trigger("t", "s", "schedule", "x", now, cron=cron)
     found: list[str] = []
     for _ in times.split(", "):
-        following = next_firing_ns(trigger, now)
+        following = compute_next_firing_ns(trigger, now)
         assert following is not None and following > now
         now = following
         found.append(datetime.fromtimestamp(now / SECOND, UTC).strftime("%d %H:%M"))
@@ -302,7 +302,7 @@ async def test_shared_channels_make_room_and_removed_triggers_and_sessions_are_n
         await there.clockwork.remove_session("u")
         await there.switchboard.remove_session("u")
         key = sender.resolve_key("shared/news")
-        assert [there.switchboard.table.find_position(key, f"trigger/{one}/w") for one in "tu"] == [None, None]
+        assert [there.switchboard.table.find_reader_position(key, f"trigger/{one}/w") for one in "tu"] == [None, None]
 
 
 # ── as tools ─────────────────────────────────────────────────────────────────────────────────────
@@ -341,13 +341,13 @@ async def test_a_schedule_of_every_n_minutes_fires_every_n_minutes(tmp_path: Pat
         for minutes in range(1, 60):
             added = await session.call("add_schedule", {"prompt": "x", "every_minutes": minutes, "name": f"t{minutes}"})
             assert added.ok, added.error_text
-        made = kernel.inbound_events.triggers.table.list_all()
+        made = kernel.inbound_services.triggers.table.list_all()
         assert len(made) == 59
         for trigger in made:
-            at = next_firing_ns(trigger, 1_700_000_000 * SECOND)
+            at = compute_next_firing_ns(trigger, 1_700_000_000 * SECOND)
             for _ in range(70):
                 assert at is not None
-                at, before = next_firing_ns(trigger, at), at
+                at, before = compute_next_firing_ns(trigger, at), at
                 assert at is not None and at - before == int(trigger.name[1:]) * 60 * SECOND
 
 

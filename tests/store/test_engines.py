@@ -55,7 +55,7 @@ def offers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
             for name, value in offered.items()
         ]
 
-    monkeypatch.setattr(engines, "engine_entry_points", points)
+    monkeypatch.setattr(engines, "find_engine_entry_points", points)
     yield offered
     engines._load_engine.cache_clear()  # pyright: ignore[reportPrivateUsage]
 
@@ -162,7 +162,7 @@ def test_a_database_is_closed_when_its_opening_fails(tmp_path: Path, monkeypatch
         return made[-1]
 
     monkeypatch.setattr(workspace_database, "open_writer", noticing)
-    monkeypatch.setattr(journal, "list_orphaned", cannot_be_read)
+    monkeypatch.setattr(journal, "list_orphaned_journals", cannot_be_read)
     with pytest.raises(StartError, match="a bad sector"):
         place.open()
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):

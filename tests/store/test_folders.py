@@ -80,8 +80,8 @@ def test_state_inside_the_workspace_is_refused_even_through_a_link(place: Place,
 
 def test_a_workspace_inside_the_state_folder_is_refused(place: Place) -> None:
     folders = prepared(place)
-    folders.search_cache.mkdir()
-    for own in (folders.workspace_state_folder, folders.search_cache):
+    folders.search_cache_folder.mkdir()
+    for own in (folders.workspace_state_folder, folders.search_cache_folder):
         with pytest.raises(StartError, match="is inside the state folder"):
             prepare_folders(own, place.state)
 

@@ -122,7 +122,7 @@ async def test_no_link_out_of_the_state_folder_is_followed(place: Place, tmp_pat
     outside.mkdir()
     (outside / "file").write_text("not ours")
     folders = await used(place, "ses_1")
-    (folders.session_output_base / "ses_2").symlink_to(outside, target_is_directory=True)
+    (folders.session_outputs_folder / "ses_2").symlink_to(outside, target_is_directory=True)
     (folders.artifact_folder / "ab").symlink_to(outside, target_is_directory=True)
     size = measure_folder_size(folders.workspace_state_folder)
     assert size < measure_folder_size(folders.workspace_state_folder) + measure_folder_size(outside)

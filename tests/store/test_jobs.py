@@ -52,7 +52,7 @@ class Jobs(RuleBasedStateMachine):
             return
         before = self.expected[sorted(self.expected)[which % len(self.expected)]]
         moved = before.with_state(to, attempt=attempt)
-        self._commit(self.table.update_unfinished_job(moved))
+        self._commit(self.table.build_update_unfinished_job_work(moved))
         if not before.job.has_ended:
             self.expected[before.id] = moved
 
@@ -113,7 +113,7 @@ async def test_ended_jobs_are_removed_by_number_and_age(tmp_path: Path) -> None:
     await table.commit(*(table.end(one.with_state("done", one.job.created_ns * 10)) for one in rows[:6]))
     keep = JobRetention(max_jobs=0, age_ns=1_000, min_age_ns=0)
     assert table.list_removable(100, keep) == [], "of what nobody was told nothing goes to make room"
-    await table.commit(*(table.mark_notified(one.id) for one in rows[:6]))
+    await table.commit(*(table.build_mark_notified_work(one.id) for one in rows[:6]))
     keep = JobRetention(max_jobs=3, age_ns=1_000, min_age_ns=0)
     assert [one.id for one in table.list_removable(100, keep)] == [one.id for one in rows[:3]], "the newest three stay"
     young = JobRetention(max_jobs=3, age_ns=1_000, min_age_ns=75)

@@ -16,9 +16,9 @@ from handrail.store.memory.knowledge_store import (
     KnowledgeEntry,
     KnowledgeStore,
     KnowledgeUnavailable,
-    SessionWriteLimit,
-    UnknownEntry,
-    compute_similarity,
+    SessionWriteLimitError,
+    UnknownKnowledgeEntry,
+    compute_trigram_similarity,
     is_near_duplicate,
     parse_entry,
 )
@@ -89,7 +89,7 @@ def test_a_forgotten_fact_and_all_its_former_versions_are_erased_from_the_files(
     second = store.store(entry("The user keeps a xylophone and a zither in the attic.", replaces=first.id)).entry
     kept = store.store(entry("The user drinks green tea every morning.")).entry
     store.store_vectors({2: b"\x01" * 768}, "m")
-    assert [one.id for one in store.list_history(second.id)] == [first.id]
+    assert [one.id for one in store.list_replaced_entries(second.id)] == [first.id]
     assert set(store.forget([second.id])) == {first.id, second.id}
     content = b"".join(file.read_bytes() for file in store.path.parent.iterdir())
     assert b"xylophon" not in content and b"zither" not in content and b"\x01" * 64 not in content
@@ -118,7 +118,7 @@ def test_a_purge_removes_untrusted_facts_and_keeps_user_facts_without_their_orig
     store.store(entry("The user has sold the red bicycle.", replaces=old.id))
     store.store(entry("The page says that bicycles are blue.", untrusted="a result of web_fetch was in view"))
     store.store(entry("Another place has another fact to keep.", workspace="/other", untrusted="a page"))
-    assert store.count_purged("/w", session="ses_1") == store.purge("/w", session="ses_1") == 2
+    assert store.count_purgeable_entries("/w", session="ses_1") == store.purge("/w", session="ses_1") == 2
     found = {one.text: (one.session, one.call) for one in store.list_entries(history=True)}
     assert found.pop("Another place has another fact to keep.") == ("ses_1", "ses_1/1.0")
     assert found.keys() == {kept.text, "The user has sold the red bicycle."} and set(found.values()) == {("", "")}
@@ -134,11 +134,11 @@ def test_only_the_latest_fact_of_a_key_is_found_and_unconfirmed_facts_hide_none(
 
 
 def test_invalid_writes_and_a_damaged_file_raise_specific_errors(store: KnowledgeStore, tmp_path: Path) -> None:
-    with pytest.raises(UnknownEntry):
+    with pytest.raises(UnknownKnowledgeEntry):
         store.store(entry("This is no correction of anything.", replaces="mem_none"))
     for number in range(20):
         store.store(entry(f"The number {number} is a number among many."))
-    with pytest.raises(SessionWriteLimit):
+    with pytest.raises(SessionWriteLimitError):
         store.store(entry("One more thing that is too much."))
     damaged = KnowledgeStore(tmp_path / "other")
     damaged.path.parent.mkdir(parents=True, mode=0o700)
@@ -170,7 +170,7 @@ def test_a_fact_is_parsed_from_json_and_invalid_fields_are_refused() -> None:
 
 def test_similar_texts_with_different_facts_are_not_duplicates() -> None:
     text = "The server of the project listens on port 8080 and belongs to Alice."
-    assert is_near_duplicate(text, text.upper().lower().capitalize()) and compute_similarity(text, text) == 1.0
+    assert is_near_duplicate(text, text.upper().lower().capitalize()) and compute_trigram_similarity(text, text) == 1.0
     for other in (
         text.replace("8080", "8081"),
         text.replace("Alice", "Alina"),

@@ -15,7 +15,14 @@ from tests.store.leases import Time, abandon, file_of, first_line, left_alone, t
 from tests.store.places import Place
 
 from handrail.contract.errors import LogUnavailable, StartError
-from handrail.store.lease import STALE_NS, VALID_NS, LeaseHolder, WorkspaceHeld, WorkspaceLease, find_lease_holder
+from handrail.store.lease import (
+    STALE_NS,
+    VALID_NS,
+    LeaseHolder,
+    WorkspaceAlreadyHeld,
+    WorkspaceLease,
+    find_lease_holder,
+)
 from handrail.store.state_folders import StateFolders, prepare_folders
 from handrail.store.tables.session_tables import SessionRow
 
@@ -73,7 +80,7 @@ async def test_a_killed_holder_frees_the_workspace_and_the_next_token_is_higher(
 
 async def test_the_same_process_cannot_hold_a_workspace_twice(place: Place) -> None:
     store = place.open(frontend="cli")
-    with pytest.raises(WorkspaceHeld, match=rf"handrail cli, pid {os.getpid()} \(this process\)") as held:
+    with pytest.raises(WorkspaceAlreadyHeld, match=rf"handrail cli, pid {os.getpid()} \(this process\)") as held:
         place.open()
     assert held.value.holder.token == 1 and held.value.holder.state == "alive"
     await store.aclose()
@@ -95,7 +102,7 @@ def test_an_unreadable_lease_note_still_gives_a_clear_error(folders: StateFolder
     whole = path.read_bytes()
     for content in (whole[:64] + note, note):
         path.write_bytes(content)
-        with pytest.raises(WorkspaceHeld, match=r"is in use by another handrail process\. Stop that process"):
+        with pytest.raises(WorkspaceAlreadyHeld, match=r"is in use by another handrail process\. Stop that process"):
             taken(folders, time)
         time.now += 10 * STALE_NS * (len(content) < 64)  # without a beat it counts as alive while it lives
     lease.release()
@@ -136,15 +143,15 @@ def test_a_renewed_lease_lasts_and_an_unrenewed_lease_lapses_before_another_proc
     for _ in range(10):
         time.now += VALID_NS - 1
         assert lease.is_valid
-        with pytest.raises(WorkspaceHeld):
+        with pytest.raises(WorkspaceAlreadyHeld):
             taken(folders, time)
         lease.renew()
     time.now += VALID_NS
     assert not lease.is_valid and lease.is_held
-    with pytest.raises(WorkspaceHeld):
+    with pytest.raises(WorkspaceAlreadyHeld):
         taken(folders, time)
     time.now += STALE_NS - VALID_NS - 1
-    with pytest.raises(WorkspaceHeld):
+    with pytest.raises(WorkspaceAlreadyHeld):
         taken(folders, time)
     time.now += 1
     other = taken(folders, time)
@@ -159,7 +166,7 @@ def test_an_unused_pause_ends_when_the_database_confirms_the_lease(folders: Stat
     assert not lease.is_valid
     lease.renew()
     assert lease.is_valid and lease.lost_reason is None
-    with pytest.raises(WorkspaceHeld):
+    with pytest.raises(WorkspaceAlreadyHeld):
         taken(folders, time)
     lease.release()
 
@@ -184,7 +191,7 @@ def test_a_replaced_lease_holder_stays_invalid_and_learns_which_process_replaced
 ) -> None:
     told: list[str | None] = []
     lease = taken(folders, time)
-    lease.on_lost(lambda: told.append(lease.lost_reason))
+    lease.add_lost_callback(lambda: told.append(lease.lost_reason))
     time.now += STALE_NS
     other = taken(folders, time, "mcp")
     assert not lease.is_valid
@@ -196,7 +203,7 @@ def test_a_replaced_lease_holder_stays_invalid_and_learns_which_process_replaced
         f"Another process (handrail mcp, pid {os.getpid()}" in lease.lost_reason
         and "taken over this workspace" in lease.lost_reason
     )
-    lease.on_lost(lambda: told.append("late"))
+    lease.add_lost_callback(lambda: told.append("late"))
     assert told == [lease.lost_reason, "late"]
     lease.release()
     assert other.is_valid and file_of(other, folders).exists()
@@ -210,8 +217,8 @@ def test_a_callback_of_a_closed_event_loop_does_not_affect_other_callbacks(folde
     lease = taken(folders, time)
     loop = asyncio.new_event_loop()
     loop.close()
-    lease.on_lost(lambda: loop.call_soon_threadsafe(told.append, 0) and None)
-    lease.on_lost(lambda: told.append(1))
+    lease.add_lost_callback(lambda: loop.call_soon_threadsafe(told.append, 0) and None)
+    lease.add_lost_callback(lambda: told.append(1))
     time.now += STALE_NS
     with taken(folders, time):
         lease.renew()
@@ -259,7 +266,7 @@ def test_a_slowly_acquired_lease_is_valid(folders: StateFolders, time: Time) -> 
     time.then = slow  # within the look at the clock that the first beat is of
     lease = taken(folders, time)
     assert lease.is_valid
-    with pytest.raises(WorkspaceHeld):
+    with pytest.raises(WorkspaceAlreadyHeld):
         taken(folders, time)
     lease.release()
 
@@ -332,7 +339,7 @@ def test_a_forked_process_does_not_release_the_lease_of_its_parent(folders: Stat
         lease.release()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    with pytest.raises(WorkspaceHeld):
+    with pytest.raises(WorkspaceAlreadyHeld):
         taken(folders, time)
     lease.renew()
     assert lease.is_valid and lease.lost_reason is None
@@ -422,7 +429,7 @@ def test_a_wall_clock_jump_does_not_change_the_holder_of_a_workspace(folders: St
             folders, frontend="one", clock=lambda wall=wall: wall, monotonic=time, renewing=False
         )
         for other in (0, century):
-            with pytest.raises(WorkspaceHeld):
+            with pytest.raises(WorkspaceAlreadyHeld):
                 WorkspaceLease.acquire(
                     folders, frontend="two", clock=lambda other=other: other, monotonic=time, renewing=False
                 )

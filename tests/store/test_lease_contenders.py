@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from tests.store.leases import Time, abandon, taken
 from tests.store.places import Place
 
-from handrail.store.lease import STALE_NS, VALID_NS, WorkspaceHeld, WorkspaceLease
+from handrail.store.lease import STALE_NS, VALID_NS, WorkspaceAlreadyHeld, WorkspaceLease
 from handrail.store.state_folders import prepare_folders
 
 
@@ -38,7 +38,7 @@ class Contenders(RuleBasedStateMachine):
         free = not any(lease.is_valid for lease in self.leases)
         try:
             lease = taken(self.folders, self.time)
-        except WorkspaceHeld:
+        except WorkspaceAlreadyHeld:
             return
         assert free
         self.leases.append(lease)

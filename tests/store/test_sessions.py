@@ -33,13 +33,13 @@ async def test_a_session_survives_a_restart_and_keeps_its_opening_time(place: Pl
 
 async def test_stored_values_survive_a_restart_and_belong_to_one_tool_and_session(place: Place) -> None:
     store = place.open()
-    todo = store.session_values.for_tool("ses_1", "todo")
+    todo = store.session_values.bind_tool_state("ses_1", "todo")
     await todo.put("items", [{"text": "half a pair \ud800", "n": 2**80}])
-    await store.session_values.for_tool("ses_1", "other").put("items", 1)
-    await store.session_values.for_tool("ses_2", "todo").put("items", 2)
+    await store.session_values.bind_tool_state("ses_1", "other").put("items", 1)
+    await store.session_values.bind_tool_state("ses_2", "todo").put("items", 2)
     await store.aclose()
     store = place.open()
-    todo = store.session_values.for_tool("ses_1", "todo")
+    todo = store.session_values.bind_tool_state("ses_1", "todo")
     assert await todo.get("items") == [{"text": "half a pair \ud800", "n": 2**80}]
     await todo.put("items", None)
     assert await todo.get("items") is None
@@ -52,7 +52,7 @@ async def test_stored_values_survive_a_restart_and_belong_to_one_tool_and_sessio
 
 async def test_concurrently_stored_values_are_all_kept(place: Place) -> None:
     store = place.open()
-    state = store.session_values.for_tool("ses_1", "tool")
+    state = store.session_values.bind_tool_state("ses_1", "tool")
     await asyncio.gather(*(state.put(f"k{n}", n) for n in range(50)))
     assert [await state.get(f"k{n}") for n in range(50)] == list(range(50))
     await store.aclose()

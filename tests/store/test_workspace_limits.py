@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from handrail.contract.agent_manifest import AgentFurtherRoot
+from handrail.contract.agent_manifest import AgentAdditionalRoot
 from handrail.contract.errors import StartError
 from handrail.kernel.workspace_opening import open_kernel
 from handrail.runtime.files.secure_open import resolve_further_roots
 from handrail.sandbox.start.spawn import find_bubblewrap_programs
 from handrail.store import state_folders
-from handrail.store.state_folders import explain_too_broad_workspace, find_system_folder, locate_folders
+from handrail.store.state_folders import explain_too_broad_workspace, find_enclosing_system_folder, locate_folders
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_the_home_folder_of_another_user_needs_the_flag(home: Path, tmp_path: Pa
 )
 def test_a_system_folder_needs_the_flag(home: Path, place: str) -> None:
     folder = Path(place)
-    assert (explain_too_broad_workspace(folder) or find_system_folder(folder)) is not None
+    assert (explain_too_broad_workspace(folder) or find_enclosing_system_folder(folder)) is not None
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_system_folder_needs_the_flag(home: Path, place: str) -> None:
     ["/usr/src/app", "/srv/site", "/opt/project", "/var/www/site", "/workspace", "/app", "/tmp/x", "/mnt/x/project"],
 )
 def test_a_common_project_folder_outside_the_home_folder_needs_no_flag(home: Path, place: str) -> None:
-    assert (explain_too_broad_workspace(Path(place)) or find_system_folder(Path(place))) is None
+    assert (explain_too_broad_workspace(Path(place)) or find_enclosing_system_folder(Path(place))) is None
 
 
 def test_a_bind_mount_of_a_protected_folder_is_recognised(home: Path, tmp_path: Path) -> None:
@@ -156,9 +156,9 @@ def test_a_bind_mount_of_a_protected_folder_is_recognised(home: Path, tmp_path: 
         (home / name).mkdir()
     bound = tmp_path / "bound"
     code = (
-        "import sys\nfrom pathlib import Path\nfrom handrail.store.state_folders import find_system_folder, explain_too_broad_workspace\n"
+        "import sys\nfrom pathlib import Path\nfrom handrail.store.state_folders import find_enclosing_system_folder, explain_too_broad_workspace\n"
         "found = [Path(place) for place in sys.argv[1:]]\n"
-        "print([(explain_too_broad_workspace(one) or find_system_folder(one)) is not None for one in found])"
+        "print([(explain_too_broad_workspace(one) or find_enclosing_system_folder(one)) is not None for one in found])"
     )
     mounts = {"ssh": home / ".ssh", "home": home, "etc": Path("/etc"), "project": home / "project"}
     argv = [next(find_bubblewrap_programs()), "--dev-bind", "/", "/"]
@@ -185,5 +185,5 @@ async def test_the_flag_is_required_for_opening_and_for_joining_a_kernel(home: P
 def test_a_folder_of_keys_is_refused_as_a_further_root(home: Path, tmp_path: Path) -> None:
     (keys := home / ".config" / "gh").mkdir(parents=True)
     for path in (str(keys), "~/.config", "~/.config/gh"):
-        _, [(place, problem)] = resolve_further_roots([AgentFurtherRoot(path=path)], str(tmp_path / "ws"), [])
+        _, [(place, problem)] = resolve_further_roots([AgentAdditionalRoot(path=path)], str(tmp_path / "ws"), [])
         assert place == "roots[0].path" and "keys, settings" in problem

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from handrail.contract.errors import LogUnavailable
-from handrail.store.database.group_writer import GroupWriter, SinkLost, SinkUnavailable
+from handrail.store.database.group_writer import GroupWriter, SinkPermanentlyLost, SinkUnavailable
 
 
 class Shelf:
@@ -47,7 +47,7 @@ class Shelf:
         self.entered.set()
         self.gate.wait()
         if self.taken_away:
-            raise SinkLost("somebody else's")
+            raise SinkPermanentlyLost("somebody else's")
         if self.full:
             raise SinkUnavailable("the disk is full")
         if "poison" in batch:
@@ -57,7 +57,7 @@ class Shelf:
     def reopen(self) -> None:
         self.reopened += 1
         if self.taken_away:
-            raise SinkLost("still somebody else's")
+            raise SinkPermanentlyLost("still somebody else's")
         if self.full:
             raise SinkUnavailable("the disk is still full")
 

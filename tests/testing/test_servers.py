@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from handrail.testing.provider_request_checks import find_anthropic_faults, find_openai_faults
+from handrail.testing.provider_request_checks import find_anthropic_faults, find_chat_completions_faults
 from handrail.testing.provider_servers import (
     AnthropicServer,
     ErrorReply,
@@ -75,19 +75,19 @@ def told(call_id: str) -> dict[str, Any]:
 def test_the_openai_server_checks_a_history_like_the_provider(
     messages: list[dict[str, Any]], fault: str | None
 ) -> None:
-    found = find_openai_faults(openai_request(*messages))
+    found = find_chat_completions_faults(openai_request(*messages))
     assert found == [] if fault is None else fault in "; ".join(found)
 
 
 def test_the_openai_server_checks_the_tools_of_a_request() -> None:
-    assert find_openai_faults(openai_request(tools=[TOOL])) == []
-    assert "twice" in find_openai_faults(openai_request(tools=[TOOL, TOOL]))[0]
+    assert find_chat_completions_faults(openai_request(tools=[TOOL])) == []
+    assert "twice" in find_chat_completions_faults(openai_request(tools=[TOOL, TOOL]))[0]
     strict: dict[str, Any] = {"type": "function", "function": {"name": "now", "strict": True}}
-    assert find_openai_faults(openai_request(tools=[TOOL, strict])) == []
+    assert find_chat_completions_faults(openai_request(tools=[TOOL, strict])) == []
     typeless: dict[str, Any] = {"type": "function", "function": {"name": "now", "parameters": {}}}
-    assert "not the schema" in find_openai_faults(openai_request(tools=[typeless]))[0]
+    assert "not the schema" in find_chat_completions_faults(openai_request(tools=[typeless]))[0]
     leaky: dict[str, Any] = {"type": "function", "function": {**TOOL["function"], "locks": ["workspace:X"]}}
-    assert "locks" in find_openai_faults(openai_request(tools=[leaky]))[0]
+    assert "locks" in find_chat_completions_faults(openai_request(tools=[leaky]))[0]
 
 
 def use(call_id: str, name: str = "read", value: Any = None) -> dict[str, Any]:

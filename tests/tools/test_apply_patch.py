@@ -14,7 +14,7 @@ from tests.tools.desk import Desk
 
 from handrail.contract.errors import ToolError
 from handrail.contract.text.patch_text import MAX_LINES
-from handrail.runtime.files.joint_changes import ChangeJournal
+from handrail.runtime.files.joint_changes import MultiFileChangeJournal
 
 TWINS = """\
 class First:
@@ -32,7 +32,7 @@ class Second:
 
 @pytest.fixture
 def desk(desk: Desk, tmp_path: Path) -> Desk:
-    desk.around.change_journal = ChangeJournal(tmp_path / "journal")
+    desk.around.change_journal = MultiFileChangeJournal(tmp_path / "journal")
     return desk
 
 

@@ -52,7 +52,7 @@ def test_a_git_diff_with_any_file_names_is_parsed(rows: list[tuple[bytes, int, b
     ],
 )  # fmt: skip
 def test_the_transport_of_an_address_is_recognised_as_git_does(url: str, kind: str) -> None:
-    assert git_repository.get_transport_kind(url) == kind
+    assert git_repository.classify_git_transport(url) == kind
 
 
 def test_addresses_are_compared_without_their_credentials() -> None:

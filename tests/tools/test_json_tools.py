@@ -13,7 +13,7 @@ from tests.tools.desk import Desk, refused
 
 from handrail.contract.errors import ToolError
 from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.tools.files.json_file_tools import get_json_value, put_json_value, remove_json_value
+from handrail.tools.files.json_file_tools import extract_json_value, put_json_value, remove_json_value
 
 pytestmark = pytest.mark.proves("T-03a")
 
@@ -41,7 +41,7 @@ CONFIG = """\
     ],
 )
 def test_a_json_pointer_returns_its_value(pointer: str, value: Any) -> None:
-    assert get_json_value(CONFIG, pointer) == value
+    assert extract_json_value(CONFIG, pointer) == value
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_json_pointer_returns_its_value(pointer: str, value: Any) -> None:
 )
 def test_an_invalid_json_pointer_is_refused_with_a_specific_hint(pointer: str, said: str) -> None:
     with pytest.raises(ToolError) as caught:
-        get_json_value(CONFIG, pointer)
+        extract_json_value(CONFIG, pointer)
     assert said in caught.value.text and caught.value.kind == "invalid_input"
 
 
@@ -67,7 +67,7 @@ def test_overlong_numbers_are_refused_with_a_clear_error() -> None:
         ("[1]", "/" + "1" * 5_000, "has length 1"),
     ):
         with pytest.raises(ToolError, match=said):
-            get_json_value(text, pointer)
+            extract_json_value(text, pointer)
 
 
 def test_a_json_change_keeps_every_other_character() -> None:
@@ -100,9 +100,9 @@ def test_a_value_put_into_a_text_with_windows_line_ends_has_windows_line_ends() 
 def test_an_ambiguous_or_unrepresentable_value_is_refused_and_its_siblings_stay_usable(text: str, said: str) -> None:
     for pointer in ("", "/a"):
         with pytest.raises(ToolError, match=said) as caught:
-            get_json_value(text, pointer)
+            extract_json_value(text, pointer)
         assert caught.value.kind == "invalid_input"
-    assert get_json_value(text, "/b") == 1, "what stands beside it can be read"
+    assert extract_json_value(text, "/b") == 1, "what stands beside it can be read"
     assert put_json_value(text, "/b", 2) == text.replace('"b": 1', '"b": 2'), "and changed, with all else as it is"
 
 
@@ -130,14 +130,14 @@ def test_a_put_value_can_be_read_and_all_other_values_stay_unchanged(
     pointers = _pointers(document)
     pointer = data.draw(st.sampled_from(pointers))
     after = put_json_value(text, pointer, value)
-    assert get_json_value(after, pointer) == value
+    assert extract_json_value(after, pointer) == value
     for other in pointers:
         if not other.startswith(pointer) and not pointer.startswith(other):
-            assert get_json_value(after, other) == get_json_value(text, other)
+            assert extract_json_value(after, other) == extract_json_value(text, other)
     if pointer:
         less = remove_json_value(text, pointer)
         outer = pointer.rpartition("/")[0]
-        assert len(get_json_value(less, outer)) == len(get_json_value(text, outer)) - 1
+        assert len(extract_json_value(less, outer)) == len(extract_json_value(text, outer)) - 1
 
 
 @given(st.text(max_size=40), st.text(alphabet="/~01-ab", max_size=8))
@@ -146,7 +146,7 @@ def test_invalid_json_text_is_refused(text: str, pointer: str) -> None:
         json.loads(text)
     except ValueError:
         with pytest.raises(ToolError):
-            get_json_value(text, pointer)
+            extract_json_value(text, pointer)
     else:
         assume(False)
 

@@ -16,12 +16,12 @@ from tests.kernel.guests import joined_kernel
 from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
-from handrail.contract.services.language_services import LocationAnswer, SymbolQuery
+from handrail.contract.services.language_services import LocationQueryResult, SymbolQuery
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.session_protocols import Session
 from handrail.contract.tool.decorator import tool
 from handrail.kernel.local_kernel import LocalKernel
-from handrail.runtime.language_servers.running_server import UNUSED_QUESTIONS, ServerTimes
+from handrail.runtime.language_servers.running_server import UNUSED_QUESTIONS, ServerTimeouts
 from handrail.runtime.language_servers.server_connection import LanguageServerConnection
 from handrail.runtime.language_servers.server_pool import MAX_SERVERS, LanguageServerPool
 from handrail.sandbox.tier_probe import choose_sandbox
@@ -33,8 +33,8 @@ pytestmark = [
     pytest.mark.skipif(not choose_sandbox().tier.is_confining, reason="programs cannot be confined here"),
 ]
 RULES = ("allow lsp", "allow bash", "allow write", "allow edit", "allow file.delete")
-SHORT = ServerTimes(start_s=20, question_s=2, settling_s=1, pushed_s=1)
-PATIENT = ServerTimes(pushed_s=20)
+SHORT = ServerTimeouts(start_s=20, question_s=2, settling_s=1, pushed_s=1)
+PATIENT = ServerTimeouts(pushed_s=20)
 
 
 class Work:
@@ -96,7 +96,7 @@ async def working(
     *,
     rules: tuple[str, ...] = (),
     settings: str = "",
-    times: ServerTimes | None = None,
+    times: ServerTimeouts | None = None,
     **plan: Any,
 ) -> AsyncGenerator[Work]:
     program = LanguageServerProgram(folder, **plan)
@@ -376,7 +376,7 @@ async def test_a_file_tool_can_replace_a_hidden_file_while_a_server_runs(tmp_pat
 
 @pytest.mark.parametrize("method", ["initialize", "textDocument/hover"])
 async def test_a_silent_server_fails_the_call_after_a_time_limit(tmp_path: Path, method: str) -> None:
-    times = ServerTimes(start_s=3, question_s=3)
+    times = ServerTimeouts(start_s=3, question_s=3)
     async with working(tmp_path, times=times, mute=[method]) as work:
         if method == "initialize":
             await work.fail("unavailable", "did not initialise within 3 s", "grep")
@@ -485,7 +485,7 @@ async def test_a_tool_of_a_joined_process_uses_the_servers_of_the_holder(tmp_pat
     async def find_uses(runtime: Runtime) -> list[str]:
         """Find the uses of ships."""
         found = await runtime.language_servers.find_references(SymbolQuery(symbol="ship"))
-        assert isinstance(found, LocationAnswer)
+        assert isinstance(found, LocationQueryResult)
         with pytest.raises(ToolError, match="No symbol `boat`"):
             await runtime.language_servers.describe_symbol(SymbolQuery(symbol="boat"))
         return [f"{one.path}:{one.line}" for one in found.locations]
@@ -503,7 +503,7 @@ async def start_hanging_question(work: Work) -> asyncio.Task[Result]:
     (server,) = work.pool.list_running_servers()
     asking = asyncio.ensure_future(work.ask("hover", path="a.words", symbol="ship"))
     async with asyncio.timeout(30):
-        while not server.connection.waiting_requests:
+        while not server.connection.pending_request_count:
             await asyncio.sleep(0.01)
     return asking
 
@@ -530,7 +530,7 @@ async def test_a_closing_kernel_ends_a_server_during_an_open_request(tmp_path: P
 
 
 async def test_an_idle_server_is_stopped_and_started_again_by_the_next_request(tmp_path: Path) -> None:
-    async with working(tmp_path, times=ServerTimes(idle_s=0.05)) as work:
+    async with working(tmp_path, times=ServerTimeouts(idle_s=0.05)) as work:
         await work.get("hover", symbol="ship")
         async with asyncio.timeout(30):
             while work.pids:

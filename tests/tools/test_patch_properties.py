@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.contract.text.patch_text import PatchHunk, PatchSection, list_patch_paths, parse_patch
-from handrail.contract.text.text_encodings import read_file_text
+from handrail.contract.text.patch_text import PatchHunk, PatchSection, extract_patch_paths, parse_patch
+from handrail.contract.text.text_encodings import decode_file_text
 from handrail.tools.files.hunk_locator import FileLines, locate_hunks
 from handrail.tools.files.patch_plan import apply_hunks
 
@@ -78,7 +78,7 @@ def test_a_unified_diff_of_two_texts_turns_one_into_the_other(
     if not lines or not old or not new:
         return
     (section,) = parse_patch("\n".join(lines) + "\n")
-    assert section.path == "f.txt" and list_patch_paths("\n".join(lines)).written == ("f.txt",)
+    assert section.path == "f.txt" and extract_patch_paths("\n".join(lines)).written == ("f.txt",)
     assert run(section, old) == new
 
 
@@ -141,7 +141,9 @@ def test_the_parser_parses_any_text_or_refuses_it_with_a_tool_error(text: str) -
             assert error.kind in ("invalid_input", "limit") and error.text.rstrip("`)").endswith(".")
         else:
             assert sections and all(isinstance(hunk, PatchHunk) for one in sections for hunk in one.hunks)
-            assert all(".." not in path.split("/") and path[0] != "/" for path in list_patch_paths(prefix + text).named)
+            assert all(
+                ".." not in path.split("/") and path[0] != "/" for path in extract_patch_paths(prefix + text).named
+            )
 
 
 @given(LINES, LINES)
@@ -152,7 +154,7 @@ def test_a_text_that_already_has_the_change_is_not_changed(before: list[str], af
     if not out:
         return
     (section,) = parse_patch("\n".join(out) + "\n")
-    lines = FileLines(read_file_text(join(after).encode()).text.splitlines())
+    lines = FileLines(decode_file_text(join(after).encode()).text.splitlines())
     places, problems = locate_hunks(lines, section.hunks)
     if not problems and all(place.is_applied for place in places):
         assert apply_hunks(section, section.hunks, join(after).encode()).text == join(after)

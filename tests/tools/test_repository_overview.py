@@ -11,7 +11,7 @@ from tests.tools.repositories import made
 
 from handrail.contract.session_protocols import Session
 from handrail.runtime import repository_index
-from handrail.runtime.repository_index import IndexedFileState, RepositoryIndex, decode_text, outline
+from handrail.runtime.repository_index import IndexedFileState, RepositoryWordIndex, decode_text, outline
 from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("T-06p")
@@ -107,7 +107,7 @@ async def test_a_focus_finds_matching_files_by_words_with_an_outline(tmp_path: P
 
 
 def rank(files: dict[str, str], query: str) -> list[str]:
-    index = RepositoryIndex()
+    index = RepositoryWordIndex()
     states = [(f"/r/{name}", name, IndexedFileState(1, at, 1, 1, 1)) for at, name in enumerate(files)]
     index.update(states, lambda at: files[states[at][1]].encode())
     return [path.removeprefix("/r/") for path, _ in index.rank([path for path, _, _ in states], query, 10)]
@@ -255,7 +255,7 @@ def test_binary_content_is_not_decoded_as_text_and_utf_16_is() -> None:
 
 def test_replaced_and_absent_files_are_removed_from_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repository_index, "_MOST_ABSENT", 10)
-    index = RepositoryIndex()
+    index = RepositoryWordIndex()
     for turn in range(1_500):
         state = IndexedFileState(1, 1, 1, turn, turn)
         index.update([("/a.txt", "a.txt", state)], lambda _, turn=turn: f"word{turn}".encode())

@@ -274,7 +274,7 @@ def test_each_tool_declaration_is_valid_and_rejects_unknown_arguments(spec: Tool
     assert schema.list_problems({"no_such_argument": 1})
     online = ("git.clone", "git.push", "git.pr", "web_search", "web_fetch", "http.post")
     assert spec.requires.net.hosts == (("*",) if spec.id in online else ())
-    assert spec.llm_view().keys() == {"name", "description", "parameters"}
+    assert spec.build_llm_view().keys() == {"name", "description", "parameters"}
 
 
 @pytest.mark.proves("O-01")

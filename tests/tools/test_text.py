@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.contract.text.text_encodings import read_file_text
+from handrail.contract.text.text_encodings import decode_file_text
 from handrail.tools.files.lines_and_diffs import (
     MAX_DIFF_LINES,
     MAX_LINES,
@@ -20,7 +20,7 @@ from handrail.tools.files.lines_and_diffs import (
     check_line_count,
     compute_line_replacements,
     explain_missing_text,
-    find_lines_of_text,
+    find_line_numbers_of_text,
     find_replaced_lines,
     make_diff_of_replacements,
     make_diff_of_texts,
@@ -97,7 +97,7 @@ def test_a_diff_of_two_texts_turns_one_into_the_other(before: str, after: str) -
 
 @given(st.binary(max_size=200))
 def test_bytes_that_are_not_utf8_survive_decoding_and_encoding(data: bytes) -> None:
-    file = read_file_text(data)
+    file = decode_file_text(data)
     assert file.encoding.encode(file.text) == data
 
 
@@ -172,7 +172,7 @@ def test_every_missing_text_gets_an_explanation(text: str, part: str) -> None:
 
 
 def test_overlapping_occurrences_are_all_found() -> None:
-    assert find_lines_of_text("aaa\naa", "aa") == [1, 1, 2]
+    assert find_line_numbers_of_text("aaa\naa", "aa") == [1, 1, 2]
 
 
 def test_a_replacement_that_would_make_a_text_too_large_is_refused() -> None:

@@ -139,14 +139,14 @@ async def test_oversized_items_of_a_listing_are_not_held_while_more_pages_are_fe
 
     conversation, _ = await begun(Wire(answers))
     conversation.capabilities = {"tools": {}}
-    listing = await upstream_connection.fetch_listing(conversation, 60)
+    listing = await upstream_connection.fetch_server_listing(conversation, 60)
     assert (listing.tools, listing.left_out) == ((), 20) and most < 5
     await conversation.aclose()
 
 
 def test_a_listing_is_bounded_to_the_size_that_can_be_stored() -> None:
     kept = listings.BoundedItems()
-    kept.add_items({"name": str(number), "description": "x" * 1_000_000} for number in range(20))
+    kept.add_valid_items({"name": str(number), "description": "x" * 1_000_000} for number in range(20))
     assert 5 < len(kept.items) < 13 and len(kept.items) + kept.left_out == 20
     assert 4 * listings.MAX_LIST_BYTES < listings.MAX_STORED_BYTES
 
@@ -156,5 +156,5 @@ def test_a_too_deeply_nested_item_is_left_out_and_the_other_items_remain() -> No
     for _ in range(900):
         deep = {"not": deep}
     kept = listings.BoundedItems()
-    kept.add_items([{"name": "a", "inputSchema": deep}, {"name": "b"}])
+    kept.add_valid_items([{"name": "a", "inputSchema": deep}, {"name": "b"}])
     assert [one["name"] for one in kept.items] == ["b"] and kept.left_out == 1

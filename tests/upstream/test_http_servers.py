@@ -282,7 +282,7 @@ def test_arguments_marked_for_header_fields_are_sent_as_header_fields() -> None:
     schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
     definition = ServerDefinition("h", "here", "http", url="http://127.0.0.1:1/mcp")
     tool = McpTool(make_tool_entry("echo") | {"inputSchema": schema}, None, definition, definition.requires)
-    assert tool.header_fields_from_args({"region": "north", "other": 1}) == {"mcp-param-Region": "north"}
+    assert tool.extract_header_fields({"region": "north", "other": 1}) == {"mcp-param-Region": "north"}
 
 
 async def test_a_call_is_not_repeated_on_a_new_connection_with_a_changed_tool_definition(

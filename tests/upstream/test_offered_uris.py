@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.services.resource_services import SourceRequest
+from handrail.contract.services.resource_services import SourceRequestSpec
 from handrail.contract.tool.resource_provider import find_resource_provider
 from handrail.registry.sources.operator_resources import compile_uri_template, parse_uri_template_shape
 from handrail.upstream.mcp_source import McpResourceProvider
 from handrail.upstream.server_definition import ServerDefinition, ServerListing
 
-READ = SourceRequest("resources/read", "uri")
+READ = SourceRequestSpec("resources/read", "uri")
 MEANS = {
     "": "[^/?#]*",
     "+": ".*",

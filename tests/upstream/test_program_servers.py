@@ -18,11 +18,11 @@ from handrail import Event, Result, ToolError, config
 from handrail.contract.session_protocols import Session
 from handrail.kernel.doctor import check_kernel
 from handrail.kernel.local_kernel import LocalKernel
-from handrail.kernel.upstream_mcp_servers import store_server_listing
-from handrail.sandbox.start.sandboxed_process import wait_until_all_dismantled
+from handrail.kernel.upstream_mcp_servers import fetch_and_store_tool_list
+from handrail.sandbox.start.sandboxed_process import wait_until_sandboxes_dismantled
 from handrail.store.state_folders import locate_folders
 from handrail.testing.scripted_kernel import ScriptedClient, temporary_kernel
-from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_tools, make_tool_entry
+from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_server_tools, make_tool_entry
 from handrail.upstream.upstream_connection import UpstreamServerConnection
 
 Opened = tuple[LocalKernel, Session, UpstreamServerConnection]
@@ -48,7 +48,7 @@ def opened(tmp_path: Path) -> Opens:
         ) as kernel:
             upstream = kernel.components.upstreams["t"]
             upstream.backoff_s = backoff_s
-            await approve_tools(kernel, "t")
+            await approve_server_tools(kernel, "t")
             yield kernel, await kernel.session(**session), upstream
 
     return opens
@@ -94,7 +94,7 @@ async def test_server_tools_are_callable_once_the_user_has_approved_them(tmp_pat
             session = await kernel.session()
             before = await session.call("t_echo", {"text": "x"})
             assert before.error_kind == "unavailable" and "the user has not approved" in str(before.error_text)
-            await approve_tools(kernel, "t")
+            await approve_server_tools(kernel, "t")
             result = await session.call("t_echo", {"text": "x"})
             assert text_of(result) == "x" and result.metadata["untrusted_source"] == "mcp server t"
             environment = json.loads(text_of(await session.call("t_environment", {})))
@@ -106,7 +106,7 @@ async def test_server_tools_are_callable_once_the_user_has_approved_them(tmp_pat
 async def test_a_rule_for_one_tool_of_a_server_allows_no_other_tool(tmp_path: Path) -> None:
     server = StdioServerProgram(tmp_path, ["echo", "pid"])
     async with temporary_kernel(tmp_path, settings=server.settings_toml("t"), rules=["allow mcp:t:echo"]) as kernel:
-        await approve_tools(kernel, "t")
+        await approve_server_tools(kernel, "t")
         session = await kernel.session()
         assert text_of(await session.call("t_echo", {"text": "x"})) == "x"
         assert (await session.call("t_pid", {})).error_kind == "denied"
@@ -159,7 +159,7 @@ async def test_tools_are_listed_from_the_cache_and_a_server_starts_on_first_use(
 ) -> None:
     server = StdioServerProgram(tmp_path)
     async with temporary_kernel(tmp_path, settings=server.settings_toml("t"), rules=["allow mcp:t:*"]) as kernel:
-        await approve_tools(kernel, "t")
+        await approve_server_tools(kernel, "t")
     async with temporary_kernel(tmp_path, settings=server.settings_toml("t"), rules=["allow mcp:t:*"]) as kernel:
         upstream = kernel.components.upstreams["t"]
         entry = kernel.generation.resolve_tool_name("t_echo")
@@ -196,7 +196,7 @@ async def test_a_server_killed_during_a_call_gives_the_reason_and_other_servers_
         session,
         upstream,
     ):
-        await approve_tools(kernel, "other")
+        await approve_server_tools(kernel, "other")
         hanging = asyncio.create_task(session.call("t_hang", {}))
         await until((Path(kernel.components.store.folders.prepare_tool_home("mcp-t")) / "hanging").exists)
         beside = (await kernel.session()).call("other_echo", {"text": "fine"})
@@ -220,7 +220,7 @@ async def test_each_failed_start_is_followed_by_the_next_retry_delay(tmp_path: P
         upstream = kernel.components.upstreams["t"]
         upstream.backoff_s = (0.001, 0.002, 60)
         with pytest.raises(ToolError):
-            await upstream.get_listing()
+            await upstream.ensure_listing_known()
         await until(lambda: upstream.state == "waiting" and upstream.seconds_until_retry > 1)
         assert upstream.attempts == 3
 
@@ -360,7 +360,7 @@ async def test_a_tool_whose_definition_changed_while_disconnected_is_not_called(
 ) -> None:
     server = StdioServerProgram(tmp_path)
     async with temporary_kernel(tmp_path, settings=server.settings_toml("t"), rules=["allow mcp:t:*"]) as kernel:
-        await approve_tools(kernel, "t")
+        await approve_server_tools(kernel, "t")
     server.set_plan([make_tool_entry("echo", "Something else altogether.")])
     async with temporary_kernel(tmp_path, settings=server.settings_toml("t"), rules=["allow mcp:t:*"]) as kernel:
         result = await (await kernel.session()).call("t_echo", {"text": "x"})
@@ -443,17 +443,17 @@ async def test_connecting_and_disconnecting_a_server_leaves_no_files_or_tasks_be
         session = await kernel.session()
 
         async def cycle() -> None:
-            async with kernel.mcp_servers.connect("t", **server.connect_arguments()) as connected:
+            async with kernel.mcp_servers.connect("t", **server.make_connect_arguments()) as connected:
                 await connected.approve_tool_definitions()
                 assert text_of(await session.call("t_echo", {"text": "x"})) == "x"
 
         for _ in range(2):  # with the second call there is the journal, too
             await cycle()
-        await wait_until_all_dismantled()
+        await wait_until_sandboxes_dismantled()
         files, tasks = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
         for _ in range(8):
             await cycle()
-        await wait_until_all_dismantled()
+        await wait_until_sandboxes_dismantled()
         assert len(os.listdir("/proc/self/fd")) <= files and len(asyncio.all_tasks()) <= tasks
         assert kernel.mcp_servers.server_statuses == [] and kernel.generation.resolve_tool_name("t_echo") is None
 
@@ -465,8 +465,8 @@ async def test_a_server_can_be_listed_for_review_before_its_first_connection(tmp
     (tmp_path / "ws").mkdir()
     file.write_text(server.settings_toml("t"))
     folders = locate_folders(tmp_path / "ws", tmp_path / "state")
-    assert await store_server_listing(config.load_configuration(file), folders, "t") == 2
-    assert await store_server_listing(config.load_configuration(file), folders, "other") is None
+    assert await fetch_and_store_tool_list(config.load_configuration(file), folders, "t") == 2
+    assert await fetch_and_store_tool_list(config.load_configuration(file), folders, "other") is None
     async with temporary_kernel(tmp_path, settings=server.settings_toml("t")) as kernel:
         assert kernel.components.upstreams["t"].state == "idle"
         entry = kernel.generation.resolve_tool_name("t_pid")

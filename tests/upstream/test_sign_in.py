@@ -12,13 +12,13 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from handrail import Result, ToolError, config
-from handrail.kernel.upstream_mcp_servers import delete_server_tokens, sign_in_at_server
+from handrail.kernel.upstream_mcp_servers import delete_server_tokens, sign_in_to_server
 from handrail.store.state_folders import locate_folders
 from handrail.testing.scripted_kernel import temporary_kernel
 from handrail.testing.scripted_mcp_servers import (
     HttpResponseWriter,
     ReceivedHttpRequest,
-    approve_tools,
+    approve_server_tools,
     run_upstream_http_server,
 )
 from handrail.upstream.oauth_sign_in import SignInPrompt
@@ -146,10 +146,10 @@ async def test_a_kernel_uses_the_token_of_a_sign_in_from_the_command_line(tmp_pa
         def browser(address: str) -> None:
             visits.add(asyncio.create_task(_agrees(address)))
 
-        assert await sign_in_at_server(config.load_configuration(file), folders, "h", browser) == 1
+        assert await sign_in_to_server(config.load_configuration(file), folders, "h", browser) == 1
         await asyncio.gather(*visits)
         async with temporary_kernel(tmp_path, settings=settings, rules=["allow mcp:h:*"]) as kernel:
-            await approve_tools(kernel, "h")
+            await approve_server_tools(kernel, "h")
             assert text_of(await (await kernel.session()).call("h_echo", {"text": "x"})) == "x"
         assert guard.grants == ["authorization_code"]
         assert delete_server_tokens(config.load_configuration(file), folders, "h") and not delete_server_tokens(

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from handrail.agent.agent_run import AgentRunState
 from handrail.agent.compaction import ConversationCompactor
-from handrail.agent.conversation import Conversation, HistoryChange, adapt_history, apply_change
+from handrail.agent.conversation import Conversation, HistoryReduction, adapt_history_to_model, apply_history_reduction
 from handrail.agent.model_protocol import (
     MAX_REQUEST_PICTURE_BYTES,
     MAX_REQUEST_PICTURES,
@@ -50,7 +50,7 @@ class RejectedRequestRecovery:
         self._compactor = compactor
         self._origin = get_model_origin(model)
         self._takes_pictures = takes_pictures(model)
-        self._trial: HistoryChange | None = None
+        self._trial: HistoryReduction | None = None
         """The change of the request that is sent once more."""
         self._rounds_left = MAX_ROUNDS
         """The number of times that a request may still be compacted."""
@@ -59,9 +59,9 @@ class RejectedRequestRecovery:
         """Return the messages of the next request, in the form for the model."""
         messages: Sequence[Message] = self._conversation.messages
         if self._trial is not None:
-            messages = apply_change(messages, self._conversation.positions, self._trial)
-        messages = adapt_history(messages, self._origin)
-        return tuple(limit_pictures(messages) if self._takes_pictures else map(_without_result_pictures, messages))
+            messages = apply_history_reduction(messages, self._conversation.positions, self._trial)
+        messages = adapt_history_to_model(messages, self._origin)
+        return tuple(limit_picture_count(messages) if self._takes_pictures else map(_without_result_pictures, messages))
 
     async def recover(
         self, run: AgentRunState, error: ProviderError, request: ModelRequest
@@ -78,7 +78,7 @@ class RejectedRequestRecovery:
                 self._rounds_left = MAX_ROUNDS
                 return None
             fixed = len(request.system) + len(json.dumps([*request.tools, *request.native], default=str))
-            made = await self._compactor.compact_after_refusal(run, error.max_tokens, fixed)
+            made = await self._compactor.compact_after_rejected_request(run, error.max_tokens, fixed)
             if made is None:
                 self._rounds_left = MAX_ROUNDS
                 return None
@@ -92,20 +92,20 @@ class RejectedRequestRecovery:
         self._trial = change
         return None if change is None else []
 
-    def confirm_success(self, tokens: int, request: ModelRequest) -> None:
+    def record_request_success(self, tokens: int, request: ModelRequest) -> None:
         """Keep the change of the last request, because the provider accepted it.
 
         :param tokens: the input tokens that the provider reported; 0 for none
         """
         self._rounds_left = MAX_ROUNDS
         if self._trial is not None:
-            self._conversation.change_history(self._trial)
+            self._conversation.reduce_rejected_history(self._trial)
             if self._trial.without_pictures and self._trial.for_good:
                 self._takes_pictures = False
             self._trial = None
-        self._compactor.note_request(tokens, request)
+        self._compactor.record_accepted_request(tokens, request)
 
-    def _find_change(self, sent: Sequence[Message], error: RequestRejected) -> HistoryChange | None:
+    def _find_change(self, sent: Sequence[Message], error: RequestRejected) -> HistoryReduction | None:
         """Return the change that may make the request acceptable, or None."""
         last = len(sent)
         while last and isinstance(sent[last - 1], UserMessage):
@@ -113,8 +113,8 @@ class RejectedRequestRecovery:
         earlier = sent[:last]
         blocks = any(isinstance(part, ProviderBlock) for message in earlier for part in getattr(message, "parts", ()))
         pictures = any(_pictures_of(message) for message in earlier)
-        change = HistoryChange(
-            self._conversation.get_position(last),
+        change = HistoryReduction(
+            self._conversation.get_stored_position(last),
             without_blocks=blocks and error.about in ("reasoning", "unknown"),
             without_pictures=pictures and error.about in ("pictures", "no pictures", "unknown"),
             for_good=error.about == "no pictures",
@@ -135,7 +135,7 @@ def _without_result_pictures(message: Message) -> Message:
     return CallResultsMessage(tuple(replace(result, pictures=()) for result in message.results))
 
 
-def limit_pictures(messages: Sequence[Message]) -> Sequence[Message]:
+def limit_picture_count(messages: Sequence[Message]) -> Sequence[Message]:
     """Return the messages with as many pictures as one request may have. The latest ones stay."""
     count = size = 0
     kept: list[Message] = []

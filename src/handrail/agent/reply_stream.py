@@ -54,7 +54,7 @@ class RetryPolicy(Struct, frozen=True):
     max_requested_delay_s: float = 3600.0
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
-    def get_delay_s(self, attempt: int, asked_for_s: float | None) -> float:
+    def compute_retry_delay_s(self, attempt: int, asked_for_s: float | None) -> float:
         """Return the seconds to wait after the failed ``attempt``, counted from 1.
 
         Up to a quarter is added at random, so that clients do not retry together.
@@ -98,7 +98,7 @@ async def stream_with_retries(
                 raise ProviderBusy(
                     f"{str(error).rstrip('.')}. All {attempt} attempts failed. Resume the run later, or choose another model."
                 ) from error
-            delay_s = policy.get_delay_s(attempt, asked_for_s)
+            delay_s = policy.compute_retry_delay_s(attempt, asked_for_s)
             yield RetryDelayed(attempt, policy.attempts, delay_s, str(error))
         finally:
             if isinstance(events, AsyncGenerator):

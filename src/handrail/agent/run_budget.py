@@ -111,7 +111,7 @@ class RunUsage:
     def has_token_limit(self) -> bool:
         return self.budget.tokens is not None
 
-    def count_turn_ahead(self) -> tuple[BudgetKind, str] | None:
+    def reserve_turn_in_budget(self) -> tuple[BudgetKind, str] | None:
         """Count a request before it is sent, because sub-agents share the budget.
 
         :return: the limit that leaves no room and why, in which case nothing is counted; or None

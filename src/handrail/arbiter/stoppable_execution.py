@@ -211,7 +211,7 @@ STOPPED_TEXT: dict[StopReason, str] = {
 }
 
 
-def stop_error_kind(reason: StopReason) -> ErrorKind:
+def get_stop_error_kind(reason: StopReason) -> ErrorKind:
     """Return the error kind of work that was stopped for ``reason``."""
     return "timeout" if reason == "timeout" else "limit" if reason == "budget" else "cancelled"
 
@@ -277,7 +277,7 @@ class StoppableTaskRunner:
         if self.reason is not None:
             raise ToolError(
                 f"The call was {STOPPED_TEXT[self.reason]}. Check its effect before you repeat it.",
-                kind=stop_error_kind(self.reason),
+                kind=get_stop_error_kind(self.reason),
             )
 
     def stop(self, reason: StopReason) -> None:
@@ -526,7 +526,9 @@ async def wait_until_records_written(written: UncancellableWriteFuture, executio
         written.result()
 
 
-async def run_uninterrupted(work: Coroutine[Any, Any, T] | asyncio.Future[T], execution: StoppableTaskRunner) -> T:
+async def await_deferring_cancellation(
+    work: Coroutine[Any, Any, T] | asyncio.Future[T], execution: StoppableTaskRunner
+) -> T:
     """Await ``work`` to its end. A cancellation of this task is raised later, as ``execution.owed_cancellation``."""
     task = asyncio.ensure_future(work)
     while not task.done():

@@ -20,8 +20,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from handrail.config.foreign_server_files import (
     INPUT,
     VARIABLE,
-    ForeignServer,
-    InputDeclaration,
+    ForeignMcpServer,
+    VsCodeInputDeclaration,
     expand_variables,
     read_env_file,
     read_foreign_server_file,
@@ -120,10 +120,10 @@ def import_mcp_servers(
     known = os.environ if environment is None else environment
     names = SecretNameAllocator(taken, itertools.chain(known, _find_variables(read.servers)))
     importer = _ServerImporter(workspace, names, read.inputs, known)
-    return [importer.import_server(server) for server in read.servers]
+    return [importer.convert_foreign_server(server) for server in read.servers]
 
 
-def _find_variables(servers: Iterable[ForeignServer]) -> Iterator[str]:
+def _find_variables(servers: Iterable[ForeignMcpServer]) -> Iterator[str]:
     """Yield the variables that servers name. A variable for another value must have another name."""
     for server in servers:
         for text in (
@@ -144,7 +144,7 @@ class _ServerImporter:
         self,
         workspace: Path,
         names: SecretNameAllocator,
-        inputs: Mapping[str, InputDeclaration],
+        inputs: Mapping[str, VsCodeInputDeclaration],
         environment: Mapping[str, str],
     ) -> None:
         self._workspace = workspace
@@ -154,7 +154,7 @@ class _ServerImporter:
         self._variables_of_inputs: dict[str, bool] = {}
         """Whether the value is a secret, by the variable that the user sets."""
 
-    def import_server(self, server: ForeignServer) -> ImportedMcpServer:
+    def convert_foreign_server(self, server: ForeignMcpServer) -> ImportedMcpServer:
         """Return one server as a table, or with the reason why it cannot be one."""
         found = ImportedMcpServer(_to_name(server.name), ignored_keys=list(server.left_out), problem=server.problem)
         if re.fullmatch(SERVER_NAME_PATTERN, found.name) is None:
@@ -173,7 +173,7 @@ class _ServerImporter:
                 found.problem = str(error)
         return found
 
-    def _fill_table(self, found: ImportedMcpServer, server: ForeignServer) -> None:
+    def _fill_table(self, found: ImportedMcpServer, server: ForeignMcpServer) -> None:
         """Fill in the table of a server.
 
         :raises ValueError: with the reason why it cannot be imported
@@ -203,7 +203,7 @@ class _ServerImporter:
             if (value := getattr(server, key)) is not None:
                 table[key] = min(value, 3_600_000) if key == "connect_timeout_ms" else value
 
-    def _fill_folder(self, found: ImportedMcpServer, server: ForeignServer) -> None:
+    def _fill_folder(self, found: ImportedMcpServer, server: ForeignMcpServer) -> None:
         if not server.cwd:
             return
         try:
@@ -214,7 +214,7 @@ class _ServerImporter:
         except ValueError as error:
             found.ignored_keys.append(f"cwd: {error}")
 
-    def _all_variables(self, found: ImportedMcpServer, server: ForeignServer) -> dict[str, str]:
+    def _all_variables(self, found: ImportedMcpServer, server: ForeignMcpServer) -> dict[str, str]:
         """Return the variables of a server, with those of its ``envFile``, which are weaker."""
         if not server.env_file:
             return server.env
@@ -230,7 +230,7 @@ class _ServerImporter:
         """Return a text with each ``${input:ID}`` replaced: by its default, or by a variable that the user sets."""
 
         def value(match: re.Match[str]) -> str:
-            said = self._inputs.get(match[1], InputDeclaration())
+            said = self._inputs.get(match[1], VsCodeInputDeclaration())
             secret = said.is_password or is_secret_name(key) or is_secret_name(match[1])
             if said.default and not secret:
                 return said.default
@@ -251,7 +251,7 @@ class _ServerImporter:
         given = text
 
         def fill_input(asked: re.Match[str]) -> str:
-            declaration = self._inputs.get(asked[1], InputDeclaration())
+            declaration = self._inputs.get(asked[1], VsCodeInputDeclaration())
             if not declaration.default or declaration.is_password or is_secret_name(asked[1]):
                 raise ValueError(
                     f"its {what} has {asked[0]}, which is possible only in env and headers; write the value itself, "
@@ -347,7 +347,7 @@ def _is_plain(value: str) -> bool:
     return is_long and _PATH.fullmatch(value) is not None and _RANDOM.search(value) is None
 
 
-def is_handrail(server: ForeignServer) -> bool:
+def is_handrail(server: ForeignMcpServer) -> bool:
     """Return whether a server is Handrail's own, which must not be behind itself."""
     if server.url:
         try:
@@ -374,7 +374,7 @@ def is_handrail(server: ForeignServer) -> bool:
     return False
 
 
-def _unwrap_remote_bridge(server: ForeignServer, found: ImportedMcpServer) -> ForeignServer:
+def _unwrap_remote_bridge(server: ForeignMcpServer, found: ImportedMcpServer) -> ForeignMcpServer:
     """Return the remote server that ``mcp-remote`` bridges to, since Handrail reaches it itself; else the same server."""
     words = [server.command, *server.args]
     at = next((at for at, one in enumerate(words) if re.fullmatch(r"(?:.*/)?mcp-remote(?:@[\w.-]+)?", one)), None)
@@ -398,7 +398,7 @@ def _unwrap_remote_bridge(server: ForeignServer, found: ImportedMcpServer) -> Fo
         else:
             return server
     found.ignored_keys.append("mcp-remote: Handrail reaches the url itself")
-    return ForeignServer(
+    return ForeignMcpServer(
         server.name,
         url=words[at + 1],
         transport=transport,

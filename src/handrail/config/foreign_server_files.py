@@ -20,27 +20,27 @@ from pathlib import Path
 from typing import Any, cast
 
 from handrail.contract.struct import Struct, field
-from handrail.contract.text.lazy_patterns import compile_on_first_use
-from handrail.contract.text.text_encodings import read_settings_text
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
+from handrail.contract.text.text_encodings import decode_settings_text
 
 MAX_BYTES = 16 * 1024 * 1024
 _MAX_ENV_BYTES = 1024 * 1024
-VARIABLE = compile_on_first_use(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+VARIABLE = compile_regex_lazily(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 """A variable in a text, with an optional default."""
-INPUT = compile_on_first_use(r"\$\{input:([\w.-]+)\}")
+INPUT = compile_regex_lazily(r"\$\{input:([\w.-]+)\}")
 """A value that VS Code asks the user for."""
-_OTHER_VARIABLE = compile_on_first_use(
+_OTHER_VARIABLE = compile_regex_lazily(
     r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)((?::-[^}]*)?)\}|(?<!\$)\{env:([A-Za-z_][A-Za-z0-9_]*)\}"
 )
 """A variable as VS Code, Cursor and Windsurf write it, and as opencode does."""
-_BARE_VARIABLE = compile_on_first_use(r"\$([A-Za-z_][A-Za-z0-9_]*)")
+_BARE_VARIABLE = compile_regex_lazily(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 """A variable as Gemini CLI writes it, also without braces."""
-_FOLDER = compile_on_first_use(
+_FOLDER = compile_regex_lazily(
     r"\$\{(workspaceFolder(?::[^}]*)?|workspaceFolderBasename|workspaceRoot|userHome|pathSeparator|/)\}"
 )
-_UNKNOWN = compile_on_first_use(r"\$?\{file:[^}]*\}|\$\{(?:command|config|file|workspaceFolder|workspaceRoot)\b[^}]*\}")
+_UNKNOWN = compile_regex_lazily(r"\$?\{file:[^}]*\}|\$\{(?:command|config|file|workspaceFolder|workspaceRoot)\b[^}]*\}")
 """A placeholder that Handrail cannot fill in."""
-_ENV_LINE = compile_on_first_use(
+_ENV_LINE = compile_regex_lazily(
     r"""^[ \t]*(?:export[ \t]+)?([A-Za-z_][\w.]*)[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([^\r\n]*))""",
     re.MULTILINE,
 )
@@ -98,7 +98,7 @@ _TABLE_KEYS = ("mcpServers", "servers", "mcp_servers", "context_servers", "amp.m
 
 
 @dataclasses.dataclass(slots=True)
-class ForeignServer:
+class ForeignMcpServer:
     """A server from a file of another program.
 
     :ivar oauth: the client's id, scopes and port of a sign-in, by the names of ``[mcp.servers.NAME.oauth]``
@@ -123,24 +123,24 @@ class ForeignServer:
     problem: str = ""
 
 
-class InputDeclaration(Struct, frozen=True):
+class VsCodeInputDeclaration(Struct, frozen=True):
     """A value that VS Code asks the user for, as ``${input:ID}``."""
 
     is_password: bool = False
     default: str = ""
 
 
-class ForeignServerFile(Struct, frozen=True):
+class ForeignMcpServerFile(Struct, frozen=True):
     """The servers of one file.
 
     :param inputs: the inputs that it declares, by id
     """
 
-    servers: tuple[ForeignServer, ...]
-    inputs: Mapping[str, InputDeclaration] = field(default_factory=dict[str, InputDeclaration])
+    servers: tuple[ForeignMcpServer, ...]
+    inputs: Mapping[str, VsCodeInputDeclaration] = field(default_factory=dict[str, VsCodeInputDeclaration])
 
 
-def list_foreign_server_files(workspace: Path) -> list[tuple[str, Path]]:
+def list_candidate_server_files(workspace: Path) -> list[tuple[str, Path]]:
     """Return the files in which other programs keep their servers, whether they exist or not."""
     home = Path.home()
     own = {"darwin": home / "Library/Application Support", "win32": Path(os.environ.get("APPDATA", home))}
@@ -176,7 +176,7 @@ def list_foreign_server_files(workspace: Path) -> list[tuple[str, Path]]:
     ]
 
 
-def read_foreign_server_file(path: Path, workspace: Path | None) -> ForeignServerFile:
+def read_foreign_server_file(path: Path, workspace: Path | None) -> ForeignMcpServerFile:
     """Read the servers of one file.
 
     :param workspace: the value of ``${workspaceFolder}``, and the project whose part of Claude Code's file counts; None for none
@@ -200,7 +200,7 @@ def read_foreign_server_file(path: Path, workspace: Path | None) -> ForeignServe
     named = [(str(name), said) for table in tables for name, said in table.items()]
     bare = bool({".gemini", ".qwen"} & {*path.parts}) or any("httpUrl" in _object(said) for _, said in named)
     servers = [_normalize_server(name, said, workspace, bare=bare) for name, said in named]
-    return ForeignServerFile(tuple(servers), _read_inputs(whole))
+    return ForeignMcpServerFile(tuple(servers), _read_inputs(whole))
 
 
 def _read_regular_file(path: Path, max_bytes: int) -> bytes:
@@ -225,7 +225,7 @@ def _parse(path: Path, content: bytes) -> Any:
     """
     kind = "TOML" if path.suffix.lower() == ".toml" else "YAML" if path.suffix.lower() in _YAML else "JSON"
     try:
-        text = read_settings_text(content)
+        text = decode_settings_text(content)
         if kind == "TOML":
             return tomllib.loads(text)
         if kind == "YAML":
@@ -343,24 +343,26 @@ def _by_name(value: object) -> object:
     return found
 
 
-def _read_inputs(whole: object) -> dict[str, InputDeclaration]:
+def _read_inputs(whole: object) -> dict[str, VsCodeInputDeclaration]:
     top = _object(whole)
     given: Any = top.get("inputs") or _object(top.get("mcp")).get("inputs")
-    found: dict[str, InputDeclaration] = {}
+    found: dict[str, VsCodeInputDeclaration] = {}
     for one in cast("list[object]", given) if isinstance(given, list) else []:
         fields = _object(one)
         if isinstance(name := fields.get("id"), str):
             default = fields.get("default")
-            found[name] = InputDeclaration(fields.get("password") is True, default if isinstance(default, str) else "")
+            found[name] = VsCodeInputDeclaration(
+                fields.get("password") is True, default if isinstance(default, str) else ""
+            )
     return found
 
 
-def _normalize_server(name: str, entry: object, workspace: Path | None, *, bare: bool) -> ForeignServer:
+def _normalize_server(name: str, entry: object, workspace: Path | None, *, bare: bool) -> ForeignMcpServer:
     """Return a server in the common form.
 
     :param bare: whether ``$NAME`` is a variable
     """
-    found = ForeignServer(name)
+    found = ForeignMcpServer(name)
     if not isinstance(entry, dict):
         found.problem = "it is not an object"
         return found
@@ -376,7 +378,7 @@ def _normalize_server(name: str, entry: object, workspace: Path | None, *, bare:
     return found
 
 
-def _fill_server(found: ForeignServer, given: dict[str, Any], texts: _ForeignTextReader) -> None:
+def _fill_server(found: ForeignMcpServer, given: dict[str, Any], texts: _ForeignTextReader) -> None:
     """Fill in a server.
 
     :raises ValueError: with the reason why it cannot be used
@@ -412,10 +414,10 @@ def _fill_server(found: ForeignServer, given: dict[str, Any], texts: _ForeignTex
             kind if kind in ("http", "sse") else "sse" if found.url.rstrip("/").endswith("/sse") else "http"
         )
         within = _object(take("requestOptions", "requestInit")).get("headers")
-        found.headers = texts.read_fields("headers", take("headers", "http_headers") or within)
+        found.headers = texts.parse_named_values("headers", take("headers", "http_headers") or within)
         if isinstance(key := take("apiKey", "authorization_token"), str) and key:
             found.headers.setdefault("Authorization", f"Bearer {texts.read('apiKey', key)}")
-        for field_name, variable in texts.read_fields("env_http_headers", take("env_http_headers")).items():
+        for field_name, variable in texts.parse_named_values("env_http_headers", take("env_http_headers")).items():
             found.headers[field_name] = f"${{{variable}}}"
         if isinstance(variable := take("bearer_token_env_var"), str) and variable:
             found.headers.setdefault("Authorization", f"Bearer ${{{variable}}}")
@@ -426,11 +428,11 @@ def _fill_server(found: ForeignServer, given: dict[str, Any], texts: _ForeignTex
     else:
         found.command = texts.read("command", command)
         found.args = texts.read_list("args", args) + texts.read_list("args", take("args", "arguments"))
-        found.env = texts.read_fields("env", take("env", "environment", "envs"))
+        found.env = texts.parse_named_values("env", take("env", "environment", "envs"))
         for variable in texts.read_list("env_vars", take("env_vars", "env_keys")):
             found.env.setdefault(variable, f"${{{variable}}}")
-        found.cwd = texts.read_optional("cwd", take("cwd", "workingDirectory", "working_directory"))
-        found.env_file = texts.read_optional("envFile", take("envFile", "env_file"))
+        found.cwd = texts.parse_optional_text("cwd", take("cwd", "workingDirectory", "working_directory"))
+        found.env_file = texts.parse_optional_text("envFile", take("envFile", "env_file"))
         if has_url:
             found.left_out.append("url: the server has a command")
         if given.get("headers"):
@@ -508,7 +510,7 @@ def _read_timeout(given: object, seconds: object) -> int | None:
 class _ForeignTextReader:
     """A reader of the texts of one server, which fills in folders and writes variables in one form."""
 
-    def __init__(self, server: ForeignServer, workspace: Path | None, *, bare: bool) -> None:
+    def __init__(self, server: ForeignMcpServer, workspace: Path | None, *, bare: bool) -> None:
         self._server = server
         self._bare = bare
         self._folders = {"userHome": str(Path.home()), "pathSeparator": os.sep, "/": os.sep}
@@ -541,7 +543,7 @@ class _ForeignTextReader:
             raise ValueError(f"its {what} has a character that no program can get; correct it in the file")
         return filled
 
-    def read_optional(self, what: str, value: object) -> str:
+    def parse_optional_text(self, what: str, value: object) -> str:
         """Return a text, or an empty one, and note that the value is left out, if it cannot be a text."""
         if value is None:
             return ""
@@ -570,7 +572,7 @@ class _ForeignTextReader:
                 found.append(self.read(what, _object(one).get("name", one) if what == "env_vars" else one))
         return found
 
-    def read_fields(self, what: str, value: object) -> dict[str, str]:
+    def parse_named_values(self, what: str, value: object) -> dict[str, str]:
         """Return variables or header fields; one that cannot be used is left out with the reason.
 
         :raises ValueError: if they are not an object, or ambiguous
@@ -591,7 +593,7 @@ class _ForeignTextReader:
             elif not key or any(char in key for char in "=\0\r\n"):
                 self._server.left_out.append(f"{key!r}: it is not a valid name")
             else:
-                text = self.read_optional(key, one)
+                text = self.parse_optional_text(key, one)
                 if text or one == "":
                     found[key] = text
         return found
@@ -629,7 +631,7 @@ def read_env_file(file: Path) -> dict[str, str]:
     :raises ValueError: if the file cannot be read
     """
     try:
-        text = read_settings_text(_read_regular_file(file, _MAX_ENV_BYTES))
+        text = decode_settings_text(_read_regular_file(file, _MAX_ENV_BYTES))
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror}; check its path") from None
     except UnicodeDecodeError:

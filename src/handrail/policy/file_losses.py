@@ -14,8 +14,8 @@ from pathlib import Path
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.file_services import PathResolver, ResolvedPath
-from handrail.contract.text.glob_patterns import path_matches
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.glob_patterns import matches_path_glob
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.policy.shell import command_wrappers, destroying_forms
 from handrail.policy.shell.parser import ShellScript
 from handrail.policy.shell.simple_commands import ShellCommand, is_marked
@@ -31,13 +31,13 @@ _BYTES_OF_A_LOOK = 2 * 1024
 _MAX_IGNORE_BYTES = 64 * 1024
 _ENTRY_BYTES = 62
 """The bytes of an index entry before its name (gitformat-index(5), versions 2 and 3)."""
-_PLAIN_IGNORE = compile_on_first_use(r"/?(?:\*\*/)?[\w.*-]+/?(?:\*{1,2})?")
+_PLAIN_IGNORE = compile_regex_lazily(r"/?(?:\*\*/)?[\w.*-]+/?(?:\*{1,2})?")
 
 
 _MAY_LOSE = destroying_forms.PROGRAM_NAMES | destroying_forms.WRITING_PROGRAMS | command_wrappers.WRAPPER_NAMES
 
 
-def find_losses(script: ShellScript, roots: PathResolver) -> tuple[str, ...]:
+def find_irrecoverable_file_losses(script: ShellScript, roots: PathResolver) -> tuple[str, ...]:
     """Return the files and folders that a text removes or replaces for good, as a message names them."""
     found: dict[str, None] = {}
     if script.unclear is not None:
@@ -245,5 +245,5 @@ def _ignores(line: str, paths: list[str]) -> bool:
     anchored = "/" in pattern.removeprefix("**/")
     pattern = pattern.removeprefix("/")
     return any(
-        path_matches(pattern if anchored or pattern.startswith("**/") else f"**/{pattern}", path) for path in paths
+        matches_path_glob(pattern if anchored or pattern.startswith("**/") else f"**/{pattern}", path) for path in paths
     )

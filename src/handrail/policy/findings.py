@@ -6,9 +6,9 @@ from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from handrail.contract.struct import Struct
-from handrail.policy.call_targets import VERBS, CallTarget, format_argv
+from handrail.policy.call_targets import VERBS, CallTarget, format_argv_for_message
 from handrail.policy.rules.rules_and_modes import STRICTNESS, Action, Rule
-from handrail.policy.shell.read_only_proof import changes_nothing
+from handrail.policy.shell.read_only_proof import is_command_provably_read_only
 
 if TYPE_CHECKING:
     from handrail.policy.rules.matchers import RankedRule
@@ -58,7 +58,7 @@ class PolicyFinding(NamedTuple):
         by_mode = self.rule is not None and self.rule.scope == "mode" and self.action == "ask"
         return by_mode or self.cause in ("no rule", "unclear", "program")
 
-    def only_reads_one_of(self, replaced: Set[str]) -> bool:
+    def only_reads_replaced_file(self, replaced: Set[str]) -> bool:
         """Return whether this is only about reading a file that the same call writes, without a rule."""
         target = self.target
         is_reading = target is not None and target.capability == "fs.read" and target.value in replaced
@@ -67,8 +67,8 @@ class PolicyFinding(NamedTuple):
     def describe_subject(self, tool_id: str) -> str:
         """Describe what the finding is about, for the beginning of a sentence."""
         if self.argv is not None:
-            read = "" if self.reading is None else f" (read as {format_argv(self.reading)})"
-            return f"{format_argv(self.argv)}{read}"
+            read = "" if self.reading is None else f" (read as {format_argv_for_message(self.reading)})"
+            return f"{format_argv_for_message(self.argv)}{read}"
         if self.target is None:
             return f"`{tool_id}`"
         target = self.target
@@ -87,7 +87,7 @@ def choose_deciding_finding(findings: Sequence[PolicyFinding]) -> PolicyFinding:
     if deciding.action == "allow" or deciding.cause != "rule" or deciding.argv is None:
         return deciding
     alike = (one for one in findings if one.action == deciding.action and one.rule is deciding.rule and one.argv)
-    return next((one for one in alike if not changes_nothing(one.evaluated_argv or ())), deciding)
+    return next((one for one in alike if not is_command_provably_read_only(one.evaluated_argv or ())), deciding)
 
 
 def format_reason(finding: PolicyFinding, tool_id: str) -> str:

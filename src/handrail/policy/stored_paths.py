@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from handrail.contract.struct import Struct, field
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.policy.shell.parser import ShellScript
 from handrail.policy.shell.stored_file_forms import find_stored_file_accesses
 
@@ -39,9 +39,9 @@ _MAX_STORES = 8
 _MAX_REPOSITORIES = 32
 _MAX_READS = 3
 """The most reads before one decision: of the paths, of their check, and once more if a program changed them."""
-_TREE_ENTRY = compile_on_first_use(rb"(\d{1,6}) ([^\0]+)\0(.{20})", re.DOTALL)
-_COMMIT_TREE = compile_on_first_use(rb"tree ([0-9a-f]{40})\n")
-_GIT_FILE = compile_on_first_use(r"gitdir: (.+)\n?")
+_TREE_ENTRY = compile_regex_lazily(rb"(\d{1,6}) ([^\0]+)\0(.{20})", re.DOTALL)
+_COMMIT_TREE = compile_regex_lazily(rb"tree ([0-9a-f]{40})\n")
+_GIT_FILE = compile_regex_lazily(r"gitdir: (.+)\n?")
 _COMMIT, _TREE, _OFFSET_DELTA, _NAMED_DELTA = 1, 2, 6, 7
 _ID = 20
 
@@ -49,7 +49,7 @@ _ID = 20
 PathCheck = Callable[[str, frozenset[str]], str]
 
 
-class UnreadableStoreError(Exception):
+class UnreadableRepositoryError(Exception):
     """A repository whose stored paths are unknown."""
 
 
@@ -69,20 +69,20 @@ class PrintedRepository(NamedTuple):
 
     @property
     def has_unread_history(self) -> bool:
-        """Whether :func:`load_history` would find paths that are not known yet."""
+        """Whether :func:`load_and_check_repository_history` would find paths that are not known yet."""
         if self.git_folder is None:
             return False
         if _entry(self.git_folder).unchecked:
             return True
-        is_indexed, indexed = list_indexed_paths(self.git_folder)
+        is_indexed, indexed = get_current_index_paths(self.git_folder)
         if self.scope == "index" or (is_indexed and indexed is None):
             return not is_indexed
-        return not is_indexed or not list_history_paths(self.git_folder)[0]
+        return not is_indexed or not get_known_history_paths(self.git_folder)[0]
 
     def find_hidden(self, find: PathCheck, is_quick: Callable[[str, frozenset[str]], bool]) -> str | None:
         """Return a stored path that the rules hide, and an empty text if there is none; None if that is unknown.
 
-        :param find: returns the hidden one of the paths in a folder. If it is slow, :func:`load_history` calls it, in a thread
+        :param find: returns the hidden one of the paths in a folder. If it is slow, :func:`load_and_check_repository_history` calls it, in a thread
         :param is_quick: returns whether ``find`` has the answer, or finds it soon
         """
         paths = self.list_paths()
@@ -97,10 +97,10 @@ class PrintedRepository(NamedTuple):
         """Return the stored paths that the command may print; None if they are unknown."""
         if self.git_folder is None:
             return None
-        _, indexed = list_indexed_paths(self.git_folder)
+        _, indexed = get_current_index_paths(self.git_folder)
         if self.scope == "index" or indexed is None:
             return indexed
-        is_current, history = list_history_paths(self.git_folder)
+        is_current, history = get_known_history_paths(self.git_folder)
         return history if is_current else None
 
 
@@ -127,7 +127,7 @@ _known: dict[str, StoredPaths] = {}
 def find_git_folder(work_tree: str) -> str | None:
     """Return the git folder of a work tree; None if it has none.
 
-    :raises UnreadableStoreError: if a file or link that names it cannot be followed
+    :raises UnreadableRepositoryError: if a file or link that names it cannot be followed
     """
     place = os.path.join(work_tree, ".git")  # noqa: PTH118 - a hot path
     try:
@@ -137,16 +137,16 @@ def find_git_folder(work_tree: str) -> str | None:
         match = _GIT_FILE.fullmatch(_read_text(place)[:4_096])
     except FileNotFoundError:
         if os.path.islink(place):  # noqa: PTH114 - a hot path
-            raise UnreadableStoreError from None
+            raise UnreadableRepositoryError from None
         return None
     except OSError:
-        raise UnreadableStoreError from None
+        raise UnreadableRepositoryError from None
     if match is None:
-        raise UnreadableStoreError
+        raise UnreadableRepositoryError
     return os.path.normpath(os.path.join(work_tree, match.group(1)))  # noqa: PTH118
 
 
-def list_indexed_paths(git_folder: str) -> tuple[bool, frozenset[str] | None]:
+def get_current_index_paths(git_folder: str) -> tuple[bool, frozenset[str] | None]:
     """Return whether the index was read since it last changed, and its paths; None in their place if they are unknown."""
     known = _entry(git_folder)
     try:
@@ -177,16 +177,16 @@ def _file_state(found: os.stat_result) -> object:
     return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-def list_history_paths(git_folder: str) -> tuple[bool, frozenset[str] | None]:
+def get_known_history_paths(git_folder: str) -> tuple[bool, frozenset[str] | None]:
     """Return whether the history was read since it last changed, and its paths; None in their place if they are unknown."""
     known = _entry(git_folder)
     try:
         return known.history_state == _history_state(git_folder), known.history
-    except UnreadableStoreError:
+    except UnreadableRepositoryError:
         return True, None
 
 
-def load_history(git_folder: str) -> None:
+def load_and_check_repository_history(git_folder: str) -> None:
     """Read the paths of the index and of all objects of a repository, and check them by the rules.
 
     This can take seconds, so it runs in a thread.
@@ -199,7 +199,7 @@ def load_history(git_folder: str) -> None:
         _load_index(git_folder, known)
         try:
             state = _history_state(git_folder)
-        except UnreadableStoreError:
+        except UnreadableRepositoryError:
             return
         if known.history_state == state:
             return
@@ -210,12 +210,12 @@ def load_history(git_folder: str) -> None:
                 store.read_new_objects()
                 known.store = store
             paths = frozenset(known.store.paths)
-        except (UnreadableStoreError, OSError, zlib.error, ValueError, LookupError):
+        except (UnreadableRepositoryError, OSError, zlib.error, ValueError, LookupError):
             paths = known.store = None
         known.history, known.history_state = paths, state
 
 
-async def load_histories(list_unread: Callable[[], Iterable[PrintedRepository]]) -> None:
+async def load_and_check_repository_histories(list_unread: Callable[[], Iterable[PrintedRepository]]) -> None:
     """Read and check the history of each repository, in a thread.
 
     :param list_unread: returns the repositories that a decision needs, and makes the decision again
@@ -223,7 +223,7 @@ async def load_histories(list_unread: Callable[[], Iterable[PrintedRepository]])
     for _ in range(_MAX_READS):
         unread = {one.git_folder for one in list_unread() if one.git_folder is not None}
         for git_folder in unread:
-            await asyncio.to_thread(load_history, git_folder)
+            await asyncio.to_thread(load_and_check_repository_history, git_folder)
         if not unread:
             return
 
@@ -274,14 +274,14 @@ def _read_text(path: str | Path) -> str:
 def _read_optional_text(path: Path) -> str | None:
     """Return the text of a file of a repository, or None if it does not exist.
 
-    :raises UnreadableStoreError: if it exists and cannot be read: git could read something else in its place
+    :raises UnreadableRepositoryError: if it exists and cannot be read: git could read something else in its place
     """
     try:
         return _read_text(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError:
-        raise UnreadableStoreError from None
+        raise UnreadableRepositoryError from None
 
 
 def _read_index(path: str) -> frozenset[str] | None:
@@ -327,7 +327,7 @@ def _read_offset(data: bytes, at: int) -> tuple[int, int]:
 def _common_folder(git_folder: str) -> Path:
     """Return the folder with the objects: another one for a linked work tree.
 
-    :raises UnreadableStoreError: if the file that names it cannot be read
+    :raises UnreadableRepositoryError: if the file that names it cannot be read
     """
     named = _read_optional_text(Path(git_folder, "commondir"))
     return Path(os.path.normpath(os.path.join(git_folder, (named or "").strip())))  # noqa: PTH118
@@ -336,7 +336,7 @@ def _common_folder(git_folder: str) -> Path:
 def _history_state(git_folder: str) -> object:
     """Return what changes whenever an object is added.
 
-    :raises UnreadableStoreError: if a file that names another folder cannot be read
+    :raises UnreadableRepositoryError: if a file that names another folder cannot be read
     """
     found: list[object] = []
     for store in _list_stores(_common_folder(git_folder) / "objects"):
@@ -352,7 +352,7 @@ def _history_state(git_folder: str) -> object:
 def _list_stores(first: Path) -> list[Path]:
     """Return a folder of objects, and those that it borrows objects from.
 
-    :raises UnreadableStoreError: if they cannot be read, or are too many
+    :raises UnreadableRepositoryError: if they cannot be read, or are too many
     """
     stores: list[Path] = [first]
     for store in stores:
@@ -361,7 +361,7 @@ def _list_stores(first: Path) -> list[Path]:
             if line and not line.startswith("#") and other not in stores:
                 stores.append(other)
                 if len(stores) > _MAX_STORES:
-                    raise UnreadableStoreError
+                    raise UnreadableRepositoryError
     return stores
 
 
@@ -390,12 +390,12 @@ class _ObjectStore:
     def read_new_objects(self) -> bool:
         """Read the objects that were added since, and return whether that was possible without reading the others again.
 
-        :raises UnreadableStoreError: if the store is too large, or of another format
+        :raises UnreadableRepositoryError: if the store is too large, or of another format
         """
         self._end = time.thread_time() + _MAX_SCAN_S
         config = (_read_optional_text(self._common / "config") or "").lower()
         if re.search(r"objectformat\s*=\s*\"?sha256", config):
-            raise UnreadableStoreError
+            raise UnreadableRepositoryError
         for store in _list_stores(self._common / "objects"):
             self._read_loose_objects(store)
             for index in sorted((store / "pack").glob("*.idx")):
@@ -429,7 +429,7 @@ class _ObjectStore:
                     continue
                 self._path_bytes += len(prefix) + len(name)
                 if self._path_bytes > _MAX_TREE_BYTES:
-                    raise UnreadableStoreError
+                    raise UnreadableRepositoryError
                 if mode == b"40000":
                     waiting.append((prefix + name + b"/", other))
                 else:
@@ -439,7 +439,7 @@ class _ObjectStore:
 
     def _check_bounds(self, count: int) -> None:
         if count > _MAX_OBJECTS or self._bytes > _MAX_TREE_BYTES or time.thread_time() > self._end:
-            raise UnreadableStoreError
+            raise UnreadableRepositoryError
 
     def _add(self, kind: int, name: bytes, data: bytes) -> None:
         if kind == _TREE:
@@ -469,7 +469,7 @@ class _ObjectStore:
                         continue
                     size = int(start.partition(b"\0")[0].partition(b" ")[2])
                     if size > _MAX_ONE_TREE_BYTES:
-                        raise UnreadableStoreError
+                        raise UnreadableRepositoryError
                     rest = reader.unconsumed_tail + os.read(descriptor, size + 65_536)
                 finally:
                     os.close(descriptor)
@@ -479,7 +479,7 @@ class _ObjectStore:
     def _read_pack(self, index_path: Path) -> None:
         index = read_regular_file(index_path, _MAX_INDEX_BYTES)
         if index[:8] != b"\xfftOc\0\0\0\2":
-            raise UnreadableStoreError
+            raise UnreadableRepositoryError
         descriptor, length = _open_regular_file(index_path.with_suffix(".pack"))
         try:
             pack = _PackFile(index, descriptor, length)
@@ -487,7 +487,7 @@ class _ObjectStore:
             for count, (offset, name) in enumerate(sorted(pack.names.items())):
                 if not count % 512:
                     self._check_bounds(self._objects)
-                kind = pack.get_error_kind(offset)
+                kind = pack.get_object_kind(offset)
                 if kind in (_TREE, _COMMIT):
                     self._add(kind, name, pack.read_object(offset))
         finally:
@@ -508,7 +508,7 @@ class _PackFile:
         offsets_at = names_at + count * (_ID + 4)
         large_at = offsets_at + count * 4
         if len(index) < large_at or count > _MAX_OBJECTS:
-            raise UnreadableStoreError
+            raise UnreadableRepositoryError
         self.names: dict[int, bytes] = {}
         self._offsets: dict[bytes, int] = {}
         for number in range(count):
@@ -544,7 +544,7 @@ class _PackFile:
             return kind, size, offset + at + _ID, self._offsets.get(data[at : at + _ID], -1)
         return kind, size, offset + at, 0
 
-    def get_error_kind(self, offset: int) -> int:
+    def get_object_kind(self, offset: int) -> int:
         """Return the kind of an object; that of its base for a delta, and 0 if the base is elsewhere."""
         chain: list[int] = []
         at = offset
@@ -554,7 +554,7 @@ class _PackFile:
             if kind not in (_OFFSET_DELTA, _NAMED_DELTA):
                 self._kinds[at] = kind
             elif base <= 0 or len(chain) > 10_000:
-                raise UnreadableStoreError
+                raise UnreadableRepositoryError
             else:
                 at = base
         found = self._kinds[at]
@@ -570,7 +570,7 @@ class _PackFile:
             kind, size, start, base = self._header(at)
             held += size
             if held > 2 * _MAX_ONE_TREE_BYTES:
-                raise UnreadableStoreError
+                raise UnreadableRepositoryError
             stored = os.pread(self._descriptor, max(0, min(self._ends[at] - start, size + size // 8 + 1_024)), start)
             raw = zlib.decompressobj().decompress(stored, size) if size else b""
             if kind not in (_OFFSET_DELTA, _NAMED_DELTA):
@@ -618,11 +618,11 @@ def _apply_delta(base: bytes, delta: bytes) -> bytes:
             piece = delta[at : at + code]
             at += code
         else:
-            raise UnreadableStoreError
+            raise UnreadableRepositoryError
         out.append(piece)
         length += len(piece)
         if length > _MAX_ONE_TREE_BYTES:
-            raise UnreadableStoreError
+            raise UnreadableRepositoryError
     return b"".join(out)
 
 
@@ -636,7 +636,7 @@ def find_printed_repositories(script: ShellScript, text: str, workspace: str) ->
                     git_folder = find_git_folder(work_tree)
                     if git_folder is None:
                         continue
-                except UnreadableStoreError:
+                except UnreadableRepositoryError:
                     git_folder = None
                 known = None if access.scope == "unknown" else git_folder
                 found[PrintedRepository(access.shown, access.scope, work_tree, known)] = None

@@ -118,7 +118,7 @@ def choose_sandbox(without: frozenset[str] = frozenset()) -> Sandbox:
             )
         )
     detail = "; ".join(f"{binary} failed: {failure}" for binary, failure in tried)
-    cure = find_remedy(detail, Path("/proc/sys"), Path(SYSTEM_BWRAP).exists())
+    cure = suggest_bubblewrap_remedy(detail, Path("/proc/sys"), Path(SYSTEM_BWRAP).exists())
     return RefusingSandbox(
         SandboxTier("none", detail, cure, (SandboxMechanism("namespaces", False, detail, cure), *_untried_mechanisms()))
     )
@@ -145,7 +145,7 @@ def _format_layers(lacking: Sequence[str]) -> str:
     return f", {' and '.join(have)} within" if have else ""
 
 
-def find_remedy(failure: str, sysctls: Path, system_bwrap: bool) -> str:
+def suggest_bubblewrap_remedy(failure: str, sysctls: Path, system_bwrap: bool) -> str:
     """Return what to change so that bubblewrap works, from its messages and the kernel's settings.
 
     :param sysctls: where the kernel's settings are read (``/proc/sys``)

@@ -20,14 +20,14 @@ from handrail.contract.struct import Struct
 from handrail.store.database.sqlite_connection import open_reader
 from handrail.store.memory.knowledge_store import KnowledgeStore, KnowledgeUnavailable
 from handrail.store.operator_decisions import write_private_file
-from handrail.store.project_identity import adopt_folder, identify_folder, read_project
-from handrail.store.state_folders import StateFolders, prepare_redirects, workspace_key
+from handrail.store.project_identity import bind_state_to_current_folder, read_folder_identity, read_project_record
+from handrail.store.state_folders import StateFolders, compute_workspace_key, prepare_redirect_folder
 from handrail.store.state_inventory import (
     MEMORY,
     USER_DATA,
     StateInventoryEntry,
+    ensure_workspace_unheld,
     list_stored_state,
-    refuse_if_held,
     remove_workspace_state,
 )
 
@@ -51,32 +51,32 @@ class AdoptableState(Struct, frozen=True):
     is_recognised: bool
 
 
-def find_adoptable(folders: StateFolders) -> list[AdoptableState]:
+def find_adoptable_states(folders: StateFolders) -> list[AdoptableState]:
     """Return the states whose folder is at the path of this workspace now.
 
     :param folders: the folders of the workspace, see :func:`~handrail.store.state_folders.locate_folders`
     """
-    identity = identify_folder(folders.workspace)
+    identity = read_folder_identity(folders.workspace)
     if identity is None:
         return []
     found: list[AdoptableState] = []
     for key in _list_keys(folders.state):
-        record = read_project(folders.state / "ws" / key)
+        record = read_project_record(folders.state / "ws" / key)
         if key == folders.key or record is None or not record.identity.is_same_as(identity):
             continue
-        if has_state(StateFolders(folders.workspace, folders.state, key)):
+        if has_workspace_database(StateFolders(folders.workspace, folders.state, key)):
             found += [AdoptableState(one, True) for one in list_stored_state(folders.state, key)]
     return found
 
 
-def choose_adoptable(folders: StateFolders, key: str | None) -> AdoptableState:
+def select_adoptable_state(folders: StateFolders, key: str | None) -> AdoptableState:
     """Return the state to adopt, and check that nothing else uses it.
 
     :param key: the key of the state; None for the one whose folder was recognised
     :raises UsageError: if there is no such state, or several, or it still has its folder
     :raises StartError: if a process holds it
     """
-    recognised = find_adoptable(folders)
+    recognised = find_adoptable_states(folders)
     if key is None:
         if not recognised:
             raise UsageError(
@@ -100,31 +100,31 @@ def adopt_state(folders: StateFolders, chosen: AdoptableState) -> StateFolders:
     :raises StartError: if the state folder cannot be written, or a process holds one of the two
     """
     _check_free(folders, chosen.stored)
-    if os.path.lexists(folders.database_file) and not has_state(folders):
+    if os.path.lexists(folders.database_file) and not has_workspace_database(folders):
         remove_workspace_state(folders.state, folders.key)
-    if has_state(folders):
+    if has_workspace_database(folders):
         raise UsageError(
             f"The workspace {folders.workspace} has state already, with the key {folders.key}. Back it up if you need it, "
             f"remove it with `handrail state remove {folders.key}`, and adopt again."
         )
-    redirects, former = prepare_redirects(folders.state), chosen.stored.workspace
+    redirects, former = prepare_redirect_folder(folders.state), chosen.stored.workspace
     adopted = StateFolders(folders.workspace, folders.state, chosen.stored.key)
     if former is not None and former != folders.workspace:
-        write_private_file(redirects / workspace_key(former), secrets.token_hex(_KEY_BYTES).encode())
-    if workspace_key(folders.workspace) == adopted.key:  # the folder is back at its first path
+        write_private_file(redirects / compute_workspace_key(former), secrets.token_hex(_KEY_BYTES).encode())
+    if compute_workspace_key(folders.workspace) == adopted.key:  # the folder is back at its first path
         (redirects / adopted.key).unlink(missing_ok=True)
     else:
-        write_private_file(redirects / workspace_key(folders.workspace), adopted.key.encode())
+        write_private_file(redirects / compute_workspace_key(folders.workspace), adopted.key.encode())
     write_private_file(adopted.workspace_path_file, os.fsencode(folders.workspace))
-    adopt_folder(adopted)
+    bind_state_to_current_folder(adopted)
     if former is not None:
         knowledge = KnowledgeStore(folders.state)
         with contextlib.suppress(KnowledgeUnavailable), contextlib.closing(knowledge):
-            knowledge.rename_workspace(str(former), str(folders.workspace))
+            knowledge.reassign_workspace_entries(str(former), str(folders.workspace))
     return adopted
 
 
-def has_state(folders: StateFolders) -> bool:
+def has_workspace_database(folders: StateFolders) -> bool:
     """Return whether a workspace has state that is worth keeping.
 
     A command that runs no call, such as ``handrail explain``, leaves an empty database, which is not.
@@ -165,7 +165,7 @@ def _find_by_key(folders: StateFolders, key: str) -> AdoptableState:
 def _has_its_folder(state: Path, stored: StateInventoryEntry) -> bool:
     """Return whether the folder at the path of a state is the one that it was recorded for, as far as is known."""
     assert stored.workspace is not None
-    record, identity = read_project(state / "ws" / stored.key), identify_folder(stored.workspace)
+    record, identity = read_project_record(state / "ws" / stored.key), read_folder_identity(stored.workspace)
     return record is None or identity is None or record.identity.is_same_as(identity)
 
 
@@ -176,4 +176,4 @@ def _check_free(folders: StateFolders, stored: StateInventoryEntry) -> None:
     """
     other = StateFolders(stored.workspace or folders.state / "ws" / stored.key, folders.state, stored.key)
     for one in (other, folders):
-        refuse_if_held(one)
+        ensure_workspace_unheld(one)

@@ -18,7 +18,7 @@ from handrail.contract.services.resource_services import (
     PromptSpec,
     ResourceSpec,
     ResourceTemplate,
-    SourceRequest,
+    SourceRequestSpec,
     SourceResources,
     SourceResponse,
 )
@@ -77,7 +77,7 @@ class ResourceListTool(Tool):
 
 
 class ResourceReadTool(Tool):
-    source_request = SourceRequest("resources/read", "uri")
+    source_request = SourceRequestSpec("resources/read", "uri")
     spec = _spec(
         id="resource.read",
         description=(
@@ -95,7 +95,7 @@ class ResourceReadTool(Tool):
 
 
 class ResourceSubscribeTool(Tool):
-    source_request = SourceRequest("resources/subscribe", "uri")
+    source_request = SourceRequestSpec("resources/subscribe", "uri")
     spec = _spec(
         id="resource.subscribe",
         description=(
@@ -145,7 +145,7 @@ class PromptListTool(Tool):
 
 
 class PromptGetTool(Tool):
-    source_request = SourceRequest("prompts/get", "name")
+    source_request = SourceRequestSpec("prompts/get", "name")
     spec = _spec(
         id="prompt.get",
         description="Get (render) a prompt by its name, filled in with arguments. Returns its messages.",
@@ -171,7 +171,7 @@ class PromptGetTool(Tool):
 
 
 class PromptCompleteTool(Tool):
-    source_request = SourceRequest("completion/complete", "ref")
+    source_request = SourceRequestSpec("completion/complete", "ref")
     spec = _spec(
         id="prompt.complete",
         description="Suggest (autocomplete) values for an argument of a prompt or of a URI template.",

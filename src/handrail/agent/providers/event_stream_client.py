@@ -13,7 +13,7 @@ from typing import Any, cast
 import httpx2
 
 from handrail.agent.model_protocol import ProviderBusy, ReplyStreamCut, RequestRejected
-from handrail.agent.providers.provider_errors import describe_page
+from handrail.agent.providers.provider_errors import extract_html_page_text
 from handrail.contract.text.event_stream_text import EventStreamCleaner
 
 MAX_WHOLE_BYTES = 32 * 1024 * 1024
@@ -93,7 +93,7 @@ class EventStreamClient(httpx2.AsyncClient):
                 raise ReplyStreamCut(
                     f"{self._name}: The answer is incomplete JSON ({len(body):,} bytes). Resume the run to ask again."
                 ) from None
-            page_text = " ".join(describe_page(text).split())[:300]
+            page_text = " ".join(extract_html_page_text(text).split())[:300]
             raise RequestRejected(
                 f"{self._name}: {response.request.url} returned a page instead of a reply ({page_text}). Check the base URL.",
                 about="nothing",

@@ -40,16 +40,16 @@ from handrail.agent.model_protocol import (
 )
 from handrail.agent.providers.event_stream_client import Event, EventStreamClient, has_end_mark
 from handrail.agent.providers.provider_errors import (
-    get_amount,
-    get_json_text,
-    get_nonempty_text,
-    get_positive_count,
+    convert_to_json_object,
+    encode_field_as_json,
+    get_nonempty_text_field,
+    get_nonnegative_number_field,
     get_sdk_field,
     make_connection_error,
     make_reported_error,
     make_stream_format_error,
     make_timeout_error,
-    to_plain_json,
+    parse_positive_count_field,
 )
 from handrail.catalog.provider_dialects import OPENAI_CHAT, ProviderSchemaDialect
 from handrail.catalog.schema_adapter import adapt_tool
@@ -243,7 +243,7 @@ class OpenAIModel:
                 async for chunk in chunks:
                     for event in reader.read(chunk):
                         yield event
-            for event in reader.end_stream(has_end_mark=has_end_mark(chunks.response)):
+            for event in reader.yield_stream_end_events(has_end_mark=has_end_mark(chunks.response)):
                 yield event
         if reader.failure is not None:
             raise make_reported_error(self.name, KEY_VARIABLE, reader.failure)
@@ -277,7 +277,7 @@ MAX_ADDED_CHARACTERS = 4 * 1024 * 1024
 """The most characters of added fields in one reply. More are dropped, all together, because a part would be invalid."""
 
 
-def merge_added_fields(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_streamed_fields(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the fields whose pieces arrived in this order."""
     values: dict[str, list[Any]] = {}
     for piece in pieces:
@@ -292,7 +292,7 @@ def _merge_values(key: str, values: list[Any]) -> Any:
         is_joined = _IN_PIECES.search(key) or not (_IN_ONE_PIECE.search(key) or len(set(values)) == 1)
         return "".join(values) if is_joined else values[-1]
     if all(isinstance(value, dict) for value in values):
-        return merge_added_fields(values)
+        return merge_streamed_fields(values)
     if all(isinstance(value, list) for value in values):
         return _merge_items([item for value in values for item in cast("list[Any]", value)])
     return values[-1]
@@ -316,7 +316,7 @@ def _merge_items(items: list[Any]) -> list[Any]:
             last.append(item)
         else:
             groups.append([item])
-    return [group[0] if len(group) == 1 else merge_added_fields(group) for group in groups]
+    return [group[0] if len(group) == 1 else merge_streamed_fields(group) for group in groups]
 
 
 def _continues(earlier: Any, later: Any) -> bool:
@@ -339,7 +339,10 @@ def _added_fields(value: object, own: Collection[str]) -> dict[str, Any]:
     if not isinstance(more, dict):
         return {}
     given = cast("dict[str, Any]", more)
-    return to_plain_json({key: value for key, value in given.items() if key not in own and value is not None}) or {}
+    return (
+        convert_to_json_object({key: value for key, value in given.items() if key not in own and value is not None})
+        or {}
+    )
 
 
 class _StreamedCall(Struct, eq=False):
@@ -373,7 +376,7 @@ class _StreamedCall(Struct, eq=False):
             return False
 
     @property
-    def is_placeholder(self) -> bool:
+    def has_placeholder_arguments(self) -> bool:
         """Whether the arguments so far may only stand for arguments that follow."""
         return len(self.arguments) < 5 and "".join(self.arguments).strip() in ("{}", "null")
 
@@ -383,25 +386,25 @@ class _StreamedCall(Struct, eq=False):
             return False
         return self.is_complete and "".join(self.arguments) == arguments
 
-    def add_name(self, piece: str, known: Collection[str]) -> None:
+    def append_name_fragment(self, piece: str, known: Collection[str]) -> None:
         """Add a piece of the name, which may be a repetition of the name so far."""
         if self._announced or (self.name in known and self.name + piece not in known):
             return
         self.name = piece if piece.startswith(self.name) and self.name + piece not in known else self.name + piece
 
-    def add_arguments(self, piece: str) -> Iterator[BlockEvent]:
+    def append_arguments_fragment(self, piece: str) -> Iterator[BlockEvent]:
         """Add a piece of the arguments, and yield what is certain. The name may follow its arguments."""
-        if self.is_placeholder and piece.lstrip().startswith("{") and not self._sent:
+        if self.has_placeholder_arguments and piece.lstrip().startswith("{") and not self._sent:
             self.arguments.clear()
         self.arguments.append(piece)
-        if self.name and not self.is_placeholder:
+        if self.name and not self.has_placeholder_arguments:
             yield from self.announce()
 
     def announce(self) -> Iterator[BlockEvent]:
         if not self._announced:
             self._announced = True
             yield CallBlockOpened(self.number, self.id, self.name)
-        if self.is_placeholder and not self._closed:
+        if self.has_placeholder_arguments and not self._closed:
             return
         for piece in self.arguments[self._sent :]:
             yield CallArgumentsDelta(self.number, piece)
@@ -410,7 +413,7 @@ class _StreamedCall(Struct, eq=False):
     def close(self) -> Iterator[BlockEvent]:
         if not self._closed:
             self._closed = True
-            if self.is_placeholder and not self._sent and "".join(self.arguments).strip() == "null":
+            if self.has_placeholder_arguments and not self._sent and "".join(self.arguments).strip() == "null":
                 self.arguments.clear()  # a call without arguments
             yield from self.announce()
             yield CallBlockClosed(self.number)
@@ -421,7 +424,7 @@ def _find_part_text(part: object) -> str | None:
     if isinstance(part, str):
         return part
     for name in ("text", "content"):
-        if text := get_nonempty_text(part, name) or get_nonempty_text(get_sdk_field(part, name), "value"):
+        if text := get_nonempty_text_field(part, name) or get_nonempty_text_field(get_sdk_field(part, name), "value"):
             return text
     return None
 
@@ -429,12 +432,12 @@ def _find_part_text(part: object) -> str | None:
 def _find_error(value: object) -> object:
     """Return the error of a chunk or of its choice. Some servers send an empty one with every chunk."""
     error = get_sdk_field(value, "error")
-    plain = to_plain_json(error)
+    plain = convert_to_json_object(error)
     return None if plain is not None and not any(plain.values()) else error
 
 
 def _count_of(usage: object, *names: str) -> int:
-    return next((count for name in names if (count := get_positive_count(usage, name))), 0)
+    return next((count for name in names if (count := parse_positive_count_field(usage, name))), 0)
 
 
 class _ChunkReader:
@@ -494,7 +497,7 @@ class _ChunkReader:
         if (reason := _read_finish_reason(choice)) is not None:
             yield from self._end(reason)
 
-    def end_stream(self, *, has_end_mark: bool) -> Iterator[BlockEvent]:
+    def yield_stream_end_events(self, *, has_end_mark: bool) -> Iterator[BlockEvent]:
         """Yield the events of the end of the stream. The end mark of a stream without a finish reason completes the reply."""
         if self.gave_up is not None or self.failure is not None:
             return
@@ -507,10 +510,12 @@ class _ChunkReader:
         if not sent and not made:
             return
         if not made:
-            made = max(get_positive_count(usage, "total_tokens") - sent, 0)
+            made = max(parse_positive_count_field(usage, "total_tokens") - sent, 0)
         self._input_tokens, self._output_tokens = sent or self._input_tokens, made or self._output_tokens
-        cached = get_positive_count(get_sdk_field(usage, "prompt_tokens_details"), "cached_tokens")
-        yield TokenUsage(self._input_tokens, self._output_tokens, cached, cost=get_amount(usage, "cost"))
+        cached = parse_positive_count_field(get_sdk_field(usage, "prompt_tokens_details"), "cached_tokens")
+        yield TokenUsage(
+            self._input_tokens, self._output_tokens, cached, cost=get_nonnegative_number_field(usage, "cost")
+        )
 
     def _read_message(self, message: object, *, is_whole: bool) -> Iterator[BlockEvent]:
         """Read a piece of the message.
@@ -539,7 +544,7 @@ class _ChunkReader:
             if text := _find_part_text(part):
                 yield text
         for name in ("text", "refusal") if content is None else ("refusal",):
-            if piece := get_nonempty_text(message, name):
+            if piece := get_nonempty_text_field(message, name):
                 yield piece
 
     def _find_fragments(self, message: object) -> Iterator[object]:
@@ -560,7 +565,7 @@ class _ChunkReader:
             added.pop("text", None)  # the content of some servers
         content = get_sdk_field(message, "content")
         if isinstance(content, list):  # parts that are not text, such as thinking
-            parts = [to_plain_json(part) for part in cast("list[object]", content)]
+            parts = [convert_to_json_object(part) for part in cast("list[object]", content)]
             if others := [part for part in parts if part is not None and not isinstance(part.get("text"), str)]:
                 added["content"] = others
         if added and self._has_room(added):
@@ -576,7 +581,7 @@ class _ChunkReader:
     def _take_added_fields(self) -> Iterator[BlockEvent]:
         if self._added:
             with suppress(RecursionError):  # a server may nest them without end
-                yield ProviderBlock(PROVIDER, {"message": merge_added_fields(self._added)})
+                yield ProviderBlock(PROVIDER, {"message": merge_streamed_fields(self._added)})
             self._added = []
 
     def _end(self, reason: str, *, is_over: bool = False) -> Iterator[BlockEvent]:
@@ -587,7 +592,7 @@ class _ChunkReader:
             # An unknown reason ends the reply too, but a call without arguments may be incomplete.
             ends = reason in _WHOLE or (call.has_arguments and reason not in _CUT and reason not in _GAVE_UP)
             if not reason:  # only the end mark
-                ends = call.is_complete and not call.is_placeholder
+                ends = call.is_complete and not call.has_placeholder_arguments
             if ends and (is_over or call.is_complete or not call.has_arguments):
                 yield from call.close()
         if reason in _GAVE_UP:
@@ -603,21 +608,23 @@ class _ChunkReader:
             if len(call.added) > call.added_sent:
                 call.added_sent = len(call.added)
                 with suppress(RecursionError):
-                    yield ProviderBlock(PROVIDER, {"call": call.number, "fields": merge_added_fields(call.added)})
+                    yield ProviderBlock(PROVIDER, {"call": call.number, "fields": merge_streamed_fields(call.added)})
         yield ReplyFinished((_WHOLE | _CUT).get(reason, "other" if reason else "end"))
 
     def _fragment(self, fragment: object, *, is_whole: bool = False) -> Iterator[BlockEvent]:
         slot, call_id, function = (
             get_sdk_field(fragment, "index"),
-            get_nonempty_text(fragment, "id"),
+            get_nonempty_text_field(fragment, "id"),
             get_sdk_field(fragment, "function"),
         )
         if not isinstance(slot, int | float | str):
             slot = None
         if function is None:
             function = fragment  # some servers leave out the object in between
-        name = get_nonempty_text(function, "name")
-        arguments = next((text for one in _ARGUMENT_FIELDS if (text := get_json_text(function, one)) is not None), None)
+        name = get_nonempty_text_field(function, "name")
+        arguments = next(
+            (text for one in _ARGUMENT_FIELDS if (text := encode_field_as_json(function, one)) is not None), None
+        )
         if call_id is None and name is None and arguments is None:
             return
         call = None if is_whole else self._find_call(slot, call_id, name, arguments)
@@ -640,9 +647,9 @@ class _ChunkReader:
             self._by_id[call_id] = call
         self._collect_added_call_fields(call, fragment, function)
         if name is not None:
-            call.add_name(name, self._tool_names)
+            call.append_name_fragment(name, self._tool_names)
         if arguments is not None:
-            yield from call.add_arguments(arguments)
+            yield from call.append_arguments_fragment(arguments)
 
     def _collect_added_call_fields(self, call: _StreamedCall, fragment: object, function: object) -> None:
         added = _added_fields(fragment, _OWN_CALL_FIELDS)
@@ -672,13 +679,13 @@ class _ChunkReader:
         if not is_same_id:
             return None
         is_repeated = name == found.name and (arguments is None or found.repeats(arguments))
-        is_replaced = found.is_placeholder and call_id is not None
+        is_replaced = found.has_placeholder_arguments and call_id is not None
         return found if is_repeated or is_replaced or not found.is_complete else None
 
     def _collect_search_sources(self, annotations: object) -> None:
         """Collect the sources of a provider's search, the only output that this API reports."""
         for note in cast("list[object]", annotations) if isinstance(annotations, list) else []:
-            cited: object = (to_plain_json(note) or {}).get("url_citation")
+            cited: object = (convert_to_json_object(note) or {}).get("url_citation")
             if isinstance(cited, dict) and len(self._cited) < MAX_CITED:
                 self._cited.append(cast("dict[str, Any]", cited))
 
@@ -735,7 +742,7 @@ def _assistant_message(
     calls = [_call(call, of_calls.get(number)) for number, call in enumerate(message.calls)]
     if not calls and not message.text:  # a message with blocks of another provider only is empty here
         return
-    added = merge_added_fields(
+    added = merge_streamed_fields(
         [cast("dict[str, Any]", found) for block in blocks if isinstance(found := block.get("message"), dict)]
     )
     content: Any = message.text or ("" if "text content" in forms else None)

@@ -128,7 +128,7 @@ _TAGS = re.compile(r"(?is)<(script|style|head)\b.*?</\1\s*>|<[^>]{0,2000}>")
 _TITLE = re.compile(r"(?is)<title[^>]{0,200}>(.{1,300}?)</title>")
 
 
-def describe_page(text: str) -> str:
+def extract_html_page_text(text: str) -> str:
     """Return a text without markup if it is an HTML page: its title, or the words on it."""
     head = text[:20_000]
     if not re.match(
@@ -156,18 +156,18 @@ def make_reported_error(
             found = inner
     code: str | None = None
     if isinstance(found, str):
-        message = describe_page(found)
+        message = extract_html_page_text(found)
     else:
         given = get_sdk_field(found, "code") or get_sdk_field(found, "type") or get_sdk_field(found, "status")
-        kind = get_nonempty_text(found, "type") or get_nonempty_text(found, "status")
+        kind = get_nonempty_text_field(found, "type") or get_nonempty_text_field(found, "status")
         code = str(given) if isinstance(given, int | str) and not isinstance(given, bool) else None
         text = [get_sdk_field(found, key) for key in ("message", "msg", "detail", "error_message", "error_msg")]
-        message = next((describe_page(text) for text in text if isinstance(text, str) and text.strip()), "")
+        message = next((extract_html_page_text(text) for text in text if isinstance(text, str) and text.strip()), "")
         metadata = get_sdk_field(found, "metadata")  # of OpenRouter, with the words of the provider behind it
-        if raw := get_nonempty_text(metadata, "raw"):
+        if raw := get_nonempty_text_field(metadata, "raw"):
             message = f"{message}: {raw}" if message else raw
         if not message:
-            plain = to_plain_json(found)
+            plain = convert_to_json_object(found)
             message = json.dumps(plain, ensure_ascii=False)[:300] if plain else "no reason given"
         if code is not None and code.isdigit():
             status, code = (int(code) if status in (None, 200) and 400 <= int(code) <= 599 else status), kind or code
@@ -219,7 +219,7 @@ def make_request_error(
     :param status: the HTTP status; None or 200 for an error inside a stream
     :param code: the provider's error code
     """
-    text = " ".join(describe_page(message).split())[:500]
+    text = " ".join(extract_html_page_text(message).split())[:500]
     kind = (code or "").lower()
     is_in_stream = status is None or status < 400
     is_limited = (status is None or status < 500) and _RATE_WORDS.search(text) is not None
@@ -241,7 +241,7 @@ def make_request_error(
     if status in _BUSY_STATUS or (status or 0) >= 500 or kind in _BUSY_TYPES or (is_limited and not is_in_stream):
         return ProviderBusy(
             f"{name}: The provider is busy or failing ({status if not is_in_stream else code}: {text}). Try again later.",
-            retry_after_s=find_retry_after_s(headers, text),
+            retry_after_s=parse_retry_after_s(headers, text),
         )
     if status == 404:
         return RequestRejected(
@@ -251,7 +251,7 @@ def make_request_error(
         if _BUSY_WORDS.search(text):
             return ProviderBusy(
                 f"{name}: The provider is busy or failing ({code or 'unnamed'}: {text}). Try again later.",
-                retry_after_s=find_retry_after_s(headers, text),
+                retry_after_s=parse_retry_after_s(headers, text),
             )
         return ReplyStreamCut(
             f"{name}: The provider interrupted the reply with an error ({code or 'unnamed'}: {text}). Resume the run to ask again."
@@ -315,7 +315,7 @@ def make_stream_format_error(name: str, error: Exception) -> ReplyStreamCut:
     )
 
 
-def find_retry_after_s(headers: Mapping[str, str], text: str = "") -> float | None:
+def parse_retry_after_s(headers: Mapping[str, str], text: str = "") -> float | None:
     """Return the seconds that a provider asks to wait, by its headers or by its words, or None."""
     given = {key.lower(): value.strip() for key, value in headers.items()}
     for key in ("retry-after-ms", "x-ms-retry-after-ms", "retry-after", "x-retry-after"):
@@ -395,24 +395,24 @@ def get_sdk_field(value: object, name: str) -> object:
     return getattr(value, name, None)
 
 
-def get_nonempty_text(value: object, name: str) -> str | None:
+def get_nonempty_text_field(value: object, name: str) -> str | None:
     """Return a field if it is a text that is not empty, else None."""
     found = get_sdk_field(value, name)
     return found if isinstance(found, str) and found else None
 
 
-def get_json_text(value: object, name: str) -> str | None:
+def encode_field_as_json(value: object, name: str) -> str | None:
     """Return a field as JSON text, or None if it is empty.
 
     Some servers send the object instead of the text.
     """
     found = get_sdk_field(value, name)
     if found is None or isinstance(found, str):
-        return get_nonempty_text(value, name)
+        return get_nonempty_text_field(value, name)
     return json.dumps(found, default=str) if found != {} else None
 
 
-def get_positive_count(value: object, name: str) -> int:
+def parse_positive_count_field(value: object, name: str) -> int:
     """Return a field if it is a positive integer, else 0. Some servers send it as a float or as text."""
     found = get_sdk_field(value, name)
     is_text = isinstance(found, str) and found.isdecimal() and len(found) < 16
@@ -421,7 +421,7 @@ def get_positive_count(value: object, name: str) -> int:
     return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else 0
 
 
-def get_amount(value: object, name: str) -> float | None:
+def get_nonnegative_number_field(value: object, name: str) -> float | None:
     """Return a field if it is a finite number that is not negative, else None."""
     found = get_sdk_field(value, name)
     if isinstance(found, bool) or not isinstance(found, int | float):
@@ -429,7 +429,7 @@ def get_amount(value: object, name: str) -> float | None:
     return float(found) if math.isfinite(found) and found >= 0 else None
 
 
-def to_plain_json(block: object) -> dict[str, Any] | None:
+def convert_to_json_object(block: object) -> dict[str, Any] | None:
     """Return the JSON of an SDK object, or None if it is not an object."""
     dump = getattr(block, "model_dump", None)
     if dump is None and not isinstance(block, dict):

@@ -96,7 +96,7 @@ def find_dialect(declared: object) -> str | None:
     return name if name in ("2020-12", "2019-09", "draft-07", "draft-06", "draft-05", "draft-04", "draft-03") else None
 
 
-def mend_foreign_schema(schema: object) -> dict[str, Any]:
+def normalise_foreign_schema(schema: object) -> dict[str, Any]:
     """Return the parameters of a tool from a schema that a server wrote.
 
     A missing schema, and an object without any word about its members, take every argument.

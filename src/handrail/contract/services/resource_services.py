@@ -105,7 +105,7 @@ class SourceResources(Protocol):
         ...
 
 
-class SourceRequest(Struct, frozen=True):
+class SourceRequestSpec(Struct, frozen=True):
     """The request that a call of a built-in tool sends to a source.
 
     :param method: MCP's method, by which rules may name it: ``mcp:SERVER:resources/read``

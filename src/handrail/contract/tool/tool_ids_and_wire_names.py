@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
 from itertools import pairwise
 
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 
 MAX_WIRE_NAME = 64
-ID_PATTERN = compile_on_first_use(r"[A-Za-z][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*\Z")
+ID_PATTERN = compile_regex_lazily(r"[A-Za-z][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*\Z")
 LOCKED_IDS = (
     "read",
     "write",
@@ -67,15 +67,15 @@ RESOURCE_IDS = (
 require approval."""
 _INTERNAL = frozenset(SESSION_INTERNAL)
 _INTERNAL_FAMILIES = tuple(one[:-1] for one in SESSION_INTERNAL if one.endswith("*"))
-_NOT_ON_THE_WIRE = compile_on_first_use(r"[^A-Za-z0-9_-]")
+_NOT_ON_THE_WIRE = compile_regex_lazily(r"[^A-Za-z0-9_-]")
 
 
-def is_session_internal(tool_id: str) -> bool:
+def is_session_internal_tool(tool_id: str) -> bool:
     """Return whether a tool is one of :data:`SESSION_INTERNAL`."""
     return tool_id in _INTERNAL or tool_id.startswith(_INTERNAL_FAMILIES)
 
 
-def find_id_fault(tool_id: str) -> str | None:
+def find_tool_id_fault(tool_id: str) -> str | None:
     """Return why ``tool_id`` is not a valid id of a tool, or None if it is."""
     if len(tool_id) > 128:
         return f"the id has {len(tool_id)} characters; the maximum is 128"
@@ -117,13 +117,13 @@ _OTHER_NAMES: Mapping[str, str] = {
     for other in others.split()
 }
 """Names that other agents have for a tool, in lower case and without signs."""
-_MARKS = compile_on_first_use(r"<\|[^|<>]{0,40}\|>.*\Z|\(.*\Z|:\d+\Z")
-_SEPARATORS = compile_on_first_use(r"[.:/]|__")
+_MARKS = compile_regex_lazily(r"<\|[^|<>]{0,40}\|>.*\Z|\(.*\Z|:\d+\Z")
+_SEPARATORS = compile_regex_lazily(r"[.:/]|__")
 _PREFIXES = frozenset({"container", "default_api", "functions", "handrail", "mcp", "repo_browser", "tool", "tools"})
-_SIGNS = compile_on_first_use(r"[^a-z0-9]+")
+_SIGNS = compile_regex_lazily(r"[^a-z0-9]+")
 
 
-def find_meant_id(name: str, known: Iterable[str]) -> str | None:
+def guess_intended_tool_id(name: str, known: Iterable[str]) -> str | None:
     """Return the known id that an unknown name means: in another spelling, with a prefix, or of another agent."""
     wanted = name[:_COMPARED].strip()
     while wanted.startswith("<|") and "|>" in wanted:

@@ -22,7 +22,7 @@ from mcp.server.streamable_http import MCP_SESSION_ID_HEADER, StreamableHTTPServ
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from handrail.frontends.mcp.client_manager import CONNECTION_KEY, get_request_credential
+from handrail.frontends.mcp.client_manager import CONNECTION_KEY, get_request_principal
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -79,11 +79,11 @@ class AmbiguousRequestFilter:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (fault := find_request_ambiguity(scope)) is not None:
-            return await send_http_refusal(send, 400, f"The request is ambiguous. {fault}")
+            return await reject_http_request(send, 400, f"The request is ambiguous. {fault}")
         return await self._app(scope, receive, send)
 
 
-async def send_http_refusal(send: Send, status: int, text: str, receive: Receive | None = None) -> None:
+async def reject_http_request(send: Send, status: int, text: str, receive: Receive | None = None) -> None:
     """Answer a request with a JSON-RPC error, and close its connection.
 
     :param receive: the receiver of the rest of the body, which is discarded, within bounds, before the close
@@ -99,7 +99,7 @@ async def send_http_refusal(send: Send, status: int, text: str, receive: Receive
         await send({"type": "http.response.body", "body": b""})
 
 
-async def send_json(send: Send, status: int, value: object) -> None:
+async def send_json_response(send: Send, status: int, value: object) -> None:
     """Answer a request with JSON, or without a body if ``value`` is None. The connection stays open."""
     body = b"" if value is None else orjson.dumps(value)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
@@ -202,7 +202,7 @@ class TimedHttpConnection(H11Protocol):
             self._timer = None
 
 
-def make_connection_class(most: int, ended: Callable[[object], object]) -> type[TimedHttpConnection]:
+def make_bounded_connection_class(most: int, ended: Callable[[object], object]) -> type[TimedHttpConnection]:
     """Return the connection class for at most ``most`` connections, and half of the process's file limit.
 
     :param ended: called when a connection has ended
@@ -215,7 +215,7 @@ def make_connection_class(most: int, ended: Callable[[object], object]) -> type[
     return type("BoundedConnection", (TimedHttpConnection,), {"most": most, "ended": staticmethod(ended)})
 
 
-class CredentialRequestLimit:
+class CredentialConcurrencyLimiter:
     """An ASGI middleware that limits the concurrent requests of one credential."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
@@ -224,12 +224,12 @@ class CredentialRequestLimit:
         self._in_flight = Counter[object]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (who := get_request_credential()) is None:
+        if (who := get_request_principal()) is None:
             return await self._app(scope, receive, send)
         if self._in_flight[who] >= self._most:
             limit = f"The limit is {self._most:,}. Wait until some have ended, or close streams."
             text = f"Too many concurrent requests of this credential. {limit}"
-            return await send_http_refusal(send, 429, text)
+            return await reject_http_request(send, 429, text)
         self._in_flight[who] += 1
         try:
             return await self._app(scope, receive, send)
@@ -239,7 +239,7 @@ class CredentialRequestLimit:
                 del self._in_flight[who]
 
 
-class HttpSessionManager(StreamableHTTPSessionManager):
+class BoundedHttpSessionManager(StreamableHTTPSessionManager):
     """The session manager of the handshake versions, which makes room for new sessions.
 
     The least used session makes room, and no owner displaces the sessions of others.

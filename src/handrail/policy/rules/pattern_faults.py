@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from handrail.contract.text.glob_patterns import escape_as_pattern, find_pattern_fault
+from handrail.contract.text.glob_patterns import escape_glob_literal, find_glob_pattern_fault
 from handrail.contract.text.host_names import find_host_pattern_fault
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS, PatternSyntaxError, list_unquoted_words, split_pattern
 
@@ -23,8 +23,8 @@ CONFINED_VARIABLE = "{confined}"
 _COMMAND_VARIABLES = f"{READ_ONLY_VARIABLE}, for commands that provably change nothing, and {CONFINED_VARIABLE}, for calls that stay confined"
 WORKSPACE_VARIABLE = "{workspace}"
 
-_HOME_SPELLINGS = compile_on_first_use(r"(?:~|\$HOME|\$\{HOME\})(?=/|$)")
-_HOME_WORDS = compile_on_first_use(r"(?<!\S)(?:~|\$HOME|\$\{HOME\})(?=[/\s]|$)")
+_HOME_SPELLINGS = compile_regex_lazily(r"(?:~|\$HOME|\$\{HOME\})(?=/|$)")
+_HOME_WORDS = compile_regex_lazily(r"(?<!\S)(?:~|\$HOME|\$\{HOME\})(?=[/\s]|$)")
 
 
 def expand_home(pattern: str) -> str:
@@ -36,24 +36,24 @@ def expand_home(pattern: str) -> str:
 
 # Paths.
 
-_VARIABLE = compile_on_first_use(r"(?<!\[)\{([^{}/\s]*)\}")
-_URL = compile_on_first_use(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_PATH_VARIABLE = compile_on_first_use(r"^~[^/]*(?=/|$)|(?:^|(?<=/))\$\{?[A-Za-z_]\w*\}?(?=/|$)")
+_VARIABLE = compile_regex_lazily(r"(?<!\[)\{([^{}/\s]*)\}")
+_URL = compile_regex_lazily(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_PATH_VARIABLE = compile_regex_lazily(r"^~[^/]*(?=/|$)|(?:^|(?<=/))\$\{?[A-Za-z_]\w*\}?(?=/|$)")
 """A name in a path pattern that a shell expands."""
-_ESCAPED_WILDCARD = compile_on_first_use(r"\\[*?\[{]")
-_BACKSLASH = compile_on_first_use(r"(?<!\[)\\")
-_QUOTED_PATH = compile_on_first_use(r"(?P<quote>['\"])(?P<inner>[^'\"]+)(?P=quote)(?P<rest>/.*|)")
-_SEVERAL_PATHS = compile_on_first_use(r"[*/]\s*,\s+\S|\*\*,\S|/\*\*\s+\S|(?<!\[)\{[^{}\s]*,[^{}\s]*\}")
+_ESCAPED_WILDCARD = compile_regex_lazily(r"\\[*?\[{]")
+_BACKSLASH = compile_regex_lazily(r"(?<!\[)\\")
+_QUOTED_PATH = compile_regex_lazily(r"(?P<quote>['\"])(?P<inner>[^'\"]+)(?P=quote)(?P<rest>/.*|)")
+_SEVERAL_PATHS = compile_regex_lazily(r"[*/]\s*,\s+\S|\*\*,\S|/\*\*\s+\S|(?<!\[)\{[^{}\s]*,[^{}\s]*\}")
 """What looks like a list of paths: a comma after a wildcard or a folder, a further word after ``/**``, or braces."""
 
 
 def escape_as_path_pattern(path: str) -> str:
     """Return a path pattern that matches exactly ``path``."""
-    escaped = "".join(f"[{c}]" if c in "{\\$" else c for c in escape_as_pattern(path))
+    escaped = "".join(f"[{c}]" if c in "{\\$" else c for c in escape_glob_literal(path))
     return f"./{escaped}" if escaped[:1] in ("~", "'", '"', "!", "^") else escaped
 
 
-def find_path_pattern_fault(pattern: str) -> str | None:
+def explain_path_pattern_fault(pattern: str) -> str | None:
     """Return why a path pattern can match no path, or None."""
     if ".." in pattern.split("/"):
         return f"the path pattern {pattern!r} contains '..', so it never matches. Write the resolved path."
@@ -65,7 +65,7 @@ def find_path_pattern_fault(pattern: str) -> str | None:
         _find_other_syntax_in_path(pattern)
         or _find_unknown_path_variable(pattern)
         or _find_escape_in_path(pattern)
-        or find_pattern_fault(pattern)
+        or find_glob_pattern_fault(pattern)
     )
 
 
@@ -113,10 +113,10 @@ def _find_escape_in_path(pattern: str) -> str | None:
 
 # Hosts.
 
-_HOST_WITH_LABEL = compile_on_first_use(r"(?:domain|host|url)[:=](?=.*\D)")
+_HOST_WITH_LABEL = compile_regex_lazily(r"(?:domain|host|url)[:=](?=.*\D)")
 
 
-def explain_host_fault(pattern: str) -> str | None:
+def explain_host_pattern_fault(pattern: str) -> str | None:
     """Return why a host pattern can match no host, with the host that it may mean, or None."""
     fault = find_host_pattern_fault(pattern)
     if fault is None:
@@ -152,15 +152,15 @@ def _guess_hosts(pattern: str) -> Iterator[str]:
 
 # Commands.
 
-_COMMAND_VARIABLE = compile_on_first_use(r"\{[^{}/\s]+\}")
-_OPERATOR = compile_on_first_use(
+_COMMAND_VARIABLE = compile_regex_lazily(r"\{[^{}/\s]+\}")
+_OPERATOR = compile_regex_lazily(
     r"&&|\|\|?|;|&|[0-9]*(?:>>?|>\||<|<<|<<<|>&|<&)\S*|&>>?\S*|.*[^\\];|.*[^&\\]&|\w[\w.-]*\|[\w.|-]*\w"
 )
 """A bare word that a shell reads as an operator, or that has one at its end."""
-_EXPANSION = compile_on_first_use(r"^~|`|\$[A-Za-z0-9_{(@*#?!$'\"-]|\{[^{}]*(?:,|\.\.)[^{}]*\}|^[()]|[()]$")
+_EXPANSION = compile_regex_lazily(r"^~|`|\$[A-Za-z0-9_{(@*#?!$'\"-]|\{[^{}]*(?:,|\.\.)[^{}]*\}|^[()]|[()]$")
 """What a shell expands in a bare word of a command."""
-_ASSIGNMENT = compile_on_first_use(r"[A-Za-z_]\w*=.*")
-_ANY_AFTER_COLON = compile_on_first_use(r"(?P<word>[A-Za-z0-9_./-]+):\*")
+_ASSIGNMENT = compile_regex_lazily(r"[A-Za-z_]\w*=.*")
+_ANY_AFTER_COLON = compile_regex_lazily(r"(?P<word>[A-Za-z0-9_./-]+):\*")
 """The ``git:*`` of another program's rules, for any arguments."""
 _KEYWORDS = frozenset(
     (
@@ -178,7 +178,7 @@ _BARE_VARIABLES = {
 
 
 @lru_cache(maxsize=4096)
-def find_command_pattern_fault(pattern: str) -> str | None:
+def explain_command_pattern_fault(pattern: str) -> str | None:
     """Return why a command pattern can match no command, or None."""
     try:
         words = split_pattern(pattern)
@@ -194,7 +194,7 @@ def find_command_pattern_fault(pattern: str) -> str | None:
         _find_fault_in_program,
     )
     found = next((problem for check in checks if (problem := check(pattern, words, plain))), None)
-    return found or next((problem for word in words if (problem := find_pattern_fault(word))), None)
+    return found or next((problem for word in words if (problem := find_glob_pattern_fault(word))), None)
 
 
 def _find_operator(pattern: str, _words: tuple[str, ...], plain: tuple[str, ...]) -> str | None:
@@ -216,7 +216,7 @@ def _find_expansion(pattern: str, _words: tuple[str, ...], plain: tuple[str, ...
     meant = _HOME_WORDS.sub(lambda _: shlex.quote(str(Path.home())), pattern)
     write = (
         f"Write {meant!r}."
-        if meant != pattern and find_command_pattern_fault(meant) is None
+        if meant != pattern and explain_command_pattern_fault(meant) is None
         else f"Write the words themselves, or {ANY_ARGUMENTS!r} for any arguments."
     )
     return (

@@ -18,9 +18,9 @@ from handrail.policy.rules.rules_and_modes import (
     Rule,
     Scope,
     format_shipped_rules,
-    is_tool_id,
-    make_shipped_rule,
+    is_permission_tool_id,
     parse_rule,
+    parse_shipped_rule,
 )
 
 RuleSetName = Literal["developer", "reviewer", "ci"]
@@ -93,7 +93,7 @@ RULE_SETS: Mapping[RuleSetName, RuleSet] = {
 """The shipped rule sets by name."""
 
 
-def find_rule_set(text: str) -> RuleSet | None:
+def resolve_rule_set_reference(text: str) -> RuleSet | None:
     """Return the rule set that an entry of a list of rules selects, or None if the entry is a rule.
 
     :raises ValueError: if no set has this name
@@ -116,11 +116,15 @@ def parse_entry(text: str, *, scope: Scope, source: str = "", known: Iterable[st
     :param known: every known tool id and alias; if given, a rule whose permission names none of them is an error
     :raises ValueError: as :func:`~handrail.policy.rules.rules_and_modes.parse_rule`, or if no set has the name
     """
-    chosen = find_rule_set(text)
+    chosen = resolve_rule_set_reference(text)
     if chosen is None:
         return [parse_rule(text, scope=scope, source=source, known=known)]
-    found = (make_shipped_rule(one, scope, f"{SET_SOURCE}{chosen.name}") for one in chosen.texts)
-    return [rule for rule in found if known is None or rule.permission in known or not is_tool_id(rule.permission)]
+    found = (parse_shipped_rule(one, scope, f"{SET_SOURCE}{chosen.name}") for one in chosen.texts)
+    return [
+        rule
+        for rule in found
+        if known is None or rule.permission in known or not is_permission_tool_id(rule.permission)
+    ]
 
 
 def format_rule_set(chosen: RuleSet) -> list[str]:
@@ -128,7 +132,7 @@ def format_rule_set(chosen: RuleSet) -> list[str]:
     return format_shipped_rules(chosen.texts)
 
 
-def find_selected(entries: Iterable[str]) -> list[RuleSetName]:
+def list_selected_rule_sets(entries: Iterable[str]) -> list[RuleSetName]:
     """Return the sets that a list of rules selects, each once."""
-    found = (find_rule_set(entry) for entry in entries)
+    found = (resolve_rule_set_reference(entry) for entry in entries)
     return list(dict.fromkeys(one.name for one in found if one is not None))

@@ -16,24 +16,29 @@ from weakref import WeakValueDictionary
 
 from handrail.contract.errors import UsageError
 from handrail.contract.permission_modes import DEFAULT_MODE, MODES, Mode
-from handrail.contract.text.glob_patterns import WILDCARDS, compile_text_glob, escape_as_pattern, find_pattern_fault
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.glob_patterns import (
+    WILDCARDS,
+    compile_text_glob,
+    escape_glob_literal,
+    find_glob_pattern_fault,
+)
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.tool.requires import CAPABILITIES, Capability
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import (
     ID_PATTERN,
     RESOURCE_IDS,
     SESSION_INTERNAL,
-    is_session_internal,
+    is_session_internal_tool,
     nearest_names,
 )
 from handrail.policy.rules.pattern_faults import (
     CONFINED_VARIABLE,
     READ_ONLY_VARIABLE,
     expand_home,
-    explain_host_fault,
-    find_command_pattern_fault,
-    find_path_pattern_fault,
+    explain_command_pattern_fault,
+    explain_host_pattern_fault,
+    explain_path_pattern_fault,
 )
 from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS
 
@@ -48,7 +53,7 @@ FINAL_SCOPES: frozenset[Scope] = frozenset({"manifest", "mode"})
 EFFECT_PREFIX = "effect:"
 CONFINED_RULE_TEXTS = (f"allow bash {CONFINED_VARIABLE}", f"allow python {CONFINED_VARIABLE}")
 """The rules for commands and code that stay confined. They are part of the shipped rules, of the mode ``auto`` and of rule sets."""
-_CLAUDE_RULE = compile_on_first_use(r"(?P<tool>[A-Za-z]+)\((?P<inner>.*)\)")
+_CLAUDE_RULE = compile_regex_lazily(r"(?P<tool>[A-Za-z]+)\((?P<inner>.*)\)")
 _CLAUDE_PERMISSIONS = {
     "Read": "fs.read",
     "Edit": "fs.write",
@@ -57,11 +62,11 @@ _CLAUDE_PERMISSIONS = {
     "WebFetch": "net.fetch",
 }
 """The permissions for the tools of that program whose rules are about a path or a host."""
-_PROGRAM = compile_on_first_use(r"[a-z][a-z0-9+-]*")
-_MCP_NAME = compile_on_first_use(r"mcp__(?P<server>.+?)__(?P<tool>.+)")
+_PROGRAM = compile_regex_lazily(r"[a-z][a-z0-9+-]*")
+_MCP_NAME = compile_regex_lazily(r"mcp__(?P<server>.+?)__(?P<tool>.+)")
 _EFFECTS = ("effect:read", "effect:write", "effect:external")
 _FAMILIES = frozenset(name.partition(".")[0] for name in CAPABILITIES)
-_PERMISSION_CHARACTERS = compile_on_first_use(r"[A-Za-z0-9_.:*?\[\]!/-]+")
+_PERMISSION_CHARACTERS = compile_regex_lazily(r"[A-Za-z0-9_.:*?\[\]!/-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +165,7 @@ def is_glob(permission: str) -> bool:
     return not WILDCARDS.isdisjoint(permission)
 
 
-def is_tool_id(permission: str) -> bool:
+def is_permission_tool_id(permission: str) -> bool:
     """Return whether a permission is the id of one tool."""
     is_other = permission in CAPABILITIES or permission.startswith((EFFECT_PREFIX, "mcp:"))
     return not is_other and not is_glob(permission)
@@ -178,7 +183,7 @@ def is_capability_glob(permission: str) -> bool:
 def _fault_in_permission(permission: str, known: Iterable[str] | None) -> str | None:
     if not _PERMISSION_CHARACTERS.fullmatch(permission):
         return f"{permission!r} is not a permission. Use a tool's id, a glob over ids, mcp:SERVER:TOOL, a capability or '*'."
-    if problem := find_pattern_fault(permission):
+    if problem := find_glob_pattern_fault(permission):
         return problem
     if permission.startswith("mcp:"):
         parts = permission.split(":")
@@ -224,10 +229,10 @@ def _fault_in_pattern(permission: str, pattern: str) -> str | None:
     if permission.startswith(EFFECT_PREFIX):
         return f"a side effect takes no pattern. Remove {pattern!r}."
     if permission == "net.fetch":
-        return explain_host_fault(pattern)
+        return explain_host_pattern_fault(pattern)
     if permission in ("bash", "shell.run"):
-        return find_command_pattern_fault(pattern)
-    return find_path_pattern_fault(pattern) if permission in _PATH_PERMISSIONS else None
+        return explain_command_pattern_fault(pattern)
+    return explain_path_pattern_fault(pattern) if permission in _PATH_PERMISSIONS else None
 
 
 _PATH_PERMISSIONS = frozenset({"fs.read", "fs.write", "fs.*"})
@@ -265,7 +270,7 @@ class RuleBook:
         return self._shared or self
 
     @property
-    def folder_name(self) -> str:
+    def session_folder_name(self) -> str:
         """The name of the session's own folder, which is the session's id; empty without a folder rule."""
         rule = self.folder_rule
         return "" if rule is None else rule.pattern.removesuffix("/**").rpartition("/")[2]
@@ -285,7 +290,7 @@ class RuleBook:
         book = shared.derive(("with", *new), lambda: (*shared.rules, *new), shared.mode)
         return book.with_folder_rule(self.folder_rule)
 
-    def replace_rules(self, *rules: Rule) -> RuleBook:
+    def with_replaced_rules(self, *rules: Rule) -> RuleBook:
         """Return the book with these rules in place of its own."""
         folder = self.folder_rule
         own = tuple(rule for rule in rules if rule != folder)
@@ -308,9 +313,9 @@ class RuleBook:
         return cast("T", found)
 
     def list_rules_about_tool(self, spec: ToolSpec, origin: str | None) -> list[Rule]:
-        """Return the rules about calls of this tool, in the book's order; see :func:`is_about_tool`."""
+        """Return the rules about calls of this tool, in the book's order; see :func:`rule_applies_to_tool`."""
         named, others = self.shared.prepare("rules by tool", self.shared._index_by_tool)
-        found = [one for one in (*named.get(spec.id, ()), *others) if is_about_tool(one[1], spec, origin)]
+        found = [one for one in (*named.get(spec.id, ()), *others) if rule_applies_to_tool(one[1], spec, origin)]
         return [rule for _, rule in sorted(found, key=lambda one: one[0])]
 
     def _index_by_tool(self) -> tuple[dict[str, list[tuple[int, Rule]]], list[tuple[int, Rule]]]:
@@ -318,21 +323,21 @@ class RuleBook:
         named: dict[str, list[tuple[int, Rule]]] = {}
         others: list[tuple[int, Rule]] = []
         for place, rule in enumerate(self.rules):
-            if is_tool_id(rule.permission):
+            if is_permission_tool_id(rule.permission):
                 named.setdefault(rule.permission, []).append((place, rule))
             elif rule.permission not in CAPABILITIES:
                 others.append((place, rule))
         return named, others
 
     def list_rules_about_capability(self, capability: Capability) -> tuple[Rule, ...]:
-        """Return the rules about a capability, in the book's order; see :func:`is_about_capability`."""
+        """Return the rules about a capability, in the book's order; see :func:`rule_applies_to_capability`."""
         key, rules = ("rules by capability", capability), self.rules
-        found = self.shared.prepare(key, lambda: tuple(r for r in rules if is_about_capability(r, capability)))
+        found = self.shared.prepare(key, lambda: tuple(r for r in rules if rule_applies_to_capability(r, capability)))
         folder = self.folder_rule
-        return (*found, folder) if folder is not None and is_about_capability(folder, capability) else found
+        return (*found, folder) if folder is not None and rule_applies_to_capability(folder, capability) else found
 
     @property
-    def inherited_rules(self) -> RuleBook:
+    def inheritable_rule_book(self) -> RuleBook:
         """The part of the book that also binds the sessions below.
 
         Left out are the shipped rules, which every book has, and what the mode asks about: the mode of a session below is never
@@ -342,11 +347,11 @@ class RuleBook:
         return self.shared.prepare("inherited rules", lambda: _share_equal_book(tuple(kept), self.mode, self.parent))
 
     @property
-    def all_rules(self) -> Iterator[Rule]:
+    def own_and_parent_rules(self) -> Iterator[Rule]:
         """The rules of the book, and those of its parents that bind it."""
         yield from self
         if self.parent is not None:
-            yield from self.parent.inherited_rules.all_rules
+            yield from self.parent.inheritable_rule_book.own_and_parent_rules
 
     def list_rules_of_scope(self, scope: Scope) -> tuple[Rule, ...]:
         return tuple(rule for rule in self if rule.scope == scope)
@@ -509,7 +514,7 @@ SECRET_FILE_NAMES: tuple[str, ...] = tuple(
 """Names of files that often contain secrets. Without another rule, they require approval, at any depth and in any case."""
 
 
-def default_rules(readable: Iterable[str] = ()) -> tuple[Rule, ...]:
+def build_default_rules(readable: Iterable[str] = ()) -> tuple[Rule, ...]:
     """Return the shipped rules.
 
     :param readable: absolute folders outside the workspace that the session may read, such as its saved outputs
@@ -521,7 +526,7 @@ def default_rules(readable: Iterable[str] = ()) -> tuple[Rule, ...]:
         f"ask {tool} channel=shared/*" for tool in ("send_message", "wait_channel")
     ]  # also other sessions use these
     texts.append("allow terminal.send id=* keys=ctrl-c")  # this only interrupts a program
-    for root in ("", *(escape_as_pattern(folder.rstrip("/")) + "/" for folder in readable)):
+    for root in ("", *(escape_glob_literal(folder.rstrip("/")) + "/" for folder in readable)):
         texts.append(f"allow fs.read {root.rstrip('/') or '**'}")  # the folder itself and all in it
         names += [f"ask fs.read {root}**/{name}" for name in SECRET_FILE_NAMES]
         names += [f"allow fs.read {root}**/{name}" for name in SECRET_NAME_EXCEPTIONS]
@@ -531,19 +536,19 @@ def default_rules(readable: Iterable[str] = ()) -> tuple[Rule, ...]:
 
 def make_folder_reading_rule(folder: str) -> Rule:
     """Return the shipped rule to read in an absolute ``folder`` outside the workspace."""
-    return _rule(f"allow fs.read {escape_as_pattern(folder.rstrip('/'))}/**")
+    return _rule(f"allow fs.read {escape_glob_literal(folder.rstrip('/'))}/**")
 
 
-def limit_reading_rules_to_folder(folder: str) -> list[Rule]:
+def build_folder_limited_reading_rules(folder: str) -> list[Rule]:
     """Return the shipped rules for reading, applied to an absolute ``folder`` outside the workspace only."""
-    own = escape_as_pattern(folder.rstrip("/"))
-    rules = (rule for rule in default_rules((folder,)) if rule.permission == "fs.read")
+    own = escape_glob_literal(folder.rstrip("/"))
+    rules = (rule for rule in build_default_rules((folder,)) if rule.permission == "fs.read")
     return [rule for rule in rules if rule.pattern == own or rule.pattern.startswith(f"{own}/")]
 
 
-def default_book(readable: Iterable[str] = ()) -> RuleBook:
+def build_default_rule_book(readable: Iterable[str] = ()) -> RuleBook:
     """Return a book with the shipped rules only."""
-    return RuleBook(default_rules(readable))
+    return RuleBook(build_default_rules(readable))
 
 
 def _rule(text: str) -> Rule:
@@ -629,10 +634,10 @@ def parse_mode(text: str) -> Mode:
 @lru_cache(maxsize=len(MODES))
 def mode_rules(mode: Mode) -> tuple[Rule, ...]:
     """Return the rules of a mode, with scope ``mode``."""
-    return tuple(make_shipped_rule(text, "mode", f"mode {mode}") for text in MODE_RULE_TEXTS[mode])
+    return tuple(parse_shipped_rule(text, "mode", f"mode {mode}") for text in MODE_RULE_TEXTS[mode])
 
 
-def make_shipped_rule(text: str, scope: Scope, source: str) -> Rule:
+def parse_shipped_rule(text: str, scope: Scope, source: str) -> Rule:
     """Return the rule of a shipped text, which is not checked. Names of secret files are compared in any case."""
     action, permission, pattern = (*text.split(" ", 2), "")[:3]
     return Rule(cast("Action", action), permission, pattern, scope, source, any_case=text in _NAMES)
@@ -683,13 +688,13 @@ __all__ = [
 ]
 
 
-def is_about_tool(rule: Rule, spec: ToolSpec, origin: str | None) -> bool:
+def rule_applies_to_tool(rule: Rule, spec: ToolSpec, origin: str | None) -> bool:
     """Return whether a rule is about calls of this tool, whatever their arguments."""
     permission, tool_id = rule.permission, spec.id
     if permission in CAPABILITIES:  # most rules are about files
         return False
     if rule.governed_side_effect:
-        return rule.governed_side_effect == spec.side_effect and not is_session_internal(tool_id)
+        return rule.governed_side_effect == spec.side_effect and not is_session_internal_tool(tool_id)
     if permission.startswith("mcp:"):
         return origin is not None and _matches_origin(permission, origin)
     if origin is not None and rule.scope == "default":
@@ -699,7 +704,7 @@ def is_about_tool(rule: Rule, spec: ToolSpec, origin: str | None) -> bool:
     return permission == tool_id
 
 
-def rule_bounds_call(rule: Rule, spec: ToolSpec) -> bool:
+def rule_limits_call_effects(rule: Rule, spec: ToolSpec) -> bool:
     """Return whether a call that this rule allows does no more than the rule says.
 
     A ``{read-only}`` rule holds only for a call that runs read-only. Only a call that just runs its command does. A
@@ -715,7 +720,7 @@ def _matches_origin(permission: str, origin: str) -> bool:
     return len(wanted) == len(have) and all(compile_text_glob(w).match(h) for w, h in zip(wanted, have, strict=True))
 
 
-def is_about_capability(rule: Rule, capability: Capability) -> bool:
+def rule_applies_to_capability(rule: Rule, capability: Capability) -> bool:
     """Return whether a rule is about this capability, by its name or a pattern."""
     permission = rule.permission
     if is_capability_glob(permission):

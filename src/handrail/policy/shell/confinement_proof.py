@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from handrail.contract.protected import path_protection
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.policy.shell import (
     command_wrappers,
     destroying_forms,
@@ -28,7 +28,7 @@ from handrail.policy.shell.simple_commands import ANY_TEXT, SPLIT, is_marked, is
 _MAX_DEPTH = 4
 
 
-def stays_confined(argv: Sequence[str]) -> bool:
+def command_may_stay_confined(argv: Sequence[str]) -> bool:
     """Return whether nothing in the words of a command contradicts that it stays confined."""
     return explain_not_confined(argv) is None
 
@@ -71,11 +71,13 @@ def _why_not_confined(argv: tuple[str, ...], depth: int) -> str | None:
     if depth == 0:
         return "the command runs a command in a command, on too many levels"
     *_, inner = command_wrappers.split_wrapper_layers(argv)
-    if read_only_proof.changes_nothing(argv):
+    if read_only_proof.is_command_provably_read_only(argv):
         return None
     if not inner or is_marked(inner[0]):
         return "the text does not name the program"
-    reason = destroying_forms.explain_destruction(inner) or explain_network_need(inner) or _why_protected(inner)
+    reason = (
+        destroying_forms.explain_irreversible_destruction(inner) or explain_network_need(inner) or _why_protected(inner)
+    )
     if reason is not None:
         return reason
     program = program_name(inner)
@@ -124,7 +126,7 @@ def _names_loopback_alone(words: Sequence[str]) -> bool:
     )
 
 
-_LOOPBACK = compile_on_first_use(r"(?:https?://)?(?:localhost|127\.0\.0\.1|\[::1\])(?::\d+)?(?:[/?#].*)?")
+_LOOPBACK = compile_regex_lazily(r"(?:https?://)?(?:localhost|127\.0\.0\.1|\[::1\])(?::\d+)?(?:[/?#].*)?")
 
 
 def _make_verb_list(text: str) -> tuple[str, ...]:
@@ -257,7 +259,7 @@ def _why_protected(argv: Sequence[str]) -> str | None:
         path = posixpath.normpath(word)
         if path[:1] == "/" or path[:2] == ".." or not (set(path) - {"."}):
             continue
-        found = path_protection.find_tool_protection(path)
+        found = path_protection.find_tool_write_protection(path)
         if found is not None and found.applies_to_programs:
             return f"the word {show_marks(word)!r} names a path that no tool writes"
     return None
@@ -310,7 +312,7 @@ def _sourced_file(argv: tuple[str, ...], depth: int) -> str | None:
 def _find(argv: tuple[str, ...], depth: int) -> str | None:
     if any(word in ("-fls", "-fprint", "-fprint0", "-fprintf") for word in argv):
         return "find writes the file that an option names"
-    for inner in risky_options.iterate_find_commands(argv):
+    for inner in risky_options.iterate_find_exec_commands(argv):
         if inner[:1] == ("rm",) and destroying_forms.is_find_limited_to_caches(argv):
             continue
         if (reason := _why_not_confined(inner, depth - 1)) is not None:
@@ -318,14 +320,14 @@ def _find(argv: tuple[str, ...], depth: int) -> str | None:
     return None
 
 
-def list_run_commands(argv: Sequence[str]) -> list[tuple[str, ...]]:
+def unwrap_executed_commands(argv: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the commands that a command runs through its wrappers, ``xargs`` or ``find``; the command alone if it is none of them."""
     *_, inner = command_wrappers.split_wrapper_layers(argv)
     program = program_name(inner)
     if program in ("xargs", "gxargs") and not isinstance(found := _command_of_xargs(tuple(inner)), str):
         return [found]
     if program in ("find", "gfind", "bfs"):
-        return list(risky_options.iterate_find_commands(inner)) or [tuple(inner)]
+        return list(risky_options.iterate_find_exec_commands(inner)) or [tuple(inner)]
     return [tuple(inner)]
 
 
@@ -411,7 +413,7 @@ def _sed(argv: tuple[str, ...], depth: int) -> str | None:
     return None if risk is None else risk.reason
 
 
-_IN_PLACE = compile_on_first_use(r"-(?P<letters>[nErsuz]*)i.*|--in-place(?:=.*)?")
+_IN_PLACE = compile_regex_lazily(r"-(?P<letters>[nErsuz]*)i.*|--in-place(?:=.*)?")
 
 
 _MAKES_FROM_TEXT = frozenset({"-E", "-", "-f-", "--file=-", "--makefile=-", "/dev/stdin"})
@@ -434,7 +436,7 @@ def _make(argv: tuple[str, ...], depth: int) -> str | None:
 
 def _git(argv: tuple[str, ...], depth: int) -> str | None:
     del depth
-    risk = risky_options.git_risk(_without_patch_folder(argv))
+    risk = risky_options.find_git_command_risk(_without_patch_folder(argv))
     return None if risk is None else risk.reason
 
 
@@ -542,7 +544,9 @@ def explain_possible_destruction(script: ShellScript, text: str) -> str | None:
     """Return which words of a text that is not understood may destroy something, or None. When in doubt, there is a reason."""
     for command in script.commands:
         if (
-            reason := destroying_forms.explain_destruction(command_wrappers.split_wrapper_layers(command.argv)[-1])
+            reason := destroying_forms.explain_irreversible_destruction(
+                command_wrappers.split_wrapper_layers(command.argv)[-1]
+            )
         ) is not None:
             return reason
     bare = _QUOTES.sub("", text)
@@ -552,22 +556,27 @@ def explain_possible_destruction(script: ShellScript, text: str) -> str | None:
         return f"the text names {match.group()!r}, and it is not understood"
     for word in _SEPARATORS.split(bare):
         path = posixpath.normpath(word) if word else ""
-        if path and path[:1] != "/" and set(path) - {"."} and path_protection.find_tool_protection(path) is not None:
+        if (
+            path
+            and path[:1] != "/"
+            and set(path) - {"."}
+            and path_protection.find_tool_write_protection(path) is not None
+        ):
             return f"the text names {word!r}, a path that no tool writes, and it is not understood"
     return None
 
 
-_QUOTES = compile_on_first_use(r"['\"\\]")
-_SEPARATORS = compile_on_first_use(r"[\s;|&()<>`{}$!,=:]+")
+_QUOTES = compile_regex_lazily(r"['\"\\]")
+_SEPARATORS = compile_regex_lazily(r"[\s;|&()<>`{}$!,=:]+")
 _NAMES = "|".join(sorted((re.escape(name) for name in destroying_forms.PROGRAM_NAMES - {"git", "find", "sed", "tar", "cp", "tee", "ln", "install"}), reverse=True))  # fmt: skip
-_DESTROYING_WORDS = compile_on_first_use(
+_DESTROYING_WORDS = compile_regex_lazily(
     rf"(?<![\w.-])(?:{_NAMES})(?![\w-])|-delete\b|--delete|>\||(?<![>&<])>(?!>|&)\s*[^\s&/]|\bof="
     r"|\b(?:clean|reset|checkout|restore|stash|switch|reflog|gc|prune|update-ref|filter-branch|filter-repo)\b|\s-D\b|--force|\s-f\b"
     r"|\b(?:rmtree|unlink|rmdir|removedirs|remove|rmSync|unlinkSync|rmdirSync|truncate|rename|replace|writeFile|write_text|write_bytes|fs\.rm"
     r"|shutil|os\.system|subprocess|popen|exec|eval|base64|xxd|decode|fromhex|chr)\b|\\x|\$'",
     re.IGNORECASE,
 )
-_REPOSITORY = compile_on_first_use(r"\.(?:git|hg|svn|jj)\b", re.IGNORECASE)
+_REPOSITORY = compile_regex_lazily(r"\.(?:git|hg|svn|jj)\b", re.IGNORECASE)
 
 
 def changes_repository(script: ShellScript) -> bool:
@@ -577,7 +586,7 @@ def changes_repository(script: ShellScript) -> bool:
 
 def _writes_repository(argv: Sequence[str]) -> bool:
     *_, inner = command_wrappers.split_wrapper_layers(argv)
-    if not inner or read_only_proof.changes_nothing(inner):
+    if not inner or read_only_proof.is_command_provably_read_only(inner):
         return False
     if program_name(inner) in _VERSION_CONTROL:
         return True

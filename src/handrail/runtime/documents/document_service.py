@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import ProgramSpec, Sandbox, SandboxLimits, SandboxProfile
-from handrail.contract.services.tool_runtime import ExtractedPage, PdfPages
+from handrail.contract.services.tool_runtime import ExtractedPdfPages, ExtractedWebPage
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
 from handrail.origins.bounded_program import encode_input, make_argv, parse_json_lines, run_bounded_program
 from handrail.origins.import_guard import build_trusted_search_path
 from handrail.origins.program_lookup import ProgramRefused, find_own_interpreter
-from handrail.runtime.shell_service import end_process
+from handrail.runtime.shell_service import kill_process_despite_cancellation
 
 
 class DocumentExtractorSettings(NamedTuple):
@@ -67,7 +67,7 @@ class SandboxedDocuments:
         self._sandbox = sandbox
         self._profile = profile
 
-    async def extract_page(self, page: bytes, *, charset: str | None = None, url: str) -> ExtractedPage:
+    async def extract_page(self, page: bytes, *, charset: str | None = None, url: str) -> ExtractedWebPage:
         question: dict[str, object] = {"charset": charset, "url": url, "only_strip_tags": False}
         async with _get_slots(PAGE_EXTRACTOR):
             found, *_ = await self._run_extractor(PAGE_EXTRACTOR, question, page)
@@ -86,7 +86,7 @@ class SandboxedDocuments:
                 "or a page with less content.",
                 kind="failed",
             )
-        return ExtractedPage(
+        return ExtractedWebPage(
             text=found["text"],
             part=found["part"],
             title=found.get("title", ""),
@@ -99,7 +99,7 @@ class SandboxedDocuments:
 
     async def extract_pdf_pages(
         self, document: bytes, *, name: str, first: int = 1, count: int | None = None, max_bytes: int = 200_000
-    ) -> PdfPages:
+    ) -> ExtractedPdfPages:
         question: dict[str, object] = {
             "first": first,
             "count": min(count or MAX_PAGES, MAX_PAGES),
@@ -117,7 +117,7 @@ class SandboxedDocuments:
                 f"{_PROGRAM_HINT}.",
                 kind="limit",
             )
-        return PdfPages(tuple(str(one["text"]) for one in pages), begin, total)
+        return ExtractedPdfPages(tuple(str(one["text"]) for one in pages), begin, total)
 
     async def _run_extractor(
         self, extractor: DocumentExtractorSettings, question: dict[str, object], document: bytes
@@ -165,7 +165,7 @@ class SandboxedDocuments:
         try:
             await process.communicate(data, 0, lambda piece: output.extend(piece[: _MAX_ANSWER - len(output)]))
         finally:
-            await end_process(process)
+            await kill_process_despite_cancellation(process)
 
 
 def _make_pdf_error(name: str, why: str, text: str) -> ToolError:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.sandbox.view.cached_folder_tree import raise_if_resource_shortage
 
 MAX_CONFIG_BYTES = 1024 * 1024
@@ -32,7 +32,7 @@ class GitConfigLine(NamedTuple):
     value: str | None
 
 
-class UnreadableConfig(ValueError):
+class UnreadableGitConfigError(ValueError):
     """An error for a file that git, or some version of git, would not read."""
 
 
@@ -42,9 +42,9 @@ def parse_config(data: bytes) -> list[GitConfigLine]:
     :raises Unreadable: with the problem and its line
     """
     if len(data) > MAX_CONFIG_BYTES:
-        raise UnreadableConfig(f"it has {len(data)} bytes; the limit is {MAX_CONFIG_BYTES}")
+        raise UnreadableGitConfigError(f"it has {len(data)} bytes; the limit is {MAX_CONFIG_BYTES}")
     if b"\0" in data:
-        raise UnreadableConfig("it contains a NUL character")
+        raise UnreadableGitConfigError("it contains a NUL character")
     text = data.decode("utf-8", "surrogateescape")
     return _ConfigReader(text.removeprefix("\ufeff").replace("\r\n", "\n")).entries()
 
@@ -161,15 +161,15 @@ class _ConfigReader:
             else:
                 value.append(char)
 
-    def _fault(self, what: str) -> UnreadableConfig:
+    def _fault(self, what: str) -> UnreadableGitConfigError:
         line = self._text.count("\n", 0, min(self._at, len(self._text))) + 1
-        return UnreadableConfig(f"line {line}: {what}")
+        return UnreadableGitConfigError(f"line {line}: {what}")
 
 
 # Harmless entries, which run nothing.
 
-_FLAG = compile_on_first_use(r"true|false|yes|no|on|off|[0-9]{1,4}|", re.IGNORECASE)
-_NAME = compile_on_first_use(r"(?!-)[A-Za-z0-9_][A-Za-z0-9._/+@-]*")
+_FLAG = compile_regex_lazily(r"true|false|yes|no|on|off|[0-9]{1,4}|", re.IGNORECASE)
+_NAME = compile_regex_lazily(r"(?!-)[A-Za-z0-9_][A-Za-z0-9._/+@-]*")
 _REFERENCE = re.compile(r"(?!-)[^\x00-\x20\x7f\\?\[$`;|&<>\"'()!]+")
 _TEXT = re.compile(r"[^\x00-\x1f\x7f]*")
 _SCHEME = re.compile(r"(?:https?|ssh|git|git\+ssh|ssh\+git|file)://(?!-)[^\s\x00-\x1f\x7f]+", re.IGNORECASE)
@@ -309,7 +309,7 @@ _PATH_KEYS = frozenset(
     )
 )
 """Keys whose whole value is one path."""
-_PATHLESS_KEYS = compile_on_first_use(
+_PATHLESS_KEYS = compile_regex_lazily(
     r"(?:user|author|committer|color|column|safe|branch|url|maintenance|gui|advice|transfer|extensions|i18n)\..*"
     r"|core\.worktree|remote\..*\.(?:url|pushurl|fetch|push|tagopt|skipfetchall|prune|mirror|promisor|partialclonefilter)"
     r"|submodule\..*\.(?:url|path|branch|active|ignore|fetchrecursesubmodules)|http\..*\.?(?:sslcert|sslkey|sslcainfo|proxy)"
@@ -317,15 +317,15 @@ _PATHLESS_KEYS = compile_on_first_use(
     re.DOTALL,
 )
 """Keys whose value is not a path that git runs or reads settings from."""
-_PARTS = compile_on_first_use(r"[\s;|&()<>\"'`$={},]+")
-_RUNS_A_PROGRAM = compile_on_first_use(
+_PARTS = compile_regex_lazily(r"[\s;|&()<>\"'`$={},]+")
+_RUNS_A_PROGRAM = compile_regex_lazily(
     r"(?:^|\s)(?:-[A-Za-z]*[cxO]|--(?:exec|extcmd|upload-pack|receive-pack|open-files-in-pager)(?:\s|=)|run\s|foreach\s)"
 )
 """An option or word in an alias with which a command of git runs a program that the alias names."""
-_HOME = compile_on_first_use(r"\$(?:HOME\b|\{HOME\})")
-_OTHER_FOLDER = compile_on_first_use(r"(?:\$\w++|\$\{[^{}]*+\}|\$\([^()]*+\)|`[^`]*+`)\"?'?/")
+_HOME = compile_regex_lazily(r"\$(?:HOME\b|\{HOME\})")
+_OTHER_FOLDER = compile_regex_lazily(r"(?:\$\w++|\$\{[^{}]*+\}|\$\([^()]*+\)|`[^`]*+`)\"?'?/")
 """A folder in a command that only a shell knows, such as ``$(git rev-parse --show-toplevel)/``; often the work tree."""
-_OPTION_BEFORE_PATH = compile_on_first_use(r"^-[A-Za-z](?=[^-])|^--?[\w-]*+(?=/)")
+_OPTION_BEFORE_PATH = compile_regex_lazily(r"^-[A-Za-z](?=[^-])|^--?[\w-]*+(?=/)")
 _MOST_FOLDERS = 8
 
 
@@ -434,7 +434,7 @@ def _read_config_entries(path: str, follow: bool) -> tuple[GitConfigLine, ...]:
     except OSError as error:
         raise_if_resource_shortage(error, path)
         entries = ()
-    except UnreadableConfig:
+    except UnreadableGitConfigError:
         entries = ()
     finally:
         os.close(descriptor)

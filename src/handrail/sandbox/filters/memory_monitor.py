@@ -76,13 +76,13 @@ class MemoryMonitor:
         first = self._process.first_process_pid
         if not first or not self._process.has_checked_mounts:  # until then its /tmp is the machine's
             self._schedule_poll()
-        elif (held := count_memory_files(first)) > self._files:
+        elif (held := count_tmpfs_files(first)) > self._files:
             self._process.end_for_reached_limit(_too_many_files(held, self._files))
         elif (terminals := count_terminals(first)) > MOST_TERMINALS:
             self._process.end_for_reached_limit(_too_many_terminals(terminals))
-        elif (short := are_new_pipes_short()) or (self._bound is not None and _may_exceed(self._bound)):
+        elif (short := are_new_pipes_undersized()) or (self._bound is not None and _may_exceed(self._bound)):
             looking = _get_poll_thread(os.getpid())
-            looked = self._process.loop.run_in_executor(looking, explain_exceeded_limit, first, self._bound, short)
+            looked = self._process.loop.run_in_executor(looking, find_exceeded_limit_error, first, self._bound, short)
             looked.add_done_callback(self._handle_result)
         else:
             self._schedule_poll()
@@ -100,7 +100,7 @@ class MemoryMonitor:
             self._process.end_for_reached_limit(found)
 
 
-def explain_exceeded_limit(first: int, bound: int | None, short: bool) -> ToolError | None:
+def find_exceeded_limit_error(first: int, bound: int | None, short: bool) -> ToolError | None:
     """Return the error for a sandbox that exceeds a limit; None if it does not.
 
     :param first: its first process
@@ -141,12 +141,12 @@ def _too_many_terminals(held: int) -> ToolError:
     )
 
 
-def compute_max_files(size: int) -> int:
+def compute_max_memory_files(size: int) -> int:
     """Return how many files the file systems in memory with ``size`` bytes may have together."""
     return size // _FILE_BYTES
 
 
-def count_memory_files(first: int) -> int:
+def count_tmpfs_files(first: int) -> int:
     """Return how many files a sandbox has in memory; extended attributes count as in the kernel.
 
     :param first: its first process; the result is 0 if it has ended
@@ -170,7 +170,7 @@ def count_terminals(first: int) -> int:
 _short_pipes: tuple[float, bool] = (float("-inf"), False)
 
 
-def are_new_pipes_short() -> bool:
+def are_new_pipes_undersized() -> bool:
     """Return whether new pipes of this user are short, because the user reached the kernel's limit.
 
     The answer is shared by all sandboxes, and at most half a poll interval old. Root always gets full pipes.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
-from handrail.catalog.embedders.embedder_protocol import EmbedderError, normalize_rows
+from handrail.catalog.embedders.embedder_protocol import EmbedderError, check_and_normalise_rows
 from handrail.store.memory.knowledge_store import KnowledgeUnavailable
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class VectorStore(Protocol):
     def store_vectors(self, vectors: Mapping[int, bytes], model: str) -> None: ...
 
 
-class MeaningComparer:
+class EmbeddingComparer:
     """A comparer of texts by the vectors of a model, in one thread. Vectors stay in memory, unless a store is passed.
 
     :param make_embedder: makes the model
@@ -139,7 +139,7 @@ class MeaningComparer:
             if self._closed.is_set():
                 raise EmbedderError("the kernel is closed")
             some = every[start : start + _BATCH]
-            rows = normalize_rows(embedder.encode([text for _, text in some]), len(some))
+            rows = check_and_normalise_rows(embedder.encode([text for _, text in some]), len(some))
             self._vectors.update((key, row) for (key, _), row in zip(some, rows, strict=True))
         found = [self._vectors[key] for key in keys]
         for key in keys:

@@ -61,7 +61,7 @@ class ApplyPatchTool(Tool):
         return await asyncio.to_thread(_make_answer, plan, names)
 
 
-def show_patch(plan: PatchPlan) -> str:
+def format_patch_diffs(plan: PatchPlan) -> str:
     """Return the diffs of all files of a patch."""
     return "\n".join(diff.text for _, diff in _list_diffs(plan, {}) if diff.text)
 

@@ -38,7 +38,7 @@ _BINARIES = (
 )
 
 
-def get_max_answer_bytes(runtime: Runtime) -> int:
+def compute_max_result_bytes(runtime: Runtime) -> int:
     """Return how many bytes of text, counted as JSON, fit into an answer.
 
     This is less than the output limit of the tool, so that an answer of whole lines is not truncated.
@@ -52,7 +52,7 @@ async def read_lines_or_image(runtime: Runtime, path: str, first: int, count: in
 
     :raises ToolError: ``invalid_input`` for another binary file, or lines beyond the end
     """
-    most = get_max_answer_bytes(runtime)
+    most = compute_max_result_bytes(runtime)
     if path.lower().endswith(".pdf") and (await runtime.files.read_bytes(path, max_bytes=5)).data == PDF_START:
         return await read_pdf(runtime, path, first, count, most)
     found = await runtime.files.read_lines(path, first=first, count=count, max_bytes=most)
@@ -95,7 +95,7 @@ def _lines_data(found: FileLineRange, lines: Sequence[str], text: str) -> dict[s
 
 async def read_bytes(runtime: Runtime, path: str, start: int, count: int | None) -> dict[str, object]:
     """Read a range of bytes: as text, cut at whole characters, if it is UTF-8, else in base64."""
-    most = get_max_answer_bytes(runtime)
+    most = compute_max_result_bytes(runtime)
     found = await runtime.files.read_bytes(path, start=start, max_bytes=min(count or most, most))
     return {"path": found.path, **format_byte_range(found.data, found.start, found.size, most)}
 
@@ -135,7 +135,7 @@ async def _image_data(runtime: Runtime, path: str, size: int) -> dict[str, objec
     head = (await runtime.files.read_bytes(path, max_bytes=_SNIFF_BYTES)).data
     media_type = detect_image_type(head)
     if head.startswith(PDF_START):
-        return await read_pdf(runtime, path, 1, None, get_max_answer_bytes(runtime))
+        return await read_pdf(runtime, path, 1, None, compute_max_result_bytes(runtime))
     if media_type is None:
         what = next((name for magic, name in _BINARIES if head.startswith(magic)), "unknown type")
         raise ToolError(

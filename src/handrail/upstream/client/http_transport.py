@@ -20,9 +20,9 @@ from urllib.parse import urljoin
 
 import httpx2
 
-from handrail.contract.network_route import DIRECT_ROUTE, NetworkRoute
+from handrail.contract.network_route import DIRECT_ROUTE, OutboundConnectionSettings
 from handrail.contract.text.event_stream_text import EventStreamCleaner
-from handrail.contract.text.host_names import parse_url
+from handrail.contract.text.host_names import parse_http_url
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.sandbox.network.egress_check import EgressCheck, HostGate
 from handrail.upstream.client.checked_http_client import (
@@ -33,13 +33,13 @@ from handrail.upstream.client.checked_http_client import (
 from handrail.upstream.client.json_rpc_messages import (
     Message,
     encode_message,
-    is_broken_answer,
+    is_truncated_rpc_response,
     parse_json_rpc_messages,
 )
 from handrail.upstream.client.upstream_session import (
     MAX_MESSAGE_BYTES,
-    AnswerTooLong,
     McpTransport,
+    ResponseTooLong,
     RpcError,
     TransportCallbacks,
     UpstreamConnectionLost,
@@ -69,7 +69,7 @@ def make_http_transport(
     state: Path,
     prompt: SignInPrompt | None = None,
     register_secret: Callable[[str], None] = lambda value: None,
-    route: NetworkRoute = DIRECT_ROUTE,
+    route: OutboundConnectionSettings = DIRECT_ROUTE,
 ) -> McpTransport:
     """Return a transport for one connection to a server with a URL.
 
@@ -288,7 +288,7 @@ class StreamableHttpTransport:
                 messages = parse_json_rpc_messages(data)
                 if not messages and event.event not in ("message", ""):
                     continue
-                if number is not None and not messages and is_broken_answer(data):
+                if number is not None and not messages and is_truncated_rpc_response(data):
                     self._ears.on_request_failed(
                         number, UpstreamConnectionLost("the server's answer is not valid JSON")
                     )
@@ -301,7 +301,7 @@ class StreamableHttpTransport:
             if number is not None:
                 self._ears.on_request_failed(
                     number,
-                    AnswerTooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB"),
+                    ResponseTooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB"),
                 )
             return True
         except httpx2.HTTPError:
@@ -387,7 +387,7 @@ async def read_limited_body(response: httpx2.Response, handler: TransportCallbac
         if len(kept) > MAX_MESSAGE_BYTES:
             handler.on_request_failed(
                 number,
-                AnswerTooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB"),
+                ResponseTooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB"),
             )
             return b""
     return bytes(kept)
@@ -572,14 +572,14 @@ class LegacySseTransport:
         async for event in iterate_events(response):
             if event.event == "endpoint" and not endpoint.done():
                 target = urljoin(url, event.data)
-                here, there = parse_url(url), parse_url(target)
+                here, there = parse_http_url(url), parse_http_url(target)
                 if (here.scheme, here.host) != (there.scheme, there.host):
                     raise ValueError(f"the server names an endpoint on {there.host}, which is another server")
                 endpoint.set_result(target)
             elif event.event in ("message", "") and event.data:
                 data = event.data.encode("utf-8", "replace")
                 messages = parse_json_rpc_messages(data)
-                if not messages and is_broken_answer(data):
+                if not messages and is_truncated_rpc_response(data):
                     ears.on_request_failed(None, UpstreamConnectionLost("the server's answer is not valid JSON"))
                 for message in messages:
                     ears.on_message(message, None)

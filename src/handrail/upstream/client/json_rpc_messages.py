@@ -36,14 +36,14 @@ def parse_json_rpc_messages(text: bytes) -> list[Message]:
     return [cast("Message", one) for one in several if _is_message(one)]
 
 
-def begins_like_answer(text: bytes) -> bool:
+def looks_like_rpc_response(text: bytes) -> bool:
     """Return whether a text begins like an answer, and not like a line of a log."""
     return _ANSWER.match(text) is not None
 
 
-def is_broken_answer(text: bytes) -> bool:
+def is_truncated_rpc_response(text: bytes) -> bool:
     """Return whether a text is an answer that broke off, so that its request waits for no other."""
-    return begins_like_answer(text) and _parse_json(text) is None
+    return looks_like_rpc_response(text) and _parse_json(text) is None
 
 
 def encode_message(message: Message) -> bytes:

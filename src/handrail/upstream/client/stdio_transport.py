@@ -14,18 +14,18 @@ from contextlib import asynccontextmanager
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import Process
-from handrail.registry.sources.executable_tools import describe_exit, keep_output_tail
+from handrail.registry.sources.executable_tools import describe_exit, extract_output_tail
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess, ProtectedPathViolation
 from handrail.upstream.client.json_rpc_messages import (
     Message,
-    begins_like_answer,
     encode_message,
-    is_broken_answer,
+    is_truncated_rpc_response,
+    looks_like_rpc_response,
     parse_json_rpc_messages,
 )
 from handrail.upstream.client.upstream_session import (
     MAX_MESSAGE_BYTES,
-    AnswerTooLong,
+    ResponseTooLong,
     TransportCallbacks,
     UpstreamConnectionLost,
 )
@@ -200,7 +200,7 @@ class StdioTransport:
         self._garbage += 1
         if self._collect_spread_message(ears, line):
             return
-        if is_broken_answer(line):
+        if is_truncated_rpc_response(line):
             ears.on_request_failed(_find_id(line), UpstreamConnectionLost("the server's answer is not valid JSON"))
 
     def _collect_spread_message(self, ears: TransportCallbacks, line: bytes) -> bool:
@@ -228,8 +228,8 @@ class StdioTransport:
 
     @staticmethod
     def _too_long(ears: TransportCallbacks, edges: bytes) -> None:
-        if begins_like_answer(edges):
-            why = AnswerTooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB")
+        if looks_like_rpc_response(edges):
+            why = ResponseTooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB")
             ears.on_request_failed(_find_id(edges), why)
 
     async def _describe_ending(self, process: Process) -> str:
@@ -281,4 +281,4 @@ async def _errors_of(process: Process) -> str:
         _, errors, _ = await process.communicate(b"", 0)
     except ToolError:
         return ""
-    return keep_output_tail(bytearray(errors))
+    return extract_output_tail(bytearray(errors))

@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard, cast
 
 from handrail.contract.errors import ToolError
-from handrail.contract.services.client_services import CLIENT_REQUEST_KINDS, ClientMethod, ClientRequest
+from handrail.contract.services.client_services import CLIENT_REQUEST_KINDS, ClientMethod, RequestToClient
 from handrail.contract.struct import Struct, field
 from handrail.upstream.client.json_rpc_messages import Message, encode_message
 from handrail.upstream.server_definition import CAPABILITY_BY_GRANT
@@ -41,7 +41,7 @@ class RpcError(Exception):
         self.data = data
 
 
-class AnswerTooLong(Exception):
+class ResponseTooLong(Exception):
     """An answer exceeds the size limit. The connection stays open."""
 
 
@@ -63,13 +63,13 @@ _NAME_PARAMETERS = {"tools/call": "name", "prompts/get": "name", "resources/read
 _TASKS = "io.modelcontextprotocol/tasks"
 
 
-def list_announced_extensions(method: str) -> dict[str, Any]:
+def make_extension_announcement(method: str) -> dict[str, Any]:
     """Return the extensions to announce in the newer era: tasks, for requests that may become one."""
     follows = method in ("tools/call", "subscriptions/listen") or method.startswith("tasks/")
     return {"extensions": {_TASKS: {}}} if follows else {}
 
 
-def protocol_headers(version: str, method: str, params: Mapping[str, Any] | None = None) -> dict[str, str]:
+def make_protocol_headers(version: str, method: str, params: Mapping[str, Any] | None = None) -> dict[str, str]:
     """Return the header fields that describe a message over HTTP in the newer era."""
     found = {"mcp-protocol-version": version, "mcp-method": method}
     key = _NAME_PARAMETERS.get(method, "taskId" if method.startswith("tasks/") else None)
@@ -78,7 +78,7 @@ def protocol_headers(version: str, method: str, params: Mapping[str, Any] | None
     return found
 
 
-def error_response(number: str | float, code: int, text: str) -> Message:
+def make_error_response(number: str | float, code: int, text: str) -> Message:
     """Return an error as the answer to a request of a server."""
     return {"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": text}}
 
@@ -249,7 +249,7 @@ class UpstreamSession:
         try:
             async with asyncio.timeout(min(PROBE_S, timeout_s / 2)):
                 found = await self.request(
-                    "server/discover", {}, headers=protocol_headers(version, "server/discover"), version=version
+                    "server/discover", {}, headers=make_protocol_headers(version, "server/discover"), version=version
                 )
         except RpcError as error:
             data = _object(error.data).get("supported")
@@ -339,7 +339,7 @@ class UpstreamSession:
         version = version or (self.protocol if self.era == "modern" else "")
         fields: dict[str, Any] = dict(params)
         if version:
-            headers = {**protocol_headers(version, method, fields), **(headers or {})}
+            headers = {**make_protocol_headers(version, method, fields), **(headers or {})}
         if meta := {**fields.get("_meta", {}), **self._meta(number, method, version, runtime)}:
             fields["_meta"] = meta
         message: Message = {"jsonrpc": "2.0", "id": number, "method": method}
@@ -378,7 +378,7 @@ class UpstreamSession:
                 f"{_META}clientInfo": self._client,
                 f"{_META}clientCapabilities": {
                     **self._client_capabilities(runtime),
-                    **list_announced_extensions(method),
+                    **make_extension_announcement(method),
                 },
             }
             if runtime is not None:
@@ -546,7 +546,7 @@ class UpstreamSession:
             return
         if len(self._server_requests) >= MAX_SERVER_REQUESTS or number in self._server_requests:
             self._reply_soon(
-                error_response(
+                make_error_response(
                     number, INTERNAL_ERROR, "too many requests at the same time; wait for an answer before the next one"
                 )
             )
@@ -564,23 +564,23 @@ class UpstreamSession:
     ) -> None:
         grant = GRANT_BY_METHOD.get(method)
         if grant is None or grant not in self._grants or self.era == "modern":
-            await self._reply(error_response(number, METHOD_NOT_FOUND, f"{method} is not granted to this server"))
+            await self._reply(make_error_response(number, METHOD_NOT_FOUND, f"{method} is not granted to this server"))
             return
         runtime = pending.runtime if pending is not None else None
         if runtime is None:
             text = (
                 f"{method} cannot be related to a call; send it on the stream of that call, or run one call at a time"
             )
-            await self._reply(error_response(number, INVALID_REQUEST, text))
+            await self._reply(make_error_response(number, INVALID_REQUEST, text))
             return
         params.pop("_meta", None)
         try:
             answers = await runtime.client.send_requests(
-                {"it": ClientRequest(cast("ClientMethod", method), params, self.name)}
+                {"it": RequestToClient(cast("ClientMethod", method), params, self.name)}
             )
             answer: Message = {"jsonrpc": "2.0", "id": number, "result": dict(answers["it"])}
         except ToolError as error:
-            answer = error_response(number, INVALID_REQUEST, error.text)
+            answer = make_error_response(number, INVALID_REQUEST, error.text)
         await self._reply(answer)
 
     def _reply_soon(self, message: Message) -> None:
