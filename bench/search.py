@@ -29,7 +29,7 @@ from handrail.runtime.files.session_roots import SessionRoots
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
 from handrail.runtime.ripgrep import HiddenFileRecord, find_ripgrep
 from handrail.runtime.search_service import RipgrepSearch
-from handrail.sandbox.start.ready_sandbox_pool import SandboxPool, add_pool_if_bubblewrap
+from handrail.sandbox.start.ready_sandbox_pool import SandboxPool, wrap_bubblewrap_in_pool
 from handrail.sandbox.tier_probe import RefusingSandbox, choose_sandbox
 
 FILES, BYTES, FOLDERS = 24_000, 600_000_000, 400
@@ -104,7 +104,7 @@ async def main() -> int:
         os.sync()  # else the disk is written to while the first rounds run
         program = find_ripgrep(str(root), confined=False)
         sandbox = choose_sandbox()
-        ready = add_pool_if_bubblewrap(sandbox)
+        ready = wrap_bubblewrap_in_pool(sandbox)
         missed = 0
         doors = {
             "handrail, unconfined": searching(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import tomllib
 from collections import Counter
@@ -116,3 +117,29 @@ def test_every_reference_in_a_docstring_names_an_existing_object() -> None:
                 if not is_known:
                     lost.append(f"{path.relative_to(SOURCE)}:{node.lineno}: {reference}")
     assert not lost, "\n".join(lost)
+
+
+def _stale_docstring_names(tree: ast.Module, classes_there: frozenset[str]) -> Iterator[str]:
+    """Yield each parameter and exception of a docstring that does not exist."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        text = ast.get_docstring(node) or ""
+        there = {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
+        if node.args.kwarg is None:
+            yield from (f"{node.name}: {name}" for name in re.findall(r":param (\w+):", text) if name not in there)
+        raised = re.findall(r":raises (\w+):", text)
+        yield from (f"{node.name}: {name}" for name in raised if name not in classes_there)
+
+
+def test_docstrings_name_parameters_and_exceptions_that_exist() -> None:
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")}
+    own = {node.name for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    for path, tree in trees.items():
+        imported = {
+            (name.asname or name.name).rpartition(".")[2]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for name in node.names
+        }
+        assert not [*_stale_docstring_names(tree, frozenset({*dir(builtins), *own, *imported}))], path

@@ -175,7 +175,7 @@ async def test_a_serving_agent_works_on_messages_and_notifications_until_it_stop
                     agent.stop()
     assert texts == ["a", "b", "c"] and headless == [False, True, False]
     assert session.begun == ["first", "", "second"]
-    with pytest.raises(UsageError, match="does not serve"):
+    with pytest.raises(UsageError, match="is not serving"):
         agent.send("third")
 
 

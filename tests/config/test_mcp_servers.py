@@ -34,7 +34,7 @@ def test_a_foreign_file_defines_servers_and_a_table_with_the_same_name_grants_ca
     files, web = found["files"], found["web"]
     assert (files.command, files.args, files.environment) == ("mcp-files", ("/data",), {"TOKEN": "sesame-1234"})
     assert files.read == ("docs",) and files.grants == {"elicitation"} and not files.hosts and "sesame-1234" in learned
-    assert (web.transport, web.reachable_hosts) == ("http", ("web.example:443",))
+    assert (web.transport, web.client_egress_hosts) == ("http", ("web.example:443",))
     assert "sesame" not in repr(files)
 
 

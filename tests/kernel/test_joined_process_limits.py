@@ -19,7 +19,7 @@ from handrail.contract.approval_requests import ApprovalService
 from handrail.ipc.codec.wire_encoding import describe_client_tools
 from handrail.ipc.wire.operation_dispatch import OperationSpec, OperationTable, RemoteRequestError
 from handrail.ipc.wire.socket_handshake import CONTROL_GREETING
-from handrail.kernel.approval_client import ApprovalClient, ApprovalWorkspaceSettings
+from handrail.kernel.approval_client import ApprovalResponder, ApprovalWorkspaceSettings
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.sandbox import tier_probe
 from handrail.testing.scripted_kernel import temporary_kernel
@@ -482,7 +482,7 @@ async def test_an_answer_that_a_lost_holder_recorded_is_found_in_the_log(
             raise AssertionError("nothing has to be judged")
 
         monkeypatch.setattr(held.approvals, "decide", taken)
-        answers = ApprovalClient(
+        answers = ApprovalResponder(
             ApprovalWorkspaceSettings(tmp_path / "ws", tmp_path / "state"), no_kernel, lambda config, lost: None
         )
         decided = await answers.decide(row.id, ApprovalAnswer("once"), by="test")

@@ -13,7 +13,7 @@ from handrail.contract.tool.manifest import MAX_MANIFEST_BYTES
 from handrail.contract.tool.spec import LockSpec
 from handrail.contract.tool_generation import SourceContents
 from handrail.registry.sources.executable_tools import PerCallExecutableTool
-from handrail.registry.sources.persistent_tools import PersistentTool
+from handrail.registry.sources.persistent_tools import PersistentProcessTool
 from handrail.registry.sources.tool_folder_source import ToolFolderSource
 
 from .conftest import Place
@@ -45,8 +45,8 @@ def test_each_manifest_with_an_executable_loads_as_a_tool(place: Place) -> None:
         ("zoo", str(place.tools / "zoo.json")),
     ]
     ant, zoo = (found.tool for found in loaded.tools)
-    assert isinstance(ant, PersistentTool)
-    assert isinstance(zoo, PerCallExecutableTool) and not isinstance(zoo, PersistentTool)
+    assert isinstance(ant, PersistentProcessTool)
+    assert isinstance(zoo, PerCallExecutableTool) and not isinstance(zoo, PersistentProcessTool)
     assert (zoo.executable, zoo.folder, zoo.trusted) == (str(place.tools / "zoo"), str(place.tools), False)
 
 

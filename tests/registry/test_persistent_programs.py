@@ -13,7 +13,7 @@ import pytest
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
 from handrail.registry.sources.executable_tools import ToolConfinement
-from handrail.registry.sources.persistent_tools import PersistentTool
+from handrail.registry.sources.persistent_tools import PersistentProcessTool
 from handrail.registry.sources.tool_folder_source import ToolFolderSource
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
 from handrail.sandbox import tier_probe
@@ -53,21 +53,23 @@ for line in sys.stdin:
 """
 
 
-def made(place: Place, script: str = SERVER, backoff_ms: tuple[int, ...] = (0,), **runtime: Any) -> PersistentTool:
+def made(
+    place: Place, script: str = SERVER, backoff_ms: tuple[int, ...] = (0,), **runtime: Any
+) -> PersistentProcessTool:
     place.put("srv", script, persistent=True, **runtime)
     loaded = ToolFolderSource(place.tools, "global", place.confinement()).load()
     assert loaded.faults == ()
     [found] = loaded.tools
     tool = found.tool
-    assert isinstance(tool, PersistentTool)
-    return PersistentTool(tool.spec, tool.executable, tool.folder, tool.confinement, backoff_ms=backoff_ms)
+    assert isinstance(tool, PersistentProcessTool)
+    return PersistentProcessTool(tool.spec, tool.executable, tool.folder, tool.confinement, backoff_ms=backoff_ms)
 
 
-async def call(place: Place, tool: PersistentTool, call_id: str = "ses_1/1.0", **arguments: Any) -> Any:
+async def call(place: Place, tool: PersistentProcessTool, call_id: str = "ses_1/1.0", **arguments: Any) -> Any:
     return await tool.execute(arguments, place.runtime(tool.spec, call_id))
 
 
-async def failure(place: Place, tool: PersistentTool, **arguments: Any) -> ToolError:
+async def failure(place: Place, tool: PersistentProcessTool, **arguments: Any) -> ToolError:
     with pytest.raises(ToolError) as caught:
         await call(place, tool, **arguments)
     return caught.value

@@ -53,7 +53,7 @@ def children():
     return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
 
 async def main():
-    pooled = pool.add_pool_if_bubblewrap(tiers.choose_sandbox())
+    pooled = pool.wrap_bubblewrap_in_pool(tiers.choose_sandbox())
     shell = SandboxedShell(GuardedSandbox(pooled), profile, capabilities, SessionRoots(ws), lambda capability, target: None)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     kinds, worked = set(), 0

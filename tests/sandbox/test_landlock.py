@@ -183,7 +183,7 @@ async def test_a_landlock_ruleset_that_the_kernel_refuses_stops_the_start(
     def ruleset(*_: object, **__: object) -> landlock.LandlockRuleset:
         return unknown
 
-    monkeypatch.setattr(landlock, "build_ruleset", ruleset)
+    monkeypatch.setattr(landlock, "compute_ruleset", ruleset)
     process = await other(first).start(ground.capabilities, ground.profile(), ProgramSpec(["touch", "begun"]))
     with pytest.raises(ToolError, match="Landlock cannot be used") as caught:
         await process.communicate(b"", 100)
@@ -199,7 +199,7 @@ PATHS = st.dictionaries(st.from_regex(r"(/[a-z]{1,4}){1,4}", fullmatch=True), AC
 def test_landlock_rules_grant_only_rights_handled_by_the_ruleset(
     version: int, folders: Folders, tcp: bool, connect: list[int]
 ) -> None:
-    made = landlock.build_ruleset(version, folders, tcp=tcp, connect=connect)
+    made = landlock.compute_ruleset(version, folders, tcp=tcp, connect=connect)
     handled = struct.unpack(f"={len(made.attributes) // 8}Q", made.attributes)
     assert len(handled) == (1 if version < 4 else 2 if version < 6 else 3)
     assert handled[0] == landlock.get_handled_file_rights(version)

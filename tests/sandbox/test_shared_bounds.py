@@ -14,7 +14,7 @@ from handrail.contract.sandbox_protocol import SandboxLimits
 from handrail.sandbox import tier_probe
 from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.filters import memory_monitor, seccomp
-from handrail.sandbox.filters.resource_limits import build_rlimits, read_inotify_limits
+from handrail.sandbox.filters.resource_limits import build_rlimits, compute_sandbox_inotify_limits
 from handrail.sandbox.start import launcher_messages
 from handrail.sandbox.start.launcher_messages import LauncherProgram
 
@@ -66,7 +66,7 @@ def with_first(ground: Ground, first: LauncherProgram) -> Ground:
 async def test_a_sandbox_gets_a_share_of_the_inotify_instances_of_its_user(
     confined: Ground, first: LauncherProgram
 ) -> None:
-    wanted = dict(read_inotify_limits())
+    wanted = dict(compute_sandbox_inotify_limits())
     whole = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
     assert wanted["/proc/sys/user/max_inotify_instances"] == whole // 4
     (confined.workspace / "probe.py").write_text(INOTIFY)

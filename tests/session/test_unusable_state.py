@@ -245,7 +245,7 @@ def test_a_command_started_on_a_full_disk_reports_it_in_one_line(tmp_path: Path,
         assert ended.stdout == "text\n" or "text" in ended.stdout
     else:
         assert ended.returncode == CANNOT_START, ended
-        assert "full" in one_line(ended.stderr)
+        assert "Free some disk space" in one_line(ended.stderr)
     again = process(cli(tmp_path, "call", "read", '{"path": "a.txt"}'))
     assert again.returncode == OUTPUT, again
     assert run_command_line(["log", "verify", *options(tmp_path)]) == OUTPUT

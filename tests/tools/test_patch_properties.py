@@ -6,7 +6,7 @@ import difflib
 import random
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
@@ -68,6 +68,7 @@ def is_plain(lines: Sequence[str]) -> bool:
 
 @settings(max_examples=3 * settings().max_examples)
 @given(LINES, LINES, st.booleans(), st.booleans(), st.integers(0, 2**32))
+@example([""], ["-", ""], True, True, 0)  # the last line of the diff is one blank
 def test_a_unified_diff_of_two_texts_turns_one_into_the_other(
     before: list[str], after: list[str], old_end: bool, new_end: bool, seed: int
 ) -> None:

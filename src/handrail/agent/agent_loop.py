@@ -305,7 +305,7 @@ class Agent:
         :raises UsageError: if the agent does not serve
         """
         if self._serve_loop is None:
-            raise UsageError("This agent does not serve. Pass the task to run(), or start serve() first.")
+            raise UsageError("This agent is not serving. Call serve() first, or pass the task to run().")
         self._serve_loop.queue_user_message(text)
 
     def stop(self, reason: StopReason = "user") -> None:
@@ -314,7 +314,7 @@ class Agent:
 
     def get_run_usage_of_call(self, call_id: str) -> RunUsage | None:
         """Return the usage of the run to which a call belongs, or None. The run may have ended."""
-        return self._usages if self._run is not None or self._usages.has_call(call_id) else None
+        return self._usages if self._run is not None or self._usages.includes_call(call_id) else None
 
     def cancel(self, reason: StopReason = "user") -> None:
         """Stop the current run: reading ends, calls in flight are stopped, and all calls are answered.
@@ -557,7 +557,7 @@ class Agent:
                     if not again and recovered is None:
                         run.end_run("failed", str(run.error))
                 elif run.stopped is None:
-                    self._recovery.record_request_success(
+                    self._recovery.commit_accepted_reduction(
                         0 if reply.usage is None else reply.usage.input_tokens, request
                     )
                 if reply.calls or run.error is None:

@@ -92,7 +92,7 @@ class RejectedRequestRecovery:
         self._trial = change
         return None if change is None else []
 
-    def record_request_success(self, tokens: int, request: ModelRequest) -> None:
+    def commit_accepted_reduction(self, tokens: int, request: ModelRequest) -> None:
         """Keep the change of the last request, because the provider accepted it.
 
         :param tokens: the input tokens that the provider reported; 0 for none

@@ -99,7 +99,7 @@ class RunUsage:
         self.cost: float | None = None
         """The sum of the costs that the provider reported; None if it reported none."""
 
-    def has_call(self, call_id: str) -> bool:
+    def includes_call(self, call_id: str) -> bool:
         """Return whether a call was made in one of the run's turns. A background call may outlive the run."""
         return call_id.rpartition("/")[2].partition(".")[0] in map(str, self.turn_numbers)
 

@@ -172,7 +172,7 @@ def load_unseen_tool_schema(call: Call) -> dict[str, Any]:
 async def require_documentation_read(call: Call) -> None:
     """Require that the session has read the documentation of the tool. Nested calls are exempt.
 
-    :raises Refusal: ``conflict``, with the call that reads it, or with the documentation if the agent cannot read it
+    :raises CallRejection: ``conflict``, with the call that reads it, or with the documentation if the agent cannot read it
     :raises LogUnavailable: if it is unknown what the session has read
     """
     entry, catalog = call.entry, call.lane.catalog
@@ -533,7 +533,7 @@ class Arbiter:
     async def _confirm_lease_after_pause(self) -> None:
         """Wait after a pause until it is certain that no other process holds the lease.
 
-        :raises Refusal: ``unavailable``, if another process has it
+        :raises CallRejection: ``unavailable``, if another process has it
         """
         while not self.lease.is_valid:
             if (taken := self.lease.lost_reason) is not None:
@@ -565,7 +565,9 @@ class Arbiter:
 
     def _shape_small(self, call: Call, value: object) -> AudienceOutputs | None:
         assert call.entry is not None
-        return None if call.artifacts else self.shaper.shape_small_output(call.entry.spec, value, self._metadata(call))
+        return (
+            None if call.artifacts else self.shaper.try_shape_small_output(call.entry.spec, value, self._metadata(call))
+        )
 
     async def _shape(self, call: Call, value: object) -> AudienceOutputs:
         assert call.entry is not None

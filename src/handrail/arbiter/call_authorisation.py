@@ -28,8 +28,8 @@ class CallAuthorisation:
     def authorise_call(self, call: Call) -> Awaitable[None] | None:
         """Decide at once if rules alone decide; otherwise return an awaitable that decides.
 
-        :raises Refusal: ``denied``, by a rule, a watchdog or a user, or because the session has no user to ask
-        :raises Parked: if a user must approve and cannot answer now
+        :raises CallRejection: ``denied``, by a rule, a watchdog or a user, or because the session has no user to ask
+        :raises CallSuspended: if a user must approve and cannot answer now
         """
         lane, looked = call.lane, call.prevalidated
         call.rules = lane.rules
@@ -147,7 +147,7 @@ class CallAuthorisation:
     def reevaluate_call_with_changed_rules(self, call: Call) -> None:
         """Evaluate the call again after the session's rules changed: a new *deny* counts, an approval stays.
 
-        :raises Refusal: ``denied``
+        :raises CallRejection: ``denied``
         """
         verdict = self.evaluate(call)
         if verdict.action == "deny":

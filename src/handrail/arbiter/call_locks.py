@@ -37,7 +37,7 @@ def becomes_background_job(call: Call, spec: ToolSpec, arguments: Mapping[str, A
 def set_required_locks(call: Call, resources: LockResolver) -> None:
     """Set the locks that a call requires, and whether it becomes a job, from its validated arguments.
 
-    :raises Refusal: if an argument cannot name a resource
+    :raises CallRejection: if an argument cannot name a resource
     """
     assert call.entry is not None and call.arguments is not None
     spec, roots = call.entry.spec, call.lane.environment.roots
@@ -67,7 +67,7 @@ class CallLockManager:
         """Acquire the locks now, or return an awaitable that waits for them.
 
         :param predecessors: the earlier calls of the same model reply, in its order
-        :raises Refusal: ``conflict`` if the locks of a calling call do not cover a nested call
+        :raises CallRejection: ``conflict`` if the locks of a calling call do not cover a nested call
         """
         if call.parent is not None and (held := _find_parent_grant(call)) is not None:
             _run_under_parent_locks(call, call.parent, held)
@@ -143,7 +143,7 @@ def _find_parent_grant(call: Call) -> LockGrant | None:
 def _run_under_parent_locks(call: Call, caller: Call, held: LockGrant) -> None:
     """Check that a nested call may run under the locks of a calling call. It never waits for others, so no cycle can form.
 
-    :raises Refusal: ``conflict``
+    :raises CallRejection: ``conflict``
     """
     if call.required_locks and not held.covers(call.required_locks):
         needed = ", ".join(format_locks(call.required_locks))

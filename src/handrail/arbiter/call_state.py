@@ -204,7 +204,7 @@ class Lane(Struct):
     def session_id(self) -> str:
         return self.environment.session_id
 
-    def change_mode(self, mode: Mode) -> Mode:
+    def set_permission_mode(self, mode: Mode) -> Mode:
         """Switch to another mode, and return the mode before. All changes of a session's mode happen here."""
         before = parse_mode(self.rules.mode)
         if mode != before:
@@ -524,7 +524,7 @@ class Call:
     async def await_interruptible(self, step: StepName, work: Callable[[], Awaitable[Any]]) -> Any:
         """Await ``work``, which the user's stop or a shutdown may end.
 
-        :raises Refusal: ``cancelled``, if one of them ended it
+        :raises CallRejection: ``cancelled``, if one of them ended it
         """
         try:
             return await self.execution.run_in_current_task(_run_work(work))

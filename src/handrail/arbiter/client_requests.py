@@ -66,7 +66,7 @@ class CallClientService:
     def detach(self) -> None:
         call = self._call
         if (client := call.lane.environment.client) is not None and not call.tool_ended:
-            call_on_kernel_loop(call, partial(client.detach, find_root_call(call).id))
+            post_to_kernel_loop(call, partial(client.detach, find_root_call(call).id))
 
     async def send_requests(self, requests: Mapping[str, RequestToClient]) -> Mapping[str, Mapping[str, Any]]:
         home = self._call.execution.loop
@@ -197,7 +197,7 @@ def pause_timeouts(call: Call) -> Generator[None]:
             execution.resume_timeout()
 
 
-def call_on_kernel_loop(call: Call, tell: Callable[[], object]) -> None:
+def post_to_kernel_loop(call: Call, tell: Callable[[], object]) -> None:
     """Call ``tell`` on the kernel's event loop, also from the thread of a tool."""
     home = call.execution.loop
     try:

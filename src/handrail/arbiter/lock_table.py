@@ -367,7 +367,7 @@ def _plan_locks(wants: Sequence[RequiredLock]) -> _Plan:
         return _remembered(asked) if len(asked) <= _FEW else _make_plan(asked)
     except (KeyError, ValueError, TypeError):
         raise UsageError(
-            f"Invalid lock wants: {wants!r}. Expected pairs of a resource and a mode, such as (('workspace', 'a.py'), 'X')."
+            f"Invalid locks: {wants!r}. Expected pairs of a resource and a mode ('S' or 'X'), such as (('workspace', 'a.py'), 'X')."
         ) from None
 
 

@@ -328,7 +328,7 @@ class StoppableTaskRunner:
     async def run_in_current_task(self, work: Coroutine[Any, Any, Any], timeout_s: float | None = None) -> Any:
         """Await ``work`` in this task.
 
-        :raises Stopped: if it ended because it was asked to
+        :raises WorkStopped: if it ended because it was asked to
         """
         try:
             first = self.run_first_step(work)
@@ -341,7 +341,7 @@ class StoppableTaskRunner:
 
         :return: the future that it waits for
         :raises StopIteration: with its result, if it never had to wait
-        :raises Stopped: if it was asked to stop before it started
+        :raises WorkStopped: if it was asked to stop before it started
         """
         if self.reason is not None:
             work.close()
@@ -357,7 +357,7 @@ class StoppableTaskRunner:
         """Await the remainder of ``work`` in this task, after its :meth:`run_first_step`.
 
         :param timeout_s: counted from now on
-        :raises Stopped: if it ended because it was asked to
+        :raises WorkStopped: if it ended because it was asked to
         """
         task = asyncio.current_task()
         assert task is not None
@@ -400,7 +400,7 @@ class StoppableTaskRunner:
         """Await ``work`` in a separate task, which takes its first step at once.
 
         :param cancellable: False for work in a thread, which only sees :attr:`is_requested`
-        :raises Stopped: if it ended because it was asked to
+        :raises WorkStopped: if it ended because it was asked to
         :raises WorkStillRunning: if it was asked to stop and did not within the grace period
         :raises WorkTransferred: if another task awaits it from now on, with :meth:`wait_for_separate_task`
         """

@@ -77,7 +77,7 @@ def add_subagent_to_result(call: Call, to: DelegatedSession) -> None:
 def check_subagent_can_start(call: Call) -> None:
     """Check, before a call runs or becomes a job, that its sub-agent can start.
 
-    :raises Refusal: with the error of :meth:`~handrail.contract.services.subagent_services.SubagentService.run`
+    :raises CallRejection: with the error of :meth:`~handrail.contract.services.subagent_services.SubagentService.run`
     """
     assert call.entry is not None and call.arguments is not None
     agent = call.entry.tool.delegation_target(call.arguments)

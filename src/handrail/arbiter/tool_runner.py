@@ -17,10 +17,10 @@ from handrail.arbiter.approvals.host_requests import HostAccessRequests
 from handrail.arbiter.call_state import Call, CallRejection
 from handrail.arbiter.client_requests import (
     CallClientService,
-    call_on_kernel_loop,
     make_log_event_data,
     make_progress_event_data,
     pause_timeouts,
+    post_to_kernel_loop,
 )
 from handrail.arbiter.jobs.background_jobs import BackgroundJobManager
 from handrail.arbiter.jobs.job_views import SessionJobView
@@ -313,14 +313,14 @@ class _CallServices:
 
     def report_progress(self, message: str, fraction: float | None, done: float | None, total: float | None) -> None:
         if self.of.listeners:
-            call_on_kernel_loop(
+            post_to_kernel_loop(
                 self.of, partial(self.of.emit, "progress", make_progress_event_data(message, fraction, done, total))
             )
 
     def output(self, piece: str | bytes) -> None:
         call = self.of
         if call.listeners or call.job is not None or (call.entry is not None and call.entry.spec.promotable):
-            call_on_kernel_loop(call, partial(_feed_output, call, piece))
+            post_to_kernel_loop(call, partial(_feed_output, call, piece))
 
     def jobs(self) -> JobService:
         return SessionJobView(self.runs.jobs, self.of)
@@ -340,7 +340,7 @@ class _CallServices:
 
     def log(self, level: LogLevel, data: Any, logger: str | None) -> None:
         if self.of.listeners:
-            call_on_kernel_loop(self.of, partial(self.of.emit, "log", make_log_event_data(level, data, logger)))
+            post_to_kernel_loop(self.of, partial(self.of.emit, "log", make_log_event_data(level, data, logger)))
 
     def resources(self, runtime: Runtime) -> CallResourceAccess:
         return CallResourceAccess(self.of, runtime)
@@ -426,7 +426,7 @@ class CallModeService:
         if call.parent is not None or (MODES.index(wanted) > MODES.index(current) and call.approvals.answers is None):
             text = f"The mode stays {current}: the user has not answered a question of this call. Ask the user in your reply."
             raise ToolError(text, kind="denied")
-        return lane.change_mode(wanted), wanted
+        return lane.set_permission_mode(wanted), wanted
 
 
 def _check_without_secrets(

@@ -118,13 +118,15 @@ class ToolSessionManager:
         state = self.open_sessions.get(state_id)
         if state is not None and state.session_id == call.session_id:
             step.session = state
-            call.entry = replace(state.entry, tool=entry.tool, schema=ChangedStepSchema(state), is_blocking=False)
+            call.entry = replace(
+                state.entry, tool=entry.tool, schema=EditedStepArgumentsSchema(state), is_blocking=False
+            )
             call.tool_id = state.entry.id
 
     def redirect_to_stateful_tool(self, call: Call) -> None:
         """Turn a valid call into a call of the tool whose session is open.
 
-        :raises Refusal: if the tool session does not exist, or its tool does not accept the input
+        :raises CallRejection: if the tool session does not exist, or its tool does not accept the input
         """
         going, entry = call.session_step, call.entry
         assert going is not None and entry is not None and call.arguments is not None
@@ -262,7 +264,10 @@ class ToolSessionManager:
                 "note": f"The tool session had already ended: {describe_tool_session_end(ended or 'suspended')}.",
             }
         if state.is_busy:
-            raise ToolError(f"A step of `{state.id}` is running. Wait for it, then close.", kind="conflict")
+            raise ToolError(
+                f"A step of `{state.id}` is still running. Wait for its end, then close the tool session.",
+                kind="conflict",
+            )
         self._remove(state, "closed")
         try:
             await state.steps.close(runtime)
@@ -455,7 +460,7 @@ class SessionOpeningTool(Tool):
         return self._tool.questions(args)
 
 
-class ChangedStepSchema(ParametersSchema):
+class EditedStepArgumentsSchema(ParametersSchema):
     """A schema of the arguments that a user may give instead of those of a step: only the input may differ."""
 
     __slots__ = ("_state",)

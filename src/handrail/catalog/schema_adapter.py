@@ -279,12 +279,12 @@ def list_property_names(node: SchemaNode) -> Iterable[str]:
     return cast("Mapping[str, Any]", properties) if isinstance(properties, Mapping) else ()
 
 
-def list_direct_references(node: SchemaNode) -> tuple[str, ...]:
+def collect_schema_references(node: SchemaNode) -> tuple[str, ...]:
     """Return the references that ``node`` consists of, directly or by ``allOf``."""
     reference = node.get("$ref")
     own = (reference,) if isinstance(reference, str) else ()
     parts = cast("list[SchemaNode | bool]", node.get("allOf", ()))
-    return (*own, *(one for part in parts if not isinstance(part, bool) for one in list_direct_references(part)))
+    return (*own, *(one for part in parts if not isinstance(part, bool) for one in collect_schema_references(part)))
 
 
 def iterate_schema_references(root: SchemaNode) -> Iterator[str]:
@@ -585,7 +585,7 @@ class _SchemaAdapter:
         for one in cast("list[SchemaNode | bool]", node.get(keyword, ())):
             if not isinstance(one, bool):
                 flat = self._inline_references(one, trail)
-                further = (*trail, references) if (references := list_direct_references(one)) else trail
+                further = (*trail, references) if (references := collect_schema_references(one)) else trail
                 for part in (flat, *flat.get("allOf", ())):
                     for inner in ("anyOf", "oneOf"):
                         if branches := self._branches(part, inner, further):
@@ -625,7 +625,7 @@ class _SchemaAdapter:
         reference = node.get("$ref")
         if self.dialect.keywords is None:
             return (reference,) if isinstance(reference, str) and not LOCAL.match(reference) else ()
-        return list_direct_references(node)
+        return collect_schema_references(node)
 
     # --- any schema -------------------------------------------------------------------------------------------
 

@@ -118,7 +118,7 @@ class Codec:
 def decode_exact_fields(value: Any, readers: Mapping[str, Reader[Any]]) -> dict[str, Any]:
     """Return the members of an object that must have exactly these fields.
 
-    :raises Malformed: with the name of the member
+    :raises MalformedDataError: with the name of the member
     """
     given = expect_json_object(value)
     if given.keys() != readers.keys():

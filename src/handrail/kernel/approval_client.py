@@ -92,7 +92,7 @@ def open_approval_reader(folders: StateFolders) -> Generator[ApprovalReader]:
         connection.close()
 
 
-class ApprovalClient:
+class ApprovalResponder:
     """A client that answers the approval requests of a workspace like ``kernel.approvals``.
 
     Nothing stays open between two answers.

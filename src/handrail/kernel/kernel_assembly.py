@@ -334,7 +334,7 @@ async def assemble_components(
     log = CommitLog(store.database)
     interrupted = tuple(await log.record_interrupted_calls())
     settings, folders = config.settings, store.folders
-    variables = folders.requires_path_variables
+    variables = folders.requirement_path_variables
     redactor, known = await load_secrets_for_redaction(config, secrets)
     limits = ArbiterLimits(**settings.limits.model_dump(), approval_lifetimes=make_approval_lifetimes(config))
     shaper = make_output_shaper(config, folders, redactor)

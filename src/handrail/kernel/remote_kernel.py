@@ -32,7 +32,7 @@ from handrail.ipc.codec import wire_encoding
 from handrail.ipc.codec.protocol_rpc import (
     WIRE_CODEC,
     WORKSPACE_JOBS_PREFIX,
-    make_lease_holder_invoker,
+    make_lease_holder_caller,
     make_protocol_proxy,
 )
 from handrail.ipc.codec.wire_encoding import collect_tools_from_objects, describe_client_tools
@@ -218,7 +218,7 @@ class RemoteKernel(Kernel):
     @property
     def jobs(self) -> WorkspaceJobService:
         return make_protocol_proxy(
-            WorkspaceJobService, WORKSPACE_JOBS_PREFIX, make_lease_holder_invoker(self.ipc_client)
+            WorkspaceJobService, WORKSPACE_JOBS_PREFIX, make_lease_holder_caller(self.ipc_client)
         )
 
     @property
@@ -459,8 +459,8 @@ async def open_remote_kernel(
     )
     if beyond := find_ineffective_setting_keys(settings):
         raise UsageError(
-            f"Cannot set {', '.join(beyond)}: {held.holder} holds this workspace, and its settings apply. "
-            "Set it in handrail.toml, or start this process first."
+            f"Cannot set {', '.join(beyond)} in this process: {held.holder} holds this workspace, and its settings apply. "
+            "Set the keys in handrail.toml, or start this process first."
         )
     registrations = replace(
         registrations,

@@ -62,11 +62,11 @@ async def make_limited_sandbox_in_thread(
 
 
 def _limit_sandbox(config: MergedConfiguration, chosen: Sandbox) -> ConfiguredSandbox:
-    from handrail.sandbox.start.ready_sandbox_pool import add_pool_if_bubblewrap
+    from handrail.sandbox.start.ready_sandbox_pool import wrap_bubblewrap_in_pool
 
     settings = config.settings.sandbox
     return ConfiguredSandbox(
-        add_pool_if_bubblewrap(chosen),
+        wrap_bubblewrap_in_pool(chosen),
         settings.limits,
         unix_sockets=settings.unix_sockets,
         unconfined=settings.unconfined,

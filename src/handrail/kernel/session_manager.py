@@ -49,7 +49,7 @@ from handrail.session.local_session import (
     generate_session_id,
     list_parent_manifests,
 )
-from handrail.session.memory.session_memory import SessionMemory
+from handrail.session.memory.session_memory import SessionMemoryFactory
 from handrail.session.session_context import (
     AgentContext,
     SessionOpenParameters,
@@ -118,7 +118,7 @@ def make_session_lane(
         quarantine=str(output / "quarantine"),
         transcript=arrivals.transcript,
         get_server_pool=components.get_server_pool,
-        memory=SessionMemory(
+        memory=SessionMemoryFactory(
             session_id,
             context.agent,
             folders.workspace,

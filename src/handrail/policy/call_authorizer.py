@@ -31,7 +31,7 @@ from handrail.policy.call_targets import (
     list_commands_needing_capability,
     make_path_subject,
 )
-from handrail.policy.confinement import ConfinementToolPolicy
+from handrail.policy.confinement import ConfinedRuleToolPolicy
 from handrail.policy.findings import PolicyFinding, format_reason
 from handrail.policy.rule_suggestions import build_exact_target_pattern
 from handrail.policy.rules.matchers import PathSubject, RankedRule
@@ -283,7 +283,7 @@ class CallAuthorizer:
             return found[0]
         handed = self.delegated if parent is None else parent
         capabilities = compute_call_capabilities(spec, self.variables, self.own_capability_layer, self.ceiling, handed)
-        prepared = ConfinementToolPolicy(spec, rules, capabilities, origin)
+        prepared = ConfinedRuleToolPolicy(spec, rules, capabilities, origin)
         _keep_newest(self._prepared, key, (prepared, parent))
         return prepared
 

@@ -47,7 +47,7 @@ _MAX_UNCLEAR = 4_000
 _PRIVATE_FOLDER = "/tmp/"  # noqa: S108 - nothing is made there
 
 
-class ConfinementToolPolicy(ToolPolicy):
+class ConfinedRuleToolPolicy(ToolPolicy):
     """The policy of one tool, in which a rule with ``{confined}`` answers after all other rules."""
 
     __slots__ = ("_confined", "_plain")
@@ -57,7 +57,7 @@ class ConfinementToolPolicy(ToolPolicy):
         self._confined = None
         if spec.single_command and not spec.confinement_gap:
             self._confined = _find_confined_rule(rules, spec, origin)
-        self._plain: ConfinementToolPolicy | None = None
+        self._plain: ConfinedRuleToolPolicy | None = None
         """The policy of the rules that count next to the rule with ``{confined}``, made on first use."""
 
     def evaluate_targets(self, arguments: Mapping[str, Any], targets: Sequence[CallTarget]) -> PolicyVerdict:
@@ -69,7 +69,7 @@ class ConfinementToolPolicy(ToolPolicy):
         if self._plain is None:
             kept = _list_rules_next_to(self._confined, self.rules, self.spec, self.origin)
             same = kept is self.rules
-            self._plain = self if same else ConfinementToolPolicy(self.spec, kept, self.capabilities, self.origin)
+            self._plain = self if same else ConfinedRuleToolPolicy(self.spec, kept, self.capabilities, self.origin)
         plain = self._plain._evaluate(arguments, targets)
         objection = "" if plain.action == "allow" else self._plain._find_objection_to(plain, self._confined)
         if plain.action != "allow" and not objection:

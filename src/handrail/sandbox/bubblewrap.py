@@ -20,10 +20,10 @@ from handrail.origins.program_lookup import list_open_workspaces
 from handrail.sandbox.filters import landlock, memory_monitor
 from handrail.sandbox.filters.resource_limits import (
     build_rlimits,
+    compute_sandbox_inotify_limits,
     compute_sandbox_memory_limit,
     compute_total_memory_limit,
     make_limiting_cgroups,
-    read_inotify_limits,
     start_in_cgroups,
     submit_start_in_cgroups,
 )
@@ -346,8 +346,8 @@ def _encode_restrictions(
     terminal: bool = False,
 ) -> bytes:
     """Return the first part of the letter, cached for equal arguments."""
-    ruleset = landlock.build_ruleset(landlock_abi, dict(folders), tcp=tcp, connect=connect) if landlock_abi else None
-    counts = read_inotify_limits()
+    ruleset = landlock.compute_ruleset(landlock_abi, dict(folders), tcp=tcp, connect=connect) if landlock_abi else None
+    counts = compute_sandbox_inotify_limits()
     return launcher_messages.encode_launcher_setup(
         mode, ruleset, dict(limits), dict(environment), counts=counts, terminal=terminal, table=table
     )

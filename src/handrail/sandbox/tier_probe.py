@@ -35,10 +35,10 @@ from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.filters import landlock, seccomp
 from handrail.sandbox.filters.resource_limits import (
     build_rlimits,
+    compute_sandbox_inotify_limits,
     compute_sandbox_memory_limit,
     compute_total_memory_limit,
     make_limiting_cgroups,
-    read_inotify_limits,
     read_own_memory_limit,
 )
 from handrail.sandbox.start.spawn import SYSTEM_BWRAP, find_bubblewrap_programs
@@ -407,7 +407,7 @@ def _processes(limits: SandboxLimits) -> SandboxMechanism:
 
 
 def _watches(seen: _ObservedConfinement) -> SandboxMechanism:
-    wanted = read_inotify_limits()
+    wanted = compute_sandbox_inotify_limits()
     if wanted and all(f"{setting} {number}" in seen.settings for setting, number in wanted):
         return SandboxMechanism(
             "watches", True, "each sandbox gets a quarter of its user's inotify instances and watches"

@@ -211,7 +211,7 @@ class LocalSession:
             return
         wanted = parse_optional_mode(mode)
         if wanted is not None:
-            self._lane.change_mode(wanted)
+            self._lane.set_permission_mode(wanted)
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | str, *, key: str | None = None) -> Result:
         """Propose one call and wait for its result.

@@ -150,7 +150,9 @@ def _list_keys(state: Path) -> Iterator[str]:
 
 def _find_by_key(folders: StateFolders, key: str) -> AdoptableState:
     if key == folders.key:
-        raise UsageError(f"The workspace {folders.workspace} uses the state {key} already. Nothing to adopt.")
+        raise UsageError(
+            f"The workspace {folders.workspace} already uses the state {key}, so there is nothing to adopt. `handrail state` lists the other keys."
+        )
     stored = next((one for one in list_stored_state(folders.state, key)), None)
     if stored is None or stored.key in (USER_DATA, MEMORY):
         raise UsageError(f"Unknown key: {key!r:.80}. `handrail state` lists the keys.")

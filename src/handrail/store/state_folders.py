@@ -347,7 +347,7 @@ class StateFolders(Struct, frozen=True):
         return self.user_data_folder
 
     @property
-    def requires_path_variables(self) -> PathVariables:
+    def requirement_path_variables(self) -> PathVariables:
         """The values of the variables in ``requires``. Rules and roots decide which outputs a session can reach."""
         from handrail.contract.tool.requires import (
             PathVariables,  # imports pydantic, which command completion does not need

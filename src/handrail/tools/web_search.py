@@ -349,11 +349,11 @@ def _decode_answer(name: str, response: HttpResponse) -> Any:
         pass
     start = response.body[:400].lstrip().lower()
     if start.startswith((b"<!doctype", b"<html")) or "html" in (response.header("content-type") or ""):
-        what = "an HTML page in place of JSON. It blocks programs, or its address is that of its web page"
+        what = "an HTML page instead of JSON. It may block automated clients, or its URL may be that of its web page"
     else:
-        what = "no valid JSON"
+        what = "invalid JSON"
     raise ToolError(
-        f"{name} sent {what}. The search did not run. Ask the user to check the provider.",
+        f"{name} returned {what}. The search has no results. Ask the user to check the settings of {name} in handrail.toml.",
         kind="backend",
     )
 

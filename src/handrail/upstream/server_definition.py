@@ -95,7 +95,7 @@ class ServerDefinition:
         )
 
     @property
-    def reachable_hosts(self) -> tuple[str, ...]:
+    def client_egress_hosts(self) -> tuple[str, ...]:
         """The hosts that Handrail itself may connect to: that of the URL and those of its egress grant."""
         return (str(parse_http_url(self.url).host), *self.hosts) if self.url else ()
 

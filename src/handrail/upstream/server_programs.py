@@ -69,7 +69,7 @@ class ResolvedServerProgram(Struct, frozen=True):
     def verify_file_hashes(self) -> None:
         """Check the hashes of the installed files.
 
-        :raises Refused: if a file has changed since the installation
+        :raises ServerCommandRejected: if a file has changed since the installation
         """
         for name, wanted in self.hashes:
             path = Path(self.folder) / name
@@ -99,7 +99,7 @@ def resolve_server_program(
 
     :param state: the root folder of all state
     :param to_start: whether the folders for its sandbox are needed too
-    :raises Refused: if the command would fetch a program, or its program is missing or is where calls can write
+    :raises ServerCommandRejected: if the command would fetch a program, or its program is missing or is where calls can write
     """
     record = _read_install_record(state, definition, workspace)
     if record is not None:
@@ -122,7 +122,7 @@ def resolve_server_program(
 def _require_safe_program(found: ResolvedServerProgram, workspace: str) -> ResolvedServerProgram:
     """Check that a program can run and that no call could have written it.
 
-    :raises Refused: otherwise
+    :raises ServerCommandRejected: otherwise
     """
     if (folder := find_enclosing_folder(found.argv[0], (workspace, *list_open_workspaces()))) is not None:
         raise ServerCommandRejected(

@@ -61,7 +61,7 @@ async def fetch_server_listing(conversation: UpstreamSession, timeout_s: float) 
 
     :param timeout_s: the timeout for the list of the tools
     :raises RpcError: if it announced tools and refuses to list them
-    :raises Lost: if the connection ends
+    :raises UpstreamConnectionLost: if the connection ends
     :raises TimeoutError: if it announced tools and does not list them
     """
     found: dict[str, tuple[JsonItem, ...]] = {}

@@ -228,7 +228,7 @@ class UpstreamRegistry:
 
     def _hosts_reachable_by_kernel(self, definition: ServerDefinition) -> CapabilitySet:
         """Return the hosts that Handrail itself may connect to. ``localhost`` is the loopback of this machine."""
-        hosts = list(definition.reachable_hosts)
+        hosts = list(definition.client_egress_hosts)
         for address in (parse_http_url(definition.url).host,):
             if address.name == "localhost":
                 hosts += [f"127.0.0.1:{address.port}", f"{bracket_ipv6_host('::1')}:{address.port}"]
@@ -253,7 +253,7 @@ class UpstreamRegistry:
     async def _start_program(self, definition: ServerDefinition) -> Process:
         """Start the program of a server, in a sandbox with what the server was granted.
 
-        :raises Lost: if it cannot be started
+        :raises UpstreamConnectionLost: if it cannot be started
         """
         from handrail.upstream.client.upstream_session import UpstreamConnectionLost
         from handrail.upstream.server_programs import ServerCommandRejected, resolve_server_program

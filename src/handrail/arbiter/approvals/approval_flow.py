@@ -243,8 +243,8 @@ class ApprovalFlow:
     async def request_permission(self, call: Call) -> None:
         """Obtain approval for ``call``, or apply the answer that an earlier process received.
 
-        :raises Refusal: if the answer is no, or the session has no user to ask
-        :raises Parked: if no user can answer now
+        :raises CallRejection: if the answer is no, or the session has no user to ask
+        :raises CallSuspended: if no user can answer now
         """
         assert call.verdict is not None
         call.copy_arguments()
@@ -263,7 +263,7 @@ class ApprovalFlow:
     async def enforce_earlier_rejection(self, call: Call) -> None:
         """Apply an earlier rejection although the current rules allow the call.
 
-        :raises Refusal: ``denied``
+        :raises CallRejection: ``denied``
         """
         row = self._find_earlier_request(call, "approval")
         if row is not None and not row.is_pending:
@@ -289,7 +289,7 @@ class ApprovalFlow:
     async def _find_run_files(self, call: Call) -> Mapping[str, str]:
         """Return the workspace files that the call runs, with their present state.
 
-        :raises Refusal: if the command names too many files
+        :raises CallRejection: if the command names too many files
         """
         if not _may_run_workspace_files(call):
             return {}  # without a wait, so that the requests of one reply keep its order
@@ -310,7 +310,7 @@ class ApprovalFlow:
     async def check_approved_files_unchanged(self, call: Call) -> None:
         """Check that the files which the call runs are the same as when the user approved it.
 
-        :raises Refusal: ``conflict``
+        :raises CallRejection: ``conflict``
         """
         for row in call.approvals.granted:
             if row.kind != "approval":
@@ -404,7 +404,7 @@ class ApprovalFlow:
     def _find_earlier_request(self, call: Call, kind: ApprovalKind) -> Approval | None:
         """Return the request that an earlier attempt at this call created; None if there is none.
 
-        :raises Refusal: ``conflict`` if the call differs from the request
+        :raises CallRejection: ``conflict`` if the call differs from the request
         """
         if not call.resumed and not call.replayable:
             return None
@@ -432,8 +432,8 @@ class ApprovalFlow:
     ) -> Approval:
         """Wait for the first answer, from the approval handler or any other frontend.
 
-        :raises Parked: if no user can answer now, or the process ends
-        :raises Refusal: if the call was stopped, or its frontend cannot ask
+        :raises CallSuspended: if no user can answer now, or the process ends
+        :raises CallRejection: if the call was stopped, or its frontend cannot ask
         """
         attendant = call.lane.approval_handler
         if attendant is None:
@@ -522,7 +522,7 @@ class ApprovalFlow:
     async def _apply_decision(self, call: Call, row: Approval) -> None:
         """Apply the answer to the call. An approval answers *ask*; it does not override *deny*.
 
-        :raises Refusal: if the answer is no, or a current rule denies the call
+        :raises CallRejection: if the answer is no, or a current rule denies the call
         """
         lane = call.lane
         if row.state != "approved":
@@ -592,8 +592,8 @@ class ApprovalFlow:
     async def ask_questions_before_run(self, call: Call) -> None:
         """Ask the questions of the tool before it runs, and keep the answers for it.
 
-        :raises Refusal: if a user declined, or the tool rejects these arguments
-        :raises Parked: if no user can answer now
+        :raises CallRejection: if a user declined, or the tool rejects these arguments
+        :raises CallSuspended: if no user can answer now
         """
         assert call.entry is not None and call.arguments is not None
         call.copy_arguments()
@@ -678,7 +678,7 @@ class ApprovalFlow:
     def check_definition_unchanged(call: Call) -> None:
         """Check that the tool is still defined as it was when the user approved the call.
 
-        :raises Refusal: ``conflict``
+        :raises CallRejection: ``conflict``
         """
         assert call.entry is not None
         now = call.lane.current_generation().resolve_tool_name(call.entry.id)

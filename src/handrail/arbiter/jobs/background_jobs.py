@@ -203,7 +203,7 @@ class BackgroundJobManager:
     async def start_call_as_job(self, call: Call, predecessors: Sequence[Call]) -> CallAnswer:
         """Turn an authorised call into a job before it takes its locks, and return the answer for its proposer.
 
-        :raises Refusal: ``limit`` if its session has too many jobs
+        :raises CallRejection: ``limit`` if its session has too many jobs
         :raises LogUnavailable: if the job cannot be made durable; then nothing has changed
         """
         self._check_job_limit(call.session_id)
@@ -268,7 +268,7 @@ class BackgroundJobManager:
     def _check_job_limit(self, session_id: str) -> None:
         """Check the limit of unfinished jobs.
 
-        :raises Refusal: ``limit``
+        :raises CallRejection: ``limit``
         """
         if self.count_unfinished_jobs(session_id) >= self.limits.max_unfinished:
             text = (

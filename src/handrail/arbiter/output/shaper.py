@@ -292,7 +292,7 @@ class OutputShaper:
         """Wait until everything is written, and end the threads."""
         self._threads.shutdown(wait=True)
 
-    def shape_small_output(self, spec: ToolSpec, value: Any, metadata: dict[str, Any]) -> AudienceOutputs | None:
+    def try_shape_small_output(self, spec: ToolSpec, value: Any, metadata: dict[str, Any]) -> AudienceOutputs | None:
         """Shape a plain, small output that all audiences may see; return None for any other, which needs :meth:`shape_output`.
 
         :param metadata: the arbiter's metadata, plain JSON; the result takes it over

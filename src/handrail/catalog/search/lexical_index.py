@@ -439,7 +439,7 @@ def has_all_tool_name_words(request_words: Collection[str], name: str, category:
     The part before the last separator of the name (a server, a namespace) may be missing. So may the category at its beginning,
     if two words or more remain.
 
-    :param said: the request's terms, from :meth:`LexicalIndex.extract_request_terms`
+    :param request_words: the request's terms, from :meth:`LexicalIndex.extract_request_terms`
     """
     if len(name) > _LONGEST_NAME:
         return False

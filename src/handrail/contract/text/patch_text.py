@@ -164,7 +164,7 @@ def parse_patch(text: str) -> tuple[PatchSection, ...]:
     """
     if (count := text.count("\n")) > MAX_LINES:
         raise ToolError(
-            f"The patch has {count:,} lines. At most {MAX_LINES:,} are possible. Split it into several calls, or create "
+            f"The patch has {count:,} lines. The maximum is {MAX_LINES:,}. Split it into several calls, or create "
             "large files with a program.",
             kind="limit",
         )
@@ -211,7 +211,7 @@ def _strip_wrapping(lines: list[str]) -> list[str]:
     while True:
         while first < last and not lines[first].strip():
             first += 1
-        while last > first and not lines[last - 1].strip():
+        while last > first and lines[last - 1] != " " and not lines[last - 1].strip():  # " " is an empty line of a hunk
             last -= 1
         if last - first < 2:
             return lines[first:last]

@@ -121,7 +121,7 @@ def parse_json_object(
     """
     if len(text) > max_bytes:
         raise InvalidJsonTextError(
-            f"{what} have {len(text):,} bytes; the maximum is {max_bytes:,}. Pass the path of a file instead"
+            f"{what} are too large: {len(text):,} bytes. The maximum is {max_bytes:,} bytes. Make them smaller, or refer to a file"
         )
     try:
         decoded = decode_settings_text(text) if isinstance(text, bytes) else text

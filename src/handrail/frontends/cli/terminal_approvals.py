@@ -270,7 +270,7 @@ class TerminalApprovalHandler:
     async def _read_line(self, ask: str) -> str:
         """Read one line of input, without its line end.
 
-        :raises Closed: at the end of input
+        :raises TerminalInputClosed: at the end of input
         """
         print_prompt(ask)
         loop = asyncio.get_running_loop()

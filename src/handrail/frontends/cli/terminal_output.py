@@ -182,7 +182,7 @@ def ask_for_line(question: str) -> str:
 def ask_yes_or_no(question: str, *, err: bool = False) -> bool:
     """Ask the user a yes-or-no question, and return the answer.
 
-    :raises Abort: if the input ends
+    :raises click.Abort: if the input ends
     """
     import click
 

@@ -93,7 +93,7 @@ class CallOutputResources:
     async def read_output_resource(self, uri: str) -> list[dict[str, Any]] | None:
         """Return the content of a listed output in MCP's form, or None for another URI.
 
-        :raises TooLong: if the output is over the limit for one answer
+        :raises CallOutputTooLong: if the output is over the limit for one answer
         :raises OSError: if it cannot be read
         """
         if (known := self._kept.get(uri)) is None:
@@ -113,7 +113,7 @@ class CallOutputResources:
     async def read_full_result_data(self, result: Result) -> object:
         """Return the full data of a truncated result, from its output file.
 
-        :raises TooLong: if the data are over the limit for one answer
+        :raises CallOutputTooLong: if the data are over the limit for one answer
         :raises OSError: if they cannot be read, or were not saved as JSON
         """
         named = result.metadata.get("output_path")

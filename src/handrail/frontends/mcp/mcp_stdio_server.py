@@ -451,10 +451,10 @@ class StartupResponder:
         async for line in lines:
             yield line
 
-    def make_early_answer_filter(self) -> EarlyAnswerFilter:
+    def make_early_answer_filter(self) -> DuplicateAnswerFilter:
         """Return the writer for the server's answers, which drops repeated ones."""
         tells = self._client_info is not None and "protocolVersion" in self._client_info
-        return EarlyAnswerFilter(self._output, self._answered, tells=tells)
+        return DuplicateAnswerFilter(self._output, self._answered, tells=tells)
 
     def _load(self) -> asyncio.Task[Any]:
         if self._loading is None:
@@ -584,7 +584,7 @@ class StartupResponder:
         return True
 
 
-class EarlyAnswerFilter:
+class DuplicateAnswerFilter:
     """A writer that passes on the server's messages, except answers to requests that were answered early.
 
     :param given: the early answers by request ID

@@ -350,7 +350,7 @@ class IntrospectionTokenVerifier(TokenVerifier):
     async def verify_token(self, token: str) -> AccessToken | None:
         """Return the access that a token gives, or None for a rejected one.
 
-        :raises Unchecked: if the authorization server cannot be reached, or does not answer
+        :raises TokenCheckFailed: if the authorization server cannot be reached, or does not answer
         """
         if not token or len(token) > MAX_TOKEN_LENGTH or not (token.isascii() and token.isprintable()):
             return None
@@ -398,7 +398,7 @@ class IntrospectionTokenVerifier(TokenVerifier):
     async def _fetch_claims(self, token: str) -> Mapping[str, Any]:
         """Return the claims of a token, as the authorization server reports them.
 
-        :raises Unchecked: if the server cannot be reached, or its answer is invalid
+        :raises TokenCheckFailed: if the server cannot be reached, or its answer is invalid
         """
         import httpx2
 

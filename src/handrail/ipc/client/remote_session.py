@@ -40,7 +40,7 @@ from handrail.contract.tool_generation import Generation
 from handrail.contract.undo_reports import UndoReport
 from handrail.ipc.client.reconnecting_client import ReconnectingClient
 from handrail.ipc.codec import wire_encoding
-from handrail.ipc.codec.protocol_rpc import WIRE_CODEC, HolderSender, make_lease_holder_invoker, make_protocol_proxy
+from handrail.ipc.codec.protocol_rpc import WIRE_CODEC, HolderSender, make_lease_holder_caller, make_protocol_proxy
 from handrail.ipc.codec.wire_encoding import restore_error
 from handrail.ipc.server.client_proxies import get_supported_client_request_kinds
 from handrail.ipc.wire.message_frames import Message
@@ -434,13 +434,13 @@ class RemoteSession:
     @property
     def notifications(self) -> NotificationQueue:
         return make_protocol_proxy(
-            NotificationQueue, "notices.", make_lease_holder_invoker(self._ipc_client, session=self.id)
+            NotificationQueue, "notices.", make_lease_holder_caller(self._ipc_client, session=self.id)
         )
 
     @property
     def jobs(self) -> JobService:
         """The background jobs of the session, which run in the lease holder."""
-        return make_protocol_proxy(JobService, "jobs.", make_lease_holder_invoker(self._ipc_client, session=self.id))
+        return make_protocol_proxy(JobService, "jobs.", make_lease_holder_caller(self._ipc_client, session=self.id))
 
     async def undo(self, call: str | None = None, *, dry_run: bool = False, overwrite: bool = False) -> UndoReport:
         session = self.id if call is None else None
@@ -639,7 +639,7 @@ class RemoteHistory:
         self._latest: PendingHistoryWrite | None = None
         # These requests are repeatable: duplicates are recognised by their content, or are harmless.
         there = make_protocol_proxy(
-            ConversationHistory, "history.", make_lease_holder_invoker(ipc_client, session=session_id)
+            ConversationHistory, "history.", make_lease_holder_caller(ipc_client, session=session_id)
         )
         self.read_stored_messages, self.store_attachment, self.load_attachment = (
             there.read_stored_messages,
@@ -732,9 +732,9 @@ class RemoteApprovalService:
     ) -> None:
         self._reader = reader
         self._once_proxy = make_protocol_proxy(
-            ApprovalService, APPROVALS_PREFIX, make_lease_holder_invoker(holder, repeatable=False)
+            ApprovalService, APPROVALS_PREFIX, make_lease_holder_caller(holder, repeatable=False)
         )
-        self._repeat_proxy = make_protocol_proxy(ApprovalService, APPROVALS_PREFIX, make_lease_holder_invoker(holder))
+        self._repeat_proxy = make_protocol_proxy(ApprovalService, APPROVALS_PREFIX, make_lease_holder_caller(holder))
         self._clock = clock
 
     def list_pending(self, session_id: str | None = None) -> list[Approval]:

@@ -363,7 +363,7 @@ class ToolHost:
     def _find_trigger(self, tool: str, definition: str) -> TriggerTool:
         """Return a trigger class.
 
-        :raises Refused: if the tool does not exist or is not a trigger class
+        :raises RemoteRequestError: if the tool does not exist or is not a trigger class
         """
         found = self._find_tool(tool, definition)
         if not isinstance(found, TriggerTool):
@@ -375,7 +375,7 @@ class ToolHost:
     def _find_tool(self, tool: str, definition: str) -> Tool:
         """Return a tool by its id and definition hash.
 
-        :raises Refused: if the tool does not exist
+        :raises RemoteRequestError: if the tool does not exist
         """
         found = self._tools.get((tool, definition))
         if found is None:

@@ -244,7 +244,7 @@ class HolderSender(Protocol):
     async def request(self, op: str, body: Any = None, *, settle: bool = False, repeatable: bool = False) -> Any: ...
 
 
-def make_lease_holder_invoker(sender: HolderSender, *, repeatable: bool = True, **keys: Any) -> RemoteMethodInvoker:
+def make_lease_holder_caller(sender: HolderSender, *, repeatable: bool = True, **keys: Any) -> RemoteMethodInvoker:
     """Return an :class:`RemoteMethodInvoker` for the current lease holder.
 
     :param repeatable: the methods are idempotent: send the request to the next holder if one disconnects before it answers

@@ -82,7 +82,7 @@ def decode_return_value(message: object) -> object:
 
     It is a :class:`Result` if the tool returned one, or if there are notes about converted values.
 
-    :raises Malformed: if :func:`encode_return_value` cannot have produced the message
+    :raises MalformedDataError: if :func:`encode_return_value` cannot have produced the message
     """
     packed = expect_json_object(message)
     if "data" not in packed:
@@ -155,7 +155,7 @@ def decode_tool_error(message: Mapping[str, Any]) -> Exception | None:
 
     An error that is not a :class:`ToolError` becomes an exception of a new class with the same name and text.
 
-    :raises Malformed: if :func:`encode_tool_error` cannot have produced the message
+    :raises MalformedDataError: if :func:`encode_tool_error` cannot have produced the message
     """
     if "error" in message:
         fields = expect_json_object(message["error"])

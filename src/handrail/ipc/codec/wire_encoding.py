@@ -280,7 +280,7 @@ class ClientGreeting(Struct, frozen=True):
 def parse_client_greeting(fields: Message) -> ClientGreeting:
     """Read a greeting.
 
-    :raises Refused: if a field is invalid; the text names it
+    :raises RemoteRequestError: if a field is invalid; the text names it
     """
     try:
         return reader_of(ClientGreeting)({name: one for name, one in fields.items() if name not in _VERSION_FIELDS})

@@ -119,7 +119,7 @@ def decode_reply_request(body: Any) -> tuple[str, int, int, int, Sequence[Propos
 
     Nearly all requests of client processes are replies, so a valid reply with one call takes a fast path.
 
-    :raises Refused: if a field is invalid; the text names it
+    :raises RemoteRequestError: if a field is invalid; the text names it
     """
     try:
         session, turn, token, generation, calls = _get_reply_fields(body)
@@ -226,7 +226,7 @@ class ClientFacingServer(Protocol):
 class ClientProcess:
     """A connected client process, with its registrations and sessions.
 
-    :raises Refused: if the greeting is invalid or the requested agent cannot be loaded
+    :raises RemoteRequestError: if the greeting is invalid or the requested agent cannot be loaded
     """
 
     def __init__(self, server: ClientFacingServer, connection: IpcConnection, hello: Message) -> None:

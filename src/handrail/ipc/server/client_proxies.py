@@ -226,7 +226,7 @@ class RemoteWatchdog:
     """A watchdog of a client process. It runs there within its timeout, and any failure denies the call.
 
     :param number: the number by which that process knows it
-    :param told: its name, timeout and filters
+    :param description: its name, timeout and filters
     """
 
     def __init__(self, connection: IpcConnection, number: int, description: ClientWatchdogDescription) -> None:

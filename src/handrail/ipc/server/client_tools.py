@@ -388,7 +388,7 @@ def _read_return_value(answer: object) -> object:
 
     :raises Exception: the exception that the tool raised
     :raises asyncio.CancelledError: if the tool ended because the call was stopped
-    :raises Malformed: if the answer is invalid
+    :raises MalformedDataError: if the answer is invalid
     """
     fields = expect_json_object(answer)
     if fields.get("cancelled") is True:
@@ -471,7 +471,7 @@ class ClientTool(Tool):
         return await self._client_tools.execute_tool(self, args, runtime)
 
 
-class ClientToolWithQuestions(ClientTool):
+class ClientToolWithUpfrontQuestions(ClientTool):
     """A tool of a client process that may have questions for the user before it runs."""
 
     async def questions(self, args: dict[str, Any]) -> Sequence[UserQuestion]:
@@ -511,7 +511,7 @@ class StatefulClientTool(ClientTool):
 class StatefulClientToolWithQuestions(StatefulClientTool):
     """A stateful tool of a client process that may have questions for the user before it is opened."""
 
-    questions = ClientToolWithQuestions.questions
+    questions = ClientToolWithUpfrontQuestions.questions
 
 
 class ClientTriggerTool(ClientTool, TriggerTool):
@@ -545,7 +545,7 @@ class ClientTriggerTool(ClientTool, TriggerTool):
 
 _TOOL_CLASSES: Mapping[tuple[bool, bool], Callable[[ClientToolDescription, str, ClientProcessTools], ClientTool]] = {
     (False, False): ClientTool,
-    (False, True): ClientToolWithQuestions,
+    (False, True): ClientToolWithUpfrontQuestions,
     (True, False): StatefulClientTool,
     (True, True): StatefulClientToolWithQuestions,
 }

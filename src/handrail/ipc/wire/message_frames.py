@@ -40,7 +40,7 @@ class FrameTooLong(ValueError):
 def encode_frame(message: Mapping[str, Any]) -> bytes:
     """Encode ``message`` as a frame. :mod:`handrail.store.json_fallback_encoding` writes values that are not JSON.
 
-    :raises TooLong: if it is longer than :data:`MAX_FRAME`
+    :raises FrameTooLong: if it is longer than :data:`MAX_FRAME`
     """
     try:
         body = orjson.dumps(message)

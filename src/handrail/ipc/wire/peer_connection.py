@@ -150,7 +150,7 @@ class IpcConnection(asyncio.BufferedProtocol):
         If the wait is cancelled, the other side cancels its handler.
 
         :param settle: if cancelled, wait until the other side's handler has ended
-        :raises Refused: if the other side refuses the request
+        :raises RemoteRequestError: if the other side refuses the request
         :raises ConnectionLost: if the connection is or was lost
         """
         number, answer = self.send_request(op, body)

@@ -368,7 +368,7 @@ def compute_agent_capabilities(config: MergedConfiguration, folders: StateFolder
     generation, _, faults = load_tools_and_rules(sources, 1, loaded)
     if generation is None or faults:
         raise LoadError(faults)
-    variables = loaded.get_requirement_variables(folders.requires_path_variables)
+    variables = loaded.get_requirement_variables(folders.requirement_path_variables)
     own = expand_requires(loaded.manifest.requires, variables, agent)
     ceiling = build_ceiling_capability_layer(config.settings.ceiling, variables)
     entries = list(generation.entries.values())

@@ -426,7 +426,7 @@ _NO_PROGRAMS = SHELL_WORDS - {"cd", "echo", "exit", "false", "printf", "pwd", "t
 """The words that do not begin a plain command."""
 
 
-def get_single_program_argv(script: ShellScript) -> tuple[str, ...] | None:
+def get_simple_command_argv(script: ShellScript) -> tuple[str, ...] | None:
     """Return the argv of a script that is one program with literal arguments; None if it needs a shell."""
     if script.unclear is not None or not script.is_plain or len(script.commands) != 1:
         return None
@@ -438,5 +438,5 @@ def get_single_program_argv(script: ShellScript) -> tuple[str, ...] | None:
 
 @lru_cache(maxsize=64)
 def parse_single_program_argv(text: str) -> tuple[str, ...] | None:
-    """Return :func:`get_single_program_argv` of a text."""
-    return get_single_program_argv(parse_script(text))
+    """Return :func:`get_simple_command_argv` of a text."""
+    return get_simple_command_argv(parse_script(text))

@@ -359,7 +359,7 @@ class _TextReader:
         words.append("]]")
         for before, word, after in zip(words, words[1:], words[2:], strict=False):
             if word in _ARITHMETIC and not (_NUMBER.fullmatch(before) and _NUMBER.fullmatch(after)):
-                raise UnclearSyntax("the text compares a number in [[ … ]], which can run code in its value")
+                raise UnclearSyntax("the text compares in [[ … ]] as a number, which can run code in its value")
             if word in ("-v", "-R"):
                 raise UnclearSyntax(f"the text contains a test with {word}, which can run code in a subscript")
         source = self.text[start : self.at]

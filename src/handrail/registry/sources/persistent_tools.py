@@ -220,7 +220,7 @@ class _ProcessCrashed(Exception):
         self.may_repeat = may_repeat
 
 
-class PersistentTool(PerCallExecutableTool):
+class PersistentProcessTool(PerCallExecutableTool):
     """A program that stays running and receives one call after another."""
 
     def __init__(
@@ -236,11 +236,11 @@ class PersistentTool(PerCallExecutableTool):
         super().__init__(spec, executable, folder, confinement)
         self._digest = digest
         self._backoff_ms = backoff_ms
-        self._beside: list[PersistentTool] | None = []
+        self._beside: list[PersistentProcessTool] | None = []
         """Additional processes, for calls that arrive while this one waits for a client; None in such a process."""
         self._reset()
 
-    def has_equivalent_process(self, other: PersistentTool) -> bool:
+    def has_equivalent_process(self, other: PersistentProcessTool) -> bool:
         """Return whether the processes of both tools are interchangeable."""
         return (
             type(self) is type(other)
@@ -279,7 +279,7 @@ class PersistentTool(PerCallExecutableTool):
             self._behalf = None
             self._one_at_a_time.release()
 
-    async def _choose_instance(self) -> PersistentTool:
+    async def _choose_instance(self) -> PersistentProcessTool:
         """Return the process for the next call: this one, unless its present call waits for a client."""
         if not self._one_at_a_time.locked() or self._beside is None:
             await self._one_at_a_time.acquire()
@@ -297,7 +297,7 @@ class PersistentTool(PerCallExecutableTool):
             turn.cancel()
         return self if mine else self._add_instance(self._beside)
 
-    def _add_instance(self, beside: list[PersistentTool]) -> PersistentTool:
+    def _add_instance(self, beside: list[PersistentProcessTool]) -> PersistentProcessTool:
         for other in beside:
             if not other._one_at_a_time.locked():
                 return other

@@ -39,7 +39,7 @@ from handrail.registry.sources.operator_resources import (
     FileResourceProvider,
     parse_resources,
 )
-from handrail.registry.sources.persistent_tools import PersistentTool, fingerprint_program_files
+from handrail.registry.sources.persistent_tools import PersistentProcessTool, fingerprint_program_files
 
 # Python modules as tools: ``execute(topic, params, config=None, telemetry=None)`` and metadata, in a tool folder.
 #
@@ -83,7 +83,7 @@ class PerCallModuleTool(PerCallExecutableTool):
         return convert_card_to_result(answer)
 
 
-class PersistentModuleTool(PerCallModuleTool, PersistentTool):
+class PersistentModuleTool(PerCallModuleTool, PersistentProcessTool):
     """A tool in a Python module, whose worker process stays running between calls."""
 
 
@@ -322,10 +322,10 @@ class ToolFolderSource(Struct, frozen=True):
             PersistentModuleTool(spec, str(module), str(folder), self.confinement, digest=digest)
         )
 
-    def _reuse_previous(self, made: PersistentTool) -> PersistentTool:
+    def _reuse_previous(self, made: PersistentProcessTool) -> PersistentProcessTool:
         """Return the previous tool if it is equivalent, since it may have a running process."""
         before = self.find_previous_tool(made.spec.id)
-        return before if isinstance(before, PersistentTool) and before.has_equivalent_process(made) else made
+        return before if isinstance(before, PersistentProcessTool) and before.has_equivalent_process(made) else made
 
     def _load_manifest_tool(self, folder: Path, manifest: Path) -> PerCallExecutableTool:
         """Return the tool of a manifest.
@@ -361,7 +361,9 @@ class ToolFolderSource(Struct, frozen=True):
         if not spec.persistent:
             return PerCallExecutableTool(spec, str(executable), str(seen), self.confinement)
         digest = None if unbuilt else fingerprint_program_files(executable, seen, own=seen != folder)
-        return self._reuse_previous(PersistentTool(spec, str(executable), str(seen), self.confinement, digest=digest))
+        return self._reuse_previous(
+            PersistentProcessTool(spec, str(executable), str(seen), self.confinement, digest=digest)
+        )
 
 
 def _spec_of(content: bytes, manifest: Path, faults: list[Diagnostic]) -> ToolSpec | None:

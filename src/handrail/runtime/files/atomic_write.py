@@ -164,8 +164,8 @@ def read_current_file(parent: int, name: str, located: ResolvedPath) -> CurrentF
         data = read_open_file_within_limit(descriptor, found.st_size) if found.st_size <= MAX_EDIT_BYTES else b""
         if max(found.st_size, len(data)) > MAX_EDIT_BYTES:
             raise ToolError(
-                f"`{located.display_path}` has {found.st_size} bytes. Files over {MAX_EDIT_BYTES >> 20} MiB can be read, "
-                "but not edited. Change it with a program instead.",
+                f"`{located.display_path}` is too large to edit: {found.st_size:,} bytes. "
+                f"The maximum is {MAX_EDIT_BYTES:,}. You can read it. Change it with a program instead.",
                 kind="limit",
             )
         return CurrentFile(data, found)

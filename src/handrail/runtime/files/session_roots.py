@@ -120,7 +120,7 @@ def _resolve_links(path: str) -> str:
             if error.errno != errno.EINVAL:
                 raise
     raise ToolError(
-        f"`{escape_terminal_controls(path)}` changes while it is resolved. Try again when nothing replaces its folders.",
+        f"`{escape_terminal_controls(path)}` changed while it was being resolved. Try again when no program replaces its folders.",
         kind="conflict",
     )
 

@@ -39,7 +39,7 @@ class UnreadableGitConfigError(ValueError):
 def parse_config(data: bytes) -> list[GitConfigLine]:
     """Return the entries of one file in order, without its includes.
 
-    :raises Unreadable: with the problem and its line
+    :raises UnreadableGitConfigError: with the problem and its line
     """
     if len(data) > MAX_CONFIG_BYTES:
         raise UnreadableGitConfigError(f"it has {len(data)} bytes; the limit is {MAX_CONFIG_BYTES}")

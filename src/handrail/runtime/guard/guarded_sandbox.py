@@ -136,9 +136,9 @@ class GuardedSandbox:
             return await self._sandbox.start(capabilities, profile, program)
         except OSError as error:
             raise ToolError(
-                f"The program was not started: {error.strerror or error}. The system or this process may be short "
-                "of descriptors, processes or memory. Stop what uses them, or ask the user to raise the limit "
-                "(ulimit -n), then call again.",
+                f"The program could not be started: {error.strerror or error}. The system or this process may have "
+                "no free file descriptors, processes or memory. Stop programs that are not needed, or ask the user to "
+                "raise the limits (such as ulimit -n), then call again.",
                 kind="unavailable",
             ) from error
 
@@ -461,7 +461,7 @@ class GuardedProcess(ProcessWrapper):
     async def wait(self) -> int:
         """Wait for the end of the program and for the last check, and return the exit code.
 
-        :raises Vetoed: if the program changed protected files
+        :raises ProtectedPathViolation: if the program changed protected files
         :raises ToolError: if the check could not run, or the process failed
         """
         code, error = 0, None
@@ -518,7 +518,7 @@ class GuardedProcess(ProcessWrapper):
     async def end_call(self) -> None:
         """End a call of a long-running process, and check what it changed.
 
-        :raises Vetoed: if it changed protected files
+        :raises ProtectedPathViolation: if it changed protected files
         """
         if self._aftermath is None:
             return

@@ -231,7 +231,7 @@ class PooledLanguageService:
     async def list_symbols(self, path: str | None = None, *, name: str | None = None) -> SymbolQueryResult:
         if path is None:
             if not name:
-                raise ToolError("The file and the name are missing. Pass `path` or `symbol`.", kind="invalid_input")
+                raise ToolError("Both `path` and `name` are missing. Pass at least one of them.", kind="invalid_input")
             return await self._search_symbols(name)
 
         async def ask(server: RunningLanguageServer, files: _AnswerFiles, absolute: str) -> SymbolQueryResult:

@@ -68,7 +68,7 @@ def probe_abi() -> int:
     return max(0, int(found))
 
 
-def build_ruleset(
+def compute_ruleset(
     version: int, folders: Mapping[str, Literal["ro", "rw"]], *, tcp: bool = False, connect: Iterable[int] = ()
 ) -> LandlockRuleset:
     """Return the ruleset for a sandbox with these mounts.

@@ -277,7 +277,7 @@ def build_rlimits(limits: SandboxLimits) -> dict[int, tuple[int, int]]:
 
 
 @lru_cache(maxsize=1)
-def read_inotify_limits() -> tuple[tuple[str, int], ...]:
+def compute_sandbox_inotify_limits() -> tuple[tuple[str, int], ...]:
     """Return the settings of a sandbox's user namespace that limit inotify instances and watches.
 
     Each is a file below ``/proc/sys/user`` with its number: a share of the user's limit. Linux has these files since

@@ -78,7 +78,7 @@ def parse_request_head(head: bytes) -> RequestHead:
     """Parse the head of a request.
 
     :param head: up to and including the empty line
-    :raises Malformed: with the problem
+    :raises MalformedHead: with the problem
     """
     line, fields = _split_head(head)
     match = _REQUEST_LINE.fullmatch(line)
@@ -97,7 +97,7 @@ def parse_response_head(head: bytes, method: str) -> ResponseHead:
     """Parse the head of a response.
 
     :param method: of the request that it answers
-    :raises Malformed: with the problem
+    :raises MalformedHead: with the problem
     """
     line, fields = _split_head(head)
     match = _STATUS_LINE.fullmatch(line)
@@ -129,7 +129,7 @@ def encode_http_head(line: bytes, fields: Iterable[tuple[bytes, bytes]]) -> byte
 def parse_chunk_size(line: bytes) -> int:
     """Return the length of the next chunk from its line, without the line end.
 
-    :raises Malformed: for anything but hexadecimal digits and extensions
+    :raises MalformedHead: for anything but hexadecimal digits and extensions
     """
     match = _CHUNK.fullmatch(line)
     if match is None:

@@ -79,7 +79,7 @@ class MountWatch:
 
         Unlike inotify, this does not use up a limit that the user's editors share.
         """
-        signal.signal(signal.SIGIO, self.handle_rename_signal)
+        signal.signal(signal.SIGIO, self.note_rename_signal)
         try:
             for folder in folders:
                 self.folders.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -88,7 +88,7 @@ class MountWatch:
             return False
         return True
 
-    def handle_rename_signal(self, _number: int, _frame: object) -> None:
+    def note_rename_signal(self, _number: int, _frame: object) -> None:
         self.renamed = True
 
     @property
@@ -113,7 +113,7 @@ class MountWatch:
     def find_lost_mount(self, has_event: bool) -> bytes | None:
         """Return the mount point of a mount that has changed or ended; None if there is none.
 
-        :param told: whether the kernel has reported a change of the table, which it does only once
+        :param has_event: whether the kernel has reported a change of the table, which it does only once
         """
         renamed, self.renamed = self.renamed, False
         if not (self.changed.poll(0) or has_event or renamed or self.polled):

@@ -45,7 +45,7 @@ class _CallKind(Struct, frozen=True):
     program: ProgramSpec
 
 
-def add_pool_if_bubblewrap(sandbox: Sandbox) -> Sandbox:
+def wrap_bubblewrap_in_pool(sandbox: Sandbox) -> Sandbox:
     """Return ``sandbox`` with a pool before it if it is a bubblewrap sandbox; else ``sandbox`` itself."""
     return SandboxPool(sandbox) if isinstance(sandbox, BubblewrapSandbox) else sandbox
 

@@ -20,7 +20,7 @@ from handrail.contract.protected.path_protection import WORKSPACE_FILE
 from handrail.contract.sandbox_protocol import SandboxProfile
 from handrail.contract.struct import Struct
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
-from handrail.sandbox.filters.resource_limits import read_inotify_limits
+from handrail.sandbox.filters.resource_limits import compute_sandbox_inotify_limits
 from handrail.sandbox.view import mount_comparison, protected_mounts
 from handrail.sandbox.view.cached_folder_tree import raise_if_resource_shortage
 from handrail.sandbox.view.mount_comparison import ExpectedMounts
@@ -386,11 +386,11 @@ def _build_proc_options() -> tuple[str, ...]:
     read-only.
 
     The launcher writes the settings of the sandbox's own user namespace
-    (:func:`handrail.sandbox.filters.resource_limits.read_inotify_limits`). No other process can, since that takes a capability in that
+    (:func:`handrail.sandbox.filters.resource_limits.compute_sandbox_inotify_limits`). No other process can, since that takes a capability in that
     namespace, which the launcher gives up.
     """
     private = ("--remount-ro", "/proc") if os.geteuid() == 0 else ("--ro-bind", "/proc/sys", "/proc/sys")
-    settings = ("--bind", _USER_SETTINGS, _USER_SETTINGS) if read_inotify_limits() else ()
+    settings = ("--bind", _USER_SETTINGS, _USER_SETTINGS) if compute_sandbox_inotify_limits() else ()
     return ("--proc", "/proc", *private, *settings, "--dev", "/dev")
 
 

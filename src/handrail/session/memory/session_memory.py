@@ -57,7 +57,7 @@ MAX_ENTRY_CHARACTERS = 2_000
 """The maximum number of characters of a note or passage in an answer."""
 
 
-class SessionMemory(Struct, frozen=True):
+class SessionMemoryFactory(Struct, frozen=True):
     """The memory of one session (:class:`~handrail.contract.services.memory_service.SessionMemoryService`).
 
     :param instructions: the operator's text for the agent, which every session of it has
@@ -83,7 +83,7 @@ class SessionMemory(Struct, frozen=True):
 class _CallMemory(Struct, frozen=True):
     """The memory for one call."""
 
-    memory: SessionMemory
+    memory: SessionMemoryFactory
     call_id: str
 
     async def recall(self, query: MemoryQuery) -> MemoryQueryResult:

@@ -253,7 +253,7 @@ class QueuedWrite:
         return self.request_flush().__await__()
 
 
-def resolve_futures_on_loop(futures: Sequence[asyncio.Future[Any]], failure: str | None) -> None:
+def complete_durability_futures(futures: Sequence[asyncio.Future[Any]], failure: str | None) -> None:
     """Resolve futures, on the thread of their loop."""
     for future in futures:
         if not future.done():
@@ -603,7 +603,7 @@ class GroupWriter(Generic[T]):
         for future in waiting:
             loops.setdefault(future.get_loop(), []).append(future)
         for loop, futures in loops.items():
-            answer = partial(resolve_futures_on_loop, futures, failure)
+            answer = partial(complete_durability_futures, futures, failure)
             if (bell := self._loops.get(loop)) is not None:
                 bell.schedule(answer)
             else:

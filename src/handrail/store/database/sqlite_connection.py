@@ -244,6 +244,10 @@ def _file_of(connection: sqlite3.Connection) -> Path:
         return Path("handrail.db")
 
 
+_WRITE_FAILURES = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE")
+"""Failures for lack of space. SQLite names a quota or a limit on the size of files as an input or output error."""
+
+
 def make_database_start_error(path: Path, error: Exception) -> StartError:
     """Return a :class:`StartError` for a database failure, with the next step."""
     if isinstance(error, OSError):
@@ -259,8 +263,11 @@ def explain_database_error(path: Path, error: Exception) -> str:
         return str(error)
     if isinstance(error, OSError):
         return str(make_unwritable_state_error(path.parent, error))
-    if name.startswith("SQLITE_FULL"):
-        return f"The log {path} cannot be written: {message}. Free some disk space there. Until then every call is refused."
+    if name.startswith(_WRITE_FAILURES):
+        return (
+            f"The log {path} cannot be written: {message}. Free some disk space there, or check the disk. Until then every "
+            "call is refused."
+        )
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_IOERR")):
         return (
             f"The log {path} cannot be written: {message}. Make its folder writable and check the disk, or choose another "

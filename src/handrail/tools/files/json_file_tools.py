@@ -347,7 +347,7 @@ class JsonWriteTool(Tool):
 
     def check(self, args: dict[str, Any]) -> None:
         if args.get("remove", False) == ("value" in args):
-            raise ToolError("Pass exactly one of `value` and `remove: true`.", kind="invalid_input")
+            raise ToolError("Pass either `value` or `remove: true`, but not both.", kind="invalid_input")
         parse_json_pointer(args.get("pointer", ""))
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:

@@ -67,7 +67,7 @@ class GitAddTool(Tool):
 
     def check(self, args: dict[str, Any]) -> None:
         if args.get("all", False) == ("paths" in args):
-            raise ToolError("Pass exactly one of `paths` and `all: true`.", kind="invalid_input")
+            raise ToolError("Pass either `paths` or `all: true`, but not both.", kind="invalid_input")
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         repository = await open_repository(runtime, args.get("repository", "."), writing=True)
@@ -495,7 +495,9 @@ class GitMergeTool(Tool):
 
     def check(self, args: dict[str, Any]) -> None:
         if args.get("abort", False) == ("ref" in args):
-            raise ToolError("Pass exactly one of `ref`, the branch to merge, and `abort: true`.", kind="invalid_input")
+            raise ToolError(
+                "Pass either `ref` (the branch to merge) or `abort: true`, but not both.", kind="invalid_input"
+            )
         if "ref" in args:
             check_single_commit(args["ref"])
 

@@ -137,7 +137,8 @@ class GitCloneTool(Tool):
     def check(self, args: dict[str, Any]) -> None:
         if ("url" in args) == ("source" in args):
             raise ToolError(
-                "Pass exactly one of `url`, an http(s) address, and `source`, a folder.", kind="invalid_input"
+                "Pass either `url` (an http or https address) or `source` (a folder), but not both.",
+                kind="invalid_input",
             )
         if "url" in args:
             parse_web_url(args["url"])

@@ -172,7 +172,7 @@ class _EgressTransport(httpx2.AsyncHTTPTransport):
     async def _check_host(self, host: str, port: int) -> None:
         """Check a host that a proxy will reach. The proxy resolves its name, so only a literal address can be checked.
 
-        :raises ConnectError: if the host may not be reached
+        :raises httpx2.ConnectError: if the host may not be reached
         """
         try:
             parsed = parse_host_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")

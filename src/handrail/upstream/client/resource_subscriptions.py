@@ -73,7 +73,7 @@ class ServerResourceSubscriptions:
         """Subscribe to a resource.
 
         :raises RpcError: if the server refuses
-        :raises Lost: if the connection ends meanwhile
+        :raises UpstreamConnectionLost: if the connection ends meanwhile
         """
         if len(self._told) >= MAX_SUBSCRIPTIONS and uri not in self._told:
             raise RpcError(-32600, f"the limit is {MAX_SUBSCRIPTIONS} resource subscriptions for each server")

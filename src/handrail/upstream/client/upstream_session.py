@@ -108,7 +108,7 @@ class McpTransport(Protocol):
     async def open(self, handler: TransportCallbacks) -> None:
         """Connect, and deliver messages to ``handler`` from now on.
 
-        :raises Lost: if the server cannot be reached
+        :raises UpstreamConnectionLost: if the server cannot be reached
         """
         ...
 
@@ -116,7 +116,7 @@ class McpTransport(Protocol):
         """Send a message.
 
         :param headers: additional header fields, for transports that have them
-        :raises Lost: if it cannot be sent
+        :raises UpstreamConnectionLost: if it cannot be sent
         """
         ...
 
@@ -227,7 +227,7 @@ class UpstreamSession:
         with that hint.
 
         :param hint: the era of the last connection
-        :raises Lost: if the connection ends
+        :raises UpstreamConnectionLost: if the connection ends
         :raises RpcError: if the server refuses
         :raises TimeoutError: if the server does not answer
         """
@@ -329,8 +329,8 @@ class UpstreamSession:
         :param acknowledged: set when the server acknowledges a subscription
         :param version: the newer era's version for this request, before a version is agreed
         :raises RpcError: if the server answered with an error
-        :raises Lost: if the connection ends before the answer
-        :raises TooLong: if the answer exceeds the size limit
+        :raises UpstreamConnectionLost: if the connection ends before the answer
+        :raises ResponseTooLong: if the answer exceeds the size limit
         """
         if self.end_reason is not None:
             raise UpstreamConnectionLost(self.end_reason.why, unsent=True)
@@ -388,7 +388,7 @@ class UpstreamSession:
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Send a notification.
 
-        :raises Lost: if it cannot be sent
+        :raises UpstreamConnectionLost: if it cannot be sent
         """
         message: Message = {"jsonrpc": "2.0", "method": method}
         if params:

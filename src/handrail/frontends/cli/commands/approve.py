@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
     from handrail.contract.services.tool_runtime import UserQuestion
     from handrail.frontends.cli.terminal_approvals import TerminalApprovalHandler
-    from handrail.kernel.approval_client import ApprovalClient
+    from handrail.kernel.approval_client import ApprovalResponder
     from handrail.store.tables.approval_tables import ApprovalReader
 
 ANSWERED_BY = "handrail approve"
@@ -313,7 +313,7 @@ async def _ask(setting: CommandOptions, rows: Sequence[Approval], workspace: str
     return code
 
 
-async def _ask_user(approvals: ApprovalClient, terminal: TerminalApprovalHandler, row: Approval) -> Approval | None:
+async def _ask_user(approvals: ApprovalResponder, terminal: TerminalApprovalHandler, row: Approval) -> Approval | None:
     """Ask the user at the terminal, and return the answered request, or None if it stays open."""
     if row.kind == "question":
         print_stderr_note(
@@ -423,18 +423,18 @@ async def _wait_for_request(reader: ApprovalReader | None, interruption: Interru
             await asyncio.sleep(_POLL_INTERVAL_S)
 
 
-def _answer_service(setting: CommandOptions) -> ApprovalClient | None:
+def _answer_service(setting: CommandOptions) -> ApprovalResponder | None:
     """Return the service that takes answers, or None if the workspace has no stored state.
 
     The process that holds the workspace takes them, or else the database.
     """
-    from handrail.kernel.approval_client import ApprovalClient, ApprovalWorkspaceSettings
+    from handrail.kernel.approval_client import ApprovalResponder, ApprovalWorkspaceSettings
 
     with _open_approval_reader(setting) as (reader, _):
         if reader is None:
             return None
     given = setting.workspace, setting.state, setting.config, setting.settings, setting.allow_home
-    return ApprovalClient(
+    return ApprovalResponder(
         ApprovalWorkspaceSettings(*given, frontend="approve"),
         lambda: _open_kernel_approvals(setting),
         print_startup_warnings,

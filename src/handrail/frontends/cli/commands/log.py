@@ -408,7 +408,7 @@ def require_confirmation(yes: bool, question: str, done: str = "removed") -> Non
     """Ask the user to confirm, unless ``yes`` is set.
 
     :raises UsageError: without a terminal
-    :raises Abort: if the user does not agree
+    :raises click.Abort: if the user does not agree
     """
     if yes:
         return
