@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail import config
+from handrail.authoring.mcp_server_import import import_mcp_servers
 from handrail.config.secret_detection import is_ordinary_value, is_secret_name
 from handrail.frontends.cli.command_group import run_command_line
 from handrail.kernel.approval_client import load_secrets_for_redaction, register_value_for_redaction
@@ -205,3 +206,45 @@ def test_a_missing_secret_disables_only_its_own_server(tmp_path: Path) -> None:
         one.name: one.missing_reason for one in load_enabled_servers(config.load_configuration(own), SecretStore())
     }
     assert "NOT_SET_ANYWHERE" in found["a"] and found["b"] == ""
+
+
+def test_neither_an_input_default_nor_an_env_file_names_the_secret_of_another_server(tmp_path: Path) -> None:
+    inputs = [{"id": "t", "password": True}, {"id": "f", "default": "${MCP_A_TOKEN}"}]
+    (tmp_path / "e.env").write_text("X=${MCP_A_TOKEN}\n")
+    first = {"command": "x", "env": {"TOKEN": "${input:t}"}}
+    for other in (
+        {"command": "y", "env": {"X": "${input:f}", "Y": "z-${input:f}"}},
+        {"command": "y", "envFile": str(tmp_path / "e.env")},
+    ):
+        for servers in ({"a": first, "b": other}, {"b": other, "a": first}):
+            (tmp_path / "mcp.json").write_text(json.dumps({"inputs": inputs, "servers": servers}))
+            found = {one.name: one for one in import_mcp_servers(tmp_path / "mcp.json", tmp_path, (), {})}
+            mine = {*found["a"].variables, *found["a"].variables.values()}
+            theirs = {*found["b"].variables, *found["b"].variables.values(), *found["b"].required}
+            assert mine and not mine & theirs, (servers, mine, theirs)
+
+
+def test_a_home_folder_that_is_not_known_costs_only_its_server(tmp_path: Path) -> None:
+    servers = {
+        "odd": {"command": "~nobody-here/x y"},
+        "long": {"command": "node -e " + "x" * 5_000},
+        "file": {"command": "z", "envFile": "~nobody-here/e"},
+        "good": {"command": "x"},
+    }
+    (tmp_path / "mcp.json").write_text(json.dumps({"servers": servers}))
+    found = {one.name: one for one in import_mcp_servers(tmp_path / "mcp.json", tmp_path, (), {})}
+    assert found["good"].table["command"] == "x" and not found["good"].problem and len(found) == 4
+
+
+def test_the_path_of_a_program_in_the_workspace_may_have_spaces(tmp_path: Path) -> None:
+    (tmp_path / "my tools").mkdir()
+    (tmp_path / "my tools" / "srv").write_text("")
+    written = {
+        "a": {"command": "${workspaceFolder}/my tools/srv"},
+        "b": {"command": "./my tools/srv"},
+        "c": {"command": ["my prog"]},
+    }
+    (tmp_path / "mcp.json").write_text(json.dumps({"servers": written}))
+    found = [one.table for one in import_mcp_servers(tmp_path / "mcp.json", tmp_path, (), {})]
+    assert [one["command"] for one in found] == [f"{tmp_path}/my tools/srv", "./my tools/srv", "my prog"]
+    assert not any("args" in one for one in found)

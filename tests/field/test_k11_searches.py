@@ -253,12 +253,12 @@ async def test_a_folder_with_brackets_in_its_name_is_taken_for_a_set(
 @pytest.mark.parametrize(
     ("tool", "arguments", "words"),
     [
-        ("glob", {"pattern": "src\\*.py"}, "Write `/` between folders"),
+        ("glob", {"pattern": "src\\*.py"}, "Write `/` between them"),
         ("glob", {"pattern": "*.xyz,*.abc"}, "`{*.ts,*.tsx}`"),
         ("glob", {"pattern": "*.xyz *.abc"}, "`{*.ts,*.tsx}`"),
         ("glob", {"pattern": "@(a|b)/**"}, "`{a,b}`"),
         ("glob", {"pattern": "src/[a"}, "is not closed"),
-        ("grep", {"pattern": "e", "glob": "src\\**\\*.py"}, "Write `/` between folders"),
+        ("grep", {"pattern": "e", "glob": "src\\**\\*.py"}, "Write `/` between them"),
         ("grep", {"pattern": "e", "glob": "*.xyz,*.abc"}, "`{*.ts,*.tsx}`"),
         ("grep", {"pattern": "nowhere\\|never"}, "Write alternatives as `a|b`"),
         ("grep", {"pattern": "/nowhere/i"}, "Leave out the slashes"),

@@ -33,7 +33,12 @@ NOT_CONFINED = [
     "curl https://example.org", "git push", "pip install x", "npm install", "ssh host", "rm -rf src", "git reset --hard", "git clean -fdx", "rm -rf .git",
     "echo gone > src/a.py", "cat .env", "echo x > .env", "cp .env x", "touch .vscode/x", "python -c \"open('src/a.py', 'w').close()\"",
     "python -m pip install x", "python3 -m twine upload x", "rsync -a src host:x", "perl -ni -e '' src/a.py", "ruby -n -i -e '' src/a.py",
-    "F=src/a.py; echo gone > $F", "source .env && make", "source x; echo gone > src/a.py", "source x && rm src/a.py", "awk '{print > \"src/a.py\"}' x",
+    "F=src/a.py; echo gone > $F", "source .env && make", "source x; echo gone > src/a.py", "source x && rm src/a.py",
+    "source .venv/bin/activate && cp b.py src/a.py", "source x && tee src/a.py < y", "cd $X && cp b.py src/a.py", "source x && ln -sf y src/a.py",
+    "source a.sh && mv x y", "cd .. && mv x y", "cd ~ && mv notes.txt x", "cd / && find . -name '*.o' -delete", "source x && xargs rm < y",
+    "source /proc/self/fd/0 <<< 'rm -rf src'", "cd /proc/self && . fd/0 <<< 'rm -rf src'", "cd / && . dev/stdin <<< 'rm -rf src'",
+    "bash /proc/self/fd/0 <<< 'rm -rf src'", "cd / && bash dev/stdin <<< 'rm -rf src'", "curl localhost example.org",
+    "curl -o src/a.py localhost", "curl -w @fmt localhost", "curl localhost file:///etc/passwd", "curl -T src/a.py localhost", "awk '{print > \"src/a.py\"}' x",
 ]  # fmt: skip
 
 
@@ -70,6 +75,12 @@ def test_a_sourced_file_is_code_so_the_repository_is_read_only(desk: Desk) -> No
         ("git commit -m x", True),
         ("source x && git commit -m x", False),
         (". x; git add a", False),
+        ("find . -name a.sh -exec bash {} \\; ; git add x", False),
+        ("find . -name a.sh -exec ./a.sh \\; ; git add x", False),
+        ("tox; git add x", False),
+        ("cmake --build build; git add x", False),
+        ("eslint . && git add x", False),
+        ("mkdir -p d && cp a d/ && ruff format d && git add d", True),
     ):
         confinement = judge(desk, command).confinement
         assert confinement is not None and confinement.changes_repository is changes, command

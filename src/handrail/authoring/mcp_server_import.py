@@ -6,6 +6,7 @@ names it. Permissions in a file (``autoApprove`` and similar) are reported and l
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -118,14 +119,17 @@ def import_mcp_servers(
     except ValueError as error:
         raise UsageError(f"{path} {error}.") from None
     known = os.environ if environment is None else environment
-    names = SecretNameAllocator(taken, itertools.chain(known, _find_variables(read.servers)))
+    names = SecretNameAllocator(taken, itertools.chain(known, _find_variables(read.servers, workspace)))
     importer = _ServerImporter(workspace, names, read.inputs, known)
     return [importer.convert_foreign_server(server) for server in read.servers]
 
 
-def _find_variables(servers: Iterable[ForeignMcpServer]) -> Iterator[str]:
-    """Yield the variables that servers name. A variable for another value must have another name."""
+def _find_variables(servers: Iterable[ForeignMcpServer], workspace: Path) -> Iterator[str]:
+    """Yield the variables that servers and their files name. A variable for another value must have another name."""
     for server in servers:
+        in_file: Mapping[str, str] = {}
+        with contextlib.suppress(ValueError, RuntimeError):  # reported where the server is converted
+            in_file = read_env_file(workspace / Path(server.env_file).expanduser()) if server.env_file else {}
         for text in (
             server.url,
             server.command,
@@ -133,6 +137,7 @@ def _find_variables(servers: Iterable[ForeignMcpServer]) -> Iterator[str]:
             *server.args,
             *server.env.values(),
             *server.headers.values(),
+            *in_file.values(),
         ):
             yield from (match[1] for match in VARIABLE.finditer(text))
 
@@ -156,6 +161,7 @@ class _ServerImporter:
 
     def convert_foreign_server(self, server: ForeignMcpServer) -> ImportedMcpServer:
         """Return one server as a table, or with the reason why it cannot be one."""
+        self._variables_of_inputs.clear()  # no other server may refer to them
         found = ImportedMcpServer(_to_name(server.name), ignored_keys=list(server.left_out), problem=server.problem)
         if re.fullmatch(SERVER_NAME_PATTERN, found.name) is None:
             found.name = server.name
@@ -220,7 +226,7 @@ class _ServerImporter:
             return server.env
         try:
             given = read_env_file(self._workspace / Path(server.env_file).expanduser())
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:  # a home folder that is not known
             found.ignored_keys.append(f"envFile: {error}")
             return server.env
         found.ignored_keys.append(f"envFile: its {len(given)} variables are written as they are now")
@@ -232,7 +238,7 @@ class _ServerImporter:
         def value(match: re.Match[str]) -> str:
             said = self._inputs.get(match[1], VsCodeInputDeclaration())
             secret = said.is_password or is_secret_name(key) or is_secret_name(match[1])
-            if said.default and not secret:
+            if said.default and not secret and VARIABLE.search(said.default) is None:
                 return said.default
             is_part = secret and INPUT.fullmatch(text) is None and not is_secret_name(key)
             parts = ("mcp", found.name, key, *(["secret"] if is_part else []))  # so that its value is redacted

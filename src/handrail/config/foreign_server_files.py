@@ -321,7 +321,7 @@ def _find_server_tables(whole: object, workspace: Path | None) -> Iterator[Mappi
     if opencode:
         yield opencode
     alone = _object(_by_name(cast("object", whole)) if isinstance(whole, list) else whole)  # the file is the table
-    if alone and all(map(_is_server, alone.values())):
+    if alone and not alone.keys() & {*_TABLE_KEYS} and all(map(_is_server, alone.values())):
         yield alone
 
 
@@ -393,9 +393,10 @@ def _fill_server(found: ForeignMcpServer, given: dict[str, Any], texts: _Foreign
     url, command = take(url_key), take("command", "cmd")
     take("httpUrl", "serverUrl", "url")
     words = cast("list[Any]", command) if isinstance(command, list) else [command]
+    line = command if isinstance(command, str) else None
     command, args = (words[0], words[1:]) if words else (None, [])
-    if isinstance(command, str) and not args and not given.get("args"):
-        command, args = _split_command(command)
+    if line is not None and not given.get("args"):
+        command, args = texts.split_command(line)
     written_type = take("type", "transport")
     kind = _TRANSPORTS.get(re.sub(r"[^a-z]", "", str(written_type).lower())) if written_type is not None else None
     has_command, has_url = isinstance(command, str) and command.strip(), isinstance(url, str) and url.strip()
@@ -484,17 +485,6 @@ def _read_flag(value: object) -> bool | None:
     }.get(word)
 
 
-def _split_command(command: str) -> tuple[str, list[str]]:
-    """Return the program and the arguments of a command line. The path of a program may have spaces."""
-    if not re.search(r"\s", command.strip()) or "\\" in command or Path(command).expanduser().exists():
-        return command, []
-    try:
-        words = shlex.split(command)
-    except ValueError:
-        return command, []
-    return (words[0], words[1:]) if words else (command, [])
-
-
 def _read_timeout(given: object, seconds: object) -> int | None:
     """Return a timeout in milliseconds; small numbers without a unit are seconds."""
     for written, unit in ((given, 0), (seconds, 1000)):
@@ -542,6 +532,23 @@ class _ForeignTextReader:
         if "\0" in filled or _is_half_of_a_pair(filled):
             raise ValueError(f"its {what} has a character that no program can get; correct it in the file")
         return filled
+
+    def split_command(self, command: str) -> tuple[str, list[str]]:
+        """Return the program and the arguments of a command line. The path of a program may have spaces."""
+        if not re.search(r"\s", command.strip()) or "\\" in command or self._names_program(command):
+            return command, []
+        try:
+            words = shlex.split(command)
+        except ValueError:
+            return command, []
+        return (words[0], words[1:]) if words else (command, [])
+
+    def _names_program(self, path: str) -> bool:
+        filled = _FOLDER.sub(lambda match: self._folders.get(match[1].partition(":")[0], match[0]), path.strip())
+        try:
+            return Path(self._folders.get("workspaceFolder", ""), Path(filled).expanduser()).is_file()
+        except (OSError, RuntimeError, ValueError):  # it is no path, or has an unknown user
+            return False
 
     def parse_optional_text(self, what: str, value: object) -> str:
         """Return a text, or an empty one, and note that the value is left out, if it cannot be a text."""

@@ -278,9 +278,13 @@ class Generation:
         """Return the known names most similar to an unknown one, best first, of available tools only."""
         known = [tool_id for tool_id, entry in self.entries.items() if entry.unavailable_reason is None]
         known += [alias for alias, tool_id in self.aliases.items() if self.entries[tool_id].unavailable_reason is None]
-        if meant := guess_intended_tool_id(name, known):
-            return [meant]
-        return nearest_names(name.replace("__", "."), known, count)
+        near = nearest_names(name.replace("__", "."), known, count)
+        meant = guess_intended_tool_id(name, known)
+        if meant is None:
+            return near
+        last = name.replace("__", ".").rpartition(".")[2]
+        same = [] if meant.rpartition(".")[2] == last else [one for one in near if one.rpartition(".")[2] == last]
+        return [meant, *same][:count]  # such as `github.search_code` besides `grep` for `search_code`
 
     def describe_unlisted_sources(self, name: str, *, include_unprefixed: bool = False) -> str:
         """Describe the unlisted sources that may have a tool of an unknown name; empty if there are none.

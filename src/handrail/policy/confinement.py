@@ -23,7 +23,6 @@ from handrail.policy.findings import PolicyFinding
 from handrail.policy.rules.matchers import PathSubject, rank_permission_specificity
 from handrail.policy.rules.pattern_faults import CONFINED_VARIABLE
 from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS
-from handrail.policy.rules.program_prefixes import find_program_prefix
 from handrail.policy.rules.rules_and_modes import (
     Rule,
     RuleBook,
@@ -31,16 +30,15 @@ from handrail.policy.rules.rules_and_modes import (
     rule_applies_to_tool,
 )
 from handrail.policy.shell import (
-    command_wrappers,
     confinement_proof,
     destroying_forms,
     nested_commands,
     read_only_proof,
 )
+from handrail.policy.shell.executed_files import treats_words_as_data
 from handrail.policy.shell.nested_commands import program_name
 from handrail.policy.shell.parser import MAX_COMMANDS, ShellScript
-from handrail.policy.shell.reader import is_marked
-from handrail.policy.shell.risky_options import SHELLS
+from handrail.policy.shell.reader import CHANGES_FOLDER, is_marked
 
 _MAX_UNCLEAR = 4_000
 """The maximum number of characters of an unclear text that may run confined."""
@@ -117,6 +115,10 @@ class ConfinedRuleToolPolicy(ToolPolicy):
                 return script.unclear
             if (reason := confinement_proof.explain_possible_destruction(script, text)) is not None:
                 return reason
+            if CHANGES_FOLDER in script.unclear:
+                for command in script.commands:
+                    if (reason := confinement_proof.explain_loss_elsewhere(command.argv, ())) is not None:
+                        return reason
             if (rule := self._find_rule_in_text(text)) is not None:
                 return f"{script.unclear}, and its words may run what the rule {rule.text!r} is about"
         elif (
@@ -274,6 +276,8 @@ _VERSION_CONTROL = compile_regex_lazily(r"git|hg|jj|svn|bzr|fossil|sl|gt")
 
 def _is_confined_except_code(script: ShellScript, text: str) -> bool:
     """Return whether a text stays confined but for code that it gives to an interpreter, which deletes nothing in plain words."""
+    if any(confinement_proof.explain_loss_elsewhere(command.argv, command.folders) for command in script.commands):
+        return False
     for argv in (
         one for command in script.commands for one in confinement_proof.unwrap_executed_commands(command.argv)
     ):
@@ -304,15 +308,21 @@ def _is_readable(script: ShellScript, text: str) -> bool:
     return 0 < len(script.commands) <= MAX_COMMANDS and len(text) <= _MAX_UNCLEAR
 
 
+_FORMATTERS = frozenset({"ruff", "black", "isort", "gofmt", "rustfmt", "shfmt", "export", "unset", "set", "umask", "["})
+"""Programs that run no code of the workspace, and commands that set the shell's own state."""
+
+
 def _runs_code(argv: Sequence[str]) -> bool:
     """Return whether a command runs code that its words do not show: of the project, of its input, or of an unknown program."""
-    *_, inner = command_wrappers.split_wrapper_layers(argv)
-    if not inner or read_only_proof.is_command_provably_read_only(argv):
+    if read_only_proof.is_command_provably_read_only(argv):
         return False
-    if program_name(inner) in _INTERPRETERS | SHELLS | command_wrappers.RUNNERS | {"source", "."}:
-        return True
-    found = find_program_prefix(inner)
-    return found is not None and found.note != ""
+    return any(
+        _VERSION_CONTROL.fullmatch(program_name(inner)) is None
+        and program_name(inner) not in _FORMATTERS
+        and not read_only_proof.is_command_provably_read_only(inner)
+        and not treats_words_as_data(inner)
+        for inner in confinement_proof.unwrap_executed_commands(argv)
+    )
 
 
 def _changes_repository(targets: Sequence[CallTarget]) -> bool:

@@ -288,8 +288,9 @@ class McpTool(Tool):
 
 def to_tool_error(server: str, error: RpcError) -> ToolError:
     """Return the error of a call for an error that a server sent."""
-    error_text = error.message[:2000]
-    if error.data is not None and (detail := _describe_data(error.data)) not in error_text:
+    error_text = error.message[:2000].rstrip(". ")
+    is_known = error.code == _MISSING_CAPABILITY
+    if error.data and not is_known and (detail := _describe_data(error.data)) not in error_text:
         error_text = f"{error_text}: {detail}" if error_text else detail
     error_text = error_text or "it failed without a message"
     if error.code == _MISSING_CAPABILITY and (lacking := _find_missing_request(error.data)):

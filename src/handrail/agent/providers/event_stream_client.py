@@ -110,7 +110,7 @@ def _parse_objects(text: str) -> object:
     try:
         return json.loads(text)
     except ValueError:
-        lines = [line for line in text.splitlines() if line.strip()]
+        lines = [line for line in text.split("\n") if line.strip()]
         if len(lines) < 2:
             raise
         return [json.loads(line) for line in lines]

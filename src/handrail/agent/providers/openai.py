@@ -356,6 +356,8 @@ class _StreamedCall(Struct, eq=False):
     added: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     added_sent: int = 0
     """How many of the added fields are yielded."""
+    _units: int = 0
+    """The length of the arguments so far."""
     _sent: int = 0
     """How many pieces of the arguments are yielded."""
     _announced: bool = False
@@ -382,7 +384,7 @@ class _StreamedCall(Struct, eq=False):
 
     def repeats(self, arguments: str | None) -> bool:
         """Return whether ``arguments`` are all that arrived once more, which some servers send at the end."""
-        if arguments is None or len(arguments) < 2 or sum(map(len, self.arguments)) != len(arguments):
+        if arguments is None or len(arguments) < 2 or self._units != len(arguments):
             return False
         return self.is_complete and "".join(self.arguments) == arguments
 
@@ -396,7 +398,9 @@ class _StreamedCall(Struct, eq=False):
         """Add a piece of the arguments, and yield what is certain. The name may follow its arguments."""
         if self.has_placeholder_arguments and piece.lstrip().startswith("{") and not self._sent:
             self.arguments.clear()
+            self._units = 0
         self.arguments.append(piece)
+        self._units += len(piece)
         if self.name and not self.has_placeholder_arguments:
             yield from self.announce()
 
@@ -488,9 +492,14 @@ class _ChunkReader:
         if error and not self.finished:
             self.failure = error
             return
-        bare = {name: found for name in _CHOICE_FIELDS if (found := get_sdk_field(choice, name))}
-        message = get_sdk_field(choice, "message")
-        for one, is_whole in ((get_sdk_field(choice, "delta"), False), (bare or None, False), (message, True)):
+        message, delta = get_sdk_field(choice, "message"), get_sdk_field(choice, "delta")
+        bare = {
+            name: found
+            for name in _CHOICE_FIELDS
+            if (found := get_sdk_field(choice, name))
+            and not get_sdk_field(delta, "content" if name == "text" else name)  # some servers send it in both
+        }
+        for one, is_whole in ((delta, False), (bare or None, False), (message, True)):
             for event in self._read_message(one, is_whole=is_whole):
                 self._is_open = True
                 yield event
@@ -668,7 +677,7 @@ class _ChunkReader:
         """
         by_id = self._by_id.get(call_id) if call_id is not None else None
         found = self._last if slot is None else self._by_slot.get(slot)
-        if by_id is not None and found is not None:
+        if by_id is not None and found is not None and found.id != call_id:
             found = by_id
         if found is None:  # a fragment with neither name nor id cannot start a call
             last = self._last
@@ -679,7 +688,7 @@ class _ChunkReader:
         if not is_same_id:
             return None
         is_repeated = name == found.name and (arguments is None or found.repeats(arguments))
-        is_replaced = found.has_placeholder_arguments and call_id is not None
+        is_replaced = found.has_placeholder_arguments and call_id is not None and name == found.name
         return found if is_repeated or is_replaced or not found.is_complete else None
 
     def _collect_search_sources(self, annotations: object) -> None:

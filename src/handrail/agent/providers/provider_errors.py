@@ -79,12 +79,12 @@ _LENGTH_WORDS = re.compile(
         maximum\ (?:number\ of\ )?(?:input\ )?tokens|max_?(?:model_?len|seq_?len|input_?tokens))
     | (?:prompt|input|request|message|messages|conversation|text)\b.{0,40}?\bis\ too\ (?:long|large)
     | (?:prompt|input|inputs|context|conversation|history|request|messages|string|entity|body|payload|content)\ too\ (?:long|large)
-    | (?:prompt|input|request|messages?)\b.{0,80}?\bsupports?\ (?:only\ )?(?:at\ most|up\ to)\ [\d,]+\b(?!\ (?:completion|output))
+    | (?:prompt|input|request|messages?)\b.{0,80}?\bsupports?\ (?:only\ )?(?:at\ most|up\ to)\ [\d,]{4,}\b(?!\ (?:completion|output))
     | (?:prompt|input)[\ _](?:length|size|tokens?)\b.{0,60}?\b(?:exceed|(?:must|should)\ be\ (?:less|at\ most|smaller|<))
     | (?:total|prompt|input)[\ _](?:length|tokens?)\b\D{0,12}[\d,]+\ ?>\ ?\d
     | tokens\b.{0,60}?\b(?:greater|more|larger)\ than\b.{0,20}?\d+\ (?:allowed|permitted|supported)
     | max_(?:prompt|input)_tokens\b.{0,20}?\bexceed | \bn_ctx\b | too\ many\ total\ text\ bytes
-    | 上下文.{0,12}?(?:超|限制) | (?:输入|提示词|请求).{0,8}?(?:过长|超长|超出|超过)
+    | 上下文.{0,12}?(?:超|限制) | (?:输入|提示词|请求)[^频次速率并发]{0,8}?(?:过长|超长|超出|超过)
     | too\ many\ (?:input\ |prompt\ )?tokens
     | input\ length\ and\ `?max_tokens`?\ exceed
     | (?:token|tokens|token\ count)\b.{0,60}?(?:\bexceed\w*|\bmust\ be\ <=?|\bcannot\ exceed).{0,80}?\b(?:limit|maximum|tokens|\d{3,})
@@ -121,7 +121,9 @@ _BUSY_WORDS = re.compile(
     r"(?i)overloaded|rate.?limit|too many requests|try again|temporarily|timed? ?out|capacity|unavailable|bad gateway"
 )
 
-_RATE_WORDS = re.compile(r"(?i)rate.?limit|too many requests|throttl|server (?:is )?(?:busy|overloaded)")
+_RATE_WORDS = re.compile(
+    r"(?i)\brate.?limit(?:s|ed|ing)?\b(?!\.?[/?#])|too many requests|\bthrottl|server (?:is )?(?:busy|overloaded)"
+)
 _SPENT_WORDS = re.compile(r"(?i)credit balance is too low|insufficient (?:balance|credits?|funds)|out of credits")
 
 _TAGS = re.compile(r"(?is)<(script|style|head)\b.*?</\1\s*>|<[^>]{0,2000}>")
@@ -222,8 +224,15 @@ def make_request_error(
     text = " ".join(extract_html_page_text(message).split())[:500]
     kind = (code or "").lower()
     is_in_stream = status is None or status < 400
-    is_limited = (status is None or status < 500) and _RATE_WORDS.search(text) is not None
-    if (status in (401, 403) or kind in _DENIED_CODES) and not (status == 403 and is_limited):
+    is_limited = (
+        status not in (404, 422)
+        and (status is None or status < 500)
+        and not _is_rejection(kind)
+        and _RATE_WORDS.search(text) is not None
+    )
+    if (status in (401, 403) or kind in _DENIED_CODES) and not (
+        status == 403 and is_limited and kind not in _DENIED_CODES
+    ):
         return ProviderDenied(
             f"{name}: The provider rejected the key ({status or code}). Check {key_variable}, or the `api_key` "
             "that was passed, and the account's permissions."
@@ -277,7 +286,8 @@ def _find_length_refusal(name: str, status: int | None, kind: str, text: str) ->
     """Return the error for a request that is too long, or None if it was refused for another reason."""
     if status in (404, 408, 409) or (_PICTURE_WORDS.search(text) and kind not in _LENGTH_CODES):
         return None
-    if status == 429 and not re.search(r"(?i)request too large|must be reduced", text):
+    is_limit_of_rate = status == 429 or "rate_limit" in kind or re.search(r"(?i)per.minute|rate.?limit", text)
+    if is_limit_of_rate and not re.search(r"(?i)request too large|must be reduced", text):
         return None
     if kind not in _LENGTH_CODES and status != 413 and not _LENGTH_WORDS.search(text):
         return None

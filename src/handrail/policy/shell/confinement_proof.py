@@ -52,14 +52,23 @@ def _why_script_not_confined(script: ShellScript, depth: int) -> str | None:
     for command in script.commands:
         if (reason := _why_not_confined(command.argv, depth)) is not None:
             return reason
-        if command.folders != (".",) and (reason := _why_lost_elsewhere(command.argv, command.folders)) is not None:
+        if command.folders != (".",) and (reason := explain_loss_elsewhere(command.argv, command.folders)) is not None:
             return reason
     return None if script.commands else "the text contains no command"
 
 
-def _why_lost_elsewhere(argv: Sequence[str], folders: Sequence[str]) -> str | None:
-    """Return why a command in another folder may remove something, or None."""
-    if program_name(command_wrappers.split_wrapper_layers(argv)[-1]) not in ("rm", "mv", "unlink", "find"):
+def explain_loss_elsewhere(argv: Sequence[str], folders: Sequence[str]) -> str | None:
+    """Return why a command in another folder may remove or replace something, or None."""
+    if folders == (".",):
+        return None
+    for inner in unwrap_executed_commands(argv):
+        if (
+            program_name(inner) in ("rm", "mv", "unlink", "find")
+            or destroying_forms.find_removed_paths(inner)
+            or any(destroying_forms.find_replaced_paths(inner))
+        ):
+            break
+    else:
         return None
     if not folders or any(folder[:1] == "/" or folder[:2] == ".." or ".git" in folder.split("/") for folder in folders):
         return f"{argv[0]} runs in a folder that the text does not name, or outside the workspace"
@@ -106,7 +115,7 @@ def explain_network_need(argv: Sequence[str]) -> str | None:
     words = [word for word in argv[1:] if word[:1] != "-"]
     if program == "rsync" and (host := next(filter(_REMOTE.match, words), None)) is not None:
         return f"rsync needs the network for {show_marks(host)}"
-    if program == "curl" and _names_loopback_alone(words):
+    if program == "curl" and _names_loopback_alone(argv[1:]):
         return None
     verbs = _NETWORK.get(program)
     if verbs is None or tuple(words[:1]) in _OFFLINE.get(program, ()) or tuple(words[:2]) in _OFFLINE.get(program, ()):
@@ -120,13 +129,35 @@ def explain_network_need(argv: Sequence[str]) -> str | None:
 
 
 def _names_loopback_alone(words: Sequence[str]) -> bool:
-    """Return whether the words of curl name only a server in its sandbox, such as one that an earlier call has started."""
-    return any(map(_LOOPBACK.fullmatch, words)) and not any(
-        "://" in word and not _LOOPBACK.match(word) for word in words
-    )
+    """Return whether the words of curl name only servers in its sandbox, such as one that an earlier call has started.
+
+    Each word has to be such a server, or the value of an option that is data.
+    """
+    servers = 0
+    is_value = False
+    for word in words:
+        if is_value:
+            is_value = False
+        elif word[:1] == "-":
+            is_value = word in _CURL_DATA_OPTIONS
+            if not is_value and _CURL_FLAGS.fullmatch(word) is None:
+                return False
+        elif _LOOPBACK.fullmatch(word):
+            servers += 1
+        else:
+            return False
+    return servers > 0
 
 
-_LOOPBACK = compile_regex_lazily(r"(?:https?://)?(?:localhost|127\.0\.0\.1|\[::1\])(?::\d+)?(?:[/?#].*)?")
+_CURL_DATA_OPTIONS = frozenset(
+    ["-X", "--request", "-H", "--header", "-d", "--data", "--json", "-m", "--max-time", "--retry", "--connect-timeout"]
+)
+_CURL_FLAGS = compile_regex_lazily(
+    r"-[sSfvikILG#]+|--(?:silent|show-error|fail|verbose|include|insecure|head|location|get|compressed|retry-connrefused)"
+)
+
+
+_LOOPBACK = compile_regex_lazily(r"(?:https?://)?(?:localhost|127\.0\.0\.1|\[::1\])(?::\d+)?(?:[/?#][^{}]*)?")
 
 
 def _make_verb_list(text: str) -> tuple[str, ...]:
@@ -294,17 +325,22 @@ def _shell(argv: tuple[str, ...], depth: int) -> str | None:
         index < len(argv)
         and argv[index][:1] not in ("-", "+")
         and not is_open(argv[index])
-        and "/dev/" not in argv[index]
+        and _is_plain_file(argv[index])
     ):
         return None
     return f"{argv[0]} runs its input, or a text that is not plain"
+
+
+def _is_plain_file(path: str) -> bool:
+    """Return whether a path does not lead to the input of a shell, such as ``/dev/stdin`` or ``fd/0`` in ``/proc/self``."""
+    return not {"dev", "proc", "fd", "stdin"} & {*path.split("/")}
 
 
 def _sourced_file(argv: tuple[str, ...], depth: int) -> str | None:
     """Check a file of commands for the shell itself, such as the one that activates a virtual environment."""
     del depth
     file = "".join(argv[1:2])
-    if file and file[0] != "-" and not any(map(is_marked, argv)) and "/dev/" not in file:
+    if file and file[0] != "-" and not any(map(is_marked, argv)) and _is_plain_file(file):
         return None
     return f"{program_name(argv)} runs a file that the text does not name"
 

@@ -162,7 +162,7 @@ def find_executing_commands(script: ShellScript, text: str) -> tuple[ExecutingCo
 
     A text that only handles data has none, except for the programs that it starts.
     """
-    if script.unclear is None and all(_treats_words_as_data(command.argv) for command in script.commands):
+    if script.unclear is None and all(treats_words_as_data(command.argv) for command in script.commands):
         return tuple(_bare_program_names(script))
     steps = [_make_command_step(command.argv) for command in script.commands]
     redirected = tuple(file.target for file in script.files)
@@ -175,7 +175,7 @@ def find_executing_commands(script: ShellScript, text: str) -> tuple[ExecutingCo
     return tuple(steps)
 
 
-def _treats_words_as_data(argv: Sequence[str]) -> bool:
+def treats_words_as_data(argv: Sequence[str]) -> bool:
     """Return whether a command treats all of its words as data."""
     *_, inner = command_wrappers.split_wrapper_layers(argv)
     if not inner or "/" in inner[0]:

@@ -41,6 +41,9 @@ MAX_READ = 4 * MAX_COMMANDS
 _MAX_DEPTH = 16
 
 
+CHANGES_FOLDER = "the text changes the folder"  # so the file of a redirection is unknown
+
+
 class UnclearSyntax(Exception):
     """The text has a construct that is not understood. This is a condition rather than an error."""
 
@@ -330,7 +333,7 @@ class _TextReader:
             return
         commands, files = first
         if any(file.target[:1] != "/" for _, file in self.files[files:]):
-            raise UnclearSyntax("the text changes the folder in a loop that redirects, so the file is unknown")
+            raise UnclearSyntax(f"{CHANGES_FOLDER} in a loop that redirects, so the file is unknown")
         self.commands[commands:] = [(at, replace(one, folders=())) for at, one in self.commands[commands:]]
         self._folders = ()
 
@@ -508,7 +511,7 @@ class _TextReader:
             target = redirection.target
             if target[:1] != "/" and not self._folders:
                 raise UnclearSyntax(
-                    f"the text changes the folder before it redirects to {_short(target)}, so the file is unknown (write "
+                    f"{CHANGES_FOLDER} before it redirects to {_short(target)}, so the file is unknown (write "
                     "its absolute path, or do not change the folder)"
                 )
             for folder in self._folders if target[:1] != "/" else (".",):

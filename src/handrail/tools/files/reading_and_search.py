@@ -425,7 +425,7 @@ def _find_glob_hints(pattern: str) -> Iterator[str]:
     """Yield what may be wrong with the form of a glob that found nothing."""
     outside = re.sub(r"\{[^{}]*\}|\[[^]]*\]", "", pattern)
     if "\\" in pattern:
-        yield "A backslash is part of a name. Write `/` between folders."
+        yield "A backslash does not separate folders. Write `/` between them."
     if ("(" in pattern and "|" in pattern) or re.search(r"[@?+*!]\(", pattern):
         yield "Parentheses are part of a name. Write alternatives as `{a,b}`."
     if "," in outside or re.search(r"\s\S*[*?]", outside):
@@ -436,9 +436,9 @@ def _find_glob_hints(pattern: str) -> Iterator[str]:
 
 def _find_regex_hints(pattern: str) -> Iterator[str]:
     """Yield what may be wrong with the form of a regular expression that found nothing."""
-    if "\\|" in pattern:
+    if re.search(r"(?<!\[)\\\|", pattern):
         yield "`\\|` is the character `|`. Write alternatives as `a|b`."
-    if re.fullmatch(r"/.+/[a-z]*", pattern):
+    if re.fullmatch(r"/(?:[^/\\]|\\.)+/[gimsuy]*", pattern):
         yield "Slashes are part of the text. Leave out the slashes around the pattern."
 
 

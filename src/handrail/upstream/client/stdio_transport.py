@@ -198,19 +198,17 @@ class StdioTransport:
             self._garbage = 0
             return
         self._garbage += 1
-        if self._collect_spread_message(ears, line):
-            return
         if is_truncated_rpc_response(line):
+            self._spread.clear()
             ears.on_request_failed(_find_id(line), UpstreamConnectionLost("the server's answer is not valid JSON"))
+            return
+        self._collect_spread_message(ears, line)
 
-    def _collect_spread_message(self, ears: TransportCallbacks, line: bytes) -> bool:
-        """Collect a message that a server writes over several lines, as JSON with indents.
-
-        :return: whether the line belongs to such a message
-        """
+    def _collect_spread_message(self, ears: TransportCallbacks, line: bytes) -> None:
+        """Collect a message that a server writes over several lines, as JSON with indents."""
         bare = line.rstrip()
         if bare not in (b"{", b"[") and not self._spread:
-            return False
+            return
         if bare in (b"{", b"["):
             self._spread.clear()
         self._spread += line + b"\n"
@@ -224,7 +222,6 @@ class StdioTransport:
                 ears.on_message(message, None)
         else:
             self._garbage -= 1
-        return True
 
     @staticmethod
     def _too_long(ears: TransportCallbacks, edges: bytes) -> None:
