@@ -209,7 +209,7 @@ def test_a_manifest_other_than_a_regular_file_is_a_fault_and_never_hangs_loading
 def test_a_manifest_above_the_size_limit_is_refused(place: Place) -> None:
     path = place.put("x", SCRIPT)
     path.write_bytes(b" " * (MAX_MANIFEST_BYTES + 5))
-    assert "bytes; the maximum is" in only_fault(place)
+    assert "The maximum is" in only_fault(place)
 
 
 def test_a_file_in_place_of_the_tool_folder_is_refused(place: Place) -> None:

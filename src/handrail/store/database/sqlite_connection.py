@@ -265,8 +265,8 @@ def explain_database_error(path: Path, error: Exception) -> str:
         return str(make_unwritable_state_error(path.parent, error))
     if name.startswith(_WRITE_FAILURES):
         return (
-            f"The log {path} cannot be written: {message}. Free some disk space there, or check the disk. Until then every "
-            "call is refused."
+            f"The log {path} cannot be written: {message}. Free some disk space there, check the disk, or choose another "
+            "folder with --state DIR. Until then every call is refused."
         )
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_IOERR")):
         return (
