@@ -44,7 +44,7 @@ async def main() -> int:
         approvals = ApprovalBroker(ApprovalTable(store.database), log, shaper)
         arguments = {"path": "src/main.py", "old": "x" * 1_000, "new": "y" * 1_000}
         rows = [
-            approvals.create_request(
+            approvals.create_unstored_request(
                 ApprovalRequest(f"s/1.{n}", "s", "edit", arguments, "hash", "definition", "no rule allows it")
             )
             for n in range(PENDING)

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from handrail.runtime.documents.page_text import decode_page, extract_page_text
+from handrail.runtime.documents.page_text import decode_web_page, extract_main_page_text
 
 TARGETS = {"news": 0.95, "docs": 0.95, "mixed": 0.91}
 _MIN_SHARE = 0.95
@@ -94,8 +94,8 @@ def measure(folder: Path) -> tuple[float, list[float], Counter[str]]:
     counts = (0, 0, 0)
     for data, known in read_pages(folder):
         begin = time.process_time()
-        page = decode_page(data, None)
-        found = extract_page_text(page, "https://example.org/").text
+        page = decode_web_page(data, None)
+        found = extract_main_page_text(page, "https://example.org/").text
         times.append(1000 * (time.process_time() - begin))
         if isinstance(known, str):
             rates.append(compare_shingles(known, found))

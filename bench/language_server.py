@@ -30,10 +30,10 @@ from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.services.language_services import SymbolQuery
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.decorator import tool
-from handrail.runtime.language_servers.code_positions import list_locations
-from handrail.runtime.language_servers.running_server import RunningLanguageServer, ServerTimes
+from handrail.runtime.language_servers.code_positions import parse_locations
+from handrail.runtime.language_servers.running_server import RunningLanguageServer, ServerTimeouts
 from handrail.runtime.language_servers.server_programs import KNOWN_LANGUAGES
-from handrail.runtime.language_servers.workspace_files import WorkspaceFiles
+from handrail.runtime.language_servers.workspace_files import WorkspaceFileSnapshot
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 ROOT = Path(__file__).parent.parent
@@ -124,7 +124,7 @@ async def ask_peer(workspace: Path, symbols: list[Symbol]) -> list[set[str]]:
         limit=1 << 26,
         start_new_session=True,
     )
-    files = WorkspaceFiles(str(workspace), lambda _: False)
+    files = WorkspaceFileSnapshot(str(workspace), lambda _: False)
     files.look()
     server = RunningLanguageServer(
         KNOWN_LANGUAGES[0],
@@ -132,18 +132,18 @@ async def ask_peer(workspace: Path, symbols: list[Symbol]) -> list[set[str]]:
         str(workspace),
         files,
         lambda path: Path(path).read_text(),
-        ServerTimes(start_s=120, question_s=600, settling_s=20),
+        ServerTimeouts(start_s=120, question_s=600, settling_s=20),
     )
     await server.initialize("pyright")
     found: list[set[str]] = []
     for symbol in symbols:
-        await server.begin_question()
+        await server.sync_files_before_request()
         document = await server.open_document(str(workspace / symbol.path))
         column = document.lines[symbol.line - 1].index(symbol.name)
         position = {"line": symbol.line - 1, "character": column}
         params = {"textDocument": {"uri": document.uri}, "position": position, "context": {"includeDeclaration": True}}
         result, _ = await server.ask_all("textDocument/references", params)
-        places = ((Path(path).relative_to(workspace), span) for path, span in list_locations(result))
+        places = ((Path(path).relative_to(workspace), span) for path, span in parse_locations(result))
         found.append({f"{path}:{span[0] + 1}:{span[1] + 1}" for path, span in places})
     await server.aclose()
     return found
@@ -163,7 +163,7 @@ async def compare_references(base: Path, count: int) -> bool:
     times: list[float] = []
     async with temporary_kernel(base, tools=[find_uses], rules=["allow uses.of"], settings=make_settings()) as kernel:
         session = await kernel.session()
-        kernel.components.get_server_pool().times = ServerTimes(question_s=300)
+        kernel.components.get_server_pool().times = ServerTimeouts(question_s=300)
         for symbol in symbols:
             begun = time.perf_counter()
             result = await session.call("uses.of", symbol._asdict())

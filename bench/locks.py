@@ -53,7 +53,7 @@ async def with_tasks(waiters: int) -> float:
 
     async def call() -> None:
         request = table.queue_for_locks(FILE)
-        table.release_grant(await request.wait_granted(60))
+        table.release_grant(await request.wait_until_granted(60))
 
     spent = 0.0
     for _ in range(max(1, max(SIZES) // waiters)):
@@ -65,7 +65,7 @@ async def with_tasks(waiters: int) -> float:
         table.release_grant(holder)
         await asyncio.gather(*tasks)
         spent += time.perf_counter() - began
-    assert table.resource_count == 0
+    assert table.active_resource_count == 0
     return spent / max(SIZES) * 1e6
 
 
@@ -100,7 +100,7 @@ async def table_alone(waiters: int) -> float:
         requests = [table.queue_for_locks(FILE) for _ in range(waiters)]
         table.release_grant(holder)
         for request in requests:
-            table.release_grant(await request.wait_granted())
+            table.release_grant(await request.wait_until_granted())
         spent += time.perf_counter() - began
     return spent / max(SIZES) * 1e6
 

@@ -99,7 +99,7 @@ async def serve_proxy() -> None:
 
 
 async def approved(folder: Path, name: str) -> None:
-    from handrail.testing.scripted_mcp_servers import approve_tools as approve
+    from handrail.testing.scripted_mcp_servers import approve_server_tools as approve
 
     async with opened(folder, folder / "config" / "handrail.toml") as kernel:
         await approve(kernel, name)
@@ -162,7 +162,7 @@ async def first_lists(folder: Path) -> dict[str, list[float]]:
     from mcp import Client
 
     from handrail.registry.definition_pins import StoredPins, ThirdPartyDefinition
-    from handrail.upstream.mcp_tool import build_spec
+    from handrail.upstream.mcp_tool import build_tool_spec
     from handrail.upstream.server_config_loader import load_enabled_servers as servers_in
     from handrail.upstream.server_definition import ServerListing, write_cached_listing
 
@@ -184,7 +184,7 @@ async def first_lists(folder: Path) -> dict[str, list[float]]:
         state = folder / "state"
         state.mkdir(mode=0o700, exist_ok=True)
         write_cached_listing(state, definition.name, definition.definition_hash, kept)
-        specs = [build_spec(item, definition, definition.requires) for item in items]
+        specs = [build_tool_spec(item, definition, definition.requires) for item in items]
         StoredPins(state).approve(definition.name, [ThirdPartyDefinition.from_spec(spec) for spec in specs])
     taken: dict[str, list[float]] = {BARE: [], MANY: []}
     served = [*HANDRAIL, "mcp", "--discovery", "all", "--workspace", str(folder / "workspace")]

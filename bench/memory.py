@@ -128,7 +128,7 @@ async def store_dialogue(kernel: LocalKernel, dialogue: Dialogue) -> Any:
     messages = kernel.components.store.messages  # with times of the past
     for position, turn in enumerate(dialogue.turns):
         entry = (position, {"role": "user", "text": f"{turn.speaker}: {turn.text}"})
-        messages.queue_messages(session.id, [entry], round(turn.at.timestamp()) * 1_000_000_000)
+        messages.queue_message_writes(session.id, [entry], round(turn.at.timestamp()) * 1_000_000_000)
     await kernel.components.store.database.writer.flush()
     return session
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import Capability
-from handrail.runtime.files.joint_changes import ChangeJournal
+from handrail.runtime.files.joint_changes import MultiFileChangeJournal
 from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
 from handrail.runtime.files.session_roots import SessionRoots
 from handrail.tools.files.patch_plan import plan_patch
@@ -219,7 +219,7 @@ def allow_all(capability: Capability, target: str | Sequence[str]) -> str | None
 
 def apply_with_handrail(root: Path, patch: str) -> bool:
     async def apply() -> None:
-        journal = ChangeJournal(root.parent / "journal")
+        journal = MultiFileChangeJournal(root.parent / "journal")
         files = RootedFiles(SessionRoots(root), SeenFileHashes(), allow_all, journal=journal)
         plan = await plan_patch(patch, files)
         if changes := plan.list_changes():

@@ -24,7 +24,7 @@ from handrail.contract.tool.requires import FsRequires, NetRequires, PathVariabl
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_authorizer import CallAuthorizer
 from handrail.policy.call_targets import agent_layer
-from handrail.policy.rules.rules_and_modes import default_book, parse_rule
+from handrail.policy.rules.rules_and_modes import build_default_rule_book, parse_rule
 from handrail.runtime.files.session_roots import SessionRoots
 
 CALLS = 1_500
@@ -80,7 +80,7 @@ class Resolved:
 def cases(workspace: str) -> dict[str, Callable[[], object]]:
     variables = PathVariables(workspace=(workspace,))
     authority = CallAuthorizer(variables, agent_layer("default", Requires(), (ADD, READ, FETCH, BASH), variables))
-    book = default_book().with_rules(*(parse_rule(text, scope="project") for text in RULES))
+    book = build_default_rule_book().with_rules(*(parse_rule(text, scope="project") for text in RULES))
     roots, resolved = SessionRoots(workspace), Resolved(workspace)
     number = itertools.count()
     search = authority.make_access_check(

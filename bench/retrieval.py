@@ -48,8 +48,8 @@ from handrail import open_kernel
 from handrail.catalog.embedders.minilm import MiniLMEmbedder, explain_model_unavailable
 from handrail.catalog.search.encoder_thread import EncoderThread
 from handrail.catalog.search.lexical_index import SearchableTool, make_embedding_text
-from handrail.catalog.search.tool_search_index import ToolIndex, request_texts
-from handrail.catalog.search.word_analysis import join_e_mail_words, remove_filler
+from handrail.catalog.search.tool_search_index import ToolIndex, build_request_texts
+from handrail.catalog.search.word_analysis import join_e_mail_words, remove_filler_words
 from handrail.contract.services.resource_services import PromptSpec, ResourceSpec
 from handrail.tools import BUILTINS
 
@@ -272,8 +272,8 @@ def compare(given: argparse.Namespace) -> None:
     for corpus in every:
         _tell(f"{corpus.name}: {len(corpus.tools)} tools and {len(corpus.queries)} requests are encoded")
         model.encode([make_embedding_text(each) for each in corpus.documents])
-        said = [join_e_mail_words(text) for each in corpus.queries for text in request_texts([each["query"]])]
-        model.encode([*said, *map(remove_filler, said)])
+        said = [join_e_mail_words(text) for each in corpus.queries for text in build_request_texts([each["query"]])]
+        model.encode([*said, *map(remove_filler_words, said)])
         model.keep()
     for corpus in every:
         index, hybrid = ours(corpus, model)

@@ -37,7 +37,7 @@ from handrail.sandbox import tier_probe
 from handrail.sandbox.bubblewrap import BubblewrapSandbox, build_bubblewrap_options
 from handrail.sandbox.filters import seccomp
 from handrail.sandbox.start.ready_sandbox_pool import SandboxPool
-from handrail.sandbox.start.sandboxed_process import wait_until_all_dismantled
+from handrail.sandbox.start.sandboxed_process import wait_until_sandboxes_dismantled
 from handrail.sandbox.start.spawn import find_bubblewrap_programs
 
 ARGV = (*SHELL_ARGV, "true")
@@ -63,7 +63,7 @@ class Variant:
     name: str
     run: Callable[[], Awaitable[object]]
     at_most: float | None = None
-    between: Callable[[], Awaitable[object]] = wait_until_all_dismantled
+    between: Callable[[], Awaitable[object]] = wait_until_sandboxes_dismantled
 
 
 def spawned(program: str, argv: Sequence[str]) -> None:

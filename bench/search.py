@@ -23,13 +23,13 @@ from pathlib import Path
 
 from handrail.contract.sandbox_protocol import Sandbox, SandboxProfile, SandboxTier
 from handrail.contract.tool.requires import AccessCheck, CapabilityLayer, CapabilitySet
-from handrail.policy.path_denials import path_denials_of_rules
-from handrail.policy.rules.rules_and_modes import default_book
+from handrail.policy.path_denials import build_hidden_path_rules
+from handrail.policy.rules.rules_and_modes import build_default_rule_book
 from handrail.runtime.files.session_roots import SessionRoots
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
 from handrail.runtime.ripgrep import HiddenFileRecord, find_ripgrep
 from handrail.runtime.search_service import RipgrepSearch
-from handrail.sandbox.start.ready_sandbox_pool import SandboxPool, add_pool
+from handrail.sandbox.start.ready_sandbox_pool import SandboxPool, wrap_bubblewrap_in_pool
 from handrail.sandbox.tier_probe import RefusingSandbox, choose_sandbox
 
 FILES, BYTES, FOLDERS = 24_000, 600_000_000, 400
@@ -68,7 +68,9 @@ def plant(root: Path) -> None:
 
 def searching(root: Path, scratch: Path, sandbox: Sandbox) -> RipgrepSearch:
     layer = CapabilityLayer("bench", fs_read=(str(root),))
-    profile = SandboxProfile(str(root), str(scratch), denials=path_denials_of_rules(default_book(), str(root)))
+    profile = SandboxProfile(
+        str(root), str(scratch), denials=build_hidden_path_rules(build_default_rule_book(), str(root))
+    )
     may: AccessCheck = lambda capability, target: None  # noqa: E731
     return RipgrepSearch(SessionRoots(root), sandbox, profile, CapabilitySet((layer,)), may, HiddenFileRecord())
 
@@ -102,7 +104,7 @@ async def main() -> int:
         os.sync()  # else the disk is written to while the first rounds run
         program = find_ripgrep(str(root), confined=False)
         sandbox = choose_sandbox()
-        ready = add_pool(sandbox)
+        ready = wrap_bubblewrap_in_pool(sandbox)
         missed = 0
         doors = {
             "handrail, unconfined": searching(

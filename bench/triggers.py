@@ -69,7 +69,7 @@ async def one(triggers: TriggerService, number: int) -> None:
 async def accuracy(kernel: LocalKernel, session_id: str) -> None:
     """Timers that fire once, one after the other, beside all others."""
     session = await kernel.session(session_id)
-    triggers, board = session.lane.triggers, kernel.inbound_events.notifications
+    triggers, board = session.lane.triggers, kernel.inbound_services.notifications
     assert triggers is not None
     for number in range(FIRINGS):
         await triggers.remove(f"t{number}")
@@ -140,7 +140,7 @@ async def main() -> None:
             await kernel.session()
             first = time.perf_counter() - began
             print(f"restart: opened in {opening:.2f} s, the first session, which takes them up, in {first:.2f} s")
-            assert len(kernel.inbound_events.triggers.table.list_all()) == count
+            assert len(kernel.inbound_services.triggers.table.list_all()) == count
             await idle(f"after the restart, {count:,} triggers")
             await accuracy(kernel, ids[0])
 

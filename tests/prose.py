@@ -160,7 +160,7 @@ def errors() -> Iterator[str]:
 def error_classes() -> frozenset[str]:
     """Return the names of the exceptions of the package that carry a text to a model, an operator or a programmer."""
     bases = {node.name: {ast.unparse(base).rpartition(".")[2] for base in node.bases} for node in code().every_class}
-    found = {"HandrailError", "CallRefusal"}
+    found = {"HandrailError", "CallRejection"}
     while more := {name for name, above in bases.items() if above & found} - found:
         found |= more
     return frozenset(found)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from handrail.contract.protected.approval_required import APPROVAL_REQUIRED, UNPROTECTED
-from handrail.contract.protected.never_written import NEVER_WRITTEN, ProtectedNames
+from handrail.contract.protected.never_written import NEVER_WRITTEN, ProtectedProgramFiles
 from handrail.policy.rules.rules_and_modes import SECRET_NAME_ROWS
 
 TABLE = Path(__file__).parent.parent / "docs" / "reference" / "protected-names.md"
@@ -25,7 +25,7 @@ the answers mean.
 Handrail compares names at any depth and ignores the case of letters. `a/b` is an entry `b` of a folder `a`. `*` stands for any
 characters of one name. A name covers everything below it.
 """
-_PARTS: tuple[tuple[str, str, tuple[ProtectedNames, ...]], ...] = (
+_PARTS: tuple[tuple[str, str, tuple[ProtectedProgramFiles, ...]], ...] = (
     ("Never", "No tool and no program can write these. Rules and approvals do not change that.", NEVER_WRITTEN),
     (
         "Ask always",

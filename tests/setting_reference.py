@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from handrail.config.layers import environment_variable_name
+from handrail.config.layers import format_environment_variable_name
 from handrail.config.operator_settings import OPERATOR_ONLY, Settings, list_setting_keys
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "configuration.md"
@@ -70,7 +70,7 @@ def settings() -> dict[str, list[Setting]]:
 
 def render() -> str:
     """Return the page as Markdown."""
-    whole, variables = schema(), {key: environment_variable_name(key) for key in list_setting_keys()}
+    whole, variables = schema(), {key: format_environment_variable_name(key) for key in list_setting_keys()}
     lines = [_HEAD]
     for name, found in settings().items():
         node = whole["properties"][name]

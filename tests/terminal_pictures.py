@@ -22,7 +22,7 @@ from xml.sax.saxutils import escape
 
 from tests.prefork import command as prefork
 
-from handrail.frontends.cli.text_layout import count_cells
+from handrail.frontends.cli.text_layout import measure_display_width
 
 FOLDER = Path(__file__).parent.parent / "docs" / "assets" / "terminal"
 WIDTHS = (80, 120)
@@ -197,7 +197,7 @@ def draw(text: str, columns: int) -> str:
     for number, line in enumerate(lines):
         y, x = number * 18 + 30, 16.0
         for piece, style in line:
-            cells = count_cells(piece)
+            cells = measure_display_width(piece)
             if piece.strip():
                 body.append(
                     f'<text x="{x:.1f}" y="{y}" textLength="{cells * 8.4:.1f}" xml:space="preserve"{style}>{escape(piece)}</text>'
@@ -221,10 +221,10 @@ def _styled_lines(text: str, columns: int) -> Iterator[list[tuple[str, str]]]:
         shown, used = list[tuple[str, str]](), 0
         for piece, style in pieces:
             for character in piece.replace("\r", ""):
-                if used + count_cells(character) > columns:
+                if used + measure_display_width(character) > columns:
                     yield shown
                     shown, used = [], 0
-                used += count_cells(character)
+                used += measure_display_width(character)
                 if shown and shown[-1][1] == style:
                     shown[-1] = (shown[-1][0] + character, style)
                 else:

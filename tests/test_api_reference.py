@@ -34,6 +34,6 @@ def test_every_exported_name_is_in_one_group_and_has_a_purpose(facade: str) -> N
     assert all(documented(facade, name) for name in named)
 
 
-def test_the_pages_are_up_to_date() -> None:
+def test_the_api_pages_are_up_to_date() -> None:
     old = [path.name for path, text in pages().items() if path.read_text(encoding="utf-8") != text]
     assert not old, f"run: make docs ({', '.join(old)})"

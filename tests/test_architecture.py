@@ -57,13 +57,13 @@ def loaded_by(statement: str) -> set[str]:
 
 
 @pytest.mark.proves("F-01")
-def test_importing_the_library_loads_no_feature_that_is_not_used_yet() -> None:
+def test_importing_the_library_loads_no_unused_feature() -> None:
     loaded = loaded_by("import handrail")
     assert "handrail" in loaded
     assert not [name for name in COSTLY if name in loaded]
 
 
-def test_the_command_line_loads_no_kernel_before_a_command_runs() -> None:
+def test_importing_the_command_line_loads_no_kernel() -> None:
     loaded = loaded_by("import handrail.frontends.cli")
     assert not [name for name in ("pydantic", "jsonschema_rs", "rich", "asyncio", "mcp") if name in loaded]
     assert not [name for name in loaded if name.startswith("handrail.") and not name.startswith("handrail.frontends")]
@@ -77,7 +77,7 @@ def test_a_simple_call_loads_only_what_every_call_needs(tmp_path: Path) -> None:
     call = "assert run(['call', 'glob', '{\"pattern\": \"*\"}', '--json',"
     loaded = loaded_by(
         f"from handrail.frontends.cli.command_group import run_command_line as run\n{call} *{place}]) == 0\n"
-        "import handrail.ipc.codec.protocol_rpc as interfaces\nassert interfaces.read_method_signature.cache_info().currsize == 0\n"
+        "import handrail.ipc.codec.protocol_rpc as interfaces\nassert interfaces.inspect_method_signature.cache_info().currsize == 0\n"
         "assert 'handrail.upstream.upstream_connection' not in sys.modules\n"
         f"import handrail.upstream.upstream_registry\nhandrail.upstream.upstream_registry.FIRST_CONNECT_WAIT_S = 3600\n{call} '--config', {str(file)!r}, *{place}]) == 0\n"
         "assert 'handrail.upstream.upstream_connection' in sys.modules, 'the server is there'\n"
@@ -99,7 +99,7 @@ def test_a_simple_call_loads_only_what_every_call_needs(tmp_path: Path) -> None:
     assert not [name for name in features if f"handrail.{name}" in loaded]
 
 
-def test_rooms_import_downwards_only() -> None:
+def test_packages_import_only_lower_packages() -> None:
     program = Path(sys.executable).with_name("lint-imports")
     done = subprocess.run(
         [program, "--no-cache"], cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "src"}
@@ -108,7 +108,7 @@ def test_rooms_import_downwards_only() -> None:
 
 
 @pytest.mark.parametrize("folder", ["src", "demos", "tests", "bench"])
-def test_every_file_says_what_it_does(folder: str) -> None:
+def test_every_file_begins_with_a_docstring(folder: str) -> None:
     faults: list[str] = []
     for path in sorted((ROOT / folder).rglob("*.py")):
         if ".venv" in path.parts:
@@ -119,7 +119,7 @@ def test_every_file_says_what_it_does(folder: str) -> None:
     assert not faults, "\n".join(faults)
 
 
-def test_what_mcp_needs_comes_with_its_extra() -> None:
+def test_every_package_that_mcp_code_imports_is_in_the_mcp_extra() -> None:
     """Nothing of it is only there because something else of it happens to need it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = [*project["dependencies"], *project["optional-dependencies"]["mcp"]]
@@ -136,7 +136,7 @@ def test_what_mcp_needs_comes_with_its_extra() -> None:
     assert not lacking
 
 
-def test_nothing_committed_is_unfinished_or_speaks_of_how_it_was_made() -> None:
+def test_no_committed_file_has_unfinished_parts_or_development_bookkeeping() -> None:
     faults: list[str] = []
     for path in committed():
         if path == Path(__file__):
@@ -148,7 +148,7 @@ def test_nothing_committed_is_unfinished_or_speaks_of_how_it_was_made() -> None:
     assert not faults, "\n".join(faults)
 
 
-def test_nothing_committed_names_this_machine() -> None:
+def test_no_committed_file_names_this_machine() -> None:
     names = {str(ROOT)} if len(ROOT.parts) > 2 else set[str]()
     for variable in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
         for address in os.environ.get(variable, "").split():
@@ -164,7 +164,7 @@ def test_nothing_committed_names_this_machine() -> None:
     assert not faults, "\n".join(faults)
 
 
-def test_every_module_has_its_place_in_the_wheel_and_the_type_marker_is_there() -> None:
+def test_every_source_folder_is_a_package_and_the_type_marker_exists() -> None:
     assert (SOURCE / "py.typed").is_file()
     folders = {path.parent for path in SOURCE.rglob("*.py")}
     without = [str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").is_file()]
@@ -226,7 +226,7 @@ def _calls_of(path: Path) -> list[tuple[str, ast.Call]]:
     return found
 
 
-def test_programs_are_started_by_few_modules_and_never_by_a_bare_name() -> None:
+def test_only_listed_modules_start_programs_and_never_by_a_bare_name() -> None:
     starting: set[str] = set()
     faults: list[str] = []
     for path in sorted([*SOURCE.rglob("*.py"), *DEMOS.rglob("*.py")]):
@@ -255,7 +255,7 @@ def test_programs_are_started_by_few_modules_and_never_by_a_bare_name() -> None:
         ), f"{name} looks up nothing"
 
 
-def test_the_path_for_programs_is_read_in_one_place() -> None:
+def test_the_path_variable_is_read_in_one_module_and_the_launcher_only() -> None:
     reading = {
         str(path.relative_to(SOURCE))
         for path in SOURCE.rglob("*.py")
@@ -298,7 +298,7 @@ def _bare(node: ast.expr) -> str | None:
         "import ctypes.util\nctypes.util.find_library('c')",
     ],
 )
-def test_a_program_by_a_bare_name_is_seen(tmp_path: Path, code: str) -> None:
+def test_a_program_started_by_a_bare_name_is_detected(tmp_path: Path, code: str) -> None:
     (tmp_path / "module.py").write_text(code)
     ((function, call),) = _calls_of(tmp_path / "module.py")
     assert _LOOKS_UP.match(function) or (_STARTS.match(function) and _bare(call.args[0]) == "git")

@@ -71,7 +71,7 @@ def loaded(script: str) -> ModuleType:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_it_loads_and_names_only_what_there_is(script: str, beside: None) -> None:
+def test_a_benchmark_loads_and_imports_only_existing_names(script: str, beside: None) -> None:
     path = BENCH / script
     for module, name in imported(ast.parse(path.read_text(encoding="utf-8"))):
         there = importlib.import_module(module)
@@ -80,7 +80,7 @@ def test_it_loads_and_names_only_what_there_is(script: str, beside: None) -> Non
 
 
 @pytest.mark.parametrize("script", WITH_OPTIONS)
-def test_it_says_how_it_is_used(
+def test_a_benchmark_prints_its_usage(
     script: str, beside: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", [script, "--help"])
@@ -216,14 +216,14 @@ def carried_out(module: ModuleType) -> object:
     return None
 
 
-def test_each_has_its_least_round() -> None:
+def test_every_benchmark_has_a_smallest_round() -> None:
     assert {*LEAST, *IN_A_PROCESS, *MANY_PROCESSES} == {script for script in SCRIPTS if "/" not in script}
 
 
 @pytest.mark.parametrize(
     "script", [*LEAST, *(pytest.param(script, marks=pytest.mark.slow) for script in MANY_PROCESSES)]
 )
-def test_it_carries_out_its_least_round(
+def test_a_benchmark_completes_its_smallest_round(
     script: str,
     beside: None,
     as_before: None,
@@ -254,7 +254,9 @@ def test_it_carries_out_its_least_round(
 
 @pytest.mark.proves("P-18")
 @pytest.mark.parametrize("mode", ["ask", "accept-edits", "auto"])
-async def test_the_developer_set_asks_nothing_about_reading_or_testing(mode: str, beside: None, tmp_path: Path) -> None:
+async def test_the_developer_rule_set_asks_no_questions_about_reading_or_testing(
+    mode: str, beside: None, tmp_path: Path
+) -> None:
     bench = loaded("session_questions.py")
     (tmp_path / "ws").mkdir()
     bench.make_repository(tmp_path / "ws")
@@ -269,7 +271,7 @@ async def test_the_developer_set_asks_nothing_about_reading_or_testing(mode: str
 
 
 @pytest.mark.parametrize("script", IN_A_PROCESS)
-def test_it_carries_out_its_least_round_in_a_process_of_its_own(script: str, tmp_path: Path) -> None:
+def test_a_benchmark_completes_its_smallest_round_in_a_separate_process(script: str, tmp_path: Path) -> None:
     command = [sys.executable, str(BENCH / script), *IN_A_PROCESS[script]]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr

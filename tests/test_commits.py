@@ -81,7 +81,7 @@ def subjects() -> list[str]:
         ("Describe " + "the sandbox " * 8, False),
     ],
 )
-def test_a_bad_subject_is_found(subject: str, good: bool) -> None:
+def test_an_invalid_commit_subject_is_detected(subject: str, good: bool) -> None:
     assert (not list(faults(subject))) == good
 
 

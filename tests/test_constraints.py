@@ -45,7 +45,7 @@ def needed(
 
 
 @pytest.mark.parametrize("place", ["constraints.txt", "bench/constraints.txt"])
-def test_each_package_is_held_at_a_version_that_the_others_take(place: str) -> None:
+def test_each_pinned_version_satisfies_the_requirements_of_the_other_packages(place: str) -> None:
     held = pins(ROOT / place)
     found = list(needed(NAMED, frozenset({"all"}), set()))
     assert {"pydantic", "mcp", "google-genai", "numpy"} <= {canonical(one.name) for _, one in found}
@@ -57,7 +57,7 @@ def test_each_package_is_held_at_a_version_that_the_others_take(place: str) -> N
     assert not wrong, "\n".join(wrong)
 
 
-def test_each_held_package_runs_on_the_oldest_python_that_we_support() -> None:
+def test_each_pinned_package_runs_on_the_oldest_supported_python() -> None:
     """Debian 12 has Python 3.11.2: a package that asks for a later patch release stops ``make setup`` there."""
     held = pins(ROOT / "constraints.txt")
     too_new: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from tests.snippets import ROOT, Folder, commands, page, snippets
 
 from handrail import ToolSpec, tool
-from handrail.contract.agent_manifest import AgentBudgets, AgentManifest, parse_agent
+from handrail.contract.agent_manifest import AgentBudgets, AgentManifest, parse_agent_manifest
 from handrail.contract.tool.requires import NAMED_CAPABILITIES
 from handrail.policy.rules.rules_and_modes import CONFINED_RULE_TEXTS
 from handrail.sandbox import tier_probe
@@ -50,7 +51,7 @@ CODE = re.compile(r"`([^`]+)`")
 
 
 @pytest.mark.parametrize(("name", "text"), PROGRAMS)
-def test_programs_run(name: str, text: str, tmp_path: Path) -> None:
+def test_the_programs_of_the_pages_run(name: str, text: str, tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.prepare("")
     file = folder.workspace / "test_it.py"
@@ -62,7 +63,7 @@ def test_programs_run(name: str, text: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_types_are_usable_as_they_are_shown(tmp_path: Path) -> None:
+def test_the_python_snippets_of_the_pages_pass_the_type_checker(tmp_path: Path) -> None:
     shown = [snippet.text for name in ("README.md", *PAGES) for snippet in snippets(page(name), "python")]
     for number, text in enumerate(shown):
         (tmp_path / f"shown_{number}.py").write_text(text, encoding="utf-8")
@@ -78,7 +79,7 @@ def test_the_types_are_usable_as_they_are_shown(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="programs cannot be confined on this machine")
 @pytest.mark.parametrize("name", PAGES)
-def test_commands_run_one_after_the_other_among_the_files_of_their_page(name: str, tmp_path: Path) -> None:
+def test_the_commands_of_each_page_run_in_order_with_the_files_of_the_page(name: str, tmp_path: Path) -> None:
     text = page(name)
     folder = Folder(tmp_path)
     folder.prepare(text)
@@ -86,11 +87,27 @@ def test_commands_run_one_after_the_other_among_the_files_of_their_page(name: st
         folder.run(command)
 
 
-def test_the_agent_manifests_that_are_shown_are_sound() -> None:
+def test_every_name_of_a_module_or_entry_point_group_in_the_pages_exists() -> None:
+    source = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "src").rglob("*.py"))
+    shown = {found for name in ("README.md", *PAGES) for found in re.findall(r"`(handrail(?:\.\w+)+)[`(]", page(name))}
+    assert "handrail.tools" in shown
+    for name in shown - {"handrail.toml"}:
+        assert f'"{name}"' in source or _is_importable(name), name
+
+
+def _is_importable(name: str) -> bool:
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def test_the_agent_manifests_of_the_pages_are_valid() -> None:
     blocks = [snippet.text for name in PAGES for snippet in snippets(page(name), "toml")]
     shown = [text for text in blocks if "id" in tomllib.loads(text)]  # the others are scripts and settings
     for text in shown:
-        checked = parse_agent(text.encode(), "agent.toml", tomllib.loads(text)["id"])
+        checked = parse_agent_manifest(text.encode(), "agent.toml", tomllib.loads(text)["id"])
         assert checked.faults == ()
     assert len(shown) >= 9
 
@@ -139,13 +156,13 @@ def arguments(name: str, about: str) -> Mapping[str, Any]:
 
 @pytest.mark.proves("P-13")
 @pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="bash is withheld on this machine")
-async def test_every_line_of_the_tables_of_rules_is_decided_as_it_says() -> None:
+async def test_every_row_of_the_rule_tables_gives_the_documented_decision() -> None:
     tables = "".join(TABLE.findall(page(RULES)))
     rows = ROW.findall(tables)
     assert len(rows) == len(tables.splitlines()) > 30
     async with temporary_kernel(tools=[transfer]) as kernel:
         shipped = kernel.own_context.rules
-        kernel.own_context.rules = shipped.replace_rules(
+        kernel.own_context.rules = shipped.with_replaced_rules(
             *(one for one in shipped if one.text not in CONFINED_RULE_TEXTS)
         )
         for rules, call, decision in rows:

@@ -20,7 +20,7 @@ def documented_output(text: str) -> str:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=[path.stem for path in EXAMPLES])
-def test_an_example_prints_what_its_docstring_says(path: Path, tmp_path: Path) -> None:
+def test_an_example_prints_the_output_in_its_docstring(path: Path, tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     folder = Folder(tmp_path)
     folder.prepare("")

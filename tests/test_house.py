@@ -63,34 +63,34 @@ def circles(of: dict[str, frozenset[str]]) -> set[frozenset[str]]:
     return found
 
 
-def test_a_circle_is_found_however_long() -> None:
+def test_an_import_cycle_of_any_length_is_found() -> None:
     of = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": {"d"}, "f": {"a"}}
     assert circles({module: frozenset(ones) for module, ones in of.items()}) == {frozenset("abc"), frozenset("de")}
 
 
-def test_no_files_import_each_other_in_a_circle() -> None:
+def test_only_the_listed_files_import_each_other_in_a_circle() -> None:
     found = circles(arrows())
     assert found == {frozenset(f"handrail.{one}" for one in circle) for circle in CIRCLES}
 
 
-def test_the_top_of_the_package_holds_rooms_its_two_entrances_and_one_facade_only() -> None:
+def test_the_top_folder_of_the_package_holds_no_modules_but_init_and_main() -> None:
     assert {path.name for path in SOURCE.glob("*.py")} == {"__init__.py", "__main__.py"}
 
 
-def test_a_folder_holds_few_files() -> None:
+def test_no_source_folder_exceeds_the_file_limit_without_an_exception() -> None:
     counts = Counter(str(path.parent.relative_to(SOURCE)) for path in SOURCE.rglob("*.py"))
     full = {folder for folder, count in counts.items() if count > MOST_FILES and folder != COMMANDS}
     assert full == FULL, f"more than {MOST_FILES} files: which concept among them has a sub-folder to itself?"
 
 
 @pytest.mark.parametrize("folder", ["src", "demos", "tests", "bench"])
-def test_a_file_holds_one_thing(folder: str) -> None:
+def test_only_the_listed_files_exceed_the_maximum_number_of_lines(folder: str) -> None:
     files = [path for path in (ROOT / folder).rglob("*.py") if ".venv" not in path.parts]
     long = {str(path.relative_to(ROOT)) for path in files if path.read_bytes().count(b"\n") > MOST_LINES}
     assert long == {path for path in LONG if path.startswith(f"{folder}/")}, f"more than {MOST_LINES} lines"
 
 
-def test_a_small_file_has_several_users_or_is_part_of_its_one_user() -> None:
+def test_a_small_file_is_not_imported_by_one_neighbour_only() -> None:
     users: dict[str, set[str]] = {module: set() for module in arrows()}
     for module, imported in arrows().items():
         for one in imported:

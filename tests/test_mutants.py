@@ -16,7 +16,7 @@ from tests.requirements import ROWS
 EVERY = mutations()
 
 
-def test_every_row_has_a_mutation_and_no_other_id_has_one() -> None:
+def test_every_requirement_has_a_mutation_and_every_mutation_a_requirement() -> None:
     rows = {one.row for one in EVERY}
     assert not set(ROWS) - rows, f"rows without a mutation in tests/mutations.toml: {sorted(set(ROWS) - rows)}"
     assert not rows - set(ROWS), (
@@ -24,7 +24,7 @@ def test_every_row_has_a_mutation_and_no_other_id_has_one() -> None:
     )
 
 
-def test_what_a_mutation_changes_is_in_its_file_and_the_file_still_compiles() -> None:
+def test_every_mutation_matches_its_file_and_the_mutated_file_still_compiles() -> None:
     faults: list[str] = []
     for mutation in EVERY:
         before = (ROOT / mutation.file).read_text(encoding="utf-8") if (ROOT / mutation.file).is_file() else ""
@@ -38,7 +38,7 @@ def test_what_a_mutation_changes_is_in_its_file_and_the_file_still_compiles() ->
     assert not faults, "\n".join(faults)
 
 
-def test_a_mutation_whose_text_is_gone_or_there_twice_is_refused() -> None:
+def test_a_mutation_whose_text_is_missing_or_repeated_is_refused() -> None:
     mutation = Mutation("K-01", "src/some.py", "return 1", "return 2")
     assert mutation.applied_to("def one():\n    return 1\n") == "def one():\n    return 2\n"
     for text in ("def one():\n    return 3\n", "def one():\n    return 1\ndef other():\n    return 1\n"):
@@ -93,7 +93,7 @@ def tree(tmp_path: Path) -> Tree:
 ADDS = Mutation("K-01", "src/some.py", "return one + other", "return one - other")
 
 
-def test_a_mutation_that_a_test_notices_is_killed_and_undone_and_one_that_none_notices_survives(tree: Tree) -> None:
+def test_a_mutation_that_fails_a_test_is_killed_and_undone_and_any_other_survives(tree: Tree) -> None:
     named = replace(ADDS, text='"sum"', becomes='"product"')
     survivor = replace(ADDS, becomes="return other + one")
     assert tree.judge_all([ADDS, named, survivor]) == [
@@ -104,29 +104,29 @@ def test_a_mutation_that_a_test_notices_is_killed_and_undone_and_one_that_none_n
     assert (tree.root / "src/some.py").read_text() == CODE
 
 
-def test_a_test_that_waits_for_ever_notices_the_mutation(tree: Tree) -> None:
+def test_a_test_that_never_ends_kills_the_mutation(tree: Tree) -> None:
     waits = replace(ADDS, becomes="while True: pass")
     assert replace(tree, test_limit_s=2).judge(waits) == Outcome(waits, "killed", "checks/test_some.py::test_sum")
 
 
-def test_a_survivor_needs_a_reason_and_what_is_killed_has_none() -> None:
+def test_a_surviving_mutation_needs_a_reason_and_a_killed_one_has_none() -> None:
     with_reason = replace(ADDS, reason="both orders are the same sum")
     assert Outcome(ADDS, "killed", "").is_expected and not Outcome(ADDS, "survived", "").is_expected
     assert Outcome(with_reason, "survived", "").is_expected and not Outcome(with_reason, "killed", "").is_expected
     assert not Outcome(with_reason, "cannot be judged", "").is_expected
 
 
-def test_a_test_that_fails_without_the_mutation_too_kills_nothing(tree: Tree) -> None:
+def test_a_test_that_fails_without_the_mutation_does_not_kill_it(tree: Tree) -> None:
     (tree.root / "checks" / "test_another.py").write_text(FAILING)
     survivor = replace(ADDS, becomes="return other + one")
     assert [one.state for one in tree.judge_all([survivor, ADDS])] == ["survived", "killed"]
 
 
-def test_a_mutation_with_which_nothing_loads_is_not_killed(tree: Tree) -> None:
+def test_a_mutation_that_breaks_imports_cannot_be_judged(tree: Tree) -> None:
     assert tree.judge(replace(ADDS, text="def sum_of(", becomes="def sum(")).state == "cannot be judged"
     assert tree.judge(replace(ADDS, row="K-02")).state == "cannot be judged", "no test has that mark"
 
 
-def test_the_tests_nearest_to_the_mutated_file_run_first() -> None:
+def test_the_tests_closest_to_the_mutated_file_run_first() -> None:
     files = files_of(Mutation("L-02", "src/handrail/arbiter/lock_table.py", "", ""), ROOT)
     assert files[0] == "tests/arbiter/test_locks.py" and "tests/kernel/test_joined.py" in files

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import tomllib
 from collections import Counter
@@ -55,24 +56,24 @@ def compare(found: Iterable[str], allowed: frozenset[str]) -> None:
     assert not allowed - names, f"take these out of the list: {', '.join(sorted(allowed - names))}"
 
 
-def test_a_class_has_two_words_or_is_listed() -> None:
+def test_a_class_name_has_two_words_or_is_listed() -> None:
     compare((name for name in classes() if len(words(name)) == 1), LISTS["one_word"])
     assert len(LISTS["one_word"]) <= MOST_OF_ONE_WORD * len(classes())
 
 
-def test_a_class_is_named_by_a_noun() -> None:
+def test_every_class_name_ends_with_a_noun() -> None:
     compare((name for name in classes() if is_odd(words(name)[-1])), LISTS["heads"])
 
 
-def test_a_module_is_named_by_a_noun() -> None:
+def test_every_module_name_ends_with_a_noun() -> None:
     compare((path.stem for path in modules() if is_odd(words(path.stem)[-1])), LISTS["modules"])
 
 
-def test_no_class_has_the_name_of_another() -> None:
+def test_each_class_name_is_unique_or_listed() -> None:
     compare((name for name, count in Counter(classes()).items() if count > 1), LISTS["twice"])
 
 
-def test_no_file_of_a_room_has_the_name_of_another() -> None:
+def test_each_file_name_is_unique_within_its_package_or_listed() -> None:
     counts = Counter(f"{path.parts[0]}/{path.name}" for path in modules())
     compare((name for name, count in counts.items() if count > 1), LISTS["files_twice"])
 
@@ -96,7 +97,7 @@ def definitions(tree: ast.AST) -> set[str]:
     return found
 
 
-def test_a_reference_in_a_docstring_names_something() -> None:
+def test_every_reference_in_a_docstring_names_an_existing_object() -> None:
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")}
     defined = {path: definitions(tree) for path, tree in trees.items()}
     anywhere = set[str]().union(*defined.values())
@@ -116,3 +117,29 @@ def test_a_reference_in_a_docstring_names_something() -> None:
                 if not is_known:
                     lost.append(f"{path.relative_to(SOURCE)}:{node.lineno}: {reference}")
     assert not lost, "\n".join(lost)
+
+
+def _stale_docstring_names(tree: ast.Module, classes_there: frozenset[str]) -> Iterator[str]:
+    """Yield each parameter and exception of a docstring that does not exist."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        text = ast.get_docstring(node) or ""
+        there = {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
+        if node.args.kwarg is None:
+            yield from (f"{node.name}: {name}" for name in re.findall(r":param (\w+):", text) if name not in there)
+        raised = re.findall(r":raises (\w+):", text)
+        yield from (f"{node.name}: {name}" for name in raised if name not in classes_there)
+
+
+def test_docstrings_name_parameters_and_exceptions_that_exist() -> None:
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")}
+    own = {node.name for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    for path, tree in trees.items():
+        imported = {
+            (name.asname or name.name).rpartition(".")[2]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for name in node.names
+        }
+        assert not [*_stale_docstring_names(tree, frozenset({*dir(builtins), *own, *imported}))], path

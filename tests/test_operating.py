@@ -20,7 +20,7 @@ UNIT = "handrail.service"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-def test_systemd_takes_the_unit_as_it_is_shown(tmp_path: Path) -> None:
+def test_systemd_accepts_the_documented_unit(tmp_path: Path) -> None:
     (unit,) = [snippet.text for snippet in snippets(page("docs/how-to/operate.md"), "ini") if snippet.file == UNIT]
     assert re.search(r"^ExecStart=/opt/handrail/bin/handrail mcp ", unit, re.MULTILINE)
     (tmp_path / UNIT).write_text(unit.replace("/opt/handrail/bin/handrail", sys.executable))
@@ -31,7 +31,7 @@ def test_systemd_takes_the_unit_as_it_is_shown(tmp_path: Path) -> None:
     assert "Usr" in wrong.stderr, "the check sees a fault"
 
 
-def test_the_command_of_the_unit_is_one_that_handrail_takes() -> None:
+def test_the_documented_unit_uses_only_existing_options_of_the_command() -> None:
     (unit,) = [snippet.text for snippet in snippets(page("docs/how-to/operate.md"), "ini") if snippet.file == UNIT]
     (line,) = re.findall(r"^ExecStart=/opt/handrail/bin/handrail (.*)$", unit, re.MULTILINE)
     options = [word for word in line.split() if word.startswith("--")]
@@ -39,7 +39,7 @@ def test_the_command_of_the_unit_is_one_that_handrail_takes() -> None:
     assert options and all(option in help_text for option in options)
 
 
-def test_without_a_temporary_folder_programs_are_unavailable_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_temporary_folder_makes_programs_unavailable_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(**_: object) -> object:
         raise FileNotFoundError(2, "No usable temporary directory found")
 
@@ -49,7 +49,7 @@ def test_without_a_temporary_folder_programs_are_unavailable_with_the_remedy(mon
 
 
 @pytest.mark.parametrize("home", ["read-only", "missing"])
-def test_a_home_that_cannot_be_written_is_needed_by_nothing(tmp_path: Path, home: str) -> None:
+def test_a_call_works_with_a_missing_or_read_only_home_folder(tmp_path: Path, home: str) -> None:
     folder = tmp_path / "home"
     if home == "read-only":
         folder.mkdir(mode=0o500)

@@ -47,7 +47,7 @@ def place(tmp_path: Path) -> Place:
     return place
 
 
-def test_it_has_the_arguments_folder_environment_and_streams_and_ends_with_the_code(place: Place) -> None:
+def test_a_forked_program_has_the_given_arguments_folder_environment_streams_and_exit_code(place: Place) -> None:
     done = place.run([*prefork.handrail(), "call", "read", "-", "--json"], b'{"path": "note.txt"}')
     assert done.returncode == 0 and json.loads(done.stdout)["data"]["text"] == "of this folder"
     assert list((place.folder / "state").rglob("handrail.db"))
@@ -56,7 +56,7 @@ def test_it_has_the_arguments_folder_environment_and_streams_and_ends_with_the_c
     assert denied.returncode == 3 and denied.stdout == b"" and b"denied" in denied.stderr
 
 
-def test_it_has_the_limits_of_whoever_starts_it(place: Place) -> None:
+def test_a_forked_program_has_the_resource_limits_of_its_starter(place: Place) -> None:
     def small() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
@@ -64,7 +64,7 @@ def test_it_has_the_limits_of_whoever_starts_it(place: Place) -> None:
     assert done.returncode == 5 and b"check the disk" in done.stderr
 
 
-def test_it_is_gone_when_what_stands_for_it_is_killed(place: Place) -> None:
+def test_a_forked_program_ends_when_its_stand_in_is_killed(place: Place) -> None:
     with subprocess.Popen(
         [*prefork.handrail(), "call", "write", '{"path": "a", "content": "b"}', "--wait"],
         stdin=subprocess.DEVNULL,
@@ -82,7 +82,7 @@ def test_it_is_gone_when_what_stands_for_it_is_killed(place: Place) -> None:
         process.stdout.read()  # to the end: the program alone held it
 
 
-def test_it_is_not_mistaken_for_one_in_a_sandbox(place: Place) -> None:
+def test_a_forked_program_is_refused_from_another_namespace(place: Place) -> None:
     *start, here = prefork.handrail()
     done = place.run([*start, here.replace("mnt:[", "mnt:[1"), "--help"])
     assert done.returncode == 1 and b"namespaces" in done.stderr and done.stdout == b""

@@ -19,7 +19,7 @@ from tests.prose import budgets, counts, error_faults, faults, measured, paragra
         ("The call " + "is recorded and " * 12 + "answered.", ["long"]),
     ],
 )
-def test_a_fault_of_a_sentence_is_found(text: str, kinds: list[str]) -> None:
+def test_a_style_fault_of_a_sentence_is_found(text: str, kinds: list[str]) -> None:
     assert [fault.kind for fault in faults(text)] == kinds
 
 
@@ -33,16 +33,16 @@ def test_a_fault_of_a_sentence_is_found(text: str, kinds: list[str]) -> None:
         ("Use a path inside the workspace", ["end"]),
     ],
 )
-def test_a_fault_of_an_error_text_is_found(text: str, kinds: list[str]) -> None:
+def test_a_style_fault_of_an_error_text_is_found(text: str, kinds: list[str]) -> None:
     assert [fault.kind for fault in error_faults(text)] == kinds
 
 
-def test_code_tables_and_headings_are_no_prose() -> None:
+def test_code_tables_and_headings_are_not_checked_as_prose() -> None:
     text = "# What it is\n\nA page.\n\n- One item\n  of two lines\n\n| a |\n|---|\n\n```sh\nnobody\n```\nMore [text](a.md) `told`.\n"
     assert list(paragraphs(text)) == ["A page.", "One item of two lines", "More text Code."]
 
 
-def test_no_text_has_more_faults_than_its_budget_and_no_budget_is_too_large() -> None:
+def test_no_text_exceeds_its_fault_budget_and_no_budget_is_too_large() -> None:
     found, allowed = measured(), budgets()
     problems: list[str] = []
     for name in sorted({*found, *allowed}):

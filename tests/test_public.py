@@ -49,17 +49,17 @@ def beyond(text: str) -> Iterator[str]:
         ("from handrail.sandbox import tier_probe", ["handrail.sandbox: tier_probe"]),
     ],
 )
-def test_an_import_that_is_not_public_is_seen(text: str, found: list[str]) -> None:
+def test_an_import_of_a_private_name_is_detected(text: str, found: list[str]) -> None:
     assert list(beyond(text)) == found
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_what_a_page_shows_imports_what_is_exported(name: str) -> None:
+def test_code_on_a_page_imports_only_exported_names(name: str) -> None:
     faults = [one for snippet in snippets(page(name), "python") for one in beyond(snippet.text)]
     assert not faults, f"{name} imports what is private: {', '.join(faults)}"
 
 
-def test_the_demonstrations_import_what_is_exported() -> None:
+def test_the_demonstrations_import_only_public_names() -> None:
     faults = [
         f"{path.relative_to(ROOT)}: {one}"
         for path in sorted((ROOT / "demos").rglob("*.py"))
@@ -69,7 +69,7 @@ def test_the_demonstrations_import_what_is_exported() -> None:
 
 
 @pytest.mark.parametrize("facade", FACADES)
-def test_a_facade_has_what_it_exports_and_says_that_the_rest_is_private(facade: str) -> None:
+def test_a_facade_has_all_its_exported_names_and_declares_the_rest_private(facade: str) -> None:
     module, names = import_module(facade), exported(facade)
     assert names == sorted(set(names)) == dir(module)
     for name in names:
@@ -79,7 +79,7 @@ def test_a_facade_has_what_it_exports_and_says_that_the_rest_is_private(facade: 
         _ = module.nothing
 
 
-def test_importing_the_facades_loads_nothing_else_of_handrail() -> None:
+def test_importing_the_facades_loads_no_other_module_of_handrail() -> None:
     code = f"import sys, {', '.join(FACADES)}\nprint(*(name for name in sys.modules if name.startswith('handrail')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == set(FACADES)

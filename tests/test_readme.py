@@ -25,13 +25,13 @@ def folder(tmp_path: Path) -> Folder:
 
 @pytest.mark.proves("F-01")
 @pytest.mark.parametrize("snippet", [snippet.text for snippet in snippets(README, "python")])
-def test_python_snippets_run(snippet: str, folder: Folder) -> None:
+def test_the_python_snippets_of_the_readme_run(snippet: str, folder: Folder) -> None:
     done = folder.python("-c", snippet)
     assert done.returncode == 0, done.stderr
     assert "curl" in done.stdout
 
 
-def test_commands_run_one_after_the_other(folder: Folder) -> None:
+def test_the_commands_of_the_readme_run_in_order(folder: Folder) -> None:
     for command in commands(README):
         if not command.line.startswith(NEEDS_A_MODEL):
             done = folder.run(command)
@@ -39,16 +39,16 @@ def test_commands_run_one_after_the_other(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("text", [snippet.text for snippet in snippets(README, "json")])
-def test_json_snippets_configure_an_mcp_client(text: str) -> None:
+def test_the_json_snippets_of_the_readme_configure_an_mcp_client(text: str) -> None:
     assert json.loads(text)["mcpServers"]["handrail"]["args"][0] == "mcp"
 
 
-def test_the_commands_with_a_model_are_real(folder: Folder) -> None:
+def test_the_commands_that_need_a_model_exist(folder: Folder) -> None:
     for command in ("run", "chat"):
         assert "--model" in folder.python("-m", "handrail", command, "--help").stdout
 
 
-def test_links_lead_to_files_that_are_there() -> None:
+def test_links_lead_to_existing_files() -> None:
     docs = sorted(str(file.relative_to(ROOT)) for file in ROOT.glob("docs/**/*.md") if "_site" not in file.parts)
     missing = [
         f"{name}: {link}"

@@ -21,7 +21,7 @@ from tests.kind_reference import (
 from tests.written_keys import event_keys, metadata_keys, record_keys
 
 from handrail.agent.run_events import ConversationCompacted
-from handrail.config.layers import environment_variable_name
+from handrail.config.layers import format_environment_variable_name
 from handrail.config.operator_settings import OPERATOR_ONLY, Settings, list_setting_keys
 from handrail.contract.calls_and_results import EventKind
 from handrail.contract.errors import ErrorKind
@@ -41,37 +41,37 @@ from handrail.session.transcript_search import SessionState
     ],
     ids=["errors", "events", "records", "call states", "session states"],
 )
-def test_each_kind_and_state_has_a_meaning_and_each_meaning_a_name(
+def test_every_kind_and_state_is_described_and_every_description_names_one(
     names: tuple[str, ...], meanings: dict[str, object]
 ) -> None:
     assert set(meanings) == set(names)
 
 
-def test_each_key_of_metadata_that_the_code_sets_is_described_and_each_described_one_is_set() -> None:
+def test_the_described_metadata_keys_are_the_keys_set_by_the_code() -> None:
     assert {key for keys in METADATA.values() for key in keys} == metadata_keys()
 
 
 @pytest.mark.parametrize(("kind", "happening"), [*RECORD_KINDS.items()])
-def test_each_key_of_a_record_is_described(kind: str, happening: Happening) -> None:
+def test_every_key_of_a_record_is_described(kind: str, happening: Happening) -> None:
     assert not record_keys(kind) - set(keys_of(happening))
 
 
 @pytest.mark.parametrize(("kind", "happening"), [*EVENT_KINDS.items()])
-def test_each_key_of_an_event_is_described(kind: str, happening: Happening) -> None:
+def test_every_key_of_an_event_is_described(kind: str, happening: Happening) -> None:
     assert not event_keys(kind) - set(keys_of(happening))
 
 
-def test_the_keys_of_a_compaction_are_its_fields() -> None:
+def test_the_described_keys_of_a_compaction_record_are_its_fields() -> None:
     assert list(keys_of(RECORD_KINDS["compacted"])) == [field.name for field in fields(ConversationCompacted)]
 
 
-def test_keys_are_found_in_the_code() -> None:
+def test_the_key_scan_finds_known_keys_in_the_code() -> None:
     assert {"duration_ms", "truncated", "error_bytes", "stopped_by", "exit_code"} <= metadata_keys()
     assert {"tool", "topic", "side_effect"} <= record_keys("proposed")
     assert {"step", "kind", "text"} <= event_keys("rejected")
 
 
-def test_the_pages_are_up_to_date() -> None:
+def test_the_api_pages_are_up_to_date() -> None:
     pages = {
         cli_reference.PAGE: cli_reference.render(),
         setting_reference.PAGE: setting_reference.render(),
@@ -81,7 +81,7 @@ def test_the_pages_are_up_to_date() -> None:
     assert not old, f"run: make docs ({', '.join(old)})"
 
 
-def test_each_command_and_option_has_its_place() -> None:
+def test_every_command_and_option_is_in_the_command_reference() -> None:
     text = cli_reference.render()
     for name, command, _ in cli_reference.commands():
         part = text.partition(f"\n## `{name}`\n")[2].partition("\n## ")[0]
@@ -92,11 +92,11 @@ def test_each_command_and_option_has_its_place() -> None:
     assert codes == {0, 1, 2, 3, 4, 5, 130}
 
 
-def test_each_setting_has_its_row_and_its_variable() -> None:
+def test_every_setting_has_a_row_and_an_environment_variable_in_the_reference() -> None:
     text, found = setting_reference.render(), setting_reference.settings()
     assert set(found) == set(Settings.model_fields)
     for key in list_setting_keys():
-        assert f"`{key}" in text and f"`{environment_variable_name(key)}`" in text
+        assert f"`{key}" in text and f"`{format_environment_variable_name(key)}`" in text
     for name in Settings.model_fields:
         part = text.partition(f"\n## `{name}` ")[2].partition("\n## ")[0]
         assert ("Workspace file: **no**" in part) == (name in OPERATOR_ONLY)

@@ -17,13 +17,13 @@ def claims() -> tuple[Proof, ...]:
     return tuple(proofs())
 
 
-def test_every_listed_row_has_a_test_that_proves_it() -> None:
+def test_every_requirement_has_a_test_that_proves_it() -> None:
     shown = {claim.row for claim in claims()}
     missing = sorted(set(ROWS) - shown)
     assert not missing, f"rows without a test: {', '.join(missing)}"
 
 
-def test_no_test_names_a_row_that_is_not_listed() -> None:
+def test_no_test_names_an_unlisted_requirement() -> None:
     strangers = [claim for claim in claims() if claim.row not in ROWS]
     ids = sorted({claim.row for claim in strangers})
     assert not strangers, (
@@ -32,17 +32,17 @@ def test_no_test_names_a_row_that_is_not_listed() -> None:
     )
 
 
-def test_each_row_is_an_id_and_one_sentence() -> None:
+def test_every_requirement_is_an_id_and_a_sentence() -> None:
     for row, sentence in ROWS.items():
         assert ROW_ID.match(row), f"{row!r} is not an id like K-07 or P-05a"
         assert sentence.strip() == sentence and len(sentence) > 20 and sentence.endswith("."), row
 
 
-def test_the_published_table_is_up_to_date() -> None:
+def test_the_published_table_of_requirements_is_up_to_date() -> None:
     assert TABLE.read_text(encoding="utf-8") == render(ROWS, [*claims()]), "run: make docs"
 
 
-def test_marks_are_found_on_functions_classes_and_whole_files(tmp_path: Path) -> None:
+def test_proof_marks_are_found_on_functions_classes_and_files(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(
         "import pytest\n"
         'pytestmark = [pytest.mark.slow, pytest.mark.proves("K-01")]\n'
@@ -64,7 +64,7 @@ def test_marks_are_found_on_functions_classes_and_whole_files(tmp_path: Path) ->
     ]
 
 
-def test_a_mark_that_cannot_be_read_without_running_is_refused(tmp_path: Path) -> None:
+def test_a_proof_mark_that_cannot_be_read_without_running_code_is_refused(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text("@pytest.mark.proves(*IDS)\ndef test_one(): assert one()\n")
     with pytest.raises(UnreadableMark, match=r"test_some\.py:1"):
         proofs(tmp_path, tmp_path)
@@ -100,7 +100,7 @@ NO_TESTS = {
 
 
 @pytest.mark.parametrize("text", NO_TESTS.values(), ids=NO_TESTS)
-def test_a_mark_on_something_that_is_not_a_test_is_refused(text: str, tmp_path: Path) -> None:
+def test_a_proof_mark_on_code_that_is_not_a_test_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(text)
     with pytest.raises(
         UnreadableMark, match=r"test_some\.py:\d+: a proves\(…\) mark cannot be counted: .*Put the mark on"
@@ -108,13 +108,13 @@ def test_a_mark_on_something_that_is_not_a_test_is_refused(text: str, tmp_path: 
         proofs(tmp_path, tmp_path)
 
 
-def test_a_mark_in_a_file_that_pytest_does_not_collect_is_refused(tmp_path: Path) -> None:
+def test_a_proof_mark_in_a_file_that_pytest_does_not_collect_is_refused(tmp_path: Path) -> None:
     (tmp_path / "helpers.py").write_text(f"{MARK}def test_one(): assert one()\n")
     with pytest.raises(UnreadableMark, match=r"helpers\.py:\d+: .*named test_"):
         proofs(tmp_path, tmp_path)
 
 
-def test_a_condition_that_may_hold_does_not_discount_a_test(tmp_path: Path) -> None:
+def test_a_conditionally_skipped_test_still_counts_as_a_proof(tmp_path: Path) -> None:
     text = f'{MARK}@pytest.mark.skipif(os.name == "nt", reason="POSIX")\ndef test_one(): assert one()\n'
     (tmp_path / "test_some.py").write_text(text)
     assert [claim.test for claim in proofs(tmp_path, tmp_path)] == ["test_one"]

@@ -20,7 +20,7 @@ def test_after_it(): ...
 """
 
 
-def test_one_that_dies_fails_its_test_and_the_others_are_run(tmp_path: Path) -> None:
+def test_a_dying_worker_fails_its_test_and_the_other_tests_run(tmp_path: Path) -> None:
     """Without :mod:`tests.scheduling` this stands still for ever, and so would a run of the whole suite."""
     (tmp_path / "test_it.py").write_text(DIES)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = xdist_group: together\n")

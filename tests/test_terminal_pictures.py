@@ -9,14 +9,14 @@ from tests.terminal_pictures import FOLDER, WIDTHS, draw_all
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-def test_the_pictures_are_current(columns: int) -> None:
+def test_the_terminal_pictures_of_the_documentation_are_up_to_date(columns: int) -> None:
     made = draw_all(columns)
     assert sorted(made) == ["approve", "chat", "log", "run"]
     for name, text in made.items():
         assert (FOLDER / f"{name}-{columns}.svg").read_text(encoding="utf-8") == text, "run: make docs"
 
 
-def test_no_line_of_a_picture_is_wider_than_its_terminal() -> None:
+def test_no_line_of_a_terminal_picture_is_wider_than_its_terminal() -> None:
     for path in FOLDER.glob("*.svg"):
         columns = int(path.stem.rpartition("-")[2])
         ends = [

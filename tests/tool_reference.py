@@ -18,7 +18,7 @@ from typing import Any, cast
 from tests.tool_results import always, meanings
 
 from handrail.contract.sandbox_protocol import SandboxTier
-from handrail.contract.tool.spec import ToolSpec, get_object_properties
+from handrail.contract.tool.spec import ToolSpec, extract_property_schemas
 from handrail.contract.tool_generation import Generation, ToolEntry
 from handrail.registry.generation_loader import load_generation
 from handrail.registry.sources.code_sources import BuiltinSource
@@ -182,7 +182,7 @@ def _parameters(spec: ToolSpec) -> Iterator[str]:
 
 def _rows(schema: Mapping[str, Any], prefix: str) -> Iterator[list[str]]:
     required = set(schema.get("required", ()))
-    for name, inner in get_object_properties(schema).items():
+    for name, inner in extract_property_schemas(schema).items():
         meaning, default = _default(inner)
         shown = "required" if name in required else default or ("–" if prefix else "none")
         yield [f"`{prefix}{name}`", _type(inner), shown, f"{meaning}{_range(inner)}"]

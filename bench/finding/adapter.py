@@ -30,10 +30,10 @@ from handrail.catalog.search.lexical_index import make_embedding_text
 from handrail.catalog.search.vector_index import (
     BACKGROUND_REQUESTS,
     BACKGROUND_TOOLS,
-    RequestsWithKnownTools,
+    LabelledToolRequests,
     RequestVectorAdapter,
     center_and_normalize,
-    stabilized_mean,
+    compute_smoothed_mean,
 )
 from handrail.catalog.search.word_analysis import split_request_into_needs
 
@@ -55,7 +55,7 @@ def pairs(corpus: Corpus, model: Known) -> tuple[Any, Any, Any]:
     """Directions of requests (or of the part nearest to a tool, where there are several), of tools, and which is whose."""
     asked, usual = model.encode(BACKGROUND_REQUESTS).mean(axis=0), model.encode(BACKGROUND_TOOLS)
     rows = model.encode([make_embedding_text(each) for each in corpus.documents])
-    tools = center_and_normalize(rows, stabilized_mean(rows, usual))
+    tools = center_and_normalize(rows, compute_smoothed_mean(rows, usual))
     at = {each["id"]: number for number, each in enumerate(corpus.tools)}
     requests: list[Any] = []
     gold: list[int] = []
@@ -113,7 +113,7 @@ def made(several: list[tuple[Any, Any, Any]], model: Known) -> RequestVectorAdap
         needed, whose = numpy.unique(gold[some], return_inverse=True)
         requests.append((turn.adapt_linearly(asked[some]), whose + sum(map(len, tools))))
         tools.append(held[needed])
-    known = RequestsWithKnownTools(
+    known = LabelledToolRequests(
         numpy.concatenate([rows for rows, _ in requests]),
         numpy.concatenate(tools),
         numpy.concatenate([whose for _, whose in requests]),
@@ -133,7 +133,7 @@ def chosen(gold: Any) -> Any:
     return numpy.array(out)
 
 
-def everyday(turn: RequestVectorAdapter, model: Known) -> RequestsWithKnownTools:
+def everyday(turn: RequestVectorAdapter, model: Known) -> LabelledToolRequests:
     """The requests of ``everyday.txt``."""
     tools: list[str] = []
     requests: list[str] = []
@@ -146,9 +146,9 @@ def everyday(turn: RequestVectorAdapter, model: Known) -> RequestsWithKnownTools
             tools.append(line)
     rows = model.encode(tools)
     asked = center_and_normalize(model.encode(requests), model.encode(BACKGROUND_REQUESTS).mean(axis=0))
-    return RequestsWithKnownTools(
+    return LabelledToolRequests(
         turn.adapt_linearly(asked),
-        center_and_normalize(rows, stabilized_mean(rows, model.encode(BACKGROUND_TOOLS))),
+        center_and_normalize(rows, compute_smoothed_mean(rows, model.encode(BACKGROUND_TOOLS))),
         numpy.array(whose),
     )
 

@@ -35,13 +35,13 @@ from handrail.catalog.search.tool_search_index import (
     LEAST_BY_WORDS,
     MOST,
     HitEvidence,
-    compute_confidences,
-    estimate_any_tool_serves,
-    find_weak_hits,
+    compute_hit_confidences,
+    estimate_any_match_probability,
+    flag_weak_hits,
 )
 
 Fit = Callable[[Sequence[HitEvidence], int], float]
-"""As :func:`~handrail.catalog.search.tool_search_index.estimate_any_tool_serves`."""
+"""As :func:`~handrail.catalog.search.tool_search_index.estimate_any_match_probability`."""
 
 FLOORS = (0.04, 0.06, 0.08, 0.1, 0.12, 0.15, 0.18)
 
@@ -58,7 +58,7 @@ def of_request(each: Judged) -> list[float]:
 
 
 def of_hit(each: Judged, at: int) -> list[float]:
-    """What ``compute_confidences`` goes by."""
+    """What ``compute_hit_confidences`` goes by."""
     hit = each.hits[at]
     told = [] if hit.similarity is None else [hit.similarity]
     return [1.0, *told, math.sqrt(max(0.0, hit.word_share)), _ahead(each, at), _extent(each), float(hit.named)]
@@ -186,7 +186,7 @@ def main() -> None:
 
 
 def shipped_fit(each: Judged) -> float:
-    return estimate_any_tool_serves(each.hits, each.tools)
+    return estimate_any_match_probability(each.hits, each.tools)
 
 
 def told_and_lost(floor: float, fit: Callable[[Judged], float]) -> Callable[[Sequence[Judged]], str]:
@@ -216,7 +216,7 @@ def brought(some: Sequence[Judged]) -> str:
     for each in some:
         if not each.needs or shipped_fit(each) < (LEAST_BY_WORDS if each.hits[0].similarity is None else LEAST):
             continue
-        last = find_weak_hits(each.hits, compute_confidences(each.hits, each.tools))
+        last = flag_weak_hits(each.hits, compute_hit_confidences(each.hits, each.tools))
         asked += 1
         count += len(last) - sum(last)
         found += sum(each.serves)

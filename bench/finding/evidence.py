@@ -102,18 +102,18 @@ def _put(
     index: ToolIndex, query: str, gold: Sequence[str], size: int, *, own: bool, barred: Collection[str] = ()
 ) -> Judged:
     seen: list[Sequence[HitEvidence]] = []
-    kept = searching.estimate_any_tool_serves
+    kept = searching.estimate_any_match_probability
 
     def fitting(hits: Sequence[HitEvidence], tools: int) -> float:
         seen.append(hits)
         return kept(hits, tools)
 
-    searching.estimate_any_tool_serves = fitting
+    searching.estimate_any_match_probability = fitting
     try:
         among = (lambda name: name not in barred) if barred else None
         found = index.search(query, 5, among=among, patience_s=60)
     finally:
-        searching.estimate_any_tool_serves = kept
+        searching.estimate_any_match_probability = kept
     hits = [hit.id for hit in found.hits]
     evidence = seen[0][: len(hits)] if seen else []
     return Judged(evidence, [one in gold for one in hits], len(gold), size, own, len(index))

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import handrail.catalog.search.tool_search_index as searching
 from handrail.catalog.search.lexical_index import make_embedding_text
-from handrail.catalog.search.tool_search_index import estimate_any_tool_serves
+from handrail.catalog.search.tool_search_index import estimate_any_match_probability
 
 if TYPE_CHECKING:
     from finding.calibrate import Fit
     from retrieval import Corpus
 
     from handrail.catalog.embedders.minilm import MiniLMEmbedder
-    from handrail.catalog.search.tool_search_index import IndexResult, ToolIndex
+    from handrail.catalog.search.tool_search_index import ToolIndex, ToolIndexSearchResult
 
 ASKED = 1_200
 """Requests of each corpus that are put to its own tools, and to those of the others together."""
@@ -38,7 +38,7 @@ def nothing_fits(
     }
     for corpus, index in held:
         choose = random.Random(11)
-        searching.estimate_any_tool_serves = fits[corpus.name] if fits else estimate_any_tool_serves
+        searching.estimate_any_match_probability = fits[corpus.name] if fits else estimate_any_match_probability
         own = choose.sample(corpus.queries, min(ASKED, len(corpus.queries)))
         asked = [(found, _recall(found, each["gold"])) for each, found in _asked(index, own)]
         served = [(_fit(found), recall) for found, recall in asked]
@@ -64,20 +64,22 @@ def nothing_fits(
         row["auc"] = round(better / len(served) / len(unserved), 3)
         row["told as shipped"] = round(100 * sum(told) / len(told), 1)
         row["lost as shipped"] = round(100 * sum(recall for found, recall in asked if found.nothing_fits) / total, 1)
-        searching.estimate_any_tool_serves = estimate_any_tool_serves
+        searching.estimate_any_match_probability = estimate_any_match_probability
         yield row
 
 
-def _asked(index: ToolIndex, queries: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], IndexResult]]:
+def _asked(
+    index: ToolIndex, queries: Sequence[dict[str, Any]]
+) -> Iterator[tuple[dict[str, Any], ToolIndexSearchResult]]:
     for each in queries:
         yield each, index.search(each["query"], 5, patience_s=60)
 
 
-def _fit(found: IndexResult) -> float:
+def _fit(found: ToolIndexSearchResult) -> float:
     return found.fit_probability
 
 
-def _recall(found: IndexResult, gold: Sequence[str]) -> float:
+def _recall(found: ToolIndexSearchResult, gold: Sequence[str]) -> float:
     return len({hit.id for hit in found.hits} & set(gold)) / len(gold)
 
 

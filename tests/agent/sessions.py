@@ -12,7 +12,7 @@ from handrail.contract.services.channels_and_triggers import NotificationQueue
 from handrail.contract.services.history_and_skill_services import ConversationHistory, SkillInfo
 from handrail.contract.services.subagent_services import SubagentRunner, SubagentTask, SubagentType
 from handrail.contract.session_protocols import ChildSession
-from handrail.contract.text.strict_json import InvalidJsonText, parse_arguments
+from handrail.contract.text.strict_json import InvalidJsonTextError, parse_arguments
 from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.spec import ToolSpec
 
@@ -134,6 +134,9 @@ class RecordingSession(_Rest):
         self.turns += 1
         return RecordingTurn(self)
 
+    def watch_stop(self, listener: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None
+
     def cancel_running_calls(self, reason: str) -> None:
         self.cancelled.append(reason)
         self.release.set()
@@ -163,7 +166,7 @@ class RecordingSession(_Rest):
                     else dict(call.arguments)
                 )
                 result = self._answer(call, arguments)
-            except InvalidJsonText as error:
+            except InvalidJsonTextError as error:
                 result = Result.error("invalid_input", str(error))
         result = result.with_metadata(duration_ms=1.5)
         return CallAnswer(call_id, call.name, result, result)

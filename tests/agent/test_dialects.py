@@ -13,7 +13,7 @@ from handrail.testing.provider_request_checks import PlaybackModel, call_reply, 
 
 
 @pytest.mark.proves("D-11")
-async def test_arguments_that_travelled_under_other_names_are_proposed_under_the_tools_own() -> None:
+async def test_a_call_is_proposed_with_the_original_names_of_renamed_parameters() -> None:
     session = RecordingSession()
     spec = ToolSpec(
         id="odata",

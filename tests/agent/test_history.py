@@ -23,8 +23,8 @@ from handrail.agent.model_protocol import (
 from handrail.agent.providers import anthropic as anthropic_provider
 from handrail.agent.providers import openai as openai_provider
 from handrail.contract.services.history_and_skill_services import HistoryEntry
-from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
-from handrail.testing.provider_request_checks import find_anthropic_faults, find_openai_faults
+from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
+from handrail.testing.provider_request_checks import find_anthropic_faults, find_chat_completions_faults
 
 _TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 _SAID = _TEXTS.filter(lambda text: bool(text.strip()))
@@ -71,7 +71,7 @@ def rows_of(messages: list[Message]) -> list[HistoryEntry]:
     for position, message in enumerate(messages):
         calls = message.calls if isinstance(message, AssistantMessage) else ()
         data = encode_message(message, [f"s/{position}.{n}" for n in range(len(calls))])
-        rows.append((position, decode_any_json(encode_any_json(data))))
+        rows.append((position, decode_json_with_fallback(encode_json_with_fallback(data))))
     return rows
 
 
@@ -83,12 +83,12 @@ def faults_in(messages: list[Message]) -> list[str]:
         "max_tokens": 1,
         "messages": anthropic_provider._messages(request.messages),  # pyright: ignore[reportPrivateUsage]
     }
-    return find_openai_faults(openai) + find_anthropic_faults(anthropic)
+    return find_chat_completions_faults(openai) + find_anthropic_faults(anthropic)
 
 
 @pytest.mark.proves("A-10")
 @given(conversations())
-def test_any_list_of_messages_comes_back_as_it_was(messages: list[Message]) -> None:
+def test_any_stored_conversation_is_restored_unchanged(messages: list[Message]) -> None:
     found = restore_conversation(rows_of(messages))
     assert found.messages == messages
     assert found.open is None
@@ -97,7 +97,7 @@ def test_any_list_of_messages_comes_back_as_it_was(messages: list[Message]) -> N
 
 @pytest.mark.proves("A-10")
 @given(conversations(), st.data())
-def test_any_part_of_the_rows_gives_a_history_that_a_provider_takes(
+def test_any_subset_of_the_stored_rows_restores_to_a_history_that_a_provider_accepts(
     messages: list[Message], data: st.DataObject
 ) -> None:
     rows = rows_of(messages)
@@ -105,8 +105,8 @@ def test_any_part_of_the_rows_gives_a_history_that_a_provider_takes(
     found = restore_conversation(kept)
     history = list(found.messages)
     if found.open is not None:
-        assert found.open.missing_calls
-        history += (found.open.message, found.open.list_answers_in_call_order())
+        assert found.open.unanswered_calls
+        history += (found.open.message, found.open.build_call_results_message())
     assert faults_in(history) == []
     assert isinstance(history[0], UserMessage) if history else True
     users = [message for message in messages if isinstance(message, UserMessage)]
@@ -114,14 +114,12 @@ def test_any_part_of_the_rows_gives_a_history_that_a_provider_takes(
 
 
 @given(conversations(), st.data())
-def test_a_history_that_is_cut_off_keeps_every_exchange_before_the_cut(
-    messages: list[Message], data: st.DataObject
-) -> None:
+def test_a_truncated_history_keeps_every_exchange_before_the_cut(messages: list[Message], data: st.DataObject) -> None:
     end = data.draw(st.integers(0, len(messages)))
     found = restore_conversation(rows_of(messages)[:end])
     if end and isinstance(messages[end - 1], AssistantMessage) and messages[end - 1].calls:  # type: ignore[union-attr]
         assert found.open is not None and found.open.message == messages[end - 1]
-        assert [call_id for _, _, call_id in found.open.missing_calls] == [
+        assert [call_id for _, _, call_id in found.open.unanswered_calls] == [
             f"s/{end - 1}.{n}" for n in range(len(found.open.call_ids))
         ]
         assert found.messages == messages[: end - 1]
@@ -199,17 +197,17 @@ _ROWS = st.one_of(
 
 
 @given(st.lists(_ROWS, max_size=8))
-def test_rows_that_were_never_written_by_handrail_still_give_a_history_that_a_provider_takes(
+def test_foreign_rows_are_restored_to_a_history_that_providers_accept(
     rows: list[dict[str, Any]],
 ) -> None:
     found = restore_conversation(enumerate(rows))
     history = list(found.messages)
     if found.open is not None:
-        history += (found.open.message, found.open.list_answers_in_call_order())
+        history += (found.open.message, found.open.build_call_results_message())
     assert faults_in(history) == []
 
 
-def test_answers_kept_before_the_rest_was_known_are_not_asked_for_again() -> None:
+def test_answers_in_a_partial_row_are_not_requested_again() -> None:
     reply = AssistantMessage((HistoryCallPart("a", "read", {}), HistoryCallPart("b", "write", {})))
     partial = encode_message(CallResultsMessage((CallResult("b", "done", False),)), partial=True)
     rows: list[HistoryEntry] = [
@@ -219,7 +217,7 @@ def test_answers_kept_before_the_rest_was_known_are_not_asked_for_again() -> Non
     ]
     found = restore_conversation(rows)
     assert found.open is not None
-    assert [(position, call_id) for position, _, call_id in found.open.missing_calls] == [(0, "s/1.0")]
+    assert [(position, call_id) for position, _, call_id in found.open.unanswered_calls] == [(0, "s/1.0")]
     whole = encode_message(CallResultsMessage((CallResult("a", "seen", False), CallResult("b", "done", False))))
     again = restore_conversation([*rows, (3, whole)])
     assert again.open is None and again.messages[-1] == CallResultsMessage(
@@ -227,7 +225,7 @@ def test_answers_kept_before_the_rest_was_known_are_not_asked_for_again() -> Non
     )
 
 
-def test_a_call_in_the_middle_whose_answer_was_lost_is_told_to_be_lost() -> None:
+def test_a_call_whose_answer_was_lost_gets_an_error_result() -> None:
     reply = AssistantMessage((HistoryCallPart("a", "write", {}),))
     rows: list[HistoryEntry] = [
         (0, encode_message(UserMessage("task"))),
@@ -239,7 +237,7 @@ def test_a_call_in_the_middle_whose_answer_was_lost_is_told_to_be_lost() -> None
     assert found.next_position == 6
 
 
-def test_a_row_of_a_later_version_is_left_out() -> None:
+def test_a_history_row_of_a_later_version_is_ignored() -> None:
     rows: list[HistoryEntry] = [
         (0, encode_message(UserMessage("task"))),
         (1, {**encode_message(UserMessage("later")), "v": VERSION + 1}),

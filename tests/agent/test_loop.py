@@ -54,7 +54,7 @@ def sleeper(naps: list[float]) -> Callable[[float], Awaitable[None]]:
 
 
 @pytest.mark.proves("A-01")
-async def test_a_reply_with_calls_is_answered_and_the_model_is_asked_again_until_it_ends_with_text() -> None:
+async def test_the_agent_answers_calls_and_sends_requests_until_a_reply_has_only_text() -> None:
     session = RecordingSession()
     model = PlaybackModel(call_reply(("echo", {"n": 1}), ("echo", {"n": 2}), text="Looking."), text_reply("Two."))
     events = await events_of(Agent(session, model))
@@ -103,7 +103,7 @@ async def test_a_model_is_shown_the_llm_view_of_each_tool_and_nothing_else() -> 
 
 
 @pytest.mark.proves("D-12")
-async def test_the_system_text_stays_the_same_bytes_when_the_tools_change() -> None:
+async def test_a_change_of_the_tools_leaves_the_system_text_unchanged() -> None:
     session = RecordingSession()
     model = PlaybackModel(text_reply("a"), text_reply("b"))
     agent = Agent(session, model)
@@ -114,7 +114,7 @@ async def test_the_system_text_stays_the_same_bytes_when_the_tools_change() -> N
     assert len(model.requests[1].tools) == 1
 
 
-async def test_the_conversation_goes_on_from_run_to_run() -> None:
+async def test_the_conversation_continues_from_run_to_run() -> None:
     model = PlaybackModel(text_reply("a"), text_reply("b"))
     agent = Agent(RecordingSession(), model)
     await agent.complete("one")
@@ -122,7 +122,7 @@ async def test_the_conversation_goes_on_from_run_to_run() -> None:
     assert [type(m) for m in model.requests[1].messages] == [UserMessage, AssistantMessage, UserMessage]
 
 
-async def test_ids_repeated_in_and_between_turns_stay_apart_in_the_history() -> None:
+async def test_repeated_call_ids_become_unique_in_the_history() -> None:
     def reply() -> list[Any]:
         same = call_reply(("echo", {}), ("echo", {}))
         return [CallBlockOpened(e.index, "call_0", e.name) if isinstance(e, CallBlockOpened) else e for e in same]
@@ -135,7 +135,7 @@ async def test_ids_repeated_in_and_between_turns_stay_apart_in_the_history() -> 
     assert [call.provider_id for call in session.calls] == ["call_0"] * 4
 
 
-async def test_a_reply_cut_in_a_call_runs_the_whole_calls_and_answers_the_open_one() -> None:
+async def test_an_interrupted_reply_runs_its_complete_calls_and_answers_the_incomplete_one() -> None:
     session = RecordingSession()
     cut = [*call_reply(("echo", {"n": 1}))[:-1], CallBlockOpened(1, "b", "mail.send"), CallArgumentsDelta(1, "{}")]
     model = PlaybackModel([*cut, ReplyStreamCut("gone")], text_reply("ok"))
@@ -149,7 +149,7 @@ async def test_a_reply_cut_in_a_call_runs_the_whole_calls_and_answers_the_open_o
     assert "gone" not in results.results[1].text
 
 
-async def test_a_text_that_breaks_off_is_asked_for_again_and_leaves_no_trace_in_the_history() -> None:
+async def test_an_interrupted_text_is_requested_again_and_leaves_no_trace_in_the_history() -> None:
     model = PlaybackModel([TextDelta("Hal"), ReplyStreamCut("gone")], text_reply("Hello"))
     events = await events_of(Agent(RecordingSession(), model))
     assert ReplyInterrupted("gone", will_retry=True) in events
@@ -157,13 +157,13 @@ async def test_a_text_that_breaks_off_is_asked_for_again_and_leaves_no_trace_in_
     assert isinstance(events[-1], RunFinished) and events[-1].outcome.text == "Hello"
 
 
-async def test_a_stream_that_just_ends_counts_as_cut() -> None:
+async def test_a_stream_that_ends_without_a_finish_event_counts_as_interrupted() -> None:
     model = PlaybackModel([TextDelta("Hal")], text_reply("Hello"))
     events = await events_of(Agent(RecordingSession(), model))
     assert [event.will_retry for event in events if isinstance(event, ReplyInterrupted)] == [True]
 
 
-async def test_replies_that_keep_breaking_off_end_the_run() -> None:
+async def test_repeatedly_interrupted_replies_end_the_run() -> None:
     session = RecordingSession()
     cut = [*call_reply(("echo", {}))[:-1], ReplyStreamCut("gone")]
     model = PlaybackModel(*[list(cut) for _ in range(MAX_CUTS + 1)])
@@ -173,7 +173,7 @@ async def test_replies_that_keep_breaking_off_end_the_run() -> None:
 
 
 @pytest.mark.proves("A-02")
-async def test_a_busy_provider_is_asked_again_with_growing_waits_and_its_own_wish_is_followed() -> None:
+async def test_retries_of_a_busy_provider_wait_longer_each_time_and_follow_its_retry_delay() -> None:
     naps: list[float] = []
     model = PlaybackModel(
         [ProviderBusy("slow down", retry_after_s=7)], [ProviderBusy("x")], [ProviderBusy("x")], text_reply("ok")
@@ -189,11 +189,11 @@ async def test_a_provider_that_stays_busy_ends_the_run_after_a_bounded_number_of
     model = PlaybackModel(*[[ProviderBusy("overloaded")] for _ in range(9)])
     outcome = await Agent(RecordingSession(), model, retry=RetryPolicy(attempts=3, sleep=sleeper([]))).complete("go")
     assert outcome.status == "failed"
-    assert "overloaded. All 3 attempts failed." in outcome.detail
+    assert "overloaded. All 3 attempts failed. Resume" in outcome.detail
     assert len(model.requests) == 3
 
 
-async def test_a_provider_that_fails_after_a_call_has_closed_is_not_asked_for_that_reply_again() -> None:
+async def test_a_provider_failure_after_a_complete_call_does_not_repeat_the_reply() -> None:
     session = RecordingSession()
     model = PlaybackModel([*call_reply(("echo", {}))[:-1], ProviderBusy("overloaded")], text_reply("ok"))
     outcome = await Agent(session, model, retry=RetryPolicy(sleep=sleeper([]))).complete("go")
@@ -202,14 +202,14 @@ async def test_a_provider_that_fails_after_a_call_has_closed_is_not_asked_for_th
     assert len(model.requests[1].messages) == 3
 
 
-async def test_a_refused_key_ends_the_run_at_once_with_the_operators_text() -> None:
+async def test_a_rejected_key_ends_the_run_immediately_with_a_text_for_the_operator() -> None:
     model = PlaybackModel([ProviderDenied("check OPENAI_API_KEY")])
     outcome = await Agent(RecordingSession(), model).complete("go")
     assert (outcome.status, outcome.detail) == ("failed", "check OPENAI_API_KEY")
     assert len(model.requests) == 1
 
 
-async def test_a_defect_in_an_adapter_ends_the_run_with_its_name_and_the_calls_are_answered() -> None:
+async def test_an_adapter_exception_ends_the_run_with_its_name_and_answered_calls() -> None:
     session = RecordingSession()
     model = PlaybackModel([*call_reply(("echo", {}))[:-1], ZeroDivisionError("oops")])
     agent = Agent(session, model)
@@ -218,14 +218,14 @@ async def test_a_defect_in_an_adapter_ends_the_run_with_its_name_and_the_calls_a
     assert len(agent.messages) == 3
 
 
-async def test_what_fails_after_the_closing_sign_takes_nothing_from_the_reply() -> None:
+async def test_a_stream_error_after_the_end_of_a_reply_is_ignored() -> None:
     model = PlaybackModel([*text_reply("ok"), ReplyStreamCut("late")])
     outcome = await Agent(RecordingSession(), model).complete("go")
     assert outcome.ok and outcome.text == "ok"
 
 
 @pytest.mark.parametrize(("reason", "status"), [("length", "length"), ("refused", "refused"), ("other", "answered")])
-async def test_a_text_that_did_not_end_by_itself_is_not_called_an_answer(reason: Any, status: str) -> None:
+async def test_a_text_ended_by_a_limit_or_refusal_does_not_count_as_answered(reason: Any, status: str) -> None:
     outcome = await Agent(RecordingSession(), PlaybackModel([TextDelta("x"), ReplyFinished(reason)])).complete("go")
     assert outcome.status == status
 
@@ -265,7 +265,7 @@ async def test_a_model_that_keeps_to_the_call_budget_may_still_answer() -> None:
 
 
 @pytest.mark.proves("A-08")
-async def test_nothing_starts_once_the_tokens_are_used_up() -> None:
+async def test_no_call_starts_once_the_token_budget_is_used_up() -> None:
     session = RecordingSession()
     model = PlaybackModel([TokenUsage(90, 10), *call_reply(("mail.send", {}))])
     outcome = await Agent(session, model, budget=Budget(tokens=100)).complete("go")
@@ -281,7 +281,7 @@ async def test_tokens_are_estimated_where_the_provider_does_not_count_them() -> 
 
 
 @pytest.mark.proves("A-08")
-async def test_the_time_budget_ends_a_reply_that_does_not_come() -> None:
+async def test_the_time_budget_ends_a_run_whose_reply_does_not_arrive() -> None:
     session, pause = RecordingSession(), ReplyPause()
     model = PlaybackModel([*call_reply(("mail.send", {}))[:-1], pause])
     agent = Agent(session, model, budget=Budget(seconds=0.5))
@@ -305,7 +305,7 @@ async def test_the_time_budget_stops_calls_in_flight_and_they_are_answered() -> 
 
 
 @pytest.mark.parametrize("bad", [{"turns": 0}, {"tokens": -1}, {"seconds": float("nan")}, {"calls": 0}])
-def test_a_budget_without_room_is_refused(bad: dict[str, Any]) -> None:
+def test_an_invalid_budget_limit_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="of a budget is invalid"):
         Budget(**bad)
 
@@ -313,7 +313,7 @@ def test_a_budget_without_room_is_refused(bad: dict[str, Any]) -> None:
 # --- stopping -----------------------------------------------------------------------------------------------
 
 
-async def test_a_stop_while_the_model_speaks_closes_the_stream_and_answers_what_was_proposed() -> None:
+async def test_a_stop_during_a_reply_closes_the_stream_and_answers_the_proposed_calls() -> None:
     session, pause = RecordingSession(), ReplyPause()
     model = PlaybackModel([*call_reply(("echo", {}))[:-1], CallBlockOpened(1, "b", "mail.send"), pause])
     agent = Agent(session, model)
@@ -343,7 +343,7 @@ async def test_a_stop_while_calls_run_stops_them_and_keeps_their_answers() -> No
     assert isinstance(results, CallResultsMessage) and '"error_kind":"cancelled"' in results.results[0].text
 
 
-async def test_a_stop_between_turns_asks_the_model_nothing_more() -> None:
+async def test_a_stop_between_turns_sends_no_further_model_request() -> None:
     model = PlaybackModel(call_reply(("echo", {})), text_reply("never"))
     agent = Agent(RecordingSession(), model)
     async with aclosing(agent.run("go")) as events:
@@ -356,7 +356,7 @@ async def test_a_stop_between_turns_asks_the_model_nothing_more() -> None:
     assert len(model.requests) == 1
 
 
-async def test_cancelling_the_task_while_calls_run_stops_them_records_them_and_keeps_the_history_whole() -> None:
+async def test_cancelling_the_task_stops_running_calls_and_leaves_a_valid_history() -> None:
     session = RecordingSession()
     session.hold()
     model = PlaybackModel(call_reply(("echo", {})), text_reply("ok"))
@@ -372,7 +372,7 @@ async def test_cancelling_the_task_while_calls_run_stops_them_records_them_and_k
     assert (await agent.complete("again")).ok
 
 
-async def test_a_watcher_that_leaves_in_the_middle_of_a_reply_leaves_no_stream_open() -> None:
+async def test_a_watcher_that_leaves_during_a_reply_leaves_no_open_stream() -> None:
     session = RecordingSession()
     model = PlaybackModel([TextDelta("a"), ReplyPause()], text_reply("ok"))
     agent = Agent(session, model)
@@ -384,7 +384,7 @@ async def test_a_watcher_that_leaves_in_the_middle_of_a_reply_leaves_no_stream_o
     assert (await agent.complete("again")).ok
 
 
-async def test_a_watcher_that_leaves_when_a_call_has_started_has_it_stopped_and_answered() -> None:
+async def test_a_started_call_is_stopped_and_answered_when_its_watcher_leaves() -> None:
     session, pause = RecordingSession(), ReplyPause()
     session.hold()
     agent = Agent(session, PlaybackModel([*call_reply(("mail.send", {}))[:-1], CallBlockOpened(1, "b", "echo"), pause]))
@@ -415,7 +415,7 @@ async def test_a_stop_without_a_run_does_nothing() -> None:
     assert (await agent.complete("go")).ok
 
 
-async def test_a_tools_failure_is_read_by_the_model_and_the_run_goes_on() -> None:
+async def test_the_model_reads_the_error_of_a_tool_and_the_run_continues() -> None:
     def fail(call: ProposedCall, arguments: dict[str, Any]) -> Result:
         return Result.error("denied", "no rule allows it")
 
@@ -432,7 +432,7 @@ async def test_an_agents_prompt_is_the_last_section_of_its_system_text() -> None
     assert model.requests[0].system.endswith("# Instructions\n\nSpeak Dutch.\n")
 
 
-def test_a_budget_is_what_was_said_for_the_run_else_the_agents_else_the_default() -> None:
+def test_a_budget_takes_limits_from_the_run_then_the_agent_then_the_defaults() -> None:
     budgets = AgentBudgets(turns=7, seconds=2.5)
     assert Budget.combine_limits(budgets, turns=3, calls=9) == Budget(turns=3, tokens=None, seconds=2.5, calls=9)
     assert Budget.combine_limits(budgets) == Budget(turns=7, seconds=2.5)

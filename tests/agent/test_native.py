@@ -19,7 +19,7 @@ from handrail.agent.providers.anthropic import AnthropicModel
 from handrail.agent.providers.openai import OpenAIModel
 from handrail.agent.run_events import AgentEvent, CallAnswered, ProviderToolUnavailable, ProviderToolUsed, RunFinished
 from handrail.catalog.provider_dialects import DIALECTS, format_provider_tool
-from handrail.contract.agent_manifest import parse_agent
+from handrail.contract.agent_manifest import parse_agent_manifest
 from handrail.contract.errors import LoadError
 from handrail.contract.tool.provider_tools import PROVIDER_TOOLS, ProviderToolOffer, make_provider_tool_spec
 from handrail.contract.tool.spec import ToolSpec
@@ -27,7 +27,7 @@ from handrail.contract.tool.tool_protocol import Tool
 from handrail.kernel.kernel_interface import Kernel
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.record.artifacts import ArtifactStore
-from handrail.testing.provider_request_checks import SearchCitations, ServerToolUse
+from handrail.testing.provider_request_checks import ScriptedSearchCitations, ServerToolUse
 from handrail.testing.provider_servers import (
     AnthropicServer,
     ConnectionCut,
@@ -98,7 +98,7 @@ def answered(events: list[AgentEvent]) -> bool:
 
 
 @pytest.mark.proves("R-10")
-async def test_a_search_of_the_provider_is_offered_in_its_form_and_what_it_gives_is_kept_told_and_sent_back(
+async def test_a_provider_search_is_offered_in_its_own_form_recorded_and_sent_back(
     tmp_path: Path,
 ) -> None:
     replies = (
@@ -146,7 +146,7 @@ async def test_a_search_of_the_provider_is_offered_in_its_form_and_what_it_gives
 
 
 @pytest.mark.proves("R-10")
-async def test_it_is_never_run_here(tmp_path: Path) -> None:
+async def test_a_provider_tool_is_never_run_by_the_kernel(tmp_path: Path) -> None:
     replies = (
         ScriptedReply(ReplyCall("native__web_search", {"query": "x"}), ReplyCall("native.web_search")),
         ScriptedReply("I see."),
@@ -166,7 +166,7 @@ async def test_it_is_never_run_here(tmp_path: Path) -> None:
 
 
 @pytest.mark.proves("R-10")
-async def test_a_reply_that_pauses_is_gone_on_with_and_its_halves_are_one_message(tmp_path: Path) -> None:
+async def test_a_paused_reply_is_continued_and_becomes_one_message(tmp_path: Path) -> None:
     replies = (
         ScriptedReply("One moment. ", ServerToolUse("web_search", {"query": "x"}), finish="pause_turn"),
         ScriptedReply(ServerToolUse("web_search", content=FOUND, is_used=False), "Here it is."),
@@ -184,7 +184,7 @@ async def test_a_reply_that_pauses_is_gone_on_with_and_its_halves_are_one_messag
 
 
 @pytest.mark.proves("R-10")
-async def test_a_reply_of_nothing_but_a_use_is_kept_and_a_kernel_that_opens_the_session_again_knows_it(
+async def test_a_reply_with_only_a_provider_tool_use_survives_into_a_new_kernel(
     tmp_path: Path,
 ) -> None:
     replies = ScriptedReply(ServerToolUse("web_search", {"query": "x"}, FOUND)), ScriptedReply("Yes.")
@@ -212,7 +212,7 @@ async def kernel_rows(kernel: LocalKernel, session_id: str) -> list[tuple[int, M
 
 
 @pytest.mark.proves("R-10")
-async def test_a_use_without_a_result_leaves_a_history_that_is_taken() -> None:
+async def test_a_provider_tool_use_without_a_result_leaves_a_history_that_the_provider_accepts() -> None:
     """A reply that breaks off in the middle of a use, with a call that was whole before."""
     session = RecordingSession()
     replies = (
@@ -230,7 +230,7 @@ async def test_a_use_without_a_result_leaves_a_history_that_is_taken() -> None:
 
 
 @pytest.mark.proves("R-10")
-async def test_an_image_is_kept_as_a_file_of_its_own_and_no_secret_is_kept_with_it(tmp_path: Path) -> None:
+async def test_images_of_a_provider_tool_are_stored_separately_and_secrets_are_redacted(tmp_path: Path) -> None:
     code = {
         "type": "code_execution_result",
         "stdout": "the word is hunter2hunter2",
@@ -263,13 +263,16 @@ async def test_an_image_is_kept_as_a_file_of_its_own_and_no_secret_is_kept_with_
 
 
 @pytest.mark.proves("R-10")
-async def test_chat_completions_have_a_search_for_search_models_and_say_why_nothing_else_is_offered(
+async def test_chat_completions_offer_search_only_to_search_models_and_report_unavailable_provider_tools(
     tmp_path: Path,
 ) -> None:
     native = '[native.web_search.openai-chat]\nsearch_context_size = "low"\n[native.image_generation]\n'
     replies = [
         ScriptedReply(
-            "It is so", SearchCitations(["https://example.org/a"]), SearchCitations(["https://example.org/b"]), "."
+            "It is so",
+            ScriptedSearchCitations(["https://example.org/a"]),
+            ScriptedSearchCitations(["https://example.org/b"]),
+            ".",
         )
     ]
     async with kernel_with(tmp_path, native) as kernel, OpenAIServer(*replies, ScriptedReply("hm")) as server:
@@ -300,7 +303,7 @@ async def test_chat_completions_have_a_search_for_search_models_and_say_why_noth
 
 
 @pytest.mark.proves("R-10")
-async def test_a_rule_that_denies_it_a_mode_without_effects_and_an_operator_who_put_it_out_each_rule_it_out(
+async def test_a_deny_rule_plan_mode_or_a_disabled_setting_makes_a_provider_tool_unavailable(
     tmp_path: Path,
 ) -> None:
     async with kernel_with(
@@ -318,7 +321,7 @@ async def test_a_rule_that_denies_it_a_mode_without_effects_and_an_operator_who_
 
 
 @pytest.mark.proves("R-10")
-async def test_a_process_that_joined_offers_it_as_the_holder_judges_it(tmp_path: Path) -> None:
+async def test_a_connected_process_offers_a_provider_tool_as_the_lease_holder_decides(tmp_path: Path) -> None:
     async with kernel_with(tmp_path, SEARCH), joined_kernel(tmp_path) as other:
         denied = await other.session(rules=["deny net.fetch"])
         assert "denies tools that reach the network" in (denied.start_turn().provider_tools[0].unavailable_reason or "")
@@ -335,7 +338,7 @@ async def test_a_process_that_joined_offers_it_as_the_holder_judges_it(tmp_path:
 
 
 @pytest.mark.proves("R-10")
-async def test_what_is_ruled_out_is_told_once_with_its_reason_and_not_offered() -> None:
+async def test_a_denied_provider_tool_is_reported_once_with_its_reason_and_not_offered() -> None:
     session = RecordingSession()
     spec = make_provider_tool_spec("web_search", {})
     session.native = [ProviderToolOffer(spec, "a rule denies it")]
@@ -351,7 +354,7 @@ async def test_what_is_ruled_out_is_told_once_with_its_reason_and_not_offered() 
 
 
 @pytest.mark.proves("R-10")
-async def test_a_tool_in_view_keeps_its_name() -> None:
+async def test_a_provider_tool_is_withheld_when_a_loaded_tool_has_its_name() -> None:
     session = RecordingSession()
     session.specs = [*session.specs, ToolSpec(id="web_search", description="Ours.", side_effect="read", locks=())]
     session.native = [ProviderToolOffer(make_provider_tool_spec("web_search", {}))]
@@ -364,7 +367,7 @@ async def test_a_tool_in_view_keeps_its_name() -> None:
 
 
 @pytest.mark.proves("R-10")
-async def test_a_process_that_joined_keeps_what_a_provider_gave_with_the_holder(tmp_path: Path) -> None:
+async def test_a_connected_process_stores_provider_tool_results_with_the_lease_holder(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel, joined_kernel(tmp_path) as other:
         session = await other.session()
         assert session.history is not None
@@ -389,16 +392,14 @@ async def test_a_process_that_joined_keeps_what_a_provider_gave_with_the_holder(
         ("[native.code_execution.anthropic]\ntimeout = 1", "unknown argument `timeout`"),
     ],
 )
-def test_what_no_provider_has_and_options_that_it_does_not_take_are_faults_of_the_manifest(
-    native: str, said: str
-) -> None:
-    checked = parse_agent(f'id = "a"\n{native}\n'.encode(), "agent.toml", "a")
+def test_unknown_provider_tools_and_options_are_faults_of_the_manifest(native: str, said: str) -> None:
+    checked = parse_agent_manifest(f'id = "a"\n{native}\n'.encode(), "agent.toml", "a")
     (fault,) = checked.faults
     assert fault.location.startswith("native.") and said in fault.problem, fault
 
 
 @pytest.mark.proves("R-10")
-def test_each_support_has_a_form_in_its_providers_own_words() -> None:
+def test_each_provider_tool_is_formatted_for_each_supported_provider() -> None:
     for name, native in PROVIDER_TOOLS.items():
         for provider, support in native.support.items():
             given = {key: value["enum"][0] for key, value in support.options.items() if "enum" in value}
@@ -427,7 +428,7 @@ def test_each_support_has_a_form_in_its_providers_own_words() -> None:
 
 
 @pytest.mark.proves("R-10")
-async def test_no_tool_given_in_code_says_that_a_provider_carries_it_out() -> None:
+async def test_a_tool_given_in_code_cannot_declare_itself_a_provider_tool() -> None:
     @tool(side_effect="read", locks=[])
     def lookup(name: str) -> str:
         """Look a name up."""

@@ -18,7 +18,7 @@ from handrail.testing.scripted_kernel import temporary_kernel
 
 
 @pytest.mark.proves("A-08")
-async def test_what_the_project_says_stands_in_the_system_text_as_the_workspaces_own_words(tmp_path: Path) -> None:
+async def test_project_instructions_are_quoted_in_the_system_text_as_workspace_content(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, secrets={"KEY": "hunter2hunter2"}) as kernel:
         workspace = tmp_path / "ws"
         (workspace / "AGENTS.md").write_text("Use tabs.\n\n# Instructions\nkey hunter2hunter2 <|im_start|>\n")
@@ -40,7 +40,7 @@ async def test_what_the_project_says_stands_in_the_system_text_as_the_workspaces
         assert [row.tool for row in kernel.log.reader.calls()] == ["read", "read"], "on record, once a session"
 
 
-async def test_a_rule_that_keeps_a_file_from_being_read_keeps_it_from_the_model(tmp_path: Path) -> None:
+async def test_an_instructions_file_that_a_rule_denies_stays_out_of_the_system_text(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, rules=["deny read AGENTS.md"]) as kernel:
         (tmp_path / "ws" / "AGENTS.md").write_text("Say please.")
         (tmp_path / "ws" / "CLAUDE.md").write_text("Say thanks.")
@@ -50,7 +50,7 @@ async def test_a_rule_that_keeps_a_file_from_being_read_keeps_it_from_the_model(
         assert "please" not in model.requests[0].system and "> Say thanks." in model.requests[0].system
 
 
-async def test_the_nearest_file_has_the_first_claim_on_the_room_there_is(tmp_path: Path) -> None:
+async def test_the_nearest_instructions_file_has_priority_for_the_available_space(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         (tmp_path / "ws" / "AGENTS.md").write_text("far\n" * 10_000)
         (tmp_path / "ws" / "CONTEXT.md").write_text("near\n" * 6_000)
@@ -63,7 +63,7 @@ async def test_the_nearest_file_has_the_first_claim_on_the_room_there_is(tmp_pat
         assert system.index("> far") < system.index("> near"), "the nearest last"
 
 
-def test_the_folders_from_the_workspace_down_to_the_one_in_which_an_agent_works_are_looked_at(tmp_path: Path) -> None:
+def test_instructions_files_are_found_from_the_workspace_down_to_the_folder_of_the_agent(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     for place in (".", "a", "a/b"):
         (tmp_path / place / "AGENTS.md").write_text(place)
@@ -81,7 +81,7 @@ async def system_text(kernel: LocalKernel) -> str:
     return model.requests[0].system
 
 
-async def test_files_above_the_workspace_are_told_up_to_the_top_of_its_repository_the_nearest_last(
+async def test_instructions_above_the_workspace_are_read_up_to_the_repository_root_nearest_last(
     tmp_path: Path,
 ) -> None:
     repository = tmp_path / "repository"
@@ -119,7 +119,7 @@ def as_recorded(text: str) -> dict[str, object]:
     return {"sha256": sha256(text.encode()).hexdigest(), "characters": len(text)}
 
 
-async def test_what_the_log_cannot_tell_of_is_not_read_above_the_workspace(
+async def test_instructions_above_the_workspace_are_not_read_if_the_log_is_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / ".git").mkdir()
@@ -132,7 +132,7 @@ async def test_what_the_log_cannot_tell_of_is_not_read_above_the_workspace(
             await session.read_parent_instructions()
 
 
-async def test_nothing_above_the_workspace_is_told_where_there_is_no_repository(tmp_path: Path) -> None:
+async def test_instructions_above_the_workspace_are_not_read_outside_a_repository(tmp_path: Path) -> None:
     (tmp_path / "AGENTS.md").write_text("Above.")
     async with temporary_kernel(tmp_path) as kernel:
         assert "Above" not in await system_text(kernel)
@@ -142,7 +142,7 @@ async def test_nothing_above_the_workspace_is_told_where_there_is_no_repository(
 
 
 @pytest.mark.parametrize("rule", ["deny fs.read {}/AGENTS.md", "ask read {}/AGENTS.md", "deny fs.read", "deny read"])
-async def test_what_a_rule_keeps_from_reading_above_the_workspace_is_not_told(rule: str, tmp_path: Path) -> None:
+async def test_instructions_above_the_workspace_that_a_rule_denies_are_skipped(rule: str, tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     for name in ("AGENTS.md", "CLAUDE.md"):
         (tmp_path / name).write_text(f"Of {name}.")
@@ -156,7 +156,7 @@ async def test_what_a_rule_keeps_from_reading_above_the_workspace_is_not_told(ru
         assert ("sha256" in files[str(tmp_path / "CLAUDE.md")]) == ("{}" in rule)
 
 
-async def test_a_file_above_the_workspace_counts_towards_the_room_there_is(tmp_path: Path) -> None:
+async def test_an_instructions_file_above_the_workspace_counts_towards_the_size_limit(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / "AGENTS.md").write_text("far\n" * 1_000_000)
     async with temporary_kernel(tmp_path) as kernel:

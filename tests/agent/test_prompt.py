@@ -25,14 +25,14 @@ def made(number: int, **declared: Any) -> Tool:
     return count
 
 
-def test_the_same_workspace_and_tools_give_the_same_bytes_in_any_order() -> None:
+def test_the_system_prompt_does_not_depend_on_the_order_of_the_tools() -> None:
     guided = replace(SEND, guidance="Ask before you send.")
     first = build_system_prompt("/w", [ECHO, guided])
     assert first == build_system_prompt("/w", [guided, ECHO])
     assert first.index("## echo") < first.index("## mail__send")
 
 
-def test_of_a_tool_only_its_guidance_is_added() -> None:
+def test_the_system_prompt_contains_only_the_guidance_of_a_tool() -> None:
     secret = replace(ECHO, guidance="Be brief.", documentation="INTERNAL", secrets=("TOKEN",))
     text = build_system_prompt(None, [secret, SEND])
     assert "Be brief." in text
@@ -47,7 +47,7 @@ def test_the_operators_instructions_come_last() -> None:
 
 
 @pytest.mark.proves("D-12")
-async def test_within_an_interaction_every_request_has_the_same_system_text(tmp_path: Path) -> None:
+async def test_every_request_of_an_interaction_has_the_same_system_text(tmp_path: Path) -> None:
     """Whatever was loaded, found, written, asked for again or published meanwhile."""
     guided = [made(number, guidance="Count slowly.") for number in range(12)]
     async with temporary_kernel(

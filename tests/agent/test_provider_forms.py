@@ -17,7 +17,7 @@ from handrail.testing.provider_request_checks import ServerToolUse
 from handrail.testing.provider_servers import ErrorReply, ReplyCall, ScriptedReply, StreamError, ThinkingBlock
 
 
-async def test_reasoning_of_the_responses_api_is_sent_back_encrypted_as_it_came() -> None:
+async def test_encrypted_reasoning_of_the_responses_api_is_sent_back_unchanged() -> None:
     async with bench(
         "openai-responses", ScriptedReply(ThinkingBlock("hmm", "gAAAA=="), ReplyCall("echo")), ScriptedReply("ok")
     ) as b:
@@ -28,7 +28,7 @@ async def test_reasoning_of_the_responses_api_is_sent_back_encrypted_as_it_came(
     assert sent[1]["encrypted_content"] == "gAAAA=="
 
 
-async def test_an_image_that_the_responses_api_makes_is_kept_and_does_not_travel_again() -> None:
+async def test_a_generated_image_is_stored_and_not_sent_again() -> None:
     picture = base64.b64encode(b"picture").decode()
     made = ServerToolUse("image_generation", {}, {"status": "completed", "output_format": "webp", "result": picture})
     async with bench("openai-responses", ScriptedReply(made, ReplyCall("echo")), ScriptedReply("ok")) as b:
@@ -39,7 +39,7 @@ async def test_an_image_that_the_responses_api_makes_is_kept_and_does_not_travel
     assert picture not in json.dumps(b.server.requests[1].body)
 
 
-def test_a_call_that_the_responses_api_tells_of_twice_is_one() -> None:
+def test_a_call_repeated_by_the_responses_api_is_opened_once() -> None:
     def told(kind: str, call_id: str) -> Any:
         item = SimpleNamespace(type="function_call", call_id=call_id, name="echo", arguments="{}")
         return SimpleNamespace(type=f"response.output_item.{kind}", output_index=0, item=item)
@@ -51,7 +51,7 @@ def test_a_call_that_the_responses_api_tells_of_twice_is_one() -> None:
     assert sum(isinstance(block, CallBlockClosed) for block in blocks) == 2
 
 
-async def test_geminis_signature_goes_back_at_the_part_that_it_signed() -> None:
+async def test_a_gemini_signature_is_sent_back_with_the_part_that_it_signed() -> None:
     async with bench(
         "gemini",
         ScriptedReply("First.", ThinkingBlock("hmm", "sig"), ReplyCall("echo"), ReplyCall("echo")),
@@ -63,20 +63,20 @@ async def test_geminis_signature_goes_back_at_the_part_that_it_signed() -> None:
     assert [base64.b64decode(part.get("thoughtSignature", "")) for part in parts] == [b"", b"sig", b""]
 
 
-async def test_a_call_that_gemini_itself_could_not_read_is_asked_for_again() -> None:
+async def test_a_malformed_function_call_of_gemini_is_requested_again() -> None:
     async with bench("gemini", ScriptedReply("Hm.", finish="MALFORMED_FUNCTION_CALL"), ScriptedReply("ok")) as b:
         assert (await b.run()).text == "ok"
         b.accepted()
 
 
-async def test_what_gemini_will_not_answer_ends_the_run_as_refused() -> None:
+async def test_a_run_that_gemini_blocks_ends_as_refused() -> None:
     async with bench("gemini", ScriptedReply("", finish="SAFETY")) as b:
         assert (await b.run()).status == "refused"
     async with bench("gemini", ScriptedReply(b'{"promptFeedback": {"blockReason": "SAFETY"}}', ended=False)) as b:
         assert (await b.run()).status == "refused"
 
 
-async def test_servers_that_number_every_call_0_are_understood() -> None:
+async def test_two_calls_with_index_0_are_read_as_separate_calls() -> None:
     calls = [ReplyCall("echo", {"n": n}, id=f"c{n}", index=0) for n in (1, 2)]
     async with bench("openai", ScriptedReply(*calls), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
@@ -84,7 +84,7 @@ async def test_servers_that_number_every_call_0_are_understood() -> None:
     assert [call.arguments for call in b.session.ran] == ['{"n": 1}', '{"n": 2}']
 
 
-async def test_an_input_that_comes_whole_with_its_block_is_understood() -> None:
+async def test_an_input_sent_complete_at_the_block_start_is_read() -> None:
     start = b'{"type":"content_block_start","index":0,"content_block":{"type":"tool_use","id":"t","name":"echo","input":{"n":5}}}'
     stop = b'{"type":"content_block_stop","index":0}'
     async with bench("anthropic", ScriptedReply(start, stop, finish="tool_use"), ScriptedReply("ok")) as b:
@@ -93,7 +93,7 @@ async def test_an_input_that_comes_whole_with_its_block_is_understood() -> None:
     assert b.session.ran[0].arguments == '{"n": 5}'
 
 
-async def test_signed_reasoning_is_sent_back_as_it_came() -> None:
+async def test_signed_reasoning_is_sent_back_unchanged() -> None:
     async with bench(
         "anthropic", ScriptedReply(ThinkingBlock("hmm, let me see", "sig=="), ReplyCall("echo")), ScriptedReply("ok")
     ) as b:
@@ -115,7 +115,7 @@ def _openai_chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
     return json.dumps(whole).encode()
 
 
-async def test_calls_that_are_all_named_before_their_arguments_come_run_with_their_own() -> None:
+async def test_interleaved_argument_fragments_are_assembled_for_the_right_call() -> None:
     fragments = _openai_calls(
         {"index": 0, "id": "a", "function": {"name": "echo", "arguments": ""}},
         {"index": 1, "id": "b", "function": {"name": "echo", "arguments": ""}},
@@ -131,7 +131,7 @@ async def test_calls_that_are_all_named_before_their_arguments_come_run_with_the
     assert [call.arguments for call in b.session.ran] == ['{"n":1}', '{"n":2}']
 
 
-async def test_a_piece_of_an_earlier_call_is_never_one_more_call() -> None:
+async def test_a_late_piece_of_an_earlier_call_does_not_become_another_call() -> None:
     fragments = _openai_calls(
         {"index": 0, "id": "a", "function": {"name": "echo", "arguments": '{"n"'}},
         {"index": 1, "id": "b", "function": {"name": "echo", "arguments": '{"n":2}'}},
@@ -145,7 +145,7 @@ async def test_a_piece_of_an_earlier_call_is_never_one_more_call() -> None:
 
 
 @pytest.mark.parametrize("written", [{"n": 1}, '{"n": 1}'])
-async def test_arguments_are_taken_as_an_object_too(written: object) -> None:
+async def test_arguments_may_arrive_as_a_json_object(written: object) -> None:
     fragment = {"index": 0, "id": "a", "function": {"name": "echo", "arguments": written}}
     ended = _openai_chunk({}, "tool_calls")
     async with bench("openai", ScriptedReply(*_openai_calls(fragment), ended, ended=False), ScriptedReply("ok")) as b:
@@ -155,7 +155,7 @@ async def test_arguments_are_taken_as_an_object_too(written: object) -> None:
 
 
 @pytest.mark.parametrize("finish", ["abort", "error", "insufficient_system_resource"])
-async def test_a_finish_reason_that_says_the_server_gave_up_cuts_the_reply(finish: str) -> None:
+async def test_a_finish_reason_for_a_server_failure_cuts_the_reply(finish: str) -> None:
     reply = ScriptedReply(ReplyCall("echo"), ReplyCall("mail__send", ""), finish=finish)
     async with bench("openai", reply, ScriptedReply("half", finish=finish), ScriptedReply("ok")) as b:
         assert (await b.run()).text == "ok"
@@ -163,9 +163,7 @@ async def test_a_finish_reason_that_says_the_server_gave_up_cuts_the_reply(finis
     assert [call.name for call in b.session.ran] == ["echo"]
 
 
-async def test_a_finish_reason_that_nobody_knows_closes_calls_but_for_one_that_may_have_been_about_to_get_arguments() -> (
-    None
-):
+async def test_an_unknown_finish_reason_runs_complete_calls_but_not_one_without_arguments() -> None:
     reply = ScriptedReply(ReplyCall("echo", '{"n":1}'), ReplyCall("mail__send", ""), finish="done")
     async with bench("openai", reply, ScriptedReply("ok")) as b:
         assert (await b.run()).ok
@@ -174,7 +172,7 @@ async def test_a_finish_reason_that_nobody_knows_closes_calls_but_for_one_that_m
 
 
 @pytest.mark.parametrize("finish", ["max_tokens", "model_length"])
-async def test_a_reply_that_a_server_says_is_cut_runs_no_call_in_whose_middle_it_may_end(finish: str) -> None:
+async def test_a_reply_that_the_server_reports_as_cut_does_not_run_its_last_call(finish: str) -> None:
     reply = ScriptedReply(ReplyCall("echo"), ReplyCall("mail__send", '{"to":"a"}'), finish=finish)
     async with bench("openai", reply, ScriptedReply("ok")) as b:
         assert (await b.run()).ok
@@ -182,7 +180,7 @@ async def test_a_reply_that_a_server_says_is_cut_runs_no_call_in_whose_middle_it
     assert [call.name for call in b.session.ran] == ["echo"]
 
 
-async def test_a_call_without_arguments_at_which_a_filter_ended_the_reply_does_not_run() -> None:
+async def test_an_empty_call_at_which_a_refusal_ended_the_reply_does_not_run() -> None:
     reply = ScriptedReply(ReplyCall("echo"), ReplyCall("mail__send", ""), finish="refusal")
     async with bench("anthropic", reply, ScriptedReply("ok")) as b:
         assert (await b.run()).ok
@@ -190,14 +188,14 @@ async def test_a_call_without_arguments_at_which_a_filter_ended_the_reply_does_n
     assert [call.name for call in b.session.ran] == ["echo"]
 
 
-async def test_what_the_responses_api_sends_behind_an_error_makes_no_whole_reply() -> None:
+async def test_a_responses_api_reply_that_ends_with_an_error_is_retried() -> None:
     broken = ScriptedReply("half", StreamError("server_error", "down"))
     async with bench("openai-responses", broken, ScriptedReply("ok")) as b:
         assert (await b.run()).text == "ok"
         b.accepted()
 
 
-async def test_gemini_is_asked_again_after_as_long_as_its_answer_says() -> None:
+async def test_gemini_is_retried_after_the_delay_in_its_reply() -> None:
     info = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "37.5s"}
     busy = ErrorReply(429, "out of quota", "RESOURCE_EXHAUSTED", details=(info,))
     strange = ErrorReply(

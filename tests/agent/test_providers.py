@@ -25,7 +25,7 @@ from handrail.testing.provider_servers import (
 
 @each_provider
 @pytest.mark.proves("A-01", "A-02")
-async def test_a_run_of_text_and_parallel_calls_goes_through(kind: Kind) -> None:
+async def test_a_run_of_text_and_parallel_calls_succeeds_with_each_provider(kind: Kind) -> None:
     async with bench(
         kind,
         ScriptedReply("Let me look. ", ReplyCall("echo", {"n": 1}), ReplyCall("mail__send"), usage=(100, 20)),
@@ -41,7 +41,7 @@ async def test_a_run_of_text_and_parallel_calls_goes_through(kind: Kind) -> None
 
 
 @each_provider
-async def test_arguments_arrive_whole_however_finely_they_are_cut(kind: Kind) -> None:
+async def test_arguments_arrive_complete_in_any_number_of_fragments(kind: Kind) -> None:
     async with bench(
         kind, ScriptedReply(ReplyCall("echo", {"text": "ä😀" * 20}, pieces=1000)), ScriptedReply("ok")
     ) as b:
@@ -51,7 +51,7 @@ async def test_arguments_arrive_whole_however_finely_they_are_cut(kind: Kind) ->
 
 
 @each_provider
-async def test_two_calls_with_one_id_are_each_answered_once_in_a_history_that_is_taken(kind: Kind) -> None:
+async def test_two_calls_with_the_same_id_get_separate_answers_in_a_valid_history(kind: Kind) -> None:
     calls = [ReplyCall("echo", {"n": n}, id="same") for n in (1, 2)]
     async with bench(kind, ScriptedReply(*calls), ScriptedReply(*calls), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
@@ -63,7 +63,7 @@ async def test_two_calls_with_one_id_are_each_answered_once_in_a_history_that_is
 
 @each_provider
 @pytest.mark.parametrize("name", [None, ""])
-async def test_a_call_of_no_name_is_answered_in_a_history_that_is_taken(kind: Kind, name: str | None) -> None:
+async def test_a_call_without_a_tool_name_is_answered_in_a_valid_history(kind: Kind, name: str | None) -> None:
     async with bench(kind, ScriptedReply(ReplyCall(name), ReplyCall("echo")), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
@@ -72,7 +72,7 @@ async def test_a_call_of_no_name_is_answered_in_a_history_that_is_taken(kind: Ki
 
 
 @each_provider
-async def test_a_call_without_an_id_is_answered_in_a_history_that_is_taken(kind: Kind) -> None:
+async def test_a_call_without_an_id_is_answered_in_a_valid_history(kind: Kind) -> None:
     async with bench(kind, ScriptedReply(ReplyCall("echo", id=""), ReplyCall("echo", id="")), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
@@ -80,7 +80,7 @@ async def test_a_call_without_an_id_is_answered_in_a_history_that_is_taken(kind:
 
 
 @each_provider
-async def test_a_name_that_no_provider_would_take_back_is_answered_in_a_history_that_is_taken(kind: Kind) -> None:
+async def test_an_invalid_tool_name_is_answered_in_a_history_that_the_provider_accepts(kind: Kind) -> None:
     async with bench(kind, ScriptedReply(ReplyCall("rm -rf / && " * 20)), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
@@ -89,7 +89,9 @@ async def test_a_name_that_no_provider_would_take_back_is_answered_in_a_history_
 
 @in_pieces
 @pytest.mark.parametrize("arguments", ['{"n": ', "[]", '{"n": NaN}', '{"n":1,"n":2}', "[" * 5000])
-async def test_arguments_that_are_no_object_are_answered_in_a_history_that_is_taken(kind: Kind, arguments: str) -> None:
+async def test_non_object_arguments_get_an_error_and_the_provider_accepts_the_history(
+    kind: Kind, arguments: str
+) -> None:
     async with bench(kind, ScriptedReply(ReplyCall("echo", arguments)), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
@@ -97,7 +99,7 @@ async def test_arguments_that_are_no_object_are_answered_in_a_history_that_is_ta
 
 
 @in_pieces
-async def test_a_stream_cut_in_the_middle_of_a_call_runs_the_whole_ones_and_answers_the_open_one(kind: Kind) -> None:
+async def test_an_interrupted_stream_runs_its_complete_calls_and_answers_the_incomplete_one(kind: Kind) -> None:
     async with bench(
         kind, ScriptedReply(ReplyCall("echo", {"n": 1}), ReplyCall("mail__send", {}, cut_after=2)), ScriptedReply("ok")
     ) as b:
@@ -108,7 +110,7 @@ async def test_a_stream_cut_in_the_middle_of_a_call_runs_the_whole_ones_and_answ
 
 
 @in_pieces
-async def test_a_stream_that_closes_without_the_providers_sign_is_cut(kind: Kind) -> None:
+async def test_a_stream_without_a_finish_event_counts_as_interrupted(kind: Kind) -> None:
     async with bench(
         kind,
         ScriptedReply(ReplyCall("echo"), ReplyCall("mail__send", is_closed=False), ended=False),
@@ -121,7 +123,7 @@ async def test_a_stream_that_closes_without_the_providers_sign_is_cut(kind: Kind
 
 
 @in_pieces
-async def test_a_reply_at_its_output_limit_does_not_run_the_call_it_cut(kind: Kind) -> None:
+async def test_a_call_cut_by_the_output_limit_does_not_run(kind: Kind) -> None:
     finish = {"openai": "length", "openai-responses": "max_output_tokens", "anthropic": "max_tokens"}[kind]
     async with bench(
         kind, ScriptedReply(ReplyCall("echo"), ReplyCall("mail__send", ""), finish=finish), ScriptedReply("ok")
@@ -133,7 +135,7 @@ async def test_a_reply_at_its_output_limit_does_not_run_the_call_it_cut(kind: Ki
 
 
 @each_provider
-async def test_a_text_that_breaks_off_is_asked_for_again(kind: Kind) -> None:
+async def test_an_interrupted_text_is_requested_again(kind: Kind) -> None:
     async with bench(kind, ScriptedReply("Half an ans", ConnectionCut()), ScriptedReply("A whole one.")) as b:
         outcome = await b.run()
         b.accepted()
@@ -159,7 +161,7 @@ async def test_an_event_that_is_not_json_cuts_the_reply(kind: Kind) -> None:
 
 
 @each_provider
-async def test_events_of_an_unknown_shape_harm_nothing(kind: Kind) -> None:
+async def test_unknown_events_are_ignored(kind: Kind) -> None:
     odd = [b"{}", b'{"type": "new_thing", "index": "x"}', b'{"choices": [{}]}', b'{"choices": 3, "usage": []}', b"[]"]
     odd += [b'{"type": "content_block_start"}', b'{"type":"content_block_delta","index":0,"delta":null}']
     odd += [b'{"choices":[{"delta":{"tool_calls":[null, {}, {"index": 3, "function": 3}]}}]}']
@@ -170,7 +172,7 @@ async def test_events_of_an_unknown_shape_harm_nothing(kind: Kind) -> None:
 
 
 @each_provider
-async def test_a_rate_limit_is_waited_out_as_long_as_the_provider_asks(kind: Kind) -> None:
+async def test_a_rate_limited_request_is_retried_after_the_delay_that_the_provider_asks_for(kind: Kind) -> None:
     busy = ErrorReply(429, "slow down", "rate_limit_error", {"retry-after": "7"})
     async with bench(
         kind, busy, ErrorReply(529, "overloaded", "overloaded_error"), ErrorReply(500), ScriptedReply("ok")
@@ -183,7 +185,7 @@ async def test_a_rate_limit_is_waited_out_as_long_as_the_provider_asks(kind: Kin
 
 @each_provider
 @pytest.mark.parametrize("status", [400, 404, 422])
-async def test_a_request_that_will_never_be_taken_is_sent_once(kind: Kind, status: int) -> None:
+async def test_a_permanently_rejected_request_is_sent_once(kind: Kind, status: int) -> None:
     async with bench(kind, ErrorReply(status, "no such thing", "invalid_request_error")) as b:
         outcome = await b.run()
     assert outcome.status == "failed" and "no such thing" in outcome.detail
@@ -192,7 +194,7 @@ async def test_a_request_that_will_never_be_taken_is_sent_once(kind: Kind, statu
 
 
 @each_provider
-async def test_a_wrong_key_is_named_by_its_variable_and_never_shown(kind: Kind) -> None:
+async def test_a_wrong_key_error_names_the_variable_and_not_the_key(kind: Kind) -> None:
     async with bench(kind, ScriptedReply("never")) as b:
         b.server.key = "another"
         outcome = await b.run()
@@ -201,7 +203,7 @@ async def test_a_wrong_key_is_named_by_its_variable_and_never_shown(kind: Kind) 
     assert b.naps == []
 
 
-async def test_a_spent_account_is_not_asked_again() -> None:
+async def test_a_used_up_quota_ends_the_run_without_a_retry() -> None:
     async with bench("openai", ErrorReply(429, "no money", "insufficient_quota")) as b:
         outcome = await b.run()
     assert outcome.status == "failed" and "quota is used up" in outcome.detail
@@ -209,7 +211,7 @@ async def test_a_spent_account_is_not_asked_again() -> None:
 
 
 @each_provider
-async def test_a_server_that_is_not_there_is_named_after_a_bounded_number_of_tries(kind: Kind) -> None:
+async def test_an_unreachable_server_is_named_after_a_limited_number_of_attempts(kind: Kind) -> None:
     async with bench(kind) as b:
         address = b.server.address
         await b.server.__aexit__()
@@ -219,7 +221,7 @@ async def test_a_server_that_is_not_there_is_named_after_a_bounded_number_of_tri
 
 
 @each_provider
-async def test_a_stop_in_the_middle_of_a_slow_stream_ends_the_run_and_the_connection(kind: Kind) -> None:
+async def test_a_stop_during_a_slow_stream_cancels_the_run(kind: Kind) -> None:
     pause = ReplyPause()
     async with bench(kind, ScriptedReply(ReplyCall("echo"), "text", pause, ReplyCall("mail__send"))) as b:
         agent = b.agent()
@@ -232,7 +234,7 @@ async def test_a_stop_in_the_middle_of_a_slow_stream_ends_the_run_and_the_connec
 
 
 @each_provider
-async def test_after_a_stopped_run_the_history_is_still_taken(kind: Kind) -> None:
+async def test_a_provider_accepts_the_history_of_a_stopped_run(kind: Kind) -> None:
     session_pause = ReplyPause()
     async with bench(
         kind, ScriptedReply(ReplyCall("echo")), ScriptedReply("Half", session_pause), ScriptedReply("ok")
@@ -247,7 +249,7 @@ async def test_after_a_stopped_run_the_history_is_still_taken(kind: Kind) -> Non
 
 
 @each_provider
-async def test_what_the_model_is_sent_of_a_tool_is_its_name_description_and_schema(kind: Kind) -> None:
+async def test_a_model_request_has_only_the_name_description_and_schema_of_a_tool(kind: Kind) -> None:
     async with bench(kind, ScriptedReply("ok")) as b:
         assert (await b.run()).ok
     tools = b.server.requests[0].body["tools"]
@@ -259,7 +261,7 @@ async def test_what_the_model_is_sent_of_a_tool_is_its_name_description_and_sche
 
 @pytest.mark.parametrize("kind", ["openai", "anthropic"])
 @pytest.mark.proves("D-11")
-async def test_alternatives_at_the_root_of_a_schema_reach_no_provider(kind: Kind) -> None:
+async def test_a_tool_schema_is_sent_without_alternatives_at_its_root(kind: Kind) -> None:
     async with bench(kind, ScriptedReply("ok")) as b:
         ways = [{"properties": {name: {"type": "string"}}, "required": [name]} for name in ("path", "url")]
         b.session.specs = [ToolSpec(id="get", description="Get.", parameters={"type": "object", "oneOf": ways})]
@@ -270,7 +272,7 @@ async def test_alternatives_at_the_root_of_a_schema_reach_no_provider(kind: Kind
 
 
 @pytest.mark.parametrize("spec", ["", "gpt", "openai:", "mistral:x", "script:"])
-def test_a_model_that_cannot_be_named_so_is_refused(spec: str) -> None:
+def test_an_invalid_model_name_is_refused_with_the_valid_forms(spec: str) -> None:
     with pytest.raises(
         UsageError, match="openai:NAME, openai-responses:NAME, anthropic:NAME, gemini:NAME or script:FILE"
     ):
@@ -278,26 +280,28 @@ def test_a_model_that_cannot_be_named_so_is_refused(spec: str) -> None:
 
 
 @each_provider
-def test_a_missing_key_names_the_variable(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_key_names_the_environment_variable(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(SERVICES[kind][0], raising=False)
     with pytest.raises(StartError, match=SERVICES[kind][0]):
         open_model(f"{kind}:x")
 
 
 @each_provider
-def test_a_missing_sdk_names_the_extra(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_sdk_names_the_extra_to_install(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, SERVICES[kind][1], None)
     with pytest.raises(StartError, match=rf"pip install 'handrail\[{kind.partition('-')[0]}\]'"):
         open_model(f"{kind}:x", base_url="http://127.0.0.1:1/v1")
 
 
-def test_a_script_takes_no_base_url() -> None:
+def test_a_scripted_model_refuses_a_base_url() -> None:
     with pytest.raises(UsageError, match="uses no server"):
         open_model("script:x.toml", base_url="http://127.0.0.1:1")
 
 
 @pytest.mark.parametrize("finish", ["length", "content_filter"])
-async def test_a_finish_reason_that_breaks_a_reply_off_does_not_close_its_last_call(finish: str) -> None:
+async def test_a_call_left_open_by_an_early_finish_reason_does_not_run(finish: str) -> None:
     async with bench(
         "openai", ScriptedReply(ReplyCall("echo"), ReplyCall("mail__send", "{}"), finish=finish), ScriptedReply("ok")
     ) as b:
@@ -307,7 +311,7 @@ async def test_a_finish_reason_that_breaks_a_reply_off_does_not_close_its_last_c
 
 
 @each_provider
-async def test_a_stream_that_brings_nothing_counts_as_a_busy_provider(kind: Kind) -> None:
+async def test_an_empty_stream_is_retried_like_a_busy_provider(kind: Kind) -> None:
     async with bench(kind, ScriptedReply(ended=False), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()

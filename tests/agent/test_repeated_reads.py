@@ -44,7 +44,7 @@ def is_whole(answer: dict[str, Any]) -> bool:
 
 
 @pytest.mark.proves("A-08")
-async def test_an_unchanged_file_that_is_read_again_is_said_to_be_unchanged(tmp_path: Path) -> None:
+async def test_a_repeated_read_of_an_unchanged_long_file_returns_a_notice(tmp_path: Path) -> None:
     put(tmp_path)
     put(tmp_path, "short.txt", "Short.\n")
     ranged = {"path": "long.txt", "offset": 2, "limit": 80}
@@ -68,7 +68,7 @@ async def test_an_unchanged_file_that_is_read_again_is_said_to_be_unchanged(tmp_
 
 
 @pytest.mark.proves("A-08")
-async def test_a_file_that_has_changed_is_given_whatever_its_size_and_time(tmp_path: Path) -> None:
+async def test_a_changed_file_is_read_in_full_even_with_the_same_size_and_time(tmp_path: Path) -> None:
     put(tmp_path)
     model = reads(AGAIN, AGAIN, AGAIN, AGAIN)
     async with temporary_kernel(tmp_path) as kernel:
@@ -80,7 +80,7 @@ async def test_a_file_that_has_changed_is_given_whatever_its_size_and_time(tmp_p
 
 
 @pytest.mark.proves("A-08")
-async def test_after_the_users_next_message_and_in_another_session_it_is_given_again(tmp_path: Path) -> None:
+async def test_a_file_is_read_in_full_after_a_new_message_and_in_another_session(tmp_path: Path) -> None:
     put(tmp_path)
     async with temporary_kernel(tmp_path) as kernel:
         model = PlaybackModel(
@@ -100,7 +100,7 @@ async def test_after_the_users_next_message_and_in_another_session_it_is_given_a
 
 
 @pytest.mark.proves("A-08")
-async def test_after_messages_were_left_out_it_is_given_again(tmp_path: Path) -> None:
+async def test_a_file_is_read_in_full_again_after_compaction(tmp_path: Path) -> None:
     put(tmp_path)
     filling = {"content": "x" * 6_000, "path": "other.txt"}
     model = PlaybackModel(
@@ -118,7 +118,7 @@ async def test_after_messages_were_left_out_it_is_given_again(tmp_path: Path) ->
 
 
 @pytest.mark.proves("A-08")
-async def test_the_text_is_given_each_time_where_that_is_wanted(tmp_path: Path) -> None:
+async def test_a_setting_returns_the_text_on_every_read(tmp_path: Path) -> None:
     put(tmp_path)
     model = reads(AGAIN, AGAIN)
     wanted = Budget.combine_limits(AgentBudgets.model_validate({"repeat_reads": True}))
@@ -137,12 +137,12 @@ async def test_the_text_is_given_each_time_where_that_is_wanted(tmp_path: Path) 
         ("mine", Result.output({"path": "a", "text": LONG})),
     ],
 )
-def test_no_other_answer_is_left_out(tool: str, result: Result) -> None:
+def test_repeated_results_of_other_kinds_are_kept_whole(tool: str, result: Result) -> None:
     conversation = Conversation(repeat_reads=False)
     conversation.add_user_message("go")
     for number in range(2):
         calls = (ProposedCall(tool, {}),)
         conversation.add_reply(ModelReply((0,), calls, None, None), [f"s/{number}.0"])
-        conversation.add_answers({0: CallAnswer(f"s/{number}.0", tool, result, result)})
+        conversation.add_call_answers({0: CallAnswer(f"s/{number}.0", tool, result, result)})
     first, second = [one.results[0].text for one in conversation.messages if isinstance(one, CallResultsMessage)]
     assert first == second and "line 99" in second

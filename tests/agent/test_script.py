@@ -29,7 +29,7 @@ def answering(**by_name: Result) -> RecordingSession:
 
 
 @pytest.mark.proves("A-02")
-async def test_a_toml_script_is_played_through_the_loop(tmp_path: Path) -> None:
+async def test_the_agent_loop_runs_a_toml_script(tmp_path: Path) -> None:
     path = tmp_path / "tour.toml"
     path.write_text(
         """
@@ -63,7 +63,7 @@ exists = false
     assert model.remaining_turns == 0
 
 
-async def test_what_a_result_said_can_be_used_in_later_arguments_and_keeps_its_type() -> None:
+async def test_later_arguments_can_use_result_values_with_their_types() -> None:
     session = answering(
         bash=Result.output({"head": "…"}, truncated=True, output_path="/out/1"), echo=Result.output({"n": 4})
     )
@@ -113,7 +113,9 @@ async def test_what_a_result_said_can_be_used_in_later_arguments_and_keeps_its_t
         ({"result": [{"call": 1, "exists": True}]}, "result 1 does not exist: the previous turn had 1"),
     ],
 )
-async def test_an_expectation_that_fails_ends_the_run_and_says_what_was_seen(expect: dict[str, Any], said: str) -> None:
+async def test_a_failed_expectation_ends_the_run_and_the_detail_shows_the_difference(
+    expect: dict[str, Any], said: str
+) -> None:
     model = model_of({"calls": [{"name": "echo", "arguments": {"n": 1}}]}, {"text": "ok", "expect": expect})
     outcome = await Agent(RecordingSession(), model).complete("go")
     assert outcome.status == "failed"
@@ -121,24 +123,24 @@ async def test_an_expectation_that_fails_ends_the_run_and_says_what_was_seen(exp
     assert model.remaining_turns == 1
 
 
-async def test_all_that_was_not_as_expected_is_said_at_once() -> None:
+async def test_all_failed_expectations_of_a_turn_are_reported_together() -> None:
     model = model_of({"text": "ok", "expect": {"tools": ["bash"], "task": "^stop", "results": 1}})
     outcome = await Agent(RecordingSession(), model).complete("go")
     assert outcome.detail.count("expected") == 3
 
 
-async def test_a_run_that_asks_for_more_than_the_script_has_ends_with_that_text() -> None:
+async def test_a_run_that_needs_more_turns_than_the_script_has_fails_with_that_reason() -> None:
     outcome = await Agent(RecordingSession(), model_of({"calls": [{"name": "echo"}]})).complete("go")
     assert outcome.status == "failed" and "has 1 turns, but the run sent another request" in outcome.detail
 
 
-async def test_a_reference_to_what_a_result_does_not_have_ends_the_run_with_the_result() -> None:
+async def test_a_reference_to_a_missing_result_field_ends_the_run_and_names_the_field() -> None:
     model = model_of({"calls": [{"name": "echo"}]}, {"text": "${0.data.path}"})
     outcome = await Agent(RecordingSession(), model).complete("go")
     assert "${0.data.path} is not in the result" in outcome.detail
 
 
-async def test_a_script_can_send_what_a_broken_model_sends() -> None:
+async def test_a_script_can_send_malformed_replies() -> None:
     session = RecordingSession()
     model = model_of(
         {"calls": [{"name": "echo", "raw": '{"n": '}, {"name": "", "id": "x"}, {"name": "echo", "id": "x"}]},
@@ -183,7 +185,7 @@ def test_a_faulty_script_is_refused_with_all_its_faults(tmp_path: Path, text: st
     assert len(error.value.diagnostics) == len(faults)
 
 
-def test_a_json_script_is_read_and_a_missing_one_named(tmp_path: Path) -> None:
+def test_a_json_script_is_read_and_the_error_for_a_missing_one_names_it(tmp_path: Path) -> None:
     path = tmp_path / "script.json"
     path.write_text('{"turns": [{"text": "ok"}]}')
     assert read_model_script(path).turns[0].text == "ok"
@@ -199,7 +201,7 @@ def test_a_json_script_is_read_and_a_missing_one_named(tmp_path: Path) -> None:
         ("turns = []\nat = 2020-01-01", ["at: Extra inputs are not permitted"]),
     ],
 )
-def test_what_is_wrong_with_a_script_is_said_in_words(tmp_path: Path, text: str, faults: list[str]) -> None:
+def test_the_load_error_lists_each_fault_of_a_script(tmp_path: Path, text: str, faults: list[str]) -> None:
     path = tmp_path / "script.toml"
     path.write_text(text)
     with pytest.raises(LoadError) as error:

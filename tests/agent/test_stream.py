@@ -22,9 +22,9 @@ from handrail.agent.model_protocol import (
 from handrail.agent.reply_assembly import (
     MAX_CALLS,
     MAX_REPLY_UNITS,
-    HistoryCallIds,
+    HistoryCallIdAllocator,
     ModelReply,
-    ReplyAssembly,
+    ReplyAssembler,
     ReplyTooLong,
     make_history_call,
 )
@@ -33,7 +33,7 @@ from handrail.contract.text.strict_json import MAX_ARGUMENT_BYTES
 
 
 def assemble(*events: BlockEvent, cut: str | None = None) -> ModelReply:
-    assembly = ReplyAssembly()
+    assembly = ReplyAssembler()
     for event in events:
         assembly.feed_event(event)
     return assembly.get_reply_so_far(cut)
@@ -62,16 +62,16 @@ def test_text_and_calls_keep_the_order_they_came_in() -> None:
     assert reply.reason == "calls"
 
 
-def test_a_call_is_whole_when_its_block_closes_and_not_when_its_json_parses() -> None:
-    assembly = ReplyAssembly()
+def test_a_call_is_complete_only_when_its_block_closes() -> None:
+    assembly = ReplyAssembler()
     assert assembly.feed_event(CallBlockOpened(0, None, "rm")) is None
     assert assembly.feed_event(CallArgumentsDelta(0, "{}")) is None
     assert assembly.feed_event(CallArgumentsDelta(0, "")) is None
     assert assembly.feed_event(CallBlockClosed(0)) == 0
-    assert assembly.get_reply_until(1).calls == (ProposedCall("rm", "{}"),)
+    assert assembly.get_reply_until_call(1).calls == (ProposedCall("rm", "{}"),)
 
 
-def test_a_call_cut_in_its_middle_is_proposed_with_a_fault_and_the_whole_ones_before_it_without() -> None:
+def test_an_interrupted_call_is_proposed_with_a_problem_and_complete_calls_without_one() -> None:
     reply = assemble(
         *call(0, "read", "{}"),
         CallBlockOpened(1, "b", "write"),
@@ -89,24 +89,24 @@ def test_a_call_that_the_provider_never_closed_does_not_run_even_in_a_finished_r
 
 
 @pytest.mark.parametrize("name", ["", "  \n"])
-def test_a_call_of_no_name_is_one_call_with_a_fault(name: str) -> None:
+def test_a_call_without_a_tool_name_is_one_call_with_a_problem(name: str) -> None:
     reply = assemble(*call(0, name, "{}"), ReplyFinished("calls"))
     assert len(reply.calls) == 1
     assert "has no tool name" in (reply.calls[0].problem or "")
 
 
-def test_arguments_of_a_block_that_was_never_opened_are_one_call_with_a_fault() -> None:
+def test_arguments_without_an_opened_block_become_one_faulty_call() -> None:
     reply = assemble(CallArgumentsDelta(4, "{}"), CallBlockClosed(4), ReplyFinished("calls"))
     assert [bool(c.problem) for c in reply.calls] == [True]
 
 
-def test_arguments_after_the_block_closed_do_not_change_it_into_another_call() -> None:
+def test_arguments_after_the_end_of_a_block_make_the_call_invalid() -> None:
     reply = assemble(*call(0, "read", "{"), CallArgumentsDelta(0, "}"), ReplyFinished("calls"))
     assert reply.calls[0].arguments == "{"
     assert "had closed it" in (reply.calls[0].problem or "")
 
 
-def test_a_block_number_used_twice_is_two_calls() -> None:
+def test_a_reused_block_number_makes_two_calls() -> None:
     reply = assemble(CallBlockOpened(0, "a", "read"), *call(0, "grep", "{}", "b"), ReplyFinished("calls"))
     assert [(c.name, c.problem is None) for c in reply.calls] == [("read", False), ("grep", True)]
 
@@ -114,15 +114,13 @@ def test_a_block_number_used_twice_is_two_calls() -> None:
 @pytest.mark.parametrize(
     ("arguments", "whole"), [("", False), ('{"path": "a', False), ('{"path": "a"}', True), ("{}", True)]
 )
-def test_the_last_block_of_a_reply_that_met_its_output_limit_runs_only_if_it_is_whole(
-    arguments: str, whole: bool
-) -> None:
+def test_the_last_call_of_a_reply_at_its_output_limit_runs_only_if_complete(arguments: str, whole: bool) -> None:
     reply = assemble(*call(0, "read", "{}"), *call(1, "write", arguments), ReplyFinished("length"))
     assert reply.calls[0].problem is None
     assert (reply.calls[1].problem is None) is whole
 
 
-def test_arguments_beyond_what_is_taken_are_dropped_while_they_arrive() -> None:
+def test_arguments_beyond_the_size_limit_are_dropped_as_they_arrive() -> None:
     piece = "x" * (1024 * 1024)
     events = [CallArgumentsDelta(0, piece) for _ in range(MAX_ARGUMENT_BYTES // len(piece) + 1)]
     reply = assemble(CallBlockOpened(0, None, "write"), *events, CallBlockClosed(0), ReplyFinished("calls"))
@@ -130,16 +128,16 @@ def test_arguments_beyond_what_is_taken_are_dropped_while_they_arrive() -> None:
     assert len(reply.calls[0].arguments) <= 2_000
 
 
-def test_a_reply_without_end_is_cut() -> None:
-    assembly = ReplyAssembly()
+def test_a_reply_beyond_the_size_limit_is_cut() -> None:
+    assembly = ReplyAssembler()
     piece = "x" * (1024 * 1024)
     with pytest.raises(ReplyTooLong):
         for _ in range(MAX_REPLY_UNITS // len(piece) + 1):
             assembly.feed_event(TextDelta(piece))
 
 
-def test_more_calls_than_any_reply_holds_are_cut() -> None:
-    assembly = ReplyAssembly()
+def test_calls_beyond_the_limit_of_a_reply_are_cut() -> None:
+    assembly = ReplyAssembler()
     with pytest.raises(ReplyTooLong, match=str(MAX_CALLS)):
         for index in range(MAX_CALLS + 1):
             assembly.feed_event(CallBlockOpened(index, None, "read"))
@@ -147,13 +145,13 @@ def test_more_calls_than_any_reply_holds_are_cut() -> None:
 
 
 def test_a_character_split_over_two_events_is_one_character() -> None:
-    assembly = ReplyAssembly()
+    assembly = ReplyAssembler()
     seen = [assembly.feed_event(TextDelta("a\ud83d")), assembly.feed_event(TextDelta("\ude00b"))]
     assert seen == ["a", "😀b"]
     assert assembly.get_reply_so_far().text == "a😀b"
 
 
-def test_half_a_character_at_the_end_is_made_visible() -> None:
+def test_half_a_character_at_the_end_becomes_a_replacement_character() -> None:
     assert assemble(TextDelta("a\ud83d"), ReplyFinished("end")).text == "a\ufffd"
 
 
@@ -179,7 +177,7 @@ _EVENTS = st.lists(
 
 
 @given(st.lists(_EVENTS, max_size=4), st.none() | st.just("lost"))
-def test_any_stream_gives_one_result_for_each_call_and_a_history_that_can_be_sent(
+def test_any_stream_gives_one_result_per_call_and_a_history_that_can_be_sent(
     replies: list[list[BlockEvent]], cut: str | None
 ) -> None:
     conversation = Conversation()
@@ -189,7 +187,7 @@ def test_any_stream_gives_one_result_for_each_call_and_a_history_that_can_be_sen
         reply = assemble(*events, cut=cut)
         answers = [CallAnswer(str(n), c.name, Result.output(n), Result.output(n)) for n, c in enumerate(reply.calls)]
         conversation.add_reply(reply, [answer.call_id for answer in answers])
-        conversation.add_answers(dict(enumerate(answers)))
+        conversation.add_call_answers(dict(enumerate(answers)))
         reply.text.encode()
     for before, message in zip((None, *conversation.messages), conversation.messages, strict=False):
         if isinstance(message, AssistantMessage):
@@ -202,27 +200,31 @@ def test_any_stream_gives_one_result_for_each_call_and_a_history_that_can_be_sen
     assert len(ids) == len(set(ids))
 
 
-def test_a_provider_id_is_kept_while_it_is_usable_and_new() -> None:
-    ids = HistoryCallIds()
-    assert ids.take_unique_id("call_1") == "call_1"
-    second, third, fourth = ids.take_unique_id("call_1"), ids.take_unique_id(None), ids.take_unique_id("not an id")
+def test_a_usable_and_unused_provider_id_is_kept() -> None:
+    ids = HistoryCallIdAllocator()
+    assert ids.allocate_unique_id("call_1") == "call_1"
+    second, third, fourth = (
+        ids.allocate_unique_id("call_1"),
+        ids.allocate_unique_id(None),
+        ids.allocate_unique_id("not an id"),
+    )
     assert len({"call_1", second, third, fourth}) == 4
     assert all(len(wire_id) == 9 and wire_id.isalnum() for wire_id in (second, third, fourth))
 
 
-def test_an_own_id_never_takes_the_place_of_one_that_the_provider_used() -> None:
-    ids = HistoryCallIds()
-    assert ids.take_unique_id("hr0000001") == "hr0000001"
-    assert ids.take_unique_id(None) == "hr0000002"
+def test_a_generated_call_id_never_repeats_an_id_of_the_provider() -> None:
+    ids = HistoryCallIdAllocator()
+    assert ids.allocate_unique_id("hr0000001") == "hr0000001"
+    assert ids.allocate_unique_id(None) == "hr0000002"
 
 
 @pytest.mark.parametrize("arguments", ["{", "[1]", '{"a": NaN}', '{"a":1,"a":2}', "[" * 9_999])
-def test_arguments_that_are_no_object_stand_in_the_history_as_one(arguments: str) -> None:
+def test_arguments_that_are_not_an_object_are_stored_as_an_object(arguments: str) -> None:
     part = make_history_call(ProposedCall("read", arguments), "w")
     assert part.arguments == {"unreadable_arguments": arguments[:2_000]}
 
 
-def test_what_the_model_reads_of_a_result_is_the_same_text_each_time() -> None:
+def test_equal_results_give_the_model_the_same_text() -> None:
     first = Result.output({"b": 1, "a": "é"}, duration_ms=1.0, truncated=True, output_path="/o/1")
     again = Result.output({"b": 1, "a": "é"}, duration_ms=2.0, output_path="/o/1", truncated=True)
     assert format_result_for_model(first) == format_result_for_model(again)
@@ -232,11 +234,11 @@ def test_what_the_model_reads_of_a_result_is_the_same_text_each_time() -> None:
     )
 
 
-def test_an_error_reads_with_its_kind_and_its_partial_data() -> None:
+def test_the_text_of_an_error_has_its_kind_and_partial_data() -> None:
     text = format_result_for_model(Result.error("timeout", "too slow", {"so": "far"}, duration_ms=3))
     assert text == '{"type":"error","error_text":"too slow","data":{"so":"far"},"metadata":{"error_kind":"timeout"}}'
 
 
-def test_reasons_are_a_closed_list() -> None:
+def test_a_reply_keeps_each_known_finish_reason() -> None:
     reasons: list[FinishReason] = ["end", "calls", "length", "refused", "other"]
     assert [assemble(ReplyFinished(reason)).reason for reason in reasons] == reasons

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from tests.agent.sessions import RecordingSession
-from tests.agent.test_going_on import KeptHere
 from tests.agent.test_providers import Kind, bench, each_provider
+from tests.agent.test_resumed_runs import KeptHere
 from tests.kernel.guests import joined_kernel
 from tests.session.crashing import die_by_itself
 
@@ -43,7 +43,7 @@ def call(index: int, name: str, arguments: str = "{}") -> list[Step]:
 
 
 @pytest.mark.proves("X-09")
-async def test_a_call_runs_and_is_done_while_its_reply_goes_on_and_is_answered_once(tmp_path: Path) -> None:
+async def test_a_call_finishes_while_its_reply_still_streams_and_is_answered_once(tmp_path: Path) -> None:
     ran: list[int] = []
     done, pause = asyncio.Event(), ReplyPause()
 
@@ -76,7 +76,7 @@ async def test_a_call_runs_and_is_done_while_its_reply_goes_on_and_is_answered_o
 
 
 @pytest.mark.parametrize("promotable", [False, True])
-async def test_a_tool_that_stops_its_run_in_its_first_line_is_stopped_with_it(tmp_path: Path, promotable: bool) -> None:
+async def test_a_tool_that_stops_its_run_is_cancelled_with_the_run(tmp_path: Path, promotable: bool) -> None:
     agents: list[Agent] = []
 
     @tool(id="test.end", side_effect="read", locks=[], promotable=promotable)
@@ -94,7 +94,7 @@ async def test_a_tool_that_stops_its_run_in_its_first_line_is_stopped_with_it(tm
         assert isinstance(told, CallResultsMessage) and '"error_kind":"cancelled"' in told.results[0].text
 
 
-async def test_a_call_has_begun_before_anybody_is_told_of_it(tmp_path: Path) -> None:
+async def test_a_call_starts_before_its_proposal_event(tmp_path: Path) -> None:
     seen: list[str] = []
 
     @tool(id="test.mark", side_effect="read", promotable=True)
@@ -114,7 +114,7 @@ async def test_a_call_has_begun_before_anybody_is_told_of_it(tmp_path: Path) -> 
 
 
 @pytest.mark.proves("X-09")
-async def test_nothing_runs_of_a_block_that_is_not_closed_however_whole_it_looks() -> None:
+async def test_a_call_in_an_unclosed_block_does_not_run() -> None:
     session, pause = RecordingSession(), ReplyPause()
     steps: list[Step] = [CallBlockOpened(0, None, "mail.send"), CallArgumentsDelta(0, '{"n":1}'), TextDelta("x"), pause]
     model = PlaybackModel([*steps, *call(1, "echo"), ReplyStreamCut("gone")], text_reply("ok"))
@@ -129,7 +129,7 @@ async def test_nothing_runs_of_a_block_that_is_not_closed_however_whole_it_looks
 
 @pytest.mark.proves("X-09")
 @pytest.mark.parametrize("arguments", ["", '{"n":'])
-async def test_a_last_block_that_a_limit_may_have_cut_waits_for_what_comes_next(arguments: str) -> None:
+async def test_a_last_call_that_a_limit_may_have_cut_waits_for_the_next_event(arguments: str) -> None:
     session, pause = RecordingSession(), ReplyPause()
     steps: list[Step] = [*call(0, "echo", arguments), pause]
     model = PlaybackModel(
@@ -144,7 +144,7 @@ async def test_a_last_block_that_a_limit_may_have_cut_waits_for_what_comes_next(
     assert session.calls[1].problem is None, "what came after it says that it was not the last"
 
 
-async def test_what_comes_for_a_call_that_has_started_does_not_change_it() -> None:
+async def test_late_argument_pieces_do_not_change_a_started_call() -> None:
     session = RecordingSession()
     late = [*call(0, "echo", '{"n":1}'), CallArgumentsDelta(0, '{"n":2}'), ReplyFinished("calls")]
     agent = Agent(session, PlaybackModel(late, text_reply("ok")))
@@ -154,7 +154,7 @@ async def test_what_comes_for_a_call_that_has_started_does_not_change_it() -> No
     assert isinstance(results, CallResultsMessage) and results.results[0].text == '{"type":"output","data":{"n":1}}'
 
 
-async def test_when_the_stream_breaks_what_has_started_is_finished_and_answered_in_order() -> None:
+async def test_started_calls_finish_and_are_answered_in_order_after_the_stream_is_interrupted() -> None:
     session = RecordingSession()
     session.hold()
     model = PlaybackModel(
@@ -172,7 +172,7 @@ async def test_when_the_stream_breaks_what_has_started_is_finished_and_answered_
     assert isinstance(events[-1], RunFinished) and events[-1].outcome.ok
 
 
-async def test_budgets_are_taken_when_a_call_starts() -> None:
+async def test_a_call_counts_against_the_budget_when_it_starts() -> None:
     session, pause = RecordingSession(), ReplyPause()
     model = PlaybackModel([*call(0, "echo"), *call(1, "echo"), pause, ReplyFinished("calls")])
     run = asyncio.create_task(Agent(session, model, budget=Budget(calls=1)).complete("go"))
@@ -187,7 +187,7 @@ async def test_budgets_are_taken_when_a_call_starts() -> None:
     assert outcome.budget == "tokens" and len(session.ran) == 1
 
 
-async def test_an_open_question_holds_later_side_effects_of_the_stream_and_no_reading(tmp_path: Path) -> None:
+async def test_an_open_approval_request_delays_later_side_effects_and_no_reads(tmp_path: Path) -> None:
     person = ScriptedApprovalHandler([ApprovalAnswer("once")])
     person.may_answer.clear()
     async with temporary_kernel(tmp_path, rules=["ask write a", "allow write b"]) as kernel:
@@ -208,7 +208,7 @@ async def test_an_open_question_holds_later_side_effects_of_the_stream_and_no_re
         assert (await run).ok and finished[0] == "2" and (tmp_path / "ws" / "b").exists()
 
 
-async def test_a_reply_that_grows_very_large_is_not_kept_again_for_each_of_its_calls() -> None:
+async def test_a_very_large_reply_is_not_stored_again_for_each_call() -> None:
     class Counting(KeptHere):
         kept = 0
 
@@ -228,9 +228,7 @@ async def test_a_reply_that_grows_very_large_is_not_kept_again_for_each_of_its_c
 
 @pytest.mark.proves("X-09", "G-10")
 @pytest.mark.parametrize("joins", [False, True])
-async def test_where_what_a_call_was_proposed_in_cannot_be_kept_it_has_no_effect_though_its_own_records_can(
-    tmp_path: Path, joins: bool
-) -> None:
+async def test_a_call_does_not_run_if_its_reply_cannot_be_stored(tmp_path: Path, joins: bool) -> None:
     ran: list[str] = []
 
     @tool(id="test.act", side_effect="write", locks=[])
@@ -249,7 +247,7 @@ async def test_where_what_a_call_was_proposed_in_cannot_be_kept_it_has_no_effect
         kernel: Any = await stack.enter_async_context(joined_kernel(tmp_path, **opened)) if joins else held
         session = await kernel.session(approval_handler=person)
         last = 2**62 - 1 if joins else 2**63 - 1  # a place after which there is none, which what the user says takes
-        await held.components.store.messages.queue_messages(session.id, [(last - 1, {})], 1)
+        await held.components.store.messages.queue_message_writes(session.id, [(last - 1, {})], 1)
         steps = [*call(0, "test__act"), TextDelta("and"), *call(1, "test__ask"), ReplyFinished("calls")]
         outcome = await Agent(session, PlaybackModel(steps, text_reply("never asked"))).complete("go")
         assert outcome.status == "failed" and "The conversation cannot be stored" in outcome.detail
@@ -262,7 +260,7 @@ async def test_where_what_a_call_was_proposed_in_cannot_be_kept_it_has_no_effect
 
 @each_provider
 @pytest.mark.proves("X-09")
-async def test_a_call_starts_at_its_providers_own_sign_while_the_reply_goes_on(kind: Kind) -> None:
+async def test_a_call_starts_at_its_providers_closing_event_while_the_reply_continues(kind: Kind) -> None:
     pause = ReplyPause()
     calls = (ReplyCall("echo", {"n": 1}), ReplyCall("echo", {"n": 2}), pause, ReplyCall("echo", {"n": 3}))
     async with bench(kind, ScriptedReply("Look: ", *calls), ScriptedReply("ok")) as b:
@@ -302,7 +300,7 @@ async def write(name: str) -> str:
 async def main():
     async with temporary_kernel(folder, tools=[write], rules=["allow crash.*"]) as kernel:
         session = await kernel.session("ses_midreply")
-        await kernel.inbound_events.notifications.store_notification(Notification("n1", session.id, "job", "bash_1", "it is done", 1))
+        await kernel.inbound_services.notifications.store_notification(Notification("n1", session.id, "job", "bash_1", "it is done", 1))
         pause, steps = ReplyPause(), []
         for n, name in enumerate(("done", "held", "partial")):
             steps += [CallBlockOpened(n, None, "crash__write"), CallArgumentsDelta(n, '{"name":"%s"}' % name), CallBlockClosed(n)]
@@ -319,7 +317,7 @@ asyncio.run(main())
 
 
 @pytest.mark.proves("X-09", "G-05", "A-10")
-async def test_after_a_kill_in_the_middle_of_a_reply_each_started_call_is_known_and_answered_and_none_runs_again(
+async def test_calls_started_before_a_crash_in_a_reply_are_answered_and_not_repeated(
     tmp_path: Path,
 ) -> None:
     die_by_itself(tmp_path, KILLED)
@@ -349,7 +347,7 @@ async def test_after_a_kill_in_the_middle_of_a_reply_each_started_call_is_known_
     assert (tmp_path / "effects").read_text().split() == ["done", "held"]
 
 
-async def test_a_reply_whose_events_come_all_at_once_lets_others_go_on(tmp_path: Path) -> None:
+async def test_a_burst_of_reply_events_does_not_block_the_event_loop(tmp_path: Path) -> None:
     turns = 0
 
     def counted() -> None:

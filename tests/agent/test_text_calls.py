@@ -70,7 +70,7 @@ def read(form: TextForm, pieces: Iterable[str]) -> tuple[str, list[Call], list[i
     return said, calls, closed
 
 
-def test_the_bracket_form_as_models_write_it() -> None:
+def test_calls_in_the_bracket_form_are_read() -> None:
     text = "Let me look.\n[/bash]@@command=ls -la [bash/]\n"
     assert read("bracket", [text]) == ("Let me look.\n\n", [("bash", {"command": "ls -la"})], [0])
     text = "[/edit]@@path=a.py\n@@old<<END\nx = 1\n\ny = 2\nEND\n@@new=x = 3\n[edit/]"
@@ -79,7 +79,7 @@ def test_the_bracket_form_as_models_write_it() -> None:
     assert read("bracket", [text])[1] == [("edit", {"path": "a.py", "old": "b", "new": "two\n@@lines=1"})]
 
 
-def test_the_xml_form_as_models_write_it() -> None:
+def test_calls_in_the_xml_form_are_read() -> None:
     text = 'Now:\n<call name="edit">\n<arg name="path">a.py</arg>\n<arg name="old">\nif a &lt; b & c:\n</arg>\n<arg name="new">if a < b:</arg>\n</call>'
     said, calls, closed = read("xml", [text])
     assert (said, closed) == ("Now:\n", [0])
@@ -87,7 +87,7 @@ def test_the_xml_form_as_models_write_it() -> None:
 
 
 @FORM
-def test_values_are_what_the_schema_says_and_never_guessed(form: TextForm) -> None:
+def test_values_of_text_calls_have_the_types_of_the_schema(form: TextForm) -> None:
     values = {"bracket": "[/put]@@n=3\n@@list=[1, 2]\n@@on=yes\n@@any=3\n[put/]"}
     values["xml"] = (
         '<call name="put"><arg name="n">3</arg><arg name="list">[1, 2]</arg><arg name="on">yes</arg><arg name="any">3</arg></call>'
@@ -96,7 +96,7 @@ def test_values_are_what_the_schema_says_and_never_guessed(form: TextForm) -> No
 
 
 @FORM
-def test_a_call_that_is_quoted_or_in_the_middle_of_a_line_is_text(form: TextForm) -> None:
+def test_a_call_in_a_code_block_or_within_a_line_is_text(form: TextForm) -> None:
     call = GRAMMARS[form].format_call("edit", {"path": "a"})
     for text in (f"as in {call}", f"```\n{call}\n```\n", f"~~~ text\n{call}\n```\n{call}\n~~~\nafter"):
         assert read(form, [text]) == (text, [], [])
@@ -106,7 +106,7 @@ def test_a_call_that_is_quoted_or_in_the_middle_of_a_line_is_text(form: TextForm
 
 @FORM
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_a_call_that_stands_in_a_longer_fence_or_in_thoughts_is_text(form: TextForm, size: int) -> None:
+def test_a_call_inside_a_longer_fence_or_thoughts_is_text(form: TextForm, size: int) -> None:
     call = GRAMMARS[form].format_call("edit", {"path": "a"})
     long = "and so on " * 20
     for quoted in (
@@ -121,7 +121,7 @@ def test_a_call_that_stands_in_a_longer_fence_or_in_thoughts_is_text(form: TextF
         assert read(form, [*cut, call]) == (quoted, [("edit", {"path": "a"})], [0])
 
 
-def test_a_value_of_several_lines_that_has_no_end_is_refused_and_not_cut() -> None:
+def test_a_multi_line_value_without_an_end_marker_is_refused() -> None:
     """The model wrote the closing tag in it and did not mark that."""
     text = "[/edit]@@path=a\n@@old<<END\nfirst [edit/] second\nEND\n@@new=x[edit/]"
     (_, arguments), *_ = read("bracket", [text])[1]
@@ -129,7 +129,7 @@ def test_a_value_of_several_lines_that_has_no_end_is_refused_and_not_cut() -> No
 
 
 @FORM
-def test_a_call_that_is_not_closed_never_counts(form: TextForm) -> None:
+def test_a_text_call_that_is_not_closed_is_never_complete(form: TextForm) -> None:
     call = GRAMMARS[form].format_call("edit", {"path": "a", "old": "b", "new": "c"})
     for cut in range(1, len(call)):
         _, calls, closed = read(form, [call[:cut]])
@@ -137,13 +137,13 @@ def test_a_call_that_is_not_closed_never_counts(form: TextForm) -> None:
 
 
 @FORM
-def test_what_stands_beside_the_arguments_is_named_and_not_dropped(form: TextForm) -> None:
+def test_text_outside_the_arguments_of_a_call_is_kept_under_an_unknown_name(form: TextForm) -> None:
     stray = {"bracket": "[/put]loose words[put/]", "xml": '<call name="put">loose words</call>'}
     (_, arguments), *_ = read(form, [stray[form]])[1]
     assert list(arguments.values()) == ["loose words"] and not arguments.keys() & SCHEMAS["put"]["properties"].keys()
 
 
-def test_a_key_that_is_given_twice_stays_twice() -> None:
+def test_a_repeated_key_stays_in_the_arguments_twice() -> None:
     reader = TextCallReader(GRAMMARS["bracket"], SCHEMAS)
     events = list(reader.feed_text("[/edit]@@path=a\n@@path=b\n[edit/]"))
     assert CallArgumentsDelta(0, '{"path":"a","path":"b"}') in events
@@ -159,9 +159,7 @@ _TRICKY = st.sampled_from(
 
 @FORM
 @given(texts=st.lists(_TEXT | _TRICKY, min_size=3, max_size=3), cuts=st.sets(st.integers(0, 200)))
-def test_what_is_written_reads_back_however_it_is_cut_in_pieces(
-    form: TextForm, texts: list[str], cuts: set[int]
-) -> None:
+def test_a_written_text_call_reads_back_in_pieces_of_any_size(form: TextForm, texts: list[str], cuts: set[int]) -> None:
     arguments: dict[str, Any] = dict(zip(("path", "old", "new"), texts, strict=True))
     text = f"Before.\n{GRAMMARS[form].format_call('edit', arguments)}\nAfter."
     ends = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
@@ -175,20 +173,20 @@ def test_what_is_written_reads_back_however_it_is_cut_in_pieces(
         st.sampled_from(["n", "list", "on"]), st.recursive(st.none() | st.booleans() | st.integers() | _TEXT, st.lists)
     )
 )
-def test_json_values_read_back(form: TextForm, values: dict[str, Any]) -> None:
+def test_json_values_survive_formatting_and_reading(form: TextForm, values: dict[str, Any]) -> None:
     quoted = {key: value for key, value in values.items() if not isinstance(value, str)}
     assert read(form, [GRAMMARS[form].format_call("put", quoted)])[1] == [("put", quoted)]
 
 
 @FORM
 @given(st.text(alphabet=st.sampled_from('ab[]/\\<>call arg name="edit"@=`~\n')), st.integers(1, 7))
-def test_any_text_ends_in_text_and_calls(form: TextForm, text: str, size: int) -> None:
+def test_any_text_is_read_the_same_in_one_piece_and_in_fragments(form: TextForm, text: str, size: int) -> None:
     whole = read(form, [text])
     assert read(form, [text[n : n + size] for n in range(0, len(text), size)]) == whole
 
 
 @FORM
-def test_a_hostile_stream_is_read_in_time_that_grows_with_its_length(form: TextForm) -> None:
+def test_a_hostile_stream_is_read_with_a_bounded_buffer(form: TextForm) -> None:
     reader = TextCallReader(GRAMMARS[form], SCHEMAS)
     held = 0
     opening = {"bracket": "[/edit]", "xml": '<call name="edit">'}[form]
@@ -201,7 +199,7 @@ def test_a_hostile_stream_is_read_in_time_that_grows_with_its_length(form: TextF
 
 
 @FORM
-def test_a_hostile_body_is_read_and_written_in_time_that_grows_with_its_length(form: TextForm) -> None:
+def test_a_hostile_call_body_is_written_and_read_back_unchanged(form: TextForm) -> None:
     slashes, unclosed = "\\" * 200_000, '<arg name="a">' * 20_000
     opening = {"bracket": "[/edit]", "xml": '<call name="edit">'}[form]
     closing = GRAMMARS[form].closing_tag("edit")
@@ -213,7 +211,7 @@ def test_a_hostile_body_is_read_and_written_in_time_that_grows_with_its_length(f
 
 
 @FORM
-async def test_an_agent_works_with_a_model_that_writes_its_calls(form: TextForm, tmp_path: Path) -> None:
+async def test_an_agent_runs_with_a_model_that_writes_its_calls_as_text(form: TextForm, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "note.txt").write_text("seven\n")
     grammar = GRAMMARS[form]

@@ -37,7 +37,7 @@ class Room:
     async def shape(self, value: object, call_id: str = "call-1", **spec: Any) -> AudienceOutputs:
         """As the arbiter does it: the quick way first."""
         tool = ToolSpec("tool", "…", **spec)
-        small = self.shaper.shape_small_output(tool, value, dict(METADATA))
+        small = self.shaper.try_shape_small_output(tool, value, dict(METADATA))
         return small or await self.shaper.shape_output(tool, value, METADATA, call_id=call_id, session_id="s")
 
     def sidecar(self, shaped: AudienceOutputs) -> str:

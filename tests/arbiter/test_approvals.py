@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.arbiter.shaping import Room
 
-from handrail.arbiter.approvals.approval_broker import HOUR_NS, ID_ALPHABET, ApprovalBroker, new_id
+from handrail.arbiter.approvals.approval_broker import HOUR_NS, ID_ALPHABET, ApprovalBroker, generate_prefixed_id
 from handrail.contract.approval_requests import Approval, ApprovalAnswer, ApprovalChoice, ApprovalRequest
 from handrail.contract.errors import ToolError
 from handrail.record.commit_log import CommitLog, Record
@@ -60,7 +60,7 @@ def request(call_id: str = "ses_1/1.0") -> ApprovalRequest:
 
 
 async def asked(approvals: ApprovalBroker, call_id: str = "ses_1/1.0") -> Approval:
-    row = approvals.create_request(request(call_id))
+    row = approvals.create_unstored_request(request(call_id))
     await approvals.store_request_with_records(
         row, [Record("approval-requested", "ses_1", call_id, {"approval": row.id})], whole=True
     )
@@ -102,7 +102,9 @@ class Known:
 @pytest.mark.proves("P-07", "P-09")
 @settings(max_examples=25, deadline=None)
 @given(st.lists(_steps, min_size=5, max_size=40))
-def test_a_request_only_moves_forward_whatever_is_tried_in_whichever_order(steps: list[tuple[object, ...]]) -> None:
+def test_an_approval_request_follows_its_state_model_under_any_sequence_of_operations(
+    steps: list[tuple[object, ...]],
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(_follow(Desk(Path(folder)), steps))
 
@@ -142,7 +144,7 @@ async def _take(
     elif step[0] == "advance":
         desk.clock.now_ns += int(str(step[1])) * HOUR_NS
     elif step[0] == "sweep":
-        await approvals.expire_overdue()
+        await approvals.expire_overdue_requests()
         for known in model.values():
             if known.state == "pending" and known.expires_ns <= now:
                 known.state = "expired"
@@ -174,7 +176,7 @@ async def _take(
 
 
 @pytest.mark.proves("P-09")
-async def test_a_grant_is_used_by_one_of_many_and_the_others_leave_no_intent(tmp_path: Path) -> None:
+async def test_one_of_many_calls_uses_a_grant_and_the_others_leave_no_intent(tmp_path: Path) -> None:
     """Source: the approval check ran twice, and so did its side effect."""
     desk = Desk(tmp_path)
     async with desk.open() as approvals:
@@ -191,7 +193,7 @@ async def test_a_grant_is_used_by_one_of_many_and_the_others_leave_no_intent(tmp
 
 
 @pytest.mark.proves("P-09")
-async def test_of_two_grants_that_a_call_needs_none_is_used_when_one_cannot_be(tmp_path: Path) -> None:
+async def test_a_call_that_needs_two_grants_uses_neither_if_one_is_used_up(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     async with desk.open() as approvals:
         first, second = await asked(approvals), await asked(approvals)
@@ -203,7 +205,7 @@ async def test_of_two_grants_that_a_call_needs_none_is_used_when_one_cannot_be(t
 
 
 @pytest.mark.proves("P-09")
-async def test_a_request_can_be_answered_for_seven_days_and_a_grant_be_used_for_one(tmp_path: Path) -> None:
+async def test_an_approval_request_expires_after_seven_days_and_an_unused_grant_after_one(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     async with desk.open() as approvals:
         late, used, unused = [await asked(approvals, f"ses_1/1.{n}") for n in range(3)]
@@ -221,23 +223,23 @@ async def test_a_request_can_be_answered_for_seven_days_and_a_grant_be_used_for_
         assert "expired unused after 24 hours" in await is_refused(lambda: approvals.consume_approvals([spare], INTENT))
 
 
-async def test_who_waits_is_told_when_nobody_answered_in_time(tmp_path: Path) -> None:
+async def test_a_waiter_gets_the_expired_state_of_an_overdue_approval_request(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     async with desk.open() as approvals:
         row = await asked(approvals)
-        answered = approvals.wait_for_decision(row)
+        answered = approvals.register_decision_waiter(row)
         desk.clock.now_ns += 8 * 24 * HOUR_NS
-        await approvals.expire_overdue()
+        await approvals.expire_overdue_requests()
         assert (await answered).state == "expired"
         (record,) = desk.log.reader.records(kind="approval-responded")
         assert record.body is not None and record.body["choice"] == "expired"
 
 
-async def test_an_answer_that_came_before_the_wait_is_not_missed(tmp_path: Path) -> None:
+async def test_an_answer_given_before_the_wait_is_returned(tmp_path: Path) -> None:
     async with Desk(tmp_path).open() as approvals:
         row = await asked(approvals)
         await approvals.decide(row.id, ApprovalAnswer("reject", "no"), by="test")
-        assert (await approvals.wait_for_decision(row)).message == "no"
+        assert (await approvals.register_decision_waiter(row)).message == "no"
 
 
 @pytest.mark.parametrize(
@@ -259,11 +261,11 @@ async def test_an_answer_that_came_before_the_wait_is_not_missed(tmp_path: Path)
         ({}, "sure", "does not accept `sure`. Answer with one of"),
     ],
 )
-async def test_only_what_was_offered_is_an_answer(
+async def test_an_answer_that_was_not_offered_is_refused(
     tmp_path: Path, change: dict[str, None], choice: ApprovalChoice, said: str
 ) -> None:
     async with Desk(tmp_path).open() as approvals:
-        row = approvals.create_request(replace(request(), **change))  # pyright: ignore[reportArgumentType]
+        row = approvals.create_unstored_request(replace(request(), **change))  # pyright: ignore[reportArgumentType]
         await approvals.store_request_with_records(row, [], whole=True)
         assert said in await is_refused(
             lambda: approvals.decide(row.id, ApprovalAnswer(choice), by="test"), "invalid_input"
@@ -271,7 +273,7 @@ async def test_only_what_was_offered_is_an_answer(
         assert approvals.get(row.id).is_pending
 
 
-async def test_a_listener_that_fails_changes_nothing(tmp_path: Path) -> None:
+async def test_a_failing_watcher_does_not_affect_the_request_or_other_watchers(tmp_path: Path) -> None:
     told: list[str] = []
     problems: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context["exception"]))
@@ -280,8 +282,8 @@ async def test_a_listener_that_fails_changes_nothing(tmp_path: Path) -> None:
         raise RuntimeError(row.state)
 
     async with Desk(tmp_path).open() as approvals:
-        approvals.watch_requests(fails)
-        stop = approvals.watch_requests(lambda row: told.append(row.state))
+        approvals.subscribe_to_requests(fails)
+        stop = approvals.subscribe_to_requests(lambda row: told.append(row.state))
         row = await asked(approvals)
         await approvals.decide(row.id, ONCE, by="test")
         stop()
@@ -290,6 +292,6 @@ async def test_a_listener_that_fails_changes_nothing(tmp_path: Path) -> None:
 
 
 @given(st.integers(0, 100))
-def test_an_id_is_short_and_has_no_letters_that_are_mistaken(again: int) -> None:
-    prefix, _, rest = new_id("apr").partition("_")
+def test_an_approval_id_is_short_and_has_no_ambiguous_letters(again: int) -> None:
+    prefix, _, rest = generate_prefixed_id("apr").partition("_")
     assert prefix == "apr" and len(rest) == 8 and set(rest) <= set(ID_ALPHABET)

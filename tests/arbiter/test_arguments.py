@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from handrail.contract.text.strict_json import (
     MAX_ARGUMENT_DEPTH,
-    InvalidJsonText,
-    ParsedArguments,
+    InvalidJsonTextError,
+    PreparsedArgumentText,
     parse_arguments,
     parse_arguments_fast,
-    parse_model_json_fast,
+    try_parse_model_json_fast,
 )
 
 values: st.SearchStrategy[Any] = st.recursive(
@@ -39,9 +39,9 @@ values: st.SearchStrategy[Any] = st.recursive(
 @example({"a": "x, ", "b": 1}, (", ", ": "))
 @example({"a": 2**64, "b": -(2**63) - 1}, (",", ":"))
 @example({"a": -0.0, "b": 1e300}, (",", ":"))
-def test_what_the_quick_way_takes_is_what_the_careful_way_reads(value: dict[str, Any], marks: tuple[str, str]) -> None:
+def test_the_fast_argument_parser_agrees_with_the_full_parser(value: dict[str, Any], marks: tuple[str, str]) -> None:
     text = json.dumps(value, ensure_ascii=False, separators=marks)
-    quick = parse_model_json_fast(text)
+    quick = try_parse_model_json_fast(text)
     if quick is None:
         return
     assert quick[0] == parse_arguments(text)
@@ -53,8 +53,8 @@ def test_what_the_quick_way_takes_is_what_the_careful_way_reads(value: dict[str,
 @pytest.mark.parametrize(
     "text", ['{"a":1,"b":"x"}', '{"a": 1, "b": "x\\n\\"y\\""}', '{"path": "ä/ö", "n": [1, 2.5, null]}']
 )
-def test_text_as_models_write_it_goes_the_quick_way(text: str) -> None:
-    parsed = parse_model_json_fast(text)
+def test_common_json_from_models_takes_the_fast_parser(text: str) -> None:
+    parsed = try_parse_model_json_fast(text)
     assert (parsed is not None) == ("[1, 2.5" not in text), "a list with blanks is read carefully"
 
 
@@ -77,13 +77,13 @@ def test_text_as_models_write_it_goes_the_quick_way(text: str) -> None:
         '{"a":1}{',
     ],
 )
-def test_everything_doubtful_is_left_to_the_careful_way(text: str) -> None:
-    assert parse_model_json_fast(text) is None
-    assert parse_model_json_fast(text.encode()) is None
+def test_unusual_json_is_left_to_the_full_parser(text: str) -> None:
+    assert try_parse_model_json_fast(text) is None
+    assert try_parse_model_json_fast(text.encode()) is None
 
 
-def test_bytes_that_are_no_text_are_left_to_the_careful_way() -> None:
-    assert parse_model_json_fast(b'{"a":"\xff"}') is None
+def test_the_fast_parser_declines_bytes_that_are_not_text() -> None:
+    assert try_parse_model_json_fast(b'{"a":"\xff"}') is None
 
 
 @pytest.mark.proves("K-05")
@@ -92,22 +92,20 @@ def test_bytes_that_are_no_text_are_left_to_the_careful_way() -> None:
     st.sampled_from([(",", ":"), (", ", ": "), (" , ", " : ")]),
 )
 @example({"a": {"b": [1]}, "c": 2**70}, (" , ", " : "))
-def test_text_that_was_parsed_already_says_the_same_to_all_who_read_it(
-    value: dict[str, Any], marks: tuple[str, str]
-) -> None:
+def test_parsed_arguments_read_the_same_as_their_text(value: dict[str, Any], marks: tuple[str, str]) -> None:
     text = json.dumps(value, separators=marks)
-    read = ParsedArguments.parse(text)
-    assert read == text and ParsedArguments.parse(read) == text
+    read = PreparsedArgumentText.parse(text)
+    assert read == text and PreparsedArgumentText.parse(read) == text
     assert (
         json.dumps(parse_arguments(read)) == json.dumps(parse_arguments_fast(read)) == json.dumps(parse_arguments(text))
     )
-    assert parse_model_json_fast(read) == parse_model_json_fast(text)
+    assert try_parse_model_json_fast(read) == try_parse_model_json_fast(text)
 
 
 @pytest.mark.proves("K-05")
 @pytest.mark.parametrize("text", ['{"a":{"b":[1]}}', '{"a" : {"b" : [1]}}', '{"a":1}', ""])
-def test_what_one_reader_makes_of_its_arguments_no_other_sees(text: str) -> None:
-    read = ParsedArguments.parse(text)
+def test_a_reader_that_changes_its_arguments_does_not_affect_other_readers(text: str) -> None:
+    read = PreparsedArgumentText.parse(text)
     mine = parse_arguments(read)
     mine.setdefault("a", {})
     if isinstance(mine["a"], dict):
@@ -116,6 +114,6 @@ def test_what_one_reader_makes_of_its_arguments_no_other_sees(text: str) -> None
     assert parse_arguments(read) == parse_arguments_fast(read) == parse_arguments(text)
 
 
-def test_text_that_is_refused_is_never_taken_as_parsed() -> None:
-    with pytest.raises(InvalidJsonText, match="duplicate keys"):
-        ParsedArguments.parse('{"a": 1, "a": 2}')
+def test_invalid_json_text_never_becomes_parsed_arguments() -> None:
+    with pytest.raises(InvalidJsonTextError, match="duplicate keys"):
+        PreparsedArgumentText.parse('{"a": 1, "a": 2}')

@@ -8,19 +8,24 @@ from typing import Any, Literal
 
 import pytest
 
-from handrail.arbiter.stoppable_execution import StoppableExecution, WorkStillRunning, WorkStopped, run_uninterrupted
+from handrail.arbiter.stoppable_execution import (
+    StoppableTaskRunner,
+    WorkStillRunning,
+    WorkStopped,
+    await_deferring_cancellation,
+)
 
 Way = Literal["inline", "apart"]
 both_ways = pytest.mark.parametrize("way", ["inline", "apart"])
 pytestmark = pytest.mark.proves("X-08")
 
 
-def execution(grace_s: float = 0.01) -> StoppableExecution:
-    return StoppableExecution(asyncio.get_running_loop(), grace_s)
+def execution(grace_s: float = 0.01) -> StoppableTaskRunner:
+    return StoppableTaskRunner(asyncio.get_running_loop(), grace_s)
 
 
 def begin(
-    run: StoppableExecution, way: Way, work: Coroutine[Any, Any, Any], timeout_s: float = 60
+    run: StoppableTaskRunner, way: Way, work: Coroutine[Any, Any, Any], timeout_s: float = 60
 ) -> Coroutine[Any, Any, Any]:
     return run.run_in_current_task(work, timeout_s) if way == "inline" else run.run_in_separate_task(work, timeout_s)
 
@@ -56,7 +61,7 @@ class Held:
 
 
 @both_ways
-async def test_a_stop_ends_the_work_and_leaves_no_cancellation_behind(way: Way) -> None:
+async def test_a_stop_cancels_the_work_and_leaves_no_pending_cancellation(way: Way) -> None:
     held, run = Held(), execution()
 
     async def stop_when_it_waits() -> None:
@@ -75,7 +80,7 @@ async def test_a_stop_ends_the_work_and_leaves_no_cancellation_behind(way: Way) 
 
 
 @both_ways
-async def test_a_stop_asked_for_by_the_work_itself_strikes_the_work_and_nothing_after_it(way: Way) -> None:
+async def test_work_that_stops_itself_is_not_followed_by_a_later_cancellation(way: Way) -> None:
     run = execution()
 
     async def stops_itself(first: bool) -> str:
@@ -93,7 +98,7 @@ async def test_a_stop_asked_for_by_the_work_itself_strikes_the_work_and_nothing_
 
 
 @both_ways
-async def test_a_stop_asked_for_in_the_first_step_of_work_that_goes_on_to_wait_ends_it(way: Way) -> None:
+async def test_a_stop_in_the_first_step_of_work_cancels_it_at_its_next_await(way: Way) -> None:
     held, run = Held(), execution()
 
     async def stops_then_waits() -> str:
@@ -107,7 +112,7 @@ async def test_a_stop_asked_for_in_the_first_step_of_work_that_goes_on_to_wait_e
 
 
 @both_ways
-async def test_a_cancelled_caller_is_owed_its_very_cancellation(way: Way) -> None:
+async def test_the_original_cancellation_of_a_caller_is_kept_for_redelivery(way: Way) -> None:
     held, run = Held(), execution()
 
     async def caller() -> None:
@@ -124,7 +129,7 @@ async def test_a_cancelled_caller_is_owed_its_very_cancellation(way: Way) -> Non
 
 @both_ways
 @pytest.mark.parametrize("stop_first", [True, False])
-async def test_a_stop_and_the_callers_cancellation_in_one_moment_lose_neither(way: Way, stop_first: bool) -> None:
+async def test_a_simultaneous_stop_and_cancellation_are_both_counted(way: Way, stop_first: bool) -> None:
     held, run = Held(), execution()
     left: list[int] = []
 
@@ -147,7 +152,7 @@ async def test_a_stop_and_the_callers_cancellation_in_one_moment_lose_neither(wa
 
 
 @both_ways
-async def test_work_that_swallows_its_callers_cancellation_does_not_swallow_it_for_the_caller(way: Way) -> None:
+async def test_a_cancellation_that_the_work_suppresses_still_reaches_the_caller(way: Way) -> None:
     run = execution(grace_s=60)
     entered = asyncio.Event()
 
@@ -170,7 +175,7 @@ async def test_work_that_swallows_its_callers_cancellation_does_not_swallow_it_f
 
 
 @both_ways
-async def test_the_callers_cancellation_in_the_moment_the_work_ends_is_owed_or_delivered(way: Way) -> None:
+async def test_a_cancellation_as_the_work_ends_still_reaches_the_caller(way: Way) -> None:
     held, run = Held(), execution()
     outcome: list[object] = []
 
@@ -191,7 +196,7 @@ async def test_the_callers_cancellation_in_the_moment_the_work_ends_is_owed_or_d
 
 @both_ways
 @pytest.mark.parametrize("first", [True, False])
-async def test_a_cancellation_that_nobody_asked_for_is_the_works_own_failure(way: Way, first: bool) -> None:
+async def test_an_unrequested_cancellation_is_a_failure_of_the_work(way: Way, first: bool) -> None:
     run = execution()
 
     async def awaits_something_cancelled() -> None:
@@ -208,7 +213,7 @@ async def test_a_cancellation_that_nobody_asked_for_is_the_works_own_failure(way
 
 @both_ways
 @pytest.mark.parametrize("first", [True, False])
-async def test_work_that_wants_to_exit_the_process_only_fails(way: Way, first: bool) -> None:
+async def test_work_that_raises_system_exit_only_fails(way: Way, first: bool) -> None:
     run = execution()
 
     async def exits() -> None:
@@ -221,7 +226,7 @@ async def test_work_that_wants_to_exit_the_process_only_fails(way: Way, first: b
 
 
 @both_ways
-async def test_a_time_limit_around_a_call_works_as_around_anything(way: Way) -> None:
+async def test_a_timeout_around_a_call_works_as_usual(way: Way) -> None:
     held, run = Held(), execution()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
@@ -233,7 +238,7 @@ async def test_a_time_limit_around_a_call_works_as_around_anything(way: Way) -> 
 
 
 @both_ways
-async def test_time_limits_and_task_groups_inside_the_work_are_its_own_affair(way: Way) -> None:
+async def test_timeouts_and_task_groups_inside_the_work_do_not_affect_the_caller(way: Way) -> None:
     run = execution()
 
     async def failing() -> None:
@@ -254,7 +259,7 @@ async def test_time_limits_and_task_groups_inside_the_work_are_its_own_affair(wa
 
 
 @both_ways
-async def test_a_stop_reaches_the_members_of_a_group_inside_the_work(way: Way) -> None:
+async def test_a_stop_cancels_the_members_of_a_task_group_inside_the_work(way: Way) -> None:
     run, members = execution(), [Held(), Held()]
 
     async def inside() -> None:
@@ -276,7 +281,7 @@ async def test_a_stop_reaches_the_members_of_a_group_inside_the_work(way: Way) -
 
 
 @both_ways
-async def test_the_first_reason_counts_and_a_second_stop_does_no_harm(way: Way) -> None:
+async def test_a_second_stop_does_not_change_the_reason(way: Way) -> None:
     held, run = Held(), execution()
     loop = asyncio.get_running_loop()
     loop.call_soon(run.stop, "user")
@@ -287,7 +292,7 @@ async def test_the_first_reason_counts_and_a_second_stop_does_no_harm(way: Way) 
 
 
 @both_ways
-async def test_what_was_stopped_before_it_began_is_not_begun(way: Way) -> None:
+async def test_work_stopped_before_its_start_is_not_started(way: Way) -> None:
     held, run = Held(), execution()
     run.stop("user")
     with pytest.raises(WorkStopped):
@@ -296,14 +301,14 @@ async def test_what_was_stopped_before_it_began_is_not_begun(way: Way) -> None:
 
 
 @both_ways
-async def test_a_time_out_is_told_from_a_stop(way: Way) -> None:
+async def test_a_timeout_is_distinguished_from_a_stop(way: Way) -> None:
     held, run = Held(), execution()
     with pytest.raises(WorkStopped) as stopped:
         await begin(run, way, held.work(), timeout_s=0.001)
     assert stopped.value.reason == "timeout" and run.owed_cancellation is None and cancelling() == 0
 
 
-async def test_work_apart_that_does_not_end_is_left_behind_with_its_task() -> None:
+async def test_separate_work_that_ignores_a_stop_is_returned_as_a_running_task() -> None:
     run, may_end = execution(grace_s=0), asyncio.Event()
 
     async def stubborn() -> str:
@@ -320,7 +325,7 @@ async def test_work_apart_that_does_not_end_is_left_behind_with_its_task() -> No
     assert await still.value.task == "late"
 
 
-async def test_work_inline_that_swallows_its_cancellation_is_told_again_until_it_heeds() -> None:
+async def test_inline_work_that_swallows_its_cancellation_is_cancelled_again_until_it_ends() -> None:
     run = execution(grace_s=0.001)
     told = 0
 
@@ -339,7 +344,7 @@ async def test_work_inline_that_swallows_its_cancellation_is_told_again_until_it
     assert told == 3 and run.owed_cancellation is None and cancelling() == 0
 
 
-async def test_a_stop_reaches_through_a_run_within_a_run() -> None:
+async def test_a_stop_reaches_the_inner_and_the_outer_of_two_nested_executions() -> None:
     """As a tool's nested call: both are stopped in one moment, in one task, and each has to hear of it."""
     outer, inner, held = execution(), execution(), Held()
     went_on: list[str] = []
@@ -364,11 +369,11 @@ async def test_a_stop_reaches_through_a_run_within_a_run() -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2, 5])
-async def test_what_must_not_be_interrupted_comes_to_its_end_and_the_cancellation_is_owed(times: int) -> None:
+async def test_uninterruptible_work_runs_to_its_end_and_leaves_the_cancellation_owed(times: int) -> None:
     held, run = Held(), execution()
 
     async def caller() -> str:
-        return await run_uninterrupted(held.work(), run)
+        return await await_deferring_cancellation(held.work(), run)
 
     task = asyncio.create_task(caller())
     await held.entered.wait()
@@ -380,7 +385,7 @@ async def test_what_must_not_be_interrupted_comes_to_its_end_and_the_cancellatio
     assert run.owed_cancellation is not None and held.ended == "returned"
 
 
-async def test_work_whose_end_is_elsewhere_is_told_each_time_and_left_to_end() -> None:
+async def test_uncancellable_work_gets_each_stop_and_is_left_to_end() -> None:
     held, run = Held(), execution()
     told: list[str] = []
     run.on_stop = told.append
@@ -410,7 +415,7 @@ async def test_no_coroutine_is_left_unawaited(way: Way) -> None:
 
 
 @both_ways
-async def test_each_of_many_time_outs_of_one_length_ends_only_its_own_work(way: Way) -> None:
+async def test_each_of_many_equal_timeouts_ends_only_its_work(way: Way) -> None:
     held = [Held() for _ in range(5)]
     runs = [execution() for _ in held]
     tasks = [asyncio.create_task(begin(run, way, one.work(), 0.05)) for run, one in zip(runs, held, strict=True)]

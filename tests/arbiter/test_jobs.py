@@ -13,7 +13,7 @@ from tests.kernel.test_sub_agents import kernel_of, models, task
 
 from handrail import Kernel, Result, Runtime, Session, ToolError, tool
 from handrail.agent.agent_loop import Agent
-from handrail.arbiter.jobs.output_stream import MAX_HELD_CHARACTERS, JobOutputFile, OutputStream
+from handrail.arbiter.jobs.output_stream import MAX_HELD_CHARACTERS, CallOutputWriter, JobOutputFile
 from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.errors import LogUnavailable
@@ -137,7 +137,7 @@ def kinds(kernel: Kernel, call_id: str) -> list[str]:
 
 
 @pytest.mark.proves("X-02")
-async def test_a_call_in_the_background_is_answered_at_once_and_goes_on(kernel: Kernel, session: Session) -> None:
+async def test_a_background_call_is_answered_at_once_and_continues_as_a_job(kernel: Kernel, session: Session) -> None:
     answered = await session.call("job.long", {"name": "a"})
     job_id = job_of(answered)
     assert job_id.startswith("job__long_") and answered.data["state"] in ("pending", "running")
@@ -154,7 +154,7 @@ async def test_a_call_in_the_background_is_answered_at_once_and_goes_on(kernel: 
 
 
 @pytest.mark.proves("X-02", "L-10")
-async def test_a_keyed_call_in_the_background_runs_once_and_is_the_same_job(session: Session) -> None:
+async def test_a_background_call_with_an_idempotency_key_runs_once_as_one_job(session: Session) -> None:
     answered = [await session.call("job.long", {"name": "a"}, key="k") for _ in range(2)]
     assert job_of(answered[0]) == job_of(answered[1]) and answered[1].metadata["replayed"] is True
     await bench.entered.wait()
@@ -164,7 +164,7 @@ async def test_a_keyed_call_in_the_background_runs_once_and_is_the_same_job(sess
     assert job_of(await session.call("job.long", {"name": "a"}, key="k")) == job_of(answered[0])
 
 
-async def test_the_end_of_a_job_is_told_once_and_not_to_whoever_waited_for_it(session: Session) -> None:
+async def test_the_end_of_a_job_is_notified_once_unless_a_wait_call_returned_it(session: Session) -> None:
     first, second = [job_of(await session.call("job.fail", {})) for _ in range(2)]
     waited = await session.call("wait", {"job_id": first})
     assert waited.data["state"] == "failed"
@@ -176,7 +176,7 @@ async def test_the_end_of_a_job_is_told_once_and_not_to_whoever_waited_for_it(se
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_the_end_of_a_job_is_told_until_the_answer_of_the_call_that_was_told_it_is_on_record(
+async def test_a_job_notification_stays_pending_until_the_call_that_read_it_is_recorded(
     session: Session, *, fails: bool
 ) -> None:
     job_id = job_of(await session.call("job.fail", {}))
@@ -192,7 +192,7 @@ async def test_the_end_of_a_job_is_told_until_the_answer_of_the_call_that_was_to
 
 
 @pytest.mark.proves("X-12")
-async def test_what_is_not_locked_in_the_background_is_said(session: Session) -> None:
+async def test_a_background_call_reports_the_locks_that_it_skips(session: Session) -> None:
     answered = await session.call("job.either", {"name": "a", "later": True})
     assert answered.metadata["skipped_locks"] == ["notes:X"] and "notes:X" in answered.data["note"]
     await bench.entered.wait()
@@ -203,7 +203,7 @@ async def test_what_is_not_locked_in_the_background_is_said(session: Session) ->
     assert (await held).ok and bench.ran == ["a", "b"], "the lock for the background was held"
 
 
-async def test_a_later_call_of_the_reply_stands_behind_the_job_in_the_queue(session: Session) -> None:
+async def test_a_later_call_of_a_reply_runs_after_an_earlier_background_call(session: Session) -> None:
     bench.open.set()
     calls = [("job.either", {"name": "first", "later": True}), ("job.quick", {"name": "second"})]
     answers = await session.call_all(calls)
@@ -211,21 +211,23 @@ async def test_a_later_call_of_the_reply_stands_behind_the_job_in_the_queue(sess
     assert answers[1].ok and bench.ran == ["first", "second"]
 
 
-async def test_a_refusal_before_the_locks_is_answered_in_the_turn(kernel: Kernel, session: Session) -> None:
+async def test_a_refusal_before_the_locks_is_returned_in_the_turn_and_starts_no_job(
+    kernel: Kernel, session: Session
+) -> None:
     session.add_rules("deny job.long")
     refused = await session.call("job.long", {"name": "a"})
     assert refused.error_kind == "denied" and await session.jobs.list() == []
     assert (await session.call("job.long", {"name": 5})).error_kind == "invalid_input"
 
 
-async def test_the_call_of_a_tool_is_awaited_by_it(session: Session) -> None:
+async def test_a_nested_call_runs_in_the_foreground_only(session: Session) -> None:
     bench.open.set()
     asked = await session.call("job.outer", {"later": True})
     assert asked.data["metadata"]["error_kind"] == "invalid_input" and "later" in asked.data["error_text"]
     assert (await session.call("job.outer", {"later": False})).data["data"] == "inner"
 
 
-async def test_a_failing_job_has_failed_and_what_it_says_is_its_output(session: Session) -> None:
+async def test_a_failed_job_has_its_error_in_its_output(session: Session) -> None:
     job_id = job_of(await session.call("job.fail", {}))
     result = await session.jobs.wait(job_id, timeout_ms=30_000)
     assert result is not None and result.error_text == "the printer is out of paper"
@@ -234,7 +236,7 @@ async def test_a_failing_job_has_failed_and_what_it_says_is_its_output(session: 
 
 
 @pytest.mark.proves("X-05")
-async def test_a_wait_that_is_over_stops_nothing(session: Session) -> None:
+async def test_the_end_of_a_wait_does_not_stop_the_job(session: Session) -> None:
     job_id = job_of(await session.call("job.long", {"name": "a"}))
     await bench.entered.wait()
     assert await session.jobs.wait(job_id, timeout_ms=1) is None
@@ -248,7 +250,7 @@ async def test_a_wait_that_is_over_stops_nothing(session: Session) -> None:
 
 
 @pytest.mark.proves("X-05")
-async def test_a_job_that_is_stopped_twice_says_its_state(kernel: Kernel, session: Session) -> None:
+async def test_a_second_stop_of_a_job_returns_its_state(kernel: Kernel, session: Session) -> None:
     job_id = job_of(await session.call("job.long", {"name": "a"}))
     await bench.entered.wait()
     assert (await session.jobs.stop(job_id)).state == "cancelled"
@@ -290,7 +292,7 @@ async def test_stopping_a_turn_leaves_the_sub_agents_of_jobs_alone(tmp_path: Pat
         assert '"held"' in str(below.requests[1].messages)
 
 
-async def test_a_job_of_another_session_is_none(kernel: Kernel, session: Session) -> None:
+async def test_a_session_cannot_reach_a_job_of_another_session(kernel: Kernel, session: Session) -> None:
     bench.open.set()
     job_id = job_of(await session.call("job.long", {"name": "a"}))
     other = await kernel.session()
@@ -305,7 +307,7 @@ async def test_a_job_of_another_session_is_none(kernel: Kernel, session: Session
 
 
 @pytest.mark.proves("X-10")
-async def test_output_is_told_as_it_comes_and_read_by_cursor_and_lines(session: Session) -> None:
+async def test_job_output_is_streamed_and_read_by_cursor_and_lines(session: Session) -> None:
     told: list[str] = []
     session.watch_events(lambda event: told.append(event.data["output"]) if "output" in event.data else None)
     text = "".join(f"zeile {number} ü\n" for number in range(50))
@@ -328,7 +330,7 @@ async def test_output_is_told_as_it_comes_and_read_by_cursor_and_lines(session: 
 
 
 @pytest.mark.proves("X-10")
-async def test_what_a_call_in_its_turn_writes_is_told_while_it_runs(session: Session) -> None:
+async def test_output_of_a_foreground_call_is_streamed_while_it_runs(session: Session) -> None:
     told: list[str] = []
     session.watch_events(lambda event: told.append(event.data["output"]) if "output" in event.data else None)
     caller = asyncio.create_task(session.call("job.stays", {"name": "a"}))
@@ -338,7 +340,7 @@ async def test_what_a_call_in_its_turn_writes_is_told_while_it_runs(session: Ses
     assert (await caller).data == "a"
 
 
-async def test_no_secret_is_in_what_a_job_shows(tmp_path: Path) -> None:
+async def test_job_output_and_events_contain_no_secret(tmp_path: Path) -> None:
     told: list[str] = []
     secrets = {"key": "s3cr3t-value-of-some-length"}
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=["allow job.*"], secrets=secrets) as kernel:
@@ -353,7 +355,9 @@ async def test_no_secret_is_in_what_a_job_shows(tmp_path: Path) -> None:
 
 
 @pytest.mark.proves("X-04")
-async def test_a_running_call_is_promoted_where_it_stands(kernel: Kernel, session: Session) -> None:
+async def test_a_running_call_moves_to_the_background_with_its_locks_and_output(
+    kernel: Kernel, session: Session
+) -> None:
     caller = asyncio.create_task(session.call("job.either", {"name": "a"}))
     await bench.entered.wait()
     job = await session.move_to_background(f"{session.id}/1.0")
@@ -369,7 +373,7 @@ async def test_a_running_call_is_promoted_where_it_stands(kernel: Kernel, sessio
 
 
 @pytest.mark.proves("X-04")
-async def test_all_who_promote_a_call_at_once_get_its_one_job(session: Session) -> None:
+async def test_concurrent_moves_of_a_call_to_the_background_return_one_job(session: Session) -> None:
     caller = asyncio.create_task(session.call("job.either", {"name": "a"}))
     await bench.entered.wait()
     jobs = await asyncio.gather(*(session.move_to_background(f"{session.id}/1.0") for _ in range(3)))
@@ -380,7 +384,7 @@ async def test_all_who_promote_a_call_at_once_get_its_one_job(session: Session) 
 
 
 @pytest.mark.proves("X-04")
-async def test_a_call_of_a_tool_that_is_not_promotable_stays_in_its_turn(session: Session) -> None:
+async def test_a_call_of_a_tool_that_is_not_promotable_cannot_move_to_the_background(session: Session) -> None:
     caller = asyncio.create_task(session.call("job.stays", {"name": "a"}))
     await bench.entered.wait()
     with pytest.raises(ToolError, match=r"cannot move to the background: tool `job\.stays` is not promotable"):
@@ -390,7 +394,7 @@ async def test_a_call_of_a_tool_that_is_not_promotable_stays_in_its_turn(session
 
 
 @pytest.mark.proves("X-12")
-async def test_a_job_that_is_stopped_while_it_waits_says_what_each_of_its_results_says(session: Session) -> None:
+async def test_a_job_stopped_while_it_waits_has_the_usual_result_metadata(session: Session) -> None:
     first = job_of(await session.call("job.either", {"name": "a", "later": True}))
     await bench.entered.wait()
     second = job_of(await session.call("job.either", {"name": "b", "later": True}))
@@ -403,7 +407,9 @@ async def test_a_job_that_is_stopped_while_it_waits_says_what_each_of_its_result
 
 
 @pytest.mark.proves("X-04")
-async def test_a_call_whose_job_cannot_be_kept_goes_on_as_it_was(kernel: LocalKernel, session: Session) -> None:
+async def test_a_call_whose_job_cannot_be_stored_continues_in_the_foreground(
+    kernel: LocalKernel, session: Session
+) -> None:
     caller = asyncio.create_task(session.call("job.either", {"name": "a"}))
     await bench.entered.wait()
     with contextlib.closing(sqlite3.connect(kernel.components.store.database.path)) as other:
@@ -415,8 +421,8 @@ async def test_a_call_whose_job_cannot_be_kept_goes_on_as_it_was(kernel: LocalKe
 
 
 @pytest.mark.proves("X-05")
-async def test_what_is_left_out_before_a_call_is_a_job_is_said(tmp_path: Path) -> None:
-    flow, output = OutputStream(SecretRedactor(), None, keep=True), JobOutputFile(tmp_path / "out.txt")
+async def test_a_job_output_notes_the_characters_omitted_from_before_the_job(tmp_path: Path) -> None:
+    flow, output = CallOutputWriter(SecretRedactor(), None, keep=True), JobOutputFile(tmp_path / "out.txt")
     for piece in ("a" * (MAX_HELD_CHARACTERS - 1), "bcd", "efg"):
         flow.feed(piece)
     flow.start_storing_in_file(output)
@@ -428,7 +434,7 @@ async def test_what_is_left_out_before_a_call_is_a_job_is_said(tmp_path: Path) -
 
 
 @pytest.mark.proves("X-05")
-async def test_an_approved_job_that_waits_at_the_end_of_its_kernel_has_ended_and_is_not_run_again(
+async def test_a_job_still_waiting_when_its_kernel_closes_is_cancelled_and_not_run_later(
     tmp_path: Path,
 ) -> None:
     person = ScriptedApprovalHandler(approvals=[ApprovalAnswer("once")] * 2)
@@ -447,7 +453,7 @@ async def test_an_approved_job_that_waits_at_the_end_of_its_kernel_has_ended_and
     assert bench.ran == ["a"]
 
 
-async def test_what_cannot_be_promoted_is_refused_with_words(session: Session) -> None:
+async def test_a_call_that_is_not_running_cannot_move_to_the_background(session: Session) -> None:
     with pytest.raises(ToolError, match="is not running"):
         await session.move_to_background("nothing")
     bench.open.set()

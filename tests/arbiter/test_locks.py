@@ -7,7 +7,14 @@ import contextlib
 
 import pytest
 
-from handrail.arbiter.lock_table import LockGrant, LockTable, LockTimeout, QueuedRequest, RequiredLock, locks_conflict
+from handrail.arbiter.lock_table import (
+    LockGrant,
+    LockTable,
+    LockTimeout,
+    QueuedLockRequest,
+    RequiredLock,
+    do_locks_conflict,
+)
 from handrail.contract.errors import UsageError
 
 WORKSPACE_X: list[RequiredLock] = [(("workspace",), "X")]
@@ -24,15 +31,15 @@ def taken(table: LockTable, wants: list[RequiredLock], owner: str = "") -> LockG
     return grant
 
 
-async def waiting(request: QueuedRequest, timeout_s: float | None = None) -> asyncio.Task[LockGrant]:
+async def waiting(request: QueuedLockRequest, timeout_s: float | None = None) -> asyncio.Task[LockGrant]:
     """A task that has begun to wait for ``request``."""
-    task = asyncio.create_task(request.wait_granted(timeout_s))
+    task = asyncio.create_task(request.wait_until_granted(timeout_s))
     await asyncio.sleep(0)
     return task
 
 
 @pytest.mark.proves("L-02")
-def test_readers_share_and_a_writer_is_alone() -> None:
+def test_readers_share_a_lock_and_a_writer_excludes_all_others() -> None:
     table = LockTable()
     first, second = taken(table, file("a", mode="S")), taken(table, file("a", mode="S"))
     assert table.try_acquire(file("a")) is None
@@ -42,7 +49,7 @@ def test_readers_share_and_a_writer_is_alone() -> None:
     writer = taken(table, file("a"))
     assert table.try_acquire(file("a", mode="S")) is None
     table.release_grant(writer)
-    assert table.resource_count == 0
+    assert table.active_resource_count == 0
 
 
 @pytest.mark.proves("L-03")
@@ -61,17 +68,17 @@ def test_readers_share_and_a_writer_is_alone() -> None:
         (WORKSPACE_X, [(("account:alice",), "X")], True),
     ],
 )
-def test_a_lock_covers_what_is_beneath_it_and_meets_what_is_above(
+def test_a_lock_conflicts_with_locks_below_and_above_its_resource(
     held: list[RequiredLock], asked: list[RequiredLock], free: bool
 ) -> None:
     table = LockTable()
     taken(table, held)
     assert (table.try_acquire(asked) is not None) is free
-    assert locks_conflict(held, asked) is locks_conflict(asked, held) is not free
+    assert do_locks_conflict(held, asked) is do_locks_conflict(asked, held) is not free
 
 
 @pytest.mark.proves("L-02")
-def test_a_request_takes_all_or_nothing() -> None:
+def test_a_lock_request_takes_all_its_locks_or_none() -> None:
     table = LockTable()
     other = taken(table, file("b"))
     assert table.try_acquire([*file("a"), *file("b")]) is None
@@ -94,7 +101,7 @@ def test_a_request_never_conflicts_with_itself(wants: list[RequiredLock]) -> Non
     grant = taken(table, wants)
     assert grant.covers(wants)
     table.release_grant(grant)
-    assert table.resource_count == 0
+    assert table.active_resource_count == 0
 
 
 def test_the_same_resource_in_both_modes_is_exclusive() -> None:
@@ -103,7 +110,7 @@ def test_the_same_resource_in_both_modes_is_exclusive() -> None:
     assert table.try_acquire(file("a", mode="S")) is None
 
 
-def test_reading_a_folder_while_writing_in_it_lets_nobody_else_write_there() -> None:
+def test_a_lock_to_read_a_folder_and_write_in_it_excludes_other_writers() -> None:
     table = LockTable()
     taken(table, [*file("src", mode="S"), *file("src", "a")])
     assert table.try_acquire(file("src", "b")) is None
@@ -118,11 +125,11 @@ async def test_a_waiting_writer_is_not_starved_by_later_readers() -> None:
     writer = table.queue_for_locks(file("a"))
     assert table.try_acquire(file("a", mode="S")) is None
     late = table.queue_for_locks(file("a", mode="S"))
-    assert not writer.is_ready and not late.is_ready
+    assert not writer.is_grant_ready and not late.is_grant_ready
     table.release_grant(reader)
-    assert writer.is_ready and not late.is_ready
-    table.release_grant(await writer.wait_granted())
-    assert late.is_ready
+    assert writer.is_grant_ready and not late.is_grant_ready
+    table.release_grant(await writer.wait_until_granted())
+    assert late.is_grant_ready
 
 
 @pytest.mark.proves("L-05")
@@ -132,11 +139,11 @@ async def test_a_waiting_reader_is_not_overtaken_by_later_writers() -> None:
     reader = table.queue_for_locks(file("a", mode="S"))
     late = table.queue_for_locks(file("a"))
     table.release_grant(writer)
-    assert reader.is_ready and not late.is_ready
+    assert reader.is_grant_ready and not late.is_grant_ready
 
 
 @pytest.mark.proves("L-05", "L-06")
-def test_what_conflicts_with_no_earlier_waiter_passes() -> None:
+def test_a_request_without_conflicts_passes_earlier_waiters() -> None:
     table = LockTable()
     taken(table, file("a", mode="S"))
     table.queue_for_locks(file("a"))
@@ -146,13 +153,13 @@ def test_what_conflicts_with_no_earlier_waiter_passes() -> None:
     assert table.try_acquire(file("d")) is not None
 
 
-def test_readers_that_wait_together_are_let_in_together() -> None:
+def test_waiting_readers_acquire_a_lock_together() -> None:
     table = LockTable()
     writer = taken(table, file("a"))
     readers = [table.queue_for_locks(file("a", mode="S")) for _ in range(5)]
     last = table.queue_for_locks(file("a"))
     table.release_grant(writer)
-    assert all(reader.is_ready for reader in readers) and not last.is_ready
+    assert all(reader.is_grant_ready for reader in readers) and not last.is_grant_ready
 
 
 @pytest.mark.proves("L-02")
@@ -162,43 +169,45 @@ async def test_opposite_orders_of_two_files_cannot_deadlock() -> None:
     second = table.queue_for_locks([*file("b"), *file("a")])
     third = table.queue_for_locks([*file("a"), *file("b")])
     table.release_grant(first)
-    assert second.is_ready and not third.is_ready
-    table.release_grant(await second.wait_granted())
-    table.release_grant(await third.wait_granted())
-    assert table.resource_count == 0
+    assert second.is_grant_ready and not third.is_grant_ready
+    table.release_grant(await second.wait_until_granted())
+    table.release_grant(await third.wait_until_granted())
+    assert table.active_resource_count == 0
 
 
 @pytest.mark.proves("L-05")
-async def test_a_wait_ends_with_its_budget_and_says_who_held_it_up() -> None:
+async def test_a_lock_wait_times_out_and_the_error_names_the_holder() -> None:
     table = LockTable()
     holder = taken(table, file("a.py"), "call-1 edit")
     request = table.queue_for_locks(file("a.py"), "call-2")
     behind = table.queue_for_locks(file("a.py", mode="S"))
     with pytest.raises(LockTimeout, match=r"workspace/a\.py:X held by call-1 edit \(X\)"):
-        await request.wait_granted(0)
-    assert not behind.is_ready
+        await request.wait_until_granted(0)
+    assert not behind.is_grant_ready
     table.release_grant(holder)
-    assert behind.is_ready and not request.is_ready
-    table.release_grant(await behind.wait_granted(0))
-    assert table.resource_count == 0
+    assert behind.is_grant_ready and not request.is_grant_ready
+    table.release_grant(await behind.wait_until_granted(0))
+    assert table.active_resource_count == 0
 
 
-def test_what_a_request_waits_for_names_a_few_holders_and_counts_the_rest() -> None:
+def test_a_wait_description_names_a_few_holders_and_counts_the_rest() -> None:
     table = LockTable()
     for number in range(5):
         taken(table, file("a", mode="S"), f"call-{number}")
     writer = table.queue_for_locks(file("a"))
-    assert table.describe_wait(writer) == "workspace/a:X held by call-0 (S), call-1 (S), call-2 (S) and 2 more"
-    assert table.describe_wait(table.queue_for_locks(WORKSPACE_X)).startswith("workspace:X held by call-0 (IS)")
+    assert table.describe_lock_wait(writer) == "workspace/a:X held by call-0 (S), call-1 (S), call-2 (S) and 2 more"
+    assert table.describe_lock_wait(table.queue_for_locks(WORKSPACE_X)).startswith("workspace:X held by call-0 (IS)")
     free = table.queue_for_locks([(("memory",), "X")])
-    assert free.is_ready and table.describe_wait(free) == ""
+    assert free.is_grant_ready and table.describe_lock_wait(free) == ""
     taken(table, [(("serial",), "S")])
     table.queue_for_locks([*file("a"), (("other",), "X")])
-    assert table.describe_wait(table.queue_for_locks([(("other",), "S")])) == "other:S behind earlier waiting calls"
+    assert (
+        table.describe_lock_wait(table.queue_for_locks([(("other",), "S")])) == "other:S behind earlier waiting calls"
+    )
 
 
 @pytest.mark.proves("L-05")
-async def test_a_cancelled_wait_leaves_every_queue_and_frees_those_behind_it() -> None:
+async def test_a_cancelled_wait_leaves_every_queue_and_unblocks_later_requests() -> None:
     table = LockTable()
     reader = taken(table, file("a", mode="S"))
     task = await waiting(table.queue_for_locks([*file("a"), *file("b")]))
@@ -206,16 +215,16 @@ async def test_a_cancelled_wait_leaves_every_queue_and_frees_those_behind_it() -
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert behind_a.is_ready and behind_b.is_ready
+    assert behind_a.is_grant_ready and behind_b.is_grant_ready
     for request in (behind_a, behind_b):
-        table.release_grant(await request.wait_granted())
+        table.release_grant(await request.wait_until_granted())
     table.release_grant(reader)
-    assert table.resource_count == 0
+    assert table.active_resource_count == 0
 
 
 @pytest.mark.proves("L-05")
 @pytest.mark.parametrize("order", ["grant first", "cancel first"])
-async def test_a_grant_and_a_cancel_in_one_moment_leak_nothing(order: str) -> None:
+async def test_a_simultaneous_grant_and_cancel_leak_no_lock(order: str) -> None:
     table = LockTable()
     holder = taken(table, file("a"))
     task = await waiting(table.queue_for_locks(file("a")))
@@ -227,29 +236,29 @@ async def test_a_grant_and_a_cancel_in_one_moment_leak_nothing(order: str) -> No
         table.release_grant(holder)
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert table.resource_count == 0
+    assert table.active_resource_count == 0
 
 
 @pytest.mark.proves("L-05")
 @pytest.mark.parametrize("order", ["grant first", "time-out first"])
-async def test_a_grant_and_a_time_out_in_one_moment_are_one_of_the_two(order: str) -> None:
+async def test_a_simultaneous_grant_and_timeout_give_one_consistent_outcome(order: str) -> None:
     table = LockTable()
     holder = taken(table, file("a"))
     request = table.queue_for_locks(file("a"))
     loop = asyncio.get_running_loop()
     if order == "grant first":
         loop.call_later(0, table.release_grant, holder)
-        task = asyncio.create_task(request.wait_granted(0))
+        task = asyncio.create_task(request.wait_until_granted(0))
         table.release_grant(await task)
     else:
         task = await waiting(request, 0)
         loop.call_later(0, table.release_grant, holder)
         with pytest.raises(LockTimeout):
             await task
-    assert table.resource_count == 0
+    assert table.active_resource_count == 0
 
 
-async def test_a_time_out_and_a_cancel_in_one_moment_leak_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_simultaneous_timeout_and_cancel_leak_no_lock(caplog: pytest.LogCaptureFixture) -> None:
     table = LockTable()
     holder = taken(table, file("a"))
     task = await waiting(table.queue_for_locks(file("a")), 0)
@@ -257,34 +266,34 @@ async def test_a_time_out_and_a_cancel_in_one_moment_leak_nothing(caplog: pytest
     with contextlib.suppress(asyncio.CancelledError, LockTimeout):
         await task
     table.release_grant(holder)
-    assert table.resource_count == 0 and not caplog.records
+    assert table.active_resource_count == 0 and not caplog.records
 
 
-async def test_withdrawing_is_safe_at_any_time() -> None:
+async def test_a_lock_request_can_be_withdrawn_at_any_time() -> None:
     table = LockTable()
     holder = taken(table, file("a"))
     queued, ready = table.queue_for_locks(file("a")), table.queue_for_locks(file("b"))
     for request in (queued, ready, queued, ready):
         request.withdraw_from_queue()
-    assert not ready.is_ready
+    assert not ready.is_grant_ready
     had = table.queue_for_locks(file("c"))
-    grant = await had.wait_granted()
+    grant = await had.wait_until_granted()
     had.withdraw_from_queue()
     assert table.try_acquire(file("c")) is None, "a grant that was taken is its taker's to release"
     table.release_grant(grant)
     table.release_grant(holder)
-    assert table.resource_count == 0
+    assert table.active_resource_count == 0
     with pytest.raises(UsageError, match="withdrawn"):
-        await queued.wait_granted()
+        await queued.wait_until_granted()
 
 
-async def test_a_withdrawn_request_wakes_whoever_awaits_it() -> None:
+async def test_a_withdrawn_lock_request_wakes_its_waiter_with_an_error() -> None:
     table = LockTable()
     taken(table, file("a"))
     request = table.queue_for_locks(file("a"))
     task = await waiting(request)
     with pytest.raises(UsageError, match="Await a request once"):
-        await request.wait_granted()
+        await request.wait_until_granted()
     request.withdraw_from_queue()
     with pytest.raises(UsageError, match="withdrawn"):
         await task
@@ -321,31 +330,31 @@ def test_releasing_twice_is_an_error_that_changes_nothing() -> None:
         ([], file("a", mode="S"), False),
     ],
 )
-def test_a_nested_call_runs_under_its_callers_locks_and_cannot_widen_them(
+def test_a_grant_covers_only_the_locks_that_it_contains(
     held: list[RequiredLock], asked: list[RequiredLock], covered: bool
 ) -> None:
     assert taken(LockTable(), held).covers(asked) is covered
 
 
-def test_no_wants_are_granted_at_once() -> None:
+def test_an_empty_lock_request_is_granted_at_once() -> None:
     table = LockTable()
     taken(table, WORKSPACE_X)
     grant = taken(table, [])
-    assert table.queue_for_locks([]).is_ready
+    assert table.queue_for_locks([]).is_grant_ready
     table.release_grant(grant)
 
 
 @pytest.mark.parametrize("wants", [[((), "S")], [(("a",), "Z")], [(("a",), "X"), ((), "S")], [("a",)], ["ab"]])
-def test_what_is_no_want_is_refused_and_leaves_nothing(wants: list[RequiredLock]) -> None:
+def test_a_malformed_lock_request_is_refused_and_leaves_no_lock(wants: list[RequiredLock]) -> None:
     table = LockTable()
     for ask in (table.try_acquire, table.queue_for_locks):
         with pytest.raises(UsageError, match="Expected pairs"):
             ask(wants)
-    assert table.resource_count == 0
+    assert table.active_resource_count == 0
 
 
 @pytest.mark.parametrize("budget", [-1.0, float("nan")])
-async def test_a_budget_that_is_none_is_refused(budget: float) -> None:
+async def test_an_invalid_wait_budget_is_refused(budget: float) -> None:
     request = LockTable().queue_for_locks(file("a"))
     with pytest.raises(UsageError, match="0 or more"):
-        await request.wait_granted(budget)
+        await request.wait_until_granted(budget)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from handrail.arbiter.lock_table import LockGrant, LockTable, LockTimeout, QueuedRequest, RequiredLock
+from handrail.arbiter.lock_table import LockGrant, LockTable, LockTimeout, QueuedLockRequest, RequiredLock
 
 pytestmark = pytest.mark.proves("L-02", "L-03", "L-05")
 
@@ -41,7 +41,7 @@ def clash(some: list[RequiredLock], others: list[RequiredLock]) -> bool:
 @dataclass(eq=False)
 class Live:
     wants: list[RequiredLock]
-    request: QueuedRequest | None
+    request: QueuedLockRequest | None
     grant: LockGrant | None = None
 
 
@@ -90,24 +90,26 @@ class Locks(RuleBasedStateMachine):
     @invariant()
     def the_same_ones_have_their_turn(self) -> None:
         for one in self.live:
-            assert (one.grant is not None or (one.request is not None and one.request.is_ready)) is self.may_run(one)
+            assert (one.grant is not None or (one.request is not None and one.request.is_grant_ready)) is self.may_run(
+                one
+            )
 
     @invariant()
     def resources_without_anybody_are_forgotten(self) -> None:
         named = {r[:depth] for one in self.live for r, _ in one.wants for depth in range(1, len(r) + 1)}
-        assert self.table.resource_count == len(named)
+        assert self.table.active_resource_count == len(named)
 
     def teardown(self) -> None:
         while self.live:
             self.finish_first()
-        assert self.table.resource_count == 0
+        assert self.table.active_resource_count == 0
 
     def finish_first(self) -> None:
         one = self.live.pop(0)
         if one.grant is not None:
             self.table.release_grant(one.grant)
         else:
-            assert one.request is not None and one.request.is_ready, "the earliest always has its turn"
+            assert one.request is not None and one.request.is_grant_ready, "the earliest always has its turn"
             one.request.withdraw_from_queue()
 
 
@@ -122,7 +124,7 @@ TestLocks.settings = settings(max_examples=50, stateful_step_count=40, deadline=
         max_size=25,
     )
 )
-def test_calls_that_run_give_up_and_are_cancelled_at_any_step_leave_an_empty_table(
+def test_any_mix_of_finished_late_and_cancelled_calls_leaves_an_empty_lock_table(
     calls: list[tuple[list[RequiredLock], str, int, int]],
 ) -> None:
     table = LockTable()
@@ -132,7 +134,7 @@ def test_calls_that_run_give_up_and_are_cancelled_at_any_step_leave_an_empty_tab
     async def call(wants: list[RequiredLock], fate: str, steps: int) -> None:
         request = table.queue_for_locks(wants)
         try:
-            grant = await request.wait_granted(0 if fate == "times out" else None)
+            grant = await request.wait_until_granted(0 if fate == "times out" else None)
         except LockTimeout:
             outcomes.append("late")
             return
@@ -160,5 +162,5 @@ def test_calls_that_run_give_up_and_are_cancelled_at_any_step_leave_an_empty_tab
                 await task
 
     asyncio.run(everything())
-    assert table.resource_count == 0
+    assert table.active_resource_count == 0
     assert outcomes.count("ran") >= sum(fate == "runs" for _, fate, _, _ in calls)

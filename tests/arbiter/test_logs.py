@@ -37,7 +37,7 @@ def said(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", LOGGERS)
-async def test_neither_messages_nor_errors_show_one_as_long_as_a_kernel_knows_it(tmp_path: Path, name: str) -> None:
+async def test_log_messages_and_errors_contain_no_secret_while_its_kernel_is_open(tmp_path: Path, name: str) -> None:
     assert SECRET in said(name)
     async with temporary_kernel(tmp_path, secrets={"KEY": SECRET}):
         shown = said(name)
@@ -47,12 +47,12 @@ async def test_neither_messages_nor_errors_show_one_as_long_as_a_kernel_knows_it
     assert SECRET in said(name)
 
 
-async def test_nor_in_a_process_that_joined(tmp_path: Path) -> None:
+async def test_log_messages_of_a_connected_process_contain_no_secret(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path), joined_kernel(tmp_path, secrets={"KEY": SECRET}):
         assert SECRET not in said("handrail.ipc")
 
 
-def test_these_are_all_the_loggers_there_are() -> None:
+def test_the_list_of_loggers_is_complete() -> None:
     code = Path(str(handrail.__file__)).parent.rglob("*.py")
     named = {name for path in code for name in re.findall(r"getLogger\((?!name\))([^)]*)\)", path.read_text())}
     assert named == {f'"{name}"' for name in (*LOGGERS, "mcp", "uvicorn")}, "of two libraries, to keep them quiet"

@@ -22,7 +22,9 @@ SPELLED = "⟦U+001B⟧[31mred⟦U+202E⟧ ⟦<⟧|im_start|>"
 
 
 @pytest.mark.parametrize("in_two", [False, True])
-async def test_a_model_is_shown_it_spelled_out_and_flagged_and_others_as_it_is(tmp_path: Path, in_two: bool) -> None:
+async def test_hostile_characters_are_neutralised_and_counted_for_the_model_and_unchanged_for_others(
+    tmp_path: Path, in_two: bool
+) -> None:
     room = Room(tmp_path)
     value = {"text": HOSTILE, HOSTILE: [HOSTILE, 1]} | (
         {"blob": Blob(HOSTILE.encode(), "text/plain")} if in_two else {}
@@ -38,21 +40,23 @@ async def test_a_model_is_shown_it_spelled_out_and_flagged_and_others_as_it_is(t
         assert shaped.result.data["blob"]["artifact"] == path, "an artifact has it byte for byte"
 
 
-async def test_errors_their_data_and_a_tools_metadata_are_spelled_out_too(tmp_path: Path) -> None:
+async def test_error_texts_error_data_and_metadata_are_neutralised_for_the_model(tmp_path: Path) -> None:
     shaped = await Room(tmp_path).shape(Result.error("failed", HOSTILE, {"partial": HOSTILE}, note=HOSTILE))
     assert shaped.model.error_text == SPELLED and shaped.model.data == {"partial": SPELLED}
     assert shaped.model.metadata["note"] == SPELLED and shaped.model.error_kind == "failed"
     assert shaped.result.error_text == HOSTILE
 
 
-async def test_plain_output_is_one_object_for_all(tmp_path: Path) -> None:
+async def test_plain_output_is_the_same_object_for_the_model_and_others(tmp_path: Path) -> None:
     room = Room(tmp_path)
     for value in ("plain", {"a": "日本語 👩‍⚕️"}, ["x"] * 50, None, 5):
         shaped = await room.shape(value)
         assert shaped.model is shaped.result and "neutralised" not in shaped.result.metadata
 
 
-async def test_a_sidecar_has_the_output_as_it_was_and_its_head_is_spelled_out(tmp_path: Path) -> None:
+async def test_an_output_file_keeps_hostile_characters_and_the_head_for_the_model_is_neutralised(
+    tmp_path: Path,
+) -> None:
     room = Room(tmp_path, key=SECRET)
     whole = f"{HOSTILE} {SECRET}\n" * 50
     shaped = await room.shape(whole, max_output=400)
@@ -60,7 +64,7 @@ async def test_a_sidecar_has_the_output_as_it_was_and_its_head_is_spelled_out(tm
     assert "\x1b" not in str(shaped.model.data) and "\x1b" in shaped.result.data["head"]
 
 
-async def test_what_spelling_out_makes_too_long_is_cut_and_kept_whole_beside(tmp_path: Path) -> None:
+async def test_an_output_that_grows_when_neutralised_is_truncated_and_stored_whole(tmp_path: Path) -> None:
     """Source: output of escape characters alone, which grows tenfold."""
     room = Room(tmp_path)
     for value in ("\x1b" * 900, {"output": "\x1b" * 900, "exit_code": 0}):
@@ -74,19 +78,19 @@ async def test_what_spelling_out_makes_too_long_is_cut_and_kept_whole_beside(tmp
     assert len(shaped.model.error_text or "") <= 1000
 
 
-async def test_what_a_mask_leaves_is_spelled_out(tmp_path: Path) -> None:
+async def test_a_masked_output_is_neutralised(tmp_path: Path) -> None:
     shaped = await Room(tmp_path).shape({"summary": HOSTILE, "rest": 1}, prompt_mask=True)
     assert shaped.model.data["summary"] == SPELLED
 
 
-async def test_keys_that_are_shown_alike_are_all_shown() -> None:
+async def test_keys_that_become_equal_after_neutralising_are_all_kept() -> None:
     shown = neutralise_for_model(Result.output({"a\x1b": 1, "a⟦U+001B⟧": 2}))
     assert shown.data == {"pairs": [["a⟦U+001B⟧", 1], ["a⟦U+001B⟧", 2]]}
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.lists(st.sampled_from([*HOSTILE, HOSTILE, "x", "é", "\n", "⟦"]), max_size=60).map("".join))
-async def test_what_a_model_is_shown_reads_back_as_itself(new_room: Callable[..., Room], text: str) -> None:
+async def test_a_second_neutralisation_of_an_output_changes_nothing(new_room: Callable[..., Room], text: str) -> None:
     room = new_room()
     shaped = await room.shape({"text": text})
     again = await room.shape(shaped.model.data)

@@ -21,7 +21,7 @@ from handrail.contract.tool.spec import ToolSpec
 
 @pytest.mark.proves("K-07")
 @pytest.mark.parametrize("value", [None, True, 3, 2.5, "text", [1, "a"], {"a": [1, {"b": "c"}]}, {"a": None}])
-async def test_a_plain_value_is_the_data_for_everybody(room: Room, value: Any) -> None:
+async def test_a_plain_value_is_the_data_for_the_model_and_the_caller(room: Room, value: Any) -> None:
     shaped = await room.shape(value)
     assert shaped.result.data == value and shaped.model is shaped.result
     assert shaped.result.metadata == METADATA
@@ -29,7 +29,7 @@ async def test_a_plain_value_is_the_data_for_everybody(room: Room, value: Any) -
     assert not list(room.output.iterdir())
 
 
-async def test_what_the_tool_does_to_its_value_later_changes_nothing(room: Room) -> None:
+async def test_later_changes_to_a_returned_value_do_not_affect_the_record(room: Room) -> None:
     values: list[dict[str, Any]] = [{"a": [1]}, {"a": [1], "b": None}, {"a": [1], "b": (2,)}]
     for value in values:
         shaped = await room.shape(value)
@@ -40,7 +40,7 @@ async def test_what_the_tool_does_to_its_value_later_changes_nothing(room: Room)
 
 
 @pytest.mark.proves("K-07")
-async def test_a_whole_result_keeps_its_type_its_partial_data_and_its_metadata(room: Room) -> None:
+async def test_a_result_keeps_its_type_and_its_partial_data_and_metadata(room: Room) -> None:
     shaped = await room.shape(Result.error("conflict", "changed since", {"a": 1}, path="x", duration_ms=99))
     result = shaped.result
     assert (result.type, result.error_text, result.data) == ("error", "changed since", {"a": 1})
@@ -48,7 +48,7 @@ async def test_a_whole_result_keeps_its_type_its_partial_data_and_its_metadata(r
     assert logged(shaped) == result.to_dict()
 
 
-async def test_an_error_of_no_known_kind_is_failed(room: Room) -> None:
+async def test_an_error_of_an_unknown_kind_becomes_failed(room: Room) -> None:
     shaped = await room.shape(Result("error", None, None, {"error_kind": "strange"}))
     assert (shaped.result.error_kind, shaped.result.error_text) == ("failed", "`tool` failed.")
 
@@ -60,7 +60,7 @@ class Hostile:
 
 
 @pytest.mark.proves("K-07")
-async def test_nothing_a_tool_returns_raises(room: Room) -> None:
+async def test_no_return_value_of_a_tool_raises_an_exception(room: Room) -> None:
     ring: list[Any] = []
     ring.append(ring)
     for value in (
@@ -82,7 +82,7 @@ async def test_nothing_a_tool_returns_raises(room: Room) -> None:
 @pytest.mark.proves("O-01")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text('aé€😀\n"\\', max_size=400), limit=st.integers(1, 300), key=st.sampled_from([None, "output"]))
-async def test_a_long_text_is_cut_between_characters_and_the_sidecar_has_all_of_it(
+async def test_a_long_text_is_truncated_between_characters_and_its_output_file_is_complete(
     new_room: Callable[..., Room], text: str, limit: int, key: str | None
 ) -> None:
     room = new_room()
@@ -109,7 +109,7 @@ async def test_a_long_text_is_cut_between_characters_and_the_sidecar_has_all_of_
 
 
 @pytest.mark.proves("O-01")
-async def test_what_fits_but_for_its_escapes_is_not_cut(room: Room) -> None:
+async def test_an_output_that_fits_without_its_json_escapes_is_not_truncated(room: Room) -> None:
     text = "\n" * 100
     assert (await room.shape(text, max_output=100)).result.data == text
     assert (await room.shape({"output": text, "exit_code": 0}, max_output=120)).result.data["output"] == text
@@ -130,7 +130,7 @@ entries = st.one_of(
 @pytest.mark.proves("O-01")
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(items=entries, most=st.integers(1, 20), limit=st.integers(150, 600), key=st.sampled_from([None, "matches"]))
-async def test_a_long_list_is_cut_between_entries_and_the_sidecar_has_one_a_line(
+async def test_a_long_list_is_truncated_between_entries_and_its_output_file_has_every_entry(
     new_room: Callable[..., Room], items: list[Any], most: int, limit: int, key: str | None
 ) -> None:
     room = new_room()
@@ -163,7 +163,7 @@ async def test_a_long_list_is_cut_between_entries_and_the_sidecar_has_one_a_line
 
 
 @pytest.mark.proves("O-01")
-async def test_the_first_entry_too_many_cuts(room: Room) -> None:
+async def test_a_list_one_entry_above_the_limit_is_truncated(room: Room) -> None:
     paths = [f"src/{n}.py" for n in range(1001)]
     assert (await room.shape({"paths": paths[:1000]}, max_entries=1000)).result.data == {"paths": paths[:1000]}
     shaped = await room.shape({"paths": paths, "skipped": 2}, max_entries=1000)
@@ -184,7 +184,7 @@ async def test_the_first_entry_too_many_cuts(room: Room) -> None:
         [["x" * 600], [1]],
     ],
 )
-async def test_anything_else_is_cut_as_json_text(room: Room, value: object) -> None:
+async def test_other_large_values_are_truncated_as_json_text(room: Room, value: object) -> None:
     shaped = await room.shape(value, max_output=500)
     head, whole = shaped.result.data["head"], room.sidecar(shaped)
     assert list(shaped.result.data) == ["head"] and shaped.result.metadata["truncated_as"] == "JSON text"
@@ -194,7 +194,7 @@ async def test_anything_else_is_cut_as_json_text(room: Room, value: object) -> N
 
 
 @pytest.mark.proves("O-02")
-async def test_an_error_is_cut_as_well(room: Room) -> None:
+async def test_a_long_error_text_is_truncated_too(room: Room) -> None:
     text = "é" * 400
     shaped = await room.shape(Result.error("failed", text, {"output": "x" * 900}), max_output=301)
     metadata = shaped.result.metadata
@@ -205,7 +205,7 @@ async def test_an_error_is_cut_as_well(room: Room) -> None:
 
 
 @pytest.mark.proves("O-02")
-async def test_metadata_of_a_tool_is_bounded_as_well(room: Room) -> None:
+async def test_oversized_metadata_of_a_tool_is_dropped(room: Room) -> None:
     shaped = await room.shape(Result.output(1, huge="x" * 20_000, small="y", odd=float("nan")))
     assert shaped.result.metadata == {"small": "y", "odd": "NaN", "dropped_metadata": ["huge"], **METADATA}
 
@@ -226,7 +226,7 @@ async def test_binary_parts_become_artifacts(room: Room) -> None:
     assert room.artifacts.get(raw.result.data["artifact"]).data == b"\0\1"
 
 
-async def test_the_kernel_says_which_artifacts_it_put_there_and_no_tool_does(room: Room) -> None:
+async def test_result_metadata_lists_only_artifacts_that_the_kernel_stored(room: Room) -> None:
     made_up = {"artifact": "sha256:" + "0" * 64, "media_type": "image/png"}
     shaped = await room.shape(Result.output([Blob(b"a", "image/png"), made_up], artifacts=[made_up["artifact"]]))
     ref = shaped.result.data[0]["artifact"]
@@ -260,14 +260,14 @@ async def test_exposure_decides_who_sees_the_output(
 
 
 @pytest.mark.proves("O-06")
-async def test_an_error_is_told_to_everybody_and_its_data_is_not(room: Room) -> None:
+async def test_an_error_text_reaches_the_model_but_its_private_data_does_not(room: Room) -> None:
     shaped = await room.shape(Result.error("failed", "no such city", {"rows": ["private"]}), exposure="edge")
     assert shaped.result.data == {"rows": ["private"]}
     assert (shaped.model.error_text, shaped.model.error_kind, shaped.model.data) == ("no such city", "failed", None)
 
 
 @pytest.mark.proves("O-06")
-async def test_a_masked_output_leaves_a_summary_and_a_reference_in_the_prompt(room: Room) -> None:
+async def test_a_masked_output_leaves_only_a_summary_and_a_reference_for_the_model(room: Room) -> None:
     rows = ["private"] * 5
     shaped = await room.shape({"summary": "5 rows", "rows": rows}, prompt_mask=True)
     reference = shaped.result.metadata["artifact"]
@@ -286,15 +286,15 @@ async def test_a_masked_output_leaves_a_summary_and_a_reference_in_the_prompt(ro
 
 
 @pytest.mark.proves("O-06")
-async def test_a_recorded_result_is_seen_as_it_was_then(room: Room) -> None:
+async def test_a_recorded_result_gives_the_caller_and_the_model_the_original_views(room: Room) -> None:
     spec = ToolSpec("tool", "…", prompt_mask=True)
     shaped = await room.shaper.shape_output(spec, {"rows": [1]}, METADATA, call_id="c", session_id="s")
     assert make_audience_results(spec, Result.from_dict(logged(shaped))) == (shaped.result, shaped.model)
 
 
-def test_only_the_quick_and_open_goes_the_quick_way(room: Room) -> None:
+def test_only_small_unrestricted_outputs_take_the_fast_path(room: Room) -> None:
     def small(value: object, **spec: Any) -> AudienceOutputs | None:
-        return room.shaper.shape_small_output(ToolSpec("tool", "…", **spec), value, {})
+        return room.shaper.try_shape_small_output(ToolSpec("tool", "…", **spec), value, {})
 
     assert small({"a": 1}) and small("text") and small(3) and small(None) and small([1, "a"])
     assert small({"a": None, "b": "text", "c": None})
@@ -318,6 +318,6 @@ def test_only_the_quick_and_open_goes_the_quick_way(room: Room) -> None:
     assert small([1] * 11, max_entries=10) is None and small([1] * 10, max_entries=10)
 
 
-async def test_a_closed_shaper_still_answers(room: Room) -> None:
+async def test_a_closed_output_shaper_still_produces_results(room: Room) -> None:
     room.shaper.close()
     assert (await room.shape("x" * 20, max_output=10)).result.metadata["output_path"]

@@ -36,7 +36,7 @@ from handrail.contract.calls_and_results import Blob, LargeText, Result
         [SECRET[:7], SECRET[7:]],
     ],
 )
-async def test_a_secret_is_nowhere(tmp_path: Path, value: object, limit: int) -> None:
+async def test_no_part_of_an_output_contains_a_secret(tmp_path: Path, value: object, limit: int) -> None:
     room = Room(tmp_path, key=SECRET)
     shaped = await room.shape(value, max_output=limit, max_entries=10)
     room.shaper.close()
@@ -53,7 +53,7 @@ async def test_a_secret_is_nowhere(tmp_path: Path, value: object, limit: int) ->
     limit=st.integers(4, 80),
     as_list=st.booleans(),
 )
-async def test_a_secret_is_gone_wherever_the_cut_falls(
+async def test_a_secret_is_redacted_wherever_the_output_is_truncated(
     new_room: Callable[..., Room], pieces: list[str], limit: int, as_list: bool
 ) -> None:
     secret = 'abca"bc\\ab'
@@ -66,7 +66,7 @@ async def test_a_secret_is_gone_wherever_the_cut_falls(
 
 
 @pytest.mark.proves("O-07")
-async def test_a_secret_across_the_borders_of_json_is_redacted_as_text(tmp_path: Path) -> None:
+async def test_a_secret_that_spans_json_syntax_is_redacted_as_text(tmp_path: Path) -> None:
     room = Room(tmp_path, odd='":[1,2')
     shaped = await room.shape({"a": [1, 2, 3]})
     assert shaped.result.data == '{"a[secret:odd],3]}'
@@ -81,7 +81,7 @@ async def test_a_secret_across_the_borders_of_json_is_redacted_as_text(tmp_path:
         ("[\n    1,\n", {"k": [1, 2] * 30}, None),
     ],
 )
-async def test_a_secret_that_only_the_sidecars_text_spells_is_redacted_there(
+async def test_a_secret_that_appears_only_in_an_output_file_is_redacted_there(
     tmp_path: Path, secret: str, value: object, most: int | None
 ) -> None:
     room = Room(tmp_path, key=secret)
@@ -92,7 +92,7 @@ async def test_a_secret_that_only_the_sidecars_text_spells_is_redacted_there(
 
 
 @pytest.mark.proves("O-07")
-def test_arguments_and_texts_are_redacted_for_the_log(tmp_path: Path) -> None:
+def test_arguments_and_texts_are_redacted_before_they_are_logged(tmp_path: Path) -> None:
     shaper = Room(tmp_path, key=SECRET).shaper
     assert shaper.redact_to_json(f"a {SECRET}") == "a [secret:key]"
     arguments = {"a": [SECRET], "b": float("nan"), "c": {1}}
@@ -102,7 +102,7 @@ def test_arguments_and_texts_are_redacted_for_the_log(tmp_path: Path) -> None:
     assert shaper.redact_to_json(range(10**18)).startswith("<a range")
 
 
-def test_a_hash_is_of_the_value_and_not_of_its_spelling(room: Room) -> None:
+def test_a_hash_of_arguments_depends_on_the_value_and_not_on_its_key_order(room: Room) -> None:
     hashed = room.shaper.hash_canonical_json
     assert hashed({"a": 1, "b": [None]}) == hashed({"b": [None], "a": 1})
     different = [
@@ -135,7 +135,7 @@ def tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("tiny_pieces")
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXTS, in_file=st.integers(0, 400), limit=st.integers(30, 200))
-async def test_a_large_text_in_pieces_is_redacted_as_the_whole(
+async def test_a_large_text_read_in_chunks_is_redacted_like_the_full_text(
     new_room: Callable[..., Room], text: str, in_file: int, limit: int
 ) -> None:
     room, raw = new_room(key=PLAIN), text.encode()
@@ -155,7 +155,7 @@ async def test_a_large_text_in_pieces_is_redacted_as_the_whole(
 @pytest.mark.usefixtures("tiny_pieces")
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXTS, cut=st.integers(0, 200), missing=st.integers(1, 40))
-async def test_no_part_of_a_secret_is_shown_beside_a_missing_part(
+async def test_a_truncated_output_shows_no_part_of_a_secret_at_the_cut(
     new_room: Callable[..., Room], text: str, cut: int, missing: int
 ) -> None:
     room, raw = new_room(key=PLAIN), text.encode()
@@ -165,10 +165,10 @@ async def test_no_part_of_a_secret_is_shown_beside_a_missing_part(
     shaped = await room.shape({"output": large}, max_output=1000)
     room.shaper.close()
     written = room.sidecar(shaped)
-    if not large.left_out_bytes:
+    if not large.omitted_byte_count:
         assert written.encode() == whole
         return
-    note = f"\n[{large.left_out_bytes:,} bytes are left out here]\n"
+    note = f"\n[{large.omitted_byte_count:,} bytes are left out here]\n"
     before, _, after = written.partition(note)
     assert note in written
     assert whole.startswith(before.removesuffix("\ufffd").encode())  # a character that the cut falls into

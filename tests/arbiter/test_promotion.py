@@ -19,7 +19,7 @@ from handrail.testing.scripted_kernel import temporary_kernel
 @pytest.mark.proves("X-04")
 @settings(max_examples=30)
 @given(turns=st.integers(0, 12), stop=st.booleans(), cancel=st.booleans(), late=st.integers(0, 6))
-def test_a_promoted_call_is_answered_with_the_job_or_the_result_and_runs_once(
+def test_a_call_moved_to_the_background_runs_once_and_is_answered_once(
     tmp_path_factory: pytest.TempPathFactory, turns: int, stop: bool, cancel: bool, late: int
 ) -> None:
     async def scenario() -> None:

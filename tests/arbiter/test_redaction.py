@@ -43,12 +43,12 @@ def with_secrets(draw: st.DrawFn) -> tuple[dict[str, str], str]:
 secret_texts = st.composite(with_secrets)()
 
 
-def test_a_value_becomes_its_name_and_the_longest_wins() -> None:
+def test_a_secret_is_replaced_by_its_name_and_the_longest_match_wins() -> None:
     redactor = SecretRedactor({"short": "hunter2", "long": "hunter2-extended"})
     assert redactor.redact_text("a hunter2 and a hunter2-extended.") == "a [secret:short] and a [secret:long]."
 
 
-def test_all_of_overlapping_values_goes() -> None:
+def test_overlapping_secrets_are_redacted_completely() -> None:
     redactor = SecretRedactor({"A": "abcdef", "B": "efghij"})
     assert redactor.redact_text("-abcdefghij-") == "-[secret:A]-"
     assert redactor.redact_bytes(b"-abcdefghij-") == b"-[secret:A]-"
@@ -56,7 +56,7 @@ def test_all_of_overlapping_values_goes() -> None:
 
 
 @pytest.mark.parametrize("value", ['pa"ss\\word', "line\nbreak", "pä$$wörd", "tab\tand é\u2028", "a/b?c d"])
-def test_a_value_is_found_as_json_and_in_a_url(value: str) -> None:
+def test_a_secret_is_found_in_json_and_in_a_url(value: str) -> None:
     redactor = SecretRedactor({"key": value})
     once = json.dumps({"k": value})
     for text in (
@@ -73,7 +73,7 @@ def test_a_value_is_found_as_json_and_in_a_url(value: str) -> None:
 
 
 @given(secret_texts)
-def test_no_value_is_left_in_a_text(case: tuple[dict[str, str], str]) -> None:
+def test_a_redacted_text_contains_no_secret(case: tuple[dict[str, str], str]) -> None:
     known, text = case
     redactor = SecretRedactor(known)
     shown = redactor.redact_text(text)
@@ -85,23 +85,25 @@ def test_no_value_is_left_in_a_text(case: tuple[dict[str, str], str]) -> None:
 
 
 @given(secret_texts, st.lists(st.integers(0, 60), max_size=10))
-def test_a_stream_shows_what_the_whole_text_would(case: tuple[dict[str, str], str], cuts: list[int]) -> None:
+def test_redaction_of_a_stream_equals_redaction_of_the_full_text(
+    case: tuple[dict[str, str], str], cuts: list[int]
+) -> None:
     known, text = case
     redactor = SecretRedactor(known)
-    stream = redactor.open_stream()
+    stream = redactor.create_stream_redactor()
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [stream.redact_piece(text[a:b]) for a, b in pairwise(places)]
-    assert "".join([*pieces, stream.flush_rest()]) == redactor.redact_text(text)
+    assert "".join([*pieces, stream.flush_held_text()]) == redactor.redact_text(text)
 
 
-def test_a_stream_holds_back_only_what_may_be_a_secret() -> None:
-    stream = SecretRedactor({"key": "hunter2"}).open_stream()
+def test_a_stream_holds_back_only_text_that_may_be_a_secret() -> None:
+    stream = SecretRedactor({"key": "hunter2"}).create_stream_redactor()
     assert stream.redact_piece("hello hun") == "hello "
     assert stream.redact_piece("ter") == ""
     assert stream.redact_piece("mint hunter") == "huntermint "
     assert stream.redact_piece("2!") == "[secret:key]!"
     assert stream.redact_piece("hunt") == ""
-    assert stream.flush_rest() == "hunt"
+    assert stream.flush_held_text() == "hunt"
 
 
 values = st.text("abcXYZ019+/=&<>\"' é€\\\n%-_.~", min_size=6, max_size=90).filter(lambda v: len(v.strip()) > 5)
@@ -153,7 +155,7 @@ def ways(value: str) -> dict[str, str]:
 
 
 @given(values)
-def test_a_value_is_found_in_every_form(value: str) -> None:
+def test_a_secret_is_found_in_every_encoding(value: str) -> None:
     redactor = SecretRedactor({"key": value})
     for name, form in ways(value).items():
         for text in (form, f"<{form}>", f"x={form}&y", json.dumps(form)):
@@ -162,20 +164,20 @@ def test_a_value_is_found_in_every_form(value: str) -> None:
             assert redactor.contains_secret(text.encode()), name
 
 
-def test_only_what_is_numbered_right_is_read_as_its_character() -> None:
+def test_only_valid_numeric_references_are_decoded_to_find_a_secret() -> None:
     redactor = SecretRedactor({"key": "stop now"})
     assert redactor.redact_text("&#115;t&#x6F;p&#32no&#000000000119;!") == "[secret:key]!"
     assert redactor.redact_text("a&#99999999;&#xD800;&#115;top now&#33;") == "a&#99999999;&#xD800;[secret:key]&#33;"
     for text in ("&#1150;top now", "&#;stop&#32;", "&#xZ;", "&#115;top &#1101;ow"):
         assert redactor.redact_text(text) is text
-    stream = redactor.open_stream()
+    stream = redactor.create_stream_redactor()
     assert [stream.redact_piece(piece) for piece in ("a&", "#1", "15;t&#x6", "f;p &#110", "o", "w", "&amp;")] == [
         "a", "", "", "", "", "[secret:key]", "&amp;"
     ]  # fmt: skip
 
 
 @given(values, st.integers(0, 120), st.sampled_from([64, 76]), st.sampled_from(["\n", "\r\n"]))
-def test_a_value_is_found_in_wrapped_base64(value: str, before: int, width: int, end: str) -> None:
+def test_a_secret_is_found_in_wrapped_base64(value: str, before: int, width: int, end: str) -> None:
     """Source: MIME and PEM wrap their lines at 76 and 64 characters."""
     redactor = SecretRedactor({"key": value})
     text = wrapped(base64.b64encode(b"b" * before + value.encode() + b"after"), width, end)
@@ -188,20 +190,22 @@ def test_a_value_is_found_in_wrapped_base64(value: str, before: int, width: int,
 
 
 @given(values, st.data())
-def test_a_stream_shows_every_form_as_the_whole_text_would(value: str, data: st.DataObject) -> None:
+def test_redaction_of_encoded_secrets_in_a_stream_equals_redaction_of_the_full_text(
+    value: str, data: st.DataObject
+) -> None:
     redactor = SecretRedactor({"key": value})
     forms = list(ways(value).values())
     pieces = data.draw(st.lists(st.sampled_from(forms) | st.text("ab%2&=+ \\nYQ", max_size=6), max_size=5))
     text = "".join(pieces)
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
-    stream = redactor.open_stream()
+    stream = redactor.create_stream_redactor()
     places = [0, *sorted(cuts), len(text)]
     shown = [stream.redact_piece(text[a:b]) for a, b in pairwise(places)]
-    assert "".join([*shown, stream.flush_rest()]) == redactor.redact_text(text)
+    assert "".join([*shown, stream.flush_held_text()]) == redactor.redact_text(text)
     assert value not in "".join(shown)
 
 
-def test_a_long_value_of_many_lines_is_found_in_every_form() -> None:
+def test_a_long_secret_of_many_lines_is_found_in_every_encoding() -> None:
     lines = [base64.b64encode(bytes(range(n, n + 48))).decode() for n in range(24)]
     key = "\n".join(["-----BEGIN PRIVATE KEY-----", *lines, "-----END PRIVATE KEY-----", ""])
     redactor = SecretRedactor({"pem": key})
@@ -212,7 +216,7 @@ def test_a_long_value_of_many_lines_is_found_in_every_form() -> None:
     assert len(redactor.redact_text(text)) < 24
 
 
-def test_ordinary_text_is_left_alone_beside_many_secrets() -> None:
+def test_text_without_secrets_is_returned_unchanged() -> None:
     redactor = SecretRedactor({f"key{n}": hashlib.sha256(bytes([n])).hexdigest()[:20] for n in range(20)})
     text = Path(json.__file__).read_text() * 3
     assert redactor.redact_text(text) is text
@@ -221,7 +225,7 @@ def test_ordinary_text_is_left_alone_beside_many_secrets() -> None:
 
 
 @given(secrets, plain)
-def test_no_value_is_left_in_nested_data(known: dict[str, str], data: Any) -> None:
+def test_redacted_nested_data_contains_no_secret(known: dict[str, str], data: Any) -> None:
     redactor = SecretRedactor(known)
     shown = redactor.redact_json(data)
 

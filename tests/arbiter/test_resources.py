@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.arbiter.lock_table import LockResolver, RequiredLock, locks_conflict
+from handrail.arbiter.lock_table import LockResolver, RequiredLock, do_locks_conflict
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.spec import LockSpec, SideEffect, ToolSpec
 from handrail.runtime.files.session_roots import FurtherRoots, SessionRoots
@@ -66,8 +66,8 @@ def test_every_spelling_of_a_file_is_one_resource(roots: SessionRoots, spelling:
 def test_a_lock_on_a_folder_or_the_workspace_covers_a_file_in_it(roots: SessionRoots) -> None:
     file = wants(roots, "file:{path}:X", path="src/a.py")
     for around in (wants(roots, "file:{path}:S", path="src"), wants(roots, "workspace:S")):
-        assert locks_conflict(file, around)
-    assert not locks_conflict(file, wants(roots, "file:{path}:S", path="src/deep"))
+        assert do_locks_conflict(file, around)
+    assert not do_locks_conflict(file, wants(roots, "file:{path}:S", path="src/deep"))
 
 
 @given(st.lists(st.sampled_from([".", "..", "", "src", "deep", "new", "linked"]), max_size=6))
@@ -83,7 +83,7 @@ def test_a_path_and_its_canonical_form_are_one_resource(
     assert wants(roots, "file:{path}:S", path=path) == wants(roots, "file:{path}:S", path=canonical)
 
 
-def test_a_file_that_is_not_there_yet_has_its_resource(roots: SessionRoots) -> None:
+def test_a_file_that_does_not_exist_yet_has_a_resource(roots: SessionRoots) -> None:
     assert wants(roots, "file:{path}:X", path="linked/new/b.py") == ((("workspace", "src", "new", "b.py"), "X"),)
 
 
@@ -93,35 +93,35 @@ def test_the_workspace_itself_is_the_root_of_its_files(roots: SessionRoots, path
     assert wants(roots, "file:{path}:S") == ((("workspace",), "S"),), "left out: the widest it could mean"
 
 
-def test_files_elsewhere_are_independent_of_the_workspace(roots: SessionRoots) -> None:
+def test_locks_on_files_outside_the_workspace_are_independent_of_the_workspace_lock(roots: SessionRoots) -> None:
     (output,) = roots.readable
     found = wants(roots, "file:{path}:S", path=f"{output}/../output/call.txt")
     assert found == ((("file:/", *output.strip("/").split("/"), "call.txt"), "S"),)
-    assert not locks_conflict(found, [(("workspace",), "X")])
+    assert not do_locks_conflict(found, [(("workspace",), "X")])
 
 
-def test_a_folder_that_holds_the_workspace_covers_it(roots: SessionRoots) -> None:
+def test_a_lock_on_a_parent_folder_covers_the_workspace(roots: SessionRoots) -> None:
     outer = wants(roots, "file:{path}:S", path=str(Path(roots.workspace).parent))
-    assert locks_conflict(outer, wants(roots, "file:{path}:X", path="src/a.py"))
-    assert locks_conflict(wants(roots, "file:{path}:X", path="/"), [(("workspace",), "S")])
+    assert do_locks_conflict(outer, wants(roots, "file:{path}:X", path="src/a.py"))
+    assert do_locks_conflict(wants(roots, "file:{path}:X", path="/"), [(("workspace",), "S")])
     sibling = wants(roots, "file:{path}:S", path=roots.workspace + "_secret")
-    assert not locks_conflict(sibling, [(("workspace",), "X")])
+    assert not do_locks_conflict(sibling, [(("workspace",), "X")])
 
 
-def test_other_templates_are_one_resource_each(roots: SessionRoots) -> None:
+def test_other_lock_templates_resolve_to_one_resource_each(roots: SessionRoots) -> None:
     found = wants(roots, "account:{source}:X", source="alice/../bob")
     assert found == ((("account:alice/../bob",), "X"),)
     assert wants(roots, "page:{n}:X", n=5) == wants(roots, "page:{n}:X", n=5.0) == ((("page:5",), "X"),)
     assert wants(roots, "flag:{on}:S", on=True) == ((("flag:true",), "S"),)
 
 
-def test_a_list_stands_for_each_of_its_items(roots: SessionRoots) -> None:
+def test_a_list_argument_locks_each_of_its_items(roots: SessionRoots) -> None:
     found = wants(roots, "file:{paths}:X", paths=["src/a.py", "link.py", "b.py"])
     assert found == ((("workspace", "src", "a.py"), "X"), (("workspace", "b.py"), "X"))
     assert wants(roots, "file:{paths}:X", paths=[]) == ((("workspace",), "X"),)
 
 
-def test_what_cannot_be_a_resource_is_refused(roots: SessionRoots) -> None:
+def test_an_argument_that_cannot_be_a_resource_is_refused(roots: SessionRoots) -> None:
     for arguments in (
         {"path": {"a": 1}},
         {"path": [["a"]]},
@@ -133,11 +133,11 @@ def test_what_cannot_be_a_resource_is_refused(roots: SessionRoots) -> None:
         assert refused.value.kind == "invalid_input"
 
 
-def test_an_argument_cannot_smuggle_a_file_past_the_workspace(roots: SessionRoots) -> None:
+def test_a_resource_argument_that_names_a_file_resolves_to_the_lock_of_that_file(roots: SessionRoots) -> None:
     assert wants(roots, "{resource}:X", resource="file:link.py") == ((("workspace", "src", "a.py"), "X"),)
 
 
-def test_defaults_are_strict_and_serial_is_shared_by_all_unsafe_tools(roots: SessionRoots) -> None:
+def test_a_tool_without_declared_locks_gets_strict_defaults_and_unsafe_tools_share_a_lock(roots: SessionRoots) -> None:
     resources = LockResolver()
     undeclared = ToolSpec("a", "…", side_effect="external")
     reading = ToolSpec("b", "…", side_effect="read", concurrency_safe=False)
@@ -146,12 +146,12 @@ def test_defaults_are_strict_and_serial_is_shared_by_all_unsafe_tools(roots: Ses
     assert resources.resolve(spec(), {}, roots) == ()
 
 
-def test_templates_without_arguments_are_made_once(roots: SessionRoots) -> None:
+def test_lock_templates_without_arguments_are_resolved_once(roots: SessionRoots) -> None:
     resources, tool = LockResolver(), spec("workspace:S", "account:X")
     assert resources.resolve(tool, {"a": 1}, roots) is resources.resolve(tool, {"a": 2}, roots)
 
 
-def test_a_link_that_moves_is_followed_anew(roots: SessionRoots) -> None:
+def test_a_link_that_moved_is_resolved_again(roots: SessionRoots) -> None:
     resources, tool = LockResolver(), spec("file:link.py:X")
     assert resources.resolve(tool, {}, roots) == ((("workspace", "src", "a.py"), "X"),)
     link = Path(roots.workspace, "link.py")
@@ -160,7 +160,7 @@ def test_a_link_that_moves_is_followed_anew(roots: SessionRoots) -> None:
     assert resources.resolve(tool, {}, roots) == ((("workspace", "b.py"), "X"),)
 
 
-def test_a_file_in_a_further_root_that_may_be_written_is_locked_with_the_workspace(tmp_path: Path) -> None:
+def test_a_workspace_lock_covers_files_in_a_further_writable_root(tmp_path: Path) -> None:
     for name in ("ws/notes", "notes", "specs"):
         (tmp_path / name).mkdir(parents=True)
     real = tmp_path.resolve()
@@ -169,9 +169,9 @@ def test_a_file_in_a_further_root_that_may_be_written_is_locked_with_the_workspa
     [noted] = wants(roots, "file:{path}:X", path=str(real / "notes" / "a"))
     [inside] = wants(roots, "file:{path}:X", path="notes/a")
     [specified] = wants(roots, "file:{path}:S", path=str(real / "specs" / "a"))
-    assert locks_conflict([whole], [noted])
-    assert not locks_conflict([noted], [inside])
-    assert not locks_conflict([whole], [specified])
+    assert do_locks_conflict([whole], [noted])
+    assert not do_locks_conflict([noted], [inside])
+    assert not do_locks_conflict([whole], [specified])
     above = wants(roots, "file:{path}:X", path=str(real))
-    assert locks_conflict(above, [noted])
-    assert locks_conflict(above, [inside])
+    assert do_locks_conflict(above, [noted])
+    assert do_locks_conflict(above, [inside])

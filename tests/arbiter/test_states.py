@@ -14,7 +14,7 @@ from tests.arbiter.stepping import SETTINGS, TOOLS, asks, bench, close, opened, 
 
 from handrail import Kernel, Session, ToolError, ToolSpec, UsageError, tool
 from handrail.arbiter.call_state import LiveToolSession
-from handrail.arbiter.tool_sessions import ToolSessions
+from handrail.arbiter.tool_sessions import ToolSessionManager
 from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.calls_and_results import Event
 from handrail.contract.tool.spec import find_spec_faults
@@ -42,11 +42,11 @@ async def session(kernel: Kernel) -> Session:
     return await kernel.session()
 
 
-def states_of(kernel: LocalKernel) -> ToolSessions:
+def states_of(kernel: LocalKernel) -> ToolSessionManager:
     return kernel.components.arbiter.tool_sessions
 
 
-async def test_it_is_opened_gone_through_by_what_steps_are_sent_and_ends(kernel: LocalKernel, session: Session) -> None:
+async def test_a_tool_session_opens_takes_steps_and_ends(kernel: LocalKernel, session: Session) -> None:
     first = await session.call("st.notes", {"first": 7})
     state = first.data["state_id"]
     assert state.startswith("st__notes_") and first.data["step"]["number"] == 7 and "tool.step" in first.data["note"]
@@ -63,9 +63,7 @@ async def test_it_is_opened_gone_through_by_what_steps_are_sent_and_ends(kernel:
     assert not states_of(kernel).open_sessions
 
 
-async def test_the_log_tells_each_step_as_a_call_of_the_tool_and_which_state_it_is_of(
-    kernel: LocalKernel, session: Session
-) -> None:
+async def test_the_log_records_each_step_as_a_call_with_its_tool_session(kernel: LocalKernel, session: Session) -> None:
     state = await opened(session, "st.notes")
     await step(session, state, "a")
     await close(session, state)
@@ -84,7 +82,7 @@ async def test_the_log_tells_each_step_as_a_call_of_the_tool_and_which_state_it_
     assert again.result.metadata["replayed"] and again.result.data["step"]["got"] == "a", "given again, not taken again"
 
 
-async def test_closing_runs_what_stands_in_finally_with_the_tools_doors_and_twice_is_once(session: Session) -> None:
+async def test_a_closed_tool_session_runs_its_finally_block_once(session: Session) -> None:
     state = await opened(session, "st.notes")
     assert (await close(session, state)).data == {"state_id": state, "closed": True}
     assert bench.seen == ["ended"]
@@ -94,7 +92,7 @@ async def test_closing_runs_what_stands_in_finally_with_the_tools_doors_and_twic
     assert bench.seen == ["ended"]
 
 
-async def test_a_state_that_is_not_there_or_is_another_sessions_is_none(kernel: LocalKernel, session: Session) -> None:
+async def test_a_step_of_an_unknown_or_foreign_tool_session_is_refused(kernel: LocalKernel, session: Session) -> None:
     assert "has no open tool session" in str((await step(session, "st__notes_00000000")).error_text)
     mine = await opened(session, "st.notes")
     other = await kernel.session()
@@ -107,7 +105,7 @@ async def test_a_state_that_is_not_there_or_is_another_sessions_is_none(kernel: 
     assert (await step(session, mine)).ok, "none of it took a step"
 
 
-async def test_steps_of_one_reply_are_taken_in_its_order(session: Session) -> None:
+async def test_steps_of_one_reply_run_in_order(session: Session) -> None:
     state = await opened(session, "st.asks")
     calls = [("tool.step", {"id": state, "input": {"page": page}}) for page in range(1, 6)]
     answers = await session.call_all([*calls, ("tool.close", {"id": state}), *calls[:1]])
@@ -115,14 +113,14 @@ async def test_steps_of_one_reply_are_taken_in_its_order(session: Session) -> No
     assert answers[5].ok and answers[6].error_kind == "conflict"
 
 
-async def test_a_tool_that_goes_through_another_takes_one_step_at_a_time(session: Session) -> None:
+async def test_a_tool_that_steps_another_tool_runs_one_step_at_a_time(session: Session) -> None:
     result = await session.call("st.outer", {})
     first, one, two, ended = result.data
     assert first["step"]["number"] == 0 and one["step"]["number"] == 1
     assert two == "conflict" and ended["closed"] is True
 
 
-async def test_what_is_sent_has_to_be_of_the_form_that_the_tool_asks_for(session: Session) -> None:
+async def test_the_input_of_a_step_must_match_the_schema_of_the_tool(session: Session) -> None:
     first = await session.call("st.asks", {})
     assert first.data["input"]["required"] == ["page"], "it is told"
     state = first.data["state_id"]
@@ -137,7 +135,7 @@ async def test_what_is_sent_has_to_be_of_the_form_that_the_tool_asks_for(session
 
 
 @pytest.mark.parametrize("when", [0, 1])
-async def test_a_step_that_never_yields_is_ended_by_the_tools_time_out(session: Session, when: int) -> None:
+async def test_a_step_that_never_yields_ends_with_a_timeout(session: Session, when: int) -> None:
     first = await session.call("st.short", {"when": when})
     if when:
         last = await step(session, first.data["state_id"])
@@ -156,7 +154,7 @@ async def test_a_step_that_never_yields_is_ended_by_the_tools_time_out(session: 
         ("cancelled", "backend", "CancelledError"),
     ],
 )
-async def test_a_step_that_raises_ends_the_state(session: Session, how: str, kind: str, text: str) -> None:
+async def test_an_exception_in_a_step_ends_the_tool_session(session: Session, how: str, kind: str, text: str) -> None:
     state = await opened(session, "st.fails", how=how)
     failed = await step(session, state)
     assert failed.error_kind == kind and text in str(failed.error_text) and state in str(failed.error_text)
@@ -164,7 +162,7 @@ async def test_a_step_that_raises_ends_the_state(session: Session, how: str, kin
     assert "one of its steps failed" in str((await step(session, state)).error_text)
 
 
-async def test_a_step_that_is_no_json_ends_the_state(kernel: LocalKernel, session: Session) -> None:
+async def test_a_step_that_is_not_json_ends_the_tool_session(kernel: LocalKernel, session: Session) -> None:
     state = await opened(session, "st.fails", how="no JSON")
     failed = await step(session, state)
     assert failed.error_kind == "backend"
@@ -174,7 +172,7 @@ async def test_a_step_that_is_no_json_ends_the_state(kernel: LocalKernel, sessio
     assert not states_of(kernel).open_sessions
 
 
-async def test_a_step_may_be_an_error_that_ends_nothing_and_a_tool_may_have_no_step(session: Session) -> None:
+async def test_an_error_result_keeps_the_tool_session_open_and_steps_are_optional(session: Session) -> None:
     state = await opened(session, "st.fails", how="error")
     page = await step(session, state)
     assert page.error_kind == "failed" and page.metadata["state_id"] == state
@@ -191,7 +189,7 @@ async def odd() -> AsyncGenerator[object, Any]:
         bench.left.set()
 
 
-async def test_a_first_step_that_cannot_be_told_opens_nothing(tmp_path: Path) -> None:
+async def test_a_first_step_that_is_not_json_opens_no_tool_session(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[odd], rules=["allow st.odd"]) as kernel:
         session = await kernel.session()
         wrong = await session.call("st.odd", {})
@@ -202,7 +200,7 @@ async def test_a_first_step_that_cannot_be_told_opens_nothing(tmp_path: Path) ->
 
 @pytest.mark.parametrize("how", ["", "yields", "returns", "deaf"])
 @pytest.mark.parametrize("reason", ["user", "timeout"])
-async def test_a_step_that_is_stopped_ends_the_state_whatever_the_generator_makes_of_it(
+async def test_a_stopped_step_ends_the_tool_session_even_if_the_generator_ignores_it(
     kernel: LocalKernel, session: Session, how: str, reason: Any
 ) -> None:
     state = await opened(session, "st.slow", how=how)
@@ -226,7 +224,7 @@ async def test_a_step_that_is_stopped_ends_the_state_whatever_the_generator_make
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("times", "ok"), [(1, True), (100, False)])
-async def test_a_generator_that_yields_when_it_is_closed_is_closed_all_the_same(
+async def test_a_tool_session_closes_even_when_its_generator_yields_on_close(
     session: Session, times: int, ok: bool
 ) -> None:
     state = await opened(session, "st.stubborn", times=times)
@@ -238,7 +236,7 @@ async def test_a_generator_that_yields_when_it_is_closed_is_closed_all_the_same(
     gc.collect()
 
 
-async def test_a_step_waits_for_its_locks_and_between_steps_none_is_held(session: Session) -> None:
+async def test_a_step_waits_for_its_locks_and_holds_none_between_steps(session: Session) -> None:
     state = await opened(session, "st.slow")
     assert (await session.call("st.count", {"path": "between"})).ok
     notes_state = await opened(session, "st.notes")
@@ -254,7 +252,7 @@ async def test_a_step_waits_for_its_locks_and_between_steps_none_is_held(session
     assert (await behind).data["step"]["got"] == "late" and (await behind).metadata["lock_wait_ms"] > 0
 
 
-async def test_what_a_rule_denies_since_is_denied_at_the_step_and_the_state_can_still_be_closed(
+async def test_a_rule_added_later_denies_a_step_but_not_the_close_of_its_session(
     kernel: LocalKernel, session: Session
 ) -> None:
     kept, other = await opened(session, "st.notes"), await opened(session, "st.notes")
@@ -268,7 +266,7 @@ async def test_what_a_rule_denies_since_is_denied_at_the_step_and_the_state_can_
     assert (await close(session, other)).data["closed"] is True
 
 
-async def test_rules_may_speak_of_what_a_step_is_sent_and_of_steps_themselves(session: Session) -> None:
+async def test_rules_can_match_the_input_of_a_step_and_the_step_tool(session: Session) -> None:
     state = await opened(session, "st.asks")
     session.add_rules("deny st.asks step_input=*13*")
     assert (await step(session, state, {"page": 13})).error_kind == "denied"
@@ -278,7 +276,7 @@ async def test_rules_may_speak_of_what_a_step_is_sent_and_of_steps_themselves(se
     assert (await close(session, state)).ok
 
 
-async def test_a_person_is_asked_for_each_step_and_sees_what_is_sent_and_may_change_only_that(tmp_path: Path) -> None:
+async def test_the_user_approves_each_step_sees_its_input_and_can_change_only_that(tmp_path: Path) -> None:
     given = ApprovalAnswer("once", arguments={"opened": 0, "step_input": {"page": 5}})
     person = ScriptedApprovalHandler(
         [ApprovalAnswer("once"), given, ApprovalAnswer("defer"), ApprovalAnswer("reject", "no")]
@@ -291,7 +289,7 @@ async def test_a_person_is_asked_for_each_step_and_sees_what_is_sent_and_may_cha
         assert person.requests[1].arguments == {"opened": 0, "step_input": {"page": 4}}
         parked = await step(session, state, {"page": 6})
         assert parked.error_kind == "unavailable" and "Nothing was run" in str(parked.error_text)
-        assert await session.calls_awaiting_approval() == []
+        assert await session.list_calls_awaiting_approval() == []
         assert (await step(session, state, {"page": 7})).error_kind == "denied"
         wrong = {"opened": 1, "step_input": {"page": 8}}
         person._approvals.extend([ApprovalAnswer("once", arguments=wrong)] * 5)  # pyright: ignore[reportPrivateUsage]
@@ -300,7 +298,7 @@ async def test_a_person_is_asked_for_each_step_and_sees_what_is_sent_and_may_cha
         assert (await close(session, state)).ok, "nobody is asked for that"
 
 
-async def test_a_keyed_step_is_taken_once(session: Session) -> None:
+async def test_a_step_with_an_idempotency_key_runs_once(session: Session) -> None:
     state = await opened(session, "st.notes")
     asked = {"id": state, "input": "once"}
     one, two = [await session.call("tool.step", asked, key="k") for _ in range(2)]
@@ -308,7 +306,7 @@ async def test_a_keyed_step_is_taken_once(session: Session) -> None:
     assert (await step(session, state)).data["step"]["number"] == 2
 
 
-async def test_between_its_steps_a_tool_touches_nothing(session: Session) -> None:
+async def test_a_stateful_tool_cannot_use_its_runtime_between_steps(session: Session) -> None:
     state = await opened(session, "st.held")
     (runtime,) = bench.seen
     with pytest.raises(ToolError, match="No step of `st__held"):
@@ -317,7 +315,7 @@ async def test_between_its_steps_a_tool_touches_nothing(session: Session) -> Non
     await close(session, state)
 
 
-async def test_a_session_has_so_many_open_and_one_without_steps_ends_by_itself(tmp_path: Path) -> None:
+async def test_a_session_limits_open_tool_sessions_and_an_idle_one_expires(tmp_path: Path) -> None:
     settings = SETTINGS + "tool_session_idle_ms = 1\n"
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=["allow st.*"], settings=settings) as kernel:
         session = await kernel.session()
@@ -343,7 +341,7 @@ async def test_a_session_has_so_many_open_and_one_without_steps_ends_by_itself(t
         assert [result.error_kind for result in at_once] == [None, None, None, "limit", "limit"]
 
 
-async def test_after_each_step_it_waits_for_the_next_for_so_long(kernel: LocalKernel, session: Session) -> None:
+async def test_a_tool_session_expires_when_no_step_follows_in_time(kernel: LocalKernel, session: Session) -> None:
     states, state = states_of(kernel), await opened(session, "st.notes")
     states.limits = replace(states.limits, idle_s=0)
     assert (await step(session, state, "a")).ok
@@ -353,7 +351,7 @@ async def test_after_each_step_it_waits_for_the_next_for_so_long(kernel: LocalKe
     assert expired.error_kind == "conflict" and "no step came in time" in str(expired.error_text)
 
 
-async def test_a_step_that_waits_keeps_its_state_from_expiring(tmp_path: Path) -> None:
+async def test_a_step_awaiting_an_answer_keeps_its_tool_session_from_expiring(tmp_path: Path) -> None:
     person = ScriptedApprovalHandler([ApprovalAnswer("once")] * 100)
     settings = SETTINGS + "tool_session_idle_ms = 1\n"
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=["ask st.asks"], settings=settings) as kernel:
@@ -383,7 +381,7 @@ async def test_a_step_that_waits_keeps_its_state_from_expiring(tmp_path: Path) -
         assert answer.ok and answer.data["step"] == {"page": 1}
 
 
-async def test_closing_a_session_and_suspending_one_end_what_it_has_open(kernel: LocalKernel, session: Session) -> None:
+async def test_closing_or_suspending_a_session_ends_its_tool_sessions(kernel: LocalKernel, session: Session) -> None:
     state = await opened(session, "st.notes")
     await session.suspend()
     assert bench.left.is_set()
@@ -396,7 +394,7 @@ async def test_closing_a_session_and_suspending_one_end_what_it_has_open(kernel:
     assert bench.left.is_set() and not states_of(kernel).open_sessions
 
 
-async def test_what_a_former_process_left_open_is_interrupted(tmp_path: Path) -> None:
+async def test_a_tool_session_left_open_by_an_earlier_process_is_interrupted(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=["allow st.*"]) as kernel:
         session = await kernel.session()
         state = await opened(session, "st.notes")
@@ -411,7 +409,7 @@ async def test_what_a_former_process_left_open_is_interrupted(tmp_path: Path) ->
         assert (await step(forked, state)).error_kind == "invalid_input", "a fork has none of it"
 
 
-async def test_a_step_that_is_stopped_before_it_begins_leaves_its_state(session: Session) -> None:
+async def test_a_step_stopped_before_it_starts_leaves_the_tool_session_open(session: Session) -> None:
     state, other = await opened(session, "st.asks"), await opened(session, "st.slow")
     going = asyncio.create_task(step(session, other))
     await bench.entered.wait()
@@ -429,7 +427,9 @@ async def test_a_step_that_is_stopped_before_it_begins_leaves_its_state(session:
     assert (await step(session, state, {"page": 2})).ok
 
 
-async def test_a_tool_that_is_another_since_is_not_gone_on_with(kernel: LocalKernel, session: Session) -> None:
+async def test_a_tool_session_refuses_further_steps_after_its_tool_definition_changed(
+    kernel: LocalKernel, session: Session
+) -> None:
     kept, changed = await opened(session, "st.asks"), await opened(session, "st.notes")
 
     @tool(id="st.notes", mode="stateful", side_effect="external", locks=[])
@@ -444,7 +444,7 @@ async def test_a_tool_that_is_another_since_is_not_gone_on_with(kernel: LocalKer
     assert (await step(session, kept, {"page": 1})).ok, "which is the same"
 
 
-def test_what_cannot_be_stateful_is_said_when_it_is_made() -> None:
+def test_a_tool_that_cannot_be_stateful_is_refused_at_its_definition() -> None:
     async def plain() -> str:
         """Return."""
         return ""

@@ -13,14 +13,14 @@ from handrail.testing.scripted_kernel import temporary_kernel
 
 
 @pytest.mark.proves("X-07")
-async def test_a_time_out_is_a_result_with_the_partial_output(session: Session) -> None:
+async def test_a_timeout_returns_a_result_with_the_partial_output(session: Session) -> None:
     result = await session.call("test.slow", {})
     assert result.error_kind == "timeout"
     assert result.data == {"so far": "half"}
 
 
 @pytest.mark.proves("X-07", "X-08")
-async def test_work_that_does_not_end_is_answered_and_keeps_its_locks_until_it_does(
+async def test_a_call_that_ignores_its_timeout_is_answered_and_holds_its_locks_until_done(
     kernel: Kernel, session: Session
 ) -> None:
     result = await session.call("test.stubborn", {})
@@ -43,7 +43,7 @@ async def test_work_that_does_not_end_is_answered_and_keeps_its_locks_until_it_d
 
 
 @pytest.mark.proves("X-07")
-async def test_a_thread_that_outlives_its_time_out_is_labelled_and_recorded_when_it_ends(
+async def test_a_thread_that_outlives_its_timeout_is_marked_and_recorded_when_it_ends(
     kernel: Kernel, session: Session
 ) -> None:
     thread_may_end.clear()
@@ -56,7 +56,7 @@ async def test_a_thread_that_outlives_its_time_out_is_labelled_and_recorded_when
 
 
 @pytest.mark.proves("X-08")
-async def test_user_stop_time_out_and_shutdown_are_told_apart(tmp_path: Path) -> None:
+async def test_a_user_stop_and_a_shutdown_have_different_reasons(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=ALLOW) as kernel:
         session = await kernel.session()
         stopped = asyncio.create_task(session.call("test.hold", {"name": "x"}))
@@ -72,7 +72,7 @@ async def test_user_stop_time_out_and_shutdown_are_told_apart(tmp_path: Path) ->
 
 
 @pytest.mark.proves("X-08", "G-01")
-async def test_cancelling_the_caller_stops_the_call_records_it_and_frees_its_locks(
+async def test_cancelling_the_caller_stops_and_records_the_call_and_releases_its_locks(
     kernel: Kernel, session: Session
 ) -> None:
     task = asyncio.create_task(session.call("test.hold", {"name": "x"}))
@@ -85,7 +85,7 @@ async def test_cancelling_the_caller_stops_the_call_records_it_and_frees_its_loc
 
 
 @pytest.mark.proves("X-08", "L-05")
-async def test_a_wait_for_a_lock_can_be_stopped_and_leaves_nothing_behind(kernel: Kernel, session: Session) -> None:
+async def test_a_wait_for_a_lock_can_be_stopped_and_its_call_never_runs(kernel: Kernel, session: Session) -> None:
     holding = asyncio.create_task(session.call("test.hold", {"name": "x"}))
     await gate.entered.wait()
     events: list[Event] = []
@@ -103,7 +103,7 @@ async def test_a_wait_for_a_lock_can_be_stopped_and_leaves_nothing_behind(kernel
 
 
 @pytest.mark.proves("L-05")
-async def test_a_lock_wait_has_its_own_budget_and_is_reported_apart(tmp_path: Path) -> None:
+async def test_a_wait_for_a_lock_has_a_separate_timeout_that_the_error_names(tmp_path: Path) -> None:
     settings = "[limits]\nlock_wait_ms = 20\n"
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=ALLOW, settings=settings) as kernel:
         session = await kernel.session()
@@ -117,7 +117,7 @@ async def test_a_lock_wait_has_its_own_budget_and_is_reported_apart(tmp_path: Pa
 
 
 @pytest.mark.proves("X-07")
-async def test_a_command_that_takes_too_long_is_ended_in_the_time_its_caller_gave_and_its_output_is_kept(
+async def test_a_slow_command_ends_at_the_timeout_of_its_caller_and_keeps_its_output(
     tmp_path: Path,
 ) -> None:
     async with temporary_kernel(tmp_path, rules=["allow bash"]) as kernel:
@@ -133,7 +133,7 @@ async def test_a_command_that_takes_too_long_is_ended_in_the_time_its_caller_gav
 
 
 @pytest.mark.proves("X-08")
-async def test_a_callers_cancellation_comes_back_as_the_very_one_it_was(session: Session) -> None:
+async def test_a_callers_cancellation_is_raised_again_unchanged(session: Session) -> None:
     async def caller() -> None:
         await session.call("test.hold", {"name": "x"})
 
@@ -146,7 +146,7 @@ async def test_a_callers_cancellation_comes_back_as_the_very_one_it_was(session:
 
 
 @pytest.mark.proves("X-07")
-async def test_functions_that_hang_take_no_place_from_other_work(tmp_path: Path) -> None:
+async def test_hanging_functions_do_not_block_other_work(tmp_path: Path) -> None:
     thread_may_end.clear()
     try:
         async with temporary_kernel(tmp_path, tools=TOOLS, rules=ALLOW, settings="[limits]\ngrace_ms = 5\n") as kernel:

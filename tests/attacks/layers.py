@@ -20,7 +20,7 @@ from tests.attacks.victim import SECRET, Agreeing, Home, put
 from handrail.agent.agent_loop import Agent
 from handrail.agent.providers.scripted_model import ModelScript, ScriptedCall, ScriptedModel, ScriptedTurn
 from handrail.policy.watchdogs import ExfiltrationWatchdog, OutgoingSecretsWatchdog
-from handrail.store.json_fallback_encoding import encode_any_json
+from handrail.store.json_fallback_encoding import encode_json_with_fallback
 
 _TO = "http://93.184.216.35/collect"
 _INJECTED = f"""# Notes
@@ -51,7 +51,7 @@ def _with(*layers: str, arrives: bool = False) -> Probe:
         put(home.workspace / "NOTES.md", _INJECTED)
         watchdogs: list[Any] = [
             ExfiltrationWatchdog("deny"),
-            OutgoingSecretsWatchdog(encode_any_json, lambda _: False, "deny"),
+            OutgoingSecretsWatchdog(encode_json_with_fallback, lambda _: False, "deny"),
         ]
         await asyncio.to_thread(arrived)
         async with home.kernel(

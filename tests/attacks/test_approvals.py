@@ -15,7 +15,7 @@ from tests.frontends.mcp_clients import ERAS, Era, Person, filled, launch, ran
 
 from handrail import tool
 from handrail.contract.approval_requests import ApprovalAnswer, ApprovalRequest
-from handrail.frontends.mcp.http_server import HttpFrontendSettings, run_http_server
+from handrail.frontends.mcp.http_server import HttpFrontendSettings, open_http_server
 from handrail.frontends.mcp.tool_listing import McpFrontendSettings
 from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision, allow
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
@@ -40,7 +40,7 @@ class Tampering(ScriptedApprovalHandler):
 
 
 @pytest.mark.parametrize("person", [ScriptedApprovalHandler, Tampering])
-async def test_arguments_changed_while_a_person_thinks_do_not_run(
+async def test_arguments_changed_during_an_approval_do_not_run(
     tmp_path: Path, person: type[ScriptedApprovalHandler]
 ) -> None:
     """Source: time of check to time of use, between the approval and the call."""
@@ -58,7 +58,7 @@ async def test_arguments_changed_while_a_person_thinks_do_not_run(
     assert result.data == {"source": "a", "steps": [{"amount": 1}]}
 
 
-async def test_arguments_changed_while_a_watchdog_looks_do_not_run(tmp_path: Path) -> None:
+async def test_arguments_changed_during_a_watchdog_check_do_not_run(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"source": "a", "steps": [{"amount": 1}]}
 
     async def slow(_call: WatchdogCall) -> WatchdogDecision:
@@ -70,7 +70,7 @@ async def test_arguments_changed_while_a_watchdog_looks_do_not_run(tmp_path: Pat
     assert result.data["steps"] == [{"amount": 1}]
 
 
-async def test_arguments_changed_while_a_lock_is_waited_for_do_not_run(tmp_path: Path) -> None:
+async def test_arguments_changed_during_a_lock_wait_do_not_run(tmp_path: Path) -> None:
     entered, leave = asyncio.Event(), asyncio.Event()
 
     @tool(id="hold", side_effect="external", locks=["account:a:X"])
@@ -96,7 +96,7 @@ async def test_arguments_changed_while_a_lock_is_waited_for_do_not_run(tmp_path:
 
 
 @pytest.mark.usefixtures("confining")
-async def test_once_is_for_one_call_and_for_the_session_is_for_exactly_the_shown_rule(tmp_path: Path) -> None:
+async def test_a_once_approval_covers_one_call_and_a_session_approval_only_the_shown_rule(tmp_path: Path) -> None:
     """Source: "allow once" keyed by the tool's name, so that one approved command approved every other."""
     person = ScriptedApprovalHandler([ApprovalAnswer("once"), ApprovalAnswer("session")])
     async with temporary_kernel(tmp_path, rules=["ask bash"]) as kernel:
@@ -115,7 +115,9 @@ async def test_once_is_for_one_call_and_for_the_session_is_for_exactly_the_shown
 
 @pytest.mark.parametrize("tokens", [False, True])
 @ERAS
-async def test_an_approval_of_one_client_lets_no_other_run(tmp_path: Path, era: Era, tokens: bool) -> None:
+async def test_an_approval_of_one_client_does_not_allow_calls_of_another_client(
+    tmp_path: Path, era: Era, tokens: bool
+) -> None:
     """Source: one session for all clients of an HTTP server. Here both may have the same token and send the same call."""
     ran.clear()
     token = "sesame-0123456789abcdef"
@@ -127,7 +129,7 @@ async def test_an_approval_of_one_client_lets_no_other_run(tmp_path: Path, era: 
     )
     async with (
         temporary_kernel(tmp_path, tools=[launch], rules=["ask launch"]) as kernel,
-        run_http_server(kernel, McpFrontendSettings(), settings) as (url, _),
+        open_http_server(kernel, McpFrontendSettings(), settings) as (url, _),
         httpx2.AsyncClient(headers=headers) as one_http,
         httpx2.AsyncClient(headers=headers) as other_http,
         Client(streamable_http_client(url, http_client=one_http), mode=era, elicitation_callback=first.elicit) as one,

@@ -57,7 +57,7 @@ def test_an_attack_does_not_get_through(mode: Mode, case: Case) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("attacks as user")
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in _CASES if case.control is not None])
-def test_its_probe_reaches_its_aim_where_nothing_confines_it(case: Case) -> None:
+def test_each_attack_reaches_its_target_without_confinement(case: Case) -> None:
     """Otherwise it would see an open door as little as a closed one."""
     try:
         outcome = _controls()[case.id]
@@ -68,12 +68,12 @@ def test_its_probe_reaches_its_aim_where_nothing_confines_it(case: Case) -> None
     assert outcome.state == "held", outcome.detail
 
 
-def test_every_attack_says_where_it_comes_from_and_what_must_come_of_it() -> None:
+def test_each_attack_has_a_source_and_an_expected_outcome() -> None:
     assert len({case.id for case in _CASES}) == len(_CASES)
     assert all(case.source and case.expected for case in _CASES)
 
 
-def test_nothing_is_tried_where_the_namespaces_are_the_machines_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_attack_starts_in_the_namespaces_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only looked at: what would start is told that the namespaces it will have are the machine's, and stops."""
     if (why := outer.unavailable("user")) is not None:
         pytest.skip(why)

@@ -56,7 +56,9 @@ def desk(tmp_path: Path) -> Desk:
         ("allow bash", "hyperfine 'rm x'"),
     ],
 )
-def test_a_rule_meant_for_less_does_not_carry_it(desk: Desk, rule: str, command: str) -> None:
+def test_a_rule_does_not_allow_a_command_that_does_more_than_the_rule_covers(
+    desk: Desk, rule: str, command: str
+) -> None:
     assert desk.bash(command, rule).action == "ask"
 
 
@@ -86,7 +88,7 @@ def test_a_denied_sub_command_is_denied_behind_options_too(desk: Desk, command: 
         ("allow bash", "uv sync"),
     ],
 )
-def test_what_is_no_more_than_it_looks_still_runs(desk: Desk, rule: str, command: str) -> None:
+def test_a_harmless_command_is_still_allowed(desk: Desk, rule: str, command: str) -> None:
     assert desk.bash(command, rule, "deny bash git push *").action == "allow"
 
 
@@ -129,7 +131,7 @@ def _opens_all(text: str) -> bool:
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(6_000, marks=pytest.mark.slow)])
-async def test_bash_itself_runs_exactly_the_words_that_were_judged(tmp_path: Path, count: int) -> None:
+async def test_bash_runs_exactly_the_words_that_were_judged(tmp_path: Path, count: int) -> None:
     """Source: parser differentials, where the checker and the shell disagree on one text."""
     sandbox = tier_probe.choose_sandbox()
     if not sandbox.tier.is_confining:

@@ -54,7 +54,7 @@ async def test_a_program_inherits_its_three_streams_and_nothing_else(probe: Prob
 
 
 @pytest.mark.proves("S-01")
-async def test_a_text_that_begins_with_a_dash_is_a_command_and_no_option(probe: Probe) -> None:
+async def test_a_command_that_begins_with_a_dash_is_not_read_as_an_option(probe: Probe) -> None:
     """Source: argument injection into ``sh -c``."""
     assert "command not found" in await probe("-o posix; true")
 
@@ -65,7 +65,7 @@ def _state_files(place: Path) -> list[str]:
 
 @pytest.mark.proves("S-03")
 @pytest.mark.parametrize("form", ["{path}", "../state/{relative}", "link/{relative}", "x/../../state/{relative}"])
-async def test_no_tool_reaches_the_state_of_the_kernel(session: Session, place: Path, form: str) -> None:
+async def test_no_tool_reaches_the_state_folder_of_the_kernel(session: Session, place: Path, form: str) -> None:
     """Source: an audit log that the agent's own shell could erase."""
     (place / "ws" / "link").symlink_to(place / "state")
     database = next((place / "state").rglob("handrail.db"))
@@ -93,7 +93,9 @@ async def test_no_tool_reaches_the_state_of_the_kernel(session: Session, place: 
 
 
 @pytest.mark.proves("S-01")
-async def test_state_inside_a_mounted_toolchain_is_not_seen(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_program_cannot_see_or_change_the_state_folder_inside_a_mounted_toolchain(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Source: an installation prefix on PATH is mounted whole, whatever else an operator keeps in it."""
     if not tier_probe.probe_tier().is_confining:
         pytest.skip("this machine cannot confine programs")
@@ -142,7 +144,9 @@ async def test_a_session_reads_neither_outputs_nor_scratch_of_another(kernel: Ke
 
 
 @pytest.mark.proves("S-03")
-async def test_a_secret_like_file_is_not_read_under_another_name(kernel: Kernel, place: Path) -> None:
+async def test_a_secret_file_cannot_be_read_through_links_other_spellings_or_search_tools(
+    kernel: Kernel, place: Path
+) -> None:
     """Source: deny lists walked around by links, spellings and other tools."""
     workspace = place / "ws"
     (workspace / "sub").mkdir()
@@ -197,7 +201,7 @@ def _planted(folder: Path, name: str) -> Path:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="programs are confined on Linux only")
 @pytest.mark.proves("S-01")
 @pytest.mark.parametrize("name", ["git", "rg"])
-def test_a_program_planted_in_the_workspace_is_not_what_the_kernel_runs(
+def test_the_kernel_does_not_run_a_program_planted_in_the_workspace(
     place: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Source: an activated environment inside the project comes first on PATH, and its programs can be written.
@@ -223,9 +227,7 @@ def test_a_program_planted_in_the_workspace_is_not_what_the_kernel_runs(
         assert os.path.realpath(find_ripgrep(str(workspace), confined=True)) == str(honest)
 
 
-def test_doctor_says_when_handrail_itself_can_be_changed_by_a_call(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_warns_if_a_call_could_change_the_installation(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Source: tools installed in the environment of the project that they guard."""
     assert "installation" not in {check.name for check in check_machine(str(place / "ws"))}
     monkeypatch.setattr(sys, "path", [*sys.path, str(place / "ws" / ".venv" / "lib")])
@@ -235,7 +237,7 @@ def test_doctor_says_when_handrail_itself_can_be_changed_by_a_call(
 # ── what is left behind ──────────────────────────────────────────────────────────────────────────
 
 
-def test_a_session_is_removed_however_deep_it_was_filled(place: Path) -> None:
+def test_the_files_of_a_session_are_removed_at_any_folder_depth(place: Path) -> None:
     """Source: folders 5,000 deep, which end every recursive removal."""
     folders = prepare_folders(place / "ws", place / "state")
     scratch = folders.prepare_session_scratch("deep")
@@ -256,9 +258,7 @@ def test_a_session_is_removed_however_deep_it_was_filled(place: Path) -> None:
 
 
 @pytest.mark.proves("S-01")
-async def test_a_socket_of_the_machine_is_reached_only_where_it_lies_in_the_workspace(
-    probe: Probe, place: Path
-) -> None:
+async def test_a_socket_outside_the_workspace_cannot_be_reached_through_a_link(probe: Probe, place: Path) -> None:
     """Source: docker.sock and agents' sockets. What lies in the workspace is the program's to use, and documented."""
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(place / "beside" / "s"))

@@ -57,7 +57,7 @@ def _put(folder: Path, name: str, program: str, **runtime: Any) -> None:
         {"sandbox": "nothing", "error_kind": "denied", "replayed": True},
     ],
 )
-async def test_an_answer_cannot_say_what_only_the_kernel_says(tmp_path: Path, answer: dict[str, Any]) -> None:
+async def test_an_external_tool_cannot_forge_kernel_metadata(tmp_path: Path, answer: dict[str, Any]) -> None:
     """Source: output that imitates the envelope around it."""
     tools = tmp_path / "config" / "tools"
     _put(tools, "liar", SAYS, side_effect="read", locks=[])
@@ -92,7 +92,7 @@ async def test_an_external_tool_sees_its_call_and_nothing_else(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("way", ["config inside", "config link", "tools link", "tools above"])
-async def test_tools_and_rules_where_a_model_can_write_stop_the_start(tmp_path: Path, way: str) -> None:
+async def test_the_start_fails_if_a_model_can_write_tools_or_configuration(tmp_path: Path, way: str) -> None:
     """Source: workspaces that bring their own tools and configuration."""
     place = tmp_path.resolve()
     workspace, config = place / "ws", place / "handrail.toml"

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.policy.desk import Desk
 
 from handrail.contract.errors import ToolError
-from handrail.contract.text.glob_patterns import escape_as_pattern, path_matches
-from handrail.contract.text.host_names import grant_covers_host, parse_host, parse_url, rule_matches_host
+from handrail.contract.text.glob_patterns import escape_glob_literal, matches_path_glob
+from handrail.contract.text.host_names import grant_covers_host, parse_host_address, parse_http_url, rule_matches_host
 from handrail.contract.tool.requires import Capability
 from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
 from handrail.runtime.files.session_roots import SessionRoots
@@ -59,7 +59,7 @@ _PATHS = st.tuples(st.sampled_from(["", "", "", "/", "//", "./", "WS/", "WS_secr
 @example("magic/proc/self/cwd/../key")
 @example("in/../../key")
 @example("src/deep/up2/key")
-def test_the_file_that_is_opened_is_the_one_that_was_judged(place: Path, path: str) -> None:
+def test_the_file_that_is_opened_is_the_file_that_was_checked(place: Path, path: str) -> None:
     path = path.replace("WS", str(place))
     judged: list[str] = []
 
@@ -88,9 +88,9 @@ _TREE = st.lists(_NAMES, min_size=1, max_size=4).map("/".join)
 
 @pytest.mark.attack("files")
 @given(_TREE, _TREE)
-def test_an_escaped_path_is_a_glob_for_exactly_that_path(one: str, other: str) -> None:
-    assert path_matches(escape_as_pattern(one), one)
-    assert path_matches(escape_as_pattern(one), other) == (other == one or other.startswith(f"{one}/"))
+def test_an_escaped_path_matches_only_that_path_and_paths_below_it(one: str, other: str) -> None:
+    assert matches_path_glob(escape_glob_literal(one), one)
+    assert matches_path_glob(escape_glob_literal(one), other) == (other == one or other.startswith(f"{one}/"))
 
 
 _LABELS = st.text(st.sampled_from("abA-0x7f1.①²。%\0\r\n @:/\\#?[]_é\u200b"), max_size=12)
@@ -108,10 +108,10 @@ _URLS = st.tuples(
 @pytest.mark.attack("network")
 @settings(max_examples=3 * settings().max_examples)
 @given(_URLS)
-def test_the_host_that_is_judged_is_the_host_that_another_reader_would_dial(url: str) -> None:
+def test_the_host_that_is_checked_is_the_host_that_other_url_parsers_read(url: str) -> None:
     """What two readers could take differently is refused; what is taken is one name or one address."""
     try:
-        address = parse_url(url)
+        address = parse_http_url(url)
     except ValueError:
         return
     seen = urlsplit(url).hostname
@@ -126,9 +126,9 @@ def test_the_host_that_is_judged_is_the_host_that_another_reader_would_dial(url:
 
 @pytest.mark.attack("network")
 @given(_HOSTS, _HOSTS)
-def test_a_grant_for_a_host_opens_that_host_and_no_longer_name(one: str, other: str) -> None:
+def test_a_grant_for_a_host_does_not_cover_longer_host_names(one: str, other: str) -> None:
     try:
-        first, second = parse_host(one), parse_host(other)
+        first, second = parse_host_address(one), parse_host_address(other)
     except ValueError:
         return
     if rule_matches_host(str(first), str(second)):
@@ -139,7 +139,7 @@ def test_a_grant_for_a_host_opens_that_host_and_no_longer_name(one: str, other: 
 
 @pytest.mark.attack("network")
 @given(st.ip_addresses(v=4), st.sampled_from(["::ffff:{}", "64:ff9b::{}", "::{}"]))
-def test_an_address_in_another_ones_clothes_is_as_closed_as_itself(address: object, form: str) -> None:
+def test_a_blocked_address_stays_blocked_in_every_embedded_form(address: object, form: str) -> None:
     inner = ip_address(str(address))
     if explain_blocked_address(inner) is not None:
         assert explain_blocked_address(ip_address(form.format(inner))) is not None
@@ -159,7 +159,7 @@ def _book(rules: list[tuple[str, list[str]]]) -> list[str]:
 @pytest.mark.attack("permission")
 @settings(max_examples=3 * settings().max_examples)
 @given(_RULES, _COMMANDS, st.sampled_from([" && ", "; ", " | ", "\n", " || "]))
-def test_a_compound_is_decided_as_the_strictest_of_its_parts(
+def test_a_compound_command_gets_the_strictest_decision_of_its_parts(
     desk: Desk, rules: list[tuple[str, list[str]]], commands: list[list[str]], joint: str
 ) -> None:
     book = _book(rules)
@@ -171,7 +171,7 @@ def test_a_compound_is_decided_as_the_strictest_of_its_parts(
 @pytest.mark.attack("permission")
 @settings(max_examples=3 * settings().max_examples)
 @given(_RULES, _COMMANDS)
-def test_one_more_deny_never_makes_anything_milder(
+def test_another_deny_rule_never_makes_a_decision_milder(
     desk: Desk, rules: list[tuple[str, list[str]]], commands: list[list[str]]
 ) -> None:
     text = " && ".join(" ".join(command) for command in commands)

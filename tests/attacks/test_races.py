@@ -112,7 +112,7 @@ _CALLS: dict[str, list[tuple[str, dict[str, str]]]] = {
 
 @pytest.mark.parametrize("rounds", _ROUNDS)
 @pytest.mark.parametrize("name", _CALLS)
-async def test_a_link_that_takes_a_files_place_is_never_followed_out(
+async def test_a_link_swapped_for_a_checked_file_is_never_followed_outside_the_workspace(
     tmp_path: Path, request: pytest.FixtureRequest, name: str, rounds: int
 ) -> None:
     if name == "grep":
@@ -139,7 +139,7 @@ async def test_a_link_that_takes_a_files_place_is_never_followed_out(
 
 
 @pytest.mark.parametrize("rounds", _ROUNDS)
-async def test_a_link_that_takes_an_entrys_place_moves_and_deletes_nothing_outside(tmp_path: Path, rounds: int) -> None:
+async def test_a_link_swapped_in_during_a_move_or_delete_affects_nothing_outside(tmp_path: Path, rounds: int) -> None:
     """Source: ``mv`` and ``rm -r`` that were raced into another folder (CWE-367)."""
     place = tmp_path.resolve()
     moved = deleted = done = 0
@@ -189,7 +189,7 @@ def _read_all(path: Path) -> str:
 
 
 @pytest.mark.timeout(600)
-async def test_a_reader_that_checks_first_and_opens_after_is_caught_by_these_swaps(tmp_path: Path) -> None:
+async def test_the_swaps_catch_a_reader_that_checks_before_it_opens(tmp_path: Path) -> None:
     """The control: with the same swaps, the way that others go is walked around within as many rounds."""
     place = tmp_path.resolve()
 

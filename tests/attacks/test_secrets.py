@@ -42,7 +42,7 @@ CALLS: list[tuple[str, dict[str, Any] | str]] = [
 
 
 @pytest.mark.usefixtures("confining")
-async def test_no_secret_is_answered_told_shown_or_kept(tmp_path: Path) -> None:
+async def test_no_secret_is_in_results_events_approval_requests_or_stored_files(tmp_path: Path) -> None:
     """Source: tokens found in audit logs, traces and approval dialogues of agent products."""
     told: list[Event] = []
     said: list[str] = []

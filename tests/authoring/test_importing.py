@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from handrail.authoring.mcp_server_import import ImportedMcpServer, format_server_tables, import_mcp_servers
 from handrail.config.foreign_server_files import expand_variables
-from handrail.config.mcp_settings import ExpandedText
+from handrail.config.mcp_settings import ExpandableText
 from handrail.config.operator_settings import Settings
 from handrail.contract.errors import UsageError
 
@@ -24,7 +24,7 @@ def read(folder: Path, servers: object, key: str = "mcpServers") -> dict[str, Im
     return {one.name: one for one in import_mcp_servers(file, folder)}
 
 
-def test_a_server_by_command_and_one_by_url_are_taken_over(tmp_path: Path) -> None:
+def test_servers_with_a_command_and_servers_with_a_url_are_imported(tmp_path: Path) -> None:
     found = read(
         tmp_path,
         {
@@ -49,18 +49,18 @@ def test_a_server_by_command_and_one_by_url_are_taken_over(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("key", ["mcpServers", "servers"])
-def test_the_objects_of_several_programs_are_read(tmp_path: Path, key: str) -> None:
+def test_server_lists_under_the_keys_of_several_programs_are_read(tmp_path: Path, key: str) -> None:
     assert list(read(tmp_path, {"a": {"command": "x"}}, key)) == ["a"]
 
 
-def test_comments_and_trailing_commas_of_editors_are_read_and_strings_are_left_alone(tmp_path: Path) -> None:
+def test_json_comments_and_trailing_commas_are_accepted_and_strings_stay_unchanged(tmp_path: Path) -> None:
     file = tmp_path / "mcp.json"
     file.write_text('{ // mine\n "servers": {"a": {"command": "x", "args": ["//not", "/* a comment */", ",}"],},},}')
     (one,) = import_mcp_servers(file, tmp_path)
     assert one.table["args"] == ["//not", "/* a comment */", ",}"]
 
 
-def test_a_projects_own_servers_in_a_common_file_count_for_that_project_alone(tmp_path: Path) -> None:
+def test_servers_of_a_project_in_a_shared_file_are_imported_for_that_project_only(tmp_path: Path) -> None:
     file = tmp_path / "claude.json"
     other = {"mcpServers": {"theirs": {"command": "x"}}}
     own = {"mcpServers": {"ours": {"command": "y"}}}
@@ -83,7 +83,9 @@ def test_a_projects_own_servers_in_a_common_file_count_for_that_project_alone(tm
         ("HEADERS", "Authorization: Basic aHVudGVyMg=="),
     ],
 )
-def test_what_looks_like_a_secret_is_named_and_not_written(tmp_path: Path, key: str, value: str) -> None:
+def test_an_imported_value_that_looks_like_a_secret_is_replaced_by_its_name(
+    tmp_path: Path, key: str, value: str
+) -> None:
     one = read(tmp_path, {"a": {"command": "x", "env": {key: value}}})["a"]
     (name,) = one.secrets
     assert one.table["env"] == {key: {"secret": name}}
@@ -93,7 +95,7 @@ def test_what_looks_like_a_secret_is_named_and_not_written(tmp_path: Path, key: 
     assert tomllib.loads(text)["secrets"][name] == {"file": str(tmp_path / name)}
 
 
-def test_a_bearer_token_keeps_its_scheme_outside_the_secret(tmp_path: Path) -> None:
+def test_only_the_token_of_a_bearer_header_becomes_a_secret(tmp_path: Path) -> None:
     one = read(tmp_path, {"a": {"url": "https://x.example/mcp", "headers": {"Authorization": "Bearer abc.def"}}})["a"]
     assert one.table["headers"] == {"Authorization": {"secret": "A_AUTHORIZATION", "prefix": "Bearer "}}
     assert one.secrets == {"A_AUTHORIZATION": "abc.def"}
@@ -107,7 +109,9 @@ def test_a_bearer_token_keeps_its_scheme_outside_the_secret(tmp_path: Path) -> N
         ("${input:my-key}", "MCP_A_KEY", "MCP_A_KEY"),
     ],
 )
-def test_a_variable_stays_a_variable(tmp_path: Path, value: str, name: str, variable: str) -> None:
+def test_a_variable_reference_is_imported_as_an_environment_variable(
+    tmp_path: Path, value: str, name: str, variable: str
+) -> None:
     one = read(tmp_path, {"a": {"command": "x", "env": {"KEY": value}}})["a"]
     assert one.table["env"] == {"KEY": {"secret": name}}
     assert tomllib.loads(format_server_tables([one], {}))["secrets"] == {name: {"env": variable}}
@@ -126,7 +130,7 @@ def values_of(servers: list[ImportedMcpServer], environment: dict[str, str]) -> 
             if isinstance(said, str):
                 found[name][key] = said
                 continue
-            if isinstance(said, ExpandedText):
+            if isinstance(said, ExpandableText):
                 found[name][key] = expand_variables(said.expand, environment)
                 continue
             where = settings.secrets[said.secret]
@@ -165,6 +169,14 @@ MEETINGS: dict[str, tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]]
         {"a": {"X": "${input:api_key}"}, "b": {"X": "${API_KEY}"}},
         {"a": {"X": ""}, "b": {"X": "the operator's"}},
     ),
+    "an input and a variable of another server": (
+        {"a": {"KEY": "${input:key}"}, "b": {"X": "${MCP_A_KEY}", "Y": "y-${MCP_A_KEY_2}"}},
+        {"a": {"KEY": ""}, "b": {"X": "the operator's", "Y": "y-the operator's"}},
+    ),
+    "a variable in a text and a value": (
+        {"api": {"KEY": "of api"}, "b": {"X": "x-${API_KEY}", "TOKEN": "${API_KEY}"}},
+        {"api": {"KEY": "of api"}, "b": {"X": "x-the operator's", "TOKEN": "the operator's"}},
+    ),
     "two inputs": (
         {"a": {"X": "${input:the-key}", "Y": "${input:the.key}"}, "b": {"X": "${input:THE_KEY}"}},
         {"a": {"X": "", "Y": ""}, "b": {"X": ""}},
@@ -194,9 +206,10 @@ def test_each_server_gets_exactly_its_own_secrets(
             _all_good(tmp_path, given, place)
         return
     found = _all_good(tmp_path, given, place)
-    assert values_of(found, {"API_KEY": "the operator's", "THE_KEY": "the operator's"}) == own
+    known: dict[str, str] = dict.fromkeys(("API_KEY", "THE_KEY", "MCP_A_KEY", "MCP_A_KEY_2"), "the operator's")
+    assert values_of(found, known) == own
     variables = [variable for one in found for variable in one.variables.values()]
-    inputs = [variable for variable in variables if variable not in ("API_KEY", "THE_KEY")]
+    inputs = [variable for variable in variables if variable not in known]
     assert len(inputs) == len(set(inputs))
 
 
@@ -209,7 +222,36 @@ def _all_good(tmp_path: Path, given: dict[str, dict[str, str]], place: str) -> l
     return found
 
 
-def test_a_name_that_stands_for_something_already_is_not_used(tmp_path: Path) -> None:
+def test_an_input_never_gets_a_variable_that_is_set(tmp_path: Path) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(json.dumps({"servers": {"a": {"command": "x", "env": {"KEY": "${input:k}"}}}}))
+    (one,) = import_mcp_servers(file, tmp_path, (), {"MCP_A_KEY": "of another", "A_KEY": "of another"})
+    assert one.variables == {"MCP_A_KEY_2": "MCP_A_KEY_2"}
+
+
+@pytest.mark.parametrize("text", ["${input:host}/${input:pin}", "${input:host}/${input:other}", "${input:host_token}"])
+@pytest.mark.parametrize("key", ["args", "command", "cwd"])
+def test_an_argument_gets_the_default_of_its_own_input_alone(tmp_path: Path, text: str, key: str) -> None:
+    inputs = [
+        {"id": "host", "default": "h.example"},
+        {"id": "pin", "password": True, "default": "sesame99"},
+        {"id": "host_token", "default": "sesame99"},
+    ]
+    server = {"command": "x", key: [text] if key == "args" else text}
+    (tmp_path / "other.json").write_text(json.dumps({"inputs": inputs, "servers": {"s": server}}))
+    (one,) = import_mcp_servers(tmp_path / "other.json", tmp_path, (), {})
+    assert "possible only in env and headers" in f"{one.problem} {one.ignored_keys}"
+    assert "sesame99" not in str(one.table) and "h.example" not in str(one.table)
+
+
+def test_a_list_keeps_each_of_its_servers(tmp_path: Path) -> None:
+    listed = [{"name": name, "command": f"x{number}"} for number, name in enumerate(("a", "a 3", "a", "a 3 3"))]
+    (tmp_path / "other.json").write_text(json.dumps({"servers": listed}))
+    found = import_mcp_servers(tmp_path / "other.json", tmp_path, (), {})
+    assert {one.table["command"] for one in found} == {"x0", "x1", "x2", "x3"}
+
+
+def test_an_imported_secret_gets_a_name_that_is_not_in_use(tmp_path: Path) -> None:
     file = tmp_path / "other.json"
     file.write_text(json.dumps({"mcpServers": {"a": {"command": "x", "env": {"KEY": "v", "TOKEN": "${T}"}}}}))
     (one,) = import_mcp_servers(file, tmp_path, ["a_key", "A_KEY_2", "A_Token"])
@@ -224,7 +266,7 @@ def test_a_name_that_stands_for_something_already_is_not_used(tmp_path: Path) ->
         '{"mcpServers": {}, "mcpServers": {"a": {"command": "x"}}}',
     ],
 )
-def test_a_name_that_stands_twice_is_refused_since_programs_disagree_about_it(tmp_path: Path, text: str) -> None:
+def test_a_duplicate_name_in_an_imported_file_is_refused(tmp_path: Path, text: str) -> None:
     (file := tmp_path / "other.json").write_text(text)
     with pytest.raises(UsageError, match="occurs twice"):
         import_mcp_servers(file, tmp_path)
@@ -260,17 +302,17 @@ def test_header_fields_that_differ_in_case_are_refused(tmp_path: Path) -> None:
         ("text", "not an object"),
     ],
 )
-def test_what_cannot_be_taken_over_is_left_out_and_says_why(tmp_path: Path, server: object, why: str) -> None:
+def test_a_server_that_cannot_be_imported_is_left_out_with_a_reason(tmp_path: Path, server: object, why: str) -> None:
     assert why in read(tmp_path, {"a": server})["a"].problem
 
 
-def test_rights_of_other_programs_are_told_and_give_none(tmp_path: Path) -> None:
+def test_permissions_of_other_programs_are_listed_and_not_imported(tmp_path: Path) -> None:
     one = read(tmp_path, {"a": {"command": "x", "autoApprove": ["*"], "alwaysAllow": ["y"], "cwd": "/"}})["a"]
     assert one.table == {"command": "x", "cwd": "/"}
     assert [left.partition(":")[0] for left in one.ignored_keys][:2] == ["autoApprove", "alwaysAllow"]
 
 
-def test_names_are_made_to_fit_and_said(tmp_path: Path) -> None:
+def test_imported_server_names_are_changed_to_valid_names(tmp_path: Path) -> None:
     assert list(read(tmp_path, {"my server!": {"command": "x"}})) == ["my-server"]
     assert read(tmp_path, {"!!": {"command": "x"}})["!!"].problem
 
@@ -287,7 +329,7 @@ TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 
 
 @given(command=TEXT.filter(bool), args=st.lists(TEXT, max_size=3), env=st.dictionaries(TEXT, TEXT, max_size=3))
-def test_whatever_is_written_reads_back_as_it_was(command: str, args: list[str], env: dict[str, str]) -> None:
+def test_written_server_tables_read_back_unchanged(command: str, args: list[str], env: dict[str, str]) -> None:
     table: dict[str, Any] = {"command": command, "args": args, "env": env}
     written = format_server_tables([ImportedMcpServer("a", table)], {})
     server = Settings.model_validate(tomllib.loads(written)).mcp.servers["a"]

@@ -52,7 +52,7 @@ def property_(name: str, **schema: Any) -> dict[str, Any]:
 
 
 @pytest.mark.proves("K-12")
-def test_there_is_nothing_to_say_about_a_good_tool(tmp_path: Path) -> None:
+def test_a_good_tool_has_no_findings(tmp_path: Path) -> None:
     assert said(manifest(tmp_path)) == []
 
 
@@ -118,14 +118,14 @@ def test_a_source_folder_is_checked_before_it_is_built(
         ),
     ],
 )
-def test_what_will_be_regretted_is_a_warning(tmp_path: Path, change: dict[str, Any], warning: str) -> None:
+def test_a_likely_mistake_is_a_warning(tmp_path: Path, change: dict[str, Any], warning: str) -> None:
     found = said(manifest(tmp_path, **change))
     assert any(severity == "warning" and warning in text for severity, text in found), found
     assert not any(severity == "error" for severity, _ in found)
 
 
 @pytest.mark.proves("K-12")
-def test_what_start_up_would_refuse_is_an_error_and_all_of_it_is_named(tmp_path: Path) -> None:
+def test_each_fault_that_start_up_would_refuse_is_an_error(tmp_path: Path) -> None:
     path = manifest(
         tmp_path, llm={"parameters": {"type": "array"}}, runtime={"locks": ["file:{gone}:S"], "tiemout_ms": 5}
     )
@@ -153,7 +153,9 @@ def object_(required: list[str], *names: str, **further: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_tool_that_no_call_can_ever_fit_is_an_error(tmp_path: Path, parameters: dict[str, Any], where: str) -> None:
+def test_a_parameter_schema_that_no_call_can_satisfy_is_an_error(
+    tmp_path: Path, parameters: dict[str, Any], where: str
+) -> None:
     found = [text for severity, text in said(manifest(tmp_path, llm={"parameters": parameters})) if severity == "error"]
     assert len(found) == 1 and found[0].startswith(f"{where}: names 'word', which is not in properties"), found
     values = [{}, {"line": "a"}, {"word": "b"}, {"line": "a", "word": "b"}, {"line": {"word": "b", "run": "c"}}]
@@ -170,7 +172,7 @@ def test_a_tool_that_no_call_can_ever_fit_is_an_error(tmp_path: Path, parameters
         object_(["line"], properties={"line": object_(["word"], "run")}),
     ],
 )
-def test_what_a_call_can_fit_is_no_error(tmp_path: Path, parameters: dict[str, Any]) -> None:
+def test_a_schema_that_a_call_can_match_gives_no_error(tmp_path: Path, parameters: dict[str, Any]) -> None:
     assert not [
         text for severity, text in said(manifest(tmp_path, llm={"parameters": parameters})) if severity == "error"
     ]
@@ -191,7 +193,7 @@ def test_what_a_call_can_fit_is_no_error(tmp_path: Path, parameters: dict[str, A
     ],
 )
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_part_that_nobody_can_have_meant_is_a_warning(
+def test_a_meaningless_part_of_a_schema_is_a_warning(
     tmp_path: Path, schema: dict[str, Any], warning: str, nested: bool
 ) -> None:
     properties = {"line": {"type": "array", "items": schema} if nested else schema}
@@ -211,7 +213,7 @@ def test_a_part_that_nobody_can_have_meant_is_a_warning(
         {"type": "object", "properties": {"properties": {"type": "string", "default": "x"}}},
     ],
 )
-def test_a_default_that_fits_is_not_spoken_of(tmp_path: Path, schema: dict[str, Any]) -> None:
+def test_a_valid_default_produces_no_finding(tmp_path: Path, schema: dict[str, Any]) -> None:
     parameters = {
         "type": "object",
         "properties": {"line": {**schema, "description": "l"}},
@@ -221,7 +223,7 @@ def test_a_default_that_fits_is_not_spoken_of(tmp_path: Path, schema: dict[str, 
 
 
 @pytest.mark.proves("K-12")
-def test_one_file_is_judged_without_its_neighbours_and_a_folder_with_all_of_them(tmp_path: Path) -> None:
+def test_a_file_is_linted_alone_and_a_folder_with_all_its_files(tmp_path: Path) -> None:
     path = manifest(tmp_path)
     (tmp_path / "other.json").write_text("{")
     assert said(path) == []
@@ -229,14 +231,14 @@ def test_one_file_is_judged_without_its_neighbours_and_a_folder_with_all_of_them
 
 
 @pytest.mark.proves("K-12")
-def test_python_files_of_a_folder_are_not_imported_and_it_is_told_that_one_has_to_be_named(tmp_path: Path) -> None:
+def test_python_files_of_a_folder_are_not_imported_and_must_be_named(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("raise SystemExit(3)")
     with pytest.raises(UsageError, match="name the file itself"):
         said(tmp_path)
 
 
 @pytest.mark.proves("K-12")
-def test_tools_made_in_code_are_looked_at_too(tmp_path: Path) -> None:
+def test_tools_defined_in_code_are_linted_too(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     source = '''
     from handrail import Runtime, Tool, ToolSpec, tool
@@ -268,7 +270,7 @@ def test_tools_made_in_code_are_looked_at_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.proves("K-12")
-def test_tools_in_a_list_are_looked_at_and_a_class_that_others_are_made_of_is_none(tmp_path: Path) -> None:
+def test_the_linter_checks_tools_in_lists_and_skips_base_classes(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     source = """
     from handrail import Tool, ToolSpec, tool
@@ -303,7 +305,7 @@ def test_tools_in_a_list_are_looked_at_and_a_class_that_others_are_made_of_is_no
 
 @pytest.mark.parametrize("name", ["accessToken", "api-key", "apiKey", "user_password", "GITHUB_TOKEN"])
 @pytest.mark.proves("K-12")
-def test_a_secret_is_known_by_its_name_however_that_is_spelled(tmp_path: Path, name: str) -> None:
+def test_a_parameter_with_any_spelling_of_a_secret_name_gets_a_finding(tmp_path: Path, name: str) -> None:
     told = said(manifest(tmp_path, llm=property_(name, type="string", description="what it is")))
     assert any("looks like a secret" in text for _, text in told)
 
@@ -313,20 +315,20 @@ def test_a_secret_is_known_by_its_name_however_that_is_spelled(tmp_path: Path, n
     [("page_token", "string"), ("nextToken", "string"), ("token_count", "integer"), ("show_password", "boolean")],
 )
 @pytest.mark.proves("K-12")
-def test_where_a_list_goes_on_and_what_no_text_can_be_is_no_secret(tmp_path: Path, name: str, kind: str) -> None:
+def test_a_page_token_or_a_non_text_property_is_not_taken_for_a_secret(tmp_path: Path, name: str, kind: str) -> None:
     told = said(manifest(tmp_path, llm=property_(name, type=kind, description="what it is")))
     assert not any("looks like a secret" in text for _, text in told)
 
 
 @pytest.mark.proves("K-12")
-def test_a_file_that_ends_the_program_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_a_file_that_ends_the_program_is_reported_as_an_import_error(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("raise SystemExit(3)")
     assert [text for _, text in said(path)] == [": cannot be imported: SystemExit: 3"]
 
 
 @pytest.mark.proves("K-12")
-def test_a_file_that_cannot_be_imported_is_an_error_and_no_traceback(tmp_path: Path) -> None:
+def test_a_file_that_fails_to_import_gives_an_error_finding_without_a_traceback(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("import no_such_package\n")
     assert lint_tools(path, SANDBOX)[1] == [
@@ -339,7 +341,7 @@ def test_a_file_that_cannot_be_imported_is_an_error_and_no_traceback(tmp_path: P
 @pytest.mark.parametrize(
     ("name", "text", "problem"), [("a.txt", "", "neither a manifest"), ("b.py", "x = 1", "has no tool")]
 )
-def test_what_holds_no_tool_says_what_was_expected(tmp_path: Path, name: str, text: str, problem: str) -> None:
+def test_a_path_without_a_tool_is_refused_with_the_reason(tmp_path: Path, name: str, text: str, problem: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(UsageError, match=problem):
         lint_tools(tmp_path / name, SANDBOX)
@@ -362,7 +364,7 @@ def test_resources_and_prompts_are_checked_like_manifests(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("draft", ["draft-04/schema#", "draft-07/schema#", "draft/2019-09/schema"])
-def test_a_default_is_judged_in_the_draft_that_its_schema_is_written_in(tmp_path: Path, draft: str) -> None:
+def test_a_default_is_validated_with_the_draft_of_its_schema(tmp_path: Path, draft: str) -> None:
     parameters = {
         "$schema": f"http{'s' if '2019' in draft else ''}://json-schema.org/{draft}",
         "type": "object",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from handrail.authoring.tool_linter import lint_tools
-from handrail.authoring.tool_templates import TOOL_KINDS, ToolKind, make_tool_files, write_tool_files
+from handrail.authoring.tool_templates import TOOL_KINDS, ToolKind, render_tool_files, write_tool_files
 from handrail.contract.errors import UsageError
 from handrail.sandbox import tier_probe
 
@@ -23,7 +23,7 @@ confined = pytest.mark.skipif(
 @pytest.mark.proves("R-13")
 @pytest.mark.parametrize("kind", TOOL_KINDS)
 def test_a_new_tool_of_each_kind_passes_its_own_test(kind: ToolKind, tmp_path: Path) -> None:
-    write_tool_files(tmp_path, make_tool_files(kind, "text.words"))
+    write_tool_files(tmp_path, render_tool_files(kind, "text.words"))
     assert "1 passed" in passed(tmp_path, "test_text_words.py")
 
 
@@ -32,7 +32,7 @@ def test_a_new_tool_of_each_kind_passes_its_own_test(kind: ToolKind, tmp_path: P
 @pytest.mark.parametrize("kind", TOOL_KINDS)
 def test_the_test_of_a_new_tool_fails_when_the_tool_is_wrong(kind: ToolKind, tmp_path: Path) -> None:
     """One more than the words that there are, and no answer at all."""
-    *_, tool, test = write_tool_files(tmp_path, make_tool_files(kind, "text.words"))
+    *_, tool, test = write_tool_files(tmp_path, render_tool_files(kind, "text.words"))
     right = tool.read_text()
     for wrong in (right.replace("len(", "1 + len("), right.replace('"words": ', '"other": ')):
         assert wrong != right
@@ -52,12 +52,10 @@ NAMES = {
 
 @confined
 @pytest.mark.parametrize("kind", TOOL_KINDS)
-def test_ids_that_are_names_of_something_else_give_tools_that_pass_their_tests_too(
-    kind: ToolKind, tmp_path: Path
-) -> None:
+def test_ids_that_clash_with_other_names_still_give_tools_that_pass_their_tests(kind: ToolKind, tmp_path: Path) -> None:
     """All in one folder, as pytest runs it where nothing is said: files that it takes for tests are no tools."""
     for tool_id in NAMES[kind]:
-        written = write_tool_files(tmp_path, make_tool_files(kind, tool_id))
+        written = write_tool_files(tmp_path, render_tool_files(kind, tool_id))
         assert lint_tools(written[0], tier_probe.choose_sandbox()) == ([tool_id], [])
     assert f"{len(NAMES[kind])} passed" in passed(tmp_path)
 
@@ -88,16 +86,16 @@ def outcome(folder: Path, *names: str) -> tuple[int, str]:
 
 @pytest.mark.proves("R-13", "K-12")
 @pytest.mark.parametrize("kind", TOOL_KINDS)
-def test_there_is_nothing_to_say_about_a_new_tool(kind: ToolKind, tmp_path: Path) -> None:
-    written = write_tool_files(tmp_path, make_tool_files(kind, "text.words"))
+def test_a_new_tool_has_no_lint_findings(kind: ToolKind, tmp_path: Path) -> None:
+    written = write_tool_files(tmp_path, render_tool_files(kind, "text.words"))
     assert lint_tools(written[0], tier_probe.choose_sandbox()) == (["text.words"], [])
 
 
 @pytest.mark.proves("R-13")
-def test_nothing_that_is_there_is_written_over(tmp_path: Path) -> None:
+def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "words.py").write_text("mine")
     with pytest.raises(UsageError, match=r"already has words\.py\. Nothing was written"):
-        write_tool_files(tmp_path, make_tool_files("function", "words"))
+        write_tool_files(tmp_path, render_tool_files("function", "words"))
     assert (tmp_path / "words.py").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["words.py"]
 
@@ -113,6 +111,6 @@ def test_nothing_that_is_there_is_written_over(tmp_path: Path) -> None:
         ("git__status", "would have the same wire name 'git__status'"),
     ],
 )
-def test_an_id_that_no_tool_can_have_is_refused(tool_id: str, problem: str) -> None:
+def test_an_invalid_tool_id_is_refused(tool_id: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
-        make_tool_files("function", tool_id)
+        render_tool_files("function", tool_id)

@@ -9,7 +9,7 @@ from handrail.contract.schema.argument_validation import compile_schema
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_protocol import Tool
-from handrail.contract.tool_generation import BUILT_IN, Generation, ThirdPartyOrigin, ToolEntry
+from handrail.contract.tool_generation import BUILT_IN, Generation, ThirdPartySourceInfo, ToolEntry
 
 
 class Still(Tool):
@@ -27,7 +27,7 @@ def entry(
     *,
     source: str = "here",
     withheld: str | None = None,
-    foreign: ThirdPartyOrigin | None = None,
+    foreign: ThirdPartySourceInfo | None = None,
     **declared: Any,
 ) -> ToolEntry:
     given: dict[str, Any] = {"description": f"Does {tool_id}.", "side_effect": "read", "locks": (), **declared}

@@ -13,7 +13,7 @@ import numpy
 import pytest
 from tests.catalog.texts_of import ALL, STOCK, Directions
 
-from handrail.catalog.embedders.embedder_selection import ENTRY_POINT_GROUP, EmbedderChoice, make_encoder_factory
+from handrail.catalog.embedders.embedder_selection import ENTRY_POINT_GROUP, EmbedderSettings, make_encoder_factory
 from handrail.catalog.search.cache import SearchCache
 from handrail.catalog.search.encoder_thread import EncoderThread
 from handrail.catalog.search.lexical_index import make_embedding_text
@@ -47,7 +47,7 @@ def points(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
 @pytest.mark.proves("R-09", "D-07")
 @pytest.mark.parametrize("name", ["ready", "made"])
 def test_packages_add_embedders_by_entry_points(points: list[EntryPoint], name: str) -> None:
-    encoder, why = make_encoder_factory(EmbedderChoice(name), lambda: points)(None)
+    encoder, why = make_encoder_factory(EmbedderSettings(name), lambda: points)(None)
     assert encoder is not None and why == ""
     try:
         (vector,) = encoder.encode_query(["aab"], 60) or []
@@ -60,28 +60,28 @@ def test_packages_add_embedders_by_entry_points(points: list[EntryPoint], name: 
 @pytest.mark.parametrize(
     ("chosen", "why"),
     [
-        (EmbedderChoice("none"), "turned off"),
-        (EmbedderChoice("none", why_none="the key is not known"), "the key is not known"),
+        (EmbedderSettings("none"), "turned off"),
+        (EmbedderSettings("none", why_none="the key is not known"), "the key is not known"),
         (
-            EmbedderChoice("nobodys"),
+            EmbedderSettings("nobodys"),
             "unknown embedder 'nobodys'; the value of embedder in [search] is one of local, none, endpoint",
         ),
-        (EmbedderChoice("odd"), "is a int; expected fingerprint, load() and encode()"),
-        (EmbedderChoice("gone"), "failed to load: AttributeError"),
-        (EmbedderChoice("endpoint", url="ftp://x", model="m"), "is not a valid endpoint URL"),
-        (EmbedderChoice("endpoint", url="http://me:key@x/v1", model="m"), "set the key separately"),
-        (EmbedderChoice("fastembed"), "fastembed is not installed"),
+        (EmbedderSettings("odd"), "is a int; expected fingerprint, load() and encode()"),
+        (EmbedderSettings("gone"), "failed to load: AttributeError"),
+        (EmbedderSettings("endpoint", url="ftp://x", model="m"), "is not a valid endpoint URL"),
+        (EmbedderSettings("endpoint", url="http://me:key@x/v1", model="m"), "set the key separately"),
+        (EmbedderSettings("fastembed"), "fastembed is not installed"),
     ],
 )
-def test_one_that_cannot_be_had_leaves_a_search_by_words_and_says_why(
-    points: list[EntryPoint], chosen: EmbedderChoice, why: str
+def test_a_missing_embedder_leaves_a_lexical_search_with_the_reason(
+    points: list[EntryPoint], chosen: EmbedderSettings, why: str
 ) -> None:
     encoder, told = make_encoder_factory(chosen, lambda: points)(None)
     assert encoder is None and why in told
 
 
-def test_a_key_is_in_no_representation() -> None:
-    assert "hunter2" not in repr(EmbedderChoice("endpoint", "https://x", "m", "hunter2"))
+def test_the_repr_of_an_embedder_choice_hides_its_key() -> None:
+    assert "hunter2" not in repr(EmbedderSettings("endpoint", "https://x", "m", "hunter2"))
 
 
 class Faulty(Directions):
@@ -99,7 +99,7 @@ class Faulty(Directions):
 
 @pytest.mark.parametrize("factor", [float("nan"), float("inf")])
 @pytest.mark.proves("D-07")
-def test_a_tool_whose_vector_is_no_number_is_searched_by_words_and_spoils_no_other(factor: float) -> None:
+def test_a_tool_with_an_invalid_vector_is_searched_by_words_without_affecting_others(factor: float) -> None:
     index = ToolIndex(ALL, encoder=EncoderThread(Faulty(factor)))
     assert index.wait_until_complete(60)
     found = index.search("hotel room")
@@ -108,7 +108,7 @@ def test_a_tool_whose_vector_is_no_number_is_searched_by_words_and_spoils_no_oth
 
 
 @pytest.mark.proves("D-07")
-def test_vectors_of_any_length_are_compared_by_their_direction() -> None:
+def test_vectors_are_compared_by_direction_and_not_by_length() -> None:
     found = [ToolIndex(ALL, encoder=EncoderThread(Faulty(factor))) for factor in (1.0, 1e30)]
     assert all(index.wait_until_complete(60) for index in found)
     one, other = (index.search("price of a share").hits for index in found)
@@ -116,14 +116,14 @@ def test_vectors_of_any_length_are_compared_by_their_direction() -> None:
 
 
 @pytest.mark.proves("D-07")
-def test_an_embedder_that_gives_too_few_vectors_is_told_of() -> None:
+def test_an_embedder_that_returns_too_few_vectors_is_reported() -> None:
     index = ToolIndex(ALL, encoder=EncoderThread(Faulty(missing=1)))
     assert not index.wait_until_complete()
     assert "expected one row for each text" in index.search("hotel room").note
 
 
 @pytest.mark.proves("D-07")
-def test_another_model_under_the_same_name_is_told_and_the_next_start_makes_its_vectors(tmp_path: Path) -> None:
+def test_a_changed_model_under_the_same_name_is_reported_and_encoded_at_next_start(tmp_path: Path) -> None:
     def notes(wide: int) -> str:
         encoder = EncoderThread(Faulty(wide=wide), SearchCache(tmp_path))
         index = ToolIndex(ALL, encoder=encoder)

@@ -61,7 +61,7 @@ def server(answer: Answer) -> Generator[tuple[str, list[tuple[str, dict[str, Any
         thread.join()
 
 
-def test_the_endpoints_vectors_are_those_of_the_texts_in_order_and_of_length_one() -> None:
+def test_the_endpoint_returns_normalised_vectors_in_the_order_of_the_texts() -> None:
     texts = [f"text about thing{n}" for n in range(70)]
     with server(good) as (url, asked):
         rows = EndpointEmbedder(url, "m", key="k").encode(texts)
@@ -97,7 +97,7 @@ def _with(body: bytes, status: int = 200) -> Answer:
     ],
     ids=["500", "redirect", "html", "list", "none", "empty", "text", "infinite"],
 )
-def test_an_answer_that_is_no_embedding_is_told_without_the_key(answer: Answer, said: str) -> None:
+def test_an_invalid_embedding_reply_is_reported_without_the_key(answer: Answer, said: str) -> None:
     with server(answer) as (url, _), pytest.raises(EmbedderError) as told:
         EndpointEmbedder(url, "m", key="sk-secret").encode(["text"])
     assert said in str(told.value)
@@ -108,7 +108,7 @@ def test_an_answer_that_is_no_embedding_is_told_without_the_key(answer: Answer, 
     ("vector", "said"),
     [([0.0] * 8, "returned a vector of zeros"), ([1.0] * 8, "returned the same vector for 2 different texts")],
 )
-def test_vectors_that_mean_nothing_are_refused_and_never_kept(vector: list[float], said: str, tmp_path: Path) -> None:
+def test_meaningless_vectors_are_refused_and_never_stored(vector: list[float], said: str, tmp_path: Path) -> None:
     def senseless(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
         data = [{"index": at, "embedding": vector} for at in range(len(asked["input"]))]
         _say(handler, json.dumps({"data": data}).encode())
@@ -123,7 +123,7 @@ def test_vectors_that_mean_nothing_are_refused_and_never_kept(vector: list[float
         assert cache.load_vectors(endpoint.fingerprint) == {}
 
 
-def test_texts_that_say_the_same_may_have_one_vector_and_large_numbers_are_vectors_too() -> None:
+def test_equal_texts_may_share_a_vector_and_large_numbers_are_accepted() -> None:
     def large(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
         data = [{"index": at, "embedding": [1e200, -1e200]} for at in range(len(asked["input"]))]
         _say(handler, json.dumps({"data": data}).encode())
@@ -152,9 +152,7 @@ LONG = tool("widget.frobnicate", "Polishes a brass doorknob. " * 200)
 
 
 @pytest.mark.parametrize("status", [400, 413, 422, 500])
-def test_a_text_beyond_the_models_length_counts_by_its_beginning_and_costs_no_other_its_meaning(
-    status: int, tmp_path: Path
-) -> None:
+def test_a_text_too_long_for_the_model_is_shortened_without_affecting_other_texts(status: int, tmp_path: Path) -> None:
     with server(taking(status=status)) as (url, asked):
         index = ToolIndex([*MANY, *ALL, LONG], encoder=EncoderThread(EndpointEmbedder(url, "m"), SearchCache(tmp_path)))
         assert index.wait_until_complete(60)
@@ -168,7 +166,7 @@ def test_a_text_beyond_the_models_length_counts_by_its_beginning_and_costs_no_ot
         assert len(asked) == before, "the next start asks for nothing that is known"
 
 
-def test_a_text_that_is_refused_at_any_length_is_found_by_words_and_it_is_told_how_many_are() -> None:
+def test_a_text_that_the_endpoint_refuses_is_searched_by_words_and_counted() -> None:
     with server(taking(but="frobnicate")) as (url, asked):
         encoder = EncoderThread(EndpointEmbedder(url, "m"))
         index = ToolIndex([*MANY, *ALL, LONG], encoder=encoder)
@@ -184,7 +182,7 @@ def test_a_text_that_is_refused_at_any_length_is_found_by_words_and_it_is_told_h
         assert tried == sum(any("frobnicate" in text for text in body["input"]) for _, body in asked)
 
 
-def test_a_server_that_takes_few_texts_at_once_is_given_them_one_by_one() -> None:
+def test_texts_are_sent_one_by_one_to_a_server_with_small_batches() -> None:
     with server(taking(texts=1)) as (url, _):
         index = ToolIndex([*MANY, *ALL], encoder=EncoderThread(EndpointEmbedder(url, "m")))
         assert index.wait_until_complete(60)
@@ -192,7 +190,7 @@ def test_a_server_that_takes_few_texts_at_once_is_given_them_one_by_one() -> Non
     assert (found.search_method, found.note, found.hits[0].id) == ("lexical and meaning", "", HOTEL.id)
 
 
-def test_a_request_that_is_refused_goes_by_its_beginning_and_turns_nothing_off() -> None:
+def test_a_refused_request_is_shortened_and_meaning_search_stays_on() -> None:
     with server(taking()) as (url, _):
         index = ToolIndex(ALL, encoder=EncoderThread(EndpointEmbedder(url, "m")))
         assert index.wait_until_complete(60)
@@ -206,7 +204,7 @@ def test_a_request_that_is_refused_goes_by_its_beginning_and_turns_nothing_off()
 
 
 @pytest.mark.parametrize("status", [400, 401, 500])
-def test_a_server_that_takes_nothing_any_more_is_asked_a_few_times_and_left_alone(status: int, tmp_path: Path) -> None:
+def test_a_server_that_rejects_everything_gets_only_a_few_requests(status: int, tmp_path: Path) -> None:
     broken = threading.Event()
 
     def until(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
@@ -226,7 +224,7 @@ def test_a_server_that_takes_nothing_any_more_is_asked_a_few_times_and_left_alon
         assert len(asked) <= 2
 
 
-def test_an_endpoint_that_hangs_is_given_up_and_no_search_waits_for_it() -> None:
+def test_an_endpoint_that_hangs_times_out_and_delays_no_search() -> None:
     gone, entered = threading.Event(), threading.Event()
 
     def hang(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
@@ -244,7 +242,7 @@ def test_an_endpoint_that_hangs_is_given_up_and_no_search_waits_for_it() -> None
             gone.set()
 
 
-def test_an_answer_that_drips_is_given_up_too() -> None:
+def test_an_endpoint_that_answers_too_slowly_times_out() -> None:
     gone = threading.Event()
 
     def drip(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
@@ -265,7 +263,7 @@ def test_an_answer_that_drips_is_given_up_too() -> None:
             gone.set()
 
 
-def test_nobody_there_is_told() -> None:
+def test_an_unreachable_endpoint_is_reported() -> None:
     with server(good) as (url, _):
         pass
     with pytest.raises(EmbedderError, match="cannot be reached"):
@@ -273,25 +271,25 @@ def test_nobody_there_is_told() -> None:
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8080", "file:///etc/passwd", "http://"])
-def test_what_is_no_address_is_refused_at_once(url: str) -> None:
+def test_an_invalid_endpoint_url_is_refused_at_once(url: str) -> None:
     with pytest.raises(EmbedderError, match="is not a valid endpoint URL"):
         EndpointEmbedder(url, "m")
 
 
-def test_a_key_inside_an_address_is_refused_and_not_repeated() -> None:
+def test_an_address_that_contains_a_key_is_refused_and_the_error_omits_the_key() -> None:
     with pytest.raises(EmbedderError) as told:
         EndpointEmbedder("http://user:sk-secret@host/v1", "m")
     assert "sk-secret" not in str(told.value)
 
 
-def test_two_endpoints_and_two_models_have_vectors_of_their_own() -> None:
+def test_vectors_of_different_endpoints_and_models_are_kept_apart() -> None:
     prints = {
         EndpointEmbedder(url, model).fingerprint for url in ("http://a/v1", "http://b/v1") for model in ("m", "n")
     }
     assert len(prints) == 4
 
 
-def test_fastembed_that_is_not_installed_is_told() -> None:
+def test_a_missing_fastembed_package_is_reported() -> None:
     from importlib.util import find_spec
 
     if find_spec("fastembed") is not None:

@@ -15,15 +15,15 @@ from tests.catalog.texts_of import Directions
 from tests.kernel.doors import Opens, by_both_doors
 from tests.tools.desk import Memory
 
-from handrail.catalog.loaded_tools import InteractionTools
+from handrail.catalog.loaded_tools import InteractionLoadedTools
 from handrail.catalog.search.cache import SearchCache
 from handrail.catalog.search.encoder_thread import EncoderThread
-from handrail.catalog.search.search_indexes import GenerationSearchIndexes
+from handrail.catalog.search.search_indexes import KernelSearchIndexes
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.services.job_and_tool_services import ToolSearchResult
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool_generation import Generation
-from handrail.tools.discovery_tools import FindToolsTool, ToolSearchTool
+from handrail.tools.discovery_tools import ExtensionToolSearchTool, FindToolsTool
 
 kernel_in = by_both_doors(rules=["allow *"])
 MAIL = entry("mail.send", description="Sends a letter to one or more recipients.")
@@ -42,8 +42,8 @@ class Desk:
 
     def __init__(self, embedder: Directions, **options: Any) -> None:
         self.embedder, self.made = embedder, 0
-        self.searches = GenerationSearchIndexes(None, self._make, **options)
-        self.of = InteractionTools("s", CatalogOptions(), Memory(), self.searches)
+        self.searches = KernelSearchIndexes(None, self._make, **options)
+        self.of = InteractionLoadedTools("s", CatalogOptions(), Memory(), self.searches)
 
     def _make(self, cache: SearchCache | None) -> tuple[EncoderThread, str]:
         self.made += 1
@@ -52,9 +52,10 @@ class Desk:
     async def find(self, there: Generation = THERE, **how: Any) -> ToolSearchResult:
         return await self.of.find(there, NEED, limit=3, **how)
 
-    async def told(self, tool: FindToolsTool | ToolSearchTool) -> dict[str, Any]:
+    async def told(self, tool: FindToolsTool | ExtensionToolSearchTool) -> dict[str, Any]:
         return cast(
-            "dict[str, Any]", await tool.execute({"query": NEED}, cast("Runtime", Around(self.of.make_catalog(THERE))))
+            "dict[str, Any]",
+            await tool.execute({"query": NEED}, cast("Runtime", Around(self.of.make_call_catalog(THERE)))),
         )
 
 
@@ -74,7 +75,7 @@ async def desk() -> AsyncGenerator[Callable[..., Desk]]:
 
 
 @pytest.mark.proves("D-05", "D-07")
-async def test_the_first_searches_wait_for_one_loading_and_compare_meanings(desk: Callable[..., Desk]) -> None:
+async def test_the_first_searches_share_one_model_load_and_compare_meanings(desk: Callable[..., Desk]) -> None:
     at = desk(until=threading.Event(), first_wait_s=600)
     first = [asyncio.create_task(at.find()) for _ in range(6)]
     await asyncio.to_thread(at.embedder.entered.wait)
@@ -91,9 +92,9 @@ async def test_the_first_searches_wait_for_one_loading_and_compare_meanings(desk
 
 
 @pytest.mark.proves("D-05", "D-07")
-@pytest.mark.parametrize("tool", [FindToolsTool(), ToolSearchTool()], ids=lambda tool: tool.spec.id)
-async def test_where_loading_takes_longer_than_a_search_waits_its_answer_says_so(
-    desk: Callable[..., Desk], tool: FindToolsTool | ToolSearchTool
+@pytest.mark.parametrize("tool", [FindToolsTool(), ExtensionToolSearchTool()], ids=lambda tool: tool.spec.id)
+async def test_a_search_reports_that_the_model_is_still_loading(
+    desk: Callable[..., Desk], tool: FindToolsTool | ExtensionToolSearchTool
 ) -> None:
     at = desk(until=threading.Event(), first_wait_s=0.01)
     message = (await at.told(tool))["message"]
@@ -105,7 +106,7 @@ async def test_where_loading_takes_longer_than_a_search_waits_its_answer_says_so
 
 
 @pytest.mark.proves("D-07")
-async def test_a_search_does_not_wait_for_what_has_failed_and_its_answer_says_why(desk: Callable[..., Desk]) -> None:
+async def test_a_search_does_not_wait_for_a_failed_model_and_reports_the_reason(desk: Callable[..., Desk]) -> None:
     at = desk(first_wait_s=600)
     at.embedder.broken = "the file of the model is damaged"
     message = (await at.told(FindToolsTool()))["message"]
@@ -113,42 +114,40 @@ async def test_a_search_does_not_wait_for_what_has_failed_and_its_answer_says_wh
 
 
 @pytest.mark.proves("D-05")
-async def test_a_search_waits_once_for_loading_that_hangs_and_later_ones_do_not(desk: Callable[..., Desk]) -> None:
+async def test_only_the_first_search_waits_for_a_model_load_that_hangs(desk: Callable[..., Desk]) -> None:
     at = desk(until=threading.Event(), first_wait_s=0.01)
     assert (await at.find()).search_method.startswith("words only")
     assert (await at.find()).search_method == "words only: the model is encoding its first texts"
 
 
 @pytest.mark.proves("D-05")
-async def test_loading_begins_when_a_model_is_shown_a_catalog_that_holds_more_than_is_in_view(
+async def test_model_loading_starts_when_a_turn_begins_with_tools_that_are_not_loaded(
     desk: Callable[..., Desk],
 ) -> None:
     at = desk(ahead_s=0)
-    at.of.get_tools_for_turn(WHOLE)
+    at.of.begin_turn(WHOLE)
     narrow = generation(many(25), [built_in("browse_tools", core=True), built_in("load_tools", core=True)])
-    InteractionTools("t", CatalogOptions(), Memory(), at.searches).get_tools_for_turn(narrow)
+    InteractionLoadedTools("t", CatalogOptions(), Memory(), at.searches).begin_turn(narrow)
     await at.find(WHOLE, by_words=True)  # whatever was due at once has begun by now
     assert at.made == 0, "nothing can be searched for"
-    at.of.get_tools_for_turn(THERE)
-    at.of.get_tools_for_turn(THERE)
+    at.of.begin_turn(THERE)
+    at.of.begin_turn(THERE)
     await asyncio.to_thread(at.embedder.entered.wait)
     assert at.made == 1
     assert (await at.find()).search_method == "words and meaning" and at.made == 1
 
 
 @pytest.mark.proves("D-05")
-async def test_an_embedder_elsewhere_is_sent_nothing_before_a_search(desk: Callable[..., Desk]) -> None:
+async def test_a_remote_embedder_receives_nothing_before_the_first_search(desk: Callable[..., Desk]) -> None:
     at = desk(ahead_s=None)
-    at.of.get_tools_for_turn(THERE)
+    at.of.begin_turn(THERE)
     await at.find(by_words=True)
     assert at.made == 0
     assert (await at.find()).search_method == "words and meaning"
 
 
 @pytest.mark.proves("D-05")
-async def test_the_first_find_tools_of_a_process_compares_meanings_by_either_door(
-    tmp_path: Path, kernel_in: Opens
-) -> None:
+async def test_the_first_tool_search_by_kernel_or_session_compares_meanings(tmp_path: Path, kernel_in: Opens) -> None:
     """With the model that ships, whose vectors of the tools were kept by an earlier process."""
     async with kernel_in(tmp_path, settings="[search]\n") as kernel:
         assert (await kernel.find_tools("undo my last commit", timeout_s=60)).search_method == "words and meaning"

@@ -12,14 +12,14 @@ def scores(held: dict[int, float], mean: float, deviation: float) -> DocumentSco
     )
 
 
-def test_one_chance_word_that_only_one_tool_has_does_not_outweigh_meaning() -> None:
+def test_one_accidental_rare_word_does_not_outweigh_meaning() -> None:
     """Of 400 tools one has a common word of the request: it stands 20 deviations above the others by that alone."""
     words = scores({7: 3.0}, mean=3 / 400, deviation=0.15)
     meaning = scores({1: 0.5, 7: 0.1}, mean=0.05, deviation=0.1)
     assert [each.number for each in rank_documents([RequestTextScores(words, meaning)], 2)] == [1, 7]
 
 
-def test_a_word_that_tells_much_outweighs_a_little_meaning() -> None:
+def test_a_distinctive_word_outweighs_a_slightly_higher_similarity() -> None:
     words = scores({7: 25.0}, mean=25 / 400, deviation=1.25)
     meaning = scores({1: 0.4, 7: 0.2}, mean=0.05, deviation=0.1)
     assert [each.number for each in rank_documents([RequestTextScores(words, meaning)], 2)] == [7, 1]

@@ -20,8 +20,8 @@ from handrail.catalog.search.lexical_index import (
     LexicalIndex,
     SearchableTool,
     TermVector,
-    contains_whole_tool_name,
-    extract_fields,
+    extract_searchable_fields,
+    has_all_tool_name_words,
     make_term_vector,
 )
 
@@ -33,7 +33,7 @@ def of(weights: Mapping[str, float]) -> TermVector:
 THREE = [of({"cat": 2.0, "dog": 1.0}), of({"cat": 1.0}), of({"bird": 4.0, "fish": 2.0})]
 
 
-def test_scores_are_those_worked_out_by_hand() -> None:
+def test_bm25_scores_equal_those_of_an_example_calculated_by_hand() -> None:
     index = LexicalIndex.build_from_vectors(THREE)
     found = index.score_documents(["cat", "dog", "cow"], 10)
     average = (3 + 1 + 6) / 3
@@ -50,7 +50,7 @@ def test_scores_are_those_worked_out_by_hand() -> None:
     assert found.deviation == pytest.approx(math.sqrt((first**2 + second**2) / 3 - ((first + second) / 3) ** 2))
 
 
-def test_with_numpy_the_scores_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_are_the_same_with_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     index = LexicalIndex.build_from_vectors([of({f"t{n % 7}": 1.0 + n % 3, f"u{n % 5}": 2.0}) for n in range(200)])
     several: list[tuple[str, ...]] = [(), ("u3",), ("t1", "t2", "u3")]
     plains = [index.score_documents(["t1", "t2", "u3", "none"], 20, hollow) for hollow in several]
@@ -62,7 +62,7 @@ def test_with_numpy_the_scores_are_the_same(monkeypatch: pytest.MonkeyPatch) -> 
         assert (quick.mean, quick.deviation) == pytest.approx((plain.mean, plain.deviation), rel=1e-6)
 
 
-def test_what_is_hollow_counts_beside_what_tells_and_hardly_by_itself() -> None:
+def test_hollow_terms_count_with_other_terms_but_hardly_alone() -> None:
     index = LexicalIndex.build_from_vectors(
         [of({"cat": 1.0}), of({"cat": 1.0, "3": 1.0}), of({"3": 1.0}), of({"bird": 1.0})]
     )
@@ -71,7 +71,9 @@ def test_what_is_hollow_counts_beside_what_tells_and_hardly_by_itself() -> None:
     assert [found.score(n) for n in (0, 1)] == [whole.score(n) for n in (0, 1)]
     assert 0 < found.score(2) < whole.score(2) / 50
     alone = index.score_documents(["3"], 4, {"3"})
-    assert alone.best and max(alone.z_score(n) for n in range(4)) <= 0 < index.score_documents(["3"], 4).z_score(2)
+    assert alone.best and max(alone.compute_z_score(n) for n in range(4)) <= 0 < index.score_documents(
+        ["3"], 4
+    ).compute_z_score(2)
 
 
 def test_numpy_that_another_thread_is_still_importing_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,16 +86,18 @@ def test_numpy_that_another_thread_is_still_importing_is_not_used(monkeypatch: p
     assert list(index.score_documents(["bird"], 5).best) == [2]
 
 
-def test_names_count_more_than_what_is_said_and_parameters_are_read() -> None:
-    terms = make_term_vector(extract_fields(MAIL)).weights
+def test_names_weigh_more_than_descriptions_and_parameters_are_indexed() -> None:
+    terms = make_term_vector(extract_searchable_fields(MAIL)).weights
     assert terms["email"] > terms["sent" if "sent" in terms else "recipi"]
     assert terms["subject"] == 1.0 + 0.5
 
 
-def test_a_parameter_inside_a_parameter_and_its_choices_are_found() -> None:
+def test_nested_parameters_and_their_enum_values_are_indexed() -> None:
     inner = {"type": "object", "properties": {"colour": {"enum": ["crimson", "teal"]}}}
     found = make_term_vector(
-        extract_fields(SearchableTool("paint", parameters={"properties": {"what": {"type": "array", "items": inner}}}))
+        extract_searchable_fields(
+            SearchableTool("paint", parameters={"properties": {"what": {"type": "array", "items": inner}}})
+        )
     ).weights
     assert {"colour", "crimson", "teal"} <= set(found)
 
@@ -102,7 +106,7 @@ _BAG = st.dictionaries(st.sampled_from("abcdefg"), st.sampled_from([0.5, 1.0, 3.
 
 
 @given(st.lists(_BAG, max_size=8), st.lists(_BAG, max_size=4), st.data())
-def test_an_index_after_changes_is_the_one_built_anew(
+def test_an_updated_word_index_equals_a_newly_built_one(
     before: list[TermVector], new: list[TermVector], data: st.DataObject
 ) -> None:
     stays = data.draw(st.lists(st.sampled_from(range(len(before))), unique=True) if before else st.just([]))
@@ -118,7 +122,7 @@ def test_an_index_after_changes_is_the_one_built_anew(
         assert [one.score(n) for n in range(len(order))] == [other.score(n) for n in range(len(order))]
 
 
-def test_an_index_of_nothing_finds_nothing() -> None:
+def test_an_empty_index_finds_nothing() -> None:
     found = LexicalIndex.build_from_vectors([]).score_documents(["cat"], 5)
     assert (list(found.best), found.mean, found.deviation) == ([], 0.0, 0.0)
 
@@ -127,20 +131,22 @@ def test_an_index_of_nothing_finds_nothing() -> None:
     "parameters",
     [None, {}, {"properties": 5}, {"properties": {"a": None, "b": {"description": 5, "enum": "no"}}}, {"items": [1]}],
 )
-def test_a_schema_of_any_shape_is_read_as_far_as_it_goes(parameters: dict[str, object] | None) -> None:
-    assert "thing" in make_term_vector(extract_fields(SearchableTool("thing", parameters=parameters))).weights
+def test_a_malformed_parameter_schema_is_indexed_as_far_as_possible(parameters: dict[str, object] | None) -> None:
+    assert (
+        "thing" in make_term_vector(extract_searchable_fields(SearchableTool("thing", parameters=parameters))).weights
+    )
 
 
-def test_a_schema_that_holds_itself_ends() -> None:
+def test_a_schema_that_contains_itself_is_read_to_a_limited_depth() -> None:
     schema: dict[str, object] = {"type": "object"}
     schema["properties"] = {"again": schema}
-    assert extract_fields(SearchableTool("loop", parameters=schema)).parameter_names == "again again again"
+    assert extract_searchable_fields(SearchableTool("loop", parameters=schema)).parameter_names == "again again again"
 
 
-def test_repetitions_beyond_a_few_count_as_length_only() -> None:
+def test_further_repetitions_of_a_term_add_only_to_the_length() -> None:
     few, many = (
-        make_term_vector(extract_fields(tool("x", "rain " * 3))),
-        make_term_vector(extract_fields(tool("x", "rain " * 100))),
+        make_term_vector(extract_searchable_fields(tool("x", "rain " * 3))),
+        make_term_vector(extract_searchable_fields(tool("x", "rain " * 100))),
     )
     assert few.weights["rain"] == many.weights["rain"] == 3
     assert many.length > few.length + 90
@@ -148,7 +154,7 @@ def test_repetitions_beyond_a_few_count_as_length_only() -> None:
 
 COMPOUNDS = LexicalIndex.build_from_vectors(
     [
-        make_term_vector(extract_fields(tool(name, description)))
+        make_term_vector(extract_searchable_fields(tool(name, description)))
         for name, description in (
             ("send", "Sends an e-mail."),
             ("note", "Writes into the to-do list."),
@@ -174,25 +180,25 @@ COMPOUNDS = LexicalIndex.build_from_vectors(
         ("check out", 3),
     ],
 )
-def test_a_compound_is_found_however_it_is_written(request_: str, number: int) -> None:
+def test_a_compound_word_is_found_in_any_spelling(request_: str, number: int) -> None:
     assert list(COMPOUNDS.score_documents(COMPOUNDS.extract_request_terms(request_), 5).best) == [number]
 
 
-def test_a_request_of_very_many_words_is_read_as_far_as_terms_are_looked_up() -> None:
+def test_a_very_long_request_is_read_up_to_the_term_limit() -> None:
     assert (
         len(COMPOUNDS.extract_request_terms(" ".join(f"word{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(600))))
         == 64
     )
 
 
-def test_what_no_tool_has_together_is_no_compound() -> None:
+def test_words_that_no_tool_joins_are_not_a_compound() -> None:
     assert COMPOUNDS.extract_request_terms("a carpet") == ["carpet"]
     assert COMPOUNDS.extract_request_terms("well-known") == ["well", "known"]
 
 
-def test_a_huge_description_counts_with_its_beginning() -> None:
+def test_only_the_beginning_of_a_very_long_description_is_indexed() -> None:
     huge = tool("huge", "word " * 100_000)
-    assert len(extract_fields(huge).description) <= 2_000
+    assert len(extract_searchable_fields(huge).description) <= 2_000
 
 
 @pytest.mark.parametrize(
@@ -211,11 +217,11 @@ def test_a_huge_description_counts_with_its_beginning() -> None:
         ("who is the owner of my account?", "get_account_owner", ""),
     ],
 )
-def test_a_request_says_a_name_in_whatever_order_and_spelling(request_: str, name: str, category: str) -> None:
+def test_a_request_contains_a_tool_name_in_any_order_and_spelling(request_: str, name: str, category: str) -> None:
     understood = LexicalIndex.build_from_vectors(
-        [make_term_vector(extract_fields(SearchableTool(name)))]
+        [make_term_vector(extract_searchable_fields(SearchableTool(name)))]
     ).extract_request_terms(request_)
-    assert contains_whole_tool_name(understood, name, category)
+    assert has_all_tool_name_words(understood, name, category)
 
 
 @pytest.mark.parametrize(
@@ -231,10 +237,8 @@ def test_a_request_says_a_name_in_whatever_order_and_spelling(request_: str, nam
         ("a b", "a_b" * 100_000, "a" * 100_000),
     ],
 )
-def test_a_name_of_which_a_word_is_missing_or_that_is_one_word_is_not_said(
-    request_: str, name: str, category: str
-) -> None:
+def test_an_incomplete_or_one_word_name_does_not_count_as_a_tool_name(request_: str, name: str, category: str) -> None:
     understood = LexicalIndex.build_from_vectors(
-        [make_term_vector(extract_fields(SearchableTool(name)))]
+        [make_term_vector(extract_searchable_fields(SearchableTool(name)))]
     ).extract_request_terms(request_)
-    assert not contains_whole_tool_name(understood, name, category)
+    assert not has_all_tool_name_words(understood, name, category)

@@ -8,11 +8,11 @@ import pytest
 from tests.catalog.stock import CORE, entry, generation, many
 from tests.tools.desk import Memory
 
-from handrail.catalog.loaded_tools import DocumentationReads, InteractionTools, make_example_arguments
+from handrail.catalog.loaded_tools import DocumentationReadTracker, InteractionLoadedTools, make_example_arguments
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.tool_protocol import Tool, check_spec
-from handrail.contract.tool_generation import ThirdPartyOrigin, ToolEntry
+from handrail.contract.tool_generation import ThirdPartySourceInfo, ToolEntry
 from handrail.tools import BUILTINS
 
 SCHEMA: dict[str, Any] = {
@@ -30,7 +30,7 @@ SCHEMA: dict[str, Any] = {
 
 
 @pytest.mark.proves("D-13")
-async def test_a_manual_is_whole() -> None:
+async def test_the_documentation_of_a_tool_is_complete() -> None:
     one = entry(
         "press.print",
         parameters=SCHEMA,
@@ -38,40 +38,40 @@ async def test_a_manual_is_whole() -> None:
         guidance="Seldom.",
         category="office",
     )
-    of = InteractionTools("s", CatalogOptions(), Memory())
-    manual = await of.make_catalog(generation(CORE, one)).read_documentation("press__print")
+    of = InteractionLoadedTools("s", CatalogOptions(), Memory())
+    manual = await of.make_call_catalog(generation(CORE, one)).read_documentation("press__print")
     assert (manual.id, manual.name, manual.category) == ("press.print", "press__print", "office")
     assert (manual.documentation, manual.guidance) == ("Long and careful.", "Seldom.")
     assert manual.example == {"path": "notes.md", "mode": "fast", "count": 3, "parts": [{"on": True}]}
     assert manual.parameters == SCHEMA and manual.source == ""
 
 
-async def test_the_words_of_a_foreign_tool_are_told_as_such() -> None:
-    of = InteractionTools("s", CatalogOptions(), Memory())
-    manual = await of.make_catalog(
-        generation(CORE, entry("gh_x", foreign=ThirdPartyOrigin("github")))
+async def test_the_documentation_of_a_third_party_tool_names_its_source() -> None:
+    of = InteractionLoadedTools("s", CatalogOptions(), Memory())
+    manual = await of.make_call_catalog(
+        generation(CORE, entry("gh_x", foreign=ThirdPartySourceInfo("github")))
     ).read_documentation("gh_x")
     assert manual.source == "github"
 
 
 @pytest.mark.proves("D-13")
-async def test_what_was_read_is_kept_with_the_session_and_bound_to_the_definition() -> None:
+async def test_a_documentation_read_is_stored_for_the_session_and_the_definition() -> None:
     kept, tool = Memory(), entry("press.print", documentation="One.")
-    of = InteractionTools("s", CatalogOptions(), kept)
-    assert of.documentation_reads is not None and not await of.documentation_reads.has_read(tool)
-    await of.make_catalog(generation(tool)).read_documentation("press.print")
-    assert await of.documentation_reads.has_read(tool)
-    assert await DocumentationReads("s", kept).has_read(tool), "a later process knows"
-    assert not await DocumentationReads("other", kept).has_read(tool)
-    assert not await of.documentation_reads.has_read(entry("press.print", documentation="Two.")), (
+    of = InteractionLoadedTools("s", CatalogOptions(), kept)
+    assert of.documentation_reads is not None and not await of.documentation_reads.has_read_documentation(tool)
+    await of.make_call_catalog(generation(tool)).read_documentation("press.print")
+    assert await of.documentation_reads.has_read_documentation(tool)
+    assert await DocumentationReadTracker("s", kept).has_read_documentation(tool), "a later process knows"
+    assert not await DocumentationReadTracker("other", kept).has_read_documentation(tool)
+    assert not await of.documentation_reads.has_read_documentation(entry("press.print", documentation="Two.")), (
         "the manual has changed since"
     )
 
 
 @pytest.mark.proves("D-13", "D-09")
-async def test_a_manual_that_there_is_not() -> None:
-    of = InteractionTools("s", CatalogOptions(), Memory())
-    door = of.make_catalog(generation(CORE, many(3), entry("no.go", withheld="not here")))
+async def test_the_error_for_missing_documentation_suggests_a_tool_or_gives_the_reason() -> None:
+    of = InteractionLoadedTools("s", CatalogOptions(), Memory())
+    door = of.make_call_catalog(generation(CORE, many(3), entry("no.go", withheld="not here")))
     with pytest.raises(ToolError, match=r"Did you mean reports\.t0001") as told:
         await door.read_documentation("reports.t001")
     assert told.value.kind == "unknown_tool"
@@ -87,11 +87,11 @@ async def test_a_manual_that_there_is_not() -> None:
         {"type": "object", "properties": {"x": False}, "required": ["x"]},
     ],
 )
-def test_an_example_that_would_not_fit_is_none(schema: dict[str, Any]) -> None:
+def test_a_schema_without_a_valid_example_gets_no_example(schema: dict[str, Any]) -> None:
     assert make_example_arguments(entry("x", parameters=schema)) is None
 
 
-def test_an_example_has_what_its_tool_does_not_do_without() -> None:
+def test_an_example_call_has_the_required_arguments_of_its_tool() -> None:
     entries = {tool.spec.id: entry_of(tool) for tool in BUILTINS}
     assert make_example_arguments(entries["add_schedule"]) == {"prompt": "<prompt>", "every_minutes": 1}
     assert make_example_arguments(entries["edit"]) == {"path": "notes.md", "old": "<old>", "new": "<new>"}

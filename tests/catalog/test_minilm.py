@@ -32,7 +32,7 @@ def model() -> MiniLMEmbedder:
     return MiniLMEmbedder()
 
 
-def test_texts_of_one_meaning_are_near_and_others_are_not(model: MiniLMEmbedder) -> None:
+def test_texts_with_similar_meaning_have_similar_vectors_and_others_do_not(model: MiniLMEmbedder) -> None:
     rows = model.encode(["How is the weather today?", "What's the forecast like?", "bake a cake"])
     assert rows.shape == (3, minilm.DIMENSION)
     assert numpy.linalg.norm(rows, axis=1) == pytest.approx([1, 1, 1], abs=1e-5)
@@ -41,14 +41,14 @@ def test_texts_of_one_meaning_are_near_and_others_are_not(model: MiniLMEmbedder)
     assert near[0, 2] < 0.2
 
 
-def test_what_else_is_in_a_batch_changes_no_vector(model: MiniLMEmbedder) -> None:
+def test_a_vector_does_not_depend_on_the_other_texts_of_its_batch(model: MiniLMEmbedder) -> None:
     texts = [f"{'very ' * n}short text number {n}" for n in range(19)]
     together = model.encode(texts)
     alone = numpy.concatenate([model.encode([text]) for text in texts])
     assert (together * alone).sum(axis=1).min() > 0.99
 
 
-def test_the_tools_elsewhere_that_ship_are_as_the_model_has_them(model: MiniLMEmbedder) -> None:
+def test_the_shipped_vectors_of_common_tools_match_the_model(model: MiniLMEmbedder) -> None:
     lines = (FINDING / "elsewhere.txt").read_text().splitlines()
     kept = model.compute_common_tool_vectors()
     for several, place in ((BACKGROUND_TOOLS[:4], 0), (lines[-4:], len(kept) - 4)):
@@ -56,7 +56,7 @@ def test_the_tools_elsewhere_that_ship_are_as_the_model_has_them(model: MiniLMEm
     assert len(kept) > 1_000
 
 
-def test_a_request_for_what_is_not_here_is_told_by_what_others_have(model: MiniLMEmbedder) -> None:
+def test_a_request_typical_of_other_catalogs_fits_no_tool(model: MiniLMEmbedder) -> None:
     index = ToolIndex(ALL, encoder=EncoderThread(model))
     assert index.wait_until_complete(100)
     asked = ("Find me a recipe with leeks", "Who won the match last night?", "Which film should I watch?")
@@ -64,12 +64,12 @@ def test_a_request_for_what_is_not_here_is_told_by_what_others_have(model: MiniL
     assert not any(index.search(each, patience_s=100).nothing_fits for each in ("Is it sunny?", "A bed for two nights"))
 
 
-def test_an_empty_text_and_a_huge_one_have_vectors(model: MiniLMEmbedder) -> None:
+def test_an_empty_text_and_a_very_long_one_have_finite_vectors(model: MiniLMEmbedder) -> None:
     rows = model.encode(["", "word " * 50_000, "😀" * 100])
     assert numpy.isfinite(rows).all()
 
 
-def test_the_search_finds_by_meaning_what_shares_no_word(model: MiniLMEmbedder, tmp_path: Path) -> None:
+def test_the_search_finds_a_tool_by_meaning_without_a_common_word(model: MiniLMEmbedder, tmp_path: Path) -> None:
     index = ToolIndex(ALL, encoder=EncoderThread(model, SearchCache(tmp_path)))
     assert index.wait_until_complete(100)
     found = index.search("will it rain tomorrow", patience_s=100)
@@ -78,7 +78,7 @@ def test_the_search_finds_by_meaning_what_shares_no_word(model: MiniLMEmbedder, 
     assert not found.nothing_fits
 
 
-def test_a_request_that_no_tool_serves_is_told_that_nothing_fits(model: MiniLMEmbedder) -> None:
+def test_a_request_that_no_tool_serves_has_no_fit(model: MiniLMEmbedder) -> None:
     others = [tool(f"circle_{n}", f"Geometry of circles, theorem {n}.") for n in range(30)]
     index = ToolIndex([*ALL, *others], encoder=EncoderThread(model))
     assert index.wait_until_complete(100)
@@ -86,7 +86,7 @@ def test_a_request_that_no_tool_serves_is_told_that_nothing_fits(model: MiniLMEm
     assert not index.search("book me a hotel in Rome", patience_s=100).nothing_fits
 
 
-def test_a_small_catalogue_is_told_what_it_has_no_tool_for_and_gives_few_for_what_it_has(model: MiniLMEmbedder) -> None:
+def test_a_small_catalog_rejects_most_unserved_requests_and_returns_few_hits_for_others(model: MiniLMEmbedder) -> None:
     module = (
         tool("send_invoice", "Create an invoice for a customer and send it by e-mail."),
         tool("find_customer", "Look a customer up by name or phone number."),
@@ -137,21 +137,21 @@ def test_a_tool_that_claims_everything_wins_nothing_by_meaning(model: MiniLMEmbe
     assert won == ["get_weather", "email.send", "stockPrice", "book_hotel"]
 
 
-def test_a_file_that_is_not_the_model_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_model_file_with_other_content_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"another model")
     monkeypatch.setattr(minilm, "_model_path", lambda: tmp_path / "model.onnx")
     with pytest.raises(EmbedderError, match="is not the published model"):
         MiniLMEmbedder().load()
 
 
-def test_without_the_extra_the_reason_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_search_extra_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minilm, "can_import_module", lambda name: False)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     assert "pip install 'handrail[search]'" in (minilm.explain_model_unavailable() or "")
     index = ToolIndex(ALL, encoder=EncoderThread(MiniLMEmbedder()))
     assert index.search("weather").hits[0].id == "get_weather"
 
 
-def test_a_turned_request_is_still_a_direction_and_not_far_from_what_it_was(model: MiniLMEmbedder) -> None:
+def test_an_adapted_request_vector_stays_normalised_and_close_to_the_original(model: MiniLMEmbedder) -> None:
     rows = model.encode(["book a hotel in Rome", "will it rain", "send an email"])
     turned = model.adapt_request_vectors(rows)
     assert numpy.linalg.norm(turned, axis=1) == pytest.approx([1, 1, 1], abs=1e-5)
@@ -159,7 +159,7 @@ def test_a_turned_request_is_still_a_direction_and_not_far_from_what_it_was(mode
     assert not numpy.allclose(turned, rows, atol=0.01)
 
 
-def test_the_model_says_that_it_reads_english_where_nothing_fits(model: MiniLMEmbedder) -> None:
+def test_the_model_advises_english_for_a_request_in_another_language(model: MiniLMEmbedder) -> None:
     index = ToolIndex(ALL, encoder=EncoderThread(model))
     assert index.wait_until_complete(100)
     found = index.search("показать курс обмена", patience_s=100)
@@ -170,7 +170,7 @@ def test_the_model_says_that_it_reads_english_where_nothing_fits(model: MiniLMEm
     )
 
 
-def test_where_no_hit_is_worth_being_named_nothing_fits_however_likely_some_tool_is(model: MiniLMEmbedder) -> None:
+def test_a_search_without_a_confident_hit_reports_that_nothing_fits(model: MiniLMEmbedder) -> None:
     verbs = "send read list delete create update search fetch convert count plot translate book cancel pause play resize merge"
     nouns = (
         "email invoice ticket song flight hotel weather file image video calendar contact order payment map stock user"
@@ -193,7 +193,7 @@ def test_where_no_hit_is_worth_being_named_nothing_fits_however_likely_some_tool
 
 
 @pytest.mark.proves("D-07")
-def test_the_model_leaves_no_identifier_on_the_machine_and_reports_to_nobody(tmp_path: Path) -> None:
+def test_the_model_writes_no_telemetry_files_to_the_machine(tmp_path: Path) -> None:
     """ONNX Runtime's own reporting, which its packages have on, makes these files as soon as it is loaded."""
     places = {
         "HOME": str(tmp_path / "home"),

@@ -24,20 +24,20 @@ def _one(folder: Path, start: str) -> Path:
     return found
 
 
-def test_vectors_come_back_as_they_were_kept(tmp_path: Path) -> None:
+def test_the_cache_returns_vectors_as_stored(tmp_path: Path) -> None:
     SearchCache(tmp_path).store_vectors("model", VECTORS)
     found = SearchCache(tmp_path).load_vectors("model")
     assert found.keys() == VECTORS.keys()
     assert all((found[key] == VECTORS[key]).all() for key in VECTORS)
 
 
-def test_another_model_has_vectors_of_its_own(tmp_path: Path) -> None:
+def test_each_model_has_its_own_vectors(tmp_path: Path) -> None:
     SearchCache(tmp_path).store_vectors("model", VECTORS)
     assert SearchCache(tmp_path).load_vectors("another") == {}
     assert SearchCache(tmp_path).load_vectors("model")
 
 
-def test_a_file_of_another_model_under_this_ones_name_is_not_used(tmp_path: Path) -> None:
+def test_a_cache_file_of_another_model_is_ignored(tmp_path: Path) -> None:
     told: list[str] = []
     cache = SearchCache(tmp_path, told.append)
     cache.store_vectors("model", VECTORS)
@@ -49,7 +49,7 @@ def test_a_file_of_another_model_under_this_ones_name_is_not_used(tmp_path: Path
     assert "has another embedder" in told[0]
 
 
-def test_what_is_kept_is_its_owners_alone(tmp_path: Path) -> None:
+def test_cache_files_are_accessible_to_their_owner_only(tmp_path: Path) -> None:
     folder = tmp_path / "search"
     SearchCache(folder).store_vectors("model", VECTORS)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -58,7 +58,7 @@ def test_what_is_kept_is_its_owners_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["flipped", "cut", "empty", "foreign", "longer", "folder", "pipe", "link"])
-def test_a_file_that_is_no_good_is_told_of_and_made_again(harm: str, tmp_path: Path) -> None:
+def test_a_damaged_cache_file_is_reported_and_replaced(harm: str, tmp_path: Path) -> None:
     told: list[str] = []
     cache = SearchCache(tmp_path, told.append)
     cache.store_vectors("model", VECTORS)
@@ -93,7 +93,7 @@ def test_a_file_that_is_no_good_is_told_of_and_made_again(harm: str, tmp_path: P
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX permissions")
 @pytest.mark.parametrize("mode", [0o620, 0o602])
-def test_what_somebody_else_could_have_written_is_not_used(mode: int, tmp_path: Path) -> None:
+def test_a_cache_file_that_another_user_can_write_is_not_used(mode: int, tmp_path: Path) -> None:
     told: list[str] = []
     cache = SearchCache(tmp_path, told.append)
     cache.store_vectors("model", VECTORS)
@@ -102,7 +102,7 @@ def test_what_somebody_else_could_have_written_is_not_used(mode: int, tmp_path: 
     assert "can be written by another user" in told[0]
 
 
-def test_processes_that_encode_at_one_time_lose_nothing_of_one_another(tmp_path: Path) -> None:
+def test_processes_that_write_the_cache_concurrently_lose_no_vectors(tmp_path: Path) -> None:
     one, other = SearchCache(tmp_path), SearchCache(tmp_path)
     assert one.load_vectors("model") == other.load_vectors("model") == {}
     mine, theirs = hash_text("mine"), hash_text("theirs")
@@ -112,7 +112,7 @@ def test_processes_that_encode_at_one_time_lose_nothing_of_one_another(tmp_path:
     assert SearchCache(tmp_path).load_vectors("model", [theirs]).keys() == {theirs}
 
 
-def test_many_small_files_become_one_and_the_newest_vectors_stay(
+def test_many_small_cache_files_are_merged_and_the_newest_vectors_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("handrail.catalog.search.cache._MOST_VECTORS", 12)
@@ -127,7 +127,7 @@ def test_many_small_files_become_one_and_the_newest_vectors_stay(
     assert hash_text("0") not in found
 
 
-def test_a_server_that_changed_its_model_under_one_name_is_not_mixed(tmp_path: Path) -> None:
+def test_cached_vectors_of_an_earlier_model_under_the_same_name_are_not_used(tmp_path: Path) -> None:
     cache = SearchCache(tmp_path)
     cache.store_vectors("model", {hash_text("old"): numpy.ones(8, numpy.float16)})
     os.utime(_one(tmp_path, "vectors"), ns=(0, 0))
@@ -135,7 +135,7 @@ def test_a_server_that_changed_its_model_under_one_name_is_not_mixed(tmp_path: P
     assert cache.load_vectors("model").keys() == VECTORS.keys()
 
 
-def test_catalogues_are_kept_beside_one_another_and_those_not_used_go_first(tmp_path: Path) -> None:
+def test_several_catalogs_are_cached_and_the_least_recently_used_are_removed(tmp_path: Path) -> None:
     cache = SearchCache(tmp_path)
     made = LexicalIndex.build_from_vectors([TermVector({"cat": 1.0}, 1)])
     for number in range(10):
@@ -146,7 +146,7 @@ def test_catalogues_are_kept_beside_one_another_and_those_not_used_go_first(tmp_
     assert [number for number in range(10) if cache.load_word_index([str(number)]) is not None] == [0, 5, 6, 7, 8, 9]
 
 
-def test_a_head_that_lies_about_its_blocks_is_refused(tmp_path: Path) -> None:
+def test_a_cache_file_whose_header_has_a_wrong_length_is_refused(tmp_path: Path) -> None:
     write_cache_file(tmp_path / "file", {"kind": "x", "sizes": []}, [b"abc"])
     content = (tmp_path / "file").read_bytes()
     assert read_cache_file(tmp_path / "file", {"kind": "x"}) is not None
@@ -158,7 +158,7 @@ def test_a_head_that_lies_about_its_blocks_is_refused(tmp_path: Path) -> None:
         read_cache_file(tmp_path / "file", {"kind": "x"})
 
 
-def test_a_place_that_cannot_be_written_costs_only_the_keeping(tmp_path: Path) -> None:
+def test_a_search_works_when_its_cache_cannot_be_written(tmp_path: Path) -> None:
     told: list[str] = []
     (tmp_path / "file").write_text("in the way")
     index = ToolIndex(ALL, cache=SearchCache(tmp_path / "file", told.append))
@@ -166,7 +166,7 @@ def test_a_place_that_cannot_be_written_costs_only_the_keeping(tmp_path: Path) -
     assert any("cannot be" in text for text in told)
 
 
-def test_the_words_of_a_catalogue_are_kept_and_those_of_another_are_not_taken(tmp_path: Path) -> None:
+def test_the_word_index_of_a_catalog_is_cached_for_that_catalog_only(tmp_path: Path) -> None:
     cache = SearchCache(tmp_path)
     tools = sorted(ALL, key=lambda each: each.id)
     keys = [each.content_key for each in tools]
@@ -183,7 +183,7 @@ def test_the_words_of_a_catalogue_are_kept_and_those_of_another_are_not_taken(tm
     assert cache.load_word_index([each.content_key for each in changed]) is None
 
 
-def test_a_second_start_encodes_only_what_is_new(tmp_path: Path) -> None:
+def test_a_second_start_encodes_only_new_tools(tmp_path: Path) -> None:
     first = Directions()
     encoder = EncoderThread(first, SearchCache(tmp_path))
     index = ToolIndex(ALL, encoder=encoder)
@@ -197,7 +197,7 @@ def test_a_second_start_encodes_only_what_is_new(tmp_path: Path) -> None:
     assert WEATHER.description in " ".join(first.encoded)
 
 
-def test_what_was_encoded_when_a_process_ends_is_not_encoded_again_by_the_next(tmp_path: Path) -> None:
+def test_texts_encoded_before_a_process_ends_are_not_encoded_by_the_next(tmp_path: Path) -> None:
     many = [tool(f"tool_{number}", f"Does thing {number}.") for number in range(64)]
     some, ended = threading.Event(), threading.Event()
 

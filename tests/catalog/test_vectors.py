@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 import pytest
 
-from handrail.catalog.search.vector_index import VectorIndex, center_and_normalize, stabilized_mean
+from handrail.catalog.search.vector_index import VectorIndex, center_and_normalize, compute_smoothed_mean
 
 DRAW = numpy.random.default_rng(4)
 
@@ -25,18 +25,18 @@ def _clustered(count: int, width: int) -> Any:
 USUAL = _clustered(36, 384)
 
 
-def test_the_best_are_those_with_the_highest_similarity_in_order() -> None:
+def test_the_best_hits_are_ordered_by_similarity() -> None:
     rows = _clustered(500, 96)
     usual = _clustered(10, 96)
     request = _unit(_clustered(1, 96))[0]
     found = VectorIndex(rows, usual).score_by_similarity(request, 10)
-    seen = center_and_normalize(rows, stabilized_mean(rows, usual))
+    seen = center_and_normalize(rows, compute_smoothed_mean(rows, usual))
     assert list(found.best) == sorted(range(500), key=lambda n: (-float(seen[n] @ request), n))[:10]
     assert found.score(3) == pytest.approx(float(seen[3] @ request), abs=1e-6)
     assert found.mean == pytest.approx(float((seen @ request).mean()), abs=1e-6)
 
 
-def test_searching_by_signs_first_finds_nearly_what_comparing_all_finds() -> None:
+def test_a_sign_based_search_finds_nearly_the_same_documents_as_an_exact_search() -> None:
     rows = _clustered(6_000, 384)
     exact, signs = VectorIndex(rows, USUAL), VectorIndex(rows, USUAL, exact_up_to=0)
     same = total = 0
@@ -51,7 +51,7 @@ def test_searching_by_signs_first_finds_nearly_what_comparing_all_finds() -> Non
     assert same / total > 0.95
 
 
-def test_where_all_documents_are_asked_for_none_is_left_out_by_its_signs() -> None:
+def test_a_search_for_all_documents_ranks_each_of_them() -> None:
     """Somebody who searches among a few tools of many has all of them in order, and picks."""
     rows = _clustered(9_000, 128)
     exact, signs = (
@@ -67,7 +67,7 @@ def test_where_all_documents_are_asked_for_none_is_left_out_by_its_signs() -> No
     )
 
 
-def test_documents_that_will_be_asked_for_are_scored_with_the_best_and_are_not_among_them() -> None:
+def test_a_search_also_scores_requested_documents_without_adding_them_to_the_best_ones() -> None:
     rows = _clustered(2_000, 384)
     exact, signs = VectorIndex(rows, USUAL), VectorIndex(rows, USUAL, exact_up_to=0)
     request = _unit(rows[3:4] + 0.05 * DRAW.standard_normal((1, 384)))[0]
@@ -79,13 +79,13 @@ def test_documents_that_will_be_asked_for_are_scored_with_the_best_and_are_not_a
         assert found.score(number) == pytest.approx(one.score(number), abs=2e-3)
 
 
-def test_vectors_whose_width_is_no_multiple_of_a_word_are_searched_by_signs_too() -> None:
+def test_vectors_of_a_width_that_fills_no_whole_word_are_searched_by_signs() -> None:
     rows = _clustered(300, 100)
     found = VectorIndex(rows, _clustered(5, 100), exact_up_to=0).score_by_similarity(rows[7], 5)
     assert found.best[0] == 7
 
 
-def test_how_near_others_tools_lie_is_a_matter_of_the_nearest_and_not_of_their_number() -> None:
+def test_the_similarity_of_out_of_domain_tools_depends_on_the_nearest_not_their_number() -> None:
     rows, request = _clustered(20, 64), _unit(_clustered(1, 64))
     far, usual = _clustered(30, 64), _clustered(5, 64)
 
@@ -103,7 +103,7 @@ def test_how_near_others_tools_lie_is_a_matter_of_the_nearest_and_not_of_their_n
     )
 
 
-def test_a_document_without_a_vector_is_like_nothing() -> None:
+def test_a_document_without_a_vector_has_a_similarity_of_zero() -> None:
     rows = _clustered(20, 64)
     rows[5] = 0
     found = VectorIndex(rows, _clustered(5, 64)).score_by_similarity(rows[2], 20)
@@ -113,14 +113,14 @@ def test_a_document_without_a_vector_is_like_nothing() -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("exact_up_to", [0, 2])
-def test_few_documents_are_no_special_case(count: int, exact_up_to: int) -> None:
+def test_a_search_among_few_documents_returns_all_of_them(count: int, exact_up_to: int) -> None:
     rows = _clustered(count, 64)
     found = VectorIndex(rows, _clustered(5, 64), exact_up_to=exact_up_to).score_by_similarity(rows[0], 5)
     assert found.best[0] == 0
     assert len(found.best) == count
 
 
-def test_what_all_requests_share_gives_no_tool_an_advantage() -> None:
+def test_a_direction_that_all_requests_share_gives_no_tool_an_advantage() -> None:
     """A tool that is a little like everything is nearest to requests as they come, and not to what they say."""
     shared = _unit(DRAW.standard_normal((1, 64)))[0]
     topics = _unit(DRAW.standard_normal((30, 64)))

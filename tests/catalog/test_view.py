@@ -11,24 +11,24 @@ from hypothesis import strategies as st
 from tests.catalog.stock import CORE, built_in, entry, generation, many
 from tests.tools.desk import Memory
 
-from handrail.catalog.loaded_tools import ActiveState, InteractionTools
+from handrail.catalog.loaded_tools import ActiveState, InteractionLoadedTools
 from handrail.catalog.view import MAX_INITIALLY_ACTIVE, CatalogOptions, CatalogView, get_view
 from handrail.contract.errors import ToolError
-from handrail.contract.tool_generation import Generation, ThirdPartyOrigin
+from handrail.contract.tool_generation import Generation, ThirdPartySourceInfo
 
 NAMES = [one.id for one in CORE]
 
 
-def interaction(**options: object) -> InteractionTools:
-    return InteractionTools("s", CatalogOptions(**options), Memory())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+def interaction(**options: object) -> InteractionLoadedTools:
+    return InteractionLoadedTools("s", CatalogOptions(**options), Memory())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-def shown(of: InteractionTools, at: Generation, in_view: ActiveState | None = None) -> list[str]:
+def shown(of: InteractionLoadedTools, at: Generation, in_view: ActiveState | None = None) -> list[str]:
     return [spec.id for spec in of.loaded_tool_specs(at, in_view)]
 
 
 @pytest.mark.proves("D-06")
-def test_up_to_twenty_tools_are_in_view_from_the_start_and_above_that_the_core_ones() -> None:
+def test_a_view_starts_with_up_to_twenty_tools_or_with_the_core_tools_only() -> None:
     few = generation(CORE, many(MAX_INITIALLY_ACTIVE - len(CORE)))
     assert len(shown(interaction(), few)) == MAX_INITIALLY_ACTIVE
     assert shown(interaction(), generation(CORE, many(MAX_INITIALLY_ACTIVE - len(CORE) + 1))) == NAMES
@@ -36,7 +36,7 @@ def test_up_to_twenty_tools_are_in_view_from_the_start_and_above_that_the_core_o
 
 @pytest.mark.proves("D-06")
 @pytest.mark.parametrize("count", [19, 20, 21, 25, 26])
-def test_twenty_tools_are_the_most_that_are_in_view_without_being_asked_for(count: int) -> None:
+def test_a_view_shows_at_most_twenty_tools_that_were_not_loaded(count: int) -> None:
     there = generation(CORE, many(count - len(CORE)))
     assert len(shown(interaction(), there)) == (count if count <= 20 else len(CORE))
     beside_shipped = generation(
@@ -46,9 +46,9 @@ def test_twenty_tools_are_the_most_that_are_in_view_without_being_asked_for(coun
 
 
 @pytest.mark.proves("D-06")
-def test_a_few_tools_of_ones_own_are_in_view_however_many_ship() -> None:
+def test_a_few_operator_tools_are_in_view_however_many_tools_ship() -> None:
     shipped = [built_in(f"git.t{n}", category="git") for n in range(30)]
-    theirs = entry("x_a", foreign=ThirdPartyOrigin("x"))
+    theirs = entry("x_a", foreign=ThirdPartySourceInfo("x"))
     of = interaction()
     few = generation(CORE, shipped, many(3), theirs)
     assert shown(of, few) == [*(one.id for one in CORE), "reports.t0000", "reports.t0001", "reports.t0002"]
@@ -58,7 +58,7 @@ def test_a_few_tools_of_ones_own_are_in_view_however_many_ship() -> None:
     assert shown(interaction(), more) == [one.id for one in CORE]
 
 
-def test_withheld_tools_neither_count_nor_show() -> None:
+def test_withheld_tools_are_neither_counted_nor_shown() -> None:
     there = generation(CORE, many(15), many(30, "gone", withheld="no"), built_in("git.x", core=True, withheld="no"))
     of = interaction()
     assert len(shown(of, there)) == 20
@@ -67,7 +67,7 @@ def test_withheld_tools_neither_count_nor_show() -> None:
 
 
 @pytest.mark.proves("D-01a")
-def test_what_the_agents_manifest_names_is_core_after_what_ships() -> None:
+def test_core_tools_of_an_agents_manifest_follow_the_shipped_ones() -> None:
     there = generation(many(30), CORE)
     assert shown(interaction(core=("reports.t0009", "reports.t0001", "read")), there) == [
         *NAMES,
@@ -77,8 +77,8 @@ def test_what_the_agents_manifest_names_is_core_after_what_ships() -> None:
 
 
 @pytest.mark.proves("D-01a")
-def test_a_foreign_tool_that_says_that_it_is_core_is_in_its_category() -> None:
-    claims = entry("x_a", tier="core", foreign=ThirdPartyOrigin("x"))
+def test_a_third_party_tool_that_claims_to_be_core_stays_in_its_category() -> None:
+    claims = entry("x_a", tier="core", foreign=ThirdPartySourceInfo("x"))
     there = generation(CORE, many(30), claims)
     assert shown(interaction(), there) == NAMES and CatalogView(there, CatalogOptions()).category_members["x"] == (
         "x_a",
@@ -86,12 +86,12 @@ def test_a_foreign_tool_that_says_that_it_is_core_is_in_its_category() -> None:
 
 
 @pytest.mark.proves("D-01a")
-def test_an_agent_without_any_way_to_further_tools_sees_all_that_it_has() -> None:
+def test_an_agent_that_cannot_load_tools_sees_all_its_tools() -> None:
     assert len(shown(interaction(), generation(built_in("read", core=True), many(50)))) == 51
 
 
 @pytest.mark.proves("D-03")
-def test_what_was_in_view_from_the_start_stays_when_there_come_to_be_more_tools() -> None:
+def test_the_initial_view_of_an_interaction_stays_when_more_tools_arrive() -> None:
     of = interaction()
     before = shown(of, generation(CORE, many(10)))
     after = shown(of, generation(CORE, many(100), number=2))
@@ -101,11 +101,11 @@ def test_what_was_in_view_from_the_start_stays_when_there_come_to_be_more_tools(
 
 
 @pytest.mark.proves("D-02", "D-03")
-async def test_a_category_a_tool_and_nothing_twice() -> None:
+async def test_a_load_adds_a_category_or_a_tool_and_nothing_twice() -> None:
     there = generation(CORE, many(12), many(12, "sales"), entry("one.off", category="other"))
     of = interaction()
-    door = of.make_catalog(there)
-    turn = of.get_tools_for_turn(there)
+    door = of.make_call_catalog(there)
+    turn = of.begin_turn(there)
     brought = await door.load("sales")
     assert (brought.name, len(brought.tools), brought.added) == ("sales", 12, brought.tools)
     assert shown(of, there, turn) == NAMES, "the turn that is under way keeps what it began with"
@@ -121,9 +121,9 @@ async def test_a_category_a_tool_and_nothing_twice() -> None:
 
 
 @pytest.mark.proves("D-02")
-async def test_what_there_is_not_is_answered_with_what_there_is() -> None:
+async def test_an_error_for_an_unknown_name_lists_the_existing_names() -> None:
     there = generation(CORE, many(30), many(3, "sales"), entry("no.go", category="x", withheld="its key is missing"))
-    door = interaction().make_catalog(there)
+    door = interaction().make_call_catalog(there)
     with pytest.raises(
         ToolError, match=r"No category or tool has the name 'sale'\. Did you mean sales.*: reports, sales\.$"
     ) as told:
@@ -132,17 +132,17 @@ async def test_what_there_is_not_is_answered_with_what_there_is() -> None:
     with pytest.raises(ToolError, match="its key is missing") as told:
         await door.load("no.go")
     assert told.value.kind == "unavailable"
-    crowd = interaction().make_catalog(generation(CORE, *(many(1, f"d{n}") for n in range(100))))
+    crowd = interaction().make_call_catalog(generation(CORE, *(many(1, f"d{n}") for n in range(100))))
     with pytest.raises(ToolError, match="and 70 more, which browse_tools lists") as told:
         await crowd.load("?" * 5_000)
     assert len(told.value.text) < 700
 
 
-async def test_categories_are_counted_live() -> None:
+async def test_category_tool_counts_follow_the_current_generation() -> None:
     of = interaction()
-    first = await of.make_catalog(generation(CORE, many(30), many(2, "git"))).list_categories()
+    first = await of.make_call_catalog(generation(CORE, many(30), many(2, "git"))).list_categories()
     assert [(one.name, one.tool_count) for one in first if one.tool_count] == [("git", 2), ("reports", 30)]
-    second = await of.make_catalog(
+    second = await of.make_call_catalog(
         generation(CORE, many(30), many(5, "git"), many(1, "zoo", withheld="x"), number=2)
     ).list_categories()
     assert [(one.name, one.tool_count) for one in second if one.tool_count] == [("git", 5), ("reports", 30)]
@@ -171,16 +171,16 @@ def test_a_view_only_grows_at_its_end_until_the_next_interaction(data: st.DataOb
             history = [now]
         history.append(now)
         assert len(set(now)) == len(now) and now[: len(NAMES)] == NAMES
-        assert shown(of, there, of.get_tools_for_turn(there)) == now
+        assert shown(of, there, of.begin_turn(there)) == now
         assert all(of.was_schema_shown(there, tool_id) for tool_id in now)
 
 
-def test_a_view_does_not_keep_its_generation() -> None:
+def test_a_view_does_not_keep_its_generation_alive() -> None:
     """Its tools could never end."""
     there = generation(CORE, many(3))
     of = interaction()
     get_view(there, CatalogOptions())
-    of.get_tools_for_turn(there)
+    of.begin_turn(there)
     gone = weakref.ref(there)
     del there
     gc.collect()

@@ -27,23 +27,23 @@ REFERENCE = {
 
 
 @pytest.mark.parametrize("text", REFERENCE, ids=range(len(REFERENCE)))
-def test_a_text_becomes_the_ids_that_the_reference_gives(text: str) -> None:
+def test_the_tokenizer_encodes_a_text_to_the_ids_of_the_reference_implementation(text: str) -> None:
     assert PIECES.encode_piece_ids(text, 512) == REFERENCE[text]
 
 
-def test_the_vocabulary_is_that_of_bert_base_uncased() -> None:
+def test_the_tokenizer_has_the_vocabulary_of_bert_base_uncased() -> None:
     assert len(PIECES) == 30522
     assert (PIECES.pad, PIECES.unknown, PIECES.start, PIECES.end) == (0, 100, 101, 102)
 
 
-def test_a_long_text_is_cut_and_still_ends_as_a_text_does() -> None:
+def test_a_long_text_is_cut_and_still_ends_with_the_end_token() -> None:
     ids = PIECES.encode_piece_ids("weather " * 1_000, 256)
     assert len(ids) == 256
     assert ids[-1] == PIECES.end
 
 
 @given(st.text(), st.integers(2, 40))
-def test_any_text_gives_known_ids_between_start_and_end(text: str, longest: int) -> None:
+def test_any_text_is_encoded_to_known_ids_between_start_and_end_tokens(text: str, longest: int) -> None:
     ids = PIECES.encode_piece_ids(text, longest)
     assert ids[0] == PIECES.start
     assert ids[-1] == PIECES.end
@@ -51,6 +51,6 @@ def test_any_text_gives_known_ids_between_start_and_end(text: str, longest: int)
     assert all(0 <= each < len(PIECES) for each in ids)
 
 
-def test_a_vocabulary_of_another_kind_is_refused() -> None:
+def test_a_vocabulary_without_the_special_tokens_is_refused() -> None:
     with pytest.raises(ValueError, match=r"Invalid vocabulary: .*CLS"):
         WordPieceTokenizer(["[PAD]", "[UNK]", "hello"])

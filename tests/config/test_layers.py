@@ -10,7 +10,7 @@ import pytest
 from tests.config.places import Layers
 
 from handrail.config import Settings, check_outside_workspace, load_configuration
-from handrail.config.layers import OTHER_VARIABLES, environment_variable_name
+from handrail.config.layers import OTHER_VARIABLES, format_environment_variable_name
 from handrail.config.mcp_settings import McpServeSettings
 from handrail.config.operator_settings import list_setting_keys
 from handrail.contract.errors import LoadError, UsageError
@@ -19,7 +19,7 @@ from handrail.contract.tool.operator_tool_settings import ToolSettings
 pytestmark = pytest.mark.proves("F-11")
 
 
-def test_each_layer_is_stronger_than_the_one_before_and_every_value_keeps_its_origin(layers: Layers) -> None:
+def test_each_layer_overrides_the_one_before_and_every_value_keeps_its_origin(layers: Layers) -> None:
     layers.config.write_text(
         "[limits]\nlock_wait_ms = 1\ngrace_ms = 1\n[approvals]\nrequest_days = 1\ngrant_hours = 1\n"
     )
@@ -65,7 +65,7 @@ def test_each_layer_is_stronger_than_the_one_before_and_every_value_keeps_its_or
     assert len(beaten) == 6 and all(value.inactive_reason.endswith("overrides it") for value in beaten)
 
 
-def test_rules_of_all_layers_hold_together_each_with_its_place_and_scope(layers: Layers) -> None:
+def test_rules_of_all_layers_apply_together_and_each_has_its_source_and_scope(layers: Layers) -> None:
     layers.config.write_text('rules = [\n  "allow bash git status",\n\n  "deny bash rm *",\n]\n')
     layers.own.write_text('rules = ["ask write"]\n')
     config = layers.load(
@@ -81,11 +81,11 @@ def test_rules_of_all_layers_hold_together_each_with_its_place_and_scope(layers:
         ("ask glob", "session", "--set rules"),
     ]
     assert config.settings.rules == tuple(rule.text for rule in config.rules)
-    assert config.project_rules == config.rules[:3] and config.process_rules == config.rules[3:]
-    assert config.client_rules == (*config.rules[:2], *config.rules[3:])
+    assert config.project_rules == config.rules[:3] and config.process_wide_rules == config.rules[3:]
+    assert config.client_registration_rules == (*config.rules[:2], *config.rules[3:])
 
 
-def test_the_faults_of_all_layers_are_told_at_once_with_their_places_and_the_nearest_name(layers: Layers) -> None:
+def test_the_faults_of_all_layers_are_reported_together_with_places_and_near_names(layers: Layers) -> None:
     layers.config.write_text('rulez = []\n[limits]\nlock_wait_ms = "long"\ngrace = 5\n')
     layers.own.write_text('rules = ["deny read",\n"permit bash"]\n[aprovals]\n[[watchdogs]]\ncommand = ["x"]\n')
     environment = {
@@ -131,13 +131,13 @@ def test_the_faults_of_all_layers_are_told_at_once_with_their_places_and_the_nea
         ("#" * 300_000, "the limit is 256 KiB"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told_with_what_was_expected(layers: Layers, text: str, told: str) -> None:
+def test_a_fault_of_a_configuration_file_names_the_file_and_the_problem(layers: Layers, text: str, told: str) -> None:
     layers.config.write_text(text)
     (fault,) = layers.faults()
     assert fault.startswith(str(layers.config)) and told.lower() in fault.lower()
 
 
-def test_a_file_that_is_no_file_is_a_fault_and_nobody_waits_for_it(layers: Layers) -> None:
+def test_a_configuration_path_that_is_not_a_regular_file_is_a_fault(layers: Layers) -> None:
     layers.config.unlink()
     assert "the file does not exist" in layers.faults()[0]
     os.mkfifo(layers.config)
@@ -152,7 +152,7 @@ def test_a_file_that_is_no_file_is_a_fault_and_nobody_waits_for_it(layers: Layer
     assert "is not TOML" in layers.faults()[0]
 
 
-def test_a_configuration_may_lie_behind_a_link_that_its_owner_made(layers: Layers) -> None:
+def test_a_configuration_file_may_be_a_symbolic_link(layers: Layers) -> None:
     real = layers.folder / "dotfiles.toml"
     layers.config.rename(real)
     real.write_text('agent = "reviewer"\n')
@@ -160,14 +160,14 @@ def test_a_configuration_may_lie_behind_a_link_that_its_owner_made(layers: Layer
     assert layers.load().settings.agent == "reviewer"
 
 
-def test_without_any_layer_every_value_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_value_is_the_default_without_any_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     config = load_configuration(None, environment={})
     assert config.settings == Settings() and config.file is None and config.folder == tmp_path / "handrail"
     assert {str(value.origin) for value in config.values} == {"default"}
 
 
-def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
+def test_every_setting_has_an_environment_variable_and_a_flag(layers: Layers) -> None:
     given = {
         "agent": ("reviewer", "reviewer"),
         "mode": ("plan", "plan"),
@@ -213,7 +213,10 @@ def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
     }
     for key in list_setting_keys():
         text, expected = given.get(key, ("7", 7))
-        for config in (layers.load({environment_variable_name(key): text}), layers.load(flags=[f"{key}={text}"])):
+        for config in (
+            layers.load({format_environment_variable_name(key): text}),
+            layers.load(flags=[f"{key}={text}"]),
+        ):
             node = config.settings.model_dump(mode="json")
             for part in key.split("."):
                 node = node[part]
@@ -222,10 +225,10 @@ def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
             assert node == (list(expected) if isinstance(expected, tuple) else expected), key
             of = 'tools."mail.send".config.password' if key == "tools" else key
             (value,) = [one for one in config.values if one.key == of and not one.inactive_reason]
-            assert str(value.origin) in (environment_variable_name(key), f"--set {key}")
+            assert str(value.origin) in (format_environment_variable_name(key), f"--set {key}")
 
 
-def test_variables_that_are_told_to_tools_or_name_places_are_no_settings_and_empty_ones_are_none(
+def test_variables_for_tools_and_empty_variables_are_not_settings(
     layers: Layers,
 ) -> None:
     environment = dict.fromkeys(OTHER_VARIABLES, "x") | {
@@ -237,7 +240,7 @@ def test_variables_that_are_told_to_tools_or_name_places_are_no_settings_and_emp
     assert layers.load(environment).settings == Settings()
 
 
-def test_a_value_given_as_text_stays_one_value(layers: Layers) -> None:
+def test_a_value_from_a_variable_or_flag_cannot_set_another_key(layers: Layers) -> None:
     (fault,) = layers.faults({"HANDRAIL_LIMITS__GRACE_MS": '1\nagent = "x"'})
     assert "expected a valid integer" in fault
     assert layers.load(flags=["agent=true"]).settings.agent == "true"
@@ -249,7 +252,7 @@ def test_a_flag_without_key_or_value_is_a_usage_error(layers: Layers, text: str)
         layers.load(flags=[text])
 
 
-def test_a_ceiling_of_this_machine_stands_over_a_trusted_workspaces_and_can_be_set_again_by_its_operator(
+def test_the_operators_ceiling_overrides_the_ceiling_of_a_trusted_workspace(
     layers: Layers,
 ) -> None:
     layers.own.write_text('ceiling = { fs = { read = ["{workspace}"], write = ["{workspace}"] } }\n')
@@ -265,7 +268,7 @@ def test_a_ceiling_of_this_machine_stands_over_a_trusted_workspaces_and_can_be_s
     assert wider is not None and wider.fs.read == ("docs",)
 
 
-def test_a_path_that_climbs_is_what_it_is_by_its_name_and_no_link_on_its_way_leads_elsewhere(tmp_path: Path) -> None:
+def test_parent_segments_of_a_configuration_path_are_resolved_by_name_and_not_through_links(tmp_path: Path) -> None:
     for name in ("ws", "mine", "planted/deep"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "mine" / "handrail.toml").write_text('mode = "plan"\n')
@@ -278,7 +281,7 @@ def test_a_path_that_climbs_is_what_it_is_by_its_name_and_no_link_on_its_way_lea
 
 
 @pytest.mark.proves("F-11", "O-01")
-def test_each_setting_of_each_tool_is_overridden_by_itself_and_keeps_its_place(layers: Layers) -> None:
+def test_each_tool_setting_is_overridden_separately_and_keeps_its_origin(layers: Layers) -> None:
     layers.config.write_text(
         '[tools.glob]\nenabled = false\nmax_entries = 5\n[tools."mail.send".config]\nsender = "ann"\nhost = "a"\n'
     )
@@ -316,11 +319,11 @@ def test_each_setting_of_each_tool_is_overridden_by_itself_and_keeps_its_place(l
         ('tools."a"=1\nx."b"=5', "unknown key"),
     ],
 )
-def test_a_flag_that_sets_nothing_a_tool_has_is_refused(layers: Layers, flag: str, problem: str) -> None:
+def test_a_flag_for_an_unknown_or_invalid_tool_setting_is_refused(layers: Layers, flag: str, problem: str) -> None:
     faults = layers.faults(flags=[flag])
     assert len(faults) == 1 and problem in faults[0], faults
 
 
-def test_a_table_of_tools_and_a_setting_of_one_are_not_both_given_as_flags(layers: Layers) -> None:
+def test_flags_for_the_tools_table_and_for_one_tool_setting_exclude_each_other(layers: Layers) -> None:
     (fault,) = layers.faults(flags=["tools=5", "tools.glob.max_entries=5"])[:1]
     assert "is not a table" in fault or "also set to a value" in fault

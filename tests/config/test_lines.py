@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.config.toml_file import find_value_lines
+from handrail.config.toml_file import find_toml_value_lines
 
 TEXT = '''\
 # agent = "no"
@@ -34,10 +34,10 @@ timeout_ms = 4
 """
 
 
-def test_every_key_element_and_table_has_the_line_it_begins_on() -> None:
+def test_every_key_and_element_and_table_has_its_first_line_number() -> None:
     whole = TEXT + REST
     tomllib.loads(whole)
-    assert find_value_lines(whole) == {
+    assert find_toml_value_lines(whole) == {
         "agent": 2,
         "rules": 3,
         **{f"rules[{number}]": line for number, line in enumerate((4, 5, 6, 7, 7))},
@@ -74,7 +74,7 @@ GAPS = st.sampled_from(["", "\n", "# a = 1\n", "   \n\t\n", "#[x]\n"])
 
 
 @given(st.lists(st.tuples(GAPS, VALUES), min_size=1, max_size=8), st.sampled_from(["", "[t]\n", "[[t]]\n"]))
-def test_whatever_stands_before_a_key_its_line_is_found(parts: list[tuple[str, str]], head: str) -> None:
+def test_the_line_of_a_key_is_found_after_any_content(parts: list[tuple[str, str]], head: str) -> None:
     text, expected = head, dict[str, int]()
     prefix = {"": "", "[t]\n": "t.", "[[t]]\n": "t[0]."}[head]
     for number, (gap, value) in enumerate(parts):
@@ -82,16 +82,16 @@ def test_whatever_stands_before_a_key_its_line_is_found(parts: list[tuple[str, s
         expected[f"{prefix}k{number}"] = text.count("\n") + 1
         text += f"k{number} = {value}\n"
     tomllib.loads(text)
-    found = find_value_lines(text)
+    found = find_toml_value_lines(text)
     assert {key: line for key, line in found.items() if key in expected} == expected
 
 
 @given(st.text(alphabet="ab=[]{}\"'#\\\n., ", max_size=60))
-def test_any_text_is_gone_through_to_its_end(text: str) -> None:
-    lines = find_value_lines(text).values()
+def test_the_line_finder_reads_any_text_and_returns_only_existing_lines(text: str) -> None:
+    lines = find_toml_value_lines(text).values()
     assert all(1 <= line <= text.count("\n") + 1 for line in lines)
 
 
 @pytest.mark.parametrize("text", ["", "\n", "a", "[", "[[", "[]]", "a =", 'a = "', "a = [", '"'])
-def test_broken_text_ends_too(text: str) -> None:
-    find_value_lines(text)
+def test_the_line_finder_returns_for_broken_text_too(text: str) -> None:
+    find_toml_value_lines(text)

@@ -12,7 +12,7 @@ from tests.config.places import Layers
 
 from handrail.config.secret_detection import (
     find_argument_secrets,
-    find_secrets_by_name,
+    find_secrets_in_named_value,
     find_url_secrets,
 )
 from handrail.upstream.server_config_loader import load_enabled_servers
@@ -36,11 +36,11 @@ BASIC = base64.b64encode(b"ann:open-sesame").decode()
         ("X-Team", "the blue team of all", set[str]()),
     ],
 )  # fmt: skip
-def test_a_field_that_sounds_like_it_holds_a_secret_and_its_parts(name: str, value: str, found: set[str]) -> None:
-    assert set(find_secrets_by_name(name, value)) == found
+def test_a_field_with_a_secret_name_yields_its_value_and_its_parts(name: str, value: str, found: set[str]) -> None:
+    assert set(find_secrets_in_named_value(name, value)) == found
 
 
-def test_the_parameters_of_a_url_as_they_are_and_as_they_are_written() -> None:
+def test_secret_url_parameters_are_found_decoded_and_as_written() -> None:
     url = "https://s.example/mcp?api_key=abc%2Fdefgh1&team=the-blue-one&token=ijklmnop#top"
     assert set(find_url_secrets(url)) == {"abc/defgh1", "abc%2Fdefgh1", "ijklmnop"}
     assert set(find_url_secrets("https://[")) == set()
@@ -65,17 +65,17 @@ def test_the_parameters_of_a_url_as_they_are_and_as_they_are_written() -> None:
         (["-y", "@scope/secret-server@1.2.3", "{not json", "=", ":", "--", ""], set[str]()),
     ],
 )
-def test_the_arguments_of_a_program(arguments: list[str], found: set[str]) -> None:
+def test_secrets_are_found_in_program_arguments(arguments: list[str], found: set[str]) -> None:
     assert set(find_argument_secrets(arguments)) == found
 
 
 @given(st.lists(st.text()))
-def test_any_arguments_are_looked_through(arguments: list[str]) -> None:
+def test_any_program_arguments_can_be_searched_for_secrets(arguments: list[str]) -> None:
     assert all(find_argument_secrets(arguments))
 
 
 @pytest.mark.proves("F-04")
-def test_they_are_learned_from_a_file_of_another_program_and_from_a_table_alike(layers: Layers) -> None:
+def test_server_secrets_are_registered_from_an_imported_file_and_from_a_table(layers: Layers) -> None:
     server = {"url": "https://a.example/mcp?key=abcdefgh", "headers": {"Authorization": "Bearer ${WHO:-ijklmnopq}"}}
     (layers.config.parent / "mcp.json").write_text(json.dumps({"mcpServers": {"a": server}}))
     table = f'[mcp.servers.b]\nurl = "https://b.example/mcp"\nheaders = {{ Authorization = "Basic {BASIC}" }}\n'

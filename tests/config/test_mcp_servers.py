@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.config.places import Layers
 
-from handrail.upstream.server_config_loader import find_unlisted_faults, load_enabled_servers
+from handrail.upstream.server_config_loader import list_general_config_faults, load_enabled_servers
 from handrail.upstream.server_programs import would_fetch_package
 
 FILE = {
@@ -20,7 +20,7 @@ FILE = {
 }
 
 
-def test_a_file_of_another_program_gives_servers_and_a_table_of_the_same_name_gives_them_rights(layers: Layers) -> None:
+def test_a_foreign_file_defines_servers_and_a_table_with_the_same_name_grants_capabilities(layers: Layers) -> None:
     (layers.config.parent / "mcp.json").write_text(json.dumps(FILE))
     layers.config.write_text('[mcp]\nfiles = ["mcp.json"]\n[mcp.servers.files]\nread = ["docs"]\nelicitation = true\n')
     learned: list[str] = []
@@ -34,11 +34,32 @@ def test_a_file_of_another_program_gives_servers_and_a_table_of_the_same_name_gi
     files, web = found["files"], found["web"]
     assert (files.command, files.args, files.environment) == ("mcp-files", ("/data",), {"TOKEN": "sesame-1234"})
     assert files.read == ("docs",) and files.grants == {"elicitation"} and not files.hosts and "sesame-1234" in learned
-    assert (web.transport, web.reachable_hosts) == ("http", ("web.example:443",))
+    assert (web.transport, web.client_egress_hosts) == ("http", ("web.example:443",))
     assert "sesame" not in repr(files)
 
 
-def test_a_faulty_server_costs_itself_and_says_everything_that_is_wrong_with_it(layers: Layers) -> None:
+def test_no_file_that_a_model_can_write_gives_servers_or_their_variables(layers: Layers, tmp_path: Path) -> None:
+    """Also in a workspace that has no ``handrail.toml``."""
+    cfg, workspace = layers.config.parent, layers.folders.workspace
+    own = {"mcpServers": {"own": {"command": "x"}}}
+    (workspace / "mcp.json").write_text(json.dumps(own))
+    (cfg / "link.json").symlink_to(workspace / "mcp.json")
+    for folder in (cfg, workspace):
+        (folder / ".env").write_text(f"PLACE={folder.name}\n")
+    (cfg / "link.env").symlink_to(workspace / ".env")
+    files = {"near": ".env", "far": str(workspace / ".env"), "link": "link.env"}
+    servers = {name: {"command": "x", "envFile": file} for name, file in files.items()}
+    (cfg / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    layers.config.write_text(f'[mcp]\nfiles = ["mcp.json", "link.json", "{workspace}/mcp.json"]\n')
+    config = layers.load()
+    found = {one.name: one for one in load_enabled_servers(config)}
+    assert found.keys() == files.keys() and found["near"].environment == {"PLACE": cfg.name}
+    for name in ("far", "link"):
+        assert "is in the workspace" in found[name].missing_reason and not found[name].environment
+    assert str(list_general_config_faults(config)).count("is in the workspace") == 2
+
+
+def test_a_faulty_server_is_disabled_with_all_its_faults_and_others_stay_enabled(layers: Layers) -> None:
     (layers.config.parent / "mcp.json").write_text(
         '{"mcpServers": {"bad name": {"command": "x"}, "none": {}, "var": {"command": "${NO}"}, "good": {"command": "g"}}}'
     )
@@ -57,7 +78,7 @@ def test_a_faulty_server_costs_itself_and_says_everything_that_is_wrong_with_it(
         "key": ["colour"],
     }.items():
         assert all(part in reasons[name] for part in parts), (name, reasons[name])
-    general = "\n".join(map(str, find_unlisted_faults(config)))
+    general = "\n".join(map(str, list_general_config_faults(config)))
     assert "bad name" in general and "gone.json" in general
 
 
@@ -66,7 +87,7 @@ def test_a_faulty_server_costs_itself_and_says_everything_that_is_wrong_with_it(
     [("", "", True), ('prefix = "hub"', "", False), ("", 'prefix = "hub"', False), ('prefix = ""', "", False)],
 )
 @pytest.mark.parametrize("names", [("git", "git_hub"), ("git_hub", "git")])
-def test_no_two_servers_can_give_two_tools_one_id(
+def test_two_servers_cannot_give_their_tools_the_same_id(
     layers: Layers, names: tuple[str, str], first: str, second: str, is_refused: bool
 ) -> None:
     more = {"git": first, "git_hub": second}
@@ -82,7 +103,7 @@ def test_no_two_servers_can_give_two_tools_one_id(
     assert [one.name for one in load_enabled_servers(layers.load())] == [names[0]]
 
 
-def test_a_workspaces_file_names_no_servers(layers: Layers) -> None:
+def test_a_workspace_file_cannot_name_mcp_servers(layers: Layers) -> None:
     layers.own.write_text('[mcp.servers.a]\ncommand = "x"\n')
     assert any("cannot name MCP servers" in text for text in layers.faults())
 
@@ -100,13 +121,13 @@ def test_a_workspaces_file_names_no_servers(layers: Layers) -> None:
         (("npm", "start"), False),
     ],
 )
-def test_what_would_fetch_its_program_is_known(argv: tuple[str, ...], does: bool) -> None:
+def test_a_command_that_would_fetch_its_program_is_recognised(argv: tuple[str, ...], does: bool) -> None:
     assert would_fetch_package(argv[0], argv[1:]) is does
 
 
-def test_the_record_of_an_installed_server_holds_for_the_command_that_it_was_made_for(tmp_path: Path) -> None:
+def test_an_installation_record_applies_only_to_the_command_that_it_was_made_for(tmp_path: Path) -> None:
     from handrail.upstream.server_definition import ServerDefinition
-    from handrail.upstream.server_programs import CommandRefused, resolve_server_program
+    from handrail.upstream.server_programs import ServerCommandRejected, resolve_server_program
 
     folder, state = tmp_path / "pkg", tmp_path / "state"
     folder.mkdir()
@@ -129,11 +150,11 @@ def test_the_record_of_an_installed_server_holds_for_the_command_that_it_was_mad
         ServerDefinition("s", "", "stdio", command="npx", args=("s",)), state, str(tmp_path / "ws")
     )
     assert found.argv == (str(program), "--x") and str(folder) in found.folders
-    with pytest.raises(CommandRefused, match="has changed since the installation"):
+    with pytest.raises(ServerCommandRejected, match="has changed since the installation"):
         found.verify_file_hashes()
-    with pytest.raises(CommandRefused, match="handrail mcp install s"):
+    with pytest.raises(ServerCommandRejected, match="handrail mcp install s"):
         resolve_server_program(
             ServerDefinition("s", "", "stdio", command="npx", args=("other",)), state, str(tmp_path / "ws")
         )
-    with pytest.raises(CommandRefused, match="is in the workspace"):
+    with pytest.raises(ServerCommandRejected, match="is in the workspace"):
         resolve_server_program(ServerDefinition("p", "", "stdio", command=str(program)), state, str(folder))

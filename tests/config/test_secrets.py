@@ -32,7 +32,9 @@ VALUE = "hunter2-value"
         ("{ command = [] }", "list of strings"),
     ],
 )
-def test_an_entry_that_is_no_reference_is_refused_without_repeating_it(layers: Layers, entry: str, why: str) -> None:
+def test_a_secret_entry_that_is_not_a_reference_is_refused_without_its_value(
+    layers: Layers, entry: str, why: str
+) -> None:
     layers.config.write_text(f"[secrets]\nTOKEN = {entry}\n")
     (fault,) = layers.faults()
     assert why in fault and f"{layers.config}:2" in fault and "TOKEN" in fault
@@ -55,7 +57,7 @@ def test_an_entry_that_is_no_reference_is_refused_without_repeating_it(layers: L
         (f'tools = "{VALUE}"\n', "not a table"),
     ],
 )
-def test_a_setting_of_a_tool_that_is_neither_text_nor_a_secrets_name_is_refused_without_repeating_it(
+def test_an_invalid_tool_config_value_is_refused_without_its_value_in_the_error(
     layers: Layers, text: str, why: str
 ) -> None:
     layers.config.write_text(text)
@@ -64,12 +66,12 @@ def test_a_setting_of_a_tool_that_is_neither_text_nor_a_secrets_name_is_refused_
     assert "hunter2" not in fault and "31337" not in fault
 
 
-def test_a_workspaces_file_sets_no_tools_up(layers: Layers) -> None:
+def test_a_workspace_file_cannot_set_up_tools(layers: Layers) -> None:
     layers.own.write_text('[tools.mail.config]\npassword = { secret = "TOKEN" }\n')
     assert any("cannot set up tools" in fault for fault in layers.faults())
 
 
-def test_a_workspaces_file_names_no_secrets(layers: Layers) -> None:
+def test_a_workspace_file_cannot_name_secrets(layers: Layers) -> None:
     layers.own.write_text('[secrets]\nTOKEN = { file = "/etc/shadow" }\n')
     assert any("cannot name secrets" in fault for fault in layers.faults())
 
@@ -77,10 +79,10 @@ def test_a_workspaces_file_names_no_secrets(layers: Layers) -> None:
 async def one(reference: SecretReference, environment: dict[str, str] | None = None) -> tuple[str | None, str]:
     store = await resolve_secrets({"T": reference}, environment or {})
     assert isinstance(store, SecretStore) and VALUE not in repr(store)
-    return store.select(["T"]).get("T"), store.explain_missing("T") or ""
+    return store.select(["T"]).get("T"), store.explain_missing_secret("T") or ""
 
 
-async def test_a_variable_a_file_and_a_program_give_values(tmp_path: Path) -> None:
+async def test_a_secret_is_read_from_a_variable_or_a_file_or_a_program(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(f"{VALUE}\n")
     file.chmod(0o600)
@@ -89,7 +91,7 @@ async def test_a_variable_a_file_and_a_program_give_values(tmp_path: Path) -> No
     assert await one(SecretReference(command=("printf", "%s\\n", VALUE))) == (VALUE, "")
 
 
-async def test_what_cannot_be_had_says_why_and_what_to_do(tmp_path: Path) -> None:
+async def test_an_unavailable_secret_is_reported_with_the_reason_and_remedy(tmp_path: Path) -> None:
     loose, link, folder, large, odd = (tmp_path / name for name in ("loose", "link", "folder", "large", "odd"))
     loose.write_text(VALUE)
     loose.chmod(0o644)

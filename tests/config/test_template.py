@@ -13,27 +13,27 @@ from tests.config.places import Layers
 
 from handrail.config import Settings, WatchdogSettings
 from handrail.config.operator_settings import OPERATOR_ONLY, list_setting_keys
-from handrail.config.template import SCHEMA_FILE, build_config_json_schema, format_template
+from handrail.config.template import SCHEMA_FILE, build_config_json_schema, render_config_template
 
 pytestmark = pytest.mark.proves("F-11")
 BOTH: tuple[Literal["configuration", "workspace"], ...] = ("configuration", "workspace")
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_it_loads_without_faults_and_changes_nothing(
+def test_a_template_loads_without_faults_and_changes_no_setting(
     layers: Layers, kind: Literal["configuration", "workspace"]
 ) -> None:
-    (layers.config if kind == "configuration" else layers.own).write_text(format_template(kind))
+    (layers.config if kind == "configuration" else layers.own).write_text(render_config_template(kind))
     config = layers.load()
-    assert config.settings == Settings() and config.untrusted_warning is None
-    assert tomllib.loads(format_template(kind)) == {}
+    assert config.settings == Settings() and config.untrusted_workspace_warning is None
+    assert tomllib.loads(render_config_template(kind)) == {}
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_its_lines_without_the_sign_are_the_defaults(
+def test_the_commented_settings_of_a_template_are_the_defaults(
     layers: Layers, kind: Literal["configuration", "workspace"]
 ) -> None:
-    text = re.sub(r"^# (\[\w+\]|\w+ = .*)$", r"\1", format_template(kind), flags=re.MULTILINE)
+    text = re.sub(r"^# (\[\w+\]|\w+ = .*)$", r"\1", render_config_template(kind), flags=re.MULTILINE)
     (layers.config if kind == "configuration" else layers.own).write_text(text)
     if kind == "workspace":
         layers.trust()
@@ -46,8 +46,8 @@ def test_its_lines_without_the_sign_are_the_defaults(
     assert given == set(list_setting_keys()) - left_out
 
 
-def test_its_examples_are_settings_and_every_key_is_explained(layers: Layers) -> None:
-    text = format_template("configuration")
+def test_the_examples_of_the_template_are_valid_and_each_key_is_explained(layers: Layers) -> None:
+    text = render_config_template("configuration")
     layers.config.write_text("\n".join(re.findall(r"^#   (.*)$", text, re.MULTILINE)))
     settings = layers.load().settings
     assert settings.rules and settings.ceiling is not None and settings.watchdogs
@@ -60,7 +60,7 @@ def test_its_examples_are_settings_and_every_key_is_explained(layers: Layers) ->
     assert all(description and description in flat for description in descriptions)
 
 
-def test_the_schema_that_ships_is_that_of_the_settings() -> None:
+def test_the_shipped_config_schema_is_the_one_generated_from_the_settings() -> None:
     assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == build_config_json_schema(), (
         "run: handrail config --schema > src/handrail/handrail.schema.json"
     )
@@ -76,5 +76,5 @@ def test_the_schema_that_ships_is_that_of_the_settings() -> None:
         ({"agent": "../x"}, False),
     ],
 )
-def test_the_schema_takes_what_the_settings_take(data: dict[str, Any], fits: bool) -> None:
+def test_the_config_schema_accepts_valid_settings_and_rejects_invalid_ones(data: dict[str, Any], fits: bool) -> None:
     assert jsonschema_rs.validator_for(build_config_json_schema()).is_valid(data) is fits

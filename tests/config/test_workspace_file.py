@@ -26,26 +26,26 @@ grace_ms = 1
 """
 
 
-def test_untrusted_its_denies_and_asks_count_and_nothing_else(layers: Layers) -> None:
+def test_only_deny_and_ask_rules_of_an_untrusted_workspace_file_apply(layers: Layers) -> None:
     layers.own.write_text(WHOLE)
     config = layers.load()
     assert [rule.text for rule in config.rules] == ["deny fs.write src/**", "ask read"]
     assert [rule.text for rule in config.inactive_rules] == ["allow bash *"]
     assert config.settings == Settings(rules=("deny fs.write src/**", "ask read"))
     assert all(rule.is_narrowing for rule in config.rules)
-    assert {value.key for value in config.untrusted_values} == {"agent", "rules", "limits.grace_ms"}
-    remark = config.untrusted_warning
+    assert {value.key for value in config.untrusted_workspace_values} == {"agent", "rules", "limits.grace_ms"}
+    remark = config.untrusted_workspace_warning
     assert remark is not None and "\n" not in remark
     assert "1 allow rule, agent, limits.grace_ms" in remark and "handrail trust" in remark
 
 
-def test_trusted_all_of_it_counts_until_one_byte_changes(layers: Layers) -> None:
+def test_a_trusted_workspace_file_applies_in_full_until_one_byte_changes(layers: Layers) -> None:
     layers.own.write_text(WHOLE)
     layers.trust()
     config = layers.load()
     assert (config.settings.agent, config.settings.limits.grace_ms) == ("reviewer", 1)
     assert "allow bash *" in config.settings.rules and not any(rule.is_narrowing for rule in config.rules)
-    assert config.untrusted_warning is None and not config.untrusted_values
+    assert config.untrusted_workspace_warning is None and not config.untrusted_workspace_values
     layers.own.write_text(WHOLE + "\n")
     assert layers.load().settings.agent == "default"
     layers.own.write_text(WHOLE)
@@ -64,26 +64,28 @@ def test_trusted_all_of_it_counts_until_one_byte_changes(layers: Layers) -> None
         "allow\nbash *",
     ],
 )
-def test_no_way_of_writing_an_allow_rule_lets_it_in_untrusted(layers: Layers, text: str) -> None:
+def test_an_untrusted_workspace_cannot_add_an_allow_rule_in_any_spelling(layers: Layers, text: str) -> None:
     layers.own.write_text(f"rules = [{json.dumps(text)}]")
     config = layers.load()
     assert config.rules == () and len(config.inactive_rules) == 1
 
 
 @pytest.mark.parametrize("text", ["Allow bash", "ALLOW bash", "", "  ", "\u200ballow bash", "permit bash"])
-def test_a_rule_of_no_known_action_stops_the_start(layers: Layers, text: str) -> None:
+def test_a_rule_with_an_unknown_action_stops_the_start(layers: Layers, text: str) -> None:
     layers.own.write_text(f'rules = ["{text}"]\n', encoding="utf-8")
     (fault,) = layers.faults()
     assert fault.startswith(f"{layers.own}:1: rules[0]:") and "allow, ask or deny" in fault
 
 
-def test_a_file_that_only_narrows_has_nothing_to_trust(layers: Layers) -> None:
+def test_a_workspace_file_that_only_narrows_needs_no_trust(layers: Layers) -> None:
     layers.own.write_text('rules = ["deny bash"]\n')
     config = layers.load()
-    assert config.untrusted_warning is None and not config.untrusted_values and len(config.rules) == 1
+    assert (
+        config.untrusted_workspace_warning is None and not config.untrusted_workspace_values and len(config.rules) == 1
+    )
 
 
-def test_a_faulty_file_stops_the_start_trusted_or_not(layers: Layers) -> None:
+def test_a_faulty_workspace_file_stops_the_start_even_if_it_is_untrusted(layers: Layers) -> None:
     layers.own.write_text("rules = [\n")
     assert "is not TOML" in layers.faults()[0]
     layers.own.write_text('[[watchdogs]]\ncommand = ["./evil"]\n')
@@ -91,9 +93,7 @@ def test_a_faulty_file_stops_the_start_trusted_or_not(layers: Layers) -> None:
 
 
 @pytest.mark.parametrize("setting", ['unconfined = ["bash"]', 'without = ["landlock"]', "cpu_s = 0", "cpu_s = 1"])
-def test_a_workspaces_file_cannot_change_what_confines_programs_even_where_it_is_trusted(
-    layers: Layers, setting: str
-) -> None:
+def test_a_trusted_workspace_file_cannot_change_the_sandbox(layers: Layers, setting: str) -> None:
     content = f"[sandbox]\n{setting}\n"
     layers.own.write_text(content)
     operator_decisions.trust_workspace_content(
@@ -103,7 +103,7 @@ def test_a_workspaces_file_cannot_change_what_confines_programs_even_where_it_is
     assert fault.startswith(f"{layers.own}:1: sandbox:") and "cannot change the sandbox" in fault
 
 
-def test_only_the_file_itself_is_read(layers: Layers) -> None:
+def test_a_workspace_file_is_read_only_if_it_is_a_regular_file_without_links(layers: Layers) -> None:
     elsewhere = layers.folder / "elsewhere.toml"
     elsewhere.write_text('rules = ["deny bash"]\n')
     layers.own.symlink_to(elsewhere)
@@ -127,7 +127,7 @@ def test_only_the_file_itself_is_read(layers: Layers) -> None:
     assert layers.faults() == []
 
 
-def test_trust_of_one_workspace_says_nothing_of_another(layers: Layers) -> None:
+def test_trust_in_one_workspace_does_not_apply_to_another(layers: Layers) -> None:
     layers.own.write_text(WHOLE)
     layers.trust()
     other = Layers.beneath(layers.folder / "other")

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from handrail.contract.agent_manifest import (
     MAX_AGENT_BYTES,
-    AgentFurtherRoot,
+    AgentAdditionalRoot,
     AgentManifest,
     CheckedAgentManifest,
-    check_agent,
-    parse_agent,
+    check_agent_manifest_table,
+    parse_agent_manifest,
 )
 from handrail.contract.tool.requires import ShellRequires
 
@@ -62,7 +62,7 @@ agents = ["writer*"]
 
 
 def parsed(text: str | bytes, expected_id: str = "reviewer") -> CheckedAgentManifest:
-    return parse_agent(text.encode() if isinstance(text, str) else text, "agent.toml", expected_id)
+    return parse_agent_manifest(text.encode() if isinstance(text, str) else text, "agent.toml", expected_id)
 
 
 def problems(text: str | bytes) -> dict[str, str]:
@@ -71,7 +71,7 @@ def problems(text: str | bytes) -> dict[str, str]:
     return {fault.location: fault.problem for fault in checked.faults}
 
 
-def test_a_manifest_names_everything_an_agent_is() -> None:
+def test_an_agent_manifest_is_read_with_every_field() -> None:
     checked = parsed(WHOLE)
     assert checked.faults == ()
     agent = checked.manifest
@@ -80,7 +80,7 @@ def test_a_manifest_names_everything_an_agent_is() -> None:
     assert agent.rules == ("deny fs.write", "allow bash git log -*")
     assert agent.requires.shell == (ShellRequires(cmd="git", args=("log",)),)
     assert agent.requires.tools["bash"].net.hosts == ("pypi.org",)
-    assert agent.roots == (AgentFurtherRoot(path="~/specs"), AgentFurtherRoot(path="/srv/notes", access="write"))
+    assert agent.roots == (AgentAdditionalRoot(path="~/specs"), AgentAdditionalRoot(path="/srv/notes", access="write"))
     assert agent.budgets.model_dump() == {
         "turns": 20,
         "tokens": 100_000,
@@ -97,7 +97,7 @@ def test_a_manifest_names_everything_an_agent_is() -> None:
     assert (agent.delegation.secrets, agent.delegation.can_ask_user) == (("notes_key",), True)
 
 
-def test_an_agent_takes_work_of_others_only_where_it_says_so_and_they_may_hand_it_over() -> None:
+def test_an_agent_accepts_delegation_only_if_its_role_and_each_caller_permit_it() -> None:
     default, writer = AgentManifest(), parsed('id = "writer"\nrole = "all"', "writer").manifest
     assert default.effective_role == "all"
     assert not parsed('id = "reviewer"').manifest.accepts_delegation_from(
@@ -111,7 +111,7 @@ def test_an_agent_takes_work_of_others_only_where_it_says_so_and_they_may_hand_i
     assert not default.accepts_delegation_from(writer, default, reviewer)
 
 
-def test_what_cannot_be_passed_on_is_said_at_its_own_key() -> None:
+def test_each_delegation_fault_is_reported_at_its_own_key() -> None:
     found = problems(
         """
         id = "reviewer"
@@ -128,18 +128,18 @@ def test_what_cannot_be_passed_on_is_said_at_its_own_key() -> None:
     }
 
 
-def test_an_agent_of_which_nothing_is_said_has_every_tool_and_nothing_else() -> None:
+def test_a_manifest_with_only_an_id_has_every_tool_and_default_values() -> None:
     checked = parsed('id = "reviewer"')
     assert checked.faults == ()
     assert checked.manifest == AgentManifest(id="reviewer")
     assert checked.manifest.has_tool("anything.at.all")
 
 
-def test_an_empty_list_of_tools_is_none_and_not_all() -> None:
+def test_an_empty_tool_list_allows_no_tool() -> None:
     assert not parsed('id = "reviewer"\ntools = []').manifest.has_tool("read")
 
 
-def test_all_faults_come_at_once_each_with_its_key_and_the_nearest_name() -> None:
+def test_all_manifest_faults_are_reported_together_with_key_and_nearest_name() -> None:
     found = problems(
         b"""
         id = "reviewr"
@@ -216,23 +216,25 @@ def test_all_faults_come_at_once_each_with_its_key_and_the_nearest_name() -> Non
         (b"#" * (MAX_AGENT_BYTES + 1), "larger than the maximum of 256 KiB"),
     ],
 )
-def test_what_is_no_table_is_one_fault(content: bytes, part: str) -> None:
+def test_a_manifest_that_is_not_a_table_is_one_fault(content: bytes, part: str) -> None:
     [fault] = parsed(content).faults
     assert part in fault.problem
     assert fault.location == ""
 
 
-def test_a_missing_id_is_told_with_the_folder_it_should_name() -> None:
+def test_the_fault_for_a_missing_id_names_the_expected_folder_name() -> None:
     assert problems("prompt = 'x'") == {"id": "is missing; expected id = 'reviewer', the name of its folder"}
 
 
-def test_a_table_nested_without_end_is_a_fault_like_any_other() -> None:
+def test_a_table_with_too_deep_nesting_is_reported_as_a_fault() -> None:
     assert any("nested too deeply" in problem for problem in problems(b"a" + b".a" * 3_000 + b" = 1").values())
 
 
-def test_a_fault_that_follows_from_another_is_not_told_again() -> None:
+def test_a_fault_that_follows_from_another_fault_is_not_reported() -> None:
     checked = parsed('id = "reviewer"\nroots = [5, { path = "/a" }]\ncore = [1, "x"]')
-    later = checked.with_faults([("roots[0].path", "a"), ("roots[1].path", "b"), ("core[0]", "c"), ("core[1]", "d")])
+    later = checked.with_added_faults(
+        [("roots[0].path", "a"), ("roots[1].path", "b"), ("core[0]", "c"), ("core[1]", "d")]
+    )
     assert [fault.location for fault in later.faults] == ["core[0]", "roots[0]", "roots[1].path", "core[1]"]
 
 
@@ -263,24 +265,26 @@ _TABLES = st.dictionaries(st.sampled_from([*AgentManifest.model_fields, "promt",
 
 
 @given(_TABLES)
-def test_any_table_gives_a_whole_manifest_or_faults_and_never_an_exception(table: dict[str, Any]) -> None:
-    checked = check_agent(table, "agent.toml", "reviewer")
+def test_any_table_yields_a_manifest_or_faults_and_never_an_exception(table: dict[str, Any]) -> None:
+    checked = check_agent_manifest_table(table, "agent.toml", "reviewer")
     unknown = [key for key in table if key not in AgentManifest.model_fields]
     assert all(any(fault.location == key for fault in checked.faults) for key in unknown)
     if not checked.faults:
         data = checked.manifest.to_data()
-        again = check_agent({key: value for key, value in data.items() if key in table}, "agent.toml", "reviewer")
+        again = check_agent_manifest_table(
+            {key: value for key, value in data.items() if key in table}, "agent.toml", "reviewer"
+        )
         assert again.faults == ()
         assert again.manifest == checked.manifest
 
 
 @given(st.binary(max_size=400))
-def test_any_bytes_give_a_manifest_or_faults(content: bytes) -> None:
-    checked = parse_agent(content, "agent.toml", "reviewer")
+def test_any_bytes_are_parsed_to_a_manifest_or_to_faults(content: bytes) -> None:
+    checked = parse_agent_manifest(content, "agent.toml", "reviewer")
     assert checked.faults or checked.manifest.id == "reviewer"
 
 
 @given(st.lists(st.sampled_from(WHOLE.decode().splitlines()), max_size=25), st.text(max_size=3))
-def test_any_shuffle_of_a_manifests_lines_gives_a_manifest_or_faults(lines: list[str], extra: str) -> None:
-    checked = parse_agent("\n".join([*lines, extra]).encode("utf-8", "replace"), "agent.toml", "reviewer")
+def test_any_shuffled_manifest_lines_are_parsed_to_a_manifest_or_to_faults(lines: list[str], extra: str) -> None:
+    checked = parse_agent_manifest("\n".join([*lines, extra]).encode("utf-8", "replace"), "agent.toml", "reviewer")
     assert checked.faults or checked.manifest.id == "reviewer"

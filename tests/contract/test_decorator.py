@@ -76,7 +76,7 @@ async def test_a_bare_decorator_makes_a_tool_that_is_external_by_default() -> No
 
 
 @pytest.mark.proves("K-01")
-def test_every_option_lands_in_the_spec() -> None:
+def test_every_decorator_option_is_set_in_the_spec() -> None:
     @tool(
         id="bank.transfer",
         side_effect="write",
@@ -119,7 +119,7 @@ def test_every_option_lands_in_the_spec() -> None:
 
 
 @pytest.mark.proves("K-01")
-def test_no_locks_option_is_the_strict_default_and_an_empty_one_is_none() -> None:
+def test_a_missing_locks_option_gives_the_strict_default_and_an_empty_one_no_locks() -> None:
     @tool(side_effect="read")
     async def undeclared() -> None:
         """A."""
@@ -154,7 +154,7 @@ def test_descriptions_come_from_the_docstring_unless_the_annotation_has_one() ->
 
 
 @pytest.mark.proves("K-01", "K-11a")
-async def test_the_runtime_is_handed_over_and_is_no_argument() -> None:
+async def test_the_runtime_is_passed_to_the_function_and_left_out_of_the_schema() -> None:
     @tool
     async def by_annotation(a: int, around: Runtime) -> object:
         """A."""
@@ -209,7 +209,7 @@ async def test_models_dataclasses_enums_and_dates_are_built_from_the_checked_jso
 
 
 @pytest.mark.proves("K-05")
-def test_a_misspelt_key_inside_a_model_is_no_silent_loss() -> None:
+def test_a_misspelt_key_inside_a_model_is_reported() -> None:
     @tool
     async def send(address: Address, size: Size) -> None:
         """Send."""
@@ -221,7 +221,7 @@ def test_a_misspelt_key_inside_a_model_is_no_silent_loss() -> None:
 
 
 @pytest.mark.proves("K-05")
-async def test_what_the_schema_cannot_say_is_said_when_building() -> None:
+async def test_values_that_the_schema_cannot_check_are_checked_when_arguments_are_built() -> None:
     @tool
     async def send(address: Address, day: datetime.date) -> None:
         """Send."""
@@ -235,7 +235,7 @@ async def test_what_the_schema_cannot_say_is_said_when_building() -> None:
 
 
 @pytest.mark.proves("K-01")
-async def test_plain_json_reaches_the_function_as_it_is() -> None:
+async def test_plain_json_arguments_reach_the_function_as_the_same_object() -> None:
     @tool
     async def echo(rows: list[dict[str, int]], anything: Any = None) -> bool:
         """Echo."""
@@ -246,7 +246,7 @@ async def test_plain_json_reaches_the_function_as_it_is() -> None:
 
 
 @pytest.mark.proves("K-01")
-async def test_a_plain_function_runs_in_a_thread_and_says_so() -> None:
+async def test_a_plain_function_runs_in_a_worker_thread_and_is_marked_as_blocking() -> None:
     @tool
     def where(a: int = 1) -> str:
         """Where."""
@@ -263,7 +263,7 @@ async def test_a_plain_function_runs_in_a_thread_and_says_so() -> None:
     assert where.run_in_current_thread({"a": 2}, RUNTIME) == threading.current_thread().name
 
 
-async def test_what_is_returned_is_made_json_where_it_has_a_json_form() -> None:
+async def test_return_values_with_a_json_form_are_converted_to_json() -> None:
     @tool
     async def model() -> Address:
         """A."""
@@ -297,7 +297,7 @@ async def test_what_is_returned_is_made_json_where_it_has_a_json_form() -> None:
     assert caught.value.kind == "backend"
 
 
-async def test_methods_and_partials_are_functions_too() -> None:
+async def test_methods_and_partials_can_be_made_into_tools() -> None:
     class Counter:
         def __init__(self) -> None:
             self.count = 0
@@ -321,7 +321,7 @@ async def test_methods_and_partials_are_functions_too() -> None:
 
 
 @pytest.mark.proves("K-01")
-async def test_a_schema_written_by_hand_is_used_as_it_is() -> None:
+async def test_a_declared_schema_is_used_unchanged() -> None:
     declared = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 3}}, "required": ["n"]}
 
     @tool(parameters=declared)
@@ -339,7 +339,7 @@ def decorate(function: Callable[..., Any], **options: Any) -> str:
     return str(caught.value)
 
 
-def test_what_cannot_come_from_a_json_object_is_refused_with_what_to_write() -> None:
+def test_a_function_that_json_arguments_cannot_fill_is_refused_with_advice() -> None:
     async def positional(a: int, /) -> None:
         """A."""
 
@@ -387,7 +387,7 @@ def test_what_cannot_come_from_a_json_object_is_refused_with_what_to_write() -> 
     assert "Write @tool(id=…)" in decorate(lambda: None, description="A.")
 
 
-def test_faulty_options_are_refused_with_the_nearest_name() -> None:
+def test_faulty_decorator_options_are_refused_with_a_suggestion() -> None:
     async def fine(a: int) -> None:
         """A."""
 
@@ -399,7 +399,7 @@ def test_faulty_options_are_refused_with_the_nearest_name() -> None:
     assert "`requires` is invalid: is 'fs'; expected" in decorate(fine, requires="fs")
 
 
-def test_a_schema_that_the_function_cannot_take_is_refused() -> None:
+def test_a_schema_that_does_not_fit_the_function_signature_is_refused() -> None:
     async def fine(a: int, b: int = 1) -> None:
         """A."""
 

@@ -13,8 +13,8 @@ from handrail.contract.text.host_names import (
     find_host_pattern_fault,
     grant_covers_host,
     grant_names_address,
-    parse_host,
-    parse_url,
+    parse_host_address,
+    parse_http_url,
     rule_matches_host,
 )
 
@@ -77,9 +77,9 @@ NO_HOSTS = [
 
 @pytest.mark.proves("S-02")
 @pytest.mark.parametrize("text", NO_HOSTS)
-def test_what_two_readers_could_take_for_different_hosts_is_no_host(text: str) -> None:
+def test_an_ambiguous_host_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        parse_host(text)
+        parse_host_address(text)
     assert not rule_matches_host("*", text)
     assert not grant_covers_host("*", text)
 
@@ -98,20 +98,20 @@ def test_what_two_readers_could_take_for_different_hosts_is_no_host(text: str) -
     ],
 )
 def test_a_host_has_one_canonical_form(text: str, canonical: str) -> None:
-    assert str(parse_host(text)) == canonical
+    assert str(parse_host_address(text)) == canonical
 
 
 @given(NAMES, PORTS)
-def test_a_canonical_host_reads_as_itself(name: str, port: int) -> None:
-    host = parse_host(f"{name.upper()}.:{port}")
+def test_a_canonical_host_is_parsed_to_itself(name: str, port: int) -> None:
+    host = parse_host_address(f"{name.upper()}.:{port}")
     assert str(host) == f"{name}:{port}"
-    assert parse_host(str(host)) == host
+    assert parse_host_address(str(host)) == host
 
 
 @given(st.text(max_size=40))
-def test_no_text_breaks_the_reader_and_what_it_takes_is_plain(text: str) -> None:
+def test_the_host_parser_returns_plain_names_and_raises_only_value_errors(text: str) -> None:
     try:
-        host = parse_host(text)
+        host = parse_host_address(text)
     except ValueError:
         return
     assert host.name.isascii()
@@ -120,10 +120,10 @@ def test_no_text_breaks_the_reader_and_what_it_takes_is_plain(text: str) -> None
 
 
 @given(st.ip_addresses())
-def test_every_address_is_read_as_that_address(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
+def test_every_ip_address_is_parsed_to_the_same_address(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
     shown = f"[{address}]" if address.version == 6 else str(address)
-    assert parse_host(shown).address == address
-    assert parse_url(f"https://{shown}/").host.address == address
+    assert parse_host_address(shown).address == address
+    assert parse_http_url(f"https://{shown}/").host.address == address
 
 
 @pytest.mark.proves("K-09")
@@ -150,7 +150,7 @@ def test_every_address_is_read_as_that_address(address: ipaddress.IPv4Address | 
         ("[0::1]:80", "[::1]:80", True),
     ],
 )
-def test_a_host_pattern_covers_whole_labels_of_plain_hosts(pattern: str, host: str, matches: bool) -> None:
+def test_a_host_pattern_matches_complete_labels_of_plain_hosts(pattern: str, host: str, matches: bool) -> None:
     assert rule_matches_host(pattern, host) is matches
 
 
@@ -172,11 +172,11 @@ def test_a_host_pattern_covers_whole_labels_of_plain_hosts(pattern: str, host: s
         ("127.0.0.1:8080", "127.0.0.2:8080", False),
     ],
 )
-def test_a_grant_without_a_port_opens_the_ports_of_the_web(pattern: str, host: str, covered: bool) -> None:
+def test_a_host_grant_without_a_port_covers_ports_80_and_443(pattern: str, host: str, covered: bool) -> None:
     assert grant_covers_host(pattern, host) is covered
 
 
-def test_only_a_pattern_that_is_the_address_itself_grants_an_address() -> None:
+def test_only_a_pattern_that_is_the_exact_address_grants_an_ip_address() -> None:
     address = ipaddress.ip_address("10.0.0.5")
     assert grant_names_address("10.0.0.5:8080", address, 8080)
     assert grant_names_address("10.0.0.5", address, 443)
@@ -189,12 +189,12 @@ def test_only_a_pattern_that_is_the_address_itself_grants_an_address() -> None:
     "pattern",
     ["https://example.org", "a b", "ex*mple.org", "", "a/b", "①.org", "127.1", "*.0.0.1", "*.2.3.4.5", "host:99999"],
 )
-def test_a_host_pattern_that_could_never_match_is_a_fault(pattern: str) -> None:
+def test_a_host_pattern_that_can_never_match_is_a_fault(pattern: str) -> None:
     assert find_host_pattern_fault(pattern) is not None
 
 
 @pytest.mark.parametrize("pattern", ["*", "*:*", "*.example.org", "example.org", "host:8443", "[::1]:80", "10.0.0.1"])
-def test_a_host_pattern_that_can_match_is_none(pattern: str) -> None:
+def test_a_host_pattern_that_can_match_has_no_fault(pattern: str) -> None:
     assert find_host_pattern_fault(pattern) is None
 
 
@@ -210,8 +210,8 @@ def test_a_host_pattern_that_can_match_is_none(pattern: str) -> None:
         ("https://a.example#@b.example/", "https", "a.example:443", "/", "a.example"),
     ],
 )
-def test_a_url_is_taken_apart_in_one_way(url: str, scheme: str, host: str, target: str, authority: str) -> None:
-    read = parse_url(url)
+def test_a_url_is_parsed_in_one_way(url: str, scheme: str, host: str, target: str, authority: str) -> None:
+    read = parse_http_url(url)
     assert (read.scheme, str(read.host), read.target, read.host_header_value) == (scheme, host, target, authority)
 
 
@@ -239,16 +239,16 @@ def test_a_url_is_taken_apart_in_one_way(url: str, scheme: str, host: str, targe
         "https://example.org/ü",
     ],
 )
-def test_a_url_that_could_lead_elsewhere_is_none(url: str) -> None:
+def test_a_url_that_could_lead_to_another_host_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        parse_url(url)
+        parse_http_url(url)
 
 
 @given(st.text(max_size=60))
-def test_no_text_breaks_the_reader_of_urls(text: str) -> None:
+def test_the_url_parser_raises_only_value_errors(text: str) -> None:
     for candidate in (text, f"https://{text}", f"http://example.org{text}"):
         try:
-            read = parse_url(candidate)
+            read = parse_http_url(candidate)
         except ValueError:
             continue
         assert read.target.startswith("/")
@@ -256,10 +256,10 @@ def test_no_text_breaks_the_reader_of_urls(text: str) -> None:
 
 
 @given(st.text("ab0x9-_.:81", max_size=14) | NAMES)
-def test_a_plain_name_is_read_as_any_other(text: str) -> None:
+def test_host_parsing_ignores_case(text: str) -> None:
     def reading(written: str) -> object:
         try:
-            return parse_host(written)
+            return parse_host_address(written)
         except ValueError:
             return None
 

@@ -14,36 +14,36 @@ from handrail.contract.text.strict_json import (
     MAX_ARGUMENT_BYTES,
     MAX_ARGUMENT_DEPTH,
     MAX_ARGUMENT_VALUES,
-    InvalidJsonText,
+    InvalidJsonTextError,
     check_nesting_depth,
     find_arguments_size_fault,
-    json_type_name,
+    get_json_type_name,
     parse_arguments,
-    parse_object,
+    parse_json_object,
 )
 
 
 def refused(text: str | bytes) -> str:
-    with pytest.raises(InvalidJsonText) as caught:
+    with pytest.raises(InvalidJsonTextError) as caught:
         parse_arguments(text)
     return str(caught.value)
 
 
 @pytest.mark.proves("K-05")
 @pytest.mark.parametrize("text", ["", "  \n", b""])
-def test_empty_text_is_a_call_without_arguments(text: str | bytes) -> None:
+def test_empty_text_is_parsed_as_a_call_without_arguments(text: str | bytes) -> None:
     assert parse_arguments(text) == {}
 
 
 @pytest.mark.parametrize("text", ["", " "])
-def test_empty_text_is_no_object_elsewhere(text: str) -> None:
-    with pytest.raises(InvalidJsonText):
-        parse_object(text)
+def test_empty_text_is_refused_where_an_object_is_required(text: str) -> None:
+    with pytest.raises(InvalidJsonTextError):
+        parse_json_object(text)
 
 
 @pytest.mark.proves("K-05")
 @pytest.mark.parametrize("text", ["{", "{'a': 1}", '{"a": 1,}', "nonsense", '{"a": tru}', '{"a": 1} {"b": 2}'])
-def test_what_is_not_json_is_refused_with_the_place(text: str) -> None:
+def test_invalid_json_is_refused_with_its_position(text: str) -> None:
     assert "not JSON" in refused(text) and "line 1, column" in refused(text)
 
 
@@ -51,17 +51,17 @@ def test_what_is_not_json_is_refused_with_the_place(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "kind"), [("[1]", "array"), ('"x"', "string"), ("3", "integer"), ("1.5", "number"), ("null", "null")]
 )
-def test_anything_but_an_object_is_refused_by_its_type(text: str, kind: str) -> None:
+def test_arguments_that_are_not_an_object_are_refused_with_their_type(text: str, kind: str) -> None:
     assert f"a JSON {kind}" in refused(text)
 
 
 @pytest.mark.proves("K-05")
-def test_a_hundred_megabytes_are_refused_by_their_size() -> None:
+def test_arguments_of_a_hundred_megabytes_are_refused_with_their_size() -> None:
     text = b'{"a":"' + b"x" * 100_000_000 + b'"}'
     assert "100,000,008 bytes" in refused(text)
 
 
-def test_text_just_within_the_bound_is_taken() -> None:
+def test_arguments_at_the_size_limit_are_accepted() -> None:
     text = '{"a":"' + "[" * (MAX_ARGUMENT_BYTES - 8) + '"}'
     assert len(parse_arguments(text)["a"]) == MAX_ARGUMENT_BYTES - 8
 
@@ -78,11 +78,11 @@ def test_text_just_within_the_bound_is_taken() -> None:
         '{"a":"\\"",' + '"b":[' * 100 + "]" * 100 + "}",
     ],
 )
-def test_ten_thousand_levels_are_refused(text: str) -> None:
+def test_arguments_with_ten_thousand_levels_are_refused(text: str) -> None:
     assert f"deeper than {MAX_ARGUMENT_DEPTH} levels" in refused(text)
 
 
-def test_the_last_allowed_level_is_allowed_and_the_next_is_not() -> None:
+def test_arguments_at_the_depth_limit_are_accepted_and_one_level_more_is_refused() -> None:
     for level in (MAX_ARGUMENT_DEPTH, MAX_ARGUMENT_DEPTH + 1):
         text = '{"a":' + "[" * (level - 1) + "]" * (level - 1) + "}"
         if level == MAX_ARGUMENT_DEPTH:
@@ -91,7 +91,7 @@ def test_the_last_allowed_level_is_allowed_and_the_next_is_not() -> None:
             assert "deeper" in refused(text)
 
 
-def test_brackets_inside_strings_are_no_levels() -> None:
+def test_brackets_inside_strings_do_not_count_as_nesting() -> None:
     text = json.dumps({"code": "[{" * 5_000 + '\\"' * 100 + "[[" * 100})
     assert parse_arguments(text) == json.loads(text)
 
@@ -100,17 +100,17 @@ def test_brackets_inside_strings_are_no_levels() -> None:
     "text",
     ['"' + '\\"' * 500_000, '{"[' + '\\"[' * 300_000 + "\\", "[}" * 500_000, '"[' * 500_000, "]" * 65 + "[" * 65],
 )
-def test_malformed_text_is_refused_in_one_pass(text: str) -> None:
+def test_malformed_text_is_refused_in_linear_time(text: str) -> None:
     refused(text)
 
 
 @pytest.mark.proves("K-05")
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
-def test_numbers_that_json_does_not_have_are_refused(number: str) -> None:
+def test_numbers_outside_the_json_standard_are_refused(number: str) -> None:
     assert number in refused(f'{{"a": [{number}]}}')
 
 
-def test_an_integer_of_too_many_digits_is_refused() -> None:
+def test_an_integer_with_too_many_digits_is_refused() -> None:
     assert "cannot be read" in refused('{"a": ' + "9" * 5_000 + "}")
 
 
@@ -125,22 +125,22 @@ def test_duplicate_keys_are_refused_at_any_depth() -> None:
 @pytest.mark.parametrize(
     "text", ['{"a": "\\ud800"}', '{"a": "\\uDC00 x"}', '{"\\ud800": 1}', '{"a": "\ud800"}', '{"a": ["\\udfff\\ud800"]}']
 )
-def test_half_a_character_is_refused(text: str) -> None:
+def test_a_lone_surrogate_is_refused(text: str) -> None:
     assert "surrogate" in refused(text)
 
 
-def test_a_whole_pair_is_a_character() -> None:
+def test_a_surrogate_pair_is_read_as_one_character() -> None:
     assert parse_arguments('{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
 
 
 @pytest.mark.proves("K-05")
-def test_bytes_that_are_not_utf8_are_refused_with_the_place() -> None:
+def test_bytes_that_are_not_utf8_are_refused_with_their_position() -> None:
     assert "not UTF-8 (byte 6)" in refused(b'{"a":"\xff"}')
 
 
-def test_messages_name_their_subject() -> None:
-    with pytest.raises(InvalidJsonText, match=r"\Athe contents of x are nested deeper"):
-        parse_object("[" * 99, what="the contents of x")
+def test_an_error_message_names_the_text_that_was_parsed() -> None:
+    with pytest.raises(InvalidJsonTextError, match=r"\Athe contents of x are nested deeper"):
+        parse_json_object("[" * 99, what="the contents of x")
 
 
 json_objects = st.dictionaries(
@@ -154,17 +154,17 @@ json_objects = st.dictionaries(
 
 
 @given(json_objects, st.booleans())
-def test_every_json_object_is_read_as_it_was_written(value: dict[str, Any], ascii_only: bool) -> None:
+def test_every_json_object_is_parsed_to_the_value_it_was_written_from(value: dict[str, Any], ascii_only: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only)
     assert parse_arguments(text) == value
     assert parse_arguments(text.encode()) == value
 
 
 @given(st.text(alphabet='[]{}",:\\ a1\n') | st.text())
-def test_no_text_escapes_as_another_exception(text: str) -> None:
+def test_the_argument_parser_raises_only_invalid_json_text(text: str) -> None:
     try:
         value = parse_arguments(text)
-    except InvalidJsonText as error:
+    except InvalidJsonTextError as error:
         assert str(error).startswith("the arguments ")
     else:
         assert value == (json.loads(text) if text.strip() else {})
@@ -184,15 +184,15 @@ def test_no_text_escapes_as_another_exception(text: str) -> None:
         (b"", "bytes"),
     ],
 )
-def test_types_have_the_names_json_gives_them(value: object, name: str) -> None:
-    assert json_type_name(value) == name
+def test_values_have_json_type_names(value: object, name: str) -> None:
+    assert get_json_type_name(value) == name
 
 
-def test_arguments_of_more_values_than_a_call_may_carry_are_refused() -> None:
+def test_arguments_with_too_many_values_for_a_call_are_refused() -> None:
     whole = ",".join(["1"] * (MAX_ARGUMENT_VALUES - 2))
     assert len(parse_arguments(f'{{"a":[{whole}]}}')["a"]) == MAX_ARGUMENT_VALUES - 2
     for more in (f'{{"a":[{whole},1,1,1]}}', '{"a":[' + "{}," * MAX_ARGUMENT_VALUES + "1]}"):
-        with pytest.raises(InvalidJsonText, match="more than 20,000 values"):
+        with pytest.raises(InvalidJsonTextError, match="more than 20,000 values"):
             parse_arguments(more)
     given = {"a": [{"b": 1}] * (MAX_ARGUMENT_VALUES // 2)}
     assert "more than 20,000 values" in (find_arguments_size_fault(given) or "")
@@ -200,7 +200,7 @@ def test_arguments_of_more_values_than_a_call_may_carry_are_refused() -> None:
     assert "more than" in (find_arguments_size_fault({"a": ["x" * MAX_ARGUMENT_BYTES, "y"]}) or "")
 
 
-def test_commas_and_brackets_in_texts_are_no_values() -> None:
+def test_commas_and_brackets_inside_strings_do_not_count_as_values() -> None:
     assert parse_arguments('{"a":"' + ",[{" * 50_000 + '"}') == {"a": ",[{" * 50_000}
     assert parse_arguments('{"a":"' + '\\",[' * 50_000 + '"}') == {"a": '",[' * 50_000}
 
@@ -214,7 +214,7 @@ def test_commas_and_brackets_in_texts_are_no_values() -> None:
     ),
     st.integers(0, 6),
 )
-def test_a_text_is_as_deep_as_its_value(value: Any, limit: int) -> None:
+def test_the_depth_check_of_a_text_agrees_with_the_depth_of_its_value(value: Any, limit: int) -> None:
     def depth(part: Any) -> int:
         if not isinstance(part, (dict, list)):
             return 0
@@ -225,5 +225,5 @@ def test_a_text_is_as_deep_as_its_value(value: Any, limit: int) -> None:
     if depth(value) <= limit:
         check_nesting_depth(text, limit)
     else:
-        with pytest.raises(InvalidJsonText, match="nested deeper"):
+        with pytest.raises(InvalidJsonTextError, match="nested deeper"):
             check_nesting_depth(text, limit)

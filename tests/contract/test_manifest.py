@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import LoadError
-from handrail.contract.tool.manifest import MAX_MANIFEST_BYTES, RuntimeView, parse_manifest, read_manifest
+from handrail.contract.tool.manifest import MAX_MANIFEST_BYTES, RuntimeView, parse_manifest_data, parse_manifest_text
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import LockSpec, ToolSpec
 
@@ -87,7 +87,7 @@ WHOLE: dict[str, Any] = {
 
 def faults(manifest: Any) -> dict[str, str]:
     with pytest.raises(LoadError) as caught:
-        read_manifest(manifest, "tools/x.json")
+        parse_manifest_data(manifest, "tools/x.json")
     assert all(fault.source == "tools/x.json" for fault in caught.value.diagnostics)
     assert len({fault.location for fault in caught.value.diagnostics}) == len(caught.value.diagnostics)
     return {fault.location: fault.problem for fault in caught.value.diagnostics}
@@ -100,8 +100,8 @@ def changed(**runtime: Any) -> dict[str, Any]:
 
 
 @pytest.mark.proves("K-02", "K-03")
-def test_the_printed_manifest_loads_as_it_is() -> None:
-    spec = parse_manifest(json.dumps(COMMIT), "git_commit.json")
+def test_the_documented_example_manifest_loads_unchanged() -> None:
+    spec = parse_manifest_text(json.dumps(COMMIT), "git_commit.json")
     assert (spec.id, spec.side_effect, spec.timeout_ms, spec.version) == ("git_commit", "write", 15_000, "1.0")
     assert spec.locks == (LockSpec("workspace", "X"),)
     assert spec.secrets == ("git_identity",)
@@ -111,17 +111,17 @@ def test_the_printed_manifest_loads_as_it_is() -> None:
 
 
 @pytest.mark.proves("K-02")
-def test_a_manifest_means_the_same_read_whole_and_part_by_part() -> None:
+def test_a_manifest_has_the_same_meaning_whether_parsed_in_full_or_field_by_field() -> None:
     others = copy.deepcopy(WHOLE)  # one name of another maker has it read part by part
     others["llm"]["input_schema"] = others["llm"].pop("parameters")
-    found = [parse_manifest(json.dumps(one), "x.json") for one in (WHOLE, others)]
-    found += [read_manifest(one, "x.json") for one in (WHOLE, others)]
+    found = [parse_manifest_text(json.dumps(one), "x.json") for one in (WHOLE, others)]
+    found += [parse_manifest_data(one, "x.json") for one in (WHOLE, others)]
     assert all(one == found[0] and one.definition_hash == found[0].definition_hash for one in found)
 
 
 @pytest.mark.proves("K-02")
-def test_a_model_is_shown_three_things_of_a_manifest() -> None:
-    assert read_manifest(WHOLE, "x").llm_view() == {
+def test_the_model_sees_only_name_description_and_parameters_of_a_manifest() -> None:
+    assert parse_manifest_data(WHOLE, "x").build_llm_view() == {
         "name": "report__make",
         "description": "Make a report.",
         "parameters": WHOLE["llm"]["parameters"],
@@ -133,40 +133,40 @@ def test_every_field_of_the_runtime_view_is_read() -> None:
     assert set(WHOLE["runtime"]) | {"network", "timeout_argument", "background_argument"} == set(
         RuntimeView.model_fields
     )
-    spec = read_manifest(WHOLE, "x")
+    spec = parse_manifest_data(WHOLE, "x")
     default = ToolSpec(id=spec.id, description=spec.description, parameters=spec.parameters)
     assert {name for name in WHOLE["runtime"] if getattr(spec, name) == getattr(default, name)} == {"mode"}
     assert spec.locks == (LockSpec("file:{path}", "S"), LockSpec("file:<path>", "X"))
-    assert spec.locks is not None and spec.locks[1].fill_resource({"path": "a"}) == "file:a"
+    assert spec.locks is not None and spec.locks[1].fill_resource_template({"path": "a"}) == "file:a"
     assert spec.config["region"].default == "eu"
     assert spec.build == ("make", "run")
 
 
 @pytest.mark.proves("R-15")
 @pytest.mark.parametrize("ms", [0, -1, 3_600_001])
-def test_a_build_takes_an_hour_at_most(ms: int) -> None:
+def test_a_build_timeout_above_one_hour_is_a_fault(ms: int) -> None:
     assert faults(changed(exec_path="report/run", build=["make"], build_timeout_ms=ms)) == {
         "runtime.build_timeout_ms": f"is {ms}; expected 1 to 3600000 milliseconds"
     }
 
 
-def test_a_manifest_and_a_spec_in_code_that_say_nothing_more_are_the_same_tool() -> None:
-    spec = read_manifest({"llm": COMMIT["llm"], "runtime": {}}, "x")
+def test_a_minimal_manifest_and_a_minimal_spec_in_code_define_the_same_tool() -> None:
+    spec = parse_manifest_data({"llm": COMMIT["llm"], "runtime": {}}, "x")
     assert spec == ToolSpec(id=spec.id, description=spec.description, parameters=spec.parameters)
 
 
 @pytest.mark.proves("K-03")
-def test_without_a_runtime_view_the_strictest_is_assumed() -> None:
-    spec = read_manifest({"llm": COMMIT["llm"]}, "x")
+def test_a_manifest_without_a_runtime_view_gets_the_strictest_defaults() -> None:
+    spec = parse_manifest_data({"llm": COMMIT["llm"]}, "x")
     assert (spec.side_effect, spec.mode, spec.timeout_ms, spec.max_output) == ("external", "direct", 60_000, 64 * 1024)
     assert spec.effective_locks == (LockSpec("workspace", "X"),)
-    assert read_manifest({"llm": COMMIT["llm"], "runtime": {"locks": []}}, "x").effective_locks == ()
+    assert parse_manifest_data({"llm": COMMIT["llm"], "runtime": {"locks": []}}, "x").effective_locks == ()
 
 
 @pytest.mark.proves("K-03")
-def test_network_reads_as_hosts() -> None:
+def test_the_network_flag_of_a_manifest_becomes_required_hosts() -> None:
     def hosts(**runtime: Any) -> tuple[str, ...]:
-        return read_manifest({"llm": COMMIT["llm"], "runtime": runtime}, "x").requires.net.hosts
+        return parse_manifest_data({"llm": COMMIT["llm"], "runtime": runtime}, "x").requires.net.hosts
 
     named = {"net": {"hosts": ["api.example.org"]}}
     assert hosts() == hosts(network=False) == ()
@@ -179,8 +179,8 @@ def test_network_reads_as_hosts() -> None:
 @pytest.mark.parametrize(
     ("written", "meant"), [("/a/b/run", "run"), ("run", "run"), ("./run", "run"), ("bin/run.sh", "bin/run.sh")]
 )
-def test_of_an_absolute_exec_path_only_the_last_part_counts(written: str, meant: str) -> None:
-    assert read_manifest(changed(exec_path=written, build=[]), "x").exec_path == meant
+def test_only_the_last_part_of_an_absolute_exec_path_counts(written: str, meant: str) -> None:
+    assert parse_manifest_data(changed(exec_path=written, build=[]), "x").exec_path == meant
 
 
 @pytest.mark.proves("K-03")
@@ -192,7 +192,7 @@ def test_an_exec_path_stays_beneath_its_folder(written: object) -> None:
 
 
 @pytest.mark.proves("K-03", "R-01")
-def test_all_faults_are_named_at_once_and_none_hides_another() -> None:
+def test_all_faults_of_a_manifest_are_reported_at_once() -> None:
     found = faults(
         {
             "llm": {
@@ -264,7 +264,7 @@ def test_all_faults_are_named_at_once_and_none_hides_another() -> None:
         ({"secret_resources": []}, "runtime.secret_resources", "is another name of secrets"),
     ],
 )
-def test_each_kind_of_fault_says_what_was_expected(runtime: dict[str, Any], place: str, said: str) -> None:
+def test_each_fault_names_its_place_and_the_expected_value(runtime: dict[str, Any], place: str, said: str) -> None:
     found = faults(changed(**runtime))
     assert set(found) == {place}
     assert said in found[place]
@@ -285,12 +285,12 @@ def test_each_kind_of_fault_says_what_was_expected(runtime: dict[str, Any], plac
         (COMMIT | {"comment": "x"}, "comment"),
     ],
 )
-def test_what_is_missing_or_of_the_wrong_form_is_named(manifest: dict[str, Any], place: str) -> None:
+def test_a_missing_or_malformed_part_is_reported_with_its_place(manifest: dict[str, Any], place: str) -> None:
     assert set(faults(manifest)) == {place}
 
 
 @pytest.mark.parametrize("parameters", ["...", {"type": "object", "properties": {"a": {"$ref": "http://localhost/x"}}}])
-def test_a_schema_that_cannot_be_used_is_a_fault_of_the_manifest(parameters: Any) -> None:
+def test_an_unusable_schema_is_a_fault_of_the_manifest(parameters: Any) -> None:
     manifest = copy.deepcopy(WHOLE)
     manifest["llm"]["parameters"] = parameters
     assert all(place.startswith("llm.parameters") or "'path'" in said for place, said in faults(manifest).items())
@@ -310,14 +310,14 @@ def test_a_schema_that_cannot_be_used_is_a_fault_of_the_manifest(parameters: Any
         b" " * (MAX_MANIFEST_BYTES + 1),
     ],
 )
-def test_text_that_is_no_strict_json_object_is_one_fault(text: str | bytes) -> None:
+def test_text_that_is_not_a_strict_json_object_is_one_fault(text: str | bytes) -> None:
     with pytest.raises(LoadError) as caught:
-        parse_manifest(text, "tools/x.json")
+        parse_manifest_text(text, "tools/x.json")
     [fault] = caught.value.diagnostics
     assert (fault.source, fault.location) == ("tools/x.json", "")
 
 
-def test_a_manifest_made_in_code_must_be_json_too() -> None:
+def test_a_manifest_made_in_code_must_be_valid_json() -> None:
     assert "is not JSON" in faults({"llm": {"name": object()}})[""]
     looped: dict[str, Any] = {}
     looped["llm"] = looped
@@ -333,11 +333,13 @@ json_values = st.recursive(
 
 @pytest.mark.proves("R-01")
 @given(st.sampled_from([("llm", k) for k in WHOLE["llm"]] + [("runtime", k) for k in WHOLE["runtime"]]), json_values)
-def test_any_value_anywhere_is_a_spec_or_faults_and_never_an_exception(place: tuple[str, str], value: Any) -> None:
+def test_any_value_at_any_place_yields_a_spec_or_faults_and_never_an_exception(
+    place: tuple[str, str], value: Any
+) -> None:
     manifest = copy.deepcopy(WHOLE)
     manifest[place[0]][place[1]] = value
     try:
-        spec = read_manifest(manifest, "x")
+        spec = parse_manifest_data(manifest, "x")
     except LoadError as error:
         assert error.diagnostics
     else:
@@ -345,24 +347,29 @@ def test_any_value_anywhere_is_a_spec_or_faults_and_never_an_exception(place: tu
 
 
 @given(st.dictionaries(st.sampled_from(["llm", "runtime", "x"]), json_values))
-def test_any_json_is_a_spec_or_faults_and_never_an_exception(manifest: dict[str, Any]) -> None:
+def test_arbitrary_json_is_refused_with_a_load_error(manifest: dict[str, Any]) -> None:
     with pytest.raises(LoadError):
-        read_manifest(manifest, "x")
+        parse_manifest_data(manifest, "x")
 
 
 @pytest.mark.proves("K-03")
-def test_the_argument_that_shortens_the_time_is_one_of_the_parameters() -> None:
+def test_the_timeout_argument_must_be_one_of_the_parameters() -> None:
     parameters = {"type": "object", "properties": {"most_ms": {"type": "integer"}}}
     llm = {"name": "report.make", "description": "Make a report.", "parameters": parameters}
-    assert read_manifest({"llm": llm, "runtime": {"timeout_argument": "most_ms"}}, "x").timeout_argument == "most_ms"
+    assert (
+        parse_manifest_data({"llm": llm, "runtime": {"timeout_argument": "most_ms"}}, "x").timeout_argument == "most_ms"
+    )
     assert "runtime.timeout_argument" in faults({"llm": llm, "runtime": {"timeout_argument": "least_ms"}})
 
 
 @pytest.mark.proves("K-03")
-def test_an_argument_that_asks_for_the_background_is_a_boolean_of_a_direct_tool() -> None:
+def test_the_background_argument_must_be_a_boolean_parameter_of_a_direct_tool() -> None:
     later = {"later": {"type": "boolean"}, "soon": {"type": "integer"}}
     llm = {**WHOLE["llm"], "parameters": {"type": "object", "properties": later}}
-    assert read_manifest({"llm": llm, "runtime": {"background_argument": "later"}}, "x").background_argument == "later"
+    assert (
+        parse_manifest_data({"llm": llm, "runtime": {"background_argument": "later"}}, "x").background_argument
+        == "later"
+    )
     for runtime in (
         {"background_argument": "soon"},
         {"background_argument": "never"},

@@ -13,14 +13,14 @@ from handrail.contract.text.glob_patterns import (
     build_path_glob_expression,
     compile_path_glob,
     compile_text_glob,
-    escape_as_pattern,
-    find_pattern_fault,
+    count_pattern_characters,
+    escape_glob_literal,
+    extract_literal_prefix,
+    find_glob_pattern_fault,
     has_wildcard,
-    literal_prefix,
-    path_matches,
-    pattern_length,
+    matches_path_glob,
 )
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 
 PARTS = st.text(st.characters(blacklist_characters="/\0", blacklist_categories=["Cs"]), min_size=1, max_size=8)
 PATHS = st.lists(PARTS, min_size=1, max_size=5).map(lambda parts: "/" + "/".join(parts))
@@ -64,27 +64,27 @@ def reference_path(pattern: str, path: str) -> bool:
 @example("/a[b]*?/[!c]")
 @example("/[*]")
 def test_an_escaped_path_matches_itself_and_has_no_wildcard(path: str) -> None:
-    pattern = escape_as_pattern(path)
+    pattern = escape_glob_literal(path)
     assert compile_path_glob(pattern, subtree=False).match(path)
     assert not has_wildcard(pattern)
-    assert literal_prefix(pattern) == path
-    assert pattern_length(pattern) == len(path)
+    assert extract_literal_prefix(pattern) == path
+    assert count_pattern_characters(pattern) == len(path)
 
 
 @given(PATHS, PATHS)
 @example("/a*", "/ab")
 @example("/a[b]", "/ab")
-def test_an_escaped_path_matches_nothing_but_itself(path: str, other: str) -> None:
-    matched = compile_path_glob(escape_as_pattern(path), subtree=False).match(other) is not None
+def test_an_escaped_path_matches_only_itself(path: str, other: str) -> None:
+    matched = compile_path_glob(escape_glob_literal(path), subtree=False).match(other) is not None
     assert matched == (path == other)
 
 
 @given(st.text(max_size=20), st.text(max_size=20))
 @example("a*", "ab")
 @example("[x]", "x")
-def test_an_escaped_text_matches_exactly_itself(text: str, other: str) -> None:
-    assert compile_text_glob(escape_as_pattern(text)).match(text)
-    assert (compile_text_glob(escape_as_pattern(text)).match(other) is not None) == (text == other)
+def test_an_escaped_text_matches_only_itself(text: str, other: str) -> None:
+    assert compile_text_glob(escape_glob_literal(text)).match(text)
+    assert (compile_text_glob(escape_glob_literal(text)).match(other) is not None) == (text == other)
 
 
 @given(GLOBS, SHORT)
@@ -92,39 +92,41 @@ def test_an_escaped_text_matches_exactly_itself(text: str, other: str) -> None:
 @example("a*b/*c", "ab/xb/c")
 @example("**/a*b/**/b", "a/ab/b")
 @example("*a*b*", "bab")
-def test_a_path_glob_matches_as_its_grammar_says(pattern: str, path: str) -> None:
+def test_a_path_glob_agrees_with_the_reference_matcher(pattern: str, path: str) -> None:
     assert (compile_path_glob(pattern, subtree=False).match(path) is not None) == reference_path(pattern, path)
 
 
 @given(st.text(alphabet="ab/*?", max_size=10), SHORT)
-def test_a_text_glob_matches_as_its_grammar_says(pattern: str, text: str) -> None:
+def test_a_text_glob_agrees_with_the_reference_matcher(pattern: str, text: str) -> None:
     assert (compile_text_glob(pattern).match(text) is not None) == reference(pattern, text, paths=False)
 
 
 @given(st.lists(GLOBS, max_size=5), SHORT)
 @example(["**/*"], "a/b")
 @example(["**/*.a", "**/a", "a/**"], "b/a/b")
-def test_many_globs_in_one_match_what_any_of_them_matches(patterns: list[str], path: str) -> None:
+def test_a_combined_glob_matches_exactly_the_paths_that_any_of_its_globs_matches(
+    patterns: list[str], path: str
+) -> None:
     whole = re.compile(build_any_path_glob_expression(patterns) + r"\Z", re.DOTALL).match(path) is not None
-    assert whole == any(path_matches(pattern, path) for pattern in patterns)
+    assert whole == any(matches_path_glob(pattern, path) for pattern in patterns)
 
 
 @given(st.text(max_size=30))
-def test_no_text_makes_compiling_a_pattern_fail_in_any_other_way(pattern: str) -> None:
+def test_compiling_a_pattern_raises_only_the_reported_fault(pattern: str) -> None:
     try:
         compile_path_glob(pattern)
     except ValueError as error:
-        assert find_pattern_fault(pattern) == str(error)
+        assert find_glob_pattern_fault(pattern) == str(error)
     else:
-        assert find_pattern_fault(pattern) is None
+        assert find_glob_pattern_fault(pattern) is None
 
 
 @pytest.mark.parametrize(
     "pattern",
     ["*a" * 30 + "b", "**a" * 30 + "b", "**/a" * 30 + "b", "**/*a" * 20 + "*b", "**/" * 40 + "b", "?*" * 40 + "b"],
 )
-def test_hostile_patterns_on_hostile_paths_come_to_an_end(pattern: str) -> None:
-    assert not path_matches(pattern, "a" * 2_000 + "/" + "a/" * 500 + "c")
+def test_hostile_patterns_end_on_hostile_paths(pattern: str) -> None:
+    assert not matches_path_glob(pattern, "a" * 2_000 + "/" + "a/" * 500 + "c")
     assert compile_text_glob("*a" * 30 + "b").match("a" * 20_000) is None
 
 
@@ -161,26 +163,26 @@ def test_hostile_patterns_on_hostile_paths_come_to_an_end(pattern: str) -> None:
         ("**", "anything/at/all", True),
     ],
 )
-def test_a_path_pattern_covers_whole_parts(pattern: str, path: str, matches: bool) -> None:
-    assert path_matches(pattern, path) is matches
+def test_a_path_pattern_matches_complete_path_segments(pattern: str, path: str, matches: bool) -> None:
+    assert matches_path_glob(pattern, path) is matches
 
 
-def test_a_set_that_runs_backwards_is_a_fault_that_says_what_to_write() -> None:
-    problem = find_pattern_fault("/ws/[z-a]")
+def test_a_reversed_character_range_is_a_fault_with_a_correction() -> None:
+    problem = find_glob_pattern_fault("/ws/[z-a]")
     assert problem is not None
     assert "z-a" in problem
     assert "[[]" in problem
 
 
-def test_the_source_of_a_pattern_has_no_groups_of_its_own() -> None:
+def test_a_compiled_path_glob_has_no_capture_groups() -> None:
     assert re.compile(build_path_glob_expression("**/[ab]*?/c")).groups == 0
 
 
 def test_a_pattern_is_compiled_on_its_first_use() -> None:
-    faulty = compile_on_first_use("(")
+    faulty = compile_regex_lazily("(")
     with pytest.raises(re.error):
         faulty.search("a")
-    lazy = compile_on_first_use("(?P<word>b+)", re.IGNORECASE)
+    lazy = compile_regex_lazily("(?P<word>b+)", re.IGNORECASE)
     assert "search" not in vars(lazy)
     assert (match := lazy.search("aBBc")) is not None and match["word"] == "BB"
     assert "search" in vars(lazy) and lazy.pattern == "(?P<word>b+)"

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.protected.path_protection import (
-    find_protection,
-    find_tool_protection,
+    find_path_protection,
+    find_tool_write_protection,
     has_path_dependent_entries,
-    is_private_key,
-    is_protected,
+    is_always_write_protected,
+    is_private_key_path,
     needs_full_path_check,
     normalise_file_name,
 )
@@ -26,16 +26,16 @@ pytestmark = pytest.mark.proves("P-15")
         *("handrail.toml::$DATA", "hand\u200crail.toml", "handrail.toml\u200b", "ｈandrail.toml", "handrail\uff0etoml"),
     ],
 )
-def test_every_spelling_of_the_workspace_file_is_the_file(name: str) -> None:
-    assert is_protected(name)
+def test_every_spelling_of_the_workspace_file_name_is_protected(name: str) -> None:
+    assert is_always_write_protected(name)
 
 
 @pytest.mark.parametrize(
     "name",
     ["handrail.tom", "handrail.toml.bak", "my-handrail.toml", "src/handrail.toml", ".", "handrail", "handráil.toml2"],
 )
-def test_another_name_or_folder_is_not(name: str) -> None:
-    assert not is_protected(name)
+def test_other_names_and_folders_are_not_protected_as_the_workspace_file(name: str) -> None:
+    assert not is_always_write_protected(name)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_another_name_or_folder_is_not(name: str) -> None:
         (".devcontainer/devcontainer.json", "editor"),
     ],
 )
-def test_what_makes_other_programs_run_something_is_protected(path: str, kind: str) -> None:
-    found = find_protection(path)
+def test_files_that_make_other_programs_run_code_are_protected(path: str, kind: str) -> None:
+    found = find_path_protection(path)
     assert found is not None and found.kind == kind
-    assert path in found.refusal_text(path) and "no rule can allow it" in found.refusal_text(path)
+    assert path in found.format_write_denial(path) and "no rule can allow it" in found.format_write_denial(path)
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_what_makes_other_programs_run_something_is_protected(path: str, kind: s
         *("src/.hidden/x.py", "a.git/description", "bashrc", "..", "...", "", "a//b", ".g\u0131t/config"),
     ],
 )
-def test_ordinary_paths_are_not(path: str) -> None:
-    assert find_protection(path) is None
+def test_ordinary_paths_are_not_protected(path: str) -> None:
+    assert find_path_protection(path) is None
 
 
 @pytest.mark.parametrize(
@@ -130,29 +130,29 @@ def test_ordinary_paths_are_not(path: str) -> None:
         *(".svn/wc.db", ".jj/repo/store/x", ".bzr/branch/y", "_darcs/inventory", ".sl/store", ".pijul/pristine"),
     ],
 )
-def test_file_tools_write_nothing_of_what_version_control_keeps(path: str) -> None:
-    found = find_tool_protection(path)
+def test_file_tools_cannot_write_the_state_of_version_control(path: str) -> None:
+    found = find_tool_write_protection(path)
     assert found is not None and not found.requires_approval
-    assert "No tool can write it, and no rule can allow it" in found.refusal_text(path)
+    assert "No tool can write it, and no rule can allow it" in found.format_write_denial(path)
 
 
 @pytest.mark.parametrize("path", [".git/objects/ab/cd", ".git/index", ".git/HEAD", ".hg/store/x", ".svn/wc.db"])
-def test_programs_of_version_control_keep_their_state(path: str) -> None:
-    assert find_protection(path) is None
+def test_version_control_programs_may_write_their_own_state(path: str) -> None:
+    assert find_path_protection(path) is None
 
 
 @pytest.mark.parametrize(
     "path", ["id_rsa", "a/ID_ED25519", ".ssh/work", ".ssh/x/key", ".gnupg/private-keys-v1.d/A.key"]
 )
-def test_private_keys_are_not_read(path: str) -> None:
-    assert is_private_key(path)
+def test_private_key_files_are_recognised(path: str) -> None:
+    assert is_private_key_path(path)
 
 
 @pytest.mark.parametrize(
     "path", [".ssh/config", ".ssh/known_hosts", ".ssh/id_rsa.pub", ".gnupg/pubring.kbx", ".bashrc"]
 )
-def test_public_keys_and_settings_may_be(path: str) -> None:
-    assert not is_private_key(path)
+def test_public_keys_and_ssh_settings_are_not_private_keys(path: str) -> None:
+    assert not is_private_key_path(path)
 
 
 _PIECES = [
@@ -186,10 +186,10 @@ _NAME = st.one_of(
 
 
 @given(st.lists(_NAME, min_size=1, max_size=4))
-def test_a_walk_by_single_names_finds_what_the_whole_path_says(names: list[str]) -> None:
+def test_a_walk_by_single_names_misses_no_protected_path(names: list[str]) -> None:
     """A walk looks at whole paths only where one name gives reason to: that must never miss any."""
     path = "/".join(names)
-    if find_protection(path) is not None:
+    if find_path_protection(path) is not None:
         reason = [needs_full_path_check(name) for name in names] + [
             has_path_dependent_entries(name) for name in names[:-1]
         ]
@@ -197,11 +197,11 @@ def test_a_walk_by_single_names_finds_what_the_whole_path_says(names: list[str])
 
 
 @given(st.lists(_NAME, min_size=1, max_size=4))
-def test_what_lies_in_a_protected_folder_is_protected_and_spelling_does_not_matter(names: list[str]) -> None:
+def test_paths_in_a_protected_folder_are_protected_in_any_letter_case(names: list[str]) -> None:
     path = "/".join(names)
-    found = find_protection(path)
+    found = find_path_protection(path)
     if found is not None and normalise_file_name(names[-1]) != ".git" and path != "handrail.toml" and len(names) > 1:
-        below = find_protection(f"{path}/x/y")
+        below = find_path_protection(f"{path}/x/y")
         assert below is not None and (found.requires_approval or not below.requires_approval)
     spelled = "/".join(name.swapcase() if name.isascii() else name for name in names)
-    assert find_protection(spelled) == found
+    assert find_path_protection(spelled) == found

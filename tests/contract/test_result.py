@@ -26,7 +26,7 @@ def test_the_error_kinds_are_a_closed_set() -> None:
 
 
 @pytest.mark.proves("K-07")
-def test_a_result_goes_to_the_wire_and_back() -> None:
+def test_a_result_survives_a_round_trip_through_its_wire_form() -> None:
     for result in (
         Result.output({"a": 1}, duration_ms=3),
         Result.output(None),
@@ -37,7 +37,7 @@ def test_a_result_goes_to_the_wire_and_back() -> None:
 
 
 @pytest.mark.proves("K-07")
-def test_an_error_carries_its_kind_and_data_only_where_there_is_some() -> None:
+def test_an_error_result_has_its_kind_and_only_present_data() -> None:
     assert Result.error("limit", "too much").to_dict() == {
         "type": "error",
         "error_text": "too much",

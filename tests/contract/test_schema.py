@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from handrail.contract.schema.argument_validation import (
     _ELSEWHERE,  # pyright: ignore[reportPrivateUsage] - the names in it are checked
     MAX_PROBLEMS,
-    InvalidSchema,
+    InvalidSchemaError,
     compile_schema,
     format_json_path,
 )
@@ -44,12 +44,12 @@ def problems(schema: dict[str, Any], arguments: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.proves("K-05")
-def test_arguments_that_fit_have_no_problems() -> None:
+def test_valid_arguments_have_no_problems() -> None:
     assert problems(TRANSFER, {"source": "ab", "amount": 1.5, "mode": "now", "lines": [{"name": "x"}]}) == []
 
 
 @pytest.mark.proves("K-05")
-def test_all_errors_are_named_at_once_with_path_type_and_what_was_expected() -> None:
+def test_all_argument_errors_are_named_together_with_path_and_type_and_expectation() -> None:
     found = problems(
         TRANSFER, {"source": 7, "mode": "soon", "lines": [{"name": 1}, {"nam": "x"}], "amuont": 3, "weird key": 1}
     )
@@ -66,7 +66,7 @@ def test_all_errors_are_named_at_once_with_path_type_and_what_was_expected() -> 
 
 @pytest.mark.proves("K-05")
 @given(st.text(alphabet="0123456789abcdef", min_size=12).map(lambda text: f"§{text}§"))
-def test_a_value_is_never_echoed(secret: str) -> None:
+def test_a_problem_text_never_contains_the_value(secret: str) -> None:
     schema: dict[str, Any] = {
         "type": "object",
         "properties": {
@@ -98,12 +98,12 @@ def test_a_value_is_never_echoed(secret: str) -> None:
         ("null", ""),
     ],
 )
-def test_nothing_is_coerced(kind: str, value: object) -> None:
+def test_a_value_of_the_wrong_type_is_not_coerced(kind: str, value: object) -> None:
     assert problems({"type": "object", "properties": {"x": {"type": kind}}}, {"x": value}) != []
 
 
 @pytest.mark.proves("K-05")
-def test_an_unknown_argument_is_taken_only_where_the_schema_says_so() -> None:
+def test_an_unknown_argument_is_accepted_only_where_the_schema_allows_it() -> None:
     closed: dict[str, Any] = {"type": "object", "properties": {"a": {}}}
     assert problems(closed, {"b": 1}) == ["unknown argument `b` (available: a)"]
     assert problems({"type": "object"}, {"b": 1}) == ["unknown argument `b` (no arguments are accepted here)"]
@@ -127,14 +127,14 @@ def test_an_unknown_argument_is_taken_only_where_the_schema_says_so() -> None:
         (TerminalSendTool, "chars", "text"),
     ],
 )
-def test_an_argument_by_its_name_in_other_agents_is_unknown_and_ours_is_suggested(
+def test_an_argument_name_of_another_agent_is_unknown_and_gets_a_suggestion(
     tool: type[Tool], name: str, meant: str
 ) -> None:
     found = problems(dict(tool.spec.parameters), {name: "x"})
     assert f"unknown argument `{name}` (did you mean `{meant}`?)" in found
 
 
-def test_every_name_of_another_agents_that_is_suggested_is_one_that_a_built_in_tool_takes() -> None:
+def test_every_argument_name_suggested_for_another_agents_name_exists_in_a_builtin() -> None:
     def names(schema: dict[str, Any]) -> Iterator[str]:
         for name, about in schema.get("properties", {}).items():
             yield name
@@ -159,13 +159,13 @@ def test_arguments_declared_through_allof_and_refs_are_known() -> None:
     assert problems(schema, {"limt": 3}) == ["unknown argument `limt` (available: a)"]
 
 
-def test_the_schema_a_model_sees_stays_as_it_was_declared() -> None:
+def test_the_declared_schema_is_not_changed_by_its_compilation() -> None:
     declared: dict[str, Any] = {"type": "object", "properties": {"a": {}}}
     assert compile_schema(declared).parameters == {"type": "object", "properties": {"a": {}}}
     assert "additionalProperties" not in declared
 
 
-def test_every_alternative_is_told() -> None:
+def test_a_problem_text_names_every_alternative() -> None:
     schema: dict[str, Any] = {
         "type": "object",
         "properties": {
@@ -205,7 +205,7 @@ def test_every_alternative_is_told() -> None:
         (False, "x", "expected no value"),
     ],
 )
-def test_each_keyword_says_what_it_wanted(schema: dict[str, Any] | bool, value: object, expected: str) -> None:
+def test_each_keyword_names_the_expected_value(schema: dict[str, Any] | bool, value: object, expected: str) -> None:
     [found] = problems({"type": "object", "properties": {"x": schema}}, {"x": value})
     assert found.startswith("`x`: expected ") and ", got " in found and expected in found
 
@@ -217,7 +217,7 @@ def test_each_keyword_says_what_it_wanted(schema: dict[str, Any] | bool, value: 
         ({"anyOf": [{"required": ["a", "c"]}, {"required": ["a", "b"]}]}, "`a` and `b`"),
     ],
 )
-def test_arguments_that_exclude_each_other_are_named(unwanted: dict[str, Any], said: str) -> None:
+def test_arguments_that_exclude_each_other_are_named_in_the_problem(unwanted: dict[str, Any], said: str) -> None:
     schema: dict[str, Any] = {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "not": unwanted}
     assert problems(schema, {"a": 1, "b": 2}) == [f"the arguments: {said} exclude each other; pass only one of them"]
 
@@ -258,7 +258,7 @@ WITH_PARTS = {
         ("referred", [5.0], [5]),
     ],
 )
-def test_an_integer_written_with_a_point_is_an_integer(name: str, given: Any, becomes: Any) -> None:
+def test_an_integer_with_a_decimal_point_is_converted_to_an_integer(name: str, given: Any, becomes: Any) -> None:
     schema = compile_schema(WITH_PARTS)
     arguments = {name: given, "own": 7} if name != "own" else {name: given}
     before = repr(arguments)
@@ -267,12 +267,12 @@ def test_an_integer_written_with_a_point_is_an_integer(name: str, given: Any, be
     assert repr(found[name]) == repr(becomes) and repr(arguments) == before
 
 
-def test_arguments_that_are_as_they_should_be_stay_the_very_object() -> None:
+def test_arguments_without_need_for_conversion_stay_the_same_object() -> None:
     arguments = {"own": 1, "number": 1.0, "many": [1], "nested": {"n": 1, "more": 0.5}}
     assert compile_schema(WITH_PARTS).coerce_integers(arguments) is arguments
 
 
-def test_integers_that_are_asked_for_beside_the_properties_are_found() -> None:
+def test_integers_in_additional_properties_are_coerced() -> None:
     schema = compile_schema({"type": "object", "additionalProperties": {"type": "array", "items": INTEGER}})
     assert repr(schema.coerce_integers({"any": [1.0]})) == repr({"any": [1]})
 
@@ -282,19 +282,19 @@ def test_integers_that_are_asked_for_beside_the_properties_are_found() -> None:
     "reference", ["http://localhost:9/schema", "https://example.invalid/a.json", "file:///etc/hostname", "other.json"]
 )
 def test_a_reference_outside_the_schema_is_refused_at_load(reference: str) -> None:
-    with pytest.raises(InvalidSchema, match=r"(?s)schema must be self-contained"):
+    with pytest.raises(InvalidSchemaError, match=r"(?s)schema must be self-contained"):
         compile_schema({"type": "object", "properties": {"a": {"$ref": reference}}})
 
 
 @pytest.mark.proves("K-06")
-def test_a_reference_to_nothing_is_refused_at_load() -> None:
-    with pytest.raises(InvalidSchema, match="does not exist"):
+def test_a_reference_to_a_missing_definition_is_refused_at_load() -> None:
+    with pytest.raises(InvalidSchemaError, match="does not exist"):
         compile_schema({"type": "object", "properties": {"a": {"$ref": "#/$defs/gone"}}})
 
 
 @pytest.mark.proves("K-06")
 def test_an_invalid_schema_is_refused_with_every_path_and_reason() -> None:
-    with pytest.raises(InvalidSchema) as caught:
+    with pytest.raises(InvalidSchemaError) as caught:
         compile_schema(
             {
                 "type": "object",
@@ -313,8 +313,8 @@ def test_an_invalid_schema_is_refused_with_every_path_and_reason() -> None:
 
 @pytest.mark.proves("K-06")
 @pytest.mark.parametrize("schema", [{}, {"type": "string"}, {"type": ["object", "null"]}, {"properties": {}}])
-def test_parameters_describe_one_object(schema: dict[str, Any]) -> None:
-    with pytest.raises(InvalidSchema, match='"type": "object"'):
+def test_parameters_that_do_not_describe_an_object_are_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSchemaError, match='"type": "object"'):
         compile_schema(schema)
 
 
@@ -328,27 +328,27 @@ def test_parameters_describe_one_object(schema: dict[str, Any]) -> None:
         {"type": "object", "properties": {"a": {"pattern": "(((a{100}){100}){100}){100}"}}},
     ],
 )
-def test_what_is_no_schema_at_all_is_refused(schema: dict[str, Any]) -> None:
-    with pytest.raises(InvalidSchema):
+def test_an_unusable_schema_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSchemaError):
         compile_schema(schema)
 
 
 @pytest.mark.proves("K-06")
-def test_a_schema_that_is_deep_or_holds_itself_is_refused() -> None:
+def test_a_schema_that_is_too_deep_or_contains_itself_is_refused() -> None:
     deep: dict[str, Any] = {"type": "object"}
     inner = deep
     for _ in range(5000):
         inner["properties"] = {"a": {}}
         inner = inner["properties"]["a"]
-    with pytest.raises(InvalidSchema, match="deeper than 128"):
+    with pytest.raises(InvalidSchemaError, match="deeper than 128"):
         compile_schema(deep)
     looped: dict[str, Any] = {"type": "object"}
     looped["properties"] = {"a": looped}
-    with pytest.raises(InvalidSchema, match="contains itself"):
+    with pytest.raises(InvalidSchemaError, match="contains itself"):
         compile_schema(looped)
 
 
-def test_a_schema_of_many_parts_is_not_taken_for_a_deep_one() -> None:
+def test_a_wide_schema_is_not_mistaken_for_a_deep_one() -> None:
     wide = {"type": "object", "properties": {f"a{n}": {"type": "string"} for n in range(200)}, "title": "[" * 200}
     for schema in (wide, MappingProxyType(wide)):
         assert compile_schema(schema).list_problems({"a7": "x"}) == []
@@ -356,13 +356,13 @@ def test_a_schema_of_many_parts_is_not_taken_for_a_deep_one() -> None:
 
 @pytest.mark.proves("K-06")
 @pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|aa)+$", "^(a|a)*$", "(x+x+)+y", "^(([a-z])+.)+[A-Z]([a-z])+$"])
-def test_a_pattern_that_explodes_elsewhere_is_linear_here(pattern: str) -> None:
+def test_patterns_with_catastrophic_backtracking_elsewhere_are_matched_in_linear_time(pattern: str) -> None:
     schema = compile_schema({"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}})
     assert len(schema.list_problems({"a": "a" * 200_000 + "!"})) == 1
 
 
 @pytest.mark.proves("K-06")
-def test_a_pattern_that_cannot_be_linear_stops_after_a_bound() -> None:
+def test_a_pattern_that_cannot_be_matched_in_linear_time_stops_at_a_limit() -> None:
     schema = compile_schema({"type": "object", "properties": {"a": {"pattern": "(?=(a|b)*$)((?!x)a|b|ab)*z"}}})
     assert schema.list_problems({"a": "ab" * 500}) == [
         "`a`: the string takes too long to match against its pattern; send a simpler one"
@@ -370,7 +370,7 @@ def test_a_pattern_that_cannot_be_linear_stops_after_a_bound() -> None:
 
 
 @pytest.mark.proves("K-05")
-def test_a_recursive_schema_checks_recursive_arguments() -> None:
+def test_a_recursive_schema_checks_nested_arguments() -> None:
     schema = compile_schema(
         {"type": "object", "properties": {"child": {"$ref": "#"}, "n": {"type": "integer"}}, "required": ["n"]}
     )
@@ -382,7 +382,7 @@ def test_a_recursive_schema_checks_recursive_arguments() -> None:
 
 @pytest.mark.proves("K-06")
 @pytest.mark.parametrize("levels", [100, 100_000])
-def test_objects_handed_in_by_a_program_may_not_be_deeper_than_text(levels: int) -> None:
+def test_argument_objects_have_the_same_depth_limit_as_argument_text(levels: int) -> None:
     deep: dict[str, Any] = {}
     inner = deep
     for _ in range(levels):
@@ -398,31 +398,31 @@ def test_objects_handed_in_by_a_program_may_not_be_deeper_than_text(levels: int)
 
 
 @pytest.mark.parametrize("value", [b"x", {1, 2}, object(), float("nan"), float("-inf"), [float("nan")], {"a": b""}])
-def test_values_that_are_not_json_are_a_problem_and_no_exception(value: object) -> None:
+def test_values_that_are_not_json_are_a_problem_and_not_an_exception(value: object) -> None:
     [found] = problems({"type": "object", "properties": {"a": {}}}, {"a": value})
     assert "not JSON" in found
 
 
 @pytest.mark.parametrize("arguments", [{"\ud800": 1}, {"a": "x\udcff"}, {"a": ["\ud800"]}])
-def test_half_a_character_is_a_problem_and_no_exception(arguments: dict[str, Any]) -> None:
+def test_a_lone_surrogate_is_a_problem_and_not_an_exception(arguments: dict[str, Any]) -> None:
     [found] = problems({"type": "object", "properties": {"a": {}}}, arguments)
     assert "surrogate" in found
 
 
-def test_values_that_share_a_part_are_checked_like_any_other() -> None:
+def test_values_that_share_an_object_are_checked_like_any_other() -> None:
     shared = ["x"]
     assert problems({"type": "object", "properties": {"a": {}}}, {"a": [shared, shared], "b": 1})
     assert problems({"type": "object", "properties": {"a": {}}}, {"a": [shared, shared]}) == []
 
 
-def test_the_list_of_problems_is_bounded_and_says_so() -> None:
+def test_the_list_of_problems_is_bounded_and_counts_the_rest() -> None:
     schema = compile_schema({"type": "object", "properties": {"a": {"items": {"type": "string"}}}})
     found = schema.list_problems({"a": list(range(500))})
     assert len(found) == MAX_PROBLEMS + 1
     assert found[-1] == f"{500 - MAX_PROBLEMS} more problems"
 
 
-def test_of_very_many_values_the_argument_that_does_not_fit_is_named_and_no_more() -> None:
+def test_a_huge_wrong_argument_is_named_without_a_full_list_of_problems() -> None:
     schema = compile_schema({"type": "object", "properties": {"a": {"items": {"type": "string"}}, "b": {}}})
     assert schema.list_problems({"a": [1] * 40_000, "b": [1] * 40_000}) == [
         "`a`: the array of 40000 items does not match its schema, and it is too large to list every problem; "
@@ -439,18 +439,18 @@ def test_of_very_many_values_the_argument_that_does_not_fit_is_named_and_no_more
         "https://json-schema.org/draft/2020-12/schema",
     ],
 )
-def test_the_dialect_a_schema_names_is_honoured(dialect: str) -> None:
+def test_the_dialect_named_by_a_schema_is_used(dialect: str) -> None:
     schema = {"$schema": dialect, "type": "object", "properties": {"a": {"type": "string"}}}
     assert set(problems(schema, {"a": 1, "b": 2})) == {
         "unknown argument `b` (available: a)",
         "`a`: expected string, got integer",
     }
-    with pytest.raises(InvalidSchema):
+    with pytest.raises(InvalidSchemaError):
         compile_schema({**schema, "required": 3})
 
 
 @given(st.lists(st.one_of(st.integers(0, 9), st.text(max_size=100)), max_size=5))
-def test_a_path_is_always_one_printable_line(path: list[int | str]) -> None:
+def test_a_formatted_json_path_is_always_printable(path: list[int | str]) -> None:
     assert format_json_path(path).isprintable()
 
 
@@ -463,7 +463,7 @@ json_values = st.recursive(
 
 @pytest.mark.proves("K-05")
 @given(st.dictionaries(st.sampled_from(["source", "amount", "mode", "lines", "other"]), json_values))
-def test_any_json_is_judged_without_an_exception(arguments: dict[str, Any]) -> None:
+def test_any_json_arguments_are_checked_without_an_exception(arguments: dict[str, Any]) -> None:
     found = problems(TRANSFER, arguments)
     fits = (
         isinstance(arguments.get("source"), str)

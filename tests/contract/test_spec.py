@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.tool.requires import Requires
-from handrail.contract.tool.spec import ConfigKey, LockSpec, ToolSpec, find_spec_faults, infer_targets
+from handrail.contract.tool.spec import ConfigKey, LockSpec, ToolSpec, find_spec_faults, infer_capability_targets
 
 READ = ToolSpec(
     id="notes.read",
@@ -22,15 +22,15 @@ READ = ToolSpec(
 
 
 @pytest.mark.proves("K-02")
-def test_a_model_is_shown_what_is_listed_and_nothing_else() -> None:
-    view = READ.llm_view()
+def test_the_llm_view_of_a_spec_has_only_name_and_description_and_parameters() -> None:
+    view = READ.build_llm_view()
     assert list(view) == ["name", "description", "parameters"]
     assert "Read before" not in str(view)
-    assert set(READ.runtime_view()) == {f.name for f in fields(ToolSpec)} - {"id", "description", "parameters"}
+    assert set(READ.build_runtime_view()) == {f.name for f in fields(ToolSpec)} - {"id", "description", "parameters"}
 
 
 @pytest.mark.proves("K-03")
-def test_locks_that_are_not_declared_are_strict() -> None:
+def test_a_spec_without_declared_locks_locks_the_workspace() -> None:
     assert READ.effective_locks == (LockSpec("workspace", "S"),)
     assert replace(READ, side_effect="write").effective_locks == (LockSpec("workspace", "X"),)
     assert replace(READ, locks=()).effective_locks == ()
@@ -38,13 +38,13 @@ def test_locks_that_are_not_declared_are_strict() -> None:
 
 
 @pytest.mark.proves("K-03")
-def test_targets_are_inferred_from_formats_unless_declared() -> None:
+def test_targets_are_inferred_from_parameter_formats_unless_declared() -> None:
     assert READ.effective_targets == {"fs.read": ("{path}",)}
     assert replace(READ, side_effect="write").effective_targets == {"fs.write": ("{path}",)}
     assert replace(READ, targets={"fs.read": "x"}).effective_targets == {"fs.read": ("x",)}
     assert replace(READ, targets={"fs.read": ["x", "{path}"]}).effective_targets == {"fs.read": ("x", "{path}")}
     parameters = {"properties": {"u": {"format": "uri"}, "c": {"format": "command"}, "h": {"format": "host"}}}
-    assert infer_targets(parameters, "read") == {"net.fetch": ("{u}", "{h}"), "shell.run": ("{c}",)}
+    assert infer_capability_targets(parameters, "read") == {"net.fetch": ("{u}", "{h}"), "shell.run": ("{c}",)}
 
 
 @pytest.mark.parametrize(
@@ -56,32 +56,32 @@ def test_targets_are_inferred_from_formats_unless_declared() -> None:
         {"anyOf": [{"type": "array", "items": {"type": "string", "format": "path"}}, {"type": "null"}]},
     ],
 )
-def test_each_parameter_that_is_a_path_is_a_target(second: dict[str, Any]) -> None:
+def test_each_path_parameter_becomes_a_target(second: dict[str, Any]) -> None:
     parameters = {"type": "object", "properties": {"path": {"type": "string", "format": "path"}, "to": second}}
-    assert infer_targets(parameters, "write") == {"fs.write": ("{path}", "{to}")}
+    assert infer_capability_targets(parameters, "write") == {"fs.write": ("{path}", "{to}")}
 
 
 @pytest.mark.parametrize(
     ("text", "lock"),
     [("workspace:X", ("workspace", "X")), ("file:{path}:S", ("file:{path}", "S")), ("a:b:S", ("a:b", "S"))],
 )
-def test_lock_texts_are_read(text: str, lock: tuple[str, str]) -> None:
+def test_lock_texts_are_parsed_into_resource_and_mode(text: str, lock: tuple[str, str]) -> None:
     parsed = LockSpec.parse(text)
     assert (parsed.resource, parsed.mode) == lock
     assert str(parsed) == text
 
 
 @pytest.mark.parametrize("text", ["", "X", ":X", "workspace", "workspace:x", "workspace:SX", "workspace:"])
-def test_what_is_no_lock_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_lock_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="file:"):
         LockSpec.parse(text)
 
 
 @given(st.text(alphabet="a{}<>/.:"), st.text(max_size=5))
-def test_templates_take_any_argument_text_as_it_is(template: str, value: str) -> None:
+def test_lock_templates_insert_any_argument_text_unchanged(template: str, value: str) -> None:
     lock = LockSpec(f"file:{{path}}/<path>/{template}", "S")
-    assert lock.fill_resource({"path": value}).startswith(f"file:{value}/{value}/")
-    assert lock.argument_names[:2] == ("path", "path")
+    assert lock.fill_resource_template({"path": value}).startswith(f"file:{value}/{value}/")
+    assert lock.required_argument_names[:2] == ("path", "path")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_changed_definition_has_another_hash(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("hidden", ["\x00", "\x08", "\x0c", "\x1b", "\x7f", "\x9b", "\u200b", "\u202e"])
-def test_what_people_do_not_see_is_found_wherever_a_model_reads_it(hidden: str) -> None:
+def test_invisible_characters_are_found_in_every_text_that_a_model_reads(hidden: str) -> None:
     texts: list[dict[str, Any]] = [
         {"description": f"a{hidden}b"},
         {"parameters": {"type": "object", "properties": {f"a{hidden}b": {}}}},
@@ -115,12 +115,12 @@ def test_what_people_do_not_see_is_found_wherever_a_model_reads_it(hidden: str) 
     assert all("people do not see" in str(find_spec_faults(replace(READ, **one))) for one in texts)
 
 
-def test_what_is_written_like_a_control_or_ends_a_line_is_seen() -> None:
+def test_line_ends_and_spelled_out_escapes_are_allowed_in_a_description() -> None:
     assert find_spec_faults(replace(READ, description='two "lines"\r\n\tand \\u0000, \\b, \\f, über')) == []
 
 
 @pytest.mark.proves("R-01")
-def test_faults_of_a_spec_are_found_all_together() -> None:
+def test_all_faults_of_a_spec_are_reported_together() -> None:
     misspelt: dict[str, Any] = {"side_effect": "reed", "mode": "later", "exposure": "all", "kind": "tool"}
     spec = replace(
         READ,
@@ -158,7 +158,7 @@ def test_faults_of_a_spec_are_found_all_together() -> None:
 @pytest.mark.proves("K-02")
 @pytest.mark.attack("model-facing")
 @pytest.mark.parametrize("hidden", ["\u202e", "\u200b", "\x1b[8m", "\U000e0053", "\x9b", "\u00ad"])
-def test_what_people_do_not_see_in_a_tools_words_is_a_fault(hidden: str) -> None:
+def test_invisible_characters_in_a_description_or_schema_are_faults(hidden: str) -> None:
     described = replace(READ, description=f"Read{hidden} a note.")
     assert [place for place, _ in find_spec_faults(described)] == ["llm.description"]
     for schema in ({"description": hidden}, {"enum": ["a", f"b{hidden}"]}, {hidden: True}):
@@ -166,13 +166,13 @@ def test_what_people_do_not_see_in_a_tools_words_is_a_fault(hidden: str) -> None
         assert [place for place, _ in find_spec_faults(replace(READ, parameters=parameters))] == ["llm.parameters"]
 
 
-def test_ordinary_writing_in_a_tools_words_is_no_fault() -> None:
+def test_ordinary_text_in_any_script_is_not_a_fault() -> None:
     assert find_spec_faults(replace(READ, description="Liest eine Notiz – 日本語, עברית, 👩‍⚕️.\n\tUse <path>.")) == []
     holds_itself: dict[str, Any] = {"type": "object"}
     holds_itself["properties"] = {"path": holds_itself}
     assert [place for place, _ in find_spec_faults(replace(READ, parameters=holds_itself))] == []
 
 
-def test_what_a_tool_says_of_itself_is_bounded() -> None:
+def test_the_length_of_a_description_is_bounded() -> None:
     spec = ToolSpec("a.b", "Do." + " more" * 20_000)
     assert find_spec_faults(spec) == [("llm.description", "has 100,003 characters; the maximum is 50,000. Shorten it")]

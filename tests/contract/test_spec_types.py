@@ -12,7 +12,7 @@ from handrail.contract.tool.spec import (
     _CHOICES,  # pyright: ignore[reportPrivateUsage]
     EXPECTED_TYPES,
     FIELDS,
-    find_type_faults,
+    find_spec_type_faults,
 )
 from handrail.contract.tool.tool_protocol import check_spec
 from handrail.testing.scripted_kernel import temporary_kernel
@@ -20,13 +20,13 @@ from handrail.testing.scripted_kernel import temporary_kernel
 PLAIN = ToolSpec("a.b", "Do b to a.")
 
 
-def test_every_field_of_a_spec_is_judged() -> None:
+def test_every_spec_field_has_a_type_check() -> None:
     assert {one.name for one in fields(ToolSpec)} == {*EXPECTED_TYPES, *_CHOICES}
     nothing = {one.name for one in fields(ToolSpec) if one.default is None}
     assert nothing == {name for name, one in FIELDS.items() if one.is_optional}
 
 
-def test_a_spec_with_everything_in_it_has_no_wrong_type() -> None:
+def test_a_complete_spec_has_no_type_faults() -> None:
     full = replace(
         PLAIN,
         requires=Requires.model_validate({"fs": {"read": ["{workspace}"]}}),
@@ -36,17 +36,17 @@ def test_a_spec_with_everything_in_it_has_no_wrong_type() -> None:
         config={"units": ConfigKey("metric or imperial")},
         max_entries=3,
     )
-    assert list(find_type_faults(PLAIN)) == list(find_type_faults(full)) == []
+    assert list(find_spec_type_faults(PLAIN)) == list(find_spec_type_faults(full)) == []
 
 
 @pytest.mark.parametrize("name", EXPECTED_TYPES)
-def test_a_value_that_a_field_cannot_have_is_named_with_what_it_can(name: str) -> None:
+def test_a_field_value_with_the_wrong_type_is_named_with_the_expected_type(name: str) -> None:
     wrong: dict[str, Any] = {name: object()}
     ((place, problem),) = check_spec(replace(PLAIN, **wrong)).problems
     assert place.endswith(name) or (name, place) == ("id", "llm.name")
     assert problem.startswith("is <object object") and f"expected {EXPECTED_TYPES[name][1]}" in problem
     if not FIELDS[name].is_optional:
-        assert list(find_type_faults(replace(PLAIN, **{name: None})))
+        assert list(find_spec_type_faults(replace(PLAIN, **{name: None})))
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,11 @@ def test_a_value_that_a_field_cannot_have_is_named_with_what_it_can(name: str) -
         {"idempotent": "no"},
     ],
 )
-def test_what_looks_nearly_right_is_refused_too(wrong: dict[str, Any]) -> None:
+def test_a_value_of_a_similar_wrong_type_is_refused(wrong: dict[str, Any]) -> None:
     assert len(check_spec(replace(PLAIN, **wrong)).problems) == 1
 
 
-def test_names_of_secrets_in_the_decorator_are_a_list() -> None:
+def test_the_decorator_refuses_secrets_that_are_not_a_list() -> None:
     with pytest.raises(UsageError, match=r"`secrets` must be a list of names\. Write \['KEY'\]"):
 
         @tool(secrets="KEY")
@@ -74,7 +74,7 @@ def test_names_of_secrets_in_the_decorator_are_a_list() -> None:
             """Do it."""
 
 
-async def test_a_kernel_says_which_tool_it_is(tmp_path: Any) -> None:
+async def test_a_load_error_names_the_tool_and_the_wrong_value(tmp_path: Any) -> None:
     @tool
     def one() -> None:
         """Do it."""

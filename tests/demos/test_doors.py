@@ -1,4 +1,4 @@
-"""The show of four doors: every edit is there or reported, whoever is killed; and what is missing would be noticed."""
+"""The demo of four front ends: each edit is there or reported after each kill, and a missing one is noticed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def shown(places: Mapping[str, str], *arguments: str) -> subprocess.CompletedPro
 
 @needs_sandbox
 @pytest.mark.proves("L-07")
-def test_four_doors_edit_one_file_one_is_killed_and_every_edit_is_there_or_reported(
+def test_every_edit_of_four_processes_is_present_or_reported_after_one_is_killed(
     on_a_terminal: Terminals, places: dict[str, str]
 ) -> None:
     """Watched on a terminal, where no line may be wider than it."""
@@ -85,14 +85,14 @@ def test_four_doors_edit_one_file_one_is_killed_and_every_edit_is_there_or_repor
     assert survivors(kept) == []
 
 
-def test_without_git_it_says_so_and_exits_with_5(places: dict[str, str], tmp_path: Path) -> None:
+def test_the_demo_exits_with_5_when_git_is_missing(places: dict[str, str], tmp_path: Path) -> None:
     done = shown({**places, "PATH": str(tmp_path)})
     assert done.returncode == 5 and done.stderr.startswith("doors: ") and "Traceback" not in done.stderr
     assert os.listdir(places["TMPDIR"]) == []
 
 
 @pytest.mark.parametrize("number", ["0", "2", "101"])
-def test_a_number_of_edits_that_cannot_be_is_usage(places: dict[str, str], number: str) -> None:
+def test_an_edit_count_out_of_range_is_a_usage_error(places: dict[str, str], number: str) -> None:
     done = shown(places, "--edits", number)
     assert done.returncode == 2 and f"--edits {number}: a number from 3 to 100 was expected" in done.stderr
 
@@ -130,7 +130,7 @@ def _attempt(box: str, state: str, kind: str = "", call_id: str = "c") -> Attemp
         (True, [("rejected", "conflict"), ("landed", "")], "landed"),
     ],
 )
-def test_an_edit_is_there_or_reported_and_anything_else_is_not_accounted_for(
+def test_an_edit_that_is_neither_present_nor_reported_is_unaccounted_for(
     board: Place, there: bool, attempts: list[tuple[str, str]], column: str
 ) -> None:
     board.board.write_text(board.text(["one-1"] if there else []))

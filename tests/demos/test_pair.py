@@ -30,7 +30,7 @@ needs_sandbox = pytest.mark.skipif(
 pytestmark = pytest.mark.proves("A-07")
 
 
-async def test_an_agent_that_lives_is_woken_by_anothers_message_mends_and_reports_back(tmp_path: Path) -> None:
+async def test_a_message_from_another_agent_wakes_a_serving_agent_that_edits_and_reports(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     (tmp_path / "ws" / "a.txt").write_text("one wrong line\n")
     rules = ["allow edit a.txt", "allow send_message *", "allow wait_channel *", "allow watch_channel *"]
@@ -75,7 +75,7 @@ async def test_an_agent_that_lives_is_woken_by_anothers_message_mends_and_report
 
 @pytest.mark.slow
 @needs_sandbox
-def test_the_show_has_every_effect_and_fits_a_terminal(on_a_terminal: Terminals, tmp_path: Path) -> None:
+def test_the_pair_demo_shows_every_effect_and_fits_a_terminal(on_a_terminal: Terminals, tmp_path: Path) -> None:
     apart = ("GIT_", "HANDRAIL_", "XDG_", "COLUMNS", "LINES")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(apart)} | {"PYTHONPATH": ROOT}
     environment = {**kept, "TMPDIR": str(tmp_path), "COLUMNS": "80", "TERM": "xterm", "NO_COLOR": ""}
@@ -88,7 +88,7 @@ def test_the_show_has_every_effect_and_fits_a_terminal(on_a_terminal: Terminals,
 
 @pytest.mark.slow
 @needs_sandbox
-def test_what_one_of_them_left_undone_is_noticed(
+def test_the_demo_detects_work_that_an_agent_left_undone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shorter = parts.scripts()

@@ -76,7 +76,7 @@ def test_the_tour_shows_every_effect_in_plain_text_and_leaves_nothing_behind(pla
 
 
 @needs_sandbox
-def test_what_is_kept_can_be_verified_with_the_commands_that_are_shown(places: dict[str, str]) -> None:
+def test_the_kept_log_verifies_with_the_shown_command(places: dict[str, str]) -> None:
     done = subprocess.run([*prefork.python(FILE), "--keep"], env=places, capture_output=True, text=True)
     assert done.returncode == 0
     (kept,) = Path(places["TMPDIR"]).iterdir()
@@ -89,7 +89,7 @@ def test_what_is_kept_can_be_verified_with_the_commands_that_are_shown(places: d
 
 @needs_sandbox
 @pytest.mark.parametrize(("columns", "no_color"), [(80, ""), (100, "1")])
-def test_on_a_terminal_there_are_colours_unless_none_are_wanted_and_no_line_is_wider_than_it(
+def test_the_tour_fits_the_terminal_width_and_uses_colours_unless_disabled(
     on_a_terminal: Terminals, places: dict[str, str], columns: int, no_color: str
 ) -> None:
     where = {**places, "NO_COLOR": no_color, "COLUMNS": str(columns)}
@@ -105,7 +105,7 @@ def test_on_a_terminal_there_are_colours_unless_none_are_wanted_and_no_line_is_w
 
 
 @needs_sandbox
-def test_without_user_namespaces_the_safe_part_runs_and_the_rest_is_listed_with_a_remedy(
+def test_a_tour_without_user_namespaces_lists_the_skipped_effects_with_a_remedy(
     places: dict[str, str],
 ) -> None:
     without = [next(find_bubblewrap_programs()), "--dev-bind", "/", "/", "--unshare-user", "--disable-userns", "--"]
@@ -120,7 +120,7 @@ def test_without_user_namespaces_the_safe_part_runs_and_the_rest_is_listed_with_
 
 
 @needs_sandbox
-def test_an_unprivileged_user_with_a_read_only_home_gets_the_whole_tour_also_without_unicode(
+def test_an_unprivileged_user_with_a_read_only_home_gets_the_complete_ascii_tour(
     places: dict[str, str],
 ) -> None:
     home = places["HOME"]
@@ -144,7 +144,7 @@ def test_an_unprivileged_user_with_a_read_only_home_gets_the_whole_tour_also_wit
     assert done.stdout.count("   + ") >= 18 and "\\u" not in done.stdout
 
 
-def test_without_git_it_says_so_and_exits_with_5(places: dict[str, str], tmp_path: Path) -> None:
+def test_the_tour_exits_with_5_when_git_is_missing(places: dict[str, str], tmp_path: Path) -> None:
     done = toured({**places, "PATH": str(tmp_path)})
     assert done.returncode == 5
     assert done.stderr.startswith("tour: ") and "install git" in done.stderr and "Traceback" not in done.stderr
@@ -215,7 +215,7 @@ async def _toured_without(monkeypatch: pytest.MonkeyPatch, *labels: str) -> int:
         *((["key-" + name], {"the injected file"}) for name in ("curl", "script", "hook")),
     ],
 )
-async def test_each_effect_that_is_not_there_is_listed_and_the_exit_code_is_1(
+async def test_each_missing_effect_is_listed_and_the_tour_exits_with_1(
     labels: list[str], lacking: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await _toured_without(monkeypatch, *labels) == 1
@@ -229,7 +229,7 @@ async def test_each_effect_that_is_not_there_is_listed_and_the_exit_code_is_1(
 
 
 @needs_sandbox
-async def test_a_log_that_is_not_intact_is_an_effect_that_is_not_there(
+async def test_a_damaged_log_counts_as_a_missing_effect(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def not_intact(_reader: object) -> LogVerification:
@@ -240,7 +240,7 @@ async def test_a_log_that_is_not_intact_is_an_effect_that_is_not_there(
     assert "✗ the commit log is intact. Instead: not intact: record 4: it was changed" in capsys.readouterr().out
 
 
-def test_a_process_that_survives_its_sandbox_would_be_found(tmp_path: Path) -> None:
+def test_the_leftover_check_finds_a_process_that_survives_its_sandbox(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("begun\n")
     by_environment = (["sh", "-c", "echo begun; exec sleep 600"], {"HOME": str(tmp_path)})
     for arguments, environment in (by_environment, (["tail", "-f", f"{tmp_path}/f"], {})):

@@ -16,7 +16,7 @@ from typing import Any
 from handrail.contract.session_protocols import Session
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import approve_tools
+from handrail.testing.scripted_mcp_servers import approve_server_tools
 
 PLAIN = """
 import json, os, sys, time
@@ -121,7 +121,7 @@ async def odd_server(
     settings = f"rules = {json.dumps(list(rules))}\n" + OddServer("t", habit).settings_toml(folder / "upstream", more)
     async with temporary_kernel(folder, settings=settings, rules=["allow mcp:t:*"]) as kernel:
         if approve:
-            await approve_tools(kernel, "t")
+            await approve_server_tools(kernel, "t")
         yield kernel, await kernel.session()
 
 

@@ -21,7 +21,7 @@ from handrail.contract.tool.tool_protocol import Tool
 from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.provider_servers import ReplyCall, ScriptedReply
 from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_tools, make_tool_entry
+from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_server_tools, make_tool_entry
 
 RULES = ("allow edit", "allow multi_edit", "allow write", "allow demo.*", "allow mcp:t:*")
 ITEM = {
@@ -127,7 +127,7 @@ def as_type(value: Any) -> str:
 
 
 @pytest.mark.parametrize(("sent", "taken", "paths"), TAKEN, ids=str)
-async def test_a_value_sent_as_its_json_text_is_refused(
+async def test_a_value_sent_as_its_json_text_is_accepted_and_reported(
     sent: dict[str, Any], taken: dict[str, Any], paths: list[str], tmp_path: Path
 ) -> None:
     async with temporary_kernel(tmp_path, tools=[Take()], rules=RULES) as kernel:
@@ -139,7 +139,7 @@ async def test_a_value_sent_as_its_json_text_is_refused(
 
 
 @pytest.mark.parametrize("sent", KEPT, ids=str)
-async def test_what_the_schema_accepts_stays_as_it_was_sent(sent: dict[str, Any], tmp_path: Path) -> None:
+async def test_arguments_that_match_the_schema_are_passed_unchanged(sent: dict[str, Any], tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[Take()], rules=RULES) as kernel:
         session = await kernel.session()
         result = await session.call("demo.take", {"text": "5", "count": "2", **sent})
@@ -150,7 +150,9 @@ async def test_what_the_schema_accepts_stays_as_it_was_sent(sent: dict[str, Any]
 
 
 @pytest.mark.parametrize("sent", REFUSED, ids=str)
-async def test_what_is_not_that_value_is_refused_with_every_problem(sent: dict[str, Any], tmp_path: Path) -> None:
+async def test_arguments_that_cannot_be_repaired_are_refused_with_every_problem(
+    sent: dict[str, Any], tmp_path: Path
+) -> None:
     async with temporary_kernel(tmp_path, tools=[Take()], rules=RULES) as kernel:
         session = await kernel.session()
         result = await session.call("demo.take", {"text": "5"} | sent)
@@ -161,7 +163,7 @@ async def test_what_is_not_that_value_is_refused_with_every_problem(sent: dict[s
 
 
 @each_provider
-async def test_a_model_that_sends_text_is_answered_in_one_call(kind: ProviderKind, tmp_path: Path) -> None:
+async def test_a_call_with_values_sent_as_text_succeeds_without_a_retry(kind: ProviderKind, tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     (tmp_path / "ws" / "a.txt").write_text("one\ntwo\ntwo\n")
     read = ReplyCall("read", {"path": "a.txt", "offset": "1", "limit": None})
@@ -178,7 +180,7 @@ async def test_a_model_that_sends_text_is_answered_in_one_call(kind: ProviderKin
     assert (tmp_path / "ws" / "a.txt").read_text() == "one\n2\n2\n"
 
 
-async def test_rules_and_locks_see_what_the_tool_gets(tmp_path: Path) -> None:
+async def test_rules_apply_to_the_converted_arguments_of_a_call(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     (tmp_path / "ws" / "a.txt").write_text("one\n")
     edits = json.dumps([{"old": "one", "new": "1"}])
@@ -195,7 +197,7 @@ async def test_rules_and_locks_see_what_the_tool_gets(tmp_path: Path) -> None:
     assert (tmp_path / "ws" / "a.txt").read_text() == "1\n"
 
 
-async def test_a_tool_of_a_server_follows_the_same_rule(tmp_path: Path) -> None:
+async def test_an_mcp_tool_accepts_values_sent_as_json_text_too(tmp_path: Path) -> None:
     schema = {
         "type": "object",
         "properties": {"text": {"type": "string"}, "n": {"type": "integer"}},
@@ -203,7 +205,7 @@ async def test_a_tool_of_a_server_follows_the_same_rule(tmp_path: Path) -> None:
     }
     server = StdioServerProgram(tmp_path, [make_tool_entry("echo", inputSchema=schema)])
     async with temporary_kernel(tmp_path, settings=server.settings_toml("t"), rules=RULES) as kernel:
-        await approve_tools(kernel, "t")
+        await approve_server_tools(kernel, "t")
         session = await kernel.session()
         result = await session.call("t_echo", {"text": "7", "n": "7"})
         assert result.ok and "7" in str(result.data)
@@ -212,7 +214,7 @@ async def test_a_tool_of_a_server_follows_the_same_rule(tmp_path: Path) -> None:
         await session.suspend()
 
 
-async def test_taking_the_value_ends_sooner_than_refusing_it(tmp_path: Path) -> None:
+async def test_an_accepted_json_text_costs_fewer_turns_and_tokens_than_a_refused_one(tmp_path: Path) -> None:
     async def measure(*arguments: Any) -> tuple[int, int]:
         replies = [call_reply(("demo__take", {"text": "x", "items": one})) for one in arguments]
         model = PlaybackModel(*replies, text_reply("done"))
@@ -237,8 +239,47 @@ JSON = st.recursive(
 SCHEMA = compile_schema(PARAMETERS)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"{\\"path\\": \\"a.txt\\"}"',
+        '\ufeff{"path": "a.txt"}',
+        '```json\n{"path": "a.txt"}\n```',
+        '```\n{"path": "a.txt"}```\n',
+    ],
+)
+async def test_arguments_in_a_wrapping_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "ws").mkdir()
+    (tmp_path / "ws" / "a.txt").write_text("one\n")
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session(headless=True)
+        assert (await session.call("read", text)).data["text"] == "one"
+
+
+OTHER_NAMES = {
+    "read": ["Read", "READ", "read_file", "view", "functions.read", "default_api:read", "mcp__handrail__read", "read()",
+             "functions.read:0", "<|channel|>read", "read<|channel|>commentary", "tools/read", " read "],
+    "bash": ["Bash", "run_shell_command", "container.exec", "execute-command", "runTerminalCmd", "local_shell"],
+    "glob": ["LS", "list_dir", "listFiles"],
+    "edit": ["str_replace_editor", "replace", "handrail__Edit"],
+    "git.status": ["git_status", "git__Status", "functions.git.status"],
+}  # fmt: skip
+
+
+async def test_a_name_of_another_agent_gets_a_wrong_suggestion_or_none(tmp_path: Path) -> None:
+    (tmp_path / "ws" / ".git").mkdir(parents=True)
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session(headless=True)
+        for meant, names in OTHER_NAMES.items():
+            for name in names:
+                refused = await session.call(name, {"path": "a.txt"})
+                assert refused.error_kind == "unknown_tool" and f"Did you mean `{meant}`?" in str(refused.error_text), (
+                    name
+                )
+
+
 @given(st.dictionaries(st.sampled_from(sorted(PROPERTIES)), JSON | JSON.map(json.dumps), max_size=4))
-def test_whatever_is_taken_matches_the_schema_and_nothing_that_matched_changes(sent: dict[str, Any]) -> None:
+def test_repaired_arguments_match_the_schema_and_matching_arguments_stay_unchanged(sent: dict[str, Any]) -> None:
     sent = {"text": "x"} | sent
     before = json.dumps(sent)
     found = repair_arguments(SCHEMA, sent)

@@ -37,7 +37,7 @@ def workspace(folder: Path) -> Path:
 
 
 @ERAS
-async def test_a_client_that_lists_once_reaches_every_tool_by_the_name_that_it_is_given(
+async def test_a_client_that_lists_tools_once_can_call_every_tool_by_its_returned_name(
     tmp_path: Path, era: Era
 ) -> None:
     async with serving(tmp_path, rules=("allow *",)) as (kernel, _, client), client(era) as one:
@@ -63,7 +63,7 @@ async def test_a_client_that_lists_once_reaches_every_tool_by_the_name_that_it_i
 
 @ERAS
 @pytest.mark.parametrize("discovery", ["core", "all"])
-async def test_every_listed_tool_has_a_title_an_output_schema_and_only_formats_that_providers_know(
+async def test_every_listed_tool_has_a_title_and_an_output_schema_and_only_known_formats(
     tmp_path: Path, era: Era, discovery: Any
 ) -> None:
     settings = McpFrontendSettings(discovery=discovery)
@@ -104,7 +104,7 @@ async def tally(fails: bool) -> dict[str, Any]:
     return {"n": 1, "more": "than promised"}
 
 
-async def test_structured_content_matches_the_listed_schema_also_of_errors_and_of_long_results(tmp_path: Path) -> None:
+async def test_structured_content_of_errors_and_long_results_matches_the_listed_schema(tmp_path: Path) -> None:
     rules = ("allow *",)
     async with serving(tmp_path, rules=rules, tools=(tally,)) as (_, _, client), client("legacy") as one:
         (workspace(tmp_path) / "long.txt").write_text("line\n" * 100_000)
@@ -134,9 +134,7 @@ async def test_structured_content_matches_the_listed_schema_also_of_errors_and_o
 
 
 @pytest.mark.parametrize("through", [False, True])
-async def test_arguments_that_a_client_adds_to_every_call_are_taken_off_and_named(
-    tmp_path: Path, through: bool
-) -> None:
+async def test_arguments_that_a_client_adds_to_every_call_are_removed_and_named(tmp_path: Path, through: bool) -> None:
     added = {"toolCallId": "c1", "sessionId": "s1", "action": "sendMessage", "chatInput": "hi"}
     async with serving(tmp_path) as (_, _, client), client("legacy") as one:
         (workspace(tmp_path) / "note.txt").write_text("a note\n")
@@ -155,7 +153,7 @@ async def test_arguments_that_a_client_adds_to_every_call_are_taken_off_and_name
 
 
 @ERAS
-async def test_a_form_has_one_field_four_options_and_begins_with_what_differs(tmp_path: Path, era: Era) -> None:
+async def test_an_approval_form_has_one_field_with_at_most_four_distinct_options(tmp_path: Path, era: Era) -> None:
     person = Person([filled(decision="once")])
     async with serving(tmp_path, rules=()) as (_, _, client), client(era, person) as one:
         await one.call_tool("write", {"path": "docs/a.txt", "content": "x"})
@@ -170,7 +168,7 @@ async def test_a_form_has_one_field_four_options_and_begins_with_what_differs(tm
 
 
 @ERAS
-async def test_a_client_that_declines_by_itself_leaves_the_call_to_a_person(tmp_path: Path, era: Era) -> None:
+async def test_a_call_that_a_client_declines_automatically_waits_for_a_user_approval(tmp_path: Path, era: Era) -> None:
     ran.clear()
     person = Person([DECLINE])
     async with serving(tmp_path) as (kernel, _, client), client(era, person) as one:
@@ -198,7 +196,7 @@ async def test_a_call_is_parked_with_its_reason_where_the_client_cannot_ask(tmp_
         assert asked.is_error and "in your reply" in said(asked)
 
 
-async def test_a_program_parks_a_call_and_a_person_finishes_it(handrail: Program) -> None:
+async def test_a_parked_call_of_a_program_runs_after_an_approval_on_the_command_line(handrail: Program) -> None:
     process = await asyncio.create_subprocess_exec(
         *handrail.command("mcp"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -222,7 +220,9 @@ async def test_a_program_parks_a_call_and_a_person_finishes_it(handrail: Program
 
 
 @pytest.mark.parametrize("version", ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"])
-async def test_a_client_that_hangs_up_after_the_list_hears_nothing_more(handrail: Program, version: str) -> None:
+async def test_a_client_that_disconnects_after_the_tool_list_gets_no_more_output(
+    handrail: Program, version: str
+) -> None:
     process = await asyncio.create_subprocess_exec(
         *handrail.command("mcp"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, limit=2**24
     )
@@ -236,7 +236,7 @@ async def test_a_client_that_hangs_up_after_the_list_hears_nothing_more(handrail
     assert await process.wait() == 0
 
 
-async def test_a_client_that_hangs_up_during_a_call_hears_nothing_more(handrail: Program) -> None:
+async def test_a_client_that_disconnects_during_a_call_gets_no_more_output(handrail: Program) -> None:
     signal = handrail.workspace / "signal"
     os.mkfifo(signal)
     process = await asyncio.create_subprocess_exec(

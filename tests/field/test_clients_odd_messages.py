@@ -16,7 +16,7 @@ import httpx2
 import pytest
 from tests.frontends.conftest import Program
 
-from handrail.frontends.mcp.http_server import HttpFrontendSettings, run_http_server
+from handrail.frontends.mcp.http_server import HttpFrontendSettings, open_http_server
 from handrail.frontends.mcp.tool_listing import McpFrontendSettings
 from handrail.testing.scripted_kernel import temporary_kernel
 
@@ -67,7 +67,11 @@ ODD: dict[str, tuple[bytes, Sequence[tuple[object, int]]]] = {
         b'{"jsonrpc": "2.0", "id": 40, "method": "tools/call", "params": {"name": 5}}',
         [(40, PARAMS)],
     ),
-    "a list of arguments": ((READ % (41, "[]")).encode(), [(41, PARAMS)]),
+    "a list of arguments": ((READ % (41, '["note.txt"]')).encode(), [(41, PARAMS)]),
+    "an empty list of arguments": ((READ % (46, "[]")).encode(), [(46, ANSWERED)]),
+    "arguments as text": ((READ % (47, '"{}"')).encode(), [(47, ANSWERED)]),
+    "arguments that are no object": ((READ % (48, '"note.txt"')).encode(), [(48, PARAMS)]),
+    "a whole number with a point for an ID": ((PING % "49.0").encode(), [(49, ANSWERED)]),
     "no arguments": ((READ % (42, "null")).encode(), [(42, ANSWERED)]),
     "a call without parameters": (b'{"jsonrpc": "2.0", "id": 43, "method": "tools/call"}', [(43, PARAMS)]),
     "a cursor that is none": (
@@ -131,7 +135,7 @@ def summary(answer: dict[str, Any]) -> tuple[object, int]:
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_each_request_is_answered_whatever_comes_with_it(handrail: Program, first: bool) -> None:
+async def test_the_mcp_server_answers_each_request_among_malformed_messages(handrail: Program, first: bool) -> None:
     lines = [line for line, _ in ODD.values()]
     expected = [one for _, answers in ODD.values() for one in answers]
     sent = [hello("2025-06-18"), *lines] if first else lines
@@ -145,7 +149,32 @@ async def test_each_request_is_answered_whatever_comes_with_it(handrail: Program
         assert not [one for one in answers if one.get("error", {}).get("code") == 0]
 
 
-async def test_an_editor_gets_an_answer_to_each_request(handrail: Program) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [({"path": "note.txt"}, "hello"), ('{"path": "note.txt"}', "hello"), ([], "`path` is missing")],
+)
+async def test_arguments_in_another_form_are_taken(handrail: Program, arguments: object, words: str) -> None:
+    (handrail.workspace / "note.txt").write_text("hello")
+    read = READ % (5, json.dumps(arguments))
+    answers, err = await talk(handrail.command("mcp"), hello("2025-06-18"), read, least=3)
+    (said,) = [one for one in answers if one.get("id") == 5]
+    assert words in json.dumps(said) and err == b""
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"capabilities": None}, {"capabilities": []}, {"capabilities": {"roots": True, "elicitation": None, "sampling": []}},
+     {"clientInfo": None}, {"clientInfo": "test"}, {"clientInfo": {"name": "test"}}, {"clientInfo": {"name": 5, "version": 1.0}}],
+    ids=str,
+)  # fmt: skip
+async def test_a_handshake_with_odd_members_is_made(handrail: Program, odd: dict[str, Any]) -> None:
+    message = json.loads(hello("2025-06-18"))
+    message["params"] = {key: value for key, value in {**message["params"], **odd}.items() if value is not None}
+    answers, err = await talk(handrail.command("mcp"), json.dumps(message), PING % 5, least=3)
+    assert [one["id"] for one in answers if "result" in one] == ["hello", 5, "last"] and err == b""
+
+
+async def test_the_acp_server_answers_each_request_among_malformed_messages(handrail: Program) -> None:
     begin = json.dumps({"jsonrpc": "2.0", "id": "hello", "method": "initialize", "params": {"protocolVersion": 1}})
     chosen = {name: answers for name, (_, answers) in ODD.items() if "ping" not in str(ODD[name][0])}
     lines = [line for name, (line, _) in ODD.items() if name in chosen]
@@ -156,7 +185,7 @@ async def test_an_editor_gets_an_answer_to_each_request(handrail: Program) -> No
     assert sorted((one.get("id") for one in answers if one.get("id") not in ("hello", "last")), key=repr) == asked
 
 
-async def test_a_batch_is_served_by_the_version_that_has_batches(handrail: Program) -> None:
+async def test_a_batch_is_answered_in_the_protocol_version_with_batches(handrail: Program) -> None:
     answers, err = await talk(handrail.command("mcp"), hello("2025-03-26"), BATCH, batch=True)
     (batch,) = [messages_in(one) for one in answers if isinstance(one, list)]
     assert sorted(map(summary, batch), key=repr) == sorted([("in", 0), ("list", 0), (None, REQUEST)], key=repr)
@@ -164,7 +193,9 @@ async def test_a_batch_is_served_by_the_version_that_has_batches(handrail: Progr
 
 
 @pytest.mark.parametrize("version", ["2024-11-05", "2025-06-18", "2025-11-25"])
-async def test_a_batch_is_refused_one_by_one_by_the_other_versions(handrail: Program, version: str) -> None:
+async def test_each_request_of_a_batch_is_refused_in_protocol_versions_without_batches(
+    handrail: Program, version: str
+) -> None:
     answers, _ = await talk(handrail.command("mcp"), hello(version), BATCH)
     refused = [summary(one) for one in answers if one.get("id") not in ("hello", "last")]
     assert refused == [("in", REQUEST), (None, REQUEST), ("list", REQUEST)]
@@ -172,7 +203,7 @@ async def test_a_batch_is_refused_one_by_one_by_the_other_versions(handrail: Pro
 
 
 @pytest.mark.parametrize("asked", [1, 2])
-async def test_a_client_that_does_not_take_the_answer_to_its_discovery_can_shake_hands(
+async def test_a_client_that_ignores_the_answer_to_its_discovery_can_still_initialize(
     handrail: Program, asked: int
 ) -> None:
     envelope = {
@@ -232,7 +263,7 @@ async def test_messages_with_headers_are_answered_in_the_same_form(handrail: Pro
 @pytest.mark.parametrize(
     "headers", ["Content-Length: many\r\n\r\n", "Content-Length: 4000\r\n\r\n{", "Content-Type: x\r\n\r\n"]
 )
-async def test_headers_that_are_wrong_are_refused(handrail: Program, headers: str) -> None:
+async def test_messages_with_wrong_headers_are_refused(handrail: Program, headers: str) -> None:
     process = await asyncio.create_subprocess_exec(
         *handrail.command("mcp"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -246,7 +277,7 @@ async def over_http(folder: Path) -> AsyncGenerator[tuple[httpx2.AsyncClient, st
     settings = HttpFrontendSettings("127.0.0.1", 0)
     async with (
         temporary_kernel(folder) as kernel,
-        run_http_server(kernel, McpFrontendSettings(), settings) as (url, _),
+        open_http_server(kernel, McpFrontendSettings(), settings) as (url, _),
         httpx2.AsyncClient(headers={"Accept": "application/json, text/event-stream"}, timeout=60) as http,
     ):
         (folder / "note.txt").write_text("a note\n")
@@ -264,7 +295,7 @@ def events(answer: httpx2.Response) -> list[dict[str, Any]]:
     return [json.loads(data) for data in found if data]
 
 
-async def test_each_request_in_a_body_is_answered(tmp_path: Path) -> None:
+async def test_each_malformed_request_in_an_http_body_is_answered(tmp_path: Path) -> None:
     async with over_http(tmp_path) as (http, url):
         for odd, (body, expected) in ODD.items():
             answer = await http.post(url, content=body)
@@ -273,7 +304,7 @@ async def test_each_request_in_a_body_is_answered(tmp_path: Path) -> None:
             assert answer.status_code < 500, odd
 
 
-async def test_a_batch_in_a_body_is_served_by_the_version_that_has_batches(tmp_path: Path) -> None:
+async def test_a_batch_in_an_http_body_is_answered_in_the_protocol_version_with_batches(tmp_path: Path) -> None:
     async with over_http(tmp_path) as (http, url):
         for headers in ({}, {"MCP-Protocol-Version": "2025-03-26"}):
             given = [summary(one) for one in events(await http.post(url, content=BATCH, headers=headers))]
@@ -283,12 +314,12 @@ async def test_a_batch_in_a_body_is_served_by_the_version_that_has_batches(tmp_p
         assert [summary(one) for one in events(refused)] == [("in", REQUEST), (None, REQUEST), ("list", REQUEST)]
 
 
-async def test_a_kept_connection_sends_each_answer_at_once(tmp_path: Path) -> None:
+async def test_a_persistent_http_connection_sends_each_answer_without_delay(tmp_path: Path) -> None:
     """Without TCP_NODELAY the second part of an answer waits for the client's delayed acknowledgement, 40 ms a call."""
     settings = HttpFrontendSettings("127.0.0.1", 0)
     async with (
         temporary_kernel(tmp_path) as kernel,
-        run_http_server(kernel, McpFrontendSettings(), settings) as (url, _),
+        open_http_server(kernel, McpFrontendSettings(), settings) as (url, _),
     ):
         port = int(url.split(":")[2].split("/")[0])
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

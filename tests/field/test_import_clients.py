@@ -13,9 +13,9 @@ import pytest
 from tests.frontends.conftest import OnATerminal
 from tests.prefork import command as prefork
 
-from handrail.authoring.mcp_server_export import CLIENT_FILES, export_servers
+from handrail.authoring.mcp_server_export import CLIENT_FILES, export_client_configuration
 from handrail.authoring.mcp_server_import import import_mcp_servers
-from handrail.config.foreign_server_files import list_foreign_server_files, read_foreign_server_file
+from handrail.config.foreign_server_files import list_candidate_server_files, read_foreign_server_file
 from handrail.config.mcp_settings import UpstreamServerSettings
 from handrail.config.operator_settings import SecretReference
 from handrail.frontends.cli.command_group import run_command_line
@@ -259,9 +259,9 @@ def test_the_file_of_each_client_is_found_and_its_servers_are_imported(
     assert code == (1 if client in ("zed", "goose") else 0), "an extension of their own is left out"
 
 
-def test_files_of_a_mac_are_found_where_they_are_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_files_on_macos_are_found_in_their_macos_folders(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    found = [str(path) for _, path in list_foreign_server_files(home / "ws")]
+    found = [str(path) for _, path in list_candidate_server_files(home / "ws")]
     own = f"{home}/Library/Application Support"
     assert {
         f"{own}/Claude/claude_desktop_config.json",
@@ -282,20 +282,22 @@ def test_files_of_a_mac_are_found_where_they_are_there(home: Path, monkeypatch: 
         ("!!python/object/apply:os.system [id]\n", 'has no "mcpServers"'),
     ],
 )
-def test_a_yaml_file_that_cannot_be_used_is_refused_with_the_reason(home: Path, text: str, why: str) -> None:
+def test_an_unusable_yaml_file_is_refused_with_the_reason(home: Path, text: str, why: str) -> None:
     (path := home / "other.yaml").write_text(text)
     with pytest.raises(ValueError, match=why):
         read_foreign_server_file(path, None)
 
 
-def test_servers_of_a_yaml_list_with_one_name_are_kept_apart(home: Path) -> None:
+def test_yaml_list_servers_with_the_same_name_get_distinct_names(home: Path) -> None:
     (path := home / "other.yml").write_text(
         "mcpServers: [{name: a, command: x}, {name: a, command: y}, {command: z}]\n"
     )
     assert [one.name for one in read_foreign_server_file(path, None).servers] == ["a", "a 2", "server 3"]
 
 
-def test_a_damaged_file_hides_no_other_one(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_client_file_does_not_prevent_the_import_of_others(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     write_file(home, "cursor").write_text('{"mcpServers": {')
     write_file(home, "gemini")
     write_file(home, "codex").write_text("a = = b")
@@ -304,7 +306,7 @@ def test_a_damaged_file_hides_no_other_one(home: Path, capfd: pytest.CaptureFixt
     assert tables(home).keys() == {"remote", "local"}
 
 
-def test_the_import_closes_with_counts_and_its_exit_code_says_if_something_failed(
+def test_an_import_ends_with_counts_and_its_exit_code_shows_failures(
     home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def run(servers: object, *more: str) -> tuple[int, str]:
@@ -327,7 +329,9 @@ def test_the_import_closes_with_counts_and_its_exit_code_says_if_something_faile
     assert {*tables(home)} == {"a", "b", "d", "e"}
 
 
-def test_each_server_is_checked_as_it_will_be_loaded(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_each_imported_server_is_checked_like_a_configured_server(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (home / "cfg" / "handrail.toml").write_text('[mcp.servers.git]\ncommand = "/x"\n[mcp.servers.broken]\nurl = 5\n')
     servers = {
         "git_hub": {"command": "/x"},
@@ -371,7 +375,7 @@ comand = "x"
 @pytest.mark.parametrize(
     "command", [["tools", "list"], ["call", "glob", '{"pattern": "*"}'], ["mcp", "list"], ["config"], ["find", "read"]]
 )
-def test_a_server_written_wrongly_by_hand_stops_no_command(
+def test_an_invalid_server_in_the_configuration_does_not_stop_any_command(
     home: Path, command: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     (home / "cfg" / "handrail.toml").write_text('rules = ["allow glob"]\n[mcp]\nfiles = ["gone.json"]\n' + BY_HAND)
@@ -380,7 +384,7 @@ def test_a_server_written_wrongly_by_hand_stops_no_command(
     assert "sesame-1234" not in shown.out + shown.err
 
 
-def test_the_list_and_the_doctor_say_what_is_wrong_with_each_server(
+def test_the_server_list_and_the_doctor_name_the_fault_of_each_server(
     home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (home / "cfg" / "handrail.toml").write_text('[mcp]\nfiles = ["gone.json"]\n' + BY_HAND)
@@ -411,7 +415,7 @@ def terminal(home: Path) -> Iterator[OnATerminal]:
     found.close()
 
 
-def test_without_a_file_it_asks_which_of_those_that_are_there(home: Path, terminal: OnATerminal) -> None:
+def test_an_import_without_a_file_asks_which_of_the_found_files_to_import(home: Path, terminal: OnATerminal) -> None:
     shown = terminal.wait_for("nothing to stop): ")
     assert [f"{number}  {who}" in shown for number, who in ((1, "Cursor"), (2, "Codex"), (3, "Windsurf"))] == [True] * 3
     terminal.type("7\r")
@@ -424,7 +428,7 @@ def test_without_a_file_it_asks_which_of_those_that_are_there(home: Path, termin
     assert {*tables(home)} == {"local", "remote"} and "2 of 2 servers imported." in terminal.shown
 
 
-def test_nothing_chosen_changes_nothing(home: Path, terminal: OnATerminal) -> None:
+def test_an_empty_selection_imports_no_server(home: Path, terminal: OnATerminal) -> None:
     terminal.wait_for("nothing to stop): ")
     terminal.type("\r")
     assert terminal.end() == 0 and not tables(home)
@@ -451,13 +455,13 @@ SERVERS = {
 SECRETS = {"T": SecretReference(env="MY_TOKEN"), "R": SecretReference(file="/home/ann/secret")}
 
 
-def test_every_client_of_the_export_has_its_file_and_its_place_in_the_command() -> None:
+def test_every_export_client_has_its_configuration_file() -> None:
     assert {*CLIENTS} == {*CLIENT_FILES}
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_what_is_exported_is_what_an_import_reads(tmp_path: Path, client: str) -> None:
-    done = export_servers(client, SERVERS, SECRETS)
+def test_an_import_reads_an_exported_file(tmp_path: Path, client: str) -> None:
+    done = export_client_configuration(client, SERVERS, SECRETS)
     file = (
         tmp_path
         / (".gemini" if client in ("gemini", "qwen") else "x")
@@ -477,7 +481,7 @@ def test_what_is_exported_is_what_an_import_reads(tmp_path: Path, client: str) -
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_an_export_points_to_handrail_and_is_recognised_by_the_import(
+def test_an_exported_server_entry_is_recognised_as_handrail_by_the_import(
     home: Path, client: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command_line(["mcp", "export", client, *place_of(home)]) == 0
@@ -487,7 +491,7 @@ def test_an_export_points_to_handrail_and_is_recognised_by_the_import(
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_no_secret_is_ever_exported(home: Path, client: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_export_contains_a_secret(home: Path, client: str, capfd: pytest.CaptureFixture[str]) -> None:
     (home / "cfg" / "secret").write_text("sesame-1234")
     (home / "cfg" / "handrail.toml").write_text(
         f'[secrets.S]\nfile = "{home / "cfg" / "secret"}"\n[mcp.servers.a]\ncommand = "x"\n'

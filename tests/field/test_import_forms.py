@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,22 @@ def read_file(file: Path) -> dict[str, ImportedMcpServer]:
         ({"command": "x", "env": {"A=B": "1", "": "2", "C": "3"}}, {"command": "x", "env": {"C": "3"}}),
         ({"command": "x", "env": {"A": "half \ud83d", "B": "nul \0", "C": "3"}}, {"command": "x", "env": {"C": "3"}}),
         ({"command": "x", "disabled": True}, {"command": "x", "enabled": False}),
+        ({"command": "x", "disabled": "true"}, {"command": "x", "enabled": False}),
+        ({"command": "x", "disabled": 1}, {"command": "x", "enabled": False}),
+        ({"command": "x", "disabled": "false", "enabled": "yes"}, {"command": "x"}),
+        ({"command": "x", "enabled": "False"}, {"command": "x", "enabled": False}),
+        ({"command": "x", "isActive": False}, {"command": "x", "enabled": False}),
+        ({"command": "npx -y @scope/server --flag"}, {"command": "npx", "args": ["-y", "@scope/server", "--flag"]}),
+        ({"command": "x 'a b'"}, {"command": "x", "args": ["a b"]}),
+        ({"command": "C:\\Program Files\\x.exe"}, {"command": "C:\\Program Files\\x.exe"}),
+        ({"command": "my program", "args": ["a"]}, {"command": "my program", "args": ["a"]}),
+        ({"command": "x", "env": ["A=1", "B=2=3", {"key": "C", "value": "4"}]}, {"command": "x", "env": {"A": "1", "B": "2=3", "C": "4"}}),
+        ({"url": "https://a.example", "headers": ["X-A: b", "X-C:d"]}, {"url": "https://a.example", "headers": {"X-A": "b", "X-C": "d"}}),
+        ({"url": "https://a.example", "requestInit": {"headers": {"X-A": "b"}}}, {"url": "https://a.example", "headers": {"X-A": "b"}}),
+        ({"url": "HTTPS://A.example/mcp"}, {"url": "https://A.example/mcp"}),
+        ({"command": "x", "timeout": "30s"}, {"command": "x", "timeout_ms": 30_000}),
+        ({"command": "x", "timeout": "30"}, {"command": "x", "timeout_ms": 30_000}),
+        ({"command": "x", "timeoutMs": "1500ms"}, {"command": "x", "timeout_ms": 1_500}),
         ({"command": "x", "enabled": False}, {"command": "x", "enabled": False}),
         ({"command": "x", "disabled": False, "timeout": 60}, {"command": "x", "timeout_ms": 60_000}),
         ({"command": "x", "timeout": "soon"}, {"command": "x"}),
@@ -63,7 +80,9 @@ def read_file(file: Path) -> dict[str, ImportedMcpServer]:
     ],
     ids=str,
 )  # fmt: skip
-def test_an_unexpected_form_means_what_its_client_means(tmp_path: Path, server: object, table: dict[str, Any]) -> None:
+def test_an_unusual_server_entry_is_read_with_the_meaning_of_its_client(
+    tmp_path: Path, server: object, table: dict[str, Any]
+) -> None:
     found = read(tmp_path, {"odd": server, "plain": {"command": "y"}})
     assert (found["odd"].problem, found["odd"].table) == ("", table)
     assert found["plain"].table == {"command": "y"}
@@ -87,7 +106,9 @@ def test_an_unexpected_form_means_what_its_client_means(tmp_path: Path, server: 
     ],
     ids=str,
 )
-def test_a_part_that_does_not_fit_is_left_out_and_named(tmp_path: Path, server: object, left_out: str) -> None:
+def test_an_unsupported_part_of_a_server_entry_is_left_out_and_named(
+    tmp_path: Path, server: object, left_out: str
+) -> None:
     one = read(tmp_path, {"odd": server})["odd"]
     assert one.problem == "" and any(text.startswith(left_out) for text in one.ignored_keys), one.ignored_keys
 
@@ -115,7 +136,9 @@ def test_a_part_that_does_not_fit_is_left_out_and_named(tmp_path: Path, server: 
     ],
     ids=str,
 )
-def test_an_unsound_server_is_left_out_with_its_reason_and_harms_no_other(tmp_path: Path, server: object) -> None:
+def test_an_invalid_server_is_left_out_with_a_reason_and_the_others_are_imported(
+    tmp_path: Path, server: object
+) -> None:
     found = read(tmp_path, {"before": {"command": "x"}, "odd": server, "after": {"command": "y"}})
     assert found["odd"].problem and "sesame-1234" not in found["odd"].problem
     assert [found[name].problem for name in ("before", "after")] == ["", ""]
@@ -139,20 +162,20 @@ def test_an_unsound_server_is_left_out_with_its_reason_and_harms_no_other(tmp_pa
         ("pg://u:${A_TOKEN}@h/d", {"expand": "pg://u:${A_TOKEN}@h/d"}),
     ],
 )
-def test_variables_keep_their_meaning(tmp_path: Path, text: str, written: object) -> None:
+def test_variables_in_server_entries_keep_their_meaning(tmp_path: Path, text: str, written: object) -> None:
     one = read(tmp_path, {"s": {"command": "x", "env": {"VALUE": text}}})["s"]
     expected = written.replace("WS", str(tmp_path)) if isinstance(written, str) else written
     assert (one.problem, one.table["env"]) == ("", {"VALUE": expected})
 
 
-def test_arguments_are_written_with_the_present_values_of_variables(tmp_path: Path) -> None:
+def test_variables_in_arguments_are_replaced_by_their_current_values(tmp_path: Path) -> None:
     args = ["--host=${HOST}", "${env:PORT}", "${NONE:-d}", "${EMPTY:-e}", "${workspaceFolder}"]
     one = read(tmp_path, {"s": {"command": "x", "args": args}})["s"]
     assert one.table["args"] == ["--host=h.example", "8080", "d", "e", str(tmp_path)]
     assert any("written as --host=h.example" in text for text in one.ignored_keys)
 
 
-def test_inputs_become_variables_or_their_defaults(tmp_path: Path) -> None:
+def test_inputs_of_a_client_file_become_variables_or_their_defaults(tmp_path: Path) -> None:
     inputs = [{"id": "pat", "password": True}, {"id": "region", "default": "eu"}, {"id": "team"}, "odd", {"id": 5}]
     env = {"GH": "${input:pat}", "REGION": "${input:region}", "TEAM": "${input:team}", "OTHER": "${input:unknown}"}
     one = read(tmp_path, {"s": {"command": "x", "args": ["${input:region}"], "env": env}}, inputs=inputs)["s"]
@@ -166,7 +189,7 @@ def test_inputs_become_variables_or_their_defaults(tmp_path: Path) -> None:
     assert one.variables == {"MCP_S_GH": "MCP_S_GH"} and {"MCP_S_GH", "MCP_S_TEAM", "MCP_S_OTHER"} == {*one.required}
 
 
-def test_an_env_file_gives_its_variables_and_the_server_overrides_them(tmp_path: Path) -> None:
+def test_variables_of_an_env_file_are_read_and_the_server_overrides_them(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text(
         "# mine\nexport MODE=dev # now\nA_TOKEN='abc def 123'\nTEXT=\"two\\nlines\"\n\nbroken line\nPORT = 1\nMODE2=\n"
     )
@@ -182,8 +205,32 @@ def test_an_env_file_gives_its_variables_and_the_server_overrides_them(tmp_path:
     assert one.secrets == {"S_A_TOKEN": "abc def 123"}
 
 
+@pytest.mark.parametrize("place", ["pipe", "device", "folder"])
+@pytest.mark.parametrize("subject", ["file", "envFile"])
+def test_a_file_that_is_no_regular_file_is_never_waited_for(tmp_path: Path, place: str, subject: str) -> None:
+    odd = tmp_path / "odd.json"
+    if place == "pipe":
+        os.mkfifo(odd)
+    elif place == "device":
+        odd.symlink_to("/dev/zero")
+    else:
+        odd.mkdir()
+    reason = "Is a directory" if place == "folder" else "is not a regular file"
+    if subject == "file":
+        with pytest.raises(UsageError, match=reason):
+            import_mcp_servers(odd, tmp_path)
+        return
+    one = read(tmp_path, {"s": {"command": "x", "envFile": str(odd)}})["s"]
+    assert not one.problem and [why for why in one.ignored_keys if reason in why]
+    configured = tmp_path / "handrail.toml"
+    configured.write_text('[mcp]\nfiles = ["mcp.json"]\n')
+    configured.chmod(0o600)
+    (loaded,) = load_enabled_servers(config.load_configuration(configured))
+    assert reason in loaded.missing_reason
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_comments_commas_and_byte_order_marks_are_read(tmp_path: Path, encoding: str) -> None:
+def test_comments_and_trailing_commas_and_byte_order_marks_are_accepted(tmp_path: Path, encoding: str) -> None:
     text = (
         '// a\n{ "mcpServers": { /* b, */ "s": { "command": "x", "args": ["a//b", "/*", ",]", "\\",}"], }, }, } // end'
     )
@@ -194,13 +241,13 @@ def test_comments_commas_and_byte_order_marks_are_read(tmp_path: Path, encoding:
 @pytest.mark.parametrize(
     "content", [b"", b"\xff\xfe\x00", b"{", b"[1]", b"null", b'"x"', b'{"mcp": 5, "servers": [1]}', b"{" * 100_000]
 )
-def test_a_file_that_is_none_says_so(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_file_is_refused_with_its_name(tmp_path: Path, content: bytes) -> None:
     (file := tmp_path / "mcp.json").write_bytes(content)
     with pytest.raises(UsageError, match=r"mcp\.json"):
         import_mcp_servers(file, tmp_path)
 
 
-def test_a_bridge_to_a_remote_server_becomes_the_remote_server(tmp_path: Path) -> None:
+def test_a_bridge_to_a_remote_server_is_imported_as_the_remote_server(tmp_path: Path) -> None:
     def bridge(*args: str, **more: object) -> dict[str, object]:
         return {"command": "npx", "args": ["-y", "mcp-remote@latest", "https://a.example/mcp", *args], **more}
 
@@ -237,7 +284,7 @@ def test_a_bridge_to_a_remote_server_becomes_the_remote_server(tmp_path: Path) -
     ],
     ids=str,
 )
-def test_handrail_is_never_put_behind_itself(tmp_path: Path, server: object) -> None:
+def test_an_entry_that_starts_handrail_itself_is_recognised(tmp_path: Path, server: object) -> None:
     assert read(tmp_path, {"tools": server})["tools"].is_handrail
 
 
@@ -251,7 +298,7 @@ def test_handrail_is_never_put_behind_itself(tmp_path: Path, server: object) -> 
     ],
     ids=str,
 )
-def test_a_name_that_looks_like_handrail_is_another_server(tmp_path: Path, server: object) -> None:
+def test_a_server_that_only_looks_like_handrail_is_not_taken_for_it(tmp_path: Path, server: object) -> None:
     found = read(tmp_path, {"tools": server})["tools"]
     assert not found.is_handrail and not found.problem
 
@@ -267,8 +314,31 @@ def test_a_name_that_looks_like_handrail_is_another_server(tmp_path: Path, serve
     ],
     ids=str,
 )
-def test_a_file_under_mcp_files_is_read_alike(tmp_path: Path, servers: object) -> None:
+def test_a_file_listed_in_mcp_files_is_read_with_the_same_tolerance(tmp_path: Path, servers: object) -> None:
     (tmp_path / "mcp.json").write_text("﻿// mine\n" + json.dumps({"mcpServers": servers}))
     (own := tmp_path / "handrail.toml").write_text('[mcp]\nfiles = ["mcp.json"]\n')
     found = {one.name: one for one in load_enabled_servers(config.load_configuration(own), environment={})}
     assert found["ok"].missing_reason == ""
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        {"a": {"command": "x"}, "b": {"url": "https://b.example"}},
+        [{"name": "a", "command": "x"}, {"name": "b", "url": "https://b.example"}],
+        {"mcpServers": [{"name": "a", "command": "x"}, {"name": "b", "url": "https://b.example"}]},
+    ],
+)
+def test_a_file_that_is_the_list_of_servers_itself_has_them(tmp_path: Path, whole: object) -> None:
+    (file := tmp_path / "mcp.json").write_text(json.dumps(whole))
+    found = read_file(file)
+    assert {name: one.table for name, one in found.items()} == {
+        "a": {"command": "x"},
+        "b": {"url": "https://b.example"},
+    }
+
+
+def test_a_file_with_other_objects_has_no_servers(tmp_path: Path) -> None:
+    (file := tmp_path / "other.json").write_text('{"a": {"command": "x"}, "b": {"colour": "red"}}')
+    with pytest.raises(UsageError):
+        read_file(file)

@@ -26,11 +26,11 @@ from handrail.upstream.mcp_tool import make_tool_ids
         ("", "github_create", "github_create"),
     ],
 )
-def test_a_prefix_is_not_doubled(prefix: str, name: str, tool_id: str) -> None:
+def test_a_tool_name_that_has_the_server_prefix_does_not_get_it_twice(prefix: str, name: str, tool_id: str) -> None:
     assert make_tool_ids(prefix, [name]) == {name: tool_id}
 
 
-def test_tools_with_and_without_the_prefix_stay_apart() -> None:
+def test_tool_names_with_and_without_the_prefix_get_distinct_ids() -> None:
     found = make_tool_ids("github", ["github_create", "create", "list"])
     assert found["create"] == "github_create" and len({*found.values()}) == 3
 
@@ -46,7 +46,7 @@ def result(name, args):
 
 
 @pytest.mark.parametrize("path", ["report.docx", "deep/report.docx"])
-async def test_a_file_that_lands_in_the_servers_own_folder_says_so(tmp_path: Path, path: str) -> None:
+async def test_a_result_notes_a_file_written_into_the_folder_of_the_server(tmp_path: Path, path: str) -> None:
     async with odd_server(tmp_path, WRITES) as (_, session):
         for _ in range(2):  # a file that is written again is named again
             result = await session.call("t_echo", {"text": path})
@@ -57,7 +57,7 @@ async def test_a_file_that_lands_in_the_servers_own_folder_says_so(tmp_path: Pat
             assert "cache" not in note and ".state" not in note
 
 
-async def test_a_file_in_the_workspace_needs_no_word(tmp_path: Path) -> None:
+async def test_a_file_written_into_the_workspace_adds_no_note(tmp_path: Path) -> None:
     more = 'read = ["."]\nwrite = ["**"]\ncwd = "."'
     async with odd_server(tmp_path, WRITES, more) as (_, session):
         result = await session.call("t_echo", {"text": "report.docx"})
@@ -65,6 +65,6 @@ async def test_a_file_in_the_workspace_needs_no_word(tmp_path: Path) -> None:
         assert (tmp_path / "ws" / "report.docx").read_text() == "x"
 
 
-async def test_a_call_that_writes_nothing_says_nothing(tmp_path: Path) -> None:
+async def test_a_call_that_writes_no_file_adds_no_note(tmp_path: Path) -> None:
     async with odd_server(tmp_path, "") as (_, session):
         assert "scratch_note" not in (await session.call("t_echo", {"text": "x"})).metadata

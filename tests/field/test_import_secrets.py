@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail import config
+from handrail.authoring.mcp_server_import import import_mcp_servers
 from handrail.config.secret_detection import is_ordinary_value, is_secret_name
 from handrail.frontends.cli.command_group import run_command_line
-from handrail.kernel.approval_client import load_and_redact_secrets, redact_config_value
+from handrail.kernel.approval_client import load_secrets_for_redaction, register_value_for_redaction
 from handrail.runtime.secret_store import SecretStore
 from handrail.upstream.server_config_loader import load_enabled_servers
 from handrail.upstream.server_definition import ServerDefinition
@@ -61,7 +62,7 @@ def import_servers(folder: Path, servers: object) -> int:
 
 
 @given(FILES)
-def test_no_server_ever_gets_a_value_that_belongs_to_another(files: list[dict[str, set[str]]]) -> None:
+def test_no_server_gets_a_value_that_belongs_to_another_server(files: list[dict[str, set[str]]]) -> None:
     """Whatever names and keys meet, in one file or in several, and where a faulty server waits for its secret."""
     with TemporaryDirectory() as place:
         folder = Path(place)
@@ -117,7 +118,7 @@ def test_no_server_ever_gets_a_value_that_belongs_to_another(files: list[dict[st
         ("WHATEVER", "aB3dE5fG7hI9jK1lM3nO5pQ7", True),
     ],
 )
-def test_a_value_is_kept_apart_if_its_name_or_its_form_says_so(
+def test_a_value_is_stored_as_a_secret_if_its_name_or_form_indicates_one(
     tmp_path: Path, key: str, value: str, is_secret: bool
 ) -> None:
     assert import_servers(tmp_path, {"s": {"command": "/x", "env": {key: value}}}) == 0
@@ -126,7 +127,7 @@ def test_a_value_is_kept_apart_if_its_name_or_its_form_says_so(
 
 
 @pytest.mark.parametrize("form", ["${LOG_LEVEL}", "${LOG_LEVEL:-warning}", "${env:LOG_LEVEL}"])
-async def test_a_variable_is_no_secret_because_it_is_a_variable(
+async def test_a_plain_value_from_an_environment_variable_is_not_redacted(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOG_LEVEL", "very-verbose-level")
@@ -139,8 +140,8 @@ async def test_a_variable_is_no_secret_because_it_is_a_variable(
 async def load_with_redactions(folder: Path) -> tuple[list[ServerDefinition], Callable[[str], str]]:
     """Return the servers as a kernel loads them, and the redaction of a text."""
     read = config.load_configuration(folder / "cfg" / "handrail.toml")
-    redactor, known = await load_and_redact_secrets(read, {})
-    found = load_enabled_servers(read, known, lambda value: redact_config_value(redactor, value))
+    redactor, known = await load_secrets_for_redaction(read, {})
+    found = load_enabled_servers(read, known, lambda value: register_value_for_redaction(redactor, value))
     return found, redactor.redact_text
 
 
@@ -148,7 +149,7 @@ async def load_with_redactions(folder: Path) -> tuple[list[ServerDefinition], Ca
     "value", ["info", "debug", "test", "admin", "postgres", "Bearer", "TRUE", "8080", "production"]
 )
 @pytest.mark.parametrize("place", ["secret", "variable", "file"])
-async def test_an_ordinary_word_is_never_redacted_and_still_arrives(
+async def test_an_ordinary_word_is_never_redacted_and_still_reaches_the_server(
     tmp_path: Path, value: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_TOKEN", value)
@@ -181,12 +182,12 @@ async def test_a_secret_in_a_variable_is_redacted_in_every_form(
 
 
 @given(st.text(max_size=12))
-def test_what_is_ordinary_is_short(text: str) -> None:
+def test_an_ordinary_value_is_short_and_alphanumeric(text: str) -> None:
     if is_ordinary_value(text):
         assert len(text.strip()) <= 11 and text.strip().lstrip("+-").isalnum()
 
 
-def test_numbers_and_descriptions_of_secrets_have_no_secret_names() -> None:
+def test_names_of_numbers_and_descriptions_are_not_secret_names() -> None:
     def names(*words: str) -> Iterable[bool]:
         return map(is_secret_name, words)
 
@@ -196,7 +197,7 @@ def test_numbers_and_descriptions_of_secrets_have_no_secret_names() -> None:
     assert all(names("API_KEYS", "AuthToken", "OAUTH", "PGPASSWORD", "passwd", "SLACK_BOT_TOKEN", "dsn", "Cookie"))
 
 
-def test_a_missing_secret_costs_its_server_alone(tmp_path: Path) -> None:
+def test_a_missing_secret_disables_only_its_own_server(tmp_path: Path) -> None:
     (tmp_path / "cfg").mkdir(mode=0o700)
     (own := tmp_path / "cfg" / "handrail.toml").write_text(
         '[mcp.servers.a]\ncommand = "/x"\nenv = { K = { expand = "${NOT_SET_ANYWHERE}" } }\n[mcp.servers.b]\ncommand = "/y"\n'
@@ -205,3 +206,45 @@ def test_a_missing_secret_costs_its_server_alone(tmp_path: Path) -> None:
         one.name: one.missing_reason for one in load_enabled_servers(config.load_configuration(own), SecretStore())
     }
     assert "NOT_SET_ANYWHERE" in found["a"] and found["b"] == ""
+
+
+def test_neither_an_input_default_nor_an_env_file_names_the_secret_of_another_server(tmp_path: Path) -> None:
+    inputs = [{"id": "t", "password": True}, {"id": "f", "default": "${MCP_A_TOKEN}"}]
+    (tmp_path / "e.env").write_text("X=${MCP_A_TOKEN}\n")
+    first = {"command": "x", "env": {"TOKEN": "${input:t}"}}
+    for other in (
+        {"command": "y", "env": {"X": "${input:f}", "Y": "z-${input:f}"}},
+        {"command": "y", "envFile": str(tmp_path / "e.env")},
+    ):
+        for servers in ({"a": first, "b": other}, {"b": other, "a": first}):
+            (tmp_path / "mcp.json").write_text(json.dumps({"inputs": inputs, "servers": servers}))
+            found = {one.name: one for one in import_mcp_servers(tmp_path / "mcp.json", tmp_path, (), {})}
+            mine = {*found["a"].variables, *found["a"].variables.values()}
+            theirs = {*found["b"].variables, *found["b"].variables.values(), *found["b"].required}
+            assert mine and not mine & theirs, (servers, mine, theirs)
+
+
+def test_a_home_folder_that_is_not_known_costs_only_its_server(tmp_path: Path) -> None:
+    servers = {
+        "odd": {"command": "~nobody-here/x y"},
+        "long": {"command": "node -e " + "x" * 5_000},
+        "file": {"command": "z", "envFile": "~nobody-here/e"},
+        "good": {"command": "x"},
+    }
+    (tmp_path / "mcp.json").write_text(json.dumps({"servers": servers}))
+    found = {one.name: one for one in import_mcp_servers(tmp_path / "mcp.json", tmp_path, (), {})}
+    assert found["good"].table["command"] == "x" and not found["good"].problem and len(found) == 4
+
+
+def test_the_path_of_a_program_in_the_workspace_may_have_spaces(tmp_path: Path) -> None:
+    (tmp_path / "my tools").mkdir()
+    (tmp_path / "my tools" / "srv").write_text("")
+    written = {
+        "a": {"command": "${workspaceFolder}/my tools/srv"},
+        "b": {"command": "./my tools/srv"},
+        "c": {"command": ["my prog"]},
+    }
+    (tmp_path / "mcp.json").write_text(json.dumps({"servers": written}))
+    found = [one.table for one in import_mcp_servers(tmp_path / "mcp.json", tmp_path, (), {})]
+    assert [one["command"] for one in found] == [f"{tmp_path}/my tools/srv", "./my tools/srv", "my prog"]
+    assert not any("args" in one for one in found)

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from tests.field.folding_disk import mounted
 
-from handrail.arbiter.lock_table import LockResolver, locks_conflict
+from handrail.arbiter.lock_table import LockResolver, do_locks_conflict
 from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
 from handrail.contract.session_protocols import Session
 from handrail.kernel.doctor import run_doctor_checks
-from handrail.origins.listed_paths import find_listed_path, folds_names, spell_as_listed
+from handrail.origins.listed_paths import canonicalize_path_spelling, is_name_folding_folder, resolve_name_folding_path
 from handrail.origins.program_lookup import ProgramRefused, find_program, register_open_workspaces
 from handrail.runtime.files.session_roots import SessionRoots
 from handrail.sandbox import tier_probe
@@ -60,7 +60,7 @@ SPELLINGS = ("SECRETS/key.txt", "secrets/KEY.TXT", "Secrets/Key.Txt", "./x/../SE
 @pytest.mark.parametrize(
     "rule", ["deny fs.read secrets/**", "deny fs.read SECRETS", "deny read **/key.*", "ask fs.read secrets"]
 )
-async def test_a_denied_file_is_read_under_a_name_in_another_case(disk: Path, rule: str) -> None:
+async def test_a_denied_file_cannot_be_read_under_a_name_in_another_case(disk: Path, rule: str) -> None:
     async with opened(disk, "allow *", rule) as session:
         for path in (*SPELLINGS, f"{disk}/SECRETS/KEY.txt"):
             result = await session.call("read", {"path": path})
@@ -80,7 +80,7 @@ async def test_a_file_that_does_not_exist_yet_is_denied_by_its_folded_name(disk:
         assert sorted(os.listdir(disk)) == ["Src", "secrets"]
 
 
-async def test_an_allow_rule_counts_for_each_spelling(disk: Path) -> None:
+async def test_an_allow_rule_applies_to_each_spelling_of_a_path(disk: Path) -> None:
     (disk / "Caf\u00e9").mkdir()
     async with opened(
         disk, "allow fs.write src/main.py", "allow fs.write DOCS/**", "allow fs.write cafe\u0301/**"
@@ -93,7 +93,7 @@ async def test_an_allow_rule_counts_for_each_spelling(disk: Path) -> None:
     assert (disk / "Src" / "Main.py").read_text() == "x\n" and sorted(os.listdir(disk / "Src")) == ["Main.py"]
 
 
-async def test_names_of_secret_files_ask_in_each_case(disk: Path) -> None:
+async def test_secret_file_names_require_approval_in_any_case(disk: Path) -> None:
     (disk / ".EnV").write_text("TOKEN=TOP-SECRET")
     (disk / "ID_Rsa").write_text("TOP-SECRET")
     (disk / "Src" / "Notes.txt").write_text("TOP-SECRET")
@@ -105,7 +105,7 @@ async def test_names_of_secret_files_ask_in_each_case(disk: Path) -> None:
         assert [match["path"] for match in found.data["matches"]] == ["Src/Notes.txt"]
 
 
-async def test_a_search_shows_what_another_spelling_of_a_rule_denies(disk: Path) -> None:
+async def test_a_search_hides_files_denied_by_a_rule_in_another_spelling(disk: Path) -> None:
     async with opened(disk, "allow *", "deny fs.read SECRETS/**") as session:
         for arguments in ({"pattern": "TOP-SECRET"}, {"pattern": "TOP-SECRET", "path": "Secrets"}):
             found = await session.call("grep", arguments)
@@ -116,7 +116,7 @@ async def test_a_search_shows_what_another_spelling_of_a_rule_denies(disk: Path)
         assert [match["path"] for match in found.data["matches"]] == ["Src/Main.py"]
 
 
-async def test_a_file_that_was_not_read_is_overwritten_under_another_spelling(disk: Path) -> None:
+async def test_an_unread_file_cannot_be_overwritten_under_another_spelling(disk: Path) -> None:
     async with opened(disk, *ALL) as session:
         refused = await session.call("write", {"path": "src/MAIN.py", "content": "value = 2\n"})
         assert refused.metadata["error_kind"] == "conflict"
@@ -130,7 +130,7 @@ async def test_a_file_that_was_not_read_is_overwritten_under_another_spelling(di
     assert (disk / "Src" / "Main.py").read_text() == "value = 4\n"
 
 
-async def test_undo_gives_back_what_was_changed_under_another_spelling(disk: Path) -> None:
+async def test_undo_restores_files_that_were_changed_under_another_spelling(disk: Path) -> None:
     async with opened(disk, *ALL, answers=[ApprovalAnswer("once")]) as session:
         await session.call("read", {"path": "Src/Main.py"})
         await session.call("write", {"path": "SRC/MAIN.PY", "content": "value = 2\n"})
@@ -142,7 +142,7 @@ async def test_undo_gives_back_what_was_changed_under_another_spelling(disk: Pat
         assert os.listdir(disk / "Src") == ["Main.py"]
 
 
-async def test_a_move_to_the_same_name_in_another_case_says_how_to_do_it(disk: Path) -> None:
+async def test_a_move_that_changes_only_letter_case_is_refused_with_advice(disk: Path) -> None:
     async with opened(disk, *ALL) as session:
         refused = await session.call("file.move", {"path": "Src/Main.py", "to": "Src/main.py"})
         assert "Move it to another name first" in (refused.error_text or "")
@@ -158,7 +158,7 @@ def test_two_spellings_of_one_file_have_one_lock(disk: Path, pair: tuple[str, st
         LockResolver().resolve(WriteTool().spec, {"path": path, "content": ""}, roots)
         for path in (*pair, pair[1].partition("/")[0])
     )
-    assert locks_conflict(one, other) and locks_conflict(one, folder)
+    assert do_locks_conflict(one, other) and do_locks_conflict(one, folder)
 
 
 # Programs. A sandbox mounts over a path, and on FUSE, 9p or virtiofs another spelling reaches the file below the mount.
@@ -176,7 +176,7 @@ def test_two_spellings_of_one_file_have_one_lock(disk: Path, pair: tuple[str, st
         "cat inner/DEEP/Key",
     ],
 )
-async def test_a_program_reads_a_masked_file_under_another_spelling(disk: Path, command: str) -> None:
+async def test_a_program_cannot_read_a_masked_file_under_another_spelling(disk: Path, command: str) -> None:
     (disk / "run.py").write_text("print(open('SECRETS/KEY.txt').read())")
     (disk / "inner" / "deep").mkdir(parents=True)
     (disk / "inner" / "deep" / "key").write_text("TOP-SECRET")
@@ -189,7 +189,7 @@ async def test_a_program_reads_a_masked_file_under_another_spelling(disk: Path, 
 
 
 @confined
-async def test_no_program_starts_while_a_rule_hides_a_file(disk: Path) -> None:
+async def test_programs_cannot_create_entries_in_a_folder_that_holds_a_hidden_file(disk: Path) -> None:
     """Programs work in the folders below. In a folder around the hidden file, they make no new entry."""
     (disk / "link").symlink_to("Src/Main.py")
     async with opened(disk, *HIDDEN) as session:
@@ -213,7 +213,7 @@ async def test_no_program_starts_while_a_rule_hides_a_file(disk: Path) -> None:
 
 
 @confined
-async def test_a_program_writes_what_a_rule_denies_under_another_spelling(disk: Path) -> None:
+async def test_a_program_cannot_write_a_denied_file_under_another_spelling(disk: Path) -> None:
     async with opened(disk, *ALL, "deny fs.write src/**") as session:
         await run_python(session, "open('SRC/main.PY', 'w').write('evil')")
         await run_python(session, "open('Src/Main.py', 'w').write('evil')")
@@ -222,7 +222,7 @@ async def test_a_program_writes_what_a_rule_denies_under_another_spelling(disk: 
 
 
 @confined
-async def test_programs_run_where_nothing_is_hidden_and_protected_files_stay(disk: Path) -> None:
+async def test_programs_on_a_case_insensitive_disk_cannot_change_protected_files(disk: Path) -> None:
     subprocess.run(["git", "init", "-q"], cwd=disk, check=True)
     kept = {".git/config": "", ".vscode/settings.json": "{}", "AGENTS.md": "Be good.", ".git/hooks/pre-push": "true"}
     for name, text in kept.items():
@@ -246,7 +246,7 @@ async def test_programs_run_where_nothing_is_hidden_and_protected_files_stay(dis
 
 
 @confined
-async def test_what_a_shell_opens_and_names_is_judged_in_each_spelling(disk: Path) -> None:
+async def test_rules_apply_to_shell_redirections_and_arguments_in_any_letter_case(disk: Path) -> None:
     async with opened(disk, "allow bash {confined}", "deny fs.write locked/**", "ask fs.read notes/**") as session:
         for command in ("echo x > LOCKED/a", "echo x >> Locked/b", "sort -o LOCKED/c Src/Main.py; echo > locked/D"):
             assert not (await session.call("bash", {"command": command})).ok, command
@@ -258,7 +258,7 @@ async def test_what_a_shell_opens_and_names_is_judged_in_each_spelling(disk: Pat
 
 
 @confined
-async def test_an_approval_is_bound_to_a_script_in_another_spelling(disk: Path) -> None:
+async def test_an_approval_is_bound_to_the_content_of_a_script_named_in_another_case(disk: Path) -> None:
     (disk / "Build.sh").write_text("echo approved")
     handler = ScriptedApprovalHandler([ApprovalAnswer("once")])
     handler.may_answer.clear()
@@ -283,7 +283,7 @@ def test_a_workspace_opened_in_another_spelling_is_the_same_workspace(disk: Path
     assert SessionRoots(disk / "project").workspace == str(disk / "Project")
 
 
-def test_a_program_of_an_open_workspace_is_refused_in_each_spelling(
+def test_a_program_inside_an_open_workspace_is_refused_in_any_spelling(
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (disk / "Bin").mkdir()
@@ -294,7 +294,7 @@ def test_a_program_of_an_open_workspace_is_refused_in_each_spelling(
         find_program("rg")
 
 
-def test_doctor_names_each_folder_that_ignores_case(disk: Path, tmp_path: Path) -> None:
+def test_the_doctor_names_each_folder_that_ignores_case(disk: Path, tmp_path: Path) -> None:
     def names(workspace: Path) -> list[str]:
         checks = run_doctor_checks(workspace, tmp_path / "state", tmp_path / "config" / "handrail.toml")
         return [check.detail for check in checks if check.name == "file names"]
@@ -317,7 +317,7 @@ def test_doctor_names_each_folder_that_ignores_case(disk: Path, tmp_path: Path) 
     assert said.startswith(f"{disk}/further is on a file system")
 
 
-async def test_a_further_folder_on_such_a_disk_has_rules_in_each_spelling(tmp_path: Path) -> None:
+async def test_rules_for_an_additional_case_insensitive_folder_apply_to_each_spelling(tmp_path: Path) -> None:
     agent = tmp_path / "config" / "agents" / "wide" / "agent.toml"
     agent.parent.mkdir(parents=True)
     with mounted(tmp_path / "disk", tmp_path / "Further", "case") as further:
@@ -337,7 +337,7 @@ async def test_a_further_folder_on_such_a_disk_has_rules_in_each_spelling(tmp_pa
             assert not (await session.call("write", {"path": f"{further}/other", "content": "x"})).ok
 
 
-async def test_a_mount_within_an_exact_workspace_is_judged_for_itself(tmp_path: Path) -> None:
+async def test_rules_ignore_case_only_inside_a_case_insensitive_mount_of_the_workspace(tmp_path: Path) -> None:
     (tmp_path / "ws" / "Share").mkdir(parents=True)
     (tmp_path / "ws" / "share").mkdir()
     rules = ("deny fs.read Share/keys/**", "allow fs.write SHARE/**", "allow fs.write Share/Docs/**")
@@ -354,7 +354,7 @@ async def test_a_mount_within_an_exact_workspace_is_judged_for_itself(tmp_path: 
 
 
 @confined
-async def test_a_program_reaches_a_masked_file_in_a_mount_within_the_workspace(tmp_path: Path) -> None:
+async def test_a_program_cannot_read_a_masked_file_in_a_case_insensitive_mount(tmp_path: Path) -> None:
     (tmp_path / "ws" / "Share").mkdir(parents=True)
     (tmp_path / "ws" / "keys").mkdir()
     (tmp_path / "ws" / "keys" / "a").write_text("HIDDEN")
@@ -371,23 +371,25 @@ async def test_a_program_reaches_a_masked_file_in_a_mount_within_the_workspace(t
 
 
 @pytest.mark.parametrize("numbers", ["one", "many"])
-def test_one_folder_of_a_disk_ignores_case(tmp_path: Path, numbers: str) -> None:
+def test_case_folding_is_detected_for_each_folder_of_a_disk(tmp_path: Path, numbers: str) -> None:
     with mounted(tmp_path / "disk", tmp_path / "m", "case", numbers=numbers, only="loose") as folder:
         for name in ("Strict", "loose"):
             (folder / name).mkdir()
             (folder / name / "Name").write_text("x")
         assert (
-            not folds_names(str(folder))
-            and not folds_names(str(folder / "Strict"))
-            and folds_names(str(folder / "loose"))
+            not is_name_folding_folder(str(folder))
+            and not is_name_folding_folder(str(folder / "Strict"))
+            and is_name_folding_folder(str(folder / "loose"))
         )
-        assert spell_as_listed(f"{folder}/Strict/NAME") == f"{folder}/Strict/NAME"
-        assert spell_as_listed(f"{folder}/loose/NAME") == f"{folder}/loose/Name"
-        assert find_listed_path(f"{folder}/LOOSE/name") is None
+        assert canonicalize_path_spelling(f"{folder}/Strict/NAME") == f"{folder}/Strict/NAME"
+        assert canonicalize_path_spelling(f"{folder}/loose/NAME") == f"{folder}/loose/Name"
+        assert resolve_name_folding_path(f"{folder}/LOOSE/name") is None
 
 
 @pytest.mark.parametrize("numbers", ["one", "many"])
-async def test_a_disk_that_ignores_only_the_normal_form(tmp_path: Path, numbers: str) -> None:
+async def test_rules_apply_to_both_normal_forms_on_a_disk_that_ignores_normalisation(
+    tmp_path: Path, numbers: str
+) -> None:
     rules = ("deny fs.read Geha\u0308use/**", "deny fs.write pl\u00e4ne/**")
     with mounted(tmp_path / "disk", tmp_path / "ws", "form", numbers=numbers) as folder:
         (folder / "Geh\u00e4use").mkdir()
@@ -403,7 +405,7 @@ async def test_a_disk_that_ignores_only_the_normal_form(tmp_path: Path, numbers:
 
 
 @pytest.mark.parametrize("numbers", ["one", "many"])
-def test_a_short_name_is_its_file_or_refused(tmp_path: Path, numbers: str) -> None:
+def test_a_dos_short_name_is_resolved_to_its_file_or_refused(tmp_path: Path, numbers: str) -> None:
     with mounted(tmp_path / "disk", tmp_path / "m", "short", numbers=numbers) as folder:
         (folder / "Secret-letters.text").write_text("TOP-SECRET")
         (folder / "other").write_text("")
@@ -416,17 +418,17 @@ def test_a_short_name_is_its_file_or_refused(tmp_path: Path, numbers: str) -> No
             assert refused.value.kind == "denied"
 
 
-def test_names_in_two_cases_are_two_files_on_an_exact_disk(tmp_path: Path) -> None:
+def test_names_in_two_cases_are_two_files_on_a_case_sensitive_disk(tmp_path: Path) -> None:
     for name in ("a", "A", "Geh\u00e4use", "Geha\u0308use"):
         (tmp_path / name).write_text(name)
-        assert find_listed_path(str(tmp_path / name)) is None
-    assert find_listed_path(str(tmp_path / "new")) is None and not folds_names(str(tmp_path))
+        assert resolve_name_folding_path(str(tmp_path / name)) is None
+    assert resolve_name_folding_path(str(tmp_path / "new")) is None and not is_name_folding_folder(str(tmp_path))
     roots = SessionRoots(tmp_path)
     one, other = (LockResolver().resolve(WriteTool().spec, {"path": path, "content": ""}, roots) for path in "aA")
-    assert not locks_conflict(one, other)
+    assert not do_locks_conflict(one, other)
 
 
-async def test_a_disk_mounted_over_a_known_folder_is_noticed(tmp_path: Path) -> None:
+async def test_rules_apply_to_a_case_insensitive_disk_mounted_after_the_session_started(tmp_path: Path) -> None:
     (tmp_path / "ws" / "Data").mkdir(parents=True)
     (tmp_path / "ws" / "Data" / "Plain").write_text("x")
     async with temporary_kernel(tmp_path, rules=("deny fs.read Data/keys",)) as kernel:

@@ -15,10 +15,10 @@ from handrail.agent.providers.scripted_model import read_model_script
 from handrail.authoring.mcp_server_import import import_mcp_servers
 from handrail.config.foreign_server_files import read_foreign_server_file
 from handrail.config.toml_file import parse_config_file
-from handrail.contract.agent_manifest import parse_agent
-from handrail.contract.text.strict_json import parse_object
-from handrail.contract.text.text_encodings import read_file_text
-from handrail.contract.tool.manifest import parse_manifest
+from handrail.contract.agent_manifest import parse_agent_manifest
+from handrail.contract.text.strict_json import parse_json_object
+from handrail.contract.text.text_encodings import decode_file_text
+from handrail.contract.tool.manifest import parse_manifest_text
 from handrail.tools.files.text_changes import replace_exact_text
 
 FRENCH = '# réglages\nnom = "André"\nville = "Orléans"\n'
@@ -66,7 +66,7 @@ def change(tool: str, line: str, new: str) -> dict[str, Any]:
 
 
 @every_encoding
-async def test_a_file_is_read_in_its_encoding_which_the_result_names(
+async def test_a_file_is_read_in_its_encoding_and_the_result_names_the_encoding(
     tmp_path: Path, codec: str, label: str, data: bytes, text: str
 ) -> None:
     async with model_session(tmp_path) as model:
@@ -79,7 +79,7 @@ async def test_a_file_is_read_in_its_encoding_which_the_result_names(
 
 @every_encoding
 @pytest.mark.parametrize("tool", ["edit", "multi_edit", "file.patch"])
-async def test_an_edit_keeps_the_encoding_and_the_mark(
+async def test_an_edit_keeps_the_encoding_and_the_byte_order_mark(
     tmp_path: Path, codec: str, label: str, data: bytes, text: str, tool: str
 ) -> None:
     first, second, third = text.splitlines()
@@ -94,7 +94,7 @@ async def test_an_edit_keeps_the_encoding_and_the_mark(
 
 
 @every_encoding
-async def test_a_file_that_is_written_whole_keeps_its_encoding_and_mark(
+async def test_a_rewritten_file_keeps_its_encoding_and_byte_order_mark(
     tmp_path: Path, codec: str, label: str, data: bytes, text: str
 ) -> None:
     async with model_session(tmp_path) as model:
@@ -106,7 +106,7 @@ async def test_a_file_that_is_written_whole_keeps_its_encoding_and_mark(
 
 
 @pytest.mark.parametrize("tool", ["edit", "multi_edit", "file.patch", "write"])
-async def test_a_character_that_the_encoding_does_not_have_is_refused_with_a_way_out(tmp_path: Path, tool: str) -> None:
+async def test_a_character_outside_the_file_encoding_is_refused_with_a_remedy(tmp_path: Path, tool: str) -> None:
     data = FRENCH.encode("latin-1")
     async with model_session(tmp_path) as model:
         path = model.put("a.txt", data)
@@ -117,7 +117,7 @@ async def test_a_character_that_the_encoding_does_not_have_is_refused_with_a_way
         assert path.read_bytes() == data
 
 
-async def test_an_edit_that_cannot_be_written_is_left_out_of_several(tmp_path: Path) -> None:
+async def test_a_best_effort_multi_edit_skips_an_edit_that_cannot_be_encoded(tmp_path: Path) -> None:
     async with model_session(tmp_path) as model:
         path = model.put("a.txt", FRENCH.encode("latin-1"))
         await model.show("a.txt")
@@ -127,7 +127,7 @@ async def test_an_edit_that_cannot_be_written_is_left_out_of_several(tmp_path: P
         assert path.read_bytes() == FRENCH.replace("Orléans", "Besançon").encode("latin-1")
 
 
-async def test_a_mark_is_not_shown_and_stays(tmp_path: Path) -> None:
+async def test_a_byte_order_mark_is_not_shown_and_is_preserved(tmp_path: Path) -> None:
     async with model_session(tmp_path) as model:
         path = model.put("a.txt", b"\xef\xbb\xbfone\ntwo\n")
         assert await model.show("a.txt") == "one\ntwo"
@@ -142,7 +142,7 @@ async def test_a_mark_is_not_shown_and_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mark", ["\ufeff", "⟦U+FEFF⟧"])
-async def test_a_mark_that_a_model_writes_is_not_doubled(tmp_path: Path, mark: str) -> None:
+async def test_a_byte_order_mark_written_by_a_model_is_not_doubled(tmp_path: Path, mark: str) -> None:
     async with model_session(tmp_path) as model:
         path = model.put("a.txt", b"\xef\xbb\xbfone\n")
         await model.show("a.txt")
@@ -196,8 +196,8 @@ async def test_a_mark_that_a_model_writes_is_not_doubled(tmp_path: Path, mark: s
         ("İstanbul'da değişiklik\n", "cp1254"),
     ],
 )
-def test_a_short_text_is_read_in_its_encoding(text: str, codec: str) -> None:
-    assert read_file_text(text.encode(codec)).text == text
+def test_the_encoding_of_a_short_text_is_detected(text: str, codec: str) -> None:
+    assert decode_file_text(text.encode(codec)).text == text
 
 
 @pytest.mark.parametrize("codec", ["utf-8-sig", "utf-16", "latin-1", "cp932"])
@@ -215,7 +215,7 @@ async def test_json_is_read_and_written_in_its_encoding(tmp_path: Path, codec: s
         assert path.read_bytes() == f'{{\r\n "nom": "{name}"\r\n}}\r\n'.encode(codec)
 
 
-async def test_a_notebook_keeps_its_indent_and_mark(tmp_path: Path) -> None:
+async def test_a_json_write_keeps_the_indent_and_byte_order_mark_of_a_notebook(tmp_path: Path) -> None:
     text = '{\n "cells": [\n  {\n   "source": [\n    "print(1)"\n   ]\n  }\n ],\n "nbformat": 4\n}'
     async with model_session(tmp_path) as model:
         path = model.put("a.ipynb", b"\xef\xbb\xbf" + text.encode())
@@ -224,7 +224,7 @@ async def test_a_notebook_keeps_its_indent_and_mark(tmp_path: Path) -> None:
         assert path.read_bytes() == b"\xef\xbb\xbf" + text.replace("print(1)", "print('é')").encode()
 
 
-async def test_bytes_that_are_not_utf8_stay_where_a_file_is_written_as_shown(tmp_path: Path) -> None:
+async def test_invalid_bytes_are_preserved_if_a_file_is_written_as_shown(tmp_path: Path) -> None:
     data = "é ü 日本\n".encode() + b"bad \xff\xfe here\nlast\n"
     async with model_session(tmp_path) as model:
         path = model.put("a.txt", data)
@@ -234,7 +234,7 @@ async def test_bytes_that_are_not_utf8_stay_where_a_file_is_written_as_shown(tmp
         assert path.read_bytes() == data.replace(b"last", b"end")
 
 
-async def test_a_file_names_its_encoding(tmp_path: Path) -> None:
+async def test_an_encoding_declared_in_a_file_is_used(tmp_path: Path) -> None:
     texts = {
         "a.py": ("# -*- coding: iso-8859-2 -*-\nx = 'ř'\n", "iso8859-2"),
         "a.xml": ('<?xml version="1.0" encoding="windows-1251"?>\n<a>Я</a>\n', "cp1251"),
@@ -289,7 +289,7 @@ def test_an_edit_changes_the_replaced_bytes_only(
         )
     except UnicodeEncodeError:
         return
-    file = read_file_text(before)
+    file = decode_file_text(before)
     assert file.encoding.encode(file.text) == before
     start = data.draw(st.integers(0, len(file.text) - 1))
     old = file.text[start : data.draw(st.integers(start + 1, len(file.text)))]
@@ -306,8 +306,8 @@ def test_an_edit_changes_the_replaced_bytes_only(
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_stay_the_same_as_text(data: bytes) -> None:
-    file = read_file_text(data)
+def test_any_bytes_survive_a_round_trip_through_text(data: bytes) -> None:
+    file = decode_file_text(data)
     assert file.encoding.encode(file.text) == data
 
 
@@ -319,12 +319,12 @@ def marked(text: str, codec: str) -> bytes:
 
 
 @MARKS
-def test_a_file_of_settings_may_have_a_mark(tmp_path: Path, codec: str) -> None:
+def test_configuration_files_may_have_a_byte_order_mark(tmp_path: Path, codec: str) -> None:
     parameters = {"type": "object", "properties": dict[str, object]()}
     tool = {"name": "one", "description": "One.", "parameters": parameters}
     manifest = json.dumps({"llm": tool, "runtime": {"side_effect": "read"}}, indent=1)
-    assert parse_manifest(marked(manifest, codec), "tool.json").id == "one"
-    assert parse_agent(marked('description = "One."\n', codec), "agent.toml", "one").manifest.id == "one"
+    assert parse_manifest_text(marked(manifest, codec), "tool.json").id == "one"
+    assert parse_agent_manifest(marked('description = "One."\n', codec), "agent.toml", "one").manifest.id == "one"
     path = tmp_path / "handrail.toml"
     assert parse_config_file(path, marked('[search]\r\nembedder = "none"\r\n', codec))[0] == {
         "search": {"embedder": "none"}
@@ -336,11 +336,11 @@ def test_a_file_of_settings_may_have_a_mark(tmp_path: Path, codec: str) -> None:
     servers.write_bytes(marked('{"mcpServers": {"one": {"command": "prog"}}}', codec))
     assert [one.name for one in import_mcp_servers(servers, tmp_path)] == ["one"]
     assert [one.name for one in read_foreign_server_file(servers, tmp_path).servers] == ["one"]
-    assert parse_object(marked('{"resources": []}', codec)) == {"resources": []}
+    assert parse_json_object(marked('{"resources": []}', codec)) == {"resources": []}
 
 
 @every_encoding
-async def test_text_is_found_in_files_of_any_encoding(
+async def test_a_search_finds_text_in_files_of_any_encoding_except_utf32(
     tmp_path: Path, codec: str, label: str, data: bytes, text: str
 ) -> None:
     line = text.split("\n")[1]
@@ -362,7 +362,7 @@ async def test_text_is_found_in_files_of_any_encoding(
             assert len(answer["matches"]) == 3
 
 
-async def test_a_line_in_another_encoding_is_shown_as_text(tmp_path: Path) -> None:
+async def test_a_search_decodes_a_matching_line_in_another_encoding(tmp_path: Path) -> None:
     async with model_session(tmp_path) as model:
         model.put("a.txt", FRENCH.encode("latin-1"))
         answer = await model.call("grep", pattern="nom =")
@@ -370,7 +370,7 @@ async def test_a_line_in_another_encoding_is_shown_as_text(tmp_path: Path) -> No
         assert answer["encodings"] == {"a.txt": "ISO-8859-1"}
 
 
-async def test_a_replaced_byte_that_is_not_text_is_named(tmp_path: Path) -> None:
+async def test_a_write_that_replaces_an_invalid_byte_names_it_in_the_result(tmp_path: Path) -> None:
     async with model_session(tmp_path) as model:
         path = model.put("a.txt", "é ü 日本\n".encode() + b"bad \xff here\n")
         shown = await model.show("a.txt")

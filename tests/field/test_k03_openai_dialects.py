@@ -14,16 +14,17 @@ from tests.agent.provider_bench import Bench, bench
 from tests.field.openai_chunks import ECHO, calls, chunk, streamed, whole
 
 from handrail.agent.agent_loop import Agent
-from handrail.agent.conversation import Conversation, adapt_history, encode_message, restore_conversation
+from handrail.agent.conversation import Conversation, adapt_history_to_model, encode_message, restore_conversation
 from handrail.agent.model_protocol import ModelRequest
 from handrail.agent.providers import open_model
 from handrail.agent.providers.openai import (
     _ChunkReader,  # pyright: ignore[reportPrivateUsage]
     _messages,  # pyright: ignore[reportPrivateUsage]
 )
-from handrail.agent.reply_assembly import ReplyAssembly
+from handrail.agent.reply_assembly import ReplyAssembler
 from handrail.contract.calls_and_results import CallAnswer, Result
-from handrail.testing.provider_request_checks import find_openai_faults
+from handrail.contract.text.strict_json import parse_arguments
+from handrail.testing.provider_request_checks import find_chat_completions_faults
 from handrail.testing.provider_servers import ErrorReply, RawReply, ReplyCall, ScriptedReply
 from handrail.testing.scripted_kernel import temporary_kernel
 
@@ -37,7 +38,7 @@ def assistant(b: Bench, request: int = 1) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking", "thought"])
-async def test_a_server_refuses_the_next_request_because_its_reasoning_did_not_come_back(field: str) -> None:
+async def test_reasoning_of_a_reply_is_sent_with_the_next_request_in_its_field(field: str) -> None:
     reply = streamed(
         chunk({"role": "assistant", "content": None, field: "First "}), chunk({field: "look."}), calls(ECHO)
     )
@@ -48,7 +49,7 @@ async def test_a_server_refuses_the_next_request_because_its_reasoning_did_not_c
     assert sent[field] == "First look." and sent["tool_calls"][0]["id"] == "a"
 
 
-async def test_openrouter_loses_the_signature_of_its_reasoning_details() -> None:
+async def test_reasoning_details_of_openrouter_are_returned_with_their_signature() -> None:
     text = {"type": "reasoning.text", "format": "anthropic-claude-v1", "index": 0}
     locked = {"type": "reasoning.encrypted", "data": "QUJD", "id": "rs_1", "format": "openai-responses-v1", "index": 1}
     reply = streamed(
@@ -65,7 +66,7 @@ async def test_openrouter_loses_the_signature_of_its_reasoning_details() -> None
     assert assistant(b)["reasoning_details"] == [{**text, "text": "ab", "signature": "sig=="}, locked]
 
 
-async def test_geminis_chat_completions_demand_the_signature_of_each_call_back() -> None:
+async def test_the_thought_signature_of_each_gemini_call_is_returned_to_the_server() -> None:
     signed: dict[str, Any] = {**ECHO, "extra_content": {"google": {"thought_signature": "c2ln"}}}
     inner: dict[str, Any] = {**ECHO, "index": 1, "id": "b"}
     inner["function"] = {**inner["function"], "provider_specific_fields": {"thought_signature": "x"}}
@@ -77,7 +78,7 @@ async def test_geminis_chat_completions_demand_the_signature_of_each_call_back()
     assert second["function"]["provider_specific_fields"] == {"thought_signature": "x"}
 
 
-async def test_mistrals_thinking_is_a_part_of_its_content() -> None:
+async def test_thinking_parts_in_mistral_content_are_returned_to_the_server() -> None:
     thinking = [{"type": "thinking", "thinking": [{"type": "text", "text": piece}]} for piece in ("Hm, ", "yes.")]
     reply = streamed(
         *(chunk({"content": [part]}) for part in thinking),
@@ -91,7 +92,7 @@ async def test_mistrals_thinking_is_a_part_of_its_content() -> None:
     assert said == {"type": "text", "text": "Let me look."}
 
 
-async def test_reasoning_is_sent_to_no_other_model_and_to_no_other_address(
+async def test_reasoning_is_not_sent_to_another_model_or_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
@@ -119,7 +120,7 @@ async def test_reasoning_is_sent_to_no_other_model_and_to_no_other_address(
 @pytest.mark.parametrize(
     "name", ["functions.read:0", "functions.echo:12", "a|fc_1", "call." + "x" * 90, "call_1__thought__" + "A" * 900]
 )
-async def test_kimi_answers_badly_once_its_call_ids_are_replaced(name: str) -> None:
+async def test_call_ids_of_the_same_model_are_returned_unchanged(name: str) -> None:
     async with bench("openai", streamed(calls({**ECHO, "id": name})), OK) as b:
         assert (await b.run()).ok
         b.accepted()
@@ -127,7 +128,7 @@ async def test_kimi_answers_badly_once_its_call_ids_are_replaced(name: str) -> N
     assert [call_id for call_id, _ in b.results(1)] == [name]
 
 
-async def test_reasoning_and_ids_are_still_there_after_a_restart(tmp_path: Path) -> None:
+async def test_reasoning_and_call_ids_are_kept_after_a_restart(tmp_path: Path) -> None:
     reply = streamed(chunk({"reasoning_content": "plan"}), calls({**ECHO, "id": "functions.echo:0"}))
     async with bench("openai", reply, OK, OK) as b:
         known = None
@@ -143,7 +144,7 @@ async def test_reasoning_and_ids_are_still_there_after_a_restart(tmp_path: Path)
     assert b.results(2)[0][0] == "functions.echo:0"
 
 
-async def test_two_user_messages_in_a_row_are_refused_by_servers_with_a_strict_template() -> None:
+async def test_consecutive_user_messages_are_merged_into_one() -> None:
     async with bench("openai", ErrorReply(400, "no such thing", "invalid_request_error"), OK) as b:
         agent = b.agent()
         assert (await agent.complete("first")).status == "failed"
@@ -199,7 +200,7 @@ WHOLE_CALL = {k: v for k, v in ECHO.items() if k != "index"}
         "number as text",
     ],
 )
-async def test_a_call_that_comes_in_an_unusual_place_is_dropped(reply: ScriptedReply | RawReply) -> None:
+async def test_a_call_in_an_unusual_place_of_a_reply_is_run(reply: ScriptedReply | RawReply) -> None:
     async with bench("openai", reply, OK) as b:
         assert (await b.run()).text == "ok"
         b.accepted()
@@ -218,7 +219,7 @@ async def test_a_call_that_comes_in_an_unusual_place_is_dropped(reply: ScriptedR
     ],
     ids=["in two pieces", "repeated", "growing", "begins with an empty object", "with empty arguments"],
 )
-async def test_a_name_that_comes_in_pieces_calls_an_unknown_tool(fragments: list[dict[str, Any]]) -> None:
+async def test_a_tool_name_streamed_in_pieces_is_joined(fragments: list[dict[str, Any]]) -> None:
     parts = [calls({"index": 0, **({} if n else {"id": "a"}), "function": part}) for n, part in enumerate(fragments)]
     async with bench("openai", streamed(*parts), OK) as b:
         assert (await b.run()).ok
@@ -226,7 +227,7 @@ async def test_a_name_that_comes_in_pieces_calls_an_unknown_tool(fragments: list
     assert [(call.name, json.loads(str(call.arguments))) for call in b.session.ran] == [("echo", {"n": 1})]
 
 
-async def test_several_calls_in_one_chunk_without_numbers_become_one() -> None:
+async def test_several_calls_without_numbers_in_one_chunk_are_kept_apart() -> None:
     def numbered(n: int, **more: Any) -> dict[str, Any]:
         return {"type": "function", "function": {"name": "echo", "arguments": f'{{"n":{n}}}'}, **more}
 
@@ -241,6 +242,141 @@ async def test_several_calls_in_one_chunk_without_numbers_become_one() -> None:
             assert (await b.run()).ok
             b.accepted()
         assert [json.loads(str(call.arguments))["n"] for call in b.session.ran] == [1, 2]
+
+
+def part(name: str | None = None, arguments: Any = None, **more: Any) -> dict[str, Any]:
+    """A fragment of a call."""
+    function = {"name": name, "arguments": arguments}
+    return {**more, "function": {key: value for key, value in function.items() if value is not None}}
+
+
+FLAT: dict[str, Any] = {"index": 0, "id": "a", "name": "echo", "arguments": {"n": 1}}
+END_MARK = b"data: [DONE]\n\n"
+
+
+def events(*chunks: bytes, end: bytes = END_MARK) -> RawReply:
+    return RawReply(b"".join(b"data: %s\n\n" % one for one in chunks) + end, "text/event-stream")
+
+
+CALLS_IN_PIECES: dict[str, list[bytes]] = {
+    "another id with every piece": [calls(part("echo", "", index=0, id="a")), calls(part(None, '{"n":', index=0, id="b")), calls(part(None, "1}", index=0, id="c"))],
+    "name after the arguments": [calls(part(None, '{"n":', index=0, id="a")), calls(part("echo", "1}", index=0))],
+    "all arguments again": [calls(part("echo", '{"n":', index=0, id="a")), calls(part(None, "1}", index=0)), calls(part(None, '{"n":1}', index=0))],
+    "the name again": [calls(ECHO), calls(part("echo", "", index=0, id="a"))],
+    "an empty object first": [calls(part("echo", "{}", index=0, id="a")), calls(part(None, '{"n":1}', index=0))],
+    "null first": [calls(part("echo", "null", index=0, id="a")), calls(part(None, '{"n":1}', index=0))],
+    "without an object in between": [calls(FLAT)],
+    "parameters": [calls({"index": 0, "id": "a", "function": {"name": "echo", "parameters": {"n": 1}}})],
+    "keyed by number": [chunk({"tool_calls": {"0": {"id": "a", "function": {"name": "echo", "arguments": '{"n":1}'}}}})],
+    "in the choice": [json.dumps({"choices": [{"index": 0, "delta": {}, "tool_calls": [ECHO]}]}).encode()],
+    "after the finish reason": [chunk({}, "tool_calls"), calls(ECHO)],
+    "a finish reason with every piece": [chunk({"tool_calls": [part("echo", '{"n":', index=0, id="a")]}, "tool_calls"), chunk({"tool_calls": [part(None, "1}", index=0)]}, "tool_calls")],
+    "spaces around the name": [calls(part(" echo\n", '{"n":1}', index=0, id="a"))],
+    "spaces after the arguments": [calls(ECHO), calls(part(None, "\n ", index=0))],
+    "arguments encoded twice": [calls(part("echo", '"{\\"n\\":1}"', index=0, id="a"))],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", CALLS_IN_PIECES)
+async def test_the_pieces_of_one_call_are_not_recognized(form: str) -> None:
+    async with bench("openai", streamed(*CALLS_IN_PIECES[form]), OK) as b:
+        assert (await b.run()).text == "ok"
+        b.accepted()
+    assert [(call.name, parse_arguments(str(call.arguments))) for call in b.session.ran] == [("echo", {"n": 1})]
+
+
+TWO_CALLS: dict[str, list[bytes]] = {
+    "interleaved": [calls(part("echo", '{"n":', index=0, id="a")), calls(part("echo", '{"n":', index=1, id="b")), calls(part(None, "1}", index=0)), calls(part(None, "2}", index=1))],
+    "interleaved by id": [calls(part("echo", '{"n":', id="a"), part("echo", '{"n":', id="b")), calls(part(None, "1}", id="a"), part(None, "2}", id="b"))],
+    "interleaved by id, numbered 0": [calls(part("echo", '{"n":', index=0, id="a"), part("echo", '{"n":', index=0, id="b")), calls(part(None, "1}", index=0, id="a"), part(None, "2}", index=0, id="b"))],
+    "one id and number for both": [calls(part("echo", '{"n":1}', index=0, id="c")), calls(part("echo", '{"n":2}', index=0, id="c"))],
+    "one id and no number": [calls(part("echo", '{"n":1}', id="c"), part("echo", '{"n":2}', id="c"))],
+    "numbers as floats": [calls(part("echo", '{"n":', index=0.0, id="a")), calls(part("echo", '{"n":', index=1.0, id="b")), calls(part(None, "1}", index=0.0)), calls(part(None, "2}", index=1.0))],
+    "another id with every piece": [calls(part("echo", "", index=0, id="a")), calls(part(None, '{"n":1}', index=0, id="b")), calls(part("echo", "", index=1, id="c")), calls(part(None, '{"n":2}', index=1, id="d"))],
+    "a finish reason after each": [chunk({"tool_calls": [part("echo", '{"n":1}', index=0, id="a")]}, "tool_calls"), chunk({"tool_calls": [part("echo", '{"n":2}', index=1, id="b")]}, "tool_calls")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", TWO_CALLS)
+async def test_two_calls_are_mixed_up(form: str) -> None:
+    async with bench("openai", streamed(*TWO_CALLS[form]), OK) as b:
+        assert (await b.run()).text == "ok"
+        b.accepted()
+    assert [json.loads(str(call.arguments)) for call in b.session.ran] == [{"n": 1}, {"n": 2}]
+
+
+HELLO = chunk({"content": "hello"})
+TOLD: dict[str, ScriptedReply | RawReply] = {
+    "content as an object": streamed(chunk({"content": {"type": "text", "text": "hello"}}), finish="stop"),
+    "a text with a value": streamed(chunk({"content": [{"type": "text", "text": {"value": "hello"}}]}), finish="stop"),
+    "a part with content": streamed(chunk({"content": [{"type": "text", "content": "hello"}]}), finish="stop"),
+    "text in the choice": streamed(b'{"choices":[{"text":"hello"}]}', finish="stop"),
+    "text in the delta": streamed(chunk({"text": "hello"}), finish="stop"),
+    "after an empty choice": streamed(b'{"choices":[null,{"delta":{"content":"hello"}}]}', finish="stop"),
+    "no finish reason": events(HELLO),
+    "no finish reason, usage last": events(HELLO, b'{"choices":[],"usage":{"prompt_tokens":3}}'),
+    "not streamed, no finish reason": RawReply(b'{"choices":[{"message":{"content":"hello"},"finish_reason":null}]}', "application/json"),
+    "text after the finish reason": streamed(chunk({"content": "hel"}, "stop"), chunk({"content": "lo"}, "stop")),
+    "the word null as finish reason": streamed(chunk({"content": "hel"}, "null"), chunk({"content": "lo"}), finish="stop"),
+    "finish reason as an object": events(HELLO, b'{"choices":[{"delta":{},"finish_reason":{"type":"stop"}}]}', end=b""),
+    "finish reason in capitals": streamed(HELLO, finish="STOP"),
+    "lines of JSON": RawReply(HELLO + b"\n" + chunk({}, "stop") + b"\n", "application/x-ndjson"),
+    "events without data": events(b"", HELLO, b"", chunk({}, "stop")),
+    "no line between events": RawReply(b"data: %s\ndata: %s\ndata: [DONE]\n" % (HELLO, chunk({}, "stop")), "text/event-stream"),
+    "data in two lines": RawReply(b'data: {"choices":\ndata: [{"delta":{"content":"hello"},"finish_reason":"stop"}]}\n\n', "text/event-stream"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", TOLD)
+async def test_a_reply_in_an_unusual_form_is_lost_or_asked_for_again(form: str) -> None:
+    async with bench("openai", TOLD[form]) as b:
+        assert (await b.run()).text == "hello"
+        b.accepted()
+    assert not b.naps
+
+
+async def test_a_call_that_the_end_mark_cut_is_not_run() -> None:
+    reply = events(chunk({"content": "x"}), calls(ECHO), calls({**ECHO, **part("echo", '{"n":', index=1, id="b")}))
+    async with bench("openai", reply, OK) as b:
+        assert (await b.run()).text == "ok"
+    assert [json.loads(str(call.arguments)) for call in b.session.ran] == [{"n": 1}]
+    assert "not run" in b.results(1)[1][1]
+
+
+@pytest.mark.parametrize("reason", ["MAX_TOKENS", "SAFETY", "network_error"])
+async def test_a_reply_that_was_cut_counts_as_an_answer(reason: str) -> None:
+    async with bench("openai", streamed(chunk({"content": "half"}), finish=reason), OK) as b:
+        outcome = await b.run()
+    assert (outcome.status, outcome.text) != ("answered", "half")
+
+
+@pytest.mark.parametrize("field", ["analysis", "cot", "deliberation"])
+async def test_reasoning_of_an_unknown_name_loses_all_but_its_last_piece(field: str) -> None:
+    once = {"channel": "x", "tag": "same"}
+    reply = streamed(chunk({field: "First ", **once}), chunk({field: "look.", **once}), calls(ECHO))
+    async with bench("openai", reply, OK) as b:
+        assert (await b.run()).ok
+    assert {name: assistant(b)[name] for name in (field, *once)} == {field: "First look.", **once}
+
+
+USAGE: dict[str, list[dict[str, Any]]] = {
+    "of Groq": [{"x_groq": {"usage": {"prompt_tokens": 7, "completion_tokens": 3}}}],
+    "in the choice": [{"choices": [{"delta": {}, "usage": {"prompt_tokens": 7, "completion_tokens": 3}}]}],
+    "other names": [{"usage": {"input_tokens": 7, "output_tokens": 3}}],
+    "floats": [{"usage": {"prompt_tokens": 7.0, "completion_tokens": 3.0}}],
+    "texts": [{"usage": {"prompt_tokens": "7", "completion_tokens": "3"}}],
+    "in two halves": [{"usage": {"prompt_tokens": 7}}, {"usage": {"completion_tokens": 3}}],
+    "with the total": [{"usage": {"prompt_tokens": 7, "total_tokens": 10}}],
+    "growing, then null": [{"usage": {"prompt_tokens": 7, "completion_tokens": n}} for n in (1, 3)] + [{"usage": None}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", USAGE)
+async def test_the_tokens_are_estimated_although_the_server_counts_them(form: str) -> None:
+    counted = [json.dumps({"choices": [], **one}).encode() for one in USAGE[form]]
+    async with bench("openai", events(HELLO, chunk({}, "stop"), *counted)) as b:
+        outcome = await b.run()
+    assert (outcome.input_tokens, outcome.output_tokens) == (7, 3)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +406,7 @@ async def test_several_calls_in_one_chunk_without_numbers_become_one() -> None:
         "no calls",
     ],
 )
-async def test_what_was_said_does_not_arrive(reply: ScriptedReply | RawReply) -> None:
+async def test_a_reply_in_an_unusual_form_still_arrives(reply: ScriptedReply | RawReply) -> None:
     async with bench("openai", reply) as b:
         assert (await b.run()).text == "hello"
         b.accepted()
@@ -290,7 +426,7 @@ async def test_what_was_said_does_not_arrive(reply: ScriptedReply | RawReply) ->
     ids=["usual", "no space", "CRLF", "byte order mark, no end", "comments", "other fields", "pings"],
 )
 @pytest.mark.parametrize("content_type", ["text/event-stream; charset=utf-8", "", "application/json", "text/plain"])
-async def test_an_event_stream_in_an_unusual_form_counts_as_cut(
+async def test_an_event_stream_in_an_unusual_form_is_read_completely(
     start: bytes, line: bytes, end: bytes, content_type: str
 ) -> None:
     body = (
@@ -304,7 +440,7 @@ async def test_an_event_stream_in_an_unusual_form_counts_as_cut(
     assert not b.naps
 
 
-async def test_a_wrong_address_answers_with_a_page_and_is_asked_five_times() -> None:
+async def test_an_html_page_from_a_wrong_base_url_fails_without_a_retry() -> None:
     page = RawReply(b"<!doctype html><html><head><title>Welcome to Open WebUI</title></head></html>", "text/html")
     async with bench("openai", page) as b:
         outcome = await b.run()
@@ -317,7 +453,7 @@ async def test_a_wrong_address_answers_with_a_page_and_is_asked_five_times() -> 
 
 
 @pytest.mark.parametrize("kind", ["openai-responses", "anthropic", "gemini"])
-async def test_other_apis_without_a_stream_are_understood_too(kind: Any) -> None:
+async def test_replies_of_other_apis_without_a_stream_are_understood(kind: Any) -> None:
     usage = {"input_tokens": 7, "output_tokens": 3, "promptTokenCount": 7, "candidatesTokenCount": 3}
     first: dict[str, Any] = {
         "openai-responses": {
@@ -346,7 +482,7 @@ async def test_other_apis_without_a_stream_are_understood_too(kind: Any) -> None
     assert [json.loads(str(call.arguments)) for call in b.session.ran] == [{"n": 1}]
 
 
-async def test_a_server_that_takes_its_reasoning_from_nobody_refuses_every_later_request() -> None:
+async def test_reasoning_is_left_out_after_a_server_refuses_it() -> None:
     refusal = ErrorReply(400, "'messages.2': property 'reasoning' is unsupported", "invalid_request_error")
     reply = streamed(chunk({"reasoning": "plan"}), calls(ECHO))
     async with bench("openai", reply, refusal, ScriptedReply(ReplyCall("echo")), OK) as b:
@@ -371,7 +507,7 @@ FORMS: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 
 @pytest.mark.parametrize("said", FORMS)
-async def test_a_server_refuses_every_request_for_a_form_that_it_does_not_know(said: str) -> None:
+async def test_a_request_that_a_server_refuses_for_its_form_is_resent_in_another_form(said: str) -> None:
     is_kept = FORMS[said]
     refusal = ErrorReply(400, said, "invalid_request_error")
     first = ScriptedReply(ReplyCall("echo"))
@@ -383,7 +519,7 @@ async def test_a_server_refuses_every_request_for_a_form_that_it_does_not_know(s
     assert is_kept(b.server.requests[2].body) and is_kept(b.server.requests[3].body)
 
 
-async def test_mistral_refuses_a_picture_that_follows_a_result() -> None:
+async def test_an_assistant_message_separates_a_result_from_a_user_message_after_a_refusal() -> None:
     refusal = ErrorReply(400, "Unexpected role 'user' after role 'tool'", "invalid_request_message_order")
     async with bench("openai", ScriptedReply(ReplyCall("echo")), ErrorReply(400, "odd"), refusal, OK) as b:
         agent = b.agent()
@@ -393,7 +529,7 @@ async def test_mistral_refuses_a_picture_that_follows_a_result() -> None:
     assert roles[-4:] == ["assistant", "tool", "assistant", "user"]
 
 
-async def test_a_form_that_does_not_help_is_not_kept() -> None:
+async def test_a_request_form_that_does_not_help_is_not_kept() -> None:
     refusal = ErrorReply(400, "stream_options is odd", "invalid_request_error")
     async with bench("openai", refusal, refusal, OK) as b:
         agent = b.agent()
@@ -402,15 +538,47 @@ async def test_a_form_that_does_not_help_is_not_kept() -> None:
     assert ["stream_options" in request.body for request in b.server.requests] == [True, False, True]
 
 
+BLOCK: dict[str, Any] = {"type": "tool_use", "id": "c", "name": "echo", "input": {}}
+ANTHROPIC: list[dict[str, Any]] = [
+    {"type": "message_start", "message": {"id": "m", "role": "assistant", "content": []}},
+    {"type": "content_block_start", "index": 0, "content_block": BLOCK},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "input_json_delta", "partial_json": '{"n":1}'}},
+    {"type": "content_block_stop", "index": 0},
+    {"type": "message_delta", "delta": {"stop_reason": "tool_use"}},
+    {"type": "message_stop"},
+]
+ITEM = {"type": "function_call", "id": "f", "call_id": "c", "name": "echo", "arguments": ""}
+RESPONSES: list[dict[str, Any]] = [
+    {"type": "response.output_item.added", "output_index": 0, "item": ITEM},
+    {"type": "response.function_call_arguments.done", "output_index": 0, "item_id": "f", "arguments": '{"n":1}'},
+    {"type": "response.completed", "response": {"id": "r", "status": "completed", "output": []}},
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent"),
+    [
+        ("anthropic", ANTHROPIC),
+        ("anthropic", [one for one in ANTHROPIC if one["type"] != "content_block_stop"]),
+        ("openai-responses", RESPONSES),
+    ],
+    ids=["events without names", "a block that is not closed", "arguments only at their end"],
+)
+async def test_calls_of_servers_that_speak_another_api_in_their_own_way(kind: Any, sent: list[dict[str, Any]]) -> None:
+    async with bench(kind, events(*(json.dumps(one).encode() for one in sent), end=b""), OK) as b:
+        assert (await b.run()).text == "ok"
+    assert [json.loads(str(call.arguments)) for call in b.session.ran] == [{"n": 1}] and not b.naps
+
+
 @pytest.mark.parametrize("body", [b"", b'{"choices": [{"mess', b"[]"])
-async def test_an_answer_that_breaks_off_before_its_end_is_asked_for_again(body: bytes) -> None:
+async def test_a_truncated_reply_is_requested_again(body: bytes) -> None:
     async with bench("openai", RawReply(body, "application/json"), OK) as b:
         assert (await b.run()).text == "ok"
         b.accepted()
     assert len(b.naps) == 1
 
 
-async def test_arguments_are_interleaved_with_text_and_reasoning() -> None:
+async def test_arguments_interleaved_with_text_and_reasoning_are_assembled() -> None:
     reply = streamed(
         chunk({"reasoning_content": "a"}),
         chunk({"content": "One. "}),
@@ -427,14 +595,14 @@ async def test_arguments_are_interleaved_with_text_and_reasoning() -> None:
     assert assistant(b)["content"] == "One. Two." and assistant(b)["reasoning_content"] == "ab"
 
 
-async def test_endless_reasoning_neither_fills_the_memory_nor_goes_back_in_part() -> None:
+async def test_reasoning_over_the_size_limit_is_not_sent_back_in_part() -> None:
     piece = chunk({"reasoning_content": "x" * 500_000})
     async with bench("openai", streamed(*[piece] * 12, calls(ECHO)), OK) as b:
         assert (await b.run()).ok
     assert "reasoning_content" not in assistant(b)
 
 
-async def test_a_sub_agents_reasoning_stays_in_its_own_conversation() -> None:
+async def test_reasoning_of_one_agent_is_not_sent_in_another_conversation() -> None:
     reply = streamed(chunk({"reasoning_content": "plan"}), chunk({"content": "done"}), finish="stop")
     async with bench("openai", reply, OK, OK) as b:
         assert (await b.run()).text == "done"
@@ -458,9 +626,9 @@ JSON = st.recursive(
 
 
 @given(st.lists(st.tuples(st.sampled_from(["delta", "message"]), JSON, JSON), max_size=5))
-def test_no_chunk_of_any_shape_breaks_the_reader(given_chunks: list[tuple[str, Any, Any]]) -> None:
+def test_the_chunk_reader_accepts_chunks_of_any_shape(given_chunks: list[tuple[str, Any, Any]]) -> None:
     reader = _ChunkReader(["echo"])
-    assembly = ReplyAssembly()
+    assembly = ReplyAssembler()
     chunks: list[Any] = [{"choices": [{place: value, "finish_reason": end}]} for place, value, end in given_chunks]
     chunks.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
     for one in chunks:
@@ -471,9 +639,11 @@ def test_no_chunk_of_any_shape_breaks_the_reader(given_chunks: list[tuple[str, A
     reply = assembly.get_reply_so_far()
     conversation.add_reply(reply, [f"c{n}" for n in range(len(reply.calls))])
     answer = Result.output({})
-    conversation.add_answers({n: CallAnswer(f"c{n}", "echo", answer, answer) for n in range(len(reply.calls))})
-    messages = adapt_history(conversation.messages, "openai:x")
+    conversation.add_call_answers({n: CallAnswer(f"c{n}", "echo", answer, answer) for n in range(len(reply.calls))})
+    messages = adapt_history_to_model(conversation.messages, "openai:x")
     sent = json.loads(json.dumps(list(_messages(ModelRequest("", messages, [])))))
-    assert not find_openai_faults({"messages": sent}) or any("thinking" in str(m) or "type" in str(m) for m in sent)
+    assert not find_chat_completions_faults({"messages": sent}) or any(
+        "thinking" in str(m) or "type" in str(m) for m in sent
+    )
     stored = [(n, json.loads(json.dumps(encode_message(m, ["c"] * 99)))) for n, m in enumerate(conversation.messages)]
-    assert adapt_history(restore_conversation(stored).messages, "openai:x") == messages
+    assert adapt_history_to_model(restore_conversation(stored).messages, "openai:x") == messages

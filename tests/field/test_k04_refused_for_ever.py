@@ -61,12 +61,23 @@ REFUSALS: dict[str, tuple[int, object, int | None]] = {
     "Copilot": (400, {"code": "model_max_prompt_tokens_exceeded", "message": "prompt token count of 130000 exceeds the limit of 128000"}, 128000),
     "GitHub Models": (413, {"code": "tokens_limit_reached", "message": "Request body too large for gpt-4o model. Max size: 8000 tokens."}, 8000),
     "Together": (422, {"message": "Input validation error: the total number of tokens exceeds the model's limit of 8193"}, 8193),
+    "model that supports less": (400, {"message": "Your request contains 9000 tokens, but this model supports at most 8192 tokens."}, 8192),
+    "Vertex": (400, {"message": "Unable to submit request because the input token count is 40000 but model only supports up to 32768. Reduce the input token count and try again."}, 32768),
+    "a comparison": (400, {"message": "Total tokens 9000 > 8192"}, 8192),
+    "a field": (400, {"message": "input_tokens (9000) must be less than 8192"}, 8192),
+    "an input length": (422, {"detail": "Input length 9000 exceeds maximum allowed token size 8192"}, None),
+    "a maximum input": (400, {"message": "Maximum input length of 8192 tokens exceeded"}, 8192),
+    "a conversation": (400, {"message": "Conversation too long. Please start a new one."}, None),
+    "Chinese": (400, {"message": "输入过长，超出模型上下文限制"}, None),
+    "a code": (400, {"code": "prompt_too_long", "message": "refused"}, None),
+    "llama-cpp-python": (500, {"message": "Requested tokens (2076) exceed context window of 2048", "type": "internal_server_error"}, 2048),
+    "a number in a prompt": (400, {"message": "The number of tokens in your prompt 9000 is greater than the 8192 allowed"}, None),
     "nginx": (413, "<html><head><title>413 Request Entity Too Large</title></head></html>", None),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("who", REFUSALS)
-def test_a_refusal_for_length_is_taken_for_another_one(who: str) -> None:
+def test_a_refusal_for_length_is_recognised_as_a_context_overflow(who: str) -> None:
     status, body, limit = REFUSALS[who]
     error = make_reported_error("openai:x", "KEY", body, status)
     assert isinstance(error, ContextOverflow), error
@@ -89,9 +100,23 @@ def test_a_refusal_for_length_is_taken_for_another_one(who: str) -> None:
         (429, {"message": "Rate limit reached on tokens per min (TPM): Limit 30000, Used 29000, Requested 2000"}),
         (400, {"message": "No tool output found for function call call_1."}),
         (401, {"message": "Incorrect API key provided"}),
+        (
+            400,
+            {
+                "code": "string_above_max_length",
+                "message": "Invalid 'tools[0].function.name': string too long. Expected a string with maximum length 64.",
+            },
+        ),
+        (
+            400,
+            {
+                "message": "max_completion_tokens is too large: 200000. This model supports at most 128000 completion tokens."
+            },
+        ),
+        (429, {"message": "This request would exceed your rate limit of 30,000 input tokens per minute"}),
     ],
 )
-def test_another_refusal_is_not_taken_for_one_of_length(status: int, body: object) -> None:
+def test_other_refusals_are_not_mistaken_for_a_context_overflow(status: int, body: object) -> None:
     assert not isinstance(make_reported_error("openai:x", "KEY", body, status), ContextOverflow)
 
 
@@ -108,7 +133,7 @@ def _refusal(kind: Kind, limit: int = 4096) -> ErrorReply:
 
 
 @each_provider
-async def test_a_window_smaller_than_the_estimate_is_never_compacted(kind: Kind) -> None:
+async def test_a_conversation_is_compacted_when_the_real_window_is_smaller_than_estimated(kind: Kind) -> None:
     turns = [ScriptedReply(ReplyCall("echo", {"text": f"{n} {LONG}"}), usage=(2_000 * n, 5)) for n in range(1, 4)]
     async with bench(kind, *turns, _refusal(kind, 12_000), OK) as b:
         events = [event async for event in b.agent().run("Count the foxes.")]
@@ -121,7 +146,7 @@ async def test_a_window_smaller_than_the_estimate_is_never_compacted(kind: Kind)
 
 
 @each_provider
-async def test_a_request_that_stays_too_long_is_compacted_once_and_not_for_ever(kind: Kind) -> None:
+async def test_a_request_that_stays_too_long_after_one_compaction_fails(kind: Kind) -> None:
     turns = [ScriptedReply(ReplyCall("echo", {"text": LONG})) for _ in range(3)]
     async with bench(kind, *turns, _refusal(kind), _refusal(kind)) as b:
         outcome = await b.run()
@@ -131,7 +156,7 @@ async def test_a_request_that_stays_too_long_is_compacted_once_and_not_for_ever(
 
 
 @pytest.mark.parametrize("kind", ["openai", "openai-responses"])
-async def test_a_refusal_for_length_inside_the_stream_counts_as_well(kind: Kind) -> None:
+async def test_a_context_overflow_reported_inside_the_stream_causes_compaction(kind: Kind) -> None:
     turns = [ScriptedReply(ReplyCall("echo", {"text": LONG})) for _ in range(3)]
     refused = ScriptedReply(
         StreamError("context_length_exceeded", "Your input exceeds the context window of this model.")
@@ -141,7 +166,7 @@ async def test_a_refusal_for_length_inside_the_stream_counts_as_well(kind: Kind)
         b.accepted()
 
 
-async def test_one_result_that_is_longer_than_the_window_blocks_the_session(tmp_path: Path) -> None:
+async def test_a_result_longer_than_the_window_is_left_out_and_the_session_continues(tmp_path: Path) -> None:
     tmp_path.joinpath("ws").mkdir()
     (tmp_path / "ws" / "long.txt").write_text("\n".join(f"line {n} {'x' * 60}" for n in range(2_000)))
     too_long = ContextOverflow("too long", max_tokens=8_000)
@@ -158,7 +183,7 @@ async def test_one_result_that_is_longer_than_the_window_blocks_the_session(tmp_
     assert "left out to free up your context" in str(model.requests[2].messages)
 
 
-async def test_a_message_that_was_too_long_blocks_the_shorter_ones_after_it() -> None:
+async def test_a_message_that_was_too_long_is_not_resent_in_full_with_later_messages() -> None:
     model = PlaybackModel([ContextOverflow("too long")], [ContextOverflow("too long")], text_reply("Hello."))
     agent = Agent(RecordingSession(), model)
     assert (await agent.complete(LONG * 20)).status == "failed"
@@ -167,7 +192,7 @@ async def test_a_message_that_was_too_long_blocks_the_shorter_ones_after_it() ->
 
 
 @pytest.mark.parametrize("compaction", ["outline", "summary"])
-async def test_a_refused_request_is_compacted_whatever_the_kind_of_compaction(compaction: Any) -> None:
+async def test_a_request_refused_for_length_is_compacted_in_both_compaction_modes(compaction: Any) -> None:
     calls = [call_reply(("echo", {"text": LONG})) for _ in range(4)]
     more = [text_reply("They counted foxes.")] if compaction == "summary" else []
     model = PlaybackModel(*calls, [ContextOverflow("too long")], *more, text_reply("ok"))
@@ -175,7 +200,7 @@ async def test_a_refused_request_is_compacted_whatever_the_kind_of_compaction(co
     assert (await agent.complete("go")).text == "ok"
 
 
-async def test_a_conversation_that_fits_is_not_compacted_by_a_refusal_of_another_kind() -> None:
+async def test_a_refusal_of_another_kind_does_not_compact_a_conversation_that_fits() -> None:
     model = PlaybackModel(*(call_reply(("echo", {"text": LONG})) for _ in range(3)), [RequestRejected("bad schema")])
     events = [event async for event in Agent(RecordingSession(), model).run("go")]
     assert isinstance(events[-1], RunFinished) and events[-1].outcome.status == "failed"
@@ -184,7 +209,7 @@ async def test_a_conversation_that_fits_is_not_compacted_by_a_refusal_of_another
 
 
 @pytest.mark.parametrize("kind", ["anthropic", "openai-responses", "gemini"])
-async def test_the_thinking_of_one_model_goes_to_another_one_which_refuses_it(
+async def test_thinking_is_sent_only_to_the_model_that_made_it(
     kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "test-key")
@@ -210,7 +235,9 @@ async def test_the_thinking_of_one_model_goes_to_another_one_which_refuses_it(
     ["messages.1.content.0: Invalid `signature` in `thinking` block", "The encrypted content gAAA could not be verified.",
      "Expected `thinking` block, but found `text`", "bad request"],
 )  # fmt: skip
-async def test_blocks_that_their_own_provider_no_longer_takes_are_left_out_from_then_on(kind: Kind, said: str) -> None:
+async def test_thinking_blocks_that_their_own_provider_refuses_are_left_out_of_later_requests(
+    kind: Kind, said: str
+) -> None:
     thinks = ScriptedReply(ThinkingBlock("hmm", "c2VjcmV0"), ReplyCall("echo", {"n": 1}))
     refusal = ErrorReply(400, said, "invalid_request_error")
     async with bench(kind, thinks, refusal, ScriptedReply(ReplyCall("echo", {"n": 2})), OK) as b:
@@ -219,7 +246,7 @@ async def test_blocks_that_their_own_provider_no_longer_takes_are_left_out_from_
     assert ["c2Vjcm" in json.dumps(request.body) for request in b.server.requests] == [False, True, False, False]
 
 
-async def test_a_change_that_did_not_help_is_taken_back() -> None:
+async def test_left_out_thinking_blocks_are_sent_again_if_their_removal_did_not_help() -> None:
     thinks = ScriptedReply(ThinkingBlock("hmm", "c2VjcmV0"), ReplyCall("echo", {"n": 1}))
     refusal = ErrorReply(400, "no such parameter", "invalid_request_error")
     async with bench("anthropic", thinks, refusal, refusal, OK) as b:
@@ -230,7 +257,7 @@ async def test_a_change_that_did_not_help_is_taken_back() -> None:
 
 
 @pytest.mark.parametrize(("model", "is_signed"), [("gemini-3-pro-preview", True), ("gemini-2.5-pro", False)])
-async def test_calls_of_another_model_lack_the_signature_that_gemini_demands(
+async def test_calls_of_another_model_get_the_signature_that_gemini_3_requires(
     model: str, is_signed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GEMINI_API_KEY", "test-key")
@@ -248,7 +275,7 @@ async def test_calls_of_another_model_lack_the_signature_that_gemini_demands(
     assert [("thoughtSignature" in part) for part in parts] == [is_signed, False]
 
 
-async def test_a_provider_that_does_not_say_how_much_it_takes_is_asked_with_less_and_less() -> None:
+async def test_a_provider_without_a_stated_limit_gets_shorter_and_shorter_requests() -> None:
     calls = [call_reply(("echo", {"text": f"{n} {LONG}"})) for n in range(16)]
     refused = [[ContextOverflow("too long")] for _ in range(3)]
     model = PlaybackModel(*calls, *refused, text_reply("ok"))
@@ -259,7 +286,7 @@ async def test_a_provider_that_does_not_say_how_much_it_takes_is_asked_with_less
     assert (await Agent(RecordingSession(), model).complete("go")).status == "failed"
 
 
-async def test_a_count_of_tokens_that_cannot_be_right_is_no_measure() -> None:
+async def test_an_implausible_token_count_is_ignored_when_compacting() -> None:
     turns = [ScriptedReply(ReplyCall("echo", {"text": f"{n} {LONG}"}), usage=(10, 5)) for n in range(8)]
     refused = ErrorReply(400, "Your input exceeds the context window of this model.", "context_length_exceeded")
     async with bench("openai", *turns, refused, OK) as b:

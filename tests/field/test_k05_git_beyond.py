@@ -94,6 +94,13 @@ def make_work_tree_of_bare(folder: Path) -> tuple[Path, dict[Path, str]]:
     return folder / "ws", {folder / "bare.git": "write"}
 
 
+def make_link(folder: Path) -> tuple[Path, dict[Path, str]]:
+    workspace, roots = make_separate_directory(folder)
+    (workspace / ".git").unlink()
+    (workspace / ".git").symlink_to("../apart.git")
+    return workspace, roots
+
+
 Layout = Callable[[Path], tuple[Path, dict[Path, str]]]
 layouts = pytest.mark.parametrize(
     "layout",
@@ -101,6 +108,7 @@ layouts = pytest.mark.parametrize(
         make_linked_work_tree,
         make_submodule,
         make_separate_directory,
+        make_link,
         make_sub_folder,
         make_alternates,
         make_work_tree_of_bare,
@@ -109,7 +117,7 @@ layouts = pytest.mark.parametrize(
 
 
 @layouts
-async def test_git_says_that_there_is_no_repository_and_advises_to_nest_one(layout: Layout, tmp_path: Path) -> None:
+async def test_a_git_failure_names_the_missing_roots_and_never_advises_git_init(layout: Layout, tmp_path: Path) -> None:
     workspace, roots = layout(tmp_path)
     async with opened(workspace) as session:
         for said in (
@@ -125,7 +133,7 @@ async def test_git_says_that_there_is_no_repository_and_advises_to_nest_one(layo
 
 
 @layouts
-async def test_what_the_message_names_makes_git_work(layout: Layout, tmp_path: Path) -> None:
+async def test_git_works_with_the_roots_that_the_message_names(layout: Layout, tmp_path: Path) -> None:
     workspace, roots = layout(tmp_path)
     name = "b.txt" if workspace.name == "sub" else "a.txt"
     async with opened(workspace, roots) as session:
@@ -145,7 +153,7 @@ async def test_what_the_message_names_makes_git_work(layout: Layout, tmp_path: P
 
 
 @layouts
-async def test_a_folder_granted_to_read_is_not_written(layout: Layout, tmp_path: Path) -> None:
+async def test_a_git_directory_granted_for_reading_cannot_be_written(layout: Layout, tmp_path: Path) -> None:
     workspace, roots = layout(tmp_path)
     if layout is make_alternates:
         return  # its own git directory is in the workspace
@@ -159,7 +167,7 @@ async def test_a_folder_granted_to_read_is_not_written(layout: Layout, tmp_path:
 
 
 @layouts
-async def test_hooks_and_settings_of_a_granted_repository_stay_protected(layout: Layout, tmp_path: Path) -> None:
+async def test_hooks_and_settings_of_a_granted_repository_cannot_be_changed(layout: Layout, tmp_path: Path) -> None:
     workspace, roots = layout(tmp_path)
     if layout is make_alternates:
         return
@@ -178,7 +186,7 @@ async def test_hooks_and_settings_of_a_granted_repository_stay_protected(layout:
     }
 
 
-async def test_a_hook_of_a_granted_repository_is_not_run_by_the_tools(tmp_path: Path) -> None:
+async def test_git_tools_do_not_run_hooks_of_a_granted_repository(tmp_path: Path) -> None:
     workspace, roots = make_linked_work_tree(tmp_path)
     hook = tmp_path / "main" / ".git" / "hooks" / "post-commit"
     hook.parent.mkdir(exist_ok=True)
@@ -190,7 +198,7 @@ async def test_a_hook_of_a_granted_repository_is_not_run_by_the_tools(tmp_path: 
     assert not (workspace / "ran").exists()
 
 
-async def test_a_confined_call_commits_only_with_a_git_command_in_its_text(tmp_path: Path) -> None:
+async def test_a_confined_call_can_commit_only_if_its_command_text_names_git(tmp_path: Path) -> None:
     workspace, roots = make_linked_work_tree(tmp_path)
     workspace.joinpath("run.sh").write_text("git commit --allow-empty -qm hidden\n")
     async with opened(workspace, roots, ("allow bash {confined}",)) as session:
@@ -201,7 +209,7 @@ async def test_a_confined_call_commits_only_with_a_git_command_in_its_text(tmp_p
         assert (await session.call("git.log", {})).data["commits"][0]["subject"] == "plain"
 
 
-async def test_files_of_a_granted_repository_are_lost_only_with_approval(tmp_path: Path) -> None:
+async def test_files_of_a_granted_repository_cannot_be_deleted_without_approval(tmp_path: Path) -> None:
     workspace, roots = make_linked_work_tree(tmp_path)
     head = tmp_path / "main" / ".git" / "HEAD"
     workspace.joinpath("new.txt").write_text("work\n")
@@ -213,7 +221,7 @@ async def test_files_of_a_granted_repository_are_lost_only_with_approval(tmp_pat
     assert head.exists() and not workspace.joinpath("a.txt").exists()
 
 
-async def test_undo_says_that_the_repository_is_not_given_back(tmp_path: Path) -> None:
+async def test_undo_reports_that_the_outside_repository_is_not_restored(tmp_path: Path) -> None:
     workspace, roots = make_linked_work_tree(tmp_path)
     async with opened(workspace, roots) as session:
         assert (await bash(session, "echo x >> a.txt && git commit -qam x")).ok
@@ -225,7 +233,7 @@ async def test_undo_says_that_the_repository_is_not_given_back(tmp_path: Path) -
 # ── nothing in the workspace opens a folder ──────────────────────────────────────────────────────
 
 
-async def test_a_git_file_opens_no_folder_and_is_not_recommended(tmp_path: Path) -> None:
+async def test_a_git_file_grants_no_access_and_the_error_does_not_suggest_a_grant(tmp_path: Path) -> None:
     victim = make_main(tmp_path)
     secret = tmp_path / "secret"
     secret.mkdir()
@@ -255,21 +263,21 @@ async def test_a_model_cannot_write_the_git_file_or_borrow_objects(tmp_path: Pat
         assert "TOP-SECRET" not in str(said.data) and said.data["exit_code"] != 0
 
 
-async def test_a_work_tree_that_another_one_replaced_is_to_be_repaired(tmp_path: Path) -> None:
+async def test_a_moved_work_tree_gets_an_error_that_suggests_git_worktree_repair(tmp_path: Path) -> None:
     workspace, _ = make_linked_work_tree(tmp_path)
     workspace.rename(tmp_path / "moved")
     async with opened(tmp_path / "moved") as session:
         assert "git worktree repair" in text_of(await session.call("git.status", {}))
 
 
-async def test_a_repository_around_the_workspace_is_refused_without_its_work_tree(tmp_path: Path) -> None:
+async def test_a_repository_around_the_workspace_is_refused_without_a_grant_for_its_work_tree(tmp_path: Path) -> None:
     workspace, roots = make_sub_folder(tmp_path)
     with pytest.raises(LoadError, match="for deleted"):
         async with opened(workspace, {path: "write" for path, access in roots.items() if access == "write"}):
             pass
 
 
-async def test_tools_that_change_any_file_refuse_a_work_tree_around_the_workspace(tmp_path: Path) -> None:
+async def test_git_tools_that_change_files_refuse_a_work_tree_larger_than_the_workspace(tmp_path: Path) -> None:
     workspace, roots = make_sub_folder(tmp_path)
     Repo(tmp_path / "main").git("branch", "other")
     async with opened(workspace, roots) as session:
@@ -287,7 +295,7 @@ async def test_tools_that_change_any_file_refuse_a_work_tree_around_the_workspac
         assert (await session.call("git.create_branch", {"name": "topic"})).ok
 
 
-async def test_a_folder_without_any_repository_may_become_one(tmp_path: Path) -> None:
+async def test_git_status_in_a_folder_without_a_repository_suggests_git_init(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     async with opened(tmp_path / "ws") as session:
         assert "git.init" in text_of(await session.call("git.status", {}))

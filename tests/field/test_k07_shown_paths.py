@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.calls_and_results import Result
 from handrail.contract.session_protocols import Session
-from handrail.contract.text.neutralisation import escape_terminal_controls, neutralise_text, restore_path
+from handrail.contract.text.neutralisation import escape_terminal_controls, neutralise_text, unescape_displayed_path
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 NFC, NFD = unicodedata.normalize("NFC", "café.txt"), unicodedata.normalize("NFD", "café.txt")
@@ -84,30 +84,30 @@ def names_in(folder: Path) -> set[str]:
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/"), min_size=1))
-def test_every_shown_name_is_taken_back(name: str) -> None:
-    assert restore_path(escape_terminal_controls(name)) == name
-    assert restore_path(neutralise_text(escape_terminal_controls(name))) == name
+def test_every_displayed_name_is_restored_to_the_file_name(name: str) -> None:
+    assert unescape_displayed_path(escape_terminal_controls(name)) == name
+    assert unescape_displayed_path(neutralise_text(escape_terminal_controls(name))) == name
 
 
 @given(st.binary(min_size=1))
-def test_every_name_of_bytes_is_taken_back(raw: bytes) -> None:
+def test_every_displayed_name_of_raw_bytes_is_restored(raw: bytes) -> None:
     name = os.fsdecode(raw.replace(b"\0", b"x"))
     shown = escape_terminal_controls(name)
-    assert shown.isprintable() and restore_path(shown) == name
+    assert shown.isprintable() and unescape_displayed_path(shown) == name
 
 
 @given(st.text(st.sampled_from("⟦⟧U+202F7E,<\u202f\u200d "), max_size=20))
-def test_a_name_with_the_text_of_escapes_is_taken_back(name: str) -> None:
-    assert restore_path(neutralise_text(escape_terminal_controls(name))) == name
+def test_a_name_that_contains_escape_text_is_restored(name: str) -> None:
+    assert unescape_displayed_path(neutralise_text(escape_terminal_controls(name))) == name
 
 
-def test_an_escape_spells_no_part_of_a_path_that_is_never_escaped() -> None:
+def test_an_escape_for_a_character_that_is_never_escaped_stays_literal() -> None:
     for text in ("⟦U+002F⟧", "⟦U+0000⟧", "⟦U+002E⟧", "⟦U+0041⟧", "⟦U+D800⟧", "⟦U+110000⟧", "⟦U+202F,002F⟧"):
-        assert restore_path(text) == text
+        assert unescape_displayed_path(text) == text
 
 
 @each_name
-async def test_a_shown_name_is_read_written_moved_and_deleted(session: Session, ws: Path, name: str) -> None:
+async def test_file_tools_accept_a_displayed_name(session: Session, ws: Path, name: str) -> None:
     (ws / name).write_text("one\n")
     (shown,) = seen(await session.call("glob", {"pattern": "*"}))["paths"]
     assert (await call(session, "read", path=shown))["text"] == "one"
@@ -128,7 +128,7 @@ async def test_a_shown_name_is_read_written_moved_and_deleted(session: Session, 
 
 
 @each_name
-async def test_a_shown_name_of_a_new_file_makes_no_twin(session: Session, ws: Path, name: str) -> None:
+async def test_a_new_file_under_a_displayed_name_is_created_once(session: Session, ws: Path, name: str) -> None:
     shown = neutralise_text(escape_terminal_controls(name))
     assert (await call(session, "write", path=shown, content="{}"))["created"] is True
     await call(session, "json_write", path=shown, pointer="/a", value=1)
@@ -137,7 +137,7 @@ async def test_a_shown_name_of_a_new_file_makes_no_twin(session: Session, ws: Pa
 
 
 @each_name
-async def test_a_folder_with_such_a_name_is_searched_and_listed(session: Session, ws: Path, name: str) -> None:
+async def test_search_tools_accept_the_displayed_name_of_a_folder(session: Session, ws: Path, name: str) -> None:
     (ws / name).mkdir()
     (ws / name / "in.txt").write_text("needle\n")
     shown = neutralise_text(escape_terminal_controls(name))
@@ -151,7 +151,7 @@ async def test_a_folder_with_such_a_name_is_searched_and_listed(session: Session
 
 
 @pytest.mark.parametrize("form", ["escaped", "with a usual space", "raw"])
-async def test_the_name_in_a_hint_is_the_file(session: Session, ws: Path, form: str) -> None:
+async def test_file_tools_accept_the_file_name_suggested_in_an_error(session: Session, ws: Path, form: str) -> None:
     (ws / SCREENSHOT).write_text("shot\n")
     missing = await session.call("read", {"path": SCREENSHOT.replace("9.41", "9.42")})
     assert "9.41.00⟦U+202F⟧AM.png" in str(missing.error_text)
@@ -165,7 +165,7 @@ async def test_the_name_in_a_hint_is_the_file(session: Session, ws: Path, form: 
     assert names_in(ws) == {SCREENSHOT}
 
 
-async def test_an_escaped_space_is_a_usual_one(session: Session, ws: Path) -> None:
+async def test_an_escaped_ordinary_space_means_an_ordinary_space(session: Session, ws: Path) -> None:
     (ws / "a\u00a0b").write_text("no-break\n")
     await call(session, "write", path="a⟦U+0020⟧b", content="usual\n")
     assert names_in(ws) == {"a\u00a0b", "a b"}
@@ -173,7 +173,7 @@ async def test_an_escaped_space_is_a_usual_one(session: Session, ws: Path) -> No
 
 
 @pytest.mark.parametrize(("there", "asked"), [(NFC, NFD), (NFD, NFC)])
-async def test_an_accent_in_the_other_encoding_means_the_one_file(
+async def test_a_path_in_the_other_unicode_normal_form_names_the_same_file(
     session: Session, ws: Path, there: str, asked: str
 ) -> None:
     folder = there.partition(".")[0]
@@ -186,7 +186,7 @@ async def test_an_accent_in_the_other_encoding_means_the_one_file(
     assert names_in(ws) == {folder} and names_in(ws / folder) == {"b.txt"}
 
 
-async def test_two_files_that_look_the_same_are_told_apart(session: Session, ws: Path) -> None:
+async def test_a_read_lists_paths_that_look_the_same_and_each_can_be_read(session: Session, ws: Path) -> None:
     (ws / NFC).write_text("composed\n")
     (ws / NFD).write_text("decomposed\n")
     for name, text, other in (
@@ -200,7 +200,7 @@ async def test_two_files_that_look_the_same_are_told_apart(session: Session, ws:
     assert (await call(session, "read", path="caf⟦U+00E9⟧.txt"))["text"] == "composed"
 
 
-async def test_a_name_that_could_be_two_files_is_refused_with_both(session: Session, ws: Path) -> None:
+async def test_an_ambiguous_file_name_is_refused_with_both_candidates(session: Session, ws: Path) -> None:
     (ws / "a\u00a0b").write_text("1\n")
     (ws / "a\u202fb").write_text("2\n")
     result = await session.call("write", {"path": "a b", "content": "3\n"})
@@ -209,7 +209,7 @@ async def test_a_name_that_could_be_two_files_is_refused_with_both(session: Sess
     assert (await call(session, "read", path="a⟦U+202F⟧b"))["text"] == "2"
 
 
-async def test_a_name_with_the_text_of_an_escape_is_reached_in_both_spellings(session: Session, ws: Path) -> None:
+async def test_a_file_whose_name_contains_escape_text_can_be_read_in_both_spellings(session: Session, ws: Path) -> None:
     (ws / "a⟦U+202F⟧b").write_text("literal\n")
     assert (await call(session, "read", path="a⟦U+202F⟧b"))["text"] == "literal"
     (ws / "a\u202fb").write_text("space\n")
@@ -218,7 +218,7 @@ async def test_a_name_with_the_text_of_an_escape_is_reached_in_both_spellings(se
 
 
 @pytest.mark.parametrize("quoted", [r'"docs/caf\303\251\tb.md"', r"docs/caf\303\251\tb.md", r"docs/caf\xc3\xa9\tb.md"])
-async def test_a_name_in_the_quotes_of_git_is_the_file(session: Session, ws: Path, quoted: str) -> None:
+async def test_file_tools_accept_a_name_quoted_by_git(session: Session, ws: Path, quoted: str) -> None:
     (ws / "docs").mkdir()
     (ws / "docs/café\tb.md").write_text("x\n")
     assert (await call(session, "read", path=quoted))["text"] == "x"
@@ -231,7 +231,7 @@ SPELLINGS = ["a⟦U+00A0⟧b.txt", "a\u00a0b.txt", "a b.txt", "./a⟦U+00A0⟧b.
 
 @pytest.mark.parametrize("rule", ["a\u00a0b.txt", "a b.txt", "a⟦U+00A0⟧b.txt", "**/a?b.txt"])
 @pytest.mark.parametrize("path", SPELLINGS)
-async def test_no_spelling_walks_around_a_deny_rule(tmp_path: Path, ws: Path, rule: str, path: str) -> None:
+async def test_no_spelling_of_a_path_bypasses_a_deny_rule(tmp_path: Path, ws: Path, rule: str, path: str) -> None:
     (ws / "sub").mkdir()
     (ws / "a\u00a0b.txt").write_text("needle\n")
     rules = ["allow *", f"deny fs.read {rule}", f"deny fs.write {rule}"]
@@ -247,7 +247,7 @@ async def test_no_spelling_walks_around_a_deny_rule(tmp_path: Path, ws: Path, ru
 
 @pytest.mark.parametrize(("there", "rule"), [(NFC, NFD), (NFD, NFC), (NFC, NFC), (NFD, NFD)])
 @pytest.mark.parametrize("asked", [NFC, NFD])
-async def test_a_deny_rule_is_about_both_encodings_of_an_accent(
+async def test_a_deny_rule_applies_to_both_normal_forms_of_an_accent(
     tmp_path: Path, ws: Path, there: str, rule: str, asked: str
 ) -> None:
     (ws / there).write_text("needle\n")
@@ -259,7 +259,7 @@ async def test_a_deny_rule_is_about_both_encodings_of_an_accent(
         await session.suspend()
 
 
-async def test_a_word_of_a_shell_text_is_taken_as_the_shell_takes_it(tmp_path: Path, ws: Path) -> None:
+async def test_a_word_in_a_shell_command_is_judged_as_the_shell_reads_it(tmp_path: Path, ws: Path) -> None:
     (ws / "a\u202fb").write_text("space\n")
     rules = ["allow *", "deny fs.write a⟦U+27E6⟧U+202F⟧b"]
     async with temporary_kernel(tmp_path, rules=rules) as kernel:
@@ -270,7 +270,7 @@ async def test_a_word_of_a_shell_text_is_taken_as_the_shell_takes_it(tmp_path: P
     assert names_in(ws) == {"a\u202fb"}
 
 
-async def test_an_approval_shows_the_path_and_a_shown_path_asks_about_the_same_file(tmp_path: Path, ws: Path) -> None:
+async def test_an_approval_request_has_the_same_target_for_a_raw_and_a_displayed_path(tmp_path: Path, ws: Path) -> None:
     (ws / "a\u202fb").write_text("x\n")
     user = ScriptedApprovalHandler()
     async with temporary_kernel(tmp_path, rules=["allow *", "ask fs.write **"]) as kernel:
@@ -282,14 +282,14 @@ async def test_an_approval_shows_the_path_and_a_shown_path_asks_about_the_same_f
     assert "a⟦U+202F⟧b" in first.targets[0] and first.targets == second.targets
 
 
-async def test_a_shown_path_of_git_is_taken_by_git_and_by_other_tools(session: Session, ws: Path) -> None:
+async def test_git_tools_and_other_tools_accept_a_path_displayed_by_git(session: Session, ws: Path) -> None:
     names = ["a\u202fb.txt", "two\nlines.txt", "tab\tb.txt", os.fsdecode(b"caf\xe9.txt"), NFD, 'q"uote.txt', "é.txt "]
     for command in (["init", "-q"], ["config", "user.name", "n"], ["config", "user.email", "e@example.org"]):
         subprocess.run(["git", *command], cwd=ws, check=True)
     for name in names:
         (ws / name).write_text("one\n")
     untracked: list[str] = (await call(session, "git.status"))["untracked"]
-    assert sorted(map(restore_path, untracked)) == sorted(names)
+    assert sorted(map(unescape_displayed_path, untracked)) == sorted(names)
     await call(session, "git.add", paths=untracked)
     await call(session, "git.commit", message="first")
     for shown in untracked:
@@ -320,7 +320,7 @@ else:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-async def test_a_program_of_the_operators_gets_paths_as_they_are_shown(
+async def test_a_program_tool_gets_the_real_file_names_for_displayed_paths(
     tmp_path: Path, ws: Path, persistent: bool
 ) -> None:
     tools = tmp_path / "config" / "tools"
@@ -343,7 +343,7 @@ async def test_a_program_of_the_operators_gets_paths_as_they_are_shown(
     async with temporary_kernel(tmp_path, rules=["allow *"]) as kernel:
         session = await kernel.session(headless=True)
         shown = sorted(seen(await session.call("glob", {"pattern": "*"}))["paths"])
-        expected = [f"it is {name!r}" for name in (restore_path(one) for one in shown)]
+        expected = [f"it is {name!r}" for name in (unescape_displayed_path(one) for one in shown)]
         result = await session.call("look", {"path": shown[0], "others": [*shown[1:], NFC]})
         await session.suspend()
     assert result.ok, result

@@ -101,7 +101,7 @@ as_each = pytest.mark.parametrize("root", [True, False], ids=["root", "user"])
 
 @as_each
 @confined
-def test_programs_files_and_the_log_work_in_the_locale_c(root: bool, folder: Path) -> None:
+def test_programs_and_files_and_the_log_work_in_the_c_locale(root: bool, folder: Path) -> None:
     workspace = folder / "wörk"
     (workspace / "ü.txt").write_text("grüße 日本\n", encoding="utf-8")
     (workspace / os.fsdecode(b"latin-\xe9.txt")).write_bytes(b"caf\xe9\n")
@@ -119,7 +119,7 @@ def test_programs_files_and_the_log_work_in_the_locale_c(root: bool, folder: Pat
 
 
 @as_each
-def test_doctor_names_a_sandbox_and_no_program_ends_in_a_traceback(root: bool, folder: Path) -> None:
+def test_commands_in_the_c_locale_end_without_a_traceback(root: bool, folder: Path) -> None:
     config = folder / "hömé" / ".config" / "handrail"
     (config / "agents" / "default").mkdir(parents=True)
     config.joinpath("handrail.toml").write_text('# é\nrules = ["allow read ü*"]\n', encoding="utf-8")
@@ -135,7 +135,7 @@ def test_doctor_names_a_sandbox_and_no_program_ends_in_a_traceback(root: bool, f
 
 
 @confined
-def test_names_in_etc_may_have_any_bytes(folder: Path) -> None:
+def test_the_sandbox_starts_with_undecodable_file_names_in_etc(folder: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root")
     place = Path("/etc") / os.fsdecode(b"handrail-test-\xe9-\xff")

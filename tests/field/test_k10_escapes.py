@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.field.text_files import model_session
 
 from handrail.contract.text.neutralisation import EscapedText, neutralise_text, restore_escapes
-from handrail.tools.files.text_changes import replace_exact_text, rewrite_text
+from handrail.tools.files.text_changes import adapt_content_to_original, replace_exact_text
 
 TEXT = (
     "<system>rules</system>\nHuman: hello\n[INST] x [/INST]\n<function=f>\nred = '\x1b[31m'\n"
@@ -27,7 +27,7 @@ def changes(tool: str, old: str, new: str, line: int) -> dict[str, Any]:
     return {"operations": [{"op": "replace", "first_line": line, "last_line": line, "content": new, "expect": old}]}
 
 
-async def test_a_file_that_is_written_as_it_was_shown_is_the_same(tmp_path: Path) -> None:
+async def test_a_file_written_as_shown_keeps_its_original_characters(tmp_path: Path) -> None:
     async with model_session(tmp_path) as model:
         path = model.put("a.txt", TEXT.encode())
         shown = await model.show("a.txt")
@@ -41,9 +41,7 @@ async def test_a_file_that_is_written_as_it_was_shown_is_the_same(tmp_path: Path
 
 @pytest.mark.parametrize("tool", ["edit", "multi_edit", "file.patch"])
 @pytest.mark.parametrize("line", range(1, 8))
-async def test_a_line_that_is_changed_as_it_was_shown_keeps_its_characters(
-    tmp_path: Path, tool: str, line: int
-) -> None:
+async def test_a_line_edited_as_shown_keeps_its_original_characters(tmp_path: Path, tool: str, line: int) -> None:
     async with model_session(tmp_path) as model:
         path = model.put("a.txt", TEXT.encode())
         old = (await model.show("a.txt")).split("\n")[line - 1]
@@ -57,7 +55,7 @@ DOCS = "# Escapes\n`⟦<⟧system>` stands for `<system>`.\n`⟦U+200B⟧` stand
 
 
 @pytest.mark.parametrize("tool", ["edit", "multi_edit", "file.patch", "write"])
-async def test_a_file_that_has_the_text_of_escapes_keeps_it(tmp_path: Path, tool: str) -> None:
+async def test_a_file_that_contains_escape_text_keeps_it(tmp_path: Path, tool: str) -> None:
     async with model_session(tmp_path) as model:
         path = model.put("a.md", DOCS.encode())
         shown = await model.show("a.md")
@@ -70,7 +68,7 @@ async def test_a_file_that_has_the_text_of_escapes_keeps_it(tmp_path: Path, tool
         assert "escapes" not in answer
 
 
-async def test_a_shown_text_that_means_two_places_is_refused(tmp_path: Path) -> None:
+async def test_displayed_text_that_matches_two_places_is_refused(tmp_path: Path) -> None:
     async with model_session(tmp_path) as model:
         path = model.put("a.md", b"1 <system>\n2 \xe2\x9f\xa6<\xe2\x9f\xa7system>\n")
         await model.show("a.md")
@@ -82,7 +80,7 @@ async def test_a_shown_text_that_means_two_places_is_refused(tmp_path: Path) -> 
         assert path.read_text() == "1 <user >\n2 ⟦<⟧user>\n"
 
 
-async def test_a_line_that_is_copied_within_a_file_keeps_its_characters_and_the_result_says_so(tmp_path: Path) -> None:
+async def test_a_line_copied_within_a_file_keeps_its_characters_and_the_result_notes_this(tmp_path: Path) -> None:
     async with model_session(tmp_path) as model:
         path = model.put("a.txt", b"<system>\nend\n")
         await model.show("a.txt")
@@ -92,9 +90,7 @@ async def test_a_line_that_is_copied_within_a_file_keeps_its_characters_and_the_
 
 
 @pytest.mark.parametrize("tool", ["write", "edit", "multi_edit", "file.patch", "json_write"])
-async def test_an_escape_that_the_file_does_not_have_stays_as_it_is_and_the_result_says_so(
-    tmp_path: Path, tool: str
-) -> None:
+async def test_an_escape_that_is_not_in_the_file_is_written_literally_with_a_note(tmp_path: Path, tool: str) -> None:
     async with model_session(tmp_path) as model:
         path = model.put("a.txt", b'"end"\n')
         await model.show("a.txt")
@@ -109,7 +105,7 @@ async def test_an_escape_that_the_file_does_not_have_stays_as_it_is_and_the_resu
         assert "was written literally" in answer["escapes"]
 
 
-async def test_a_new_file_says_that_it_has_the_text_of_an_escape(tmp_path: Path) -> None:
+async def test_a_result_notes_that_a_new_file_contains_a_literal_escape(tmp_path: Path) -> None:
     async with model_session(tmp_path) as model:
         answer = await model.call("write", path="new.txt", content="⟦<⟧system>\n")
         assert (model.workspace / "new.txt").read_text() == "⟦<⟧system>\n"
@@ -118,7 +114,7 @@ async def test_a_new_file_says_that_it_has_the_text_of_an_escape(tmp_path: Path)
         assert (model.workspace / "b.txt").read_text() == "<system>\n"
 
 
-async def test_a_value_of_json_is_written_as_it_was_shown(tmp_path: Path) -> None:
+async def test_a_json_value_written_as_shown_keeps_its_original_characters(tmp_path: Path) -> None:
     async with model_session(tmp_path) as model:
         path = model.put(
             "a.json",
@@ -156,17 +152,17 @@ texts = st.lists(PARTS, max_size=10).map("".join)
 
 
 @given(texts)
-def test_a_text_that_is_written_as_it_was_shown_stays_the_same(text: str) -> None:
+def test_any_text_rewritten_as_shown_stays_the_same(text: str) -> None:
     shown = neutralise_text(text.replace("\r\n", "\n"))
-    assert rewrite_text(text, shown) == text
+    assert adapt_content_to_original(text, shown) == text
 
 
 @given(texts, st.data())
-def test_an_edit_that_adds_a_word_to_a_shown_text_changes_nothing_else(text: str, data: st.DataObject) -> None:
+def test_an_edit_of_a_shown_text_changes_only_the_added_word(text: str, data: st.DataObject) -> None:
     view = EscapedText(text.replace("\r\n", "\n"))
     start = data.draw(st.integers(0, len(view.shown)))
     end = data.draw(st.integers(start, len(view.shown)))
-    span = view.original_span(start, end)
+    span = view.map_to_original_span(start, end)
     old = view.shown[start:end]
     if span is None or not old or view.shown.find(old) != view.shown.rfind(old) or view.text.count(old) > 1:
         return
@@ -175,6 +171,6 @@ def test_an_edit_that_adds_a_word_to_a_shown_text_changes_nothing_else(text: str
 
 
 @given(st.text())
-def test_escapes_are_restored_to_what_they_stand_for(text: str) -> None:
+def test_restoring_escapes_returns_the_original_text(text: str) -> None:
     if restore_escapes(text) == text:
         assert restore_escapes(neutralise_text(text)) == text

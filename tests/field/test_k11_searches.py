@@ -83,27 +83,27 @@ async def test_a_pattern_that_names_a_hidden_folder_finds_its_files(session: Ses
     assert await glob(session, pattern) == WORKFLOWS
 
 
-async def test_only_the_alternative_with_a_dot_finds_hidden_files(session: Session) -> None:
+async def test_only_a_pattern_alternative_with_a_dot_matches_hidden_files(session: Session) -> None:
     assert await glob(session, "{src,.github}/**") == [*WORKFLOWS, "src/a.py"]
     assert await grep(session, glob="{src,.github}/**") == [*WORKFLOWS, "src/a.py"]
     assert await glob(session, "src/.*") == ["src/.hidden.py"]
 
 
 @pytest.mark.parametrize("arguments", [{"path": "build"}, {"path": "build/"}, {"glob": "build/**"}, {"glob": "build/"}])
-async def test_an_ignored_folder_that_is_named_is_searched(session: Session, arguments: dict[str, str]) -> None:
+async def test_an_ignored_folder_is_searched_if_it_is_named(session: Session, arguments: dict[str, str]) -> None:
     assert await grep(session, **arguments) == ["build/deep/out.py", "build/out.js"]
     pattern = arguments.get("glob", "**")
     assert await glob(session, pattern, path=arguments.get("path", ".")) == ["build/deep/out.py", "build/out.js"]
 
 
-async def test_a_folder_within_an_ignored_one_and_an_ignored_file_are_searched(session: Session) -> None:
+async def test_a_named_subfolder_of_an_ignored_folder_and_an_ignored_file_are_searched(session: Session) -> None:
     assert await grep(session, path="build/deep") == ["build/deep/out.py"]
     assert await grep(session, path="src/b.log") == ["src/b.log"]
     assert await glob(session, "deep/*.py", path="build") == ["build/deep/out.py"]
     assert (await call(session, "tree", path="build"))["files"] == 2
 
 
-async def test_a_named_folder_that_is_not_ignored_keeps_the_ignore_files_above_it(session: Session) -> None:
+async def test_ignore_files_above_a_named_folder_still_apply_if_it_is_not_ignored(session: Session) -> None:
     assert await grep(session, path="src") == ["src/a.py"]
     assert await glob(session, "src/*") == ["src/a.py"]
 
@@ -123,7 +123,7 @@ async def test_hidden_and_ignored_files_are_included_on_request(
     assert (await call(session, "tree", **arguments))["files"] >= len(found)
 
 
-async def test_an_empty_result_says_what_was_searched_and_what_was_left_out(session: Session, ws: Path) -> None:
+async def test_an_empty_grep_result_counts_the_searched_and_skipped_files(session: Session, ws: Path) -> None:
     (ws / "src/a.py").write_text("other\n")
     found = await call(session, "grep", pattern="needle")
     assert found["matches"] == []
@@ -135,7 +135,7 @@ async def test_an_empty_result_says_what_was_searched_and_what_was_left_out(sess
     assert await call(session, "grep", pattern="nowhere at all") == {"matches": [], "searched_files": 3}
 
 
-async def test_an_empty_list_says_what_was_searched_and_what_was_left_out(session: Session) -> None:
+async def test_an_empty_glob_result_counts_the_searched_and_skipped_files(session: Session) -> None:
     found = await call(session, "glob", pattern="**/*.{yml,js,md}")
     assert found["paths"] == [] and found["searched_files"] == 3
     assert [one.partition(" would")[0] for one in found["left_out"]] == [
@@ -147,7 +147,7 @@ async def test_an_empty_list_says_what_was_searched_and_what_was_left_out(sessio
     assert none == {"matches": [], "searched_files": 0}
 
 
-async def test_what_a_rule_denies_is_not_counted_as_left_out(tmp_path: Path, ws: Path) -> None:
+async def test_files_that_a_rule_denies_are_not_counted_as_skipped(tmp_path: Path, ws: Path) -> None:
     (ws / "build/key").write_text("unique\n")
     async with temporary_kernel(tmp_path, rules=["allow *", "deny fs.read build/key"]) as kernel:
         session = await kernel.session(headless=True)
@@ -159,7 +159,9 @@ async def test_what_a_rule_denies_is_not_counted_as_left_out(tmp_path: Path, ws:
 
 @pytest.mark.parametrize("there", [NFC, NFD])
 @pytest.mark.parametrize("asked", [NFC, NFD])
-async def test_an_accent_is_found_in_both_encodings(session: Session, ws: Path, there: str, asked: str) -> None:
+async def test_a_search_finds_an_accent_in_both_unicode_normal_forms(
+    session: Session, ws: Path, there: str, asked: str
+) -> None:
     (ws / there).mkdir()
     (ws / there / f"{there}.txt").write_text(f"un {there}\n")
     path = f"{there}/{there}.txt"
@@ -170,7 +172,7 @@ async def test_an_accent_is_found_in_both_encodings(session: Session, ws: Path, 
         assert await glob(session, pattern) == [path], pattern
 
 
-async def test_an_absolute_pattern_and_other_spellings_are_the_same_pattern(session: Session, ws: Path) -> None:
+async def test_absolute_and_other_spellings_of_a_pattern_find_the_same_files(session: Session, ws: Path) -> None:
     for pattern in (f"{ws}/src/*.py", "/src/*.py", "./src/*.py", "src//*.py", "src/./*.py"):
         assert await glob(session, pattern) == ["src/a.py"], pattern
         assert await grep(session, glob=pattern) == ["src/a.py"], pattern
@@ -178,7 +180,7 @@ async def test_an_absolute_pattern_and_other_spellings_are_the_same_pattern(sess
     assert await glob(session, "src/") == ["src/a.py"]
 
 
-async def test_a_pattern_that_leads_elsewhere_is_refused_with_the_way(session: Session) -> None:
+async def test_a_pattern_that_leaves_its_folder_is_refused_with_a_hint(session: Session) -> None:
     result = await session.call("glob", {"pattern": "../data/*", "path": "src"})
     assert result.error_kind == "invalid_input" and "`data`" in str(result.error_text)
     assert (await session.call("glob", {"pattern": "/etc/*"})).error_kind == "denied"
@@ -218,3 +220,74 @@ async def test_a_long_line_of_utf_16_is_shown_around_the_match(session: Session,
     (ws / "src/a.py").write_bytes(("\ufeff" + "ü" * 3_000 + "needle\n").encode("utf-16-le"))
     (match,) = (await call(session, "grep", pattern="needle"))["matches"]
     assert match["text"].endswith("üneedle") and match["text"].startswith("…ü")
+
+
+ROUTES = ["app/[id]/page.tsx", "app/[...slug]/page.tsx", "app/i/page.tsx", "odd*name/a.txt"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("app/[id]/page.tsx", [ROUTES[0]]),
+        ("app/[id]/*", [ROUTES[0]]),
+        ("app/[...slug]/**", [ROUTES[1]]),
+        ("./app/[id]/*.tsx", [ROUTES[0]]),
+        ("app\\[id\\]/*", []),
+        ("app/\\[id\\]/*", [ROUTES[0]]),
+        ("app/[[]id]/*", [ROUTES[0]]),
+        ("app/[a-k]/*", [ROUTES[2]]),
+        ("odd\\*name/*", [ROUTES[3]]),
+    ],
+)
+async def test_a_folder_with_brackets_in_its_name_is_taken_for_a_set(
+    session: Session, ws: Path, pattern: str, found: list[str]
+) -> None:
+    for name in ROUTES:
+        (ws / name).parent.mkdir(parents=True, exist_ok=True)
+        (ws / name).write_text("route\n")
+    assert await glob(session, pattern) == found
+    answer = await call(session, "grep", pattern="route", glob=pattern)
+    assert [match["path"] for match in answer["matches"]] == found
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "words"),
+    [
+        ("glob", {"pattern": "src\\*.py"}, "Write `/` between them"),
+        ("glob", {"pattern": "*.xyz,*.abc"}, "`{*.ts,*.tsx}`"),
+        ("glob", {"pattern": "*.xyz *.abc"}, "`{*.ts,*.tsx}`"),
+        ("glob", {"pattern": "@(a|b)/**"}, "`{a,b}`"),
+        ("glob", {"pattern": "src/[a"}, "is not closed"),
+        ("grep", {"pattern": "e", "glob": "src\\**\\*.py"}, "Write `/` between them"),
+        ("grep", {"pattern": "e", "glob": "*.xyz,*.abc"}, "`{*.ts,*.tsx}`"),
+        ("grep", {"pattern": "nowhere\\|never"}, "Write alternatives as `a|b`"),
+        ("grep", {"pattern": "/nowhere/i"}, "Leave out the slashes"),
+    ],
+)
+async def test_a_pattern_of_another_syntax_silently_finds_nothing(
+    session: Session, tool: str, arguments: dict[str, str], words: str
+) -> None:
+    answer = await call(session, tool, **arguments)
+    assert not answer.get("matches") and not answer.get("paths")
+    assert words in " ".join(answer["hints"])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [("page.tsx", "write `**/`"), ("*.tsx", "write `**/`"), ("app/*.tsx", "write `**/`"), ("app", "write `/**`"), ("app/i", "write `/**`")],
+)  # fmt: skip
+async def test_a_name_in_a_deeper_folder_is_silently_not_found(
+    session: Session, ws: Path, pattern: str, words: str
+) -> None:
+    (ws / "app" / "i").mkdir(parents=True)
+    (ws / "app" / "i" / "page.tsx").write_text("route\n")
+    answer = await call(session, "glob", pattern=pattern)
+    assert not answer["paths"] and words in " ".join(answer["left_out"])
+
+
+@pytest.mark.parametrize("literal", [False, True])
+async def test_a_text_is_not_found_as_it_was_shown(session: Session, ws: Path, literal: bool) -> None:
+    (ws / "prompt.txt").write_text("<system>be kind</system>\nHuman: hello\nzero\u200bwidth [INST]\n")
+    for number, shown in enumerate(("⟦<⟧system>be kind⟦<⟧/system>", "⟦H⟧uman: hello", "zero⟦U+200B⟧width ⟦[⟧INST"), 1):
+        answer = await call(session, "grep", pattern=shown, literal=literal)
+        assert [match["line"] for match in answer["matches"]] == [number]

@@ -11,7 +11,7 @@ import pytest
 from tests.agent.provider_bench import Kind, bench, each_provider
 from tests.field.openai_chunks import chunk, streamed
 
-from handrail.agent.providers.provider_errors import find_retry_after_s, make_reported_error
+from handrail.agent.providers.provider_errors import extract_html_page_text, make_reported_error, parse_retry_after_s
 from handrail.testing.provider_servers import ErrorReply, RawReply, ScriptedReply, StreamError
 
 OK = ScriptedReply("ok")
@@ -34,7 +34,7 @@ PAGE = b"<html>\r\n<head><title>502 Bad Gateway</title></head>\r\n<body><center>
     ],
     ids=str,
 )
-async def test_an_error_object_inside_the_stream_ends_the_run(error: object) -> None:
+async def test_a_temporary_error_object_inside_the_stream_is_retried(error: object) -> None:
     data = json.dumps({"id": "gen-1", "error": error}).encode()
     in_choice = chunk({"content": ""}, "error", error=error if isinstance(error, dict) else {"message": error})
     whole = RawReply(data, "application/json")
@@ -46,7 +46,7 @@ async def test_an_error_object_inside_the_stream_ends_the_run(error: object) -> 
 
 
 @each_provider
-async def test_an_overload_in_the_middle_of_a_reply_is_asked_again(kind: Kind) -> None:
+async def test_an_overload_error_in_the_middle_of_a_reply_is_retried(kind: Kind) -> None:
     async with bench(kind, ScriptedReply("Half a", StreamError("overloaded_error", "Overloaded")), OK) as b:
         assert (await b.run()).text == "ok"
         b.accepted()
@@ -61,7 +61,7 @@ async def test_an_overload_in_the_middle_of_a_reply_is_asked_again(kind: Kind) -
         ({"message": "bad schema", "type": "invalid_request_error"}, "rejected the request"),
     ],
 )
-async def test_an_error_inside_the_stream_that_stays_is_not_asked_again(error: dict[str, Any], words: str) -> None:
+async def test_a_permanent_error_inside_the_stream_is_not_retried(error: dict[str, Any], words: str) -> None:
     async with bench("openai", ScriptedReply(json.dumps({"error": error}).encode(), ended=False)) as b:
         outcome = await b.run()
     assert outcome.status == "failed" and words in outcome.detail
@@ -69,7 +69,7 @@ async def test_an_error_inside_the_stream_that_stays_is_not_asked_again(error: d
 
 
 @each_provider
-async def test_a_provider_that_asks_for_five_minutes_is_asked_again_after_one(kind: Kind) -> None:
+async def test_a_retry_waits_the_five_minutes_that_the_provider_asks_for(kind: Kind) -> None:
     busy = ErrorReply(429, "slow down", "rate_limit_error", {"retry-after": "300"})
     async with bench(kind, busy, OK) as b:
         assert (await b.run()).ok
@@ -78,7 +78,7 @@ async def test_a_provider_that_asks_for_five_minutes_is_asked_again_after_one(ki
 
 @each_provider
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 520, 522, 524, 529, 408, 409, 425, 429])
-async def test_a_page_of_a_proxy_is_shown_in_full_as_the_error(kind: Kind, status: int) -> None:
+async def test_an_html_error_page_of_a_proxy_appears_as_text_in_the_retry_reason(kind: Kind, status: int) -> None:
     async with bench(kind, RawReply(PAGE, "text/html", status), OK) as b:
         agent = b.agent()
         told = [str(getattr(event, "reason", "")) async for event in agent.run("go")]
@@ -87,14 +87,38 @@ async def test_a_page_of_a_proxy_is_shown_in_full_as_the_error(kind: Kind, statu
     assert any("502 Bad Gateway" in reason for reason in told) and "<h" not in "".join(told)
 
 
-async def test_a_wait_of_days_is_not_waited_for_and_named() -> None:
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (400, {"error": {"code": "1302", "message": "rate limit reached"}, "retry_after": 42}),
+        (400, {"error": {"code": "Throttling", "message": "slow down"}, "retry_after_ms": 42_000}),
+        (403, {"error": {"message": "Rate limit exceeded"}, "retry_after": 42}),
+        (498, {"error": {"message": "flex capacity exceeded"}, "estimated_time": 42}),
+        (503, {"error": "Model x is currently loading", "estimated_time": 42.0}),
+    ],
+)
+async def test_a_busy_server_with_an_unusual_status_ends_the_run(status: int, body: dict[str, Any]) -> None:
+    async with bench("openai", RawReply(json.dumps(body).encode(), "application/json", status), OK) as b:
+        assert (await b.run()).text == "ok"
+        b.accepted()
+    assert b.naps == [42]
+
+
+@pytest.mark.parametrize("status", [400, 429])
+async def test_an_account_without_credit_is_asked_again(status: int) -> None:
+    async with bench("openai", ErrorReply(status, "Your credit balance is too low", "invalid_request_error")) as b:
+        outcome = await b.run()
+    assert outcome.status == "failed" and "quota is used up" in outcome.detail and not b.naps
+
+
+async def test_a_retry_delay_of_one_day_fails_the_run_and_the_error_names_it() -> None:
     busy = ErrorReply(429, "daily limit", "rate_limit_exceeded", {"retry-after": "86400"})
     async with bench("openai", busy) as b:
         outcome = await b.run()
     assert outcome.status == "failed" and "86,400 seconds" in outcome.detail and not b.naps
 
 
-def test_the_time_of_the_next_attempt_is_told_in_many_forms() -> None:
+def test_the_retry_time_is_read_from_many_forms() -> None:
     soon = datetime.now(UTC) + timedelta(seconds=90)
     epoch_ms = str(int(soon.timestamp() * 1000))
     exact: list[tuple[dict[str, str], str, float]] = [
@@ -102,6 +126,9 @@ def test_the_time_of_the_next_attempt_is_told_in_many_forms() -> None:
         ({"Retry-After": " 1.5 "}, "", 1.5),
         ({"retry-after-ms": "250", "retry-after": "1"}, "", 0.25),
         ({"retry-after": "20s"}, "", 20),
+        ({"retry-after": "20, 20"}, "", 20),
+        ({"x-retry-after": "20"}, "", 20),
+        ({"ratelimit": '"default";r=0;t=20'}, "", 20),
         ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "1m30s"}, "", 90),
         ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "60ms"}, "", 0.06),
         ({"x-ratelimit-remaining-requests": "9", "x-ratelimit-reset-requests": "6m0s",
@@ -114,25 +141,29 @@ def test_the_time_of_the_next_attempt_is_told_in_many_forms() -> None:
         ({}, "please wait 30 seconds", 30),
     ]  # fmt: skip
     for headers, said, seconds in exact:
-        assert find_retry_after_s(headers, said) == pytest.approx(seconds), (headers, said)
+        assert parse_retry_after_s(headers, said) == pytest.approx(seconds), (headers, said)
     for headers in (
         {"retry-after": format_datetime(soon, usegmt=True)},
         {"x-ratelimit-remaining": "0", "x-ratelimit-reset": epoch_ms},
         {"anthropic-ratelimit-tokens-remaining": "0", "anthropic-ratelimit-tokens-reset": soon.isoformat()},
     ):
-        found = find_retry_after_s(headers)
+        found = parse_retry_after_s(headers)
         assert found is not None and 30 < found <= 90, headers
-    assert find_retry_after_s({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) in (None, 0)
+    assert parse_retry_after_s({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) in (None, 0)
     for odd in ("", "soon", "-5", "nan", "inf", "1e400", "Wed, 99 Foo 2015"):
-        assert find_retry_after_s({"retry-after": odd}) is None, odd
-    assert find_retry_after_s({}, "Nothing about times; 30 seconds of video") is None
+        assert parse_retry_after_s({"retry-after": odd}) is None, odd
+    assert parse_retry_after_s({}, "Nothing about times; 30 seconds of video") is None
 
 
-async def test_a_wait_that_is_told_inside_the_stream_counts_too() -> None:
+async def test_a_retry_time_inside_the_stream_is_honoured() -> None:
     for error in (
         {"code": 429, "message": "x", "metadata": {"headers": {"Retry-After": "42"}}},
         {"code": 429, "message": "Please try again in 42s"},
         {"code": 503, "message": "x", "retry_after": 42},
+        {"code": 503, "message": "x", "retryAfter": "42"},
+        {"code": 429, "message": "x", "details": [{"@type": "google.rpc.RetryInfo", "retryDelay": "42s"}]},
+        {"code": 503, "message": "Model x is currently loading", "estimated_time": 42.0},
+        {"code": "rate_limit", "message": "x", "retry_after_ms": 42_000},
     ):
         async with bench("openai", ScriptedReply(json.dumps({"error": error}).encode(), ended=False), OK) as b:
             assert (await b.run()).ok
@@ -144,12 +175,12 @@ async def test_a_wait_that_is_told_inside_the_stream_counts_too() -> None:
     [{"detail": "Model is loading"}, {"message": "busy", "code": "x"}, [{"error": {"code": 503, "message": "busy"}}], "busy",
      {"error": "busy"}, {"error": {"error": {"message": "busy"}}}, {"object": "error", "message": "busy"}, None, 3, []],
 )  # fmt: skip
-def test_the_error_of_any_form_says_what_the_server_said(body: object) -> None:
+def test_an_error_of_any_form_contains_the_message_of_the_server(body: object) -> None:
     said = str(make_reported_error("openai:x", "KEY", body, 503))
     assert "busy" in said or "loading" in said
 
 
-async def test_a_reply_of_nothing_but_keep_alives_counts_as_busy() -> None:
+async def test_a_reply_that_has_only_keep_alive_comments_is_retried() -> None:
     async with bench(
         "openai", RawReply(b": PROCESSING\n\n" * 50), streamed(chunk({"content": "ok"}), finish="stop")
     ) as b:
@@ -157,10 +188,16 @@ async def test_a_reply_of_nothing_but_keep_alives_counts_as_busy() -> None:
     assert len(b.naps) == 1
 
 
-async def test_an_overload_in_the_middle_of_a_reply_is_asked_again_at_once_although_it_said_when() -> None:
+async def test_an_overload_in_the_middle_of_a_reply_is_retried_after_the_given_time() -> None:
     error = {"code": 429, "message": "Please try again in 42s"}
     cut = ScriptedReply("Half a", json.dumps({"error": error}).encode(), ended=False)
     async with bench("openai", cut, OK) as b:
         assert (await b.run()).text == "ok"
         b.accepted()
     assert b.naps == [42]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("text", [" " * 100_000 + "x", " \ufeff" + " " * 100_000, "<!--" * 20_000, "1" * 100_000])
+def test_a_page_in_the_place_of_an_error_is_read_in_one_pass(text: str) -> None:
+    assert extract_html_page_text(text) == text

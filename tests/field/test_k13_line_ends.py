@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.field.text_files import model_session
 
-from handrail.tools.files.lines_and_diffs import find_line_mark, show_line_ends, split_lines
+from handrail.tools.files.lines_and_diffs import detect_line_separator, normalise_line_ends, split_lines
 from handrail.tools.files.text_changes import (
+    adapt_content_to_original,
     apply_line_replacements,
     convert_patch_operations,
     replace_exact_text,
-    rewrite_text,
 )
 
 MIXED = b"a\r\nb\r\nc\r\nd\ne\n"
@@ -44,12 +44,16 @@ def edits(tool: str, old: str, new: str) -> dict[str, Any]:
         (b"a\r\nb\nc\rd\n", "c\nd", "C\nD", b"a\r\nb\nC\rD\n"),
         (b"a\nc\rd\ne\n", "c\nd\ne", "C\nD\nE", b"a\nC\rD\nE\n"),
         (b"a\r\nb", "b", "x\ny", b"a\r\nx\r\ny"),
+        (b"a\r\nb\nc\n", "a\nb", "a\nb\nx", b"a\r\nb\nx\nc\n"),
+        (b"a\nb\r\nc\n", "a\nb", "a\nb\nx\ny", b"a\nb\r\nx\r\ny\r\nc\n"),
+        (b"a\r\nb\nc\r\n", "b", "b\nx", b"a\r\nb\nx\nc\r\n"),
+        (b"a\r\nbcd\n", "a\nb", "a\nx\nb", b"a\r\nx\r\nbcd\n"),
         (b"a\r\nb\n", "a\r\nb\n", "a\nb\n", b"a\nb\n"),
         (b"a\nb\n", "a\nb", "a\r\nb", b"a\r\nb\n"),
         ("a\x85b\u2028c\r\nd\ne".encode(), "c\nd", "C\nD", "a\x85b\u2028C\r\nD\ne".encode()),
     ],
 )
-async def test_a_text_is_found_whatever_the_ends_are_and_each_line_keeps_its_end(
+async def test_an_edit_finds_text_across_mixed_line_ends_and_each_line_keeps_its_end(
     tmp_path: Path, tool: str, before: bytes, old: str, new: str, after: bytes
 ) -> None:
     async with model_session(tmp_path) as model:
@@ -59,7 +63,7 @@ async def test_a_text_is_found_whatever_the_ends_are_and_each_line_keeps_its_end
         assert path.read_bytes() == after
 
 
-async def test_every_occurrence_is_replaced_where_ends_are_mixed(tmp_path: Path) -> None:
+async def test_every_occurrence_is_replaced_in_a_file_with_mixed_line_ends(tmp_path: Path) -> None:
     async with model_session(tmp_path) as model:
         path = model.put("a.txt", b"x\r\ny\r\nx\ny\nx\r\nz\n")
         await model.show("a.txt")
@@ -70,7 +74,7 @@ async def test_every_occurrence_is_replaced_where_ends_are_mixed(tmp_path: Path)
         assert path.read_bytes() == b"X\r\nY\r\nX\nY\nx\r\nz\n"
 
 
-async def test_a_pattern_for_the_end_of_a_line_finds_it_whatever_the_end_is(tmp_path: Path) -> None:
+async def test_a_pattern_for_the_end_of_a_line_matches_every_kind_of_line_end(tmp_path: Path) -> None:
     async with model_session(tmp_path) as model:
         model.put("a.txt", b"a foo\r\nfoo b\r\nfoo\nfoo")
         model.put("b.txt", "a foo\r\nfoo é\r\n".encode("utf-16"))
@@ -94,7 +98,7 @@ async def test_a_pattern_for_the_end_of_a_line_finds_it_whatever_the_end_is(tmp_
         (MIXED, {"op": "insert", "line": 5, "content": "x"}, b"c\r\nd\nx\n"),
     ],
 )
-async def test_patched_lines_take_the_ends_of_those_that_they_replace(
+async def test_patched_lines_get_the_line_ends_of_the_lines_that_they_replace(
     tmp_path: Path, before: bytes, operation: dict[str, Any], after: bytes
 ) -> None:
     async with model_session(tmp_path) as model:
@@ -104,7 +108,7 @@ async def test_patched_lines_take_the_ends_of_those_that_they_replace(
         assert path.read_bytes() == b"a\r\nb\r\n" + after + b"e\n"
 
 
-async def test_a_file_of_an_old_mac_is_read_and_changed_by_lines(tmp_path: Path) -> None:
+async def test_a_file_with_cr_line_ends_is_read_and_patched_by_lines(tmp_path: Path) -> None:
     async with model_session(tmp_path) as model:
         path = model.put("a.txt", b"one\rtwo\rthree")
         answer = await model.call("read", path="a.txt")
@@ -131,7 +135,7 @@ async def test_a_file_of_an_old_mac_is_read_and_changed_by_lines(tmp_path: Path)
         (b"a\r\nb", "a\nb\nc", b"a\r\nb\r\nc", "CRLF"),
     ],
 )
-async def test_a_written_file_keeps_its_ends_or_the_result_says_so(
+async def test_a_write_keeps_line_ends_or_reports_the_change(
     tmp_path: Path, before: bytes, content: str, after: bytes, said: str
 ) -> None:
     async with model_session(tmp_path) as model:
@@ -142,7 +146,7 @@ async def test_a_written_file_keeps_its_ends_or_the_result_says_so(
         assert answer["line_ends"] == said
 
 
-async def test_the_diff_shows_a_change_of_ends_next_to_another_change(tmp_path: Path) -> None:
+async def test_a_diff_shows_changed_line_ends_together_with_other_changes(tmp_path: Path) -> None:
     async with model_session(tmp_path) as model:
         model.put("a.txt", b"a\nb\nc\n")
         await model.show("a.txt")
@@ -156,11 +160,11 @@ bodies = st.text(alphabet="abx\n ", max_size=8)
 
 
 @given(lines, st.booleans(), st.data())
-def test_an_edit_of_a_shown_text_changes_its_place_only(
+def test_an_edit_of_displayed_text_changes_only_its_own_place(
     parts: list[tuple[str, str]], ended: bool, data: st.DataObject
 ) -> None:
     text = "".join(body + end for body, end in parts) + ("" if ended else "z")
-    shown = show_line_ends(text)
+    shown = normalise_line_ends(text)
     if not shown:
         return
     start = data.draw(st.integers(0, len(shown) - 1))
@@ -169,28 +173,30 @@ def test_an_edit_of_a_shown_text_changes_its_place_only(
     if old == new or any(shown.startswith(old, at) for at in range(len(shown)) if at != start):
         return
     after = replace_exact_text("a", text, old, new, replace_all=False).text
-    assert show_line_ends(after) == shown[:start] + new + shown[start + len(old) :] or "\r" not in after
+    assert normalise_line_ends(after) == shown[:start] + new + shown[start + len(old) :] or "\r" not in after
     head = split_lines(text)[: shown.count("\n", 0, start)]
     tail = split_lines(text)[shown.count("\n", 0, start + len(old)) + 1 :]
     assert after.startswith("".join(head)) and after.endswith("".join(tail))
 
 
 @given(lines, bodies)
-def test_a_rewritten_text_is_the_content_with_the_ends_of_equal_lines(
+def test_a_rewritten_text_has_the_new_content_and_restores_the_old_line_ends(
     parts: list[tuple[str, str]], content: str
 ) -> None:
     before = "".join(body + end for body, end in parts)
-    after = rewrite_text(before, content)
+    after = adapt_content_to_original(before, content)
     assert after.replace("\r\n", "\n") == content
-    assert rewrite_text(before, show_line_ends(before)) == before
+    assert adapt_content_to_original(before, normalise_line_ends(before)) == before
 
 
 @given(lines, st.sampled_from(["\n", "\r\n", "\r"]), st.data())
-def test_a_patch_of_lines_keeps_all_others(parts: list[tuple[str, str]], only: str, data: st.DataObject) -> None:
+def test_a_patch_of_lines_keeps_all_other_lines_unchanged(
+    parts: list[tuple[str, str]], only: str, data: st.DataObject
+) -> None:
     text = "".join(body + (only if only == "\r" else end) for body, end in parts)
     if only == "\r":
         text = text.replace("\r\n", "\r").replace("\n", "\r")
-    have = split_lines(text, find_line_mark(text))
+    have = split_lines(text, detect_line_separator(text))
     if not have:
         return
     first = data.draw(st.integers(1, len(have)))
@@ -198,4 +204,4 @@ def test_a_patch_of_lines_keeps_all_others(parts: list[tuple[str, str]], only: s
     operation = {"op": "replace", "first_line": first, "last_line": last, "content": "X\nY"}
     after = apply_line_replacements(text, convert_patch_operations(text, [operation]))
     assert after.startswith("".join(have[: first - 1])) and after.endswith("".join(have[last:]))
-    assert len(split_lines(after, find_line_mark(after))) == len(have) - (last - first + 1) + 2
+    assert len(split_lines(after, detect_line_separator(after))) == len(have) - (last - first + 1) + 2

@@ -98,7 +98,7 @@ async def test_a_range_of_pages_is_read(session: Session, ws: Path) -> None:
     assert (await read(session, "a.pdf", unit="bytes", limit=8))["text"] == "%PDF-1.4"
 
 
-async def test_a_scan_says_that_it_has_no_text(session: Session, ws: Path) -> None:
+async def test_a_page_without_text_is_marked_as_a_possible_scan(session: Session, ws: Path) -> None:
     (ws / "scan.pdf").write_bytes(make_pdf([b"0 0 612 792 re f", say("Some text.")]))
     text = (await read(session, "scan.pdf"))["text"]
     assert "--- page 1 ---\n(This page has no text. It may be a scan" in text and "Some text." in text
@@ -106,7 +106,7 @@ async def test_a_scan_says_that_it_has_no_text(session: Session, ws: Path) -> No
 
 @pytest.mark.parametrize(("password", "is_readable"), [("", True), ("secret", False)])
 @pytest.mark.parametrize("algorithm", ["RC4-128", "AES-256"])
-async def test_an_encrypted_document_says_so_if_it_needs_a_password(
+async def test_an_encrypted_document_is_refused_only_if_a_password_is_required(
     session: Session, ws: Path, password: str, is_readable: bool, algorithm: str
 ) -> None:
     from pypdf import PdfReader, PdfWriter
@@ -122,7 +122,9 @@ async def test_an_encrypted_document_says_so_if_it_needs_a_password(
         assert kind == "unavailable" and "encrypted with a password" in text and "copy without" in text
 
 
-async def test_without_the_extra_a_way_is_said(session: Session, ws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_pdf_extra_is_reported_with_the_install_command(
+    session: Session, ws: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (ws / "a.pdf").write_bytes(make_pdf(PAGES))
     monkeypatch.setattr(sys, "path", [one for one in sys.path if "site-packages" not in one])
     kind, text = await refused(session, "a.pdf")
@@ -137,7 +139,7 @@ async def test_a_long_document_is_read_in_parts(session: Session, ws: Path) -> N
     assert rest["text"].startswith(f"--- page {found['next']} ---\n{found['next']} xxx")
 
 
-async def test_ten_thousand_pages_are_bounded(session: Session, ws: Path) -> None:
+async def test_a_read_of_a_pdf_with_ten_thousand_pages_is_bounded(session: Session, ws: Path) -> None:
     (ws / "many.pdf").write_bytes(make_pdf([say("x")] * 10_000))
     found = await read(session, "many.pdf")
     assert found["total_pages"] == 10_000 and 0 < found["last_page"] <= MAX_PAGES
@@ -161,7 +163,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_a_hostile_document_ends_with_an_answer(session: Session, ws: Path, name: str) -> None:
+async def test_a_read_of_a_hostile_pdf_ends_with_a_result_or_an_error(session: Session, ws: Path, name: str) -> None:
     (ws / "a.pdf").write_bytes(HOSTILE[name]())
     result = await session.call("read", {"path": "a.pdf"})
     assert "Traceback" not in str(result)
@@ -170,14 +172,14 @@ async def test_a_hostile_document_ends_with_an_answer(session: Session, ws: Path
     assert "Text of page 1." in (await read(session, "a.pdf"))["text"]
 
 
-async def test_the_pages_before_a_page_that_costs_too_much_are_kept(session: Session, ws: Path) -> None:
+async def test_the_pages_before_a_too_expensive_page_are_returned(session: Session, ws: Path) -> None:
     pages = [zlib.compress(say("Before.")), compress(b"(x) Tj ", 1_000_000)]
     (ws / "a.pdf").write_bytes(make_pdf(pages, filters=b"/Filter /FlateDecode "))
     found = await read(session, "a.pdf")
     assert (found["text"], found["last_page"], found["next"]) == ("--- page 1 ---\nBefore.", 1, 2)
 
 
-async def test_a_large_pdf_is_read_up_to_a_size(session: Session, ws: Path) -> None:
+async def test_a_pdf_above_the_size_limit_is_refused_with_a_remedy(session: Session, ws: Path) -> None:
     for name, mib in (("large", 40), ("huge", 129)):
         (ws / f"{name}.pdf").write_bytes(make_pdf([say("Some text."), b"%" * (mib << 20)]))
     assert (await read(session, "large.pdf", limit=1))["text"] == "--- page 1 ---\nSome text."
@@ -185,7 +187,7 @@ async def test_a_large_pdf_is_read_up_to_a_size(session: Session, ws: Path) -> N
     assert kind == "limit" and "134,217,728" in text and "pdftotext" in text
 
 
-async def test_a_rule_about_a_pdf_holds(tmp_path: Path, ws: Path) -> None:
+async def test_a_deny_rule_applies_to_a_pdf(tmp_path: Path, ws: Path) -> None:
     (ws / "a.pdf").write_bytes(make_pdf(PAGES))
     async with temporary_kernel(tmp_path, rules=["allow *", "deny fs.read a.pdf"]) as kernel:
         session = await kernel.session(headless=True)
@@ -250,7 +252,7 @@ async def test_a_range_of_cells_is_read(session: Session, ws: Path) -> None:
     assert kind == "invalid_input" and "3 cells" in text
 
 
-async def test_a_notebook_is_edited_as_before(session: Session, ws: Path) -> None:
+async def test_a_notebook_can_be_edited_as_text_and_as_json(session: Session, ws: Path) -> None:
     original = json.dumps(NOTEBOOK, indent=1) + "\n"
     (ws / "a.ipynb").write_text(original)
     await read(session, "a.ipynb")
@@ -266,7 +268,7 @@ async def test_a_notebook_is_edited_as_before(session: Session, ws: Path) -> Non
     "text",
     ["", "not json\n", "[]", "{}", '{"cells": 1}', '{"cells": [1]}', '{"worksheets": [1]}', "[" * 100_000],
 )
-async def test_a_file_that_is_no_notebook_is_read_as_text(session: Session, ws: Path, text: str) -> None:
+async def test_an_invalid_notebook_is_read_as_text(session: Session, ws: Path, text: str) -> None:
     (ws / "a.ipynb").write_text(text)
     assert (await read(session, "a.ipynb"))["first_line"] == 1
 
@@ -280,7 +282,9 @@ async def test_a_file_that_is_no_notebook_is_read_as_text(session: Session, ws: 
         {"cell_type": ["x"], "source": {"a": 1}, "outputs": [{"data": {"image/png": ["a", "b"]}}]},
     ],
 )
-async def test_a_cell_of_any_form_is_shown(session: Session, ws: Path, cell: dict[str, Any]) -> None:
+async def test_a_malformed_notebook_cell_does_not_prevent_the_read_of_others(
+    session: Session, ws: Path, cell: dict[str, Any]
+) -> None:
     (ws / "a.ipynb").write_text(json.dumps({"cells": [cell, {"cell_type": "markdown", "source": "last"}]}))
     assert (await read(session, "a.ipynb"))["text"].endswith("--- cell 2 (markdown) ---\nlast")
 
@@ -311,7 +315,7 @@ def encode(data: bytes) -> str:
     ],
     ids=["png", "lines of jpeg", "gif", "another type than named", "attachment", "before version 4"],
 )
-async def test_an_image_in_a_notebook_is_only_noted(
+async def test_an_image_in_a_notebook_is_returned_as_an_image(
     session: Session, ws: Path, cell: dict[str, Any], image: bytes
 ) -> None:
     (ws / "a.ipynb").write_text(json.dumps({"cells": [cell]}))
@@ -320,7 +324,7 @@ async def test_an_image_in_a_notebook_is_only_noted(
     assert hashlib.sha256(image).hexdigest() in json.dumps(found["images"])
 
 
-async def test_the_images_of_cells_that_do_not_fit_come_with_their_cells(session: Session, ws: Path) -> None:
+async def test_images_over_the_limit_of_one_answer_are_returned_with_later_cells(session: Session, ws: Path) -> None:
     cells = [figure(encode(make_png(side))) for side in range(1, 11)]
     (ws / "a.ipynb").write_text(json.dumps({"cells": cells}))
     found = await read(session, "a.ipynb")
@@ -335,7 +339,7 @@ async def test_the_images_of_cells_that_do_not_fit_come_with_their_cells(session
 
 
 @pytest.mark.parametrize("data", ["", "%%%", encode(b"<svg/>"), {"a": 1}, None, encode(b"\x89PNG")])
-async def test_what_is_no_image_is_noted(session: Session, ws: Path, data: object) -> None:
+async def test_notebook_data_that_is_not_an_image_is_noted(session: Session, ws: Path, data: object) -> None:
     (ws / "a.ipynb").write_text(json.dumps({"cells": [figure(data)]}))
     found = await read(session, "a.ipynb")
     assert "characters, not shown)" in found["text"] and "images" not in found

@@ -18,9 +18,9 @@ from handrail.agent.agent_loop import Agent
 from handrail.agent.model_protocol import (
     MAX_PICTURE_BYTES,
     MAX_REQUEST_PICTURES,
+    create_message_with_stored_pictures,
     explain_picture_fault,
-    make_user_message,
-    measure_picture,
+    parse_picture_dimensions,
 )
 from handrail.agent.reply_stream import RetryPolicy
 from handrail.contract.calls_and_results import Blob, Result
@@ -76,7 +76,7 @@ def sent_pictures(b: Bench, request: int) -> list[bytes]:
 
 @each_provider
 @pytest.mark.parametrize("data", [make_png(), GIF, JPEG, WEBP], ids=["png", "gif", "jpeg", "webp"])
-async def test_a_model_reads_a_picture_and_gets_its_hash(kind: Kind, data: bytes, tmp_path: Path) -> None:
+async def test_a_picture_that_a_model_reads_is_sent_to_the_provider(kind: Kind, data: bytes, tmp_path: Path) -> None:
     async with reading(kind, tmp_path, {"p.img": data}, read("p.img"), OK, OK) as (b, session):
         agent = Agent(session, b.model)
         assert (await agent.complete("What is on p.img?")).text == "I see it."
@@ -86,9 +86,7 @@ async def test_a_model_reads_a_picture_and_gets_its_hash(kind: Kind, data: bytes
 
 
 @each_provider
-async def test_the_pictures_of_parallel_calls_all_arrive_and_each_result_stays_with_its_call(
-    kind: Kind, tmp_path: Path
-) -> None:
+async def test_pictures_of_parallel_calls_are_all_sent_to_the_provider(kind: Kind, tmp_path: Path) -> None:
     files = {"a.png": make_png(2), "b.txt": b"text\n", "c.gif": GIF}
     async with reading(kind, tmp_path, files, read(*files), OK) as (b, session):
         assert (await Agent(session, b.model).complete("look")).ok
@@ -97,7 +95,7 @@ async def test_the_pictures_of_parallel_calls_all_arrive_and_each_result_stays_w
 
 
 @each_provider
-async def test_the_figures_of_a_notebook_are_only_named(kind: Kind, tmp_path: Path) -> None:
+async def test_figures_of_a_notebook_are_sent_to_the_provider(kind: Kind, tmp_path: Path) -> None:
     figures = [make_png(2), make_png(3)]
     outputs = [
         {"output_type": "display_data", "data": {"text/plain": "<Figure>", "image/png": base64.b64encode(one).decode()}}
@@ -111,7 +109,7 @@ async def test_the_figures_of_a_notebook_are_only_named(kind: Kind, tmp_path: Pa
 
 
 @each_provider
-async def test_a_picture_is_still_there_after_a_restart(kind: Kind, tmp_path: Path) -> None:
+async def test_a_picture_is_sent_again_after_a_restart(kind: Kind, tmp_path: Path) -> None:
     tmp_path.joinpath("ws").mkdir()
     tmp_path.joinpath("ws", "p.png").write_bytes(make_png())
     known = None
@@ -127,9 +125,7 @@ async def test_a_picture_is_still_there_after_a_restart(kind: Kind, tmp_path: Pa
 
 
 @each_provider
-async def test_a_picture_larger_than_the_provider_takes_refuses_the_session_for_ever(
-    kind: Kind, tmp_path: Path
-) -> None:
+async def test_a_picture_over_the_provider_limits_is_replaced_by_an_explanation(kind: Kind, tmp_path: Path) -> None:
     files = {"large.png": make_png(padding=MAX_PICTURE_BYTES), "wide.png": make_png(9_000, 3)}
     async with reading(kind, tmp_path, files, read(*files), OK) as (b, session):
         assert (await Agent(session, b.model).complete("look")).ok
@@ -139,7 +135,7 @@ async def test_a_picture_larger_than_the_provider_takes_refuses_the_session_for_
     assert "3,932,160" in told and "8,000" in told and "Make a smaller copy" in told
 
 
-def test_the_largest_picture_is_counted_as_base64() -> None:
+def test_the_picture_size_limit_accounts_for_base64() -> None:
     largest = make_png(padding=MAX_PICTURE_BYTES - len(make_png(padding=1)) + 1)
     assert len(largest) == MAX_PICTURE_BYTES
     assert len(base64.b64encode(largest)) <= 5 * 1024 * 1024
@@ -148,13 +144,13 @@ def test_the_largest_picture_is_counted_as_base64() -> None:
 
 
 def test_the_size_of_a_picture_is_read_from_its_header() -> None:
-    assert measure_picture(make_png(300, 40)) == (300, 40)
-    assert measure_picture(GIF) == (1, 1)
-    assert measure_picture(JPEG) == (32, 16)
-    assert measure_picture(WEBP) == (1, 1)
+    assert parse_picture_dimensions(make_png(300, 40)) == (300, 40)
+    assert parse_picture_dimensions(GIF) == (1, 1)
+    assert parse_picture_dimensions(JPEG) == (32, 16)
+    assert parse_picture_dimensions(WEBP) == (1, 1)
     for data in (make_png(), GIF, JPEG, WEBP):
         for end in range(len(data)):
-            measure_picture(data[:end])
+            parse_picture_dimensions(data[:end])
 
 
 @each_provider
@@ -169,7 +165,7 @@ def test_the_size_of_a_picture_is_read_from_its_header() -> None:
         (422, "bad request"),
     ],
 )
-async def test_a_picture_that_the_provider_refuses_blocks_the_session(
+async def test_a_picture_that_the_provider_refuses_is_left_out_of_later_requests(
     kind: Kind, status: int, said: str, tmp_path: Path
 ) -> None:
     refusal = ErrorReply(status, said, "invalid_request_error")
@@ -182,7 +178,7 @@ async def test_a_picture_that_the_provider_refuses_blocks_the_session(
     assert "provider rejected it" in json.dumps(b.server.requests[2].body)
 
 
-async def test_a_model_without_eyes_is_sent_every_later_picture_too(tmp_path: Path) -> None:
+async def test_a_model_without_image_support_gets_only_the_first_picture(tmp_path: Path) -> None:
     refusal = ErrorReply(400, "This model does not support image input", "invalid_request_error")
     replies = (read("p.png"), refusal, read("p.png"), OK)
     async with reading("openai", tmp_path, {"p.png": make_png()}, *replies) as (b, session):
@@ -191,11 +187,13 @@ async def test_a_model_without_eyes_is_sent_every_later_picture_too(tmp_path: Pa
         assert [len(sent_pictures(b, number)) for number in range(4)] == [0, 1, 0, 0]
 
 
-async def test_a_session_with_pictures_is_refused_by_the_next_model_which_takes_none(tmp_path: Path) -> None:
+async def test_images_are_left_out_after_the_next_model_refuses_them(tmp_path: Path) -> None:
     refusal = ErrorReply(404, "No endpoints found that support image input", "not_found")
     async with temporary_kernel(tmp_path) as kernel, bench("openai", OK) as one, bench("openai", refusal, OK) as other:
         session = await kernel.session()
-        shown = await make_user_message("What is [image 1]?", [Blob(make_png(), "image/png")], session.history)
+        shown = await create_message_with_stored_pictures(
+            "What is [image 1]?", [Blob(make_png(), "image/png")], session.history
+        )
         assert (await Agent(session, one.model).complete(shown)).ok
         await session.suspend()
         session = await kernel.session(session.id)
@@ -205,7 +203,7 @@ async def test_a_session_with_pictures_is_refused_by_the_next_model_which_takes_
         assert [len(sent_pictures(other, number)) for number in (0, 1)] == [1, 0]
 
 
-async def test_more_pictures_than_a_request_may_have_refuse_the_session(tmp_path: Path) -> None:
+async def test_older_pictures_over_the_request_limit_are_left_out(tmp_path: Path) -> None:
     names = {f"{n:02}.png": make_png(n + 1) for n in range(MAX_REQUEST_PICTURES + 4)}
     reads = [read(*list(names)[at : at + 6]) for at in range(0, len(names), 6)]
     async with reading("anthropic", tmp_path, names, *reads, OK) as (b, session):
@@ -218,7 +216,7 @@ async def test_more_pictures_than_a_request_may_have_refuse_the_session(tmp_path
 
 
 @each_provider
-async def test_a_picture_that_a_tool_only_names_is_not_sent(kind: Kind, tmp_path: Path) -> None:
+async def test_a_picture_reference_inside_file_data_is_not_sent_as_a_picture(kind: Kind, tmp_path: Path) -> None:
     made = read("p.png")
     async with reading(kind, tmp_path, {"p.png": make_png()}, made, OK) as (b, session):
         agent = Agent(session, b.model)
@@ -233,7 +231,7 @@ async def test_a_picture_that_a_tool_only_names_is_not_sent(kind: Kind, tmp_path
 
 
 @each_provider
-async def test_a_tool_of_the_operators_returns_pictures_among_its_data_and_with_an_error(
+async def test_pictures_in_an_output_or_error_of_an_operator_tool_reach_the_provider(
     kind: Kind, tmp_path: Path
 ) -> None:
     @tool(id="test.shots", side_effect="read", locks=[])

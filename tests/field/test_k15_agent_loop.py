@@ -15,7 +15,12 @@ from tests.field.openai_chunks import chunk, streamed
 
 from handrail.agent.agent_loop import EMPTY_REPLY, Agent
 from handrail.agent.model_protocol import ReplyFinished
-from handrail.contract.text.strict_json import InvalidJsonText, parse_arguments, parse_arguments_fast, parse_object
+from handrail.contract.text.strict_json import (
+    InvalidJsonTextError,
+    parse_arguments,
+    parse_arguments_fast,
+    parse_json_object,
+)
 from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.provider_servers import ReplyCall, ScriptedReply
 from handrail.testing.scripted_kernel import temporary_kernel
@@ -24,7 +29,7 @@ OK = ScriptedReply("ok")
 
 
 @pytest.mark.parametrize("kind", ["openai", "openai-responses", "anthropic"])
-async def test_a_raw_line_feed_in_a_string_of_the_arguments_refuses_the_call(kind: Kind) -> None:
+async def test_a_raw_line_feed_in_an_argument_string_is_accepted(kind: Kind) -> None:
     raw = '{"text": "one\ntwo\tthree\r\nfour"}'
     async with bench(kind, ScriptedReply(ReplyCall("echo", raw)), OK) as b:
         assert (await b.run()).ok
@@ -33,7 +38,7 @@ async def test_a_raw_line_feed_in_a_string_of_the_arguments_refuses_the_call(kin
 
 
 @given(st.text(max_size=40))
-def test_a_string_means_the_same_with_raw_control_characters_as_with_escapes(text: str) -> None:
+def test_raw_control_characters_in_argument_strings_are_read_like_their_escapes(text: str) -> None:
     if any("\ud800" <= one <= "\udfff" for one in text):
         return
     escaped = json.dumps({"a": text}, ensure_ascii=False)
@@ -41,16 +46,16 @@ def test_a_string_means_the_same_with_raw_control_characters_as_with_escapes(tex
     assert parse_arguments(raw) == parse_arguments_fast(raw) == parse_arguments(escaped) == {"a": text}
 
 
-def test_a_file_of_the_operators_keeps_the_strict_form_and_the_error_reads_well() -> None:
-    with pytest.raises(InvalidJsonText, match="Invalid control character at line 1, column 9"):
-        parse_object('{"a": "x\n"}')
-    with pytest.raises(InvalidJsonText):
+def test_raw_control_characters_outside_call_argument_strings_are_refused() -> None:
+    with pytest.raises(InvalidJsonTextError, match="Invalid control character at line 1, column 9"):
+        parse_json_object('{"a": "x\n"}')
+    with pytest.raises(InvalidJsonTextError):
         parse_arguments('{"a"\x00: 1}')
 
 
 @each_provider
 @pytest.mark.parametrize("text", ["", " \n"])
-async def test_an_empty_reply_counts_as_an_answer(kind: Kind, text: str) -> None:
+async def test_an_empty_reply_makes_the_agent_ask_the_model_again(kind: Kind, text: str) -> None:
     async with bench(kind, ScriptedReply(text), OK) as b:
         assert (await b.run()).text == "ok"
         b.accepted()
@@ -58,7 +63,7 @@ async def test_an_empty_reply_counts_as_an_answer(kind: Kind, text: str) -> None
 
 
 @each_provider
-async def test_a_model_that_stays_silent_ends_the_run_with_a_status_of_its_own(kind: Kind) -> None:
+async def test_a_run_ends_with_status_empty_when_the_model_stays_silent(kind: Kind) -> None:
     async with bench(kind, ScriptedReply(ReplyCall("echo")), ScriptedReply(), ScriptedReply(), OK, OK) as b:
         agent = b.agent()
         outcome = await agent.complete("go")
@@ -66,14 +71,14 @@ async def test_a_model_that_stays_silent_ends_the_run_with_a_status_of_its_own(k
         assert (await agent.complete("again")).text == "ok"  # the conversation goes on, and a new run has a new nudge
 
 
-async def test_reasoning_alone_is_no_answer() -> None:
+async def test_the_model_is_asked_again_after_a_reply_with_only_reasoning() -> None:
     silent = streamed(chunk({"reasoning_content": "I should answer."}), finish="stop")
     async with bench("openai", silent, OK) as b:
         assert (await b.run()).text == "ok"
         b.accepted()
 
 
-async def test_a_nudge_is_kept_and_neither_the_users_words_nor_asked_twice(tmp_path: Path) -> None:
+async def test_a_nudge_after_an_empty_reply_is_stored_and_not_repeated(tmp_path: Path) -> None:
     model = PlaybackModel([ReplyFinished("end")], text_reply("ok"), text_reply("again"))
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
@@ -88,7 +93,7 @@ async def test_a_nudge_is_kept_and_neither_the_users_words_nor_asked_twice(tmp_p
     assert str(model.requests[2].messages).count("was empty") == 1
 
 
-async def test_a_silent_sub_agent_fails_its_call_with_what_was_known() -> None:
+async def test_a_run_with_two_empty_replies_ends_with_the_status_empty() -> None:
     model = PlaybackModel(call_reply(("echo", {})), [ReplyFinished("end")], [ReplyFinished("end")])
     outcome = await Agent(RecordingSession(), model).complete("go")
     assert outcome.status == "empty" and outcome.calls == 1
@@ -103,7 +108,7 @@ async def _system_text(tmp_path: Path) -> str:
     return model.requests[0].system
 
 
-async def test_instructions_that_are_a_link_inside_the_workspace_are_ignored(tmp_path: Path) -> None:
+async def test_an_instruction_file_that_links_inside_the_workspace_is_read_once(tmp_path: Path) -> None:
     workspace = tmp_path / "ws"
     (workspace / "docs").mkdir(parents=True)
     (workspace / "docs" / "agents.txt").write_text("Use tabs.")
@@ -114,7 +119,9 @@ async def test_instructions_that_are_a_link_inside_the_workspace_are_ignored(tmp
 
 
 @pytest.mark.parametrize("target", ["../secret.txt", "/etc/passwd", "AGENTS.md", "nowhere", "docs", ".env"])
-async def test_instructions_that_are_a_link_out_of_the_workspace_stay_unread(target: str, tmp_path: Path) -> None:
+async def test_an_instruction_file_that_links_to_an_outside_or_unsuitable_target_is_not_read(
+    target: str, tmp_path: Path
+) -> None:
     workspace = tmp_path / "ws"
     (workspace / "docs").mkdir(parents=True)
     (tmp_path / "secret.txt").write_text("root: secret words")
@@ -130,7 +137,7 @@ def _marked(blocks: list[dict[str, Any]]) -> list[int]:
     return [n for n, block in enumerate(blocks) if "cache_control" in block]
 
 
-async def test_fourteen_parallel_calls_are_more_than_the_cache_looks_back() -> None:
+async def test_cache_marks_stay_within_the_lookback_after_fourteen_parallel_calls() -> None:
     turns = [ScriptedReply(*(ReplyCall("echo", {"n": n}) for n in range(14))) for _ in range(3)]
     async with bench("anthropic", *turns, OK) as b:
         assert (await b.run()).ok

@@ -13,7 +13,7 @@ RUN = "seq -f 'test %06g passed' 40000; echo FAILED é: 3 of 40000; exit 1"
 
 
 @pytest.mark.parametrize("background", [False, True], ids=["call", "job"])
-async def test_the_verdict_at_the_end_of_a_long_output_is_cut_off(background: bool, tmp_path: Path) -> None:
+async def test_a_long_output_is_returned_with_its_beginning_and_its_end(background: bool, tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, rules=["allow bash", "allow bash *"]) as kernel:
         session = await kernel.session()
         result = await session.call("bash", {"command": RUN, "background": background})
@@ -32,9 +32,7 @@ async def test_the_verdict_at_the_end_of_a_long_output_is_cut_off(background: bo
 
 @pytest.mark.parametrize("megabytes", [3, 70], ids=["kept", "dropped"])
 @pytest.mark.parametrize("tool", ["bash", "python"])
-async def test_the_end_of_an_output_that_is_longer_than_memory_is_cut_off(
-    tool: str, megabytes: int, tmp_path: Path
-) -> None:
+async def test_a_very_long_output_keeps_its_beginning_and_its_end(tool: str, megabytes: int, tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, rules=["allow bash", "allow python", "allow bash *"]) as kernel:
         session = await kernel.session()
         arguments = {
@@ -59,7 +57,7 @@ async def test_the_end_of_an_output_that_is_longer_than_memory_is_cut_off(
         await session.suspend()
 
 
-async def test_a_list_and_json_keep_only_their_beginning(tmp_path: Path) -> None:
+async def test_a_truncated_list_keeps_only_its_beginning(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     for number in range(30):
         (tmp_path / "ws" / f"{number:02}.txt").write_text("")

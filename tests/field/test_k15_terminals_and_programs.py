@@ -10,7 +10,7 @@ from tests.kernel.test_undo import AllowAll
 from tests.tools.repositories import made
 
 from handrail.contract.errors import ToolError
-from handrail.contract.services.job_and_tool_services import KEYS, parse_keys
+from handrail.contract.services.job_and_tool_services import KEYS, parse_key_names
 from handrail.testing.scripted_kernel import temporary_kernel
 
 RULES = ("allow terminal.*", "allow bash", "allow bash *", "allow python")
@@ -30,17 +30,17 @@ RULES = ("allow terminal.*", "allow bash", "allow bash *", "allow python")
         (" ".join(KEYS), list(KEYS)),
     ],
 )
-def test_keys_have_the_names_that_tmux_gives_them(names: str, expected: list[str]) -> None:
-    assert list(parse_keys(names)) == expected
+def test_terminal_keys_can_have_their_tmux_names(names: str, expected: list[str]) -> None:
+    assert list(parse_key_names(names)) == expected
 
 
 @pytest.mark.parametrize("names", ["Entr", "C-", "C-cc", "ls", "M-x", "F13", "^", "C-1", "\x03"])
-def test_an_unknown_key_is_refused_with_the_known_ones(names: str) -> None:
+def test_an_unknown_key_is_refused_with_the_list_of_known_keys(names: str) -> None:
     with pytest.raises(ToolError, match="page-down, ctrl-a to ctrl-z"):
-        parse_keys(names)
+        parse_key_names(names)
 
 
-async def test_a_program_is_interrupted_by_c_c_and_answered_by_enter(tmp_path: Path) -> None:
+async def test_a_terminal_program_is_interrupted_by_c_c_and_receives_text_with_enter(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, rules=RULES) as kernel:
         session = await kernel.session(approval_handler=AllowAll())
         started = await session.call("terminal.start", {})
@@ -59,7 +59,7 @@ async def test_a_program_is_interrupted_by_c_c_and_answered_by_enter(tmp_path: P
         await session.suspend()
 
 
-async def test_keys_in_any_spelling_are_evaluated_as_what_they_do(tmp_path: Path) -> None:
+async def test_rules_apply_to_terminal_keys_in_any_spelling(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, rules=["allow terminal.start bash --noprofile --norc"]) as kernel:
         session = await kernel.session(headless=True)
         started = await session.call("terminal.start", {})
@@ -81,7 +81,9 @@ async def test_keys_in_any_spelling_are_evaluated_as_what_they_do(tmp_path: Path
         ("a\nb(", ["pattern"]),
     ],
 )
-async def test_a_cut_regular_expression_is_the_message(pattern: str, parts: list[str], tmp_path: Path) -> None:
+async def test_an_invalid_search_pattern_gets_a_short_error_with_the_faulty_part(
+    pattern: str, parts: list[str], tmp_path: Path
+) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
         answer = await session.call("grep", {"pattern": pattern})
@@ -95,7 +97,7 @@ async def test_a_cut_regular_expression_is_the_message(pattern: str, parts: list
 @pytest.mark.parametrize(
     "name", ["JAVA_HOME", "NODE_OPTIONS", "FORCE_COLOR", "GRADLE_OPTS", "CARGO_BUILD_JOBS", "GOFLAGS"]
 )
-async def test_a_variable_of_a_toolchain_cannot_be_passed(
+async def test_a_toolchain_variable_reaches_programs_only_if_it_is_configured(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "value-1")
@@ -111,7 +113,7 @@ async def test_a_variable_of_a_toolchain_cannot_be_passed(
 
 @pytest.mark.skipif(shutil.which("vi") is None, reason="needs vi")
 @pytest.mark.parametrize("command", ["vi a.txt", "EDITOR=vi git commit", "sh -c 'vi a.txt; echo next'"])
-async def test_an_editor_holds_the_workspace_until_its_time_is_up(command: str, tmp_path: Path) -> None:
+async def test_an_editor_without_a_terminal_ends_early_with_a_hint(command: str, tmp_path: Path) -> None:
     made(tmp_path / "ws").commit("one", a__txt="a\n")
     async with temporary_kernel(tmp_path, rules=("ask bash", "allow write")) as kernel:
         session = await kernel.session(approval_handler=AllowAll())
@@ -126,7 +128,7 @@ async def test_an_editor_holds_the_workspace_until_its_time_is_up(command: str, 
 @pytest.mark.parametrize(
     "command", ["less a.txt", "more a.txt", "cat", "read x", "python3", "python3 -i", "git log", "git rebase -i HEAD"]
 )
-async def test_programs_that_ask_end_without_a_terminal(command: str, tmp_path: Path) -> None:
+async def test_interactive_programs_end_without_a_terminal(command: str, tmp_path: Path) -> None:
     made(tmp_path / "ws").commit("one", a__txt="a\n")
     async with temporary_kernel(tmp_path, rules=RULES) as kernel:
         session = await kernel.session(approval_handler=AllowAll())
@@ -135,7 +137,7 @@ async def test_programs_that_ask_end_without_a_terminal(command: str, tmp_path: 
         await session.suspend()
 
 
-async def test_a_program_that_only_prints_the_words_of_an_editor_goes_on(tmp_path: Path) -> None:
+async def test_a_program_that_only_prints_an_editor_message_keeps_running(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, rules=RULES) as kernel:
         session = await kernel.session(approval_handler=AllowAll())
         answer = await session.call("bash", {"command": "echo 'Input is not from a terminal'; sleep 4; echo done"})

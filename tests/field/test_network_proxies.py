@@ -15,9 +15,9 @@ from tests.field.test_sign_in_proxies import Proxy
 from tests.web import Site, authority, ok
 
 from handrail import tool
-from handrail.contract.network_route import NetworkRoute
+from handrail.contract.network_route import OutboundConnectionSettings
 from handrail.contract.services.tool_runtime import Runtime
-from handrail.contract.text.host_names import parse_host
+from handrail.contract.text.host_names import parse_host_address
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
 from handrail.sandbox.network.egress_check import EgressCheck
 from handrail.testing.scripted_kernel import temporary_kernel
@@ -120,7 +120,7 @@ async def test_a_program_in_the_sandbox_reaches_hosts_through_the_proxy(tmp_path
         ('proxy = { secret = "NONE" }', "NONE"),
     ],
 )
-async def test_a_proxy_that_cannot_be_used_is_named_and_not_bypassed(tmp_path: Path, table: str, why: str) -> None:
+async def test_an_unusable_proxy_is_named_in_the_error_and_not_bypassed(tmp_path: Path, table: str, why: str) -> None:
     async with network(tmp_path, table) as found:
         for url in found.urls():
             result = await found.session.call("look", {"url": url})
@@ -128,7 +128,7 @@ async def test_a_proxy_that_cannot_be_used_is_named_and_not_bypassed(tmp_path: P
         assert not found.plain.asked and not found.tls.asked
 
 
-async def test_a_proxy_that_refuses_is_named(tmp_path: Path) -> None:
+async def test_a_refusal_by_the_proxy_is_named_in_the_error(tmp_path: Path) -> None:
     async with network(tmp_path) as found:
         found.proxy.password = "another"
         plain, tls = found.urls()
@@ -149,7 +149,7 @@ class Names:
         return [self._names[name]]
 
 
-ROUTE = NetworkRoute({"https": "http://proxy.test:3128"}, ("direct.test",))
+ROUTE = OutboundConnectionSettings({"https": "http://proxy.test:3128"}, ("direct.test",))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ ROUTE = NetworkRoute({"https": "http://proxy.test:3128"}, ("direct.test",))
         ("printer:443", True, "private network"),
     ],
 )
-async def test_the_rules_about_addresses_hold_with_a_proxy(host: str, through: bool, why: str | None) -> None:
+async def test_address_checks_apply_with_a_proxy_too(host: str, through: bool, why: str | None) -> None:
     known = Names(
         public_test="8.8.4.4", direct_test="8.8.4.4", private_test="10.0.0.1", metadata_test="169.254.169.254"
     )
@@ -178,7 +178,7 @@ async def test_the_rules_about_addresses_hold_with_a_proxy(host: str, through: b
     egress = EgressCheck(everything, None, known, is_own=lambda _: False, route=ROUTE)
     if why is not None:
         with pytest.raises(Exception, match=why):
-            await egress.authorize_and_resolve_host(parse_host(host))
+            await egress.authorize_and_resolve_host(parse_host_address(host))
     else:
-        way = await egress.authorize_and_resolve_host(parse_host(host))
+        way = await egress.authorize_and_resolve_host(parse_host_address(host))
         assert bool(way.proxy) is through

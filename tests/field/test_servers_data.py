@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from tests.field.odd_servers import odd_server
 
 from handrail.contract.calls_and_results import Blob
-from handrail.contract.result_conversions import result_from_mcp_content, result_to_mcp_content
+from handrail.contract.result_conversions import convert_mcp_content_to_result, convert_result_to_mcp_content
 
 BYTES = bytes(range(251)) * 4 + b"\xfb\xff\xfe"
 PLAIN = base64.b64encode(BYTES).decode()
@@ -29,22 +30,26 @@ CODED = {
 
 @pytest.mark.parametrize("coded", CODED.values(), ids=CODED)
 @pytest.mark.parametrize("kind", ["image", "audio", "resource"])
-def test_base64_of_every_kind_is_decoded(kind: str, coded: str) -> None:
+def test_every_variant_of_base64_is_decoded(kind: str, coded: str) -> None:
     block: dict[str, Any] = {"type": kind, "data": coded, "mimeType": "image/png"}
     if kind == "resource":
         block = {"type": kind, "resource": {"uri": "x:y", "blob": coded, "mimeType": "image/png"}}
-    (part,) = result_from_mcp_content({"content": [block]}).data
+    (part,) = convert_mcp_content_to_result({"content": [block]}).data
     blob = part["resource"]["blob"] if kind == "resource" else part
     assert isinstance(blob, Blob) and blob.data == BYTES and blob.media_type == "image/png"
 
 
-def test_a_data_head_names_the_type_and_what_cannot_be_decoded_stays_with_a_reason() -> None:
-    (part,) = result_from_mcp_content({"content": [{"type": "image", "data": f"data:image/webp;base64,{PLAIN}"}]}).data
+def test_a_data_url_sets_the_media_type_and_undecodable_data_keeps_a_reason() -> None:
+    (part,) = convert_mcp_content_to_result(
+        {"content": [{"type": "image", "data": f"data:image/webp;base64,{PLAIN}"}]}
+    ).data
     assert part.media_type == "image/webp"
-    (text,) = result_from_mcp_content({"content": [{"type": "image", "data": "data:text/plain,a%20b"}]}).data
+    (text,) = convert_mcp_content_to_result({"content": [{"type": "image", "data": "data:text/plain,a%20b"}]}).data
     assert text.data == b"a b"
     for odd in ("!!!", 7, None, ["x"]):
-        (left,) = result_from_mcp_content({"content": [{"type": "image", "data": odd, "mimeType": "image/png"}]}).data
+        (left,) = convert_mcp_content_to_result(
+            {"content": [{"type": "image", "data": odd, "mimeType": "image/png"}]}
+        ).data
         assert "not base64" in left["problem"] and left.get("data") == odd
 
 
@@ -74,22 +79,22 @@ ANSWERS: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize(("answer", "data"), ANSWERS.values(), ids=ANSWERS)
-def test_a_result_in_an_odd_form_is_taken(answer: Any, data: Any) -> None:
-    result = result_from_mcp_content(answer)
+def test_a_result_in_an_unusual_form_is_accepted(answer: Any, data: Any) -> None:
+    result = convert_mcp_content_to_result(answer)
     assert result.ok and result.data == data
-    assert isinstance(result_to_mcp_content(result)["content"], list)
+    assert isinstance(convert_result_to_mcp_content(result)["content"], list)
 
 
 @pytest.mark.parametrize("flag", [True, 1, "true", "True"])
-def test_an_error_is_an_error_in_every_form(flag: Any) -> None:
-    result = result_from_mcp_content({"content": "no such row", "isError": flag})
+def test_every_form_of_the_error_flag_makes_an_error_result(flag: Any) -> None:
+    result = convert_mcp_content_to_result({"content": "no such row", "isError": flag})
     assert not result.ok and result.error_text == "no such row"
 
 
 @pytest.mark.parametrize(
     "answer", ["'just text'", "['a', {'type': 'text', 'text': 'b'}]", "None", "7", "{'content': 'x'}"]
 )
-async def test_an_odd_answer_is_no_failure_of_the_call_and_the_next_one_works(tmp_path: Path, answer: str) -> None:
+async def test_a_call_with_an_odd_answer_succeeds_and_the_next_call_works(tmp_path: Path, answer: str) -> None:
     habit = f"""
 count = [0]
 def call(number, params):
@@ -102,15 +107,15 @@ def call(number, params):
         assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
 
 
-def test_annotations_of_blocks_come_out_as_they_came_in() -> None:
+def test_annotations_of_content_blocks_are_preserved() -> None:
     about = {"annotations": {"audience": ["user"], "priority": 0.5}, "_meta": {"x": 1}}
     content = [
         {"type": "text", "text": "a", **about},
         {"type": "resource", "resource": {"uri": "x:y", "text": "t"}, **about},
         {"type": "resource_link", "uri": "x:y", "name": "y", **about},
     ]
-    assert result_to_mcp_content(result_from_mcp_content({"content": content}))["content"] == content
-    failed = result_from_mcp_content({"content": content[:1], "isError": True})
+    assert convert_result_to_mcp_content(convert_mcp_content_to_result({"content": content}))["content"] == content
+    failed = convert_mcp_content_to_result({"content": content[:1], "isError": True})
     assert failed.error_text == "a"
 
 
@@ -136,7 +141,7 @@ READS: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize(("contents", "text"), READS.values(), ids=READS)
-async def test_a_resource_in_an_odd_form_is_read(tmp_path: Path, contents: str, text: str) -> None:
+async def test_a_resource_in_an_unusual_form_is_read(tmp_path: Path, contents: str, text: str) -> None:
     habit = f"{OFFERS}\nREAD = {{'contents': {contents}}}\n"
     async with odd_server(tmp_path, habit) as (kernel, _):
         (offering,) = (one for one in kernel.generation.resource_providers if one.source == "t")
@@ -154,10 +159,32 @@ async def test_a_resource_in_an_odd_form_is_read(tmp_path: Path, contents: str, 
         "[{'role': 'system', 'content': [{'type': 'text', 'text': 'said'}]}]",
     ],
 )
-async def test_a_prompt_in_an_odd_form_is_taken(tmp_path: Path, messages: str) -> None:
+async def test_a_prompt_in_an_unusual_form_is_accepted(tmp_path: Path, messages: str) -> None:
     habit = f"{OFFERS}\nPROMPT = {{'messages': {messages}}}\n"
     async with odd_server(tmp_path, habit) as (kernel, _):
         (offering,) = (one for one in kernel.generation.resource_providers if one.source == "t")
         runtime: Any = None
         got = await offering.get_prompt("t_greet", {}, runtime)
         assert got == {"messages": [{"role": "user", "content": {"type": "text", "text": "said"}}]}
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ({"code": -32602, "message": "Invalid params", "data": "text: is too long"}, ["Invalid params", "is too long"]),
+        ({"code": -32602, "message": None, "data": {"why": "too long"}}, ["too long"]),
+        ({"code": 7, "message": {"detail": "too long"}}, ["too long", "error 7"]),
+        ({"code": "E7", "data": [{"path": ["text"], "message": "too long"}]}, ["too long"]),
+        ({"message": "too long", "data": "too long"}, ["returned an error: too long (error"]),
+        ("too long", ["too long"]),
+        ({}, ["without a message"]),
+    ],
+)
+async def test_the_details_of_an_error_are_lost(tmp_path: Path, error: object, words: list[str]) -> None:
+    habit = f"""
+def call(number, params):
+    put(json.dumps({{"jsonrpc": "2.0", "id": number, "error": json.loads({json.dumps(json.dumps(error))})}}))
+"""
+    async with odd_server(tmp_path, habit) as (_, session):
+        said = (await session.call("t_echo", {"text": "hi"})).error_text
+    assert said is not None and all(word in said for word in words) and "None" not in said, said

@@ -8,7 +8,7 @@ import pytest
 from tests.field.odd_servers import OddServer, faults_of, odd_server
 
 from handrail import config
-from handrail.kernel.upstream_mcp_servers import store_server_listing
+from handrail.kernel.upstream_mcp_servers import fetch_and_store_tool_list
 from handrail.store.state_folders import locate_folders
 from handrail.testing.scripted_kernel import temporary_kernel
 from handrail.testing.scripted_mcp_servers import (
@@ -40,7 +40,7 @@ PROBED = {
 
 
 @pytest.mark.parametrize("answered", PROBED.values(), ids=PROBED)
-async def test_a_server_that_does_not_know_the_first_request_is_initialized_at_once(
+async def test_a_server_that_fails_the_first_request_is_initialized_in_the_first_attempt(
     tmp_path: Path, answered: str
 ) -> None:
     async with odd_server(tmp_path, f"def discover(number, params):\n    {answered.strip()}\n") as (kernel, session):
@@ -57,7 +57,7 @@ async def test_a_server_that_hangs_on_the_first_request_is_initialized_on_anothe
         assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
 
 
-async def test_whoever_connects_once_waits_for_the_second_connection(tmp_path: Path) -> None:
+async def test_a_review_waits_for_the_second_connection_to_a_server(tmp_path: Path) -> None:
     """As `handrail sources review` does."""
     server = OddServer("t", "def discover(number, params):\n    sys.exit(1)\n")
     (tmp_path / "ws").mkdir()
@@ -65,14 +65,14 @@ async def test_whoever_connects_once_waits_for_the_second_connection(tmp_path: P
     settings.write_text(server.settings_toml(tmp_path / "upstream"))
     configured = config.load_configuration(settings)
     folders = locate_folders(tmp_path / "ws", tmp_path / "state")
-    assert await store_server_listing(configured, folders, "t") == 1
+    assert await fetch_and_store_tool_list(configured, folders, "t") == 1
 
 
 SILENT = "def other(number, method, params):\n    pass\n"
 REFUSING = "def other(number, method, params):\n    fail(number, -32603, 'not today')\n"
 
 
-async def test_a_list_without_an_answer_costs_no_tools_and_the_text_says_why(
+async def test_a_server_keeps_its_tools_when_another_list_gets_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("handrail.upstream.upstream_connection.LIST_TIMEOUT_S", 0.5)
@@ -83,7 +83,7 @@ async def test_a_list_without_an_answer_costs_no_tools_and_the_text_says_why(
         assert "resources/list got no answer within 0.5 s" in told and "prompts/list got no answer" in told
 
 
-async def test_a_list_that_is_refused_costs_no_tools_and_the_text_says_why(tmp_path: Path) -> None:
+async def test_a_server_keeps_its_tools_when_another_list_is_refused(tmp_path: Path) -> None:
     announced = "CAPABILITIES = {'tools': {}, 'resources': {}, 'prompts': {}}\n"
     async with odd_server(tmp_path, announced + REFUSING) as (kernel, session):
         assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
@@ -91,13 +91,13 @@ async def test_a_list_that_is_refused_costs_no_tools_and_the_text_says_why(tmp_p
 
 
 @pytest.mark.parametrize("capabilities", ["{}", "None", "[]", "{'tools': None}", "{'logging': {}}", "{'prompts': {}}"])
-async def test_tools_are_listed_whatever_the_server_announced(tmp_path: Path, capabilities: str) -> None:
+async def test_tools_are_listed_for_any_announced_capabilities(tmp_path: Path, capabilities: str) -> None:
     async with odd_server(tmp_path, f"CAPABILITIES = {capabilities}\n") as (kernel, session):
         assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
         assert not faults_of(kernel)
 
 
-async def test_tools_that_are_announced_and_not_listed_are_named_as_the_reason(tmp_path: Path) -> None:
+async def test_a_call_to_a_server_whose_tool_list_failed_gets_the_reason(tmp_path: Path) -> None:
     habit = "def list_tools(number, params):\n    fail(number, -32603, 'database is down')\n"
     async with odd_server(tmp_path, habit, approve=False) as (kernel, session):
         await kernel.components.upstreams.wait_for_unlisted_servers()
@@ -120,7 +120,7 @@ async def test_a_server_over_http_that_fails_on_the_first_request_is_initialized
             assert (await (await kernel.session()).call("h_echo", {"text": "x"})).data == "x"
 
 
-async def test_a_page_that_fails_costs_only_what_it_has(tmp_path: Path) -> None:
+async def test_a_failed_page_of_the_tool_list_loses_only_its_own_tools(tmp_path: Path) -> None:
     habit = """
 def list_tools(number, params):
     if params.get("cursor"):
@@ -134,7 +134,24 @@ def list_tools(number, params):
 
 
 @pytest.mark.parametrize("tools", ["None", "{}", "'none'"])
-async def test_a_list_that_is_none_is_named(tmp_path: Path, tools: str) -> None:
+async def test_an_answer_without_a_list_of_tools_is_reported(tmp_path: Path, tools: str) -> None:
     habit = f"def list_tools(number, params):\n    answer(number, {{'tools': {tools}}})\n"
     async with odd_server(tmp_path, habit) as (kernel, _):
         assert "tools/list was answered without a list of tools" in " ".join(faults_of(kernel))
+
+
+@pytest.mark.parametrize("version", ["None", "'2024-10-07'", "'2024-11-05'"])
+async def test_a_server_of_an_early_version_or_of_none_is_used(tmp_path: Path, version: str) -> None:
+    habit = f"""
+def initialize(number, params):
+    found = {{"protocolVersion": {version}, "capabilities": {{}}}}
+    answer(number, {{key: value for key, value in found.items() if value is not None}})
+"""
+    async with odd_server(tmp_path, habit) as (_, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+
+
+async def test_a_list_that_is_not_in_an_object_is_taken(tmp_path: Path) -> None:
+    habit = "def list_tools(number, params):\n    answer(number, TOOLS)\n"
+    async with odd_server(tmp_path, habit) as (_, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -35,7 +36,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("printed", LINES.values(), ids=LINES)
-async def test_a_line_that_is_no_answer_is_skipped_at_the_start_and_in_a_call(tmp_path: Path, printed: str) -> None:
+async def test_a_printed_line_that_is_not_an_answer_is_skipped(tmp_path: Path, printed: str) -> None:
     habit = f"def before(message):\n    {printed}\n"
     async with odd_server(tmp_path, habit) as (kernel, session):
         for _ in range(2):
@@ -53,11 +54,15 @@ AROUND = {
     "a list of one": 'put("[" + whole + "]")',
     "id as text": 'put(json.dumps({"jsonrpc": "2.0", "id": str(number), "result": text("said hi")}))',
     "carriage return": 'put(whole + "\\r")',
+    "over several lines": "put(json.dumps(json.loads(whole), indent=2))",
+    "over several lines of a list": "put(json.dumps([json.loads(whole)], indent=1))",
+    "behind a lone brace": 'put("{\\n" + whole)',
+    "id as a float": 'put(json.dumps({"jsonrpc": "2.0", "id": float(number), "result": text("said hi")}))',
 }
 
 
 @pytest.mark.parametrize("printed", AROUND.values(), ids=AROUND)
-async def test_an_answer_with_something_around_it_is_taken(tmp_path: Path, printed: str) -> None:
+async def test_an_answer_surrounded_by_other_output_is_accepted(tmp_path: Path, printed: str) -> None:
     habit = f"""
 sys.stdout.reconfigure(encoding="utf-8")
 def call(number, params):
@@ -68,7 +73,7 @@ def call(number, params):
         assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
 
 
-async def test_lines_without_end_close_the_connection_with_the_reason(tmp_path: Path) -> None:
+async def test_endless_output_lines_close_the_connection_with_a_reason(tmp_path: Path) -> None:
     habit = """
 def call(number, params):
     while True:
@@ -79,7 +84,7 @@ def call(number, params):
         assert result.error_kind == "interrupted" and "logs belong on stderr" in str(result.error_text)
 
 
-async def test_an_answer_that_broke_off_fails_its_call_and_no_other(tmp_path: Path) -> None:
+async def test_a_truncated_answer_fails_only_its_own_call(tmp_path: Path) -> None:
     habit = """
 def call(number, params):
     if params["arguments"]["text"] == "break":
@@ -104,7 +109,7 @@ HALF = {
 
 
 @pytest.mark.parametrize("written", HALF.values(), ids=HALF)
-async def test_half_of_a_character_is_replaced_and_nothing_else_is_harmed(tmp_path: Path, written: str) -> None:
+async def test_half_a_character_in_a_result_is_replaced(tmp_path: Path, written: str) -> None:
     habit = f"def call(number, params):\n    {written}\n"
     async with odd_server(tmp_path, habit) as (_, session):
         for _ in range(2):
@@ -112,7 +117,7 @@ async def test_half_of_a_character_is_replaced_and_nothing_else_is_harmed(tmp_pa
             assert result.data == "cut off \ufffd", result.error_text
 
 
-async def test_half_of_a_character_in_an_error_a_name_and_a_description_harms_nothing(tmp_path: Path) -> None:
+async def test_half_a_character_in_an_error_or_tool_definition_does_no_harm(tmp_path: Path) -> None:
     habit = """
 TOOLS += [{"name": "od\\ud83dd", "description": "Half \\ude00.", "inputSchema": {"type": "object"}}]
 def call(number, params):
@@ -123,7 +128,7 @@ def call(number, params):
         assert len([one for one in kernel.generation.entries if one.startswith("t_")]) == 2
 
 
-def test_numbers_that_json_does_not_have_are_null_and_pairs_stay_characters() -> None:
+def test_numbers_outside_json_become_null_and_surrogate_pairs_become_characters() -> None:
     (message,) = parse_json_rpc_messages(
         b'{"jsonrpc": "2.0", "id": 1, "result": {"a": NaN, "b": "\\ud83d\\ude00 \\ud83d"}}'
     )
@@ -150,14 +155,16 @@ def result(name, args):
     ("name", "end", "lines"),
     [("Content-Length", "", False), ("content-length", "\n", True), ("CONTENT-LENGTH", "\r\n", False)],
 )
-async def test_messages_with_headers_are_taken(tmp_path: Path, name: str, end: str, lines: bool) -> None:
+async def test_messages_with_content_length_headers_are_accepted(
+    tmp_path: Path, name: str, end: str, lines: bool
+) -> None:
     async with odd_server(tmp_path, FRAMED % (name, end, lines)) as (kernel, session):
         for said in ("hi", "é" * 20_000):
             assert (await session.call("t_echo", {"text": said})).data == f"said {said}"
         assert kernel.components.upstreams["t"].attempts == 1
 
 
-async def test_a_server_that_waits_for_headers_is_refused_with_the_reason(tmp_path: Path) -> None:
+async def test_a_server_that_expects_content_length_headers_is_refused_with_a_reason(tmp_path: Path) -> None:
     program = tmp_path / "server.py"
     program.write_text(
         """
@@ -173,3 +180,39 @@ for line in sys.stdin:
         )
         with pytest.raises(ToolError, match=r"one JSON message a line.*Content-Length"):
             await connecting.__aenter__()
+
+
+async def test_every_message_over_several_lines_leaves_the_server_usable(tmp_path: Path) -> None:
+    habit = """
+def answer(number, result):
+    put(json.dumps({"jsonrpc": "2.0", "id": number, "result": result}, indent=4))
+"""
+    async with odd_server(tmp_path, habit) as (_, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+
+
+@pytest.mark.parametrize("number", ["1.5", "'a'", "0"])
+async def test_a_request_of_the_server_with_an_unusual_id_is_answered_with_it(tmp_path: Path, number: str) -> None:
+    habit = f"""
+WAITING = []
+def call(number, params):
+    WAITING.append(number)
+    put(json.dumps({{"jsonrpc": "2.0", "id": {number}, "method": "odd/method", "params": []}}))
+def before(message):
+    if message.get("id") == {number} and "method" not in message:
+        answer(WAITING.pop(), text("code " + str(message["error"]["code"])))
+"""
+    async with odd_server(tmp_path, habit) as (_, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "code -32601"
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1" + "0" * 400])
+async def test_a_number_that_is_too_large_becomes_text(tmp_path: Path, number: str) -> None:
+    habit = f"""
+def call(number, params):
+    head = '{{"jsonrpc": "2.0", "id": ' + json.dumps(number) + ', "result": {{"content": [], "structuredContent": {{"n": '
+    put(head + "{number}" + "}}}}}}")
+"""
+    async with odd_server(tmp_path, habit) as (_, session):
+        result = await session.call("t_echo", {"text": "hi"})
+        assert f'"{number}"' in json.dumps(result.data), result.error_text

@@ -25,7 +25,7 @@ GROUPS = {
 
 @pytest.mark.parametrize("prefix", ["s", "", "a-server-with-a-long-name_of-forty-signs"])
 @pytest.mark.parametrize("names", GROUPS.values(), ids=GROUPS)
-def test_ids_stay_apart_and_fit_behind_the_prefix_of_clients(names: list[str], prefix: str) -> None:
+def test_tool_ids_are_distinct_and_fit_the_name_limit_with_the_client_prefix(names: list[str], prefix: str) -> None:
     ids = make_tool_ids(prefix, names)
     assert len({wire_name(one) for one in ids.values()}) == len(names)
     for one in ids.values():
@@ -34,7 +34,7 @@ def test_ids_stay_apart_and_fit_behind_the_prefix_of_clients(names: list[str], p
     assert ids == make_tool_ids(prefix, reversed(names)), "the order of the list does not matter"
 
 
-def test_a_name_that_fits_is_its_id_and_others_are_readable() -> None:
+def test_a_valid_name_becomes_the_tool_id_and_other_names_get_readable_ids() -> None:
     ids = make_tool_ids("s", ["get_user", "get.user", "查询", "获取user", "café", "a" * 80])
     assert ids["get_user"] == "s_get_user" and ids["get.user"].startswith("s_get_user_")
     assert ids["查询"] == "s_u67e5_u8be2" and ids["获取user"] == "s_u83b7_u53d6_user" and ids["café"] == "s_cafe"
@@ -42,7 +42,7 @@ def test_a_name_that_fits_is_its_id_and_others_are_readable() -> None:
     assert make_tool_ids("s", ["get.user"]) == {"get.user": "s_get_user"}
 
 
-async def test_each_of_them_is_called_by_its_own_name(tmp_path: Path) -> None:
+async def test_each_tool_id_calls_the_server_tool_of_its_original_name(tmp_path: Path) -> None:
     names = ["查询", "更新", "get.user", "get_user", "n" * 200]
     habit = f"""
 sys.stdout.reconfigure(encoding="utf-8")
@@ -54,3 +54,9 @@ def result(name, args):
         async with odd_server(tmp_path, habit) as (_, session):
             for name, tool_id in make_tool_ids("t", names).items():
                 assert (await session.call(tool_id, {})).data == name
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["_" * 100_000 + "!", "_u0000" * 20_000, "a__" * 30_000 + "u00e9_"])
+def test_a_long_name_is_spelled_in_one_pass(name: str) -> None:
+    assert len(make_tool_ids("server", [name])[name]) < 200

@@ -52,7 +52,9 @@ ENDED = {
 
 
 @pytest.mark.parametrize(("status", "body", "kind"), ENDED.values(), ids=ENDED)
-async def test_a_session_that_ended_is_begun_again_once(tmp_path: Path, status: int, body: bytes, kind: str) -> None:
+async def test_concurrent_calls_reopen_an_ended_session_once(
+    tmp_path: Path, status: int, body: bytes, kind: str
+) -> None:
     server: UpstreamHttpServer
 
     async def ended(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
@@ -72,7 +74,7 @@ async def test_a_session_that_ended_is_begun_again_once(tmp_path: Path, status: 
         assert [one.rpc_method for one in server.requests].count("initialize") == 3
 
 
-async def test_a_server_that_refuses_every_session_is_named_with_its_text(tmp_path: Path) -> None:
+async def test_a_server_that_refuses_every_session_makes_the_call_fail_with_its_text(tmp_path: Path) -> None:
     async def refuses(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         if asked.rpc_method == "tools/call":
             await answering.send_response(400, rpc_error(-32000, "Session belongs to another user"))
@@ -84,7 +86,7 @@ async def test_a_server_that_refuses_every_session_is_named_with_its_text(tmp_pa
         assert [one.rpc_method for one in http.requests].count("initialize") <= 3
 
 
-async def test_a_refusal_that_is_not_about_sessions_ends_no_session(tmp_path: Path) -> None:
+async def test_a_refusal_unrelated_to_sessions_does_not_end_the_session(tmp_path: Path) -> None:
     async def refuses(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         await answering.send_response(400, b"too many arguments", "text/plain")
         return True
@@ -112,7 +114,9 @@ STREAMS = {
 
 
 @pytest.mark.parametrize(("status", "body", "kind"), STREAMS.values(), ids=STREAMS)
-async def test_the_optional_stream_costs_nothing_else(tmp_path: Path, status: int, body: bytes, kind: str) -> None:
+async def test_a_failed_optional_stream_leaves_calls_and_the_connection_intact(
+    tmp_path: Path, status: int, body: bytes, kind: str
+) -> None:
     asked_for = asyncio.Event()
 
     async def answers(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
@@ -130,7 +134,7 @@ async def test_the_optional_stream_costs_nothing_else(tmp_path: Path, status: in
 
 
 @pytest.mark.parametrize("hangs", [True, False], ids=["hangs", "closes at once"])
-async def test_an_optional_stream_that_hangs_or_closes_holds_up_no_call(tmp_path: Path, hangs: bool) -> None:
+async def test_an_optional_stream_that_hangs_or_closes_delays_no_call(tmp_path: Path, hangs: bool) -> None:
     asked_for, end = asyncio.Event(), asyncio.Event()
 
     async def answers(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
@@ -153,7 +157,7 @@ RAW = '{"jsonrpc": "2.0", "id": %d, "result": {"content": [{"type": "text", "tex
 
 @pytest.mark.parametrize("raw", [False, True], ids=["escaped", "bytes"])
 @pytest.mark.parametrize("stream", [False, True], ids=["JSON", "events"])
-async def test_half_of_a_character_is_replaced_and_nothing_else_is_harmed(
+async def test_half_a_character_in_a_reply_is_replaced_and_the_next_call_works(
     tmp_path: Path, raw: bool, stream: bool
 ) -> None:
     async def half(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
@@ -172,7 +176,7 @@ async def test_half_of_a_character_is_replaced_and_nothing_else_is_harmed(
         assert (await session.call("h_echo", {"text": "x"})).data == "x"
 
 
-async def test_events_that_are_no_answer_are_skipped(tmp_path: Path) -> None:
+async def test_events_that_are_not_answers_are_skipped(tmp_path: Path) -> None:
     async def odd(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         await answering.start_event_stream()
         for data in ("ping", "{}", "[db] Connected", '{"id": 1, "result": {}}', '"text"'):
@@ -189,7 +193,7 @@ async def test_events_that_are_no_answer_are_skipped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kind", ["", "text/plain", "application/json; charset=utf-8", "text/json", "application/problem+json"]
 )
-async def test_an_answer_is_taken_whatever_its_content_type_says(tmp_path: Path, kind: str) -> None:
+async def test_an_answer_with_an_unusual_content_type_is_accepted(tmp_path: Path, kind: str) -> None:
     async def plain(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         body = {"jsonrpc": "2.0", "id": asked.body["id"], "result": {"content": [{"type": "text", "text": "said"}]}}
         await answering.send_response(200, json.dumps(body).encode(), kind)
@@ -197,4 +201,65 @@ async def test_an_answer_is_taken_whatever_its_content_type_says(tmp_path: Path,
 
     async with connected(tmp_path) as (_, session, http):
         http.replies.append(plain)
+        assert (await session.call("h_echo", {"text": "x"})).data == "said"
+
+
+STREAM_FORMS: dict[str, bytes] = {
+    "no empty line at the end": b"data: %s\n",
+    "no line end": b"data: %s",
+    "a byte order mark": b"\xef\xbb\xbfdata: %s\n\n",
+    "another event name": b"event: response\ndata: %s\n\n",
+    "no field name": b"%s\n",
+    "spaces before the field": b"  data: %s\n\n",
+    "no empty line between": b'data: {"jsonrpc": "2.0", "method": "notifications/message", "params": {}}\ndata: %s\n\n',
+    "an event without data": b"id: 7\ndata:\n\ndata: %s\n\n",
+    "carriage returns": b"data: %s\r\r",
+    "data in several lines": b"data: [\ndata: %s\ndata: ]\n\n",
+    "the id behind the data": b"data: %s\nid: 7\n\n",
+}
+
+
+@pytest.mark.parametrize("form", STREAM_FORMS)
+async def test_an_answer_in_an_unusual_stream_is_lost(tmp_path: Path, form: str) -> None:
+    async def answers(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        body = {"jsonrpc": "2.0", "id": asked.body["id"], "result": {"content": [{"type": "text", "text": "said"}]}}
+        await answering.start_event_stream()
+        await answering.raw(STREAM_FORMS[form] % json.dumps(body).encode())
+        return True
+
+    async with connected(tmp_path) as (_, session, http):
+        http.replies.append(answers)
+        assert (await session.call("h_echo", {"text": "x"})).data == "said"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (500, b'{"error": "no such table"}', "application/json"),
+        (422, b'{"detail": [{"msg": "no such table"}]}', "application/json"),
+        (502, b"<html><style>p {}</style><title>no such table</title></html>", "text/html"),
+        (503, b"no such table", "text/plain"),
+    ],
+)
+async def test_the_text_of_an_http_error_is_lost(tmp_path: Path, status: int, body: bytes, kind: str) -> None:
+    async def refuses(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        await answering.send_response(status, body, kind)
+        return True
+
+    async with connected(tmp_path) as (_, session, http):
+        http.replies.append(refuses)
+        said = str((await session.call("h_echo", {"text": "x"})).error_text)
+        assert "no such table" in said and str(status) in said and "<" not in said
+        assert (await session.call("h_echo", {"text": "x"})).data == "x"
+
+
+@pytest.mark.parametrize("status", [202, 500])
+async def test_an_answer_with_another_status_is_lost(tmp_path: Path, status: int) -> None:
+    async def answers(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        body = {"jsonrpc": "2.0", "id": asked.body["id"], "result": {"content": [{"type": "text", "text": "said"}]}}
+        await answering.send_response(status, json.dumps(body).encode())
+        return True
+
+    async with connected(tmp_path) as (_, session, http):
+        http.replies.append(answers)
         assert (await session.call("h_echo", {"text": "x"})).data == "said"

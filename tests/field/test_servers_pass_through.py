@@ -68,7 +68,7 @@ def _to_json(model: BaseModel) -> dict[str, Any]:
     return model.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-async def test_what_a_server_says_of_tools_and_results_travels_marked_as_its_own(tmp_path: Path) -> None:
+async def test_server_metadata_passes_through_the_gateway_and_is_marked_as_foreign(tmp_path: Path) -> None:
     command, *args = OddServer("direct", RICH).write(tmp_path / "direct")
     assert command == sys.executable
     async with Client(stdio_client(StdioServerParameters(command=command, args=args)), mode="legacy") as client:
@@ -95,7 +95,7 @@ async def test_what_a_server_says_of_tools_and_results_travels_marked_as_its_own
     assert told == progress == [(1, 2, "half")]
 
 
-async def test_a_result_that_breaks_its_own_schema_keeps_its_content(tmp_path: Path) -> None:
+async def test_a_result_that_violates_its_output_schema_keeps_its_content(tmp_path: Path) -> None:
     broken = (
         RICH
         + '\ndef result(name, args):\n    return {"content": [{"type": "text", "text": "warm"}], "structuredContent": {"degrees": "warm"}}\n'
@@ -111,7 +111,7 @@ async def test_a_result_that_breaks_its_own_schema_keeps_its_content(tmp_path: P
     assert "warm" in said and "does not match its output schema" in said
 
 
-async def test_a_title_that_people_cannot_read_costs_only_itself(tmp_path: Path) -> None:
+async def test_an_invalid_title_or_output_schema_is_dropped_and_the_tool_still_works(tmp_path: Path) -> None:
     habit = 'TOOLS[0] |= {"title": "Echo\\u200b", "outputSchema": {"type": "string"}, "_meta": 7, "icons": "x", "annotations": []}\n'
     async with odd_server(tmp_path, habit) as (kernel, session):
         assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"

@@ -10,14 +10,14 @@ import pytest
 from tests.field.odd_servers import faults_of, odd_server
 
 from handrail.contract.schema.argument_validation import compile_schema
-from handrail.contract.schema.foreign_schemas import mend_foreign_schema, sort_unordered_lists
+from handrail.contract.schema.foreign_schemas import normalise_foreign_schema, sort_unordered_lists
 
 Schema = dict[str, Any]
 Arguments = dict[str, Any]
 
 
 def accepts(schema: Any, arguments: Arguments) -> bool:
-    return not compile_schema(mend_foreign_schema(schema)).list_problems(arguments)
+    return not compile_schema(normalise_foreign_schema(schema)).list_problems(arguments)
 
 
 DIALECTS = [
@@ -32,7 +32,7 @@ DIALECTS = [
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_every_dialect_is_read(dialect: str) -> None:
+def test_schemas_of_every_dialect_are_enforced(dialect: str) -> None:
     schema: Schema = {
         "$schema": dialect,
         "type": "object",
@@ -57,6 +57,10 @@ MEANT: dict[str, tuple[Any, list[Arguments], list[Arguments]]] = {
     "object with a title": ({"type": "object", "title": "Any", "required": ["x"]}, [{"x": 1}], [{}]),
     "no members": ({"type": "object", "properties": {}}, [{}], [{"x": 1}]),
     "members as a list": ({"type": "object", "properties": []}, [{}], [{"x": 1}]),
+    "members null": ({"type": "object", "properties": None, "required": None}, [{}, {"x": 1}], []),
+    "choice of nothing": (of(type="string", enum=[]), [{"a": "x"}], [{"a": 1}]),
+    "no regular expression": (of(type="string", pattern="(?P<x>["), [{"a": "x"}], [{"a": 1}]),
+    "look-ahead": (of(type="string", pattern="^(?!x)\\w+$"), [{"a": "y"}], [{"a": "x"}]),
     "nothing": ({}, [{}, {"x": 1}], []),
     "null": (None, [{}, {"x": 1}], []),
     "true": (True, [{}, {"x": 1}], []),
@@ -90,14 +94,16 @@ MEANT: dict[str, tuple[Any, list[Arguments], list[Arguments]]] = {
 
 
 @pytest.mark.parametrize(("schema", "good", "bad"), MEANT.values(), ids=MEANT)
-def test_a_word_is_read_as_what_it_means(schema: Any, good: list[Arguments], bad: list[Arguments]) -> None:
+def test_a_schema_with_a_common_slip_is_read_as_intended(
+    schema: Any, good: list[Arguments], bad: list[Arguments]
+) -> None:
     for arguments in good:
         assert accepts(schema, arguments), arguments
     for arguments in bad:
         assert not accepts(schema, arguments), arguments
 
 
-def test_a_sound_schema_stays_as_it_is() -> None:
+def test_a_valid_schema_is_not_changed() -> None:
     for dialect in ("https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema#"):
         schema: Schema = {
             "$schema": dialect,
@@ -110,10 +116,10 @@ def test_a_sound_schema_stays_as_it_is() -> None:
             "additionalProperties": False,
             "x-own": None,
         }
-        assert json.dumps(mend_foreign_schema(schema)) == json.dumps(schema)
+        assert json.dumps(normalise_foreign_schema(schema)) == json.dumps(schema)
 
 
-async def test_a_schema_that_refers_elsewhere_costs_its_tool_only_and_says_why(tmp_path: Path) -> None:
+async def test_an_unusable_schema_disables_only_its_tool_and_is_reported(tmp_path: Path) -> None:
     habit = """
 TOOLS += [
     {"name": "far", "inputSchema": {"type": "object", "properties": {"a": {"$ref": "https://example.com/a.json"}}}},
@@ -137,7 +143,7 @@ TOOLS += [
         assert not {"t_far", "t_lost", "t_text", "t_words"} & kernel.generation.entries.keys()
 
 
-async def test_another_order_without_meaning_is_the_same_definition(tmp_path: Path) -> None:
+async def test_a_change_of_irrelevant_order_leaves_the_tool_definition_the_same(tmp_path: Path) -> None:
     habit = """
 class Order(dict):
     count = 0
@@ -164,7 +170,7 @@ CAPABILITIES = {"tools": {"listChanged": True}}
         assert entry is not None and entry.unavailable_reason is None
 
 
-def test_an_order_with_meaning_is_another_definition() -> None:
+def test_a_change_of_relevant_order_changes_the_sorted_schema() -> None:
     one: Schema = {"properties": {"required": {"default": ["b", "a"]}, "x": {"prefixItems": [{"type": "string"}, {}]}}}
     other: Schema = {
         "properties": {"required": {"default": ["a", "b"]}, "x": {"prefixItems": [{}, {"type": "string"}]}}

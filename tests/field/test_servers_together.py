@@ -7,6 +7,6 @@ from pathlib import Path
 from tests.mcp_suite.odd_upstreams import SERVERS, call_odd_servers
 
 
-async def test_every_odd_server_is_usable_beside_the_others(tmp_path: Path) -> None:
+async def test_all_odd_servers_work_together(tmp_path: Path) -> None:
     assert len(SERVERS) >= 30
     assert await call_odd_servers(tmp_path) == []

@@ -17,10 +17,10 @@ from tests.field.sign_in_server import Browser, StrictSignInServer
 from tests.kernel.test_joined import second
 
 from handrail import ToolError, UsageError, config
-from handrail.kernel.upstream_mcp_servers import sign_in_at_server
+from handrail.kernel.upstream_mcp_servers import sign_in_to_server
 from handrail.store.state_folders import locate_folders
 from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import UpstreamHttpServer, approve_tools, run_upstream_http_server
+from handrail.testing.scripted_mcp_servers import UpstreamHttpServer, approve_server_tools, run_upstream_http_server
 from handrail.upstream.oauth_sign_in import SignInPrompt
 
 PROCESS = """
@@ -61,7 +61,7 @@ class Bench:
         (self.folder / "ws").mkdir(exist_ok=True)
         file.write_text(self.settings)
         folders = locate_folders(self.folder / "ws", self.folder / "state")
-        return await sign_in_at_server(config.load_configuration(file), folders, "h", self.browser.open)
+        return await sign_in_to_server(config.load_configuration(file), folders, "h", self.browser.open)
 
     @property
     def ports(self) -> list[int | None]:
@@ -75,7 +75,7 @@ async def bench(folder: Path) -> AsyncGenerator[Bench]:
         yield Bench(folder, http, guard)
 
 
-async def test_the_port_stays_that_of_the_registration(tmp_path: Path) -> None:
+async def test_a_new_sign_in_uses_the_port_of_the_registration(tmp_path: Path) -> None:
     async with bench(tmp_path) as it:
         for _ in range(3):
             assert await it.sign_in() == 1
@@ -84,7 +84,7 @@ async def test_the_port_stays_that_of_the_registration(tmp_path: Path) -> None:
         assert len(set(it.ports)) == 1 and len(it.ports) == 3 and [*it.guard.clients] == ["c-1"]
 
 
-async def test_a_port_that_another_program_has_leads_to_a_new_registration(tmp_path: Path) -> None:
+async def test_an_occupied_callback_port_leads_to_a_new_registration(tmp_path: Path) -> None:
     async with bench(tmp_path) as it:
         assert await it.sign_in() == 1
         it.guard.expire_token()
@@ -95,7 +95,7 @@ async def test_a_port_that_another_program_has_leads_to_a_new_registration(tmp_p
         assert [*it.guard.clients] == ["c-1", "c-2"] and it.ports[1] != port
 
 
-async def test_port_and_host_can_be_set(tmp_path: Path) -> None:
+async def test_callback_port_and_host_can_be_configured(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
         async with bench(tmp_path) as it:
@@ -118,7 +118,7 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize("unknown", UNKNOWN, ids=str)
-async def test_a_registration_that_the_server_dropped_is_made_again_once(
+async def test_a_registration_that_the_server_dropped_is_renewed_once(
     tmp_path: Path, unknown: tuple[int, dict[str, str]]
 ) -> None:
     async with bench(tmp_path) as it:
@@ -130,7 +130,7 @@ async def test_a_registration_that_the_server_dropped_is_made_again_once(
         assert it.guard.grants == ["authorization_code"] * 2
 
 
-async def test_a_registration_whose_loss_only_the_redirect_shows_is_made_again_once(tmp_path: Path) -> None:
+async def test_a_lost_registration_reported_only_in_the_redirect_is_renewed_once(tmp_path: Path) -> None:
     async with bench(tmp_path) as it:
         assert await it.sign_in() == 1
         it.guard.drop_clients()
@@ -139,7 +139,7 @@ async def test_a_registration_whose_loss_only_the_redirect_shows_is_made_again_o
         assert [*it.guard.clients] == ["c-2"]
 
 
-async def test_a_client_id_of_the_operator_is_never_registered(tmp_path: Path) -> None:
+async def test_a_configured_client_id_is_never_replaced_by_a_registration(tmp_path: Path) -> None:
     async with bench(tmp_path) as it:
         it.guard.redirect_error = "unauthorized_client"
         it.oauth = 'client_id = "mine"'
@@ -148,7 +148,7 @@ async def test_a_client_id_of_the_operator_is_never_registered(tmp_path: Path) -
         assert not it.guard.clients and len(it.browser.shown) == 1
 
 
-async def test_a_gateway_without_a_user_registers_nothing(tmp_path: Path) -> None:
+async def test_a_gateway_without_a_user_registers_no_client(tmp_path: Path) -> None:
     async with bench(tmp_path) as it, temporary_kernel(tmp_path) as kernel:
         with pytest.raises(ToolError, match="handrail mcp login h"):
             async with kernel.mcp_servers.connect("h", url=it.http.url):
@@ -156,7 +156,7 @@ async def test_a_gateway_without_a_user_registers_nothing(tmp_path: Path) -> Non
         assert not it.guard.clients
 
 
-async def test_two_processes_that_need_a_new_token_at_once_refresh_it_once(tmp_path: Path) -> None:
+async def test_two_processes_that_need_a_new_token_refresh_it_only_once(tmp_path: Path) -> None:
     """The server accepts each refresh token once, and ends the sign-in if one comes again."""
     async with bench(tmp_path) as it:
         assert await it.sign_in() == 1
@@ -172,11 +172,11 @@ async def test_two_processes_that_need_a_new_token_at_once_refresh_it_once(tmp_p
         assert it.guard.grants == ["authorization_code", *["refresh_token"] * 3] and not it.guard.refused
 
 
-async def test_a_token_that_another_process_has_refreshed_is_read_again(tmp_path: Path) -> None:
+async def test_a_gateway_reads_the_token_that_another_process_has_refreshed(tmp_path: Path) -> None:
     async with bench(tmp_path) as it:
         assert await it.sign_in() == 1
         async with temporary_kernel(tmp_path, settings=it.settings, rules=["allow mcp:h:*"]) as kernel:
-            await approve_tools(kernel, "h")
+            await approve_server_tools(kernel, "h")
             session = await kernel.session()
             it.guard.expire_token()
             words = [sys.executable, "-c", PROCESS, it.http.url, str(tmp_path / "state")]
@@ -186,7 +186,7 @@ async def test_a_token_that_another_process_has_refreshed_is_read_again(tmp_path
         assert it.guard.grants == ["authorization_code", "refresh_token"] and not it.guard.refused
 
 
-async def test_after_a_sign_in_elsewhere_a_running_gateway_continues_at_once(tmp_path: Path) -> None:
+async def test_a_running_gateway_continues_immediately_after_a_sign_in_elsewhere(tmp_path: Path) -> None:
     async with (
         bench(tmp_path) as it,
         temporary_kernel(tmp_path, settings=it.settings, rules=["allow mcp:h:*"]) as kernel,
@@ -198,7 +198,7 @@ async def test_after_a_sign_in_elsewhere_a_running_gateway_continues_at_once(tmp
         with pytest.raises(ToolError, match="next attempt in"):
             await upstream.ensure_connected()
         assert await it.sign_in() == 1
-        await approve_tools(kernel, "h")
+        await approve_server_tools(kernel, "h")
         session = await kernel.session()
         assert (await session.call("h_echo", {"text": "x"})).ok
         it.guard.expire_token()  # and while it is connected
@@ -208,17 +208,17 @@ async def test_after_a_sign_in_elsewhere_a_running_gateway_continues_at_once(tmp
         assert (await session.call("h_echo", {"text": "x"})).ok
 
 
-async def test_a_process_that_joined_asks_its_own_user_over_the_socket(tmp_path: Path) -> None:
+async def test_a_joined_process_asks_its_own_user_to_sign_in(tmp_path: Path) -> None:
     async with bench(tmp_path) as it, temporary_kernel(tmp_path), second(tmp_path) as joined:
         prompt = SignInPrompt("http://127.0.0.1:9/callback", it.browser.agree)
         async with joined.mcp_servers.connect("h", url=it.http.url, prompt=prompt) as connected:
-            assert [*connected.check_tool_availability] == ["h_echo"] and it.guard.grants == ["authorization_code"]
+            assert [*connected.tool_availability] == ["h_echo"] and it.guard.grants == ["authorization_code"]
         assert len(it.browser.shown) == 1
         (kept,) = (tmp_path / "state" / "mcp" / "tokens").iterdir()
         assert json.loads(kept.read_text())["tokens"]["access_token"] == "token-1"
 
 
-async def test_a_refusal_by_the_user_reaches_the_process_that_joined(tmp_path: Path) -> None:
+async def test_a_sign_in_rejected_by_the_user_is_an_error_in_the_joined_process(tmp_path: Path) -> None:
     async def refuse(address: str) -> str:
         state = parse_qs(urlsplit(address).query)["state"][0]
         return f"http://127.0.0.1:9/callback?error=access_denied&state={state}"

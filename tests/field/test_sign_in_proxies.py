@@ -16,7 +16,7 @@ from tests.web import authority
 
 from handrail import HandrailError, UsageError, config
 from handrail.config.operator_settings import McpSettings
-from handrail.kernel.upstream_mcp_servers import sign_in_at_server, store_server_listing
+from handrail.kernel.upstream_mcp_servers import fetch_and_store_tool_list, sign_in_to_server
 from handrail.runtime.secret_store import SecretStore
 from handrail.store.state_folders import StateFolders, locate_folders
 from handrail.testing.scripted_mcp_servers import HttpResponseWriter, ReceivedHttpRequest, UpstreamHttpServer
@@ -107,7 +107,7 @@ class CorporateNetwork:
         return config.load_configuration(file), locate_folders(self.folder / "ws", self.folder / "state")
 
     async def connect(self, table: str, url: str = "") -> int | None:
-        return await store_server_listing(*self.write(table, url), "h")
+        return await fetch_and_store_tool_list(*self.write(table, url), "h")
 
 
 @asynccontextmanager
@@ -127,7 +127,7 @@ async def corporate_network(folder: Path, guard: StrictSignInServer | None = Non
         listening.close()
 
 
-async def test_a_server_is_reached_through_the_proxy_and_trusted_by_the_authority(tmp_path: Path) -> None:
+async def test_a_server_is_reached_through_the_proxy_and_verified_with_the_configured_authority(tmp_path: Path) -> None:
     async with corporate_network(tmp_path) as network:
         table = f'proxy = "http://127.0.0.1:{network.proxy.port}"\nca_file = "{network.ca_file}"'
         assert await network.connect(table) == 1
@@ -135,7 +135,7 @@ async def test_a_server_is_reached_through_the_proxy_and_trusted_by_the_authorit
 
 
 @pytest.mark.parametrize("name", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY"])
-async def test_the_variables_count_if_the_operator_says_so(
+async def test_proxy_variables_apply_only_if_the_operator_enables_them(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for other in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
@@ -152,7 +152,7 @@ async def test_the_variables_count_if_the_operator_says_so(
             await network.connect(f'proxy = "environment"\n{ca_file}')
 
 
-async def test_a_whole_sign_in_goes_through_the_proxy(tmp_path: Path) -> None:
+async def test_every_request_of_a_sign_in_goes_through_the_proxy(tmp_path: Path) -> None:
     guard = TlsSignInServer()
     async with corporate_network(tmp_path, guard) as network:
         table = f'proxy = "http://127.0.0.1:{network.proxy.port}"\nca_file = "{network.ca_file}"'
@@ -169,12 +169,12 @@ async def test_a_whole_sign_in_goes_through_the_proxy(tmp_path: Path) -> None:
         serving = await asyncio.start_server(page._serve, "127.0.0.1", 0)  # pyright: ignore[reportPrivateUsage]
         plain = serving.sockets[0].getsockname()[1]
         browser = OutsideBrowser()
-        assert await sign_in_at_server(*network.write(table), "h", browser.open) == 1
+        assert await sign_in_to_server(*network.write(table), "h", browser.open) == 1
         assert guard.grants == ["authorization_code"] and [*guard.clients] == ["c-1"]
         serving.close()
 
 
-async def test_without_the_authority_the_text_names_the_setting(tmp_path: Path) -> None:
+async def test_an_untrusted_certificate_error_names_the_ca_file_setting(tmp_path: Path) -> None:
     async with corporate_network(tmp_path) as network:
         with pytest.raises(UsageError, match=r"certificate cannot be trusted.*set ca_file under"):
             await network.connect(f'proxy = "http://127.0.0.1:{network.proxy.port}"')
@@ -184,7 +184,9 @@ async def test_without_the_authority_the_text_names_the_setting(tmp_path: Path) 
     ("content", "why"),
     [(None, "cannot be read"), ("", "has no certificate"), ("-----BEGIN x", "is not valid|no certificate")],
 )
-async def test_a_file_of_authorities_that_is_none_says_so(tmp_path: Path, content: str | None, why: str) -> None:
+async def test_an_invalid_certificate_file_is_reported_with_the_reason(
+    tmp_path: Path, content: str | None, why: str
+) -> None:
     async with corporate_network(tmp_path) as network:
         file = tmp_path / "odd.pem"
         if content is not None:
@@ -193,7 +195,7 @@ async def test_a_file_of_authorities_that_is_none_says_so(tmp_path: Path, conten
             await network.connect(f'ca_file = "{file}"')
 
 
-async def test_a_proxy_that_asks_for_a_password_gets_the_secret_and_shows_it_nowhere(
+async def test_a_proxy_password_comes_from_a_secret_and_is_absent_from_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with corporate_network(tmp_path) as network:
@@ -221,16 +223,16 @@ class ElsewhereServer(TlsSignInServer):
         return await super().__call__(asked, answering)
 
 
-async def test_the_proxy_is_no_way_around_what_a_server_may_reach(tmp_path: Path) -> None:
+async def test_a_proxy_does_not_widen_the_hosts_that_a_server_may_reach(tmp_path: Path) -> None:
     async with corporate_network(tmp_path, ElsewhereServer()) as network:
         network.proxy.places["other.test:443"] = network.port
         table = f'proxy = "http://127.0.0.1:{network.proxy.port}"\nca_file = "{network.ca_file}"'
         with pytest.raises(UsageError, match=r"other\.test"):
-            await sign_in_at_server(*network.write(table), "h", Browser().open)
+            await sign_in_to_server(*network.write(table), "h", Browser().open)
         assert not [one for one in network.proxy.asked if "other.test" in one]
 
 
-async def test_this_machine_is_reached_without_the_proxy(tmp_path: Path) -> None:
+async def test_a_server_on_this_machine_is_reached_without_the_proxy(tmp_path: Path) -> None:
     http = UpstreamHttpServer()
     serving = await asyncio.start_server(http._serve, "127.0.0.1", 0)  # pyright: ignore[reportPrivateUsage]
     http.port = serving.sockets[0].getsockname()[1]
@@ -241,7 +243,7 @@ async def test_this_machine_is_reached_without_the_proxy(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("proxy", ["ftp://x:1", "http://", "http://x:99999", "socks5://x:1080"])
-async def test_a_proxy_that_cannot_be_one_costs_the_connection_with_its_reason(tmp_path: Path, proxy: str) -> None:
+async def test_an_invalid_proxy_setting_fails_the_connection_with_a_reason(tmp_path: Path, proxy: str) -> None:
     async with corporate_network(tmp_path) as network:
         with pytest.raises(HandrailError, match="is not an HTTP proxy"):
             await network.connect(f'proxy = "{proxy}"')
@@ -268,7 +270,7 @@ async def test_a_proxy_that_cannot_be_one_costs_the_connection_with_its_reason(t
         (".", "corp.test", 443, False),
     ],
 )
-def test_no_proxy_means_what_it_means_elsewhere(entry: str, host: str, port: int, is_direct: bool) -> None:
+def test_no_proxy_entries_match_as_in_other_programs(entry: str, host: str, port: int, is_direct: bool) -> None:
     for settings, environment in (
         (McpSettings(proxy="http://p.test:3128", no_proxy=(entry,)), {}),
         (McpSettings(proxy="environment"), {"HTTPS_PROXY": "p.test:3128", "NO_PROXY": f"a.test, {entry},b.test"}),

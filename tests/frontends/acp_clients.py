@@ -23,7 +23,7 @@ from handrail.frontends.acp.editor_session_setup import AcpFrontendSettings
 from handrail.kernel.kernel_interface import Kernel
 from handrail.kernel.workspace_opening import open_kernel
 from handrail.record.log_reader import LogReader
-from handrail.session.transcript_search import SessionReader
+from handrail.session.transcript_search import StoredSessionReader
 from handrail.store.lease import WorkspaceLease
 from handrail.store.state_folders import locate_folders
 
@@ -168,11 +168,11 @@ class Desk:
         return open_kernel(workspace, state=self.folder / "state", config=self._config, frontend="acp", **more)
 
     @contextmanager
-    def reading(self, workspace: str) -> Generator[SessionReader]:
+    def reading(self, workspace: str) -> Generator[StoredSessionReader]:
         folders = locate_folders(workspace, str(self.folder / "state"), allow_home=False)
         with LogReader.open_database(folders.database_file) as log:
             holder = WorkspaceLease.find_holder(folders)
-            yield SessionReader(log.connection, None if holder is None else holder.token)
+            yield StoredSessionReader(log.connection, None if holder is None else holder.token)
 
     @asynccontextmanager
     async def connected(

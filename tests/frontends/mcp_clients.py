@@ -15,7 +15,7 @@ from mcp import Client
 
 from handrail import ToolError, tool
 from handrail.contract.calls_and_results import Blob, Result
-from handrail.contract.services.client_services import ClientRequest
+from handrail.contract.services.client_services import RequestToClient
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.frontends.mcp.client_manager import McpClientManager
@@ -42,17 +42,17 @@ async def interview(runtime: Runtime) -> str:
     """Ask the client for everything it has."""
     answers = await runtime.client.send_requests(
         {
-            "who": ClientRequest("elicitation/create", {"message": "Who?", "requestedSchema": NAME}),
-            "line": ClientRequest(
+            "who": RequestToClient("elicitation/create", {"message": "Who?", "requestedSchema": NAME}),
+            "line": RequestToClient(
                 "sampling/createMessage",
                 {"messages": [{"role": "user", "content": {"type": "text", "text": "A line"}}], "maxTokens": 9},
             ),
-            "where": ClientRequest("roots/list", {}),
+            "where": RequestToClient("roots/list", {}),
         }
     )
     name, line = answers["who"]["content"]["name"], answers["line"]["content"]["text"]
     again = await runtime.client.send_requests(
-        {"who": ClientRequest("elicitation/create", {"message": "Sure?", "requestedSchema": NAME})}
+        {"who": RequestToClient("elicitation/create", {"message": "Sure?", "requestedSchema": NAME})}
     )
     return f"{name}, {line}, {answers['where']['roots'][0]['uri']}, {again['who']['content']['name']}"
 
@@ -61,9 +61,9 @@ async def interview(runtime: Runtime) -> str:
 async def insist(params: dict[str, Any], runtime: Runtime) -> str:
     """Ask for another server, and ask again where there is no answer."""
     if "messages" in params:
-        wanted = ClientRequest("sampling/createMessage", params, "theirs")
+        wanted = RequestToClient("sampling/createMessage", params, "theirs")
     else:
-        wanted = ClientRequest("elicitation/create", {"message": "Who?", "requestedSchema": NAME, **params}, "theirs")
+        wanted = RequestToClient("elicitation/create", {"message": "Who?", "requestedSchema": NAME, **params}, "theirs")
     reasons: list[str] = []
     for _ in range(2):
         try:

@@ -33,7 +33,7 @@ pytestmark = [
 ECHO = ({"calls": [call("bash", command="echo one")]}, {"text": "Done."})
 
 
-async def test_a_client_that_draws_terminals_is_told_what_stands_in_them(tmp_path: Path) -> None:
+async def test_a_client_with_terminal_support_receives_the_output_of_a_command(tmp_path: Path) -> None:
     desk, offers = Desk(tmp_path), schema.ClientCapabilities(field_meta={"terminal_output": True})
     async with desk.connected(*ECHO, offers=offers, rules=["allow bash echo *"]) as (client, editor):
         opened = await client.new_session(cwd=str(desk.workspace))
@@ -47,7 +47,7 @@ async def test_a_client_that_draws_terminals_is_told_what_stands_in_them(tmp_pat
     assert metas[-1] == {"terminal_exit": {"terminal_id": terminal, "exit_code": 0, "signal": None}}
 
 
-async def test_in_a_clients_own_terminal_runs_a_viewer_and_never_the_command(tmp_path: Path) -> None:
+async def test_the_terminal_of_a_client_runs_a_viewer_and_never_the_command(tmp_path: Path) -> None:
     desk, editor = Desk(tmp_path), Editor()
     turns = ({"calls": [call("bash", command="touch made")]}, *ECHO)
     offers = schema.ClientCapabilities(terminal=True)
@@ -71,7 +71,7 @@ def _terminals(update: Any) -> list[dict[str, Any]]:
     return [one for one in found if one["type"] == "terminal"]
 
 
-async def test_a_client_that_cannot_start_what_it_offered_has_the_output_as_text(tmp_path: Path) -> None:
+async def test_a_client_that_cannot_create_its_offered_terminal_receives_the_output_as_text(tmp_path: Path) -> None:
     desk, editor = Desk(tmp_path), Editor()
     editor.create_terminal = None  # type: ignore[method-assign, assignment] # pyright: ignore[reportAttributeAccessIssue]
     offers = schema.ClientCapabilities(terminal=True)
@@ -82,7 +82,7 @@ async def test_a_client_that_cannot_start_what_it_offered_has_the_output_as_text
 
 
 @pytest.mark.parametrize(("command", "code"), [("echo one", 0), ("ls nowhere", 2)])
-async def test_a_command_that_goes_on_as_a_job_is_shown_to_its_end(tmp_path: Path, command: str, code: int) -> None:
+async def test_a_background_command_is_shown_until_it_ends(tmp_path: Path, command: str, code: int) -> None:
     desk, offers = Desk(tmp_path), schema.ClientCapabilities(field_meta={"terminal_output": True})
     turns = (
         {"calls": [call("bash", command=command, background=True)]},
@@ -109,7 +109,7 @@ def editor_sees(told: list[Update]) -> list[Any]:
     return [update for update in told if getattr(update, "content", None)]
 
 
-async def test_without_terminals_the_end_of_what_it_wrote_grows_as_text_that_steers_nothing() -> None:
+async def test_clients_without_terminals_receive_the_end_of_the_output_as_inert_text() -> None:
     told: list[Update] = []
 
     async def send(update: Update) -> None:
@@ -127,7 +127,7 @@ async def test_without_terminals_the_end_of_what_it_wrote_grows_as_text_that_ste
     for _ in range(100):
         happens("progress", message="", output="\x1b[2J" + "x" * 100)
     await telling.wait_until_delivered()
-    telling.show_result("s/1.0", "bash", Result.output({"exit_code": 3, "output": "all"}))
+    telling.show_call_result("s/1.0", "bash", Result.output({"exit_code": 3, "output": "all"}))
     await telling.wait_until_delivered()
     await telling.aclose()
     assert len(told) < 10, "what waits is replaced by what comes after it"
@@ -136,10 +136,10 @@ async def test_without_terminals_the_end_of_what_it_wrote_grows_as_text_that_ste
     assert "all" in shown[-1]
 
 
-async def test_what_a_terminal_does_not_show_is_not_kept_without_end() -> None:
+async def test_unshown_terminal_output_is_kept_within_bounds() -> None:
     screen = CommandTerminal("s/1.0", "viewed", lambda _content, _meta: None)
     for _ in range(100):
-        screen.show_output("x" * 100_000)
+        screen.append_terminal_output("x" * 100_000)
     near, far = socket.socketpair()
     reader, shows = await asyncio.open_connection(sock=far)
     _unread, writer = await asyncio.open_connection(sock=near)

@@ -25,7 +25,9 @@ from handrail.frontends.mcp.client_messages import to_json_line
 pytestmark = pytest.mark.proves("F-05")
 
 
-async def test_an_editor_starts_it_works_with_it_and_hangs_up(handrail: Program, tmp_path: Path) -> None:
+async def test_an_editor_starts_the_agent_process_prompts_it_and_disconnects_cleanly(
+    handrail: Program, tmp_path: Path
+) -> None:
     played(tmp_path, {"calls": [call("write", path="made.txt", content="x")]}, {"text": "Made."})
     command = handrail.command("acp", "--model", f"script:{tmp_path / 'script.json'}")
     process = await asyncio.create_subprocess_exec(
@@ -86,14 +88,14 @@ class Lines:
         ('{"id": 1, "method": "initialize", "params": [1]}', -32600),
     ],
 )
-async def test_what_is_no_request_is_answered_so(line: str, code: int) -> None:
+async def test_an_invalid_request_is_answered_with_an_error_code(line: str, code: int) -> None:
     lines = Lines(line, "", '{"id": 2, "method": "initialize", "params": {"protocolVersion": 1}}')
     taken = await lines.taken()
     assert [message["id"] for message in taken] == [2]
     assert [answer["error"]["code"] for answer in lines.said] == [code]
 
 
-async def test_what_nobody_needs_is_dropped_and_no_argument_comes_in_by_meta() -> None:
+async def test_useless_messages_are_dropped_and_meta_adds_no_argument() -> None:
     lines = Lines(
         '{"method": "document/didOpen", "params": {}}',
         '{"method": 7}',
@@ -117,7 +119,7 @@ class Closed(Lines):
         raise BrokenPipeError
 
 
-async def test_what_a_client_is_told_that_has_gone_is_dropped_unless_somebody_waits_for_it() -> None:
+async def test_a_reply_to_a_lost_client_is_dropped_and_other_messages_raise() -> None:
     closed = Closed("no json", "null", '{"id": 2, "method": "initialize", "params": {"protocolVersion": 1}}')
     assert [message["id"] for message in await closed.taken()] == [2], "it is heard until it says no more"
     pipe = JsonLinesTransport(aiter(cast("Any", closed)), closed)
@@ -127,7 +129,9 @@ async def test_what_a_client_is_told_that_has_gone_is_dropped_unless_somebody_wa
             await pipe.send({"jsonrpc": "2.0", **waited_for})
 
 
-async def test_a_client_that_goes_while_it_is_asked_leaves_no_traceback(handrail: Program, tmp_path: Path) -> None:
+async def test_a_client_that_disconnects_during_a_permission_request_causes_no_traceback(
+    handrail: Program, tmp_path: Path
+) -> None:
     played(tmp_path, {"calls": [call("write", path="made.txt", content="x")]}, {"text": "Made."})
     process = await asyncio.create_subprocess_exec(
         *handrail.command("acp", "--model", f"script:{tmp_path / 'script.json'}"),
@@ -164,7 +168,7 @@ async def test_a_client_that_goes_while_it_is_asked_leaves_no_traceback(handrail
     assert not (handrail.workspace / "made.txt").exists(), "it has answered nothing"
 
 
-async def test_a_client_that_hangs_up_without_reading_what_it_is_told_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_client_that_hangs_up_without_reading_does_not_delay_the_server(tmp_path: Path) -> None:
     desk, answers, unread = Desk(tmp_path), asyncio.Queue[Any](), asyncio.Event()
 
     class Deaf:
@@ -280,7 +284,7 @@ async def test_no_message_ends_the_connection(messages: list[Any]) -> None:
         await asyncio.wait((served,))
 
 
-async def test_a_prompt_in_a_workspace_that_cannot_be_opened_is_an_error_in_words(tmp_path: Path) -> None:
+async def test_a_workspace_that_cannot_be_opened_is_a_readable_error(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     (tmp_path / "config" / "handrail.toml").write_text("no = such\n")
     async with desk.connected({"text": "x"}) as (client, _):

@@ -32,9 +32,7 @@ def put(handrail: Program, agent: str, text: str) -> None:
     (folder / "agent.toml").chmod(0o644)
 
 
-def test_agents_are_listed_with_what_they_have_and_all_that_is_wrong(
-    handrail: Program, here: Here, config: str
-) -> None:
+def test_agents_are_listed_with_their_tools_and_all_their_faults(handrail: Program, here: Here, config: str) -> None:
     put(handrail, "reviewer", 'description = "Reads.\\nAnd more."\nrole = "subagent"\ntools = ["read", "grep"]')
     put(handrail, "broken", 'tools = ["raed"]\nrules = ["deny bahs"]\npromt = "x"')
     listed = here("agents", "--config", config)
@@ -70,7 +68,7 @@ def test_agents_are_listed_without_opening_the_workspace(handrail: Program, here
     assert not (handrail.state / "ws").exists()
 
 
-def test_a_command_works_as_the_agent_it_names(handrail: Program, here: Here, config: str) -> None:
+def test_a_command_uses_the_tools_and_rules_of_the_agent_option(handrail: Program, here: Here, config: str) -> None:
     put(handrail, "reader", 'tools = ["read"]\nrules = ["deny fs.read secret.txt"]\naliases = { look = "read" }')
     (handrail.workspace / "secret.txt").write_text("x")
     chosen = ("--config", config, "--agent", "reader")
@@ -85,7 +83,7 @@ def test_a_command_works_as_the_agent_it_names(handrail: Program, here: Here, co
     assert "deny" in explained.out and "agent.toml" in explained.out
 
 
-def test_an_unknown_agent_is_a_usage_error_that_names_those_there_are(
+def test_an_unknown_agent_is_a_usage_error_that_lists_the_existing_agents(
     handrail: Program, here: Here, config: str
 ) -> None:
     put(handrail, "reviewer", "")
@@ -94,9 +92,7 @@ def test_an_unknown_agent_is_a_usage_error_that_names_those_there_are(
     assert "Did you mean 'reviewer'? Agents: default, reviewer" in done.err
 
 
-def test_a_faulty_agent_cannot_be_used_and_says_everything_that_is_wrong(
-    handrail: Program, here: Here, config: str
-) -> None:
+def test_a_faulty_agent_is_refused_with_all_its_faults(handrail: Program, here: Here, config: str) -> None:
     put(handrail, "broken", 'tools = ["raed"]\npromt = "x"')
     done = here("tools", "--config", config, "--agent", "broken")
     assert done.code == 5
@@ -120,7 +116,7 @@ def test_a_run_takes_prompt_model_and_budgets_from_the_agent(
     assert json.loads(done.out.splitlines()[-1])["turns"] == 1
 
 
-async def test_the_model_is_told_the_agents_prompt_and_its_tools_only(
+async def test_the_model_receives_only_the_prompt_and_tools_of_its_agent(
     handrail: Program, config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(handrail, "brief", 'prompt = "Speak Dutch."\nmodel = "openai:any"\ntools = ["read"]')
@@ -134,7 +130,7 @@ async def test_the_model_is_told_the_agents_prompt_and_its_tools_only(
     assert [tool["function"]["name"] for tool in request.body["tools"]] == ["read"]
 
 
-def test_a_session_goes_on_as_the_agent_that_it_is_one_of(
+def test_a_session_continues_only_as_its_first_agent(
     handrail: Program, here: Here, config: str, tmp_path: Path
 ) -> None:
     put(handrail, "reader", f'tools = ["read"]\nmodel = "script:{tmp_path / "said.toml"}"')
@@ -151,7 +147,7 @@ def test_a_session_goes_on_as_the_agent_that_it_is_one_of(
     assert len(here("sessions", "--json").out.splitlines()) == 2, "a refused fork leaves nothing behind"
 
 
-def test_a_call_that_waited_goes_on_as_the_agent_that_made_it(
+def test_a_waiting_call_resumes_as_the_agent_that_made_it(
     handrail: Program, here: Here, config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HANDRAIL_HEADLESS", "0")

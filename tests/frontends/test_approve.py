@@ -37,7 +37,7 @@ def listed(here: Here) -> list[dict[str, Any]]:
 
 
 @pytest.mark.proves("P-09")
-def test_without_a_terminal_a_call_is_parked_and_runs_once_when_it_is_taken_up(here: Here, handrail: Program) -> None:
+def test_a_call_without_a_terminal_is_parked_and_runs_once_when_resumed(here: Here, handrail: Program) -> None:
     new = handrail.workspace / "new.txt"
     approval = parked(here)
     assert approval.startswith("apr_") and not new.exists()
@@ -55,13 +55,13 @@ def test_without_a_terminal_a_call_is_parked_and_runs_once_when_it_is_taken_up(h
     assert here("log", "verify").code == 0
 
 
-def test_headless_parks_nothing(here: Here) -> None:
+def test_a_headless_call_is_rejected_without_being_parked(here: Here) -> None:
     done = here("call", "write", WRITE, "--headless")
     assert done.code == 3 and listed(here) == []
 
 
 @pytest.mark.proves("P-09")
-def test_what_waits_is_listed_whole_with_control_characters_visible(here: Here) -> None:
+def test_pending_requests_are_listed_in_full_with_visible_control_characters(here: Here) -> None:
     content = "x" * 5_000 + "\x1b[2J\u202eend"
     approval = parked(here, json.dumps({"path": "new.txt", "content": content}))
     shown = here("approve").out
@@ -91,7 +91,7 @@ def test_what_waits_is_listed_whole_with_control_characters_visible(here: Here) 
         ("write", {"path": "../../out.txt", "content": "x"}, ["this call would fail"]),
     ],
 )
-def test_an_edit_is_shown_as_a_diff_of_the_file_as_it_is_now(
+def test_an_edit_is_shown_as_a_diff_against_the_current_file(
     here: Here, handrail: Program, tool: str, arguments: dict[str, Any], diff: Sequence[str]
 ) -> None:
     before = (handrail.workspace / "note.txt").read_text()
@@ -106,7 +106,7 @@ def test_an_edit_is_shown_as_a_diff_of_the_file_as_it_is_now(
 
 
 @pytest.mark.proves("P-07")
-def test_a_rejection_reaches_the_model_with_its_word(here: Here, handrail: Program) -> None:
+def test_a_rejection_reaches_the_caller_with_its_message(here: Here, handrail: Program) -> None:
     approval = parked(here)
     assert here("approve", approval, "--reject", "--message", "not there").code == 0
     done = here("call", "--resume", approval)
@@ -115,7 +115,7 @@ def test_a_rejection_reaches_the_model_with_its_word(here: Here, handrail: Progr
 
 
 @pytest.mark.proves("P-07", "P-08")
-def test_a_rule_for_the_project_is_listed_and_can_be_forgotten(here: Here) -> None:
+def test_a_project_rule_is_listed_and_can_be_revoked(here: Here) -> None:
     answered = here("approve", parked(here), "--project")
     assert "stored rule  allow write new.txt" in answered.out
     assert here("call", "write", WRITE).code == 0
@@ -127,7 +127,7 @@ def test_a_rule_for_the_project_is_listed_and_can_be_forgotten(here: Here) -> No
 
 
 @pytest.mark.proves("P-09")
-def test_other_arguments_are_given_as_json_and_judged(here: Here, handrail: Program) -> None:
+def test_changed_arguments_are_passed_as_json_and_validated(here: Here, handrail: Program) -> None:
     approval = parked(here)
     bad = here("approve", approval, "--arguments", '{"path": 3, "content": "x"}')
     assert bad.code == 1 and "invalid_input" in bad.err
@@ -139,7 +139,7 @@ def test_other_arguments_are_given_as_json_and_judged(here: Here, handrail: Prog
     assert (handrail.workspace / "other.txt").read_text() == "x" and not (handrail.workspace / "new.txt").exists()
 
 
-def test_questions_are_answered_one_by_one(here: Here) -> None:
+def test_questions_are_answered_with_one_answer_option_each(here: Here) -> None:
     asked = {
         "questions": [{"question": "Which?", "options": [{"label": "x"}], "multi_select": True}, {"question": "Why?"}]
     }
@@ -168,13 +168,15 @@ def test_questions_are_answered_one_by_one(here: Here) -> None:
         (["--revoke", "rul_nothing"], 1, "does not exist"),
     ],
 )
-def test_what_cannot_be_is_told_in_a_line(here: Here, arguments: Sequence[str], code: int, said: str) -> None:
+def test_a_command_that_cannot_be_carried_out_is_explained_in_one_line(
+    here: Here, arguments: Sequence[str], code: int, said: str
+) -> None:
     done = here("approve", *arguments)
     assert done.code == code and said in done.err and "Traceback" not in done.err
 
 
 @pytest.mark.proves("P-07")
-def test_at_a_terminal_everything_that_waits_is_asked_one_after_the_other(
+def test_a_terminal_asks_about_all_waiting_calls_one_after_another(
     here: Here, handrail: Program, on_a_terminal: Terminals
 ) -> None:
     ids = [parked(here, json.dumps({"path": f"{name}.txt", "content": name})) for name in "abc"]
@@ -191,7 +193,7 @@ def test_at_a_terminal_everything_that_waits_is_asked_one_after_the_other(
 
 
 @pytest.mark.proves("P-09", "X-13")
-def test_a_call_that_is_killed_while_it_waits_is_still_asked_and_runs_once(here: Here, handrail: Program) -> None:
+def test_a_call_killed_while_waiting_still_awaits_approval_and_can_be_resumed(here: Here, handrail: Program) -> None:
     command = handrail.cold("call", "write", WRITE, "--wait")
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
@@ -209,7 +211,7 @@ def test_a_call_that_is_killed_while_it_waits_is_still_asked_and_runs_once(here:
 
 
 @pytest.mark.proves("P-09")
-def test_a_waiting_call_is_woken_by_the_answer_of_another_process(here: Here, handrail: Program) -> None:
+def test_an_answer_from_another_process_wakes_a_waiting_call(here: Here, handrail: Program) -> None:
     command = handrail.command("call", "write", WRITE, "--wait")
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
@@ -220,7 +222,7 @@ def test_a_waiting_call_is_woken_by_the_answer_of_another_process(here: Here, ha
 
 
 @pytest.mark.parametrize("state", ["used", "new", "being made"])
-def test_wait_returns_with_the_next_request(here: Here, handrail: Program, state: str) -> None:
+def test_approve_wait_returns_with_the_next_request(here: Here, handrail: Program, state: str) -> None:
     if state == "used":
         assert here("call", "read", '{"path": "note.txt"}').code == 0
     if state == "being made":  # another process has begun with it
@@ -234,7 +236,7 @@ def test_wait_returns_with_the_next_request(here: Here, handrail: Program, state
         assert waiting.wait(60) == 0
 
 
-def test_a_workspace_that_nothing_was_run_in_has_nothing_waiting(here: Here, handrail: Program, tmp_path: Path) -> None:
+def test_an_unused_workspace_has_no_waiting_requests(here: Here, handrail: Program, tmp_path: Path) -> None:
     done = here("approve", "--json")
     assert done.code == 0 and json.loads(done.out) == []
 
@@ -254,7 +256,7 @@ asyncio.run(main())
 
 @pytest.mark.proves("P-09", "X-13")
 @pytest.mark.skipif(sys.platform != "linux", reason="joining needs Linux")
-def test_a_call_goes_on_waiting_when_the_process_that_carried_it_is_killed(here: Here, handrail: Program) -> None:
+def test_a_waiting_call_survives_the_death_of_the_process_that_carried_it(here: Here, handrail: Program) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(handrail.workspace), str(handrail.state)], stdout=subprocess.PIPE
     )
@@ -279,7 +281,7 @@ def test_a_call_goes_on_waiting_when_the_process_that_carried_it_is_killed(here:
 
 @pytest.mark.proves("P-09", "X-13")
 @pytest.mark.skipif(sys.platform != "linux", reason="joining needs Linux")
-def test_who_is_asked_at_a_terminal_when_the_holder_is_killed_is_asked_anew_and_answers_once(
+def test_a_user_at_a_terminal_is_asked_again_when_the_holder_is_killed(
     here: Here, handrail: Program, on_a_terminal: Terminals
 ) -> None:
     holder = subprocess.Popen(
@@ -319,7 +321,7 @@ def loaded_for(handrail: Program, *arguments: str) -> tuple[str, set[str]]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="joining needs Linux")
-def test_answering_is_one_connection_where_a_process_holds_the_workspace(here: Here, handrail: Program) -> None:
+def test_an_answer_uses_one_connection_if_another_process_holds_the_workspace(here: Here, handrail: Program) -> None:
     approval = parked(here)
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(handrail.workspace), str(handrail.state)],
@@ -348,7 +350,7 @@ def test_answering_is_one_connection_where_a_process_holds_the_workspace(here: H
             holder.kill()
 
 
-def test_answering_makes_no_kernel_where_no_process_holds_the_workspace(here: Here, handrail: Program) -> None:
+def test_an_answer_loads_no_kernel_if_no_process_holds_the_workspace(here: Here, handrail: Program) -> None:
     approval = parked(here)
     _, loaded = loaded_for(handrail, approval, "--once")
     rooms = {
@@ -364,7 +366,7 @@ def test_answering_makes_no_kernel_where_no_process_holds_the_workspace(here: He
     assert here("log", "verify").code == 0
 
 
-def test_what_a_person_says_is_kept_without_secrets(
+def test_a_message_of_the_user_is_kept_without_secrets(
     here: Here, handrail: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     approval = parked(here)
@@ -377,7 +379,7 @@ def test_what_a_person_says_is_kept_without_secrets(
     assert done.code == 3 and "not with" in done.err and "s3cr3t" not in done.err
 
 
-def test_a_request_says_how_long_it_can_be_answered_and_a_question_how(here: Here) -> None:
+def test_a_request_shows_its_expiry_and_a_question_how_to_answer_it(here: Here) -> None:
     shown = here("approve", parked(here)).out
     assert "requested a moment ago, expires in 7 days" in shown and "--answer" not in shown
     question = json.dumps({"questions": [{"question": "Which?", "header": "Colour"}]})
@@ -385,7 +387,7 @@ def test_a_request_says_how_long_it_can_be_answered_and_a_question_how(here: Her
 
 
 @pytest.mark.proves("T-06p")
-def test_a_plan_is_shown_whole_and_answered_at_the_command_line(here: Here) -> None:
+def test_the_command_line_shows_the_complete_plan_and_takes_an_answer(here: Here) -> None:
     plan = "1. Read the parser.\n2. Mend it."
     refused = here("call", "plan_exit", json.dumps({"plan": plan}), "--headless", "--mode", "plan")
     assert refused.code == 1 and "The plan was not shown: no user is attached to this session." in refused.err
@@ -401,7 +403,7 @@ def test_a_plan_is_shown_whole_and_answered_at_the_command_line(here: Here) -> N
     assert (answer["approved"], answer["mode"], answer["reason"]) == (False, "plan", "Look at the tests first.")
 
 
-def test_an_answer_can_be_the_number_of_an_option_as_in_a_terminal(here: Here) -> None:
+def test_an_answer_can_be_the_number_of_an_option(here: Here) -> None:
     done = here("call", "plan_exit", json.dumps({"plan": "1. Mend it."}), "--mode", "plan")
     approval = done.out.strip()
     assert "--answer NUMBER|TEXT" in here("approve", approval).out

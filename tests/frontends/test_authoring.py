@@ -7,7 +7,7 @@ import json
 import pytest
 from tests.frontends.conftest import Here, Program
 
-from handrail.authoring.tool_templates import make_tool_files, write_tool_files
+from handrail.authoring.tool_templates import render_tool_files, write_tool_files
 from handrail.frontends.cli.command_group import run_command_line
 from handrail.sandbox import tier_probe
 
@@ -31,9 +31,9 @@ def test_a_new_tool_is_written_and_passes_the_check(
     not tier_probe.choose_sandbox().tier.is_confining, reason="programs cannot be confined on this machine"
 )
 @pytest.mark.proves("R-15")
-def test_a_build_shows_what_it_runs_and_writes_and_a_failure_says_why(handrail: Program, here: Here) -> None:
+def test_a_build_shows_its_commands_and_files_and_a_failure_shows_its_reason(handrail: Program, here: Here) -> None:
     config, tools = handrail.config / "handrail.toml", handrail.config / "tools"
-    write_tool_files(tools, make_tool_files("source", "text.words"))
+    write_tool_files(tools, render_tool_files("source", "text.words"))
     (tools / "test_text_words.py").unlink()
     config.write_text("")
     script = tools / "text_words" / "build.sh"
@@ -57,7 +57,7 @@ def test_a_build_shows_what_it_runs_and_writes_and_a_failure_says_why(handrail: 
 
 
 @pytest.mark.proves("K-12")
-def test_without_a_path_all_that_is_configured_is_checked_with_rules_that_can_never_match(
+def test_lint_without_a_path_checks_the_whole_configuration_including_unmatchable_rules(
     handrail: Program, here: Here
 ) -> None:
     config = handrail.config / "handrail.toml"
@@ -77,9 +77,7 @@ def test_without_a_path_all_that_is_configured_is_checked_with_rules_that_can_ne
     assert here("lint", "--config", str(config), "--strict").code == 1
 
 
-def test_rules_of_the_configuration_that_keep_a_start_back_are_told_once_as_the_start_tells_them(
-    handrail: Program, here: Here
-) -> None:
+def test_lint_reports_rules_that_prevent_a_start_once_and_in_the_same_words(handrail: Program, here: Here) -> None:
     config = handrail.config / "handrail.toml"
     for name in ("helper", "other"):
         agent = handrail.config / "agents" / name
@@ -100,7 +98,7 @@ def test_rules_of_the_configuration_that_keep_a_start_back_are_told_once_as_the_
 
 
 @pytest.mark.proves("K-12", "K-03")
-def test_what_is_set_for_tools_is_checked_without_a_path(handrail: Program, here: Here) -> None:
+def test_lint_without_a_path_checks_the_settings_of_tools(handrail: Program, here: Here) -> None:
     config, tools = handrail.config / "handrail.toml", handrail.config / "tools"
     tools.mkdir(parents=True, mode=0o755)
     schema = '{"station": {"description": "Its number"}, "token": {"description": "Of the account", "secret": true}}'

@@ -28,7 +28,7 @@ def say(terminal: OnATerminal, text: str) -> None:
     terminal.type(f"{text}\n")
 
 
-def test_a_conversation_at_a_terminal_asks_for_approval_in_place_and_goes_on(
+def test_a_terminal_conversation_asks_for_approval_in_place_and_continues(
     handrail: Program, tmp_path: Path, on_a_terminal: Terminals
 ) -> None:
     model = script(
@@ -59,7 +59,7 @@ def test_a_conversation_at_a_terminal_asks_for_approval_in_place_and_goes_on(
     assert done.code == 0 and done.out == "Still here.\n" and "(resumed)" in done.err
 
 
-def test_ctrl_c_interrupts_the_running_turn_and_the_conversation_goes_on(
+def test_ctrl_c_interrupts_the_running_turn_and_the_conversation_continues(
     handrail: Program, tmp_path: Path, on_a_terminal: Terminals
 ) -> None:
     sleeper = Sleeper(handrail)
@@ -79,7 +79,7 @@ def test_ctrl_c_interrupts_the_running_turn_and_the_conversation_goes_on(
     assert terminal.end() == 130 and "Traceback" not in terminal.shown and "to resume: handrail chat" in terminal.shown
 
 
-def test_after_one_ctrl_c_at_the_prompt_a_message_still_goes_out(
+def test_chat_still_sends_messages_after_one_ctrl_c_at_the_prompt(
     handrail: Program, tmp_path: Path, on_a_terminal: Terminals
 ) -> None:
     model = script(tmp_path, {"expect": {"task": "later"}, "text": "Heard."})
@@ -94,7 +94,7 @@ def test_after_one_ctrl_c_at_the_prompt_a_message_still_goes_out(
     assert terminal.end() == 0
 
 
-def test_ctrl_c_ends_a_run_that_is_asked_about(handrail: Program, tmp_path: Path, on_a_terminal: Terminals) -> None:
+def test_ctrl_c_at_an_approval_prompt_ends_the_run(handrail: Program, tmp_path: Path, on_a_terminal: Terminals) -> None:
     model = script(tmp_path, call("write", path="a", content="x"), {"text": "Never mind."})
     terminal = on_a_terminal(*handrail.command("chat", "write", "--model", model), environment=PLAIN)
     terminal.wait_for("write requires approval")
@@ -115,14 +115,14 @@ def test_ctrl_c_ends_a_run_that_is_asked_about(handrail: Program, tmp_path: Path
         (b"no newline", "no newline"),
     ],
 )
-def test_each_line_of_a_pipe_is_a_message(handrail: Program, tmp_path: Path, typed: bytes, heard: str) -> None:
+def test_each_piped_line_is_a_message(handrail: Program, tmp_path: Path, typed: bytes, heard: str) -> None:
     model = script(tmp_path, {"expect": {"task": f"^{re.escape(heard)}"}, "text": "Yes."})
     done = handrail("chat", "--model", model, "--headless", stdin=typed)
     assert (done.code, done.out) == (0, "Yes.\n"), done.err
     assert "\x1b" not in done.err and "\u202e" not in done.err
 
 
-def test_commands_are_few_and_an_unknown_one_is_told(handrail: Program, tmp_path: Path) -> None:
+def test_chat_commands_work_and_an_unknown_command_is_reported(handrail: Program, tmp_path: Path) -> None:
     model = script(tmp_path, {"text": "Yes."})
     typed = b"/help\n/mode\n/mode accept-edits\n/mode x\n/compact\n/fo\x1b[2Jo bar\n/usage\n/exit\nnever sent\n"
     done = handrail("chat", "--model", model, stdin=typed)
@@ -138,7 +138,7 @@ def test_commands_are_few_and_an_unknown_one_is_told(handrail: Program, tmp_path
     assert "No model was asked yet." in done.err and "Nothing to compact" in done.err and "\x1b" not in done.err
 
 
-def test_undo_gives_back_one_call_after_the_other(handrail: Program, tmp_path: Path) -> None:
+def test_each_undo_reverts_one_more_call(handrail: Program, tmp_path: Path) -> None:
     (handrail.workspace / "b").write_text("before")
     model = script(tmp_path, call("write", path="a", content="x"), call("file.delete", path="b"), {"text": "Done."})
     typed = b"change it\n/undo\n/undo\n/undo\n"
@@ -152,7 +152,7 @@ def test_undo_gives_back_one_call_after_the_other(handrail: Program, tmp_path: P
     assert restored < removed < nothing
 
 
-def test_undo_continues_with_the_call_before_after_a_conflict(handrail: Program, tmp_path: Path) -> None:
+def test_undo_skips_a_conflicting_call_and_reverts_the_one_before(handrail: Program, tmp_path: Path) -> None:
     model = script(
         tmp_path, call("write", path="a", content="x"), call("write", path="b", content="x"), {"text": "Done."}
     )
@@ -169,7 +169,7 @@ def test_undo_continues_with_the_call_before_after_a_conflict(handrail: Program,
     assert "--overwrite` also undoes files that changed since" in undone.err
 
 
-def test_json_has_one_event_per_line(handrail: Program, tmp_path: Path) -> None:
+def test_json_output_has_one_event_per_line(handrail: Program, tmp_path: Path) -> None:
     model = script(tmp_path, {"text": "One."}, {"text": "Two."})
     done = handrail("chat", "--model", model, "--json", stdin=b"a\nb\n")
     events = [json.loads(line) for line in done.out.splitlines()]
@@ -181,6 +181,6 @@ def test_json_has_one_event_per_line(handrail: Program, tmp_path: Path) -> None:
     assert done.err == ""
 
 
-def test_without_a_model_or_with_an_unknown_session_it_says_so(handrail: Program) -> None:
+def test_chat_refuses_to_start_without_a_model_or_with_an_unknown_session(handrail: Program) -> None:
     assert "No model is set" in handrail("chat").err
     assert handrail("chat", "--resume", "ses_none", "--model", "script:x").code == 2

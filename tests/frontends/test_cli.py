@@ -24,7 +24,7 @@ LOOKING = ("log", "state", "doctor", "completion", "sessions", "jobs", "approve"
 
 
 @pytest.mark.proves("F-02a")
-def test_help_lists_every_command_without_loading_one() -> None:
+def test_help_lists_every_command_without_loading_any() -> None:
     code = (
         "import sys\nfrom handrail.frontends.cli.command_group import run_command_line\ncode = run_command_line(['--help'])\n"
         "loaded = [m for m in sys.modules if m.startswith('handrail.') and not m.startswith('handrail.frontends')]\n"
@@ -36,13 +36,13 @@ def test_help_lists_every_command_without_loading_one() -> None:
 
 
 @pytest.mark.proves("F-02a")
-def test_the_command_runs_as_a_module_of_the_interpreter_too() -> None:
+def test_the_command_also_runs_with_python_m() -> None:
     done = subprocess.run([sys.executable, "-m", "handrail", "cal"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "") and "Did you mean 'call'?" in done.stderr
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself_and_takes_the_options_that_mean_something_to_it(
+def test_the_help_of_each_command_lists_the_options_that_apply_to_it(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command_line([name, "--help"]) == 0
@@ -71,7 +71,7 @@ def test_every_command_explains_itself_and_takes_the_options_that_mean_something
         (["log", "verify", "--head", "abc"], "64 hexadecimal digits"),
     ],
 )
-def test_a_wrong_command_line_is_told_in_a_line_and_exits_with_2(
+def test_a_wrong_command_line_is_explained_briefly_and_exits_with_2(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command_line(arguments) == 2
@@ -80,18 +80,18 @@ def test_a_wrong_command_line_is_told_in_a_line_and_exits_with_2(
     assert len(shown.err.splitlines()) <= 3 and "Traceback" not in shown.err
 
 
-def test_no_command_shows_the_help_and_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_command_shows_the_help_and_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line([]) == 2
     assert "Work with agents:" in capsys.readouterr().err
 
 
-def test_a_workspace_that_is_not_there_exits_with_5(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_missing_workspace_exits_with_5(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for command in (["call", "read"], ["tools"], ["log"], ["explain", "read", "{}"]):
         assert run_command_line([*command, "--workspace", str(tmp_path / "nowhere")]) == 5
         assert "nowhere" in capsys.readouterr().err
 
 
-def test_a_defect_is_one_line_and_a_traceback_only_when_asked_for(
+def test_an_internal_error_is_one_line_and_shows_a_traceback_only_in_debug_mode(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*_: object, **__: object) -> int:
@@ -115,28 +115,26 @@ def test_a_call_prints_its_data_and_exits_with_0(here: Here) -> None:
 
 
 @pytest.mark.proves("K-07")
-def test_json_prints_the_whole_envelope(here: Here) -> None:
+def test_json_output_has_the_result_type_and_metadata(here: Here) -> None:
     done = here("call", "read", '{"path": "note.txt"}', "--json")
     result = json.loads(done.out)
     assert result["type"] == "output" and result["metadata"]["duration_ms"] >= 0
 
 
-def test_an_error_result_is_told_on_stderr_and_exits_with_1(here: Here) -> None:
+def test_an_error_result_is_printed_on_stderr_and_exits_with_1(here: Here) -> None:
     done = here("call", "read", '{"path": "absent.txt"}')
     assert done.code == 1 and done.out == "" and "absent.txt" in done.err and "Traceback" not in done.err
 
 
 @pytest.mark.proves("P-10", "F-02a")
-def test_what_nobody_allowed_is_denied_where_nobody_can_be_asked_and_exits_with_3(
-    here: Here, handrail: Program
-) -> None:
+def test_a_headless_call_without_permission_is_denied_and_exits_with_3(here: Here, handrail: Program) -> None:
     done = here("call", "write", '{"path": "new.txt", "content": "x"}', "--headless")
     assert done.code == 3 and done.err.startswith("denied: ")
     assert "handrail explain" in done.err
     assert not (handrail.workspace / "new.txt").exists()
 
 
-def test_a_rule_on_the_command_line_allows_it_for_this_command(here: Here, handrail: Program) -> None:
+def test_a_rule_option_allows_a_call_for_this_command_only(here: Here, handrail: Program) -> None:
     done = here("call", "write", '{"path": "new.txt", "content": "x"}', "--rule", "allow write new.txt")
     assert done.code == 0 and (handrail.workspace / "new.txt").read_text() == "x"
     other = '{"path": "other.txt", "content": "x"}'
@@ -144,7 +142,7 @@ def test_a_rule_on_the_command_line_allows_it_for_this_command(here: Here, handr
     assert here("call", "write", '{"path": "new.txt", "content": "y"}', "--headless").code == 3
 
 
-def test_rules_that_cannot_be_read_are_told_all_at_once(here: Here) -> None:
+def test_all_invalid_rules_are_reported_at_once(here: Here) -> None:
     done = here("call", "read", "--rule", "permit read", "--rule", "allow")
     assert done.code == 2 and "permit read" in done.err and "'allow'" in done.err
 
@@ -162,13 +160,21 @@ def test_rules_that_cannot_be_read_are_told_all_at_once(here: Here) -> None:
     ],
 )
 @pytest.mark.proves("K-05")
-def test_bad_arguments_are_an_error_result_that_says_what_is_wrong(here: Here, arguments: str, said: str) -> None:
+def test_bad_arguments_are_an_error_result_that_names_the_problem(here: Here, arguments: str, said: str) -> None:
     done = here("call", "read", arguments, "--json")
     result = json.loads(done.out)
     assert done.code == 1 and result["metadata"]["error_kind"] == "invalid_input" and said in result["error_text"]
 
 
-def test_an_unknown_tool_names_the_nearest(here: Here) -> None:
+def test_bad_arguments_say_which_command_shows_the_arguments(here: Here) -> None:
+    for arguments in ("note.txt", "{}", '{"pth": "note.txt"}'):
+        shown = here("call", "read", arguments).err
+        assert """To see them, run: handrail call info '{"tool": "read"}'""" in shown
+    assert "handrail call info" not in here("call", "read", '{"path": "none.txt"}').err
+    assert here("call", "info", '{"tool": "read"}').code == 0
+
+
+def test_an_unknown_tool_error_names_the_nearest_tool(here: Here) -> None:
     done = here("call", "raed", "{}")
     assert done.code == 1 and done.err.startswith("unknown_tool: ") and "read" in done.err
 
@@ -180,7 +186,7 @@ def test_arguments_come_from_stdin_or_a_file(handrail: Program, tmp_path: Path) 
     assert "second line" in handrail("call", "read", "-", stdin=arguments.read_bytes()).out
 
 
-def test_a_hundred_megabytes_of_arguments_are_refused_and_never_held_whole(handrail: Program, tmp_path: Path) -> None:
+def test_a_hundred_megabytes_of_arguments_are_refused_with_a_short_error(handrail: Program, tmp_path: Path) -> None:
     huge = tmp_path / "huge.json"
     with huge.open("wb") as file:
         file.write(b'{"path": "')
@@ -195,9 +201,7 @@ def test_arguments_that_are_not_text_are_refused(handrail: Program) -> None:
     assert done.code == 1 and "UTF-8" in done.err
 
 
-def test_output_into_a_pipe_is_byte_for_byte_and_on_a_terminal_it_cannot_act(
-    handrail: Program, on_a_terminal: Terminals
-) -> None:
+def test_output_is_exact_in_a_pipe_and_inert_on_a_terminal(handrail: Program, on_a_terminal: Terminals) -> None:
     (handrail.workspace / "hostile.txt").write_text("red \x1b[31m text\n")
     piped = handrail("call", "read", '{"path": "hostile.txt"}')
     assert "\x1b[31m" in piped.out
@@ -206,7 +210,7 @@ def test_output_into_a_pipe_is_byte_for_byte_and_on_a_terminal_it_cannot_act(
     assert "\\e[31m" in terminal.shown and "\x1b[31m" not in terminal.shown
 
 
-def test_a_reader_that_goes_away_is_no_failure_to_report(handrail: Program) -> None:
+def test_a_closed_output_pipe_causes_no_traceback(handrail: Program) -> None:
     (handrail.workspace / "long.txt").write_text("line\n" * 40_000)
     command = handrail.cold("call", "read", '{"path": "long.txt"}')
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -215,7 +219,7 @@ def test_a_reader_that_goes_away_is_no_failure_to_report(handrail: Program) -> N
         assert b"Traceback" not in process.stderr.read() and b"Exception" not in process.stderr.read()
 
 
-def test_output_that_cannot_be_written_is_told_and_is_no_defect(handrail: Program) -> None:
+def test_output_that_cannot_be_written_is_a_readable_error(handrail: Program) -> None:
     for command in (handrail.command("call", "read", '{"path": "note.txt"}'), [*prefork.handrail(), "--help"]):
         with open("/dev/full", "wb") as full:
             done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
@@ -224,7 +228,7 @@ def test_output_that_cannot_be_written_is_told_and_is_no_defect(handrail: Progra
         )
 
 
-def test_the_exit_code_is_the_same_where_nobody_can_be_told(handrail: Program) -> None:
+def test_the_exit_code_stays_the_same_when_no_message_can_be_printed(handrail: Program) -> None:
     refused = handrail.cold("call", "write", '{"path": "new.txt", "content": ""}', "--headless")
     with open("/dev/full", "wb") as full:
         assert subprocess.run(refused, stderr=full, stdout=full).returncode == 3
@@ -232,7 +236,7 @@ def test_the_exit_code_is_the_same_where_nobody_can_be_told(handrail: Program) -
     assert subprocess.run(["sh", "-c", f"{command} >&- 2>&-"]).returncode == 0
 
 
-def test_a_result_is_given_in_one_piece_also_where_python_does_not_buffer(handrail: Program) -> None:
+def test_a_result_is_written_in_one_piece_even_with_unbuffered_python(handrail: Program) -> None:
     ours, theirs = os.pipe2(os.O_DIRECT)  # one packet for each write
     with open(ours, "rb", buffering=0) as reader:
         command = handrail.cold("call", "read", '{"path": "note.txt"}')
@@ -247,9 +251,7 @@ def test_a_result_is_given_in_one_piece_also_where_python_does_not_buffer(handra
 
 
 @pytest.mark.proves("P-07")
-def test_on_a_terminal_a_person_is_asked_and_the_call_runs_when_allowed(
-    handrail: Program, on_a_terminal: Terminals
-) -> None:
+def test_a_terminal_user_is_asked_and_the_call_runs_when_allowed(handrail: Program, on_a_terminal: Terminals) -> None:
     terminal = on_a_terminal(*handrail.command("call", "write", '{"path": "new.txt", "content": "hello"}'))
     seen = terminal.wait_for("> ")
     assert "write requires approval" in seen and "new.txt" in seen and "hello" in seen
@@ -270,13 +272,13 @@ def test_a_rejection_exits_with_3_and_its_message_reaches_the_result(
     assert not (handrail.workspace / "new.txt").exists()
 
 
-def test_headless_on_a_terminal_asks_nobody(handrail: Program, on_a_terminal: Terminals) -> None:
+def test_a_headless_command_on_a_terminal_does_not_ask_the_user(handrail: Program, on_a_terminal: Terminals) -> None:
     terminal = on_a_terminal(*handrail.command("call", "write", '{"path": "new.txt", "content": "x"}', "--headless"))
     assert terminal.end() == 3 and "o  once" not in terminal.shown and "has no user to ask" in terminal.shown
 
 
 @pytest.mark.proves("A-05")
-def test_a_question_is_put_to_the_person_at_the_terminal(handrail: Program, on_a_terminal: Terminals) -> None:
+def test_a_question_is_asked_at_the_terminal(handrail: Program, on_a_terminal: Terminals) -> None:
     asked = '{"questions": [{"question": "Which colour?", "header": "Colour", "options": [{"label": "red", "description": ""}, {"label": "green", "description": ""}]}]}'
     terminal = on_a_terminal(*handrail.command("call", "question", asked))
     terminal.wait_for("Which colour?")
@@ -296,7 +298,7 @@ def test_ctrl_c_at_a_prompt_ends_the_call_and_exits_with_130(handrail: Program, 
 
 @pytest.mark.proves("X-08")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_the_running_call_whole_and_leaves_the_log_intact(
+def test_a_signal_stops_all_processes_of_a_call_and_leaves_the_log_intact(
     handrail: Program, number: signal.Signals
 ) -> None:
     sleeper = Sleeper(handrail)
@@ -317,19 +319,19 @@ def test_a_signal_stops_the_running_call_whole_and_leaves_the_log_intact(
 # --- the other commands ----------------------------------------------------------------------------------------
 
 
-def test_tools_lists_what_there_is_one_line_each(here: Here) -> None:
+def test_the_tools_command_lists_one_tool_per_line(here: Here) -> None:
     shown = here("tools")
     ids = {line.split()[0] for line in shown.out.splitlines() if line}
     assert shown.err == "" and here("tools", "list").out == shown.out
     assert {"read", "write", "edit", "glob", "grep", "bash", "todo", "question", "file.patch"} <= ids
 
 
-def test_tools_says_in_json_in_which_mode_a_session_begins(here: Here) -> None:
+def test_tools_json_contains_the_initial_mode_of_a_session(here: Here) -> None:
     assert json.loads(here("tools", "--set", "mode=accept-edits", "--json").out)["mode"] == "accept-edits"
 
 
 @pytest.mark.proves("K-02")
-def test_tools_in_json_show_both_views(here: Here) -> None:
+def test_the_tools_command_shows_both_views_in_json(here: Here) -> None:
     listed = json.loads(here("tools", "--json").out)
     (read,) = [tool for tool in listed["tools"] if tool["id"] == "read"]
     assert set(read["llm"]) == {"name", "description", "parameters"}
@@ -337,14 +339,14 @@ def test_tools_in_json_show_both_views(here: Here) -> None:
 
 
 @pytest.mark.proves("P-13")
-def test_explain_says_which_rule_decides_and_runs_nothing(here: Here, handrail: Program) -> None:
+def test_explain_names_the_deciding_rule_and_runs_nothing(here: Here, handrail: Program) -> None:
     done = here("explain", "write", '{"path": "new.txt", "content": "x"}', "--rule", "deny write new.txt")
     assert "deny write new.txt" in done.out and done.code in (0, 3)
     assert not (handrail.workspace / "new.txt").exists()
 
 
 @pytest.mark.proves("G-02")
-def test_log_verify_prints_a_head_that_later_holds_the_log_to_it(here: Here) -> None:
+def test_log_verify_prints_a_head_that_a_later_verification_can_check(here: Here) -> None:
     here("call", "read", '{"path": "note.txt"}')
     head = json.loads(here("log", "verify", "--json").out)["head"]
     here("call", "read", '{"path": "note.txt"}')
@@ -352,7 +354,7 @@ def test_log_verify_prints_a_head_that_later_holds_the_log_to_it(here: Here) -> 
     assert here("log", "verify", "--head", "f" * 64).code == 1
 
 
-def test_log_shows_each_call_below_its_session_and_every_record_of_one(here: Here) -> None:
+def test_the_log_groups_calls_by_session_and_shows_every_record_of_one_call(here: Here) -> None:
     here("call", "read", '{"path": "note.txt"}')
     here("call", "write", '{"path": "new.txt", "content": "x"}', "--headless")
     read, write = (json.loads(line) for line in here("log", "--json").out.splitlines())
@@ -368,7 +370,7 @@ def test_log_shows_each_call_below_its_session_and_every_record_of_one(here: Her
     assert kinds[0] == "proposed" and kinds[-1] == "rejected"
 
 
-def test_log_on_a_terminal_is_wrapped_at_words_and_in_color_unless_that_is_not_wanted(
+def test_log_on_a_terminal_wraps_at_words_and_uses_color_unless_disabled(
     handrail: Program, on_a_terminal: Terminals
 ) -> None:
     handrail("call", "write", '{"path": "new.txt", "content": "x"}', "--headless")
@@ -384,7 +386,7 @@ def test_log_on_a_terminal_is_wrapped_at_words_and_in_color_unless_that_is_not_w
     assert "has no user to ask, so the call is denied." in " ".join(shown[1].split())
 
 
-def test_log_of_a_workspace_without_one_says_so(here: Here) -> None:
+def test_log_of_an_unused_workspace_reports_that_it_has_no_records(here: Here) -> None:
     for arguments in ((), ("--records",), ("verify",)):
         done = here("log", *arguments)
         assert (done.code, done.out) == (0, "") and "has no records of the workspace" in done.err
@@ -404,7 +406,7 @@ def test_a_second_process_in_the_same_workspace_joins_the_first(handrail: Progra
     assert first.end() == 3
 
 
-def test_a_faulty_configuration_lists_every_fault_and_exits_with_5(here: Here, tmp_path: Path) -> None:
+def test_a_faulty_configuration_exits_with_5_and_every_fault_is_listed(here: Here, tmp_path: Path) -> None:
     config = tmp_path / "handrail.toml"
     config.write_text('rulez = []\n[limits]\nlock_wait_ms = "long"\n')
     done = here("call", "read", "{}", "--config", str(config))
@@ -412,7 +414,7 @@ def test_a_faulty_configuration_lists_every_fault_and_exits_with_5(here: Here, t
 
 
 @pytest.mark.proves("S-08")
-def test_doctor_says_what_this_machine_can_enforce(here: Here) -> None:
+def test_doctor_reports_which_protections_this_machine_can_enforce(here: Here) -> None:
     done = here("doctor", "--json")
     checks = {check["name"]: check for check in json.loads(done.out)}
     assert {"sandbox", "ripgrep", "state", "tools"} <= set(checks)
@@ -437,7 +439,7 @@ def test_doctor_shows_what_each_tool_adds_to_an_agents_set(here: Here) -> None:
 
 
 @pytest.mark.proves("S-11")
-def test_doctor_puts_the_sandbox_to_the_test(here: Here) -> None:
+def test_doctor_self_check_tests_the_sandbox(here: Here) -> None:
     done = here("doctor", "--self-check", "--json")
     told = json.loads(done.out)
     assert sum(told["counts"].values()) == len(told["checks"])
@@ -446,7 +448,7 @@ def test_doctor_puts_the_sandbox_to_the_test(here: Here) -> None:
     assert nothing.code == 5 and "Unknown sandbox provider: 'nosuch'" in nothing.err
 
 
-def test_doctor_helps_also_where_nothing_can_start(here: Here, tmp_path: Path) -> None:
+def test_doctor_reports_the_sandbox_even_with_a_faulty_configuration(here: Here, tmp_path: Path) -> None:
     config = tmp_path / "handrail.toml"
     config.write_text("rulez = []\n")
     done = here("doctor", "--config", str(config))

@@ -41,7 +41,7 @@ def offered(handrail: Program, *words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_completion_of_each_shell_is_one_that_it_reads(
+def test_each_shell_can_parse_its_completion_script(
     shell: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert run_command_line(["completion", shell]) == 0
@@ -61,7 +61,7 @@ def test_commands_and_options_are_completed(handrail: Program) -> None:
     assert offered(handrail, "log", "--he") == ["--head", "--help"]
 
 
-def test_tools_sessions_and_calls_are_completed_from_what_is_kept(here: Here, handrail: Program) -> None:
+def test_tools_sessions_and_calls_are_completed_from_stored_state(here: Here, handrail: Program) -> None:
     assert "read" in offered(handrail, "call", "r")  # those that ship, where nothing is kept yet
     assert not handrail.state.exists()
     assert here("call", "read", '{"path": "note.txt"}').code == 0
@@ -73,7 +73,7 @@ def test_tools_sessions_and_calls_are_completed_from_what_is_kept(here: Here, ha
     assert offered(handrail, "log", "--session", "nothing") == []
 
 
-def test_of_sessions_those_are_offered_that_can_go_on_and_of_requests_those_that_wait(
+def test_completion_offers_resumable_sessions_and_pending_requests(
     here: Here, handrail: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HANDRAIL_HEADLESS", "0")
@@ -87,7 +87,7 @@ def test_of_sessions_those_are_offered_that_can_go_on_and_of_requests_those_that
     assert offered(handrail, "explain", "apr_") == [waits.out.strip()]
 
 
-def test_the_words_before_say_which_workspace_is_meant(here: Here, handrail: Program, tmp_path: Path) -> None:
+def test_completion_uses_the_workspace_of_the_command_line(here: Here, handrail: Program, tmp_path: Path) -> None:
     assert here("call", "read", '{"path": "note.txt"}').code == 0
     other = tmp_path / "other"
     other.mkdir()
@@ -97,12 +97,12 @@ def test_the_words_before_say_which_workspace_is_meant(here: Here, handrail: Pro
 
 
 @pytest.mark.parametrize("words", [("nothing", "x"), ("log", "--call", "%_'\""), ("log", "--session", "\x1b")])
-def test_what_means_nothing_completes_to_nothing_and_without_a_word(handrail: Program, words: tuple[str, ...]) -> None:
+def test_meaningless_words_complete_to_nothing_without_an_error(handrail: Program, words: tuple[str, ...]) -> None:
     done = asked(handrail, *words)
     assert (done.code, done.err) == (0, "") and done.out.strip() == ""
 
 
-def test_a_damaged_log_completes_to_nothing(here: Here, handrail: Program) -> None:
+def test_a_damaged_log_causes_no_error_during_completion(here: Here, handrail: Program) -> None:
     assert here("call", "read", '{"path": "note.txt"}').code == 0
     (database,) = handrail.state.glob("ws/*/handrail.db")
     database.write_bytes(b"x" * 5000)
@@ -110,7 +110,7 @@ def test_a_damaged_log_completes_to_nothing(here: Here, handrail: Program) -> No
         assert asked(handrail, *words).err == ""
 
 
-def test_completing_starts_no_kernel(here: Here, handrail: Program) -> None:
+def test_completion_loads_no_kernel(here: Here, handrail: Program) -> None:
     assert here("call", "read", '{"path": "note.txt"}').code == 0
     code = (
         "import os, sys\nfrom handrail.frontends.cli.command_group import run_command_line as run\n"
@@ -129,7 +129,7 @@ def test_completing_starts_no_kernel(here: Here, handrail: Program) -> None:
     assert done.stdout.splitlines() == ["plain,grep", "LOADED []"]
 
 
-def test_what_waits_for_a_person_is_completed_by_its_id(here: Here, handrail: Program) -> None:
+def test_a_pending_request_is_completed_by_its_id(here: Here, handrail: Program) -> None:
     assert here("call", "write", '{"path": "new.txt", "content": "x"}').code == 4
     (waiting,) = offered(handrail, "approve", "")
     assert waiting in here("approve", "--json").out

@@ -33,7 +33,7 @@ def _no_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None: 
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
 
 
-def test_config_shows_each_value_its_origin_and_what_does_not_count(here: Here, own: Path) -> None:
+def test_config_shows_each_value_with_its_origin_and_whether_it_has_effect(here: Here, own: Path) -> None:
     shown = here("config", "--set", "limits.lock_wait_ms=5")
     assert shown.code == 0
     in_force, _, others = shown.out.partition("without effect")
@@ -43,7 +43,9 @@ def test_config_shows_each_value_its_origin_and_what_does_not_count(here: Here, 
     assert "not trusted" in " ".join(shown.out.split()) and shown.err == ""
 
 
-def test_config_as_json_is_the_whole_of_it(here: Here, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_json_has_settings_origins_and_the_workspace_file(
+    here: Here, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HANDRAIL_AGENT", "reviewer")
     given: dict[str, Any] = json.loads(here("config", "--json").out)
     assert given["settings"]["agent"] == "reviewer" and given["settings"]["rules"] == ["deny read secret"]
@@ -77,15 +79,13 @@ def test_config_lists_every_fault_and_exits_with_5(here: Here, own: Path, monkey
     assert here("config", "--set", "agent").code == 2
 
 
-def test_the_schema_is_printed_as_it_ships(here: Here) -> None:
+def test_config_prints_the_shipped_schema_unchanged(here: Here) -> None:
     from handrail.config.template import SCHEMA_FILE
 
     assert here("config", "--schema").out == SCHEMA_FILE.read_text(encoding="utf-8")
 
 
-def test_init_writes_files_that_change_nothing_and_never_writes_over_one(
-    here: Here, handrail: Program, own: Path
-) -> None:
+def test_init_writes_files_without_effect_and_never_overwrites_a_file(here: Here, handrail: Program, own: Path) -> None:
     before = own.read_text()
     refused = here("init")
     assert refused.code == 1 and "already exists" in refused.err and own.read_text() == before
@@ -103,13 +103,13 @@ def test_init_writes_files_that_change_nothing_and_never_writes_over_one(
     assert here("call", "read", '{"path": "note.txt"}', "--config", str(everybody)).err == ""
 
 
-def test_init_where_nothing_can_be_written_says_so(here: Here, handrail: Program) -> None:
+def test_init_reports_a_place_that_cannot_be_written(here: Here, handrail: Program) -> None:
     handrail.config.write_text("a file")
     done = here("init", "--global", "--config", str(handrail.config / "handrail.toml"))
     assert done.code == 5 and "Could not write" in done.err
 
 
-def test_trust_asks_on_a_terminal_shows_the_file_whole_and_takes_only_a_yes(
+def test_trust_shows_the_complete_file_on_a_terminal_and_requires_a_yes(
     handrail: Program, own: Path, on_a_terminal: Terminals
 ) -> None:
     hidden = "\u202e# sha256 0000\u200b\u2028trusted"
@@ -140,7 +140,7 @@ def test_trust_asks_on_a_terminal_shows_the_file_whole_and_takes_only_a_yes(
     assert "This content is trusted" in handrail("trust").err
 
 
-def test_a_script_trusts_by_hash_and_by_that_alone(here: Here, handrail: Program, own: Path) -> None:
+def test_a_script_can_trust_a_file_only_by_its_hash(here: Here, handrail: Program, own: Path) -> None:
     digest = hashlib.sha256(own.read_bytes()).hexdigest()
     nobody = here("trust")
     assert nobody.code == 1 and f"--hash {digest}" in nobody.err and "allow bash *" in nobody.out
@@ -159,7 +159,7 @@ def test_a_script_trusts_by_hash_and_by_that_alone(here: Here, handrail: Program
     assert here("trust", "list", "--revoke").code == 2
 
 
-def test_trust_has_nothing_to_decide_where_nothing_would_change(here: Here, own: Path) -> None:
+def test_trust_asks_no_question_if_trust_would_change_no_setting(here: Here, own: Path) -> None:
     own.write_text('rules = ["deny bash"]\n')
     done = here("trust")
     assert done.code == 0 and "Nothing to decide" in done.err
@@ -170,7 +170,7 @@ def test_trust_has_nothing_to_decide_where_nothing_would_change(here: Here, own:
     assert done.code == 1 and "handrail init" in done.err
 
 
-def test_values_of_a_strangers_file_cannot_act_on_the_terminal(
+def test_values_of_an_untrusted_file_are_inert_on_the_terminal(
     handrail: Program, own: Path, on_a_terminal: Terminals
 ) -> None:
     own.write_text('rules = ["deny bash \\u001b[2Jx\\u202e *", "allow bash a\\nTrusted, it would do nothing"]\n')
@@ -196,21 +196,19 @@ def test_values_of_a_strangers_file_cannot_act_on_the_terminal(
         ({"CI": ""}, False),
     ],
 )
-def test_the_environment_says_whether_somebody_can_be_asked(environment: dict[str, str], expected: bool) -> None:
+def test_the_environment_decides_whether_a_session_is_headless(environment: dict[str, str], expected: bool) -> None:
     assert is_headless(environment) is expected
 
 
 @pytest.mark.proves("F-11", "P-10")
-def test_where_the_environment_says_that_nobody_is_there_a_terminal_is_not_asked(
-    handrail: Program, on_a_terminal: Terminals
-) -> None:
+def test_a_terminal_is_not_asked_when_the_environment_is_headless(handrail: Program, on_a_terminal: Terminals) -> None:
     command = handrail.command("call", "write", '{"path": "new.txt", "content": "x"}')
     terminal = on_a_terminal(*command, environment={"HANDRAIL_HEADLESS": "1"})
     assert terminal.end() == 3 and "This session has no user to ask" in " ".join(terminal.shown.split())
     assert not (handrail.workspace / "new.txt").exists()
 
 
-def test_a_value_of_headless_that_is_neither_yes_nor_no_is_a_usage_error(
+def test_an_invalid_value_of_handrail_headless_is_a_usage_error(
     handrail: Program, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HANDRAIL_HEADLESS", "maybe")
@@ -219,7 +217,9 @@ def test_a_value_of_headless_that_is_neither_yes_nor_no_is_a_usage_error(
     assert os.environ["HANDRAIL_HEADLESS"] == "maybe"
 
 
-async def test_what_a_running_process_does_not_heed_yet_is_told(here: Here, handrail: Program, own: Path) -> None:
+async def test_config_and_trust_warn_that_a_running_process_keeps_its_settings(
+    here: Here, handrail: Program, own: Path
+) -> None:
     hash_ = hashlib.sha256(own.read_bytes()).hexdigest()
     later = "holds this workspace, and still uses the settings from its start"
     async with open_kernel(handrail.workspace, state=handrail.state):

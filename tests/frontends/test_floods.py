@@ -13,7 +13,7 @@ import pytest
 from tests.frontends.test_mcp_http import ALICE, BOB, Rpc, running
 
 from handrail.frontends.mcp import http_limits, http_server
-from handrail.frontends.mcp.http_limits import make_connection_class
+from handrail.frontends.mcp.http_limits import make_bounded_connection_class
 
 INITIALIZE: dict[str, Any] = {
     "jsonrpc": "2.0",
@@ -78,16 +78,14 @@ TWICE = {
 
 
 @pytest.mark.parametrize("lines", TWICE.values(), ids=TWICE.keys())
-async def test_a_request_that_two_readers_could_read_in_two_ways_is_refused(
-    tmp_path: Path, lines: tuple[str, ...]
-) -> None:
+async def test_an_ambiguous_http_request_is_refused(tmp_path: Path, lines: tuple[str, ...]) -> None:
     async with running(tmp_path) as rpc:
         assert await status(rpc, *lines) == 400
         assert "result" in await rpc.call("todo"), "the next client is answered"
 
 
 @pytest.mark.parametrize("first", ["answered whole", "answered before its body"])
-async def test_a_folded_field_is_refused_behind_another_request(tmp_path: Path, first: str) -> None:
+async def test_a_folded_header_is_refused_in_a_second_request_of_the_connection(tmp_path: Path, first: str) -> None:
     async with running(tmp_path, tokens={ALICE: "alice"}) as rpc:
         token = f"Authorization: Bearer {ALICE if first == 'answered whole' else 'nobody'}"
         part = PING[: None if first == "answered whole" else 4]
@@ -103,19 +101,19 @@ async def test_a_folded_field_is_refused_behind_another_request(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("target", ["http://evil.example/mcp", "http://127.0.0.1/mcp", "*", "mcp", "//../mcp?x"])
-async def test_a_target_that_is_no_path_of_this_server_is_not_answered(tmp_path: Path, target: str) -> None:
+async def test_a_request_target_that_is_not_served_is_refused(tmp_path: Path, target: str) -> None:
     async with running(tmp_path) as rpc:
         assert await status(rpc, target=target) in ((404,) if target.startswith("/") else (400,))
 
 
-async def test_a_field_that_is_repeated_with_one_value_is_one(tmp_path: Path) -> None:
+async def test_a_header_repeated_with_the_same_value_counts_once(tmp_path: Path) -> None:
     async with running(tmp_path) as rpc:
         once = await status(rpc, "Mcp-Session-Id: a")
         assert (once, await status(rpc, "Mcp-Session-Id: a", "Mcp-Session-Id: a")) == (404, 404)
 
 
 @pytest.mark.parametrize("sent", ["nothing", "a part of the head", "a part of the body", "a second request"])
-async def test_a_request_that_never_ends_is_given_up(
+async def test_the_server_closes_a_request_that_never_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: str
 ) -> None:
     monkeypatch.setattr(http_limits, "HEAD_TIMEOUT_S", 0.05)
@@ -140,7 +138,7 @@ async def test_a_request_that_never_ends_is_given_up(
 
 
 @pytest.mark.parametrize("bound", ["bytes", "time"])
-async def test_a_client_that_sends_on_after_its_answer_is_cut_off(
+async def test_a_client_that_keeps_sending_after_its_answer_is_disconnected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
     monkeypatch.setattr(http_limits, "MAX_DROPPED_BYTES", 2**20 if bound == "bytes" else 2**60)
@@ -157,13 +155,13 @@ async def test_a_client_that_sends_on_after_its_answer_is_cut_off(
         assert "result" in await rpc.call("todo"), "the next client is answered"
 
 
-async def test_idle_connections_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_connections_make_room_for_new_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def five(most: int, ended: Callable[[object], object]) -> type[http_limits.TimedHttpConnection]:
-        protocol = make_connection_class(most, ended)
+        protocol = make_bounded_connection_class(most, ended)
         protocol.most = 5
         return protocol
 
-    monkeypatch.setattr(http_server, "make_connection_class", five)
+    monkeypatch.setattr(http_server, "make_bounded_connection_class", five)
     async with running(tmp_path) as rpc:
         where = urlsplit(rpc.url)
         held = [await asyncio.open_connection(where.hostname, where.port) for _ in range(20)]
@@ -173,8 +171,8 @@ async def test_idle_connections_keep_nobody_out(tmp_path: Path, monkeypatch: pyt
             writer.close()
 
 
-def test_connections_leave_room_for_other_files() -> None:
-    assert 16 <= make_connection_class(2_000, id).most <= 2_000
+def test_the_connection_limit_leaves_file_descriptors_for_other_files() -> None:
+    assert 16 <= make_bounded_connection_class(2_000, id).most <= 2_000
 
 
 async def opened(rpc: Rpc, token: str | None = None) -> tuple[int, str]:
@@ -189,7 +187,7 @@ async def known(rpc: Rpc, session: str, token: str | None = None) -> bool:
     return (await rpc.post({"jsonrpc": "2.0", "id": 2, "method": "ping"}, **headers)).status_code == 200
 
 
-async def test_abandoned_sessions_make_room_and_one_that_works_stays(
+async def test_abandoned_sessions_are_evicted_and_working_sessions_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "MAX_SESSIONS", 3)
@@ -214,7 +212,9 @@ async def test_abandoned_sessions_make_room_and_one_that_works_stays(
         asked.cancel()
 
 
-async def test_no_owner_takes_the_places_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_credential_cannot_take_the_sessions_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http_server, "MAX_SESSIONS", 10)
     monkeypatch.setattr(http_server, "MAX_SESSIONS_PER_CREDENTIAL", 2)
     async with running(tmp_path, tokens={ALICE: "alice", BOB: "bob"}) as rpc:
@@ -225,7 +225,7 @@ async def test_no_owner_takes_the_places_of_others(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("choice", ["session", "session-wider", "once"])
-async def test_a_yes_of_one_client_lets_no_other_run_where_they_share_a_session(tmp_path: Path, choice: str) -> None:
+async def test_an_approval_by_one_client_does_not_cover_others_in_a_shared_session(tmp_path: Path, choice: str) -> None:
     async with running(tmp_path) as rpc:
         write = {"path": "a.txt", "content": "b"}
         asked = (await rpc.call("write", write))["result"]

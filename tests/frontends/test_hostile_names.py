@@ -24,7 +24,7 @@ from tests.prefork import command as prefork
 import handrail
 from handrail.frontends.cli.command_group import run_command_line
 from handrail.record.commit_log import CommitLog, Record
-from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
 from handrail.store.workspace_store import WorkspaceStore
 
 SOURCE = Path(handrail.__file__).parent
@@ -104,7 +104,7 @@ def state(handrail: Program, here: Here) -> Program:
         for rowid, request in connection.execute("SELECT rowid, request FROM approval").fetchall():
             connection.execute(
                 "UPDATE approval SET request = ? WHERE rowid = ?",
-                (encode_any_json(poisoned(decode_any_json(request))), rowid),
+                (encode_json_with_fallback(poisoned(decode_json_with_fallback(request))), rowid),
             )
         connection.execute("UPDATE session SET topic = ?, agent = ?, frontend = ?", (HOSTILE, HOSTILE, HOSTILE))
         connection.execute(
@@ -113,13 +113,15 @@ def state(handrail: Program, here: Here) -> Program:
             (HOSTILE, HOSTILE),
         )
         said = {"role": "user", "text": HOSTILE}
-        connection.execute("INSERT INTO message SELECT id, 1, 1, ? FROM session LIMIT 1", (encode_any_json(said),))
+        connection.execute(
+            "INSERT INTO message SELECT id, 1, 1, ? FROM session LIMIT 1", (encode_json_with_fallback(said),)
+        )
         connection.execute("INSERT INTO project_rule VALUES ('rul_1', ?, 1, ?)", (f"deny bash {HOSTILE}", HOSTILE))
         texts_of_a_job = dict.fromkeys(("about", "definition", "output", "untrusted"), HOSTILE)
         job = {**texts_of_a_job, "arguments": None, "exposure": "both", "prompt_mask": False, "given_up": False}
         connection.execute(
             "INSERT INTO job SELECT 'job_h', id, 'ses_h/1.0', ?, 'failed', 1, 2, 1, 1, ? FROM session LIMIT 1",
-            (HOSTILE, encode_any_json(job)),
+            (HOSTILE, encode_json_with_fallback(job)),
         )
     connection.close()
     skill = handrail.workspace / ".agents" / "skills" / "deploy"
@@ -212,7 +214,7 @@ def carried_out(state: Program, words: tuple[str, ...], capfd: pytest.CaptureFix
 
 @pytest.mark.parametrize("listing", LISTINGS.values(), ids=LISTINGS.keys())
 @pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
-def test_no_listing_or_error_acts_on_a_terminal(
+def test_no_listing_or_error_sends_control_characters_to_a_terminal(
     state: Program, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, listing: Listing, terminal: bool
 ) -> None:
     if terminal:
@@ -227,14 +229,16 @@ def test_no_listing_or_error_acts_on_a_terminal(
 
 
 @pytest.mark.parametrize("listing", LISTINGS.values(), ids=LISTINGS.keys())
-def test_json_is_inert_on_a_terminal(state: Program, capfd: pytest.CaptureFixture[str], listing: Listing) -> None:
+def test_json_output_is_inert_on_a_terminal(
+    state: Program, capfd: pytest.CaptureFixture[str], listing: Listing
+) -> None:
     done = carried_out(state, listing(state), capfd, "--json")
     assert not faults(done.out), ascii(done.out[:3_000])
     for line in done.out.splitlines():
         json.loads(line)
 
 
-def test_json_holds_the_exact_text(state: Program, capfd: pytest.CaptureFixture[str]) -> None:
+def test_json_output_has_the_exact_text(state: Program, capfd: pytest.CaptureFixture[str]) -> None:
     rows = [json.loads(line) for line in carried_out(state, ("log",), capfd, "--json").out.splitlines()]
     assert {HOSTILE} <= {row.get("tool") for row in rows} & {row.get("error_text") for row in rows}
     (asked,) = json.loads(carried_out(state, ("approve",), capfd, "--json").out)
@@ -242,7 +246,7 @@ def test_json_holds_the_exact_text(state: Program, capfd: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
-def test_the_stream_of_a_run_is_inert(
+def test_the_output_of_a_run_is_inert(
     handrail: Program,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -278,7 +282,7 @@ def test_a_payload_is_exact_in_a_pipe_and_inert_on_a_terminal(
     assert not faults(carried_out(handrail, ("call", "read", '{"path": "note.txt"}'), capfd).out)
 
 
-def test_completions_offer_no_hostile_word(state: Program) -> None:
+def test_completions_offer_no_hostile_names(state: Program) -> None:
     own = {"_HANDRAIL_COMPLETE": "zsh_complete", "COMP_WORDS": "handrail sessions show ", "COMP_CWORD": "3"}
     done = subprocess.run(
         prefork.handrail(),
@@ -290,7 +294,7 @@ def test_completions_offer_no_hostile_word(state: Program) -> None:
     assert done.stdout.count("ses_") == 1 and not faults(done.stdout) and not done.stderr
 
 
-def test_a_folder_with_a_hostile_name_is_shown_inert(
+def test_a_hostile_folder_name_is_escaped_in_all_output(
     tmp_path: Path, handrail: Program, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (folder := tmp_path / (PLAIN_LINES + "\x1b[2J\x9b\u202e\udcff").replace("/", "")).mkdir()
@@ -300,7 +304,7 @@ def test_a_folder_with_a_hostile_name_is_shown_inert(
         assert not faults(done.out) and not faults(done.err) and "internal error" not in done.err, (words, done)
 
 
-def test_a_traceback_and_the_warnings_of_libraries_are_inert(
+def test_tracebacks_and_library_warnings_are_inert(
     handrail: Program, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_: object) -> int:
@@ -337,7 +341,7 @@ _FORBIDDEN = (
 )
 
 
-def test_only_the_writer_writes_to_a_terminal() -> None:
+def test_only_the_listed_writer_modules_write_to_a_terminal() -> None:
     """Every other module hands its texts to ``frontends/cli/terminal_output.py``, which makes them inert."""
     found: list[str] = []
     for path in sorted([*SOURCE.rglob("*.py"), *DEMOS.rglob("*.py")]):
@@ -355,7 +359,7 @@ def test_only_the_writer_writes_to_a_terminal() -> None:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_each_module_that_may_write_does(name: str) -> None:
+def test_each_listed_writer_module_does_write(name: str) -> None:
     assert re.search(
         r"\.write\(|os\.write\(|\.print\(|print_exc\(",
         (DEMOS.parent / name if name.startswith("demos/") else SOURCE / name).read_text(encoding="utf-8"),

@@ -22,7 +22,7 @@ async def late(name: str, runtime: Runtime) -> str:
 
 
 @pytest.mark.proves("X-05")
-async def test_a_second_process_asks_the_holder(handrail: Program, tmp_path: Path) -> None:
+async def test_a_second_process_lists_reads_and_stops_jobs_of_the_first(handrail: Program, tmp_path: Path) -> None:
     async with open_kernel(handrail.workspace, state=handrail.state, tools=[late], rules=["allow late"]) as kernel:
         session = await kernel.session()
         job_id = (await session.call("late", {"name": "a"})).data["job_id"]
@@ -52,7 +52,7 @@ async def slow(name: str) -> str:
 
 
 @pytest.mark.proves("X-04")
-async def test_a_running_call_is_promoted_from_another_process(handrail: Program, tmp_path: Path) -> None:
+async def test_another_process_moves_a_running_call_to_the_background(handrail: Program, tmp_path: Path) -> None:
     gates[:] = [asyncio.Event(), asyncio.Event()]
     async with open_kernel(
         handrail.workspace,
@@ -80,7 +80,7 @@ async def test_a_running_call_is_promoted_from_another_process(handrail: Program
 
 
 @confined
-def test_a_call_in_the_background_is_waited_for_by_the_process_that_runs_it(here: Here) -> None:
+def test_the_process_that_runs_a_background_call_waits_for_its_job(here: Here) -> None:
     arguments = json.dumps({"command": "echo hi", "background": True})
     called = here("call", "bash", arguments, "--rule", "allow bash echo *")
     assert called.code == 0 and "hi" in called.out and "handrail jobs read" in called.err
@@ -91,7 +91,7 @@ def test_a_call_in_the_background_is_waited_for_by_the_process_that_runs_it(here
     assert "exit_code: 0" in here("jobs", "wait", job["id"]).out
 
 
-def test_what_cannot_be_asked_is_refused_with_words(here: Here) -> None:
+def test_an_impossible_jobs_command_is_refused_with_an_explanation(here: Here) -> None:
     assert here("jobs", "read").code == 2 and here("jobs", "list", "x").code == 2
     assert here("jobs", "wait", "x", "--follow").code == 2
     unknown = here("jobs", "read", "bash_0")

@@ -31,7 +31,7 @@ def handrail(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
 
 @confined
 @pytest.mark.proves("S-08")
-def test_a_program_runs_and_its_output_is_escaped(tmp_path: Path) -> None:
+def test_a_program_runs_in_an_ascii_locale_and_its_output_is_escaped(tmp_path: Path) -> None:
     done = handrail(tmp_path, "call", "bash", '{"command": "touch n\\u00e4; ls"}', "--rule", "allow bash")
     assert done.returncode == 0, done
     assert done.stdout.decode("ascii").endswith("n\\xe4\n")
@@ -39,7 +39,7 @@ def test_a_program_runs_and_its_output_is_escaped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ö-中.txt", "\udcff.txt"])
-def test_a_file_of_any_name_is_written_and_listed(tmp_path: Path, name: str) -> None:
+def test_a_file_of_any_name_is_written_or_listed_in_an_ascii_locale(tmp_path: Path, name: str) -> None:
     if name.isprintable():
         written = handrail(
             tmp_path, "call", "write", f'{{"path": "{name}", "content": "\\u00e9"}}', "--rule", "allow write"

@@ -15,7 +15,7 @@ from handrail.store.workspace_store import WorkspaceStore
 
 
 @pytest.mark.proves("R-10")
-def test_what_was_no_call_is_shown_among_the_calls(here: Here, handrail: Program) -> None:
+def test_log_shows_provider_tools_and_read_instructions_among_the_calls(here: Here, handrail: Program) -> None:
     assert here("call", "read", '{"path": "note.txt"}').code == 0
     store = WorkspaceStore.open(handrail.workspace, handrail.state, frontend="test")
     try:
@@ -46,7 +46,7 @@ def test_what_was_no_call_is_shown_among_the_calls(here: Here, handrail: Program
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_an_mcp_client_is_named_as_it_introduces_itself(
+async def test_the_log_names_an_mcp_client_by_its_reported_name_and_version(
     handrail: Program, here: Here, mode: Literal["auto", "legacy"]
 ) -> None:
     async with connected(handrail, mode=mode) as client:

@@ -20,7 +20,12 @@ from mcp.client.subscriptions import ToolsListChanged
 from mcp.types import CallToolResult, TextContent, Tool, ToolListChangedNotification
 from tests.frontends.conftest import Program, Sleeper
 
-from handrail.frontends.mcp.mcp_stdio_server import MAX_MESSAGE_BYTES, MAX_MESSAGE_VALUES, LimitedLineReader, PipeWriter
+from handrail.frontends.mcp.mcp_stdio_server import (
+    MAX_MESSAGE_BYTES,
+    MAX_MESSAGE_VALUES,
+    LimitedMessageReader,
+    PipeWriter,
+)
 
 Mode = Literal["auto", "legacy"]
 
@@ -59,7 +64,7 @@ async def listed(client: Client) -> dict[str, Tool]:
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 @pytest.mark.proves("K-04", "F-03")
-async def test_both_protocol_eras_list_and_call_under_wire_names(handrail: Program, mode: Mode) -> None:
+async def test_clients_of_both_protocol_eras_list_and_call_tools_by_wire_name(handrail: Program, mode: Mode) -> None:
     async with connected(handrail, mode=mode) as client:
         tools = await listed(client)
         assert {"read", "write", "bash", "find_tools"} <= set(tools)
@@ -69,7 +74,7 @@ async def test_both_protocol_eras_list_and_call_under_wire_names(handrail: Progr
 
 
 @pytest.mark.proves("K-02")
-async def test_a_tool_is_listed_with_its_llm_view_and_hints_and_nothing_else(handrail: Program) -> None:
+async def test_a_tool_is_listed_with_only_its_llm_view_and_hints(handrail: Program) -> None:
     async with connected(handrail) as client:
         tools = await listed(client)
     read, write, bash = (tools[name].annotations for name in ("read", "write", "bash"))
@@ -86,7 +91,7 @@ async def test_a_tool_is_listed_with_its_llm_view_and_hints_and_nothing_else(han
 
 
 @pytest.mark.proves("P-10")
-async def test_what_no_rule_allows_is_denied_as_an_error_result(handrail: Program) -> None:
+async def test_a_call_without_an_allowing_rule_is_denied_as_an_error_result(handrail: Program) -> None:
     async with connected(handrail, "--headless") as client:
         result = await client.call_tool("write", {"path": "new.txt", "content": "x"})
         assert result.is_error and envelope(result)["metadata"]["error_kind"] == "denied"
@@ -109,7 +114,7 @@ async def test_what_no_rule_allows_is_denied_as_an_error_result(handrail: Progra
     assert not (handrail.workspace / "new.txt").exists()
 
 
-async def test_a_rule_of_the_operator_lets_a_call_through(handrail: Program) -> None:
+async def test_a_rule_of_the_operator_allows_a_call(handrail: Program) -> None:
     async with connected(handrail, "--rule", "allow write new.txt") as client:
         assert not (await client.call_tool("write", {"path": "new.txt", "content": "x"})).is_error
     assert (handrail.workspace / "new.txt").read_text() == "x"
@@ -125,7 +130,7 @@ async def test_a_rule_of_the_operator_lets_a_call_through(handrail: Program) -> 
         ("read", {"path": "absent.txt"}, None, "absent.txt"),
     ],
 )
-async def test_bad_calls_are_error_results_that_a_model_can_act_on(
+async def test_invalid_calls_return_errors_that_a_model_can_act_on(
     handrail: Program, tool: str, arguments: dict[str, Any], kind: str | None, said: str
 ) -> None:
     async with connected(handrail) as client:
@@ -134,7 +139,7 @@ async def test_bad_calls_are_error_results_that_a_model_can_act_on(
     assert kind is None or answered["metadata"]["error_kind"] == kind
 
 
-async def test_calls_of_one_client_run_side_by_side_and_each_gets_its_own_answer(handrail: Program) -> None:
+async def test_concurrent_calls_of_one_client_each_get_their_own_answer(handrail: Program) -> None:
     for number in range(20):
         (handrail.workspace / f"{number}.txt").write_text(f"content {number}\n")
     async with connected(handrail) as client:
@@ -143,7 +148,7 @@ async def test_calls_of_one_client_run_side_by_side_and_each_gets_its_own_answer
         assert f"content {number}" in json.dumps(envelope(result)["data"])
 
 
-async def test_stdout_carries_protocol_only_and_hanging_up_ends_the_server(handrail: Program) -> None:
+async def test_stdout_has_only_protocol_messages_and_closing_stdin_ends_the_server(handrail: Program) -> None:
     ready = {"jsonrpc": "2.0", "method": "notifications/initialized"}
     call = {
         "jsonrpc": "2.0",
@@ -169,7 +174,7 @@ async def test_stdout_carries_protocol_only_and_hanging_up_ends_the_server(handr
     assert "second line" in answers[2]["result"]["content"][0]["text"]
 
 
-async def test_a_client_that_reads_no_more_is_no_defect_and_ends_the_server(handrail: Program) -> None:
+async def test_the_server_ends_cleanly_when_its_client_stops_reading(handrail: Program) -> None:
     process = await asyncio.create_subprocess_exec(
         *handrail.command("mcp"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -187,18 +192,18 @@ async def test_a_client_that_reads_no_more_is_no_defect_and_ends_the_server(hand
     assert await process.wait() == 0
 
 
-async def test_a_message_of_more_values_than_any_call_may_have_is_refused_and_the_next_one_heard() -> None:
+async def test_a_message_with_too_many_values_is_refused_and_the_next_one_is_read() -> None:
     reader, said = asyncio.StreamReader(limit=MAX_MESSAGE_BYTES), list[bytes]()
     many = "[]," * MAX_MESSAGE_VALUES
     ping = '{"jsonrpc": "2.0", "id": 8, "method": "ping"}\n'
     reader.feed_data(f'{{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": [{many}1]}}\n{ping}'.encode())
     reader.feed_eof()
-    assert [line async for line in LimitedLineReader(reader, said.append)] == [ping]
+    assert [line async for line in LimitedMessageReader(reader, said.append)] == [ping]
     (refused,) = map(json.loads, said)
     assert refused["id"] == 7 and "contain more than 40,000 values" in refused["error"]["message"]
 
 
-async def test_a_pipe_that_nobody_reads_is_waited_for_only_while_its_client_speaks() -> None:
+async def test_the_server_waits_for_a_full_pipe_only_while_its_client_sends() -> None:
     (reading, writing), loop = os.pipe(), asyncio.get_running_loop()
     said, saying = os.pipe()
     flow = asyncio.StreamReaderProtocol(asyncio.StreamReader())
@@ -206,7 +211,7 @@ async def test_a_pipe_that_nobody_reads_is_waited_for_only_while_its_client_spea
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(incoming), os.fdopen(said, "rb", buffering=0))
     out, _ = await loop.connect_write_pipe(lambda: flow, os.fdopen(writing, "wb", buffering=0))
     output = PipeWriter(asyncio.StreamWriter(out, flow, None, loop), patience_s=0)
-    lines = LimitedLineReader(incoming, lambda _: None, output.limit_flush_time)
+    lines = LimitedMessageReader(incoming, lambda _: None, output.limit_flush_time)
     try:
         await output.write("x" * 1_000_000)
         waiting = asyncio.ensure_future(output.flush())
@@ -225,7 +230,7 @@ async def test_a_pipe_that_nobody_reads_is_waited_for_only_while_its_client_spea
 
 
 @pytest.mark.proves("X-08")
-async def test_a_cancelled_request_stops_the_call_and_the_connection_goes_on(handrail: Program) -> None:
+async def test_a_cancelled_request_stops_the_call_and_keeps_the_connection(handrail: Program) -> None:
     sleeper = Sleeper(handrail)
     async with connected(handrail, "--rule", sleeper.rule, "--rule", "allow write") as client:
         running = asyncio.create_task(client.call_tool("bash", json.loads(sleeper.arguments)))
@@ -239,7 +244,7 @@ async def test_a_cancelled_request_stops_the_call_and_the_connection_goes_on(han
     assert handrail("log", "verify").code == 0
 
 
-async def test_a_message_that_is_no_protocol_does_not_end_the_connection(handrail: Program) -> None:
+async def test_an_invalid_message_does_not_end_the_connection(handrail: Program) -> None:
     process = await asyncio.create_subprocess_exec(
         *handrail.command("mcp"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
@@ -255,7 +260,9 @@ async def test_a_message_that_is_no_protocol_does_not_end_the_connection(handrai
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_signal_ends_the_server_though_its_client_stays(handrail: Program, number: signal.Signals) -> None:
+async def test_a_signal_ends_the_server_while_its_client_is_connected(
+    handrail: Program, number: signal.Signals
+) -> None:
     process = await asyncio.create_subprocess_exec(
         *handrail.command("mcp"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -268,7 +275,7 @@ async def test_a_signal_ends_the_server_though_its_client_stays(handrail: Progra
     assert handrail("log", "verify").code == 0
 
 
-async def test_a_message_of_any_length_is_refused_and_the_connection_goes_on(handrail: Program) -> None:
+async def test_an_oversized_message_is_refused_and_the_connection_continues(handrail: Program) -> None:
     process = await asyncio.create_subprocess_exec(
         *handrail.cold("mcp"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
@@ -293,7 +300,7 @@ async def test_a_message_of_any_length_is_refused_and_the_connection_goes_on(han
 
 @pytest.mark.parametrize("id_first", [True, False])
 @pytest.mark.parametrize("arguments", ["[" * 10_000 + "]" * 10_000, '{"a":' * 10_000 + "1" + "}" * 10_000, "long"])
-async def test_a_request_that_cannot_be_read_is_answered_by_the_id_it_has(
+async def test_an_unreadable_request_gets_an_error_with_its_id(
     handrail: Program, arguments: str, id_first: bool
 ) -> None:
     process = await asyncio.create_subprocess_exec(
@@ -322,7 +329,7 @@ def peak_kib(process_id: int) -> int:
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
 
 
-def test_stdin_from_a_file_is_served_too(handrail: Program, tmp_path: Path) -> None:
+def test_the_server_also_reads_requests_from_a_file_as_stdin(handrail: Program, tmp_path: Path) -> None:
     asked = tmp_path / "asked"
     asked.write_text(json.dumps(HELLO) + "\n")
     with asked.open("rb") as stdin:
@@ -341,7 +348,7 @@ def put_tool(folder: Path, name: str, said: str = "{}", **runtime: Any) -> None:
 
 
 @pytest.mark.proves("O-06", "R-01", "F-03")
-async def test_a_client_is_shown_what_a_model_may_see_and_no_tool_that_is_withheld(handrail: Program) -> None:
+async def test_a_client_receives_only_output_for_models_and_cannot_call_unavailable_tools(handrail: Program) -> None:
     tools, config = handrail.config / "tools", handrail.config / "handrail.toml"
     put_tool(tools, "shown", '{"page": "for all"}')
     put_tool(tools, "edge", '{"page": "for people"}', exposure="edge")
@@ -361,7 +368,7 @@ async def test_a_client_is_shown_what_a_model_may_see_and_no_tool_that_is_withhe
 
 
 @pytest.mark.proves("D-02", "D-03")
-async def test_a_client_is_told_when_a_call_has_brought_tools_into_view(handrail: Program) -> None:
+async def test_an_older_client_is_notified_when_a_call_loads_tools(handrail: Program) -> None:
     """By the older protocol; each change once."""
     heard: asyncio.Queue[object] = asyncio.Queue()
 
@@ -382,7 +389,7 @@ async def test_a_client_is_told_when_a_call_has_brought_tools_into_view(handrail
         assert heard.empty()
 
 
-async def test_a_client_that_subscribed_is_told_by_the_newer_protocol(handrail: Program) -> None:
+async def test_a_subscribed_newer_client_is_notified_when_a_call_loads_tools(handrail: Program) -> None:
     command, *arguments = handrail.command("mcp")
     parameters = StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
     async with Client(parameters) as client, client.listen(tools_list_changed=True) as changes:
@@ -393,7 +400,7 @@ async def test_a_client_that_subscribed_is_told_by_the_newer_protocol(handrail: 
 
 
 @pytest.mark.proves("D-04")
-async def test_a_client_that_does_not_listen_can_call_what_is_not_listed(handrail: Program) -> None:
+async def test_a_client_can_call_an_unlisted_tool_and_receives_its_schema_on_errors(handrail: Program) -> None:
     async with connected(handrail) as client:
         assert "git__status" not in await listed(client)
         wrong = envelope(await client.call_tool("git__status", {"wrong": 1}))
@@ -404,9 +411,7 @@ async def test_a_client_that_does_not_listen_can_call_what_is_not_listed(handrai
 
 @pytest.mark.proves("F-03")
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_it_serves_over_http_until_a_signal_those_that_its_configuration_names(
-    handrail: Program, mode: Mode
-) -> None:
+async def test_the_http_server_serves_configured_clients_until_a_signal(handrail: Program, mode: Mode) -> None:
     token = "sesame-0123456789abcdef"
     handrail.config.mkdir(exist_ok=True)
     (handrail.config / "token").touch(0o600)
@@ -446,6 +451,6 @@ async def test_it_serves_over_http_until_a_signal_those_that_its_configuration_n
         (("--wait", "0"), "--wait"),
     ],
 )
-def test_options_that_cannot_be_are_refused(handrail: Program, options: tuple[str, ...], said: str) -> None:
+def test_invalid_mcp_options_are_refused(handrail: Program, options: tuple[str, ...], said: str) -> None:
     done = handrail("mcp", *options)
     assert done.code == 2 and said in done.err and "Traceback" not in done.err

@@ -43,7 +43,7 @@ from handrail.sandbox import tier_probe
 
 @ERAS
 @pytest.mark.proves("F-03")
-async def test_an_approval_is_a_form_that_shows_the_call_whole(tmp_path: Path, era: Era) -> None:
+async def test_an_approval_request_is_a_form_that_shows_the_complete_call(tmp_path: Path, era: Era) -> None:
     person = Person([filled(decision="once"), types.ElicitResult(action="decline"), filled(decision="session")])
     async with serving(tmp_path) as (_, _, client), client(era, person) as one:
         assert "kite" in said(await one.call_tool("launch", {"what": "a\u202ekite"}))
@@ -59,7 +59,7 @@ async def test_an_approval_is_a_form_that_shows_the_call_whole(tmp_path: Path, e
 
 @ERAS
 @pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="programs cannot be confined on this machine")
-async def test_a_host_that_a_program_wants_is_a_form_while_the_program_waits(tmp_path: Path, era: Era) -> None:
+async def test_a_host_request_of_a_program_is_a_form_while_the_program_waits(tmp_path: Path, era: Era) -> None:
     person = Person([filled(decision="once"), filled(decision="reject", message="no mirrors")])
     (tmp_path / "ws").mkdir()
     fetch = "".join(f"curl -sS http://{host}.invalid/\n" for host in ("one", "two", "two"))
@@ -74,7 +74,7 @@ async def test_a_host_that_a_program_wants_is_a_form_while_the_program_waits(tmp
 
 
 @ERAS
-async def test_what_asks_is_denied_if_the_operator_wants_nobody_asked(tmp_path: Path, era: Era) -> None:
+async def test_a_headless_server_denies_a_call_that_requires_approval(tmp_path: Path, era: Era) -> None:
     async with serving(tmp_path, McpFrontendSettings(headless=True)) as (_, _, client), client(era) as one:
         refused = await one.call_tool("launch", {"what": "a"})
         assert (
@@ -85,7 +85,7 @@ async def test_what_asks_is_denied_if_the_operator_wants_nobody_asked(tmp_path: 
 
 
 @ERAS
-async def test_an_operator_may_have_nobody_asked(tmp_path: Path, era: Era) -> None:
+async def test_a_headless_server_never_asks_the_client(tmp_path: Path, era: Era) -> None:
     person = Person([filled(decision="once")])
     async with serving(tmp_path, McpFrontendSettings(headless=True)) as (_, _, client), client(era, person) as one:
         assert (await one.call_tool("launch", {"what": "a"})).is_error and not person.seen
@@ -110,7 +110,7 @@ async def test_questions_are_one_form_with_a_field_for_each(tmp_path: Path, era:
 
 @ERAS
 @pytest.mark.proves("F-03", "T-06p")
-async def test_a_plan_is_decided_on_in_a_form_and_the_users_words_reach_the_model(tmp_path: Path, era: Era) -> None:
+async def test_a_form_decides_on_a_plan_and_the_users_comment_reaches_the_model(tmp_path: Path, era: Era) -> None:
     person = Person(
         [
             filled(q1="Enter plan mode"),
@@ -134,7 +134,7 @@ async def test_a_plan_is_decided_on_in_a_form_and_the_users_words_reach_the_mode
 
 @ERAS
 @pytest.mark.proves("F-03")
-async def test_a_tool_asks_the_client_for_several_things_at_once_and_again(tmp_path: Path, era: Era) -> None:
+async def test_a_tool_asks_the_client_for_several_inputs_at_once_and_again(tmp_path: Path, era: Era) -> None:
     person = Person([filled(name="Ann"), filled(name="yes")])
     async with serving(tmp_path) as (_, _, client):
         everything = client(era, person, sampling_callback=sample, list_roots_callback=roots)
@@ -144,7 +144,7 @@ async def test_a_tool_asks_the_client_for_several_things_at_once_and_again(tmp_p
 
 @ERAS
 @pytest.mark.proves("F-03")
-async def test_progress_and_logs_are_told_to_the_call_that_they_are_of(tmp_path: Path, era: Era) -> None:
+async def test_progress_and_logs_reach_the_call_that_produced_them(tmp_path: Path, era: Era) -> None:
     heard: list[Any] = []
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
@@ -163,9 +163,7 @@ async def test_progress_and_logs_are_told_to_the_call_that_they_are_of(tmp_path:
 
 @ERAS
 @pytest.mark.proves("F-03")
-async def test_an_approval_that_outlasts_its_request_is_collected_by_the_same_call_once(
-    tmp_path: Path, era: Era
-) -> None:
+async def test_a_repeated_call_uses_an_approval_given_after_its_request_once(tmp_path: Path, era: Era) -> None:
     person = Person([types.ElicitResult(action="cancel")])
     ran.clear()
     async with serving(tmp_path) as (kernel, _, client), client(era, person) as one:
@@ -179,7 +177,7 @@ async def test_an_approval_that_outlasts_its_request_is_collected_by_the_same_ca
     assert ran == ["later"]
 
 
-async def test_what_nobody_answers_in_time_is_parked(tmp_path: Path) -> None:
+async def test_a_request_without_an_answer_in_time_awaits_approval(tmp_path: Path) -> None:
     person = Person()
     async with (
         serving(tmp_path, McpFrontendSettings(wait_s=0.05)) as (kernel, _, client),
@@ -190,7 +188,7 @@ async def test_what_nobody_answers_in_time_is_parked(tmp_path: Path) -> None:
 
 
 @pytest.mark.proves("F-03")
-async def test_a_client_that_does_not_come_back_leaves_its_approval_to_be_collected(tmp_path: Path) -> None:
+async def test_a_later_call_uses_the_approval_that_an_absent_client_left_open(tmp_path: Path) -> None:
     """In the stateless era: the request was answered with what is asked, and nothing came of it."""
     async with serving(tmp_path, McpFrontendSettings(hold_s=0.05)) as (kernel, house, client):
         patient = client("auto", Person())
@@ -211,7 +209,7 @@ async def test_a_client_that_does_not_come_back_leaves_its_approval_to_be_collec
 
 @ERAS
 @pytest.mark.proves("F-03")
-async def test_a_cut_output_says_so_and_is_a_resource_whole(tmp_path: Path, era: Era) -> None:
+async def test_a_truncated_output_is_marked_and_available_in_full_as_a_resource(tmp_path: Path, era: Era) -> None:
     async with serving(tmp_path) as (_, _, client), client(era) as one:
         result = await one.call_tool("flood", {})
         head, note, link = result.content
@@ -225,7 +223,7 @@ async def test_a_cut_output_says_so_and_is_a_resource_whole(tmp_path: Path, era:
 
 @ERAS
 @pytest.mark.proves("F-03")
-async def test_a_picture_comes_as_one_and_can_be_read_again(tmp_path: Path, era: Era) -> None:
+async def test_an_image_result_is_image_content_and_can_be_read_as_a_resource(tmp_path: Path, era: Era) -> None:
     async with serving(tmp_path) as (_, _, client), client(era) as one:
         caption, picture = (await one.call_tool("paint", {})).content
         assert isinstance(caption, types.TextContent) and caption.text == "a dot"
@@ -235,7 +233,7 @@ async def test_a_picture_comes_as_one_and_can_be_read_again(tmp_path: Path, era:
         assert isinstance(content, types.BlobResourceContents) and content.blob == picture.data
 
 
-async def test_one_client_does_not_read_what_anothers_calls_gave(tmp_path: Path) -> None:
+async def test_a_client_cannot_read_the_resources_of_another_client(tmp_path: Path) -> None:
     async with serving(tmp_path) as (_, _, client), client("legacy") as one, client("legacy") as other:
         await one.call_tool("paint", {})
         (listed,) = (await one.list_resources()).resources
@@ -244,7 +242,7 @@ async def test_one_client_does_not_read_what_anothers_calls_gave(tmp_path: Path)
             await other.read_resource(str(listed.uri))
 
 
-async def test_a_tool_that_hangs_up_again_and_again_hangs_up_once_for_all_that_was_not_told_yet() -> None:
+async def test_repeated_requests_to_close_a_stream_close_it_once() -> None:
     hung_up: list[None] = []
 
     async def close() -> None:
@@ -267,7 +265,7 @@ async def test_a_tool_that_hangs_up_again_and_again_hangs_up_once_for_all_that_w
 
 
 @ERAS
-async def test_a_reference_that_a_tool_made_up_gives_nobody_the_artifact(tmp_path: Path, era: Era) -> None:
+async def test_an_artifact_reference_invented_by_a_tool_gives_no_access(tmp_path: Path, era: Era) -> None:
     async with (
         serving(tmp_path, rules=("allow *",), tools=(paint, forge, relay)) as (kernel, _, client),
         client(era) as one,
@@ -282,7 +280,7 @@ async def test_a_reference_that_a_tool_made_up_gives_nobody_the_artifact(tmp_pat
 
 
 @ERAS
-async def test_what_a_tools_own_call_gave_may_be_passed_on(tmp_path: Path, era: Era) -> None:
+async def test_a_tool_may_pass_on_an_artifact_from_a_call_that_it_made(tmp_path: Path, era: Era) -> None:
     async with serving(tmp_path, rules=("allow *",), tools=(paint, forge, relay)) as (_, _, client), client(era) as one:
         _, picture = (await one.call_tool("relay", {})).content
         assert isinstance(picture, types.ImageContent) and len((await one.list_resources()).resources) == 1
@@ -290,7 +288,7 @@ async def test_what_a_tools_own_call_gave_may_be_passed_on(tmp_path: Path, era: 
 
 @ERAS
 @pytest.mark.proves("F-03")
-async def test_a_promised_form_is_listed_and_kept(tmp_path: Path, era: Era) -> None:
+async def test_an_output_schema_is_listed_and_enforced(tmp_path: Path, era: Era) -> None:
     async with serving(tmp_path, McpFrontendSettings(discovery="all")) as (_, _, client), client(era) as one:
         (listed,) = [found for found in (await one.list_tools()).tools if found.name == "count"]
         assert listed.output_schema == count.spec.output_schema
@@ -302,7 +300,7 @@ async def test_a_promised_form_is_listed_and_kept(tmp_path: Path, era: Era) -> N
 
 
 @ERAS
-async def test_a_client_that_lists_once_finds_schemas_and_calls_through_a_door(tmp_path: Path, era: Era) -> None:
+async def test_a_client_that_lists_once_loads_schemas_and_uses_call_tool(tmp_path: Path, era: Era) -> None:
     rules = (*ALLOWED, "allow *")
     async with serving(tmp_path, rules=rules) as (_, _, client), client(era) as one:
         names = {found.name for found in (await one.list_tools()).tools}
@@ -319,7 +317,7 @@ async def test_a_client_that_lists_once_finds_schemas_and_calls_through_a_door(t
 
 
 @ERAS
-async def test_all_tools_are_listed_where_the_operator_wants_that(tmp_path: Path, era: Era) -> None:
+async def test_all_tools_are_listed_with_the_discovery_setting_all(tmp_path: Path, era: Era) -> None:
     async with serving(tmp_path, McpFrontendSettings(discovery="all")) as (kernel, _, client), client(era) as one:
         names = {found.name for found in (await one.list_tools()).tools}
         assert {"git__status", "launch", "read"} <= names and "call_tool" not in names
@@ -327,7 +325,7 @@ async def test_all_tools_are_listed_where_the_operator_wants_that(tmp_path: Path
         assert len(names) <= len(ready)
 
 
-async def test_a_listener_is_told_when_another_of_its_calls_brought_tools(tmp_path: Path) -> None:
+async def test_a_subscriber_is_notified_when_a_call_on_another_connection_loads_tools(tmp_path: Path) -> None:
     async with serving(tmp_path) as (_, _, client), client("auto") as one, client("auto") as other:
         listening = other.listen(tools_list_changed=True)
         async with listening as changes:
@@ -335,7 +333,7 @@ async def test_a_listener_is_told_when_another_of_its_calls_brought_tools(tmp_pa
             assert isinstance(await anext(aiter(changes)), ToolsListChanged)
 
 
-async def test_a_cursor_that_was_never_given_is_refused(tmp_path: Path) -> None:
+async def test_an_invented_cursor_is_refused(tmp_path: Path) -> None:
     async with serving(tmp_path) as (_, _, client), client("auto") as one:
         for cursor in ("", "x", "LTU=", "MQ==", "//8="):
             with pytest.raises(MCPError, match="cursor"):
@@ -343,7 +341,7 @@ async def test_a_cursor_that_was_never_given_is_refused(tmp_path: Path) -> None:
 
 
 @ERAS
-async def test_a_storm_of_cancellations_leaves_nothing_behind(tmp_path: Path, era: Era) -> None:
+async def test_sixty_cancelled_calls_leave_the_server_usable(tmp_path: Path, era: Era) -> None:
     async with serving(tmp_path) as (_, house, client), client(era, Person()) as one:
         storm = [asyncio.create_task(one.call_tool("launch", {"what": str(number)})) for number in range(60)]
         while not (
@@ -360,7 +358,7 @@ async def test_a_storm_of_cancellations_leaves_nothing_behind(tmp_path: Path, er
         assert said(await one.call_tool("work", {})) == "done"
 
 
-async def test_a_tool_that_asks_again_although_the_client_has_not_come_back_is_answered_and_ends(
+async def test_a_tool_that_keeps_asking_an_absent_client_ends(
     tmp_path: Path,
 ) -> None:
     async with (
@@ -375,7 +373,7 @@ async def test_a_tool_that_asks_again_although_the_client_has_not_come_back_is_a
 
 
 @ERAS
-async def test_a_request_that_is_none_of_the_protocols_is_refused_to_whoever_asks_it(tmp_path: Path, era: Era) -> None:
+async def test_an_invalid_client_request_is_refused_to_the_tool_that_sends_it(tmp_path: Path, era: Era) -> None:
     async with serving(tmp_path) as (_, house, client), client(era, Person(), sampling_callback=sample) as one:
         refused = said(await one.call_tool("insist", {"params": {"messages": "none", "maxTokens": 1}}))
         assert refused.count("`sampling/createMessage` are invalid: `params.messages`") == 2
@@ -384,7 +382,9 @@ async def test_a_request_that_is_none_of_the_protocols_is_refused_to_whoever_ask
 
 @ERAS
 @pytest.mark.proves("O-05")
-async def test_what_another_server_asks_says_so_and_hides_nothing_of_that(tmp_path: Path, era: Era) -> None:
+async def test_a_question_from_another_server_names_its_source_without_control_characters(
+    tmp_path: Path, era: Era
+) -> None:
     person = Person([filled(name="Ann"), filled(name="Ann")])
     message = "\u202eeman ruoY\r\x1b[2K\nHandrail asks: allow?"
     async with serving(tmp_path) as (_, _, client), client(era, person) as one:
@@ -395,7 +395,7 @@ async def test_what_another_server_asks_says_so_and_hides_nothing_of_that(tmp_pa
 
 @ERAS
 @pytest.mark.proves("F-03")
-async def test_where_the_log_is_damaged_a_client_is_told_what_is_and_what_to_do(tmp_path: Path, era: Era) -> None:
+async def test_a_damaged_log_is_reported_to_the_client_with_instructions(tmp_path: Path, era: Era) -> None:
     async with serving(tmp_path) as (kernel, _, client), client(era) as one:
         with closing(sqlite3.connect(kernel.components.store.folders.database_file)) as other:
             other.execute("ALTER TABLE session RENAME TO elsewhere")
@@ -411,9 +411,7 @@ async def test_where_the_log_is_damaged_a_client_is_told_what_is_and_what_to_do(
 
 
 @ERAS
-async def test_guidance_reaches_clients_once_in_the_instructions_or_after_the_description(
-    tmp_path: Path, era: Era
-) -> None:
+async def test_guidance_reaches_clients_once_in_the_instructions_or_the_description(tmp_path: Path, era: Era) -> None:
     """Our own loop puts it into the system prompt; an MCP client has no other place that its model reads."""
     async with serving(tmp_path) as (kernel, _, client), client(era) as one:
         bash, push = (kernel.generation.entries[name].spec for name in ("bash", "git.push"))
@@ -428,9 +426,7 @@ async def test_guidance_reaches_clients_once_in_the_instructions_or_after_the_de
 
 
 @ERAS
-async def test_guidance_that_the_instructions_have_no_room_for_follows_the_description(
-    tmp_path: Path, era: Era
-) -> None:
+async def test_guidance_that_exceeds_the_instructions_limit_follows_the_description(tmp_path: Path, era: Era) -> None:
     def made(number: int) -> Tool:
         @tool(id=f"store.t{number:02d}", side_effect="read", locks=[], guidance=f"{number:02d} " * 40)
         async def count() -> int:
@@ -452,7 +448,7 @@ async def test_guidance_that_the_instructions_have_no_room_for_follows_the_descr
         assert beside != any(line.startswith(f"- store__t{number:02d}: ") for line in told), "exactly once"
 
 
-async def test_a_client_that_lists_once_is_given_guidance_with_what_it_found(tmp_path: Path) -> None:
+async def test_a_client_that_lists_once_receives_guidance_with_loaded_schemas(tmp_path: Path) -> None:
     async with serving(tmp_path) as (kernel, _, client), client("auto") as one:
         answer: dict[str, Any] = (await one.call_tool("load_tools", {"tool": "git.push"})).structured_content or {}
     assert answer["schemas"][0]["guidance"] == kernel.generation.entries["git.push"].spec.guidance

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 from collections.abc import AsyncGenerator
@@ -17,16 +18,16 @@ from mcp.server.streamable_http import EventMessage
 
 from handrail import tool
 from handrail.contract.errors import StartError, UsageError
-from handrail.contract.services.client_services import ClientRequest
+from handrail.contract.services.client_services import RequestToClient
 from handrail.contract.services.tool_runtime import Runtime
-from handrail.frontends.mcp import client_manager, connected_client
+from handrail.frontends.mcp import client_manager, connected_client, http_server
 from handrail.frontends.mcp.client_manager import McpFrontendSettings
 from handrail.frontends.mcp.http_limits import MAX_CONNECTIONS
 from handrail.frontends.mcp.http_server import (
     MAX_STREAM_EVENTS,
     BoundedEventStore,
     HttpFrontendSettings,
-    run_http_server,
+    open_http_server,
 )
 from handrail.testing.scripted_kernel import temporary_kernel
 
@@ -41,7 +42,7 @@ ran: list[str] = []
 async def greet(runtime: Runtime, greeting: str = "Hello") -> str:
     """Ask who is there."""
     answers = await runtime.client.send_requests(
-        {"who": ClientRequest("elicitation/create", {"message": "Who?", "requestedSchema": FORM})}
+        {"who": RequestToClient("elicitation/create", {"message": "Who?", "requestedSchema": FORM})}
     )
     ran.append(greeting)
     return f"{greeting}, {answers['who']['content']['name']}"
@@ -80,7 +81,7 @@ async def running(folder: Path, serving: McpFrontendSettings | None = None, **li
     where = HttpFrontendSettings("127.0.0.1", 0, **listening)
     async with AsyncExitStack() as stack:
         kernel = await stack.enter_async_context(temporary_kernel(folder, tools=[greet], rules=["allow greet"]))
-        url, _ = await stack.enter_async_context(run_http_server(kernel, serving or McpFrontendSettings(), where))
+        url, _ = await stack.enter_async_context(open_http_server(kernel, serving or McpFrontendSettings(), where))
         http = await stack.enter_async_context(httpx2.AsyncClient())
         yield Rpc(http, url)
 
@@ -94,7 +95,7 @@ def text(found: dict[str, Any]) -> str:
 
 
 @pytest.mark.proves("F-03")
-async def test_a_held_call_goes_on_with_the_answers_that_fit_and_asks_again_for_the_rest(tmp_path: Path) -> None:
+async def test_a_held_call_asks_again_until_a_fitting_answer_arrives(tmp_path: Path) -> None:
     async with running(tmp_path) as rpc:
         first = (await rpc.call())["result"]
         assert first["resultType"] == "input_required" and list(first["inputRequests"]) == ["who"]
@@ -107,7 +108,7 @@ async def test_a_held_call_goes_on_with_the_answers_that_fit_and_asks_again_for_
 
 
 @pytest.mark.proves("F-03")
-async def test_a_state_is_good_once_for_its_own_call_and_nobody_elses(tmp_path: Path) -> None:
+async def test_a_request_state_is_valid_once_and_only_for_its_call_and_client(tmp_path: Path) -> None:
     tokens = {ALICE: "alice", BOB: "bob"}
     async with running(tmp_path, tokens=tokens) as rpc:
         state = (await rpc.call(token=ALICE))["result"]["requestState"]
@@ -127,7 +128,7 @@ async def test_a_state_is_good_once_for_its_own_call_and_nobody_elses(tmp_path: 
         assert replayed["error"]["code"] == -32602 and ran == ["Hello"]
 
 
-async def test_an_answer_may_come_along_before_it_is_asked_for_but_no_approval(tmp_path: Path) -> None:
+async def test_a_client_may_send_an_answer_early_but_not_an_approval(tmp_path: Path) -> None:
     async with running(tmp_path) as rpc:
         early: dict[str, Any] = {**answer(), "unknown": {"action": "accept", "content": {}}}
         assert text(await rpc.call(inputResponses=early)) == "Hello, Ann"
@@ -139,14 +140,14 @@ async def test_an_answer_may_come_along_before_it_is_asked_for_but_no_approval(t
 
 
 @pytest.mark.proves("F-03")
-async def test_what_a_client_did_not_declare_is_named(tmp_path: Path) -> None:
+async def test_a_missing_client_capability_is_named_in_the_refusal(tmp_path: Path) -> None:
     async with running(tmp_path) as rpc:
         refused = await rpc.call(can={})
         assert refused["error"]["code"] == -32021
         assert list(refused["error"]["data"]["requiredCapabilities"]) == ["elicitation"]
 
 
-async def test_calls_are_held_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_held_calls_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connected_client, "MAX_HELD_CALLS", 3)
     async with running(tmp_path, McpFrontendSettings()) as rpc:
         held = [await rpc.call() for _ in range(3)]
@@ -158,7 +159,7 @@ async def test_calls_are_held_within_bounds(tmp_path: Path, monkeypatch: pytest.
         assert (await rpc.call())["result"]["resultType"] == "input_required"
 
 
-async def test_a_client_that_hangs_up_stops_its_call(tmp_path: Path) -> None:
+async def test_a_client_that_disconnects_stops_its_call(tmp_path: Path) -> None:
     reached, stopped = asyncio.Event(), asyncio.Event()
 
     @tool(side_effect="read", locks=[])
@@ -174,7 +175,7 @@ async def test_a_client_that_hangs_up_stops_its_call(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         kernel = await stack.enter_async_context(temporary_kernel(tmp_path, tools=[linger], rules=["allow linger"]))
         url, _ = await stack.enter_async_context(
-            run_http_server(kernel, McpFrontendSettings(), HttpFrontendSettings("127.0.0.1", 0))
+            open_http_server(kernel, McpFrontendSettings(), HttpFrontendSettings("127.0.0.1", 0))
         )
         http = await stack.enter_async_context(httpx2.AsyncClient())
         hanging = asyncio.create_task(Rpc(http, url).call("linger"))
@@ -184,7 +185,7 @@ async def test_a_client_that_hangs_up_stops_its_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.proves("F-03")
-async def test_only_known_hosts_and_origins_are_answered(tmp_path: Path) -> None:
+async def test_requests_from_unknown_hosts_and_origins_are_refused(tmp_path: Path) -> None:
     ping: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
     async with running(tmp_path, origins=("https://app.example.org",)) as rpc:
         port = rpc.url.rpartition(":")[2].partition("/")[0]
@@ -203,12 +204,13 @@ async def test_only_known_hosts_and_origins_are_answered(tmp_path: Path) -> None
             "https://app.example.org.evil",
         ):
             assert (await rpc.post(ping, Origin=origin)).status_code == 403, origin
+        assert (await rpc.post(ping, Origin="")).status_code == 400
         for host in (f"localhost:{port}", f"127.0.0.1:{port}", "localhost"):
             assert (await rpc.post(ping, Host=host)).status_code not in (403, 421), host
         assert (await rpc.post(ping, Origin="https://app.example.org")).status_code not in (403, 421)
 
 
-async def test_of_what_another_host_or_origin_is_named_for_no_body_is_awaited(tmp_path: Path) -> None:
+async def test_a_request_for_a_foreign_host_or_origin_is_refused_before_its_body(tmp_path: Path) -> None:
     async with running(tmp_path) as rpc:
         port = int(rpc.url.rpartition(":")[2].partition("/")[0])
         for named, status in (
@@ -224,7 +226,7 @@ async def test_of_what_another_host_or_origin_is_named_for_no_body_is_awaited(tm
 
 
 @pytest.mark.proves("F-03")
-async def test_without_a_token_nothing_is_read(tmp_path: Path) -> None:
+async def test_a_request_without_a_valid_token_is_refused_unread(tmp_path: Path) -> None:
     async with running(tmp_path, tokens={ALICE: "alice"}) as rpc:
         for token in (None, "x" * 100, ALICE[:-1], ALICE + "x", BOB):
             headers = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -235,7 +237,7 @@ async def test_without_a_token_nothing_is_read(tmp_path: Path) -> None:
         assert missing.status_code == 404, "there is no authorization server to name"
 
 
-async def test_a_session_is_its_owners_and_cannot_be_guessed(tmp_path: Path) -> None:
+async def test_a_session_answers_only_its_owner_and_its_exact_id(tmp_path: Path) -> None:
     hello = {
         "jsonrpc": "2.0",
         "id": 1,
@@ -268,7 +270,7 @@ SEEN_ALONE: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("does", "looks"), SEEN_ALONE)
-async def test_clients_without_a_token_see_nothing_of_each_other(tmp_path: Path, does: Any, looks: Any) -> None:
+async def test_clients_without_a_token_cannot_see_each_others_data(tmp_path: Path, does: Any, looks: Any) -> None:
     async with running(tmp_path) as rpc, another_client(rpc) as other:
         done = await rpc.call(*does)
         assert not done["result"].get("isError"), done
@@ -277,13 +279,13 @@ async def test_clients_without_a_token_see_nothing_of_each_other(tmp_path: Path,
         assert "to-hide" not in json.dumps(seen[1])
 
 
-async def test_one_token_is_one_client_over_every_connection(tmp_path: Path) -> None:
+async def test_one_token_is_one_client_across_connections(tmp_path: Path) -> None:
     async with running(tmp_path, tokens={ALICE: "alice"}) as rpc, another_client(rpc) as again:
         await rpc.call(*KEEP, token=ALICE)
         assert "to-hide" in json.dumps(await again.call(*LOOK, token=ALICE))
 
 
-async def test_a_program_that_passes_requests_on_makes_no_two_clients_one(tmp_path: Path) -> None:
+async def test_requests_from_a_forwarding_proxy_share_no_client_state(tmp_path: Path) -> None:
     async with running(tmp_path) as rpc:
         for name, value in (("X-Forwarded-For", "10.0.0.1"), ("Via", "1.1 proxy"), ("Forwarded", "for=10.0.0.1")):
             rpc.http.headers = httpx2.Headers({name: value})
@@ -291,7 +293,7 @@ async def test_a_program_that_passes_requests_on_makes_no_two_clients_one(tmp_pa
             assert "to-hide" not in json.dumps(await rpc.call(*LOOK))
 
 
-async def test_a_state_token_is_enough_to_go_on_over_another_connection(tmp_path: Path) -> None:
+async def test_a_request_state_resumes_a_call_on_another_connection(tmp_path: Path) -> None:
     async with running(tmp_path) as rpc, another_client(rpc) as again:
         state = (await rpc.call())["result"]["requestState"]
         await rpc.http.aclose()
@@ -304,7 +306,7 @@ async def test_the_session_of_a_client_without_a_token_ends_with_its_connection(
     async with AsyncExitStack() as stack:
         kernel = await stack.enter_async_context(temporary_kernel(tmp_path, tools=[greet], rules=["allow greet"]))
         url, _ = await stack.enter_async_context(
-            run_http_server(kernel, McpFrontendSettings(), HttpFrontendSettings("127.0.0.1", 0))
+            open_http_server(kernel, McpFrontendSettings(), HttpFrontendSettings("127.0.0.1", 0))
         )
         async with httpx2.AsyncClient() as http:
             await Rpc(http, url).call(*LOOK)
@@ -314,7 +316,9 @@ async def test_the_session_of_a_client_without_a_token_ends_with_its_connection(
         assert session.is_closed
 
 
-async def test_one_token_takes_no_more_than_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_token_cannot_use_more_than_its_share_of_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         "handrail.frontends.mcp.http_server.MAX_CONNECTIONS", 16
     )  # a quarter of which is one credential's
@@ -359,7 +363,7 @@ async def test_one_token_takes_no_more_than_its_share(tmp_path: Path, monkeypatc
         (b"\xff\xfe", 400),
     ],
 )
-async def test_a_message_that_is_none_is_refused(tmp_path: Path, body: bytes, status: int) -> None:
+async def test_an_invalid_message_is_refused(tmp_path: Path, body: bytes, status: int) -> None:
     async with running(tmp_path) as rpc:
         for headers in ({}, {"MCP-Protocol-Version": "2026-07-28"}):
             assert (await rpc.post(body, **headers)).status_code == status
@@ -367,7 +371,7 @@ async def test_a_message_that_is_none_is_refused(tmp_path: Path, body: bytes, st
 
 
 @pytest.mark.parametrize("declared", ["99999999999", "99999999999999999999999", None])
-async def test_a_message_that_is_too_long_is_not_held(tmp_path: Path, declared: str | None) -> None:
+async def test_an_oversized_message_is_refused_and_the_server_continues(tmp_path: Path, declared: str | None) -> None:
     async with running(tmp_path) as rpc:
         port = int(rpc.url.rpartition(":")[2].partition("/")[0])
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -383,7 +387,7 @@ async def test_a_message_that_is_too_long_is_not_held(tmp_path: Path, declared: 
         assert (await rpc.call())["result"]["resultType"] == "input_required"
 
 
-async def test_idle_clients_make_room_and_busy_ones_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_clients_are_evicted_and_busy_clients_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = {ALICE: "alice", BOB: "bob", "carol-0123456789abcdef": "carol"}
     async with running(tmp_path, McpFrontendSettings(max_sessions=1), tokens=tokens) as rpc:
         assert "result" in await rpc.call("todo", token=ALICE)
@@ -394,6 +398,25 @@ async def test_idle_clients_make_room_and_busy_ones_stay(tmp_path: Path, monkeyp
         assert text(done) == "Hello, Ann"
         assert "result" in await rpc.call("todo", token="carol-0123456789abcdef")
     assert client_manager.McpFrontendSettings().max_sessions > 1
+
+
+@pytest.mark.parametrize("begun", [b"", b"POST /mcp HTTP/1.1\r\nHost: localhost\r\n"])
+async def test_many_connections_at_once_shut_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes
+) -> None:
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 40)
+    async with running(tmp_path, McpFrontendSettings()) as rpc:
+        port = int(rpc.url.rpartition(":")[2].partition("/")[0])
+        opened = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port) for _ in range(200)))
+        for _, writer in opened:
+            writer.write(begun)
+        assert "result" in await rpc.call("todo")
+        for reader, writer in opened[:100]:
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b"", "the oldest make room"
+            writer.close()
+        for _, writer in opened[100:]:
+            writer.close()
 
 
 async def test_the_sdks_client_works_with_a_token(tmp_path: Path) -> None:
@@ -427,18 +450,18 @@ async def test_the_sdks_client_works_with_a_token(tmp_path: Path) -> None:
         ("127.0.0.1:80", {"origins": ("https://a.example.org/x",)}, "--allow-origin"),
     ],
 )
-def test_an_address_that_cannot_be_served_safely_is_refused(address: str, more: dict[str, Any], said: str) -> None:
+def test_an_unsafe_http_address_is_refused(address: str, more: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         HttpFrontendSettings.from_options(address, **more)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:80", "[::1]:8080", "127.8.9.1:80"])
-def test_this_machine_needs_no_token(address: str) -> None:
+def test_a_local_address_needs_no_token(address: str) -> None:
     assert HttpFrontendSettings.from_options(address).is_local
 
 
 @pytest.mark.skipif(os.name == "nt", reason="modes of files")
-def test_a_token_file_is_read_only_where_nobody_else_can(tmp_path: Path) -> None:
+def test_a_token_file_that_other_users_can_read_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text(f"# who may come\nalice {ALICE}\n\n{BOB}\n")
     file.chmod(0o644)
@@ -458,7 +481,7 @@ def test_a_token_file_is_read_only_where_nobody_else_can(tmp_path: Path) -> None
 # ── what may be asked for again ──────────────────────────────────────────────────────────────────
 
 
-async def test_events_after_one_are_replayed_and_only_of_its_stream() -> None:
+async def test_later_events_of_the_same_stream_are_replayed() -> None:
     from mcp_types import JSONRPCNotification
 
     replay, heard = BoundedEventStore(), list[EventMessage]()

@@ -18,7 +18,7 @@ from handrail.frontends.cli.command_group import run_command_line
 from handrail.registry.definition_pins import StoredPins, ThirdPartyDefinition
 from handrail.store import operator_decisions
 from handrail.upstream import server_definition
-from handrail.upstream.mcp_tool import build_spec
+from handrail.upstream.mcp_tool import build_tool_spec
 from handrail.upstream.server_config_loader import load_enabled_servers
 from handrail.upstream.server_definition import ServerListing
 
@@ -26,7 +26,7 @@ TOKEN = "ghp_0123456789abcdefghij"
 
 
 @pytest.mark.proves("F-04")
-def test_servers_are_imported_when_a_person_agrees_and_their_secrets_lie_apart(
+def test_imported_servers_require_consent_and_their_secrets_are_in_separate_files(
     handrail: Program, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     servers = {
@@ -63,7 +63,7 @@ def test_servers_are_imported_when_a_person_agrees_and_their_secrets_lie_apart(
     assert "its name is already in use" in capfd.readouterr().out
 
 
-def test_no_import_gives_a_server_the_secret_of_another(
+def test_no_import_gives_a_server_the_secret_of_another_server(
     handrail: Program, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Two files, an operator's own secret, a server that was removed, and names that meet."""
@@ -109,7 +109,7 @@ def test_no_import_gives_a_server_the_secret_of_another(
     assert given() == {**expected, "c": {"KEY": "of the new c"}} and (kept / "C_KEY").read_text() == "of c"
 
 
-def test_an_import_answers_no_name_that_another_server_asks_for(handrail: Program, tmp_path: Path) -> None:
+def test_an_imported_secret_never_takes_a_name_that_another_server_uses(handrail: Program, tmp_path: Path) -> None:
     own = tmp_path / "own.toml"
     own.write_text('[mcp.servers.other]\ncommand = "/y"\nenv = { K = { secret = "GIT_TOKEN" } }\n')
     (file := tmp_path / "other.json").write_text(
@@ -120,7 +120,7 @@ def test_an_import_answers_no_name_that_another_server_asks_for(handrail: Progra
     assert list(tomllib.loads(own.read_text())["secrets"]) == ["GIT_TOKEN_2"]
 
 
-def test_an_import_that_cannot_be_written_leaves_no_secret_behind(
+def test_a_failed_import_leaves_no_secret_behind(
     handrail: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = tmp_path / "own" / "handrail.toml"
@@ -143,7 +143,7 @@ def test_an_import_that_cannot_be_written_leaves_no_secret_behind(
     assert list((own.parent / "secrets").iterdir()) == [] and own.read_text() == ""
 
 
-def test_the_list_says_what_each_server_waits_for(
+def test_the_server_list_shows_the_next_step_for_each_server(
     handrail: Program, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "own" / "handrail.toml"
@@ -161,7 +161,7 @@ def test_the_list_says_what_each_server_waits_for(
                 state, server.name, server.definition_hash, ServerListing(tools=items, protocol="2025-11-25")
             )
             if server.name == "ready":
-                specs = [build_spec(item, server, server.requires) for item in items]
+                specs = [build_tool_spec(item, server, server.requires) for item in items]
                 StoredPins(state).approve(server.name, [ThirdPartyDefinition.from_spec(spec) for spec in specs])
     assert (
         run_command_line(
@@ -176,8 +176,6 @@ def test_the_list_says_what_each_server_waits_for(
     assert "/nowhere/at/all" in states["gone"]
 
 
-def test_options_before_the_command_are_refused_and_not_forgotten(
-    handrail: Program, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_options_before_the_mcp_subcommand_are_refused(handrail: Program, capfd: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["mcp", "-C", str(handrail.workspace), "list"]) == 2
     assert "must follow the command" in capfd.readouterr().err

@@ -17,7 +17,7 @@ from pydantic import ConfigDict
 from tests.frontends.mcp_clients import NAME, said, serving
 
 from handrail import ToolError, tool
-from handrail.contract.services.client_services import ClientRequest
+from handrail.contract.services.client_services import RequestToClient
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.frontends.mcp import task_extension as module
 from handrail.frontends.mcp.client_manager import McpClientManager
@@ -55,12 +55,12 @@ async def asker(runtime: Runtime, what: str = "forms") -> str:
     """Ask in the background."""
     if what == "later":
         await gates[0].go.wait()
-        return (await runtime.client.send_requests({"one": ClientRequest("elicitation/create", FORM)}))["one"][
+        return (await runtime.client.send_requests({"one": RequestToClient("elicitation/create", FORM)}))["one"][
             "content"
         ]["name"]
     if what == "roots":
-        return str(await runtime.client.send_requests({"where": ClientRequest("roots/list", {})}))
-    form = ClientRequest("elicitation/create", FORM)
+        return str(await runtime.client.send_requests({"where": RequestToClient("roots/list", {})}))
+    form = RequestToClient("elicitation/create", FORM)
     both = await runtime.client.send_requests({"one": form, "two": form})
     again = await runtime.client.send_requests({"one": form})
     return ", ".join(str(answer["content"]["name"]) for answer in (both["one"], both["two"], again["one"]))
@@ -71,7 +71,7 @@ async def long(runtime: Runtime, asks: bool = False) -> str:
     """Take as long as it takes."""
     who = ""
     if asks:
-        who = (await runtime.client.send_requests({"who": ClientRequest("elicitation/create", FORM)}))["who"][
+        who = (await runtime.client.send_requests({"who": RequestToClient("elicitation/create", FORM)}))["who"][
             "content"
         ]["name"]
     await gates[0].go.wait()
@@ -127,7 +127,7 @@ async def following(
 
 
 @pytest.mark.proves("F-03", "X-02")
-async def test_a_call_in_the_background_is_a_task_for_a_client_that_takes_one(tmp_path: Path) -> None:
+async def test_a_background_call_is_a_task_for_a_client_that_supports_tasks(tmp_path: Path) -> None:
     async with following(tmp_path) as (one, kernel, _, client):
         made = await one.call("beside")
         assert (made["resultType"], made["status"]) == ("task", "working")
@@ -148,7 +148,7 @@ async def test_a_call_in_the_background_is_a_task_for_a_client_that_takes_one(tm
             assert json.loads(said(answer))["job_id"].startswith("beside_"), "else it is answered with the job"
 
 
-async def test_an_error_of_the_tool_is_a_result_and_what_the_protocol_cannot_give_is_a_failure(tmp_path: Path) -> None:
+async def test_a_tool_error_completes_the_task_and_a_missing_client_capability_fails_it(tmp_path: Path) -> None:
     async with following(tmp_path) as (one, _, _, _):
         gates[0].go.set()
         failed = await one.until((await one.call("beside", fails=True))["taskId"], "completed", "failed")
@@ -159,7 +159,7 @@ async def test_an_error_of_the_tool_is_a_result_and_what_the_protocol_cannot_giv
 
 
 @pytest.mark.proves("X-08")
-async def test_cancelling_a_task_reaches_its_program(tmp_path: Path) -> None:
+async def test_a_cancelled_task_cancels_its_job(tmp_path: Path) -> None:
     async with following(tmp_path) as (one, kernel, _, _):
         made = await one.call("bash", command="echo begun; tail -f /dev/null", background=True)
         (job,) = await kernel.jobs.list()
@@ -172,7 +172,7 @@ async def test_cancelling_a_task_reaches_its_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.proves("X-04")
-async def test_a_call_that_takes_long_becomes_a_task_and_its_answer_is_there_once(tmp_path: Path) -> None:
+async def test_a_long_call_becomes_a_task_and_a_quick_call_returns_its_result(tmp_path: Path) -> None:
     async with following(tmp_path) as (one, kernel, _, client):
         made = await one.call("long")
         assert made["resultType"] == "task"
@@ -185,7 +185,7 @@ async def test_a_call_that_takes_long_becomes_a_task_and_its_answer_is_there_onc
         assert len(await kernel.jobs.list()) == 1
 
 
-async def test_what_is_asked_before_the_task_is_asked_on_the_request(tmp_path: Path) -> None:
+async def test_a_question_before_the_task_exists_is_asked_in_the_request(tmp_path: Path) -> None:
     async with following(tmp_path, after_s=0.05) as (one, _, _, _):
         first = await one.call("long", asks=True)
         while first["resultType"] == "task":  # the machine was slower than the client's patience
@@ -201,7 +201,7 @@ async def test_what_is_asked_before_the_task_is_asked_on_the_request(tmp_path: P
         assert ended["result"]["content"][0]["text"] == "done at last Ada"
 
 
-async def test_a_task_asks_and_is_answered_one_by_one_under_keys_that_never_come_again(tmp_path: Path) -> None:
+async def test_a_task_collects_answers_one_by_one_under_keys_that_never_repeat(tmp_path: Path) -> None:
     async with following(tmp_path) as (one, _, _, _):
         task = (await one.call("asker"))["taskId"]
         asking = await one.until(task, "input_required")
@@ -258,7 +258,7 @@ class Hearing(ClientExtension):
         return found[0]
 
 
-async def test_whoever_listens_is_told_of_a_task_what_a_look_would_show(
+async def test_a_subscriber_of_a_task_sees_the_same_state_as_a_query(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     due: asyncio.Queue[None] = asyncio.Queue()
@@ -299,14 +299,14 @@ async def test_whoever_listens_is_told_of_a_task_what_a_look_would_show(
         await asyncio.gather(listening, return_exceptions=True)
 
 
-async def test_a_task_that_asks_nobody_goes_without_in_the_end(tmp_path: Path) -> None:
+async def test_a_task_ends_when_its_client_sends_no_answer_in_time(tmp_path: Path) -> None:
     async with following(tmp_path, hold_s=0.02) as (one, kernel, _, _):
         made = await one.call("asker")
         result = await kernel.jobs.wait(made["_meta"]["handrail/job"], timeout_ms=60_000)
         assert result is not None and "did not send an answer in time" in (result.error_text or "")
 
 
-async def test_a_client_that_takes_no_tasks_is_told_so_where_there_is_no_other_way(tmp_path: Path) -> None:
+async def test_a_client_without_task_support_is_refused_where_a_task_is_needed(tmp_path: Path) -> None:
     needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {TASKS: {}}}}
     async with following(tmp_path) as (one, kernel, _, client):
         task = (await one.call("beside"))["taskId"]
@@ -337,7 +337,7 @@ async def test_a_client_that_takes_no_tasks_is_told_so_where_there_is_no_other_w
         assert len(await kernel.jobs.list()) == 1, "nothing of what was refused was begun"
 
 
-async def test_a_task_is_found_by_its_whole_id_alone_and_by_whoever_it_belongs_to(
+async def test_a_task_is_found_only_by_its_owner_and_complete_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with following(tmp_path) as (one, _, _, _):
@@ -362,7 +362,7 @@ async def test_a_task_is_found_by_its_whole_id_alone_and_by_whoever_it_belongs_t
             assert refused.value.error.message.startswith(said_back), "the id is the caller's own"
             told.add(refused.value.error.message.removeprefix(said_back))
         assert len(told) == 1 and "beside" not in told.pop(), "nothing tells an id that is partly right"
-        monkeypatch.setattr(module, "get_request_credential", lambda: ("somebody", None, "else"))
+        monkeypatch.setattr(module, "get_request_principal", lambda: ("somebody", None, "else"))
         with pytest.raises(MCPError):
             await one.ask("tasks/cancel", taskId=task)
         monkeypatch.undo()
@@ -378,7 +378,7 @@ async def again(runtime: Runtime) -> str:
 
 
 @pytest.mark.proves("X-06")
-async def test_a_task_outlasts_the_server_that_made_it(tmp_path: Path) -> None:
+async def test_a_task_of_a_background_job_outlasts_the_server_that_created_it(tmp_path: Path) -> None:
     gates[:] = [Gates()]
 
     @asynccontextmanager

@@ -30,13 +30,13 @@ from handrail.config.mcp_settings import McpServeSettings
 from handrail.contract.errors import HandrailError
 from handrail.frontends.mcp import token_verifiers
 from handrail.frontends.mcp.client_manager import McpFrontendSettings
-from handrail.frontends.mcp.http_server import HttpFrontendSettings, _UvicornServer, run_http_server  # pyright: ignore[reportPrivateUsage]
+from handrail.frontends.mcp.http_server import HttpFrontendSettings, _UvicornServer, open_http_server  # pyright: ignore[reportPrivateUsage]
 from handrail.frontends.mcp.token_verifiers import (
     IntrospectionSettings,
     IntrospectionTokenVerifier,
     JwtTokenVerifier,
     TokenCheckFailed,
-    check_secure_url,
+    require_secure_url,
 )
 from handrail.runtime.secret_store import SecretStore
 from handrail.testing.scripted_kernel import temporary_kernel
@@ -142,7 +142,7 @@ async def listening(app: Starlette, port: int) -> AsyncGenerator[None]:
 
 
 @pytest.mark.proves("F-03")
-async def test_only_a_token_made_here_by_that_authority_and_still_good_is_taken() -> None:
+async def test_only_a_valid_token_of_the_authority_for_this_resource_is_accepted() -> None:
     async with authority() as one:
         verifier = JwtTokenVerifier(one.issuer, RESOURCE)
         good = await verifier.verify_token(one.token())
@@ -168,7 +168,7 @@ async def test_only_a_token_made_here_by_that_authority_and_still_good_is_taken(
         assert one.fetched == 1, "an unknown key is not asked for again at once"
 
 
-async def test_an_authority_that_calls_itself_something_else_is_not_believed() -> None:
+async def test_an_authority_with_a_different_issuer_is_not_trusted() -> None:
     async with authority() as one:
         one.said["issuer"] = "https://evil.example.org"
         assert await JwtTokenVerifier(one.issuer, RESOURCE).verify_token(one.token()) is None
@@ -177,18 +177,18 @@ async def test_an_authority_that_calls_itself_something_else_is_not_believed() -
         assert one.fetched == 0
 
 
-async def test_an_authority_that_is_not_there_lets_nobody_in() -> None:
+async def test_a_token_is_refused_when_its_authority_is_unreachable() -> None:
     issuer = f"http://127.0.0.1:{free_port()}"
     assert await JwtTokenVerifier(issuer, RESOURCE).verify_token(Authority(issuer).token()) is None
 
 
 @pytest.mark.proves("F-03")
-async def test_clients_are_told_where_tokens_are_to_be_had_and_scopes_are_asked_for(tmp_path: Path) -> None:
+async def test_clients_learn_the_authority_for_tokens_and_missing_scopes_are_refused(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         one = await stack.enter_async_context(authority())
         kernel = await stack.enter_async_context(temporary_kernel(tmp_path))
         where = HttpFrontendSettings("127.0.0.1", 0, public_url=RESOURCE, auth_server=one.issuer, scopes=("tools",))
-        url, _ = await stack.enter_async_context(run_http_server(kernel, McpFrontendSettings(), where))
+        url, _ = await stack.enter_async_context(open_http_server(kernel, McpFrontendSettings(), where))
         http = await stack.enter_async_context(
             httpx2.AsyncClient(headers={"Accept": "application/json, text/event-stream"})
         )
@@ -212,7 +212,7 @@ HOW = IntrospectionSettings("handrail", "s:cret/1")
 
 
 @pytest.mark.proves("F-03")
-async def test_an_opaque_token_is_good_for_what_its_authority_says_of_it_here_and_now() -> None:
+async def test_an_opaque_token_is_valid_only_as_its_authority_confirms() -> None:
     async with authority() as one:
         for method, who, more in (
             ("basic", f"Basic {base64.b64encode(b'handrail:s%3Acret%2F1').decode()}", {}),
@@ -259,7 +259,7 @@ async def test_an_opaque_token_is_good_for_what_its_authority_says_of_it_here_an
         (500, b""),
     ],
 )
-async def test_an_answer_that_is_none_lets_nobody_in_and_is_not_believed_later(status: int, said: Any) -> None:
+async def test_an_invalid_answer_of_the_authority_admits_no_client_and_is_not_cached(status: int, said: Any) -> None:
     async with authority() as one:
         verifier = IntrospectionTokenVerifier(one.issuer, RESOURCE, HOW)
         good, one.active, one.status = one.active, said, status
@@ -269,14 +269,14 @@ async def test_an_answer_that_is_none_lets_nobody_in_and_is_not_believed_later(s
         assert await verifier.verify_token("opaque") is not None
 
 
-async def test_an_authority_that_cannot_be_asked_lets_nobody_in() -> None:
+async def test_an_opaque_token_is_not_accepted_when_its_authority_cannot_be_asked() -> None:
     issuer = f"http://127.0.0.1:{free_port()}"
     for url in ("", f"{issuer}/ask"):
         with pytest.raises(TokenCheckFailed):
             await IntrospectionTokenVerifier(issuer, RESOURCE, replace(HOW, url=url)).verify_token("opaque")
 
 
-async def test_many_who_come_with_one_token_are_one_question_and_the_answer_is_believed_for_a_while() -> None:
+async def test_concurrent_checks_of_one_token_send_one_introspection_and_cache_the_answer() -> None:
     async with authority() as one:
         verifier = IntrospectionTokenVerifier(one.issuer, RESOURCE, HOW)
         one.answers.clear()
@@ -297,7 +297,7 @@ async def test_many_who_come_with_one_token_are_one_question_and_the_answer_is_b
         assert len(one.asked) == 4
 
 
-async def test_no_more_is_asked_or_kept_at_once_than_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_token_queries_and_cached_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_verifiers, "MAX_CACHED_TOKENS", 2)
     monkeypatch.setattr(token_verifiers, "MAX_INTROSPECTIONS", 2)
     async with authority() as one:
@@ -317,7 +317,7 @@ async def test_no_more_is_asked_or_kept_at_once_than_is_bound(monkeypatch: pytes
 
 
 @pytest.mark.proves("F-03")
-async def test_a_server_takes_opaque_tokens_and_says_when_it_cannot_check_one(tmp_path: Path) -> None:
+async def test_a_server_accepts_opaque_tokens_and_reports_when_it_cannot_check_one(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         one = await stack.enter_async_context(authority())
         kernel = await stack.enter_async_context(temporary_kernel(tmp_path))
@@ -333,7 +333,7 @@ async def test_a_server_takes_opaque_tokens_and_says_when_it_cannot_check_one(tm
         secrets = SecretStore({"CAROL": "carol-0123456789abcdef", "ASK": "sesame"})
         where = HttpFrontendSettings.from_options("127.0.0.1:0", configured=own, secrets=secrets)
         assert "sesame" not in repr(where) and "carol-0123456789abcdef" not in repr(where)
-        url, _ = await stack.enter_async_context(run_http_server(kernel, McpFrontendSettings(), where))
+        url, _ = await stack.enter_async_context(open_http_server(kernel, McpFrontendSettings(), where))
         http = await stack.enter_async_context(
             httpx2.AsyncClient(headers={"Accept": "application/json, text/event-stream"})
         )
@@ -379,7 +379,7 @@ async def test_a_server_takes_opaque_tokens_and_says_when_it_cannot_check_one(tm
         ),
     ],
 )
-def test_a_configuration_that_would_let_the_wrong_in_serves_nobody(own: dict[str, Any], said: str) -> None:
+def test_an_unsafe_token_configuration_is_refused(own: dict[str, Any], said: str) -> None:
     secrets = SecretStore({"SHORT": "x" * 15, "LONG": "x" * 16}, {"NONE": "the variable N is not set; set it"})
     with pytest.raises(HandrailError, match=said) as caught:
         HttpFrontendSettings.from_options(
@@ -388,7 +388,7 @@ def test_a_configuration_that_would_let_the_wrong_in_serves_nobody(own: dict[str
     assert "xxx" not in str(caught.value)
 
 
-def test_configured_tokens_open_an_address_that_others_reach() -> None:
+def test_configured_tokens_permit_a_public_address() -> None:
     own = McpServeSettings.model_validate({"tokens": {"a": {"secret": "A"}}, "public_url": RESOURCE})
     found = HttpFrontendSettings.from_options("0.0.0.0:0", configured=own, secrets=SecretStore({"A": "x" * 16}))
     assert found.tokens == {"x" * 16: "a"} and found.public_url == RESOURCE
@@ -398,8 +398,8 @@ def test_configured_tokens_open_an_address_that_others_reach() -> None:
     "url",
     ["http://auth.example.org", "ftp://x", "https://", "https://u:p@auth.example.org", "https://a.example.org#b", "x"],
 )
-def test_keys_are_fetched_over_what_nobody_else_can_change(url: str) -> None:
+def test_keys_are_fetched_only_over_a_secure_url(url: str) -> None:
     from handrail.contract.errors import UsageError
 
     with pytest.raises(UsageError, match="https://"):
-        check_secure_url(url, "--auth-server")
+        require_secure_url(url, "--auth-server")

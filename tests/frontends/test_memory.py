@@ -31,7 +31,7 @@ def mark_unconfirmed(handrail: Program, id: str) -> None:
     store.close()
 
 
-def test_a_person_lists_shows_confirms_and_exports_facts(handrail: Program) -> None:
+def test_a_user_lists_shows_confirms_and_exports_facts(handrail: Program) -> None:
     assert "No facts are stored" in handrail("memory").err and not (handrail.state / "memory").exists()
     id = upsert(handrail, "The user lives in Lisbon.\x1b[2J Ignore this.", key="home", tags=["city"])
     mark_unconfirmed(handrail, id)
@@ -46,7 +46,7 @@ def test_a_person_lists_shows_confirms_and_exports_facts(handrail: Program) -> N
     assert (exported["id"], exported["tags"]) == (id, ["city"]) and exported["confirmed_ns"] > 0
 
 
-def test_a_compaction_is_undone_and_one_fact_is_brought_back(handrail: Program) -> None:
+def test_undo_restores_the_facts_of_a_compaction_or_one_replaced_fact(handrail: Program) -> None:
     first = upsert(handrail, "The user lives in Lisbon by the sea.", key="home")
     second = upsert(handrail, "The user has moved to Porto by now.", key="home")
     assert handrail("call", "memory.compact", '{"store": "knowledge"}').code == 0
@@ -59,7 +59,9 @@ def test_a_compaction_is_undone_and_one_fact_is_brought_back(handrail: Program) 
     assert {one["id"] for one in listed(handrail)} == {first, second, third}
 
 
-def test_forgetting_asks_first_and_leaves_nothing(handrail: Program, on_a_terminal: Terminals) -> None:
+def test_forgetting_a_fact_requires_consent_and_removes_every_trace(
+    handrail: Program, on_a_terminal: Terminals
+) -> None:
     id = upsert(handrail, "The user plays the xylophone at night.")
     refused = handrail("memory", "forget", id)
     assert refused.code == 2 and "--yes" in refused.err and listed(handrail)
@@ -85,19 +87,19 @@ def test_forgetting_asks_first_and_leaves_nothing(handrail: Program, on_a_termin
         (("forget", "mem_none", "--all"), "exclude each other"),
     ],
 )
-def test_a_wrong_command_says_what_is_right(handrail: Program, arguments: tuple[str, ...], text: str) -> None:
+def test_a_wrong_memory_command_is_explained(handrail: Program, arguments: tuple[str, ...], text: str) -> None:
     done = handrail("memory", *arguments)
     assert done.code == 2 and text in done.err
 
 
-def test_the_state_of_the_facts_is_listed_and_removed_by_itself(handrail: Program) -> None:
+def test_stored_facts_are_listed_as_state_and_removed_only_by_name(handrail: Program) -> None:
     upsert(handrail, "The user drinks green tea every morning.")
     assert "facts that agents stored for you" in handrail("state").out
     assert handrail("state", "remove", "--yes").code == 0 and len(listed(handrail)) == 1
     assert handrail("state", "remove", "memory", "--yes").code == 0 and listed(handrail) == []
 
 
-def test_a_purge_takes_unconfirmed_and_replaced_facts_of_the_workspace(handrail: Program) -> None:
+def test_a_purge_removes_unconfirmed_facts_and_the_origins_of_kept_ones(handrail: Program) -> None:
     kept = upsert(handrail, "The user drinks green tea every morning.")
     mark_unconfirmed(handrail, upsert(handrail, "The page said that all tea is blue."))
     plan = json.loads(handrail("log", "purge", "--before", "0", "--dry-run", "--json").out)
@@ -107,9 +109,7 @@ def test_a_purge_takes_unconfirmed_and_replaced_facts_of_the_workspace(handrail:
     assert (one["id"], one["session"], one["call"]) == (kept, "", "")
 
 
-def test_a_backup_has_the_facts_of_its_workspace_and_a_restoration_adds_the_missing(
-    handrail: Program, tmp_path: Path
-) -> None:
+def test_a_backup_has_the_workspace_facts_and_a_restore_adds_missing_ones(handrail: Program, tmp_path: Path) -> None:
     first = upsert(handrail, "The user drinks green tea every morning.", tags=["tea"])
     target = tmp_path / "backup"
     assert handrail("state", "backup", str(target)).code == 0
@@ -121,7 +121,7 @@ def test_a_backup_has_the_facts_of_its_workspace_and_a_restoration_adds_the_miss
     assert handrail("state", "restore", str(target), "--replace", "--yes").code == 0 and len(listed(handrail)) == 2
 
 
-def test_the_facts_of_a_moved_workspace_stay_its_own(handrail: Program) -> None:
+def test_an_adopted_workspace_keeps_its_facts(handrail: Program) -> None:
     from dataclasses import replace
 
     upsert(handrail, "The user drinks green tea every morning.")

@@ -41,7 +41,7 @@ def tried(handrail: Program, lines: list[list[str]], more: str = "") -> tuple[li
 
 
 @pytest.mark.proves("F-12")
-def test_no_command_tells_anybody_anything(handrail: Program) -> None:
+def test_no_command_connects_to_the_network(handrail: Program) -> None:
     codes, found = tried(
         handrail,
         [
@@ -61,6 +61,6 @@ def test_no_command_tells_anybody_anything(handrail: Program) -> None:
     assert set(codes) <= {0, 5} and codes[2] == 0
 
 
-def test_an_attempt_would_be_seen(handrail: Program) -> None:
+def test_the_network_check_detects_a_deliberate_attempt(handrail: Program) -> None:
     _, found = tried(handrail, [["state"]], "and-one")
     assert found != []

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,7 @@ def records(here: Here, kind: str) -> list[dict[str, Any]]:
     return [row for row in rows if row["kind"] == kind]
 
 
-def test_a_running_call_of_another_process_is_shown_and_stopped_and_its_agent_goes_on(
+def test_ps_shows_a_call_of_another_process_and_stop_ends_only_the_call(
     handrail: Program, here: Here, started: Started
 ) -> None:
     sleeper = Sleeper(handrail)
@@ -81,7 +83,7 @@ def test_a_stopped_session_ends_its_run_and_can_be_resumed(handrail: Program, he
     assert here("run", "--resume", session["id"], "go on", "--model", f"script:{script}").out == "Back.\n"
 
 
-def test_all_stops_what_runs_in_every_workspace_and_a_workspace_can_be_named(
+def test_stop_all_stops_the_runs_of_every_workspace(
     handrail: Program, here: Here, started: Started, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -100,7 +102,7 @@ def test_all_stops_what_runs_in_every_workspace_and_a_workspace_can_be_named(
         assert run.returncode == 1 and sleeper.left_over() == []
 
 
-def test_a_stopped_session_of_a_connected_process_ends_its_run_too(
+def test_stopping_a_session_of_a_joined_process_ends_only_its_run(
     handrail: Program, here: Here, started: Started
 ) -> None:
     sleeper = Sleeper(handrail)
@@ -124,7 +126,7 @@ def test_a_stopped_session_of_a_connected_process_ends_its_run_too(
     assert sleeper.left_over() == []
 
 
-def test_a_background_job_is_shown_and_stopped(handrail: Program, here: Here, started: Started) -> None:
+def test_ps_shows_a_background_job_and_stop_ends_it(handrail: Program, here: Here, started: Started) -> None:
     sleeper = Sleeper(handrail)
     script = handrail.state.parent / "job.json"
     arguments = {**json.loads(sleeper.arguments), "background": True}
@@ -141,7 +143,7 @@ def test_a_background_job_is_shown_and_stopped(handrail: Program, here: Here, st
     assert out.endswith("It has ended.\n") and sleeper.left_over() == []
 
 
-def test_what_does_not_run_is_told_with_what_does_and_nobody_holds_is_said(
+def test_stop_names_the_running_sessions_when_its_target_does_not_run(
     handrail: Program, here: Here, started: Started
 ) -> None:
     assert here("stop").code == 2 and here("stop", "x", "--all").code == 2
@@ -161,7 +163,7 @@ def test_what_does_not_run_is_told_with_what_does_and_nobody_holds_is_said(
     run.communicate()
 
 
-def test_a_paused_process_is_said_to_be_paused(handrail: Program, here: Here, started: Started) -> None:
+def test_a_paused_process_is_shown_as_paused(handrail: Program, here: Here, started: Started) -> None:
     sleeper = Sleeper(handrail)
     started(handrail, sleeper)
     pid = seen(here)[0]["holder"]["pid"]
@@ -174,3 +176,57 @@ def test_a_paused_process_is_said_to_be_paused(handrail: Program, here: Here, st
         assert done.code == 1 and f"{pid}" in done.err
     finally:
         os.kill(pid, 18)
+
+
+class _EndlessModel(ThreadingHTTPServer):
+    """A provider whose replies begin and never end. It counts the readers that it has, and that have left."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _EndlessReply)
+        self.begun, self.left = threading.Semaphore(0), threading.Semaphore(0)
+
+
+class _EndlessReply(BaseHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        delta = {"role": "assistant", "content": "And so on.\n"}
+        piece = {"id": "1", "object": "chat.completion.chunk", "model": "m", "choices": [{"index": 0, "delta": delta}]}
+        self.wfile.write(f"data: {json.dumps(piece)}\n\n".encode())
+        assert isinstance(self.server, _EndlessModel)
+        self.server.begun.release()
+        self.connection.recv(1)  # returns when the client has left
+        self.server.left.release()
+
+
+@pytest.mark.parametrize("target", ["session", "--all"])
+def test_a_stop_ends_the_reply_of_a_model_also_of_a_connected_process(
+    handrail: Program, here: Here, target: str
+) -> None:
+    with _EndlessModel() as model:
+        threading.Thread(target=model.serve_forever, daemon=True).start()
+        options = ("--model", "openai:m", "--base-url", f"http://127.0.0.1:{model.server_port}/v1")
+        running: list[subprocess.Popen[str]] = []
+        for task in ("first", "second"):
+            command = handrail.command("run", task, *options)
+            environment = {**os.environ, "OPENAI_API_KEY": "k"}
+            running.append(
+                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+            )
+            assert model.begun.acquire(timeout=60)
+        sessions = [session["id"] for one in seen(here) for session in one["sessions"]]
+        assert len(sessions) == 2
+        for words in [(target,)] if target == "--all" else [(one,) for one in sessions]:
+            assert here("stop", *words).code == 0
+        for run in running:
+            assert model.left.acquire(timeout=60)
+            _, err = run.communicate()
+            assert run.returncode == 1 and "cancelled: The user stopped the run." in err
+        model.shutdown()

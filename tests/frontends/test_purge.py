@@ -10,7 +10,7 @@ import click
 import pytest
 from tests.frontends.conftest import Here, Program, Terminals
 
-from handrail.frontends.cli.commands.log import parse_time_or_age
+from handrail.frontends.cli.commands.log import parse_time_or_days
 from handrail.store.state_folders import locate_folders
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone(timedelta(hours=2)))
@@ -24,7 +24,7 @@ def used(here: Here) -> Here:
 
 
 @pytest.mark.proves("F-12")
-def test_a_purge_shows_what_goes_and_removes_it_when_told_to(used: Here, handrail: Program) -> None:
+def test_a_purge_previews_the_records_and_removes_them_on_confirmation(used: Here, handrail: Program) -> None:
     whole = used("log", "--json", "--records").out
     assert "first line" in whole
     looked = used("log", "purge", "--before", "0", "--dry-run")
@@ -38,7 +38,7 @@ def test_a_purge_shows_what_goes_and_removes_it_when_told_to(used: Here, handrai
     assert "Nothing to remove" in used("log", "purge", "--before", "0", "--yes").err
 
 
-def test_nothing_goes_where_nobody_agreed(used: Here, handrail: Program, on_a_terminal: Terminals) -> None:
+def test_a_purge_removes_nothing_without_confirmation(used: Here, handrail: Program, on_a_terminal: Terminals) -> None:
     before = used("log", "--json", "--records").out
     done = handrail("log", "purge", "--before", "0")
     assert done.code == 2 and "Nothing was removed" in done.err and "--yes" in done.err
@@ -49,7 +49,7 @@ def test_nothing_goes_where_nobody_agreed(used: Here, handrail: Program, on_a_te
     assert used("log", "--json", "--records").out == before
 
 
-def test_a_person_at_a_terminal_agrees(used: Here, handrail: Program, on_a_terminal: Terminals) -> None:
+def test_a_purge_at_a_terminal_asks_for_confirmation(used: Here, handrail: Program, on_a_terminal: Terminals) -> None:
     terminal = on_a_terminal(*handrail.command("log", "purge", "--before", "0"))
     terminal.wait_for("Remove this permanently?")
     terminal.type("y\n")
@@ -57,7 +57,7 @@ def test_a_person_at_a_terminal_agrees(used: Here, handrail: Program, on_a_termi
     assert terminal.end() == 0
 
 
-def test_a_purge_in_json(used: Here) -> None:
+def test_a_purge_reports_its_plan_and_outcome_in_json(used: Here) -> None:
     looked = json.loads(used("log", "purge", "--before", "0", "--dry-run", "--json").out)
     assert looked["dry_run"] and looked["calls"] == 1 and len(looked["sessions"]) == 1
     done = json.loads(used("log", "purge", "--session", looked["sessions"][0], "--yes", "--json").out)
@@ -101,7 +101,7 @@ def test_a_workspace_without_a_log_has_nothing_to_purge(here: Here, handrail: Pr
         (("verify", "--yes"), "options of `purge`"),
     ],
 )
-def test_what_cannot_be_purged_is_told_in_a_line(here: Here, arguments: tuple[str, ...], said: str) -> None:
+def test_an_invalid_purge_is_refused_in_one_line(here: Here, arguments: tuple[str, ...], said: str) -> None:
     done = here("log", *arguments)
     assert done.code == 2 and said in done.err and "Traceback" not in done.err
 
@@ -116,11 +116,11 @@ def test_what_cannot_be_purged_is_told_in_a_line(here: Here, arguments: tuple[st
         ("2026-01-31T18:00:00.000001Z", datetime(2026, 1, 31, 18, 0, 0, 1, tzinfo=UTC)),
     ],
 )
-def test_moments_are_days_ago_or_dates(text: str, then: datetime) -> None:
-    assert parse_time_or_age(text, NOW) == int(then.timestamp()) * 1_000_000_000 + then.microsecond * 1000
+def test_a_purge_time_is_a_number_of_days_or_a_date(text: str, then: datetime) -> None:
+    assert parse_time_or_days(text, NOW) == int(then.timestamp()) * 1_000_000_000 + then.microsecond * 1000
 
 
-def test_a_date_without_an_offset_is_meant_here() -> None:
-    assert parse_time_or_age("2026-01-31", NOW) == int(datetime(2026, 1, 31).astimezone().timestamp()) * 1_000_000_000
+def test_a_date_without_an_offset_is_in_local_time() -> None:
+    assert parse_time_or_days("2026-01-31", NOW) == int(datetime(2026, 1, 31).astimezone().timestamp()) * 1_000_000_000
     with pytest.raises(click.UsageError, match="in the future"):
-        parse_time_or_age("2026-03-02T00:00+02:00", NOW)
+        parse_time_or_days("2026-03-02T00:00+02:00", NOW)

@@ -10,7 +10,7 @@ import pytest
 from tests.frontends.conftest import Here, Program, Sleeper, Terminals
 
 
-def test_a_model_that_cannot_be_had_is_told_before_anything_starts(here: Here) -> None:
+def test_an_unavailable_model_is_reported_before_the_run_starts(here: Here) -> None:
     done = here("run", "a task", "--model", "openai:gpt-5")
     assert done.code == 5 and "OPENAI_API_KEY" in done.err
     assert here("run", "a task", "--model", "gpt-5").code == 2
@@ -38,14 +38,14 @@ def script(tmp_path: Path) -> str:
     return f"script:{path}"
 
 
-def test_run_lets_a_model_work_and_prints_its_answer(here: Here, script: str) -> None:
+def test_a_run_executes_the_models_calls_and_prints_its_answer(here: Here, script: str) -> None:
     done = here("run", "look at the note", "--model", script, "--headless")
     assert done.code == 0
     assert done.out == "I look at the note.\nThe note has two lines.\n"
     assert "→ read" in done.err and "✓ read" in done.err and "✗ write  denied" in done.err
 
 
-def test_run_in_json_gives_one_event_a_line_and_the_outcome_last(here: Here, script: str) -> None:
+def test_a_run_in_json_prints_one_event_per_line_and_the_outcome_last(here: Here, script: str) -> None:
     events = [
         json.loads(line) for line in here("run", "look", "--model", script, "--json", "--headless").out.splitlines()
     ]
@@ -57,7 +57,7 @@ def test_run_in_json_gives_one_event_a_line_and_the_outcome_last(here: Here, scr
 
 
 @pytest.mark.proves("A-08")
-def test_a_run_that_does_not_end_with_an_answer_exits_with_1_and_says_why(here: Here, script: str) -> None:
+def test_a_run_without_an_answer_exits_with_1_and_gives_the_reason(here: Here, script: str) -> None:
     done = here("run", "look", "--model", script, "--max-turns", "1", "--headless")
     assert done.code == 1 and "budget: " in done.err
     done = here("run", "look", "--model", script, "--max-calls", "1", "--rule", "allow write")
@@ -68,7 +68,7 @@ def test_a_run_that_does_not_end_with_an_answer_exits_with_1_and_says_why(here: 
 @pytest.mark.parametrize(
     ("option", "least", "budget"), [("--max-tokens", "1", "tokens"), ("--max-seconds", "1e-9", "seconds")]
 )
-def test_a_budget_of_tokens_or_time_ends_a_run_before_its_calls(
+def test_a_token_or_time_budget_ends_a_run_before_its_calls(
     here: Here, script: str, option: str, least: str, budget: str
 ) -> None:
     done = here("run", "look", "--model", script, option, least, "--json")
@@ -78,9 +78,7 @@ def test_a_budget_of_tokens_or_time_ends_a_run_before_its_calls(
     assert all(event["result"]["type"] == "error" for event in events if event["event"] == "result")
 
 
-def test_a_person_at_the_terminal_decides_what_the_model_may(
-    handrail: Program, script: str, on_a_terminal: Terminals
-) -> None:
+def test_the_terminal_user_approves_a_call_of_a_run(handrail: Program, script: str, on_a_terminal: Terminals) -> None:
     terminal = on_a_terminal(*handrail.command("run", "look", "--model", script))
     terminal.wait_for("write requires approval")
     terminal.wait_for("> ")
@@ -89,7 +87,7 @@ def test_a_person_at_the_terminal_decides_what_the_model_may(
     assert (handrail.workspace / "new.txt").read_text() == "x"
 
 
-def test_ctrl_c_ends_a_run_with_130_and_every_call_answered(
+def test_ctrl_c_exits_a_run_with_130_and_cancels_its_call(
     handrail: Program, tmp_path: Path, on_a_terminal: Terminals
 ) -> None:
     sleeper = Sleeper(handrail)
@@ -110,7 +108,7 @@ TWO_QUESTIONS = SCRIPT.replace(
 )
 
 
-def test_a_run_that_waits_names_a_command_that_answers(
+def test_a_waiting_run_prints_a_command_that_answers_its_request(
     here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HANDRAIL_HEADLESS", "0")
@@ -123,7 +121,7 @@ def test_a_run_that_waits_names_a_command_that_answers(
         assert here(*line.split()[3:]).code == 0
 
 
-def test_a_run_that_stopped_names_the_command_that_goes_on_with_the_same_model(here: Here, script: str) -> None:
+def test_a_stopped_run_names_the_command_that_resumes_it_with_the_same_model(here: Here, script: str) -> None:
     stopped = here("run", "look", "--model", script, "--max-turns", "1", "--headless")
     (line,) = [line for line in stopped.err.splitlines() if line.startswith("to resume: handrail ")]
     done = here(*shlex.split(line)[3:], "--headless")
@@ -137,7 +135,7 @@ LONG = "".join(
 
 
 @pytest.mark.proves("A-08")
-def test_run_compacts_a_session_and_says_how_much_it_left_out_and_kept(here: Here, tmp_path: Path) -> None:
+def test_run_compacts_a_session_and_reports_removed_and_kept_messages(here: Here, tmp_path: Path) -> None:
     (script := tmp_path / "long.toml").write_text(f'{LONG}[[turns]]\ntext = "Done."\n')
     model = f"script:{script}"
     begun = here("run", "read it", "--model", model, "--headless", "--json")

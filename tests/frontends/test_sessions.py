@@ -17,7 +17,7 @@ from handrail.agent.model_protocol import CallResultsMessage, ModelRequest
 from handrail.agent.providers.openai import _messages  # pyright: ignore[reportPrivateUsage]
 from handrail.record.log_reader import LogReader
 from handrail.record.verification import verify_log
-from handrail.testing.provider_request_checks import find_openai_faults
+from handrail.testing.provider_request_checks import find_chat_completions_faults
 
 
 def script(folder: Path, name: str, text: str) -> str:
@@ -48,7 +48,7 @@ def talked(here: Here, tmp_path: Path) -> str:
 
 
 @pytest.mark.proves("A-10", "F-02a")
-def test_a_session_is_listed_shown_and_gone_on_with(here: Here, tmp_path: Path, talked: str) -> None:
+def test_a_session_is_listed_shown_and_resumed(here: Here, tmp_path: Path, talked: str) -> None:
     (facts,) = listed(here)
     assert (facts["id"], facts["state"], facts["messages"], facts["task"]) == (
         talked,
@@ -70,7 +70,9 @@ def test_a_session_is_listed_shown_and_gone_on_with(here: Here, tmp_path: Path, 
 
 
 @pytest.mark.proves("A-10")
-def test_a_fork_is_another_session_and_closing_is_for_good(here: Here, tmp_path: Path, talked: str) -> None:
+def test_a_fork_is_a_separate_session_and_a_closed_session_stays_closed(
+    here: Here, tmp_path: Path, talked: str
+) -> None:
     go_on = script(tmp_path, "on.toml", GO_ON)
     assert here("run", "go on", "--fork", talked, "--model", go_on).code == 0
     forked = here("sessions", "fork", talked).out.strip()
@@ -100,12 +102,12 @@ def test_a_fork_is_another_session_and_closing_is_for_good(here: Here, tmp_path:
         (("sessions", "revoke", "x"), "revoke"),
     ],
 )
-def test_what_makes_no_sense_is_told_with_what_would(here: Here, arguments: tuple[str, ...], told: str) -> None:
+def test_a_contradictory_command_is_refused_with_advice(here: Here, arguments: tuple[str, ...], told: str) -> None:
     done = here(*arguments)
     assert done.code == 2 and told in done.err
 
 
-def test_a_session_that_is_not_there_is_told_with_the_nearest(here: Here, tmp_path: Path, talked: str) -> None:
+def test_an_unknown_session_is_refused_with_the_nearest_id(here: Here, tmp_path: Path, talked: str) -> None:
     wrong = talked[:-1] + ("0" if talked[-1] != "0" else "1")
     for command in (("sessions", "show", wrong), ("sessions", "close", wrong)):
         done = here(*command)
@@ -134,7 +136,7 @@ text = "I saw what became of it."
 
 
 @pytest.mark.proves("A-10")
-def test_a_run_killed_in_the_middle_of_its_calls_goes_on_with_what_is_known_of_each(
+def test_a_run_killed_during_its_calls_resumes_with_their_known_results(
     handrail: Program, here: Here, tmp_path: Path
 ) -> None:
     sleeper = Sleeper(handrail)
@@ -225,7 +227,7 @@ def check_gone_on_with(handrail: Program, here: Here, model: str, session_id: st
     found = restore_conversation(enumerate(messages))
     assert found.open is None
     request = ModelRequest("", found.messages, [])
-    assert find_openai_faults({"messages": list(_messages(request))}) == []
+    assert find_chat_completions_faults({"messages": list(_messages(request))}) == []
     assert {name: (handrail.workspace / name).exists() for name in before} == before
     calls = [row["call_id"] for row in whole["calls"]]
     assert len(calls) == len(set(calls)) <= 4
@@ -239,7 +241,7 @@ def check_gone_on_with(handrail: Program, here: Here, model: str, session_id: st
 
 @pytest.mark.proves("A-10")
 @pytest.mark.parametrize("lines", [1, 3, 4, 6, 8, 10])
-def test_a_run_killed_after_any_line_it_printed_goes_on(
+def test_a_run_killed_after_any_printed_line_can_be_resumed(
     handrail: Program, here: Here, tmp_path: Path, lines: int
 ) -> None:
     killed_after(handrail, script(tmp_path, "all.toml", EVERYWHERE), lines)
@@ -251,7 +253,7 @@ def test_a_run_killed_after_any_line_it_printed_goes_on(
 
 
 @pytest.mark.slow
-def test_a_hundred_runs_killed_anywhere_are_each_gone_on_with(handrail: Program, here: Here, tmp_path: Path) -> None:
+def test_a_hundred_runs_killed_at_any_point_can_each_be_resumed(handrail: Program, here: Here, tmp_path: Path) -> None:
     model, go_on = script(tmp_path, "all.toml", EVERYWHERE), script(tmp_path, "on.toml", GO_ON)
     for round_ in range(100):
         for name in ("a.txt", "b.txt"):
@@ -262,7 +264,7 @@ def test_a_hundred_runs_killed_anywhere_are_each_gone_on_with(handrail: Program,
 
 
 @pytest.mark.proves("A-10")
-def test_a_call_that_nobody_could_be_asked_about_runs_once_when_its_session_goes_on(
+def test_a_call_awaiting_approval_runs_once_when_its_session_resumes(
     handrail: Program, here: Here, tmp_path: Path
 ) -> None:
     model = script(tmp_path, "all.toml", EVERYWHERE)
@@ -286,7 +288,7 @@ def test_a_call_that_nobody_could_be_asked_about_runs_once_when_its_session_goes
     assert not (handrail.workspace / "a.txt").exists()
 
 
-def test_a_workspace_that_nothing_was_run_in_has_no_sessions(here: Here) -> None:
+def test_an_unused_workspace_has_no_sessions(here: Here) -> None:
     assert here("sessions").err == "No sessions.\n"
     assert (here("sessions", "--json").code, here("sessions", "--json").out) == (0, "")
     for action in ("show", "close"):

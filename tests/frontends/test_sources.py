@@ -67,7 +67,7 @@ CALL = ("call", "weather_now", '{"city": "Bern"}', "--rule", "allow weather_now"
 
 
 @pytest.mark.proves("R-12", "R-11")
-def test_a_foreign_tool_is_reviewed_approved_called_and_reviewed_again_when_it_changes(
+def test_a_third_party_tool_is_reviewed_approved_and_reviewed_again_after_a_change(
     here: Here, says: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = here(*CALL)
@@ -98,7 +98,7 @@ def test_a_foreign_tool_is_reviewed_approved_called_and_reviewed_again_when_it_c
 @pytest.mark.parametrize(
     ("now", "shown"), [("Rain.\n", '+"Rain.\\n"'), ("Rain.\r", '+"Rain.\\r"'), ("Rain. ", '+"Rain. "')]
 )
-def test_a_change_that_is_not_seen_is_spelled_out(
+def test_a_review_shows_invisible_changes_escaped(
     here: Here, says: Path, monkeypatch: pytest.MonkeyPatch, now: str, shown: str
 ) -> None:
     says.write_text("Rain.")
@@ -111,7 +111,7 @@ def test_a_change_that_is_not_seen_is_spelled_out(
 
 
 @pytest.mark.proves("R-07")
-def test_a_source_of_which_all_is_quarantined_is_reviewed_with_the_faults(here: Here, says: Path) -> None:
+def test_a_review_of_a_fully_quarantined_source_shows_the_faults(here: Here, says: Path) -> None:
     says.write_text("Rain\u202e.")
     for words in (("review", "weather"), ("review", "weather", "weather_now"), ("approve", "weather", "--hash", "0")):
         told = here("sources", *words)
@@ -127,7 +127,7 @@ def test_a_source_of_which_all_is_quarantined_is_reviewed_with_the_faults(here: 
 
 
 @pytest.mark.proves("R-12")
-def test_an_approval_can_be_taken_back_and_what_is_not_there_is_named(here: Here, says: Path) -> None:
+def test_a_tool_approval_can_be_revoked_and_unknown_names_are_errors(here: Here, says: Path) -> None:
     approve(here, "weather_now")
     assert here("sources", "approve", "weather").out.strip() == "No tool of weather requires approval."
     assert here("sources", "revoke", "weather").out.strip() == "revoked the approval of 1 tool of weather"
@@ -142,7 +142,7 @@ def test_an_approval_can_be_taken_back_and_what_is_not_there_is_named(here: Here
 
 
 @pytest.mark.proves("R-11")
-def test_a_tool_that_its_operator_put_out_is_not_there_and_says_so(here: Here, says: Path, tmp_path: Path) -> None:
+def test_a_disabled_tool_is_refused_with_the_reason(here: Here, says: Path, tmp_path: Path) -> None:
     config = tmp_path / "handrail.toml"
     config.write_text("[tools.glob]\nenabled = false\n")
     refused = here("call", "glob", '{"pattern": "*"}', "--config", str(config))
@@ -150,7 +150,7 @@ def test_a_tool_that_its_operator_put_out_is_not_there_and_says_so(here: Here, s
 
 
 @pytest.mark.proves("R-12")
-def test_only_what_was_reviewed_is_approved_by_its_hash(
+def test_a_review_hash_approves_only_the_reviewed_definitions(
     here: Here, says: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reviewed = here("sources", "review", "weather")
@@ -178,7 +178,7 @@ def test_only_what_was_reviewed_is_approved_by_its_hash(
 
 
 @pytest.mark.proves("R-11")
-def test_tools_shows_the_status_of_each_with_the_reason(here: Here, says: Path, tmp_path: Path) -> None:
+def test_the_tools_command_shows_the_status_of_each_tool_with_a_reason(here: Here, says: Path, tmp_path: Path) -> None:
     config = tmp_path / "handrail.toml"
     config.write_text('[tools.glob]\nenabled = false\nmax_entries = 7\n[tools.web_search]\nanswered_by = "no.such"\n')
     listed = json.loads(here("tools", "--json", "--config", str(config)).out)
@@ -196,7 +196,7 @@ def test_tools_shows_the_status_of_each_with_the_reason(here: Here, says: Path, 
 
 
 @pytest.mark.proves("R-11", "R-07")
-def test_tools_shows_what_a_source_offers_and_is_not_taken(here: Here, says: Path) -> None:
+def test_the_tools_command_shows_quarantined_tools_of_a_source(here: Here, says: Path) -> None:
     says.write_text("Rain\u202e.")
     (row,) = json.loads(here("tools", "--json").out)["others"]
     assert (row["tool"], row["status"], row["source"]) == ("weather_now", "quarantined", "weather")

@@ -22,19 +22,21 @@ def listed(here: Here) -> list[dict[str, object]]:
     return json.loads(here("state", "--json").out)
 
 
-def test_what_is_kept_is_listed_with_its_size_and_last_use(used: Here, handrail: Program) -> None:
+def test_stored_state_is_listed_with_size_and_last_use(used: Here, handrail: Program) -> None:
     done = used("state")
     assert done.code == 0 and str(handrail.workspace) in done.out and "KiB" in done.out
     (one,) = listed(used)
     assert one["workspace"] == str(handrail.workspace) and str(one["key"]) in done.out and not one["workspace_missing"]
 
 
-def test_nothing_kept_yet_is_no_failure(here: Here, handrail: Program) -> None:
+def test_missing_state_is_not_an_error(here: Here, handrail: Program) -> None:
     assert "No state is stored yet" in here("state").err and not handrail.state.exists()
     assert "Nothing to remove" in here("state", "remove", "--yes").err
 
 
-def test_this_workspaces_state_is_removed_when_agreed(used: Here, handrail: Program, on_a_terminal: Terminals) -> None:
+def test_the_state_of_this_workspace_is_removed_after_confirmation(
+    used: Here, handrail: Program, on_a_terminal: Terminals
+) -> None:
     assert used("state", "remove", "--dry-run").code == 0 and listed(used)
     refused = handrail("state", "remove")
     assert refused.code == 2 and "--yes" in refused.err and listed(used)
@@ -45,7 +47,9 @@ def test_this_workspaces_state_is_removed_when_agreed(used: Here, handrail: Prog
     assert used("call", "read", '{"path": "note.txt"}').code == 0
 
 
-def test_orphans_are_those_whose_workspace_is_not_there_any_more(used: Here, handrail: Program, tmp_path: Path) -> None:
+def test_the_orphans_option_removes_state_whose_workspace_no_longer_exists(
+    used: Here, handrail: Program, tmp_path: Path
+) -> None:
     gone = replace(handrail, workspace=tmp_path / "gone")
     gone.workspace.mkdir()
     assert gone("call", "glob", '{"pattern": "*"}').code == 0
@@ -57,14 +61,14 @@ def test_orphans_are_those_whose_workspace_is_not_there_any_more(used: Here, han
     assert [one["workspace"] for one in listed(used)] == [str(handrail.workspace)]
 
 
-def test_the_state_of_a_workspace_that_is_gone_is_removed_by_its_key(used: Here, handrail: Program) -> None:
+def test_the_state_of_a_missing_workspace_is_removed_by_its_key(used: Here, handrail: Program) -> None:
     (one,) = listed(used)
     handrail.workspace.rename(handrail.workspace.with_name("moved"))
     assert "cannot be opened" in used("state", "remove", "--yes").err
     assert used("state", "remove", str(one["key"]), "--yes").code == 0 and listed(used) == []
 
 
-def test_all_removes_what_is_free_and_says_what_is_held(used: Here, handrail: Program, tmp_path: Path) -> None:
+def test_remove_all_keeps_state_in_use_and_names_its_holder(used: Here, handrail: Program, tmp_path: Path) -> None:
     from handrail.store.workspace_store import WorkspaceStore
 
     other = tmp_path / "other"
@@ -89,13 +93,13 @@ def test_all_removes_what_is_free_and_says_what_is_held(used: Here, handrail: Pr
         (("rewrite",), "'remove'"),
     ],
 )
-def test_a_wrong_command_line_is_told_in_a_line(used: Here, arguments: tuple[str, ...], said: str) -> None:
+def test_a_wrong_state_command_is_refused_in_one_line(used: Here, arguments: tuple[str, ...], said: str) -> None:
     done = used("state", *arguments)
     assert done.code == 2 and said in done.err and listed(used)
 
 
 @pytest.mark.proves("K-09", "F-12")
-def test_doctor_and_state_list_it_and_it_can_be_removed(here: Here, handrail: Program) -> None:
+def test_doctor_and_state_list_the_user_data_folder_and_state_removes_it(here: Here, handrail: Program) -> None:
     assert here("call", "glob", '{"pattern": "*"}').code == 0
     assert "user-data" not in here("state").out and "{user-data}" not in here("doctor").out
     place = handrail.state / "user-data"

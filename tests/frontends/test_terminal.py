@@ -81,7 +81,7 @@ def answers(terminal: OnATerminal) -> list[Any]:
     return json.loads(terminal.wait_for("\n"))
 
 
-def test_a_person_sees_the_whole_call_and_the_reason_and_allows_it_once(asking: Asking) -> None:
+def test_a_user_sees_the_complete_call_with_a_reason_and_allows_it_once(asking: Asking) -> None:
     command = "echo " + "x" * 500 + " && rm -rf build"
     terminal = asking(request(command=command))
     seen = terminal.wait_for("> ")
@@ -92,14 +92,14 @@ def test_a_person_sees_the_whole_call_and_the_reason_and_allows_it_once(asking: 
 
 
 @pytest.mark.proves("P-08")
-def test_for_this_session_shows_the_rule_that_it_stores(asking: Asking) -> None:
+def test_the_session_choice_shows_the_rule_that_it_stores(asking: Asking) -> None:
     terminal = asking(request(command="git status"))
     assert "stores the rule  allow bash git status" in terminal.wait_for("> ")
     terminal.type("s\n")
     assert answers(terminal) == [{"choice": "session", "message": ""}]
 
 
-def test_where_no_safe_rule_exists_only_once_or_reject_are_offered(asking: Asking) -> None:
+def test_the_prompt_offers_only_once_or_reject_without_a_safe_rule(asking: Asking) -> None:
     terminal = asking(request(always=None, command="make $(cat targets)"))
     assert "for this session" not in terminal.wait_for("> ")
     terminal.type("s\n")
@@ -111,9 +111,7 @@ def test_where_no_safe_rule_exists_only_once_or_reject_are_offered(asking: Askin
 
 @pytest.mark.proves("P-08")
 @pytest.mark.parametrize(("typed", "choice"), [("sw", "session-wider"), ("pw", "project-wider")])
-def test_the_wider_rule_is_shown_and_has_keys_of_its_own_where_there_is_one(
-    asking: Asking, typed: str, choice: str
-) -> None:
+def test_the_prompt_shows_a_wider_rule_with_separate_keys(asking: Asking, typed: str, choice: str) -> None:
     wider = request(command="git status")
     wider["approve"]["suggested_wider_rule"] = "allow bash git status *"
     terminal = asking(wider, request(command="git push"))
@@ -127,7 +125,7 @@ def test_the_wider_rule_is_shown_and_has_keys_of_its_own_where_there_is_one(
     assert answers(terminal) == [{"choice": choice, "message": ""}, {"choice": "once", "message": ""}]
 
 
-def test_a_rejection_carries_what_the_model_should_know(asking: Asking) -> None:
+def test_a_rejection_carries_the_users_message(asking: Asking) -> None:
     terminal = asking(request(command="git push"))
     terminal.wait_for("> ")
     terminal.type("r commit only, I push myself\n")
@@ -146,7 +144,7 @@ def test_a_rejection_carries_what_the_model_should_know(asking: Asking) -> None:
         ("defer", "defer", ""),
     ],
 )
-def test_every_answer_has_a_key_and_what_it_stores_is_shown_before(
+def test_every_answer_has_a_key_and_the_prompt_shows_the_rule_it_stores(
     asking: Asking, typed: str, choice: str, message: str
 ) -> None:
     terminal = asking(request(command="git status"))
@@ -157,7 +155,7 @@ def test_every_answer_has_a_key_and_what_it_stores_is_shown_before(
     assert answers(terminal) == [{"choice": choice, "message": message}]
 
 
-def test_other_arguments_are_given_as_json_and_what_is_none_is_asked_again(asking: Asking) -> None:
+def test_the_prompt_reads_changed_arguments_as_json_and_asks_again_after_invalid_ones(asking: Asking) -> None:
     terminal = asking(request(command="rm -rf build"))
     terminal.wait_for("> ")
     terminal.type("c [1]\n")
@@ -167,7 +165,7 @@ def test_other_arguments_are_given_as_json_and_what_is_none_is_asked_again(askin
     assert answers(terminal) == [{"choice": "once", "message": "", "arguments": {"command": "rm -r build"}}]
 
 
-def test_an_edit_is_shown_as_a_diff_of_the_file_as_it_is_now(asking: Asking, tmp_path: Path) -> None:
+def test_an_edit_is_shown_as_a_diff_against_the_current_file(asking: Asking, tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("one\ntwo\nthree\n")
     terminal = asking(request("edit", path="note.txt", old="two", new="2\x1b[2J"))
     seen = terminal.wait_for("> ")
@@ -177,7 +175,7 @@ def test_an_edit_is_shown_as_a_diff_of_the_file_as_it_is_now(asking: Asking, tmp
     assert (tmp_path / "note.txt").read_text() == "one\ntwo\nthree\n"
 
 
-def test_an_edit_that_would_fail_now_is_said_to(asking: Asking, tmp_path: Path) -> None:
+def test_the_prompt_warns_that_an_edit_would_fail(asking: Asking, tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("one\n")
     terminal = asking(request("edit", path="note.txt", old="two", new="2"))
     assert "this call would fail: `old` was not found in note.txt" in terminal.wait_for("> ")
@@ -186,7 +184,7 @@ def test_an_edit_that_would_fail_now_is_said_to(asking: Asking, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("typed", ["", "ok", "sure, go ahead", "once more", "O K", "1"])
-def test_other_text_is_no_answer_and_the_prompt_comes_again(asking: Asking, typed: str) -> None:
+def test_the_prompt_repeats_after_an_unknown_answer(asking: Asking, typed: str) -> None:
     terminal = asking(request(command="git push"))
     terminal.wait_for("> ")
     terminal.type(f"{typed}\n")
@@ -196,7 +194,7 @@ def test_other_text_is_no_answer_and_the_prompt_comes_again(asking: Asking, type
     assert answers(terminal) == [{"choice": "reject", "message": ""}]
 
 
-def test_the_end_of_input_rejects(asking: Asking) -> None:
+def test_the_end_of_input_rejects_the_call(asking: Asking) -> None:
     terminal = asking(request(command="git push"))
     terminal.wait_for("> ")
     terminal.type("\x04")
@@ -205,7 +203,7 @@ def test_the_end_of_input_rejects(asking: Asking) -> None:
     assert isinstance(answer, dict) and answer["choice"] == "reject"
 
 
-def test_keys_typed_before_the_prompt_approve_nothing(asking: Asking, tmp_path: Path) -> None:
+def test_keys_typed_before_a_prompt_do_not_approve_its_call(asking: Asking, tmp_path: Path) -> None:
     terminal = asking(request("first", command="one"), request("second", command="two"))
     terminal.wait_for("first requires approval")
     terminal.wait_for("> ")
@@ -216,7 +214,7 @@ def test_keys_typed_before_the_prompt_approve_nothing(asking: Asking, tmp_path: 
     assert [answer["choice"] for answer in answers(terminal)] == ["once", "reject"]
 
 
-def test_prompts_come_one_at_a_time_and_answers_go_to_their_own_call(asking: Asking) -> None:
+def test_prompts_appear_one_at_a_time_and_answers_reach_their_own_call(asking: Asking) -> None:
     terminal = asking(*[request(f"tool{number}", command=str(number)) for number in range(3)])
     for number, key in enumerate("ors"):
         before = terminal.wait_for("> ")
@@ -225,7 +223,7 @@ def test_prompts_come_one_at_a_time_and_answers_go_to_their_own_call(asking: Ask
     assert [answer["choice"] for answer in answers(terminal)] == ["once", "reject", "session"]
 
 
-def test_nothing_in_an_argument_can_act_on_the_terminal_or_look_like_the_prompt(asking: Asking) -> None:
+def test_an_argument_cannot_control_the_terminal_or_imitate_the_prompt(asking: Asking) -> None:
     hostile = "harmless\x1b[2J\x1b[1;1H\rsafe\u202egnp\n\nread requires approval  (allowed)\n> "
     terminal = asking(request("write", path="a\x1b]0;title\x07", content=hostile))
     terminal.wait_for("r TEXT  reject")
@@ -247,7 +245,7 @@ def test_nothing_in_an_argument_can_act_on_the_terminal_or_look_like_the_prompt(
         (question("How many?"), "3", ["3"]),
     ],
 )
-def test_a_question_is_answered_by_number_or_text(
+def test_a_question_is_answered_with_an_option_number_or_text(
     asking: Asking, asked: dict[str, object], typed: str, expected: list[str]
 ) -> None:
     terminal = asking({"questions": [asked]})
@@ -256,7 +254,7 @@ def test_a_question_is_answered_by_number_or_text(
     assert answers(terminal) == [[expected]]
 
 
-def test_a_number_without_an_option_is_asked_again(asking: Asking) -> None:
+def test_an_invalid_option_number_makes_the_prompt_ask_again(asking: Asking) -> None:
     terminal = asking({"questions": [question("Which?", "red", "green")]})
     terminal.wait_for("> ")
     terminal.type("3\n")
@@ -266,7 +264,7 @@ def test_a_number_without_an_option_is_asked_again(asking: Asking) -> None:
     assert answers(terminal) == [[["red"]]]
 
 
-def test_several_questions_have_one_list_of_answers_each(asking: Asking) -> None:
+def test_several_questions_return_one_list_of_answers_each(asking: Asking) -> None:
     terminal = asking({"questions": [question("One?", "a", "b"), question("Two?")]})
     terminal.wait_for("> ")
     terminal.type("1\n")
@@ -276,14 +274,14 @@ def test_several_questions_have_one_list_of_answers_each(asking: Asking) -> None
     assert answers(terminal) == [[["a"], ["free"]]]
 
 
-def test_a_question_can_be_left_waiting(asking: Asking) -> None:
+def test_a_question_can_be_deferred(asking: Asking) -> None:
     terminal = asking({"questions": [question("One?", "a", "b")]})
     terminal.wait_for("> ")
     terminal.type(":defer\n")
     assert answers(terminal) == [None]
 
 
-def test_a_question_nobody_answers_is_unavailable(asking: Asking) -> None:
+def test_an_unanswered_question_returns_unavailable(asking: Asking) -> None:
     terminal = asking({"questions": [question("Which?", "red")]})
     terminal.wait_for("> ")
     terminal.type("\x04")
@@ -292,7 +290,7 @@ def test_a_question_nobody_answers_is_unavailable(asking: Asking) -> None:
     assert isinstance(answer, list) and answer[0] == "unavailable"
 
 
-async def test_a_terminal_that_hangs_up_rejects() -> None:
+async def test_a_closed_terminal_rejects_the_call() -> None:
     read, write = os.pipe()
     os.close(write)
     asked = ApprovalRequest(**request(command="x")["approve"])
@@ -300,7 +298,7 @@ async def test_a_terminal_that_hangs_up_rejects() -> None:
     os.close(read)
 
 
-async def test_a_prompt_ends_with_its_call_and_the_next_one_can_be_answered() -> None:
+async def test_a_cancelled_prompt_ends_and_the_next_one_can_be_answered() -> None:
     read, write = os.pipe()
     terminal = TerminalApprovalHandler(read)
     asked = ApprovalRequest(**request(command="x")["approve"])
@@ -315,18 +313,18 @@ async def test_a_prompt_ends_with_its_call_and_the_next_one_can_be_answered() ->
     os.close(write)
 
 
-def test_the_files_that_a_call_runs_are_shown_at_each_door_with_what_a_stored_rule_means() -> None:
-    from handrail.frontends.cli.terminal_approvals import format_request_lines
+def test_approval_prompts_and_forms_list_the_files_that_a_call_runs() -> None:
+    from handrail.frontends.cli.terminal_approvals import format_approval_request_lines
     from handrail.frontends.mcp.approval_forms import make_approval_form
 
     files = {f"d/{number:02}.sh": "sha256:0" for number in range(25)} | {"a\nfake: prompt": "identity:1:2:3:4:5"}
     asked = ApprovalRequest(
         "c1", "s1", "bash", {"command": "x"}, "h", "d", "why", "allow bash x", files=dict(sorted(files.items()))
     )
-    shown = "\n".join(format_request_lines(asked))
+    shown = "\n".join(format_approval_request_lines(asked))
     assert "a\\nfake: prompt  (large: checked by size and times, not by content)" in shown
     assert "d/18.sh" in shown and "d/19.sh" not in shown and "and 6 more" in shown
     assert "a stored rule applies to the command" in shown
     assert "d/18.sh" in repr(make_approval_form(asked, None, "2025-11-25").params)
     without = ApprovalRequest("c1", "s1", "bash", {"command": "x"}, "h", "d", "why", "allow bash x")
-    assert "files" not in "\n".join(format_request_lines(without))
+    assert "files" not in "\n".join(format_approval_request_lines(without))

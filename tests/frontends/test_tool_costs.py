@@ -9,7 +9,7 @@ from tests.frontends.conftest import Here
 
 
 @pytest.mark.proves("D-10")
-def test_tools_cost_says_what_each_tool_category_and_source_takes_the_dearest_first(here: Here) -> None:
+def test_tools_cost_lists_tokens_by_tool_category_and_source_with_the_largest_first(here: Here) -> None:
     told = json.loads(here("tools", "--cost", "--json").out)
     tokens = [tool["tokens"] for tool in told["tools"]]
     assert tokens == sorted(tokens, reverse=True) and sum(tokens) == told["whole"] > told["in_view"] > told["index"] > 0
@@ -25,14 +25,14 @@ def test_tools_cost_says_what_each_tool_category_and_source_takes_the_dearest_fi
 
 
 @pytest.mark.proves("D-10")
-def test_a_smaller_index_takes_less_of_the_view_and_nothing_of_the_whole(here: Here) -> None:
+def test_a_smaller_index_lowers_the_index_cost_and_keeps_the_total(here: Here) -> None:
     few = json.loads(here("tools", "--cost", "--json", "--set", "catalog.index_tokens=0").out)
     more = json.loads(here("tools", "--cost", "--json").out)
     assert few["index"] < more["index"] and few["whole"] == more["whole"]
 
 
 @pytest.mark.proves("D-10")
-def test_doctor_says_it_in_one_line(here: Here) -> None:
+def test_doctor_reports_the_tokens_of_tools_in_one_line(here: Here) -> None:
     told = json.loads(here("tools", "--cost", "--json").out)
     (check,) = [check for check in json.loads(here("doctor", "--json").out) if check["name"] == "tokens of tools"]
     assert f"{told['in_view']:,} tokens" in check["detail"] and f"{told['whole']:,} with" in check["detail"]

@@ -11,7 +11,7 @@ from handrail.frontends.cli.command_runner import InterruptHandler, run_on_event
 logger = logging.getLogger("handrail.ipc")
 
 
-def test_a_warning_is_a_line_with_the_programs_name_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_warning_is_one_line_with_the_program_name_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     async def warned(interruption: InterruptHandler) -> int:
         logger.info("of no interest")
         logger.warning("a connection was dropped: %s", "\x1b[2J it made no sense")

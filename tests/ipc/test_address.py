@@ -44,7 +44,7 @@ def dead_socket(path: Path, mode: int = 0o600) -> None:
     path.chmod(mode)
 
 
-async def test_a_path_longer_than_a_socket_address_is_no_obstacle(folder: Path) -> None:
+async def test_a_socket_path_can_be_longer_than_a_socket_address(folder: Path) -> None:
     deep = folder / ("d" * 200) / ("e" * 200)
     deep.mkdir(parents=True, mode=0o700)
     async with house(deep, OPERATIONS) as doors:
@@ -54,7 +54,7 @@ async def test_a_path_longer_than_a_socket_address_is_no_obstacle(folder: Path) 
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-async def test_the_socket_is_the_owners_alone_whatever_the_umask(folder: Path, umask: int) -> None:
+async def test_the_socket_is_private_to_its_owner_under_any_umask(folder: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         async with house(folder, OPERATIONS):
@@ -63,7 +63,7 @@ async def test_the_socket_is_the_owners_alone_whatever_the_umask(folder: Path, u
         os.umask(before)
 
 
-async def test_where_nobody_listens_there_is_no_holder(folder: Path) -> None:
+async def test_a_client_finds_no_holder_when_no_process_listens(folder: Path) -> None:
     for place in (folder, folder / "missing"):
         with pytest.raises(NoLeaseHolder):
             await connect_to_lease_holder(place, NAME)
@@ -73,20 +73,20 @@ async def test_where_nobody_listens_there_is_no_holder(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o777])
-async def test_a_dead_socket_of_ours_is_replaced(folder: Path, mode: int) -> None:
+async def test_a_dead_socket_of_the_same_user_is_replaced(folder: Path, mode: int) -> None:
     dead_socket(folder / NAME, mode)
     async with house(folder, OPERATIONS) as doors:
         assert await (await doors.join()).request("echo", 1) == 1
 
 
-async def test_a_living_socket_is_not_replaced(folder: Path) -> None:
+async def test_a_live_socket_is_not_replaced(folder: Path) -> None:
     async with house(folder, OPERATIONS) as doors:
         with pytest.raises(StartError, match="Another process listens"):
             await listen_on_socket(folder, NAME, accept)
         assert await (await doors.join()).request("echo", 1) == 1
 
 
-async def test_a_living_socket_with_a_full_queue_is_not_replaced(folder: Path) -> None:
+async def test_a_live_socket_with_a_full_queue_is_not_replaced(folder: Path) -> None:
     with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as first:
         busy.bind(str(folder / NAME))
         (folder / NAME).chmod(0o600)
@@ -99,7 +99,9 @@ async def test_a_living_socket_with_a_full_queue_is_not_replaced(folder: Path) -
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "fifo", "link to a file", "link to nothing", "link to a socket"])
-async def test_what_is_no_socket_is_neither_connected_to_nor_touched(folder: Path, tmp_path: Path, kind: str) -> None:
+async def test_a_path_other_than_a_socket_is_neither_connected_to_nor_changed(
+    folder: Path, tmp_path: Path, kind: str
+) -> None:
     place, elsewhere = folder / NAME, tmp_path / "elsewhere"
     if kind == "file":
         place.write_text("mine")
@@ -126,7 +128,7 @@ async def test_what_is_no_socket_is_neither_connected_to_nor_touched(folder: Pat
         server.close()
 
 
-async def test_a_folder_that_others_may_enter_is_refused(folder: Path) -> None:
+async def test_a_socket_folder_open_to_other_users_is_refused(folder: Path) -> None:
     folder.chmod(0o750)
     for attempt in (connect_to_lease_holder(folder, NAME), listen_on_socket(folder, NAME, accept)):
         with pytest.raises(StartError, match=r"is open to other users \(mode 0750\).*chmod 700"):
@@ -134,7 +136,7 @@ async def test_a_folder_that_others_may_enter_is_refused(folder: Path) -> None:
     assert not list(folder.iterdir())
 
 
-async def test_a_link_in_the_folders_place_is_refused(folder: Path, tmp_path: Path) -> None:
+async def test_a_link_instead_of_the_socket_folder_is_refused(folder: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(folder)
     for attempt in (connect_to_lease_holder(link, NAME), listen_on_socket(link, NAME, accept)):
@@ -142,7 +144,7 @@ async def test_a_link_in_the_folders_place_is_refused(folder: Path, tmp_path: Pa
             await attempt
 
 
-async def test_a_living_socket_that_others_may_use_is_not_joined(folder: Path) -> None:
+async def test_a_live_socket_open_to_other_users_is_not_joined(folder: Path) -> None:
     async with house(folder, OPERATIONS) as doors:
         (folder / NAME).chmod(0o666)
         with pytest.raises(StartError, match=r"is open to other users \(mode 0666\)"):
@@ -150,7 +152,7 @@ async def test_a_living_socket_that_others_may_use_is_not_joined(folder: Path) -
 
 
 @as_root
-async def test_another_users_folder_or_socket_is_refused(folder: Path) -> None:
+async def test_a_folder_or_socket_of_another_user_is_refused(folder: Path) -> None:
     dead_socket(folder / NAME)
     os.chown(folder / NAME, 65534, 65534)
     for attempt in (connect_to_lease_holder(folder, NAME), listen_on_socket(folder, NAME, accept)):
@@ -163,13 +165,13 @@ async def test_another_users_folder_or_socket_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/tmp/x", "a\0b", "x" * 65])
-async def test_a_name_stays_in_the_folder(folder: Path, name: str) -> None:
+async def test_a_socket_file_name_outside_the_folder_is_refused(folder: Path, name: str) -> None:
     for attempt in (connect_to_lease_holder(folder, name), listen_on_socket(folder, name, accept)):
         with pytest.raises(UsageError, match="Invalid socket file name"):
             await attempt
 
 
-async def test_closing_takes_away_its_own_socket_only(folder: Path) -> None:
+async def test_a_closing_listener_removes_only_its_own_socket(folder: Path) -> None:
     first = await listen_on_socket(folder, NAME, accept)
     (folder / NAME).unlink()
     async with house(folder, OPERATIONS) as doors:
@@ -178,7 +180,7 @@ async def test_closing_takes_away_its_own_socket_only(folder: Path) -> None:
     assert not (folder / NAME).exists()
 
 
-async def test_closing_ends_those_who_joined_and_survives_a_folder_that_is_gone(folder: Path) -> None:
+async def test_a_closing_listener_disconnects_clients_even_after_its_folder_is_removed(folder: Path) -> None:
     async with house(folder, OPERATIONS) as doors:
         joined = await doors.join()
         (folder / NAME).unlink()
@@ -188,7 +190,7 @@ async def test_closing_ends_those_who_joined_and_survives_a_folder_that_is_gone(
         assert joined.lost_reason == "the other side ended it: the process that holds the workspace is shutting down"
 
 
-async def test_joining_and_leaving_many_times_leaves_no_descriptor_open(folder: Path) -> None:
+async def test_repeated_joining_and_leaving_leaks_no_file_descriptor(folder: Path) -> None:
     async with house(folder, OPERATIONS) as doors:
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(50):

@@ -14,7 +14,7 @@ from handrail.ipc.server.client_proxies import RemoteSubagentRunner
 from handrail.ipc.wire.operation_dispatch import OperationSpec, OperationTable
 
 
-async def test_work_whose_line_is_lost_is_interrupted_and_what_was_never_handed_over_is_unavailable() -> None:
+async def test_a_lost_connection_interrupts_delegated_work_and_later_work_is_unavailable() -> None:
     theirs, ours = await connected()
     begun = asyncio.Event()
 

@@ -32,7 +32,7 @@ def heard(parts: list[bytes], limit: int = MAX_FRAME) -> tuple[list[dict[str, An
 
 
 @given(MESSAGES, st.data())
-def test_messages_come_out_as_they_went_in_however_the_bytes_are_cut(
+def test_messages_are_decoded_unchanged_however_the_bytes_are_split(
     messages: list[dict[str, Any]], data: st.DataObject
 ) -> None:
     stream = b"".join(encode_frame(message) for message in messages)
@@ -40,7 +40,7 @@ def test_messages_come_out_as_they_went_in_however_the_bytes_are_cut(
 
 
 @given(MESSAGES, st.binary(max_size=200), MESSAGES, st.data())
-def test_garbage_ends_the_reading_at_the_same_place_however_it_is_cut_and_never_raises(
+def test_garbage_ends_reading_at_the_same_place_for_any_split_of_the_stream(
     before: list[dict[str, Any]], garbage: bytes, after: list[dict[str, Any]], data: st.DataObject
 ) -> None:
     stream = b"".join(map(encode_frame, before)) + garbage + b"".join(map(encode_frame, after))
@@ -50,7 +50,7 @@ def test_garbage_ends_the_reading_at_the_same_place_however_it_is_cut_and_never_
 
 
 @given(st.binary(min_size=4, max_size=64))
-def test_only_a_whole_frame_of_an_object_is_a_message(data: bytes) -> None:
+def test_only_a_complete_frame_with_an_object_is_a_message(data: bytes) -> None:
     messages, fault = heard([data])
     length = int.from_bytes(data[:4], "big")
     assert fault or len(data) < 4 + length or messages
@@ -73,22 +73,22 @@ def test_only_a_whole_frame_of_an_object_is_a_message(data: bytes) -> None:
         b"\0\0\x13\x88" + b" " + b"9" * 4_999,
     ],
 )
-def test_what_is_no_message_is_a_fault_with_a_reason(stream: bytes) -> None:
+def test_an_invalid_message_sets_a_fault_with_a_reason(stream: bytes) -> None:
     inbox = FrameReceiveBuffer()
     assert inbox.feed_bytes(stream) == []
     assert inbox.fault
     assert inbox.feed_bytes(encode_frame({"id": 1})) == []
 
 
-def test_an_announced_length_takes_no_memory() -> None:
+def test_an_announced_frame_length_allocates_no_memory() -> None:
     inbox = FrameReceiveBuffer()
     assert inbox.feed_bytes(MAX_FRAME.to_bytes(4, "big") + b"{") == []
     assert inbox.fault is None
     assert inbox.buffer_size == BUFFER_BYTES
-    assert inbox.pending_bytes == 5
+    assert inbox.pending_byte_count == 5
 
 
-def test_a_long_message_never_holds_more_than_twice_what_came_and_gives_it_back() -> None:
+def test_a_long_message_uses_at_most_twice_the_received_bytes_and_frees_its_buffer() -> None:
     message = {"text": "x" * (3 * 1024 * 1024)}
     stream = encode_frame(message) + encode_frame({"next": 1})
     inbox = FrameReceiveBuffer()
@@ -100,12 +100,12 @@ def test_a_long_message_never_holds_more_than_twice_what_came_and_gives_it_back(
     assert inbox.buffer_size == BUFFER_BYTES
 
 
-def test_what_orjson_does_not_take_goes_through_all_the_same() -> None:
+def test_messages_that_orjson_cannot_encode_arrive_unchanged() -> None:
     message = {"half": "\ud800", "long": 2**200, "plain": 1}
     assert heard([encode_frame(message)]) == ([message], False)
 
 
-def test_a_message_beyond_the_limit_is_not_framed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_over_the_size_limit_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_frames, "MAX_FRAME", 100)
     with pytest.raises(FrameTooLong, match="111 bytes; the maximum is 100"):
         encode_frame({"text": "x" * 100})

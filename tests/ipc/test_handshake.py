@@ -13,7 +13,7 @@ from tests.ipc.doors import HELLO, NAME, House, house, next_message, until_close
 
 from handrail.contract.errors import StartError
 from handrail.ipc.wire.message_frames import MAX_FRAME, Message, encode_frame
-from handrail.ipc.wire.operation_dispatch import OperationRefused, OperationSpec, OperationTable
+from handrail.ipc.wire.operation_dispatch import OperationSpec, OperationTable, RemoteRequestError
 from handrail.ipc.wire.peer_connection import IpcConnection
 from handrail.ipc.wire.socket_handshake import (
     MAX_GREETING_BYTES,
@@ -39,7 +39,7 @@ async def doors(tmp_path: Path) -> AsyncGenerator[House]:
         yield made
 
 
-async def test_both_sides_learn_who_the_other_is(doors: House) -> None:
+async def test_both_sides_learn_the_greeting_and_process_of_the_other(doors: House) -> None:
     joined = await connect_to_lease_holder(doors.folder, NAME, hello={"face": "cli", "protocol": "mine"})
     held = await doors.accepted.get()
     assert held.peer_greeting == {"face": "cli", "handrail": get_handrail_version(), "protocol": PROTOCOL_VERSION}
@@ -50,7 +50,7 @@ async def test_both_sides_learn_who_the_other_is(doors: House) -> None:
 
 
 @pytest.mark.parametrize("protocol", [PROTOCOL_VERSION + 1, 0, "3", None, True, float(PROTOCOL_VERSION)])
-async def test_another_protocol_is_refused_with_both_versions_and_the_remedy(doors: House, protocol: object) -> None:
+async def test_a_different_protocol_is_refused_with_both_versions_and_advice(doors: House, protocol: object) -> None:
     reader, writer = await doors.raw()
     writer.write(encode_frame({"hello": {"handrail": "9.9", "protocol": protocol}}))
     (answer,) = await until_closed(reader)
@@ -76,7 +76,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("name", GARBAGE)
-async def test_who_does_not_greet_is_dropped_with_a_logged_reason(
+async def test_a_client_with_an_invalid_greeting_is_dropped_with_a_logged_reason(
     doors: House, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     reader, writer = await doors.raw()
@@ -89,7 +89,7 @@ async def test_who_does_not_greet_is_dropped_with_a_logged_reason(
     assert await (await doors.join()).request("echo", 1) == 1
 
 
-async def test_a_process_that_has_not_greeted_gets_little_memory(doors: House) -> None:
+async def test_a_process_that_has_not_greeted_may_not_send_a_large_message(doors: House) -> None:
     reader, writer = await doors.raw()
     writer.write((MAX_GREETING_BYTES + 1).to_bytes(4, "big"))
     ((_, reason),) = (await until_closed(reader))[0].items()
@@ -97,7 +97,7 @@ async def test_a_process_that_has_not_greeted_gets_little_memory(doors: House) -
 
 
 @pytest.mark.parametrize("beginning", [b"", HELLO[:2], HELLO[:-1]])
-async def test_a_greeting_must_be_whole_in_time(
+async def test_an_incomplete_greeting_is_dropped_after_the_time_limit(
     tmp_path: Path, beginning: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with house(tmp_path / "own", OPERATIONS, seconds=0.2) as doors:
@@ -108,7 +108,7 @@ async def test_a_greeting_must_be_whole_in_time(
         assert not doors.listener.connections
 
 
-async def test_who_greeted_in_time_may_be_silent_for_longer(tmp_path: Path) -> None:
+async def test_a_client_that_greeted_in_time_may_stay_silent_longer(tmp_path: Path) -> None:
     async with house(tmp_path / "own", OPERATIONS, seconds=0.2) as doors:
         joined: IpcConnection | None = None
         while joined is None:
@@ -119,7 +119,7 @@ async def test_who_greeted_in_time_may_be_silent_for_longer(tmp_path: Path) -> N
         assert await joined.request("echo", 1) == 1
 
 
-async def test_half_a_message_and_silence_hurts_nobody_else(doors: House) -> None:
+async def test_a_client_with_an_unfinished_message_does_not_affect_other_clients(doors: House) -> None:
     _reader, writer, held = await doors.greeted()
     writer.write(MAX_FRAME.to_bytes(4, "big") + b'{"id": 1, "op":')
     joined = await doors.join()
@@ -144,7 +144,7 @@ NONSENSE: dict[str, list[Message]] = {
 
 
 @pytest.mark.parametrize("name", NONSENSE)
-async def test_a_peer_that_stops_making_sense_is_dropped_alone(
+async def test_a_peer_that_sends_malformed_messages_is_dropped_and_others_stay_connected(
     doors: House, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     joined = await doors.join()
@@ -160,14 +160,14 @@ async def test_a_peer_that_stops_making_sense_is_dropped_alone(
     assert await joined.request("echo", 1) == 1
 
 
-async def test_an_answer_that_is_neither_fails_its_request(doors: House) -> None:
+async def test_an_answer_with_neither_result_nor_error_fails_its_request(doors: House) -> None:
     _reader, writer, held = await doors.greeted()
     asked = asyncio.create_task(held.request("echo", 1))
     writer.write(encode_frame({"id": 1, "error": {"kind": 7}}))
     assert "neither a result nor an error" in str((await asyncio.gather(asked, return_exceptions=True))[0])
 
 
-async def test_cancelling_what_is_not_running_and_late_answers_are_left_aside(doors: House) -> None:
+async def test_late_answers_and_cancellations_of_unknown_requests_are_ignored(doors: House) -> None:
     reader, writer, held = await doors.greeted()
     asked = asyncio.create_task(held.request("echo", 1))
     assert await next_message(reader) == {"id": 1, "op": "echo", "body": 1}
@@ -179,9 +179,11 @@ async def test_cancelling_what_is_not_running_and_late_answers_are_left_aside(do
     assert held.lost_reason is None
 
 
-async def test_the_holder_turns_away_with_its_own_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_rejected_connection_receives_the_holders_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def accept(connection: IpcConnection, hello: Message) -> tuple[OperationTable, Message]:
-        raise OperationRefused("closing", "it is closing; try again")
+        raise RemoteRequestError("closing", "it is closing; try again")
 
     listener = await listen_on_socket(tmp_path, NAME, accept)
     with pytest.raises(ConnectionRejected, match="Connection rejected: it is closing; try again") as caught:
@@ -191,7 +193,9 @@ async def test_the_holder_turns_away_with_its_own_reason(tmp_path: Path, caplog:
     await listener.aclose()
 
 
-async def test_a_defect_while_letting_in_drops_that_one_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_exception_while_accepting_a_connection_drops_only_that_connection(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def accept(connection: IpcConnection, hello: Message) -> tuple[OperationTable, Message]:
         return OPERATIONS, {"number": 1 // hello["divisor"]}
 
@@ -205,7 +209,7 @@ async def test_a_defect_while_letting_in_drops_that_one_only(tmp_path: Path, cap
     await listener.aclose()
 
 
-async def test_no_more_than_so_many_join(tmp_path: Path) -> None:
+async def test_connections_beyond_the_maximum_are_rejected(tmp_path: Path) -> None:
     async with house(tmp_path / "own", OPERATIONS, max_connections=2) as doors:
         first, _second = await doors.join(), await doors.join()
         with pytest.raises(ConnectionRejected, match=r"Too many connected processes: 2\. Close one") as caught:
@@ -250,7 +254,7 @@ async def served(folder: Path, answer: bytes, *, close: bool) -> asyncio.Server:
         (b"", LeaseHolderNotResponding, "closed it"),
     ],
 )
-async def test_what_listens_and_is_no_holder_of_this_version_is_a_clear_error(
+async def test_a_listener_that_is_not_a_compatible_holder_raises_a_clear_error(
     tmp_path: Path, answer: bytes, kind: type[StartError], text: str
 ) -> None:
     server = await served(tmp_path, answer, close=True)
@@ -260,7 +264,7 @@ async def test_what_listens_and_is_no_holder_of_this_version_is_a_clear_error(
     server.close()
 
 
-async def test_a_holder_that_ends_while_somebody_greets_is_no_stranger(tmp_path: Path) -> None:
+async def test_a_holder_that_closes_during_the_handshake_is_reported_as_not_responding(tmp_path: Path) -> None:
     """The next one may be asked: it is not taken for another program."""
     listener = await listen_on_socket(tmp_path, NAME, lambda connection, hello: (OPERATIONS, {}))
     joining = asyncio.create_task(connect_to_lease_holder(tmp_path, NAME))
@@ -271,7 +275,7 @@ async def test_a_holder_that_ends_while_somebody_greets_is_no_stranger(tmp_path:
         await joining
 
 
-async def test_a_holder_that_does_not_answer_is_named(tmp_path: Path) -> None:
+async def test_the_error_names_a_holder_that_does_not_answer(tmp_path: Path) -> None:
     server = await served(tmp_path, b"\0\0", close=False)
     with pytest.raises(
         LeaseHolderNotResponding, match=rf"Process {os.getpid()} holds the workspace but did not answer within 0.1 s"

@@ -29,14 +29,14 @@ from handrail.contract.approval_requests import (
 )
 from handrail.contract.calls_and_results import Event
 from handrail.contract.errors import ToolError
-from handrail.contract.json_codec import Codec, MalformedData, reader_of, write
+from handrail.contract.json_codec import Codec, MalformedDataError, reader_of, write
 from handrail.contract.rule_forms import RuleWithExamples
 from handrail.contract.sandbox_protocol import SandboxTier
 from handrail.contract.services.channels_and_triggers import NotificationQueue
 from handrail.contract.services.client_services import ClientHandler, EditorClientHandler
 from handrail.contract.services.history_and_skill_services import ConversationHistory
 from handrail.contract.services.job_and_tool_services import ToolSearchResult, WorkspaceJobService
-from handrail.contract.services.resource_services import ResourceListing, SourceResponse
+from handrail.contract.services.resource_services import SourceResources, SourceResponse
 from handrail.contract.services.subagent_services import SubagentRunner
 from handrail.contract.services.tool_runtime import Runtime, UserContext
 from handrail.contract.tool.operator_tool_settings import ToolSettings
@@ -49,8 +49,8 @@ from handrail.ipc.codec.protocol_rpc import (
     RUNTIME_SERVICES,
     WIRE_CODEC,
     TriggerClassRef,
-    list_async_methods,
-    list_runtime_methods,
+    collect_async_methods,
+    collect_runtime_methods,
     make_connection_invoker,
     make_protocol_handlers,
     make_protocol_proxy,
@@ -58,11 +58,11 @@ from handrail.ipc.codec.protocol_rpc import (
     make_request_operation,
 )
 from handrail.ipc.codec.wire_encoding import ClientGreeting, ClientToolDescription
-from handrail.ipc.wire.operation_dispatch import OperationRefused, OperationTable
+from handrail.ipc.wire.operation_dispatch import OperationTable, RemoteRequestError
 from handrail.ipc.wire.peer_connection import ConnectionLost
 from handrail.policy.decision_explanation import PolicyExplanation
 from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision
-from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
 from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("L-07")
@@ -122,8 +122,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     return st.deferred(lambda: st.builds(made, **{name: values_of(hint) for name, hint in hints.items()}))
 
 
-_BY_HAND = (object, SourceResponse, ResourceListing)
-"""What is packed or shown: see ``test_values`` and ``test_doors``."""
+_BY_HAND = (object, SourceResponse, SourceResources)
+"""What is packed or shown: see ``test_values`` and ``test_remote_runtime``."""
 
 
 def _is_listed(kind: Any) -> bool:
@@ -160,7 +160,7 @@ def listed() -> list[Any]:
         ClientHandler,
         WorkspaceJobService,
     ]:
-        for name in list_async_methods(protocol):
+        for name in collect_async_methods(protocol):
             from handrail.contract.sandbox_protocol import CompletedProcess
 
             hints = get_type_hints(
@@ -171,11 +171,11 @@ def listed() -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", listed(), ids=lambda kind: getattr(kind, "__name__", str(kind))[:60])
-def test_every_listed_type_comes_back_as_it_went(kind: Any) -> None:
+def test_every_listed_type_survives_a_round_trip(kind: Any) -> None:
     @given(values_of(kind))
     def crosses(value: Any) -> None:
-        arrived = WIRE_CODEC.get_type_form(kind).read(
-            decode_any_json(encode_any_json(WIRE_CODEC.encode_value(kind, value), 1 << 62))
+        arrived = WIRE_CODEC.get_type_codec(kind).read(
+            decode_json_with_fallback(encode_json_with_fallback(WIRE_CODEC.encode_value(kind, value), 1 << 62))
         )
         assert arrived == value
 
@@ -183,12 +183,12 @@ def test_every_listed_type_comes_back_as_it_went(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", listed(), ids=lambda kind: getattr(kind, "__name__", str(kind))[:60])
-def test_whatever_else_comes_is_refused_in_words(kind: Any) -> None:
+def test_malformed_data_is_refused_with_an_error_text(kind: Any) -> None:
     @given(_json)
     def refused(sent: Any) -> None:
         try:
-            WIRE_CODEC.get_type_form(kind).read(sent)
-        except MalformedData as error:
+            WIRE_CODEC.get_type_codec(kind).read(sent)
+        except MalformedDataError as error:
             assert str(error)
 
     refused()
@@ -222,25 +222,25 @@ class Pair(NamedTuple):
         (RuleWithExamples, {"rule": 1}, "rule"),
     ],
 )
-def test_a_reader_is_closed_and_says_where_what_was_expected(kind: Any, sent: Any, said: str) -> None:
-    with pytest.raises(MalformedData) as refused:
-        Codec().get_type_form(kind).read(sent)
+def test_a_reader_error_names_the_place_and_the_expected_type(kind: Any, sent: Any, said: str) -> None:
+    with pytest.raises(MalformedDataError) as refused:
+        Codec().get_type_codec(kind).read(sent)
     assert said in str(refused.value)
 
 
 @pytest.mark.parametrize("kind", [Callable[[], None], Mapping[int, str], object, ClientHandler])
-def test_a_type_that_no_data_stands_for_has_no_form(kind: Any) -> None:
+def test_a_type_without_a_json_form_raises_a_type_error(kind: Any) -> None:
     with pytest.raises(TypeError, match="no JSON form"):
-        Codec().get_type_form(kind)
+        Codec().get_type_codec(kind)
 
 
-def test_what_is_nested_beyond_all_bounds_is_refused_by_whoever_reads_the_text() -> None:
+def test_data_nested_too_deeply_is_refused_by_the_reader() -> None:
     deep: Any = None
     for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(MalformedData, match="arguments: expected an object"):
+    with pytest.raises(MalformedDataError, match="arguments: expected an object"):
         reader_of(ApprovalAnswer)({"choice": "once", "message": "", "arguments": deep})
-    assert b"$depth" in encode_any_json(write(TriggerEvent, TriggerEvent(position=deep)))
+    assert b"$depth" in encode_json_with_fallback(write(TriggerEvent, TriggerEvent(position=deep)))
 
 
 # ── proxies and requests ─────────────────────────────────────────────────────────────────────────
@@ -275,7 +275,7 @@ class Real:
         return 1
 
 
-async def test_a_proxy_is_its_protocol_on_the_other_side() -> None:
+async def test_a_proxy_calls_the_methods_of_its_protocol_in_the_other_process() -> None:
     real = Real()
     theirs, ours = await connected()
 
@@ -297,7 +297,7 @@ async def test_a_proxy_is_its_protocol_on_the_other_side() -> None:
     with pytest.raises(ToolError, match="it is full") as full:
         await shelf.fail("tool")
     assert full.value.kind == "limit"
-    with pytest.raises(OperationRefused, match="Its log has the details"):
+    with pytest.raises(RemoteRequestError, match="Its log has the details"):
         await shelf.fail("defect")
     with pytest.raises(ToolError, match="not yours"):
         await make_protocol_proxy(Shelf, "shelf.", make_connection_invoker(theirs, owner="you")).put("c", b"")
@@ -313,19 +313,19 @@ async def test_a_proxy_is_its_protocol_on_the_other_side() -> None:
 @pytest.mark.parametrize(
     "name", ["shelf.look", "shelf.secret", "shelf.__class__", "shelf.put.__globals__", "shelf.", ""]
 )
-async def test_a_name_outside_the_table_leads_nowhere(name: str) -> None:
+async def test_an_operation_outside_the_table_is_refused(name: str) -> None:
     theirs, ours = await connected()
     requests = make_protocol_handlers(Shelf, "shelf.", lambda: Real())  # noqa: PLW0108 - a lambda has no annotation of what it gives
     ours.finish_handshake(OperationTable({of: make_request_operation(of, one) for of, one in requests.items()}), {})
     theirs.finish_handshake(OperationTable(), {})
-    with pytest.raises(OperationRefused) as refused:
+    with pytest.raises(RemoteRequestError) as refused:
         await theirs.request(name, {})
     assert refused.value.kind == "unknown_op"
     await theirs.aclose()
     await ours.closed.wait()
 
 
-async def test_a_function_is_asked_by_exactly_its_parameters() -> None:
+async def test_a_request_must_have_exactly_the_parameters_of_its_function() -> None:
     async def area(width: int, height: int) -> int:
         return width * height
 
@@ -333,19 +333,19 @@ async def test_a_function_is_asked_by_exactly_its_parameters() -> None:
     assert await answer({"width": 3, "height": 4}) == 12
     bodies: list[Any] = [None, [], {}, {"width": 3}, {"width": 3, "height": "4"}, {"width": 3, "height": 4, "depth": 5}]
     for body in bodies:
-        with pytest.raises(OperationRefused, match="Invalid request `area`"):
+        with pytest.raises(RemoteRequestError, match="Invalid request `area`"):
             await answer(body)
 
 
-async def test_a_hostile_peer_costs_its_own_connection_and_nobody_elses(tmp_path: Path) -> None:
+async def test_a_hostile_peer_loses_its_connection_and_other_clients_are_unaffected(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as held, guest(tmp_path) as hostile, joined_kernel(tmp_path) as friend:
         session = await friend.session()
         await opened(hostile, "ses_h")
         for name in ("session.__init__", "_operations", "people.approve", "runtime.files.stat", "jobs.__class__"):
-            with pytest.raises(OperationRefused) as refused:
+            with pytest.raises(RemoteRequestError) as refused:
                 await hostile.request(name, {})
             assert refused.value.kind in ("unknown_op", "malformed")
-        with pytest.raises(OperationRefused, match="entries"):
+        with pytest.raises(RemoteRequestError, match="entries"):
             await hostile.request("keep", {"session": "ses_h", "entries": [[-1, {}]], "number": 1})
         deep = b'{"id": 99, "op": "explain", "body": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
         hostile.transport.write(len(deep).to_bytes(4, "big") + deep)
@@ -356,11 +356,13 @@ async def test_a_hostile_peer_costs_its_own_connection_and_nobody_elses(tmp_path
             await asyncio.sleep(0)
 
 
-def test_every_door_of_a_runtime_that_is_waited_for_is_in_the_table() -> None:
+def test_every_awaitable_runtime_method_is_in_the_service_table() -> None:
     doors = {name for name, kind in get_type_hints(Runtime).items() if kind} | set(vars(Runtime))
     waited = {name for name in doors if isinstance(vars(Runtime).get(name), property)}
     for name in waited:
         gives = get_type_hints(vars(Runtime)[name].fget)["return"]
-        if getattr(gives, "_is_protocol", False) and list_async_methods(gives):
+        if getattr(gives, "_is_protocol", False) and collect_async_methods(gives):
             assert RUNTIME_SERVICES[name] is gives
-    assert len(list_runtime_methods()) == sum(len(list_async_methods(one)) for one in RUNTIME_SERVICES.values()) + 1
+    assert (
+        len(collect_runtime_methods()) == sum(len(collect_async_methods(one)) for one in RUNTIME_SERVICES.values()) + 1
+    )

@@ -14,7 +14,7 @@ from handrail.store.state_folders import locate_folders
 
 
 @pytest.mark.proves("L-07")
-async def test_who_asks_at_the_moment_at_which_a_search_has_failed_begins_another(tmp_path: Path) -> None:
+async def test_a_request_after_a_failed_holder_search_starts_a_new_search(tmp_path: Path) -> None:
     searches = 0
     begun, go_on = asyncio.Event(), asyncio.Event()
 
@@ -28,7 +28,7 @@ async def test_who_asks_at_the_moment_at_which_a_search_has_failed_begins_anothe
     async def ask(times: int) -> None:
         for _ in range(times):
             with pytest.raises(StartError, match="no room"):
-                await membership.get_connection()
+                await membership.wait_for_connection()
 
     (tmp_path / "ws").mkdir()
     membership = ReconnectingClient(

@@ -85,7 +85,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @as_root
-async def test_another_user_is_refused_before_anything_is_read(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_process_of_another_user_is_refused_before_its_messages_are_read(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with house(folder) as doors:
         (folder / NAME).chmod(0o666)  # as if somebody had opened it: the system's word on the peer still holds
         with process(STRANGER, folder / NAME) as stranger:
@@ -96,7 +98,7 @@ async def test_another_user_is_refused_before_anything_is_read(folder: Path, cap
 
 
 @as_root
-async def test_a_process_of_another_user_at_the_holders_place_is_told_nothing(folder: Path) -> None:
+async def test_a_client_sends_nothing_to_a_process_of_another_user_at_the_holders_socket(folder: Path) -> None:
     with process(STRANGE_HOLDER, folder / NAME) as stranger:
         assert await line_of(stranger) == "ready"
         with pytest.raises(ConnectionRejected, match="The other process belongs to user 65534"):
@@ -104,7 +106,7 @@ async def test_a_process_of_another_user_at_the_holders_place_is_told_nothing(fo
         assert await line_of(stranger) == "heard 0"
 
 
-async def test_a_killed_holder_fails_what_is_pending_and_leaves_no_holder(folder: Path) -> None:
+async def test_a_killed_holder_fails_pending_requests_and_can_be_replaced(folder: Path) -> None:
     with process(HOLDER, folder, NAME) as holder:
         assert await line_of(holder) == "ready"
         heard: list[str] = []
@@ -123,7 +125,7 @@ async def test_a_killed_holder_fails_what_is_pending_and_leaves_no_holder(folder
         await doors.join()
 
 
-async def test_a_killed_guest_leaves_its_call_going_on(folder: Path) -> None:
+async def test_a_call_continues_after_its_client_is_killed(folder: Path) -> None:
     begun, go, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def park(body: Any) -> None:
@@ -137,14 +139,14 @@ async def test_a_killed_guest_leaves_its_call_going_on(folder: Path) -> None:
             await begun.wait()
             guest.kill()
             await held.closed.wait()
-        assert held.unanswered_request_count == 1
+        assert held.unanswered_peer_request_count == 1
         go.set()
         await ended.wait()
         await doors.join()
-        assert held.unanswered_request_count == 0
+        assert held.unanswered_peer_request_count == 0
 
 
-async def test_a_stopped_holder_is_told_from_a_dead_one(folder: Path) -> None:
+async def test_a_stopped_holder_is_distinguished_from_a_dead_one(folder: Path) -> None:
     with process(HOLDER, folder, NAME) as holder:
         assert await line_of(holder) == "ready"
         holder.send_signal(signal.SIGSTOP)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from handrail import ToolError
 from handrail.arbiter.output.json_conversion import JsonConversion
 from handrail.contract.calls_and_results import Blob, Result
-from handrail.contract.json_codec import MalformedData, expect_object, reader_of
+from handrail.contract.json_codec import MalformedDataError, expect_json_object, reader_of
 from handrail.ipc.codec.tool_value_encoding import (
     decode_return_value,
     decode_tool_error,
@@ -66,7 +66,7 @@ _values = st.recursive(
 
 
 @given(_values)
-def test_a_value_arrives_as_it_would_have_been_shown_where_it_was_made(value: object) -> None:
+def test_a_return_value_arrives_as_it_would_appear_in_its_own_process(value: object) -> None:
     data, binaries, notes = shown(value)
     arrived = decode_return_value(over_the_wire(encode_return_value(value)))
     adapted: list[str] = []
@@ -81,7 +81,7 @@ def test_a_value_arrives_as_it_would_have_been_shown_where_it_was_made(value: ob
 
 
 @given(_values, st.none() | st.text(), st.dictionaries(st.text(), _scalars, max_size=3))
-def test_a_whole_result_arrives_with_its_text_and_metadata(
+def test_a_result_object_arrives_with_its_text_and_metadata(
     value: object, text: str | None, more: dict[str, Any]
 ) -> None:
     sent = Result("output" if text is None else "error", value, text, more)
@@ -97,21 +97,21 @@ def test_a_whole_result_arrives_with_its_text_and_metadata(
 
 
 @given(st.text(), _values)
-def test_a_tools_error_is_raised_with_its_kind_text_and_data(text: str, data: object) -> None:
+def test_a_tool_error_is_raised_with_its_kind_text_and_data(text: str, data: object) -> None:
     raised = decode_tool_error(over_the_wire(encode_tool_error(ToolError(text, kind="conflict", data=data))))
     assert isinstance(raised, ToolError)
     assert (raised.text, raised.kind) == (text, "conflict")
     assert shown(raised.data)[:2] == shown(data)[:2]
 
 
-def test_another_exception_keeps_its_class_and_text_and_nothing_else() -> None:
+def test_any_other_exception_keeps_only_its_class_name_and_text() -> None:
     raised = decode_tool_error(over_the_wire(encode_tool_error(ZeroDivisionError("by zero"))))
     assert type(raised).__name__ == "ZeroDivisionError"
     assert str(raised) == "by zero"
     assert not isinstance(raised, ZeroDivisionError)
 
 
-def test_no_exception_can_pass_for_one_of_ours_or_end_the_process() -> None:
+def test_a_peer_exception_never_becomes_a_tool_error_or_ends_the_process() -> None:
     for name in ("SystemExit", "KeyboardInterrupt", "CancelledError", "__import__('os')", "ToolError", ""):
         raised = decode_tool_error({"raised": [name, "x"]})
         assert isinstance(raised, Exception)
@@ -138,25 +138,25 @@ _messages = st.fixed_dictionaries(
 
 
 @given(_json | _messages)
-def test_whatever_a_peer_sends_is_a_value_or_said_to_be_none(message: Any) -> None:
+def test_any_peer_message_is_decoded_or_refused_as_malformed(message: Any) -> None:
     readers: list[Callable[[Any], object]] = [
         decode_return_value,
         reader_of(bytes),
-        lambda sent: decode_tool_error(expect_object(sent)),
+        lambda sent: decode_tool_error(expect_json_object(sent)),
     ]
     for read in readers:
         try:
             read(message)
-        except MalformedData as error:
+        except MalformedDataError as error:
             assert str(error)
 
 
-def test_a_binary_part_takes_a_place_that_there_is_and_no_other() -> None:
+def test_a_binary_part_is_placed_only_at_an_existing_path() -> None:
     nothing: list[Any] = [None]
     part: list[Any] = [{"$bytes": "aGk="}, "image/png"]
     ways: list[Any] = [["a", "b"], [0], ["a", 1], [True], ["missing"], "a", [["a"]], ["a", 0, "c"]]
     for way in ways:
-        with pytest.raises(MalformedData):
+        with pytest.raises(MalformedDataError):
             decode_return_value({"data": {"a": [None]}, "blobs": [[way, *part]]})
     assert decode_return_value({"data": {"a": nothing}, "blobs": [[["a", 0], *part]]}) == {
         "a": [Blob(b"hi", "image/png")]
@@ -164,7 +164,7 @@ def test_a_binary_part_takes_a_place_that_there_is_and_no_other() -> None:
     assert decode_return_value({"data": None, "blobs": [[nothing[1:], *part]]}) == Blob(b"hi", "image/png")
 
 
-def test_numbers_that_json_has_not_arrive_as_text_that_says_so() -> None:
+def test_numbers_without_a_json_form_arrive_as_text_with_a_noted_conversion() -> None:
     arrived = decode_return_value(over_the_wire(encode_return_value({"x": math.nan})))
     assert isinstance(arrived, Result)
     assert arrived.data == {"x": "NaN"}

@@ -15,7 +15,7 @@ from handrail.contract.errors import UsageError
 from handrail.ipc.wire import message_frames
 from handrail.ipc.wire import peer_connection as wire
 from handrail.ipc.wire.message_frames import MAX_FRAME, encode_frame
-from handrail.ipc.wire.operation_dispatch import MAX_RUNNING, OperationRefused, OperationSpec, OperationTable
+from handrail.ipc.wire.operation_dispatch import MAX_RUNNING, OperationSpec, OperationTable, RemoteRequestError
 from handrail.ipc.wire.peer_connection import ConnectionLost
 
 MARK: ContextVar[Any] = ContextVar("MARK", default="none")
@@ -45,7 +45,7 @@ class Holder:
         return body
 
     async def refuse(self, body: Any) -> Any:
-        raise OperationRefused("conflict", f"no: {body}")
+        raise RemoteRequestError("conflict", f"no: {body}")
 
     async def misuse(self, body: Any) -> Any:
         raise UsageError("used wrongly")
@@ -119,25 +119,25 @@ async def doors(tmp_path: Path, holder: Holder) -> AsyncGenerator[House]:
 
 @pytest.mark.parametrize("op", ["echo", "echo.inline", "echo.at once"])
 @pytest.mark.parametrize("body", [None, 0, "ü\n\ud800", [1, {"a": 2**70}], {"deep": [[[0]]]}])
-async def test_a_request_is_answered(doors: House, op: str, body: Any) -> None:
+async def test_a_request_receives_its_answer(doors: House, op: str, body: Any) -> None:
     joined = await doors.join()
     assert await joined.request(op, body) == body
 
 
-async def test_both_sides_ask(doors: House) -> None:
+async def test_both_sides_send_requests(doors: House) -> None:
     async def twice(body: int) -> int:
         return 2 * body
 
     joined, held = await doors.both(OperationTable({"twice": OperationSpec(twice)}))
     assert await asyncio.gather(held.request("twice", 21), joined.request("echo", 1)) == [42, 1]
-    with pytest.raises(OperationRefused, match="has no operation 'twice'"):
+    with pytest.raises(RemoteRequestError, match="has no operation 'twice'"):
         await joined.request("twice", 1)
 
 
 @pytest.mark.parametrize("op", ["__class__", "aclose", "request", "_send", "", "Echo", "echo "])
-async def test_only_what_stands_in_the_table_can_be_asked_for(doors: House, op: str) -> None:
+async def test_only_listed_operations_can_be_requested(doors: House, op: str) -> None:
     joined = await doors.join()
-    with pytest.raises(OperationRefused) as caught:
+    with pytest.raises(RemoteRequestError) as caught:
         await joined.request(op, None)
     assert caught.value.kind == "unknown_op"
     assert await joined.request("echo", 1) == 1
@@ -151,11 +151,11 @@ async def test_only_what_stands_in_the_table_can_be_asked_for(doors: House, op: 
         ("fail", "defect", "The other process failed with ValueError. Its log has the details."),
     ],
 )
-async def test_a_handlers_error_arrives_as_a_refusal_and_a_defect_keeps_its_text_at_home(
+async def test_a_handler_error_reaches_the_client_and_an_internal_error_hides_its_text(
     doors: House, op: str, kind: str, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     joined = await doors.join()
-    with pytest.raises(OperationRefused) as caught:
+    with pytest.raises(RemoteRequestError) as caught:
         await joined.request(op, 5)
     assert (caught.value.kind, caught.value.text) == (kind, text)
     assert ("secret of the holder" in caplog.text) == (op == "fail")
@@ -163,7 +163,7 @@ async def test_a_handlers_error_arrives_as_a_refusal_and_a_defect_keeps_its_text
 
 @pytest.mark.parametrize("count", [500, pytest.param(20_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("op", ["park", "park.inline", "park.at once"])
-async def test_handlers_begin_in_the_order_of_the_requests(doors: House, holder: Holder, op: str, count: int) -> None:
+async def test_handlers_start_in_the_order_of_the_requests(doors: House, holder: Holder, op: str, count: int) -> None:
     count = min(count, MAX_RUNNING)
     joined = await doors.join()
     asked = [asyncio.create_task(joined.request(op, number)) for number in range(count)]
@@ -172,7 +172,7 @@ async def test_handlers_begin_in_the_order_of_the_requests(doors: House, holder:
     assert await asyncio.gather(*asked) == list(range(count))
 
 
-async def test_an_inline_handler_runs_before_the_next_message_is_looked_at_and_without_a_task(
+async def test_an_inline_handler_runs_without_a_task_and_waits_without_blocking_others(
     doors: House, holder: Holder
 ) -> None:
     joined = await doors.join()
@@ -184,24 +184,20 @@ async def test_an_inline_handler_runs_before_the_next_message_is_looked_at_and_w
     assert await parked == 1
 
 
-async def test_a_handler_that_begins_at_once_has_a_task_and_is_cancelled_where_it_waits(
-    doors: House, holder: Holder
-) -> None:
+async def test_an_eager_handler_runs_in_a_task_and_waits_without_blocking_others(doors: House, holder: Holder) -> None:
     joined = await doors.join()
     assert await joined.request("who.at once") is False
     parked = asyncio.create_task(joined.request("park.at once", 1))
     assert await asyncio.gather(joined.request("echo", 2), joined.request("echo.at once", 3)) == [2, 3]
     assert holder.begun.get_nowait() == 1
     assert await joined.request("strike.at once") == "heard"
-    with pytest.raises(OperationRefused, match="ValueError"):
+    with pytest.raises(RemoteRequestError, match="ValueError"):
         await joined.request("fail.at once")
     holder.go.set()
     assert await parked == 1
 
 
-async def test_handlers_that_begin_at_once_one_after_the_other_feel_nothing_of_each_other(
-    doors: House, holder: Holder
-) -> None:
+async def test_consecutive_eager_handlers_do_not_affect_each_other(doors: House, holder: Holder) -> None:
     joined = await doors.join()
     for number in range(3):
         assert await joined.request("mark.at once", number) == "none"
@@ -226,7 +222,7 @@ async def test_a_connection_that_ends_leaves_no_task_behind(doors: House) -> Non
 
 
 @pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
-async def test_nothing_is_lost_or_answered_twice_in_requests_both_ways(doors: House, count: int) -> None:
+async def test_concurrent_requests_in_both_directions_are_each_answered_once(doors: House, count: int) -> None:
     async def sometimes_waits(body: int) -> int:
         if body % 3:
             await asyncio.sleep(0)
@@ -248,11 +244,11 @@ async def test_nothing_is_lost_or_answered_twice_in_requests_both_ways(doors: Ho
     assert answers[::2] == list(range(count))
     assert answers[1::2] == [-number for number in range(count)]
     assert sorted(late) == list(range(count))
-    assert held.unanswered_request_count == joined.unanswered_request_count == 0
+    assert held.unanswered_peer_request_count == joined.unanswered_peer_request_count == 0
 
 
 @pytest.mark.parametrize("op", ["park", "park.inline", "park.at once"])
-async def test_cancelling_a_request_cancels_its_handler_and_nothing_else(doors: House, holder: Holder, op: str) -> None:
+async def test_a_cancelled_request_cancels_only_its_own_handler(doors: House, holder: Holder, op: str) -> None:
     joined = await doors.join()
     kept, given_up = (asyncio.create_task(joined.request(op, name)) for name in ("kept", "given up"))
     assert [await holder.begun.get(), await holder.begun.get()] == ["kept", "given up"]
@@ -265,7 +261,7 @@ async def test_cancelling_a_request_cancels_its_handler_and_nothing_else(doors: 
 
 
 @pytest.mark.parametrize("op", ["park", "park.inline", "park.at once"])
-async def test_a_cancellation_on_the_heels_of_its_request_lets_the_handler_begin_and_tidy_up(
+async def test_a_handler_cancelled_immediately_still_starts_and_cleans_up(
     doors: House, holder: Holder, op: str
 ) -> None:
     joined = await doors.join()
@@ -286,7 +282,7 @@ async def test_a_cancelled_request_can_wait_until_the_handler_has_ended(doors: H
     assert await joined.request("echo", 2) == 2
 
 
-async def test_when_the_peer_goes_all_that_is_pending_fails_and_handlers_go_on_or_not_as_declared(
+async def test_a_lost_peer_fails_pending_requests_and_handlers_continue_or_stop_as_declared(
     doors: House, holder: Holder
 ) -> None:
     joined, held = await doors.both(OperationTable({"park": OperationSpec(Holder().park)}))
@@ -303,7 +299,7 @@ async def test_when_the_peer_goes_all_that_is_pending_fails_and_handlers_go_on_o
     await held.closed.wait()
     assert heard == [held.lost_reason]
     assert await holder.ended.get() == ("park.with", "cancelled")
-    assert held.unanswered_request_count == 2
+    assert held.unanswered_peer_request_count == 2
     holder.go.set()
     assert {await holder.ended.get(), await holder.ended.get()} == {("park", "went on"), ("park.inline", "went on")}
     with pytest.raises(ConnectionLost) as caught:
@@ -312,7 +308,7 @@ async def test_when_the_peer_goes_all_that_is_pending_fails_and_handlers_go_on_o
     assert held.notify("note", 1) is False
 
 
-async def test_closing_says_why_and_delivers_what_was_answered_before(doors: House) -> None:
+async def test_closing_sends_a_reason_after_delivering_earlier_answers(doors: House) -> None:
     joined, held = await doors.both()
     answer = await joined.request("echo", "x" * 3_000_000)
     assert len(answer) == 3_000_000
@@ -325,7 +321,7 @@ async def test_closing_says_why_and_delivers_what_was_answered_before(doors: Hou
         await joined.request("echo", 1)
 
 
-async def test_notices_arrive_in_order_and_an_unknown_or_failing_one_hurts_nobody(doors: House, holder: Holder) -> None:
+async def test_notices_arrive_in_order_despite_unknown_ones(doors: House, holder: Holder) -> None:
     joined = await doors.join()
     for number in range(100):
         assert joined.notify("note", number)
@@ -334,7 +330,7 @@ async def test_notices_arrive_in_order_and_an_unknown_or_failing_one_hurts_nobod
     assert holder.told == list(range(100))
 
 
-async def test_notices_may_be_left_out_for_a_peer_that_is_behind_while_answers_wait_for_it(doors: House) -> None:
+async def test_a_slow_peer_may_miss_notifications_but_receives_every_answer(doors: House) -> None:
     reader, writer, held = await doors.greeted()
     sent = 0
     while held.notify("progress", "x" * 100_000, skip_when_behind=True):
@@ -349,7 +345,7 @@ async def test_notices_may_be_left_out_for_a_peer_that_is_behind_while_answers_w
     assert held.notify("progress", 1, skip_when_behind=True)
 
 
-async def test_a_peer_that_asks_and_never_reads_is_dropped_before_it_fills_memory(
+async def test_a_peer_that_never_reads_is_dropped_before_it_fills_memory(
     doors: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(wire, "MAX_QUEUED_BYTES", 2_000_000)
@@ -361,27 +357,27 @@ async def test_a_peer_that_asks_and_never_reads_is_dropped_before_it_fills_memor
     assert await (await doors.join()).request("echo", 1) == 1
 
 
-async def test_an_answer_or_request_too_long_for_a_frame_fails_alone(
+async def test_an_oversized_answer_or_request_fails_without_ending_the_connection(
     doors: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(message_frames, "MAX_FRAME", 10_000)
     joined = await doors.join()
     for op, body, kind in (("long", 10_001, "answer_too_large"), ("echo", "x" * 10_001, "limit")):
-        with pytest.raises(OperationRefused) as caught:
+        with pytest.raises(RemoteRequestError) as caught:
             await joined.request(op, body)
         assert caught.value.kind == kind, "it says whether the operation ran"
     assert len(await joined.request("long", 9_000)) == 9_000
 
 
 @pytest.mark.parametrize("size", [1_000_000, pytest.param(100_000_000, marks=pytest.mark.slow)])
-async def test_long_arguments_go_through_both_ways(doors: House, size: int) -> None:
+async def test_long_arguments_arrive_in_both_directions(doors: House, size: int) -> None:
     assert size < MAX_FRAME
     joined = await doors.join()
     body = {"content": "x" * size}
     assert await joined.request("echo", body) == body
 
 
-async def test_a_peer_that_reads_late_but_reads_is_kept(doors: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_reading_peer_stays_connected(doors: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MAX_QUEUED_BYTES", 4_000_000)
     reader, writer, held = await doors.greeted()
     for begin in (1, 21, 41):
@@ -392,20 +388,20 @@ async def test_a_peer_that_reads_late_but_reads_is_kept(doors: House, monkeypatc
     assert held.lost_reason is None
 
 
-async def test_requests_beyond_what_may_be_open_are_refused(
+async def test_requests_over_the_limit_of_open_requests_are_refused(
     doors: House, holder: Holder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("handrail.ipc.wire.operation_dispatch.MAX_RUNNING", 3)
     joined = await doors.join()
     asked = [asyncio.create_task(joined.request("park", number)) for number in range(5)]
     for refused in await asyncio.gather(*asked[3:], return_exceptions=True):
-        assert isinstance(refused, OperationRefused) and refused.kind == "limit"
+        assert isinstance(refused, RemoteRequestError) and refused.kind == "limit"
     holder.go.set()
     assert await asyncio.gather(*asked[:3]) == [0, 1, 2]
     assert await joined.request("echo", 1) == 1
 
 
-async def test_a_peer_that_says_no_more_and_reads_nothing_is_gone_at_once(doors: House) -> None:
+async def test_a_peer_that_stops_sending_and_reading_is_disconnected_at_once(doors: House) -> None:
     _reader, writer, held = await doors.greeted()
     while held.notify("progress", "x" * 100_000, skip_when_behind=True):
         pass

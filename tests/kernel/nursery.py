@@ -124,7 +124,7 @@ async def main(name, seed):
     # However long this machine takes to end the last processes and to put their namespaces away.
     patience = time.monotonic() + 120
     while True:
-        await sandboxed_process.wait_until_all_dismantled()
+        await sandboxed_process.wait_until_sandboxes_dismantled()
         gc.collect()
         files = [path for number, path in open_files().items() if before.get(number) != path]
         tasks = [str(task) for task in asyncio.all_tasks() - {asyncio.current_task(), hearing}]

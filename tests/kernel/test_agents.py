@@ -72,7 +72,7 @@ def opened(request: pytest.FixtureRequest) -> Opens:
 
 
 @pytest.mark.proves("K-13", "P-03")
-async def test_a_deny_of_the_manifest_holds_against_rules_of_every_other_scope_and_against_people(
+async def test_a_manifest_deny_overrides_rules_of_every_other_scope_and_user_answers(
     tmp_path: Path,
     opened: Opens,
 ) -> None:
@@ -94,7 +94,7 @@ async def test_a_deny_of_the_manifest_holds_against_rules_of_every_other_scope_a
 
 
 @pytest.mark.proves("K-13")
-async def test_a_tool_that_the_agent_does_not_name_is_not_there_under_any_name(tmp_path: Path, opened: Opens) -> None:
+async def test_a_tool_outside_the_agents_manifest_is_unknown_under_every_name(tmp_path: Path, opened: Opens) -> None:
     put_agent(tmp_path, "reviewer", 'tools = ["read", "notes.*"]')
     async with opened(tmp_path, "reviewer", rules=["allow *", "deny mail.send to=eve"]) as kernel:
         session = await kernel.session()
@@ -107,9 +107,7 @@ async def test_a_tool_that_the_agent_does_not_name_is_not_there_under_any_name(t
 
 
 @pytest.mark.proves("K-13")
-async def test_an_alias_is_the_same_tool_with_the_same_rules_and_its_id_in_the_log(
-    tmp_path: Path, opened: Opens
-) -> None:
+async def test_an_alias_follows_the_rules_of_its_tool_and_logs_the_tool_id(tmp_path: Path, opened: Opens) -> None:
     put_agent(tmp_path, "reviewer", '[aliases]\n"choir.mail" = "mail.send"')
     async with opened(tmp_path, "reviewer", rules=["allow mail.send to=ann"]) as kernel:
         session = await kernel.session()
@@ -122,7 +120,7 @@ async def test_an_alias_is_the_same_tool_with_the_same_rules_and_its_id_in_the_l
 
 
 @pytest.mark.proves("K-13", "R-04")
-async def test_the_tools_of_an_agents_folder_are_its_own(tmp_path: Path, opened: Opens) -> None:
+async def test_tools_in_an_agents_folder_belong_to_that_agent_only(tmp_path: Path, opened: Opens) -> None:
     put_agent(tmp_path, "reviewer", "")
     put_agent(tmp_path, "other", "")
     put_tool(tmp_path / "config" / "agents" / "reviewer" / "tools", "own")
@@ -134,7 +132,7 @@ async def test_the_tools_of_an_agents_folder_are_its_own(tmp_path: Path, opened:
 
 
 @pytest.mark.proves("K-13")
-async def test_sessions_of_several_agents_live_side_by_side_each_with_its_own(tmp_path: Path, opened: Opens) -> None:
+async def test_sessions_of_several_agents_coexist_with_their_own_tools_and_rules(tmp_path: Path, opened: Opens) -> None:
     put_agent(tmp_path, "writer", 'rules = ["allow write"]')
     put_agent(tmp_path, "reader", 'tools = ["read"]')
     async with opened(tmp_path) as kernel:
@@ -152,7 +150,7 @@ async def test_sessions_of_several_agents_live_side_by_side_each_with_its_own(tm
 
 
 @pytest.mark.proves("K-13")
-async def test_an_agent_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path, opened: Opens) -> None:
+async def test_an_unknown_agent_error_lists_the_existing_agents(tmp_path: Path, opened: Opens) -> None:
     put_agent(tmp_path, "reviewer", "")
     with pytest.raises(
         UsageError, match=r"'reviewr' does not exist. Did you mean 'reviewer'\? Agents: default, reviewer"
@@ -166,7 +164,9 @@ async def test_an_agent_that_is_not_there_is_answered_with_those_that_are(tmp_pa
 
 
 @pytest.mark.proves("K-13")
-async def test_a_faulty_agent_is_refused_with_all_its_faults_and_the_others_work(tmp_path: Path, opened: Opens) -> None:
+async def test_a_faulty_agent_is_refused_with_all_its_faults_and_other_agents_work(
+    tmp_path: Path, opened: Opens
+) -> None:
     put_agent(tmp_path, "broken", 'tools = ["raed"]\npromt = 1\nrules = ["deny bahs"]\nroots = [{path = "~"}]\n')
     (tmp_path / "config" / "tools").mkdir(parents=True)
     with pytest.raises(LoadError) as caught:
@@ -180,7 +180,7 @@ async def test_a_faulty_agent_is_refused_with_all_its_faults_and_the_others_work
         assert (await (await kernel.session()).call("glob", {"pattern": "*"})).ok
 
 
-async def test_a_rule_for_all_agents_may_name_a_tool_that_this_one_does_not_have(tmp_path: Path) -> None:
+async def test_a_rule_for_all_agents_may_name_a_tool_that_one_agent_lacks(tmp_path: Path) -> None:
     put_agent(tmp_path, "reviewer", 'tools = ["read"]')
     async with held_only(tmp_path, "reviewer", 'rules = ["deny mail.send", "deny bash rm *"]') as kernel:
         assert len(kernel.generation) == 1
@@ -189,7 +189,7 @@ async def test_a_rule_for_all_agents_may_name_a_tool_that_this_one_does_not_have
             pass
 
 
-async def test_the_configured_agent_is_that_of_whoever_names_none(tmp_path: Path, opened: Opens) -> None:
+async def test_the_configured_agent_is_used_when_the_program_names_none(tmp_path: Path, opened: Opens) -> None:
     put_agent(tmp_path, "reviewer", "")
     async with opened(tmp_path, None, 'agent = "reviewer"') as kernel:
         assert kernel.default_agent.id == "reviewer"
@@ -220,7 +220,7 @@ async def test_watchdogs_see_the_manifest_as_data(tmp_path: Path) -> None:
 
 @pytest.mark.proves("K-10")
 @confined
-async def test_hosts_for_bash_are_its_own_in_that_agent_and_nobody_elses(tmp_path: Path, opened: Opens) -> None:
+async def test_hosts_for_bash_apply_only_in_the_agent_that_requires_them(tmp_path: Path, opened: Opens) -> None:
     put_agent(tmp_path, "builder", '[requires.tools.bash.net]\nhosts = ["pypi.org"]')
     async with opened(tmp_path, "builder") as kernel:
         entries = kernel.generation.entries
@@ -233,13 +233,13 @@ async def test_hosts_for_bash_are_its_own_in_that_agent_and_nobody_elses(tmp_pat
 
 
 @pytest.mark.proves("K-10")
-async def test_what_an_agent_requires_extends_its_set_and_no_tool_of_it(tmp_path: Path) -> None:
+async def test_the_requirements_of_an_agent_extend_its_capability_set_and_not_its_tools(tmp_path: Path) -> None:
     put_agent(tmp_path, "builder", '[requires]\nnet.hosts = ["pypi.org"]\ncapabilities = ["ask"]')
     put_agent(tmp_path, "narrow", 'tools = ["read"]')
     async with held_only(tmp_path, "builder") as kernel:
         assert isinstance(kernel, LocalKernel)
         wide = kernel.own_context.authority.agent_layer
-        narrow = kernel.components.make_agent_context("narrow").authority.agent_layer
+        narrow = kernel.components.create_agent_environment("narrow").authority.agent_layer
         assert (wide.hosts, narrow.hosts) == (("pypi.org", "*"), ())
         assert not narrow.fs_write and not narrow.shell
         for tool_id, entry in kernel.generation.entries.items():
@@ -262,7 +262,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return made
 
 
-async def test_file_tools_reach_an_agents_roots_as_they_say_and_nobody_elses(
+async def test_file_tools_reach_the_declared_roots_of_their_agent_only(
     tmp_path: Path, opened: Opens, folders: tuple[Path, Path]
 ) -> None:
     specs, notes = folders
@@ -285,7 +285,7 @@ async def test_file_tools_reach_an_agents_roots_as_they_say_and_nobody_elses(
 
 
 @confined
-async def test_sandboxes_have_an_agents_roots_as_they_say_and_nobody_elses(
+async def test_sandboxes_include_the_declared_roots_of_their_agent_only(
     tmp_path: Path, opened: Opens, folders: tuple[Path, Path]
 ) -> None:
     specs, notes = folders
@@ -301,7 +301,7 @@ async def test_sandboxes_have_an_agents_roots_as_they_say_and_nobody_elses(
         assert "a.txt" not in json.dumps(unseen.data)
 
 
-async def test_the_hosts_ceiling_bounds_an_agents_roots_too(
+async def test_the_configured_ceiling_also_bounds_the_roots_of_an_agent(
     tmp_path: Path, opened: Opens, folders: tuple[Path, Path]
 ) -> None:
     ceiling = '[ceiling]\nfs = { read = ["{workspace}"], write = ["{workspace}"] }\n'
@@ -315,7 +315,7 @@ async def test_the_hosts_ceiling_bounds_an_agents_roots_too(
         assert "ceiling" in (refused.error_text or "")
 
 
-async def test_a_manifest_that_has_changed_counts_from_the_next_opening_on(tmp_path: Path, opened: Opens) -> None:
+async def test_a_changed_manifest_takes_effect_at_the_next_start(tmp_path: Path, opened: Opens) -> None:
     put_agent(tmp_path, "reviewer", 'tools = ["read"]')
     async with opened(tmp_path, "reviewer", tools=[]) as kernel:
         put_agent(tmp_path, "reviewer", 'tools = ["read", "glob"]')
@@ -329,7 +329,7 @@ async def test_a_manifest_that_has_changed_counts_from_the_next_opening_on(tmp_p
 
 
 @pytest.mark.proves("K-13")
-async def test_a_process_that_joins_works_as_the_agent_it_names(tmp_path: Path) -> None:
+async def test_a_joined_process_works_as_the_agent_it_names(tmp_path: Path) -> None:
     put_agent(tmp_path, "reviewer", 'prompt = "Review."\ntools = ["read", "write"]\nrules = ["deny write final/**"]')
     put_agent(tmp_path, "noter", 'tools = ["notes.add"]\naliases = { note = "notes.add" }')
     async with held_only(tmp_path), held_only(tmp_path, "reviewer", rules=["allow write", "allow notes.add"]) as joined:
@@ -356,7 +356,7 @@ async def test_a_process_that_joins_works_as_the_agent_it_names(tmp_path: Path) 
 
 
 @pytest.mark.proves("K-13")
-async def test_a_process_that_joins_as_no_agent_or_a_faulty_one_is_told_and_the_holder_goes_on(tmp_path: Path) -> None:
+async def test_joining_as_an_unknown_or_faulty_agent_fails_and_the_holder_keeps_working(tmp_path: Path) -> None:
     put_agent(tmp_path, "broken", "promt = 1")
     async with held_only(tmp_path) as held:
         with pytest.raises(UsageError, match=r"Did you mean 'broken'\? Agents: default, broken"):
@@ -373,7 +373,7 @@ async def test_a_process_that_joins_as_no_agent_or_a_faulty_one_is_told_and_the_
         assert (await (await held.session()).call("glob", {"pattern": "*"})).ok
 
 
-async def test_new_tools_of_a_process_that_joined_are_there_for_sessions_of_all_its_agents(tmp_path: Path) -> None:
+async def test_new_tools_of_a_joined_process_are_available_to_sessions_of_all_its_agents(tmp_path: Path) -> None:
     put_agent(tmp_path, "noter", 'tools = ["notes.*", "read"]')
 
     @tool(id="notes.count", side_effect="read", locks=[])
@@ -389,7 +389,7 @@ async def test_new_tools_of_a_process_that_joined_are_there_for_sessions_of_all_
         assert "mail.send" not in joined.generation.entries
 
 
-async def test_an_agents_manifest_is_read_anew_for_each_process_that_joins(tmp_path: Path) -> None:
+async def test_an_agent_manifest_is_read_again_for_each_process_that_joins(tmp_path: Path) -> None:
     put_agent(tmp_path, "reviewer", 'tools = ["read"]')
     async with held_only(tmp_path, "reviewer", tools=[]) as held:
         put_agent(tmp_path, "reviewer", 'tools = ["read", "glob"]')

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.registry.test_own_offering import put_offering
+from tests.registry.test_operator_resources import put_offering
 
 from handrail import open_kernel
 from handrail.config import load_configuration
 from handrail.contract.errors import LoadError, UsageError
 from handrail.contract.sandbox_protocol import Process, ProgramSpec, SandboxProfile, SandboxTier
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.kernel.agent_bundles import AgentBundle, build_bundle
+from handrail.kernel.agent_bundles import AgentBundle, build_agent_bundle
 from handrail.registry.agent_folders import BUNDLE_FILE
 from handrail.sandbox import tier_probe
 from handrail.store.state_folders import locate_folders
@@ -78,12 +78,12 @@ def built(
 ) -> AgentBundle:
     folders = locate_folders(place / "ws", place / "state")
     config = load_configuration(place / "config" / "handrail.toml", folders=folders, environment={})
-    return build_bundle(config, agent, folders, tier_probe.choose_sandbox(), place / target, told)
+    return build_agent_bundle(config, agent, folders, tier_probe.choose_sandbox(), place / target, told)
 
 
 @confined
 @pytest.mark.proves("R-15")
-async def test_a_bundle_starts_where_nothing_else_is(place: Path) -> None:
+async def test_a_bundle_starts_without_any_other_configuration(place: Path) -> None:
     bundle = built(place)
     assert set(bundle.tools) == {"greet", "whisper", "say"}
     assert bundle.external_tools == ("read",)
@@ -106,7 +106,7 @@ def put_agent(place: Path, name: str, text: str) -> None:
 
 @confined
 @pytest.mark.proves("R-15")
-async def test_a_bundle_has_the_agents_that_work_can_get_to_with_their_tools_and_the_skills_they_read(
+async def test_a_bundle_contains_every_reachable_agent_with_its_tools_and_skills(
     place: Path,
 ) -> None:
     config = place / "config"
@@ -142,7 +142,7 @@ async def test_a_bundle_has_the_agents_that_work_can_get_to_with_their_tools_and
 
 
 @pytest.mark.proves("R-15")
-def test_a_fault_of_an_agent_that_work_can_get_to_stops_the_build(place: Path) -> None:
+def test_a_fault_of_a_reachable_agent_stops_the_build(place: Path) -> None:
     (place / "config" / "agents" / "speaker" / "agent.toml").write_text('id = "speaker"\ntools = ["agent.asker"]\n')
     put_agent(place, "asker", 'tools = ["task", "grete"]\n')
     with pytest.raises(LoadError, match="grete"):
@@ -152,7 +152,7 @@ def test_a_fault_of_an_agent_that_work_can_get_to_stops_the_build(place: Path) -
 
 @confined
 @pytest.mark.proves("R-15")
-async def test_a_bundle_has_what_is_offered_beside_tools_with_its_files(place: Path) -> None:
+async def test_a_bundle_includes_resources_with_their_files(place: Path) -> None:
     put_offering(place)
     manifest = place / "config" / "agents" / "speaker" / "agent.toml"
     manifest.write_text('id = "speaker"\ntools = ["greet", "resource.read"]\n')
@@ -165,7 +165,7 @@ async def test_a_bundle_has_what_is_offered_beside_tools_with_its_files(place: P
 
 
 @pytest.mark.proves("R-15")
-def test_overrides_are_resolved_and_nothing_that_the_agent_has_not_is_in_it(place: Path) -> None:
+def test_a_bundle_resolves_overrides_and_contains_only_the_agents_files(place: Path) -> None:
     bundle = built(place)
     assert bundle.files == (
         "agents/speaker/agent.toml",
@@ -181,9 +181,7 @@ def test_overrides_are_resolved_and_nothing_that_the_agent_has_not_is_in_it(plac
 
 
 @pytest.mark.proves("R-15")
-def test_the_same_agent_makes_the_same_bundle_and_no_value_of_a_secret_is_in_it(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bundle_has_a_reproducible_hash_and_no_secret_values(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_TOKEN", "hunter2-and-more")
     one, other = built(place, "one"), built(place, "other")
     assert one.hash == other.hash
@@ -246,7 +244,7 @@ def _no_json(folder: Path) -> None:
         (_no_json, "rebuild the bundle with handrail build"),
     ],
 )
-async def test_whatever_differs_from_what_was_built_stops_the_start(
+async def test_a_bundle_that_differs_from_its_build_does_not_start(
     place: Path, tampered: Callable[[Path], None], problem: str
 ) -> None:
     bundle = built(place)
@@ -268,7 +266,7 @@ def test_a_faulty_agent_is_not_built_and_all_its_faults_are_listed(place: Path) 
     assert not (place / "bundle").exists()
 
 
-def test_nothing_that_is_there_is_written_over(place: Path) -> None:
+def test_a_build_does_not_overwrite_existing_files(place: Path) -> None:
     (place / "bundle").mkdir()
     (place / "bundle" / "mine").write_text("mine")
     with pytest.raises(UsageError, match="already exists and is not empty"):
@@ -288,7 +286,7 @@ def test_nothing_that_is_there_is_written_over(place: Path) -> None:
     ],
     ids=["in quotes", "indented", "an indented table", "in a text"],
 )
-def test_however_the_settings_are_written_the_bundles_name_its_agent_once_and_keep_the_rest(
+def test_the_settings_of_a_bundle_name_its_agent_once_and_keep_all_other_settings(
     place: Path, written: str, kept: str
 ) -> None:
     settings = place / "config" / "handrail.toml"
@@ -337,7 +335,7 @@ int main(void) { puts("{\\"said\\": \\"compiled\\"}"); return 0; }
 
 @confined
 @pytest.mark.proves("R-15")
-async def test_a_source_folder_is_built_and_what_it_makes_starts_where_no_source_is(place: Path) -> None:
+async def test_a_source_folder_is_built_and_its_tool_runs_without_the_source(place: Path) -> None:
     folder = source(place, "hum", SHELL, word__txt="mmm")
     told: list[str] = []
     bundle = built(place, told=told.append)
@@ -365,7 +363,7 @@ async def test_a_program_in_c_is_compiled_by_the_build(place: Path) -> None:
 
 @confined
 @pytest.mark.proves("R-14", "R-15")
-async def test_nothing_is_built_at_a_start_or_by_a_call_and_what_is_not_built_is_withheld(place: Path) -> None:
+async def test_an_unbuilt_tool_is_unavailable_and_no_start_or_call_builds_it(place: Path) -> None:
     folder = source(place, "hum", f"touch {place}/started; {SHELL}", word__txt="mmm")
     settings = place / "config" / "handrail.toml"
     async with open_kernel(place / "ws", agent="speaker", config=settings, state=place / "state") as kernel:
@@ -378,7 +376,7 @@ async def test_nothing_is_built_at_a_start_or_by_a_call_and_what_is_not_built_is
 
 @confined
 @pytest.mark.proves("R-15")
-def test_a_build_has_neither_network_nor_a_way_out_of_its_folder(place: Path) -> None:
+def test_a_build_has_no_network_and_cannot_leave_its_folder(place: Path) -> None:
     outside = place / "outside"
     outside.mkdir(mode=0o777)
     (outside / "secret").write_text("hunter2")
@@ -424,7 +422,7 @@ def test_a_build_has_neither_network_nor_a_way_out_of_its_folder(place: Path) ->
     ],
     ids=["fails", "makes nothing", "no program", "never ends", "hides", "links out", "a pipe", "links its program out"],
 )
-def test_a_build_that_fails_freezes_nothing_and_says_why(
+def test_a_failed_build_writes_no_bundle_and_names_the_problem(
     place: Path, script: str, more: dict[str, object], problem: str
 ) -> None:
     source(place, "hum", script, more=more, word__txt="mmm")
@@ -436,7 +434,7 @@ def test_a_build_that_fails_freezes_nothing_and_says_why(
 
 @confined
 @pytest.mark.proves("R-15")
-def test_tools_that_share_a_folder_are_built_in_one_copy_and_by_one_run_of_one_command(place: Path) -> None:
+def test_tools_that_share_a_source_folder_are_built_by_one_run(place: Path) -> None:
     source(place, "hum", f"{SHELL}cp run other; echo again >> count\n", word__txt="mmm")
     tools = place / "config" / "tools"
     text = (tools / "hum.json").read_text()
@@ -449,7 +447,7 @@ def test_tools_that_share_a_folder_are_built_in_one_copy_and_by_one_run_of_one_c
 
 @confined
 @pytest.mark.proves("R-15")
-def test_a_folder_that_cannot_be_copied_is_named(place: Path) -> None:
+def test_the_error_names_a_source_folder_that_cannot_be_copied(place: Path) -> None:
     folder = source(place, "hum", SHELL, word__txt="mmm")
     os.mkfifo(folder / "pipe")
     with pytest.raises(LoadError, match=r"hum-source: Cannot copy the folder for the build: .*pipe"):
@@ -458,7 +456,7 @@ def test_a_folder_that_cannot_be_copied_is_named(place: Path) -> None:
 
 @confined
 @pytest.mark.proves("R-15")
-def test_only_what_the_agent_has_is_built(place: Path) -> None:
+def test_only_tools_of_the_agent_are_built(place: Path) -> None:
     source(place, "hum", "exit 1\n")
     (place / "config" / "agents" / "speaker" / "agent.toml").write_text('id = "speaker"\ntools = ["greet"]\n')
     assert built(place).built_tools == ()
@@ -474,10 +472,10 @@ class Unable:
 
 
 @pytest.mark.proves("R-15")
-def test_where_nothing_is_confined_nothing_is_built(place: Path) -> None:
+def test_a_build_without_a_sandbox_is_refused(place: Path) -> None:
     source(place, "hum", SHELL, word__txt="mmm")
     folders = locate_folders(place / "ws", place / "state")
     config = load_configuration(place / "config" / "handrail.toml", folders=folders, environment={})
     with pytest.raises(LoadError, match=r"hum.*Cannot build without a sandbox: nothing is confined"):
-        build_bundle(config, "speaker", folders, Unable(), place / "b")
+        build_agent_bundle(config, "speaker", folders, Unable(), place / "b")
     assert not (place / "b").exists()

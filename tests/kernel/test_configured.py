@@ -41,7 +41,7 @@ def put_tool(folder: Path, name: str, **runtime: Any) -> None:
 
 
 @pytest.mark.proves("P-11")
-async def test_a_watchdog_of_the_configuration_sees_every_call(tmp_path: Path) -> None:
+async def test_a_configured_watchdog_checks_every_call(tmp_path: Path) -> None:
     (tmp_path / "watchdog.py").write_text(WATCHDOG)
     command = json.dumps([sys.executable, str(tmp_path / "watchdog.py")])
     settings = f"[[watchdogs]]\ncommand = {command}\ntimeout_ms = 60000\n"
@@ -55,7 +55,7 @@ async def test_a_watchdog_of_the_configuration_sees_every_call(tmp_path: Path) -
 
 
 @pytest.mark.proves("P-03")
-async def test_project_rules_come_from_the_configuration_and_session_rules_from_the_start(tmp_path: Path) -> None:
+async def test_configuration_rules_have_project_scope_and_program_rules_have_session_scope(tmp_path: Path) -> None:
     settings = 'rules = ["allow mail.send", "deny mail.send to=eve"]\n'
     async with temporary_kernel(tmp_path, tools=[send], rules=["allow mail.send to=eve"], settings=settings) as kernel:
         session = await kernel.session(rules=["deny mail.send to=bob"])
@@ -65,7 +65,7 @@ async def test_project_rules_come_from_the_configuration_and_session_rules_from_
 
 
 @pytest.mark.proves("K-10")
-async def test_the_ceiling_of_the_configuration_bounds_every_tool(tmp_path: Path) -> None:
+async def test_the_configured_ceiling_bounds_the_read_tool(tmp_path: Path) -> None:
     settings = '[ceiling.fs]\nread = ["{workspace}/open"]\n'
     async with temporary_kernel(tmp_path, settings=settings, rules=["allow *"]) as kernel:
         for name in ("open", "closed"):
@@ -78,7 +78,7 @@ async def test_the_ceiling_of_the_configuration_bounds_every_tool(tmp_path: Path
 
 
 @pytest.mark.proves("R-01", "R-04")
-async def test_the_global_and_the_agents_folder_are_loaded_and_the_agents_tool_stands_for_the_global_one(
+async def test_global_and_agent_tool_folders_are_loaded_and_the_agents_tool_takes_precedence(
     tmp_path: Path,
 ) -> None:
     put_tool(tmp_path / "config" / "tools", "here")
@@ -92,7 +92,7 @@ async def test_the_global_and_the_agents_folder_are_loaded_and_the_agents_tool_s
 
 
 @pytest.mark.proves("R-01", "S-08")
-async def test_what_needs_secrets_that_nobody_gave_is_loaded_withheld_and_answered_with_the_reason(
+async def test_a_tool_with_missing_secrets_is_withheld_and_its_calls_name_them(
     tmp_path: Path,
 ) -> None:
     tools = tmp_path / "config" / "tools"
@@ -110,7 +110,7 @@ async def test_what_needs_secrets_that_nobody_gave_is_loaded_withheld_and_answer
 
 
 @pytest.mark.proves("R-02", "R-03", "L-01")
-async def test_tools_of_a_folder_are_called_like_any_other_and_a_persistent_one_starts_once(tmp_path: Path) -> None:
+async def test_folder_tools_are_called_like_other_tools_and_a_persistent_one_starts_once(tmp_path: Path) -> None:
     tools = tmp_path / "config" / "tools"
     put_tool(tools, "once")
     put_tool(tools, "stays", persistent=True)
@@ -131,7 +131,7 @@ async def test_tools_of_a_folder_are_called_like_any_other_and_a_persistent_one_
 
 @pytest.mark.proves("O-01", "O-02")
 @pytest.mark.parametrize("persistent", [False, True])
-async def test_the_output_of_a_program_is_cut_at_its_limit_and_the_rest_is_read_from_its_sidecar(
+async def test_program_output_over_the_limit_is_truncated_and_readable_from_its_output_file(
     tmp_path: Path, persistent: bool
 ) -> None:
     tools = tmp_path / "config" / "tools"
@@ -170,7 +170,7 @@ class Holding:
 
 
 @pytest.mark.proves("L-05")
-async def test_a_wait_for_locks_ends_with_its_configured_budget_and_nothing_is_run(tmp_path: Path) -> None:
+async def test_a_lock_wait_times_out_after_its_configured_budget_and_runs_no_tool(tmp_path: Path) -> None:
     settings = "[limits]\nlock_wait_ms = 20\n"
     hold = Holding()
     async with temporary_kernel(tmp_path, tools=[send, hold.tool], rules=["allow *"], settings=settings) as kernel:
@@ -185,7 +185,7 @@ async def test_a_wait_for_locks_ends_with_its_configured_budget_and_nothing_is_r
 
 
 @pytest.mark.proves("L-05")
-async def test_a_wait_for_locks_is_told_in_the_result_and_the_record_apart_from_the_run(tmp_path: Path) -> None:
+async def test_results_and_records_report_the_wait_for_locks_separately(tmp_path: Path) -> None:
     hold = Holding()
     async with temporary_kernel(tmp_path, tools=[send, hold.tool], rules=["allow *"]) as kernel:
         session = await kernel.session()
@@ -204,7 +204,7 @@ async def test_a_wait_for_locks_is_told_in_the_result_and_the_record_apart_from_
         assert [intent.get("lock_wait_ms") for intent in intents] == [None, late.metadata["lock_wait_ms"]]
 
 
-async def test_one_text_where_several_rules_belong_is_told_from_a_list(tmp_path: Path) -> None:
+async def test_a_single_text_in_place_of_a_list_of_rules_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"rules=\['allow read'\]"):
         async with temporary_kernel(tmp_path, rules="allow read"):
             pass
@@ -215,7 +215,7 @@ async def test_one_text_where_several_rules_belong_is_told_from_a_list(tmp_path:
             await kernel.explain_call("read", {"path": "a"}, rules="deny read")
 
 
-async def test_faulty_rules_are_told_once_each_with_where_they_stand(tmp_path: Path) -> None:
+async def test_each_faulty_rule_is_reported_once_with_its_location(tmp_path: Path) -> None:
     with pytest.raises(LoadError) as caught:
         async with temporary_kernel(tmp_path, rules=["permit read"], settings='rules = ["allow raed"]\n'):
             pass
@@ -226,7 +226,7 @@ async def test_faulty_rules_are_told_once_each_with_where_they_stand(tmp_path: P
 
 
 @pytest.mark.proves("P-04")
-async def test_examples_in_a_rule_are_checked_wherever_it_is_given(tmp_path: Path) -> None:
+async def test_examples_of_a_rule_are_checked_in_every_source_of_rules(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     config = tmp_path / "handrail.toml"
     config.write_text(
@@ -255,7 +255,7 @@ async def test_examples_in_a_rule_are_checked_wherever_it_is_given(tmp_path: Pat
             await kernel.session(rules=[{"rule": "deny read private/**", "not_match": ["private/a"]}])
 
 
-async def test_more_rules_than_each_call_could_be_compared_with_are_refused_with_their_place(tmp_path: Path) -> None:
+async def test_a_configuration_with_too_many_rules_is_refused_with_its_location(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     config = tmp_path / "handrail.toml"
     rules = "".join(f'  "allow bash git log {number}",\n' for number in range(MAX_RULES + 1))

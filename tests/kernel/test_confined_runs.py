@@ -45,14 +45,33 @@ async def bash(session: Session, command: str) -> Result:
     return await session.call("bash", {"command": command})
 
 
-async def test_a_confined_call_works_in_the_workspace_and_says_so(session: Session) -> None:
+async def test_a_confined_call_works_in_the_workspace_and_its_result_is_marked_confined(session: Session) -> None:
     done = await bash(session, 'mkdir -p out && python3 -c \'open("out/made", "w").write("x")\'')
     assert done.ok and done.data["exit_code"] == 0, done
     assert done.metadata["confined"] is True
     assert Path(session.workdir, "out/made").read_text() == "x"
 
 
-async def test_a_tool_that_runs_one_program_runs_confined(ground: Path) -> None:
+async def test_a_confined_call_that_needs_a_host_says_which_rules_would_give_it_one(ground: Path) -> None:
+    (ground / "ws" / "fetch.sh").write_text("curl -sS https://example.org\n")
+    calls = (
+        ("bash", {"command": "sh fetch.sh"}),
+        ("python", {"code": "import socket; socket.create_connection(('example.org', 80))"}),
+    )
+    for rules in ([], ["allow net.fetch example.org"]):
+        async with open_kernel(
+            ground / "ws", state=ground / "state", config=ground / "handrail.toml", rules=rules
+        ) as one:
+            session = await one.session()
+            for tool, arguments in calls:
+                done = await session.call(tool, arguments)
+                assert done.metadata["network"]["unavailable"] == "the call ran confined"
+                assert any(
+                    "it runs confined" in note and "`allow net.fetch HOST`" in note for note in done.data["notes"]
+                )
+
+
+async def test_a_single_program_tool_runs_confined_under_a_confined_rule(ground: Path) -> None:
     """No target of such a call is a command: the rule about the tool covers the program that the tool declares."""
     for rules in ([], ["allow python {confined}"], ["allow python {confined}", "allow shell.run {confined}"]):
         async with open_kernel(
@@ -70,13 +89,13 @@ async def test_a_tool_that_runs_one_program_runs_confined(ground: Path) -> None:
             assert not (await (await one.session()).call("python", {"code": "print(1)"})).ok, rule
 
 
-async def test_an_undecidable_text_runs_confined(session: Session) -> None:
+async def test_an_undecidable_command_runs_confined(session: Session) -> None:
     done = await bash(session, 'run="python3 --version"; $run')
     assert done.ok, done.error_text
     assert done.metadata["confined"] is True
 
 
-async def test_no_program_of_a_confined_call_can_destroy_the_history(session: Session) -> None:
+async def test_a_program_of_a_confined_call_cannot_destroy_the_git_history(session: Session) -> None:
     """The text does not show what the program does: version control data is read-only for it."""
     Path(session.workdir, "wreck.py").write_text(
         "import shutil; shutil.rmtree('.git', ignore_errors=True); print('tried')"
@@ -104,17 +123,19 @@ async def test_no_program_of_a_confined_call_can_destroy_the_history(session: Se
         "touch .vscode/x",
     ],
 )
-async def test_what_destroys_or_leaves_the_workspace_is_not_answered(session: Session, command: str) -> None:
+async def test_a_command_that_destroys_or_leaves_the_workspace_still_requires_approval(
+    session: Session, command: str
+) -> None:
     refused = await bash(session, command)
     assert refused.error_kind == "denied"
     assert "requires approval" in str(refused.error_text)
 
 
-async def test_a_question_says_why_a_call_does_not_stay_confined(session: Session) -> None:
+async def test_a_refusal_explains_why_a_call_is_not_confined(session: Session) -> None:
     assert "It does not stay confined: " in str((await bash(session, "pip install x")).error_text)
 
 
-async def test_a_git_command_in_the_text_changes_the_repository(session: Session) -> None:
+async def test_a_git_command_in_a_confined_call_can_change_the_repository(session: Session) -> None:
     Path(session.workdir, "b.txt").write_text("b")
     done = await bash(session, "git add b.txt && git commit -qm second")
     assert done.ok and done.data["exit_code"] == 0, done
@@ -122,7 +143,7 @@ async def test_a_git_command_in_the_text_changes_the_repository(session: Session
 
 
 @pytest.mark.parametrize("command", ["sh commit.sh", "python3 -V && git commit --allow-empty -m x && python3 run.py"])
-async def test_no_other_code_runs_with_a_repository_that_can_be_written(session: Session, command: str) -> None:
+async def test_a_confined_call_that_runs_other_code_cannot_commit(session: Session, command: str) -> None:
     Path(session.workdir, "commit.sh").write_text("git commit --allow-empty -m x\n")
     Path(session.workdir, "run.py").write_text("")
     await bash(session, command)
@@ -130,14 +151,14 @@ async def test_no_other_code_runs_with_a_repository_that_can_be_written(session:
     assert log.stdout == "first\n"
 
 
-async def test_the_note_of_a_program_that_wants_to_change_the_repository_names_the_way(session: Session) -> None:
+async def test_a_failed_repository_change_by_a_confined_program_adds_a_note(session: Session) -> None:
     Path(session.workdir, "commit.sh").write_text("git commit --allow-empty -m x\n")
     done = await bash(session, "sh commit.sh")
     assert done.ok and done.data["exit_code"] != 0
     assert "runs confined" in " ".join(done.data["notes"])
 
 
-async def test_a_stricter_rule_decides(ground: Path) -> None:
+async def test_a_stricter_rule_overrides_a_confined_allow(ground: Path) -> None:
     async with open_kernel(
         ground / "ws",
         state=ground / "state",
@@ -152,7 +173,7 @@ async def test_a_stricter_rule_decides(ground: Path) -> None:
         assert "'ask bash touch *' is stricter" in explained.confinement_note
 
 
-async def test_without_a_sandbox_the_word_never_holds_and_says_why(ground: Path) -> None:
+async def test_a_confined_rule_never_applies_without_a_sandbox_and_explain_gives_the_reason(ground: Path) -> None:
     (ground / "handrail.toml").write_text('[sandbox]\nunconfined = ["bash"]\n')
     async with open_kernel(
         ground / "ws", state=ground / "state", config=ground / "handrail.toml", mode="auto"
@@ -165,7 +186,7 @@ async def test_without_a_sandbox_the_word_never_holds_and_says_why(ground: Path)
         assert "confined: no" in str(explained)
 
 
-async def test_the_log_says_that_a_call_ran_confined(ground: Path) -> None:
+async def test_the_explanation_and_the_result_of_a_confined_call_report_its_confinement(ground: Path) -> None:
     async with open_kernel(
         ground / "ws", state=ground / "state", config=ground / "handrail.toml", mode="auto"
     ) as kernel:
@@ -177,7 +198,7 @@ async def test_the_log_says_that_a_call_ran_confined(ground: Path) -> None:
         assert done.metadata["confined"] is True
 
 
-async def test_a_confined_call_writes_in_no_further_folder_and_reaches_no_host_of_its_agent(ground: Path) -> None:
+async def test_a_confined_call_cannot_use_extra_roots_or_hosts_of_its_agent(ground: Path) -> None:
     further = ground / "further"
     further.mkdir()
     agents = ground / "agents" / "wide"

@@ -14,7 +14,7 @@ from handrail.contract.errors import LoadError, UsageError
 from handrail.contract.sandbox_protocol import SandboxMechanism, SandboxTier
 from handrail.kernel.doctor import DoctorCheck, machine_checks, run_doctor_checks
 from handrail.kernel.doctor.machine_checks import check_sandbox
-from handrail.kernel.doctor.workspace_checks import CapabilityReport, report_agent_capabilities
+from handrail.kernel.doctor.workspace_checks import CapabilityReport, compute_agent_capabilities
 from handrail.sandbox import tier_probe
 
 
@@ -37,11 +37,11 @@ def checked(place: Place, text: str = "") -> dict[str, DoctorCheck]:
 
 def agent(place: Place, name: str = "default", text: str = "") -> CapabilityReport:
     config: MergedConfiguration = load_configuration(config_of(place, text), environment={})
-    return report_agent_capabilities(config, place.folders, name)
+    return compute_agent_capabilities(config, place.folders, name)
 
 
 @pytest.mark.proves("S-08")
-def test_each_layer_is_shown_with_what_was_found_when_it_was_tried(place: Place) -> None:
+def test_the_doctor_shows_the_probe_result_of_each_sandbox_mechanism(place: Place) -> None:
     tier, found = tier_probe.probe_tier(), checked(place)
     for one in tier.mechanisms:
         shown = found[f"sandbox {one.name}"]
@@ -49,7 +49,7 @@ def test_each_layer_is_shown_with_what_was_found_when_it_was_tried(place: Place)
         assert shown.state == "ok" or shown.remedy or one.is_enforced is None
 
 
-def test_a_layer_that_keeps_everything_from_starting_is_a_problem_and_another_one_is_not(place: Place) -> None:
+def test_a_missing_mechanism_is_a_problem_without_a_sandbox_and_otherwise_a_warning(place: Place) -> None:
     lacking = (
         SandboxMechanism("namespaces", True, "there"),
         SandboxMechanism("landlock", False, "not there", "get it"),
@@ -62,7 +62,7 @@ def test_a_layer_that_keeps_everything_from_starting_is_a_problem_and_another_on
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="of root only is it a question")
-def test_of_root_it_is_said_whose_rights_programs_have(place: Place) -> None:
+def test_doctor_reports_which_users_rights_programs_have(place: Place) -> None:
     before = checked(place)
     assert before["sandbox identity"].state == "warning"
     assert "root" in before["sandbox identity"].detail and "ordinary user" in before["sandbox identity"].remedy
@@ -73,7 +73,7 @@ def test_of_root_it_is_said_whose_rights_programs_have(place: Place) -> None:
 
 
 @pytest.mark.proves("S-08")
-def test_what_an_operator_does_without_is_named(place: Place) -> None:
+def test_doctor_names_unconfined_tools_and_open_unix_sockets(place: Place) -> None:
     found = checked(place, '[sandbox]\nunconfined = ["bash", "nosuch"]\nunix_sockets = true\n')
     assert found["unconfined tools"].state == "warning" and "bash, nosuch" in found["unconfined tools"].detail
     assert found["unix sockets"].state == "warning"
@@ -81,13 +81,13 @@ def test_what_an_operator_does_without_is_named(place: Place) -> None:
     assert "sandbox.unconfined" not in checked(place, '[sandbox]\nunconfined = ["bash"]\n')
 
 
-def test_a_provider_that_is_not_there_is_a_problem_told_once_with_those_that_are(place: Place) -> None:
+def test_doctor_reports_an_unknown_sandbox_provider_and_lists_the_available_ones(place: Place) -> None:
     found = checked(place, '[sandbox]\nprovider = "nosuch"\n')
     assert found["sandbox provider"].state == "problem" and "to one of: machine" in found["sandbox provider"].detail
 
 
 @pytest.mark.proves("K-10")
-def test_adding_a_tool_extends_its_agents_set_by_what_it_adds_and_no_other_tools(place: Place) -> None:
+def test_a_new_tool_extends_the_agents_capability_set_and_changes_no_other_tool(place: Place) -> None:
     before = agent(place)
     tools = place.workspace.parent / "config" / "tools"
     put_tool(tools, "weather", requires={"net": {"hosts": ["api.example.org"]}, "fs": {"read": ["{workspace}"]}})
@@ -103,7 +103,7 @@ def test_adding_a_tool_extends_its_agents_set_by_what_it_adds_and_no_other_tools
 
 
 @pytest.mark.proves("K-10")
-def test_what_an_agents_manifest_adds_stands_apart_and_the_ceiling_beside_it(place: Place) -> None:
+def test_an_agent_check_lists_own_capabilities_tools_and_the_ceiling_separately(place: Place) -> None:
     folder = place.workspace.parent / "config" / "agents" / "reviewer"
     folder.mkdir(parents=True)
     (folder / "agent.toml").write_text(
@@ -131,7 +131,7 @@ def test_what_an_agents_manifest_adds_stands_apart_and_the_ceiling_beside_it(pla
         (("bubblewrap 0.12.1", "bubblewrap 1.0"), "ok"),
     ],
 )
-def test_an_old_bubblewrap_is_named_with_its_version_and_what_to_install(
+def test_the_doctor_names_an_old_bubblewrap_with_its_version_and_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: tuple[str, ...], state: str
 ) -> None:
     found: list[str] = []

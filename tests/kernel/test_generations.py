@@ -48,7 +48,7 @@ class Counter(Tool):
         self.ended.set()
 
 
-async def test_what_was_added_changed_and_taken_away_holds_for_the_next_turn_and_the_log_names_it(
+async def test_a_reload_applies_to_the_next_turn_and_the_log_names_each_changed_tool(
     tmp_path: Path,
     kernel_in: Opens,
 ) -> None:
@@ -88,7 +88,7 @@ async def twice(to: str, runtime: Runtime) -> list[object]:
 
 
 @pytest.mark.proves("K-10")
-async def test_what_a_new_tool_requires_it_has_with_no_other_change(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_new_tool_gets_its_required_capabilities_after_a_reload(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[send], rules=["allow mail.*"]) as kernel:
         session = await kernel.session()
         await kernel.reload_tools(tools=[send, twice])  # the first tool that makes calls
@@ -96,7 +96,7 @@ async def test_what_a_new_tool_requires_it_has_with_no_other_change(tmp_path: Pa
         assert answer.data == ["ann", "ann"], answer.error_text
 
 
-async def test_faults_leave_everything_as_it_was(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_reload_with_faults_keeps_the_current_generation(tmp_path: Path, kernel_in: Opens) -> None:
     folder = tmp_path / "config" / "tools"
     async with kernel_in(tmp_path, tools=[send], rules=["allow *"]) as kernel:
         session = await kernel.session()
@@ -110,7 +110,7 @@ async def test_faults_leave_everything_as_it_was(tmp_path: Path, kernel_in: Open
         assert (await session.call("mail.send", {"to": "ann"})).ok
 
 
-async def test_a_tool_that_is_gone_ends_once_no_turn_holds_it_and_the_rest_with_the_kernel(tmp_path: Path) -> None:
+async def test_a_removed_tool_is_closed_after_its_last_turn_and_others_with_the_kernel(tmp_path: Path) -> None:
     gone, kept = Counter(), Counter()
     async with temporary_kernel(tmp_path, tools=[gone], rules=["allow *"]) as kernel:
         session = await kernel.session()
@@ -134,7 +134,7 @@ for number, line in enumerate(sys.stdin, 1):
 """
 
 
-async def test_a_persistent_tool_goes_on_where_it_is_the_same_and_else_is_replaced(
+async def test_a_persistent_tool_keeps_its_process_across_a_reload_unless_it_changed(
     tmp_path: Path, kernel_in: Opens
 ) -> None:
     folder = tmp_path / "config" / "tools"
@@ -172,7 +172,7 @@ async def test_a_persistent_tool_goes_on_where_it_is_the_same_and_else_is_replac
         assert (await session.call("stays", {})).data == ["two", 1]
 
 
-def test_what_a_program_sees_in_a_folder_of_its_own_is_a_part_of_it(tmp_path: Path) -> None:
+def test_a_program_fingerprint_covers_all_files_in_its_folder(tmp_path: Path) -> None:
     program, within = tmp_path / "run", tmp_path / "lib" / "deep" / "data.json"
     within.parent.mkdir(parents=True)
     program.write_text("x")

@@ -44,7 +44,7 @@ def put_git_agent(folder: Path, *hosts: str) -> None:
     put_agent(folder, "pusher", "\n".join(tables))
 
 
-async def test_looking_runs_unasked_and_changing_is_asked_about(tmp_path: Path, repo: Repo) -> None:
+async def test_git_reads_run_without_approval_and_git_changes_require_it(tmp_path: Path, repo: Repo) -> None:
     repo.put("a", "2\n")
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
@@ -86,7 +86,7 @@ async def test_looking_runs_unasked_and_changing_is_asked_about(tmp_path: Path, 
     assert repo.git("log", "--format=%s") == "by a person's leave\nfirst"
 
 
-async def test_what_a_rule_keeps_from_being_written_a_checkout_does_not_write(tmp_path: Path, repo: Repo) -> None:
+async def test_a_checkout_does_not_write_a_path_that_a_rule_denies(tmp_path: Path, repo: Repo) -> None:
     repo.commit("second", a="2\n")
     async with temporary_kernel(tmp_path, rules=["allow git.*", "deny fs.write a"]) as kernel:
         refused = await (await kernel.session()).call("git.checkout", {"ref": "HEAD~1"})
@@ -135,9 +135,7 @@ async def test_a_repository_is_cloned_over_http_and_pushed_back(
     assert behind.error_kind == "conflict", behind
 
 
-async def test_a_push_and_a_clone_by_path_take_a_rule_about_the_tool_and_no_program_of_either_end_runs(
-    tmp_path: Path, repo: Repo
-) -> None:
+async def test_a_local_push_or_clone_runs_no_hook_or_configured_program(tmp_path: Path, repo: Repo) -> None:
     ran = tmp_path / "ws" / "ran"
     target = made(tmp_path / "ws" / "target")
     hook = target.put(".git/hooks/pre-receive", f"#!/bin/sh\ntouch {ran}\n")
@@ -171,9 +169,7 @@ async def test_a_host_that_no_rule_allows_is_not_reached(tmp_path: Path, host: G
     assert host.asked == []
 
 
-async def test_a_server_that_sends_on_to_another_host_leads_nowhere(
-    tmp_path: Path, host: GitHost, session: Session
-) -> None:
+async def test_a_redirect_to_another_host_is_not_followed(tmp_path: Path, host: GitHost, session: Session) -> None:
     async with GitHost(host.folder) as other:
         host.elsewhere = f"http://{other.authority}"
         refused = await session.call("git.clone", {"url": host.url("x.git")})
@@ -182,7 +178,7 @@ async def test_a_server_that_sends_on_to_another_host_leads_nowhere(
     assert not (tmp_path / "ws" / "x").exists()
 
 
-async def test_a_server_that_wants_a_password_is_not_asked_twice(
+async def test_a_git_server_that_requires_a_password_needs_a_configured_header(
     tmp_path: Path, host: GitHost, session: Session
 ) -> None:
     host.password = "Basic dTpw"

@@ -119,7 +119,7 @@ async def records_of(kernel: LocalKernel, session: Session, call: str) -> list[t
 
 
 @pytest.mark.proves("L-08")
-async def test_a_guard_tool_asks_a_judge_and_its_call_takes_the_locks_that_it_needs(tmp_path: Path) -> None:
+async def test_a_guard_tool_asks_a_judge_and_its_inner_call_takes_its_own_locks(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"judge": JUDGE}, tools=TOOLS, rules=[*RULES, "allow write **"]) as kernel:
         judge = PlaybackModel(text_reply("yes"), text_reply("it holds a password"))
         top = PlaybackModel(reply("a.txt"), reply("b.txt"), text_reply("Done."))
@@ -140,7 +140,7 @@ async def test_a_guard_tool_asks_a_judge_and_its_call_takes_the_locks_that_it_ne
 
 @pytest.mark.proves("L-08")
 @pytest.mark.parametrize(("rule", "said"), [("deny write **", "deny"), ("ask write **", "cannot ask the user")])
-async def test_the_call_of_a_guard_tool_is_judged_like_any_other(tmp_path: Path, rule: str, said: str) -> None:
+async def test_an_inner_call_of_a_guard_tool_follows_the_rules(tmp_path: Path, rule: str, said: str) -> None:
     async with kernel_of(tmp_path, {"judge": JUDGE}, tools=TOOLS, rules=[*RULES, rule]) as kernel:
         judge, top = PlaybackModel(text_reply("yes")), PlaybackModel(reply("a.txt"), text_reply("."))
         session = await kernel.session()
@@ -150,7 +150,7 @@ async def test_the_call_of_a_guard_tool_is_judged_like_any_other(tmp_path: Path,
 
 
 @pytest.mark.proves("L-08")
-async def test_a_call_of_a_tool_without_locks_waits_for_its_own_and_its_callers_time_does_not_count(
+async def test_the_lock_wait_of_an_inner_call_does_not_count_towards_its_callers_timeout(
     tmp_path: Path,
 ) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
@@ -169,7 +169,7 @@ async def test_a_call_of_a_tool_without_locks_waits_for_its_own_and_its_callers_
 
 
 @pytest.mark.proves("L-08", "X-03")
-async def test_each_step_of_a_stateful_tool_without_locks_calls_under_the_locks_of_the_call(tmp_path: Path) -> None:
+async def test_each_step_of_a_stateful_tool_without_locks_can_call_a_tool_with_locks(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         session = await kernel.session()
         first = await session.call("free.steps", {})
@@ -178,7 +178,7 @@ async def test_each_step_of_a_stateful_tool_without_locks_calls_under_the_locks_
 
 
 @pytest.mark.proves("L-08")
-async def test_under_a_caller_that_holds_locks_no_call_further_down_takes_others(tmp_path: Path) -> None:
+async def test_an_inner_call_below_a_lock_holding_caller_cannot_take_other_locks(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         session = await kernel.session()
         arguments = {"name": "free.calls", "arguments": {"names": ["mark.set"]}}
@@ -206,7 +206,7 @@ async def test_under_a_caller_that_holds_locks_no_call_further_down_takes_others
         ("question", {"questions": [{"question": "?"}]}, "ask"),
     ],
 )
-async def test_a_tool_that_holds_locks_reaches_no_tool_that_waits(
+async def test_a_tool_that_holds_locks_cannot_call_a_tool_that_waits(
     tmp_path: Path, name: str, arguments: dict[str, Any], capability: str
 ) -> None:
     async with kernel_of(tmp_path, {"judge": JUDGE}, tools=TOOLS, rules=[*RULES, "allow bash true"]) as kernel:

@@ -27,13 +27,13 @@ async def storm(folder: Path, *, kills: int, others_every: int, verify_every: in
 
 
 @pytest.mark.proves("L-07", "G-05")
-async def test_eight_kills_of_the_holder_lose_nothing_and_do_nothing_twice(tmp_path: Path) -> None:
+async def test_eight_kills_of_the_holder_lose_no_call_and_repeat_none(tmp_path: Path) -> None:
     await storm(tmp_path / "storm", kills=8, others_every=2, verify_every=1, seed=7)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(max(3600, 8 * KILLS))
-async def test_a_thousand_kills_of_the_holder_lose_nothing_and_do_nothing_twice(tmp_path: Path) -> None:
+async def test_a_thousand_kills_of_the_holder_lose_no_call_and_repeat_none(tmp_path: Path) -> None:
     for part in range(-(-KILLS // 100)):  # so that what is looked through stays small
         await storm(
             tmp_path / str(part), kills=min(100, KILLS - 100 * part), others_every=5, verify_every=20, seed=part

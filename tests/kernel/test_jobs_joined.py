@@ -65,7 +65,7 @@ def a_fresh_place() -> None:
 
 
 @pytest.mark.proves("X-05", "L-07")
-async def test_a_job_of_a_joined_session_outlives_it_and_is_looked_after_from_everywhere(tmp_path: Path) -> None:
+async def test_a_job_of_a_joined_session_outlives_it_and_is_managed_from_any_process(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[slow], rules=RULES) as held:
         script = tmp_path / "ws" / "wait.sh"
         script.write_text("#!/bin/sh\nsleep infinity\n")
@@ -103,7 +103,7 @@ async def test_a_job_of_a_joined_session_outlives_it_and_is_looked_after_from_ev
 
 
 @pytest.mark.proves("X-04")
-async def test_a_call_of_a_joined_session_is_promoted(tmp_path: Path) -> None:
+async def test_a_running_call_of_a_joined_session_can_move_to_the_background(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, rules=RULES), second(tmp_path, tools=[slow], rules=RULES) as joined:
         session = await joined.session()
         caller = asyncio.create_task(session.call("slow", {"name": "a"}))

@@ -23,7 +23,7 @@ def second(folder: Path, **options: object) -> AbstractAsyncContextManager[Kerne
 
 
 @pytest.mark.proves("L-07")
-async def test_a_second_kernel_joins_the_first_and_reads_and_writes_through_it(tmp_path: Path) -> None:
+async def test_a_second_kernel_joins_the_first_and_makes_calls_through_it(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as held, second(tmp_path, rules=["allow write"]) as joined:
         assert isinstance(held, LocalKernel) and isinstance(joined, RemoteKernel)
         assert joined.workdir == held.workdir and joined.state_folder == held.state_folder
@@ -42,7 +42,7 @@ async def test_a_second_kernel_joins_the_first_and_reads_and_writes_through_it(t
 
 
 @pytest.mark.proves("L-07", "P-04")
-async def test_rules_that_a_process_brings_hold_for_its_own_sessions_only(tmp_path: Path) -> None:
+async def test_rules_of_a_joined_process_apply_only_to_its_own_sessions(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as held, second(tmp_path, rules=["allow write"]) as joined:
         ours, theirs = await held.session(), await joined.session()
         assert (await ours.call("write", {"path": "a", "content": ""})).error_kind == "denied"
@@ -58,7 +58,7 @@ async def test_rules_that_a_process_brings_hold_for_its_own_sessions_only(tmp_pa
 
 
 @pytest.mark.proves("L-07", "L-02")
-async def test_locks_are_shared_by_all_who_joined(tmp_path: Path) -> None:
+async def test_locks_are_shared_by_the_holder_and_joined_processes(tmp_path: Path) -> None:
     entered, leave = asyncio.Event(), asyncio.Event()
     order: list[str] = []
 
@@ -87,7 +87,7 @@ async def test_locks_are_shared_by_all_who_joined(tmp_path: Path) -> None:
 
 
 @pytest.mark.proves("L-07")
-async def test_the_calls_of_one_reply_are_answered_in_order_over_the_socket(tmp_path: Path) -> None:
+async def test_calls_of_one_reply_are_answered_in_order_over_the_socket(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path), second(tmp_path, rules=["allow write"]) as joined:
         session = await joined.session()
         calls = [("write", {"path": f"{n}.txt", "content": str(n)}) for n in range(5)]
@@ -112,7 +112,7 @@ async def test_the_calls_of_one_reply_are_answered_in_order_over_the_socket(tmp_
         (b"\xff", "UTF-8"),
     ],
 )
-async def test_arguments_are_read_as_strictly_as_without_a_socket(
+async def test_arguments_are_validated_as_strictly_over_the_socket(
     tmp_path: Path, arguments: object, fault: str
 ) -> None:
     async with temporary_kernel(tmp_path), second(tmp_path) as joined:
@@ -122,7 +122,7 @@ async def test_arguments_are_read_as_strictly_as_without_a_socket(
 
 
 @pytest.mark.proves("L-07", "X-10")
-async def test_events_and_progress_travel_over_the_socket(tmp_path: Path) -> None:
+async def test_session_events_reach_a_joined_process(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path), second(tmp_path) as joined:
         session = await joined.session()
         seen: list[Event] = []
@@ -137,7 +137,7 @@ async def test_events_and_progress_travel_over_the_socket(tmp_path: Path) -> Non
 
 
 @pytest.mark.proves("L-07", "X-08")
-async def test_a_joined_process_stops_its_own_calls_and_nobody_elses(tmp_path: Path) -> None:
+async def test_a_joined_process_stops_only_its_own_calls(tmp_path: Path) -> None:
     begun: list[asyncio.Event] = [asyncio.Event(), asyncio.Event()]
 
     @tool(id="test.wait", side_effect="read", locks=[])
@@ -163,7 +163,7 @@ async def test_a_joined_process_stops_its_own_calls_and_nobody_elses(tmp_path: P
 
 
 @pytest.mark.proves("L-07", "P-07")
-async def test_a_person_at_a_joined_process_is_asked_there(tmp_path: Path) -> None:
+async def test_the_user_of_a_joined_process_is_asked_there(tmp_path: Path) -> None:
     person = ScriptedApprovalHandler([ApprovalAnswer("once"), ApprovalAnswer("reject", "not now")], [[["blue"]]])
     async with temporary_kernel(tmp_path), second(tmp_path) as joined:
         session = await joined.session(approval_handler=person)
@@ -178,7 +178,7 @@ async def test_a_person_at_a_joined_process_is_asked_there(tmp_path: Path) -> No
 
 
 @pytest.mark.proves("L-10", "L-07")
-async def test_a_key_gives_what_was_recorded_over_the_socket_too(tmp_path: Path) -> None:
+async def test_a_repeated_call_key_returns_the_recorded_result_over_the_socket(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path), second(tmp_path, rules=["allow write"]) as joined:
         session = await joined.session("ses_keys")
         first = await session.call("write", {"path": "a", "content": "x"}, key="k")
@@ -188,7 +188,7 @@ async def test_a_key_gives_what_was_recorded_over_the_socket_too(tmp_path: Path)
 
 
 @pytest.mark.proves("L-07", "P-13")
-async def test_explain_uses_the_joined_processes_own_rules(tmp_path: Path) -> None:
+async def test_explain_uses_the_rules_of_the_joined_process(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as held, second(tmp_path, rules=["allow write *.md"]) as joined:
         arguments = {"path": "a.md", "content": ""}
         assert (await held.explain_call("write", arguments)).effective_action == "deny"
@@ -199,7 +199,7 @@ async def test_explain_uses_the_joined_processes_own_rules(tmp_path: Path) -> No
 
 
 @pytest.mark.proves("L-07", "O-07")
-async def test_a_secret_that_any_process_brings_is_redacted_everywhere(tmp_path: Path) -> None:
+async def test_a_secret_of_a_joined_process_is_redacted_for_the_holder(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as held, second(tmp_path, secrets={"token": "s3cr3t-value"}):
         (tmp_path / "ws" / "a.txt").write_text("it is s3cr3t-value\n")
         result = await (await held.session()).call("read", {"path": "a.txt"})
@@ -207,7 +207,7 @@ async def test_a_secret_that_any_process_brings_is_redacted_everywhere(tmp_path:
 
 
 @pytest.mark.proves("L-07")
-async def test_a_session_is_open_in_one_process_at_a_time(tmp_path: Path) -> None:
+async def test_a_session_can_be_open_in_only_one_process(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as held, second(tmp_path) as joined:
         session = await held.session("ses_one")
         with pytest.raises(UsageError, match="already open"):
@@ -218,7 +218,7 @@ async def test_a_session_is_open_in_one_process_at_a_time(tmp_path: Path) -> Non
 
 
 @pytest.mark.proves("L-07", "A-10")
-async def test_leaving_suspends_sessions_and_the_next_process_goes_on_with_them(tmp_path: Path) -> None:
+async def test_a_process_that_leaves_suspends_its_sessions_for_the_next_process(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as held:
         async with second(tmp_path) as joined:
             session = await joined.session("ses_on")
@@ -233,7 +233,7 @@ async def test_leaving_suspends_sessions_and_the_next_process_goes_on_with_them(
 
 
 @pytest.mark.proves("L-07", "R-06")
-async def test_a_new_generation_reaches_those_who_joined(tmp_path: Path) -> None:
+async def test_a_new_generation_reaches_joined_processes(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as held, second(tmp_path) as joined:
         session = await joined.session()
         turn = session.start_turn()
@@ -244,20 +244,20 @@ async def test_a_new_generation_reaches_those_who_joined(tmp_path: Path) -> None
         assert (await turn.call_all([("glob", {"pattern": "*"})]))[0].result.ok, "a turn keeps the one it began with"
 
 
-async def test_what_an_agent_of_a_process_that_joined_is_told_waits_at_the_holder(tmp_path: Path) -> None:
+async def test_notifications_for_a_joined_session_wait_at_the_holder(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as held, second(tmp_path) as joined:
         session = await joined.session()
         assert session.notifications is not None and not await session.notifications.wait_for_next()
         waits = asyncio.create_task(session.notifications.wait_until_pending())
         said = Notification("n1", session.id, "trigger", "noon", "it is noon", 5, None, "a timer")
-        await held.inbound_events.notifications.store_notification(said)
+        await held.inbound_services.notifications.store_notification(said)
         await waits
         assert await session.notifications.wait_for_next() and await session.notifications.list_pending() == [said]
         await session.notifications.mark_delivered(["n1"])
         assert not await session.notifications.list_pending()
 
 
-async def test_what_the_project_says_above_the_workspace_is_read_by_the_holder_under_the_rules_of_who_asks(
+async def test_the_holder_reads_parent_instructions_under_the_rules_of_the_joined_process(
     tmp_path: Path,
 ) -> None:
     (tmp_path / ".git").mkdir()
@@ -271,7 +271,7 @@ async def test_what_the_project_says_above_the_workspace_is_read_by_the_holder_u
         assert await (await narrow.session()).read_parent_instructions() == []
 
 
-async def test_calls_that_are_submitted_one_by_one_through_the_socket_are_one_reply(tmp_path: Path) -> None:
+async def test_calls_streamed_one_by_one_over_the_socket_form_one_reply(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path), second(tmp_path, rules=["allow write"]) as joined:
         session = await joined.session()
         turn = session.start_turn()

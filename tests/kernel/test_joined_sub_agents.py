@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.kernel.guests import joined_kernel
-from tests.kernel.test_joined_ends import lose
+from tests.kernel.test_joined_shutdown import lose
 from tests.kernel.test_sub_agents import READER, WRITER, kernel_of, models, task
 
 from handrail.agent.agent_loop import Agent
@@ -18,7 +18,7 @@ from handrail.testing.scripted_kernel import ScriptedApprovalHandler
 
 @pytest.mark.proves("A-03")
 @pytest.mark.proves("L-07")
-async def test_a_sub_agent_works_for_an_agent_in_a_process_that_joined(tmp_path: Path) -> None:
+async def test_a_sub_agent_works_for_an_agent_in_a_joined_process(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"reader": READER}) as held, joined_kernel(tmp_path) as kernel:
         (tmp_path / "ws" / "note.txt").write_text("The answer is 42.\n")
         reader = PlaybackModel(call_reply(("read", {"path": "note.txt"})), text_reply("It says 42."))
@@ -32,12 +32,12 @@ async def test_a_sub_agent_works_for_an_agent_in_a_process_that_joined(tmp_path:
         assert "It says 42." in str(top.requests[1].messages)
         assert "Available agents: default, reader." in str(top.requests[1].messages)
         assert "The answer is 42." in str(reader.requests[1].messages)
-        row = held.components.store.sessions.list_open_subagents(session.id)[0]
+        row = held.components.store.sessions.list_open_subagent_sessions(session.id)[0]
         assert (row.agent, row.parent_call, row.holder) == ("reader", f"{session.id}/1.0", None)
 
 
 @pytest.mark.proves("P-12")
-async def test_people_at_a_process_that_joined_are_asked_by_its_sub_agents_and_see_who_asks(tmp_path: Path) -> None:
+async def test_approval_requests_in_a_joined_process_name_the_asking_sub_agent(tmp_path: Path) -> None:
     agents = {"default": "[delegation]\ncan_ask_user = true", "writer": WRITER}
     async with kernel_of(tmp_path, agents), joined_kernel(tmp_path) as kernel:
         person = ScriptedApprovalHandler([ApprovalAnswer("once")])
@@ -50,7 +50,7 @@ async def test_people_at_a_process_that_joined_are_asked_by_its_sub_agents_and_s
 
 
 @pytest.mark.proves("A-03")
-async def test_stopping_an_agent_in_a_process_that_joined_aborts_its_sub_agents(tmp_path: Path) -> None:
+async def test_stopping_an_agent_in_a_joined_process_stops_its_sub_agents(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"reader": READER}) as held, joined_kernel(tmp_path) as kernel:
         pause = ReplyPause()
         top = PlaybackModel(call_reply(task("reader")), text_reply("."))
@@ -60,12 +60,12 @@ async def test_stopping_an_agent_in_a_process_that_joined_aborts_its_sub_agents(
         await pause.reached.wait()
         agent.cancel()
         assert (await run).status == "cancelled"
-        row = held.components.store.sessions.list_open_subagents(session.id)[0]
+        row = held.components.store.sessions.list_open_subagent_sessions(session.id)[0]
         assert row.holder is None
 
 
 @pytest.mark.proves("A-10")
-async def test_where_the_line_to_the_holder_breaks_the_work_of_a_sub_agent_ends_and_says_so(tmp_path: Path) -> None:
+async def test_a_lost_holder_connection_ends_a_sub_agent_and_the_result_names_its_session(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"reader": READER}) as held, joined_kernel(tmp_path) as kernel:
         pause = ReplyPause()
         top = PlaybackModel(call_reply(task("reader")), text_reply("Gone on."))
@@ -88,12 +88,12 @@ async def test_where_the_line_to_the_holder_breaks_the_work_of_a_sub_agent_ends_
         pause.proceed.set()
         assert (await run).text == "Gone on."
         await held.log.flush()
-        (child,) = held.components.store.sessions.list_open_subagents(session.id)
+        (child,) = held.components.store.sessions.list_open_subagent_sessions(session.id)
         assert child.id in str(top.requests[-1].messages)
 
 
 @pytest.mark.proves("A-10", "P-12")
-async def test_what_a_sub_agent_of_a_process_that_has_gone_was_asking_waits_for_nobody(tmp_path: Path) -> None:
+async def test_an_approval_request_of_a_lost_sub_agent_is_closed(tmp_path: Path) -> None:
     agents = {"default": "[delegation]\ncan_ask_user = true", "writer": WRITER}
     async with kernel_of(tmp_path, agents) as held, joined_kernel(tmp_path) as kernel:
         person = ScriptedApprovalHandler()

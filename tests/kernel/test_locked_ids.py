@@ -70,10 +70,10 @@ async def call(kernel: Kernel, tool_id: str, arguments: dict[str, Any]) -> Resul
 
 
 @pytest.mark.proves("T-01b")
-async def test_the_named_tool_answers_in_the_fixed_shape_and_runs_as_itself(tmp_path: Path) -> None:
+async def test_a_tool_behind_a_locked_id_keeps_its_settings_and_takes_the_fixed_schema(tmp_path: Path) -> None:
     rules = ["allow web_search", "allow web_fetch"]
     async with temporary_kernel(tmp_path, tools=TOOLS, settings=SETTINGS, rules=rules) as kernel:
-        view = kernel.generation.entries["web_search"].spec.llm_view()
+        view = kernel.generation.entries["web_search"].spec.build_llm_view()
         assert view["parameters"] == LOCKED_SHAPES["web_search"].parameters and "itself" not in view["description"]
         assert list(view["parameters"]["properties"]) == ["query", "max_results"]
         session = await kernel.session()
@@ -93,7 +93,7 @@ async def test_the_named_tool_answers_in_the_fixed_shape_and_runs_as_itself(tmp_
 
 
 @pytest.mark.proves("T-01b", "P-02")
-async def test_rules_speak_of_the_locked_id_and_what_is_denied_to_the_tool_stays_denied(tmp_path: Path) -> None:
+async def test_rules_name_the_locked_id_and_a_deny_of_the_answering_tool_still_holds(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, settings=SETTINGS, rules=["allow acme.search"]) as kernel:
         assert (await call(kernel, "web_search", {"query": "bern"})).error_kind == "denied"
     rules = ["allow web_search", "deny acme.search"]
@@ -129,7 +129,7 @@ async def test_a_locked_id_has_its_own_limits(tmp_path: Path) -> None:
 
 
 @pytest.mark.proves("T-01b")
-async def test_a_process_that_joined_has_the_locked_id_too(tmp_path: Path) -> None:
+async def test_a_connected_process_resolves_a_locked_id_to_its_own_tool(tmp_path: Path) -> None:
     for door in (HELD, JOINED):
         folder = tmp_path / door
         folder.mkdir()
@@ -184,7 +184,9 @@ ODD = (odd, needs, local, later)
         ("acme.search", "odd.search", "only web_search and web_fetch can have another tool that answers"),
     ],
 )
-async def test_a_tool_that_cannot_answer_stops_the_start(tmp_path: Path, locked: str, by: str, problem: str) -> None:
+async def test_a_tool_that_cannot_answer_for_a_locked_id_stops_the_start(
+    tmp_path: Path, locked: str, by: str, problem: str
+) -> None:
     with pytest.raises(LoadError) as refused:
         async with temporary_kernel(tmp_path, tools=ODD, settings=f'[tools."{locked}"]\nanswered_by = "{by}"\n'):
             pass
@@ -193,7 +195,7 @@ async def test_a_tool_that_cannot_answer_stops_the_start(tmp_path: Path, locked:
 
 
 @pytest.mark.proves("T-01b", "R-07")
-async def test_a_foreign_tool_answers_once_it_is_approved_and_one_that_cannot_withholds_the_locked_id(
+async def test_a_third_party_tool_answers_for_a_locked_id_only_after_its_approval(
     tmp_path: Path,
 ) -> None:
     from handrail.contract.sandbox_protocol import SandboxTier
@@ -221,7 +223,7 @@ async def test_a_foreign_tool_answers_once_it_is_approved_and_one_that_cannot_wi
 
 
 @pytest.mark.proves("T-01b", "R-04")
-async def test_neither_a_workspace_nor_a_tool_itself_takes_a_locked_id(tmp_path: Path) -> None:
+async def test_a_workspace_file_or_a_tool_cannot_claim_a_locked_id(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     (tmp_path / "ws" / "handrail.toml").write_text('[tools.web_fetch]\nanswered_by = "acme.fetch"\n')
     with pytest.raises(LoadError, match="cannot set up tools"):
@@ -239,7 +241,7 @@ async def test_neither_a_workspace_nor_a_tool_itself_takes_a_locked_id(tmp_path:
 
 
 @pytest.mark.proves("T-01b")
-async def test_another_tool_behind_a_locked_id_is_another_definition(tmp_path: Path) -> None:
+async def test_a_different_tool_behind_a_locked_id_changes_the_definition_hash(tmp_path: Path) -> None:
     @tool(id="other.fetch", side_effect="read", locks=[], requires=HOSTS)
     def other(url: str) -> str:
         """Fetch it otherwise."""
@@ -268,7 +270,7 @@ def near(url: str) -> str:
 
 
 @pytest.mark.proves("T-01b", "K-10")
-async def test_an_agent_gives_hosts_to_a_locked_id_by_its_name(tmp_path: Path) -> None:
+async def test_an_agent_grants_hosts_to_a_tool_by_its_locked_id(tmp_path: Path) -> None:
     folder = tmp_path / "config" / "agents" / "far"
     folder.mkdir(parents=True)
     manifest = 'id = "far"\ntools = ["web_fetch"]\n[requires.tools.web_fetch.net]\nhosts = ["other.example"]\n'

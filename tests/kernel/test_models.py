@@ -113,7 +113,7 @@ async def work(kind: Kind, folder: Path, *replies: ScriptedReply, rules: Iterabl
 
 @each_provider
 @pytest.mark.proves("A-01", "L-01")
-async def test_a_stream_cut_in_the_middle_of_a_call_runs_the_whole_calls_and_records_the_open_one(
+async def test_a_stream_cut_within_a_call_runs_complete_calls_and_records_the_cut_one(
     kind: Kind, tmp_path: Path
 ) -> None:
     reply = ScriptedReply(ReplyCall("mail__send", {"to": "ann"}), ReplyCall("mail__send", {"to": "bob"}, cut_after=2))
@@ -128,7 +128,7 @@ async def test_a_stream_cut_in_the_middle_of_a_call_runs_the_whole_calls_and_rec
 
 @each_provider
 @pytest.mark.proves("L-10")
-async def test_ids_used_twice_in_a_reply_and_again_in_the_next_are_as_many_calls_with_an_answer_each(
+async def test_repeated_call_ids_of_a_model_become_separate_calls_with_one_answer_each(
     kind: Kind, tmp_path: Path
 ) -> None:
     def reply(*names: str) -> ScriptedReply:
@@ -145,9 +145,7 @@ async def test_ids_used_twice_in_a_reply_and_again_in_the_next_are_as_many_calls
 
 @each_provider
 @pytest.mark.proves("D-09")
-async def test_calls_of_no_name_and_of_an_unknown_one_are_refused_on_record_and_the_run_goes_on(
-    kind: Kind, tmp_path: Path
-) -> None:
+async def test_calls_without_a_name_or_of_an_unknown_tool_are_refused_and_recorded(kind: Kind, tmp_path: Path) -> None:
     reply = ScriptedReply(
         ReplyCall(None), ReplyCall("mail__sent", {"to": "x"}), ReplyCall("mail__send", '{"to": "x", "to": "y"}')
     )
@@ -165,9 +163,7 @@ async def test_calls_of_no_name_and_of_an_unknown_one_are_refused_on_record_and_
 
 @each_provider
 @pytest.mark.proves("K-02", "K-04")
-async def test_a_model_is_sent_wire_names_descriptions_and_schemas_and_its_calls_find_the_way_back(
-    kind: Kind, tmp_path: Path
-) -> None:
+async def test_a_model_gets_wire_names_and_its_calls_map_back_to_tool_ids(kind: Kind, tmp_path: Path) -> None:
     async with work(kind, tmp_path, ScriptedReply(ReplyCall("mail__send", {"to": "ann"})), ScriptedReply("ok")) as w:
         await w.done()
         tools = w.server.requests[0].body["tools"]
@@ -183,7 +179,9 @@ async def test_a_model_is_sent_wire_names_descriptions_and_schemas_and_its_calls
 
 @each_provider
 @pytest.mark.proves("O-06")
-async def test_a_prompt_holds_what_a_tools_exposure_and_mask_leave_to_the_model(kind: Kind, tmp_path: Path) -> None:
+async def test_a_prompt_contains_only_the_output_that_exposure_and_mask_leave_to_the_model(
+    kind: Kind, tmp_path: Path
+) -> None:
     names = ("scan__core", "scan__edge", "scan__nobody", "scan__masked")
     async with work(kind, tmp_path, ScriptedReply(*(ReplyCall(name) for name in names)), ScriptedReply("ok")) as w:
         at_face = [event.answer.result async for event in w.agent.run("go") if isinstance(event, CallAnswered)]

@@ -34,7 +34,7 @@ async def writes(session: Session, name: str) -> str:
     return "done" if answer.ok else str(answer.error_text)
 
 
-async def test_a_mode_comes_from_the_nearest_who_names_one(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_most_specific_setting_of_a_mode_wins(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / "config" / "handrail.toml").write_text('mode = "accept-edits"\n')
     agent = place / "config" / "agents" / "planner"
     agent.mkdir(parents=True)
@@ -56,7 +56,7 @@ async def test_a_mode_comes_from_the_nearest_who_names_one(place: Path, monkeypa
         assert kernel.initial_rules.mode == "plan"
 
 
-async def test_a_session_goes_on_in_another_mode(place: Path) -> None:
+async def test_a_session_changes_its_mode_between_calls(place: Path) -> None:
     async with open_kernel(**options(place), mode="accept-edits") as kernel:
         session = await kernel.session()
         assert await writes(session, "a") == "done"
@@ -68,7 +68,7 @@ async def test_a_session_goes_on_in_another_mode(place: Path) -> None:
             session.set_mode("any")
 
 
-async def test_sessions_of_a_process_that_joined_are_in_its_mode(place: Path) -> None:
+async def test_sessions_of_a_connected_process_start_in_the_mode_of_that_process(place: Path) -> None:
     async with open_kernel(**options(place), mode="auto"), open_kernel(**options(place), mode="plan") as joined:
         assert type(joined).__name__ == "RemoteKernel"
         assert joined.initial_rules.mode == "plan"
@@ -82,7 +82,7 @@ async def test_sessions_of_a_process_that_joined_are_in_its_mode(place: Path) ->
         assert joined.initial_rules.mode == "ask", "the mode of the process that holds it is its own"
 
 
-def test_a_file_that_nobody_trusted_narrows_the_mode_and_never_widens_it(place: Path) -> None:
+def test_an_untrusted_workspace_file_narrows_the_mode_and_never_widens_it(place: Path) -> None:
     folders = locate_folders(place / "ws", place / "state")
     own, configured = place / "ws" / "handrail.toml", place / "config" / "handrail.toml"
     for first, second, holds in (("accept-edits", "plan", "plan"), ("ask", "auto", "ask"), ("auto", "ask", "ask")):
@@ -92,14 +92,14 @@ def test_a_file_that_nobody_trusted_narrows_the_mode_and_never_widens_it(place: 
     configured.write_text('mode = "ask"\n')
     own.write_text('mode = "auto"\n')
     held = load_configuration(configured, folders=folders, environment={})
-    assert [value.key for value in held.untrusted_values] == ["mode"]
+    assert [value.key for value in held.untrusted_workspace_values] == ["mode"]
     assert held.workspace is not None
     folders.workspace_state_folder.mkdir(parents=True)
     operator_decisions.trust_workspace_content(folders, held.workspace.sha256, clock=lambda: 0)
     assert load_configuration(configured, folders=folders, environment={}).settings.mode == "auto"
 
 
-async def test_a_mode_there_is_not_is_a_fault_with_its_place(place: Path) -> None:
+async def test_an_unknown_mode_is_refused_and_the_error_names_its_line(place: Path) -> None:
     (place / "config" / "handrail.toml").write_text('\nmode = "yolo"\n')
     with pytest.raises(LoadError, match=r"handrail.toml:2: mode: is 'yolo'; expected 'plan', 'ask'"):
         async with open_kernel(**options(place)):
@@ -109,7 +109,7 @@ async def test_a_mode_there_is_not_is_a_fault_with_its_place(place: Path) -> Non
             pass
 
 
-async def test_an_explanation_says_the_mode_and_which_other_would_let_it_run(place: Path) -> None:
+async def test_explain_names_the_mode_and_another_mode_that_allows_the_call(place: Path) -> None:
     async with open_kernel(**options(place)) as kernel:
         explained = await kernel.explain_call("bash", {"command": "timeout 5 git status"})
         assert (explained.mode, explained.read_only) == ("ask", True)

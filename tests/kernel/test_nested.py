@@ -33,7 +33,7 @@ async def without_the_door(runtime: Runtime) -> str:
 
 
 @pytest.mark.proves("X-13", "L-08")
-async def test_a_call_that_a_tool_makes_asks_nobody_and_is_denied_where_no_rule_allows_it(tmp_path: Path) -> None:
+async def test_a_nested_call_is_denied_without_a_rule_and_no_user_is_asked(tmp_path: Path) -> None:
     ran.clear()
     person = ScriptedApprovalHandler([ApprovalAnswer("once")] * 3)
     tools, rules = [send, send_to_all], ["allow mail.all", "allow mail.send to=ann"]
@@ -48,7 +48,7 @@ async def test_a_call_that_a_tool_makes_asks_nobody_and_is_denied_where_no_rule_
 
 
 @pytest.mark.proves("K-11a")
-async def test_a_tool_that_did_not_require_calls_makes_none(tmp_path: Path) -> None:
+async def test_a_tool_that_does_not_require_calls_cannot_make_them(tmp_path: Path) -> None:
     ran.clear()
     async with temporary_kernel(tmp_path, tools=[send, without_the_door], rules=["allow mail.*"]) as kernel:
         answer = await (await kernel.session()).call("mail.alone", {})
@@ -90,14 +90,14 @@ async def without_doors(runtime: Runtime) -> dict[str, str]:
 
 
 @pytest.mark.proves("K-11a")
-async def test_a_tool_that_requires_nothing_has_no_door(tmp_path: Path) -> None:
+async def test_a_tool_without_requirements_is_denied_each_runtime_capability(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[without_doors], rules=["allow doors.try"]) as kernel:
         told = (await (await kernel.session()).call("doors.try", {})).data
     assert [door for door in DOORS if not told[door].startswith("denied: Tool `doors.try` did not declare ")] == []
 
 
 @pytest.mark.proves("K-11a")
-async def test_each_way_to_touch_files_is_a_door_of_its_own(tmp_path: Path) -> None:
+async def test_each_file_service_needs_its_own_capability(tmp_path: Path) -> None:
     @tool(id="doors.files", side_effect="write", locks=[], requires={"fs": {"write": ["a"]}})
     async def writes(runtime: Runtime) -> object:
         """Have files, and neither a search nor a shell."""
@@ -114,7 +114,9 @@ async def test_each_way_to_touch_files_is_a_door_of_its_own(tmp_path: Path) -> N
 
 @pytest.mark.proves("K-10", "K-11a")
 @pytest.mark.parametrize(("ceiling", "reaches"), [('["state"]', False), ('["state", "call"]', True)])
-async def test_the_ceiling_bounds_the_doors_to_other_rooms_too(tmp_path: Path, ceiling: str, reaches: bool) -> None:
+async def test_the_ceiling_also_limits_the_capabilities_that_reach_other_sessions(
+    tmp_path: Path, ceiling: str, reaches: bool
+) -> None:
     ran.clear()
     tools, settings = [send, send_to_all], f"[ceiling]\ncapabilities = {ceiling}\n"
     async with temporary_kernel(tmp_path, tools=tools, rules=["allow mail.*"], settings=settings) as kernel:

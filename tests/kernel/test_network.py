@@ -60,7 +60,9 @@ def put_fetching_agent(folder: Path, host: str) -> None:
 
 
 @confined
-async def test_bash_reaches_a_host_that_its_agent_gives_it_and_another_is_403(tmp_path: Path, opened: Opens) -> None:
+async def test_bash_reaches_a_host_that_its_agent_grants_and_other_hosts_return_403(
+    tmp_path: Path, opened: Opens
+) -> None:
     async with Site({"*": ok(b"FROM-THE-GRANTED")}) as site, Site({"*": ok(b"NEVER")}) as other:
         put_fetching_agent(tmp_path, site.authority)
         put_script(tmp_path, site.url(), other.url())
@@ -82,7 +84,7 @@ async def test_bash_reaches_a_host_that_its_agent_gives_it_and_another_is_403(tm
 @confined
 @pytest.mark.proves("P-01")
 @pytest.mark.parametrize("rules", [["deny net.fetch 127.0.0.1"], ["ask net.fetch"], []])
-async def test_what_rules_deny_or_do_not_speak_of_is_403_though_the_agent_gives_it(
+async def test_a_host_that_rules_deny_or_omit_returns_403_despite_the_agents_hosts(
     tmp_path: Path, rules: list[str]
 ) -> None:
     async with Site({"*": ok(b"NEVER")}) as site:
@@ -96,7 +98,7 @@ async def test_what_rules_deny_or_do_not_speak_of_is_403_though_the_agent_gives_
 
 
 @confined
-async def test_the_host_s_ceiling_holds_against_tool_and_agent(tmp_path: Path) -> None:
+async def test_the_ceiling_overrides_the_hosts_of_a_tool_and_an_agent(tmp_path: Path) -> None:
     async with Site({"*": ok(b"NEVER")}) as site:
         put_fetching_agent(tmp_path, site.authority)
         put_script(tmp_path, site.url())
@@ -111,7 +113,7 @@ async def test_the_host_s_ceiling_holds_against_tool_and_agent(tmp_path: Path) -
 
 @confined
 @pytest.mark.parametrize("persistent", [False, True])
-async def test_a_program_reaches_the_hosts_that_its_tool_requires_for_calls_that_may(
+async def test_a_program_reaches_the_hosts_that_its_tool_requires_and_rules_allow(
     tmp_path: Path, persistent: bool
 ) -> None:
     async with Site({"*": ok(b"FETCHED")}) as site, Site({"*": ok(b"NEVER")}) as other:
@@ -144,7 +146,9 @@ async def _fetching(site: Site, other: Site) -> Any:
     return fetch
 
 
-async def test_a_function_fetches_through_its_runtime_wherever_it_runs(tmp_path: Path, opened: Opens) -> None:
+async def test_a_function_tool_fetches_only_its_required_hosts_through_the_runtime(
+    tmp_path: Path, opened: Opens
+) -> None:
     async with Site({"*": ok(b"NEVER")}) as other, Site({"/": ok(b"FETCHED")}) as site:
         site.routes |= {"/away": redirect(other.url()), "/in": redirect("http://169.254.169.254/")}
         fetch = await _fetching(site, other)
@@ -163,7 +167,7 @@ async def test_a_function_fetches_through_its_runtime_wherever_it_runs(tmp_path:
     assert site.asked[0].fields["x-one"] == "1"
 
 
-async def test_a_tool_that_required_no_hosts_has_no_such_door(tmp_path: Path) -> None:
+async def test_a_tool_without_required_hosts_is_denied_network_requests(tmp_path: Path) -> None:
     @tool(id="plain", side_effect="read", locks=[])
     async def plain(runtime: Runtime) -> int:
         """Fetch without having asked for it."""

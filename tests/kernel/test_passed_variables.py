@@ -42,15 +42,13 @@ async def test_the_programs_of_bash_get_the_variables_that_the_operator_names(
         ("", "is not the name of a variable"),
     ],
 )
-async def test_a_name_that_cannot_be_passed_stops_the_start_with_the_reason(
-    tmp_path: Path, name: str, reason: str
-) -> None:
+async def test_an_invalid_variable_name_stops_the_start_with_the_reason(tmp_path: Path, name: str, reason: str) -> None:
     with pytest.raises(LoadError, match=reason):
         async with temporary_kernel(tmp_path, settings=f'[env]\npass = ["{name}"]\n'):
             pass
 
 
-async def test_a_workspace_passes_no_variable(tmp_path: Path) -> None:
+async def test_a_workspace_file_cannot_pass_variables(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     (tmp_path / "ws" / "handrail.toml").write_text('[env]\npass = ["NODE_OPTIONS"]\n')
     with pytest.raises(LoadError, match="cannot pass variables"):

@@ -78,7 +78,7 @@ def update(path: str) -> tuple[str, ...]:
 
 
 @pytest.mark.proves("G-11", "T-06a")
-async def test_undo_gives_a_whole_patch_back(workspace: Path) -> None:
+async def test_undo_reverts_a_complete_patch(workspace: Path) -> None:
     before = read_tree(workspace)
     async with opened(workspace, approval_handler=AllowAll()) as (kernel, session):
         result = await session.call("apply_patch", WHOLE)
@@ -104,7 +104,7 @@ async def test_undo_gives_a_whole_patch_back(workspace: Path) -> None:
         ((), ("*** Add File: out/x.py", "+x"), "outside"),
     ],
 )
-async def test_one_file_that_rules_refuse_or_ask_about_stops_a_patch(
+async def test_one_refused_file_stops_a_whole_patch(
     workspace: Path, rules: tuple[str, ...], lines: tuple[str, ...], text: str
 ) -> None:
     (workspace.parent / "elsewhere").mkdir()
@@ -127,7 +127,7 @@ async def test_one_file_that_rules_refuse_or_ask_about_stops_a_patch(
         ("*** Add File: credentials.json", "+KEY=secret", "+END"),
     ],
 )
-async def test_no_section_tells_what_a_file_contains_that_a_rule_protects_from_reading(
+async def test_a_patch_does_not_reveal_the_content_of_a_read_protected_file(
     workspace: Path, lines: tuple[str, ...]
 ) -> None:
     (workspace / "credentials.json").write_text("KEY=secret\nEND\n")
@@ -136,7 +136,7 @@ async def test_no_section_tells_what_a_file_contains_that_a_rule_protects_from_r
         assert result.error_kind == "denied" and "Reading credentials.json" in str(result.error_text), result
 
 
-async def test_a_deletion_of_a_file_that_git_does_not_have_requires_approval(workspace: Path) -> None:
+async def test_the_deletion_of_a_file_without_a_copy_in_git_requires_approval(workspace: Path) -> None:
     handler = Rejecting(workspace)
     async with opened(workspace, mode="accept-edits", approval_handler=handler) as (_, session):
         assert not (await session.call("apply_patch", patch("*** Delete File: src/a.py"))).ok
@@ -145,7 +145,7 @@ async def test_a_deletion_of_a_file_that_git_does_not_have_requires_approval(wor
         assert (await session.call("apply_patch", patch("*** Delete File: src/a.py"))).ok
 
 
-async def test_an_approval_request_shows_the_whole_change_as_diffs(workspace: Path) -> None:
+async def test_an_approval_request_shows_the_complete_change_as_diffs(workspace: Path) -> None:
     handler = Rejecting(workspace)
     async with opened(workspace, approval_handler=handler) as (_, session):
         assert not (await session.call("apply_patch", WHOLE)).ok
@@ -161,13 +161,13 @@ async def test_an_approval_request_shows_the_whole_change_as_diffs(workspace: Pa
     ):
         assert part in str(whole)
     assert "would fail" in str(failing) and "hunk 1" in str(failing)
-    read = editor_call_format.parse_file_diff(str(whole), "", str(workspace))
+    read = editor_call_format.parse_unified_diff(str(whole), "", str(workspace))
     drawn = [(os.path.relpath(one.path, workspace), one.old_text, one.new_text) for one in read.parts]
     assert ("src/a.py", "a = 1", "a = 2") in drawn and ("new/in/d.py", None, "d = 1") in drawn
     assert ("src/c.py", "c = 1", "") in drawn and not read.is_complete
     arguments = handler.asked[0].arguments
     assert editor_call_format.make_call_title("apply_patch", arguments).startswith("apply_patch src/a.py, new/in/d.py")
-    places = editor_call_format.list_call_files(ApplyPatchTool.spec, arguments, str(workspace))
+    places = editor_call_format.extract_call_file_locations(ApplyPatchTool.spec, arguments, str(workspace))
     assert str(workspace / "bin/run.sh") in [one.path for one in places]
 
 
@@ -219,7 +219,7 @@ async def test_a_result_has_the_diffs_of_all_files_for_an_editor(workspace: Path
     assert [getattr(one, "new_text", None) for one in content] == ["a = 2", "b = 3"]
 
 
-async def test_a_patch_locks_every_file_that_it_names_and_no_other(workspace: Path) -> None:
+async def test_a_patch_locks_exactly_the_files_that_it_names(workspace: Path) -> None:
     async with opened(workspace, approval_handler=AllowAll()) as (kernel, session):
         assert (await session.call("apply_patch", WHOLE)).ok
         await kernel.log.flush()
@@ -229,7 +229,7 @@ async def test_a_patch_locks_every_file_that_it_names_and_no_other(workspace: Pa
     assert locks == {f"workspace/{name}:X" for name in names}
 
 
-async def test_many_patches_of_the_same_files_all_land(workspace: Path) -> None:
+async def test_concurrent_patches_of_the_same_files_are_all_applied(workspace: Path) -> None:
     (workspace / "src/a.py").write_text("".join(f"line {number}\n" for number in range(40)))
     (workspace / "src/b.py").write_text("".join(f"line {number}\n" for number in range(40)))
     import asyncio

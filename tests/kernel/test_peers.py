@@ -12,16 +12,16 @@ import pytest
 from tests.kernel.doors import Opens, by_both_doors
 
 from handrail import Event, Runtime, ToolError, tool
-from handrail.contract.services.client_services import CLIENT_REQUEST_KINDS, ClientRequest, client_request_kind
+from handrail.contract.services.client_services import CLIENT_REQUEST_KINDS, RequestToClient, classify_client_request
 from handrail.contract.tool.requires import Requires
 from handrail.testing.scripted_kernel import ScriptedClient, temporary_kernel
 
-FORM = ClientRequest(
+FORM = RequestToClient(
     "elicitation/create",
     {"message": "Who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}},
 )
-SAMPLE = ClientRequest("sampling/createMessage", {"messages": [], "maxTokens": 9})
-ROOTS = ClientRequest("roots/list", {})
+SAMPLE = RequestToClient("sampling/createMessage", {"messages": [], "maxTokens": 9})
+ROOTS = RequestToClient("roots/list", {})
 SAID = {"role": "assistant", "model": "m", "content": {"type": "text", "text": "yes"}}
 ALL = Requires(capabilities=("elicit", "sample", "roots"))
 
@@ -40,7 +40,7 @@ def asking(work: Callable[[Runtime], Any], requires: Requires = ALL, **spec: Any
 
 
 @pytest.mark.proves("K-11c")
-async def test_what_a_client_answers_reaches_the_tool_that_asked(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_client_answer_reaches_the_tool_that_asked(tmp_path: Path, kernel_in: Opens) -> None:
     peer = ScriptedClient(
         [
             {
@@ -69,7 +69,9 @@ async def test_what_a_client_answers_reaches_the_tool_that_asked(tmp_path: Path,
         assert [one["method"] for one in body["asks"]] == [FORM.method, SAMPLE.method, ROOTS.method]
 
 
-async def test_a_tool_is_told_what_its_client_answers_and_what_it_may_ask(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_tool_sees_the_request_kinds_that_its_client_supports_and_it_required(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
     async def work(runtime: Runtime) -> object:
         return [
             kind for kind, (method, params) in CLIENT_REQUEST_KINDS.items() if runtime.client.supports(method, params)
@@ -85,15 +87,13 @@ async def test_a_tool_is_told_what_its_client_answers_and_what_it_may_ask(tmp_pa
 
 
 @pytest.mark.proves("K-11c")
-async def test_a_tool_may_ask_only_for_what_it_requires_and_its_client_answers(
-    tmp_path: Path, kernel_in: Opens
-) -> None:
+async def test_a_tool_may_send_its_client_only_the_requests_that_it_requires(tmp_path: Path, kernel_in: Opens) -> None:
     async def work(runtime: Runtime) -> object:
         found: list[str] = []
         for ask in (
             SAMPLE,
             FORM,
-            ClientRequest("elicitation/create", {"mode": "url", "message": "m", "url": "https://a.example"}),
+            RequestToClient("elicitation/create", {"mode": "url", "message": "m", "url": "https://a.example"}),
         ):
             try:
                 await runtime.client.send_requests({"a": ask})
@@ -110,7 +110,9 @@ async def test_a_tool_may_ask_only_for_what_it_requires_and_its_client_answers(
 
 
 @pytest.mark.proves("X-13")
-async def test_the_time_that_a_client_takes_is_not_the_tools(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_the_time_that_a_client_takes_does_not_count_towards_the_tools_timeout(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
     over: asyncio.Future[None] | None = None
 
     async def work(runtime: Runtime) -> object:
@@ -145,12 +147,12 @@ async def test_the_time_that_a_client_takes_is_not_the_tools(tmp_path: Path, ker
         assert peer.calls == [f"{session.id}/1.0"]  # of the call that the client made
 
 
-async def test_a_call_that_is_stopped_asks_nobody_any_more(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_stopped_call_cancels_its_client_request(tmp_path: Path, kernel_in: Opens) -> None:
     ended = asyncio.Event()
 
     class Patient(ScriptedClient):
         async def send_requests(
-            self, call_id: str, requests: Mapping[str, ClientRequest]
+            self, call_id: str, requests: Mapping[str, RequestToClient]
         ) -> Mapping[str, Mapping[str, Any]]:
             try:
                 self.request_received.set()
@@ -171,7 +173,7 @@ async def test_a_call_that_is_stopped_asks_nobody_any_more(tmp_path: Path, kerne
         await ended.wait()
 
 
-GARBAGE: list[tuple[str, ClientRequest, Any]] = [
+GARBAGE: list[tuple[str, RequestToClient, Any]] = [
     ("nothing at all", FORM, None),
     ("under another key", FORM, {"b": {"action": "decline"}}),
     ("no object", FORM, {"a": "yes"}),
@@ -191,9 +193,7 @@ GARBAGE: list[tuple[str, ClientRequest, Any]] = [
 
 @pytest.mark.proves("K-11c")
 @pytest.mark.parametrize(("what", "ask", "answer"), GARBAGE, ids=[one[0] for one in GARBAGE])
-async def test_a_client_that_answers_garbage_is_an_error_of_the_call(
-    what: str, ask: ClientRequest, answer: Any
-) -> None:
+async def test_an_invalid_answer_of_the_client_fails_the_call(what: str, ask: RequestToClient, answer: Any) -> None:
     peer = ScriptedClient([answer])
 
     async def work(runtime: Runtime) -> object:
@@ -206,15 +206,15 @@ async def test_a_client_that_answers_garbage_is_an_error_of_the_call(
 
 
 @pytest.mark.proves("K-11c")
-async def test_a_tool_that_asks_without_end_or_for_too_much_is_refused(tmp_path: Path) -> None:
+async def test_a_tool_that_sends_too_many_or_invalid_client_requests_is_refused(tmp_path: Path) -> None:
     async def work(runtime: Runtime) -> object:
         found: list[str] = []
         for asks in (
             {},
             {str(number): FORM for number in range(17)},
-            {"a": ClientRequest("elicitation/create", {**FORM.params, "message": "x" * (9 << 20)})},
-            {"a": ClientRequest("elicitation/create", {"message": "m", "requestedSchema": {"type": "no such"}})},
-            {"a": ClientRequest("elicitation/create", {"mode": "url", "message": "m", "url": "file:///etc/passwd"})},
+            {"a": RequestToClient("elicitation/create", {**FORM.params, "message": "x" * (9 << 20)})},
+            {"a": RequestToClient("elicitation/create", {"message": "m", "requestedSchema": {"type": "no such"}})},
+            {"a": RequestToClient("elicitation/create", {"mode": "url", "message": "m", "url": "file:///etc/passwd"})},
             {"\n": FORM},
             {"a": "not an ask"},
         ):
@@ -238,14 +238,14 @@ async def test_a_tool_that_asks_without_end_or_for_too_much_is_refused(tmp_path:
 
 
 @pytest.mark.proves("O-07")
-async def test_secrets_do_not_leave_by_a_question_a_message_or_progress(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_client_requests_log_messages_and_progress_contain_no_secret(tmp_path: Path, kernel_in: Opens) -> None:
     secret = "correct-horse-battery"
 
     async def work(runtime: Runtime) -> object:
         runtime.log("warning", {"said": [secret]}, "part")
         runtime.report_progress(f"at {secret}", done=1, total=4)
         await runtime.client.send_requests(
-            {"a": ClientRequest("elicitation/create", {**FORM.params, "message": secret})}
+            {"a": RequestToClient("elicitation/create", {**FORM.params, "message": secret})}
         )
 
     peer, seen = ScriptedClient(), list[Event]()
@@ -263,7 +263,7 @@ async def test_secrets_do_not_leave_by_a_question_a_message_or_progress(tmp_path
         assert (far["fraction"], far["done"], far["total"]) == (0.25, 1, 4)
 
 
-async def test_a_level_that_there_is_not_is_refused_and_a_message_without_end_is_not_told(tmp_path: Path) -> None:
+async def test_an_unknown_log_level_is_refused_and_a_long_log_message_is_truncated(tmp_path: Path) -> None:
     async def work(runtime: Runtime) -> object:
         runtime.log("info", "x" * 100_000)
         runtime.report_progress(done=float("nan"), total=0)
@@ -280,7 +280,7 @@ async def test_a_level_that_there_is_not_is_refused_and_a_message_without_end_is
         assert data["progress"]["done"] is None and data["progress"]["fraction"] is None
 
 
-async def test_a_tool_in_a_thread_tells_and_lets_go_from_there(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_tool_in_a_thread_can_log_detach_and_ask_its_client(tmp_path: Path, kernel_in: Opens) -> None:
     threads: list[int] = []
 
     @tool(id="test.thread", side_effect="read", locks=[], requires=ALL)
@@ -305,5 +305,7 @@ async def _ask(runtime: Runtime) -> str:
     return (await runtime.client.send_requests({"a": FORM}))["a"]["action"]
 
 
-def test_every_kind_of_request_is_of_its_kind() -> None:
-    assert all(client_request_kind(method, params) == kind for kind, (method, params) in CLIENT_REQUEST_KINDS.items())
+def test_each_client_request_is_classified_as_its_kind() -> None:
+    assert all(
+        classify_client_request(method, params) == kind for kind, (method, params) in CLIENT_REQUEST_KINDS.items()
+    )

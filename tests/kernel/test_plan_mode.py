@@ -17,13 +17,13 @@ from handrail.contract.calls_and_results import Event
 from handrail.contract.session_protocols import Session
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
-from handrail.tools.planning_tools import PlanExitTool, PlanTool
+from handrail.tools.planning_tools import EnterPlanModeTool, ExitPlanModeTool
 
 pytestmark = pytest.mark.proves("T-06p")
 
 PLAN = {"plan": "1. Read the parser.\n2. Mend \x1b[31mit.\n3. Test it."}
-ASK, ACCEPT, LEAVE, KEEP = (option.label for option in PlanExitTool().questions(PLAN)[0].options)
-ENTER, STAY = (option.label for option in PlanTool().questions({})[0].options)
+ASK, ACCEPT, LEAVE, KEEP = (option.label for option in ExitPlanModeTool().questions(PLAN)[0].options)
+ENTER, STAY = (option.label for option in EnterPlanModeTool().questions({})[0].options)
 
 
 async def writes(session: Session, name: str) -> bool:
@@ -34,7 +34,7 @@ def answering(*answers: Sequence[str]) -> ScriptedApprovalHandler:
     return ScriptedApprovalHandler(answers=[[list(one)] for one in answers])
 
 
-async def test_plan_mode_is_entered_and_its_tool_is_loaded_for_the_way_out(tmp_path: Path) -> None:
+async def test_a_call_enters_plan_mode_and_loads_the_exit_tool(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(approval_handler=answering([ENTER]), mode="accept-edits")
         events: list[Event] = []
@@ -68,7 +68,9 @@ async def test_plan_mode_is_entered_and_its_tool_is_loaded_for_the_way_out(tmp_p
         (["carry out"], "plan", False),
     ],
 )
-async def test_each_answer_to_a_plan_has_its_mode(tmp_path: Path, answer: list[str], mode: str, approved: bool) -> None:
+async def test_each_answer_to_a_plan_sets_its_mode(
+    tmp_path: Path, answer: list[str], mode: str, approved: bool
+) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         person = answering([ENTER], answer)
         session = await kernel.session(approval_handler=person, mode="auto")
@@ -81,13 +83,13 @@ async def test_each_answer_to_a_plan_has_its_mode(tmp_path: Path, answer: list[s
         assert await writes(session, "a") == (mode in ("accept-edits", "auto"))
 
 
-async def test_leaving_without_a_known_mode_before_leads_to_ask(tmp_path: Path) -> None:
+async def test_a_session_that_began_in_plan_mode_leaves_it_for_ask_mode(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(approval_handler=answering([LEAVE]), mode="plan")
         assert (await session.call("plan_exit", PLAN)).data["mode"] == session.mode == "ask"
 
 
-async def test_words_with_an_approval_reach_the_model(tmp_path: Path) -> None:
+async def test_a_comment_with_an_approval_reaches_the_model(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(approval_handler=answering([ASK, "Skip step 3."]), mode="plan")
         data = (await session.call("plan_exit", PLAN)).data
@@ -102,7 +104,7 @@ async def test_a_declined_plan_mode_changes_nothing(tmp_path: Path, answer: list
         assert session.mode == "accept-edits" and await writes(session, "a")
 
 
-async def test_a_rejection_cannot_change_the_mode(tmp_path: Path) -> None:
+async def test_a_rejected_plan_does_not_change_the_mode(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(approval_handler=DeferApprovals(), mode="plan")
         approval = str((await session.call("plan_exit", PLAN)).metadata["awaiting_approval"])
@@ -111,7 +113,7 @@ async def test_a_rejection_cannot_change_the_mode(tmp_path: Path) -> None:
         assert "not this way" in str(answer.result.error_text) and session.mode == "plan"
 
 
-async def test_headless_calls_are_refused_with_the_reason(tmp_path: Path) -> None:
+async def test_plan_tools_are_refused_in_a_headless_session_with_the_reason(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         planning, asking = await kernel.session(mode="plan"), await kernel.session(mode="ask")
         for session, tool, arguments in ((planning, "plan_exit", PLAN), (asking, "plan", {})):
@@ -142,11 +144,11 @@ async def test_a_plan_outside_plan_mode_is_refused_before_the_user_sees_it(tmp_p
 class SneakyTool(Tool):
     """Changes the mode without a question."""
 
-    spec = PlanTool.spec.__class__(
+    spec = EnterPlanModeTool.spec.__class__(
         id="sneaky.change",
         description="Change the mode.",
         parameters={"type": "object", "properties": {"mode": {"type": "string", "description": "Mode"}}},
-        requires=PlanTool.spec.requires,
+        requires=EnterPlanModeTool.spec.requires,
         side_effect="read",
         locks=(),
     )
@@ -155,7 +157,7 @@ class SneakyTool(Tool):
         return list(await runtime.mode.change(args["mode"]))
 
 
-async def test_a_tool_cannot_widen_the_mode_without_an_answer_of_the_user(tmp_path: Path) -> None:
+async def test_a_tool_cannot_widen_the_mode_without_a_users_answer(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[SneakyTool()]) as kernel:
         session = await kernel.session(approval_handler=answering(), mode="ask", rules=["allow sneaky.change"])
         for mode in ("accept-edits", "auto"):
@@ -164,7 +166,7 @@ async def test_a_tool_cannot_widen_the_mode_without_an_answer_of_the_user(tmp_pa
         assert (await session.call("sneaky.change", {"mode": "plan"})).data == ["ask", "plan"]
 
 
-async def test_a_question_waits_through_a_restart_and_its_answer_counts(tmp_path: Path) -> None:
+async def test_a_plan_question_and_its_answer_survive_a_restart(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(approval_handler=DeferApprovals())
         approval = str((await session.call("plan", {})).metadata["awaiting_approval"])
@@ -190,7 +192,7 @@ async def test_a_question_waits_through_a_restart_and_its_answer_counts(tmp_path
         assert session.mode == "ask", "a wider mode than the configured one does not come back"
 
 
-async def test_an_explicit_mode_at_the_next_opening_wins_and_its_plan_is_still_answered(tmp_path: Path) -> None:
+async def test_a_pending_plan_is_answered_after_the_session_reopens_in_another_mode(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(approval_handler=DeferApprovals(), mode="plan")
         approval = str((await session.call("plan_exit", PLAN)).metadata["awaiting_approval"])
@@ -204,11 +206,11 @@ async def test_an_explicit_mode_at_the_next_opening_wins_and_its_plan_is_still_a
 async def test_a_sub_agent_cannot_change_the_mode(tmp_path: Path) -> None:
     from handrail.contract.agent_manifest import DelegationPolicy
     from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, PathVariables
-    from handrail.policy.call_targets import delegated_capabilities
+    from handrail.policy.call_targets import compute_delegated_capabilities
 
     has = CapabilitySet((CapabilityLayer("agent", capabilities=frozenset({"ask", "mode"})),))
     given = DelegationPolicy(can_ask_user=True, capabilities=("ask", "mode"))
-    delegated = delegated_capabilities("a", given, has, PathVariables(("/ws",)))
+    delegated = compute_delegated_capabilities("a", given, has, PathVariables(("/ws",)))
     assert delegated.has_capability("ask") and not delegated.has_capability("mode")
 
 
@@ -238,7 +240,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_plan_outlasts_the_death_of_its_process(tmp_path: Path) -> None:
+async def test_a_pending_plan_survives_the_death_of_its_process(tmp_path: Path) -> None:
     session_id = die_by_itself(tmp_path, CHILD, "plain").split()[1]
     async with temporary_kernel(tmp_path) as kernel:
         (row,) = kernel.approvals.list_pending()

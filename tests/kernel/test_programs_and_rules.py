@@ -54,7 +54,7 @@ def tool(name: str, script: str, **runtime: object) -> None:
 
 
 @pytest.mark.proves("P-01", "S-07")
-async def test_bash_sees_no_secret_that_no_rule_allows_and_makes_nothing_protected(workspace: Path) -> None:
+async def test_bash_reads_no_secret_file_without_a_rule_and_creates_no_protected_path(workspace: Path) -> None:
     async with open_kernel(workspace=workspace, rules=["allow bash", "allow fs.write"]) as kernel:
         session = await kernel.session(headless=True)
         seen = await session.call("bash", {"command": "cat plain .env"})
@@ -79,7 +79,7 @@ async def test_bash_sees_no_secret_that_no_rule_allows_and_makes_nothing_protect
 
 
 @pytest.mark.proves("P-01")
-async def test_what_a_rule_denies_writing_no_program_writes(workspace: Path) -> None:
+async def test_programs_cannot_write_files_that_a_rule_denies(workspace: Path) -> None:
     (workspace / "db").mkdir()
     (workspace / "db" / "1.sql").write_text("theirs")
     script = "cp plain db/1.sql; rm -rf db; mv db x; mkdir -p db; cp plain db/2.sql; cp plain fine"
@@ -98,7 +98,7 @@ async def test_what_a_rule_denies_writing_no_program_writes(workspace: Path) -> 
 
 
 @pytest.mark.proves("P-01", "S-07")
-async def test_a_tool_in_any_language_is_held_by_the_same(workspace: Path) -> None:
+async def test_tools_in_any_language_obey_the_same_file_protection(workspace: Path) -> None:
     tool("probe", SCRIPT)
     tool("server", SERVER, persistent=True)
     try:
@@ -119,7 +119,7 @@ async def test_a_tool_in_any_language_is_held_by_the_same(workspace: Path) -> No
 
 
 @pytest.mark.proves("S-06")
-async def test_what_bash_leaves_in_its_home_does_not_run_with_what_another_tool_may_do(workspace: Path) -> None:
+async def test_files_that_bash_leaves_in_its_home_are_hidden_from_tools_with_more_capabilities(workspace: Path) -> None:
     script = (
         '#!/bin/sh\nread line; printf \'{"home": "%s"}\' "$(ls -A "$HOME" | tr "\\n" " ")"; echo x > "$HOME/mine"\n'
     )
@@ -188,7 +188,7 @@ async def tend(name: str, arguments: dict[str, Any], runtime: Runtime) -> object
 
 @pytest.mark.proves("S-07")
 @pytest.mark.parametrize("name", ["bash", "once", "stays"])
-async def test_a_call_within_a_call_does_not_wait_for_the_program_that_waits_for_it(
+async def test_a_nested_call_does_not_wait_for_the_program_of_its_outer_call(
     workspace: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running_programs, "WAIT_S", 0.01)
@@ -203,7 +203,7 @@ async def test_a_call_within_a_call_does_not_wait_for_the_program_that_waits_for
 
 
 @pytest.mark.proves("S-07")
-async def test_a_program_waits_for_the_call_of_a_tool_that_stays_up(
+async def test_a_program_waits_for_a_running_call_of_a_persistent_tool(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository(workspace)

@@ -24,7 +24,7 @@ from handrail.testing.scripted_kernel import temporary_kernel
 
 
 @pytest.mark.proves("R-06")
-async def test_calls_are_carried_out_while_the_next_generation_is_made() -> None:
+async def test_calls_run_while_the_next_generation_loads() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     class Slow(Tool):
@@ -50,7 +50,7 @@ async def test_calls_are_carried_out_while_the_next_generation_is_made() -> None
         assert (await session.call("slow", {})).data == "done"
 
 
-def test_a_spec_is_looked_at_once_and_another_one_with_its_name_anew() -> None:
+def test_an_unchanged_spec_is_checked_once_and_a_changed_one_again() -> None:
     spec = ToolSpec(id="a", description="Does a.", side_effect="read", locks=())
     assert check_spec(spec) is check_spec(spec) and check_spec(spec).definition_hash == spec.definition_hash
     other = ToolSpec(id="a", description="", side_effect="read", locks=())
@@ -76,7 +76,7 @@ class _Held:
 
 
 @pytest.mark.proves("R-06")
-async def test_sources_that_change_while_one_is_looked_through_are_looked_through_together(tmp_path: Path) -> None:
+async def test_sources_that_change_during_a_reload_are_reloaded_together(tmp_path: Path) -> None:
     sources = {name: _Held(name) for name in ("one", "two", "three")}
     async with temporary_kernel(tmp_path) as kernel:
         before = kernel.own_context.generations

@@ -45,7 +45,7 @@ def git(folder: Path, *words: str) -> None:
 
 
 @pytest.mark.proves("P-06")
-async def test_a_text_without_shell_syntax_runs_with_no_shell_at_all(session: Session) -> None:
+async def test_a_command_without_shell_syntax_runs_without_a_shell(session: Session) -> None:
     code, output, _ = await bash(session, "printenv SHLVL")
     assert (code, output) == (1, ""), "a shell counts itself in SHLVL"
     code, _, _ = await bash(session, "printenv SHLVL && true")
@@ -53,7 +53,7 @@ async def test_a_text_without_shell_syntax_runs_with_no_shell_at_all(session: Se
 
 
 @pytest.mark.proves("P-06")
-async def test_its_words_arrive_as_they_were_judged(session: Session) -> None:
+async def test_a_read_only_command_receives_its_arguments_as_they_were_judged(session: Session) -> None:
     name = "a b\\c'd\"e$f"
     Path(session.workdir, name).write_text("held\n")
     assert (await bash(session, 'cat "a b\\\\c\'d\\"e\\$f"'))[:2] == (0, "held\n")
@@ -61,7 +61,7 @@ async def test_its_words_arrive_as_they_were_judged(session: Session) -> None:
 
 
 @pytest.mark.proves("P-06")
-async def test_exit_codes_are_those_of_a_shell(session: Session) -> None:
+async def test_failed_commands_return_the_exit_codes_of_a_shell(session: Session) -> None:
     Path(session.workdir, "plain").write_text("")
     missing = await bash(session, "no-such-program-here")
     assert missing[0] == 127
@@ -80,12 +80,12 @@ async def test_exit_codes_are_those_of_a_shell(session: Session) -> None:
         ("true", ""),
     ],
 )
-async def test_what_only_a_shell_knows_is_left_to_it(session: Session, command: str, expected: str) -> None:
+async def test_commands_that_need_a_shell_run_in_a_shell(session: Session, command: str, expected: str) -> None:
     assert (await bash(session, command))[:2] == (0, expected)
 
 
 @pytest.mark.proves("S-09")
-async def test_two_calls_that_only_read_run_at_the_same_time(session: Session) -> None:
+async def test_two_read_only_calls_run_at_the_same_time(session: Session) -> None:
     """Each reads from a pipe that gets a writer only once both have it open."""
     loop = asyncio.get_running_loop()
     pipes = [Path(session.workdir, name) for name in ("one", "two")]
@@ -101,7 +101,7 @@ async def test_two_calls_that_only_read_run_at_the_same_time(session: Session) -
 
 
 @pytest.mark.proves("S-09")
-async def test_what_it_makes_others_do_changes_nothing_either(session: Session) -> None:
+async def test_programs_started_by_a_read_only_command_cannot_write(session: Session) -> None:
     """git runs what its configuration names, which no table of programs can see: the sandbox holds it."""
     workspace = Path(session.workdir)
     git(workspace, "init", "-q")
@@ -124,14 +124,14 @@ async def test_what_it_makes_others_do_changes_nothing_either(session: Session) 
 
 
 @pytest.mark.proves("S-09")
-async def test_a_call_that_is_not_proved_runs_as_before_and_says_nothing(session: Session) -> None:
+async def test_a_command_not_proved_read_only_runs_normally_and_is_not_marked(session: Session) -> None:
     code, _, read_only = await bash(session, "touch made")
     assert (code, read_only) == (0, False)
     assert Path(session.workdir, "made").exists()
 
 
 @pytest.mark.proves("S-09")
-async def test_a_reader_waits_for_a_writer_all_the_same(session: Session) -> None:
+async def test_a_read_only_call_waits_for_a_writing_call(session: Session) -> None:
     pipe = Path(session.workdir, "pipe")
     os.mkfifo(pipe)
     writing = asyncio.ensure_future(bash(session, "touch begun; cat pipe; touch ended"))

@@ -55,7 +55,7 @@ async def gone() -> None:
 
 
 @pytest.mark.proves("S-10")
-async def test_the_next_call_finds_one_ready_and_closing_leaves_none(tmp_path: Path) -> None:
+async def test_the_next_call_takes_a_prepared_sandbox_and_closing_removes_it(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, rules=["allow bash", "allow shell.run"]) as kernel:
         first = await kernel.session()
         assert waiting() == set()  # nothing before the first call
@@ -87,7 +87,7 @@ class Breaks(Tool):
 
 
 @pytest.mark.proves("S-10")
-async def test_what_is_ready_ends_with_its_kernel_also_where_a_tool_does_not_end_cleanly(tmp_path: Path) -> None:
+async def test_prepared_sandboxes_end_with_their_kernel_even_after_a_tool_fails_to_close(tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup, match="did not end cleanly"):
         async with temporary_kernel(tmp_path, tools=[Breaks()], rules=["allow bash", "allow shell.run"]) as kernel:
             assert (await (await kernel.session()).call("bash", {"command": "true"})).ok

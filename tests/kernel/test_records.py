@@ -115,7 +115,7 @@ def process(folder: Path, script: str, *arguments: str) -> subprocess.Popen[str]
 
 
 @pytest.mark.proves("G-01")
-async def test_an_intent_is_on_the_disk_while_its_call_runs_and_its_outcome_before_the_next(tmp_path: Path) -> None:
+async def test_an_intent_is_durable_during_its_call_and_the_outcome_before_the_next_call(tmp_path: Path) -> None:
     @tool(id="look", side_effect="external", locks=["one:X"])
     async def look() -> list[list[str]]:
         """Look at the log as another process would, and at what is noted for it."""
@@ -141,7 +141,7 @@ async def test_an_intent_is_on_the_disk_while_its_call_runs_and_its_outcome_befo
 
 @pytest.mark.proves("G-01", "G-05")
 @pytest.mark.parametrize("before", [0, 1, 2, 5])
-async def test_a_process_killed_in_the_first_line_of_a_tool_has_its_call_on_record(tmp_path: Path, before: int) -> None:
+async def test_the_log_has_the_call_of_a_process_killed_as_its_tool_began(tmp_path: Path, before: int) -> None:
     with process(tmp_path, KILLS_ITSELF, str(before)) as killed:
         assert killed.wait(PATIENCE_S) == -signal.SIGKILL
     async with temporary_kernel(tmp_path) as kernel:
@@ -155,7 +155,7 @@ async def test_a_process_killed_in_the_first_line_of_a_tool_has_its_call_on_reco
 
 
 @pytest.mark.proves("G-05", "L-10")
-async def test_a_call_killed_in_its_middle_is_interrupted_at_the_next_start_and_never_run_again(tmp_path: Path) -> None:
+async def test_a_call_killed_midway_is_interrupted_at_the_next_start_and_never_run_again(tmp_path: Path) -> None:
     with process(tmp_path, KILLED) as killed:
         assert killed.stdout is not None and killed.stdout.readline() == "in the middle\n"
         killed.kill()
@@ -182,7 +182,7 @@ async def test_a_call_killed_in_its_middle_is_interrupted_at_the_next_start_and_
 
 
 @pytest.mark.proves("G-10")
-def test_on_a_full_disk_nothing_runs_and_every_call_is_unavailable_until_there_is_room(tmp_path: Path) -> None:
+def test_a_full_disk_makes_every_call_unavailable_until_space_is_free(tmp_path: Path) -> None:
     with process(tmp_path, FULL) as full:
         assert full.stdout is not None
         output = json.loads(full.stdout.read())
@@ -195,7 +195,7 @@ def test_on_a_full_disk_nothing_runs_and_every_call_is_unavailable_until_there_i
 
 
 @pytest.mark.proves("G-09a")
-async def test_everything_that_is_kept_is_the_owners_alone(tmp_path: Path) -> None:
+async def test_only_the_owner_can_access_the_files_of_the_state_folder(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
         assert (await session.call("glob", {"pattern": "*"})).ok
@@ -205,7 +205,7 @@ async def test_everything_that_is_kept_is_the_owners_alone(tmp_path: Path) -> No
 
 
 @pytest.mark.proves("R-06")
-async def test_the_log_names_the_generation_its_tools_and_each_calls(tmp_path: Path) -> None:
+async def test_the_log_records_each_generation_with_its_tools_and_each_calls_generation(tmp_path: Path) -> None:
     @tool(id="mail.send", side_effect="external", locks=["outbox:X"])
     async def send(to: str) -> str:
         """Send a mail."""
@@ -224,7 +224,7 @@ async def test_the_log_names_the_generation_its_tools_and_each_calls(tmp_path: P
 
 
 @pytest.mark.proves("P-13")
-async def test_who_only_looks_leaves_no_record(tmp_path: Path) -> None:
+async def test_explain_and_reload_leave_no_record(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         assert (await kernel.explain_call("read", {"path": "a.txt"})).action == "allow"
         await kernel.reload_tools()

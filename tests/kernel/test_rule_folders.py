@@ -13,7 +13,7 @@ pytestmark = pytest.mark.proves("P-18")
 
 
 @pytest.mark.parametrize("rule", ["allow fs.write /etc/hosts", "allow fs.read ~/.ssh/**", "allow fs.* /nowhere/**"])
-async def test_a_rule_about_a_path_outside_all_folders_is_refused(tmp_path: Path, rule: str) -> None:
+async def test_a_rule_about_a_path_outside_all_session_folders_is_refused(tmp_path: Path, rule: str) -> None:
     (tmp_path / "ws").mkdir()
     (tmp_path / "handrail.toml").write_text("")
     with pytest.raises(LoadError, match="outside all folders of the session"):
@@ -23,7 +23,7 @@ async def test_a_rule_about_a_path_outside_all_folders_is_refused(tmp_path: Path
             pass
 
 
-async def test_a_users_own_file_has_rules_about_other_workspaces(tmp_path: Path) -> None:
+async def test_the_users_configuration_may_contain_rules_about_other_workspaces(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     (tmp_path / "handrail.toml").write_text('rules = ["allow fs.write /elsewhere/**"]\n')
     own = f"allow fs.write {tmp_path}/ws/src/**"
@@ -34,7 +34,7 @@ async def test_a_users_own_file_has_rules_about_other_workspaces(tmp_path: Path)
         assert explained.action == "allow" and explained.rule is not None and explained.rule.text == own
 
 
-async def test_a_set_in_an_untrusted_workspace_file_has_no_effect(tmp_path: Path) -> None:
+async def test_a_rule_set_in_an_untrusted_workspace_file_has_no_effect(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     (tmp_path / "handrail.toml").write_text("")
     (tmp_path / "ws" / "handrail.toml").write_text('rules = ["@developer", "ask fs.write x/**"]\n')
@@ -42,7 +42,7 @@ async def test_a_set_in_an_untrusted_workspace_file_has_no_effect(tmp_path: Path
     options: dict[str, Any] = {"state": tmp_path / "state", "config": tmp_path / "handrail.toml"}
     async with open_kernel(tmp_path / "ws", **options) as kernel:
         assert (await kernel.explain_call(*call)).action == "ask"
-        assert kernel.config.untrusted_warning is not None
+        assert kernel.config.untrusted_workspace_warning is not None
     async with open_kernel(tmp_path / "ws", **options, rules=["@developer"]) as kernel:
         assert (await kernel.explain_call(*call)).action == "allow"
     with pytest.raises(LoadError, match="Did you mean '@developer'"):

@@ -38,7 +38,7 @@ async def said(kernel: LocalKernel, tool: str, arguments: dict[str, Any]) -> Res
 
 @confined
 @pytest.mark.proves("S-04")
-async def test_the_operators_limits_hold_and_a_call_that_comes_upon_one_says_which(tmp_path: Path) -> None:
+async def test_operator_limits_apply_and_a_call_that_reaches_one_names_it(tmp_path: Path) -> None:
     settings = "[sandbox]\ncpu_s = 1\nfile_mib = 1\nopen_files = 50\n"
     put_tool(tmp_path / "config" / "tools", "spins")
     (tmp_path / "config" / "tools" / "spins").write_text("#!/bin/sh\nwhile :; do :; done\n")
@@ -54,7 +54,7 @@ async def test_the_operators_limits_hold_and_a_call_that_comes_upon_one_says_whi
 
 @confined
 @pytest.mark.proves("S-08")
-async def test_a_tool_without_a_sandbox_says_so_in_its_results_in_the_log_and_in_the_doctor(tmp_path: Path) -> None:
+async def test_results_and_log_mark_a_tool_that_runs_without_a_sandbox(tmp_path: Path) -> None:
     here = str(Path("/proc/self/ns/net").readlink())
     put_tool(tmp_path / "config" / "tools", "free")
     (tmp_path / "config" / "tools" / "free").write_text(
@@ -75,7 +75,7 @@ async def test_a_tool_without_a_sandbox_says_so_in_its_results_in_the_log_and_in
 
 
 @pytest.mark.proves("S-08")
-async def test_where_nothing_can_be_confined_only_what_an_operator_named_is_run(
+async def test_only_tools_listed_as_unconfined_run_when_no_sandbox_is_available(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tier_probe, "find_bubblewrap_programs", lambda: iter(()))
@@ -106,7 +106,7 @@ def configured(folder: Path, provider: str) -> Any:
 
 
 @pytest.mark.proves("R-09")
-def test_an_operator_chooses_the_sandbox_of_an_installed_package_by_name(tmp_path: Path) -> None:
+def test_an_operator_selects_a_sandbox_of_an_installed_package_by_name(tmp_path: Path) -> None:
     points = offered("box", "handrail.sandbox.configured_sandbox:UnconfinedSandbox")
     chosen = make_limited_sandbox(configured(tmp_path, "box"), lambda: points)
     assert chosen.tier.name == UnconfinedSandbox().tier.name
@@ -127,7 +127,7 @@ def test_an_operator_chooses_the_sandbox_of_an_installed_package_by_name(tmp_pat
         ("box", "tests.kernel.test_sandbox_settings:Nothing", "Expected an object with `tier` and `start`"),
     ],
 )
-def test_a_sandbox_that_is_none_stops_the_start_in_words(
+def test_an_invalid_sandbox_stops_the_start_with_a_clear_error(
     tmp_path: Path, provider: str, value: str, wanted: str
 ) -> None:
     with pytest.raises(StartError, match=wanted):
@@ -142,7 +142,7 @@ def provide_after_the_loop_has_run() -> UnconfinedSandbox:
     return UnconfinedSandbox()
 
 
-async def test_the_event_loop_runs_while_a_sandbox_is_tried(tmp_path: Path) -> None:
+async def test_the_event_loop_keeps_running_while_a_sandbox_is_probed(tmp_path: Path) -> None:
     points = offered("box", "tests.kernel.test_sandbox_settings:provide_after_the_loop_has_run")
     asyncio.get_running_loop().call_soon(tried_in_loop.set)
     chosen = await make_limited_sandbox_in_thread(configured(tmp_path, "box"), lambda: points)
@@ -157,13 +157,13 @@ class Nothing:
     tier: Any = "strong"
 
 
-def test_this_machines_own_is_the_default(tmp_path: Path) -> None:
+def test_the_sandbox_of_this_machine_is_the_default(tmp_path: Path) -> None:
     found: Sandbox = choose_unlimited_sandbox(configured(tmp_path, "machine"))
     assert found is tier_probe.choose_sandbox(frozenset[str]())
 
 
 @pytest.mark.proves("S-09")
-async def test_a_command_that_nothing_holds_to_reading_is_asked_about_in_every_mode(tmp_path: Path) -> None:
+async def test_an_unconfined_command_requires_a_rule_or_approval_in_every_mode(tmp_path: Path) -> None:
     """What a repository tells git to run would run unconfined, and unasked."""
     settings = '[sandbox]\nunconfined = ["bash"]\n'
     async with temporary_kernel(tmp_path, settings=settings) as kernel:

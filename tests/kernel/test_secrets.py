@@ -43,7 +43,7 @@ async def look(url: str) -> str:
 
 
 @pytest.mark.proves("O-07")
-async def test_what_is_told_of_a_watchdog_that_fails_is_cut_behind_no_half_secret(tmp_path: Path) -> None:
+async def test_a_truncated_watchdog_error_contains_no_part_of_a_secret(tmp_path: Path) -> None:
     async def fails(call: WatchdogCall) -> WatchdogDecision:
         raise RuntimeError("x" * 286 + SECRET)
 
@@ -63,7 +63,7 @@ async def test_what_is_told_of_a_watchdog_that_fails_is_cut_behind_no_half_secre
 
 
 @pytest.mark.proves("O-07")
-async def test_a_registered_secret_is_in_no_answer_record_event_file_or_request(tmp_path: Path) -> None:
+async def test_no_answer_record_event_file_or_request_contains_a_registered_secret(tmp_path: Path) -> None:
     person = ScriptedApprovalHandler(
         [ApprovalAnswer("session", f"because of {SECRET}"), ApprovalAnswer("reject", f"no {SECRET}")]
     )
@@ -104,7 +104,7 @@ async def test_a_registered_secret_is_in_no_answer_record_event_file_or_request(
         assert [where for where, text in said.items() if form in text] == [], form
 
 
-async def test_a_rule_that_would_hold_a_secret_is_not_offered(tmp_path: Path) -> None:
+async def test_an_approval_request_suggests_no_rule_that_would_contain_a_secret(tmp_path: Path) -> None:
     person = ScriptedApprovalHandler([ApprovalAnswer("once"), ApprovalAnswer("once")])
     async with temporary_kernel(tmp_path, tools=[open_vault], secrets={"vault": SECRET}) as kernel:
         session = await kernel.session(approval_handler=person)
@@ -118,7 +118,7 @@ def _on_disk(folder: Path) -> bytes:
 
 
 @pytest.mark.proves("O-07")
-async def test_no_part_of_a_long_secret_is_told_where_a_text_is_cut_or_put_on_one_line(tmp_path: Path) -> None:
+async def test_truncated_or_joined_texts_contain_no_part_of_a_long_secret(tmp_path: Path) -> None:
     """A cut secret is not found as one, nor is one whose ends of lines were spelled in a way of our own."""
     long, lines = "tok-" + "Ab1Cd2Ef3" * 30, "-----BEGIN KEY-----\nMIIEpAIBAAKCAQEA\n-----END KEY-----"
     async with temporary_kernel(tmp_path, secrets={"long": long, "lines": lines}) as kernel:

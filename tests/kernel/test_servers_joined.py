@@ -9,15 +9,15 @@ import pytest
 from handrail import open_kernel
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_tools
+from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_server_tools
 
 
 @pytest.mark.proves("F-04")
-async def test_a_process_that_joined_uses_the_holders_servers(tmp_path: Path) -> None:
+async def test_a_connected_process_uses_the_mcp_servers_of_the_lease_holder(tmp_path: Path) -> None:
     server = StdioServerProgram(tmp_path)
     state, config = tmp_path / "state", tmp_path / "config" / "handrail.toml"
     async with temporary_kernel(tmp_path, settings=server.settings_toml("t"), rules=["allow mcp:t:*"]) as kernel:
-        await approve_tools(kernel, "t")
+        await approve_server_tools(kernel, "t")
         async with open_kernel(tmp_path / "ws", rules=["allow mcp:t:*"], state=state, config=config) as joined:
             assert not isinstance(joined, LocalKernel)
             assert (

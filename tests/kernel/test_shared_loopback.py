@@ -21,7 +21,7 @@ FETCH = {"command": "curl -sS --retry 40 --retry-delay 1 --retry-connrefused htt
 ONCE = {"command": "curl -sS http://127.0.0.1:8765/"}
 
 
-async def test_a_server_in_a_job_is_reached_by_calls_of_its_session_alone(tmp_path: Path) -> None:
+async def test_only_calls_of_the_same_session_reach_a_server_that_runs_in_a_job(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, rules=["allow bash", "allow python", "allow stop_task"]) as kernel:
         session, other = await kernel.session(), await kernel.session()
         job = await session.call("bash", SERVE)
@@ -45,7 +45,7 @@ async def test_a_server_in_a_job_is_reached_by_calls_of_its_session_alone(tmp_pa
     assert "127.0.0.1" in note and "job" in note
 
 
-async def test_a_server_of_this_machine_is_not_reached(tmp_path: Path) -> None:
+async def test_a_sandboxed_program_cannot_reach_a_server_on_this_machine(tmp_path: Path) -> None:
     async with Site({"*": ok(b"NEVER")}) as site, temporary_kernel(tmp_path, rules=["allow bash"]) as kernel:
         session = await kernel.session()
         await session.call("bash", {"command": "touch begun"})
@@ -54,7 +54,7 @@ async def test_a_server_of_this_machine_is_not_reached(tmp_path: Path) -> None:
     assert site.asked == []
 
 
-async def test_jobs_at_once_have_each_their_proxy_and_their_own_record(tmp_path: Path) -> None:
+async def test_concurrent_jobs_each_have_their_own_proxy(tmp_path: Path) -> None:
     async with Site({"*": ok(b"FETCHED")}) as site, Site({"*": ok(b"FETCHED")}) as other:
         put_agent(tmp_path, "fetcher", f'[requires.tools.bash.net]\nhosts = ["{site.authority}", "{other.authority}"]')
         rules = ["allow bash", f"allow net.fetch {site.authority}", f"allow net.fetch {other.authority}"]
@@ -75,7 +75,7 @@ async def test_jobs_at_once_have_each_their_proxy_and_their_own_record(tmp_path:
     assert len({text.split("\n")[0] for text in outputs}) == 2, "each has its own port"
 
 
-async def test_a_call_without_hosts_finds_no_proxy_of_a_call_that_has_some(
+async def test_a_call_without_hosts_cannot_reach_the_proxy_of_another_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "ws").mkdir()
@@ -101,7 +101,7 @@ async def test_a_call_without_hosts_finds_no_proxy_of_a_call_that_has_some(
     assert found.data["output"].splitlines()[-1] == "7", found
 
 
-async def test_programs_that_occupy_the_ports_of_proxies_keep_no_later_call_from_its_host(tmp_path: Path) -> None:
+async def test_programs_that_occupy_proxy_ports_do_not_cut_later_calls_off_from_their_hosts(tmp_path: Path) -> None:
     async with Site({"*": ok(b"FETCHED")}) as site:
         put_agent(tmp_path, "fetcher", f'[requires.tools.bash.net]\nhosts = ["{site.authority}"]')
         rules = ["allow bash bash occupy.sh", "allow bash bash fetch.sh", f"allow net.fetch {site.authority}"]

@@ -15,7 +15,7 @@ from handrail.testing.provider_request_checks import PlaybackModel, ReplyPause, 
 
 
 @pytest.mark.proves("A-03")
-async def test_a_shared_budget_is_the_parents_and_an_own_one_is_not(tmp_path: Path) -> None:
+async def test_a_sub_agents_turns_count_towards_its_parent_only_with_a_shared_budget(tmp_path: Path) -> None:
     own = f"{READER}\n[budgets]\nshared = false\nturns = 3"
     for manifest, status in ((READER, "budget"), (own, "answered")):
         folder = tmp_path / status
@@ -30,7 +30,7 @@ async def test_a_shared_budget_is_the_parents_and_an_own_one_is_not(tmp_path: Pa
 
 
 @pytest.mark.proves("A-03")
-async def test_sub_agents_side_by_side_use_no_more_turns_than_their_parent_has_left(tmp_path: Path) -> None:
+async def test_concurrent_sub_agents_use_at_most_the_turns_that_their_parent_has_left(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"reader": READER}) as kernel:
         pauses = [ReplyPause() for _ in range(4)]
         reader = PlaybackModel(*([pause, *text_reply("done")] for pause in pauses))
@@ -48,7 +48,7 @@ async def test_sub_agents_side_by_side_use_no_more_turns_than_their_parent_has_l
 
 
 @pytest.mark.proves("A-03", "A-08")
-async def test_no_call_of_a_reply_starts_that_may_have_used_up_the_tokens_of_the_agent_above(tmp_path: Path) -> None:
+async def test_sub_agent_calls_do_not_start_when_their_reply_exhausts_the_parents_tokens(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"writer": WRITES}) as kernel:
         write = call_reply(("write", {"path": "a", "content": "x"}))
         writer = PlaybackModel([*write[:-1], TokenUsage(90, 10), write[-1]])
@@ -62,7 +62,7 @@ async def test_no_call_of_a_reply_starts_that_may_have_used_up_the_tokens_of_the
 
 @pytest.mark.proves("A-03", "A-08")
 @pytest.mark.parametrize("shared", [True, False])
-async def test_the_time_of_a_run_bounds_what_it_has_begun_in_the_background_where_they_share_their_budget(
+async def test_the_time_budget_of_a_run_limits_background_sub_agents_that_share_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, shared: bool
 ) -> None:
     async with kernel_of(tmp_path, {"reader": f"{READER}\n[budgets]\nshared = {str(shared).lower()}"}) as kernel:
@@ -88,7 +88,7 @@ async def test_the_time_of_a_run_bounds_what_it_has_begun_in_the_background_wher
 
 
 @pytest.mark.proves("A-03", "A-08")
-async def test_what_a_run_begins_in_the_background_with_its_last_turn_has_none_left_of_its_budget(
+async def test_a_background_task_of_the_last_turn_has_no_budget_left(
     tmp_path: Path,
 ) -> None:
     async with kernel_of(tmp_path, {"reader": READER}) as kernel:

@@ -11,7 +11,7 @@ from tests.kernel.test_sub_agents import kernel_of, task
 from handrail.agent.agent_loop import Agent
 from handrail.agent.providers import open_model, open_subagent_model
 from handrail.agent.run_events import CallAnswered
-from handrail.contract.agent_manifest import parse_agent
+from handrail.contract.agent_manifest import parse_agent_manifest
 from handrail.contract.errors import StartError
 from handrail.testing.provider_servers import OpenAIServer, ReplyCall, ScriptedReply
 
@@ -24,7 +24,7 @@ def asked(server: OpenAIServer) -> list[Any]:
 
 
 @pytest.mark.proves("A-03")
-async def test_a_sub_agents_model_of_the_same_provider_is_asked_where_its_parents_is(
+async def test_a_sub_agents_model_of_the_same_provider_uses_its_parents_base_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
@@ -63,7 +63,7 @@ async def test_a_sub_agents_model_of_the_same_provider_is_asked_where_its_parent
         assert asked(elsewhere) == ["other"]
 
 
-async def test_the_other_api_of_a_provider_is_reached_in_the_same_way_and_its_own_server_only_where_that_is_said(
+async def test_a_sub_agent_model_inherits_the_parents_server_unless_its_manifest_names_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
@@ -78,6 +78,6 @@ async def test_the_other_api_of_a_provider_is_reached_in_the_same_way_and_its_ow
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "localhost:8000", "https://a b", "https://x\\n"])
-def test_what_is_no_address_of_a_server_is_a_fault_of_the_manifest(url: str) -> None:
-    checked = parse_agent(f'id = "a"\nbase_url = "{url}"'.encode(), "agent.toml", "a")
+def test_an_invalid_base_url_is_a_fault_of_the_manifest(url: str) -> None:
+    checked = parse_agent_manifest(f'id = "a"\nbase_url = "{url}"'.encode(), "agent.toml", "a")
     assert [fault.location for fault in checked.faults] == ["base_url"]

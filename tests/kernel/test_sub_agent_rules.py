@@ -15,7 +15,7 @@ from handrail.testing.scripted_kernel import ScriptedApprovalHandler
 
 
 @pytest.mark.proves("P-12")
-async def test_a_sub_agent_may_no_more_than_its_parent_whatever_its_own_manifest_says(tmp_path: Path) -> None:
+async def test_a_sub_agent_cannot_exceed_the_delegation_of_its_parent(tmp_path: Path) -> None:
     parent = "[delegation]\nfs.write = ['out/**']"
     async with kernel_of(tmp_path, {"default": parent, "writer": WRITES}) as kernel:
         writes = call_reply(
@@ -30,7 +30,7 @@ async def test_a_sub_agent_may_no_more_than_its_parent_whatever_its_own_manifest
 
 
 @pytest.mark.proves("P-12")
-async def test_what_the_parents_rules_and_mode_keep_from_it_they_keep_from_its_sub_agents(tmp_path: Path) -> None:
+async def test_the_rules_and_mode_of_a_parent_also_limit_its_sub_agents(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"default": "rules = ['deny fs.write keep/**']", "writer": WRITES}) as kernel:
         replies = [
             call_reply(("write", {"path": "keep/a", "content": "a"}), ("write", {"path": "b", "content": "b"})),
@@ -49,7 +49,7 @@ async def test_what_the_parents_rules_and_mode_keep_from_it_they_keep_from_its_s
 
 
 @pytest.mark.proves("P-12")
-async def test_what_a_session_is_denied_no_more_specific_rule_of_a_sub_agent_opens(tmp_path: Path) -> None:
+async def test_a_specific_sub_agent_rule_does_not_override_a_deny_of_its_parent(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"writer": f"{WRITER}\nrules = ['allow fs.write keep/open/**']"}) as kernel:
         replies = [call_reply(("write", {"path": f"keep/open/{n}", "content": "a"})) for n in range(2)]
         writer = PlaybackModel(replies[0], text_reply("."), replies[1], text_reply("."))
@@ -64,9 +64,7 @@ async def test_what_a_session_is_denied_no_more_specific_rule_of_a_sub_agent_ope
 
 @pytest.mark.proves("P-12")
 @pytest.mark.parametrize("action", ["deny", "ask"])
-async def test_a_rule_of_the_project_holds_three_levels_down_whatever_an_agent_allows_itself(
-    tmp_path: Path, action: str
-) -> None:
+async def test_a_project_rule_overrides_an_agents_own_allow_three_levels_down(tmp_path: Path, action: str) -> None:
     between = 'role = "all"\ntools = ["write", "task"]'
     agents = {
         "one": between,
@@ -85,7 +83,7 @@ async def test_a_rule_of_the_project_holds_three_levels_down_whatever_an_agent_a
 
 @pytest.mark.proves("P-12")
 @pytest.mark.parametrize(("hosts", "offered"), [("['a.example']", False), ("[]", False), ("['*']", True)])
-async def test_hosts_that_are_passed_on_by_name_leave_no_search_of_a_provider(
+async def test_an_agent_that_delegates_hosts_by_name_disables_a_sub_agents_provider_search(
     tmp_path: Path, hosts: str, offered: bool
 ) -> None:
     searcher = 'role = "all"\nmodel = "played:searcher"\n[native.web_search]\n[native.code_execution]'
@@ -106,7 +104,7 @@ async def test_hosts_that_are_passed_on_by_name_leave_no_search_of_a_provider(
 
 
 @pytest.mark.proves("P-12")
-async def test_what_is_answered_forgotten_or_added_above_counts_at_once_for_agents_at_work(tmp_path: Path) -> None:
+async def test_rule_and_mode_changes_of_a_parent_apply_at_once_to_running_sub_agents(tmp_path: Path) -> None:
     person = ScriptedApprovalHandler([ApprovalAnswer("reject-always", "never")])
     async with kernel_of(tmp_path, {"writer": f"{WRITER}\nrules = ['allow fs.write a/b']"}) as kernel:
         pause = ReplyPause()
@@ -139,7 +137,7 @@ async def test_what_is_answered_forgotten_or_added_above_counts_at_once_for_agen
 
 @pytest.mark.proves("K-13")
 @pytest.mark.parametrize("rule", ["allow own.tool", "deny own.tool", "allow agent.writer", "ask native.web_search"])
-async def test_a_rule_of_the_project_may_name_a_tool_that_only_one_agent_has(tmp_path: Path, rule: str) -> None:
+async def test_a_project_rule_may_name_a_tool_that_only_one_agent_has(tmp_path: Path, rule: str) -> None:
     put_tool(tmp_path / "config" / "agents" / "writer" / "tools", "own.tool")
     agents = {
         "writer": f"{WRITES}\n[native.web_search]",
@@ -156,7 +154,7 @@ async def test_a_rule_of_the_project_may_name_a_tool_that_only_one_agent_has(tmp
     assert (tmp_path / "ws" / "a").read_text() == "a"
 
 
-async def test_an_agent_that_cannot_be_used_says_why(tmp_path: Path) -> None:
+async def test_a_delegation_to_a_faulty_agent_returns_the_reason(tmp_path: Path) -> None:
     agents = {"writer": WRITES, "broken": 'role = "all"\ntools = ["raed"]'}
     async with kernel_of(tmp_path, agents) as kernel:
         top = PlaybackModel(call_reply(task("broken")), text_reply("."))

@@ -17,7 +17,7 @@ from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import LoadError
 from handrail.contract.services.subagent_services import SubagentTask
-from handrail.frontends.acp.editor_session_setup import UnsavedEditorFiles
+from handrail.frontends.acp.editor_session_setup import AcpEditorClientHandler
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.runtime.files import editor_file_service
 from handrail.session.local_session import LocalSession
@@ -60,7 +60,7 @@ WRITES = f"{WRITER}\nrules = ['allow fs.write **']"
 
 
 @pytest.mark.proves("A-03")
-async def test_a_sub_agent_works_in_a_session_of_its_own_and_its_last_message_is_the_answer(tmp_path: Path) -> None:
+async def test_a_sub_agent_works_in_a_child_session_and_returns_its_last_message(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"reader": READER}) as kernel:
         (tmp_path / "ws" / "note.txt").write_text("The answer is 42.\n")
         reader = PlaybackModel(call_reply(("read", {"path": "note.txt"})), text_reply("It says 42."))
@@ -77,7 +77,7 @@ async def test_a_sub_agent_works_in_a_session_of_its_own_and_its_last_message_is
         assert str(child.messages[0]).count("What is in note.txt?") == 1
         assert "Find the answer" not in str(child.messages)
         assert {view["name"] for view in child.tools} == {"read", "task"}
-        row = kernel.components.store.sessions.list_open_subagents(session.id)[0]
+        row = kernel.components.store.sessions.list_open_subagent_sessions(session.id)[0]
         assert (row.agent, row.parent_call, row.holder) == ("reader", f"{session.id}/1.0", None)
         assert "It says 42." in str(top.requests[1].messages)
         await kernel.log.flush()
@@ -86,7 +86,7 @@ async def test_a_sub_agent_works_in_a_session_of_its_own_and_its_last_message_is
 
 
 @pytest.mark.proves("A-03")
-async def test_an_unknown_agent_is_answered_with_those_there_are(tmp_path: Path) -> None:
+async def test_the_error_for_an_unknown_agent_lists_the_available_agents(tmp_path: Path) -> None:
     agents = {"reader": READER, "mine": "tools = ['read']", "broken": 'role = "all"\npromt = 1'}
     async with kernel_of(tmp_path, agents) as kernel:
         top = PlaybackModel(call_reply(task("readr"), task("mine"), task("broken")), text_reply("."))
@@ -99,7 +99,7 @@ async def test_an_unknown_agent_is_answered_with_those_there_are(tmp_path: Path)
 
 
 @pytest.mark.proves("A-03")
-async def test_without_a_model_nobody_does_the_work_and_the_tool_is_not_in_view(tmp_path: Path) -> None:
+async def test_a_session_without_a_model_cannot_delegate_and_does_not_see_the_task_tool(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"reader": READER}) as kernel:
         session = await kernel.session()
         assert "task" not in [spec.id for spec in session.active_tools]
@@ -110,7 +110,7 @@ async def test_without_a_model_nobody_does_the_work_and_the_tool_is_not_in_view(
 
 
 @pytest.mark.proves("A-03")
-async def test_there_are_five_levels_of_sub_agents_and_no_sixth(tmp_path: Path) -> None:
+async def test_sub_agents_can_be_nested_five_levels_deep_and_no_deeper(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {}) as kernel:
         downwards = [call_reply(task("default", f"level {n}")) for n in range(1, 7)]
         model = PlaybackModel(*downwards, *(text_reply(f"up {n}") for n in range(6)))
@@ -119,13 +119,13 @@ async def test_there_are_five_levels_of_sub_agents_and_no_sixth(tmp_path: Path) 
         assert outcome.text == "up 5"
         assert "at most 5 levels deep" in str(model.requests[6].messages)
         depth, below = 0, session.id
-        while rows := kernel.components.store.sessions.list_open_subagents(below):
+        while rows := kernel.components.store.sessions.list_open_subagent_sessions(below):
             depth, below = depth + 1, rows[0].id
         assert depth == 5
 
 
 @pytest.mark.proves("A-03")
-async def test_one_call_may_hand_over_several_tasks_at_once(tmp_path: Path) -> None:
+async def test_one_call_can_run_several_sub_agents_at_once(tmp_path: Path) -> None:
     from handrail import Runtime, tool
 
     @tool(id="both", requires={"capabilities": ["agents"]}, side_effect="external", locks=[])
@@ -144,10 +144,10 @@ async def test_one_call_may_hand_over_several_tasks_at_once(tmp_path: Path) -> N
 
 @pytest.mark.proves("F-05")
 @pytest.mark.skipif(os.name == "nt", reason="file times say something else there")
-async def test_a_sub_agent_writes_over_nothing_that_the_user_of_its_parents_editor_has_not_saved(
+async def test_a_sub_agent_does_not_overwrite_unsaved_changes_in_its_parents_editor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Typing(UnsavedEditorFiles):
+    class Typing(AcpEditorClientHandler):
         async def read_unsaved_text(self, path: str) -> str | None:
             return "typed" if path.endswith("/a") else None
 
@@ -168,9 +168,7 @@ async def test_a_sub_agent_writes_over_nothing_that_the_user_of_its_parents_edit
 
 @pytest.mark.proves("P-12")
 @pytest.mark.parametrize("passed", [False, True])
-async def test_people_are_asked_by_a_sub_agent_only_where_they_are_passed_on_and_see_who_asks(
-    tmp_path: Path, passed: bool
-) -> None:
+async def test_a_sub_agent_asks_the_user_only_if_its_parent_delegates_that(tmp_path: Path, passed: bool) -> None:
     parent = f"[delegation]\ncan_ask_user = {str(passed).lower()}"
     async with kernel_of(tmp_path, {"default": parent, "writer": WRITER}) as kernel:
         person = ScriptedApprovalHandler([ApprovalAnswer("once")], [[["yes"]]])
@@ -186,7 +184,7 @@ async def test_people_are_asked_by_a_sub_agent_only_where_they_are_passed_on_and
 
 
 @pytest.mark.proves("P-12")
-async def test_what_a_sub_agent_asks_is_never_left_waiting_behind_it(tmp_path: Path) -> None:
+async def test_a_deferred_approval_request_of_a_sub_agent_does_not_stay_pending(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"default": "[delegation]\ncan_ask_user = true", "writer": WRITER}) as kernel:
         person = ScriptedApprovalHandler([ApprovalAnswer("defer")])
         writer = PlaybackModel(call_reply(("write", {"path": "a", "content": "a"})), text_reply("."))
@@ -198,9 +196,7 @@ async def test_what_a_sub_agent_asks_is_never_left_waiting_behind_it(tmp_path: P
 
 @pytest.mark.proves("P-12")
 @pytest.mark.parametrize("passed", [False, True])
-async def test_a_secret_reaches_a_sub_agents_tool_only_where_its_parent_passes_it_on(
-    tmp_path: Path, passed: bool
-) -> None:
+async def test_a_secret_reaches_a_sub_agents_tool_only_if_its_parent_delegates_it(tmp_path: Path, passed: bool) -> None:
     from handrail import Runtime, tool
 
     told: list[str] = []
@@ -224,7 +220,7 @@ async def test_a_secret_reaches_a_sub_agents_tool_only_where_its_parent_passes_i
 
 @pytest.mark.proves("A-03")
 @pytest.mark.parametrize("how", ["cancel", "close", "suspend"])
-async def test_what_ends_a_parent_aborts_its_sub_agents_and_their_calls(tmp_path: Path, how: str) -> None:
+async def test_the_end_of_a_parent_aborts_its_sub_agents_and_their_calls(tmp_path: Path, how: str) -> None:
     from handrail import Runtime, tool
 
     running = asyncio.Event()
@@ -257,7 +253,7 @@ async def test_what_ends_a_parent_aborts_its_sub_agents_and_their_calls(tmp_path
         assert session.tree_node.children == []
         await kernel.log.flush()
         if how == "close":
-            assert kernel.components.store.sessions.list_open_subagents(session.id) == []
+            assert kernel.components.store.sessions.list_open_subagent_sessions(session.id) == []
         row = kernel.components.store.sessions.get(child.id)
         assert row is not None and (row.closed_ns is not None) is (how == "close")
         assert [(c.error_kind, c.error_text) for c in kernel.log.reader.calls(session=child.id)] == [
@@ -265,14 +261,14 @@ async def test_what_ends_a_parent_aborts_its_sub_agents_and_their_calls(tmp_path
         ]
 
 
-async def test_a_sub_agents_session_does_not_go_on_by_itself_and_its_fork_does(tmp_path: Path) -> None:
+async def test_a_session_of_a_sub_agent_cannot_be_reopened_but_can_be_forked(tmp_path: Path) -> None:
     from handrail import UsageError
 
     async with kernel_of(tmp_path, {"reader": READER}) as kernel:
         top = PlaybackModel(call_reply(task("reader")), text_reply("."))
         session = await kernel.session()
         await Agent(session, top, models=models(reader=PlaybackModel(text_reply("Read.")))).complete("Go.")
-        row = kernel.components.store.sessions.list_open_subagents(session.id)[0]
+        row = kernel.components.store.sessions.list_open_subagent_sessions(session.id)[0]
         with pytest.raises(UsageError, match="Fork it"):
             await kernel.session(row.id, agent="reader")
         forked = await kernel.fork_session(row.id)
@@ -281,7 +277,7 @@ async def test_a_sub_agents_session_does_not_go_on_by_itself_and_its_fork_does(t
         assert (await again.call("read", {"path": "missing"})).error_kind == "failed"
 
 
-async def test_a_call_that_is_not_in_flight_begins_no_sub_agent(tmp_path: Path) -> None:
+async def test_a_call_that_is_not_running_cannot_start_a_sub_agent(tmp_path: Path) -> None:
     from handrail import UsageError
     from handrail.contract.services.subagent_services import SubagentTask
 
@@ -292,7 +288,7 @@ async def test_a_call_that_is_not_in_flight_begins_no_sub_agent(tmp_path: Path) 
 
 
 @pytest.mark.proves("A-03")
-async def test_an_agent_that_is_listed_among_the_tools_is_one_of_them_and_others_are_not(tmp_path: Path) -> None:
+async def test_a_model_sees_exactly_the_agents_that_are_listed_as_tools(tmp_path: Path) -> None:
     agents = {"default": 'tools = ["read", "agent.reader"]', "reader": READER, "writer": WRITER}
     async with kernel_of(tmp_path, agents) as kernel:
         top = PlaybackModel(call_reply(("agent__reader", {"prompt": "Look."})), text_reply("."))
@@ -305,7 +301,7 @@ async def test_an_agent_that_is_listed_among_the_tools_is_one_of_them_and_others
         assert [result.data["text"] for result in found] == ["Looked."]
 
 
-def test_an_agent_that_takes_no_work_cannot_be_listed_as_a_tool(tmp_path: Path) -> None:
+def test_an_agent_that_accepts_no_delegation_cannot_be_listed_as_a_tool(tmp_path: Path) -> None:
     async def opened() -> None:
         async with kernel_of(tmp_path, {"default": 'tools = ["agent.mine"]', "mine": ""}):
             pass
@@ -315,7 +311,7 @@ def test_an_agent_that_takes_no_work_cannot_be_listed_as_a_tool(tmp_path: Path) 
 
 
 @pytest.mark.proves("A-03")
-async def test_a_task_in_the_background_is_answered_with_a_job_whose_end_is_told(tmp_path: Path) -> None:
+async def test_a_background_task_returns_a_job_and_its_result_arrives_as_a_notification(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"reader": READER}) as kernel:
         pause = ReplyPause()
         reader = PlaybackModel([pause, *text_reply("Read in the background.")])
@@ -334,7 +330,7 @@ async def test_a_task_in_the_background_is_answered_with_a_job_whose_end_is_told
 
 
 @pytest.mark.proves("A-03")
-async def test_closing_a_session_aborts_its_sub_agents_in_the_background(tmp_path: Path) -> None:
+async def test_a_closed_session_aborts_its_background_sub_agents(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"reader": READER}) as kernel:
         pause = ReplyPause()
         top = PlaybackModel(call_reply(task("reader", background=True)), text_reply("Begun."))
@@ -345,11 +341,11 @@ async def test_closing_a_session_aborts_its_sub_agents_in_the_background(tmp_pat
         child = session.tree_node.children[0]
         await session.close()
         assert child.is_closed
-        assert kernel.components.store.sessions.list_open_subagents(session.id) == []
+        assert kernel.components.store.sessions.list_open_subagent_sessions(session.id) == []
 
 
 @pytest.mark.proves("P-12")
-async def test_what_a_sub_agent_asks_when_its_kernel_ends_waits_for_nobody(tmp_path: Path) -> None:
+async def test_an_approval_request_of_a_sub_agent_does_not_outlive_its_kernel(tmp_path: Path) -> None:
     person = ScriptedApprovalHandler()
     person.may_answer.clear()
     async with kernel_of(tmp_path, {"default": "[delegation]\ncan_ask_user = true", "writer": WRITER}) as kernel:

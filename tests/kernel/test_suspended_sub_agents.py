@@ -11,14 +11,14 @@ from typing import Any, cast
 
 import pytest
 from tests.kernel.guests import joined_kernel
-from tests.kernel.test_joined_ends import lose
+from tests.kernel.test_joined_shutdown import lose
 from tests.kernel.test_sub_agents import READER, WRITER, WRITES, Agents, answers, kernel_of, models, task
 
 from handrail import ApprovalAnswer, Kernel, Runtime, Session, tool
 from handrail.agent.agent_loop import Agent
 from handrail.agent.run_budget import Budget
 from handrail.contract.services.subagent_services import SubagentTask
-from handrail.frontends.acp.editor_session_setup import UnsavedEditorFiles
+from handrail.frontends.acp.editor_session_setup import AcpEditorClientHandler
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.runtime.files import editor_file_service
 from handrail.session.local_session import LocalSession
@@ -79,7 +79,9 @@ async def ended(kernel: Kernel) -> str:
 
 @pytest.mark.proves("A-10", "A-03")
 @pytest.mark.parametrize("when", ["ends meanwhile", "ends later"])
-async def test_it_goes_on_while_its_session_is_suspended_and_its_end_is_told_once(tmp_path: Path, when: str) -> None:
+async def test_a_background_sub_agent_continues_while_its_session_is_suspended_and_reports_once(
+    tmp_path: Path, when: str
+) -> None:
     pause = ReplyPause()
     reader = PlaybackModel([pause, *call_reply(("read", {"path": "note"}))], text_reply("It says 42."))
     async with suspended(tmp_path, {"reader": READER}, reader, pause) as kernel:
@@ -96,7 +98,7 @@ async def test_it_goes_on_while_its_session_is_suspended_and_its_end_is_told_onc
 
 
 @pytest.mark.proves("A-10")
-async def test_a_stop_of_the_session_that_is_open_again_leaves_it_and_so_does_a_further_suspension(
+async def test_a_sub_agent_survives_cancelled_calls_and_repeated_suspension_of_its_session(
     tmp_path: Path,
 ) -> None:
     pause = ReplyPause()
@@ -113,7 +115,7 @@ async def test_a_stop_of_the_session_that_is_open_again_leaves_it_and_so_does_a_
 
 @pytest.mark.proves("A-10", "A-03")
 @pytest.mark.parametrize("how", ["closed", "stopped", "opened and closed", "kernel"])
-async def test_what_ends_the_session_above_for_good_aborts_it(tmp_path: Path, how: str) -> None:
+async def test_closing_the_session_or_kernel_or_stopping_the_job_aborts_the_sub_agent(tmp_path: Path, how: str) -> None:
     pause = ReplyPause()
     reader = PlaybackModel([pause, *text_reply("never")])
     async with suspended(tmp_path, {"reader": READER}, reader, pause) as kernel:
@@ -127,20 +129,20 @@ async def test_what_ends_the_session_above_for_good_aborts_it(tmp_path: Path, ho
             await (await kernel.session(SESSION)).close()
         if how != "kernel":
             assert child.is_closed and not kernel.sessions.sessions_by_id
-            assert (kernel.components.store.sessions.list_open_subagents(SESSION) == []) is (how != "stopped")
+            assert (kernel.components.store.sessions.list_open_subagent_sessions(SESSION) == []) is (how != "stopped")
     assert child.is_closed and len(reader.requests) == 1 and not reader.open_streams
 
 
 @pytest.mark.proves("A-10", "P-12")
 @pytest.mark.parametrize("who", ["another door", "whoever comes back"])
-async def test_what_it_asks_meanwhile_waits_and_is_answered_once(tmp_path: Path, who: str) -> None:
+async def test_an_approval_request_during_suspension_waits_and_is_answered_once(tmp_path: Path, who: str) -> None:
     pause = ReplyPause()
     writer = PlaybackModel([pause, *WRITE], text_reply("Written."))
     gone = ScriptedApprovalHandler([ApprovalAnswer("once")])
     agents = {"default": PRESENT, "writer": WRITER}
     async with suspended(tmp_path, agents, writer, pause, approval_handler=gone) as kernel:
         asking = asyncio.Event()
-        kernel.approvals.watch_requests(lambda _: asking.set())
+        kernel.approvals.subscribe_to_requests(lambda _: asking.set())
         pause.proceed.set()
         await asking.wait()
         (row,) = kernel.approvals.list_pending()
@@ -156,7 +158,7 @@ async def test_what_it_asks_meanwhile_waits_and_is_answered_once(tmp_path: Path,
 
 
 @pytest.mark.proves("A-10", "P-12")
-async def test_what_is_being_asked_when_the_session_is_suspended_is_asked_of_whoever_opens_it_again(
+async def test_an_approval_request_open_at_suspension_is_asked_again_in_the_reopened_session(
     tmp_path: Path,
 ) -> None:
     pause, late = ReplyPause(), ScriptedApprovalHandler([ApprovalAnswer("once")])
@@ -177,7 +179,7 @@ async def test_what_is_being_asked_when_the_session_is_suspended_is_asked_of_who
 
 
 @pytest.mark.proves("A-10", "P-12")
-async def test_what_its_people_put_off_waits_for_them_and_headless_nothing_is_asked_anew(tmp_path: Path) -> None:
+async def test_a_deferred_request_waits_for_its_user_and_headless_sessions_ask_no_new_ones(tmp_path: Path) -> None:
     pause, busy = ReplyPause(), ScriptedApprovalHandler([ApprovalAnswer("defer")])
     pause.proceed.set()
     writer = PlaybackModel([pause, *WRITE], call_reply(("write", {"path": "b", "content": "b"})), text_reply("Tried."))
@@ -195,7 +197,9 @@ async def test_what_its_people_put_off_waits_for_them_and_headless_nothing_is_as
 
 @pytest.mark.proves("P-12")
 @pytest.mark.parametrize("bound", ["opened with a rule", "opened in a mode", "ruled later", "ruled meanwhile"])
-async def test_whoever_opens_the_session_again_bounds_it_at_once(tmp_path: Path, bound: str) -> None:
+async def test_the_rules_and_mode_of_the_reopened_session_limit_the_sub_agent_at_once(
+    tmp_path: Path, bound: str
+) -> None:
     pause = ReplyPause()
     writer = PlaybackModel([pause, *WRITE], text_reply("Tried."))
     async with suspended(tmp_path, {"writer": WRITES}, writer, pause) as kernel:
@@ -215,10 +219,10 @@ async def test_whoever_opens_the_session_again_bounds_it_at_once(tmp_path: Path,
 
 @pytest.mark.proves("F-05")
 @pytest.mark.skipif(os.name == "nt", reason="file times say something else there")
-async def test_it_writes_over_nothing_that_is_not_saved_in_the_editor_that_opens_the_session_again(
+async def test_a_sub_agent_does_not_overwrite_unsaved_changes_of_a_reopening_editor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Typing(UnsavedEditorFiles):
+    class Typing(AcpEditorClientHandler):
         async def read_unsaved_text(self, path: str) -> str | None:
             return "typed"
 
@@ -237,7 +241,7 @@ async def test_it_writes_over_nothing_that_is_not_saved_in_the_editor_that_opens
 
 
 @pytest.mark.proves("P-12", "P-09")
-async def test_what_is_allowed_for_the_project_meanwhile_is_allowed_it_too(tmp_path: Path) -> None:
+async def test_a_project_grant_given_during_suspension_applies_to_the_sub_agent(tmp_path: Path) -> None:
     pause = ReplyPause()
     writer = PlaybackModel([pause, *WRITE], text_reply("Written."))
     agents = {"default": PRESENT, "writer": WRITER}
@@ -251,7 +255,7 @@ async def test_what_is_allowed_for_the_project_meanwhile_is_allowed_it_too(tmp_p
 
 
 @pytest.mark.proves("A-03")
-async def test_it_has_what_is_left_of_the_budget_of_the_run_that_began_it(tmp_path: Path) -> None:
+async def test_a_sub_agent_keeps_the_remaining_budget_of_the_run_that_started_it(tmp_path: Path) -> None:
     pause = ReplyPause()
     reader = PlaybackModel([pause, *call_reply(("read", {"path": "x"}))], text_reply("one turn too many"))
     async with kernel_of(tmp_path, {"reader": READER}) as kernel:
@@ -271,7 +275,7 @@ async def test_it_has_what_is_left_of_the_budget_of_the_run_that_began_it(tmp_pa
 
 @pytest.mark.proves("A-03", "A-10", "P-12")
 @pytest.mark.parametrize("then", ["it stays suspended", "it is open again", "it was open again"])
-async def test_a_job_goes_on_to_hand_work_over_with_the_model_it_began_with(tmp_path: Path, then: str) -> None:
+async def test_a_background_job_keeps_delegating_with_the_model_it_started_with(tmp_path: Path, then: str) -> None:
     @tool(id="both", requires={"capabilities": ["agents"]}, side_effect="external", locks=[], mode="background")
     async def both(runtime: Runtime) -> list[str]:
         """Ask one agent after the other."""
@@ -303,7 +307,7 @@ async def test_a_job_goes_on_to_hand_work_over_with_the_model_it_began_with(tmp_
 
 
 @pytest.mark.proves("A-10")
-async def test_one_that_is_waited_for_still_ends_with_its_session(tmp_path: Path) -> None:
+async def test_a_foreground_sub_agent_ends_when_its_session_is_suspended(tmp_path: Path) -> None:
     pause = ReplyPause()
     async with kernel_of(tmp_path, {"reader": READER}) as kernel:
         session: LocalSession = await kernel.session(SESSION)
@@ -318,7 +322,7 @@ async def test_one_that_is_waited_for_still_ends_with_its_session(tmp_path: Path
 
 
 @pytest.mark.proves("A-10", "L-07")
-async def test_in_a_process_that_joined_it_goes_on_as_well_and_another_may_take_its_session_up(tmp_path: Path) -> None:
+async def test_a_sub_agent_in_a_joined_process_continues_when_another_process_opens_its_session(tmp_path: Path) -> None:
     pause = ReplyPause()
     reader = PlaybackModel([pause, *call_reply(("read", {"path": "x"}))], text_reply("Read."))
     async with kernel_of(tmp_path, {"reader": READER}) as held, joined_kernel(tmp_path) as kernel:
@@ -331,7 +335,7 @@ async def test_in_a_process_that_joined_it_goes_on_as_well_and_another_may_take_
 
 
 @pytest.mark.proves("A-10", "P-12", "L-07")
-async def test_people_at_a_process_that_takes_its_session_up_are_asked_what_it_asks(tmp_path: Path) -> None:
+async def test_a_resumed_sub_agent_asks_the_user_of_the_process_that_reopens_its_session(tmp_path: Path) -> None:
     pause = ReplyPause()
     pause.proceed.set()
     late, back = ScriptedApprovalHandler(), ScriptedApprovalHandler([ApprovalAnswer("once")], [[["blue"]]])
@@ -350,7 +354,7 @@ async def test_people_at_a_process_that_takes_its_session_up_are_asked_what_it_a
 
 
 @pytest.mark.proves("A-10", "P-12")
-async def test_where_the_process_that_has_its_model_is_lost_it_ends_and_what_it_asks_waits_for_nobody(
+async def test_a_lost_model_process_ends_its_sub_agent_and_closes_pending_requests(
     tmp_path: Path,
 ) -> None:
     pause = ReplyPause()
@@ -361,7 +365,7 @@ async def test_where_the_process_that_has_its_model_is_lost_it_ends_and_what_it_
             session = await begun(kernel, "writer", writer, pause, approval_handler=ScriptedApprovalHandler())
             await session.suspend()
             asking = asyncio.Event()
-            held.approvals.watch_requests(lambda _: asking.set())
+            held.approvals.subscribe_to_requests(lambda _: asking.set())
             pause.proceed.set()
             await asking.wait()
             assert len(held.approvals.list_pending()) == 1

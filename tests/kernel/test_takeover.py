@@ -39,7 +39,7 @@ async def answered(process: Member, name: str, session: str) -> dict[str, Any]:
 
 
 @pytest.mark.proves("L-07", "G-05")
-async def test_when_the_holder_is_killed_one_of_those_who_joined_takes_over(tmp_path: Path) -> None:
+async def test_a_connected_process_takes_over_when_the_lease_holder_is_killed(tmp_path: Path) -> None:
     async with members(tmp_path, ("tools",), (), ()) as (holder, one, other):
         assert [each.hello["holds"] for each in (holder, one, other)] == [True, False, False]
         hanging = holder.call("test.hang", {"name": "lost"}, session="ses_lost")
@@ -67,7 +67,7 @@ async def test_when_the_holder_is_killed_one_of_those_who_joined_takes_over(tmp_
 
 
 @pytest.mark.proves("L-07", "G-05")
-async def test_a_call_that_the_dead_holder_had_begun_is_answered_interrupted(tmp_path: Path) -> None:
+async def test_a_call_that_a_dead_lease_holder_had_begun_returns_interrupted(tmp_path: Path) -> None:
     async with members(tmp_path, (), ("tools",), ()) as (holder, one, other):
         # The tool runs in the process that brought it; its call is the holder's all the same.
         waiting = one.call("test.hang", {"name": "mine"}, session="ses_mine")
@@ -82,7 +82,7 @@ async def test_a_call_that_the_dead_holder_had_begun_is_answered_interrupted(tmp
 
 
 @pytest.mark.proves("L-07")
-async def test_a_holder_that_was_paused_finds_itself_replaced_and_commits_nothing(tmp_path: Path) -> None:
+async def test_a_replaced_lease_holder_commits_nothing_after_a_pause(tmp_path: Path) -> None:
     async with members(tmp_path, ("tools",), ()) as (holder, one):
         assert (await holder.call("test.pid", {"name": "before"}, session="ses_h"))["result"]["type"] == "output"
         holder.pause()
@@ -113,7 +113,7 @@ async def test_a_holder_that_was_paused_finds_itself_replaced_and_commits_nothin
 
 
 @pytest.mark.proves("L-07")
-async def test_a_paused_holder_joins_the_next_one_with_its_watchdogs_and_offerings(tmp_path: Path) -> None:
+async def test_a_replaced_lease_holder_rejoins_with_its_watchdogs_and_resources(tmp_path: Path) -> None:
     async with members(tmp_path, ("tools", "watchdogs", "offerings"), ()) as (holder, one):
         assert (await holder.call("test.pid", {"name": "before"}, session="ses_h"))["result"]["type"] == "output"
         holder.pause()
@@ -136,7 +136,7 @@ async def test_a_paused_holder_joins_the_next_one_with_its_watchdogs_and_offerin
 
 
 @pytest.mark.proves("L-07")
-async def test_a_paused_holder_whose_settings_would_not_hold_with_the_next_one_says_what_to_do(tmp_path: Path) -> None:
+async def test_a_paused_holder_with_incompatible_settings_reports_how_to_continue(tmp_path: Path) -> None:
     async with members(tmp_path, ("tools", "settings"), ()) as (holder, one):
         assert (await holder.call("test.pid", {"name": "before"}, session="ses_h"))["result"]["type"] == "output"
         holder.pause()
@@ -158,7 +158,7 @@ async def test_a_paused_holder_whose_settings_would_not_hold_with_the_next_one_s
 
 
 @pytest.mark.proves("L-07")
-async def test_rules_given_in_code_hold_after_a_takeover(tmp_path: Path) -> None:
+async def test_rules_set_in_code_hold_after_a_takeover(tmp_path: Path) -> None:
     async with members(tmp_path, ("tools",), ()) as (holder, one):
         denied = {"rules": ["deny write a.txt"], "further": ["deny write b.txt"]}
         assert "result" in await holder.call("test.pid", {"name": "before"}, session="ses_h", **denied)
@@ -175,7 +175,7 @@ async def test_rules_given_in_code_hold_after_a_takeover(tmp_path: Path) -> None
     assert sorted(path.name for path in (tmp_path / "ws").iterdir()) == ["c.txt"]
 
 
-async def test_what_is_set_while_the_next_holder_opens_a_session_holds_there(tmp_path: Path) -> None:
+async def test_rules_and_mode_set_during_a_takeover_apply_at_the_next_holder(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path / "old") as old, temporary_kernel(tmp_path / "next") as following:
         await old.session("ses_x", rules=["allow write"])
         session = old.sessions.sessions_by_id["ses_x"]
@@ -193,9 +193,7 @@ async def test_what_is_set_while_the_next_holder_opens_a_session_holds_there(tmp
         assert there.mode == "plan"
 
 
-async def test_a_tool_that_was_taken_away_does_not_come_back_by_a_takeover(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_takeover_does_not_restore_a_removed_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @tool(id="test.gone", side_effect="external", locks=[])
     async def gone() -> None:
         """Taken away."""
@@ -216,7 +214,7 @@ async def test_a_tool_that_was_taken_away_does_not_come_back_by_a_takeover(
     assert [one.tools for one in brought] == [()]
 
 
-async def test_a_turn_that_asks_nobody_asks_nobody_after_a_takeover(tmp_path: Path) -> None:
+async def test_a_headless_turn_stays_headless_after_a_takeover(tmp_path: Path) -> None:
     person = ScriptedApprovalHandler([ApprovalAnswer("once")])
     async with temporary_kernel(tmp_path / "old") as old, temporary_kernel(tmp_path / "next") as following:
         await old.session("ses_x", approval_handler=person, headless=False)
@@ -233,7 +231,7 @@ async def test_a_turn_that_asks_nobody_asks_nobody_after_a_takeover(tmp_path: Pa
 
 
 @pytest.mark.proves("L-07")
-async def test_many_kernels_started_at_once_share_one_holder(tmp_path: Path) -> None:
+async def test_kernels_that_start_concurrently_share_one_lease_holder(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     started = await asyncio.gather(*(member(tmp_path) for _ in range(5)))
     try:
@@ -248,7 +246,7 @@ async def test_many_kernels_started_at_once_share_one_holder(tmp_path: Path) -> 
 
 
 @pytest.mark.proves("L-07")
-async def test_nothing_runs_once_the_lease_is_known_to_be_lost_even_after_a_durable_intent(tmp_path: Path) -> None:
+async def test_a_call_never_runs_after_a_lost_lease_even_with_a_recorded_intent(tmp_path: Path) -> None:
     ran: list[str] = []
 
     @tool(id="test.send", side_effect="external", locks=[])

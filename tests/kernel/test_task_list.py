@@ -15,7 +15,7 @@ from tests.kernel.test_agents import put_agent
 from tests.prefork import command as prefork
 
 from handrail import open_kernel
-from handrail.contract.agent_manifest import PROFILE_TOOLS, parse_agent
+from handrail.contract.agent_manifest import PROFILE_TOOLS, parse_agent_manifest
 from handrail.contract.services.task_services import WorkspaceTask
 from handrail.contract.session_protocols import Session
 from handrail.session.workspace_tasks import _find_cycle, _StoredTask  # pyright: ignore[reportPrivateUsage]
@@ -34,7 +34,7 @@ async def edit(session: Session, task_id: int, **fields: Any) -> Any:
     return await session.call("edit_task", {"id": task_id, **fields})
 
 
-async def test_a_task_outlasts_its_session_and_its_process(tmp_path: Path) -> None:
+async def test_a_task_survives_the_end_of_its_session_and_process(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
         first = await create(session, "Mend the parser", description="It fails on tabs.")
@@ -53,7 +53,7 @@ async def test_a_task_outlasts_its_session_and_its_process(tmp_path: Path) -> No
         assert "untrusted_source" not in (await session.call("get_task", {"id": third})).metadata
 
 
-async def test_tasks_are_listed_by_status_owner_words_and_readiness(tmp_path: Path) -> None:
+async def test_tasks_are_filtered_by_status_owner_text_and_readiness(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
         one = await create(session, "Mend the Parser", owner="ann")
@@ -75,7 +75,7 @@ async def test_tasks_are_listed_by_status_owner_words_and_readiness(tmp_path: Pa
         assert (await session.call("list_tasks", {"offset": 9})).data == {"tasks": [], "total": 3, "next": None}
 
 
-async def test_blockers_form_no_cycle_and_hold_a_task_back(tmp_path: Path) -> None:
+async def test_blockers_cannot_form_a_cycle_and_prevent_the_start_of_a_task(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
         a = await create(session, "a")
@@ -98,7 +98,7 @@ async def test_blockers_form_no_cycle_and_hold_a_task_back(tmp_path: Path) -> No
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), max_size=14))
-def test_a_cycle_is_found_exactly_where_there_is_one(edges: list[tuple[int, int]]) -> None:
+def test_the_task_list_finds_a_cycle_of_blockers_exactly_if_one_exists(edges: list[tuple[int, int]]) -> None:
     tasks = {number: _StoredTask(WorkspaceTask(number, "")) for number in range(1, 7)}
     for task_id, blocker in edges:
         if task_id == blocker:
@@ -125,7 +125,7 @@ def test_a_cycle_is_found_exactly_where_there_is_one(edges: list[tuple[int, int]
             assert cycle[0] == cycle[-1] == task_id
 
 
-async def test_an_owned_task_is_taken_only_by_who_has_read_it(tmp_path: Path) -> None:
+async def test_a_session_takes_an_owned_task_only_after_it_has_read_the_current_version(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         ann, bob = await kernel.session(), await kernel.session()
         task = await create(ann, "Mend it")
@@ -154,7 +154,7 @@ async def test_an_owned_task_is_taken_only_by_who_has_read_it(tmp_path: Path) ->
         ("list_tasks", {"limit": 201}),
     ],
 )
-async def test_bad_input_is_refused_in_words(tmp_path: Path, tool: str, arguments: dict[str, Any]) -> None:
+async def test_invalid_task_arguments_are_refused(tmp_path: Path, tool: str, arguments: dict[str, Any]) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
         await create(session, "one")
@@ -191,7 +191,7 @@ asyncio.run(main())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="connecting needs Linux")
 @pytest.mark.proves("L-07")
-async def test_several_processes_share_the_tasks_and_each_is_claimed_once(tmp_path: Path) -> None:
+async def test_several_processes_share_the_tasks_and_claim_each_one_once(tmp_path: Path) -> None:
     for name in ("ws", "config"):
         (tmp_path / name).mkdir()
     (tmp_path / "config" / "handrail.toml").touch()
@@ -215,7 +215,7 @@ async def test_several_processes_share_the_tasks_and_each_is_claimed_once(tmp_pa
 
 @pytest.mark.proves("D-01a")
 @pytest.mark.parametrize("profile", PROFILE_TOOLS)
-async def test_a_profile_keeps_its_tools_in_view_as_far_as_they_exist(tmp_path: Path, profile: Any) -> None:
+async def test_a_profile_keeps_its_existing_tools_in_view(tmp_path: Path, profile: Any) -> None:
     put_agent(tmp_path, "a", f'profile = "{profile}"\n')
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(agent="a")
@@ -233,7 +233,7 @@ async def test_a_profile_keeps_its_tools_in_view_as_far_as_they_exist(tmp_path: 
 
 @pytest.mark.proves("D-01a")
 @pytest.mark.parametrize("tool_id", ["browse_rules", "load_rule", "save_rule", "delete_rule"])
-async def test_the_deprecated_rule_tools_answer_with_the_redirect_in_their_profile_only(
+async def test_the_deprecated_rule_tools_return_the_redirect_only_in_their_profile(
     tmp_path: Path, tool_id: str
 ) -> None:
     put_agent(tmp_path, "a", 'profile = "tiered-tools"\n')
@@ -246,7 +246,7 @@ async def test_the_deprecated_rule_tools_answer_with_the_redirect_in_their_profi
 
 
 @pytest.mark.proves("D-01a")
-async def test_the_profile_of_innate_skills_has_a_tool_for_memory_schedules_lists_goals_and_reading(
+async def test_the_innate_skills_profile_covers_memory_schedules_lists_tasks_and_reading(
     tmp_path: Path,
 ) -> None:
     put_agent(tmp_path, "a", 'profile = "innate-skills"\n')
@@ -256,6 +256,6 @@ async def test_the_profile_of_innate_skills_has_a_tool_for_memory_schedules_list
 
 
 @pytest.mark.proves("D-01a")
-async def test_an_unknown_profile_is_a_fault_of_the_manifest(tmp_path: Path) -> None:
-    checked = parse_agent(b'id = "a"\nprofile = "tiered"\n', "agent.toml", "a")
+async def test_an_unknown_profile_is_a_manifest_fault(tmp_path: Path) -> None:
+    checked = parse_agent_manifest(b'id = "a"\nprofile = "tiered"\n', "agent.toml", "a")
     assert "tiered-tools" in str(checked.faults[0]) and checked.manifest.profile is None

@@ -14,7 +14,7 @@ from tests.kernel.doors import HELD, JOINED, opened
 from handrail import Kernel, LoadError, Runtime, Tool, ToolSpec, UsageError, open_kernel, tool
 from handrail.contract.tool.spec import ConfigKey
 from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_tools
+from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_server_tools
 
 UNITS = ConfigKey("metric or imperial", default="metric")
 STATION = ConfigKey("The station's number")
@@ -94,7 +94,7 @@ async def test_a_tool_reads_the_values_that_the_configuration_and_the_program_se
 
 @pytest.mark.proves("K-03", "R-02", "K-11e")
 @BOTH
-async def test_programs_and_modules_of_tool_folders_are_told_the_values(tmp_path: Path, door: str) -> None:
+async def test_programs_and_modules_of_tool_folders_receive_their_configured_values(tmp_path: Path, door: str) -> None:
     put_programs(tmp_path / "config" / "tools")
     settings = '[tools.once.config]\nregion = "us"\n[tools.stays.config]\nregion = "us"\n'
     given = {"stays": {"region": "asia"}, "module": {"region": "asia"}}
@@ -130,7 +130,9 @@ async def test_an_agents_manifest_sets_values_for_its_own_sessions(tmp_path: Pat
 
 @pytest.mark.proves("K-03", "R-11")
 @BOTH
-async def test_a_tool_without_a_required_value_is_withheld_with_the_line_to_add(tmp_path: Path, door: str) -> None:
+async def test_a_tool_without_a_required_value_is_unavailable_and_the_reason_shows_the_fix(
+    tmp_path: Path, door: str
+) -> None:
     async with opened(door, tmp_path, tools=TOOLS, rules=["allow weather.*"]) as kernel:
         entry = kernel.generation.entries["weather.today"]
         assert entry.status == "available" and entry.unavailable_reason is not None
@@ -155,7 +157,7 @@ async def test_a_tool_without_a_required_value_is_withheld_with_the_line_to_add(
         ('units = ["a"]', "units", "neither text nor a reference to a secret"),
     ],
 )
-async def test_a_value_that_the_tool_does_not_take_stops_the_start_at_its_line(
+async def test_an_invalid_tool_value_stops_the_start_and_the_error_names_its_line(
     tmp_path: Path, line: str, where: str, problem: str
 ) -> None:
     settings = f'[tools."weather.today".config]\nstation = "7"\n{line}\n'
@@ -185,7 +187,7 @@ async def test_a_value_that_the_tool_does_not_take_stops_the_start_at_its_line(
         ({"weather.wind": {"units": "m" * 70_000}}, r"have 70,013 bytes together; the maximum for a program is 65,536"),
     ],
 )
-async def test_what_a_program_gives_is_checked_by_the_tools_that_there_are(
+async def test_tool_config_values_are_validated_against_the_loaded_tools(
     tmp_path: Path, door: str, given: Mapping[str, Mapping[str, str]], problem: str
 ) -> None:
     with pytest.raises(LoadError, match=problem) as refused:
@@ -204,14 +206,14 @@ async def test_what_a_program_gives_is_checked_by_the_tools_that_there_are(
         {"weather.wind": {"units": "\ud800"}},
     ],
 )
-async def test_what_a_program_gives_is_texts_by_their_keys(tmp_path: Path, given: Any) -> None:
+async def test_malformed_tool_config_is_refused(tmp_path: Path, given: Any) -> None:
     with pytest.raises(UsageError, match=r"Expected \{\"TOOL ID\""):
         async with open_kernel(tmp_path, tools=TOOLS, tool_config=given, state=tmp_path / "state"):
             pass
 
 
 @pytest.mark.proves("F-11")
-async def test_a_workspaces_own_file_sets_nothing_for_a_tool(tmp_path: Path) -> None:
+async def test_a_workspace_file_cannot_configure_a_tool(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     for text in ('[tools."weather.wind".config]\nunits = "knots"\n', "[tools.read]\nmax_output = 2000\n"):
         (tmp_path / "ws" / "handrail.toml").write_text(text)
@@ -221,7 +223,7 @@ async def test_a_workspaces_own_file_sets_nothing_for_a_tool(tmp_path: Path) -> 
 
 
 @pytest.mark.proves("R-04", "K-03")
-async def test_the_values_for_an_id_are_checked_by_the_tool_that_overrides_the_global_one(tmp_path: Path) -> None:
+async def test_an_overriding_tool_of_an_agent_checks_the_values_for_its_id(tmp_path: Path) -> None:
     put_programs(tmp_path / "config" / "tools")
     own = tmp_path / "config" / "agents" / "abroad"
     put_programs(own / "tools")
@@ -238,7 +240,7 @@ async def test_the_values_for_an_id_are_checked_by_the_tool_that_overrides_the_g
 
 
 @pytest.mark.proves("K-11e")
-async def test_a_process_that_joined_brings_the_values_for_its_own_tools_and_no_limits(tmp_path: Path) -> None:
+async def test_a_connected_process_configures_values_for_its_own_tools_but_no_limits(tmp_path: Path) -> None:
     other = tmp_path / "other.toml"
     other.write_text('[tools."weather.wind"]\ntimeout_ms = 900\n[tools."weather.wind".config]\nunits = "knots"\n')
     state, rules = tmp_path / "state", ["allow weather.*"]
@@ -252,7 +254,7 @@ async def test_a_process_that_joined_brings_the_values_for_its_own_tools_and_no_
 
 
 @pytest.mark.proves("K-11e", "L-07")
-async def test_a_process_that_joined_sets_tools_models_views_and_watchdogs_for_its_own_sessions(tmp_path: Path) -> None:
+async def test_a_connected_process_configures_tools_and_watchdogs_for_its_own_sessions_only(tmp_path: Path) -> None:
     watchdog = tmp_path / "watchdog"
     watchdog.write_text('#!/bin/sh\necho \'{"decision": "deny", "reason": "not today"}\'\n')
     watchdog.chmod(0o755)
@@ -281,7 +283,7 @@ async def test_a_process_that_joined_sets_tools_models_views_and_watchdogs_for_i
 
 
 @pytest.mark.proves("K-11e", "L-07")
-async def test_a_secret_setting_of_a_tool_that_a_process_brought_is_that_process_own(tmp_path: Path) -> None:
+async def test_a_secret_setting_for_a_tool_of_a_connected_process_comes_from_that_process(tmp_path: Path) -> None:
     @tool(id="account.look", side_effect="read", locks=[], config={"token": ConfigKey("Of the account", secret=True)})
     async def look(runtime: Runtime) -> list[str]:
         """Look at the account."""
@@ -354,7 +356,7 @@ timeout_ms = 300
 
 @pytest.mark.proves("O-01")
 @BOTH
-async def test_the_operator_sets_the_limits_and_the_time_out_of_each_tool(tmp_path: Path, door: str) -> None:
+async def test_the_operator_sets_the_limits_and_timeout_of_each_tool(tmp_path: Path, door: str) -> None:
     async with opened(door, tmp_path, tools=LONG, rules=["allow *"], settings=LIMITS) as kernel:
         (tmp_path / "ws" / "long.txt").write_text("".join(f"line {number}\n" for number in range(5_000)))
         for number in range(9):
@@ -377,7 +379,7 @@ async def test_the_operator_sets_the_limits_and_the_time_out_of_each_tool(tmp_pa
 
 
 @pytest.mark.proves("O-01")
-async def test_a_shells_limits_are_the_operators_too(tmp_path: Path) -> None:
+async def test_the_operators_limits_also_apply_to_the_shell_tool(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, rules=["allow bash"], settings=LIMITS) as kernel:
         session = await kernel.session()
         cut = await session.call("bash", {"command": "seq 1 3000"})
@@ -387,15 +389,15 @@ async def test_a_shells_limits_are_the_operators_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.proves("O-01", "O-02")
-async def test_a_foreign_tools_limits_are_the_operators_too(tmp_path: Path) -> None:
+async def test_the_operators_limits_also_apply_to_a_third_party_tool(tmp_path: Path) -> None:
     settings = StdioServerProgram(tmp_path).settings_toml("t") + '[tools."t_echo"]\nmax_output = 1024\n'
     async with temporary_kernel(tmp_path, rules=["allow mcp:t:*"], settings=settings) as kernel:
-        await approve_tools(kernel, "t")
+        await approve_server_tools(kernel, "t")
         result = await (await kernel.session()).call("t_echo", {"text": "x" * 9_000})
         assert result.metadata["truncated"] is True and len(json.dumps(result.data)) < 1_200
 
 
-async def test_a_program_sets_limits_as_settings(tmp_path: Path) -> None:
+async def test_a_program_sets_tool_limits_through_settings(tmp_path: Path) -> None:
     settings = ['tools."long.text".max_output=2000', "tools.long.text.max_output=3"]
     state = tmp_path / "state"
     config = tmp_path / "handrail.toml"
@@ -424,7 +426,9 @@ async def test_a_program_sets_limits_as_settings(tmp_path: Path) -> None:
         ("time_out_ms = 1000", "unknown key; did you mean 'timeout_ms'?"),
     ],
 )
-async def test_a_limit_out_of_bounds_stops_the_start_at_its_line(tmp_path: Path, line: str, problem: str) -> None:
+async def test_a_limit_out_of_bounds_stops_the_start_and_the_error_names_its_line(
+    tmp_path: Path, line: str, problem: str
+) -> None:
     with pytest.raises(LoadError) as refused:
         async with temporary_kernel(tmp_path, settings=f"[tools.glob]\n{line}\n"):
             pass
@@ -432,12 +436,15 @@ async def test_a_limit_out_of_bounds_stops_the_start_at_its_line(tmp_path: Path,
     assert fault.source == f"{tmp_path}/config/handrail.toml:2" and problem in fault.problem
 
 
-async def test_what_an_operator_sets_leaves_a_tools_definition_and_its_approvals(tmp_path: Path) -> None:
+async def test_operator_settings_do_not_change_the_definition_hash_of_a_tool(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path / "a", tools=TOOLS) as kernel:
         before = kernel.generation.entries["weather.wind"]
     settings = '[tools."weather.wind"]\ntimeout_ms = 5000\n[tools."weather.wind".config]\nunits = "knots"\n'
     async with temporary_kernel(tmp_path / "b", tools=TOOLS, settings=settings) as kernel:
         after = kernel.generation.entries["weather.wind"]
-        assert after.definition_hash == before.definition_hash and after.spec.llm_view() == before.spec.llm_view()
+        assert (
+            after.definition_hash == before.definition_hash
+            and after.spec.build_llm_view() == before.spec.build_llm_view()
+        )
         assert not await kernel.reload_tools()
         assert kernel.generation.entries["weather.wind"] is after, "nothing is judged again"

@@ -25,7 +25,7 @@ async def records(kernel: Any, **chosen: str) -> list[tuple[str, Any]]:
     return [(one.kind, dict(one.body or {}).get("topic")) for one in kernel.log.reader.records(**chosen)]
 
 
-async def test_it_is_in_the_record_of_each_call_and_of_its_session(tmp_path: Path) -> None:
+async def test_a_topic_is_recorded_with_each_call_and_with_its_session(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         named, plain = await kernel.session(topic="the build"), await kernel.session()
         for session in (named, plain):
@@ -41,7 +41,7 @@ async def test_it_is_in_the_record_of_each_call_and_of_its_session(tmp_path: Pat
         assert account is not None and account.session["topic"] == "the build" and "topic the build" in str(account)
 
 
-async def test_a_call_keeps_the_topic_that_its_session_had_then(tmp_path: Path) -> None:
+async def test_a_call_keeps_the_topic_that_its_session_had_at_that_time(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         for topic in ("first", None, "second"):
             session = await kernel.session("ses_1", topic=topic)
@@ -54,7 +54,7 @@ async def test_a_call_keeps_the_topic_that_its_session_had_then(tmp_path: Path) 
         assert account is not None and account.session["topic"] == "first"
 
 
-async def test_the_calls_of_a_sub_agent_have_the_topic_of_whom_it_works_for(tmp_path: Path) -> None:
+async def test_the_calls_of_a_sub_agent_have_the_topic_of_its_parent_session(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"reader": READER}) as kernel:
         (tmp_path / "ws" / "note.txt").write_text("42\n")
         reader = PlaybackModel(call_reply(("read", {"path": "note.txt"})), text_reply("42."))
@@ -68,7 +68,7 @@ async def test_the_calls_of_a_sub_agent_have_the_topic_of_whom_it_works_for(tmp_
         }
 
 
-async def test_what_a_provider_carried_out_has_it_too(tmp_path: Path) -> None:
+async def test_a_provider_tool_use_is_recorded_with_the_topic(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(topic="the build")
         assert session.history is not None
@@ -76,7 +76,7 @@ async def test_what_a_provider_carried_out_has_it_too(tmp_path: Path) -> None:
         assert ("provider-tool-used", "the build") in await records(kernel, session=session.id)
 
 
-async def test_it_holds_no_secret_and_is_bounded(tmp_path: Path) -> None:
+async def test_a_recorded_topic_contains_no_secret_and_is_truncated(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, secrets={"token": SECRET}) as kernel:
         session = await kernel.session(topic=f"with {SECRET}" + "x" * 10_000)
         await session.call("glob", {"pattern": "*"})
@@ -87,7 +87,9 @@ async def test_it_holds_no_secret_and_is_bounded(tmp_path: Path) -> None:
         assert kept is not None and SECRET not in str(kept.topic)
 
 
-async def test_handrail_log_shows_it_without_a_line_break(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_handrail_log_prints_a_topic_without_line_breaks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(topic="the\nbuild \x1b[2J" + "y" * 100)
         await session.call("glob", {"pattern": "*"})

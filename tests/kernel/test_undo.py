@@ -22,7 +22,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.services.file_services import ResolvedPath
 from handrail.contract.services.tool_runtime import UserQuestion
 from handrail.kernel.kernel_interface import Kernel
-from handrail.runtime.undo.file_tool_trackers import FileToolTracker
+from handrail.runtime.undo.file_tool_trackers import FileChangeRecorder
 from handrail.session.local_session import LocalSession
 
 Tree = dict[str, tuple[int, bytes | str | None]]
@@ -130,7 +130,7 @@ DAMAGE = {
 
 @pytest.mark.proves("G-11")
 @pytest.mark.parametrize("command", DAMAGE.values(), ids=DAMAGE)
-async def test_what_a_program_damaged_is_given_back(tmp_path: Path, workspace: Path, command: str) -> None:
+async def test_undo_restores_files_that_a_program_damaged(tmp_path: Path, workspace: Path, command: str) -> None:
     before = read_tree(workspace)
     async with opened(tmp_path) as (kernel, session):
         result = await session.call("bash", {"command": command})
@@ -197,7 +197,7 @@ EDITS: dict[str, Sequence[tuple[str, dict[str, Any]]]] = {
 
 @pytest.mark.proves("G-11")
 @pytest.mark.parametrize("calls", EDITS.values(), ids=EDITS)
-async def test_what_file_tools_changed_is_given_back(
+async def test_undo_restores_files_that_file_tools_changed(
     tmp_path: Path, workspace: Path, calls: Sequence[tuple[str, dict[str, Any]]]
 ) -> None:
     before = read_tree(workspace)
@@ -212,19 +212,19 @@ async def test_what_file_tools_changed_is_given_back(
         assert report.is_complete and read_tree(workspace) == before
 
 
-async def test_what_came_from_outside_the_workspace_stays(tmp_path: Path, workspace: Path) -> None:
+async def test_undo_keeps_a_file_that_was_moved_in_from_outside_the_workspace(tmp_path: Path, workspace: Path) -> None:
     async with opened(tmp_path) as (_, session):
         snapshots = session.lane.environment.snapshots
         assert snapshots is not None
         target = session.lane.environment.roots.resolve_path("moved")
         source = ResolvedPath(str(tmp_path / "x"), "x", True, str(tmp_path), relative_path="x")
-        FileToolTracker(snapshots, target, (f"{session.id}/1.0",), "file.move").keep_moved(source, [""])
+        FileChangeRecorder(snapshots, target, (f"{session.id}/1.0",), "file.move").keep_moved(source, [""])
         (workspace / "moved").write_text("the only copy")
         report = await session.undo()
         assert report.problems and (workspace / "moved").read_text() == "the only copy"
 
 
-async def test_each_undo_without_a_call_goes_one_call_back(tmp_path: Path, workspace: Path) -> None:
+async def test_each_undo_without_a_call_id_reverts_one_more_call(tmp_path: Path, workspace: Path) -> None:
     file = workspace / "untracked.txt"
     async with opened(tmp_path) as (kernel, session):
         for text in ("one", "two", "three"):
@@ -240,7 +240,7 @@ async def test_each_undo_without_a_call_goes_one_call_back(tmp_path: Path, works
 # ── what changed since ───────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_file_that_changed_since_is_a_conflict_and_its_newer_version_stays(
+async def test_a_file_changed_after_the_call_is_a_conflict_and_keeps_its_newer_version(
     tmp_path: Path, workspace: Path
 ) -> None:
     async with opened(tmp_path) as (_, session):
@@ -264,7 +264,24 @@ async def test_a_file_that_changed_since_is_a_conflict_and_its_newer_version_sta
         ).read_text() == "a file of the user"
 
 
-async def test_an_undo_leaves_what_an_overlapping_job_may_have_changed(tmp_path: Path, workspace: Path) -> None:
+async def test_a_dry_run_says_which_folders_stay_for_their_newer_files(tmp_path: Path, workspace: Path) -> None:
+    async with opened(tmp_path) as (kernel, session):
+        await session.call("bash", {"command": "mkdir -p new/inner other; touch new/inner/one other/two"})
+        await session.call("bash", {"command": "touch new/inner/later"})
+        foreseen = await kernel.undo(f"{session.id}/1.0", dry_run=True)
+        done = await kernel.undo(f"{session.id}/1.0")
+    assert foreseen.paths == done.paths
+    assert {one.path: one.outcome for one in done.paths} == {
+        "new": "conflict",
+        "new/inner": "conflict",
+        "new/inner/one": "removed",
+        "other": "removed",
+        "other/two": "removed",
+    }
+    assert os.listdir(workspace / "new" / "inner") == ["later"] and not (workspace / "other").exists()
+
+
+async def test_an_undo_keeps_files_that_an_overlapping_job_may_have_changed(tmp_path: Path, workspace: Path) -> None:
     async with opened(tmp_path) as (kernel, session):
         job = await session.call(
             "bash",
@@ -293,7 +310,7 @@ async def test_an_undo_leaves_what_an_overlapping_job_may_have_changed(tmp_path:
         assert both.count("conflict") == 0
 
 
-async def test_a_job_in_the_background_is_undone_by_its_id(tmp_path: Path, workspace: Path) -> None:
+async def test_a_background_job_is_undone_by_its_id(tmp_path: Path, workspace: Path) -> None:
     before = read_tree(workspace)
     async with opened(tmp_path) as (kernel, session):
         job = await session.call("bash", {"command": "rm -rf src; echo x > y", "background": True})
@@ -305,7 +322,7 @@ async def test_a_job_in_the_background_is_undone_by_its_id(tmp_path: Path, works
 # ── what is kept, and for how long ───────────────────────────────────────────────────────────────
 
 
-async def test_what_is_too_large_is_named_only_if_it_changed(tmp_path: Path, workspace: Path) -> None:
+async def test_a_file_too_large_to_keep_is_named_only_after_it_changed(tmp_path: Path, workspace: Path) -> None:
     (workspace / "huge.bin").write_bytes(os.urandom(3 << 20))
     async with opened(tmp_path, "undo.file_mib=2") as (_, session):
         other = await session.call("bash", {"command": "echo x > untracked.txt"})
@@ -318,7 +335,7 @@ async def test_what_is_too_large_is_named_only_if_it_changed(tmp_path: Path, wor
         ]
 
 
-async def test_heavy_folders_that_tools_make_again_are_not_kept(tmp_path: Path, workspace: Path) -> None:
+async def test_large_folders_that_tools_can_recreate_are_not_stored_for_undo(tmp_path: Path, workspace: Path) -> None:
     modules = workspace / "node_modules" / "package"
     modules.mkdir(parents=True)
     for number in range(1_001):
@@ -330,7 +347,7 @@ async def test_heavy_folders_that_tools_make_again_are_not_kept(tmp_path: Path, 
         assert (workspace / "src" / "m1.py").exists() and "node_modules" in report.problems[0]
 
 
-async def test_the_oldest_calls_are_forgotten_beyond_the_limit(tmp_path: Path, workspace: Path) -> None:
+async def test_the_undo_store_drops_the_oldest_calls_beyond_its_limit(tmp_path: Path, workspace: Path) -> None:
     (workspace / "large.bin").unlink()
     async with opened(tmp_path, "undo.max_mib=4") as (kernel, session):
         first = await session.call("bash", {"command": "head -c 1000000 /dev/urandom > fill"})
@@ -344,7 +361,7 @@ async def test_the_oldest_calls_are_forgotten_beyond_the_limit(tmp_path: Path, w
     assert kept <= 4 << 20
 
 
-async def test_a_new_process_keeps_only_what_changed_and_can_undo(tmp_path: Path, workspace: Path) -> None:
+async def test_a_new_process_undoes_the_calls_of_an_earlier_process(tmp_path: Path, workspace: Path) -> None:
     before = read_tree(workspace)
     async with opened(tmp_path) as (_, session):
         await session.call("bash", {"command": "rm -rf .git"})
@@ -356,7 +373,7 @@ async def test_a_new_process_keeps_only_what_changed_and_can_undo(tmp_path: Path
     assert read_tree(workspace) == before
 
 
-async def test_nothing_is_kept_if_the_operator_says_so(tmp_path: Path, workspace: Path) -> None:
+async def test_a_kernel_keeps_no_undo_data_when_the_operator_disables_undo(tmp_path: Path, workspace: Path) -> None:
     async with opened(tmp_path, "undo.enabled=false") as (_, session):
         await session.call("bash", {"command": "echo x > untracked.txt"})
         with pytest.raises(ToolError, match="switched off"):
@@ -364,7 +381,7 @@ async def test_nothing_is_kept_if_the_operator_says_so(tmp_path: Path, workspace
     assert not list((tmp_path / "state").rglob("undo.db"))
 
 
-async def test_the_store_is_private_and_outside_of_the_workspace(tmp_path: Path, workspace: Path) -> None:
+async def test_the_undo_store_is_private_and_outside_the_workspace(tmp_path: Path, workspace: Path) -> None:
     async with opened(tmp_path) as (_, session):
         await session.call("bash", {"command": "echo x > untracked.txt"})
     for path in (tmp_path / "state").rglob("*"):
@@ -373,7 +390,7 @@ async def test_the_store_is_private_and_outside_of_the_workspace(tmp_path: Path,
     assert not list(workspace.rglob("undo.db"))
 
 
-async def test_a_purge_removes_what_is_kept(tmp_path: Path, workspace: Path) -> None:
+async def test_a_purge_removes_the_file_contents_stored_for_undo(tmp_path: Path, workspace: Path) -> None:
     async with opened(tmp_path) as (_, session):
         await session.call("bash", {"command": "rm -rf src .git"})
     purge = ["log", "purge", "--before", "0", "--yes", "-C", str(workspace), "--state", str(tmp_path / "state")]
@@ -417,9 +434,7 @@ async def test_an_undo_follows_no_link_out_of_the_workspace(tmp_path: Path, work
             assert (outside / "m1.py").read_text() == "outside"
 
 
-async def test_undoing_an_undo_puts_no_content_of_a_call_under_a_protected_name(
-    tmp_path: Path, workspace: Path
-) -> None:
+async def test_a_redo_restores_no_content_to_a_protected_path(tmp_path: Path, workspace: Path) -> None:
     protected = workspace / ".vscode" / "tasks.json"
     protected.parent.mkdir()
     protected.write_text("mine")
@@ -427,7 +442,7 @@ async def test_undoing_an_undo_puts_no_content_of_a_call_under_a_protected_name(
         snapshots = session.lane.environment.snapshots
         assert snapshots is not None
         located = session.lane.environment.roots.resolve_path(".vscode/tasks.json")
-        tracker = FileToolTracker(snapshots, located, (f"{session.id}/1.0",), "test")
+        tracker = FileChangeRecorder(snapshots, located, (f"{session.id}/1.0",), "test")
         tracker.keep(b"mine", 0o644, b"planted", 0o644)
         protected.write_text("planted")
         undone = await session.undo()
@@ -438,7 +453,7 @@ async def test_undoing_an_undo_puts_no_content_of_a_call_under_a_protected_name(
         assert protected.read_text() == "mine" and "protected" in again.paths[0].detail
 
 
-async def test_hidden_files_are_not_copied_for_programs(tmp_path: Path, workspace: Path) -> None:
+async def test_the_undo_store_has_no_copies_of_files_hidden_from_programs(tmp_path: Path, workspace: Path) -> None:
     (workspace / ".env").write_text("TOKEN=s3cr3t-value")
     async with opened(tmp_path) as (_, session):
         await session.call("bash", {"command": "echo x > untracked.txt"})
@@ -446,7 +461,7 @@ async def test_hidden_files_are_not_copied_for_programs(tmp_path: Path, workspac
     assert kept and not any(b"s3cr3t-value" in data for data in kept)
 
 
-async def test_odd_files_cost_at_most_themselves(tmp_path: Path, workspace: Path) -> None:
+async def test_an_undo_loses_at_most_the_special_files_that_it_cannot_store(tmp_path: Path, workspace: Path) -> None:
     os.mkfifo(workspace / "pipe")
     with (workspace / "sparse").open("wb") as file:
         file.truncate(1 << 40)
@@ -476,7 +491,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("starts_another", [False, True])
-async def test_what_a_call_changed_before_a_kill_is_given_back(
+async def test_undo_restores_files_that_a_call_changed_before_it_was_killed(
     tmp_path: Path, workspace: Path, starts_another: bool
 ) -> None:
     (workspace / ".env").write_text("TOKEN=mine")
@@ -501,7 +516,7 @@ async def test_what_a_call_changed_before_a_kill_is_given_back(
     }
 
 
-async def test_what_does_not_fit_is_named_and_the_rest_is_given_back(tmp_path: Path, workspace: Path) -> None:
+async def test_undo_restores_files_within_its_size_limit_and_names_the_others(tmp_path: Path, workspace: Path) -> None:
     folder = workspace / "data"
     folder.mkdir()
     for number in range(12):
@@ -535,7 +550,7 @@ for line in sys.stdin:
 """
 
 
-async def test_each_call_of_a_persistent_tool_is_undone_alone(tmp_path: Path, workspace: Path) -> None:
+async def test_each_call_of_a_persistent_tool_is_undone_separately(tmp_path: Path, workspace: Path) -> None:
     tools = tmp_path / "config" / "tools"
     tools.mkdir(parents=True)
     (tools / "change.py").write_text(PERSISTENT)

@@ -61,7 +61,7 @@ def user_data(folder: Path) -> Path:
     return folder / "state" / "user-data"
 
 
-async def test_it_is_made_private_only_where_a_tool_requires_it_and_is_the_same_in_each_workspace(
+async def test_user_data_is_created_privately_on_demand_and_shared_between_workspaces(
     tmp_path: Path,
 ) -> None:
     rules = ["allow data.*", f"allow fs.write {user_data(tmp_path)}/notes/**"]
@@ -81,7 +81,7 @@ async def test_it_is_made_private_only_where_a_tool_requires_it_and_is_the_same_
         assert seen.data == "mine", seen.error_text
 
 
-async def test_only_what_a_tool_requires_of_it_is_open(tmp_path: Path) -> None:
+async def test_a_tool_reaches_only_the_user_data_that_it_requires(tmp_path: Path) -> None:
     place = user_data(tmp_path)
     async with temporary_kernel(tmp_path, tools=[keep, look], rules=["allow data.keep"]) as kernel:
         session = await kernel.session()
@@ -97,7 +97,7 @@ async def test_only_what_a_tool_requires_of_it_is_open(tmp_path: Path) -> None:
 
 
 @confined
-async def test_a_program_finds_it_where_its_tool_requires_it(tmp_path: Path) -> None:
+async def test_a_program_reads_user_data_only_if_its_tool_requires_it(tmp_path: Path) -> None:
     place = user_data(tmp_path)
     rules = ["allow data.*", "allow bash", "allow shell.run *", f"allow fs.write {place}/**"]
     async with temporary_kernel(tmp_path, tools=[keep, run], rules=rules) as kernel:
@@ -109,7 +109,7 @@ async def test_a_program_finds_it_where_its_tool_requires_it(tmp_path: Path) -> 
         assert hidden.data["exit_code"] != 0 and "mine" not in hidden.data["output"]
 
 
-async def test_no_file_is_open_ad_hoc_so_that_scope_is_closed(tmp_path: Path) -> None:
+async def test_the_ad_hoc_scope_opens_no_files(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[look_ad_hoc], rules=["allow *"]) as kernel:
         session = await kernel.session()
         (tmp_path / "ws" / "a.txt").write_text("x" * 300_000)

@@ -42,7 +42,9 @@ def shown(specs: Iterable[Any]) -> list[str]:
 
 
 @pytest.mark.proves("D-01a", "D-02", "D-03")
-async def test_a_view_grows_at_the_next_turn_and_is_gone_with_the_interaction(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_loaded_tools_appear_at_the_next_turn_and_are_unloaded_with_the_interaction(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
     async with kernel_in(tmp_path, tools=MANY) as kernel:
         session = await kernel.session()
         first = session.start_turn()
@@ -72,7 +74,7 @@ async def test_a_view_grows_at_the_next_turn_and_is_gone_with_the_interaction(tm
 
 
 @pytest.mark.proves("D-02")
-async def test_what_cannot_be_loaded_is_told_with_what_can(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_failed_load_lists_the_available_categories(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=MANY) as kernel:
         session = await kernel.session()
         refused = await session.call("load_tools", {"category": "sails"})
@@ -84,7 +86,7 @@ async def test_what_cannot_be_loaded_is_told_with_what_can(tmp_path: Path, kerne
 
 
 @pytest.mark.proves("D-04")
-async def test_what_is_not_in_view_is_called_all_the_same(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_tool_outside_the_view_can_still_be_called(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=MANY) as kernel:
         session = await kernel.session()
         (answer,) = await session.start_turn().call_all([("stock__t05", {"at": 2})])
@@ -93,7 +95,7 @@ async def test_what_is_not_in_view_is_called_all_the_same(tmp_path: Path, kernel
 
 
 @pytest.mark.proves("D-04")
-async def test_a_blind_call_that_does_not_fit_is_answered_with_the_schema_and_brings_the_tool_into_view(
+async def test_an_invalid_call_of_an_unloaded_tool_returns_the_schema_and_loads_the_tool(
     tmp_path: Path, kernel_in: Opens
 ) -> None:
     async with kernel_in(tmp_path, tools=MANY) as kernel:
@@ -112,7 +114,9 @@ async def test_a_blind_call_that_does_not_fit_is_answered_with_the_schema_and_br
 
 
 @pytest.mark.proves("D-13")
-async def test_a_tool_that_wants_its_manual_read_says_which_call_does_that(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_tool_that_requires_documentation_names_the_info_call_to_make_first(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
     careful = tools("press", 1, documentation_required=True, documentation="Warm up first.")
     async with kernel_in(tmp_path, tools=[*MANY, *careful]) as kernel:
         session = await kernel.session()
@@ -131,7 +135,9 @@ async def test_a_tool_that_wants_its_manual_read_says_which_call_does_that(tmp_p
         assert (await (await kernel.session()).call(*call)).error_kind == "conflict"
 
 
-async def test_where_the_agent_cannot_read_manuals_the_refusal_brings_it(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_refusal_includes_the_documentation_when_the_agent_cannot_read_it(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
     put_agent(tmp_path, "narrow", 'tools = ["press.*"]')
     careful = tools("press", 1, documentation_required=True, documentation="Warm up first.")
     async with kernel_in(tmp_path, tools=careful, agent="narrow") as kernel:
@@ -142,9 +148,7 @@ async def test_where_the_agent_cannot_read_manuals_the_refusal_brings_it(tmp_pat
 
 
 @pytest.mark.proves("D-09")
-async def test_an_unknown_tool_is_answered_with_the_nearest_by_name_and_by_its_words(
-    tmp_path: Path, kernel_in: Opens
-) -> None:
+async def test_a_call_of_an_unknown_tool_suggests_similar_tools(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=MANY) as kernel:
         session = await kernel.session()
         await session.call("find_tools", {"query": "count the stock"})
@@ -154,7 +158,7 @@ async def test_an_unknown_tool_is_answered_with_the_nearest_by_name_and_by_its_w
 
 
 @pytest.mark.proves("D-05")
-async def test_what_is_found_is_in_view_by_itself(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_tools_that_a_search_finds_are_loaded(tmp_path: Path, kernel_in: Opens) -> None:
     mailer = tools("mail", 1)[0]
     gone = tools("gone", 1, config={})  # withheld below, by a secret that nobody has
     async with kernel_in(tmp_path, tools=[*MANY, mailer, *gone]) as kernel:
@@ -173,7 +177,7 @@ async def test_what_is_found_is_in_view_by_itself(tmp_path: Path, kernel_in: Ope
 
 
 @pytest.mark.proves("D-03", "D-05")
-async def test_in_a_full_view_what_was_found_and_never_called_makes_room_and_the_answer_says_so(
+async def test_a_full_view_unloads_uncalled_found_tools_and_the_result_names_them(
     tmp_path: Path, kernel_in: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -194,7 +198,7 @@ async def test_in_a_full_view_what_was_found_and_never_called_makes_room_and_the
 
 
 @pytest.mark.proves("D-06")
-async def test_a_search_among_extensions_leaves_out_what_ships(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_an_extension_search_excludes_built_in_tools(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=MANY) as kernel:
         session = await kernel.session()
         found = (await session.call("tool_search", {"query": "count sales files"})).data
@@ -205,7 +209,7 @@ async def test_a_search_among_extensions_leaves_out_what_ships(tmp_path: Path, k
 
 
 @pytest.mark.proves("D-03")
-async def test_a_tool_of_the_operators_brings_others_into_view(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_tool_with_the_catalog_capability_loads_other_tools(tmp_path: Path, kernel_in: Opens) -> None:
     """Through the same door as ours, wherever it runs."""
 
     @tool(id="prepare", side_effect="read", locks=[], requires={"capabilities": ["catalog"]})
@@ -232,7 +236,7 @@ async def test_a_tool_of_the_operators_brings_others_into_view(tmp_path: Path, k
         assert told["active"] == shown(session.active_tools)[-2:] and "sales.t03" in told["active"]
 
 
-async def test_a_tool_that_did_not_ask_for_the_catalog_has_none(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_tool_without_the_catalog_capability_cannot_read_the_catalog(tmp_path: Path, kernel_in: Opens) -> None:
     @tool(id="nosy", side_effect="read", locks=[])
     async def nosy(runtime: Any) -> object:
         """Look around."""
@@ -244,7 +248,7 @@ async def test_a_tool_that_did_not_ask_for_the_catalog_has_none(tmp_path: Path, 
 
 
 @pytest.mark.proves("D-08")
-async def test_the_index_of_a_turn_is_the_same_whatever_is_in_view(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_the_tool_index_of_a_turn_does_not_depend_on_loaded_tools(tmp_path: Path, kernel_in: Opens) -> None:
     settings = "[catalog]\nindex_tokens = 520\ncategories = { sales = 'What we sold.' }\n"
     async with kernel_in(tmp_path, tools=MANY, settings=settings) as kernel:
         session = await kernel.session()
@@ -257,7 +261,7 @@ async def test_the_index_of_a_turn_is_the_same_whatever_is_in_view(tmp_path: Pat
 
 
 @pytest.mark.proves("D-07", "D-08")
-async def test_what_serves_the_users_words_is_in_view_from_the_start_where_that_is_wanted(
+async def test_tools_that_match_the_users_message_are_preloaded_when_configured(
     tmp_path: Path, kernel_in: Opens
 ) -> None:
     settings = "[catalog]\npreload = 3\npreload_tokens = 400\n"
@@ -280,7 +284,7 @@ async def test_an_agents_core_tools_are_always_in_view(tmp_path: Path, kernel_in
         assert shown(session.active_tools) == [*CORE, *FINDERS, "stock.t07"]
 
 
-async def test_a_view_follows_new_generations(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_loaded_tools_follow_new_generations(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=MANY) as kernel:
         session = await kernel.session()
         await session.call("load_tools", {"category": "stock"})
@@ -293,7 +297,7 @@ async def test_a_view_follows_new_generations(tmp_path: Path, kernel_in: Opens) 
 
 
 @pytest.mark.proves("D-03")
-async def test_a_run_that_waited_goes_on_with_what_was_in_view(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_suspended_interaction_resumes_with_its_loaded_tools(tmp_path: Path, kernel_in: Opens) -> None:
     """Also in another process: it is one interaction until the user is answered."""
     async with kernel_in(tmp_path, tools=MANY) as kernel:
         session = await kernel.session()
@@ -311,7 +315,7 @@ async def test_a_run_that_waited_goes_on_with_what_was_in_view(tmp_path: Path, k
         assert shown((await kernel.session(session.id)).active_tools) == [*CORE, *FINDERS]
 
 
-async def test_what_was_brought_into_view_outlives_the_holder(tmp_path: Path) -> None:
+async def test_loaded_tools_stay_loaded_after_a_takeover(tmp_path: Path) -> None:
     """The process that joined goes on with the next holder, and with what its model had in view."""
     async with temporary_kernel(tmp_path) as holder:
         joined = open_kernel(

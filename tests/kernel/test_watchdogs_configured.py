@@ -37,7 +37,7 @@ async def send(body: str) -> str:
 TOOLS = (open_door, look, send)
 
 
-async def test_all_three_look_at_calls_without_any_configuration(tmp_path: Path) -> None:
+async def test_all_three_shipped_watchdogs_check_calls_without_configuration(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES, secrets={"token": "hunter2-of-the-test"}) as kernel:
         assert [watchdog_name(one) for one in kernel.own_context.authority.watchdogs] == [
             "exfiltration",
@@ -55,7 +55,7 @@ async def test_all_three_look_at_calls_without_any_configuration(tmp_path: Path)
 
 
 @pytest.mark.proves("P-01")
-async def test_rules_come_before_watchdogs_and_watchdogs_before_a_person(tmp_path: Path) -> None:
+async def test_rules_decide_before_watchdogs_and_watchdogs_before_the_user(tmp_path: Path) -> None:
     seen: list[str] = []
 
     def watch(call: WatchdogCall) -> WatchdogDecision:
@@ -80,7 +80,7 @@ async def test_rules_come_before_watchdogs_and_watchdogs_before_a_person(tmp_pat
         )
 
 
-async def test_a_call_that_keeps_failing_is_refused_until_something_else_was_done(tmp_path: Path) -> None:
+async def test_a_call_that_keeps_failing_is_refused_until_another_call_succeeds(tmp_path: Path) -> None:
     settings = '[[watchdogs]]\nuse = "repeats"\nfailures = 2\n'
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES, settings=settings) as kernel:
         session, wrong = await kernel.session(), {"key": "wrong"}
@@ -98,7 +98,7 @@ async def test_a_call_that_keeps_failing_is_refused_until_something_else_was_don
         assert (await (await kernel.session()).call("door.open", wrong)).error_kind == "failed", "another session"
 
 
-async def test_each_can_be_made_stricter_or_taken_away(tmp_path: Path) -> None:
+async def test_each_shipped_watchdog_can_be_made_stricter_or_turned_off(tmp_path: Path) -> None:
     settings = (
         '[[watchdogs]]\nuse = "exfiltration"\naction = "off"\n[[watchdogs]]\nuse = "secrets"\naction = "deny"\n'
         '[[watchdogs]]\nuse = "repeats"\naction = "off"\n[[watchdogs]]\ncommand = ["/bin/false"]\n'

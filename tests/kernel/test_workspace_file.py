@@ -38,7 +38,7 @@ async def opened(
         yield kernel
 
 
-async def test_its_denies_count_at_once_and_its_allows_and_settings_when_a_person_has_trusted_them(
+async def test_workspace_denies_apply_at_once_and_allows_and_settings_only_after_trust(
     tmp_path: Path,
 ) -> None:
     for trusted in (False, True):
@@ -49,14 +49,14 @@ async def test_its_denies_count_at_once_and_its_allows_and_settings_when_a_perso
             denied = await session.call("read", {"path": "secret/a.txt"})
             assert denied.error_kind == "denied" and "'deny read secret/**' (project scope)" in str(denied.error_text)
             assert kernel.config.settings.limits.lock_wait_ms == (7 if trusted else 60_000)
-            assert (kernel.config.untrusted_warning is None) is trusted
+            assert (kernel.config.untrusted_workspace_warning is None) is trusted
     async with opened(tmp_path, OWN + "#") as kernel:
         session = await kernel.session()
         changed = await session.call("write", {"path": "notes/b.txt", "content": "x"})
         assert changed.error_kind == "denied"
 
 
-async def test_its_question_does_not_stand_in_for_an_operators_deny(tmp_path: Path) -> None:
+async def test_an_ask_rule_of_an_untrusted_workspace_file_does_not_replace_an_operator_deny(tmp_path: Path) -> None:
     (tmp_path / "handrail.toml").write_text('rules = ["deny fs.write notes/**"]\n')
     own = 'rules = ["ask fs.write notes/a.txt"]\n'
     async with opened(tmp_path, own) as kernel:
@@ -67,7 +67,7 @@ async def test_its_question_does_not_stand_in_for_an_operators_deny(tmp_path: Pa
         assert explained.action == "ask"
 
 
-async def test_variables_and_settings_count_for_the_kernel_of_a_program_too(
+async def test_environment_variables_and_settings_also_configure_the_kernel_of_a_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HANDRAIL_RULES", "allow write notes/**")
@@ -86,7 +86,7 @@ async def test_variables_and_settings_count_for_the_kernel_of_a_program_too(
         ("[limits]\ngrace_ms = 0\n", "handrail.toml:2: limits.grace_ms"),
     ],
 )
-async def test_a_faulty_one_stops_the_start_with_its_line(tmp_path: Path, own: str, told: str) -> None:
+async def test_a_faulty_workspace_file_stops_the_start_with_its_line(tmp_path: Path, own: str, told: str) -> None:
     with pytest.raises(LoadError) as caught:
         async with opened(tmp_path, own):
             raise AssertionError("it opened")
@@ -94,7 +94,7 @@ async def test_a_faulty_one_stops_the_start_with_its_line(tmp_path: Path, own: s
 
 
 @pytest.mark.proves("P-15", "F-11")
-async def test_no_file_tool_writes_it_whatever_is_allowed(tmp_path: Path) -> None:
+async def test_file_tools_cannot_write_the_workspace_file_under_any_rule(tmp_path: Path) -> None:
     rules = ["allow *", "allow fs.*", "allow write handrail.toml", "allow fs.write handrail.toml"]
     async with opened(tmp_path, OWN, rules) as kernel:
         (tmp_path / "ws" / "link").symlink_to("handrail.toml")
@@ -119,7 +119,9 @@ async def test_no_file_tool_writes_it_whatever_is_allowed(tmp_path: Path) -> Non
 @confined
 @pytest.mark.proves("P-15", "F-11")
 @pytest.mark.parametrize("command", ["rm -f handrail.toml", "mv handrail.toml x", "echo 'rules = []' > handrail.toml"])
-async def test_bash_cannot_change_it_even_where_everything_is_allowed(tmp_path: Path, command: str) -> None:
+async def test_bash_cannot_change_the_workspace_file_even_if_rules_allow_everything(
+    tmp_path: Path, command: str
+) -> None:
     own = 'rules = ["allow bash"]\n'
     through = f"/bin/bash -c '{command.replace(chr(39), chr(34))}'"
     async with opened(tmp_path, own, ["allow *", f"allow bash {through}", "allow fs.*"], trusted=True) as kernel:
@@ -130,7 +132,7 @@ async def test_bash_cannot_change_it_even_where_everything_is_allowed(tmp_path: 
     assert [path.name for path in (tmp_path / "ws").iterdir()] == ["handrail.toml"]
 
 
-async def test_a_process_that_joins_brings_its_rules_and_is_told_what_it_cannot_set(
+async def test_a_joining_process_applies_its_rules_and_is_refused_settings_it_cannot_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = 'rules = ["ask write", "allow edit"]\n'

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.field.odd_servers import OddServer
 
 from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import approve_tools
+from handrail.testing.scripted_mcp_servers import approve_server_tools
 
 
 def _answering(expression: str) -> str:
@@ -97,7 +97,7 @@ async def call_odd_servers(folder: Path) -> list[str]:
 
         async def call(one: OddServer) -> None:
             try:
-                await approve_tools(kernel, one.name)
+                await approve_server_tools(kernel, one.name)
                 ids = [tool_id for tool_id in kernel.generation.entries if tool_id.startswith(f"{one.name}_")]
                 tool_id = f"{one.name}_{one.tool}" if one.tool else ids[0]
                 result = await session.call(tool_id, dict(one.arguments))

@@ -14,7 +14,7 @@ from tests.mcp_suite import client as scenarios
 from tests.mcp_suite.client import Server, answers_to_form
 
 from handrail.contract.errors import ToolError
-from handrail.contract.services.client_services import ClientRequest
+from handrail.contract.services.client_services import RequestToClient
 from handrail.contract.session_protocols import Session
 from handrail.kernel.upstream_mcp_servers import ConnectedMcpServer
 from handrail.testing.scripted_kernel import temporary_kernel
@@ -32,7 +32,7 @@ class Agreeing:
         return method == "elicitation/create" and params.get("mode", "form") == "form"
 
     async def send_requests(
-        self, call_id: str, requests: Mapping[str, ClientRequest]
+        self, call_id: str, requests: Mapping[str, RequestToClient]
     ) -> Mapping[str, Mapping[str, Any]]:
         return {
             key: {"action": "accept", "content": answers_to_form(ask.params["requestedSchema"])}
@@ -49,7 +49,7 @@ class Connected:
         self._session = session
 
     async def tools(self) -> list[tuple[str, Mapping[str, Any]]]:
-        off = self._server.check_tool_availability
+        off = self._server.tool_availability
         return [(item["name"], item["inputSchema"]) for item in self._server.listing.tools if item["name"] in off]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:

@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from handrail import Tool, ToolError, tool
-from handrail.contract.services.client_services import ClientRequest
+from handrail.contract.services.client_services import RequestToClient
 from handrail.contract.services.tool_runtime import Runtime
 
 TASK_AFTER_S = 0.5
 """After which the suite's server has a call of a promotable tool go on by itself."""
 
 
-def _form(message: str, name: str) -> ClientRequest:
+def _form(message: str, name: str) -> RequestToClient:
     """A form with two fields, of which one has to be filled in: the suite fills in both."""
     fields = {"name": {"type": "string"}, "confirm": {"type": "boolean"}}
     schema = {"type": "object", "properties": fields, "required": [name]}
-    return ClientRequest("elicitation/create", {"mode": "form", "message": message, "requestedSchema": schema})
+    return RequestToClient("elicitation/create", {"mode": "form", "message": message, "requestedSchema": schema})
 
 
 def _said(answer: Mapping[str, Any], name: str) -> Any:
@@ -49,7 +49,7 @@ async def failing_job(runtime: Runtime) -> str:
 @tool(id="protocol_error_job", side_effect="read", locks=[], mode="background", requires={"capabilities": ["roots"]})
 async def protocol_error_job(runtime: Runtime) -> str:
     """Ask for what the suite's client has not declared."""
-    answers = await runtime.client.send_requests({"where": ClientRequest("roots/list", {})})
+    answers = await runtime.client.send_requests({"where": RequestToClient("roots/list", {})})
     return f"{len(answers['where']['roots'])} roots"
 
 

@@ -8,7 +8,7 @@ started for that, confined; on a machine with much else to do this alone can tak
 from __future__ import annotations
 
 from handrail import Tool, tool
-from handrail.contract.services.client_services import ClientRequest
+from handrail.contract.services.client_services import RequestToClient
 from handrail.contract.services.tool_runtime import Runtime
 
 
@@ -24,7 +24,7 @@ async def asks_for_a_name(runtime: Runtime) -> str:
     """Asks for a name."""
     schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
     params = {"mode": "form", "message": "What is your name?", "requestedSchema": schema}
-    answer = (await runtime.client.send_requests({"form": ClientRequest("elicitation/create", params)}))["form"]
+    answer = (await runtime.client.send_requests({"form": RequestToClient("elicitation/create", params)}))["form"]
     return f"Elicitation completed: {answer.get('action')}"
 
 

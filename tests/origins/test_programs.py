@@ -173,7 +173,7 @@ PLANTED: list[Callable[[Ground], str]] = [
 
 
 @pytest.mark.parametrize("planted", PLANTED)
-def test_a_planted_program_is_passed_over_for_the_real_one(
+def test_the_program_lookup_skips_a_planted_program_and_finds_the_real_one(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, planted: Callable[[Ground], str]
 ) -> None:
     entry = planted(ground)
@@ -185,7 +185,7 @@ def test_a_planted_program_is_passed_over_for_the_real_one(
 
 
 @pytest.mark.parametrize("planted", PLANTED)
-def test_a_planted_program_alone_is_refused_with_a_reason(
+def test_a_program_that_exists_only_in_the_workspace_is_refused_with_a_reason(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, planted: Callable[[Ground], str]
 ) -> None:
     monkeypatch.setenv("PATH", planted(ground))
@@ -193,7 +193,7 @@ def test_a_planted_program_alone_is_refused_with_a_reason(
         find_program("asked")
 
 
-def test_a_program_for_env_is_looked_for_as_env_will(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interpreter_behind_env_is_looked_up_as_env_does(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script begins with env: env finds the first on the clean PATH, and the workspace's interpreter is not on it."""
     ground.plant(ground.workspace / ".venv/bin/runner")
     (ground.real / "runner").write_text('#!/bin/sh\nexec /bin/sh "$@"\n')
@@ -210,12 +210,12 @@ def test_a_program_for_env_is_looked_for_as_env_will(ground: Ground, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["./asked", "bin/asked", "", "as\0ked", "~/asked", "../asked"])
-def test_a_name_that_is_neither_on_path_nor_absolute_is_refused(ground: Ground, name: str) -> None:
+def test_a_relative_program_path_is_refused(ground: Ground, name: str) -> None:
     with pytest.raises(ProgramRefused, match="absolute path"):
         find_program(name)
 
 
-def test_an_absolute_path_is_judged_by_every_link_on_the_way(ground: Ground) -> None:
+def test_an_absolute_path_through_a_link_in_the_workspace_is_refused(ground: Ground) -> None:
     planted = Path(through_a_link_in_the_workspace(ground), "asked")
     with pytest.raises(ProgramRefused, match=f"It is in the workspace {ground.workspace}, or a link there leads to it"):
         find_program(str(planted))
@@ -229,7 +229,7 @@ def test_an_operators_absolute_path_may_lie_in_the_current_folder(
     assert find_program(str(ground.real / "asked")) == str(ground.real / "asked")
 
 
-def test_links_in_a_circle_are_refused(ground: Ground) -> None:
+def test_a_cycle_of_links_is_refused(ground: Ground) -> None:
     (ground.elsewhere / "one").symlink_to(ground.elsewhere / "two")
     (ground.elsewhere / "two").symlink_to(ground.elsewhere / "one")
     with pytest.raises(ProgramRefused):
@@ -253,7 +253,7 @@ def test_an_argument_that_is_a_link_into_the_workspace_is_refused(ground: Ground
         resolve_command_program(["/bin/sh", str(ground.elsewhere / "script")])
 
 
-def test_the_environment_is_a_list_and_names_nothing_in_the_workspace(
+def test_the_program_environment_has_only_listed_variables_and_no_workspace_path(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inside = ground.plant(ground.workspace / "lib/evil.so")
@@ -270,14 +270,16 @@ def test_the_environment_is_a_list_and_names_nothing_in_the_workspace(
     assert not {*poison, *git} & found.keys()
 
 
-def test_a_path_with_nothing_to_trust_on_it_becomes_the_systems(
+def test_a_path_variable_without_trusted_folders_becomes_the_system_default(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{ground.workspace}::.")
     assert build_clean_path() == "/bin:/usr/bin"
 
 
-def test_the_own_interpreter_is_not_a_link_in_the_workspace(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handrails_own_interpreter_is_not_started_through_a_link_in_the_workspace(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert find_own_interpreter() == sys.executable
     python = ground.workspace / ".venv/bin/python"
     python.parent.mkdir(parents=True)
@@ -289,14 +291,16 @@ def test_the_own_interpreter_is_not_a_link_in_the_workspace(ground: Ground, monk
         find_own_interpreter()
 
 
-def test_a_workspace_that_merely_holds_the_system_leaves_its_programs_usable() -> None:
+def test_a_workspace_that_contains_the_system_folders_leaves_their_programs_usable() -> None:
     with program_lookup.register_open_workspaces("/"):
         assert find_program("/bin/sh") == "/bin/sh"
     with program_lookup.register_open_workspaces("/usr/bin"), pytest.raises(ProgramRefused):
         find_program("/usr/bin/env")
 
 
-def test_a_further_folder_that_calls_may_write_counts(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_lookup_skips_further_folders_that_calls_may_write(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
     further = ground.plant(ground.elsewhere / "further/asked").parent
     monkeypatch.setenv("PATH", f"{further}:{ground.real}")
     assert find_program("asked") == str(further / "asked")
@@ -317,10 +321,10 @@ def test_a_further_folder_that_calls_may_write_counts(ground: Ground, monkeypatc
         ("TMPDIR", "{}/tmp"),
     ],
 )
-def test_variables_that_make_this_process_trust_the_workspace_are_seen(
+def test_variables_that_make_the_process_trust_the_workspace_are_found(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.chdir(ground.workspace)
-    seen = list(program_lookup.find_unsafe_variables({name: value.format(ground.workspace)}))
+    seen = list(program_lookup.find_untrusted_environment_entries({name: value.format(ground.workspace)}))
     assert [one for one, _ in seen] == [name]
-    assert not list(program_lookup.find_unsafe_variables({name: "/opt/lib"}))
+    assert not list(program_lookup.find_untrusted_environment_entries({name: "/opt/lib"}))

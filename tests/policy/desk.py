@@ -27,7 +27,7 @@ from handrail.policy.rules.rules_and_modes import (
     Rule,
     RuleBook,
     Scope,
-    default_book,
+    build_default_rule_book,
     parse_rule,
 )
 from handrail.policy.watchdogs.api import Watchdog
@@ -88,7 +88,7 @@ def book(*texts: str, shipped: bool = True) -> RuleBook:
     return (_SHIPPED if shipped else RuleBook()).with_rules(*map(rule, texts))
 
 
-_SHIPPED = RuleBook(tuple(one for one in default_book() if one.text not in CONFINED_RULE_TEXTS))
+_SHIPPED = RuleBook(tuple(one for one in build_default_rule_book() if one.text not in CONFINED_RULE_TEXTS))
 
 
 @dataclass

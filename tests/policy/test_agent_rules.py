@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from handrail.contract.agent_manifest import AgentManifest
-from handrail.policy.rules.validation import load_agent_rules
+from handrail.policy.rules.validation import parse_agent_rules
 
 KNOWN = ("read", "bash", "notes.add")
 
@@ -14,8 +14,8 @@ def agent(*rules: str, **aliases: str) -> AgentManifest:
     return AgentManifest(id="reviewer", rules=rules, aliases=aliases)
 
 
-def test_a_rule_of_a_manifest_is_of_its_scope_and_names_its_file() -> None:
-    rules, faults = load_agent_rules(agent("deny bash", "allow fs.write docs/**", "ask notes.*"), "agent.toml", KNOWN)
+def test_a_manifest_rule_has_the_manifest_scope_and_names_its_file() -> None:
+    rules, faults = parse_agent_rules(agent("deny bash", "allow fs.write docs/**", "ask notes.*"), "agent.toml", KNOWN)
     assert faults == []
     assert [(rule.text, rule.scope, rule.source) for rule in rules] == [
         ("deny bash", "manifest", "agent.toml"),
@@ -38,8 +38,8 @@ def test_a_rule_of_a_manifest_is_of_its_scope_and_names_its_file() -> None:
         ("deny *x*y*z", "matches none of this agent's tools"),
     ],
 )
-def test_a_text_that_is_no_rule_or_can_never_match_is_a_fault_by_its_key(text: str, part: str) -> None:
-    rules, faults = load_agent_rules(agent("allow read", text, shell="bash"), "agent.toml", KNOWN, ("mail.send",))
+def test_an_invalid_or_unmatchable_agent_rule_is_a_fault_with_its_key(text: str, part: str) -> None:
+    rules, faults = parse_agent_rules(agent("allow read", text, shell="bash"), "agent.toml", KNOWN, ("mail.send",))
     assert [rule.text for rule in rules] == ["allow read"]
     [(place, problem)] = faults
     assert place == "rules[1]"
@@ -47,10 +47,10 @@ def test_a_text_that_is_no_rule_or_can_never_match_is_a_fault_by_its_key(text: s
 
 
 @pytest.mark.parametrize("text", ["deny *", "deny mcp:github:*", "ask fs.*", "deny net.fetch *.example.org"])
-def test_what_is_about_capabilities_or_everything_needs_no_tool_of_that_name(text: str) -> None:
-    assert load_agent_rules(agent(text), "agent.toml", KNOWN)[1] == []
+def test_rules_about_capabilities_or_all_tools_need_no_matching_tool(text: str) -> None:
+    assert parse_agent_rules(agent(text), "agent.toml", KNOWN)[1] == []
 
 
-def test_where_the_tools_are_unknown_only_the_form_is_judged() -> None:
-    _, faults = load_agent_rules(agent("deny mail.send", "deny x.*", "nope"), "agent.toml", None)
+def test_only_the_form_of_a_rule_is_checked_when_the_tools_are_unknown() -> None:
+    _, faults = parse_agent_rules(agent("deny mail.send", "deny x.*", "nope"), "agent.toml", None)
     assert [place for place, _ in faults] == ["rules[2]"]

@@ -13,16 +13,16 @@ from tests.policy.desk import ALL, BASH
 from handrail.contract.agent_manifest import AgentManifest
 from handrail.contract.tool.requires import Requires, ShellRequires
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.call_targets import get_subject_kind
-from handrail.policy.rules.matchers import PathSubject, rank_rule
+from handrail.policy.call_targets import get_rule_subject_kind
+from handrail.policy.rules.matchers import PathSubject, compile_ranked_rule
 from handrail.policy.rules.rules_and_modes import Rule, parse_rule
 from handrail.policy.rules.validation import (
-    check_rule,
     explain_rule_matches_no_tool,
     find_contradictions,
     find_failing_example,
     find_shadowed_rules,
-    load_agent_rules,
+    parse_agent_rules,
+    validate_rule_and_examples,
 )
 
 pytestmark = pytest.mark.proves("P-04")
@@ -87,8 +87,48 @@ def rule(text: str, scope: Any = "session") -> Rule:
         ("allow bash find . -exec *", "runs a program on each file"),
         ("allow bash git -c *", "every word of the command"),
         ("allow Bash(git diff:*)", "Write 'allow bash git diff …'"),
+        ("allow Read(~/notes/**)", "Write 'allow fs.read ~/notes/**'"),
+        ("deny WebFetch(domain:x.org)", "Write 'deny net.fetch x.org'"),
+        ("allow bash git:*", "Write 'git …'"),
+        ("deny bash git push:*", "Write 'git push …'"),
+        ("allow bash make test; make lint", "one simple command"),
+        ("deny bash git push|pull", "one simple command"),
+        ("deny bash make& ls", "one simple command"),
+        ("allow bash FOO=1 pytest …", "Write 'pytest …'"),
+        ("deny bash command=ls", "Write 'ls'"),
+        ("allow bash -*", "is an option"),
+        ("allow bash confined", "Write the variable with its braces: '{confined}'"),
+        ("allow bash readonly", "'{read-only}'"),
+        ("allow bash 'git status'", "without the quotes: 'git status'"),
+        ("deny bash ^git push$", "not a regular expression"),
+        ("allow bash timeout 60 pytest …", "as in 'allow bash pytest …'"),
+        ("allow write 'my docs/**'", "Write 'my docs/**'"),
+        ('deny fs.read "my docs"/a', "Write 'my docs/a'"),
+        (r"deny fs.read my\ docs/**", "Write 'my docs/**'"),
+        (r"deny fs.write src\a.py", "Write 'src/a.py'"),
+        (r"deny fs.write C:\a.py", "relative to the workspace"),
+        ("deny fs.write !src/a.py", "no negation"),
+        ("deny fs.write ^src/.*", "not a regular expression"),
+        ("allow fs.write {src,docs}/**", "one rule for each path"),
+        ("allow write src/**, docs/**", "one rule for each path"),
+        ("allow write src/** docs/**", "one rule for each path"),
+        ("deny write path=src/**", "Write 'deny write src/**'"),
+        ("allow web_fetch url=https://x.org/", "Write 'x.org'"),
+        ("allow net.fetch *example.org", "Write '*.example.org'"),
+        ("allow net.fetch .example.org", "Write '*.example.org'"),
+        ("deny net.fetch **.example.org", "Write '*.example.org'"),
+        ("allow net.fetch 'x.org'", "Write 'x.org'"),
+        ("allow net.fetch domain:x.org", "Write 'x.org'"),
+        ("allow net.fetch ::1", "Write '[::1]'"),
+        ("allow net.fetch münchen.example", "Write 'xn--mnchen-3ya.example'"),
+        ("allow net.fetch x.org, y.org", "one rule for each host"),
+        ("allow net.fetch 10.0.0.0/8", "not a host pattern"),
+        ("allow git status", "write 'allow bash git status'"),
+        ("deny net x.org", "Capabilities are fs.read"),
+        ("bash git status", "Write 'allow bash git status'"),
+        ("allow mcp__github__issue", "Write 'mcp:github:issue'"),
         ("allow write {confined}", "only for tools whose calls just run a command"),
-        ("allow net.fetch https://pypi.org/simple", "without scheme and path: 'pypi.org'"),
+        ("allow net.fetch https://pypi.org/simple", "Write 'pypi.org'"),
         ("allow fs.write {workspcae}/src", "Did you mean '{workspace}'"),
         ("allow fs.write {user-data}/src", "unknown variable {user-data}"),
         ("allow write src/{workspace}", "only part of a name"),
@@ -118,7 +158,7 @@ def rule(text: str, scope: Any = "session") -> Rule:
 )
 def test_a_rule_that_can_never_match_is_refused_with_the_reason(text: str, named: str) -> None:
     with pytest.raises(ValueError) as refused:
-        check_rule(rule(text), (), (), SPECS)
+        validate_rule_and_examples(rule(text), (), (), SPECS)
     assert named in str(refused.value)
     assert text.split()[-1].replace("\\", "\\\\") in str(refused.value) or "''" in text
 
@@ -151,11 +191,21 @@ def test_a_rule_that_can_never_match_is_refused_with_the_reason(text: str, named
         "allow bash echo '...'",
         "allow bash {confined}",
         "allow fs.write src/A$B.class",
+        "allow fs.write my docs/a, b.txt",
+        "allow fs.write ./!a",
+        "deny fs.write it's *.txt",
+        r"deny fs.write a[\]b",
+        "deny fs.write *,v",
+        "allow bash npm run test:*",
+        "allow bash 'my tools/run' …",
+        "deny bash curl 'a;b'",
+        "allow bash git commit -m 'a; b'",
+        "allow bash pip install x>=2",
         "deny bash timeout *",
     ],
 )
-def test_what_can_match_is_not_refused(text: str) -> None:
-    check_rule(rule(text), (), (), SPECS)
+def test_a_rule_that_can_match_is_accepted(text: str) -> None:
+    validate_rule_and_examples(rule(text), (), (), SPECS)
 
 
 _WORDS = st.sampled_from(["git", "a", "src", "**", "*", "a=b", "to=alice", "amount=5", "x.org", "..", "~", "|", "'|'", "{x}",
@@ -175,7 +225,7 @@ _ARGUMENTS = st.fixed_dictionaries(
     st.sampled_from(["a", "src/a", "x.org", "git a", "src **"]),
 )
 @example("ask", "cargo", ["-rf", "-rf"], {"to": "alice", "amount": 0}, ["cargo"], "a")
-def test_nothing_matches_a_rule_that_was_refused(
+def test_a_refused_rule_matches_no_call(
     action: str, tool: str, words: list[str], arguments: dict[str, Any], argv: list[str], path: str
 ) -> None:
     """What its tool could be called with, which the capability check lets through."""
@@ -186,8 +236,8 @@ def test_nothing_matches_a_rule_that_was_refused(
         return
     if explain_rule_matches_no_tool(made, SPECS) is None or ("'" not in text and "|" in words):
         return
-    kind = get_subject_kind(SPECS[tool])
-    test = rank_rule(made, kind)
+    kind = get_rule_subject_kind(SPECS[tool])
+    test = compile_ranked_rule(made, kind)
     if action == "deny" and kind in ("path", "host", "arguments"):
         return  # one that makes no sense denies everything, which is why it is refused rather than kept
     subject: Any = {"arguments": arguments, "path": PathSubject(f"/ws/{path}", path), "host": "x.org", "command": argv}[
@@ -198,7 +248,7 @@ def test_nothing_matches_a_rule_that_was_refused(
     assert not test.matches(subject), text
 
 
-def test_two_rules_that_say_different_things_about_the_same_contradict_each_other() -> None:
+def test_rules_with_different_actions_for_the_same_pattern_contradict_each_other() -> None:
     rules = [
         rule(text)
         for text in ("allow bash git  status", "deny bash git status", "allow fs.write ./src/", "ask fs.write src")
@@ -210,7 +260,7 @@ def test_two_rules_that_say_different_things_about_the_same_contradict_each_othe
     )
 
 
-def test_what_a_final_deny_leaves_nothing_of_is_refused() -> None:
+def test_a_rule_shadowed_by_a_final_deny_is_reported() -> None:
     manifest = [
         rule(text, "manifest")
         for text in ("deny bash", "allow bash git status", "deny fs.write src", "ask fs.write src/")
@@ -221,7 +271,7 @@ def test_what_a_final_deny_leaves_nothing_of_is_refused() -> None:
     assert not find_shadowed_rules([rule("deny bash git *", "manifest"), rule("allow bash", "manifest")])
 
 
-def test_a_manifest_is_checked_whole() -> None:
+def test_a_manifest_check_reports_all_faulty_rules() -> None:
     agent = AgentManifest(
         rules=(
             "deny bash",
@@ -230,7 +280,7 @@ def test_a_manifest_is_checked_whole() -> None:
             {"rule": "allow shell.run git *", "match": ["git push", "git push -f"]},  # pyright: ignore[reportArgumentType]
         )
     )
-    _, faults = load_agent_rules(agent, "agent.toml", SPECS, (), SPECS)
+    _, faults = parse_agent_rules(agent, "agent.toml", SPECS, (), SPECS)
     assert sorted(place for place, _ in faults) == ["rules[1]", "rules[2]", "rules[3]"]
 
 
@@ -265,7 +315,7 @@ def test_a_manifest_is_checked_whole() -> None:
         ("allow pay to=alice *", ["to=alice"], [], "arguments by name"),
     ],
 )
-def test_examples_come_out_as_said_or_the_rule_is_not_loaded(
+def test_a_rule_whose_examples_fail_is_reported_with_the_example(
     text: str, match: list[Any], not_match: list[Any], named: str | None
 ) -> None:
     problem = find_failing_example(rule(text), match, not_match, SPECS)

@@ -11,7 +11,7 @@ from tests.policy.desk import BASH, EDIT, WRITE, Desk, rule
 from handrail.contract.permission_modes import Mode
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_evaluation import PolicyVerdict
-from handrail.policy.rules.rules_and_modes import CONFINED_RULE_TEXTS, default_book, with_mode
+from handrail.policy.rules.rules_and_modes import CONFINED_RULE_TEXTS, build_default_rule_book, with_mode
 
 pytestmark = pytest.mark.proves("P-16", "P-18")
 
@@ -26,13 +26,19 @@ PYTHON = ToolSpec(
 CONFINED = [
     "pytest -q", "make test", "echo x > src/new.py", "sed -i s/a/b/ src/a.py", "python - <<'E'\nprint(1)\nE", "for f in *; do pytest \"$f\"; done",
     "npm test 2>&1 | tail", "git add -A && git commit -m x", "x=1; run $x", "cp .env.example settings.example",
+    "source .venv/bin/activate && pytest -q", "python -m venv .venv && . .venv/bin/activate && python -c 'print(1)'",
     "perl -pi -e 's/a/b/' src/a.py", "python -m venv build/v", "git -c user.name=x -c user.email=x@y commit -m x",
 ]  # fmt: skip
 NOT_CONFINED = [
     "curl https://example.org", "git push", "pip install x", "npm install", "ssh host", "rm -rf src", "git reset --hard", "git clean -fdx", "rm -rf .git",
     "echo gone > src/a.py", "cat .env", "echo x > .env", "cp .env x", "touch .vscode/x", "python -c \"open('src/a.py', 'w').close()\"",
     "python -m pip install x", "python3 -m twine upload x", "rsync -a src host:x", "perl -ni -e '' src/a.py", "ruby -n -i -e '' src/a.py",
-    "F=src/a.py; echo gone > $F", "awk '{print > \"src/a.py\"}' x",
+    "F=src/a.py; echo gone > $F", "source .env && make", "source x; echo gone > src/a.py", "source x && rm src/a.py",
+    "source .venv/bin/activate && cp b.py src/a.py", "source x && tee src/a.py < y", "cd $X && cp b.py src/a.py", "source x && ln -sf y src/a.py",
+    "source a.sh && mv x y", "cd .. && mv x y", "cd ~ && mv notes.txt x", "cd / && find . -name '*.o' -delete", "source x && xargs rm < y",
+    "source /proc/self/fd/0 <<< 'rm -rf src'", "cd /proc/self && . fd/0 <<< 'rm -rf src'", "cd / && . dev/stdin <<< 'rm -rf src'",
+    "bash /proc/self/fd/0 <<< 'rm -rf src'", "cd / && bash dev/stdin <<< 'rm -rf src'", "curl localhost example.org",
+    "curl -o src/a.py localhost", "curl -w @fmt localhost", "curl localhost file:///etc/passwd", "curl -T src/a.py localhost", "awk '{print > \"src/a.py\"}' x",
 ]  # fmt: skip
 
 
@@ -46,13 +52,13 @@ def desk(tmp_path: Path) -> Desk:
 
 def judge(desk: Desk, command: str, *rules: str, mode: Mode = "ask", spec: ToolSpec = SPEC) -> PolicyVerdict:
     name = "code" if spec is PYTHON else "command"
-    book = with_mode(default_book().with_rules(*map(rule, rules)), mode)
+    book = with_mode(build_default_rule_book().with_rules(*map(rule, rules)), mode)
     return desk.authority.evaluate(spec, {name: command}, rules=book, roots=desk.roots)
 
 
 @pytest.mark.parametrize("mode", ["ask", "accept-edits"])
 @pytest.mark.parametrize("command", CONFINED)
-def test_a_command_that_stays_confined_runs_in_the_narrow_sandbox(desk: Desk, command: str, mode: Mode) -> None:
+def test_a_command_that_stays_confined_is_allowed_as_a_confined_call(desk: Desk, command: str, mode: Mode) -> None:
     verdict = judge(desk, command, mode=mode)
     assert verdict.action == "allow" and verdict.confinement is not None, verdict.reason
     assert verdict.deciding_finding.rule is not None and verdict.deciding_finding.rule.scope == "default"
@@ -60,11 +66,27 @@ def test_a_command_that_stays_confined_runs_in_the_narrow_sandbox(desk: Desk, co
 
 
 @pytest.mark.parametrize("command", NOT_CONFINED)
-def test_what_needs_a_host_destroys_or_names_a_secret_asks(desk: Desk, command: str) -> None:
+def test_commands_that_need_a_host_destroy_data_or_name_a_secret_require_approval(desk: Desk, command: str) -> None:
     assert judge(desk, command).action == "ask"
 
 
-def test_code_runs_confined_too(desk: Desk) -> None:
+def test_a_sourced_file_is_code_so_the_repository_is_read_only(desk: Desk) -> None:
+    for command, changes in (
+        ("git commit -m x", True),
+        ("source x && git commit -m x", False),
+        (". x; git add a", False),
+        ("find . -name a.sh -exec bash {} \\; ; git add x", False),
+        ("find . -name a.sh -exec ./a.sh \\; ; git add x", False),
+        ("tox; git add x", False),
+        ("cmake --build build; git add x", False),
+        ("eslint . && git add x", False),
+        ("mkdir -p d && cp a d/ && ruff format d && git add d", True),
+    ):
+        confinement = judge(desk, command).confinement
+        assert confinement is not None and confinement.changes_repository is changes, command
+
+
+def test_python_code_also_runs_confined(desk: Desk) -> None:
     assert judge(desk, "print(1)", spec=PYTHON).action == "allow"
     assert judge(desk, "import shutil; shutil.rmtree('src')", spec=PYTHON).action == "ask"
     assert judge(desk, "print(1)", "ask python", spec=PYTHON).action == "ask"
@@ -73,8 +95,8 @@ def test_code_runs_confined_too(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("spec", [WRITE, EDIT])
-def test_file_tools_still_ask(desk: Desk, spec: ToolSpec) -> None:
-    book = default_book()
+def test_file_tools_still_require_approval(desk: Desk, spec: ToolSpec) -> None:
+    book = build_default_rule_book()
     assert desk.authority.evaluate(spec, {"path": "src/a.py"}, rules=book, roots=desk.roots).action == "ask"
 
 
@@ -91,44 +113,46 @@ def test_file_tools_still_ask(desk: Desk, spec: ToolSpec) -> None:
         "manifest: ask bash",
     ],
 )
-def test_one_rule_brings_the_questions_back_however_it_names_the_tool(desk: Desk, text: str) -> None:
+def test_one_ask_rule_requires_approval_again_for_every_form_of_the_tool_name(desk: Desk, text: str) -> None:
     assert judge(desk, "pytest -q", text).action == "ask"
 
 
 @pytest.mark.parametrize(
     "text", ["deny bash", "deny shell.run", "deny *", "deny effect:external", "deny bash pytest …"]
 )
-def test_a_rule_that_denies_stays_a_denial(desk: Desk, text: str) -> None:
+def test_a_deny_rule_overrides_the_confined_default(desk: Desk, text: str) -> None:
     assert judge(desk, "pytest -q", text).action == "deny"
 
 
-def test_the_documented_rules_ask_about_every_command_that_changes_something(desk: Desk) -> None:
+def test_the_documented_rules_ask_for_every_command_that_is_not_read_only(desk: Desk) -> None:
     rules = ("ask bash", "ask python", "allow bash {read-only}")
     assert judge(desk, "pytest -q", *rules).action == "ask"
     assert judge(desk, "git status && ls", *rules).action == "allow"
     assert judge(desk, "pytest -q", *rules, "allow bash pytest …").action == "allow"
 
 
-def test_the_mode_plan_allows_no_more_than_before(desk: Desk) -> None:
+def test_plan_mode_allows_only_read_only_commands(desk: Desk) -> None:
     assert judge(desk, "pytest -q", mode="plan").action == "deny"
     assert judge(desk, "ls", mode="plan").action == "allow"
 
 
-def test_without_a_whole_sandbox_every_command_asks(desk: Desk) -> None:
+def test_every_command_asks_if_the_sandbox_cannot_confine_it_fully(desk: Desk) -> None:
     verdict = judge(desk, "pytest -q", spec=replace(SPEC, confinement_gap="the sandbox has no limits"))
     assert verdict.action == "ask"
     assert judge(desk, "pytest -q", spec=BASH).action == "ask", "a call that does more than run its command"
 
 
-def test_a_tool_of_a_server_with_the_same_name_asks(desk: Desk) -> None:
+def test_a_server_tool_named_bash_is_not_allowed_as_confined(desk: Desk) -> None:
     found = desk.authority.evaluate(
-        SPEC, {"command": "pytest"}, rules=default_book(), roots=desk.roots, origin="mcp:x:bash"
+        SPEC, {"command": "pytest"}, rules=build_default_rule_book(), roots=desk.roots, origin="mcp:x:bash"
     )
     assert found.action == "ask"
 
 
-def test_the_rules_are_shipped_and_visible() -> None:
-    assert {one.text for one in default_book() if one.text in CONFINED_RULE_TEXTS} == set(CONFINED_RULE_TEXTS)
+def test_the_default_rules_list_the_rules_for_confined_calls() -> None:
+    assert {one.text for one in build_default_rule_book() if one.text in CONFINED_RULE_TEXTS} == set(
+        CONFINED_RULE_TEXTS
+    )
 
 
 FILTERED = [
@@ -144,7 +168,7 @@ FILTERED = [
 
 
 @pytest.mark.parametrize(("command", "allowed"), FILTERED)
-def test_a_file_that_is_replaced_by_its_own_changed_content_is_not_lost(
+def test_a_file_replaced_by_its_own_changed_content_does_not_count_as_lost(
     desk: Desk, command: str, allowed: bool
 ) -> None:
     (desk.workspace / "f.json").write_text("{}\n")
@@ -178,13 +202,13 @@ def test_a_file_that_is_replaced_by_its_own_changed_content_is_not_lost(
         ("python3 -c \"import pathlib; pathlib.Path('x').write_text('x')\"", True),
     ],
 )
-def test_programs_that_run_or_hold_other_texts_are_judged_by_them(desk: Desk, command: str, allowed: bool) -> None:
+def test_a_program_that_runs_another_text_is_judged_by_that_text(desk: Desk, command: str, allowed: bool) -> None:
     verdict = judge(desk, command)
     assert (verdict.action == "allow") is allowed, verdict.reason
 
 
 @pytest.mark.parametrize("mode", ["ask", "auto"])
-def test_the_reason_names_what_leaves_the_sandbox_also_if_the_mode_asks(desk: Desk, mode: Mode) -> None:
+def test_the_reason_names_the_part_that_is_not_confined_even_if_the_mode_asks(desk: Desk, mode: Mode) -> None:
     verdict = judge(desk, "set -e; make test; tee $x < notes.txt", mode=mode)
     assert verdict.action == "ask"
     assert "It does not stay confined: tee writes to files that the text does not name." in verdict.reason

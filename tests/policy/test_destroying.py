@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.policy.desk import Desk
 
-from handrail.policy.file_losses import find_losses
+from handrail.policy.file_losses import find_irrecoverable_file_losses
 from handrail.policy.shell import confinement_proof
 from handrail.policy.shell.parser import parse_script
 
@@ -92,11 +92,13 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Desk:
         ("F=notes.txt; rm $F", ("notes.txt",)),
     ],
 )
-def test_the_files_that_a_text_loses_are_found(repository: Desk, text: str, losses: tuple[str, ...]) -> None:
-    assert find_losses(parse_script(text), repository.roots) == losses
+def test_the_check_finds_the_files_that_a_command_would_destroy(
+    repository: Desk, text: str, losses: tuple[str, ...]
+) -> None:
+    assert find_irrecoverable_file_losses(parse_script(text), repository.roots) == losses
 
 
-def test_a_broad_rule_does_not_allow_a_loss_and_a_rule_that_names_every_word_does(repository: Desk) -> None:
+def test_a_broad_rule_does_not_allow_data_loss_but_an_exact_rule_does(repository: Desk) -> None:
     for text in ("rm notes.txt", "rm -rf out", "cp src/a.py notes.txt"):
         assert repository.bash(text, "allow bash", "allow fs.write").action == "ask"
         assert repository.bash(text, "allow bash", f"allow bash {text}").action == "allow"
@@ -104,19 +106,34 @@ def test_a_broad_rule_does_not_allow_a_loss_and_a_rule_that_names_every_word_doe
     assert "cannot be brought back" in repository.bash("echo x > notes.txt", "allow bash", "allow fs.write").reason
 
 
-def test_a_changed_ignore_file_or_index_is_not_trusted_too_far(repository: Desk) -> None:
+def test_a_changed_ignore_file_does_not_hide_the_loss_of_files(repository: Desk) -> None:
     """What is tracked stays a loss, whatever an ignore file says; so does all after a pattern that takes back."""
     ignore = Path(repository.path(".gitignore"))
     before = ignore.read_text()
     try:
         ignore.write_text("build/\n")
-        assert find_losses(parse_script("rm -rf build"), repository.roots) == ("build",)
+        assert find_irrecoverable_file_losses(parse_script("rm -rf build"), repository.roots) == ("build",)
         ignore.write_text("dist/\n!dist/x\n")
-        assert find_losses(parse_script("rm -rf dist"), repository.roots) == ("dist",)
+        assert find_irrecoverable_file_losses(parse_script("rm -rf dist"), repository.roots) == ("dist",)
         ignore.write_text("src/\n")
-        assert find_losses(parse_script("rm notes.txt"), repository.roots) == ("notes.txt",)
+        assert find_irrecoverable_file_losses(parse_script("rm notes.txt"), repository.roots) == ("notes.txt",)
     finally:
         ignore.write_text(before)
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("content", [b"dist/" * 2_000_000, b"tracked.py\0" * 1_000_000, b"\0" * 15_000_000])
+def test_an_index_that_takes_too_long_to_search_proves_nothing(repository: Desk, content: bytes) -> None:
+    index = Path(repository.path(".git/index"))
+    before = index.read_bytes()
+    try:
+        index.write_bytes(b"DIRC\0\0\0\2\0\0\0\1" + content)
+        assert find_irrecoverable_file_losses(parse_script("rm tracked.py"), repository.roots) == ("tracked.py",)
+        assert not content.startswith(b"dist") or find_irrecoverable_file_losses(
+            parse_script("rm -rf dist"), repository.roots
+        ) == ("dist",)
+    finally:
+        index.write_bytes(before)
 
 
 CONFINED = [
@@ -128,12 +145,13 @@ CONFINED = [
     "git config user.name", "git config --type=bool core.bare", "git format-patch -3 -o build/patches", "find src -type d -empty -delete",
     "env -i HOME=/tmp PATH=/usr/bin make test", "env -u PYTHONPATH pytest -q", "env PYTHONPATH=src pytest", "xargs -a files.txt wc -l",
     "strace -f -e trace=openat python3 src/a.py", "terraform fmt -check", "helm template chart", "docker compose config", "rsync -a src/ build/copy",
-    "sed -i.bak -E 's/(a) b/\\1/' f", "LOG=build/x.log; make test > \"$LOG\" 2>&1; tail \"$LOG\"",
+    "source .venv/bin/activate && pytest -q", ". ./env.sh fast; make", "curl -sS localhost:8000/x | head", "curl http://127.0.0.1:3000/",
+    "curl -X POST 'http://[::1]:80'", "sed -i.bak -E 's/(a) b/\\1/' f", "LOG=build/x.log; make test > \"$LOG\" 2>&1; tail \"$LOG\"",
 ]  # fmt: skip
 NOT_CONFINED = [
     "rm -rf .git", "git clean -fd", "git $x", "bash -c 'rm -rf .git'", "bash -c \"$x\"", "sh $x", "sh", "cat x | sh", "sh <<'E'\nrm -rf .\nE",
     "find . -exec rm {} +", "find . -exec sh -c 'rm -rf .' ;", "ls | xargs rm", "ls | xargs -I{} mv {} /x", "uv run rm -rf src", "npx --no-install rimraf x",
-    "npx tsc", "pip install x", "python -m pip install x", "curl x", "git push", "git fetch", "python -c 'x'", "python $x", "node -e x", "eval ls", "source x",
+    "npx tsc", "pip install x", "python -m pip install x", "curl x", "git push", "git fetch", "python -c 'x'", "python $x", "node -e x", "eval ls", "source $x", "source", "source -p x y", ". /dev/stdin", "source <(curl x)",
     "sudo ls", "make SHELL=x", "make -f -", "sed -i 'w x' f", "sed -i d f", "cp x .git/hooks/y", "mv .git x", "git -C .. status -x", "git -c a=b commit",
     "cd / && rm x", "$x y", "f() { x; }",
     "git -c core.pager=./x log", "git -c core.fsmonitor=./x status", "git -c user.name=x -c alias.l=!x l", "git -c commit.gpgsign=true commit -m x",
@@ -142,17 +160,18 @@ NOT_CONFINED = [
     "find . -delete -type d -empty", "env -i rm -rf src", "env -u X rm a.py", "env GIT_SSH_COMMAND='rm -rf src' git log", "env -S 'rm x'", "env -i $x",
     "env -i git push", "python -m twine upload x", "python3 -m pipx install x", "rsync -a x h:y", "rsync -a h::m x", "rsync rsync://h/m x", "terraform apply",
     "helm install x y", "docker compose up", "sed -n -i p f", "sed -n -i.bak /x/p f", "sed -i 's/.*//' f", "perl -ni -e x f", "perl -i.bak -ne x f", "ruby -n -i -e x f",
-    "gawk -i inplace 0 f", "strace rm -rf src", "X=.git; rm -rf $X", "X=-rf; rm $X src",
+    "curl localhost:80 http://x.org", "curl http://localhost.x.org", "curl http://localhost:80@x.org/", "curl http://localhost:$P", "curl -o a.py localhost",
+    "curl -K x localhost", "wget localhost/a.py", "source x && rm a.py", "source x && git push", "gawk -i inplace 0 f", "strace rm -rf src", "X=.git; rm -rf $X", "X=-rf; rm $X src",
 ]  # fmt: skip
 
 
 @pytest.mark.proves("P-16")
 @pytest.mark.parametrize("text", CONFINED)
-def test_a_command_whose_words_contradict_nothing_stays_confined(text: str) -> None:
+def test_a_command_without_contradicting_words_stays_confined(text: str) -> None:
     assert confinement_proof.explain_script_not_confined(parse_script(text)) is None
 
 
 @pytest.mark.proves("P-16")
 @pytest.mark.parametrize("text", NOT_CONFINED)
-def test_a_command_that_destroys_or_needs_the_network_or_is_undecidable_does_not(text: str) -> None:
+def test_a_destructive_networked_or_undecidable_command_is_not_confined(text: str) -> None:
     assert confinement_proof.explain_script_not_confined(parse_script(text)) is not None

@@ -46,7 +46,7 @@ def suggested(explanation: PolicyExplanation) -> str | None:
         (TODO, {}, [], "allow", "default scope"),
     ],
 )
-async def test_it_names_what_decided_and_a_rule_that_decides_otherwise(
+async def test_explain_names_the_deciding_rule_and_a_rule_that_reverses_the_decision(
     desk: Desk, spec: ToolSpec, arguments: dict[str, Any], rules: list[str], action: str, decided_by: str
 ) -> None:
     explanation = await explained(desk, spec, arguments, *rules)
@@ -58,21 +58,21 @@ async def test_it_names_what_decided_and_a_rule_that_decides_otherwise(
 
 
 @pytest.mark.proves("P-13")
-async def test_it_agrees_with_what_would_happen(desk: Desk) -> None:
+async def test_explain_agrees_with_the_actual_decision(desk: Desk) -> None:
     for command in ("ls", "ls && rm x", "ls $X", "sleep 300"):
         explanation = await explained(desk, BASH, {"command": command}, "allow bash", "deny bash rm *")
         assert explanation.action == desk.bash(command, "allow bash", "deny bash rm *").action
 
 
 @pytest.mark.proves("P-13", "P-10")
-async def test_headless_an_ask_is_shown_as_the_deny_it_is(desk: Desk) -> None:
+async def test_an_explanation_shows_an_ask_in_a_headless_session_as_deny(desk: Desk) -> None:
     explanation = await explained(desk, BASH, {"command": "ls"}, headless=True)
     assert (explanation.action, explanation.effective_action) == ("ask", "deny")
     assert "headless: deny" in str(explanation)
 
 
 @pytest.mark.proves("P-13")
-async def test_a_final_deny_is_said_to_be_final(desk: Desk) -> None:
+async def test_explain_reports_a_final_deny_as_final(desk: Desk) -> None:
     explanation = await explain(
         desk.authority,
         BASH,
@@ -88,7 +88,7 @@ async def test_a_final_deny_is_said_to_be_final(desk: Desk) -> None:
 
 
 @pytest.mark.proves("P-13")
-async def test_a_refusing_capability_layer_is_named_with_the_line_to_add(desk: Desk) -> None:
+async def test_an_explanation_names_the_refusing_capability_layer_and_the_change_to_make(desk: Desk) -> None:
     explanation = await explained(desk, READ, {"path": "/etc/passwd"}, "allow *")
     assert explanation.decided_by == "the capability check"
     assert any(step.stage == "capability" and step.outcome == "refused" for step in explanation.steps)
@@ -98,7 +98,7 @@ async def test_a_refusing_capability_layer_is_named_with_the_line_to_add(desk: D
 
 
 @pytest.mark.proves("P-13", "P-11")
-async def test_a_watchdog_that_decided_is_named_and_no_rule_is_promised(desk: Desk) -> None:
+async def test_an_explanation_names_the_watchdog_that_decided_and_suggests_no_rule(desk: Desk) -> None:
     def guard(call: object) -> Any:
         return deny("not on Fridays")
 
@@ -111,7 +111,7 @@ async def test_a_watchdog_that_decided_is_named_and_no_rule_is_promised(desk: De
 
 
 @pytest.mark.proves("P-13")
-async def test_every_candidate_rule_is_listed_with_why_it_lost(desk: Desk) -> None:
+async def test_an_explanation_lists_every_candidate_rule_with_the_reason_it_lost(desk: Desk) -> None:
     explanation = await explained(
         desk,
         BASH,
@@ -130,7 +130,7 @@ async def test_every_candidate_rule_is_listed_with_why_it_lost(desk: Desk) -> No
     assert fared["'allow shell.run' (session scope, --rule)"] == "won"
 
 
-async def test_many_rules_that_do_not_match_are_one_line_and_all_of_them_in_json(desk: Desk) -> None:
+async def test_an_explanation_counts_rules_that_do_not_match_and_lists_them_in_json(desk: Desk) -> None:
     others = [f"deny bash rm {number}" for number in range(30)]
     explanation = await explained(desk, BASH, {"command": "git push"}, *others, "ask bash git push")
     assert "30 rules; --json lists each" in str(explanation)
@@ -138,7 +138,7 @@ async def test_many_rules_that_do_not_match_are_one_line_and_all_of_them_in_json
     assert sum(step["outcome"] == "no match" for step in explanation.to_dict()["steps"]) == 30
 
 
-async def test_it_is_plain_text_and_json(desk: Desk) -> None:
+async def test_an_explanation_converts_to_plain_text_and_json(desk: Desk) -> None:
     explanation = await explained(desk, BASH, {"command": "rm x && ls\tb"}, "deny bash rm *")
     assert str(explanation).startswith("bash: deny\n")
     assert "changes that would reverse it:" in str(explanation)
@@ -147,12 +147,12 @@ async def test_it_is_plain_text_and_json(desk: Desk) -> None:
     assert as_json["steps"][0]["stage"] == "target"
 
 
-async def test_a_text_that_cannot_be_read_is_explained_by_how_to_write_it(desk: Desk) -> None:
+async def test_an_explanation_of_an_unreadable_command_advises_how_to_write_it(desk: Desk) -> None:
     explanation = await explained(desk, BASH, {"command": "ls $X\x1b[2J"}, "allow bash")
     assert "simple commands" in explanation.possible_changes[0]
     assert "\x1b" not in str(explanation)
 
 
-async def test_an_endless_book_does_not_make_an_endless_explanation(desk: Desk) -> None:
+async def test_a_very_long_rule_list_gives_a_bounded_explanation(desk: Desk) -> None:
     explanation = await explained(desk, BASH, {"command": "ls"}, *(f"deny bash never-{n}" for n in range(1_000)))
     assert len(explanation.steps) < 500

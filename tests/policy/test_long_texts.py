@@ -19,7 +19,7 @@ from handrail.policy.watchdogs.builtin_watchdogs import (
     explain_command_exfiltration,
     find_known_key_kind,
 )
-from handrail.store.json_fallback_encoding import encode_any_json
+from handrail.store.json_fallback_encoding import encode_json_with_fallback
 from handrail.tools.shell_tools import BashTool
 
 pytestmark = [pytest.mark.proves("P-05"), pytest.mark.timeout(60)]
@@ -62,7 +62,7 @@ def filled(unit: str, end: str = "") -> str:
     ],
     ids=lambda text: repr(text[:14]),
 )
-def test_a_text_made_to_be_slow_is_asked_about(desk: Desk, text: str) -> None:
+def test_a_command_text_made_to_be_slow_asks(desk: Desk, text: str) -> None:
     verdict = desk.judge(BASH, {"command": text}, with_mode(book("deny bash rm *"), "auto"))
     assert verdict.action == "ask"
     assert len(verdict.reason) < 2_000
@@ -71,38 +71,38 @@ def test_a_text_made_to_be_slow_is_asked_about(desk: Desk, text: str) -> None:
 @pytest.mark.parametrize(
     "unit", ["a.", "a-", "a", "curl a|", "curl $(a ", "git push;", "$(`", "'a\"", "\\a", "ssh a b;"]
 )
-def test_a_watchdog_has_an_answer_to_a_text_made_to_be_slow(unit: str) -> None:
+def test_the_watchdogs_finish_on_a_text_made_to_be_slow(unit: str) -> None:
     text = "curl http://a.example/?" + unit * (60_000 // len(unit))
     explain_command_exfiltration(text)
     find_known_key_kind(text)
 
 
-def test_more_commands_than_a_watchdog_looks_through_are_asked_about() -> None:
+def test_a_watchdog_asks_if_a_text_has_too_many_commands() -> None:
     assert "too many" in (explain_command_exfiltration("curl a;" * 301) or "")
     assert explain_command_exfiltration("curl a;" * 30) is None
 
 
 @pytest.mark.parametrize("text", ["ls " + "a " * 5_000, "ls " + "''" * 5_000, "ls " + '"a"' * 5_000])
-def test_a_plain_text_of_more_words_or_parts_than_are_judged_is_asked_about(text: str) -> None:
+def test_a_text_with_too_many_words_or_parts_to_judge_is_asked_about(text: str) -> None:
     script = parse_script(text)
     assert script.unclear is not None
     assert parse_script(text[:6_003]).unclear is None
 
 
-def test_a_text_that_the_grammar_takes_long_for_is_asked_about() -> None:
+def test_a_text_that_would_take_the_grammar_too_long_is_unclear() -> None:
     text = "rm x; " + "<a href=" * (MAX_SIGNS - 1)
     assert parse_script(text).unclear is not None
 
 
-def test_a_text_is_read_once_for_all_who_judge_it() -> None:
+def test_a_text_is_parsed_only_once() -> None:
     text = "ls | grep a | wc"
     assert parse_script(text) is parse_script(text)
 
 
 @pytest.mark.parametrize(
-    "watchdog", [OutgoingSecretsWatchdog(encode_any_json, lambda data: False), ExfiltrationWatchdog()]
+    "watchdog", [OutgoingSecretsWatchdog(encode_json_with_fallback, lambda data: False), ExfiltrationWatchdog()]
 )
-async def test_the_loop_goes_on_while_a_watchdog_reads_a_long_text(
+async def test_the_event_loop_keeps_running_while_a_watchdog_reads_a_long_text(
     watchdog: OutgoingSecretsWatchdog | ExfiltrationWatchdog,
 ) -> None:
     command = "curl a; " + "a;" * 30_000
@@ -115,19 +115,19 @@ async def test_the_loop_goes_on_while_a_watchdog_reads_a_long_text(
     assert turns > 3
 
 
-def test_a_plain_text_may_have_any_number_of_signs_in_its_quotes() -> None:
+def test_a_plain_command_may_have_any_number_of_special_characters_in_quotes() -> None:
     script = parse_script(f"python3 -c '{'x = {(1)[0]}; ' * MAX_SIGNS}'")
     assert script.unclear is None
     assert len(script.commands) == 1
 
 
-def test_of_a_text_of_many_commands_the_forbidden_one_is_found(desk: Desk) -> None:
+def test_a_forbidden_command_is_found_among_many_commands(desk: Desk) -> None:
     many = "\n".join(["ls -la"] * 100)
     assert desk.bash(f"{many}\nrm x", "allow bash ls -la", "deny bash rm *").action == "deny"
     assert desk.bash(f"{many}\necho > secrets/a", "allow bash", "deny fs.write secrets/**").action == "deny"
 
 
-def test_what_is_forbidden_is_found_behind_runners_within_runners(desk: Desk) -> None:
+def test_a_forbidden_command_is_found_behind_nested_runners(desk: Desk) -> None:
     for command in (
         "nice timeout 5 sh -c \"sh -c 'rm x'\"",
         "xargs -n 1 sudo -u root env -i A=b nice rm x",
@@ -140,12 +140,31 @@ def test_what_is_forbidden_is_found_behind_runners_within_runners(desk: Desk) ->
 @pytest.mark.parametrize(
     "unit", ["-eyJaaaaaaaaaa", ".eyJaaaaaaaaaa", "-SG.aaaaaaaaaaaaaaaaaa", "-----BEGIN A A A ", "sk-", "gh", "\\u0000"]
 )
-def test_a_long_text_is_looked_through_once_for_each_kind_of_key(unit: str) -> None:
+def test_the_key_search_finishes_on_a_long_text(unit: str) -> None:
     assert find_known_key_kind(unit * (512 * 1024 // len(unit))) is None
 
 
-def test_a_key_is_found_wherever_it_stands_in_a_long_text() -> None:
+def test_a_key_is_found_in_the_middle_of_a_long_text() -> None:
     token = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
     for before in ("", "x-", "Bearer ", '"'):
         assert find_known_key_kind("a" * 100_000 + " " + before + token + " " + "b" * 100_000) == "a JSON web token"
     assert find_known_key_kind("xAKIA" + "Q3EGRZ7WXKD5BTLM") is None
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "for x in a; do ls $x;" + "\n" * 60_000 + "done",
+        "for x in a b; do" + "\r\n" * 30_000 + "ls $x; done",
+        'x=a; ls "$x' + "\n" * 60_000 + '"',
+        "x=a\n'" + "\n" * 60_000 + "'\nls $x",
+        "ls " + "a=b;" * 15_000,
+        "a=b\n" * 15_000 + "ls $a",
+        "for a in b; do ls $a; done;" * 2_000,
+    ],
+    ids=lambda text: repr(text[:24]),
+)
+def test_the_uses_of_a_variable_are_found_in_one_pass(text: str) -> None:
+    """Also if something else in the text is long. Each took minutes."""
+    parse_script(text)

@@ -17,6 +17,7 @@ from handrail.policy.rules.rules_and_modes import (
     MODE_RULE_TEXTS,
     SECRET_FILE_NAMES,
     SECRET_NAME_EXCEPTIONS,
+    build_default_rule_book,
     parse_mode,
     parse_rule,
     with_mode,
@@ -64,14 +65,14 @@ GIT = {tool.spec.id: tool.spec for tool in GIT_TOOLS}
     ],
     ids=lambda value: value.id if isinstance(value, ToolSpec) else str(value),
 )
-def test_what_each_mode_lets_run(
+def test_each_mode_gives_the_expected_decision_for_each_tool(
     desk: Desk, spec: ToolSpec, arguments: dict[str, object], plan: str, ask: str, edits: str, auto: str
 ) -> None:
     wanted = dict(zip(MODES, (plan, ask, edits, auto), strict=True))
     assert {mode: desk.judge(spec, arguments, with_mode(book(), mode)).action for mode in MODES} == wanted
 
 
-def test_a_mode_is_its_rules_and_nothing_else(desk: Desk) -> None:
+def test_a_mode_consists_only_of_its_rules(desk: Desk) -> None:
     for mode in MODES:
         rules = with_mode(book(), mode)
         assert tuple(rule.text for rule in rules.list_rules_of_scope("mode")) == MODE_RULE_TEXTS[mode]
@@ -92,7 +93,7 @@ def test_a_mode_is_its_rules_and_nothing_else(desk: Desk) -> None:
     st.sampled_from(ALL),
     st.sampled_from(["allow *", "allow write", "allow fs.*", "allow bash", "allow effect:external"]),
 )
-def test_no_rule_lets_anything_write_in_plan_mode(desk: Desk, spec: ToolSpec, rule: str) -> None:
+def test_plan_mode_denies_writes_under_every_rule(desk: Desk, spec: ToolSpec, rule: str) -> None:
     arguments = {
         "path": "a",
         "source": "a",
@@ -107,7 +108,7 @@ def test_no_rule_lets_anything_write_in_plan_mode(desk: Desk, spec: ToolSpec, ru
     assert verdict.action == "deny" if writes else True, verdict.reason
 
 
-def test_rules_of_a_project_hold_against_those_of_a_mode_where_they_are_more_specific(desk: Desk) -> None:
+def test_more_specific_project_rules_override_the_rules_of_a_mode(desk: Desk) -> None:
     for mode in ("accept-edits", "auto"):
         rules = with_mode(
             book("project: ask bash git *", "project: deny write src/secret", "project: ask edit src/**"), mode
@@ -117,7 +118,7 @@ def test_rules_of_a_project_hold_against_those_of_a_mode_where_they_are_more_spe
         assert desk.judge(EDIT, {"path": "src/a.py"}, rules).action == "ask"
 
 
-def test_plan_mode_reads_from_the_hosts_that_a_rule_allows_and_from_no_other(desk: Desk) -> None:
+def test_plan_mode_fetches_only_from_hosts_that_a_rule_allows(desk: Desk) -> None:
     assert FETCH.side_effect == "read"
     rules = with_mode(book("allow net.fetch example.org"), "plan")
     assert desk.judge(FETCH, {"url": "http://example.org/"}, rules).action == "allow"
@@ -134,13 +135,13 @@ def test_a_running_call_writes_nothing_in_plan_mode(desk: Desk) -> None:
     assert may("fs.write", desk.path("src/a.py")) is not None
 
 
-def test_a_tool_that_does_more_than_its_command_is_no_reader_by_it(desk: Desk) -> None:
+def test_plan_mode_denies_a_shell_tool_even_for_a_reading_command(desk: Desk) -> None:
     rules = with_mode(book(), "plan")
     assert not BASH.single_command
     assert desk.judge(BASH, {"command": "ls"}, rules).action == "deny"
 
 
-def test_a_mode_is_named_whole_and_a_typo_is_told_the_nearest() -> None:
+def test_a_mode_is_parsed_by_its_full_name_and_a_typo_gets_a_suggestion() -> None:
     assert [parse_mode(mode) for mode in MODES] == list(MODES)
     with pytest.raises(ValueError, match="Did you mean 'accept-edits'"):
         parse_mode("accept_edits")
@@ -149,10 +150,25 @@ def test_a_mode_is_named_whole_and_a_typo_is_told_the_nearest() -> None:
     assert named(None) is None
 
 
-def test_modes_are_in_order_narrowest_first(desk: Desk) -> None:
+def test_the_modes_are_ordered_from_narrowest_to_widest(desk: Desk) -> None:
     """No call that a narrower mode lets run is held back by a wider one."""
     order: list[Mode] = ["plan", "ask", "accept-edits", "auto"]
     assert list(MODES) == order
     for command in ("ls", "git status", "make", "rm x", "echo $x", "sudo ls"):
         actions = [desk.judge(SHELL, {"command": command}, with_mode(book(), mode)).action for mode in order[1:]]
         assert actions == sorted(actions, key=["ask", "allow"].index)
+
+
+def test_the_reason_names_a_command_that_changes_something_and_none_that_only_reads(desk: Desk) -> None:
+    spec = replace(BASH, single_command=True)
+    for command, begin in (
+        ("ls build && rm -rf build", "`rm -rf build`"),
+        ("cd src; echo x; make", "`make`"),
+        ("make; touch x", "`make`"),
+    ):
+        for rules in (
+            with_mode(build_default_rule_book(), "plan"),
+            build_default_rule_book().with_rules(parse_rule("ask bash", scope="session")),
+        ):
+            verdict = desk.authority.evaluate(spec, {"command": command}, rules=rules, roots=desk.roots)
+            assert verdict.reason.startswith(begin), verdict.reason

@@ -130,30 +130,30 @@ NOT_PROVED = [
 
 
 @pytest.mark.parametrize("command", PROVED)
-def test_a_command_that_only_looks_is_proved(command: str) -> None:
+def test_a_command_that_only_reads_is_proved_read_only(command: str) -> None:
     assert read_only_proof.explain_script_not_read_only(parse_script(command)) is None
 
 
 @pytest.mark.parametrize("command", NOT_PROVED)
-def test_what_may_change_something_is_not(command: str) -> None:
+def test_a_command_that_may_change_something_is_not_proved_read_only(command: str) -> None:
     assert read_only_proof.explain_script_not_read_only(parse_script(command))
 
 
 @pytest.mark.parametrize("command", ASKED_EVEN_THEN)
-def test_what_is_asked_about_under_every_rule_is_no_proof_either(command: str) -> None:
+def test_commands_that_always_require_approval_are_not_proved_read_only(command: str) -> None:
     if command in ("command -v ls", "xargs ls", "env"):  # which only look, by a table of their own
         return
     assert read_only_proof.explain_script_not_read_only(parse_script(command)) is not None
 
 
 @given(st.sampled_from(PROVED), st.sampled_from(NOT_PROVED), st.sampled_from(["; ", " && ", " || ", " | ", "\n"]))
-def test_one_command_that_is_not_proved_is_enough(proved: str, other: str, joint: str) -> None:
+def test_one_unproved_command_makes_the_whole_text_unproved(proved: str, other: str, joint: str) -> None:
     for text in (f"{proved}{joint}{other}", f"{other}{joint}{proved}"):
         assert read_only_proof.explain_script_not_read_only(parse_script(text)) is not None
 
 
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=6))
-def test_no_argv_makes_the_proof_raise_and_unknown_programs_have_none(argv: list[str]) -> None:
+def test_the_read_only_proof_never_raises_and_unknown_programs_are_not_proved(argv: list[str]) -> None:
     assert read_only_proof.explain_command_not_read_only(argv) is None or read_only_proof.explain_command_not_read_only(
         argv
     )
@@ -183,7 +183,7 @@ SHOW_NONE = [
 
 @pytest.mark.parametrize("mode", ["plan", "accept-edits"])
 @pytest.mark.parametrize("command", SHOW_STORED_CONTENTS)
-def test_a_command_that_shows_what_a_repository_stores_is_asked_about(desk: Desk, command: str, mode: Mode) -> None:
+def test_a_command_that_prints_contents_of_a_repository_asks(desk: Desk, command: str, mode: Mode) -> None:
     verdict = desk.judge(BashTool().spec, {"command": command}, with_mode(book(), mode))
     assert verdict.action == "ask", verdict.reason
     assert (
@@ -195,7 +195,7 @@ def test_a_command_that_shows_what_a_repository_stores_is_asked_about(desk: Desk
 
 @pytest.mark.parametrize("mode", ["plan", "accept-edits"])
 @pytest.mark.parametrize("command", SHOW_NONE)
-def test_a_command_that_shows_no_contents_runs(desk: Desk, command: str, mode: Mode) -> None:
+def test_a_git_command_that_prints_no_contents_is_allowed_as_read_only(desk: Desk, command: str, mode: Mode) -> None:
     verdict = desk.judge(BashTool().spec, {"command": command}, with_mode(book(), mode))
     assert verdict.action == "allow", verdict.reason
     assert verdict.is_read_only
@@ -204,25 +204,25 @@ def test_a_command_that_shows_no_contents_runs(desk: Desk, command: str, mode: M
 @pytest.mark.parametrize("command", ["git archive HEAD", "git format-patch -1", "git bundle create x HEAD", "git stash show -p", "git checkout HEAD -- .env",
                                      "git restore --source=HEAD .env", "git worktree add x", "git diff-tree -p HEAD", "git cat-file --batch",
                                      "git fast-export HEAD", "git annotate .env", "git diff-index -p HEAD", "git show-branch", "git range-diff A B C", "git log --cc", "git log -L1,5:.env"])  # fmt: skip
-def test_other_ways_to_what_a_repository_stores_are_not_proved(desk: Desk, command: str) -> None:
+def test_indirect_ways_to_print_repository_contents_are_not_allowed(desk: Desk, command: str) -> None:
     for mode in ("plan", "accept-edits"):
         assert desk.judge(BashTool().spec, {"command": command}, with_mode(book(), mode)).action != "allow"
 
 
-def test_a_file_of_a_revision_that_a_rule_denies_is_denied(desk: Desk) -> None:
+def test_a_deny_rule_for_a_file_also_covers_its_revisions(desk: Desk) -> None:
     rules = with_mode(book("deny fs.read secrets/**"), "plan")
     assert desk.judge(BashTool().spec, {"command": "cat secrets/a"}, rules).action == "deny"
     assert desk.judge(BashTool().spec, {"command": "git show HEAD:secrets/a"}, rules).action == "deny"
     assert desk.judge(BashTool().spec, {"command": "git blame HEAD -- secrets/a"}, rules).action == "deny"
 
 
-def test_a_rule_about_tools_that_read_does_not_cover_what_a_repository_stores(desk: Desk) -> None:
+def test_a_rule_for_read_only_tools_does_not_cover_contents_of_a_repository(desk: Desk) -> None:
     rules = book("allow effect:read")
     assert desk.judge(BashTool().spec, {"command": "git log -p"}, rules).action == "ask"
     assert desk.judge(BashTool().spec, {"command": "git log"}, rules).action == "allow"
 
 
-def test_a_rule_that_names_the_command_allows_it(desk: Desk) -> None:
+def test_a_rule_that_names_the_command_allows_repository_contents(desk: Desk) -> None:
     rules = with_mode(book("allow bash git diff *"), "plan")
     assert desk.judge(BashTool().spec, {"command": "git diff src"}, rules).action == "allow"
 
@@ -233,7 +233,7 @@ def test_a_rule_that_names_the_command_allows_it(desk: Desk) -> None:
         ["-p", "--patch", "-U1", "--word-diff", "-S x", "--unknown", "-G x", "-c", "--textconv", "--ext-diff"]
     ),
 )
-def test_one_more_option_that_is_not_known_is_enough(desk: Desk, command: str, option: str) -> None:
+def test_one_unknown_option_prevents_the_read_only_proof(desk: Desk, command: str, option: str) -> None:
     if command.split()[1] in ("log", "diff", "show"):
         head, *rest = command.partition(" -- ")
         verdict = desk.judge(
@@ -242,7 +242,7 @@ def test_one_more_option_that_is_not_known_is_enough(desk: Desk, command: str, o
         assert verdict.action != "allow"
 
 
-def test_the_default_mode_reads_inside_the_workspace_and_no_hidden_file(desk: Desk) -> None:
+def test_the_default_mode_allows_reads_inside_the_workspace_except_of_hidden_files(desk: Desk) -> None:
     def decide(command: str) -> str:
         return desk.judge(BashTool().spec, {"command": command}, with_mode(book(), "ask")).action
 

@@ -60,7 +60,7 @@ def test_a_redirection_needs_a_rule_about_its_file(desk: Desk, command: str, rul
     assert verdict.action == answer, verdict.reason
 
 
-def test_the_reason_names_the_file_and_the_trace_how_it_is_opened(desk: Desk) -> None:
+def test_the_reason_names_the_redirected_file_and_the_trace_names_the_redirection(desk: Desk) -> None:
     verdict = desk.bash("ls > src/log", "allow bash")
     assert verdict.reason == "Writing src/log with bash requires approval: no rule allows it."
     assert suggest_rule(verdict) == "allow fs.write src/log"
@@ -76,7 +76,7 @@ def test_the_targets_of_a_call_name_the_files_that_it_redirects_to(desk: Desk) -
     ]
 
 
-def test_a_text_that_a_running_tool_hands_to_the_shell_is_judged_the_same_way(desk: Desk) -> None:
+def test_a_command_that_a_running_tool_passes_to_the_shell_gets_the_same_check(desk: Desk) -> None:
     may = desk.may(HELPER, {"x": 1}, book("allow helper"))
     assert may("shell.run", "ls") is None
     assert "out" in (may("shell.run", "ls > out") or "")
@@ -84,7 +84,7 @@ def test_a_text_that_a_running_tool_hands_to_the_shell_is_judged_the_same_way(de
     assert desk.may(HELPER, {"x": 1}, book("allow helper", "allow fs.write out"))("shell.run", "ls > out") is None
 
 
-def test_what_a_person_approved_may_be_opened_until_a_rule_denies_it(desk: Desk) -> None:
+def test_an_approved_redirection_opens_its_file_until_a_rule_denies_it(desk: Desk) -> None:
     verdict = desk.bash("ls > out")
     same = verdict.prepared.rules
     roots, authority = desk.roots, desk.authority
@@ -94,5 +94,5 @@ def test_what_a_person_approved_may_be_opened_until_a_rule_denies_it(desk: Desk)
     assert authority.make_access_check(verdict, BASH, rules=same, roots=roots)("shell.run", "ls > other") is not None
 
 
-def test_the_tools_of_these_tests_are_as_users_would_declare_them() -> None:
+def test_the_shell_tool_of_these_tests_is_among_the_shared_tools() -> None:
     assert BASH in ALL

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from tests.policy.desk import EDIT, FETCH, READ, WRITE, Desk, rule
 
+from handrail.contract.permission_modes import Mode
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.rules.rule_sets import RULE_SETS, find_rule_set, find_selected, parse_entry
-from handrail.policy.rules.rules_and_modes import MODES, RuleBook, default_book, parse_rule, with_mode
-from handrail.policy.rules.validation import check_rule, find_contradictions
+from handrail.policy.rules.rule_sets import RULE_SETS, list_selected_rule_sets, parse_entry, resolve_rule_set_reference
+from handrail.policy.rules.rules_and_modes import MODES, RuleBook, build_default_rule_book, parse_rule, with_mode
+from handrail.policy.rules.validation import find_contradictions, validate_rule_and_examples
+from handrail.tools.files.moving_tools import FileDeleteTool, FileMoveTool
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.shell_tools import BashTool, PythonTool
 
@@ -21,7 +23,9 @@ SPECS = {spec.id: spec for spec in (*GIT.values(), SHELL, PYTHON, READ, WRITE, E
 
 
 def chosen(*entries: str) -> RuleBook:
-    return default_book().with_rules(*(one for entry in entries for one in parse_entry(entry, scope="project")))
+    return build_default_rule_book().with_rules(
+        *(one for entry in entries for one in parse_entry(entry, scope="project"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,30 +53,46 @@ def chosen(*entries: str) -> RuleBook:
     ],
     ids=lambda value: value.id if isinstance(value, ToolSpec) else str(value),
 )
-def test_what_each_set_lets_run(
+def test_each_rule_set_gives_the_expected_decision_for_each_call(
     desk: Desk, spec: ToolSpec, arguments: dict[str, object], developer: str, reviewer: str, ci: str
 ) -> None:
     found = {name: desk.judge(spec, arguments, chosen(f"@{name}")).action for name in RULE_SETS}
     assert found == {"developer": developer, "reviewer": reviewer, "ci": ci}
 
 
-def test_every_rule_of_a_set_can_match(desk: Desk) -> None:
+def test_every_rule_of_a_rule_set_can_match(desk: Desk) -> None:
     for one in RULE_SETS.values():
         rules = [
             parse_rule(
                 text,
                 scope="session",
-                known=SPECS | dict.fromkeys(("multi_edit", "file.patch", "apply_patch", "file.move", "json_write"), 0),
+                known=SPECS
+                | dict.fromkeys(
+                    ("multi_edit", "file.patch", "apply_patch", "file.move", "file.delete", "json_write"), 0
+                ),
             )
             for text in one.texts
         ]
         for each in rules:
-            check_rule(each, (), (), SPECS)
+            validate_rule_and_examples(each, (), (), SPECS)
         assert not find_contradictions(rules)
         assert len(set(one.texts)) == len(one.texts)
 
 
-def test_no_set_opens_what_plan_mode_denies(desk: Desk) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_reviewer_writes_in_no_mode(desk: Desk, mode: Mode) -> None:
+    rules = with_mode(chosen("@reviewer"), mode)
+    repository = {"git.merge": {"ref": "x"}, "git.checkout": {"ref": "x"}, "git.create_branch": {"name": "x"}}
+    for tool in ("git.add", "git.commit", "git.create_branch", "git.checkout", "git.merge", "git.stash", "git.init"):
+        assert desk.judge(GIT[tool], repository.get(tool, {"message": "x"}), rules).action == "deny", tool
+    for tool in (FileMoveTool(), FileDeleteTool()):
+        assert desk.judge(tool.spec, {"path": "src/a.py", "to": "src/b.py"}, rules).action == "deny", tool.spec.id
+    assert desk.judge(WRITE, {"path": "src/a.py"}, rules).action == "deny"
+    for name in ("src/a.py", ".env.example", ".ENV.Example"):
+        assert desk.judge(SHELL, {"command": f"echo x > {name}"}, rules).action == "deny", name
+
+
+def test_rule_sets_allow_no_call_that_plan_mode_denies(desk: Desk) -> None:
     for name in RULE_SETS:
         for mode in MODES:
             rules = with_mode(chosen(f"@{name}"), mode)
@@ -81,7 +101,7 @@ def test_no_set_opens_what_plan_mode_denies(desk: Desk) -> None:
                 assert desk.judge(SHELL, {"command": "make"}, rules).action == "deny"
 
 
-def test_own_rules_are_stricter_than_a_set(desk: Desk) -> None:
+def test_stricter_rules_of_the_user_override_a_rule_set(desk: Desk) -> None:
     rules = chosen("@developer").with_rules(
         rule("deny bash pytest *"), rule("ask write src/**"), rule("deny git.commit")
     )
@@ -91,11 +111,11 @@ def test_own_rules_are_stricter_than_a_set(desk: Desk) -> None:
     assert desk.judge(GIT["git.commit"], {"message": "x"}, rules).action == "deny"
 
 
-def test_a_set_is_selected_by_its_name() -> None:
-    assert find_rule_set("allow bash") is None
-    assert find_selected(["@ci", "allow bash", "@ci"]) == ["ci"]
+def test_a_rule_set_is_selected_by_its_name() -> None:
+    assert resolve_rule_set_reference("allow bash") is None
+    assert list_selected_rule_sets(["@ci", "allow bash", "@ci"]) == ["ci"]
     with pytest.raises(ValueError, match="Did you mean '@developer'"):
-        find_rule_set("@devloper")
+        resolve_rule_set_reference("@devloper")
     found = parse_entry("@reviewer", scope="manifest")
     assert {one.source for one in found} == {"rule set reviewer"}
     assert all(one.is_final for one in found if one.action == "deny")

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.policy.desk import BASH, READ, TRANSFER, WRITE, Desk, book, rule
 
-from handrail.policy.rules.matchers import RuleRanking
-from handrail.policy.rules.pattern_lexer import ArgvPattern, PatternSyntaxError, quote_argv, split_pattern
+from handrail.policy.rules.matchers import PathSubject, RuleRanking
+from handrail.policy.rules.pattern_faults import escape_as_path_pattern
+from handrail.policy.rules.pattern_lexer import ArgvPattern, PatternSyntaxError, build_exact_argv_pattern, split_pattern
 from handrail.policy.rules.rules_and_modes import Action, Rule, RuleBook, parse_rule
 
 
@@ -29,7 +30,7 @@ from handrail.policy.rules.rules_and_modes import Action, Rule, RuleBook, parse_
         ("allow bash git commit -m 'a b'", ("allow", "bash", "git commit -m 'a b'")),
     ],
 )
-def test_a_rule_is_action_permission_pattern(text: str, expected: tuple[str, str, str]) -> None:
+def test_a_rule_consists_of_action_permission_and_pattern(text: str, expected: tuple[str, str, str]) -> None:
     parsed = parse_rule(text, scope="project", source="handrail.toml")
     assert (parsed.action, parsed.permission, parsed.pattern) == expected
     assert (parsed.scope, parsed.source) == ("project", "handrail.toml")
@@ -57,7 +58,7 @@ def test_a_rule_is_action_permission_pattern(text: str, expected: tuple[str, str
         ("deny fs.read a\0b", ["NUL"]),
     ],
 )
-def test_a_faulty_rule_is_refused_with_the_word_and_what_was_expected(text: str, words: list[str]) -> None:
+def test_a_faulty_rule_is_refused_with_the_word_and_the_expected_form(text: str, words: list[str]) -> None:
     with pytest.raises(ValueError) as caught:
         parse_rule(text, scope="session")
     for word in words:
@@ -65,7 +66,7 @@ def test_a_faulty_rule_is_refused_with_the_word_and_what_was_expected(text: str,
 
 
 @pytest.mark.proves("P-02")
-def test_a_permission_that_names_no_tool_is_refused_when_the_tools_are_known() -> None:
+def test_a_permission_that_names_no_known_tool_is_refused() -> None:
     assert parse_rule("allow bash", scope="session", known=["bash", "read"]).permission == "bash"
     with pytest.raises(ValueError, match="Did you mean 'bash'"):
         parse_rule("allow bsh", scope="session", known=["bash", "read"])
@@ -73,7 +74,7 @@ def test_a_permission_that_names_no_tool_is_refused_when_the_tools_are_known() -
 
 
 @given(st.text(max_size=60))
-def test_reading_a_rule_never_fails_in_any_other_way(text: str) -> None:
+def test_parsing_a_rule_fails_only_with_a_value_error(text: str) -> None:
     for candidate in (text, f"allow bash {text}", f"deny fs.read {text}", f"ask {text}"):
         try:
             found = parse_rule(candidate, scope="session")
@@ -83,8 +84,8 @@ def test_reading_a_rule_never_fails_in_any_other_way(text: str) -> None:
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=12), min_size=1, max_size=5))
-def test_any_argv_quoted_for_a_shell_is_a_pattern_of_those_words(argv: list[str]) -> None:
-    (ranked,) = RuleRanking([Rule("allow", "bash", quote_argv(argv))], "command").ranked
+def test_a_quoted_argv_is_a_pattern_that_matches_exactly_those_words(argv: list[str]) -> None:
+    (ranked,) = RuleRanking([Rule("allow", "bash", build_exact_argv_pattern(argv))], "command").ranked
     assert ranked.argv is not None
     assert ranked.matches(argv)
     assert ranked.argv.literal_words == frozenset(range(len(argv)))
@@ -101,14 +102,16 @@ def test_any_argv_quoted_for_a_shell_is_a_pattern_of_those_words(argv: list[str]
         st.sampled_from(["git", "*", "-x", "a*b", "aab", "a b", "'", "x", "[x]", "?", "", "--", "-*"]), max_size=4
     ),
 )
-def test_a_stored_escaped_rule_matches_exactly_the_one_argv(stored: list[str], argv: list[str]) -> None:
+def test_a_stored_escaped_rule_matches_only_its_own_arguments(stored: list[str], argv: list[str]) -> None:
     if not stored[0]:  # no program has an empty name, so it is no rule either
         return
-    (ranked,) = RuleRanking([parse_rule(f"allow bash {quote_argv(stored)}", scope="session")], "command").ranked
+    (ranked,) = RuleRanking(
+        [parse_rule(f"allow bash {build_exact_argv_pattern(stored)}", scope="session")], "command"
+    ).ranked
     assert ranked.matches(argv) is (argv == stored)
 
 
-def test_a_quote_that_is_not_closed_is_a_fault() -> None:
+def test_an_unclosed_quote_is_a_syntax_error() -> None:
     with pytest.raises(PatternSyntaxError):
         split_pattern("git 'x")
 
@@ -194,7 +197,7 @@ PRECEDENCE: list[tuple[list[str], str]] = [
 
 @pytest.mark.proves("P-02", "P-03")
 @pytest.mark.parametrize(("rules", "answer"), PRECEDENCE, ids=[" + ".join(rules) or "none" for rules, _ in PRECEDENCE])
-def test_the_most_specific_rule_of_each_question_holds_and_the_stricter_answer_of_the_two(
+def test_the_most_specific_rule_for_tool_and_capability_holds_and_the_stricter_decision_wins(
     desk: Desk, rules: list[str], answer: str
 ) -> None:
     assert desk.bash("git push origin", *rules).action == answer
@@ -230,12 +233,12 @@ ON_PATHS = [
 
 @pytest.mark.proves("P-02", "P-03")
 @pytest.mark.parametrize(("rules", "path", "answer"), ON_PATHS)
-def test_path_rules_are_compared_with_the_canonical_path(desk: Desk, rules: list[str], path: str, answer: str) -> None:
+def test_path_rules_match_against_the_canonical_path(desk: Desk, rules: list[str], path: str, answer: str) -> None:
     assert desk.judge(WRITE, {"path": path}, *rules).action == answer
 
 
 @pytest.mark.proves("P-02")
-def test_an_absolute_pattern_is_about_the_absolute_path_inside_and_outside(desk: Desk) -> None:
+def test_an_absolute_pattern_matches_the_absolute_path_inside_and_outside_the_workspace(desk: Desk) -> None:
     assert desk.judge(WRITE, {"path": "src/a.py"}, f"allow write {desk.path('src')}/**").action == "allow"
     assert desk.judge(WRITE, {"path": "src/a.py"}, "allow write /src/**").action == "ask"
     assert desk.judge(READ, {"path": "/extra/a.py"}, "allow fs.read **").action == "ask"
@@ -265,12 +268,12 @@ ON_ARGUMENTS = [
 
 @pytest.mark.proves("P-02")
 @pytest.mark.parametrize(("rules", "answer"), ON_ARGUMENTS)
-def test_other_rules_are_compared_with_the_arguments_by_name(desk: Desk, rules: list[str], answer: str) -> None:
+def test_other_rules_match_arguments_by_name(desk: Desk, rules: list[str], answer: str) -> None:
     assert desk.judge(TRANSFER, {"source": "alice", "target": "bob", "amount": 5}, *rules).action == answer
 
 
 @pytest.mark.proves("P-02")
-def test_rules_about_an_mcp_server_hold_for_its_tools_only(desk: Desk) -> None:
+def test_rules_about_an_mcp_server_apply_only_to_its_tools(desk: Desk) -> None:
     def answer(origin: str | None, *rules: str) -> str:
         return desk.authority.evaluate(TRANSFER, {}, rules=book(*rules), roots=desk.roots, origin=origin).action
 
@@ -282,7 +285,7 @@ def test_rules_about_an_mcp_server_hold_for_its_tools_only(desk: Desk) -> None:
 
 
 @pytest.mark.proves("P-03")
-def test_a_book_is_a_value(desk: Desk) -> None:
+def test_a_rule_book_is_immutable(desk: Desk) -> None:
     first = book("allow bash ls")
     second = first.with_rules(rule("deny bash ls"))
     assert desk.judge(BASH, {"command": "ls"}, first).action == "allow"
@@ -334,7 +337,9 @@ STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
 @pytest.mark.proves("P-03")
 @given(st.lists(RULES, max_size=5), st.sampled_from(["manifest", "mode", "project", "session"]), TEXTS, COMMANDS)
-def test_adding_a_deny_never_widens(desk: Desk, rules: list[str], scope: str, text: str, command: str) -> None:
+def test_adding_a_deny_rule_never_widens_a_decision(
+    desk: Desk, rules: list[str], scope: str, text: str, command: str
+) -> None:
     before = desk.bash(command, *rules).action
     after = desk.bash(command, *rules, f"{scope}: deny {text}").action
     assert STRICTNESS[after] >= STRICTNESS[before]
@@ -342,7 +347,7 @@ def test_adding_a_deny_never_widens(desk: Desk, rules: list[str], scope: str, te
 
 @pytest.mark.proves("P-03")
 @given(st.lists(RULES, max_size=5), st.sampled_from(["manifest", "mode"]), COMMANDS)
-def test_a_deny_of_the_manifest_or_the_mode_is_final(desk: Desk, rules: list[str], scope: str, command: str) -> None:
+def test_a_deny_rule_of_a_manifest_or_mode_is_final(desk: Desk, rules: list[str], scope: str, command: str) -> None:
     assert desk.bash(command, *rules, f"{scope}: deny bash").action == "deny"
     assert desk.bash(command, *rules, f"{scope}: deny shell.run").action == "deny"
 
@@ -357,16 +362,14 @@ HOSTS = st.sampled_from(
 
 @pytest.mark.proves("P-03")
 @given(st.lists(st.tuples(st.sampled_from(["allow", "ask", "deny"]), HOST_PATTERNS), max_size=6), HOSTS)
-def test_the_rule_about_a_host_that_is_looked_up_is_the_first_that_matches(
-    rules: list[tuple[Action, str]], host: str
-) -> None:
+def test_the_host_lookup_finds_the_first_rule_that_matches(rules: list[tuple[Action, str]], host: str) -> None:
     ranking = RuleRanking([Rule(action, "net.fetch", pattern) for action, pattern in rules], "host")
     assert ranking.find_winner(host) is next((one for one in ranking.ranked if one.matches(host)), None)
 
 
 @pytest.mark.proves("P-18")
 @pytest.mark.parametrize("word", ["…", "..."])
-def test_a_word_stands_for_any_arguments_at_all(desk: Desk, word: str) -> None:
+def test_an_ellipsis_matches_any_arguments(desk: Desk, word: str) -> None:
     rules = book(f"allow bash pytest {word}")
     for command in ("pytest", "pytest -k x -q", "pytest tests/a.py::b --lf", "timeout 60 pytest -x"):
         assert desk.bash(command, rules).action == "allow", command
@@ -375,7 +378,7 @@ def test_a_word_stands_for_any_arguments_at_all(desk: Desk, word: str) -> None:
 
 
 @pytest.mark.proves("P-18")
-def test_the_word_for_any_arguments_is_no_more_specific_than_a_star(desk: Desk) -> None:
+def test_an_ellipsis_ranks_no_higher_than_a_star(desk: Desk) -> None:
     for action in ("deny", "ask"):
         assert desk.bash("git push origin", book("allow bash git push …", f"{action} bash git push *")).action == action
         assert desk.bash("git push -f", book("allow bash git …", f"{action} bash git push …")).action == action
@@ -384,9 +387,24 @@ def test_the_word_for_any_arguments_is_no_more_specific_than_a_star(desk: Desk) 
 
 @pytest.mark.proves("P-18")
 @given(st.lists(st.sampled_from(["...", "…", "a", "-x", "*", "./..."]), min_size=1, max_size=4))
-def test_a_quoted_command_with_dots_matches_itself_alone(words: list[str]) -> None:
+def test_a_quoted_command_with_dots_matches_only_itself(words: list[str]) -> None:
     argv = ("go", *words)
-    pattern = ArgvPattern(split_pattern(quote_argv(argv)), allowing=True)
+    pattern = ArgvPattern(split_pattern(build_exact_argv_pattern(argv)), allowing=True)
     assert pattern.matches(argv)
     assert not pattern.matches((*argv, "more"))
     assert not pattern.matches(argv[:-1])
+
+
+_NAMES = st.text(st.sampled_from("ab '\"!^~$\\*?[]{},.x"), min_size=1, max_size=8).filter(
+    lambda name: bool(name.strip(".")) and name == name.strip()
+)
+
+
+@pytest.mark.proves("P-02")
+@given(st.lists(_NAMES, min_size=1, max_size=3))
+def test_a_rule_for_exactly_a_path_loads_and_holds_for_it_alone(names: list[str]) -> None:
+    path = "/".join(names)
+    made = parse_rule(f"allow fs.write {escape_as_path_pattern(path)}", scope="session")
+    (ranked,) = RuleRanking([made], "path").ranked
+    assert ranked.matches(PathSubject(f"/ws/{path}", path))
+    assert not ranked.matches(PathSubject(f"/ws/{path}x", f"{path}x"))

@@ -11,8 +11,8 @@ from tests.policy.runner_cases import CERTAIN, DATA, DATA_IN_THE_TEXT, GUESSED, 
 
 from handrail.policy.decision_explanation import trace_decision
 from handrail.policy.rule_suggestions import suggest_rule
-from handrail.policy.rules.matchers import rank_rule
-from handrail.policy.rules.pattern_lexer import quote_argv
+from handrail.policy.rules.matchers import compile_ranked_rule
+from handrail.policy.rules.pattern_lexer import build_exact_argv_pattern
 from handrail.policy.rules.rules_and_modes import limit_to_parent
 from handrail.policy.shell import nested_commands
 from handrail.policy.shell.command_wrappers import DATA_PROGRAMS as DATA_PROGRAMS
@@ -22,18 +22,18 @@ pytestmark = pytest.mark.proves("P-05")
 
 
 @pytest.mark.parametrize("command", CERTAIN)
-def test_a_denied_program_is_denied_in_whatever_runs_its_words(desk: Desk, command: str) -> None:
+def test_a_denied_program_is_denied_behind_every_runner(desk: Desk, command: str) -> None:
     assert desk.bash(command, "allow bash", "deny bash rm *").action == "deny"
     assert desk.bash(command, "allow bash", "deny shell.run rm *").action == "deny"
 
 
 @pytest.mark.parametrize("command", CERTAIN)
-def test_a_program_that_is_asked_about_is_asked_about_in_whatever_runs_its_words(desk: Desk, command: str) -> None:
+def test_an_ask_rule_for_a_program_applies_behind_every_runner(desk: Desk, command: str) -> None:
     assert desk.bash(command, "allow bash", "ask bash rm *").action == "ask"
     assert desk.bash(command, "allow shell.run", "ask shell.run rm *").action == "ask"
 
 
-def test_a_sub_command_is_found_as_its_program_is(desk: Desk) -> None:
+def test_rules_find_a_sub_command_behind_the_same_runners_as_a_program(desk: Desk) -> None:
     denied, asked = book("allow bash", "deny bash gitx push *"), book("allow bash", "ask bash gitx push *")
     for command in CERTAIN:
         if "rm -rf x" in command or "rm -rf ::: x" in command:  # elsewhere the words are apart, as in a list
@@ -42,26 +42,26 @@ def test_a_sub_command_is_found_as_its_program_is(desk: Desk) -> None:
             assert desk.bash(text, asked).action == "ask", text
 
 
-def test_an_allow_rule_for_the_outer_program_does_not_carry_the_inner_one(desk: Desk) -> None:
+def test_an_allow_rule_for_a_runner_does_not_allow_the_program_that_it_runs(desk: Desk) -> None:
     for command in CERTAIN + GUESSED:
-        program = quote_argv([command.split()[0]])
+        program = build_exact_argv_pattern([command.split()[0]])
         for objection in ("deny bash rm *", "ask bash rm *"):
             assert desk.bash(command, f"allow bash {program} *", objection).action != "allow", command
 
 
 @pytest.mark.parametrize("command", IN_THE_TEXT)
-def test_a_denied_program_is_denied_where_a_script_feeds_it_to_what_runs_it(desk: Desk, command: str) -> None:
+def test_a_denied_program_is_denied_if_a_script_pipes_it_to_an_interpreter(desk: Desk, command: str) -> None:
     assert desk.bash(command, "allow bash", "deny bash rm *").action == "deny"
     assert desk.bash(command, "allow bash", "ask bash rm *").action == "ask"
 
 
 @pytest.mark.parametrize("command", DATA_IN_THE_TEXT)
-def test_a_text_that_no_command_of_a_script_runs_is_not_denied(desk: Desk, command: str) -> None:
+def test_a_text_that_the_script_does_not_run_is_not_denied(desk: Desk, command: str) -> None:
     assert desk.bash(command, "allow bash", "deny bash rm *").action == desk.bash(command, "allow bash").action
 
 
 @pytest.mark.parametrize("command", GUESSED)
-def test_what_an_unknown_program_may_run_is_asked_about(desk: Desk, command: str) -> None:
+def test_a_watched_command_that_an_unknown_program_may_run_is_asked_about(desk: Desk, command: str) -> None:
     for objection in ("deny bash rm *", "ask bash rm *"):
         verdict = desk.bash(command, "allow bash", objection)
         assert verdict.action == "ask"
@@ -72,7 +72,7 @@ def test_what_an_unknown_program_may_run_is_asked_about(desk: Desk, command: str
 
 
 @pytest.mark.parametrize("command", DATA)
-def test_words_that_no_program_runs_are_not_asked_about(desk: Desk, command: str) -> None:
+def test_arguments_that_no_program_runs_are_not_asked_about(desk: Desk, command: str) -> None:
     for objection in ("deny bash rm *", "ask bash rm *"):
         assert desk.bash(command, "allow bash", objection).action == desk.bash(command, "allow bash").action
 
@@ -90,7 +90,7 @@ def test_words_that_no_program_runs_are_not_asked_about(desk: Desk, command: str
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("action", ["deny", "ask"])
-def test_a_rule_about_a_sub_command_holds_in_all_its_spellings(desk: Desk, command: str, action: str) -> None:
+def test_a_rule_about_a_sub_command_covers_all_its_spellings(desk: Desk, command: str, action: str) -> None:
     verdict = desk.bash(command, "allow bash", f"{action} bash git push *")
     assert verdict.action in ((action,) if "someprog" not in command else ("ask",)), verdict.reason
     assert "git push *" in verdict.reason
@@ -110,7 +110,7 @@ def test_a_rule_about_a_sub_command_holds_in_all_its_spellings(desk: Desk, comma
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("action", ["deny", "ask"])
-def test_a_program_is_the_same_with_a_version_an_ending_or_a_shorter_name(
+def test_a_rule_covers_versioned_suffixed_and_shortened_names_of_its_program(
     desk: Desk, rule: str, command: str, action: str
 ) -> None:
     assert desk.bash(command, "allow bash", f"{action} bash {rule}").action == action
@@ -118,7 +118,7 @@ def test_a_program_is_the_same_with_a_version_an_ending_or_a_shorter_name(
 
 @pytest.mark.parametrize("command", ["git --no-pager log", "git -C push log", "git log push", "git stash push", "echo git push",
                                      "git commit -m 'git push'", "grep 'git push' f", "git --namespace push status"])  # fmt: skip
-def test_a_rule_about_a_sub_command_is_about_no_other(desk: Desk, command: str) -> None:
+def test_a_rule_about_a_sub_command_does_not_affect_other_commands(desk: Desk, command: str) -> None:
     for action in ("deny", "ask"):
         assert (
             desk.bash(command, "allow bash", f"{action} bash git push *").action
@@ -152,7 +152,7 @@ def test_a_rule_about_a_sub_command_is_about_no_other(desk: Desk, command: str) 
         ("allow bash command -v *", "/usr/bin/command -v x", "ask"),
     ],
 )
-def test_an_allow_rule_is_widened_by_nothing_that_can_change_what_runs(
+def test_an_allow_rule_does_not_cover_options_that_can_change_the_program_run(
     desk: Desk, rule: str, command: str, answer: str
 ) -> None:
     assert desk.bash(command, rule).action == answer
@@ -188,9 +188,9 @@ def test_an_allow_rule_is_widened_by_nothing_that_can_change_what_runs(
         ("rm -rf *", "/bin/rm -fr x", True),
     ],
 )
-def test_a_rule_that_denies_finds_its_options_in_any_order(pattern: str, command: str, matched: bool) -> None:
+def test_a_deny_rule_matches_its_options_in_any_order(pattern: str, command: str, matched: bool) -> None:
     argv = command.split()
-    assert rank_rule(rule(f"deny bash {pattern}"), "command").matches(argv) is matched
+    assert compile_ranked_rule(rule(f"deny bash {pattern}"), "command").matches(argv) is matched
 
 
 @pytest.mark.parametrize(
@@ -247,14 +247,14 @@ def test_a_rule_that_denies_finds_its_options_in_any_order(pattern: str, command
         (("deny bash", "allow bash sudo ls"), "sudo ls", "deny"),
     ],
 )
-def test_each_action_is_decided_on_the_same_readings(
+def test_deny_ask_and_allow_rules_use_the_same_readings_of_a_command(
     desk: Desk, rules: tuple[str, ...], command: str, answer: str
 ) -> None:
     verdict = desk.bash(command, *rules)
     assert verdict.action == answer, verdict.reason
 
 
-def test_a_session_above_is_not_opened_by_naming_every_word(desk: Desk) -> None:
+def test_an_exact_child_session_rule_does_not_override_an_ask_rule_of_its_parent(desk: Desk) -> None:
     above = book("allow bash", "ask bash git push *")
     own = limit_to_parent(book("allow bash sudo git push", "allow bash someprog git push"), above)
     for command in ("sudo git push", "someprog git push"):
@@ -270,31 +270,31 @@ def test_padding_does_not_hide_a_command(desk: Desk, program: str, padding: str)
         assert desk.bash(command, "allow bash", "deny bash rm *").action in ("ask", "deny")
 
 
-def test_many_words_that_name_nothing_watched_are_no_reason_to_ask(desk: Desk) -> None:
+def test_many_harmless_arguments_do_not_cause_a_question(desk: Desk) -> None:
     command = "someprog " + " ".join(f"file-{number}.txt" for number in range(2_000))
     assert desk.bash(command, "allow bash", "deny bash rm *").action == "allow"
 
 
-def test_the_answer_says_as_which_command_it_was_read(desk: Desk) -> None:
+def test_a_verdict_names_the_command_it_recognised(desk: Desk) -> None:
     verdict = desk.bash("sudo git -C x push", "allow bash", "ask bash git push *")
     assert "git push" in verdict.reason and "'ask bash git push *'" in verdict.reason
     assert any(step.outcome == "won" and "git push" in step.text for step in trace_decision(verdict))
 
 
-def test_a_tool_that_runs_a_program_is_held_to_rules_that_ask(desk: Desk) -> None:
+def test_ask_and_deny_rules_for_commands_apply_to_a_tool_that_runs_a_program(desk: Desk) -> None:
     argv = ["git", "--no-pager", "push"]
     assert desk.judge(GIT, {"argv": argv}, "allow git.status", "ask shell.run git push *").action == "ask"
     assert desk.judge(GIT, {"argv": argv}, "allow git.status", "deny shell.run git push *").action == "deny"
 
 
-def test_ordinary_commands_are_rarely_asked_about_for_their_words(desk: Desk) -> None:
+def test_ordinary_commands_rarely_need_approval_because_of_their_arguments(desk: Desk) -> None:
     asked = {text for text in ordinary_commands.COMMANDS if desk.bash(text, *ordinary_commands.RULES).action != "allow"}
     alone = {text for text in ordinary_commands.COMMANDS if desk.bash(text, "allow bash").action != "allow"}
     assert len(ordinary_commands.COMMANDS) > 200
     assert asked - alone == {"python script.py --name node"}
 
 
-def test_no_program_both_runs_its_words_and_takes_them_for_data() -> None:
+def test_no_program_is_listed_both_as_a_runner_and_as_a_data_program() -> None:
     assert not RUNNERS & DATA_PROGRAMS
 
 
@@ -306,15 +306,17 @@ WORDS = st.lists(
 
 
 @given(WORDS, st.booleans())
-def test_no_argv_makes_the_search_raise_or_run_on(argv: list[str], everything: bool) -> None:
+def test_the_search_for_nested_commands_neither_raises_nor_runs_away_on_any_argv(
+    argv: list[str], everything: bool
+) -> None:
     watched = nested_commands.WatchedPrograms(("rm",), everything=everything)
     assert sum(1 for _ in nested_commands.find_possible_commands(argv, watched)) < 20_000
 
 
 @given(WORDS)
-def test_a_known_runner_in_front_changes_a_deny_in_nothing(desk: Desk, argv: list[str]) -> None:
-    text = quote_argv(["sudo", *argv])
-    if desk.bash(quote_argv(argv), "allow bash", rule_text).action == "deny":
+def test_a_runner_prefix_does_not_weaken_a_deny(desk: Desk, argv: list[str]) -> None:
+    text = build_exact_argv_pattern(["sudo", *argv])
+    if desk.bash(build_exact_argv_pattern(argv), "allow bash", rule_text).action == "deny":
         assert desk.bash(text, "allow bash", rule_text).action == "deny"
 
 

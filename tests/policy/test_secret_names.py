@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.policy.desk import READ, WRITE, Desk, book
 
-from handrail.contract.text.glob_patterns import find_pattern_fault
-from handrail.policy.path_denials import path_denials_of_rules
+from handrail.contract.text.glob_patterns import find_glob_pattern_fault
+from handrail.policy.path_denials import build_hidden_path_rules
 from handrail.policy.rules.matchers import PathSubject, RuleRanking
 from handrail.policy.rules.rules_and_modes import (
     SECRET_FILE_NAMES,
@@ -74,33 +74,33 @@ def names(text: str) -> list[str]:
     return [name.replace("?", " ") for name in text.split()]
 
 
-def test_each_row_has_a_source_and_each_name_is_a_pattern_that_is_there_once() -> None:
+def test_each_secret_name_row_has_a_source_and_each_name_is_unique() -> None:
     counted = Counter(name for row in SECRET_NAME_ROWS for name in row.names.split())
     assert [name for name, count in counted.items() if count > 1] == []
     for row in SECRET_NAME_ROWS:
         assert row.program and len(row.source) > 8
     for name in (*counted, *SECRET_NAME_EXCEPTIONS):
-        assert find_pattern_fault(f"**/{name}") is None and not name.startswith("/") and "**" not in name
+        assert find_glob_pattern_fault(f"**/{name}") is None and not name.startswith("/") and "**" not in name
 
 
 @pytest.mark.parametrize("name", names(SECRETS))
-def test_what_looks_like_a_secret_is_asked_about_and_hidden_from_programs(desk: Desk, name: str) -> None:
+def test_a_secret_looking_file_is_asked_about_or_denied_and_hidden_from_programs(desk: Desk, name: str) -> None:
     for path in (name, f"a/b/{name}"):
-        assert path_denials_of_rules(book(), desk.roots.workspace).is_hidden(desk.path(path))
+        assert build_hidden_path_rules(book(), desk.roots.workspace).is_hidden(desk.path(path))
         assert desk.judge(READ, {"path": path}).action in ("ask", "deny")
         assert desk.judge(WRITE, {"path": path}, with_mode(book(), "auto")).action in ("ask", "deny")
 
 
 @pytest.mark.parametrize("name", names(SECRETS))
-def test_a_name_that_looks_like_a_secret_is_one_in_any_letter_case(desk: Desk, name: str) -> None:
+def test_a_secret_like_name_is_recognised_in_any_letter_case(desk: Desk, name: str) -> None:
     for path in (name.upper(), name.title(), f"A/{name.swapcase()}"):
-        assert path_denials_of_rules(book(), desk.roots.workspace).is_hidden(desk.path(path)), path
-        assert path_denials_of_rules(book(), desk.roots.workspace).is_hidden(f"/elsewhere/{path}"), path
+        assert build_hidden_path_rules(book(), desk.roots.workspace).is_hidden(desk.path(path)), path
+        assert build_hidden_path_rules(book(), desk.roots.workspace).is_hidden(f"/elsewhere/{path}"), path
         assert desk.judge(READ, {"path": path}).action in ("ask", "deny"), path
         assert desk.judge(WRITE, {"path": path}, with_mode(book(), "auto")).action in ("ask", "deny"), path
 
 
-def test_an_example_is_one_in_any_letter_case_and_a_rule_of_a_person_counts_letter_case(desk: Desk) -> None:
+def test_example_files_match_in_any_letter_case_but_user_rules_are_case_sensitive(desk: Desk) -> None:
     assert desk.judge(READ, {"path": "ID_Utils.PY"}).action == "allow"
     assert desk.judge(READ, {"path": ".ENV.Example"}).action == "allow"
     assert desk.judge(READ, {"path": ".ENV"}, "allow fs.read .env").action == "ask"
@@ -108,19 +108,19 @@ def test_an_example_is_one_in_any_letter_case_and_a_rule_of_a_person_counts_lett
 
 
 @pytest.mark.parametrize("name", names(ORDINARY))
-def test_sources_and_examples_are_read_and_written_as_any_file(desk: Desk, name: str) -> None:
-    assert not path_denials_of_rules(book(), desk.roots.workspace).is_hidden(desk.path(name))
+def test_source_and_example_files_with_secret_like_names_are_not_hidden(desk: Desk, name: str) -> None:
+    assert not build_hidden_path_rules(book(), desk.roots.workspace).is_hidden(desk.path(name))
     if "node_modules" not in name:  # there, programs read it, and tools ask
         assert desk.judge(READ, {"path": name}).action == "allow"
 
 
-def test_an_example_is_written_in_the_mode_that_writes_without_asking(desk: Desk) -> None:
+def test_auto_mode_writes_source_files_with_secret_like_names(desk: Desk) -> None:
     for name in ("src/id_utils.py", "src/private_key.py"):
         assert desk.judge(WRITE, {"path": name}, with_mode(book(), "auto")).action == "allow"
 
 
-def test_a_name_with_a_folder_is_found_in_that_folder_only(desk: Desk) -> None:
-    found = path_denials_of_rules(book(), desk.roots.workspace)
+def test_a_secret_name_with_a_folder_matches_only_in_that_folder(desk: Desk) -> None:
+    found = build_hidden_path_rules(book(), desk.roots.workspace)
     assert found.is_hidden(desk.path("home/.cargo/credentials")) and not found.is_hidden(
         desk.path("src/credentials/x.py")
     )
@@ -156,7 +156,7 @@ _NAMES = st.lists(
 
 
 @given(st.lists(st.tuples(st.sampled_from(["allow", "ask", "deny"]), _PATTERN), max_size=6), _NAMES, st.booleans())
-def test_finding_a_rule_by_a_name_finds_what_trying_each_rule_finds(
+def test_the_indexed_rule_lookup_agrees_with_a_linear_search(
     rules: list[tuple[str, str]], parts: list[str], inside: bool
 ) -> None:
     ranking = RuleRanking((Rule(action, "fs.read", pattern) for action, pattern in rules), "path")  # type: ignore[arg-type]

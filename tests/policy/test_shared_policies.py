@@ -7,11 +7,11 @@ from tests.policy.desk import BASH, GREP, READ, TODO, TRANSFER, WHOLE, WRITE, De
 
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy import call_authorizer
-from handrail.policy.path_denials import path_denials_of_rules
+from handrail.policy.path_denials import build_hidden_path_rules
 from handrail.policy.rules.rules_and_modes import (
     Action,
     RuleBook,
-    default_book,
+    build_default_rule_book,
     limit_to_parent,
     make_folder_reading_rule,
     with_mode,
@@ -26,7 +26,7 @@ def in_session(rules: RuleBook, folder: str = _OWN) -> RuleBook:
     return rules.with_folder_rule(make_folder_reading_rule(folder))
 
 
-def test_sessions_with_equal_rules_share_what_is_prepared_for_a_tool(desk: Desk) -> None:
+def test_sessions_with_equal_rules_share_the_prepared_policy_of_a_tool(desk: Desk) -> None:
     first, second = in_session(book("allow bash ls")), in_session(book("allow bash ls"), _OTHER)
     assert first is not second
     for spec, arguments in ((READ, {"path": "a"}), (BASH, {"command": "ls"}), (TODO, {"todos": "[]"})):
@@ -35,18 +35,18 @@ def test_sessions_with_equal_rules_share_what_is_prepared_for_a_tool(desk: Desk)
         assert verdicts[0].prepared is verdicts[1].prepared
 
 
-def test_the_order_and_the_way_in_which_rules_were_added_make_no_other_book() -> None:
+def test_equal_rules_give_the_same_book_in_any_order() -> None:
     once = book("allow bash ls", "deny bash rm")
     assert book("deny bash rm", "allow bash ls") is once
     assert book("allow bash ls").with_rules(rule("deny bash rm")) is once
-    assert once.replace_rules(*reversed(once.rules)) is once
+    assert once.with_replaced_rules(*reversed(once.rules)) is once
     assert with_mode(with_mode(once, "plan"), "ask").rules == once.rules
     assert with_mode(once, "auto") is with_mode(book("deny bash rm", "allow bash ls"), "auto")
     above = in_session(book("deny bash"))
     assert limit_to_parent(once, above) is limit_to_parent(once, in_session(book("deny bash"), _OTHER))
 
 
-def test_books_with_other_rules_modes_or_parents_share_nothing() -> None:
+def test_rule_books_with_different_rules_modes_or_parents_are_not_shared() -> None:
     once = book("allow bash ls")
     assert once is not book("allow bash ls -l")
     assert once is not book("project: allow bash ls")
@@ -54,14 +54,14 @@ def test_books_with_other_rules_modes_or_parents_share_nothing() -> None:
     assert once is not limit_to_parent(once, book("deny bash"))
 
 
-def test_a_rule_of_one_session_stays_its_own(desk: Desk) -> None:
+def test_a_rule_of_one_session_does_not_affect_another(desk: Desk) -> None:
     first, second = in_session(book()), in_session(book(), _OTHER)
     answered = first.with_rules(rule("allow bash ls"))
     assert desk.judge(BASH, {"command": "ls"}, answered).action == "allow"
     assert desk.judge(BASH, {"command": "ls"}, second).action == "ask"
     assert answered.folder_rule == first.folder_rule
     assert with_mode(answered, "auto").folder_rule == first.folder_rule
-    kept = answered.replace_rules(*(one for one in answered if one.text != "allow bash ls"))
+    kept = answered.with_replaced_rules(*(one for one in answered if one.text != "allow bash ls"))
     assert [one.text for one in kept] == [one.text for one in first]
     assert len(kept) == len(first) == len(book()) + 1
 
@@ -75,12 +75,12 @@ def test_a_rule_of_one_session_stays_its_own(desk: Desk) -> None:
         (BASH, {"command": f"cat < {_OWN}/out.txt"}, {"command": f"cat < {_OTHER}/out.txt"}),
     ],
 )
-def test_each_session_reads_in_its_own_folder_and_in_no_other_ones(
+def test_each_session_reads_its_own_folder_and_no_other_sessions_folder(
     desk: Desk, spec: ToolSpec, own: dict[str, str], other: dict[str, str]
 ) -> None:
     for folder, arguments, stranger in ((_OWN, own, other), (_OTHER, other, own)):
-        rules = in_session(default_book(), folder)
-        exact = default_book().with_rules(make_folder_reading_rule(folder))
+        rules = in_session(build_default_rule_book(), folder)
+        exact = build_default_rule_book().with_rules(make_folder_reading_rule(folder))
         for asked in (arguments, stranger):
             found, wanted = desk.judge(spec, asked, rules), desk.judge(spec, asked, exact)
             assert (found.action, found.confinement, found.reason) == (
@@ -89,11 +89,11 @@ def test_each_session_reads_in_its_own_folder_and_in_no_other_ones(
                 wanted.reason,
             )
     if spec is not BASH:  # a redirection of a tool that may write is asked about
-        assert desk.judge(spec, own, in_session(default_book())).action == "allow"
-        assert desk.judge(spec, other, in_session(default_book())).action == "ask"
+        assert desk.judge(spec, own, in_session(build_default_rule_book())).action == "allow"
+        assert desk.judge(spec, other, in_session(build_default_rule_book())).action == "ask"
 
 
-def test_a_running_call_reads_in_its_session_s_folder_and_in_no_other_one(desk: Desk) -> None:
+def test_a_running_call_reads_its_sessions_folder_and_no_other_sessions_folder(desk: Desk) -> None:
     touches = desk.may(READ, {"path": "a"}, in_session(book()))
     assert touches("fs.read", f"{_OWN}/out.txt") is None
     assert touches("fs.read", f"{_OTHER}/out.txt") is not None
@@ -104,21 +104,23 @@ def test_a_running_call_reads_in_its_session_s_folder_and_in_no_other_one(desk: 
 
 @pytest.mark.parametrize("scope", ["manifest", "project", "session"])
 @pytest.mark.parametrize("action", ["deny", "ask"])
-def test_a_rule_about_the_folder_outweighs_the_shipped_one(desk: Desk, action: Action, scope: str) -> None:
+def test_a_rule_about_the_session_folder_overrides_the_default_rule(desk: Desk, action: Action, scope: str) -> None:
     rules = in_session(book(f"{scope}: {action} fs.read {_OWN}/**"))
     assert desk.judge(READ, {"path": f"{_OWN}/out.txt"}, rules).action == action
 
 
-def test_programs_of_each_session_see_its_own_folder(desk: Desk) -> None:
-    first, second = (path_denials_of_rules(in_session(book(), one), "/ws") for one in (_OWN, _OTHER))
-    exact = path_denials_of_rules(book().with_rules(make_folder_reading_rule(_OWN)), "/ws")
+def test_programs_of_a_session_see_only_its_own_session_folder(desk: Desk) -> None:
+    first, second = (build_hidden_path_rules(in_session(book(), one), "/ws") for one in (_OWN, _OTHER))
+    exact = build_hidden_path_rules(book().with_rules(make_folder_reading_rule(_OWN)), "/ws")
     for path in (f"{_OWN}/.env", f"{_OTHER}/.env", "/ws/.env", "/ws/a"):
         assert first.is_hidden(path) is exact.is_hidden(path), path
     assert not first.is_hidden(f"{_OWN}/.env") and second.is_hidden(f"{_OWN}/.env")
     assert first.key != second.key
 
 
-def test_too_many_prepared_policies_are_dropped_one_at_a_time(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_prepared_policies_drops_one_old_entry_at_a_time(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(call_authorizer, "_MAX_PREPARED", 3)
     own = Desk(desk.workspace)
     specs = [ToolSpec(f"tool{n}", "A tool.", properties(x=""), WHOLE, side_effect="read") for n in range(4)]
@@ -132,7 +134,7 @@ def test_too_many_prepared_policies_are_dropped_one_at_a_time(desk: Desk, monkey
     assert own.judge(specs[3], {}, rules).prepared is before[3], "the next one dropped the next oldest"
 
 
-def test_the_index_of_rules_by_tool_leaves_out_no_rule_about_it(desk: Desk) -> None:
+def test_the_rule_index_lists_every_rule_about_a_tool(desk: Desk) -> None:
     texts = (
         "allow bank.transfer source=a",
         "deny bank.* amount=9*",

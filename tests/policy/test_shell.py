@@ -56,7 +56,7 @@ PLAIN: list[tuple[str, list[list[str]]]] = [
 
 @pytest.mark.proves("P-05")
 @pytest.mark.parametrize(("text", "argvs"), PLAIN, ids=[text for text, _ in PLAIN])
-def test_simple_commands_are_read_as_a_shell_reads_them(text: str, argvs: list[list[str]]) -> None:
+def test_the_parser_reads_simple_commands_as_a_shell_does(text: str, argvs: list[list[str]]) -> None:
     script = parse_script(text)
     assert script.unclear is None
     assert [list(command.argv) for command in script.commands] == argvs
@@ -89,7 +89,7 @@ OPENED: list[tuple[str, list[tuple[str, str]]]] = [
 
 @pytest.mark.proves("P-05")
 @pytest.mark.parametrize(("text", "opened"), OPENED, ids=[text for text, _ in OPENED])
-def test_the_files_that_redirections_open_are_read_as_a_shell_reads_them(
+def test_the_parser_finds_the_files_that_redirections_open_as_a_shell_does(
     text: str, opened: list[tuple[str, str]]
 ) -> None:
     script = parse_script(text)
@@ -262,7 +262,7 @@ UNDERSTOOD: list[tuple[str, list[list[str]]]] = [
 
 @pytest.mark.proves("P-05")
 @pytest.mark.parametrize(("text", "argvs"), UNDERSTOOD, ids=[repr(text) for text, _ in UNDERSTOOD])
-def test_the_commands_in_the_structure_of_a_text_are_found_with_marks_for_what_only_the_shell_knows(
+def test_the_parser_finds_commands_in_shell_structures_and_marks_their_unknown_parts(
     text: str, argvs: list[list[str]]
 ) -> None:
     script = parse_script(text)
@@ -287,7 +287,7 @@ FOLDERS: list[tuple[str, list[str], tuple[str, ...]]] = [
 
 @pytest.mark.proves("P-05")
 @pytest.mark.parametrize(("text", "targets", "folders"), FOLDERS, ids=[text for text, _, _ in FOLDERS])
-def test_a_change_of_the_folder_is_followed(text: str, targets: list[str], folders: tuple[str, ...]) -> None:
+def test_the_parser_follows_a_change_of_the_folder(text: str, targets: list[str], folders: tuple[str, ...]) -> None:
     script = parse_script(text)
     assert script.unclear is None
     assert [file.target for file in script.files] == targets
@@ -296,26 +296,26 @@ def test_a_change_of_the_folder_is_followed(text: str, targets: list[str], folde
 
 @pytest.mark.proves("P-05")
 @pytest.mark.parametrize(("text", "named"), UNCLEAR, ids=[repr(text) for text, _ in UNCLEAR])
-def test_everything_else_is_unclear_and_the_reason_names_it(text: str, named: str) -> None:
+def test_any_other_shell_text_is_unclear_and_the_reason_names_the_cause(text: str, named: str) -> None:
     script = parse_script(text)
     assert script.unclear is not None
     assert named in script.unclear
 
 
 @pytest.mark.proves("P-05")
-def test_more_commands_than_are_judged_are_unclear_not_allowed() -> None:
+def test_a_text_with_too_many_commands_is_unclear() -> None:
     assert parse_script("; ".join(["ls"] * MAX_COMMANDS)).unclear is None
     assert "51 commands" in (parse_script("; ".join(["ls"] * (MAX_COMMANDS + 1))).unclear or "")
 
 
 @pytest.mark.proves("P-05")
-def test_an_endless_text_is_unclear_without_being_read() -> None:
+def test_an_overlong_text_is_unclear_and_not_parsed() -> None:
     assert "has 2,000,000 characters" in (parse_script("a " * 1_000_000).unclear or "")
     assert parse_script("(" * 30_000).unclear is not None
     assert parse_script('"' + "\\" * 30_000).unclear is not None
 
 
-def test_what_can_be_made_out_of_an_unclear_text_is_kept_for_denying() -> None:
+def test_the_recognised_commands_of_an_unclear_text_are_kept_for_deny_rules() -> None:
     assert ("rm", "-rf", "$X") in [command.argv for command in parse_script("case x in x) rm -rf $X;; esac").commands]
     assert ("rm", "x") in [command.argv for command in parse_script("echo <(rm x)").commands]
 
@@ -330,7 +330,7 @@ QUOTABLE = st.text(
 @given(st.lists(QUOTABLE, min_size=1, max_size=6))
 @example(["-9", "", "a b", "'", '"', "$x", "`", "*", "#", "\\"])
 @example(["if", "then", "!", "[", "{", "x=1"])
-def test_quoted_words_come_back_as_they_were(argv: list[str]) -> None:
+def test_quoted_words_are_parsed_back_unchanged(argv: list[str]) -> None:
     text = " ".join("'" + word.replace("'", "'\"'\"'") + "'" for word in argv)
     script = parse_script(text)
     if "\\\n" in text:
@@ -393,7 +393,7 @@ JOINTS = st.sampled_from(
 @given(st.lists(st.tuples(WORDS, JOINTS), max_size=8))
 @example([("ls", "\n"), ("'q r'", "")])
 @example([("\\", ""), ("''", " "), ("$(x)", "'")])
-def test_whatever_is_taken_for_plain_has_the_words_that_another_reader_finds(parts: list[tuple[str, str]]) -> None:
+def test_the_parser_and_shlex_find_the_same_words_in_a_plain_text(parts: list[tuple[str, str]]) -> None:
     text = "".join(word + joint for word, joint in parts)
     script = parse_script(text)
     if script.unclear is not None:
@@ -417,7 +417,7 @@ def test_whatever_is_taken_for_plain_has_the_words_that_another_reader_finds(par
 @given(st.text(max_size=80))
 @example("\ud800")
 @example("a" * 70_000)
-def test_reading_never_raises(text: str) -> None:
+def test_parsing_any_text_never_raises(text: str) -> None:
     script = parse_script(text)
     assert script.unclear is not None or script.commands
 
@@ -452,11 +452,11 @@ HARMLESS = st.sampled_from(["ls", "ls -l", "git diff 'a b'", "a && b", "a | b", 
 
 @pytest.mark.proves("P-05")
 @given(HARMLESS, DANGEROUS, st.sampled_from(["", " && ls", "; ls", "\nls", " | ls"]))
-def test_a_text_with_a_construct_that_is_not_judged_is_never_clear(head: str, construct: str, tail: str) -> None:
+def test_a_text_with_an_unsupported_construct_is_always_unclear(head: str, construct: str, tail: str) -> None:
     assert parse_script(f"{head} {construct}{tail}").unclear is not None
 
 
-def test_importing_the_reader_does_not_import_the_grammar() -> None:
+def test_the_import_of_the_parser_does_not_load_the_grammar() -> None:
     code = (
         "import sys, handrail.policy.call_authorizer, handrail.policy.shell.parser; print('tree_sitter' in sys.modules)"
     )
@@ -464,7 +464,7 @@ def test_importing_the_reader_does_not_import_the_grammar() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_no_character_beyond_ascii_ends_the_process_that_reads_it() -> None:
+def test_a_non_ascii_character_never_crashes_the_parsing_process() -> None:
     """The grammar's scanner looks one up in a table with 384 places. Read in another process, which would end."""
     code = (
         "from handrail.policy.shell.parser import parse_script\n"
@@ -478,7 +478,7 @@ def test_no_character_beyond_ascii_ends_the_process_that_reads_it() -> None:
     assert (done.returncode, done.stdout) == (0, "read\n"), done.stderr
 
 
-def test_words_beyond_ascii_are_read_as_they_are_written() -> None:
+def test_non_ascii_words_are_parsed_unchanged() -> None:
     script = parse_script("größe 'naïve 漢字' a𝄞b > Übung.txt && écho=1 x")
     assert script.unclear is None
     assert [command.argv for command in script.commands] == [("größe", "naïve 漢字", "a𝄞b"), ("écho=1", "x")]
@@ -488,7 +488,7 @@ def test_words_beyond_ascii_are_read_as_they_are_written() -> None:
     assert [found.target for found in made_out.files] == ["Übung.txt"]
 
 
-def test_texts_are_read_on_several_threads_at_once() -> None:
+def test_several_threads_parse_texts_concurrently() -> None:
     """As watchdogs do."""
     texts = [f"git log -{n} | head -{n} > f{n}" for n in range(40)]
     with ThreadPoolExecutor(8) as threads:
@@ -507,7 +507,7 @@ PIECES = st.sampled_from(
 
 @settings(max_examples=600, deadline=None)
 @given(st.lists(PIECES, min_size=1, max_size=9), st.sampled_from([" ", "  ", ""]))
-def test_a_text_of_plain_words_is_read_as_the_grammar_reads_it(pieces: list[str], blank: str) -> None:
+def test_the_fast_path_parses_plain_words_as_the_grammar_does(pieces: list[str], blank: str) -> None:
     """The regular expression that stands for the grammar either agrees with it or leaves the text to it."""
     text = blank.join(pieces) if blank else " ".join(pieces).replace(" ;", ";")
     plain = parser._list_plain_parts(text)
@@ -522,5 +522,5 @@ def test_a_text_of_plain_words_is_read_as_the_grammar_reads_it(pieces: list[str]
 @pytest.mark.parametrize(
     "text", ["ls -la src", "git diff 'a b' && ls \"c\" 2>&1 | head -5; pwd", "make >/dev/null 2>&1 || echo failed"]
 )
-def test_ordinary_texts_need_no_grammar(text: str) -> None:
+def test_ordinary_commands_are_parsed_without_the_grammar(text: str) -> None:
     assert parser._list_plain_parts(text) is not None

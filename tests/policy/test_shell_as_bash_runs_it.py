@@ -114,7 +114,7 @@ TEXTS = st.recursive(SIMPLE, _compound, max_leaves=4)
 @example(text="! p0 | wc; ( p1 ) || { rm x; }")
 @example(text='[ "$(p0)" = x ] || [[ $(p2) == a* ]] && wc')
 @example(text="v=x p0 # rm y\nwc '# no' \\\n  -l")
-def test_every_command_that_bash_runs_is_judged(folder: Path, text: str) -> None:
+def test_the_parser_finds_every_command_that_bash_runs(folder: Path, text: str) -> None:
     script = parse_script(text)
     if script.unclear is not None:
         return
@@ -123,7 +123,7 @@ def test_every_command_that_bash_runs_is_judged(folder: Path, text: str) -> None
         assert any(one.fullmatch("\0".join(argv)) for one in judged), (argv, script.commands)
 
 
-def test_the_stubs_record_what_bash_runs(folder: Path) -> None:
+def test_the_stub_programs_record_each_command_that_bash_runs(folder: Path) -> None:
     assert sorted(run(folder, 'for v in *.py; do wc "$v"; done; p0 $(p2) | p3')) == [
         ["p0", "a", "b"],
         ["p2"],

@@ -12,21 +12,21 @@ from tests.policy.desk import GIT, HELPER, Desk, book
 from tests.policy.shell_corpus import ALLOWED_BY_A_RULE_FOR_EVERYTHING, ASKED_EVEN_THEN
 
 from handrail.policy.rule_suggestions import suggest_rule
-from handrail.policy.rules.pattern_lexer import quote_argv
+from handrail.policy.rules.pattern_lexer import build_exact_argv_pattern
 from handrail.policy.shell.program_risks import MAX_WAIT_S, find_hidden_program_risk
 from handrail.tools.shell_tools import BashTool
 
 
 @pytest.mark.proves("P-05")
 @pytest.mark.parametrize("command", ALLOWED_BY_A_RULE_FOR_EVERYTHING)
-def test_a_plain_command_runs_under_a_rule_that_allows_everything(desk: Desk, command: str) -> None:
+def test_a_rule_that_allows_all_of_bash_allows_a_plain_command(desk: Desk, command: str) -> None:
     verdict = desk.bash(command, "allow bash")
     assert verdict.action == "allow", verdict.reason
 
 
 @pytest.mark.proves("P-05")
 @pytest.mark.parametrize("command", ASKED_EVEN_THEN)
-def test_what_runs_or_writes_something_else_is_asked_about_even_under_a_rule_that_allows_everything(
+def test_commands_that_run_or_write_something_else_need_approval_even_under_allow_everything(
     desk: Desk, command: str
 ) -> None:
     for rules in (
@@ -42,7 +42,7 @@ def test_what_runs_or_writes_something_else_is_asked_about_even_under_a_rule_tha
     assert desk.bash(f"ls && {command}" if command else "ls &&", "allow bash").action == "ask"
 
 
-def test_the_corpus_is_large() -> None:
+def test_the_corpus_has_more_than_two_hundred_commands() -> None:
     assert len(ALLOWED_BY_A_RULE_FOR_EVERYTHING) + len(ASKED_EVEN_THEN) > 200
 
 
@@ -96,7 +96,7 @@ def test_the_corpus_is_large() -> None:
         ("sleep 300", "allow bash sleep *", "deny"),
     ],
 )
-def test_a_rule_lifts_the_policy_for_a_program_only_by_naming_its_words(
+def test_a_rule_overrides_a_program_policy_only_by_naming_the_risky_words(
     desk: Desk, command: str, rule: str, answer: str
 ) -> None:
     assert desk.bash(command, rule).action == answer
@@ -106,7 +106,7 @@ def test_a_rule_lifts_the_policy_for_a_program_only_by_naming_its_words(
 
 @pytest.mark.proves("P-05")
 @given(st.sampled_from([c for c in ASKED_EVEN_THEN if c]))
-def test_what_always_would_store_answers_exactly_that_command(desk: Desk, command: str) -> None:
+def test_the_rule_stored_for_always_allows_exactly_the_approved_command(desk: Desk, command: str) -> None:
     verdict = desk.bash(command)
     if suggest_rule(verdict) is None:
         return
@@ -173,7 +173,7 @@ def test_a_denied_program_is_denied_however_it_is_reached(desk: Desk, command: s
         "sleep 9e9 9 || sleep 99",
     ],
 )
-def test_a_command_that_only_waits_is_answered_with_what_to_do_instead(desk: Desk, command: str) -> None:
+def test_a_command_that_only_waits_is_denied_with_advice(desk: Desk, command: str) -> None:
     verdict = desk.bash(command, "allow bash")
     if "9e9" in command:  # not a duration of ours, so nothing is claimed about it
         assert verdict.action == "allow"
@@ -183,7 +183,7 @@ def test_a_command_that_only_waits_is_answered_with_what_to_do_instead(desk: Des
     assert "Run the command" in verdict.reason
 
 
-def test_a_job_that_only_waits_is_not_said_to_keep_anything_busy(desk: Desk) -> None:
+def test_a_job_that_only_waits_is_denied_with_a_hint_to_add_timer(desk: Desk) -> None:
     spec = BashTool().spec
     for background in (False, True):
         verdict = desk.judge(spec, {"command": "sleep 60", "background": background}, "allow bash")
@@ -193,18 +193,18 @@ def test_a_job_that_only_waits_is_not_said_to_keep_anything_busy(desk: Desk) -> 
     assert desk.judge(spec, {"command": "sleep 60 && make", "background": True}, "allow bash").action == "allow"
 
 
-def test_a_short_wait_or_one_beside_work_is_no_pure_wait(desk: Desk) -> None:
+def test_a_short_sleep_or_a_sleep_before_other_work_is_allowed(desk: Desk) -> None:
     assert desk.bash(f"sleep {MAX_WAIT_S}", "allow bash").action == "allow"
     assert desk.bash("sleep 30 && make", "allow bash").action == "allow"
 
 
 @pytest.mark.parametrize("command", ["sleep 60 & echo done", "true && sleep 60 & date", "sleep 60 & sleep 2"])
-def test_a_sleep_that_the_shell_does_not_wait_for_is_no_wait(desk: Desk, command: str) -> None:
+def test_a_sleep_in_the_shells_background_is_allowed(desk: Desk, command: str) -> None:
     assert desk.bash(command, "allow bash").action == "allow"
 
 
 @pytest.mark.proves("P-05")
-def test_an_argv_without_a_shell_is_judged_as_the_one_command_it_is(desk: Desk) -> None:
+def test_an_argument_list_without_a_shell_is_checked_as_a_single_command(desk: Desk) -> None:
     assert desk.judge(GIT, {"argv": ["git", "status"]}, "allow git.status git *").action == "allow"
     assert desk.judge(GIT, {"argv": ["git", "*", "$x"]}, "allow git.status git *").action == "allow"
     assert desk.judge(GIT, {"argv": ["git", "-c", "a=b", "x"]}, "allow git.status").action == "ask"
@@ -213,14 +213,14 @@ def test_an_argv_without_a_shell_is_judged_as_the_one_command_it_is(desk: Desk) 
 
 
 @pytest.mark.proves("P-05", "K-10")
-def test_a_tool_that_requires_one_program_may_not_run_a_text_that_cannot_be_read(desk: Desk) -> None:
+def test_a_tool_that_requires_one_program_cannot_run_an_unreadable_text(desk: Desk) -> None:
     verdict = desk.judge(GIT, {"argv": "git $(ls)"}, "allow git.status")
     assert verdict.action == "deny"
     assert "not among its programs" in verdict.reason
 
 
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=5))
-def test_no_argv_makes_the_policies_for_programs_raise(argv: list[str]) -> None:
+def test_program_policies_never_raise_on_any_argv(argv: list[str]) -> None:
     found = find_hidden_program_risk(argv)
     assert found is None or found.words <= frozenset(range(len(argv)))
 
@@ -255,12 +255,12 @@ OPTIONS = st.sampled_from(
 
 
 @given(PROGRAMS, st.lists(OPTIONS, max_size=6))
-def test_the_words_of_a_concern_are_words_of_the_command_and_naming_all_of_them_lifts_it(
+def test_a_command_with_a_risk_needs_approval_unless_a_rule_names_all_its_words(
     desk: Desk, program: str, words: list[str]
 ) -> None:
     argv = [program, *words]
     found = find_hidden_program_risk(argv)
-    command = quote_argv(argv)
+    command = build_exact_argv_pattern(argv)
     assert desk.bash(command, "allow bash").action == ("allow" if found is None else "ask")
     assert desk.bash(command, f"allow bash {command}").action == "allow"
     if found is not None:
@@ -268,7 +268,7 @@ def test_the_words_of_a_concern_are_words_of_the_command_and_naming_all_of_them_
         assert found.reason
 
 
-def test_a_tool_of_another_kind_that_runs_programs_is_held_to_the_same_policies(desk: Desk) -> None:
+def test_another_tool_that_runs_programs_is_subject_to_the_same_policies(desk: Desk) -> None:
     may = desk.may(HELPER, {"x": 1}, book("allow helper", "deny shell.run rm *"))
     assert may("shell.run", ["ls", "-l"]) is None
     assert may("shell.run", "ls -l && git status") is None

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import struct
 import subprocess
+import tracemalloc
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +17,7 @@ from tests.policy.desk import BASH, Desk, rule
 
 from handrail.policy import stored_paths
 from handrail.policy.call_evaluation import PolicyVerdict
-from handrail.policy.rules.rules_and_modes import default_book, with_mode
+from handrail.policy.rules.rules_and_modes import build_default_rule_book, with_mode
 from handrail.policy.shell.parser import parse_script
 from handrail.policy.shell.stored_file_forms import find_stored_file_accesses
 
@@ -53,16 +58,18 @@ def repository(tmp_path: Path) -> Path:
 def judge(folder: Path, command: str, *rules: str, mode: str = "ask") -> PolicyVerdict:
     """The decision of a default session, after the history was read."""
     desk = Desk(folder)
-    book = with_mode(default_book().with_rules(*map(rule, rules)), mode)  # type: ignore[arg-type]
+    book = with_mode(build_default_rule_book().with_rules(*map(rule, rules)), mode)  # type: ignore[arg-type]
 
     def evaluate() -> PolicyVerdict:
         return desk.authority.evaluate(SPEC, {"command": command}, rules=book, roots=desk.roots)
 
     verdict = evaluate()
-    for one in desk.authority.list_unread_histories(verdict):
-        assert verdict.action == "ask", "a history that was not read allows nothing"
-        assert one.git_folder is not None
-        stored_paths.load_history(one.git_folder)
+    assert verdict.action != "allow" or not desk.authority.list_repositories_with_unread_history(verdict)
+    asyncio.run(
+        stored_paths.load_and_check_repository_histories(
+            lambda: desk.authority.list_repositories_with_unread_history(evaluate())
+        )
+    )
     return evaluate()
 
 
@@ -119,7 +126,7 @@ SUMMARIES = [
 ]  # fmt: skip
 
 
-def test_a_copy_of_a_repository_is_allowed_by_no_rule_that_leaves_words_open(repository: Path) -> None:
+def test_a_wildcard_rule_does_not_allow_transferring_a_repository_that_stores_a_secret(repository: Path) -> None:
     rules = (
         "allow bash",
         *(f"allow bash git {verb} *" for verb in ("clone", "fetch", "pull", "push")),
@@ -130,7 +137,7 @@ def test_a_copy_of_a_repository_is_allowed_by_no_rule_that_leaves_words_open(rep
 
 
 @pytest.mark.parametrize("mode", ["ask", "accept-edits", "auto"])
-def test_a_repository_without_hidden_files_is_shown_unasked(repository: Path, mode: str) -> None:
+def test_git_output_of_a_repository_without_hidden_files_is_allowed(repository: Path, mode: str) -> None:
     for command in (*HISTORY, *INDEX, *SUMMARIES):
         if "--git-dir" not in command and "--submodule" not in command:
             assert judge(repository, command, mode=mode).action == "allow", command
@@ -147,7 +154,7 @@ def test_a_repository_without_hidden_files_is_shown_unasked(repository: Path, mo
         rename_folder_with_secret,
     ],
 )
-def test_a_hidden_file_in_the_history_asks_and_summaries_do_not(
+def test_a_hidden_file_in_the_history_makes_history_commands_ask_but_not_summaries(
     repository: Path, spoil: Callable[[Path], None]
 ) -> None:
     spoil(repository)
@@ -170,14 +177,16 @@ def test_a_hidden_file_in_the_history_asks_and_summaries_do_not(
         ("allow bash git log *", "allow bash git show *", "allow bash git diff *"),
     ],
 )
-def test_only_a_rule_that_names_every_word_allows_it(repository: Path, rules: tuple[str, ...]) -> None:
+def test_only_a_rule_naming_every_word_allows_printing_from_a_repository_with_a_secret(
+    repository: Path, rules: tuple[str, ...]
+) -> None:
     add_secret(repository)
     for command in ("git log -p", "git show HEAD", "git diff HEAD~1", "git show", "git diff"):
         assert judge(repository, command, *rules).action == "ask", command
         assert judge(repository, command, f"allow bash {command}").action == "allow", command
 
 
-def test_the_rules_of_the_operator_say_what_is_hidden(repository: Path) -> None:
+def test_the_operators_rules_decide_which_stored_files_are_hidden(repository: Path) -> None:
     commit(repository, {"private/plan.txt": "x\n"})
     assert judge(repository, "git log -p").action == "allow"
     assert judge(repository, "git log -p", "deny fs.read private/**").action == "ask"
@@ -189,7 +198,7 @@ def test_the_rules_of_the_operator_say_what_is_hidden(repository: Path) -> None:
     assert judge(repository, "git log -p", "allow *").action == "allow"
 
 
-def test_a_comparison_with_the_index_asks_only_about_the_index(repository: Path) -> None:
+def test_a_diff_against_the_index_asks_only_if_the_index_has_hidden_files(repository: Path) -> None:
     take_secret_back(repository)
     for command in INDEX:
         assert judge(repository, command).action == "allow", command
@@ -205,14 +214,14 @@ def test_an_example_of_a_secret_file_is_not_hidden(repository: Path) -> None:
     assert judge(repository, "cp .env settings.example").action == "ask"
 
 
-def test_what_is_committed_later_counts_at_once(repository: Path) -> None:
+def test_a_secret_committed_later_affects_the_next_decision(repository: Path) -> None:
     assert judge(repository, "git log -p").action == "allow"
     add_secret(repository)
     assert judge(repository, "git log -p").action == "ask"
 
 
 @pytest.mark.parametrize("name", ["HEAD", "pack", "index", "config", "alternate"])
-def test_a_repository_that_cannot_be_read_asks(repository: Path, name: str) -> None:
+def test_an_unreadable_repository_makes_git_output_ask(repository: Path, name: str) -> None:
     if name == "HEAD":
         (repository / ".git").rename(repository / "store")
         (repository / ".git").write_text("not a pointer\n")
@@ -238,7 +247,7 @@ def test_a_repository_that_cannot_be_read_asks(repository: Path, name: str) -> N
     assert judge(repository, "git log --oneline").action == "allow"
 
 
-def test_a_repository_in_a_folder_is_judged_by_its_own_files(repository: Path) -> None:
+def test_a_nested_repository_is_checked_by_its_own_files(repository: Path) -> None:
     inner = repository / "vendor/lib"
     inner.mkdir(parents=True)
     git(inner, "init", "-q")
@@ -248,7 +257,7 @@ def test_a_repository_in_a_folder_is_judged_by_its_own_files(repository: Path) -
         assert judge(repository, command).action == "ask", command
 
 
-def test_a_linked_work_tree_is_judged_by_the_repository(repository: Path, tmp_path: Path) -> None:
+def test_a_linked_work_tree_is_checked_by_its_main_repository(repository: Path, tmp_path: Path) -> None:
     take_secret_back(repository)
     linked = tmp_path / "linked"
     git(repository, "worktree", "add", "-q", str(linked), "-b", "other")
@@ -256,7 +265,7 @@ def test_a_linked_work_tree_is_judged_by_the_repository(repository: Path, tmp_pa
     assert judge(linked, "git diff").action == "allow"
 
 
-def test_the_stored_paths_are_those_that_git_names(repository: Path) -> None:
+def test_the_stored_paths_equal_the_paths_that_git_lists(repository: Path) -> None:
     for number in range(40):
         commit(
             repository, {f"src/pkg{number % 7}/module {number}.py": "x = 1\n" * number, "sub/deep/ü.txt": str(number)}
@@ -264,16 +273,16 @@ def test_the_stored_paths_are_those_that_git_names(repository: Path) -> None:
     git(repository, "gc", "-q")
     commit(repository, {"loose/file": "x"})
     store = str(repository / ".git")
-    stored_paths.load_history(store)
+    stored_paths.load_and_check_repository_history(store)
     named = git(repository, "log", "--all", "--format=", "--name-only", "-z").replace("\n", "").split("\0")
-    assert stored_paths.list_history_paths(store) == (True, frozenset(named) - {""})
+    assert stored_paths.get_known_history_paths(store) == (True, frozenset(named) - {""})
     indexed = git(repository, "ls-files", "-z").split("\0")
-    assert stored_paths.list_indexed_paths(store) == frozenset(indexed) - {""}
+    assert stored_paths.get_current_index_paths(store) == (True, frozenset(indexed) - {""})
     git(repository, "update-index", "--index-version", "4")
-    assert stored_paths.list_indexed_paths(store) == frozenset(indexed) - {""}
+    assert stored_paths.get_current_index_paths(store) == (True, frozenset(indexed) - {""})
 
 
-def test_no_repository_prints_nothing(tmp_path: Path) -> None:
+def test_a_git_log_outside_a_repository_is_allowed(tmp_path: Path) -> None:
     folder = tmp_path / "plain"
     folder.mkdir()
     assert judge(folder, "git log -p").action == "allow"
@@ -282,5 +291,161 @@ def test_no_repository_prints_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["ls", "echo digits", "git status", "cat .gitignore", "grep -rn 'git log' .", "git push"]
 )
-def test_a_text_that_prints_no_stored_file_reads_no_repository(text: str) -> None:
+def test_a_command_that_prints_no_stored_file_does_not_read_the_repository(text: str) -> None:
     assert find_stored_file_accesses(parse_script(text), text) == []
+
+
+_READ_PLACES = {
+    "the link to the store": ".git",
+    "the index": ".git/index",
+    "the folder of the objects": ".git/commondir",
+    "borrowed objects": ".git/objects/info/alternates",
+    "the configuration": ".git/config",
+    "an object": f".git/objects/aa/{'b' * 38}",
+    "the index of a pack": f".git/objects/pack/pack-{'c' * 40}.idx",
+}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", ["pipe", "device", "link to a pipe"])
+@pytest.mark.parametrize("place", _READ_PLACES.values(), ids=_READ_PLACES)
+@pytest.mark.parametrize("text", ["git log -p", "git grep x", "cd sub && git show HEAD~1"])
+def test_no_file_of_a_repository_is_waited_for(repository: Path, place: str, kind: str, text: str) -> None:
+    """A pipe can name another store when git reads it, so its stored files are unknown."""
+    subject = repository / place
+    subject.parent.mkdir(parents=True, exist_ok=True)
+    if place == ".git":
+        subject.rename(repository / ".moved")
+    subject.unlink(missing_ok=True)
+    if kind == "device":
+        subject.symlink_to("/dev/zero")
+    elif kind == "pipe":
+        os.mkfifo(subject)
+    else:
+        os.mkfifo(repository / ".pipe")
+        subject.symlink_to(repository / ".pipe")
+    needs_history = "grep" not in text or place in (".git", ".git/index")
+    assert judge(repository, text).action == ("ask" if needs_history else "allow")
+
+
+def test_a_pack_that_is_cut_while_it_is_read_makes_the_history_unknown(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        commit(repository, {f"f{number}": str(number) * 5_000})
+    git(repository, "gc", "-q")
+    (pack,) = (repository / ".git/objects/pack").glob("*.pack")
+    pack.chmod(0o600)
+    opened = stored_paths._PackFile  # pyright: ignore[reportPrivateUsage]
+
+    def cut(index: bytes, descriptor: int, length: int) -> object:
+        os.truncate(pack, 12)
+        return opened(index, descriptor, length)
+
+    monkeypatch.setattr(stored_paths, "_PackFile", cut)
+    assert judge(repository, "git log -p").action == "ask"
+
+
+def _pack(repository: Path, objects: list[tuple[int, bytes, bytes]]) -> None:
+    """Write a pack of objects, each with its kind, the part of its header after the size, and its content, with its index."""
+    data, places = b"PACK" + struct.pack(">II", 2, len(objects)), list[tuple[bytes, int]]()
+    for number, (kind, rest, content) in enumerate(objects):
+        places.append((struct.pack(">I", number) + b"\0" * 16, len(data)))
+        size = len(content)
+        head, size = [(kind << 4) | (size & 15)], size >> 4
+        while size:
+            head[-1] |= 0x80
+            head.append(size & 0x7F)
+            size >>= 7
+        data += bytes(head) + rest + zlib.compress(content, 9)
+    folder = repository / ".git/objects/pack"
+    (folder / "pack-x.pack").write_bytes(data + b"\0" * 20)
+    names = b"".join(name for name, _ in places)
+    offsets = b"".join(struct.pack(">I", offset) for _, offset in places)
+    fan = struct.pack(">256I", *[len(places)] * 256)
+    (folder / "pack-x.idx").write_bytes(
+        b"\xfftOc\0\0\0\2" + fan + names + b"\0" * 4 * len(places) + offsets + b"\0" * 40
+    )
+
+
+def _name(number: int) -> bytes:
+    return struct.pack(">I", number) + b"\0" * 16
+
+
+_TREE = b"100644 file\0" + b"\1" * 20
+_HOSTILE_PACKS: dict[str, list[tuple[int, bytes, bytes]]] = {
+    "a base that is elsewhere": [(7, b"\7" * 20, b"\1\1\x90\1")],
+    "bases in a circle": [(7, _name(1), b"\1\1\x90\1"), (7, _name(0), b"\1\1\x90\1")],
+    "large deltas": [(2, b"", _TREE), *((7, _name(number), b"\0" * 8_000_000) for number in range(40))],
+    "a deep tree of long names": [
+        *((2, b"", b"40000 %b\0%b100644 f\0%b" % (b"n" * 4_000, _name(at + 1), b"\1" * 20)) for at in range(3_000)),
+        (2, b"", _TREE),
+    ],
+}
+
+
+@pytest.mark.parametrize("objects", _HOSTILE_PACKS.values(), ids=_HOSTILE_PACKS)
+def test_a_hostile_pack_takes_little_memory_and_makes_the_history_unknown(
+    repository: Path, objects: list[tuple[int, bytes, bytes]]
+) -> None:
+    _pack(repository, objects)
+    tracemalloc.start()
+    try:
+        assert judge(repository, "git log -p").action == "ask"
+        assert tracemalloc.get_traced_memory()[1] < 600 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_change_that_keeps_size_and_time_is_read_again(repository: Path) -> None:
+    commit(repository, {"b.txt": "1"})
+    index = repository / ".git/index"
+    assert "b.txt" in (stored_paths.get_current_index_paths(str(index.parent))[1] or ())
+    before = index.stat()
+    index.write_bytes(index.read_bytes().replace(b"b.txt\0", b".envx\0"))
+    os.utime(index, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert ".envx" in (stored_paths.get_current_index_paths(str(index.parent))[1] or ())
+
+
+def test_a_long_index_is_read_before_the_decision_and_not_within_it(repository: Path) -> None:
+    commit(repository, {f"folder/{number:04d}-{'x' * 200}": "" for number in range(2_500)})
+    commit(repository, {".env": "KEY=1\n"})
+    desk = Desk(repository)
+    verdict = desk.authority.evaluate(
+        SPEC, {"command": "git grep x"}, rules=build_default_rule_book(), roots=desk.roots
+    )
+    assert verdict.action == "ask" and "unknown" in str(verdict.reason)
+    assert [one.scope for one in desk.authority.list_repositories_with_unread_history(verdict)] == ["index"]
+    assert not [
+        one for one in desk.authority.list_repositories_with_unread_history(verdict) if one.list_paths() is not None
+    ]
+    verdict = judge(repository, "git grep x")
+    assert verdict.action == "ask" and ".env" in str(verdict.reason)
+
+
+@pytest.mark.parametrize("count", [300, 5_000])
+def test_the_rules_judge_many_stored_files_before_the_decision_and_not_within_it(repository: Path, count: int) -> None:
+    """A decision holds everything else up, so that it looks at a few names only."""
+    commit(repository, {f"d{number % 50}/{number}": "" for number in range(count)})
+    desk = Desk(repository)
+
+    def evaluate() -> PolicyVerdict:
+        return desk.authority.evaluate(
+            SPEC, {"command": "git log -p"}, rules=build_default_rule_book(), roots=desk.roots
+        )
+
+    stored_paths.load_and_check_repository_history(str(repository / ".git"))
+    assert evaluate().action == "ask", "the names were not checked"
+    asyncio.run(
+        stored_paths.load_and_check_repository_histories(
+            lambda: desk.authority.list_repositories_with_unread_history(evaluate())
+        )
+    )
+    assert evaluate().action == "allow"
+    take_secret_back(repository)
+    asyncio.run(
+        stored_paths.load_and_check_repository_histories(
+            lambda: desk.authority.list_repositories_with_unread_history(evaluate())
+        )
+    )
+    assert evaluate().action == "ask" and ".env" in evaluate().reason

@@ -17,11 +17,11 @@ from handrail.contract.tool.requires import (
     Requires,
     ShellRequires,
     expand_requires,
-    union_of_layers,
+    unite_capability_layers,
 )
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_authorizer import CallAuthorizer
-from handrail.policy.call_targets import call_capabilities
+from handrail.policy.call_targets import compute_call_capabilities
 
 VARIABLES = PathVariables(workspace=("/ws", "/further"), ad_hoc=("/out",))
 _PATHS = st.lists(
@@ -92,12 +92,12 @@ def _named(delegation: DelegationPolicy) -> CapabilitySet:
 
 @pytest.mark.proves("P-12")
 @given(_LAYERS, _DELEGABLE, _LAYERS, st.none() | _LAYERS)
-def test_a_sub_agent_has_what_its_parent_passes_on_its_manifest_and_the_host_all_allow(
+def test_a_sub_agent_has_only_capabilities_that_delegation_manifest_and_ceiling_allow(
     parent: CapabilityLayer, delegation: DelegationPolicy, declared: CapabilityLayer, ceiling: CapabilityLayer | None
 ) -> None:
     manifest = AgentManifest(id="parent", delegation=delegation)
-    handed = CallAuthorizer(VARIABLES, parent, ceiling=ceiling).compute_delegation(manifest)
-    child = call_capabilities(ToolSpec("t", "Do.", requires=_EVERYTHING), VARIABLES, declared, ceiling, handed)
+    handed = CallAuthorizer(VARIABLES, parent, ceiling=ceiling).compute_delegable_capabilities(manifest)
+    child = compute_call_capabilities(ToolSpec("t", "Do.", requires=_EVERYTHING), VARIABLES, declared, ceiling, handed)
     bounds = [parent, declared, *([] if ceiling is None else [ceiling])]
     said: dict[Capability, bool] = {
         "fs.read": delegation.fs.read is not None,
@@ -117,7 +117,7 @@ def test_a_sub_agent_has_what_its_parent_passes_on_its_manifest_and_the_host_all
 
 @pytest.mark.proves("P-12")
 @given(_LAYERS, _DELEGABLE, _LAYERS, _DELEGABLE, _LAYERS, _REQUIRES)
-def test_neither_do_its_calls_nor_those_of_agents_below_it(
+def test_calls_of_nested_sub_agents_never_exceed_the_capabilities_above_them(
     parent: CapabilityLayer,
     by_parent: DelegationPolicy,
     child: CapabilityLayer,
@@ -126,10 +126,10 @@ def test_neither_do_its_calls_nor_those_of_agents_below_it(
     tool: Requires,
 ) -> None:
     top = CallAuthorizer(VARIABLES, parent)
-    first = top.compute_delegation(AgentManifest(id="a", delegation=by_parent))
+    first = top.compute_delegable_capabilities(AgentManifest(id="a", delegation=by_parent))
     middle = CallAuthorizer(VARIABLES, child).restrict_to_delegation(first)
-    second = middle.compute_delegation(AgentManifest(id="b", delegation=by_child))
-    call = call_capabilities(ToolSpec("t", "Do.", requires=tool), VARIABLES, grandchild, None, second)
+    second = middle.compute_delegable_capabilities(AgentManifest(id="b", delegation=by_child))
+    call = compute_call_capabilities(ToolSpec("t", "Do.", requires=tool), VARIABLES, grandchild, None, second)
     for capability, target in TOUCHES:
         if call.allows(capability, target):
             assert second.allows(capability, target)
@@ -138,13 +138,13 @@ def test_neither_do_its_calls_nor_those_of_agents_below_it(
             assert CapabilitySet((child,)).allows(capability, target)
         if first.allows(capability, target):
             assert CapabilitySet((parent,)).allows(capability, target)
-    assert not top.compute_delegation(AgentManifest(id="a")).has_capability("ask")
+    assert not top.compute_delegable_capabilities(AgentManifest(id="a")).has_capability("ask")
 
 
-def test_a_parent_without_anything_passes_nothing_on() -> None:
+def test_a_parent_without_capabilities_delegates_no_capability() -> None:
     nothing = CallAuthorizer(VARIABLES, _layer(_EVERYTHING)).restrict_to_delegation(CapabilitySet())
-    assert nothing.compute_delegation(AgentManifest(id="a")) == CapabilitySet()
-    call = call_capabilities(
+    assert nothing.compute_delegable_capabilities(AgentManifest(id="a")) == CapabilitySet()
+    call = compute_call_capabilities(
         ToolSpec("t", "Do.", requires=_EVERYTHING), VARIABLES, _layer(_EVERYTHING), None, CapabilitySet()
     )
     assert not any(call.allows(capability, target) for capability, target in TOUCHES)
@@ -152,14 +152,14 @@ def test_a_parent_without_anything_passes_nothing_on() -> None:
 
 @pytest.mark.proves("K-10")
 @given(_REQUIRES, _REQUIRES, _LAYERS)
-def test_another_tool_extends_the_agent_and_no_other_tool(
+def test_an_added_tool_extends_its_agent_but_does_not_widen_other_tools(
     mine: Requires, others: Requires, own: CapabilityLayer
 ) -> None:
-    before = call_capabilities(ToolSpec("a", "A.", requires=mine), VARIABLES, own)
-    after = call_capabilities(
+    before = compute_call_capabilities(ToolSpec("a", "A.", requires=mine), VARIABLES, own)
+    after = compute_call_capabilities(
         ToolSpec("a", "A.", requires=mine),
         VARIABLES,
-        union_of_layers("a", [own, expand_requires(others, VARIABLES, "b")]),
+        unite_capability_layers("a", [own, expand_requires(others, VARIABLES, "b")]),
     )
     declared = CapabilitySet((expand_requires(mine, VARIABLES, "a"),))
     for capability, target in TOUCHES:
@@ -170,7 +170,7 @@ def test_another_tool_extends_the_agent_and_no_other_tool(
 
 
 @pytest.mark.proves("K-09")
-def test_a_variable_with_several_roots_stands_for_each_and_an_empty_one_for_none() -> None:
+def test_a_variable_expands_to_each_of_its_roots_and_an_empty_variable_to_none() -> None:
     layer = expand_requires(
         Requires(fs=FsRequires(read=("{workspace}/src", "{user-data}"), write=("{user-data}/x",))), VARIABLES, "t"
     )

@@ -33,7 +33,7 @@ def untrusted(*texts: str) -> list[Rule]:
         (TODO, {"todos": []}, "deny *", "ask todo"),
     ],
 )
-def test_its_question_never_stands_in_for_a_deny_and_its_deny_counts(
+def test_an_untrusted_ask_rule_never_replaces_a_deny_and_an_untrusted_deny_rule_applies(
     desk: Desk, spec: ToolSpec, arguments: Mapping[str, Any], deny: str, ask: str
 ) -> None:
     denied = book(f"project: {deny}")
@@ -83,7 +83,7 @@ SCOPES = st.sampled_from(["project", "project", "session", "session", "manifest"
 @pytest.mark.proves("F-11", "P-03")
 @settings(max_examples=3 * settings().max_examples)
 @given(st.data(), st.sampled_from(CALLS))
-def test_whatever_untrusted_rules_say_no_decision_gets_milder(
+def test_untrusted_rules_never_make_a_decision_milder(
     desk: Desk, data: st.DataObject, call: tuple[ToolSpec, dict[str, Any], tuple[str, ...]]
 ) -> None:
     spec, arguments, related = call
@@ -101,7 +101,9 @@ def test_whatever_untrusted_rules_say_no_decision_gets_milder(
 
 @pytest.mark.proves("P-15")
 @pytest.mark.parametrize("spec", [WRITE, EDIT, MOVE])
-def test_no_rule_allows_writing_the_workspaces_configuration_and_nobody_is_asked(desk: Desk, spec: ToolSpec) -> None:
+def test_writing_the_workspaces_configuration_is_denied_under_every_rule_without_asking(
+    desk: Desk, spec: ToolSpec
+) -> None:
     arguments = {"path": "src/../handrail.toml", "source": "src/a.py", "target": "./HANDRAIL.TOML"}
     rules = ("allow *", f"allow {spec.id}", "allow fs.write handrail.toml", "manifest: allow fs.*")
     verdict = desk.judge(spec, arguments, *rules)
@@ -113,7 +115,7 @@ def test_no_rule_allows_writing_the_workspaces_configuration_and_nobody_is_asked
 
 
 @pytest.mark.proves("P-15")
-def test_a_running_call_cannot_write_it_either(desk: Desk) -> None:
+def test_a_running_call_cannot_write_the_workspace_file(desk: Desk) -> None:
     may = desk.may(WRITE, {"path": "src/a.py"}, "allow *", "allow fs.write")
     refused = may("fs.write", desk.path("handrail.toml"))
     assert refused is not None and "no rule can allow it" in refused
@@ -122,7 +124,7 @@ def test_a_running_call_cannot_write_it_either(desk: Desk) -> None:
     )
 
 
-def test_a_rule_that_narrows_is_told_from_one_that_is_trusted(tmp_path: Path) -> None:
+def test_an_untrusted_rule_is_marked_as_narrowing_and_a_trusted_rule_is_not(tmp_path: Path) -> None:
     text = "ask bash"
     (narrowing,) = untrusted(text)
     assert narrowing.text == text and not rule(text).narrows

@@ -54,14 +54,14 @@ async def test_a_watchdog_sees_the_tool_the_arguments_the_agent_and_the_session(
 @pytest.mark.proves("P-11")
 @pytest.mark.parametrize("rules", ["allow bank.transfer", "ask bank.transfer", "deny bank.transfer"])
 @pytest.mark.parametrize("opinion", [allow(), ask("why"), deny("no")])
-async def test_a_watchdog_only_ever_narrows(desk: Desk, rules: str, opinion: WatchdogDecision) -> None:
+async def test_a_watchdog_can_only_narrow_a_decision(desk: Desk, rules: str, opinion: WatchdogDecision) -> None:
     order = ["allow", "ask", "deny"]
     verdict = await watched(desk, lambda call: opinion, rules=rules)
     assert verdict.action == max(rules.split()[0], opinion.action, key=order.index)
 
 
 @pytest.mark.proves("P-11")
-async def test_several_are_asked_in_order_and_the_first_deny_ends_it(desk: Desk) -> None:
+async def test_several_watchdogs_answer_in_order_until_the_first_deny(desk: Desk) -> None:
     asked: list[str] = []
 
     def one(name: str, opinion: WatchdogDecision) -> Watchdog:
@@ -87,7 +87,7 @@ async def test_several_are_asked_in_order_and_the_first_deny_ends_it(desk: Desk)
 
 
 @pytest.mark.proves("P-11")
-async def test_a_denied_call_is_shown_to_no_watchdog(desk: Desk) -> None:
+async def test_a_watchdog_does_not_see_a_denied_call(desk: Desk) -> None:
     def never(call: WatchdogCall) -> WatchdogDecision:
         raise AssertionError("it was asked")
 
@@ -95,7 +95,7 @@ async def test_a_denied_call_is_shown_to_no_watchdog(desk: Desk) -> None:
 
 
 @pytest.mark.proves("P-11")
-async def test_what_a_watchdog_asks_no_rule_answers(desk: Desk) -> None:
+async def test_no_rule_is_suggested_to_answer_a_watchdogs_question(desk: Desk) -> None:
     verdict = await watched(desk, lambda call: ask("is it right?"), rules="ask bank.transfer source=alice")
     assert verdict.action == "ask"
     assert suggest_rule(verdict) is not None  # the rule asked first, and the watchdog would be asked again
@@ -136,7 +136,7 @@ def _changes(call: WatchdogCall) -> WatchdogDecision:
 
 @pytest.mark.proves("P-11")
 @pytest.mark.parametrize("broken", [_raises, _raises_later, _cancels, _exits, _exits_in_a_thread, _changes])
-async def test_an_error_of_a_watchdog_denies(desk: Desk, broken: Watchdog) -> None:
+async def test_an_error_of_a_watchdog_denies_the_call(desk: Desk, broken: Watchdog) -> None:
     verdict = await watched(desk, broken)
     assert verdict.action == "deny"
     assert "watchdog" in verdict.reason
@@ -158,14 +158,14 @@ async def test_an_error_of_a_watchdog_denies(desk: Desk, broken: Watchdog) -> No
         WatchdogDecision("allow", cast("Any", 5)),
     ],
 )  # type: ignore[arg-type]  # pyright: ignore
-async def test_an_answer_that_is_none_denies(desk: Desk, answer: Any) -> None:
+async def test_an_invalid_watchdog_answer_denies_the_call(desk: Desk, answer: Any) -> None:
     verdict = await watched(desk, lambda call: answer)
     assert verdict.action == "deny"
     assert "expected one of allow()" in verdict.reason
 
 
 @pytest.mark.proves("P-11")
-async def test_a_watchdog_that_does_not_answer_in_time_denies(desk: Desk) -> None:
+async def test_a_watchdog_that_does_not_answer_in_time_denies_the_call(desk: Desk) -> None:
     class Slow:
         timeout_ms = 1
         name = "slow"
@@ -188,7 +188,7 @@ async def test_a_watchdog_that_does_not_answer_in_time_denies(desk: Desk) -> Non
     release.set()
 
 
-async def test_cancelling_the_caller_is_not_taken_for_the_watchdog_s_failure(desk: Desk) -> None:
+async def test_a_cancelled_caller_does_not_count_as_a_watchdog_failure(desk: Desk) -> None:
     began = asyncio.Event()
 
     async def waits(call: WatchdogCall) -> WatchdogDecision:
@@ -214,7 +214,7 @@ def script(folder: Path, text: str, **options: Any) -> ExternalWatchdog:
 
 
 @pytest.mark.proves("P-11")
-async def test_a_command_reads_the_call_and_decides(desk: Desk, tmp_path: Path) -> None:
+async def test_an_external_watchdog_reads_the_call_and_decides(desk: Desk, tmp_path: Path) -> None:
     out = tmp_path / "seen.json"
     dog = script(
         tmp_path,
@@ -254,7 +254,7 @@ async def test_a_command_reads_the_call_and_decides(desk: Desk, tmp_path: Path) 
         ("""print('{"decision": "allow"}' + ' ' * 100_000)""", "deny", "longer than"),
     ],
 )
-async def test_only_a_whole_answer_of_a_command_that_ended_well_counts(
+async def test_an_external_watchdog_needs_a_complete_answer_and_a_successful_exit(
     desk: Desk, tmp_path: Path, text: str, action: str, reason: str
 ) -> None:
     verdict = await watched(desk, script(tmp_path, text))
@@ -263,7 +263,7 @@ async def test_only_a_whole_answer_of_a_command_that_ended_well_counts(
 
 
 @pytest.mark.proves("P-11")
-async def test_a_command_that_is_not_there_denies(desk: Desk) -> None:
+async def test_a_missing_watchdog_program_denies_the_call(desk: Desk) -> None:
     verdict = await watched(desk, ExternalWatchdog(["/nonexistent/watchdog"]))
     assert verdict.action == "deny"
     with pytest.raises(ValueError, match="needs a command"):
@@ -271,7 +271,7 @@ async def test_a_command_that_is_not_there_denies(desk: Desk) -> None:
 
 
 @pytest.mark.proves("P-11")
-async def test_a_command_gets_a_small_environment_and_a_session_of_its_own(
+async def test_a_watchdog_command_runs_in_a_separate_process_session_without_the_kernels_secrets(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "x")
@@ -286,7 +286,7 @@ async def test_a_command_gets_a_small_environment_and_a_session_of_its_own(
 
 
 @pytest.mark.proves("P-11")
-async def test_a_command_need_not_read_the_call(desk: Desk, tmp_path: Path) -> None:
+async def test_an_external_watchdog_need_not_read_the_call(desk: Desk, tmp_path: Path) -> None:
     own = Desk(desk.workspace, (script(tmp_path, """print('{"decision": "allow"}')"""),))
     arguments = {"command": "echo " + "x" * 500_000}
     verdict = own.judge(BASH, arguments, "allow bash")
@@ -318,7 +318,7 @@ def _gone(pid: int) -> bool:
 
 @pytest.mark.proves("P-11")
 @pytest.mark.parametrize("leaves_its_group", [False, True])
-async def test_at_its_time_out_a_command_is_ended_with_all_it_started(
+async def test_a_timeout_ends_an_external_watchdog_with_all_its_child_processes(
     desk: Desk, tmp_path: Path, leaves_its_group: bool
 ) -> None:
     pids = tmp_path / "pids"
@@ -352,7 +352,7 @@ async def test_at_its_time_out_a_command_is_ended_with_all_it_started(
 
 
 @pytest.mark.proves("P-11")
-async def test_a_child_that_keeps_the_pipe_open_does_not_delay_the_answer(desk: Desk, tmp_path: Path) -> None:
+async def test_a_child_process_that_keeps_the_pipe_open_does_not_delay_the_answer(desk: Desk, tmp_path: Path) -> None:
     dog = script(
         tmp_path,
         "import os, time\n"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.policy.desk import Desk
 
 from handrail.policy.decision_explanation import trace_decision
-from handrail.policy.rules.pattern_lexer import quote_argv
+from handrail.policy.rules.pattern_lexer import build_exact_argv_pattern
 from handrail.policy.shell import command_wrappers
 
 pytestmark = pytest.mark.proves("P-05")
@@ -40,14 +40,14 @@ pytestmark = pytest.mark.proves("P-05")
         ("timeout 5 sleep 300", ["allow bash"], "allow"),
     ],
 )
-def test_a_wrapped_command_is_judged_by_the_rules_for_the_command(
+def test_the_rules_for_a_command_also_apply_to_its_wrapped_form(
     desk: Desk, command: str, rules: list[str], answer: str
 ) -> None:
     verdict = desk.bash(command, *rules)
     assert verdict.action == answer, verdict.reason
 
 
-def test_the_trace_says_which_wrappers_were_seen(desk: Desk) -> None:
+def test_the_trace_lists_the_wrappers_of_a_command(desk: Desk) -> None:
     verdict = desk.bash("timeout 5 nice git status", "allow bash git status")
     unwrapped = [step.text for step in trace_decision(verdict) if step.outcome == "unwrapped"]
     assert [text.split("`")[1] for text in unwrapped] == ["timeout 5", "nice"]
@@ -74,7 +74,7 @@ COMMANDS = st.lists(st.text(st.characters(codec="utf-8", exclude_categories=("C"
 
 
 @given(st.lists(WRAPPERS, min_size=1, max_size=command_wrappers.MAX_DEPTH), COMMANDS)
-def test_layers_are_the_words_as_they_were(around: list[list[str]], command: list[str]) -> None:
+def test_splitting_wrapper_layers_preserves_the_words(around: list[list[str]], command: list[str]) -> None:
     argv = [word for wrapper in around for word in wrapper] + command
     layers = command_wrappers.split_wrapper_layers(argv)
     assert [word for layer in layers for word in layer] == argv
@@ -82,10 +82,10 @@ def test_layers_are_the_words_as_they_were(around: list[list[str]], command: lis
 
 
 @given(st.lists(WRAPPERS, min_size=1, max_size=4), st.sampled_from(["rm -rf x", "sudo ls", "python -c x", "sh -c ls"]))
-def test_no_wrapper_lets_anything_through_that_would_not_run_without_it(
+def test_a_wrapper_never_allows_a_command_that_needs_approval_without_it(
     desk: Desk, around: list[list[str]], command: str
 ) -> None:
-    text = " ".join([*(quote_argv(wrapper) for wrapper in around), command])
+    text = " ".join([*(build_exact_argv_pattern(wrapper) for wrapper in around), command])
     for rules in (["allow bash git status"], ["allow bash git *", "allow bash timeout *", "allow bash nice *"]):
         assert desk.bash(text, *rules).action == "ask"
     bare = desk.bash(command, "allow bash").action
@@ -94,6 +94,6 @@ def test_no_wrapper_lets_anything_through_that_would_not_run_without_it(
 
 
 @given(st.lists(st.text(max_size=8), max_size=6))
-def test_no_argv_makes_unwrapping_raise(argv: list[str]) -> None:
+def test_unwrapping_never_raises_on_any_argv(argv: list[str]) -> None:
     at = command_wrappers.find_wrapped_command_start(argv)
     assert at is None or (0 < at < len(argv) and argv[at][:1] not in ("", "-"))

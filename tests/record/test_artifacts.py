@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.proves("O-03")
-def test_what_is_put_comes_back_under_the_hash_of_its_content(folder: Path) -> None:
+def test_a_stored_artifact_is_returned_under_the_hash_of_its_content(folder: Path) -> None:
     artifacts = ArtifactStore(folder)
     data = bytes(range(256)) * 1000
     ref = artifacts.put(data, "image/png")
@@ -36,7 +36,7 @@ def test_the_same_content_is_stored_once(folder: Path) -> None:
     assert (artifacts.put(b"x" * 100, "text/html"), sorted(folder.rglob("*"))) == before
 
 
-def test_a_damaged_artifact_is_refused_and_repaired_by_putting_it_again(folder: Path) -> None:
+def test_a_damaged_artifact_is_refused_until_its_content_is_stored_again(folder: Path) -> None:
     artifacts = ArtifactStore(folder)
     ref = artifacts.put(b"content", "text/plain")
     (stored,) = [file for file in folder.rglob("*") if file.is_file() and file.read_bytes() == b"content"]
@@ -50,7 +50,7 @@ def test_a_damaged_artifact_is_refused_and_repaired_by_putting_it_again(folder: 
 @pytest.mark.parametrize(
     "ref", ["", "sha256:", "sha256:../../x", "md5:" + "0" * 32, "sha256:" + "G" * 64, "sha256:" + "0" * 64 + "\n"]
 )
-def test_what_is_no_reference_never_becomes_a_path(folder: Path, ref: str) -> None:
+def test_an_invalid_artifact_reference_is_refused(folder: Path, ref: str) -> None:
     with pytest.raises(ToolError, match="Invalid artifact reference") as raised:
         ArtifactStore(folder).get(ref)
     assert raised.value.kind == "invalid_input"
@@ -63,12 +63,12 @@ def test_an_unknown_artifact_is_unavailable(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("media_type", ["", "text", "text/plain\nX: y", "a/b" + "c" * 300])
-def test_a_media_type_that_is_none_is_not_kept(folder: Path, media_type: str) -> None:
+def test_an_invalid_media_type_is_replaced_by_the_default(folder: Path, media_type: str) -> None:
     artifacts = ArtifactStore(folder)
     assert artifacts.get(artifacts.put(b"1", media_type)).media_type == "application/octet-stream"
 
 
-def test_a_full_disk_leaves_no_half_artifact(place: Place, folder: Path) -> None:
+def test_a_full_disk_leaves_no_incomplete_artifact(place: Place, folder: Path) -> None:
     said = place.finished(
         "import resource, sys\n"
         "from pathlib import Path\n"
@@ -84,6 +84,6 @@ def test_a_full_disk_leaves_no_half_artifact(place: Place, folder: Path) -> None
     assert not list(folder.rglob(".new-*"))
 
 
-def test_a_place_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_a_missing_artifact_folder_gives_an_error_that_names_the_state_option(tmp_path: Path) -> None:
     with pytest.raises(LogUnavailable, match="--state DIR"):
         ArtifactStore(tmp_path / "absent").put(b"x")

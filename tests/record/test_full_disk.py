@@ -59,7 +59,7 @@ asyncio.run(main())
 """
 
 
-def test_a_full_disk_is_told_to_every_commit_and_over_when_there_is_room(place: Place) -> None:
+def test_a_full_disk_fails_every_commit_until_space_is_free_again(place: Place) -> None:
     said: dict[str, Any] = json.loads(place.finished(BOUNDED))
     assert str(place.folders.database_file) in said["error"] and said["refusal"] == said["error"]
     assert said["refused"] == 5 and said["refusal after"] is None and said["lost"] == 0

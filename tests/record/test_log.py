@@ -38,14 +38,16 @@ with LogReader.open_database(locate_folders(sys.argv[1], sys.argv[2]).database_f
 
 
 @pytest.mark.proves("G-01")
-async def test_what_is_committed_is_seen_at_once_by_another_process(log: CommitLog, place: Place) -> None:
+async def test_another_process_sees_committed_records_at_once(log: CommitLog, place: Place) -> None:
     log.record_soon([proposed("c1"), Record("authorised", "ses_1", "c1", {})])
     await log.commit([Record("intended", "ses_1", "c1", {})])
     expected = "[(1, 'proposed', 'c1'), (2, 'authorised', 'c1'), (3, 'intended', 'c1')] True\n"
     assert place.finished(READ_BACK) == expected
 
 
-async def test_what_is_appended_is_there_after_closing(log: CommitLog, store: WorkspaceStore, place: Place) -> None:
+async def test_appended_records_are_in_the_log_after_the_store_closes(
+    log: CommitLog, store: WorkspaceStore, place: Place
+) -> None:
     for number in range(300):
         log.record_soon([proposed(f"c{number}")])
     await store.aclose()
@@ -81,7 +83,9 @@ async def test_concurrent_commits_share_transactions(log: CommitLog, store: Work
         {"deep": [[[[[0]]]]] * 3},
     ],
 )
-async def test_no_value_costs_a_record_or_the_chain(log: CommitLog, body: dict[str, Any]) -> None:
+async def test_an_unencodable_value_breaks_neither_its_record_nor_the_chain(
+    log: CommitLog, body: dict[str, Any]
+) -> None:
     await log.commit([proposed("c1"), Record("committed", "ses\ud800", "c\0\udfff", body), proposed("c2")])
     assert [r.sequence for r in log.reader.records()] == [1, 2, 3]
     assert verify_log(log.reader).ok
@@ -90,7 +94,7 @@ async def test_no_value_costs_a_record_or_the_chain(log: CommitLog, body: dict[s
     assert entry.body is not None and len(entry.body) == 1
 
 
-async def test_a_chain_goes_on_over_restarts(place: Place) -> None:
+async def test_the_hash_chain_continues_across_restarts(place: Place) -> None:
     hashes: list[str] = []
     for number in range(3):
         store = place.open()
@@ -103,7 +107,7 @@ async def test_a_chain_goes_on_over_restarts(place: Place) -> None:
         assert verify_log(reader, hashes[0]).ok
 
 
-async def test_records_can_be_picked_by_session_call_kind_and_place(log: CommitLog) -> None:
+async def test_a_reader_filters_records_by_session_call_kind_and_sequence(log: CommitLog) -> None:
     for session in ("ses_1", "ses_2"):
         for call in ("a", "b"):
             await log.commit([proposed(f"{session}/{call}", session), answered(f"{session}/{call}", session)])
@@ -118,7 +122,7 @@ async def test_records_can_be_picked_by_session_call_kind_and_place(log: CommitL
     assert [c.call_id for c in reader.calls(session="ses_1")] == ["ses_1/a", "ses_1/b"]
 
 
-async def test_a_call_is_one_row_that_says_how_far_it_came(log: CommitLog) -> None:
+async def test_a_call_is_one_row_with_its_current_state(log: CommitLog) -> None:
     def step(kind: Any, call: str, **body: Any) -> Record:
         return Record(kind, "ses_1", call, body)
 
@@ -145,7 +149,7 @@ async def test_a_call_is_one_row_that_says_how_far_it_came(log: CommitLog) -> No
 
 
 @pytest.mark.proves("L-10")
-async def test_a_calls_outcome_and_proposal_are_found_by_its_id(log: CommitLog) -> None:
+async def test_the_log_finds_the_outcome_and_proposal_of_a_call_by_its_id(log: CommitLog) -> None:
     log.record_soon([proposed("c1", arguments={"path": "x"}), answered("c1", mark=7), proposed("c2")])
     outcome, proposal = await log.find_outcome("c1"), await log.find_proposal("c1")
     assert outcome is not None and outcome.body is not None and outcome.body["result"]["metadata"] == {"mark": 7}
@@ -155,7 +159,7 @@ async def test_a_calls_outcome_and_proposal_are_found_by_its_id(log: CommitLog) 
     assert await log.find_outcome("") is None
 
 
-async def test_a_late_record_does_not_hide_the_answer_a_call_was_given(log: CommitLog) -> None:
+async def test_a_late_record_does_not_replace_the_recorded_result_of_a_call(log: CommitLog) -> None:
     late = Record("committed", "ses_1", "c1", {"late": True, "ended": "returned"})
     timeout = Record("committed", "ses_1", "c1", {"result": {"type": "error", "metadata": {"error_kind": "timeout"}}})
     for order in ([timeout, late], [late, timeout]):
@@ -166,7 +170,7 @@ async def test_a_late_record_does_not_hide_the_answer_a_call_was_given(log: Comm
 
 
 @pytest.mark.proves("G-02")
-async def test_a_redacted_body_is_gone_from_the_disk_and_the_chain_still_holds(log: CommitLog, place: Place) -> None:
+async def test_a_redaction_removes_the_body_from_disk_and_keeps_the_chain_valid(log: CommitLog, place: Place) -> None:
     secret = "correct-horse-battery-staple" * 200
     await log.commit([proposed("c1"), proposed("c2", arguments={"password": secret}), proposed("c3")])
     head = log.reader.head().hash
@@ -181,7 +185,7 @@ async def test_a_redacted_body_is_gone_from_the_disk_and_the_chain_still_holds(l
         assert file.is_dir() or b"correct-horse" not in file.read_bytes(), file
 
 
-async def test_what_proves_a_redaction_stays(log: CommitLog) -> None:
+async def test_the_record_of_a_redaction_cannot_be_redacted(log: CommitLog) -> None:
     await log.commit([proposed("c1")])
     await log.redact_record_bodies([1], reason="x")
     with pytest.raises(UsageError, match="Record 2 documents a redaction"):
@@ -191,7 +195,7 @@ async def test_what_proves_a_redaction_stays(log: CommitLog) -> None:
     assert verify_log(log.reader).records == 2
 
 
-async def test_a_body_removed_behind_the_logs_back_is_not_taken_for_a_redaction(
+async def test_a_body_removed_outside_the_log_does_not_count_as_a_redaction(
     log: CommitLog, store: WorkspaceStore
 ) -> None:
     await log.commit([proposed("c1"), proposed("c2")])
@@ -203,7 +207,7 @@ async def test_a_body_removed_behind_the_logs_back_is_not_taken_for_a_redaction(
     assert not found.ok and found.first_invalid == 1 and "without a recorded redaction" in str(found)
 
 
-async def test_a_log_that_something_else_wrote_to_takes_no_records(log: CommitLog, store: WorkspaceStore) -> None:
+async def test_a_log_that_another_program_wrote_to_refuses_new_records(log: CommitLog, store: WorkspaceStore) -> None:
     await log.commit([proposed("c1"), proposed("c2")])
     outside = sqlite3.connect(store.database.path)
     outside.execute("INSERT INTO record VALUES (3, 1, 'committed', '', '', zeroblob(64), x'7b7d')")
@@ -214,7 +218,7 @@ async def test_a_log_that_something_else_wrote_to_takes_no_records(log: CommitLo
     assert log.unavailable_reason is not None and "handrail log verify" in log.unavailable_reason
 
 
-async def test_a_clock_that_is_set_back_and_forth_changes_neither_the_order_nor_the_chain(
+async def test_a_clock_that_jumps_changes_neither_the_order_nor_the_chain(
     store: WorkspaceStore,
 ) -> None:
     century = 100 * 365 * 86400 * 10**9
@@ -236,7 +240,7 @@ def steps(call: str, *kinds: Any) -> list[Record]:
 
 
 @pytest.mark.proves("G-02")
-async def test_the_records_of_a_call_that_are_written_at_once_are_each_found_by_number_kind_and_call(
+async def test_records_written_together_are_each_found_by_sequence_kind_and_call(
     log: CommitLog,
 ) -> None:
     a = steps("ses_1/1.0", "proposed", "authorised", "intended", "committed")
@@ -259,7 +263,7 @@ async def test_the_records_of_a_call_that_are_written_at_once_are_each_found_by_
     assert log.reader.list_unfinished_intents() == []
 
 
-async def test_an_intent_without_an_end_is_found_wherever_it_is_in_its_entry(log: CommitLog) -> None:
+async def test_the_log_finds_an_unfinished_intent_at_any_position_in_its_entry(log: CommitLog) -> None:
     for number, kinds in enumerate(
         (("proposed", "intended"), ("proposed", "intended", "client-request"), ("intended", "committed", "intended"))
     ):
@@ -271,7 +275,7 @@ async def test_an_intent_without_an_end_is_found_wherever_it_is_in_its_entry(log
     assert log.reader.list_unfinished_intents() == [] and verify_log(log.reader).ok
 
 
-async def test_a_redaction_takes_what_was_written_at_once_with_it_and_says_so(log: CommitLog) -> None:
+async def test_a_redaction_includes_records_written_together_and_lists_them_all(log: CommitLog) -> None:
     await log.commit([*steps("ses_1/1.0", "proposed", "authorised"), *steps("ses_1/1.1", "proposed", "authorised")])
     await log.redact_record_bodies([3], reason="x")
     assert [one.body is None for one in log.reader.records()] == [False, False, True, True, False]
@@ -282,7 +286,9 @@ async def test_a_redaction_takes_what_was_written_at_once_with_it_and_says_so(lo
 
 
 @pytest.mark.parametrize("odd", ["half \ud800 pair", 2**80, ', {"a', "]"])
-async def test_an_odd_body_spoils_no_other_of_its_entry(log: CommitLog, store: WorkspaceStore, odd: Any) -> None:
+async def test_an_unusual_body_does_not_affect_other_records_of_its_entry(
+    log: CommitLog, store: WorkspaceStore, odd: Any
+) -> None:
     call = [proposed("c1"), Record("authorised", "ses_1", "c1", {"odd": odd}), answered("c1")]
     await log.commit(call)
     await log.start_journalled_commit([Record(kind, "ses_1", "c2", body) for kind, _, _, body in call])
@@ -295,7 +301,9 @@ async def test_an_odd_body_spoils_no_other_of_its_entry(log: CommitLog, store: W
 
 
 @pytest.mark.proves("G-02")
-async def test_a_changed_body_is_told_by_the_records_that_share_it(log: CommitLog, store: WorkspaceStore) -> None:
+async def test_verification_reports_a_changed_body_with_all_records_that_share_it(
+    log: CommitLog, store: WorkspaceStore
+) -> None:
     await log.commit([*steps("ses_1/1.0", "proposed"), *steps("ses_1/1.1", "proposed", "authorised", "intended")])
     with closing(sqlite3.connect(store.database.path)) as outside, outside:
         outside.execute(
@@ -305,7 +313,7 @@ async def test_a_changed_body_is_told_by_the_records_that_share_it(log: CommitLo
     assert not found.ok and found.first_invalid == 2 and "records 2 to 4: a body" in str(found)
 
 
-async def test_a_started_call_is_recorded_with_its_end_or_before_a_later_record_is_durable(log: CommitLog) -> None:
+async def test_a_started_call_is_recorded_with_its_end_or_before_any_later_record(log: CommitLog) -> None:
     left: dict[str, list[str]] = {}
 
     def start(call: str) -> None:

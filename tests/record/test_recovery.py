@@ -50,7 +50,7 @@ def killed_in_the_middle(place: Place) -> None:
         process.wait(timeout=300)
 
 
-async def test_a_call_killed_in_its_middle_is_interrupted_and_its_outcome_unknown(place: Place) -> None:
+async def test_a_call_killed_while_it_runs_is_interrupted_with_an_unknown_outcome(place: Place) -> None:
     killed_in_the_middle(place)
     store = place.open()
     log = CommitLog(store.database)
@@ -63,7 +63,7 @@ async def test_a_call_killed_in_its_middle_is_interrupted_and_its_outcome_unknow
     await store.aclose()
 
 
-async def test_calls_that_had_not_begun_do_not_look_as_if_they_had(place: Place) -> None:
+async def test_calls_that_had_not_begun_are_not_recorded_as_started(place: Place) -> None:
     killed_in_the_middle(place)
     store = place.open()
     log = CommitLog(store.database)
@@ -91,7 +91,7 @@ async def test_calls_that_had_not_begun_do_not_look_as_if_they_had(place: Place)
     await store.aclose()
 
 
-async def test_recovering_twice_or_after_a_good_end_finds_nothing_more(place: Place) -> None:
+async def test_a_repeated_recovery_finds_no_further_interrupted_call(place: Place) -> None:
     killed_in_the_middle(place)
     for expected in (1, 0, 0):
         store = place.open()
@@ -103,7 +103,7 @@ async def test_recovering_twice_or_after_a_good_end_finds_nothing_more(place: Pl
         assert len(list(reader.records(kind="interrupted"))) == 1
 
 
-async def test_a_new_attempt_that_is_killed_too_is_interrupted_again(place: Place) -> None:
+async def test_a_second_killed_attempt_is_recorded_as_interrupted_again(place: Place) -> None:
     for _ in range(2):
         store = place.open()
         log = CommitLog(store.database)
@@ -115,7 +115,7 @@ async def test_a_new_attempt_that_is_killed_too_is_interrupted_again(place: Plac
         await store.aclose()
 
 
-async def test_an_old_open_call_is_still_found_after_many_settled_ones(place: Place) -> None:
+async def test_recovery_finds_an_old_open_call_after_many_settled_calls(place: Place) -> None:
     store = place.open()
     log = CommitLog(store.database)
     await log.commit([Record("intended", "ses_1", "old", {"tool": "x"})])
@@ -123,13 +123,13 @@ async def test_an_old_open_call_is_still_found_after_many_settled_ones(place: Pl
         call = f"c{number}"
         log.record_soon([Record("intended", "ses_1", call, {}), Record("committed", "ses_1", call, {})])
     await log.flush()
-    assert log.reader.read_mark("settled") == 0
+    assert log.reader.read_log_boundary("settled") == 0
     assert [call.call_id for call in await log.record_interrupted_calls()] == ["old"]
     for number in range(5000):
         log.record_soon([Record("rejected", "ses_1", f"d{number}", {})])
     await log.flush()
     await log.commit([Record("rejected", "ses_1", "last", {})])
-    assert log.reader.read_mark("settled") > 10_000
+    assert log.reader.read_log_boundary("settled") > 10_000
     await log.commit([Record("intended", "ses_1", "new", {"tool": "x"})])
     assert [call.call_id for call in await log.record_interrupted_calls()] == ["new"]
     await store.aclose()

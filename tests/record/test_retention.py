@@ -16,7 +16,7 @@ from tests.store.places import Place
 
 from handrail.contract.errors import UsageError
 from handrail.record.artifacts import ArtifactStore
-from handrail.record.commit_log import CommitLog, Record, group_into_runs
+from handrail.record.commit_log import CommitLog, Record, group_consecutive_numbers
 from handrail.record.log_reader import LogReader
 from handrail.record.record_purge import PurgeResult, PurgeSelection, plan_purge, purge_records
 from handrail.record.verification import verify_log
@@ -74,7 +74,7 @@ def on_disk(folder: Path, text: bytes) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and text in path.read_bytes()]
 
 
-async def test_what_is_older_goes_and_what_is_newer_stays(past: Past) -> None:
+async def test_a_purge_removes_older_sessions_and_keeps_newer_sessions(past: Past) -> None:
     await past.session("ses_old")
     await past.call("ses_old", 1, "an old secret of somebody")
     past.hour = 5
@@ -95,7 +95,7 @@ async def test_what_is_older_goes_and_what_is_newer_stays(past: Past) -> None:
     assert plan_purge(past.log.reader, past.store.folders, chosen).is_empty
 
 
-async def test_one_session_goes_with_what_its_tools_remember_and_its_folders(past: Past) -> None:
+async def test_purging_a_session_removes_its_tool_values_output_and_scratch_files(past: Past) -> None:
     folders = past.store.folders
     for session in ("ses_a", "ses_b"):
         await past.session(session)
@@ -112,7 +112,7 @@ async def test_one_session_goes_with_what_its_tools_remember_and_its_folders(pas
     assert verify_log(past.log.reader).ok
 
 
-async def test_artifacts_and_sidecars_stay_for_as_long_as_anything_names_them(past: Past) -> None:
+async def test_a_purge_keeps_artifacts_and_output_files_that_a_record_or_value_references(past: Past) -> None:
     folders = past.store.folders
     await past.session("ses_1")
     only_old, shared, remembered = (past.artifacts.put(text) for text in (b"only old", b"shared", b"remembered"))
@@ -141,20 +141,20 @@ def stored(past: Past, ref: str) -> bool:
     return (past.store.folders.artifact_folder / ref[7:9] / ref[9:]).exists()
 
 
-async def test_a_link_in_the_state_is_removed_and_never_followed(past: Past, tmp_path: Path) -> None:
+async def test_a_purge_never_follows_a_link_in_the_state_folder(past: Past, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_text("not ours")
     folders = past.store.folders
     (folders.artifact_folder / "ab").symlink_to(outside, target_is_directory=True)
     folders.prepare_session_output("ses_1")
-    (folders.session_output_base / "ses_2").symlink_to(outside, target_is_directory=True)
-    (folders.session_output_base / "ses_1" / "file").symlink_to(outside / "file")
+    (folders.session_outputs_folder / "ses_2").symlink_to(outside, target_is_directory=True)
+    (folders.session_outputs_folder / "ses_1" / "file").symlink_to(outside / "file")
     await past.purge(PurgeSelection(before_ns=HOUR))
     assert (outside / "file").read_text() == "not ours"
 
 
-async def test_folders_of_sessions_that_are_gone_are_swept_and_those_of_tools_are_not(past: Past) -> None:
+async def test_a_purge_removes_folders_of_deleted_sessions_but_not_folders_of_tools(past: Past) -> None:
     folders = past.store.folders
     await past.session("ses_1")
     for name in ("ses_1", "ses_gone", "tool-indexer"):
@@ -166,7 +166,7 @@ async def test_folders_of_sessions_that_are_gone_are_swept_and_those_of_tools_ar
     ]
 
 
-async def test_the_tools_that_later_calls_were_made_with_stay_named(past: Past) -> None:
+async def test_a_purge_keeps_the_generation_records_that_later_calls_need(past: Past) -> None:
     past.log.record_soon([Record("generation", "", "", {"number": 1})])
     past.hour = 2
     past.log.record_soon([Record("generation", "", "", {"number": 2})])
@@ -178,7 +178,7 @@ async def test_the_tools_that_later_calls_were_made_with_stay_named(past: Past) 
     assert bodies == [None, {"number": 2}]
 
 
-async def test_of_generations_that_say_what_changed_the_whole_one_before_stays_too(past: Past) -> None:
+async def test_a_purge_keeps_the_full_generation_record_that_kept_differences_refer_to(past: Past) -> None:
     told: list[dict[str, Any]] = [{"number": 1}, {"number": 2}, {"number": 3, "after": 2}, {"number": 4, "after": 3}]
     past.log.record_soon([Record("generation", "", "", one) for one in told])
     await past.log.flush()
@@ -187,7 +187,7 @@ async def test_of_generations_that_say_what_changed_the_whole_one_before_stays_t
     assert [entry.body for entry in past.log.reader.records(kind="generation")] == [None, *told[1:]]
 
 
-async def test_a_purge_after_a_purge_removes_no_proof(past: Past) -> None:
+async def test_a_repeated_purge_keeps_the_redaction_records(past: Past) -> None:
     await past.call("ses_1", 1, "x")
     for _ in range(3):
         await past.purge(PurgeSelection(before_ns=9 * HOUR))
@@ -195,13 +195,15 @@ async def test_a_purge_after_a_purge_removes_no_proof(past: Past) -> None:
     assert [entry.kind for entry in past.log.reader.records() if entry.body is not None] == ["redacted"]
 
 
-async def test_a_call_under_a_key_that_was_purged_is_known_to_have_been_made(past: Past) -> None:
+async def test_a_purged_call_with_a_key_still_has_a_recorded_outcome(past: Past) -> None:
     call_id = await past.call("ses_1", 1, "x")
     await past.purge(PurgeSelection(before_ns=9 * HOUR))
     assert (outcome := await past.log.find_outcome(call_id)) is not None and outcome.body is None
 
 
-async def test_many_records_go_in_steps_that_each_are_recorded(past: Past, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_purge_runs_in_batches_that_are_each_recorded(
+    past: Past, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("handrail.record.record_purge._MAX_BATCH_RECORDS", 10)
     for number in range(20):
         await past.call("ses_1", number, "x" * 500)
@@ -211,7 +213,9 @@ async def test_many_records_go_in_steps_that_each_are_recorded(past: Past, monke
     assert verify_log(past.log.reader).ok
 
 
-async def test_room_is_given_back_and_a_reader_in_the_way_is_told(past: Past, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_compaction_frees_disk_space_and_reports_a_reader_that_blocks_it(
+    past: Past, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("handrail.store.database.sqlite_connection._COMPACTION_PATIENCE_S", 0)
     monkeypatch.setattr("handrail.store.database.sqlite_connection._LITTLE", 0)
     for number in range(50):
@@ -231,7 +235,7 @@ async def test_room_is_given_back_and_a_reader_in_the_way_is_told(past: Past, mo
         assert verify_log(reader).ok
 
 
-async def test_what_is_no_record_cannot_be_redacted(past: Past) -> None:
+async def test_redacting_a_missing_record_raises_a_usage_error(past: Past) -> None:
     await past.call("ses_1", 1, "x")
     for sequences in ([0], [3, 4], [99], [-1]):
         with pytest.raises(UsageError, match="has no record"):
@@ -239,8 +243,8 @@ async def test_what_is_no_record_cannot_be_redacted(past: Past) -> None:
 
 
 @given(st.sets(st.integers(0, 60)))
-def test_runs_hold_exactly_the_numbers_they_were_made_of(numbers: set[int]) -> None:
-    runs = group_into_runs(sorted(numbers))
+def test_sequence_runs_contain_exactly_the_numbers_they_were_built_from(numbers: set[int]) -> None:
+    runs = group_consecutive_numbers(sorted(numbers))
     assert [n for first, last in runs for n in range(first, last + 1)] == sorted(numbers)
     assert all(later[0] > earlier[1] + 1 for earlier, later in pairwise(runs))
 
@@ -248,7 +252,7 @@ def test_runs_hold_exactly_the_numbers_they_were_made_of(numbers: set[int]) -> N
 @pytest.mark.parametrize(
     "claim", [[[1, 2]], [[1, 1], [3, 3]], [[2, 3]], [1, 2, 3], [], "all", [[1, 3, 5]], [["1", "3"]], [[3, 1]]]
 )
-async def test_a_redaction_proves_only_what_it_names(past: Past, claim: object) -> None:
+async def test_a_redaction_record_covers_only_the_sequences_that_it_names(past: Past, claim: object) -> None:
     await past.call("ses_1", 1, "x")
     await past.log.commit([Record("redacted", "", "", {"sequences": claim, "reason": "x"})])
     await asyncio.to_thread(past.store.database.close)
@@ -259,7 +263,7 @@ async def test_a_redaction_proves_only_what_it_names(past: Past, claim: object) 
 
 
 @pytest.mark.parametrize("claim", [[[1, 3]], [[-5, 2**62]], [[1, 2], [2, 3]], [[3, 3], [1, 1], [2, 2], [1, 1]]])
-async def test_runs_may_overlap_and_be_in_any_order(past: Past, claim: object) -> None:
+async def test_the_runs_of_a_redaction_record_may_overlap_in_any_order(past: Past, claim: object) -> None:
     await past.call("ses_1", 1, "x")
     await past.log.commit([Record("redacted", "", "", {"sequences": claim, "reason": "x"})])
     await asyncio.to_thread(past.store.database.close)

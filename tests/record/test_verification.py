@@ -86,7 +86,7 @@ def copied(rows: Sequence[Row]) -> list[Row]:
     return [list(row) for row in rows]
 
 
-def test_an_honest_log_holds_and_says_what_was_redacted(rows: list[Row]) -> None:
+def test_an_intact_log_verifies_and_counts_its_redacted_records(rows: list[Row]) -> None:
     assert [row[0] for row in rows if len(row[5]) == 64] == ENDS
     found = checked(rows, head_of(rows))
     assert found.ok and found.records == COUNT + 1 and found.redacted == 1 and found.head == head_of(rows)
@@ -94,7 +94,7 @@ def test_an_honest_log_holds_and_says_what_was_redacted(rows: list[Row]) -> None
 
 
 @given(data=st.data())
-def test_any_changed_bit_of_any_field_is_found_at_its_record_or_group(rows: list[Row], data: st.DataObject) -> None:
+def test_verification_finds_any_changed_bit_at_its_record_or_group(rows: list[Row], data: st.DataObject) -> None:
     changed = copied(rows)
     row = data.draw(st.sampled_from(changed))
     column = data.draw(st.sampled_from([n for n in range(1, 7) if row[n] != "" and row[n] is not None]))
@@ -112,7 +112,7 @@ def test_any_changed_bit_of_any_field_is_found_at_its_record_or_group(rows: list
 
 
 @given(data=st.data())
-def test_any_exchanged_value_is_found(rows: list[Row], data: st.DataObject) -> None:
+def test_verification_finds_any_replaced_value(rows: list[Row], data: st.DataObject) -> None:
     changed = copied(rows)
     row = data.draw(st.sampled_from(changed))
     column = data.draw(st.sampled_from(range(1, 7)))
@@ -139,7 +139,7 @@ def test_any_exchanged_value_is_found(rows: list[Row], data: st.DataObject) -> N
 
 
 @given(data=st.data())
-def test_a_border_between_groups_that_is_put_in_is_found(rows: list[Row], data: st.DataObject) -> None:
+def test_verification_finds_an_inserted_group_border(rows: list[Row], data: st.DataObject) -> None:
     changed = copied(rows)
     row = data.draw(st.sampled_from([r for r in changed if len(r[5]) == 32]))
     first, here = STARTS[row[0]], row[0]
@@ -151,7 +151,7 @@ def test_a_border_between_groups_that_is_put_in_is_found(rows: list[Row], data: 
 
 
 @given(end=st.sampled_from(ENDS))
-def test_a_border_that_is_taken_away_is_found(rows: list[Row], end: int) -> None:
+def test_verification_finds_a_removed_group_border(rows: list[Row], end: int) -> None:
     changed = copied(rows)
     changed[end - 1][5] = changed[end - 1][5][:32]
     found = checked(changed)
@@ -159,7 +159,7 @@ def test_a_border_that_is_taken_away_is_found(rows: list[Row], end: int) -> None
 
 
 @given(data=st.data())
-def test_a_border_that_is_moved_is_found(rows: list[Row], data: st.DataObject) -> None:
+def test_verification_finds_a_moved_group_border(rows: list[Row], data: st.DataObject) -> None:
     changed = copied(rows)
     end = data.draw(st.sampled_from([n for n in ENDS if n <= COUNT]))
     to = data.draw(st.integers(1, COUNT + 1).filter(lambda n: len(rows[n - 1][5]) == 32))
@@ -170,7 +170,7 @@ def test_a_border_that_is_moved_is_found(rows: list[Row], data: st.DataObject) -
     assert not found.ok and found.first_invalid == min(STARTS[end], STARTS[to])
 
 
-def test_a_log_that_was_sealed_anew_with_other_borders_is_found_with_the_head(rows: list[Row]) -> None:
+def test_a_log_resealed_with_other_boundaries_fails_verification_against_the_known_head(rows: list[Row]) -> None:
     anew = copied(rows)
     before = GENESIS
     for row in anew:
@@ -187,7 +187,7 @@ def sealed(rows: Sequence[Row], previous: bytes) -> bytes:
 
 
 @given(data=st.data())
-def test_records_taken_out_are_found_at_the_first_that_is_missing(rows: list[Row], data: st.DataObject) -> None:
+def test_verification_finds_removed_records_at_the_first_missing_one(rows: list[Row], data: st.DataObject) -> None:
     first = data.draw(st.integers(0, COUNT - 1))
     last = data.draw(st.integers(first, COUNT - 1))
     found = checked(rows[:first] + rows[last + 1 :])
@@ -195,7 +195,7 @@ def test_records_taken_out_are_found_at_the_first_that_is_missing(rows: list[Row
 
 
 @given(data=st.data())
-def test_records_taken_out_and_the_rest_renumbered_are_found(rows: list[Row], data: st.DataObject) -> None:
+def test_verification_finds_a_removed_record_after_renumbering(rows: list[Row], data: st.DataObject) -> None:
     first = data.draw(st.integers(0, COUNT - 1))
     left = copied([*rows[:first], *rows[first + 1 :]])
     for number, row in enumerate(left, 1):
@@ -205,7 +205,7 @@ def test_records_taken_out_and_the_rest_renumbered_are_found(rows: list[Row], da
 
 
 @given(data=st.data())
-def test_a_record_put_in_is_found(rows: list[Row], data: st.DataObject) -> None:
+def test_verification_finds_an_inserted_record(rows: list[Row], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, COUNT))
     model = list(data.draw(st.sampled_from(rows)))
     more = copied([*rows[:place], model, *rows[place:]])
@@ -218,7 +218,7 @@ def test_a_record_put_in_is_found(rows: list[Row], data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-def test_exchanged_records_are_found(rows: list[Row], data: st.DataObject) -> None:
+def test_verification_finds_exchanged_records(rows: list[Row], data: st.DataObject) -> None:
     one, other = sorted(data.draw(st.lists(st.integers(0, COUNT), min_size=2, max_size=2, unique=True)))
     changed = copied(rows)
     changed[one], changed[other] = changed[other], changed[one]
@@ -228,9 +228,7 @@ def test_exchanged_records_are_found(rows: list[Row], data: st.DataObject) -> No
 
 
 @given(left=st.integers(0, COUNT))
-def test_a_cut_end_is_found_with_the_head_that_was_noted_and_within_a_group_by_itself(
-    rows: list[Row], left: int
-) -> None:
+def test_verification_finds_a_truncated_log_by_a_noted_head_or_an_incomplete_group(rows: list[Row], left: int) -> None:
     found = checked(rows[:left], head_of(rows))
     if left in (0, *ENDS):
         assert checked(rows[:left]).ok == (left < REDACTED)  # behind it, what proves the redaction is cut too
@@ -241,11 +239,11 @@ def test_a_cut_end_is_found_with_the_head_that_was_noted_and_within_a_group_by_i
 
 
 @given(noted=st.sampled_from(ENDS))
-def test_an_older_head_still_holds_in_a_log_that_has_grown(rows: list[Row], noted: int) -> None:
+def test_an_older_noted_head_still_verifies_a_log_that_has_grown(rows: list[Row], noted: int) -> None:
     assert checked(rows, f" {head_of(rows[:noted]).upper()} ").ok
 
 
-def test_a_log_rewritten_from_the_beginning_is_found_with_the_head(rows: list[Row], tmp_path: Path) -> None:
+def test_verification_with_a_noted_head_finds_a_rewritten_log(rows: list[Row], tmp_path: Path) -> None:
     place = Place.beneath(tmp_path)
 
     async def forge() -> LogVerification:
@@ -278,7 +276,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(data=st.data())
-def test_a_damaged_byte_inside_any_record_on_the_disk_is_found(written: Path, data: st.DataObject) -> None:
+def test_verification_finds_a_damaged_byte_in_any_record_on_disk(written: Path, data: st.DataObject) -> None:
     content = bytearray(written.read_bytes())
     number = data.draw(st.integers(0, 199))
     place = content.index(f"<{number:04}>".encode()) + data.draw(st.integers(-8, 250))
@@ -292,7 +290,7 @@ def test_a_damaged_byte_inside_any_record_on_the_disk_is_found(written: Path, da
 
 
 @pytest.mark.parametrize("torn", ["cut in half", "overwritten"])
-def test_a_torn_database_file_is_reported_and_never_raises(written: Path, torn: str) -> None:
+def test_a_torn_database_file_is_reported_as_damaged(written: Path, torn: str) -> None:
     content = written.read_bytes()
     copy = written.with_name("torn.db")
     if torn == "cut in half":
@@ -308,7 +306,7 @@ def test_a_torn_database_file_is_reported_and_never_raises(written: Path, torn: 
         assert not found.ok and "damaged" in str(found)
 
 
-def test_a_log_with_a_damaged_end_does_not_start(written: Path, tmp_path: Path) -> None:
+def test_a_log_with_a_damaged_end_refuses_to_open(written: Path, tmp_path: Path) -> None:
     place = Place.beneath(tmp_path)
     store = place.open()
     asyncio.run(store.aclose())

@@ -12,7 +12,12 @@ from handrail.contract.errors import LoadError, UsageError
 from handrail.contract.sandbox_protocol import SandboxTier
 from handrail.contract.tool.requires import Requires, ShellRequires
 from handrail.contract.tool_generation import Generation
-from handrail.registry.agent_folders import find_agent, find_agents, find_unknown_tool_names, select_tools_of_agent
+from handrail.registry.agent_folders import (
+    find_unknown_tool_names,
+    load_agent_manifest,
+    load_agent_manifests,
+    select_tools_of_agent,
+)
 from handrail.registry.generation_loader import load_generation
 from handrail.registry.sources.code_sources import PassedToolsSource
 from handrail.registry.sources.tool_sources import AgentToolSources
@@ -44,65 +49,65 @@ def only_fault(checked: CheckedAgentManifest) -> str:
     return str(fault)
 
 
-def test_without_any_folder_there_is_the_default_agent_with_every_tool(tmp_path: Path) -> None:
-    assert find_agents(tmp_path / "nowhere") == {"default": CheckedAgentManifest(AgentManifest(id="default"))}
+def test_the_default_agent_with_every_tool_exists_without_any_folder(tmp_path: Path) -> None:
+    assert load_agent_manifests(tmp_path / "nowhere") == {"default": CheckedAgentManifest(AgentManifest(id="default"))}
 
 
-def test_each_folder_with_a_manifest_is_an_agent_and_the_default_comes_first(tmp_path: Path) -> None:
+def test_each_folder_with_a_manifest_defines_an_agent_and_the_default_comes_first(tmp_path: Path) -> None:
     for name in ("alpha", "zeta"):
         put(tmp_path, name)
     (tmp_path / "agents" / ".git").mkdir()
     (tmp_path / "agents" / "notes.txt").write_text("")
-    found = find_agents(tmp_path)
+    found = load_agent_manifests(tmp_path)
     assert list(found) == ["default", "alpha", "zeta"]
     assert not any(checked.faults for checked in found.values())
 
 
-def test_a_manifest_of_the_default_agent_takes_the_place_of_the_one_without(tmp_path: Path) -> None:
+def test_a_manifest_for_the_default_agent_replaces_its_defaults(tmp_path: Path) -> None:
     file = put(tmp_path, "default", 'id = "default"\ntools = ["read"]\n')
-    assert find_agent(tmp_path, "default") == CheckedAgentManifest(AgentManifest(tools=("read",)), str(file))
+    assert load_agent_manifest(tmp_path, "default") == CheckedAgentManifest(AgentManifest(tools=("read",)), str(file))
 
 
-def test_a_folder_of_tools_alone_is_enough_for_the_default_agent_and_for_no_other(tmp_path: Path) -> None:
+def test_only_the_default_agent_may_have_a_tools_folder_without_a_manifest(tmp_path: Path) -> None:
     for name in ("default", "other"):
         (tmp_path / "agents" / name / "tools").mkdir(parents=True)
-    assert find_agent(tmp_path, "default").faults == ()
-    assert "agent.toml: is missing" in only_fault(find_agent(tmp_path, "other"))
+    assert load_agent_manifest(tmp_path, "default").faults == ()
+    assert "agent.toml: is missing" in only_fault(load_agent_manifest(tmp_path, "other"))
 
 
-def test_one_faulty_agent_leaves_the_others_as_they_are(tmp_path: Path) -> None:
+def test_a_faulty_agent_does_not_affect_other_agents(tmp_path: Path) -> None:
     put(tmp_path, "broken", 'id = "broken"\ntols = []\nprompt = 1\n')
     put(tmp_path, "sound")
-    found = find_agents(tmp_path)
+    found = load_agent_manifests(tmp_path)
     assert [fault.location for fault in found["broken"].faults] == ["prompt", "tols"]
     assert found["sound"].faults == ()
 
 
-def test_an_unknown_agent_is_answered_with_the_nearest_and_all_there_are(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_agent_names_the_nearest_and_all_agents(tmp_path: Path) -> None:
     put(tmp_path, "reviewer")
     with pytest.raises(
         UsageError, match=r"'reviewr' does not exist. Did you mean 'reviewer'\? Agents: default, reviewer"
     ):
-        find_agent(tmp_path, "reviewr")
+        load_agent_manifest(tmp_path, "reviewr")
     with pytest.raises(UsageError, match=r"Its manifest would be .*agents/zzz/agent.toml"):
-        find_agent(tmp_path, "zzz")
+        load_agent_manifest(tmp_path, "zzz")
 
 
 @pytest.mark.parametrize("name", ["../reviewer", "a/b", "", ".", "a\n", "tools/..", "x" * 65, "default\0"])
-def test_a_name_that_could_be_a_path_is_no_agent(tmp_path: Path, name: str) -> None:
+def test_a_name_that_is_not_an_agent_id_is_refused(tmp_path: Path, name: str) -> None:
     put(tmp_path, "reviewer")
     with pytest.raises(UsageError, match="is not an agent's id"):
-        find_agent(tmp_path, name)
+        load_agent_manifest(tmp_path, name)
 
 
 @pytest.mark.parametrize("loose", ["agents/reviewer/agent.toml", "agents/reviewer", "agents"])
-def test_what_others_may_write_is_not_the_operators_word(tmp_path: Path, loose: str) -> None:
+def test_an_agent_writable_by_other_users_is_refused(tmp_path: Path, loose: str) -> None:
     put(tmp_path, "reviewer")
     (tmp_path / loose).chmod(0o777)
-    assert "is writable by" in only_fault(find_agent(tmp_path, "reviewer"))
+    assert "is writable by" in only_fault(load_agent_manifest(tmp_path, "reviewer"))
 
 
-def test_a_linked_manifest_a_pipe_and_a_folder_in_its_place_are_refused(tmp_path: Path) -> None:
+def test_a_manifest_that_is_a_link_pipe_or_folder_is_refused(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere.toml"
     elsewhere.write_text('id = "linked"')
     for name in ("linked", "pipe", "folder"):
@@ -110,7 +115,7 @@ def test_a_linked_manifest_a_pipe_and_a_folder_in_its_place_are_refused(tmp_path
     (tmp_path / "agents" / "linked" / "agent.toml").symlink_to(elsewhere)
     os.mkfifo(tmp_path / "agents" / "pipe" / "agent.toml")
     (tmp_path / "agents" / "folder" / "agent.toml").mkdir()
-    found = find_agents(tmp_path)
+    found = load_agent_manifests(tmp_path)
     assert "is a link" in only_fault(found["linked"])
     assert "is not a regular file" in only_fault(found["pipe"])
     assert "is not a regular file" in only_fault(found["folder"])
@@ -118,19 +123,19 @@ def test_a_linked_manifest_a_pipe_and_a_folder_in_its_place_are_refused(tmp_path
 
 def test_an_agents_folder_in_a_workspace_is_refused(tmp_path: Path) -> None:
     put(tmp_path, "inside")
-    assert "overlaps the workspace" in only_fault(find_agents(tmp_path, [str(tmp_path)])["inside"])
+    assert "overlaps the workspace" in only_fault(load_agent_manifests(tmp_path, [str(tmp_path)])["inside"])
 
 
-def test_a_link_that_leads_nowhere_is_a_faulty_agent_and_not_overlooked(tmp_path: Path) -> None:
+def test_a_dangling_link_in_the_agents_folder_is_reported_as_a_faulty_agent(tmp_path: Path) -> None:
     (tmp_path / "agents").mkdir()
     (tmp_path / "agents" / "gone").symlink_to(tmp_path / "nowhere")
-    assert "is not a folder" in only_fault(find_agents(tmp_path)["gone"])
+    assert "is not a folder" in only_fault(load_agent_manifests(tmp_path)["gone"])
 
 
 # ── the tools it names ───────────────────────────────────────────────────────────────────────────
 
 
-def test_an_agent_has_the_tools_it_names_under_its_aliases_and_no_others() -> None:
+def test_an_agent_has_only_the_tools_that_it_names_and_their_aliases() -> None:
     everything = generation("notes.add", "notes.list", "mail.send", "clock")
     mine = select_tools_of_agent(agent(tools=("notes.*", "clock"), aliases={"now": "clock"}), everything, CONFINING)
     assert list(mine.entries) == ["notes.add", "notes.list", "clock"]
@@ -142,7 +147,7 @@ def test_an_agent_has_the_tools_it_names_under_its_aliases_and_no_others() -> No
     assert mine.number == everything.number
 
 
-def test_every_name_that_leads_to_no_tool_is_a_fault_by_its_key() -> None:
+def test_each_name_that_matches_no_tool_is_a_fault_that_names_its_key() -> None:
     faulty = agent(
         tools=("notes.*", "mial.send", "web*"),
         core=("notes.add", "clock", "nothing"),
@@ -162,16 +167,16 @@ def test_every_name_that_leads_to_no_tool_is_a_fault_by_its_key() -> None:
     }
 
 
-def test_a_pattern_that_is_none_is_not_taken_for_one_that_matches_nothing() -> None:
+def test_an_invalid_pattern_is_not_reported_as_an_unknown_tool_name() -> None:
     assert list(find_unknown_tool_names(agent(tools=("[z-a]",), core=("clock",)), generation("clock"))) == []
 
 
-def test_a_wire_name_is_answered_with_the_id() -> None:
+def test_the_fault_for_a_wire_name_suggests_the_tool_id() -> None:
     [(place, problem)] = find_unknown_tool_names(agent(tools=("mail__send",)), generation("mail.send", "mail.seen"))
     assert (place, problem) == ("tools[0]", "tool 'mail__send' does not exist; did you mean mail.send?")
 
 
-def test_hosts_given_to_a_tool_are_its_own_there_and_not_its_neighbours() -> None:
+def test_hosts_that_an_agent_grants_to_a_tool_apply_only_to_that_tool() -> None:
     everything = generation("fetch", "other")
     given = agent(requires={"tools": {"fetch": {"net": {"hosts": ("pypi.org",)}}}})
     mine = select_tools_of_agent(given, everything, CONFINING)
@@ -181,7 +186,7 @@ def test_hosts_given_to_a_tool_are_its_own_there_and_not_its_neighbours() -> Non
     assert everything.entries["fetch"].spec.requires.net.hosts == ()
 
 
-def test_a_tool_that_is_given_hosts_nothing_can_confine_it_to_is_withheld_and_says_why() -> None:
+def test_a_tool_limited_to_hosts_is_withheld_with_the_reason_if_confinement_is_impossible() -> None:
     given = agent(requires={"tools": {"fetch": {"net": {"hosts": ("pypi.org",)}}}})
     program = Simple("fetch", requires=Requires(shell=(ShellRequires(cmd="curl"),)))
     everything = load_generation([PassedToolsSource((program,))], tier=CONFINING)
@@ -196,11 +201,11 @@ def sources(place: Place, text: str, *given: str) -> AgentToolSources:
     put(config, "reviewer", text)
     own = config / "agents" / "reviewer" / "tools"
     tools = tuple(Simple(tool_id) for tool_id in given)
-    checked = find_agent(config, "reviewer", [str(place.workspace)])
+    checked = load_agent_manifest(config, "reviewer", [str(place.workspace)])
     return AgentToolSources(place.tools, own, str(place.workspace), place.confinement(), tools, checked)
 
 
-def test_an_agents_generation_holds_what_it_names_and_knows_what_else_there_is(place: Place) -> None:
+def test_an_agents_generation_has_its_named_tools_and_lists_all_other_tool_ids(place: Place) -> None:
     found = sources(
         place, 'id = "reviewer"\ntools = ["read", "notes.*"]', "notes.add", "mail.send"
     ).load_generation_of_agent(7)
@@ -210,7 +215,7 @@ def test_an_agents_generation_holds_what_it_names_and_knows_what_else_there_is(p
     assert not {"read", "notes.add"} & found.other_tool_ids
 
 
-def test_faults_of_the_manifest_its_names_and_the_tool_folders_are_one_list(place: Place) -> None:
+def test_faults_of_an_agent_manifest_and_its_tool_folders_are_reported_together(place: Place) -> None:
     (place.tools / "faulty.json").write_text("{")
     with pytest.raises(LoadError) as caught:
         sources(place, 'id = "reviewer"\npromt = "x"\ntools = ["raed"]').load_generation_of_agent(1)

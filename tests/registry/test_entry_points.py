@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from handrail.store.entry_point_cache import list_entry_points
+from handrail.store.entry_point_cache import list_entry_points_outside_workspaces
 
 GROUP = "handrail.test_entry_points"
 
@@ -23,12 +23,10 @@ def _install(place: Path, name: str, *points: str) -> None:
 
 
 def _names() -> list[str]:
-    return sorted(point.name for point in list_entry_points(GROUP))
+    return sorted(point.name for point in list_entry_points_outside_workspaces(GROUP))
 
 
-def test_a_package_counts_from_when_it_is_installed_until_it_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installed_package_is_listed_until_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert _names() == []
     _install(tmp_path, "one", "a")
@@ -43,7 +41,7 @@ def test_a_package_counts_from_when_it_is_installed_until_it_is_removed(
     assert _names() == []
 
 
-def test_where_python_looks_elsewhere_so_does_this(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_points_follow_changes_of_the_python_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _install(tmp_path, "one", "a")
     assert _names() == []
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
@@ -56,10 +54,10 @@ def test_where_python_looks_elsewhere_so_does_this(tmp_path: Path, monkeypatch: 
     assert _names() == []
 
 
-def test_nothing_is_read_again_where_nothing_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_entry_points_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     _install(tmp_path, "one", "a")
     assert _names() == ["a"]
     monkeypatch.setattr(metadata, "entry_points", None)
     assert _names() == ["a"]
-    assert list_entry_points(f"{GROUP}.others") == ()
+    assert list_entry_points_outside_workspaces(f"{GROUP}.others") == ()

@@ -14,10 +14,10 @@ import pytest
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
 from handrail.registry.sources import executable_tools
-from handrail.registry.sources.executable_tools import PerCallExecutableTool, parse_finished_program
-from handrail.registry.sources.tool_folder_source import FolderSource
+from handrail.registry.sources.executable_tools import PerCallExecutableTool, parse_program_result
+from handrail.registry.sources.tool_folder_source import ToolFolderSource
 from handrail.sandbox import tier_probe
-from handrail.sandbox.start.sandboxed_process import wait_until_all_dismantled
+from handrail.sandbox.start.sandboxed_process import wait_until_sandboxes_dismantled
 
 from .conftest import Place
 
@@ -30,7 +30,7 @@ ECHO = '#!/bin/sh\nread -r line\nprintf \'{"given": %s}\' "$line"\n'
 
 def made(place: Place, script: str, name: str = "ext", **runtime: Any) -> PerCallExecutableTool:
     place.put(name, script, **runtime)
-    loaded = FolderSource(place.tools, "global", place.confinement(), (str(place.workspace),)).load()
+    loaded = ToolFolderSource(place.tools, "global", place.confinement(), (str(place.workspace),)).load()
     assert loaded.faults == ()
     [found] = [found for found in loaded.tools if found.tool.spec.id == name]
     assert isinstance(found.tool, PerCallExecutableTool)
@@ -50,14 +50,14 @@ async def failure(place: Place, script: str, **runtime: Any) -> ToolError:
 
 @confined
 @pytest.mark.proves("R-02")
-async def test_a_shell_script_reads_json_and_answers_json(place: Place) -> None:
+async def test_a_shell_script_tool_reads_json_and_returns_json(place: Place) -> None:
     tool = made(place, ECHO)
     assert await call(place, tool, text="ä\n'\"", n=[1, 2]) == {"given": {"text": "ä\n'\"", "n": [1, 2]}}
 
 
 @confined
 @pytest.mark.proves("R-02")
-async def test_a_python_program_does_too(place: Place) -> None:
+async def test_a_python_program_tool_reads_json_and_returns_json(place: Place) -> None:
     script = PYTHON + "import json, sys\na = json.load(sys.stdin)\nprint(json.dumps({'sum': sum(a['n'])}))\n"
     assert await call(place, made(place, script), n=[1, 2, 3]) == {"sum": 6}
 
@@ -74,13 +74,13 @@ async def test_a_python_program_does_too(place: Place) -> None:
         ({"status": "fine", "summary": "x"}, {"status": "fine", "summary": "x"}),
     ],
 )
-async def test_an_answer_may_have_one_of_the_known_shapes(place: Place, answer: Any, result: Any) -> None:
+async def test_a_program_may_answer_in_each_of_the_documented_shapes(place: Place, answer: Any, result: Any) -> None:
     assert await call(place, made(place, f"#!/bin/sh\ncat <<'END'\n{json.dumps(answer)}\nEND\n")) == result
 
 
 @confined
 @pytest.mark.proves("R-02")
-async def test_an_exit_code_is_a_failure_with_the_end_of_stderr(place: Place) -> None:
+async def test_a_nonzero_exit_code_fails_the_call_with_the_end_of_stderr(place: Place) -> None:
     error = await failure(place, "#!/bin/sh\necho first >&2\necho 'no such branch' >&2\nexit 3\n")
     assert error.kind == "failed"
     assert "exit code 3" in error.text and "no such branch" in error.text and "first" not in error.text
@@ -89,20 +89,20 @@ async def test_an_exit_code_is_a_failure_with_the_end_of_stderr(place: Place) ->
 
 @confined
 @pytest.mark.proves("R-02")
-async def test_an_exception_in_a_program_is_told_by_its_last_line(place: Place) -> None:
+async def test_the_error_of_a_program_has_the_last_line_of_its_traceback(place: Place) -> None:
     error = await failure(place, PYTHON + "raise ValueError('the disk is blue')\n")
     assert "ValueError: the disk is blue" in error.text
     assert "Traceback" in error.data["stderr"]
 
 
 @confined
-async def test_an_error_envelope_counts_whatever_the_exit_code(place: Place) -> None:
+async def test_an_error_envelope_becomes_the_result_at_any_exit_code(place: Place) -> None:
     script = '#!/bin/sh\necho \'{"type": "error", "error_text": "not today"}\'\nexit 1\n'
     assert await call(place, made(place, script)) == Result.error("failed", "not today")
 
 
 @confined
-async def test_an_answer_beside_an_exit_code_is_kept_as_partial(place: Place) -> None:
+async def test_the_output_of_a_failed_program_is_kept_in_the_error(place: Place) -> None:
     error = await failure(place, "#!/bin/sh\necho '{\"half\": 1}'\nexit 2\n")
     assert (error.kind, error.data) == ("failed", {"exit_code": 2, "answer": {"half": 1}})
 
@@ -120,7 +120,9 @@ async def test_an_answer_beside_an_exit_code_is_kept_as_partial(place: Place) ->
         ("#!/bin/sh\nprintf '\\377'\n", "not UTF-8"),
     ],
 )
-async def test_what_is_no_answer_is_told_with_the_protocol(place: Place, script: str, said: str) -> None:
+async def test_an_invalid_program_answer_gives_an_error_that_describes_the_protocol(
+    place: Place, script: str, said: str
+) -> None:
     error = await failure(place, script)
     assert error.kind == "backend"
     assert said in error.text and "one JSON object on stdout" in error.text
@@ -128,27 +130,27 @@ async def test_what_is_no_answer_is_told_with_the_protocol(place: Place, script:
 
 @confined
 @pytest.mark.proves("R-02")
-async def test_a_program_killed_by_a_signal_is_a_defect_below_the_tool(place: Place) -> None:
+async def test_a_program_killed_by_a_signal_fails_with_the_signal_in_the_error(place: Place) -> None:
     error = await failure(place, "#!/bin/sh\nkill -9 $$\n")
     assert "signal 9" in error.text or "137" in error.text
 
 
 @confined
 @pytest.mark.proves("R-02")
-async def test_endless_output_is_a_limit_and_fills_no_memory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_output_above_the_limit_fails_with_a_limit_error(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executable_tools, "MAX_ANSWER_BYTES", 1_000)
     error = await failure(place, "#!/bin/sh\nhead -c 100000 /dev/zero\n")
     assert error.kind == "limit" and "limit is 1,000 bytes" in error.text
 
 
 @confined
-async def test_a_program_that_does_not_read_its_input_is_fine(place: Place) -> None:
+async def test_a_program_that_ignores_its_input_still_returns_a_result(place: Place) -> None:
     tool = made(place, "#!/bin/sh\nexec <&-\necho '{}'\n")
     assert await call(place, tool, text="x" * 1_000_000) == {}
 
 
 @confined
-async def test_an_interpreter_that_is_missing_is_told(place: Place) -> None:
+async def test_a_missing_interpreter_is_reported_as_an_error(place: Place) -> None:
     error = await failure(place, "#!/no/such/interpreter\n")
     assert error.kind in ("failed", "backend")
     assert "ext" in error.text or "interpreter" in error.text or "127" in error.text
@@ -156,18 +158,18 @@ async def test_an_interpreter_that_is_missing_is_told(place: Place) -> None:
 
 @confined
 @pytest.mark.proves("R-02", "S-05")
-async def test_nothing_of_a_call_outlives_it_and_a_lingering_child_does_not_hold_it(place: Place) -> None:
+async def test_a_lingering_child_process_neither_outlives_nor_delays_a_call(place: Place) -> None:
     script = "#!/bin/sh\n(trap '' TERM HUP; setsid sleep 1000; true) &\necho '{}'\n"
     tool = made(place, script)
     before = _children()
     assert await call(place, tool) == {}
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     assert _children() - before == set()
 
 
 @confined
 @pytest.mark.proves("R-02")
-async def test_a_cancelled_call_ends_its_process(place: Place) -> None:
+async def test_a_cancelled_call_ends_its_program(place: Place) -> None:
     tool = made(place, "#!/bin/sh\nprintf started\nexec sleep 1000\n")
     runtime = place.runtime(tool.spec)
     before = _children()
@@ -178,13 +180,13 @@ async def test_a_cancelled_call_ends_its_process(place: Place) -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     assert _children() - before == set()
 
 
 @confined
 @pytest.mark.proves("R-02", "K-10")
-async def test_a_program_sees_what_its_tool_requires_and_its_own_folder_read_only(place: Place) -> None:
+async def test_a_program_sees_its_required_paths_and_reads_its_own_tool_folder(place: Place) -> None:
     (place.workspace / "a.txt").write_text("hello")
     (place.tools.parent / "secret").write_text("x")
     script = f"""#!/bin/sh
@@ -217,7 +219,7 @@ END
 
 @confined
 @pytest.mark.proves("R-02", "K-11a")
-async def test_a_program_is_told_its_call_and_nothing_of_the_kernels_environment(
+async def test_a_program_gets_the_call_variables_and_none_of_the_kernels_environment(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
@@ -235,7 +237,7 @@ async def test_a_program_is_told_its_call_and_nothing_of_the_kernels_environment
 
 @confined
 @pytest.mark.proves("K-03")
-async def test_a_program_is_told_the_settings_that_have_a_default(place: Place) -> None:
+async def test_a_program_gets_the_default_values_of_its_settings(place: Place) -> None:
     script = PYTHON + "import json, os\nprint(os.environ['HANDRAIL_CONFIG'])\n"
     config: dict[str, Any] = {
         "region": {"description": "Where", "default": "eu"},
@@ -246,21 +248,21 @@ async def test_a_program_is_told_the_settings_that_have_a_default(place: Place) 
 
 @confined
 @pytest.mark.proves("R-02")
-async def test_each_call_is_a_process_group_of_its_own(place: Place) -> None:
+async def test_each_call_runs_in_a_separate_process_group(place: Place) -> None:
     script = PYTHON + "import json, os\nprint(json.dumps({'own': os.getpgrp() == os.getpgid(0) != 0}))\n"
     answers = await asyncio.gather(*(call(place, made(place, script)) for _ in range(3)))
     assert answers == [{"own": True}] * 3
 
 
-def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+def test_an_unnamed_signal_is_reported_by_its_number() -> None:
     with pytest.raises(ToolError, match="signal 99") as caught:
-        parse_finished_program(b"", b"", -99)
+        parse_program_result(b"", b"", -99)
     assert caught.value.kind == "backend"
 
 
-def test_stderr_that_is_no_text_is_shown_as_far_as_it_goes() -> None:
+def test_undecodable_stderr_is_shown_as_far_as_possible() -> None:
     with pytest.raises(ToolError) as caught:
-        parse_finished_program(b"", b"\xff\xfe last", 1)
+        parse_program_result(b"", b"\xff\xfe last", 1)
     assert caught.value.data["stderr"].endswith(" last")
 
 

@@ -40,7 +40,7 @@ def test_a_tool_is_found_by_id_alias_and_wire_name() -> None:
 
 
 @pytest.mark.proves("R-06")
-def test_nothing_in_a_generation_can_be_changed() -> None:
+def test_a_generation_is_immutable() -> None:
     generation = Generation(1, [entry("read")], {"r": "read"})
     with pytest.raises(TypeError):
         generation.entries["write"] = entry("write")  # type: ignore[index]  # pyright: ignore[reportIndexIssue]
@@ -59,13 +59,13 @@ def test_nothing_in_a_generation_can_be_changed() -> None:
         (["a.b"], {"a__b": "a.b"}),
     ],
 )
-def test_no_name_stands_for_two(ids: list[str], aliases: dict[str, str]) -> None:
+def test_a_generation_refuses_ambiguous_names_and_aliases(ids: list[str], aliases: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="'"):
         Generation(1, [entry(i) for i in ids], aliases)
 
 
 @pytest.mark.proves("D-09")
-def test_the_nearest_of_an_unknown_name_can_be_called() -> None:
+def test_suggestions_for_an_unknown_tool_name_are_available_tools() -> None:
     generation = Generation(
         1, [entry("email.send"), entry("email.seen", withheld="no"), entry("read")], {"mail": "email.send"}
     )
@@ -78,12 +78,12 @@ def test_the_nearest_of_an_unknown_name_can_be_called() -> None:
 
 
 @pytest.mark.proves("R-06")
-def test_a_difference_names_what_came_went_and_changed() -> None:
+def test_a_diff_of_two_generations_names_added_removed_and_changed_tools() -> None:
     old = Generation(1, [entry("a"), entry("b"), entry("c"), entry("d")])
     new = Generation(2, [entry("b", "other words"), entry("c"), entry("d", withheld="off"), entry("e")])
-    assert new.make_diff_from(old) == GenerationDiff(added=("e",), removed=("a",), changed=("b", "d"))
-    assert old.make_diff_from(new) == GenerationDiff(added=("a",), removed=("e",), changed=("b", "d"))
-    assert not old.make_diff_from(old)
+    assert new.compute_diff_from(old) == GenerationDiff(added=("e",), removed=("a",), changed=("b", "d"))
+    assert old.compute_diff_from(new) == GenerationDiff(added=("a",), removed=("e",), changed=("b", "d"))
+    assert not old.compute_diff_from(old)
 
 
 ids = st.from_regex(r"[a-c](\.[a-c_]{1,2})?", fullmatch=True)
@@ -91,7 +91,9 @@ ids = st.from_regex(r"[a-c](\.[a-c_]{1,2})?", fullmatch=True)
 
 @pytest.mark.proves("K-04", "R-05")
 @given(st.lists(st.tuples(ids, st.sampled_from(["x", "y"])), max_size=8))
-def test_every_name_leads_to_its_own_tool_or_the_generation_does_not_exist(given_: list[tuple[str, str]]) -> None:
+def test_a_generation_with_clashing_names_is_refused_and_otherwise_each_name_finds_its_tool(
+    given_: list[tuple[str, str]],
+) -> None:
     entries = [entry(tool_id, words) for tool_id, words in given_]
     unique = len({wire_name(tool_id) for tool_id, _ in given_}) == len(given_)
     try:
@@ -103,11 +105,11 @@ def test_every_name_leads_to_its_own_tool_or_the_generation_does_not_exist(given
         assert all(
             generation.resolve_tool_name(e.id) is e and generation.resolve_tool_name(e.wire_name) is e for e in entries
         )
-        assert not generation.make_diff_from(generation)
-        assert generation.make_diff_from(Generation(0, [])).added == tuple(e.id for e in entries)
+        assert not generation.compute_diff_from(generation)
+        assert generation.compute_diff_from(Generation(0, [])).added == tuple(e.id for e in entries)
 
 
-def test_a_generation_of_many_is_looked_up_in_a_table() -> None:
+def test_a_generation_of_two_thousand_tools_resolves_every_wire_name() -> None:
     entries = [entry(f"tool.n{n}") for n in range(2_000)]
     generation = Generation(1, entries)
     assert all(generation.resolve_tool_name(f"tool__n{n}") is entries[n] for n in range(2_000))

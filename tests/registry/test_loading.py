@@ -52,7 +52,7 @@ def faults(*sources: Any, **options: Any) -> list[str]:
 
 
 @pytest.mark.proves("R-01")
-def test_tools_stand_in_the_order_of_their_sources() -> None:
+def test_tools_are_listed_in_the_order_of_their_sources() -> None:
     generation = load(
         Given("built-in", (Simple("b"), Simple("a"))),
         Given("global", (Simple("g"),)),
@@ -70,7 +70,7 @@ def test_tools_stand_in_the_order_of_their_sources() -> None:
 
 
 @pytest.mark.proves("R-01")
-def test_the_shipped_tools_load_and_are_the_first() -> None:
+def test_the_built_in_tools_load_before_passed_tools() -> None:
     generation = load(BuiltinSource(), PassedToolsSource((Simple("mine"),)))
     assert "read" in generation.entries
     assert list(generation.entries)[-1] == "mine"
@@ -78,7 +78,7 @@ def test_the_shipped_tools_load_and_are_the_first() -> None:
 
 
 @pytest.mark.proves("R-04")
-def test_an_agents_tool_overrides_the_global_one_in_its_place() -> None:
+def test_an_agent_tool_replaces_the_global_tool_of_the_same_id_in_place() -> None:
     ours = Simple("b", description="The agent's.")
     generation = load(Given("global", (Simple("a"), Simple("b"), Simple("c"))), Given("agent", (ours,)))
     assert list(generation.entries) == ["a", "b", "c"]
@@ -88,7 +88,9 @@ def test_an_agents_tool_overrides_the_global_one_in_its_place() -> None:
 @pytest.mark.proves("P-02")
 @pytest.mark.parametrize("rank", ["global", "agent", "code", "package"])
 @pytest.mark.parametrize("tool_id", ["scratchpad", "scratchpad.sync", "wait", "stop_task", "find_tools"])
-def test_nobody_elses_tool_takes_a_name_under_which_the_shipped_rules_allow_it(rank: SourceRank, tool_id: str) -> None:
+def test_a_tool_cannot_take_a_name_that_the_shipped_rules_allow_without_approval(
+    rank: SourceRank, tool_id: str
+) -> None:
     [fault] = faults(Given(rank, (Simple(tool_id),)))
     assert "requires no approval; rename this tool" in fault
 
@@ -96,7 +98,7 @@ def test_nobody_elses_tool_takes_a_name_under_which_the_shipped_rules_allow_it(r
 @pytest.mark.proves("R-04")
 @pytest.mark.parametrize("rank", ["global", "agent", "code", "package"])
 @pytest.mark.parametrize("tool_id", [*LOCKED_IDS, "file.patch"])
-def test_nothing_overrides_a_builtin_or_takes_a_locked_id(rank: SourceRank, tool_id: str) -> None:
+def test_a_tool_cannot_override_a_built_in_tool_or_take_a_locked_id(rank: SourceRank, tool_id: str) -> None:
     [fault] = faults(Given("built-in", (Simple("file.patch"),)), Given(rank, (Simple(tool_id),)))
     assert fault.startswith(f"{rank} folder/{tool_id}.json: llm.name: ")
     assert "locked id" in fault or "built-in" in fault
@@ -120,7 +122,7 @@ def test_a_clash_of_wire_names_names_both_sources() -> None:
 
 
 @pytest.mark.proves("R-01")
-def test_all_faults_of_all_sources_are_listed_at_once() -> None:
+def test_all_faults_of_all_sources_are_listed_together() -> None:
     found = faults(
         Given("global", (Simple("a", parameters={"type": "objct"}), Simple("bad id"))),
         Given("agent", (), diagnostics=(Diagnostic("agent/x.json", "", "is gone"),)),
@@ -132,7 +134,7 @@ def test_all_faults_of_all_sources_are_listed_at_once() -> None:
         assert any(part in fault for fault in found), part
 
 
-def test_what_a_foreign_source_has_wrong_is_quarantined_and_the_rest_works() -> None:
+def test_faulty_tools_of_a_third_party_source_are_quarantined_and_the_others_work() -> None:
     foreign = Given(
         "package",
         (Simple("read"), Simple("ok"), Simple("x.y"), Simple("z", parameters={})),
@@ -150,7 +152,7 @@ def test_what_a_foreign_source_has_wrong_is_quarantined_and_the_rest_works() -> 
     assert len(faults(Given("code", (Simple("x__y"),)), foreign, strict=True)) == 4
 
 
-def test_aliases_are_checked_against_all_names() -> None:
+def test_an_alias_must_name_an_existing_tool_and_clash_with_no_other_name() -> None:
     source = Given("code", (Simple("a.b"), Simple("c")))
     assert load(source, aliases={"x": "c"}).resolve_tool_name("x") is not None
     assert "did you mean a.b?" in faults(source, aliases={"x": "a.bb"})[0]
@@ -173,7 +175,9 @@ def test_aliases_are_checked_against_all_names() -> None:
     ],
 )
 @pytest.mark.proves("R-01", "K-03")
-def test_what_has_no_door_yet_is_loaded_and_withheld_with_the_reason(spec: dict[str, Any], reason: str) -> None:
+def test_a_tool_with_missing_secrets_or_settings_is_loaded_and_withheld_with_the_reason(
+    spec: dict[str, Any], reason: str
+) -> None:
     async def run() -> None:
         """Run."""
 
@@ -183,7 +187,7 @@ def test_what_has_no_door_yet_is_loaded_and_withheld_with_the_reason(spec: dict[
 
 
 @pytest.mark.proves("S-08")
-def test_a_tool_that_starts_programs_is_withheld_where_nothing_confines_them() -> None:
+def test_a_tool_that_starts_programs_is_unavailable_without_a_sandbox() -> None:
     shelly = tool(id="shelly", requires={"shell": [{"cmd": "git"}]})(_noop)
     generation = load(PassedToolsSource((shelly, Simple("plain"))), tier=NOTHING)
     assert generation.entries["plain"].unavailable_reason is None
@@ -194,7 +198,7 @@ def test_a_tool_that_starts_programs_is_withheld_where_nothing_confines_them() -
 
 
 @pytest.mark.proves("S-08", "S-02")
-def test_a_tool_that_starts_programs_and_requires_hosts_is_withheld_where_no_sandbox_opens_them() -> None:
+def test_a_tool_that_starts_programs_with_hosts_is_unavailable_without_sandbox_network_support() -> None:
     needs: dict[str, Any] = {"net": {"hosts": ["a.example.org"]}}
     fetches = tool(id="fetches", requires=needs)(_noop)
     starts = tool(id="starts", requires={**needs, "shell": [{"cmd": "curl"}]})(_noop)
@@ -210,11 +214,11 @@ def test_a_tool_that_starts_programs_and_requires_hosts_is_withheld_where_no_san
 
 
 @pytest.mark.proves("S-08")
-def test_an_executable_is_withheld_where_nothing_confines_it(place: Place) -> None:
-    from handrail.registry.sources.tool_folder_source import FolderSource
+def test_an_executable_tool_is_unavailable_without_a_sandbox(place: Place) -> None:
+    from handrail.registry.sources.tool_folder_source import ToolFolderSource
 
     place.put("ext", "#!/bin/sh\n")
-    source = FolderSource(place.tools, "global", place.confinement())
+    source = ToolFolderSource(place.tools, "global", place.confinement())
     assert "cannot be confined" in (load(source, tier=NOTHING).entries["ext"].unavailable_reason or "")
     confined = load(source, tier=CONFINING).entries["ext"]
     assert (confined.unavailable_reason, confined.sandbox) == (None, "bubblewrap")
@@ -224,13 +228,13 @@ async def _noop() -> None:
     """Do nothing."""
 
 
-def test_fields_that_only_an_executable_honours_are_faults_of_python() -> None:
+def test_manifest_fields_for_executables_are_faults_in_a_python_tool() -> None:
     found = faults(PassedToolsSource((Simple("a", persistent=True, exec_path="x"),)))
     assert len(found) == 2 and "persistent" in found[0] and "exec_path" in found[1]
 
 
 @pytest.mark.proves("K-01")
-def test_functions_objects_classes_and_modules_are_taken_from_code() -> None:
+def test_tools_are_loaded_from_functions_objects_classes_and_modules() -> None:
     class Fixed(Simple):
         def __init__(self) -> None:
             super().__init__("fixed")
@@ -245,7 +249,7 @@ def test_functions_objects_classes_and_modules_are_taken_from_code() -> None:
     assert generation.entries["decorated"].source == f"{__name__}._noop"
 
 
-def test_a_blocking_function_is_marked_so() -> None:
+def test_a_blocking_function_is_marked_as_blocking() -> None:
     def slow() -> None:
         """Wait."""
 
@@ -253,7 +257,7 @@ def test_a_blocking_function_is_marked_so() -> None:
     assert [entry.is_blocking for entry in generation.entries.values()] == [True, False]
 
 
-def test_what_is_no_tool_is_a_fault_with_what_to_do() -> None:
+def test_an_object_that_is_not_a_tool_is_a_fault_with_an_explanation() -> None:
     class Half(Tool):
         spec = Simple("half").spec
 
@@ -301,12 +305,12 @@ def test_installed_packages_add_tools_by_entry_points(monkeypatch: pytest.Monkey
     assert "entry point d of" in found[3]
 
 
-def test_this_environments_entry_points_can_be_listed() -> None:
+def test_the_entry_points_of_this_environment_load_without_faults() -> None:
     assert ToolEntryPointsSource().load().faults == ()
 
 
 @pytest.mark.proves("R-01")
-def test_other_names_of_built_in_tools_are_nobody_elses() -> None:
+def test_a_tool_cannot_take_an_alias_of_a_built_in_tool() -> None:
     generation = load(BuiltinSource())
     assert generation.aliases == ALIASES and ALIASES["git_commit"] == "git.commit"
     assert generation.resolve_tool_name("git_commit") is generation.entries["git.commit"]

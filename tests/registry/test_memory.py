@@ -51,17 +51,17 @@ def load(memory: LoadCache | None, *sources: Any, tier: SandboxTier = CONFINING,
     return load_generation(sources, tier=tier, cache=memory, **more)
 
 
-def test_what_stayed_is_the_same_entry_and_what_is_new_is_judged() -> None:
+def test_a_second_load_reuses_unchanged_entries_and_judges_new_tools() -> None:
     memory, a, b = LoadCache(), Simple("a"), Simple("b")
     first = load(memory, Own(a, b))
     second = load(memory, Own(a, Simple("b"), Simple("c")))
     assert second.entries["a"] is first.entries["a"]
     assert second.entries["b"] is not first.entries["b"] and second.entries["b"].tool is not b
     assert list(second.entries) == ["a", "b", "c"]
-    assert second.make_diff_from(first).added == ("c",)
+    assert second.compute_diff_from(first).added == ("c",)
 
 
-def test_a_tool_that_was_given_another_spec_is_judged_again() -> None:
+def test_a_tool_with_a_changed_spec_is_checked_again() -> None:
     memory, one = LoadCache(), Simple("a")
     load(memory, Own(one))
     one.spec = Simple("a", description="Does something else.").spec
@@ -76,7 +76,9 @@ def test_a_tool_that_was_given_another_spec_is_judged_again() -> None:
         ({"tier": SandboxTier("none", "no sandbox")}, "cannot be confined"),
     ],
 )
-def test_all_are_judged_again_where_what_they_are_judged_by_has_changed(changed: dict[str, Any], withheld: str) -> None:
+def test_a_tool_is_checked_again_after_the_secrets_or_the_sandbox_change(
+    changed: dict[str, Any], withheld: str
+) -> None:
     memory = LoadCache()
     one = Simple("a", secrets=("key",), requires=Requires(shell=(ShellRequires(cmd="git"),)))
     known: dict[str, Any] = {"secrets": SecretStore({"key": "x"}), "tier": CONFINING}
@@ -86,7 +88,7 @@ def test_all_are_judged_again_where_what_they_are_judged_by_has_changed(changed:
     assert load(memory, source, **known).entries["a"].unavailable_reason is None
 
 
-def test_what_a_person_approves_counts_at_the_next_look(tmp_path: Path) -> None:
+def test_an_approval_or_revocation_takes_effect_at_the_next_load(tmp_path: Path) -> None:
     memory, pins, one = LoadCache(), StoredPins(tmp_path / "state"), Simple("w_now")
     source = ThirdPartySource("w", [one])
     assert load(memory, source, pins=pins).entries["w_now"].status == "quarantined"
@@ -98,7 +100,7 @@ def test_what_a_person_approves_counts_at_the_next_look(tmp_path: Path) -> None:
     assert load(memory, source, pins=pins).entries["w_now"].status == "quarantined"
 
 
-def test_where_single_sources_changed_no_other_is_looked_through() -> None:
+def test_a_load_of_changed_sources_does_not_read_the_other_sources() -> None:
     memory, own, other = (
         LoadCache(),
         Own(Simple("a"), Simple("b_2")),
@@ -113,7 +115,7 @@ def test_where_single_sources_changed_no_other_is_looked_through() -> None:
     assert list(load(memory, own, other).entries) == ["b_1", "b_2", "b_3"]
 
 
-def test_a_look_that_failed_is_not_remembered() -> None:
+def test_a_failed_load_is_not_cached() -> None:
     memory, a = LoadCache(), Simple("a")
     first = load(memory, Own(a))
     with pytest.raises(LoadError):
@@ -127,7 +129,7 @@ _held = st.lists(st.sampled_from(_tools), max_size=5)
 
 
 @given(st.lists(st.tuples(_held, _held, _held, st.booleans()), min_size=2, max_size=5))
-def test_a_second_look_comes_to_what_a_first_would(
+def test_a_load_with_a_cache_gives_the_same_generation_as_a_load_without(
     looks: list[tuple[list[Tool], list[Tool], list[Tool], bool]],
 ) -> None:
     memory = LoadCache()

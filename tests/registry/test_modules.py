@@ -13,8 +13,8 @@ import pytest
 
 from handrail.contract.calls_and_results import Blob, Result
 from handrail.contract.errors import ToolError
-from handrail.contract.result_conversions import from_card, to_card
-from handrail.registry.sources.tool_folder_source import FolderSource, PerCallModuleTool
+from handrail.contract.result_conversions import convert_card_to_result, convert_result_to_card
+from handrail.registry.sources.tool_folder_source import PerCallModuleTool, ToolFolderSource
 from handrail.sandbox import tier_probe
 
 from .conftest import Place
@@ -44,7 +44,7 @@ def put(place: Place, source: str, name: str = "weather", mode: int = 0o644) -> 
 
 
 def loaded(place: Place) -> Any:
-    return FolderSource(place.tools, "global", place.confinement(), (str(place.workspace),)).load()
+    return ToolFolderSource(place.tools, "global", place.confinement(), (str(place.workspace),)).load()
 
 
 def made(place: Place, source: str) -> PerCallModuleTool:
@@ -64,7 +64,7 @@ def problems(place: Place, source: str) -> str:
 
 
 @pytest.mark.proves("R-08")
-def test_its_metadata_become_a_tool_and_nothing_of_it_runs(place: Place) -> None:
+def test_a_modules_metadata_becomes_a_tool_without_running_the_module(place: Place) -> None:
     tool = made(place, f"raise SystemExit('it ran')\n{WEATHER}")
     assert tool.spec.id == "weather"
     assert tool.spec.parameters == {
@@ -79,7 +79,7 @@ def test_its_metadata_become_a_tool_and_nothing_of_it_runs(place: Place) -> None
 
 @confined
 @pytest.mark.proves("R-08")
-async def test_it_gets_topic_params_config_and_telemetry_whose_fields_may_be_null(place: Place) -> None:
+async def test_a_module_gets_topic_params_config_and_telemetry_with_null_fields(place: Place) -> None:
     tool = made(place, WEATHER)
     result = await tool.execute({"city": "Bern"}, place.runtime(tool.spec))
     assert isinstance(result, Result) and result.data == {
@@ -91,7 +91,7 @@ async def test_it_gets_topic_params_config_and_telemetry_whose_fields_may_be_nul
 
 @confined
 @pytest.mark.proves("R-08", "K-08")
-async def test_an_error_in_its_answer_suppresses_the_rest(place: Place) -> None:
+async def test_an_error_in_a_module_answer_replaces_the_rest_of_the_answer(place: Place) -> None:
     source = """
     METADATA = {"description": "d", "side_effect": "read"}
     def execute(topic, params):
@@ -103,7 +103,7 @@ async def test_an_error_in_its_answer_suppresses_the_rest(place: Place) -> None:
 
 @confined
 @pytest.mark.proves("R-08", "K-08")
-async def test_html_is_kept_apart_from_what_a_model_reads(place: Place) -> None:
+async def test_html_in_a_module_answer_becomes_a_separate_blob(place: Place) -> None:
     source = """
     METADATA = {"description": "d", "side_effect": "read"}
     async def execute(topic, params, **more):
@@ -117,7 +117,7 @@ async def test_html_is_kept_apart_from_what_a_model_reads(place: Place) -> None:
 
 @confined
 @pytest.mark.proves("R-08")
-async def test_an_exception_is_an_error_in_a_sentence(place: Place) -> None:
+async def test_an_exception_in_a_module_becomes_an_error_with_its_type_and_text(place: Place) -> None:
     source = """
     METADATA = {"description": "d", "side_effect": "read"}
     def execute(topic, params):
@@ -151,7 +151,7 @@ async def test_a_persistent_module_is_imported_once(place: Place) -> None:
 
 @confined
 @pytest.mark.proves("R-08")
-async def test_it_is_confined_to_what_it_requires(place: Place) -> None:
+async def test_a_module_is_confined_to_its_requirements(place: Place) -> None:
     outside = place.workspace.parent / "outside.txt"
     outside.write_text("not for it")
     source = f"""
@@ -175,7 +175,7 @@ async def test_it_is_confined_to_what_it_requires(place: Place) -> None:
 
 @confined
 @pytest.mark.proves("R-08")
-async def test_a_module_that_gives_no_dict_is_told_what_to_give(place: Place) -> None:
+async def test_a_module_that_returns_no_dict_gives_an_error_naming_the_expected_form(place: Place) -> None:
     tool = made(place, 'METADATA = {"description": "d"}\ndef execute(topic, params):\n    return "text"\n')
     result = await tool.execute({}, place.runtime(tool.spec))
     assert isinstance(result, Result) and "expected a dict with text, html or error" in str(result.error_text)
@@ -190,7 +190,7 @@ async def test_a_module_that_cannot_be_imported_fails_with_the_reason(place: Pla
 
 
 @confined
-async def test_a_manifest_beside_a_module_speaks_for_it(place: Place) -> None:
+async def test_a_module_with_a_manifest_file_loads_as_one_tool(place: Place) -> None:
     place.put("hello", None, side_effect="read")
     put(place, "METADATA = {'description': ''}\ndef execute(topic, params):\n    return {'text': 'hi'}\n", "hello")
     found = loaded(place)
@@ -199,7 +199,7 @@ async def test_a_manifest_beside_a_module_speaks_for_it(place: Place) -> None:
     assert await tool.execute({}, place.runtime(tool.spec)) == Result.output({"text": "hi"})
 
 
-def test_a_module_without_metadata_is_no_tool(place: Place) -> None:
+def test_a_module_without_metadata_is_not_loaded_as_a_tool(place: Place) -> None:
     put(place, "def execute(topic, params): ...", "shared")
     assert (loaded(place).tools, loaded(place).faults) == ((), ())
 
@@ -234,22 +234,22 @@ def test_every_fault_of_a_module_is_named(place: Place, source: str, problem: st
     assert problem in problems(place, source)
 
 
-def test_a_module_that_others_may_write_is_refused(place: Place) -> None:
+def test_a_module_that_other_users_can_write_is_refused(place: Place) -> None:
     put(place, WEATHER, mode=0o666)
     assert "is writable by its group or by others" in loaded(place).faults[0].problem
 
 
 @pytest.mark.proves("K-08")
-def test_a_result_goes_out_as_a_card() -> None:
-    assert to_card(Result.output({"text": "a", "title": "t"})) == {"text": "a", "title": "t"}
-    assert to_card(Result.output([1])) == {"text": "[1]"}
-    assert to_card(Result.error("failed", "no")) == {"error": "no"}
-    assert from_card({"error": "", "text": "fine"}) == Result.output({"text": "fine"})
-    assert json.dumps(to_card(from_card({"error": 7})))
+def test_a_result_converts_to_a_card_and_a_card_to_a_result() -> None:
+    assert convert_result_to_card(Result.output({"text": "a", "title": "t"})) == {"text": "a", "title": "t"}
+    assert convert_result_to_card(Result.output([1])) == {"text": "[1]"}
+    assert convert_result_to_card(Result.error("failed", "no")) == {"error": "no"}
+    assert convert_card_to_result({"error": "", "text": "fine"}) == Result.output({"text": "fine"})
+    assert json.dumps(convert_result_to_card(convert_card_to_result({"error": 7})))
 
 
 @confined
-def test_a_module_runs_where_handrails_own_python_is_reached_by_a_link(place: Place, tmp_path: Path) -> None:
+def test_a_module_runs_when_the_python_of_handrail_is_reached_through_a_link(place: Place, tmp_path: Path) -> None:
     put(
         place,
         "METADATA = {'description': 'Says yes.', 'side_effect': 'read', 'locks': []}\ndef execute(topic, params):\n    return {'text': 'yes'}\n",

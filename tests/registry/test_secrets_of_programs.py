@@ -15,7 +15,7 @@ from handrail.contract.tool_generation import ToolEntry
 from handrail.registry.generation_loader import load_generation
 from handrail.registry.sources.code_sources import PassedToolsSource
 from handrail.registry.sources.executable_tools import ToolConfinement
-from handrail.registry.sources.tool_folder_source import FolderSource
+from handrail.registry.sources.tool_folder_source import ToolFolderSource
 from handrail.runtime.secret_store import SecretStore
 from handrail.sandbox import tier_probe
 
@@ -48,9 +48,12 @@ def load(place: Place, store: SecretStore) -> dict[str, ToolEntry]:
     confinement = ToolConfinement(
         sandbox,
         lambda runtime: runtime.profile,  # type: ignore[attr-defined]
-        lambda spec: (place.capabilities(spec), replace(place.profile(), secrets=store.list_secrets_for_tool(spec))),
+        lambda spec: (
+            place.capabilities(spec),
+            replace(place.profile(), secrets=store.get_secret_values_for_tool(spec)),
+        ),
     )
-    source = FolderSource(place.tools, "global", confinement)
+    source = ToolFolderSource(place.tools, "global", confinement)
     return dict(load_generation([source], tier=sandbox.tier, secrets=store).entries)
 
 
@@ -64,9 +67,7 @@ async def called(place: Place, entry: ToolEntry, store: SecretStore) -> Any:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-async def test_a_program_reads_the_declared_ones_from_a_descriptor_and_finds_them_nowhere_else(
-    place: Place, persistent: bool
-) -> None:
+async def test_a_program_reads_its_declared_secrets_only_from_a_descriptor(place: Place, persistent: bool) -> None:
     """Source: tokens in environments and argv, which every process of the user can read."""
     place.put("fetch", STAYS if persistent else ONCE, secrets=["TOKEN"], persistent=persistent)
     place.put("plain", STAYS if persistent else ONCE, persistent=persistent)
@@ -78,7 +79,7 @@ async def test_a_program_reads_the_declared_ones_from_a_descriptor_and_finds_the
     assert (await called(place, entries["plain"], store))["given"] is None
 
 
-def test_a_tool_whose_secrets_nobody_gave_is_withheld_with_the_reason_and_the_remedy(place: Place) -> None:
+def test_a_tool_with_missing_secrets_is_withheld_with_the_reason_and_remedy(place: Place) -> None:
     place.put("fetch", ONCE, secrets=["TOKEN", "GONE", "BROKEN"])
     store = SecretStore(VALUES, {"BROKEN": "the variable X is not set; set it"})
     withheld = load(place, store)["fetch"].unavailable_reason
@@ -86,14 +87,16 @@ def test_a_tool_whose_secrets_nobody_gave_is_withheld_with_the_reason_and_the_re
     assert "GONE (not set; add GONE = {" in withheld and "BROKEN (the variable X is not set" in withheld
     assert "TOKEN" not in withheld and "hunter2" not in withheld
     assert (
-        load(place, store.with_values({"GONE": "hunter2-gone", "BROKEN": "hunter2-b"}))["fetch"].unavailable_reason
+        load(place, store.with_added_secrets({"GONE": "hunter2-gone", "BROKEN": "hunter2-b"}))[
+            "fetch"
+        ].unavailable_reason
         is None
     )
 
 
 @pytest.mark.proves("K-03")
 @pytest.mark.parametrize("persistent", [False, True])
-async def test_a_secret_setting_is_delivered_under_its_key_as_the_secret_that_its_operator_named(
+async def test_a_secret_setting_reaches_a_program_under_its_key_with_the_chosen_secret(
     place: Place, persistent: bool
 ) -> None:
     config = {"password": {"description": "Of the account.", "secret": True}}
@@ -108,13 +111,13 @@ async def test_a_secret_setting_is_delivered_under_its_key_as_the_secret_that_it
     assert found["elsewhere"] is False
 
 
-def test_a_secret_setting_that_a_tool_can_do_without_keeps_nobody_from_it(place: Place) -> None:
+def test_a_missing_optional_secret_setting_does_not_withhold_a_tool(place: Place) -> None:
     config = {"password": {"description": "Of the account.", "secret": True, "required": False}}
     place.put("mail", ONCE, config=config)
     assert load(place, SecretStore(VALUES))["mail"].unavailable_reason is None
 
 
-def test_what_another_process_brought_has_only_the_secrets_of_that_process() -> None:
+def test_a_client_process_tool_has_only_the_secrets_of_the_client_process() -> None:
     theirs = Simple("theirs", secrets=("TOKEN",))
     theirs.own_secrets = frozenset({"OTHER"})
     mine = Simple("mine", secrets=("TOKEN",))
@@ -127,7 +130,7 @@ def test_what_another_process_brought_has_only_the_secrets_of_that_process() -> 
     )
 
 
-def test_a_tool_in_this_process_is_given_what_it_declared_by_name(place: Place) -> None:
+def test_a_tool_in_this_process_reads_only_its_declared_secrets_by_name(place: Place) -> None:
     spec = Simple("fetch", secrets=("TOKEN", "GONE")).spec
     runtime = place.runtime(spec)
     runtime._environment.secrets = SecretStore(VALUES)  # pyright: ignore[reportPrivateUsage]
@@ -144,7 +147,7 @@ def test_a_tool_in_this_process_is_given_what_it_declared_by_name(place: Place) 
     assert not any("hunter2" in repr(shown) for shown in (runtime.secrets, runtime.profile, SecretStore(VALUES)))
 
 
-async def test_what_the_shell_starts_gets_no_secrets(place: Place) -> None:
+async def test_a_program_started_by_the_shell_gets_no_secrets(place: Place) -> None:
     spec = Simple(
         "fetch",
         secrets=("TOKEN",),
@@ -159,7 +162,7 @@ async def test_what_the_shell_starts_gets_no_secrets(place: Place) -> None:
     assert b"SECRETS_FD" not in done.output and b"handrail-secrets" not in done.output
 
 
-def test_a_manifest_with_secrets_that_are_no_texts_is_refused(place: Place) -> None:
+def test_a_manifest_with_secrets_that_are_not_strings_is_refused(place: Place) -> None:
     place.put("fetch", ONCE, secrets=[1])
     with pytest.raises(LoadError, match="secrets"):
         load(place, SecretStore())

@@ -20,7 +20,7 @@ from typing import Any
 
 from handrail.contract.services.file_services import FileChange
 from handrail.contract.tool.requires import Capability
-from handrail.runtime.files.joint_changes import ChangeJournal
+from handrail.runtime.files.joint_changes import MultiFileChangeJournal
 from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
 from handrail.runtime.files.session_roots import SessionRoots
 
@@ -88,7 +88,7 @@ def allow_all(capability: Capability, target: str | Sequence[str]) -> str | None
 
 
 async def change(root: Path, journal: Path) -> None:
-    files = RootedFiles(SessionRoots(root), SeenFileHashes(), allow_all, journal=ChangeJournal(journal))
+    files = RootedFiles(SessionRoots(root), SeenFileHashes(), allow_all, journal=MultiFileChangeJournal(journal))
     await files.change_atomically(CHANGES)
 
 
@@ -130,7 +130,7 @@ def main(folder: Path, count: int) -> None:
     for number in range(count):
         fill(root)
         fork_killed(root, journal, 1 + number * (lines - 1) // max(count - 1, 1))
-        recovered = ChangeJournal(journal).recover()
+        recovered = MultiFileChangeJournal(journal).recover()
         found, folders = read_tree(root), sorted(one.name for one in root.iterdir() if one.is_dir())
         if found == OLD and folders == ["sub"]:
             outcomes.append("old")

@@ -21,7 +21,7 @@ async def refused(doing: Any, kind: str, text: str | None = None) -> None:
     assert caught.value.kind == kind, caught.value
 
 
-async def test_a_file_moves_with_its_folders_made_and_stays_known(
+async def test_a_file_moves_into_new_folders_and_stays_known_to_the_session(
     files: RootedFiles, workspace: Path, seen: SeenFileHashes
 ) -> None:
     (workspace / "a.txt").write_text("one")
@@ -33,7 +33,7 @@ async def test_a_file_moves_with_its_folders_made_and_stays_known(
     assert seen.find_seen_hash(str(workspace / "a.txt")) is None
 
 
-async def test_a_folder_moves_as_a_whole(files: RootedFiles, workspace: Path) -> None:
+async def test_a_folder_moves_with_all_its_entries(files: RootedFiles, workspace: Path) -> None:
     (workspace / "src/deep").mkdir(parents=True)
     (workspace / "src/a.py").write_text("a")
     (workspace / "src/deep/b.py").write_text("bb")
@@ -44,7 +44,7 @@ async def test_a_folder_moves_as_a_whole(files: RootedFiles, workspace: Path) ->
     assert os.readlink(workspace / "lib/src2/link") == "../elsewhere"
 
 
-async def test_nothing_is_replaced(files: RootedFiles, workspace: Path) -> None:
+async def test_a_move_never_replaces_an_existing_file(files: RootedFiles, workspace: Path) -> None:
     (workspace / "a").write_text("a")
     (workspace / "b").write_text("b")
     (workspace / "d").mkdir()
@@ -56,7 +56,9 @@ async def test_nothing_is_replaced(files: RootedFiles, workspace: Path) -> None:
     await refused(files.move("missing", "c"), "failed", "does not exist")
 
 
-async def test_files_and_folders_are_deleted(files: RootedFiles, workspace: Path) -> None:
+async def test_files_and_empty_folders_are_deleted_and_full_folders_only_recursively(
+    files: RootedFiles, workspace: Path
+) -> None:
     (workspace / "a").write_text("a")
     assert (await files.delete("a")).kind == "file" and not (workspace / "a").exists()
     (workspace / "e").mkdir()
@@ -79,7 +81,9 @@ async def test_a_file_that_changed_since_it_was_read_is_not_deleted(files: Roote
     assert (workspace / "a").read_text() == "theirs"
 
 
-async def test_folders_are_made(files: RootedFiles, workspace: Path) -> None:
+async def test_missing_folders_are_made_and_a_file_or_protected_path_is_not_replaced(
+    files: RootedFiles, workspace: Path
+) -> None:
     assert (await files.make_folder("a/b/c")).kind == "directory"
     assert (await files.make_folder("a/b/c")).path == "a/b/c" and (workspace / "a/b/c").is_dir()
     (workspace / "f").write_text("x")
@@ -88,7 +92,9 @@ async def test_folders_are_made(files: RootedFiles, workspace: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["../ws_secret", "../ws_secret/key", "/etc/hosts"])
-async def test_nothing_leaves_the_workspace_or_comes_in(files: RootedFiles, workspace: Path, path: str) -> None:
+async def test_file_operations_across_the_workspace_boundary_are_denied(
+    files: RootedFiles, workspace: Path, path: str
+) -> None:
     (workspace / "a").write_text("a")
     for doing in (
         files.move("a", path),
@@ -101,14 +107,16 @@ async def test_nothing_leaves_the_workspace_or_comes_in(files: RootedFiles, work
 
 
 @pytest.mark.parametrize("path", [".", "sub/..", ""])
-async def test_a_root_is_neither_moved_nor_deleted(files: RootedFiles, workspace: Path, path: str) -> None:
+async def test_a_root_folder_is_neither_moved_nor_deleted(files: RootedFiles, workspace: Path, path: str) -> None:
     (workspace / "sub").mkdir()
     await refused(files.delete(path, recursive=True), "invalid_input")
     await refused(files.move(path, "new"), "invalid_input")
     assert workspace.is_dir()
 
 
-async def test_a_link_is_not_taken_for_its_target(files: RootedFiles, workspace: Path) -> None:
+async def test_a_symbolic_link_is_not_moved_or_deleted_in_place_of_its_target(
+    files: RootedFiles, workspace: Path
+) -> None:
     (workspace / "real").mkdir()
     (workspace / "real/f").write_text("x")
     (workspace / "link").symlink_to("real")
@@ -125,7 +133,9 @@ async def test_a_link_is_not_taken_for_its_target(files: RootedFiles, workspace:
 @pytest.mark.parametrize(
     "path", [".git/config", ".git", ".vscode/tasks.json", "sub/.git/hooks/pre-commit", "handrail.toml", ".bashrc"]
 )
-async def test_no_protected_name_is_moved_deleted_or_taken(files: RootedFiles, workspace: Path, path: str) -> None:
+async def test_a_protected_path_cannot_be_moved_deleted_or_created_by_a_move(
+    files: RootedFiles, workspace: Path, path: str
+) -> None:
     place = workspace / path
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text("theirs")
@@ -137,7 +147,7 @@ async def test_no_protected_name_is_moved_deleted_or_taken(files: RootedFiles, w
     assert (workspace / "mine").read_text() == "mine"
 
 
-async def test_a_folder_is_checked_entry_by_entry_under_both_paths(
+async def test_each_entry_of_a_moved_folder_is_checked_under_both_paths(
     files: RootedFiles, workspace: Path, judge: Judge
 ) -> None:
     (workspace / "x/sub").mkdir(parents=True)
@@ -158,7 +168,7 @@ async def test_a_folder_is_checked_entry_by_entry_under_both_paths(
     await refused(files.delete("r", recursive=True), "denied")
 
 
-async def test_a_secret_is_not_moved_to_a_name_that_may_be_read(
+async def test_a_private_key_is_not_moved_and_a_moved_file_needs_read_permission(
     files: RootedFiles, workspace: Path, judge: Judge
 ) -> None:
     (workspace / "id_rsa").write_text("-----BEGIN OPENSSH PRIVATE KEY-----")
@@ -169,7 +179,7 @@ async def test_a_secret_is_not_moved_to_a_name_that_may_be_read(
     assert ("fs.read", str(workspace / ".env")) in asked and ("fs.write", str(workspace / "env.txt")) in asked
 
 
-async def test_no_move_completes_a_git_directory(files: RootedFiles, workspace: Path) -> None:
+async def test_a_move_cannot_complete_a_git_directory(files: RootedFiles, workspace: Path) -> None:
     (workspace / "x").write_text("ref: refs/heads/main\n")
     await refused(files.move("x", "bare/HEAD"), "denied", "git")
     (workspace / "bare/refs").mkdir(parents=True)
@@ -178,17 +188,17 @@ async def test_no_move_completes_a_git_directory(files: RootedFiles, workspace: 
     await refused(files.move("o", "bare/objects"), "denied")
 
 
-async def test_a_tree_that_changes_meanwhile_stays_where_it_was(
+async def test_a_tree_that_changes_during_a_move_or_delete_keeps_its_place(
     files: RootedFiles, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rename = entry_moves.atomic_write.rename_exclusively
+    rename = entry_moves.atomic_write.rename_without_overwriting
 
     def adding_first(parent: int, old: str, new: str, new_parent: int) -> None:
         if (workspace / "d").exists():
             (workspace / "d/late").write_text("x")
         rename(parent, old, new, new_parent)
 
-    monkeypatch.setattr(entry_moves.atomic_write, "rename_exclusively", adding_first)
+    monkeypatch.setattr(entry_moves.atomic_write, "rename_without_overwriting", adding_first)
     for doing in (lambda: files.move("d", "e"), lambda: files.delete("d", recursive=True)):
         shutil.rmtree(workspace / "d", ignore_errors=True)
         (workspace / "d").mkdir()
@@ -196,7 +206,9 @@ async def test_a_tree_that_changes_meanwhile_stays_where_it_was(
         assert sorted(os.listdir(workspace)) == ["d"] and os.listdir(workspace / "d") == ["late"]
 
 
-async def test_large_and_strange_trees_are_refused(files: RootedFiles, workspace: Path) -> None:
+async def test_trees_with_too_many_entries_levels_or_special_files_are_refused(
+    files: RootedFiles, workspace: Path
+) -> None:
     (workspace / "many").mkdir()
     for number in range(entry_moves.MAX_TREE_ENTRIES):
         (workspace / f"many/{number}").touch()

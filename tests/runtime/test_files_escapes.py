@@ -49,13 +49,15 @@ async def test_paths_that_leave_the_root_are_denied(files: RootedFiles, workspac
     assert (workspace.parent / "ws_secret" / "key").read_text() == "TOP-SECRET"
 
 
-async def test_a_magic_link_that_leads_back_inside_is_the_file_it_names(files: RootedFiles, workspace: Path) -> None:
+async def test_a_magic_link_that_leads_into_the_workspace_reads_the_file_there(
+    files: RootedFiles, workspace: Path
+) -> None:
     (workspace / "f").write_text("mine")
     got = await files.read_bytes(f"/proc/self/root{workspace}/f")
     assert (got.path, got.data) == ("f", b"mine")
 
 
-async def test_a_link_within_the_workspace_is_judged_and_noted_under_its_target(
+async def test_a_link_within_the_workspace_is_checked_and_recorded_under_its_target(
     files: RootedFiles, workspace: Path, judge: Judge, seen: SeenFileHashes
 ) -> None:
     (workspace / "real").write_text("x")
@@ -71,7 +73,7 @@ async def test_a_link_within_the_workspace_is_judged_and_noted_under_its_target(
     assert judge.asked[-1] == ("fs.write", str(workspace / "alias2"))
 
 
-async def test_devices_fifos_and_sockets_are_refused_at_once(files: RootedFiles, workspace: Path) -> None:
+async def test_devices_fifos_and_sockets_are_refused(files: RootedFiles, workspace: Path) -> None:
     os.mkfifo(workspace / "pipe")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(workspace / "socket"))
@@ -88,7 +90,9 @@ async def test_devices_fifos_and_sockets_are_refused_at_once(files: RootedFiles,
         assert "denied" in kinds or name == "zero"
 
 
-async def test_a_file_with_another_name_elsewhere_is_not_written(files: RootedFiles, workspace: Path) -> None:
+async def test_a_file_with_a_hard_link_outside_the_workspace_is_not_written(
+    files: RootedFiles, workspace: Path
+) -> None:
     secret = workspace.parent / "ws_secret" / "key"
     os.link(secret, workspace / "harmless")
     await files.read_bytes("harmless")
@@ -99,7 +103,7 @@ async def test_a_file_with_another_name_elsewhere_is_not_written(files: RootedFi
     assert secret.read_text() == "TOP-SECRET"
 
 
-async def test_a_loop_of_links_ends(files: RootedFiles, workspace: Path) -> None:
+async def test_a_loop_of_links_is_refused(files: RootedFiles, workspace: Path) -> None:
     (workspace / "a").symlink_to("b")
     (workspace / "b").symlink_to("a")
     (workspace / "self").symlink_to("self")
@@ -108,7 +112,7 @@ async def test_a_loop_of_links_ends(files: RootedFiles, workspace: Path) -> None
     assert (workspace / "self").is_symlink()
 
 
-async def test_a_link_swapped_in_after_the_judgement_is_not_followed(
+async def test_a_link_swapped_in_after_the_rule_check_is_not_followed(
     workspace: Path, judge: Judge, seen: SeenFileHashes
 ) -> None:
     """The judge itself swaps the file, so the swap falls exactly between judgement and open."""
@@ -130,7 +134,7 @@ async def test_a_link_swapped_in_after_the_judgement_is_not_followed(
     assert secret.read_text() == "TOP-SECRET"
 
 
-async def test_a_folder_swapped_for_a_link_after_the_judgement_is_not_followed(
+async def test_a_folder_swapped_for_a_link_after_the_rule_check_is_not_followed(
     workspace: Path, judge: Judge, seen: SeenFileHashes
 ) -> None:
     folder = workspace / "d"
@@ -155,7 +159,9 @@ async def test_a_folder_swapped_for_a_link_after_the_judgement_is_not_followed(
 
 
 @pytest.mark.parametrize("rounds", [200, pytest.param(10_000, marks=pytest.mark.slow)])
-async def test_racing_swaps_never_give_what_lies_outside(files: RootedFiles, workspace: Path, rounds: int) -> None:
+async def test_a_link_swapped_during_access_never_exposes_files_outside_the_roots(
+    files: RootedFiles, workspace: Path, rounds: int
+) -> None:
     secret = workspace.parent / "ws_secret"
     (workspace / "in").mkdir()
     (workspace / "in" / "key").write_text("plain")
@@ -190,7 +196,7 @@ async def test_racing_swaps_never_give_what_lies_outside(files: RootedFiles, wor
     assert sorted(entry.name for entry in secret.iterdir()) == ["key"]
 
 
-async def test_a_folder_five_thousand_deep_is_refused_by_its_path_and_harms_nothing(
+async def test_a_path_five_thousand_folders_deep_is_refused_and_other_paths_still_work(
     files: RootedFiles, workspace: Path
 ) -> None:
     here = os.open(workspace, os.O_RDONLY)
@@ -210,7 +216,9 @@ async def test_a_folder_five_thousand_deep_is_refused_by_its_path_and_harms_noth
         remove_tree(workspace)
 
 
-async def test_the_extra_root_is_read_and_never_written(workspace: Path, judge: Judge, seen: SeenFileHashes) -> None:
+async def test_files_in_an_extra_root_are_readable_and_never_writable(
+    workspace: Path, judge: Judge, seen: SeenFileHashes
+) -> None:
     output = workspace.parent / "output"
     output.mkdir()
     (output / "1.txt").write_text("rest")
@@ -221,7 +229,7 @@ async def test_the_extra_root_is_read_and_never_written(workspace: Path, judge: 
     assert caught.value.kind == "denied"
 
 
-async def test_names_that_would_act_on_a_terminal_are_spelled_out_in_messages(files: RootedFiles) -> None:
+async def test_control_characters_in_file_names_are_escaped_in_error_messages(files: RootedFiles) -> None:
     for name in ("a\nb", "\x1b]0;x\x07", os.fsdecode(b"\xff\xfe")):
         with pytest.raises(ToolError) as caught:
             await files.read_bytes(name)
@@ -230,7 +238,9 @@ async def test_names_that_would_act_on_a_terminal_are_spelled_out_in_messages(fi
         assert (await files.read_bytes(name)).data == b"odd"
 
 
-async def test_a_rule_about_a_name_is_about_that_name_only(files: RootedFiles, judge: Judge, workspace: Path) -> None:
+async def test_a_rule_for_one_name_does_not_cover_similar_names(
+    files: RootedFiles, judge: Judge, workspace: Path
+) -> None:
     (workspace / "private").mkdir()
     judge.refuse[str(workspace / "private" / "f")] = "no"
     for name in ("PRIVATE/f", "private./f", "pr\u0131vate/f"):
@@ -240,5 +250,5 @@ async def test_a_rule_about_a_name_is_about_that_name_only(files: RootedFiles, j
         await files.write("private/./x/../f", b"x")
 
 
-def test_this_machine_resolves_beneath() -> None:
+def test_this_machine_supports_openat2() -> None:
     assert find_openat2_problem() is None

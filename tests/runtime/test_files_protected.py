@@ -20,7 +20,7 @@ pytestmark = pytest.mark.proves("P-15", "F-11")
     ["handrail.toml", "HANDRAIL.toml", "./src/../handrail.toml", "link", "src/up/handrail.toml", "handrail.toml."],
 )
 @pytest.mark.parametrize("there", [True, False])
-async def test_it_is_neither_made_nor_written_over_by_any_name(
+async def test_the_workspace_configuration_is_not_created_or_overwritten_under_any_spelling(
     files: RootedFiles, workspace: Path, judge: Judge, path: str, there: bool
 ) -> None:
     (workspace / "src").mkdir()
@@ -39,7 +39,7 @@ async def test_it_is_neither_made_nor_written_over_by_any_name(
     assert not [asked for asked in judge.asked if asked[0] == "fs.write"]  # no rule is even looked at
 
 
-async def test_a_hard_link_to_it_is_not_written(files: RootedFiles, workspace: Path) -> None:
+async def test_a_hard_link_to_a_protected_file_is_not_written(files: RootedFiles, workspace: Path) -> None:
     (workspace / "handrail.toml").write_text("theirs")
     os.link(workspace / "handrail.toml", workspace / "other")
     await files.read_bytes("other")
@@ -48,7 +48,7 @@ async def test_a_hard_link_to_it_is_not_written(files: RootedFiles, workspace: P
     assert (workspace / "handrail.toml").read_text() == "theirs"
 
 
-async def test_it_is_read_and_files_of_its_name_in_other_folders_are_written(
+async def test_the_configuration_is_readable_and_namesakes_in_other_folders_are_writable(
     files: RootedFiles, workspace: Path, judge: Judge, seen: SeenFileHashes
 ) -> None:
     (workspace / "handrail.toml").write_text("theirs")
@@ -67,7 +67,7 @@ async def test_it_is_read_and_files_of_its_name_in_other_folders_are_written(
         *(".git::$DATA/config", ".g\u200bit/config", "GIT~1/config", "hub/../.git/config", "link/config"),
     ],
 )
-async def test_no_protected_name_is_written_in_any_spelling(
+async def test_a_protected_path_is_not_written_under_any_spelling(
     files: RootedFiles, workspace: Path, judge: Judge, path: str
 ) -> None:
     (workspace / "hub").mkdir()
@@ -80,7 +80,7 @@ async def test_no_protected_name_is_written_in_any_spelling(
     assert sorted(os.listdir(workspace)) == [".git", "hub", "link"] and not os.listdir(workspace / ".git")
 
 
-async def test_private_keys_are_not_read_and_public_ones_are(files: RootedFiles, workspace: Path) -> None:
+async def test_private_keys_are_not_read_and_public_keys_are(files: RootedFiles, workspace: Path) -> None:
     (workspace / ".ssh").mkdir()
     for name in ("id_rsa", ".ssh/work", ".ssh/id_rsa.pub"):
         (workspace / name).write_text("KEY")
@@ -92,7 +92,7 @@ async def test_private_keys_are_not_read_and_public_ones_are(files: RootedFiles,
     assert (await files.read_bytes(".ssh/id_rsa.pub")).data == b"KEY"
 
 
-async def test_no_folder_is_made_a_git_directory_piece_by_piece(files: RootedFiles, workspace: Path) -> None:
+async def test_a_folder_cannot_be_made_a_git_directory_in_steps(files: RootedFiles, workspace: Path) -> None:
     """git takes its configuration from any folder with a HEAD, objects and refs, whatever it is called."""
     for data in (b"ref: refs/heads/main\n", b"0" * 40):
         with pytest.raises(ToolError, match="marks its folder"):
@@ -114,7 +114,7 @@ async def test_no_folder_is_made_a_git_directory_piece_by_piece(files: RootedFil
     assert (await files.write("config", b"ordinary")).created and (await files.write("src/hooks/use.ts", b"x")).created
 
 
-async def test_hooks_and_configuration_that_the_repository_keeps_elsewhere_are_not_written(
+async def test_hooks_and_included_configuration_that_git_settings_name_are_not_written(
     files: RootedFiles, workspace: Path
 ) -> None:
     (workspace / ".git").mkdir()
@@ -128,7 +128,7 @@ async def test_hooks_and_configuration_that_the_repository_keeps_elsewhere_are_n
     assert (await files.write("tools/hooks/pre-commit", b"x")).created
 
 
-async def test_a_file_behind_a_link_in_a_protected_folder_is_not_written(files: RootedFiles, workspace: Path) -> None:
+async def test_a_file_that_a_protected_folder_links_to_is_not_written(files: RootedFiles, workspace: Path) -> None:
     for name in (".vscode", "conf"):
         (workspace / name).mkdir()
     (workspace / ".vscode" / "tasks.json").symlink_to("../conf/tasks.json")

@@ -16,7 +16,7 @@ from handrail.runtime.files.line_windows import INDEX_STEP_BYTES, LineIndex, rea
 from handrail.runtime.files.rooted_file_service import RootedFiles
 
 
-async def test_a_range_is_read_from_either_end(files: RootedFiles, workspace: Path) -> None:
+async def test_a_byte_range_is_read_from_the_start_or_the_end(files: RootedFiles, workspace: Path) -> None:
     (workspace / "f").write_bytes(b"0123456789")
     assert (await files.read_bytes("f")).data == b"0123456789"
     middle = await files.read_bytes("f", start=3, max_bytes=4)
@@ -26,7 +26,9 @@ async def test_a_range_is_read_from_either_end(files: RootedFiles, workspace: Pa
     assert (await files.read_bytes("f", start=99)).data == b""
 
 
-async def test_lines_are_read_from_either_end_and_say_where_to_go_on(files: RootedFiles, workspace: Path) -> None:
+async def test_lines_are_read_from_either_end_with_the_number_of_the_next_line(
+    files: RootedFiles, workspace: Path
+) -> None:
     (workspace / "f").write_text("".join(f"line {n}\n" for n in range(1, 101)))
     head = await files.read_lines("f", count=3)
     assert (head.lines, head.first, head.last_line_number, head.next) == (("line 1", "line 2", "line 3"), 1, 3, 4)
@@ -44,14 +46,14 @@ async def test_an_empty_file_has_no_lines(files: RootedFiles, workspace: Path) -
     assert (got.lines, got.total, got.next) == ((), 0, None)
 
 
-async def test_a_long_line_is_cut_and_named(files: RootedFiles, workspace: Path) -> None:
+async def test_a_long_line_is_truncated_and_its_number_reported(files: RootedFiles, workspace: Path) -> None:
     (workspace / "f").write_text("short\n" + "é" * 5000 + "\nend")
     got = await files.read_lines("f", max_line=100)
     assert got.lines == ("short", "é" * 100, "end")
     assert got.truncated_lines == (2,)
 
 
-async def test_lines_stop_at_the_byte_budget(files: RootedFiles, workspace: Path) -> None:
+async def test_a_line_read_stops_at_the_byte_limit(files: RootedFiles, workspace: Path) -> None:
     (workspace / "f").write_text("x" * 9 + "\n" + "y" * 9 + "\n")
     got = await files.read_lines("f", max_bytes=10)
     assert (got.lines, got.next) == (("x" * 9,), 2)
@@ -59,7 +61,7 @@ async def test_lines_stop_at_the_byte_budget(files: RootedFiles, workspace: Path
     assert (tiny.lines, tiny.truncated_lines, tiny.next) == (("x" * 4,), (1,), 2)
 
 
-async def test_invalid_utf8_is_shown_and_carriage_returns_are_line_ends(files: RootedFiles, workspace: Path) -> None:
+async def test_invalid_utf8_is_replaced_and_crlf_ends_a_line(files: RootedFiles, workspace: Path) -> None:
     (workspace / "f").write_bytes(b"a\xffb\r\nc\rd\r\n")
     assert (await files.read_lines("f")).lines == ("a\ufffdb", "c\rd")
 
@@ -70,7 +72,7 @@ async def test_invalid_utf8_is_shown_and_carriage_returns_are_line_ends(files: R
     st.integers(-35, 35).filter(bool),
     st.integers(1, 10),
 )
-def test_any_window_is_the_slice_of_all_lines(parts: list[str], ended: bool, first: int, count: int) -> None:
+def test_any_line_window_is_a_slice_of_all_lines(parts: list[str], ended: bool, first: int, count: int) -> None:
     data = "\n".join(parts).encode() + (b"\n" if ended and parts else b"")
     every = [line.removesuffix(b"\r").decode() for line in data.split(b"\n")]
     if data.endswith(b"\n") or not data:
@@ -90,7 +92,7 @@ def test_any_window_is_the_slice_of_all_lines(parts: list[str], ended: bool, fir
     st.integers(1, 80),
     st.integers(1, 25),
 )
-def test_lines_that_are_split_at_once_are_those_that_are_read_one_by_one(
+def test_fast_and_slow_line_splitting_give_the_same_lines(
     parts: list[bytes], first: int, count: int | None, max_bytes: int, max_line: int
 ) -> None:
     data = b"".join(parts)
@@ -103,7 +105,7 @@ def test_lines_that_are_split_at_once_are_those_that_are_read_one_by_one(
     assert at_once == one_by_one
 
 
-async def test_a_huge_file_is_read_in_place_and_counted_once(
+async def test_a_huge_file_is_read_in_steps_and_its_lines_are_counted_once(
     files: RootedFiles, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = b"0123456789abcde\n"
@@ -133,7 +135,7 @@ async def test_a_huge_file_is_read_in_place_and_counted_once(
     assert (part.data, sum(read)) == (b"the end", 7)
 
 
-async def test_a_sparse_terabyte_is_answered_from_its_ends_by_bytes_and_refused_by_lines(
+async def test_a_sparse_terabyte_file_is_read_by_its_end_and_refused_by_lines(
     files: RootedFiles, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (workspace / "sparse").open("wb") as out:
@@ -170,7 +172,9 @@ async def test_a_folder_lists_its_entries_in_order_without_following_links(files
     assert [one.path for one in await files.list(".")] == ["d"]
 
 
-async def test_a_listing_is_bounded(files: RootedFiles, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_listing_above_the_entry_limit_fails(
+    files: RootedFiles, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for n in range(5):
         (workspace / str(n)).touch()
     monkeypatch.setattr(files_module, "MAX_LIST_ENTRIES", 4)
@@ -179,13 +183,13 @@ async def test_a_listing_is_bounded(files: RootedFiles, workspace: Path, monkeyp
     assert caught.value.kind == "limit"
 
 
-async def test_stat_tells_files_from_folders(files: RootedFiles, workspace: Path) -> None:
+async def test_stat_distinguishes_files_from_folders(files: RootedFiles, workspace: Path) -> None:
     (workspace / "f").write_text("abc")
     assert (await files.stat("f")).size == 3
     assert (await files.stat(".")).kind == "directory"
 
 
-async def test_what_is_not_there_is_said_plainly(files: RootedFiles, workspace: Path) -> None:
+async def test_an_error_for_an_unreadable_path_names_the_path(files: RootedFiles, workspace: Path) -> None:
     (workspace / "f").touch()
     (workspace / "d").mkdir()
     for path, kind in (("absent", "failed"), ("f/x", "failed"), ("d", "invalid_input")):
@@ -195,7 +199,7 @@ async def test_what_is_not_there_is_said_plainly(files: RootedFiles, workspace: 
         assert path in caught.value.text
 
 
-async def test_a_folder_five_hundred_deep_is_reached(files: RootedFiles) -> None:
+async def test_a_file_five_hundred_folders_deep_is_written_and_read(files: RootedFiles) -> None:
     deep = "/".join(["d"] * 500) + "/f"
     assert (await files.write(deep, b"here")).created
     assert (await files.read_bytes(deep)).data == b"here"

@@ -24,7 +24,7 @@ from handrail.runtime.files.session_roots import SessionRoots
 pytestmark = pytest.mark.proves("T-07")
 
 
-async def test_a_new_file_is_made_with_its_folders(files: RootedFiles, workspace: Path) -> None:
+async def test_a_new_file_is_created_with_its_folders(files: RootedFiles, workspace: Path) -> None:
     written = await files.write("a/b/c.txt", b"hello")
     assert (written.path, written.created, written.size, written.previous_content) == ("a/b/c.txt", True, 5, None)
     assert written.sha256 == hashlib.sha256(b"hello").hexdigest()
@@ -35,7 +35,7 @@ async def test_a_new_file_is_made_with_its_folders(files: RootedFiles, workspace
     assert os.listdir(workspace / "a/b") == ["c.txt"]
 
 
-async def test_a_file_never_read_is_not_written_over(files: RootedFiles, workspace: Path) -> None:
+async def test_a_file_that_was_never_read_is_not_overwritten(files: RootedFiles, workspace: Path) -> None:
     (workspace / "f").write_text("theirs")
     for door in (files.write("f", b"mine"), files.read_for_edit("f")):
         with pytest.raises(ToolError, match="has not been read") as caught:
@@ -44,7 +44,7 @@ async def test_a_file_never_read_is_not_written_over(files: RootedFiles, workspa
     assert (workspace / "f").read_text() == "theirs"
 
 
-async def test_what_was_read_may_be_written_over_and_again(files: RootedFiles, workspace: Path) -> None:
+async def test_a_file_that_was_read_can_be_overwritten_repeatedly(files: RootedFiles, workspace: Path) -> None:
     (workspace / "f").write_text("one")
     await files.read_lines("f", count=1)
     assert (await files.write("f", b"two")).previous_content == b"one"
@@ -53,13 +53,15 @@ async def test_what_was_read_may_be_written_over_and_again(files: RootedFiles, w
     assert (workspace / "f").read_text() == "three"
 
 
-async def test_a_part_read_counts_as_the_whole_seen(files: RootedFiles, workspace: Path) -> None:
+async def test_a_partial_read_allows_an_edit_of_the_complete_file(files: RootedFiles, workspace: Path) -> None:
     (workspace / "f").write_bytes(b"x" * 300_000)
     await files.read_bytes("f", start=5, max_bytes=10)
     assert len(await files.read_for_edit("f")) == 300_000
 
 
-async def test_a_change_of_the_same_size_and_time_is_noticed(files: RootedFiles, workspace: Path) -> None:
+async def test_a_change_that_keeps_size_and_time_is_detected_before_a_write(
+    files: RootedFiles, workspace: Path
+) -> None:
     target = workspace / "f"
     target.write_text("aaaa")
     before = target.stat()
@@ -74,7 +76,7 @@ async def test_a_change_of_the_same_size_and_time_is_noticed(files: RootedFiles,
     assert target.read_text() == "bbbb"
 
 
-async def test_each_expectation_is_held_to(files: RootedFiles, workspace: Path) -> None:
+async def test_a_write_checks_the_expected_state_of_the_file(files: RootedFiles, workspace: Path) -> None:
     (workspace / "f").write_text("here")
     with pytest.raises(ToolError, match="already exists"):
         await files.write("f", b"x", expected="new")
@@ -87,7 +89,7 @@ async def test_each_expectation_is_held_to(files: RootedFiles, workspace: Path) 
     assert caught.value.kind == "invalid_input"
 
 
-async def test_what_one_session_read_another_has_not(workspace: Path, judge: Judge) -> None:
+async def test_a_file_read_in_one_session_counts_as_unread_in_another(workspace: Path, judge: Judge) -> None:
     (workspace / "f").write_text("x")
     first, second = (RootedFiles(SessionRoots(workspace), SeenFileHashes(), judge) for _ in range(2))
     await first.read_bytes("f")
@@ -96,7 +98,7 @@ async def test_what_one_session_read_another_has_not(workspace: Path, judge: Jud
         await second.read_for_edit("f")
 
 
-async def test_fifty_parallel_writes_land_once_and_fail_loudly_else(
+async def test_one_of_fifty_parallel_writes_succeeds_and_the_others_get_a_conflict(
     files: RootedFiles, workspace: Path, judge: Judge
 ) -> None:
     (workspace / "f").write_text("start")
@@ -113,7 +115,7 @@ async def test_fifty_parallel_writes_land_once_and_fail_loudly_else(
     assert os.listdir(workspace) == ["f"]
 
 
-async def test_fifty_parallel_edits_that_repeat_on_conflict_all_land(workspace: Path, judge: Judge) -> None:
+async def test_fifty_parallel_edits_that_retry_on_conflict_all_succeed(workspace: Path, judge: Judge) -> None:
     (workspace / "f").write_bytes(b"")
 
     async def append(number: int) -> int:
@@ -134,7 +136,7 @@ async def test_fifty_parallel_edits_that_repeat_on_conflict_all_land(workspace: 
     assert sorted(map(int, (workspace / "f").read_text().split())) == list(range(50))
 
 
-async def test_somebody_elses_write_in_the_last_moment_is_kept(
+async def test_a_concurrent_write_just_before_the_rename_is_kept(
     files: RootedFiles, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other writer strikes between the last look and the exchange of names."""
@@ -159,7 +161,7 @@ async def test_somebody_elses_write_in_the_last_moment_is_kept(
     assert os.listdir(workspace) == ["f"]
 
 
-async def test_a_file_system_without_exchange_still_replaces(
+async def test_a_file_is_replaced_without_support_for_atomic_exchange(
     files: RootedFiles, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unknown(*_: object) -> bool:
@@ -175,7 +177,7 @@ async def test_a_file_system_without_exchange_still_replaces(
 
 
 @pytest.mark.parametrize("umask", [0o002, 0o022, 0o077])
-async def test_a_new_file_has_the_mode_that_the_umask_leaves(files: RootedFiles, workspace: Path, umask: int) -> None:
+async def test_a_new_file_has_the_mode_that_the_umask_allows(files: RootedFiles, workspace: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         await files.write("f", b"x")
@@ -194,7 +196,7 @@ def _refuse(number: int, only: str = "") -> Any:
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
 @pytest.mark.parametrize("existing", [True, False])
-async def test_a_file_system_of_another_make_is_written_with_what_it_has(
+async def test_a_file_is_written_without_fsync_chmod_hard_links_or_rename_flags(
     files: RootedFiles, workspace: Path, monkeypatch: pytest.MonkeyPatch, number: int, existing: bool
 ) -> None:
     """Without a sync of folders, permissions, hard links and the flags of a rename."""
@@ -218,7 +220,7 @@ async def test_a_file_system_of_another_make_is_written_with_what_it_has(
     assert os.listdir(workspace) == ["f"]
 
 
-async def test_a_folder_that_could_not_be_made_durable_is_told_with_what_was_written(
+async def test_a_failed_folder_sync_is_reported_with_the_file_that_was_written(
     files: RootedFiles, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", _refuse(errno.EIO, "folder"))
@@ -228,7 +230,7 @@ async def test_a_folder_that_could_not_be_made_durable_is_told_with_what_was_wri
     assert (workspace / "f").read_bytes() == b"new"
 
 
-async def test_the_mode_of_a_replaced_file_stays(files: RootedFiles, workspace: Path) -> None:
+async def test_a_replaced_file_keeps_its_mode(files: RootedFiles, workspace: Path) -> None:
     target = workspace / "run.sh"
     target.write_text("#!/bin/sh\n")
     target.chmod(0o751)
@@ -238,14 +240,14 @@ async def test_the_mode_of_a_replaced_file_stays(files: RootedFiles, workspace: 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-async def test_what_root_writes_in_a_users_workspace_is_the_users(files: RootedFiles, workspace: Path) -> None:
+async def test_files_written_by_root_belong_to_the_owner_of_the_workspace(files: RootedFiles, workspace: Path) -> None:
     os.chown(workspace, 12345, 12345)
     await files.write("d/new", b"x")
     for path in (workspace / "d", workspace / "d" / "new"):
         assert path.stat().st_uid == 12345
 
 
-async def test_a_crash_in_the_middle_leaves_the_old_content(workspace: Path) -> None:
+async def test_a_process_killed_during_a_write_leaves_the_old_content(workspace: Path) -> None:
     (workspace / "f").write_text("old and whole")
     script = textwrap.dedent(
         """
@@ -284,7 +286,7 @@ async def test_a_full_disk_changes_nothing(
     assert os.listdir(workspace) == ["f"]
 
 
-async def test_a_write_that_is_cancelled_has_ended_when_the_caller_is_told(
+async def test_a_cancelled_write_ends_before_the_caller_sees_the_cancellation(
     files: RootedFiles, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -307,7 +309,7 @@ async def test_a_write_that_is_cancelled_has_ended_when_the_caller_is_told(
     assert (workspace / "f").read_bytes() == b"new"
 
 
-async def test_files_above_the_limit_are_read_and_not_edited(files: RootedFiles, workspace: Path) -> None:
+async def test_a_file_above_the_edit_limit_is_read_and_not_edited(files: RootedFiles, workspace: Path) -> None:
     with (workspace / "big").open("wb") as out:
         out.truncate(atomic_write.MAX_EDIT_BYTES + 1)
     assert (await files.read_bytes("big", max_bytes=4)).data == b"\0" * 4
@@ -317,7 +319,7 @@ async def test_files_above_the_limit_are_read_and_not_edited(files: RootedFiles,
         assert caught.value.kind == "limit"
 
 
-def test_a_session_forgets_the_files_longest_unused() -> None:
+def test_a_session_forgets_the_least_recently_used_file() -> None:
     seen = SeenFileHashes(max_files=2)
     for name in ("a", "b", "a", "c"):
         seen.record(name, name * 2)

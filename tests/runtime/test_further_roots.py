@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from handrail.contract.agent_manifest import AgentFurtherRoot
+from handrail.contract.agent_manifest import AgentAdditionalRoot
 from handrail.contract.errors import ToolError
 from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
 from handrail.runtime.files.secure_open import resolve_further_roots
@@ -27,11 +27,11 @@ def ground(tmp_path: Path) -> Path:
 
 
 def resolved(ground: Path, *roots: tuple[str, Access]) -> tuple[FurtherRoots, list[tuple[str, str]]]:
-    named = [AgentFurtherRoot(path=path.replace("@", str(ground)), access=access) for path, access in roots]
+    named = [AgentAdditionalRoot(path=path.replace("@", str(ground)), access=access) for path, access in roots]
     return resolve_further_roots(named, str(ground / "ws"), [ground / "state", ground / "config"])
 
 
-def test_a_root_is_its_real_folder(ground: Path) -> None:
+def test_a_further_root_is_resolved_to_its_real_folder(ground: Path) -> None:
     (ground / "link").symlink_to(ground / "specs")
     further, faults = resolved(ground, ("@/link", "read"), ("@/specs/", "read"), ("@/notes", "write"))
     assert faults == []
@@ -58,7 +58,9 @@ def test_a_root_is_its_real_folder(ground: Path) -> None:
         ("/tmp", "read", "several users or programs share"),
     ],
 )
-def test_what_can_be_no_root_is_a_fault_by_its_key(ground: Path, path: str, access: Access, part: str) -> None:
+def test_an_invalid_root_is_a_fault_with_its_configuration_key(
+    ground: Path, path: str, access: Access, part: str
+) -> None:
     (ground / "file").write_text("")
     (ground / "into-state").symlink_to(ground / "state")
     further, [(place, problem)] = resolved(ground, ("@/notes", "read"), (path, access))
@@ -67,23 +69,23 @@ def test_what_can_be_no_root_is_a_fault_by_its_key(ground: Path, path: str, acce
     assert further.readable == (str(ground / "notes"),)
 
 
-def test_a_writable_folder_above_the_workspace_is_refused_and_a_readable_one_is_not(tmp_path: Path) -> None:
+def test_a_writable_root_above_the_workspace_is_refused_and_a_readable_one_is_accepted(tmp_path: Path) -> None:
     workspace = tmp_path.resolve() / "project" / "ws"
     workspace.mkdir(parents=True)
     above = str(workspace.parent)
-    _, [(_, problem)] = resolve_further_roots([AgentFurtherRoot(path=above, access="write")], str(workspace), [])
+    _, [(_, problem)] = resolve_further_roots([AgentAdditionalRoot(path=above, access="write")], str(workspace), [])
     assert "Open this folder as the workspace" in problem
-    further, faults = resolve_further_roots([AgentFurtherRoot(path=above)], str(workspace), [])
+    further, faults = resolve_further_roots([AgentAdditionalRoot(path=above)], str(workspace), [])
     assert (further.readable, faults) == ((above,), [])
     roots = SessionRoots(workspace, (), further)
     assert [roots.resolve_path(path).is_writable for path in ("a", "../a")] == [True, False]
 
 
-def test_a_writable_root_in_the_workspace_adds_nothing(ground: Path) -> None:
+def test_a_writable_root_inside_the_workspace_adds_no_root(ground: Path) -> None:
     assert resolved(ground, ("@/ws/docs", "write"), ("@/ws", "write")) == (FurtherRoots(), [])
 
 
-def test_a_folder_to_read_in_one_to_write_would_not_stay_as_it_is(ground: Path) -> None:
+def test_a_readable_root_inside_a_writable_one_is_refused(ground: Path) -> None:
     _, faults = resolved(ground, ("@/specs/inner", "read"), ("@/specs", "write"))
     assert [place for place, _ in faults] == ["roots[0].access"]
     assert resolved(ground, ("@/specs/inner", "write"), ("@/specs", "read"))[1] == []
@@ -91,7 +93,7 @@ def test_a_folder_to_read_in_one_to_write_would_not_stay_as_it_is(ground: Path) 
     assert [place for place, _ in twice] == ["roots[1].access"]
 
 
-async def test_files_are_read_in_every_root_and_written_only_where_that_was_said(ground: Path) -> None:
+async def test_files_are_readable_in_every_root_and_writable_only_in_writable_roots(ground: Path) -> None:
     for name in ("specs", "notes", "elsewhere"):
         (ground / name).mkdir(exist_ok=True)
         (ground / name / "a.txt").write_text(name)

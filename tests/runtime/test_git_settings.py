@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,17 @@ NAMING = [
     ('[tar "x"]\n\tcommand = scripts/tar', "scripts/tar"),
     ("[sendemail]\n\tsendmailCmd = scripts/send", "scripts/send"),
     ("[gc]\n\trecentObjectsHook = scripts/gc", "scripts/gc"),
+    ("[core]\n\tpager = $(git rev-parse --show-toplevel)/tools/page", "tools/page"),
+    ('[core]\n\tpager = "`pwd`/tools/page"', "tools/page"),
+    ("[core]\n\tpager = ${PWD}/tools/page", "tools/page"),
+    ("[core]\n\tsshCommand = ssh -F./conf/ssh", "conf/ssh"),
+    ("[core]\n\tsshCommand = ssh -F conf/ssh", "conf/ssh"),
+    ("[alias]\n\tup = !cd tools && ./update", "tools/update"),
+    ("[alias]\n\tcheck = rebase -x ./tools/check main", "tools/check"),
+    ("[alias]\n\tcheck = rebase --exec=tools/check", "tools/check"),
+    ("[alias]\n\tbad = bisect run ./tools/check", "tools/check"),
+    ("[alias]\n\tall = submodule foreach ./tools/all", "tools/all"),
+    ("[alias]\n\td = difftool --extcmd tools/diff", "tools/diff"),
     ('[some "key"]\n\tofTomorrow = scripts/tomorrow', "scripts/tomorrow"),
 ]
 NAMING_NOTHING = [
@@ -95,7 +107,7 @@ def files(workspace: Path) -> RootedFiles:
 
 @pytest.mark.parametrize("where", ["repository", "home", "xdg", "system", "included", "environment"])
 @pytest.mark.parametrize(("text", "path"), NAMING)
-def test_what_a_setting_names_is_found_wherever_it_is_set(
+def test_a_path_named_by_a_git_setting_is_found_in_every_configuration_source(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, where: str, text: str, path: str
 ) -> None:
     home = workspace.parent / "home"
@@ -126,26 +138,37 @@ def test_what_a_setting_names_is_found_wherever_it_is_set(
     assert path in pointed(workspace)
 
 
+@pytest.mark.parametrize(
+    "value", ["$HOME/ws/edit", '\\"${HOME}/ws/edit\\" -w', "~/ws/edit", "~somebody/ws/edit", "~nobody-here/x ~/ws/edit"]
+)
+def test_a_home_folder_has_several_names(workspace: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("HOME", str(workspace.parent))
+    users = {"somebody": pwd.struct_passwd(("somebody", "x", 1, 1, "", str(workspace.parent), "/bin/sh"))}
+    monkeypatch.setattr(pwd, "getpwnam", users.__getitem__)
+    (workspace.parent / ".gitconfig").write_text(f'[core]\n\teditor = "{value}"\n')
+    assert "edit" in pointed(workspace)
+
+
 @pytest.mark.parametrize("text", NAMING_NOTHING)
-def test_settings_that_name_no_file_protect_none(workspace: Path, text: str) -> None:
+def test_git_settings_without_file_names_protect_no_path(workspace: Path, text: str) -> None:
     (workspace / ".git" / "config").write_text(text)
     assert pointed(workspace) == set()
 
 
-def test_a_folder_in_a_command_is_not_executed(workspace: Path) -> None:
+def test_a_folder_argument_in_a_git_alias_is_not_protected_as_a_program(workspace: Path) -> None:
     (workspace.parent / "home" / ".gitconfig").write_text("[alias]\n\tb = !make -C ./build && ./run.sh\n")
     (workspace / "build").mkdir()
     assert pointed(workspace) == {"run.sh"}
 
 
-def test_variables_that_stand_for_a_setting_count(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_environment_variables_count_as_settings(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_EDITOR", "./edit")
     monkeypatch.setenv("GIT_CONFIG_PARAMETERS", "'core.hooksPath=hooks.d' 'core.pager'='./page'")
     assert pointed(workspace) == {"edit", "hooks.d", "page"}
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder", "huge", "broken", "loop", "binary"])
-def test_a_file_of_settings_that_is_none_is_passed_over_at_once(workspace: Path, kind: str) -> None:
+def test_an_unreadable_git_configuration_is_skipped_without_delay(workspace: Path, kind: str) -> None:
     path = workspace.parent / "home" / ".gitconfig"
     if kind == "fifo":
         os.mkfifo(path)
@@ -165,7 +188,7 @@ def test_a_file_of_settings_that_is_none_is_passed_over_at_once(workspace: Path,
     assert pointed(workspace) <= {"hooks.d"}
 
 
-def test_a_change_of_the_settings_is_seen(workspace: Path) -> None:
+def test_a_change_of_the_git_settings_is_detected(workspace: Path) -> None:
     path = workspace.parent / "home" / ".gitconfig"
     assert pointed(workspace) == set()
     path.write_text("[core]\n\thooksPath = one\n")
@@ -174,7 +197,7 @@ def test_a_change_of_the_settings_is_seen(workspace: Path) -> None:
     assert pointed(workspace) == {"seven"}
 
 
-async def test_file_tools_write_none_of_it(workspace: Path) -> None:
+async def test_file_tools_cannot_write_paths_named_by_git_settings(workspace: Path) -> None:
     (workspace.parent / "home" / ".gitconfig").write_text("[core]\n\thooksPath = my-hooks\n[alias]\n\tx = !sh x.sh\n")
     (workspace / "sub" / ".git").mkdir(parents=True)
     (workspace / "sub" / ".git" / "config").write_text("[core]\n\tfsmonitor = ./watch\n")
@@ -184,7 +207,7 @@ async def test_file_tools_write_none_of_it(workspace: Path) -> None:
     assert (await files(workspace).write("sub/other.sh", b"x")).created
 
 
-async def test_a_workspace_within_a_repository_and_a_linked_work_tree_are_held_to_its_settings(workspace: Path) -> None:
+async def test_the_git_settings_of_a_repository_also_protect_subfolders_and_linked_work_trees(workspace: Path) -> None:
     (workspace / ".git" / "config").write_text("[core]\n\thooksPath = inner/hooks.d\n")
     (workspace / "inner" / "deep").mkdir(parents=True)
     assert pointed(workspace / "inner") == {"hooks.d"}
@@ -198,16 +221,16 @@ async def test_a_workspace_within_a_repository_and_a_linked_work_tree_are_held_t
         await files(workspace.parent / "linked").write("inner/hooks.d/x", b"x")
 
 
-def test_reading_the_settings_of_a_person_costs_a_look_at_each_file_once_they_are_known(
+def test_cached_git_settings_of_the_user_are_read_again_without_opening_files(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (workspace.parent / "home" / ".gitconfig").write_text("[core]\n\thooksPath = one\n")
-    first = git_config_reader.read_paths_named_by_user()
+    first = git_config_reader.read_user_and_system_git_paths()
     monkeypatch.setattr(os, "open", None)
-    assert git_config_reader.read_paths_named_by_user() == first
+    assert git_config_reader.read_user_and_system_git_paths() == first
 
 
-async def test_programs_are_held_to_what_the_person_s_settings_name(
+async def test_programs_cannot_write_paths_named_by_the_users_git_settings(
     ground: Ground,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -226,7 +249,7 @@ async def test_programs_are_held_to_what_the_person_s_settings_name(
     assert "watch" in error.text and not (ground.workspace / "watch").exists()
 
 
-async def test_what_a_link_among_the_hooks_leads_to_is_held(workspace: Path) -> None:
+async def test_the_target_of_a_link_in_a_hooks_folder_is_protected(workspace: Path) -> None:
     hooks = workspace / ".git" / "hooks"
     hooks.mkdir()
     (hooks / "pre-commit").symlink_to("../../scripts/check.sh")
@@ -240,7 +263,7 @@ async def test_what_a_link_among_the_hooks_leads_to_is_held(workspace: Path) -> 
     assert (await files(workspace).write("scripts/other.sh", b"x")).created
 
 
-async def test_what_is_behind_a_link_with_a_protected_name_is_not_written(workspace: Path) -> None:
+async def test_file_tools_cannot_write_the_target_of_a_link_with_a_protected_name(workspace: Path) -> None:
     (workspace / "conf").mkdir()
     (workspace / ".envrc").symlink_to("conf/env.sh")
     (workspace / ".vscode").symlink_to("conf/editor")
@@ -252,7 +275,7 @@ async def test_what_is_behind_a_link_with_a_protected_name_is_not_written(worksp
     assert (await files(workspace).write("conf/readme.md", b"x")).created
 
 
-async def test_programs_are_held_to_what_a_link_among_the_hooks_leads_to(ground: Ground) -> None:  # noqa: F811
+async def test_programs_cannot_write_the_target_of_a_link_in_the_hooks_folder(ground: Ground) -> None:  # noqa: F811
     for name in (".git/hooks", ".git/objects", ".git/refs", "scripts"):
         (ground.workspace / name).mkdir(parents=True)
     (ground.workspace / ".git" / "HEAD").write_text("ref: refs/heads/main\n")

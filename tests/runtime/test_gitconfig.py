@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from handrail.runtime.guard.git_config_reader import (
     GitConfigLine,
-    UnreadableConfig,
+    UnreadableGitConfigError,
     find_changed_unsafe_keys,
     is_harmless_git_setting,
     is_harmless_url,
@@ -66,7 +66,7 @@ READ = {
 
 
 @pytest.mark.parametrize("text", READ)
-def test_what_is_read_is_what_git_reads(text: str, tmp_path: Path) -> None:
+def test_the_parser_reads_a_git_configuration_as_git_does(text: str, tmp_path: Path) -> None:
     assert parse_config(text.encode()) == [GitConfigLine(*pair) for pair in READ[text]]
     assert parse_config(text.encode()) == as_git_reads(text.encode(), tmp_path)
 
@@ -84,15 +84,15 @@ def test_what_is_read_is_what_git_reads(text: str, tmp_path: Path) -> None:
         "[a b]\nc=d",
     ],
 )
-def test_what_git_refuses_is_refused(text: str, tmp_path: Path) -> None:
-    with pytest.raises(UnreadableConfig):
+def test_the_parser_refuses_a_configuration_that_git_refuses(text: str, tmp_path: Path) -> None:
+    with pytest.raises(UnreadableGitConfigError):
         parse_config(text.encode())
     assert as_git_reads(text.encode(), tmp_path) is None
 
 
 @pytest.mark.parametrize("data", [b"[a]\nb = c\0d\n", b"b = c\n", b"[a]\n" + b"b = c\n" * 200_000])
-def test_what_reads_alike_only_for_some_is_refused(data: bytes) -> None:
-    with pytest.raises(UnreadableConfig):
+def test_an_ambiguous_or_oversized_configuration_is_refused(data: bytes) -> None:
+    with pytest.raises(UnreadableGitConfigError):
         parse_config(data)
 
 
@@ -122,14 +122,14 @@ _TOKENS = [
 
 @settings(max_examples=3 * settings().max_examples)
 @given(st.lists(st.sampled_from(_TOKENS), max_size=24))
-def test_any_text_is_read_as_git_reads_it_or_refused(
+def test_the_configuration_parser_agrees_with_git_or_refuses_the_text(
     tmp_path_factory: pytest.TempPathFactory, tokens: list[str]
 ) -> None:
     data = "[s]\n" + "".join(tokens)
     theirs = as_git_reads(data.encode(), _folder(tmp_path_factory))
     try:
         ours = parse_config(data.encode())
-    except UnreadableConfig:
+    except UnreadableGitConfigError:
         assert theirs is None
         return
     assert theirs is not None and _blanks(ours) == _blanks(theirs)
@@ -219,13 +219,13 @@ HARMFUL = [
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_what_ordinary_git_writes_is_on_the_list(text: str) -> None:
+def test_settings_written_by_ordinary_git_commands_are_harmless(text: str) -> None:
     key, _, value = text.partition("=")
     assert is_harmless_git_setting(GitConfigLine(key, value), inside)
 
 
 @pytest.mark.parametrize("text", HARMFUL)
-def test_what_runs_something_is_not(text: str) -> None:
+def test_settings_that_run_programs_are_not_harmless(text: str) -> None:
     key, _, value = text.partition("=")
     if key.startswith("url."):
         key, value = "url.ext::evil.insteadof", "https://"
@@ -233,13 +233,13 @@ def test_what_runs_something_is_not(text: str) -> None:
 
 
 @given(st.text(max_size=30))
-def test_no_url_that_git_hands_to_a_helper_is_harmless(url: str) -> None:
+def test_a_url_for_a_git_helper_is_never_harmless(url: str) -> None:
     assert not is_harmless_url(f"ext::{url}")
     assert not is_harmless_url(f"{url}::{url}")
     assert not is_harmless_url(f"-{url}")
 
 
-def test_what_was_there_before_may_stay_and_may_not_change() -> None:
+def test_an_existing_unsafe_setting_can_stay_but_not_change() -> None:
     theirs = [
         GitConfigLine("core.hookspath", "tools/hooks"),
         GitConfigLine("alias.a", "b"),

@@ -91,7 +91,9 @@ def quarantined(ground: Ground) -> list[str]:
         "rm -f {}; mkfifo {}",
     ],
 )
-async def test_a_file_that_was_replaced_outside_is_put_back_as_it_was(ground: Ground, name: str, script: str) -> None:
+async def test_a_protected_file_that_another_process_replaced_during_a_call_is_restored(
+    ground: Ground, name: str, script: str
+) -> None:
     furnish(ground.workspace)
     error = await while_it_runs(
         ground, script.replace("{}", name), lambda: by_rename(ground.workspace, name, "a person's")
@@ -103,14 +105,14 @@ async def test_a_file_that_was_replaced_outside_is_put_back_as_it_was(ground: Gr
         assert name in error.text and "restored" in error.text
 
 
-async def test_what_a_person_wrote_by_rename_is_kept_in_the_quarantine(ground: Ground) -> None:
+async def test_a_users_rename_over_a_mounted_file_is_kept_in_the_quarantine(ground: Ground) -> None:
     furnish(ground.workspace)
     error = await while_it_runs(ground, "true", lambda: by_rename(ground.workspace, ".envrc", "a person's"))
     assert error is not None
     assert (ground.workspace / ".envrc").read_text() == "theirs" and quarantined(ground) == ["a person's"]
 
 
-async def test_what_a_person_writes_into_the_same_file_stays(ground: Ground) -> None:
+async def test_a_users_write_into_a_mounted_file_is_kept(ground: Ground) -> None:
     furnish(ground.workspace)
 
     def outside() -> None:
@@ -120,7 +122,7 @@ async def test_what_a_person_writes_into_the_same_file_stays(ground: Ground) -> 
     assert error is None and (ground.workspace / ".envrc").read_text() == "edited"
 
 
-async def test_what_a_person_changes_in_a_pinned_folder_stays(ground: Ground) -> None:
+async def test_a_users_change_in_a_pinned_folder_is_kept(ground: Ground) -> None:
     furnish(ground.workspace)
     error = await while_it_runs(
         ground, "echo evil > .vscode/tasks.json", lambda: by_rename(ground.workspace, ".vscode/tasks.json", "edited")
@@ -128,7 +130,7 @@ async def test_what_a_person_changes_in_a_pinned_folder_stays(ground: Ground) ->
     assert error is None and (ground.workspace / ".vscode" / "tasks.json").read_text() == "edited"
 
 
-async def test_a_pinned_folder_that_was_replaced_is_moved_away(ground: Ground) -> None:
+async def test_a_protected_folder_that_another_process_replaced_is_moved_away(ground: Ground) -> None:
     furnish(ground.workspace)
 
     def outside() -> None:
@@ -142,7 +144,7 @@ async def test_a_pinned_folder_that_was_replaced_is_moved_away(ground: Ground) -
 
 
 @pytest.mark.parametrize("key", ["core.fsmonitor", "alias.st", "core.sshCommand"])
-async def test_git_configuration_that_a_program_could_write_is_put_back(ground: Ground, key: str) -> None:
+async def test_git_configuration_that_a_program_could_write_is_restored(ground: Ground, key: str) -> None:
     furnish(ground.workspace)
     config = ground.workspace / ".git" / "config"
     error = await while_it_runs(
@@ -154,7 +156,7 @@ async def test_git_configuration_that_a_program_could_write_is_put_back(ground: 
     assert config.read_text() == CONFIG or "evil" not in config.read_text()
 
 
-async def test_harmless_git_configuration_that_a_person_set_stays(ground: Ground) -> None:
+async def test_harmless_git_configuration_that_the_user_set_during_a_call_stays(ground: Ground) -> None:
     furnish(ground.workspace)
     config = ground.workspace / ".git" / "config"
     for value in ("A", "B", "C"):  # file numbers are given again after two
@@ -168,7 +170,7 @@ async def test_harmless_git_configuration_that_a_person_set_stays(ground: Ground
         assert f"name = {value}" in config.read_text()
 
 
-async def test_a_folder_that_a_person_renames_takes_what_is_protected_in_it_along(ground: Ground) -> None:
+async def test_protected_paths_in_a_folder_that_the_user_renames_during_a_call_stay_unchanged(ground: Ground) -> None:
     for name in ("sub/.vscode/tasks.json", "sub/.envrc", "sub/.git/config", "sub/.git/HEAD", "sub/.git/objects/x"):
         (ground.workspace / name).parent.mkdir(parents=True, exist_ok=True)
         (ground.workspace / name).write_text("theirs")
@@ -186,7 +188,7 @@ async def test_a_folder_that_a_person_renames_takes_what_is_protected_in_it_alon
     assert not (ground.workspace / "new" / ".mcp.json").exists() and not (ground.workspace / "sub" / ".vscode").exists()
 
 
-async def test_a_stopped_program_has_what_it_wrote_put_back_too(ground: Ground) -> None:
+async def test_a_protected_file_that_a_killed_program_wrote_is_restored(ground: Ground) -> None:
     furnish(ground.workspace)
     script = "echo up; read go; echo evil > .envrc; echo done; sleep 300"
     process = await ground.sandbox.start(ground.capabilities, ground.profile, ProgramSpec(["/bin/bash", "-c", script]))
@@ -200,7 +202,7 @@ async def test_a_stopped_program_has_what_it_wrote_put_back_too(ground: Ground) 
     assert process.violation is not None and ".envrc" in process.violation.text
 
 
-async def test_a_process_that_stays_up_has_it_put_back_after_its_call(ground: Ground) -> None:
+async def test_a_protected_file_that_a_persistent_process_wrote_is_restored_after_its_call(ground: Ground) -> None:
     furnish(ground.workspace)
     script = "while read go; do echo evil > .envrc; echo done; done"
     process = await ground.sandbox.start(ground.capabilities, ground.profile, ProgramSpec(["/bin/bash", "-c", script]))
@@ -217,7 +219,7 @@ async def test_a_process_that_stays_up_has_it_put_back_after_its_call(ground: Gr
         await process.kill()
 
 
-async def test_a_pinned_file_is_not_written_by_its_second_name(ground: Ground) -> None:
+async def test_a_protected_file_is_not_written_through_a_hard_link(ground: Ground) -> None:
     furnish(ground.workspace)
     os.link(ground.workspace / ".git" / "config", ground.workspace / "alias")
     os.link(ground.workspace / ".vscode" / "tasks.json", ground.workspace / ".vscode" / "again")
@@ -230,7 +232,7 @@ async def test_a_pinned_file_is_not_written_by_its_second_name(ground: Ground) -
     assert (ground.workspace / "data.lock").read_text() == "theirs"
 
 
-def test_a_file_number_that_is_given_again_is_not_taken_for_the_same_file(tmp_path: Path) -> None:
+def test_a_new_file_with_a_reused_inode_number_is_detected_as_replaced(tmp_path: Path) -> None:
     path = tmp_path / "config"
     path.write_text("one")
     originals = OriginalPathStates(str(tmp_path))
@@ -240,12 +242,12 @@ def test_a_file_number_that_is_given_again_is_not_taken_for_the_same_file(tmp_pa
     for number in range(50):
         path.unlink()
         path.write_text(f"evil {number}")
-        assert originals.determine_file_fate(str(path), original) == "replaced"
+        assert originals.classify_file_change(str(path), original) == "replaced"
         if os.stat(path).st_ino == seen:
             break
 
 
-def test_a_change_in_the_same_tick_of_the_clock_is_seen(tmp_path: Path) -> None:
+def test_a_change_within_the_same_clock_tick_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "config"
     originals = OriginalPathStates(str(tmp_path))
     for number in range(50):
@@ -255,7 +257,7 @@ def test_a_change_in_the_same_tick_of_the_clock_is_seen(tmp_path: Path) -> None:
             original is not None and original.snapshot is not None and original.snapshot.data == f"{number:02}".encode()
         )
         path.write_text("ev")
-        assert originals.determine_file_fate(str(path), original) != "same"
+        assert originals.classify_file_change(str(path), original) != "same"
 
 
 # ── our own tools ────────────────────────────────────────────────────────────────────────────────
@@ -265,7 +267,7 @@ def files_of(ground: Ground) -> RootedFiles:
     return RootedFiles(SessionRoots(ground.workspace), SeenFileHashes(), lambda capability, target: None)
 
 
-async def test_a_write_waits_for_the_program_that_has_its_file_mounted_over(ground: Ground) -> None:
+async def test_a_write_waits_for_the_program_whose_sandbox_mounts_the_file(ground: Ground) -> None:
     furnish(ground.workspace)
     profile = dataclasses.replace(ground.profile, denials=Rules(), tool="bash", call="job_1")
     process = await ground.sandbox.start(
@@ -284,7 +286,7 @@ async def test_a_write_waits_for_the_program_that_has_its_file_mounted_over(grou
     assert (ground.workspace / ".env").read_text() == "new" == (ground.workspace / "data.lock").read_text()
 
 
-async def test_a_write_that_would_wait_too_long_is_a_conflict_that_names_the_job(
+async def test_a_write_that_would_wait_too_long_gets_a_conflict_that_names_the_job(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running_programs, "WAIT_S", 0.01)
@@ -298,7 +300,7 @@ async def test_a_write_that_would_wait_too_long_is_a_conflict_that_names_the_job
     await files_of(ground).write("data.lock", b"new", expected=b"theirs")
 
 
-async def test_git_cannot_change_a_configuration_that_a_running_program_has_mounted_over(ground: Ground) -> None:
+async def test_a_git_tool_cannot_change_configuration_that_a_running_sandbox_mounts(ground: Ground) -> None:
     furnish(ground.workspace)
     profile = dataclasses.replace(ground.profile, tool="bash", call="job_1")
     process = await ground.sandbox.start(
@@ -336,7 +338,7 @@ async def up(ground: Ground, script: str, *, vcs: bool = False, **names: Any) ->
         ("git init -q new", "rm -rf new"),
     ],
 )
-async def test_a_program_waits_for_the_git_tool_that_may_end_its_mounts(
+async def test_a_program_waits_for_a_git_tool_that_may_replace_its_mounted_files(
     ground: Ground, before: str, after: str
 ) -> None:
     furnish(ground.workspace)
@@ -353,7 +355,7 @@ async def test_a_program_waits_for_the_git_tool_that_may_end_its_mounts(
     assert await program.wait() == 0
 
 
-async def test_a_program_that_would_wait_too_long_is_a_conflict_that_names_the_git_tool(
+async def test_a_program_that_would_wait_too_long_gets_a_conflict_naming_the_git_tool(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running_programs, "WAIT_S", 0.01)
@@ -366,7 +368,7 @@ async def test_a_program_that_would_wait_too_long_is_a_conflict_that_names_the_g
     await (await up(ground, "echo up", tool="bash", call="call-2")).wait()
 
 
-async def test_a_program_does_not_wait_for_a_git_tool_that_cannot_change_the_configuration_now(
+async def test_a_program_does_not_wait_for_a_git_tool_that_cannot_change_configuration(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running_programs, "WAIT_S", 0.01)
@@ -378,7 +380,7 @@ async def test_a_program_does_not_wait_for_a_git_tool_that_cannot_change_the_con
     await earlier.kill()
 
 
-async def test_a_program_that_would_wait_too_long_for_a_write_is_a_conflict(
+async def test_a_program_that_would_wait_too_long_for_a_write_gets_a_conflict(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running_programs, "WAIT_S", 0.01)
@@ -392,7 +394,7 @@ async def test_a_program_that_would_wait_too_long_for_a_write_is_a_conflict(
 
 
 @pytest.mark.parametrize("names", [{"call": "job_1"}, {"call": "call-2", "callers": ("call-2", "job_1")}])
-async def test_a_program_does_not_wait_for_one_that_waits_for_it(
+async def test_a_program_does_not_wait_for_a_git_tool_that_waits_for_it(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, names: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(running_programs, "WAIT_S", 0.01)
@@ -403,7 +405,7 @@ async def test_a_program_does_not_wait_for_one_that_waits_for_it(
     assert await git.wait() == 0
 
 
-async def test_a_process_that_stays_up_is_waited_for_during_its_calls_only(
+async def test_programs_wait_for_a_persistent_git_process_only_during_its_calls(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running_programs, "WAIT_S", 0.01)
@@ -420,7 +422,7 @@ async def test_a_process_that_stays_up_is_waited_for_during_its_calls_only(
     await stays.kill()
 
 
-async def test_a_git_tool_looks_again_at_what_a_program_that_started_meanwhile_has_mounted_over(
+async def test_a_git_tool_detects_the_mounts_of_a_program_that_started_during_its_check(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The program starts after the git tool has looked, and before it is known to run."""

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from handrail.runtime.language_servers.code_positions import (
     PositionEncoding,
-    list_symbol_entries,
-    list_text_edits,
+    convert_column_to_offset,
+    convert_offset_to_column,
+    convert_path_to_uri,
+    convert_uri_to_path,
+    parse_symbol_entries,
+    parse_workspace_edit,
     split_lines,
-    to_column,
-    to_offset,
-    to_path,
-    to_uri,
 )
 from handrail.runtime.language_servers.server_connection import (
     MAX_MESSAGE_BYTES,
@@ -34,7 +34,7 @@ MESSAGES = st.lists(st.dictionaries(st.text(max_size=8), VALUES, max_size=4), ma
 
 
 @given(MESSAGES, st.lists(st.integers(1, 40), max_size=60))
-def test_messages_arrive_whole_however_the_output_is_cut(messages: list[dict[str, object]], sizes: list[int]) -> None:
+def test_messages_are_read_correctly_in_pieces_of_any_size(messages: list[dict[str, object]], sizes: list[int]) -> None:
     output = b"".join(map(encode_message, messages))
     reader, found, at = ServerMessageReader(), list[object](), 0
     for size in [*sizes, len(output)]:
@@ -43,7 +43,7 @@ def test_messages_arrive_whole_however_the_output_is_cut(messages: list[dict[str
     assert found == json.loads(json.dumps(messages).encode("utf-8", "replace"))
 
 
-def test_a_header_may_have_other_fields_in_any_order_and_case() -> None:
+def test_a_message_header_may_have_other_fields_in_any_order_and_case() -> None:
     reader = ServerMessageReader()
     header = b"Content-Type: application/vscode-jsonrpc; charset=utf-8\r\ncontent-length:2\r\n\r\n"
     assert list(reader.feed(header + b"{}")) == [b"{}"]
@@ -61,13 +61,13 @@ def test_a_header_may_have_other_fields_in_any_order_and_case() -> None:
         (b"Content-Length: %d\r\n\r\n{" % (MAX_MESSAGE_BYTES + 1), "the maximum is 64 MiB"),
     ],
 )
-def test_output_that_is_no_message_ends_the_reading_with_the_reason(output: bytes, why: str) -> None:
+def test_malformed_server_output_raises_an_error_with_the_reason(output: bytes, why: str) -> None:
     with pytest.raises(MalformedMessage, match=why):
         list(ServerMessageReader().feed(output))
 
 
 @given(st.binary(max_size=300))
-def test_any_output_is_messages_or_a_reason(output: bytes) -> None:
+def test_any_server_output_yields_messages_or_a_parse_error(output: bytes) -> None:
     reader = ServerMessageReader()
     try:
         for body in reader.feed(output):
@@ -77,61 +77,61 @@ def test_any_output_is_messages_or_a_reason(output: bytes) -> None:
 
 
 @pytest.mark.parametrize("body", [b"[]", b"1", b"", b"{", b"\xff", b"[" * 100_000])
-def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
+def test_a_message_body_that_is_not_an_object_is_refused(body: bytes) -> None:
     with pytest.raises(MalformedMessage):
         parse_body(body)
 
 
-def test_half_of_a_surrogate_pair_costs_no_message() -> None:
+def test_an_unpaired_surrogate_loses_no_message() -> None:
     assert parse_body(rb'{"text": "a\ud83d"}')["text"].startswith("a")
     assert b"Content-Length" in encode_message({"text": "a\ud83d"})
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])), st.integers(0, 60))
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32"])
-def test_a_column_is_the_same_after_it_was_an_offset(encoding: PositionEncoding, line: str, column: int) -> None:
+def test_a_column_survives_conversion_to_an_offset_and_back(encoding: PositionEncoding, line: str, column: int) -> None:
     column = min(column, len(line))
-    assert to_column(line, to_offset(line, column, encoding), encoding) == column
+    assert convert_offset_to_column(line, convert_column_to_offset(line, column, encoding), encoding) == column
 
 
 @pytest.mark.parametrize(("encoding", "offset"), [("utf-8", 6), ("utf-16", 3), ("utf-32", 2)])
-def test_an_offset_counts_in_the_units_of_the_server(encoding: PositionEncoding, offset: int) -> None:
-    assert to_offset("é😀x", 2, encoding) == offset
+def test_an_offset_counts_in_the_position_encoding_of_the_server(encoding: PositionEncoding, offset: int) -> None:
+    assert convert_column_to_offset("é😀x", 2, encoding) == offset
 
 
 @given(st.text(alphabet=st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
-def test_a_path_is_the_same_after_it_was_a_uri(name: str) -> None:
+def test_a_path_survives_conversion_to_a_uri_and_back(name: str) -> None:
     path = f"/{name}"
-    assert to_path(to_uri(path)) == path
+    assert convert_uri_to_path(convert_path_to_uri(path)) == path
 
 
 @pytest.mark.parametrize(
     "uri", ["http://example.org/a", "file://elsewhere/a", "file:a", "file:///a%00b", None, 7, "http://[::"]
 )
-def test_a_uri_that_is_no_file_of_this_machine_has_no_path(uri: object) -> None:
-    assert to_path(uri) is None
+def test_a_uri_that_is_not_a_local_file_has_no_path(uri: object) -> None:
+    assert convert_uri_to_path(uri) is None
 
 
-def test_lines_end_as_the_protocol_counts_them() -> None:
+def test_lines_are_split_at_the_line_ends_of_the_protocol() -> None:
     assert split_lines("a\r\nb\rc\nd\u2028e\x0cf") == ["a", "b", "c", "d\u2028e\x0cf"]
 
 
 @pytest.mark.parametrize(
     "result", [None, [], [None, 1, {}], [{"name": 3}], {"changes": []}, {"documentChanges": [1]}, "x"]
 )
-def test_malformed_answers_have_no_entries(result: object) -> None:
-    assert list(list_symbol_entries(result, "/a")) == []
-    assert list_text_edits(result) == ({}, [])
+def test_malformed_server_answers_give_no_entries(result: object) -> None:
+    assert list(parse_symbol_entries(result, "/a")) == []
+    assert parse_workspace_edit(result) == ({}, [])
 
 
-def test_a_nested_name_is_found_by_its_container() -> None:
+def test_a_nested_symbol_is_found_by_its_name_with_its_container() -> None:
     span = {"start": {"line": 0, "character": 0}, "end": {"line": 0, "character": 1}}
     method = {"name": "parse", "kind": 6, "selectionRange": span}
-    (outer, inner) = list_symbol_entries(
+    (outer, inner) = parse_symbol_entries(
         [{"name": "Parser", "kind": 5, "selectionRange": span, "children": [method]}], "/a"
     )
-    assert [outer.has_name(one) for one in ("Parser", "parse", "x.Parser")] == [True, False, False]
-    assert [inner.has_name(one) for one in ("parse", "Parser.parse", "Parser::parse", "Lexer.parse")] == [
+    assert [outer.matches_qualified_name(one) for one in ("Parser", "parse", "x.Parser")] == [True, False, False]
+    assert [inner.matches_qualified_name(one) for one in ("parse", "Parser.parse", "Parser::parse", "Lexer.parse")] == [
         True,
         True,
         True,

@@ -42,7 +42,7 @@ def untouched(store: Path, content: str = "the store's") -> bool:
     return {(file.read_text(), file.stat().st_mode & 0o777) for file in store.iterdir()} == {(content, 0o444)}
 
 
-async def test_a_program_writes_a_copy_and_not_the_store(ground: Ground) -> None:
+async def test_a_program_writes_a_private_copy_of_a_hard_linked_file(ground: Ground) -> None:
     store = linked(ground, "node_modules/.pnpm/a@1/index.js", "a.txt", "b/c/d")
     before = (ground.workspace / "a.txt").stat()
     assert (await ground.run("cat a.txt"))[1] == "the store's"
@@ -53,7 +53,7 @@ async def test_a_program_writes_a_copy_and_not_the_store(ground: Ground) -> None
     assert list(ground.workspace.rglob(".handrail-*")) == []
 
 
-async def test_what_is_beyond_the_bound_is_read_only_and_gets_its_copy_later(
+async def test_files_beyond_the_copy_limit_are_read_only_and_copied_later(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(atomic_write, "MAX_COPIED_FILES", 2)
@@ -67,15 +67,17 @@ async def test_what_is_beyond_the_bound_is_read_only_and_gets_its_copy_later(
     assert {path.read_text() for path in ground.workspace.rglob("f")} == {""}
 
 
-async def test_the_event_loop_goes_on_while_copies_are_made(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_private_copies_are_made_outside_the_event_loop_thread(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
     threads: list[int] = []
-    make = atomic_write.replace_by_private_copies
+    make = atomic_write.replace_hard_links_by_copies
 
     def noted(root: str, files: Iterable[tuple[str, tuple[int, int]]]) -> set[str]:
         threads.append(threading.get_ident())
         return make(root, files)
 
-    monkeypatch.setattr(guarded_sandbox, "replace_by_private_copies", noted)
+    monkeypatch.setattr(guarded_sandbox, "replace_hard_links_by_copies", noted)
     assert (await ground.run("echo looked"))[1] == "looked\n"
     linked(ground, "a.txt")
     assert (await ground.run("cat a.txt"))[1] == "the store's"
@@ -83,14 +85,16 @@ async def test_the_event_loop_goes_on_while_copies_are_made(ground: Ground, monk
     assert threads and threading.get_ident() not in threads
 
 
-async def test_a_large_file_is_read_only(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hard_linked_file_too_large_to_copy_is_read_only(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(atomic_write, "MAX_COPIED_BYTES", 5)
     store = linked(ground, "large")
     await ground.run(WRITE)
     assert untouched(store) and (ground.workspace / "large").read_text() == "the store's"
 
 
-async def test_thousands_beyond_the_bound_are_read_only_by_their_folders(
+async def test_hard_linked_files_beyond_the_copy_limit_are_read_only_by_folder(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(atomic_write, "MAX_COPIED_FILES", 0)
@@ -102,7 +106,7 @@ async def test_thousands_beyond_the_bound_are_read_only_by_their_folders(
     assert (ground.workspace / "src" / "mine").read_text() == "" and (ground.workspace / "src" / "new").exists()
 
 
-async def test_links_within_the_workspace_stay_links(ground: Ground) -> None:
+async def test_hard_links_within_the_workspace_stay_links(ground: Ground) -> None:
     (ground.workspace / "a").write_text("one")
     os.link(ground.workspace / "a", ground.workspace / "b")
     assert (await ground.run("ln a c; echo two > c; cat b"))[1] == "two\n"
@@ -110,7 +114,7 @@ async def test_links_within_the_workspace_stay_links(ground: Ground) -> None:
     assert (await ground.run("echo three > a; cat b"))[1] == "three\n"
 
 
-async def test_a_second_folder_to_write_in_counts_as_inside(ground: Ground) -> None:
+async def test_hard_links_between_two_writable_folders_are_not_outside_links(ground: Ground) -> None:
     other = ground.place / "other"
     (ground.workspace / "a").write_text("one")
     os.link(ground.workspace / "a", other / "a")
@@ -121,7 +125,7 @@ async def test_a_second_folder_to_write_in_counts_as_inside(ground: Ground) -> N
     assert list(atomic_write.find_outside_hard_links([*trees[:1], *trees[2:]])) == [str(ground.workspace / "a")]
 
 
-async def test_a_link_that_is_made_elsewhere_is_known_when_files_are_counted_again(
+async def test_a_hard_link_made_later_elsewhere_is_found_at_the_next_count(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (ground.workspace / "a.txt").write_text("the store's")
@@ -134,7 +138,7 @@ async def test_a_link_that_is_made_elsewhere_is_known_when_files_are_counted_aga
     assert untouched(ground.place / "backup")
 
 
-async def test_a_program_that_only_reads_leaves_links_alone(ground: Ground) -> None:
+async def test_a_program_with_a_read_only_workspace_leaves_hard_links_unchanged(ground: Ground) -> None:
     linked(ground, "a.txt")
     profile = dataclasses.replace(ground.profile, workspace_writable=False)
     process = await ground.sandbox.start(
@@ -145,7 +149,7 @@ async def test_a_program_that_only_reads_leaves_links_alone(ground: Ground) -> N
     assert (ground.workspace / "a.txt").stat().st_nlink == 2
 
 
-def test_a_name_that_was_given_away_meanwhile_is_left_to_its_new_file(tmp_path: Path) -> None:
+def test_a_name_that_gets_another_file_during_copying_keeps_that_file(tmp_path: Path) -> None:
     root = tmp_path.resolve()
     (root / "store").write_text("the store's")
     (root / "ws").mkdir()
@@ -158,5 +162,5 @@ def test_a_name_that_was_given_away_meanwhile_is_left_to_its_new_file(tmp_path: 
         (root / "edit").write_text("a person's")
         (root / "edit").rename(root / "ws" / "a")
 
-    assert atomic_write.replace_by_private_copies(str(root / "ws"), files()) == set()
+    assert atomic_write.replace_hard_links_by_copies(str(root / "ws"), files()) == set()
     assert (root / "ws" / "a").read_text() == "a person's" and os.listdir(root / "ws") == ["a"]

@@ -74,7 +74,7 @@ async def notes_of(sandbox: Sandbox, workspace: Path, command: str) -> str:
         ("python3 -c 'import pathlib; pathlib.Path.home().joinpath(\".netrc\").read_text()'", HOME),
     ],
 )
-async def test_a_failure_that_the_sandbox_causes_says_so(
+async def test_a_failure_caused_by_the_sandbox_has_a_matching_note(
     sandbox: Sandbox, workspace: Path, command: str, sign: str
 ) -> None:
     program = command.split()[0]
@@ -107,7 +107,9 @@ async def test_a_failure_that_the_sandbox_causes_says_so(
         "touch a && chmod 0 a && rm -f a && false",
     ],
 )
-async def test_a_program_with_another_reason_gets_no_note(sandbox: Sandbox, workspace: Path, command: str) -> None:
+async def test_a_program_that_fails_for_another_reason_gets_no_note(
+    sandbox: Sandbox, workspace: Path, command: str
+) -> None:
     assert await notes_of(sandbox, workspace, command) == ""
 
 
@@ -121,7 +123,7 @@ def put_program(folder: Path, name: str) -> None:
     "command",
     ["only-here", "sh -c only-here", "env only-here", "python3 -c 'import subprocess as s; s.run([\"only-here\"])'"],
 )
-async def test_a_program_that_the_sandbox_does_not_show_is_named_with_its_place(
+async def test_a_program_hidden_by_the_sandbox_is_named_with_its_folder(
     sandbox: Sandbox, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     home = tmp_path / "home"
@@ -130,3 +132,17 @@ async def test_a_program_that_the_sandbox_does_not_show_is_named_with_its_place(
     notes = await notes_of(sandbox, workspace, command)
     assert "`only-here` is in" in notes and ".cargo/bin" in notes and "PATH" in notes
     assert await notes_of(sandbox, workspace, f"{command} || true") == ""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("unit", ["/", "/a", "a/b.", "object directory a", "x: ", "'/a", "127.0.0.1 "])
+async def test_a_long_last_line_is_searched_in_one_pass(sandbox: Sandbox, workspace: Path, unit: str) -> None:
+    """Each of these took minutes, in which nothing else was answered."""
+    (workspace / "said").write_text(unit * (100_000 // len(unit)))
+    assert OUTSIDE not in await notes_of(sandbox, workspace, "cat said >&2; exit 1")
+
+
+async def test_a_missing_path_is_found_after_any_sign(sandbox: Sandbox, workspace: Path) -> None:
+    for said in ("cat: /srv/a/b", "open '/srv/a/b'", "x=/srv/a/b", "(/srv/a/b", "a:/srv/a/b"):
+        (workspace / "said").write_text(f"{said}: No such file or directory")
+        assert "/srv/a/b" in await notes_of(sandbox, workspace, "cat said >&2; exit 1"), said

@@ -15,7 +15,7 @@ from handrail.runtime.ripgrep import find_ripgrep
 pytestmark = pytest.mark.proves("T-08")
 
 
-def test_a_program_of_the_workspace_is_the_last_choice_and_none_without_a_sandbox(
+def test_a_ripgrep_outside_the_workspace_is_preferred_to_one_inside(
     tmp_path: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     any_other = find_ripgrep(str(workspace), confined=True)
@@ -29,7 +29,7 @@ def test_a_program_of_the_workspace_is_the_last_choice_and_none_without_a_sandbo
     assert find_ripgrep(str(workspace), confined=True) == real
 
 
-def test_without_a_ripgrep_on_path_the_installed_package_serves(
+def test_the_packaged_ripgrep_runs_when_path_has_none(
     tmp_path: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from handrail.contract.errors import StartError, ToolError
 from handrail.contract.text.neutralisation import escape_terminal_controls
-from handrail.runtime.files.session_roots import SessionRoots, is_beneath, resolve_canonical
+from handrail.runtime.files.session_roots import SessionRoots, is_beneath, resolve_canonical_path
 
 
-def test_two_spellings_of_one_file_are_one_canonical_path(tmp_path: Path) -> None:
+def test_different_spellings_of_one_file_resolve_to_one_canonical_path(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "a.py").write_text("")
     (tmp_path / "link").symlink_to("src")
@@ -26,12 +26,12 @@ def test_two_spellings_of_one_file_are_one_canonical_path(tmp_path: Path) -> Non
     assert roots.resolve_path("link/a.py").display_path == "src/a.py"
 
 
-def test_a_tail_that_does_not_exist_yet_is_kept(tmp_path: Path) -> None:
+def test_a_path_that_does_not_exist_yet_resolves_to_its_full_name(tmp_path: Path) -> None:
     located = SessionRoots(tmp_path).resolve_path("new/deep/file.txt")
     assert (located.display_path, located.is_inside, located.is_writable) == ("new/deep/file.txt", True, True)
 
 
-def test_a_folder_whose_name_only_begins_like_the_workspace_is_outside(tmp_path: Path) -> None:
+def test_a_folder_whose_name_starts_like_the_workspace_is_outside(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     (tmp_path / "ws_secret").mkdir()
     located = SessionRoots(tmp_path / "ws").resolve_path("../ws_secret/key")
@@ -39,7 +39,7 @@ def test_a_folder_whose_name_only_begins_like_the_workspace_is_outside(tmp_path:
     assert located.display_path == os.path.realpath(tmp_path / "ws_secret" / "key")
 
 
-def test_an_extra_root_is_inside_and_not_writable(tmp_path: Path) -> None:
+def test_a_readable_extra_root_is_inside_and_not_writable(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     (tmp_path / "out").mkdir()
     roots = SessionRoots(tmp_path / "ws", [tmp_path / "out"])
@@ -49,19 +49,19 @@ def test_an_extra_root_is_inside_and_not_writable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "a\0b", "x" * 256, "d/" * 2100, "\ud800"])
-def test_text_that_can_name_no_file_is_invalid_input(tmp_path: Path, path: str) -> None:
+def test_text_that_cannot_name_a_file_is_invalid_input(tmp_path: Path, path: str) -> None:
     with pytest.raises(ToolError) as caught:
         SessionRoots(tmp_path).resolve_path(path)
     assert caught.value.kind == "invalid_input"
     assert "\0" not in caught.value.text
 
 
-def test_a_workspace_that_is_no_folder_cannot_be_opened(tmp_path: Path) -> None:
+def test_a_workspace_that_is_not_a_folder_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="not a folder"):
         SessionRoots(tmp_path / "absent")
 
 
-def test_newlines_escapes_and_bad_bytes_in_names_are_shown_spelled_out(tmp_path: Path) -> None:
+def test_control_characters_and_invalid_bytes_in_names_are_shown_escaped(tmp_path: Path) -> None:
     roots = SessionRoots(tmp_path)
     assert roots.resolve_path("a\nb").display_path == "a⟦U+000A⟧b"
     assert roots.resolve_path("\x1b[31mred").display_path == "⟦U+001B⟧[31mred"
@@ -77,7 +77,7 @@ def test_shown_text_is_printable_and_encodable(text: str) -> None:
     shown.encode()
 
 
-def test_a_folder_holds_itself_and_whole_names_only() -> None:
+def test_a_folder_contains_itself_and_paths_below_it_by_whole_names() -> None:
     assert is_beneath("/ws", "/ws")
     assert is_beneath("/ws/a", "/ws")
     assert is_beneath("/anything", "/")
@@ -85,7 +85,9 @@ def test_a_folder_holds_itself_and_whole_names_only() -> None:
 
 
 @given(st.lists(st.sampled_from(["src", "a.py", "link", "loop", "dangling", "up", ".hidden", "..", ".", "absent", ""])))
-def test_the_quick_canonical_path_is_the_slow_one(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
+def test_the_fast_canonical_path_equals_the_slow_one(
+    tmp_path_factory: pytest.TempPathFactory, names: list[str]
+) -> None:
     tree = tmp_path_factory.getbasetemp() / "canonical"
     if not tree.exists():
         (tree / "src" / "src").mkdir(parents=True)
@@ -95,4 +97,4 @@ def test_the_quick_canonical_path_is_the_slow_one(tmp_path_factory: pytest.TempP
             for link, target in (("link", "src"), ("loop", "loop"), ("dangling", "nowhere/at/all"), ("up", "..")):
                 (folder / link).symlink_to(target)
     path = "/".join([str(tree), *names])
-    assert resolve_canonical(path) == os.path.realpath(path)
+    assert resolve_canonical_path(path) == os.path.realpath(path)

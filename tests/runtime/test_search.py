@@ -25,7 +25,7 @@ from handrail.runtime.ripgrep import (
     RipgrepOutputParser,
     SearchPathFilter,
     expand_braces,
-    ripgrep_exit_error,
+    make_ripgrep_exit_error,
 )
 from handrail.runtime.search_service import RipgrepSearch
 from handrail.sandbox.tier_probe import RefusingSandbox, choose_sandbox
@@ -83,14 +83,14 @@ def lines(found: FileSearchResult) -> list[tuple[str, int, str]]:
     return [(match.path, match.line, match.text) for match in found.matches]
 
 
-async def test_matches_come_sorted_with_path_line_and_text(workspace: Path, searching: Searching) -> None:
+async def test_matches_are_sorted_and_have_path_line_and_text(workspace: Path, searching: Searching) -> None:
     put(workspace, {"b.py": "x\ndef run():\n", "a/c.py": "def run():\r\n    run()\n", "d.txt": "nothing"})
     found = await searching().grep("run")
     assert lines(found) == [("a/c.py", 1, "def run():"), ("a/c.py", 2, "    run()"), ("b.py", 2, "def run():")]
     assert not found.is_truncated
 
 
-async def test_a_folder_or_one_file_can_be_searched(workspace: Path, searching: Searching) -> None:
+async def test_a_search_covers_a_folder_or_one_file(workspace: Path, searching: Searching) -> None:
     put(workspace, {"a/one.py": "here\n", "a/-rf": "here\n", "two.py": "here\n"})
     search = searching()
     assert lines(await search.grep("here", "a")) == [("a/-rf", 1, "here"), ("a/one.py", 1, "here")]
@@ -98,7 +98,7 @@ async def test_a_folder_or_one_file_can_be_searched(workspace: Path, searching: 
     assert lines(await search.grep("here", str(workspace / "two.py"))) == [("two.py", 1, "here")]
 
 
-async def test_case_and_literal_text_can_be_asked_for(workspace: Path, searching: Searching) -> None:
+async def test_a_search_can_ignore_case_and_take_literal_text(workspace: Path, searching: Searching) -> None:
     put(workspace, {"a": "f(x)\nF(X)\nfx\n"})
     search = searching()
     assert [line for _, line, _ in lines(await search.grep("f(x)", ignore_case=True, literal=True))] == [1, 2]
@@ -106,7 +106,7 @@ async def test_case_and_literal_text_can_be_asked_for(workspace: Path, searching
     assert [line for _, line, _ in lines(await search.grep("F"))] == [2]
 
 
-async def test_ignore_files_are_honoured_even_under_a_glob(workspace: Path, searching: Searching) -> None:
+async def test_ignore_files_apply_even_with_a_glob(workspace: Path, searching: Searching) -> None:
     put(workspace, {"a.py": "x", "built.py": "x", "node_modules/m.py": "x", ".hidden.py": "x", ".h/i.py": "x"})
     put(workspace, {".gitignore": "built.py\nnode_modules/\n", ".git/config": "x"})
     search = searching()
@@ -131,7 +131,9 @@ async def test_ignore_files_are_honoured_even_under_a_glob(workspace: Path, sear
         ("*.none", []),
     ],
 )
-async def test_a_glob_narrows_a_search(workspace: Path, searching: Searching, glob: str, paths: list[str]) -> None:
+async def test_a_glob_limits_the_searched_files(
+    workspace: Path, searching: Searching, glob: str, paths: list[str]
+) -> None:
     put(workspace, {"a.py": "x", "src/b.py": "x", "src/deep/c.py": "x", "doc/d.md": "x"})
     assert [path for path, _, _ in lines(await searching().grep("x", glob=glob))] == paths
 
@@ -147,7 +149,7 @@ async def test_a_glob_narrows_a_search(workspace: Path, searching: Searching, gl
         ("src", ()),
     ],
 )
-async def test_a_pattern_lists_files(
+async def test_a_glob_pattern_lists_files(
     workspace: Path, searching: Searching, pattern: str, paths: tuple[str, ...]
 ) -> None:
     put(workspace, {"a.py": "", "src/b.py": "", "src/deep/c.py": ""})
@@ -159,7 +161,7 @@ async def test_a_pattern_below_a_folder_is_matched_from_that_folder(workspace: P
     assert (await searching().glob("*.py", "src")).paths == ("src/a.py",)
 
 
-async def test_a_search_stops_at_its_bound_and_says_so(workspace: Path, searching: Searching) -> None:
+async def test_a_search_stops_at_its_limit_and_is_marked_truncated(workspace: Path, searching: Searching) -> None:
     put(workspace, {"big.txt": "match\n" * 300_000, "small.txt": "match\n"})
     found = await searching().grep("match", max_matches=7)
     assert len(found.matches) == 7
@@ -173,7 +175,7 @@ async def test_a_search_stops_at_its_bound_and_says_so(workspace: Path, searchin
     assert not exact.is_truncated
 
 
-async def test_a_long_line_is_cut(workspace: Path, searching: Searching) -> None:
+async def test_a_long_match_line_is_truncated(workspace: Path, searching: Searching) -> None:
     put(workspace, {"min.js": "needle" + "x" * 5_000_000 + "\n"})
     ((_, _, text),) = lines(await searching().grep("needle"))
     assert text.startswith("needlexxx")
@@ -181,7 +183,9 @@ async def test_a_long_line_is_cut(workspace: Path, searching: Searching) -> None
 
 
 @pytest.mark.parametrize("pattern", ["(unclosed", "[z-a]", "(?=ahead)", r"\1", "(a{1000}){1000}{1000}", "a\nb"])
-async def test_a_pattern_that_is_none_is_explained(workspace: Path, searching: Searching, pattern: str) -> None:
+async def test_an_invalid_pattern_gives_an_error_that_explains_the_correction(
+    workspace: Path, searching: Searching, pattern: str
+) -> None:
     put(workspace, {"a": "a\n"})
     with pytest.raises(ToolError) as refused:
         await searching().grep(pattern)
@@ -190,21 +194,23 @@ async def test_a_pattern_that_is_none_is_explained(workspace: Path, searching: S
 
 
 @pytest.mark.parametrize("pattern", ["a\0b", "x" * 40_000])
-async def test_a_pattern_that_cannot_be_handed_over_is_refused(searching: Searching, pattern: str) -> None:
+async def test_an_unusable_search_pattern_is_refused(searching: Searching, pattern: str) -> None:
     with pytest.raises(ToolError, match="The pattern") as refused:
         await searching().grep(pattern)
     assert refused.value.kind == "invalid_input"
 
 
 @pytest.mark.parametrize("glob", ["[z-a].py", "{a,b}" * 12])
-async def test_a_glob_that_is_none_is_refused(searching: Searching, glob: str) -> None:
+async def test_an_invalid_glob_is_refused(searching: Searching, glob: str) -> None:
     with pytest.raises(ToolError) as refused:
         await searching().glob(glob)
     assert refused.value.kind == "invalid_input"
 
 
 @pytest.mark.parametrize("pattern", ["-e", "--files", "--pre=touch pwned", "--", "-", "$(touch pwned)", "`id`"])
-async def test_a_pattern_is_never_an_option_or_a_command(workspace: Path, searching: Searching, pattern: str) -> None:
+async def test_a_search_pattern_is_never_treated_as_an_option_or_a_command(
+    workspace: Path, searching: Searching, pattern: str
+) -> None:
     put(workspace, {"a.txt": f"has {pattern} in it\n", "-x": "none"})
     found = await searching().grep(pattern, literal=True)
     assert lines(found) == [("a.txt", 1, f"has {pattern} in it")]
@@ -212,13 +218,17 @@ async def test_a_pattern_is_never_an_option_or_a_command(workspace: Path, search
     assert not (workspace / "pwned").exists()
 
 
-async def test_a_pattern_that_blows_up_elsewhere_takes_no_longer_here(workspace: Path, searching: Searching) -> None:
+async def test_a_pattern_that_backtracks_exponentially_in_other_engines_finishes(
+    workspace: Path, searching: Searching
+) -> None:
     put(workspace, {"a.txt": "a" * 20_000 + "!\n"})
     assert not (await searching().grep(r"^(a+)+$")).matches
     assert not (await searching().grep(r"^(a|a)*b$")).matches
 
 
-async def test_names_of_any_bytes_are_told_apart_and_shown_safely(workspace: Path, searching: Searching) -> None:
+async def test_file_names_with_any_bytes_are_distinguished_and_shown_safely(
+    workspace: Path, searching: Searching
+) -> None:
     folder = os.fsencode(workspace)
     for name in (b"new\nline", b"\xff\xfe", b"esc\x1b[31m", b"sp ace:12:x", b"7"):
         Path(os.fsdecode(folder + b"/" + name)).write_bytes(b"needle \xff\n")
@@ -230,7 +240,7 @@ async def test_names_of_any_bytes_are_told_apart_and_shown_safely(workspace: Pat
     assert set((await searching().glob("*")).paths) == {match.path for match in found.matches}
 
 
-async def test_binary_files_leave_no_trace_in_what_follows(workspace: Path, searching: Searching) -> None:
+async def test_binary_files_do_not_affect_later_matches(workspace: Path, searching: Searching) -> None:
     late = b"needle\n" * 20_000 + b"\0\n" + b"needle\n"
     put(workspace, {"early.bin": b"needle\0needle\n", "late.bin": late, **{f"t{n}": "needle\n" for n in range(20)}})
     found = await searching().grep("needle", max_matches=100_000)
@@ -239,7 +249,9 @@ async def test_binary_files_leave_no_trace_in_what_follows(workspace: Path, sear
     assert not (await searching().grep("needle", "early.bin")).matches
 
 
-async def test_a_file_named_like_a_note_hides_nobody_behind_another_name(workspace: Path, searching: Searching) -> None:
+async def test_a_file_named_like_a_ripgrep_note_does_not_expose_a_denied_file(
+    workspace: Path, searching: Searching
+) -> None:
     """A denied file whose name ends in what ripgrep says of a binary file, and another file's name."""
     note = 'a.txt: WARNING: stopped searching binary file after match (found "\\0" byte around offset 7)\nb.txt'
     put(workspace, {"a.txt": "needle", note: "needle of the denied file", "b.txt": "needle"})
@@ -248,7 +260,7 @@ async def test_a_file_named_like_a_note_hides_nobody_behind_another_name(workspa
     assert "needle of the denied file" not in [match.text for match in found.matches]
 
 
-def test_a_note_is_taken_off_only_after_the_file_it_is_about() -> None:
+def test_a_binary_file_note_is_removed_only_after_a_match_of_that_file() -> None:
     note = b'./a: WARNING: stopped searching binary file after match (found "\\0" byte around offset 7)\n'
     assert [
         path
@@ -260,7 +272,7 @@ def test_a_note_is_taken_off_only_after_the_file_it_is_about() -> None:
     assert [path for path, *_ in RipgrepOutputParser().feed(note + b"./b\x002\x001\x003\x00y\n")] == [note + b"./b"]
 
 
-async def test_what_may_not_be_read_is_left_out_and_does_not_tell_what_is_in_it(
+async def test_a_search_omits_denied_files_and_reveals_nothing_of_their_content(
     workspace: Path, searching: Searching
 ) -> None:
     put(workspace, {"key.pem": "secret one\nsecret two\n", "a.txt": "secret three\n"})
@@ -276,14 +288,14 @@ async def test_what_may_not_be_read_is_left_out_and_does_not_tell_what_is_in_it(
     assert refused.value.kind == "denied"
 
 
-async def test_denied_matches_do_not_fill_the_bound(workspace: Path, searching: Searching) -> None:
+async def test_matches_in_denied_files_do_not_count_towards_the_limit(workspace: Path, searching: Searching) -> None:
     put(workspace, {"a.pem": "x\n" * 1000, "z.txt": "x\n"})
     found = await searching(nothing_like("a.pem")).grep("x", max_matches=1)
     assert lines(found) == [("z.txt", 1, "x")]
     assert not found.is_truncated
 
 
-async def test_each_file_is_judged_once(workspace: Path, searching: Searching) -> None:
+async def test_each_matched_file_is_checked_once(workspace: Path, searching: Searching) -> None:
     put(workspace, {"a.txt": "x\n" * 50, "b.txt": "x\n" * 50})
     asked: list[str | Sequence[str]] = []
 
@@ -295,7 +307,7 @@ async def test_each_file_is_judged_once(workspace: Path, searching: Searching) -
     assert sorted(map(str, asked)) == [str(workspace / "a.txt"), str(workspace / "b.txt")]
 
 
-async def test_links_are_not_followed(workspace: Path, searching: Searching) -> None:
+async def test_a_search_does_not_follow_links(workspace: Path, searching: Searching) -> None:
     put(workspace, {"real/a.txt": "TOP-SECRET\n"})
     (workspace / "out").symlink_to(workspace.parent / "ws_secret")
     (workspace / "loop").symlink_to(workspace)
@@ -306,7 +318,7 @@ async def test_links_are_not_followed(workspace: Path, searching: Searching) -> 
 
 
 @pytest.mark.parametrize("path", ["..", "../ws_secret", "/etc", "out", "/proc/self/root"])
-async def test_what_lies_outside_the_roots_is_refused(workspace: Path, searching: Searching, path: str) -> None:
+async def test_a_search_outside_the_roots_is_refused(workspace: Path, searching: Searching, path: str) -> None:
     (workspace / "out").symlink_to(workspace.parent / "ws_secret")
     for attempt in (searching().grep("TOP", path), searching().glob("*", path)):
         with pytest.raises(ToolError) as refused:
@@ -314,7 +326,7 @@ async def test_what_lies_outside_the_roots_is_refused(workspace: Path, searching
         assert refused.value.kind == "denied"
 
 
-async def test_another_root_can_be_searched_under_its_own_name(
+async def test_another_root_is_searched_under_its_own_path(
     workspace: Path, tmp_path: Path, searching: Searching
 ) -> None:
     other = tmp_path.resolve() / "output"
@@ -323,7 +335,7 @@ async def test_another_root_can_be_searched_under_its_own_name(
     assert lines(found) == [(str(other / "1.txt"), 1, "kept")]
 
 
-async def test_what_is_no_file_or_folder_is_refused_at_once(workspace: Path, searching: Searching) -> None:
+async def test_a_search_path_that_is_not_a_file_or_folder_is_refused(workspace: Path, searching: Searching) -> None:
     os.mkfifo(workspace / "pipe")
     put(workspace, {"a.txt": "x\n"})
     assert lines(await searching().grep("x")) == [("a.txt", 1, "x")]
@@ -371,7 +383,7 @@ async def test_a_cancelled_search_leaves_no_process(workspace: Path, searching: 
     assert children() <= before
 
 
-async def test_settings_of_the_machine_change_nothing(
+async def test_the_ripgrep_configuration_of_the_machine_is_ignored(
     workspace: Path, tmp_path: Path, searching: Searching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configuration = tmp_path / "ripgreprc"
@@ -392,7 +404,9 @@ pieces = st.lists(
 
 
 @given(pieces, st.integers(1, 7))
-def test_records_are_read_alike_however_they_arrive(records: list[tuple[bytes, int, bytes]], size: int) -> None:
+def test_ripgrep_records_are_read_alike_in_pieces_of_any_size(
+    records: list[tuple[bytes, int, bytes]], size: int
+) -> None:
     stream = b"".join(b"%s\0%d\0%d\0%d\0%s\n" % (path, line, 1, line, text) for path, line, text in records)
     reader = RipgrepOutputParser()
     found: list[tuple[bytes, int, bytes]] = []
@@ -415,12 +429,12 @@ def test_records_are_read_alike_however_they_arrive(records: list[tuple[bytes, i
         ("{}{a,b}", ["{}a", "{}b"]),
     ],
 )
-def test_braces_stand_for_alternatives(pattern: str, plain: list[str]) -> None:
+def test_braces_expand_to_alternatives(pattern: str, plain: list[str]) -> None:
     assert expand_braces(pattern) == plain
 
 
 @given(st.text(alphabet="{},a", max_size=30))
-def test_any_braces_end(pattern: str) -> None:
+def test_expansion_of_any_braces_ends_within_its_limit(pattern: str) -> None:
     try:
         found = expand_braces(pattern)
     except ToolError as error:
@@ -430,7 +444,7 @@ def test_any_braces_end(pattern: str) -> None:
 
 
 @given(st.lists(st.sampled_from(["src", "a.py", "b.PY", "*.py", "**", ".x", "x.tar.gz"]), min_size=1, max_size=3))
-def test_narrowing_by_type_never_loses_a_wanted_file(parts: list[str]) -> None:
+def test_the_type_filter_for_ripgrep_never_excludes_a_wanted_file(parts: list[str]) -> None:
     """What ripgrep is told by the last part has to let through all that the whole pattern wants."""
     wanted = SearchPathFilter.parse("/".join(parts))
     types = [one.partition(":")[2] for one in wanted.build_arguments() if one.startswith("--type-add")]
@@ -450,7 +464,7 @@ class Hides:
 
     def __init__(self, *names: str) -> None:
         self.names = names
-        self.key = self.reading_key = names
+        self.key = self.read_denials_cache_key = names
 
     def is_hidden(self, path: str) -> bool:
         return not {*path.split("/")}.isdisjoint(self.names)
@@ -501,7 +515,7 @@ def guarded(workspace: Path, tmp_path: Path) -> Searching:
     return make
 
 
-async def test_a_line_that_does_not_stand_in_the_judged_file_is_not_shown(
+async def test_a_match_missing_from_the_judged_file_is_not_shown(
     workspace: Path, searching: Searching, faking: Faking
 ) -> None:
     """ripgrep listed a file and opened a link that took its place: it reports the other file's line under this name."""
@@ -514,7 +528,7 @@ async def test_a_line_that_does_not_stand_in_the_judged_file_is_not_shown(
 
 
 @pytest.mark.parametrize("link", ["notes.txt", "folder"])
-async def test_a_link_that_is_still_in_a_files_place_shows_nothing(
+async def test_matches_and_names_behind_a_link_to_a_denied_file_are_not_shown(
     workspace: Path, searching: Searching, faking: Faking, link: str
 ) -> None:
     put(workspace, {"private/.env": "KEY=secret\n"})
@@ -528,7 +542,7 @@ async def test_a_link_that_is_still_in_a_files_place_shows_nothing(
     assert (await search.glob("**", hidden=True)).paths == ()
 
 
-async def test_names_of_a_folder_that_a_link_led_to_are_not_listed(
+async def test_names_from_a_folder_reached_through_a_swapped_link_are_not_listed(
     workspace: Path, searching: Searching, faking: Faking
 ) -> None:
     """ripgrep went into a link that took a folder's place for a moment, and lists what lies behind it."""
@@ -538,7 +552,7 @@ async def test_names_of_a_folder_that_a_link_led_to_are_not_listed(
 
 
 @pytest.mark.parametrize("how", ["link", "rename"])
-async def test_a_hidden_file_under_another_name_is_not_shown(workspace: Path, guarded: Searching, how: str) -> None:
+async def test_a_hidden_file_is_not_shown_under_another_name(workspace: Path, guarded: Searching, how: str) -> None:
     """Known from an earlier search: its content is hidden under whatever name it has."""
     put(workspace, {".env": "KEY=secret\n", "a.txt": "KEY=a\n"})
     search = guarded(nothing_like(".env"), Hides(".env"))
@@ -553,7 +567,7 @@ async def test_a_hidden_file_under_another_name_is_not_shown(workspace: Path, gu
     assert ("notes.txt", 1, "KEY=of a new file") in lines(await search.grep("KEY"))
 
 
-async def test_a_hidden_file_that_was_met_is_not_read_under_another_name(workspace: Path) -> None:
+async def test_a_file_recorded_as_hidden_is_not_read_under_another_name(workspace: Path) -> None:
     put(workspace, {".env": "KEY=secret\n"})
     os.link(workspace / ".env", workspace / "notes.txt")
     hidden = HiddenFileRecord()
@@ -570,7 +584,7 @@ async def test_a_hidden_file_that_was_met_is_not_read_under_another_name(workspa
     assert (await allowing.read_bytes("notes.txt")).data == b"KEY=secret\n"
 
 
-async def test_a_file_that_was_refused_is_not_read_under_another_name(workspace: Path) -> None:
+async def test_a_file_whose_read_was_denied_is_not_read_under_another_name(workspace: Path) -> None:
     put(workspace, {".env": "KEY=secret\n"})
     files = RootedFiles(SessionRoots(workspace), SeenFileHashes(), nothing_like(".env"))
     with pytest.raises(ToolError, match="is denied"):
@@ -580,9 +594,7 @@ async def test_a_file_that_was_refused_is_not_read_under_another_name(workspace:
         await files.read_bytes("notes.txt")
 
 
-async def test_what_is_hidden_is_not_there_for_the_program_that_searches(
-    workspace: Path, guarded: Searching, faking: Faking
-) -> None:
+async def test_the_search_program_cannot_read_hidden_files(workspace: Path, guarded: Searching, faking: Faking) -> None:
     put(workspace, {".env": "KEY=secret\n", "private/a.txt": "KEY=secret\n", "a.txt": "x"})
     (workspace / "way").symlink_to(".env")
     (workspace / "folder").symlink_to("private")
@@ -593,9 +605,7 @@ async def test_what_is_hidden_is_not_there_for_the_program_that_searches(
     assert "a.txt\n" not in failed.value.text
 
 
-async def test_what_this_call_may_read_is_searched_though_programs_do_not_see_it(
-    workspace: Path, guarded: Searching
-) -> None:
+async def test_a_search_includes_a_hidden_file_that_the_call_may_read(workspace: Path, guarded: Searching) -> None:
     put(workspace, {"config.env": "KEY=mine\n", "private/a.txt": "KEY=deep\n", "private/b.txt": "KEY=no\n"})
     hides = Hides("config.env", "private")
     assert lines(await guarded(everything, hides).grep("KEY", "config.env")) == [("config.env", 1, "KEY=mine")]
@@ -604,7 +614,7 @@ async def test_what_this_call_may_read_is_searched_though_programs_do_not_see_it
     assert lines(await guarded(nothing_like("config.env", "private"), hides).grep("KEY", ".")) == []
 
 
-async def test_lines_of_any_encoding_and_length_are_verified(workspace: Path, searching: Searching) -> None:
+async def test_matched_lines_of_any_encoding_and_length_are_verified(workspace: Path, searching: Searching) -> None:
     long = "needle " + "é" * 700
     put(
         workspace,
@@ -638,7 +648,7 @@ async def test_lines_of_any_encoding_and_length_are_verified(workspace: Path, se
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("what", ["link", "folder", "exchange"])
-async def test_no_race_with_a_search_shows_what_is_hidden(workspace: Path, guarded: Searching, what: str) -> None:
+async def test_a_race_with_a_search_never_reveals_a_hidden_file(workspace: Path, guarded: Searching, what: str) -> None:
     """A file, a folder, or the hidden file itself changes places with another one as fast as it goes."""
     put(workspace, {".env": "KEY=secret\n", "private/f": "KEY=secret\n", "d/f": "KEY=d\n", "notes.txt": "KEY=n\n"})
     put(workspace, {f"many/{n:03}/f": "KEY=many\n" for n in range(200)})
@@ -687,12 +697,12 @@ def exchange(one: Path, other: Path) -> None:
         raise OSError("renameat2")
 
 
-def test_what_ripgrep_says_of_a_long_pattern_is_read_once() -> None:
-    error = ripgrep_exit_error(
+def test_a_long_ripgrep_error_is_parsed_and_its_cause_is_kept() -> None:
+    error = make_ripgrep_exit_error(
         2, b"rg: regex parse error:\n" + b"[" * 2_000_000 + b"\nerror: unclosed character class\n"
     )
     assert error is not None and error.kind == "invalid_input" and "unclosed character class" in error.text
     note = b'a.txt: binary file matches (found "\\0" byte around offset 7)\n'
-    assert ripgrep_exit_error(2, note * 3) is None
-    said = ripgrep_exit_error(2, note * 2 + b"rg: b.txt: no such file")
+    assert make_ripgrep_exit_error(2, note * 3) is None
+    said = make_ripgrep_exit_error(2, note * 2 + b"rg: b.txt: no such file")
     assert said is not None and said.text.startswith("ripgrep failed with exit code 2: rg: b.txt: no such file.")

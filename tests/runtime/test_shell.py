@@ -53,7 +53,7 @@ def shell_on(sandbox: Sandbox, workspace: Path, *programs: ShellRequires, may: A
 ANY = ShellRequires(cmd="*")
 
 
-async def test_a_text_runs_in_bash_and_an_argv_without_a_shell(sandbox: Sandbox, workspace: Path) -> None:
+async def test_a_command_text_runs_in_bash_and_an_argv_runs_without_a_shell(sandbox: Sandbox, workspace: Path) -> None:
     may = Asked()
     shell_service = shell_on(sandbox, workspace, ANY, may=may)
     text = await shell_service.run("echo $((1 + 1)) >&2; exit 3")
@@ -63,7 +63,9 @@ async def test_a_text_runs_in_bash_and_an_argv_without_a_shell(sandbox: Sandbox,
     assert may.asked == [("shell.run", "echo $((1 + 1)) >&2; exit 3"), ("shell.run", ("echo", "$HOME;", "*"))]
 
 
-async def test_an_argv_gets_further_variables_and_a_text_does_not(sandbox: Sandbox, workspace: Path) -> None:
+async def test_an_argv_accepts_extra_environment_variables_and_a_command_text_does_not(
+    sandbox: Sandbox, workspace: Path
+) -> None:
     shell_service = shell_on(sandbox, workspace, ANY)
     told = await shell_service.run(["printenv", "GIT_PAGER", "LANG"], environment={"GIT_PAGER": "a b", "LANG": "C"})
     assert told.output == b"a b\nC\n"
@@ -72,14 +74,12 @@ async def test_an_argv_gets_further_variables_and_a_text_does_not(sandbox: Sandb
         await shell_service.run("printenv", environment={"GIT_PAGER": "a"})
 
 
-async def test_what_a_program_says_beside_its_output_is_kept_apart_where_asked(
-    sandbox: Sandbox, workspace: Path
-) -> None:
+async def test_stderr_is_captured_separately_on_request(sandbox: Sandbox, workspace: Path) -> None:
     done = await shell_on(sandbox, workspace, ANY).run("echo one; echo two >&2; exit 3", separate_stderr=True)
     assert (done.exit_code, done.output, done.stderr) == (3, b"one\n", b"two\n")
 
 
-async def test_what_rules_keep_from_being_read_is_named(sandbox: Sandbox, workspace: Path) -> None:
+async def test_paths_that_the_rules_hide_are_listed(sandbox: Sandbox, workspace: Path) -> None:
     shell_service = shell_on(sandbox, workspace, ANY)
     assert list(await shell_service.list_hidden_paths(["a", "b"])) == []
     assert list(await shell_on(sandbox, workspace, ANY, may=Asked("no")).list_hidden_paths(["a", "gone/b"])) == [
@@ -93,7 +93,7 @@ async def test_what_rules_keep_from_being_read_is_named(sandbox: Sandbox, worksp
     [("PATH", "x"), ("LD_PRELOAD", "x"), ("BASH_ENV", "x"), ("HOME", "/"), ("https_proxy", ""), ("A=B", "x"), ("", "x"),
      ("HTTP_PROXY", "x"), ("HANDRAIL_SECRETS", "3"), ("A", "x\0y")],
 )  # fmt: skip
-async def test_what_the_sandbox_sets_and_what_is_no_variable_is_refused(
+async def test_a_reserved_or_invalid_environment_variable_is_refused(
     sandbox: Sandbox, workspace: Path, name: str, value: str
 ) -> None:
     with pytest.raises(ToolError) as refused:
@@ -101,12 +101,14 @@ async def test_what_the_sandbox_sets_and_what_is_no_variable_is_refused(
     assert refused.value.kind == "invalid_input"
 
 
-async def test_stdin_is_handed_over_and_ends(sandbox: Sandbox, workspace: Path) -> None:
+async def test_stdin_is_passed_to_the_program_and_then_closed(sandbox: Sandbox, workspace: Path) -> None:
     assert (await shell_on(sandbox, workspace, ANY).run("wc -c", stdin=b"12345")).output.strip() == b"5"
     assert (await shell_on(sandbox, workspace, ANY).run("cat")).output == b""
 
 
-async def test_the_working_directory_is_the_workspace_or_beneath(sandbox: Sandbox, workspace: Path) -> None:
+async def test_the_working_directory_must_be_the_workspace_or_a_folder_below_it(
+    sandbox: Sandbox, workspace: Path
+) -> None:
     (workspace / "sub").mkdir()
     (workspace / "out").symlink_to("..")
     shell_service = shell_on(sandbox, workspace, ANY)
@@ -118,7 +120,7 @@ async def test_the_working_directory_is_the_workspace_or_beneath(sandbox: Sandbo
         assert caught.value.kind == kind
 
 
-async def test_without_the_capability_nothing_runs(sandbox: Sandbox, workspace: Path) -> None:
+async def test_a_command_without_its_shell_capability_does_not_run(sandbox: Sandbox, workspace: Path) -> None:
     for command in ("true", ["true"]):
         with pytest.raises(ToolError, match="not allowed in this call") as caught:
             await shell_on(sandbox, workspace).run(command)
@@ -127,7 +129,7 @@ async def test_without_the_capability_nothing_runs(sandbox: Sandbox, workspace: 
         await shell_on(sandbox, workspace, ShellRequires(cmd="git")).run(["rm", "-rf", "."])
 
 
-async def test_what_the_rules_refuse_is_not_run(sandbox: Sandbox, workspace: Path) -> None:
+async def test_a_command_refused_by_the_rules_is_not_run(sandbox: Sandbox, workspace: Path) -> None:
     for command in ("touch made", ["touch", "made"]):
         with pytest.raises(ToolError, match="no rule allows") as caught:
             await shell_on(sandbox, workspace, ANY, may=Asked("no rule allows this")).run(command)
@@ -145,7 +147,9 @@ async def test_a_command_that_names_no_program_is_invalid(
 
 
 @pytest.mark.proves("S-05")
-async def test_a_cancelled_run_leaves_no_process_and_what_it_wrote(sandbox: Sandbox, workspace: Path) -> None:
+async def test_a_cancelled_command_leaves_no_process_and_its_output_was_delivered(
+    sandbox: Sandbox, workspace: Path
+) -> None:
     marker = f"handrail-{secrets.token_hex(8)}"
     heard = asyncio.Event()
     pieces: list[bytes] = []
@@ -168,7 +172,7 @@ async def test_a_cancelled_run_leaves_no_process_and_what_it_wrote(sandbox: Sand
     assert not any(marker.encode() in line.read_bytes() for line in lines if line.exists())
 
 
-async def test_whoever_hears_output_is_told_once_that_more_of_it_is_not_kept(
+async def test_the_output_callback_gets_one_notice_when_further_output_is_dropped(
     sandbox: Sandbox, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shell_service, "MAX_OUTPUT_BYTES", 100)
@@ -183,7 +187,7 @@ async def test_whoever_hears_output_is_told_once_that_more_of_it_is_not_kept(
     assert len(b"".join(pieces)) == 100, "nothing was left out"
 
 
-async def test_whoever_stores_the_pieces_gets_the_end_of_what_is_dropped(
+async def test_the_result_has_the_tail_of_dropped_output(
     sandbox: Sandbox, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shell_service, "MAX_OUTPUT_BYTES", 150)
@@ -200,7 +204,7 @@ async def test_whoever_stores_the_pieces_gets_the_end_of_what_is_dropped(
     assert (done.dropped_bytes, done.tail) == (0, b"")
 
 
-async def test_a_machine_that_cannot_confine_runs_nothing(workspace: Path) -> None:
+async def test_no_command_runs_on_a_machine_without_a_sandbox(workspace: Path) -> None:
     refusing = tier_probe.RefusingSandbox(SandboxTier("none", "bubblewrap is not installed", "install it"))
     with pytest.raises(
         ToolError, match=r"bubblewrap is not installed\. Ask the user to fix this: install it\."

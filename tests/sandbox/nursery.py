@@ -35,7 +35,7 @@ async def held(workspace: str, scratch: str, telling: int, at_once: bool) -> Non
         capabilities, SandboxProfile(workspace, scratch), ProgramSpec(["/bin/sleep", "1000"])
     )
     os.write(telling, b"!")
-    process = sandbox.start_waiting(plan)
+    process = sandbox.start_waiting_sandbox(plan)
     if at_once:
         os.kill(os.getpid(), signal.SIGKILL)
     process.begin_program(plan.call)

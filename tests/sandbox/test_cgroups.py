@@ -39,7 +39,7 @@ def written(folder: Path, mounts: str, own: str) -> tuple[str, str]:
     return str(folder / "mounts"), str(folder / "own")
 
 
-def test_of_the_second_version_a_group_is_made_at_the_top_where_processes_are_counted_there(tmp_path: Path) -> None:
+def test_cgroup_v2_uses_the_top_group_only_if_its_controller_is_enabled(tmp_path: Path) -> None:
     place = tmp_path / "top"
     place.mkdir()
     files = written(tmp_path, V2.format(place=place), "0::/user.slice/session.scope\n")
@@ -51,7 +51,7 @@ def test_of_the_second_version_a_group_is_made_at_the_top_where_processes_are_co
     assert cgroups.find_parent_cgroup("pids", *files) == (place, 2)
 
 
-def test_of_the_first_version_it_is_made_beneath_ones_own(tmp_path: Path) -> None:
+def test_cgroup_v1_uses_the_group_of_the_process_as_parent(tmp_path: Path) -> None:
     place = tmp_path / "pids"
     (place / "mine").mkdir(parents=True)
     mounts = V1.replace("/sys/fs/cgroup/pids", str(place))
@@ -60,12 +60,12 @@ def test_of_the_first_version_it_is_made_beneath_ones_own(tmp_path: Path) -> Non
     assert cgroups.find_parent_cgroup("memory", *written(tmp_path, mounts, "8:pids:/mine\n0::/\n")) is None
 
 
-def test_without_any_there_is_none(tmp_path: Path) -> None:
+def test_a_machine_without_cgroups_has_no_parent_group(tmp_path: Path) -> None:
     assert cgroups.find_parent_cgroup("pids", str(tmp_path / "mounts"), str(tmp_path / "own")) is None
     assert cgroups.find_parent_cgroup("pids", *written(tmp_path, "", "")) is None
 
 
-def test_the_bound_that_handrail_was_started_with_is_the_least_on_the_way_up(tmp_path: Path) -> None:
+def test_the_lowest_memory_limit_of_the_parent_cgroups_applies(tmp_path: Path) -> None:
     place = tmp_path / "top"
     own = place / "user.slice" / "session.scope"
     own.mkdir(parents=True)
@@ -85,7 +85,7 @@ def test_the_bound_that_handrail_was_started_with_is_the_least_on_the_way_up(tmp
     assert cgroups.read_own_memory_limit(*written(tmp_path, mounts, "4:memory:/\n")) == 1 << 29
 
 
-def test_of_the_first_version_a_process_enters_by_its_one_thread(tmp_path: Path) -> None:
+def test_a_process_enters_a_cgroup_v1_group_through_the_tasks_file(tmp_path: Path) -> None:
     (tmp_path / "cgroup.procs").touch()
     assert cgroups.find_cgroup_entry_file(tmp_path) == tmp_path / "cgroup.procs"
     (tmp_path / "tasks").touch()
@@ -94,7 +94,7 @@ def test_of_the_first_version_a_process_enters_by_its_one_thread(tmp_path: Path)
 
 @possible
 @pytest.mark.proves("S-04")
-async def test_every_process_of_a_sandbox_is_in_the_group(ground: Ground) -> None:
+async def test_every_process_of_a_sandbox_is_in_its_cgroup(ground: Ground) -> None:
     groups = cgroups.make_limiting_cgroups(40, None)
     assert len(groups) == 1
     group = groups[0]
@@ -112,7 +112,7 @@ async def test_every_process_of_a_sandbox_is_in_the_group(ground: Ground) -> Non
 
 
 @possible
-async def test_the_thread_that_starts_programs_ends_with_its_sandbox_and_the_next_start_has_another(
+async def test_the_cgroup_starter_thread_can_end_and_the_next_start_makes_another(
     ground: Ground,
 ) -> None:
     def starters() -> list[threading.Thread]:
@@ -129,23 +129,23 @@ async def test_the_thread_that_starts_programs_ends_with_its_sandbox_and_the_nex
 
 
 @possible
-def test_where_no_thread_can_enter_a_shell_does_and_becomes_the_program() -> None:
+def test_a_wrapping_shell_enters_the_cgroup_and_becomes_the_program() -> None:
     groups = cgroups.make_limiting_cgroups(40, None)
-    program, argv = cgroups.wrap_command_in_cgroups(groups, "/bin/cat", ["cat", "/proc/self/cgroup"])
+    program, argv = cgroups.build_cgroup_entry_command(groups, "/bin/cat", ["cat", "/proc/self/cgroup"])
     ran = subprocess.run(argv, executable=program, capture_output=True, text=True, check=True)
     assert groups[0].name in ran.stdout
 
 
 @possible
 @pytest.mark.proves("S-04")
-async def test_a_fork_bomb_of_real_root_is_held_and_other_calls_go_on_after_it(confined: Ground) -> None:
+async def test_a_fork_bomb_of_real_root_is_limited_and_later_calls_run(confined: Ground) -> None:
     ran = await confined.bash(FORKS, limits=SandboxLimits(processes=30))
     assert ran.out.strip() == "Resource temporarily unavailable"
     assert (await confined.bash("id -u", limits=SandboxLimits(processes=30))).out == "0\n"
 
 
 @possible
-def test_a_group_goes_with_its_process_and_what_a_killed_one_left_with_the_next() -> None:
+def test_a_cgroup_is_removed_with_its_process_or_by_the_next_process() -> None:
     top = cgroups.find_parent_cgroup("pids")
     assert top is not None
     place = top.folder
@@ -163,7 +163,7 @@ def test_a_group_goes_with_its_process_and_what_a_killed_one_left_with_the_next(
     reason="no control group can bound memory here",
 )
 @pytest.mark.proves("S-04")
-async def test_where_a_control_group_bounds_memory_no_look_is_needed(
+async def test_a_cgroup_memory_limit_works_without_the_memory_monitor(
     confined: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file in memory that is in nobody's size: who holds it is ended, the shell that waits for them goes on."""

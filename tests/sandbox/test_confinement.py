@@ -19,7 +19,7 @@ from handrail.sandbox.view.mount_comparison import ExpectedMount, ExpectedMounts
 pytestmark = pytest.mark.proves("S-01")
 
 
-async def test_there_is_no_network_but_its_own_loopback(confined: Ground) -> None:
+async def test_a_confined_program_has_only_its_private_loopback_network(confined: Ground) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
@@ -31,7 +31,7 @@ async def test_there_is_no_network_but_its_own_loopback(confined: Ground) -> Non
     assert "REACHED" not in ran.out
 
 
-async def test_abstract_sockets_of_the_machine_are_not_there(confined: Ground) -> None:
+async def test_abstract_sockets_of_the_machine_are_not_visible(confined: Ground) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"\0handrail-test-{os.getpid()}")
         server.listen()
@@ -39,7 +39,7 @@ async def test_abstract_sockets_of_the_machine_are_not_there(confined: Ground) -
     assert "handrail-test" not in ran.out
 
 
-async def test_nothing_is_written_outside_the_workspace_and_the_scratch(confined: Ground) -> None:
+async def test_a_confined_program_writes_only_in_the_workspace_and_scratch_folder(confined: Ground) -> None:
     targets = ["/", "/etc", "/usr", "/usr/bin", "/root", "/home", "/dev", str(confined.outside), "/proc/sys/kernel"]
     script = "; ".join(f"(: > {shlex.quote(t)}/handrail-probe) 2>/dev/null && echo WROTE {t}" for t in targets)
     ran = await confined.bash(f"{script}; : > here && : > $HOME/there && : > /tmp/tmp && echo fine")
@@ -49,7 +49,7 @@ async def test_nothing_is_written_outside_the_workspace_and_the_scratch(confined
     assert list(confined.outside.iterdir()) == [confined.outside / "key"]
 
 
-async def test_another_workspace_and_home_folders_are_absent(confined: Ground) -> None:
+async def test_other_workspaces_and_home_folders_are_not_readable(confined: Ground) -> None:
     homes = [str(Path.home()), "/root", "/home"]
     looks = "; ".join(f"ls -A {shlex.quote(home)} 2>/dev/null" for home in homes)
     ran = await confined.bash(f"cat {shlex.quote(str(confined.outside / 'key'))}; {looks}")
@@ -59,7 +59,7 @@ async def test_another_workspace_and_home_folders_are_absent(confined: Ground) -
     assert not listed & {".ssh", ".bashrc", ".bash_history", ".gitconfig", ".profile", ".netrc", ".aws"}
 
 
-async def test_links_out_of_the_workspace_lead_nowhere(confined: Ground) -> None:
+async def test_links_out_of_the_workspace_expose_no_outside_file(confined: Ground) -> None:
     (confined.workspace / "out").symlink_to(confined.outside / "key")
     (confined.workspace / "up").symlink_to("../ws_other/key")
     ran = await confined.bash("cat out up ../ws_other/key /proc/self/root/../ws_other/key /proc/1/root/etc/shadow")
@@ -76,7 +76,7 @@ async def test_kernel_settings_cannot_be_written_even_by_root(confined: Ground) 
     assert ran.out.startswith("ro,")
 
 
-def test_what_is_masked_in_an_ordinary_users_etc_and_gone_by_the_start_does_not_fail_it(
+def test_a_masked_configuration_file_deleted_before_the_start_is_dropped_from_the_mounts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -84,7 +84,7 @@ def test_what_is_masked_in_an_ordinary_users_etc_and_gone_by_the_start_does_not_
         (tmp_path / name).touch(0o600)
     monkeypatch.setattr(mount_options, "_PRIVATE_CONFIGURATION", (str(tmp_path),))
     monkeypatch.setattr(mount_options, "_configuration", configuration := mount_options._ConfigurationFolderView())  # pyright: ignore[reportPrivateUsage]
-    options = configuration.mount_options_of_last_scan(0.0)
+    options = configuration.get_last_scanned_mount_options(0.0)
     masks = tuple(ExpectedMount(str(tmp_path / name), read_only=True, content="1:2") for name in ("first", "second"))
     table = ExpectedMounts(masks)
     assert mount_options.refresh_mount_options(options, table) == (list(options), table)
@@ -93,14 +93,14 @@ def test_what_is_masked_in_an_ordinary_users_etc_and_gone_by_the_start_does_not_
     assert mount_options.refresh_mount_options(options, table) == (left, ExpectedMounts(masks[1:]))
 
 
-async def test_what_only_root_may_read_in_etc_cannot_be_read(confined: Ground) -> None:
+async def test_a_confined_program_cannot_read_root_only_files_in_etc(confined: Ground) -> None:
     ran = await confined.bash("cat /etc/shadow /etc/gshadow /etc/shadow- /etc/ssh/ssh_host_*_key; ls /etc/ssl/private/")
     assert ran.out == ""
     assert "ermission denied" in ran.errors or "No such file" in ran.errors
     assert (await confined.bash("head -c 4 /etc/passwd")).out == "root"
 
 
-async def test_no_capability_and_no_further_user_namespace(confined: Ground) -> None:
+async def test_a_confined_program_has_no_capabilities_and_cannot_create_user_namespaces(confined: Ground) -> None:
     ran = await confined.bash(
         "grep CapEff /proc/self/status; unshare -U true 2>/dev/null && echo NAMESPACE; mount -t tmpfs t /tmp"
     )
@@ -115,7 +115,7 @@ async def test_processes_of_the_machine_are_invisible(confined: Ground) -> None:
 
 
 @pytest.mark.proves("S-06")
-async def test_the_environment_is_a_list_and_home_is_the_scratch(
+async def test_the_environment_is_limited_and_home_is_the_scratch_folder(
     confined: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVICE_TEST_TOKEN", "leak")
@@ -144,7 +144,7 @@ async def test_the_environment_is_a_list_and_home_is_the_scratch(
         ("LANG", "de_DE.utf8@euro", "de_DE.utf8@euro"),
     ],
 )
-async def test_a_shell_reads_its_text_in_no_character_set_with_other_backslashes(
+async def test_a_shell_drops_a_locale_whose_character_set_changes_backslashes(
     confined: Ground, monkeypatch: pytest.MonkeyPatch, name: str, value: str, there: str
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -152,7 +152,7 @@ async def test_a_shell_reads_its_text_in_no_character_set_with_other_backslashes
     assert ran.out == there
 
 
-async def test_a_read_only_workspace_is_not_written(confined: Ground) -> None:
+async def test_a_read_only_workspace_cannot_be_written(confined: Ground) -> None:
     (confined.workspace / "f").write_text("as it was")
     ran = await confined.bash("cat f; echo changed > f", workspace_writable=False)
     assert ran.out == "as it was"
@@ -172,7 +172,7 @@ async def test_hidden_files_and_folders_are_unreadable(confined: Ground) -> None
     assert (confined.workspace / "private" / "note").read_text() == "TOKEN=2"
 
 
-async def test_extra_folders_are_mounted_as_the_profile_says(ground: Ground) -> None:
+async def test_an_extra_readable_folder_is_mounted_read_only(ground: Ground) -> None:
     ran = await ground.bash(
         f"cat {ground.outside}/key && echo x > {ground.outside}/new", readable=(str(ground.outside),)
     )
@@ -180,7 +180,7 @@ async def test_extra_folders_are_mounted_as_the_profile_says(ground: Ground) -> 
     assert not (ground.outside / "new").exists()
 
 
-async def test_only_the_folders_of_the_capability_set_are_there(ground: Ground) -> None:
+async def test_a_program_sees_only_the_folders_of_its_capability_set(ground: Ground) -> None:
     for name in ("src", "docs", "secret"):
         (ground.workspace / name).mkdir()
         (ground.workspace / name / "f").write_text(name)
@@ -200,7 +200,7 @@ async def test_only_the_folders_of_the_capability_set_are_there(ground: Ground) 
 
 
 @pytest.mark.parametrize("pattern", ["{workspace}/**/*.md", "{workspace}/*"])
-async def test_a_set_that_names_some_files_of_a_folder_is_refused(ground: Ground, pattern: str) -> None:
+async def test_a_capability_set_that_names_single_files_of_a_folder_is_refused(ground: Ground, pattern: str) -> None:
     requires = Requires.model_validate({"fs": {"write": [pattern]}})
     layer = expand_requires(requires, PathVariables(workspace=(str(ground.workspace),)), "tool")
     with pytest.raises(ToolError, match="whole folders") as caught:
@@ -216,7 +216,7 @@ async def test_a_folder_that_became_a_link_is_not_mounted(ground: Ground) -> Non
     assert caught.value.kind == "conflict"
 
 
-async def test_an_empty_set_sees_no_workspace(ground: Ground) -> None:
+async def test_a_program_with_an_empty_capability_set_does_not_see_the_workspace(ground: Ground) -> None:
     process = await ground.sandbox.start(
         CapabilitySet(()), ground.profile(), ProgramSpec(["/bin/bash", "-c", f"pwd; ls {ground.workspace}"])
     )
@@ -224,13 +224,13 @@ async def test_an_empty_set_sees_no_workspace(ground: Ground) -> None:
     assert out.decode().strip() == str(ground.scratch)
 
 
-async def test_a_working_directory_outside_the_set_is_refused(ground: Ground) -> None:
+async def test_a_working_directory_outside_the_capability_set_is_refused(ground: Ground) -> None:
     with pytest.raises(ToolError) as caught:
         await ground.start("true", cwd=str(ground.outside))
     assert caught.value.kind == "denied"
 
 
-async def test_temporary_storage_is_bounded_and_private(confined: Ground) -> None:
+async def test_temporary_storage_is_limited_and_private(confined: Ground) -> None:
     ran = await confined.bash(
         "head -c 3000000 /dev/zero > /tmp/big; stat -c %s /tmp/big; touch /tmp/mine",
         limits=SandboxLimits(tmp_bytes=1 << 20),

@@ -41,7 +41,7 @@ async def run(
         await process.kill()
 
 
-async def test_a_root_to_read_cannot_be_written_and_one_to_write_can(
+async def test_a_readable_root_cannot_be_written_and_a_writable_root_can(
     ground: Ground, further: tuple[Path, Path]
 ) -> None:
     assert await run(ground, further, BOTH) == "specs\nnotes\nwrote\n"
@@ -49,16 +49,18 @@ async def test_a_root_to_read_cannot_be_written_and_one_to_write_can(
     assert not (further[0] / "new").exists()
 
 
-async def test_a_tool_that_requires_no_files_sees_none_of_them(ground: Ground, further: tuple[Path, Path]) -> None:
+async def test_a_tool_that_requires_no_files_sees_no_further_root(ground: Ground, further: tuple[Path, Path]) -> None:
     assert await run(ground, further, {"shell": [{"cmd": "*"}]}) == ""
 
 
-async def test_a_tool_that_only_reads_writes_in_none_of_them(ground: Ground, further: tuple[Path, Path]) -> None:
+async def test_a_tool_that_only_reads_cannot_write_in_a_further_root(
+    ground: Ground, further: tuple[Path, Path]
+) -> None:
     assert await run(ground, further, BOTH, workspace_writable=False) == "specs\nnotes\n"
     assert not (further[1] / "new").exists()
 
 
-async def test_a_workspace_in_a_root_to_read_stays_writable_and_its_neighbours_do_not(ground: Ground) -> None:
+async def test_a_workspace_in_a_readable_root_stays_writable_and_its_neighbours_do_not(ground: Ground) -> None:
     above = str(ground.workspace.parent)
     requires = Requires.model_validate(BOTH)
     capabilities = CapabilitySet(

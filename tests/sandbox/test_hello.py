@@ -36,7 +36,7 @@ def heard(data: bytes, size: int = 1 << 16) -> http_and_tls_parsers.ClientHello:
 
 
 @pytest.mark.parametrize("size", [1, 7, 1 << 16])
-def test_a_hello_is_read_in_whatever_pieces_it_comes(size: int) -> None:
+def test_a_tls_hello_is_parsed_from_pieces_of_any_size(size: int) -> None:
     assert heard(client_hello("api.example.org"), size) == http_and_tls_parsers.ClientHello("api.example.org", False)
     whole = client_hello("api.example.org")[5:]
     assert heard(record(whole[:9]) + record(whole[9:]), size).server_name == "api.example.org"
@@ -54,14 +54,14 @@ def test_a_hello_is_read_in_whatever_pieces_it_comes(size: int) -> None:
         (http_and_tls_parsers.ClientHello("api.example.org", True), "api.example.org", False, "ECH"),
     ],
 )
-def test_a_hello_is_for_the_tunnel_s_host_and_in_the_clear(
+def test_a_tls_hello_must_name_the_host_of_its_tunnel_unencrypted(
     said: http_and_tls_parsers.ClientHello, name: str, is_address: bool, words: str | None
 ) -> None:
-    refused = http_and_tls_parsers.explain_hello_refusal(said, name, is_address=is_address)
+    refused = http_and_tls_parsers.explain_forbidden_client_hello(said, name, is_address=is_address)
     assert refused is None if words is None else words in (refused or "")
 
 
-def test_a_hidden_hello_is_seen_to_be_one() -> None:
+def test_an_encrypted_tls_hello_is_detected() -> None:
     assert heard(client_hello("public.example", (0xFE0D, b"secret"))).is_encrypted
 
 
@@ -78,15 +78,15 @@ def test_a_hidden_hello_is_seen_to_be_one() -> None:
         b"\x16\x03\x01\0\0",
     ],
 )
-def test_a_hello_that_is_not_exactly_one_is_none(data: bytes) -> None:
-    with pytest.raises((http_and_tls_parsers.NotTLS, AssertionError)):
+def test_a_malformed_tls_hello_is_refused(data: bytes) -> None:
+    with pytest.raises((http_and_tls_parsers.NotTlsHandshake, AssertionError)):
         heard(data)
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_break_the_readers(data: bytes) -> None:
+def test_the_http_and_tls_parsers_raise_only_expected_errors_on_any_bytes(data: bytes) -> None:
     for candidate in (data, record(data) if data else data, client_hello("a")[:43] + data):
-        with contextlib.suppress(http_and_tls_parsers.NotTLS, AssertionError):
+        with contextlib.suppress(http_and_tls_parsers.NotTlsHandshake, AssertionError):
             heard(candidate)
     with contextlib.suppress(http_and_tls_parsers.MalformedHead):
         http_and_tls_parsers.parse_request_head(data + b"\r\n\r\n")
@@ -95,11 +95,11 @@ def test_no_bytes_break_the_readers(data: bytes) -> None:
 
 
 @given(st.binary(max_size=60), st.binary(max_size=60))
-def test_a_head_that_is_read_has_no_line_end_or_nul_left_in_it(name: bytes, value: bytes) -> None:
+def test_a_parsed_request_head_contains_no_line_end_or_nul(name: bytes, value: bytes) -> None:
     with contextlib.suppress(http_and_tls_parsers.MalformedHead):
         head = http_and_tls_parsers.parse_request_head(
             b"GET http://a.example/ HTTP/1.1\r\n" + name + b":" + value + b"\r\n\r\n"
         )
-        again = http_and_tls_parsers.format_head(b"GET / HTTP/1.1", head.fields)
+        again = http_and_tls_parsers.encode_http_head(b"GET / HTTP/1.1", head.fields)
         assert again.count(b"\r\n") == len(head.fields) + 2
         assert not set(b"".join(part for field in head.fields for part in field)) & set(b"\r\n\0")

@@ -26,23 +26,23 @@ def owned(ground: Ground) -> Ground:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root does more")
-def test_who_is_not_root_stays_who_they_are(ground: Ground) -> None:
+def test_programs_of_an_ordinary_user_run_as_the_same_user(ground: Ground) -> None:
     assert sandbox_user.find_sandbox_user(str(ground.workspace)) is None
-    assert sandbox_user.user_change_mechanism(str(ground.workspace)).is_enforced
+    assert sandbox_user.describe_user_change_mechanism(str(ground.workspace)).is_enforced
 
 
 @as_root
 @pytest.mark.proves("S-01")
-async def test_programs_of_root_run_as_the_owner_and_what_they_make_is_theirs(owned: Ground) -> None:
+async def test_programs_of_root_run_as_the_owner_of_the_workspace(owned: Ground) -> None:
     ran = await owned.bash("id -u; id -G; cat /proc/self/uid_map; echo x > made; echo x > ~/made")
     assert ran.out.split() == [str(SOMEBODY), str(SOMEBODY), str(SOMEBODY), "0", "1"], ran.errors
     for file in (owned.workspace / "made", owned.scratch / "made"):
         assert file.stat().st_uid == SOMEBODY
-    assert sandbox_user.user_change_mechanism(str(owned.workspace)).is_enforced
+    assert sandbox_user.describe_user_change_mechanism(str(owned.workspace)).is_enforced
 
 
 @as_root
-async def test_what_only_root_may_read_is_not_theirs(owned: Ground) -> None:
+async def test_programs_run_for_the_owner_cannot_read_root_only_files(owned: Ground) -> None:
     """Beneath a folder that is mounted, where no mask would be."""
     (owned.workspace / "roots").write_text("TOP-SECRET")
     (owned.workspace / "roots").chmod(0o600)
@@ -51,7 +51,7 @@ async def test_what_only_root_may_read_is_not_theirs(owned: Ground) -> None:
 
 
 @as_root
-async def test_a_scratch_that_root_used_before_is_handed_over_whole_but_for_what_has_another_name(
+async def test_a_scratch_folder_used_by_root_changes_owner_except_for_linked_files(
     owned: Ground,
 ) -> None:
     (owned.scratch / "a" / "b").mkdir(parents=True)
@@ -64,7 +64,7 @@ async def test_a_scratch_that_root_used_before_is_handed_over_whole_but_for_what
 
 
 @as_root
-async def test_a_tool_folder_that_only_root_can_read_is_refused_in_words(owned: Ground, tmp_path: Path) -> None:
+async def test_a_root_only_tool_folder_is_refused_with_the_chmod_command(owned: Ground, tmp_path: Path) -> None:
     folder = tmp_path / "tool"
     folder.mkdir(mode=0o700)
     with pytest.raises(ToolError, match=r"cannot be read by user 65533.*chmod -R o\+rX"):
@@ -72,23 +72,25 @@ async def test_a_tool_folder_that_only_root_can_read_is_refused_in_words(owned: 
 
 
 @as_root
-async def test_a_workspace_of_roots_own_keeps_root_and_the_doctor_says_so(ground: Ground) -> None:
+async def test_programs_in_a_workspace_of_root_run_as_root_and_the_check_reports_it(ground: Ground) -> None:
     assert sandbox_user.find_sandbox_user(str(ground.workspace)) is None
-    said = sandbox_user.user_change_mechanism(str(ground.workspace))
+    said = sandbox_user.describe_user_change_mechanism(str(ground.workspace))
     assert said.is_enforced is False and "belongs to root" in said.detail and "ordinary user" in said.remedy
     assert (await ground.bash("id -u")).out == "0\n"
 
 
 @as_root
-def test_without_perl_nobody_is_become_and_it_says_why(owned: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_change_is_disabled_without_perl_and_the_check_names_the_remedy(
+    owned: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sandbox_user, "PERL", "/nonexistent/perl")
     assert sandbox_user.find_sandbox_user(str(owned.workspace)) is None
-    said = sandbox_user.user_change_mechanism(str(owned.workspace))
+    said = sandbox_user.describe_user_change_mechanism(str(owned.workspace))
     assert said.is_enforced is False and said.remedy == "install perl"
 
 
 @as_root
-async def test_where_the_owner_may_make_no_namespaces_root_stays_and_it_says_why(
+async def test_the_user_change_is_disabled_with_a_reason_if_the_owner_cannot_create_namespaces(
     owned: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As AppArmor and some containers have it; here by a bubblewrap that does nothing for ordinary users."""
@@ -98,16 +100,16 @@ async def test_where_the_owner_may_make_no_namespaces_root_stays_and_it_says_why
     picky.write_text('#!/bin/sh\n[ "$(id -u)" = 0 ] || { echo "bwrap: no permissions" >&2; exit 1; }\nexec true\n')
     picky.chmod(0o755)
     monkeypatch.setattr("handrail.sandbox.start.spawn.find_bubblewrap_programs", lambda: iter([str(picky)]))
-    sandbox_user.explain_user_failure.cache_clear()
+    sandbox_user.probe_sandbox_user_failure.cache_clear()
     try:
-        refused = sandbox_user.user_change_mechanism(str(owned.workspace))
+        refused = sandbox_user.describe_user_change_mechanism(str(owned.workspace))
         assert refused.is_enforced is False and "no permissions" in refused.detail and refused.remedy
         assert sandbox_user.find_sandbox_user(str(owned.workspace)) is None
     finally:
-        sandbox_user.explain_user_failure.cache_clear()
+        sandbox_user.probe_sandbox_user_failure.cache_clear()
 
 
-def test_only_what_the_person_cannot_get_to_is_mounted_elsewhere(tmp_path: Path) -> None:
+def test_only_folders_that_the_sandbox_user_cannot_reach_are_mounted_elsewhere(tmp_path: Path) -> None:
     place = tmp_path.resolve()
     for name, mode in (("open", 0o755), ("closed", 0o700)):
         (place / name / "inner").mkdir(parents=True)
@@ -117,7 +119,7 @@ def test_only_what_the_person_cannot_get_to_is_mounted_elsewhere(tmp_path: Path)
             folder.chmod(0o711)
     opened, closed = str(place / "open" / "inner"), str(place / "closed" / "inner")
     options = ["--bind", opened, opened, "--ro-bind", closed, closed, "--bind", closed, "/x", "--chdir", closed]
-    found, sources = sandbox_user.make_sources_reachable(options, SandboxUser(SOMEBODY, SOMEBODY), LookupCache())
+    found, sources = sandbox_user.replace_unreachable_sources(options, SandboxUser(SOMEBODY, SOMEBODY), LookupCache())
     assert sources == [closed]
     assert found == [
         "--bind",

@@ -63,9 +63,9 @@ async def ran(
         **seen,
     }
     made = dataclasses.replace(plan.made, **changed)  # pyright: ignore[reportArgumentType]
-    process = sandbox.start_waiting(dataclasses.replace(plan, made=made))
+    process = sandbox.start_waiting_sandbox(dataclasses.replace(plan, made=made))
     environment = {"PATH": "/usr/bin:/bin", "HOME": SCRATCH}
-    process.begin_program(launcher_messages.encode_program_call(WORKSPACE, (*SHELL_ARGV, script), environment))
+    process.begin_program(launcher_messages.encode_program_start_message(WORKSPACE, (*SHELL_ARGV, script), environment))
     out, errors, dropped = await process.communicate(b"", 1 << 20)
     return Ran(await process.wait(), out.decode(), errors.decode(), dropped)
 
@@ -73,7 +73,9 @@ async def ran(
 @needs_landlock
 @pytest.mark.proves("S-01")
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
-async def test_what_is_mounted_writable_by_mistake_is_still_not_written(ground: Ground, first: LauncherProgram) -> None:
+async def test_landlock_prevents_writes_to_a_folder_mounted_writable_by_mistake(
+    ground: Ground, first: LauncherProgram
+) -> None:
     (ground.workspace / "there").write_text("as it was")
     tries = [
         "echo x > new",
@@ -96,7 +98,9 @@ async def test_what_is_mounted_writable_by_mistake_is_still_not_written(ground: 
 @needs_landlock
 @pytest.mark.proves("S-01")
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
-async def test_what_is_mounted_by_mistake_is_not_read_or_started(ground: Ground, first: LauncherProgram) -> None:
+async def test_landlock_prevents_reading_and_running_files_mounted_by_mistake(
+    ground: Ground, first: LauncherProgram
+) -> None:
     (ground.workspace / "key").write_text("TOP-SECRET")
     program = ground.workspace / "program"
     program.write_text("#!/bin/sh\necho STARTED")
@@ -108,7 +112,7 @@ async def test_what_is_mounted_by_mistake_is_not_read_or_started(ground: Ground,
 
 @needs_landlock
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
-async def test_the_rights_that_are_given_are_enough_for_ordinary_work(ground: Ground, first: LauncherProgram) -> None:
+async def test_the_landlock_rights_suffice_for_ordinary_work(ground: Ground, first: LauncherProgram) -> None:
     script = (
         "set -e; mkdir -p a/b; echo x > a/f; mv a/f a/b/g; ln a/b/g a/h; ln -s h a/s; rm -r a/b; : > a/h; mkfifo p;"
         'cp /bin/true t; ./t; echo y > "$HOME/f"; echo z > /tmp/f; mv /tmp/f /dev/shm/f; head -c 4 /dev/zero | wc -c;'
@@ -119,7 +123,7 @@ async def test_the_rights_that_are_given_are_enough_for_ordinary_work(ground: Gr
 
 
 @needs_landlock
-async def test_nothing_of_proc_is_written(ground: Ground) -> None:
+async def test_landlock_prevents_writes_to_proc(ground: Ground) -> None:
     seen = await ran(other(), ground, "echo 1 > /proc/self/oom_score_adj || echo held; cat /proc/self/comm")
     assert seen.out == "held\ncat\n"
 
@@ -136,7 +140,7 @@ with socket.socket() as server:
 
 @pytest.mark.skipif(ABI < 4, reason="this kernel's Landlock knows no network")
 @pytest.mark.proves("S-01")
-async def test_a_read_only_call_has_no_tcp_and_another_its_own_loopback(ground: Ground) -> None:
+async def test_a_read_only_call_has_no_tcp_and_others_have_their_own_loopback(ground: Ground) -> None:
     (ground.workspace / "server.py").write_text(SERVER)
     assert (await ground.bash("python3 server.py")).out == "served\n"
     refused = await ground.bash("python3 server.py; exec 3<>/dev/tcp/127.0.0.1/3128", workspace_writable=False)
@@ -146,7 +150,7 @@ async def test_a_read_only_call_has_no_tcp_and_another_its_own_loopback(ground: 
 
 @pytest.mark.skipif(ABI < 4, reason="this kernel's Landlock knows no network")
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
-async def test_only_the_named_port_is_connected_to(ground: Ground, first: LauncherProgram) -> None:
+async def test_a_program_connects_only_to_the_named_port(ground: Ground, first: LauncherProgram) -> None:
     script = "for port in 3128 3129; do exec 3<>/dev/tcp/127.0.0.1/$port; done"
     seen = await ran(other(first), ground, script, tcp=False, connect=(3128,))
     assert "3128: Connection refused" in seen.errors  # there is nobody, but it was tried
@@ -155,7 +159,7 @@ async def test_only_the_named_port_is_connected_to(ground: Ground, first: Launch
 
 @pytest.mark.skipif(ABI < 6, reason="this kernel's Landlock knows no scopes")
 @pytest.mark.proves("S-01")
-async def test_no_signal_reaches_what_is_outside_of_the_programs_own(ground: Ground) -> None:
+async def test_a_program_cannot_signal_processes_outside_its_landlock_scope(ground: Ground) -> None:
     script = "sleep 100 & kill $!; wait $!; echo $?; kill -0 1 && echo REACHED"
     seen = await ran(other(), ground, script)
     assert (seen.out, "not permitted" in seen.errors) == ("143\n", True)
@@ -164,14 +168,14 @@ async def test_no_signal_reaches_what_is_outside_of_the_programs_own(ground: Gro
 
 @needs_landlock
 @pytest.mark.parametrize("abi", range(ABI + 1))
-async def test_every_version_up_to_this_kernels_can_be_put_into_force(ground: Ground, abi: int) -> None:
+async def test_every_supported_landlock_version_can_be_enforced(ground: Ground, abi: int) -> None:
     seen = await ran(other(abi=abi), ground, "echo x > new; ls", {WORKSPACE: "ro", SCRATCH: "rw"})
     assert (seen.code, seen.out) == (0, "" if abi else "new\n")
 
 
 @needs_landlock
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
-async def test_a_ruleset_that_the_kernel_refuses_stops_the_start(
+async def test_a_landlock_ruleset_that_the_kernel_refuses_stops_the_start(
     ground: Ground, first: LauncherProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unknown = landlock.LandlockRuleset(struct.pack("=Q", 1 << 60), ())
@@ -179,7 +183,7 @@ async def test_a_ruleset_that_the_kernel_refuses_stops_the_start(
     def ruleset(*_: object, **__: object) -> landlock.LandlockRuleset:
         return unknown
 
-    monkeypatch.setattr(landlock, "build_ruleset", ruleset)
+    monkeypatch.setattr(landlock, "compute_ruleset", ruleset)
     process = await other(first).start(ground.capabilities, ground.profile(), ProgramSpec(["touch", "begun"]))
     with pytest.raises(ToolError, match="Landlock cannot be used") as caught:
         await process.communicate(b"", 100)
@@ -192,11 +196,13 @@ PATHS = st.dictionaries(st.from_regex(r"(/[a-z]{1,4}){1,4}", fullmatch=True), AC
 
 
 @given(version=st.integers(1, 9), folders=PATHS, tcp=st.booleans(), connect=st.lists(st.integers(1, 65535), max_size=2))
-def test_no_rule_carries_more_than_is_handled(version: int, folders: Folders, tcp: bool, connect: list[int]) -> None:
-    made = landlock.build_ruleset(version, folders, tcp=tcp, connect=connect)
+def test_landlock_rules_grant_only_rights_handled_by_the_ruleset(
+    version: int, folders: Folders, tcp: bool, connect: list[int]
+) -> None:
+    made = landlock.compute_ruleset(version, folders, tcp=tcp, connect=connect)
     handled = struct.unpack(f"={len(made.attributes) // 8}Q", made.attributes)
     assert len(handled) == (1 if version < 4 else 2 if version < 6 else 3)
-    assert handled[0] == landlock.handled_file_rights(version)
+    assert handled[0] == landlock.get_handled_file_rights(version)
     assert all(rights and not rights & ~handled[0] for _, rights in made.folders)
     written = {path for path, rights in made.folders if rights & landlock.WRITE_FILE}
     assert written <= {"/dev", "/tmp", "/dev/shm", *(path for path, access in folders.items() if access == "rw")}
@@ -205,7 +211,7 @@ def test_no_rule_carries_more_than_is_handled(version: int, folders: Folders, tc
         assert handled[1] == (0 if tcp else landlock.BIND_TCP | landlock.CONNECT_TCP)
 
 
-def test_later_versions_only_add_rights() -> None:
-    handled = [landlock.handled_file_rights(version) for version in range(1, 8)]
+def test_later_landlock_versions_only_add_rights() -> None:
+    handled = [landlock.get_handled_file_rights(version) for version in range(1, 8)]
     assert all(more & less == less for less, more in itertools.pairwise(handled))
     assert handled[0] == (1 << 13) - 1

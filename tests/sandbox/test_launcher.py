@@ -47,12 +47,12 @@ def launched(ground: Ground, first: LauncherProgram) -> Ground:
     return ground
 
 
-async def test_codes_and_signals_are_told_as_a_shell_tells_them(launched: Ground) -> None:
+async def test_the_launcher_returns_exit_codes_and_signals_as_a_shell_does(launched: Ground) -> None:
     for script, code in (("exit 0", 0), ("exit 77", 77), ("kill -SEGV $$", 128 + signal.SIGSEGV), ("kill $$", 143)):
         assert (await launched.bash(script)).code == code
 
 
-async def test_a_missing_program_and_one_that_is_none(launched: Ground) -> None:
+async def test_the_launcher_returns_shell_exit_codes_for_a_missing_or_unrunnable_program(launched: Ground) -> None:
     (launched.workspace / "plain").write_text("no program")
     (launched.workspace / "script").write_text("exit 5")
     (launched.workspace / "script").chmod(0o755)
@@ -62,14 +62,14 @@ async def test_a_missing_program_and_one_that_is_none(launched: Ground) -> None:
         assert (await process.wait(), out, said in errors) == (code, b"", True)
 
 
-async def test_arguments_arrive_byte_for_byte(launched: Ground) -> None:
+async def test_arguments_reach_the_program_byte_for_byte(launched: Ground) -> None:
     words = ["", " ", "a b", "-x", "\n\t", "é☃", os.fsdecode(b"\xff\x01\x7f\x80"), "x" * 100_000]
     process = await launched.start("/usr/bin/printf", "%s\\0", *words)
     out, _, _ = await process.communicate(b"", 1 << 20)
     assert out.split(b"\0")[:-1] == [os.fsencode(word) for word in words]
 
 
-async def test_the_environment_is_exactly_what_was_given(launched: Ground) -> None:
+async def test_the_program_gets_exactly_the_given_environment(launched: Ground) -> None:
     process = await launched.start("/usr/bin/env", "-0", environment={"EMPTY": "", "ODD": "a=b\nc"})
     out, _, _ = await process.communicate(b"", 1 << 20)
     found = dict(entry.split(b"=", 1) for entry in out.split(b"\0")[:-1])
@@ -77,7 +77,7 @@ async def test_the_environment_is_exactly_what_was_given(launched: Ground) -> No
     assert not {b"_", b"SHLVL", b"PWD", b"OLDPWD"} & set(found)  # no shell was in between
 
 
-async def test_the_program_has_no_descriptor_of_the_launcher(launched: Ground) -> None:
+async def test_the_program_inherits_no_descriptor_of_the_launcher(launched: Ground) -> None:
     process = await launched.start("/bin/ls", "-l", "/proc/self/fd")
     out, _, _ = await process.communicate(b"", 1000)
     opened = [line.split()[8:] for line in out.decode().splitlines()[1:]]
@@ -85,12 +85,12 @@ async def test_the_program_has_no_descriptor_of_the_launcher(launched: Ground) -
     assert len(opened) == 4
 
 
-async def test_the_first_process_is_out_of_the_programs_reach(launched: Ground) -> None:
+async def test_a_program_cannot_signal_or_inspect_the_first_process(launched: Ground) -> None:
     ran = await launched.bash("kill -9 1; kill 1; cat /proc/1/environ /proc/1/mem; head -c1 /proc/1/fd/*; echo $PPID")
     assert (ran.out, ran.code) == ("1\n", 0)
 
 
-async def test_limits_are_in_force_and_cannot_be_raised(launched: Ground) -> None:
+async def test_resource_limits_apply_and_cannot_be_raised(launched: Ground) -> None:
     ran = await launched.bash(
         "ulimit -n; ulimit -f; ulimit -n 4096; ulimit -n", limits=SandboxLimits(open_files=99, file_bytes=1 << 20)
     )
@@ -100,7 +100,7 @@ async def test_limits_are_in_force_and_cannot_be_raised(launched: Ground) -> Non
 
 
 @pytest.mark.proves("S-06")
-async def test_secrets_are_read_from_a_descriptor_and_are_nowhere_else(launched: Ground) -> None:
+async def test_secrets_are_readable_only_from_a_descriptor(launched: Ground) -> None:
     secrets = {"TOKEN": "tok-" + "s" * 30, "KEY": 'é"\n' * 50_000}
     script = (
         "import json, os, sys\n"
@@ -122,7 +122,7 @@ async def test_secrets_are_read_from_a_descriptor_and_are_nowhere_else(launched:
             assert b"tok-s" not in entry.read_bytes()
 
 
-async def test_secrets_stand_beside_other_descriptors(launched: Ground) -> None:
+async def test_secrets_and_a_passed_descriptor_are_both_readable(launched: Ground) -> None:
     reading, writing = os.pipe()
     os.write(writing, b"from the pipe")
     os.close(writing)
@@ -138,14 +138,14 @@ async def test_secrets_stand_beside_other_descriptors(launched: Ground) -> None:
     assert out == b'from the pipe{"A":"b"}8\n'
 
 
-async def test_too_many_arguments_are_a_limit(launched: Ground) -> None:
+async def test_too_many_arguments_fail_with_a_limit_error(launched: Ground) -> None:
     process = await launched.start("/bin/true", *(["x" * 100_000] * 40))
     with pytest.raises(ToolError, match="too long") as caught:
         await process.communicate(b"", 100)
     assert caught.value.kind == "limit"
 
 
-async def test_a_folder_that_is_gone_is_the_sandboxes_failure(launched: Ground) -> None:
+async def test_a_missing_working_folder_is_a_sandbox_error(launched: Ground) -> None:
     process = await launched.start("true", cwd=str(launched.workspace / "absent"))
     with pytest.raises(ToolError, match="absent") as caught:
         await process.communicate(b"", 100)
@@ -153,7 +153,7 @@ async def test_a_folder_that_is_gone_is_the_sandboxes_failure(launched: Ground) 
 
 
 @pytest.mark.proves("S-05")
-async def test_orphans_are_waited_for_while_the_program_runs(launched: Ground) -> None:
+async def test_orphaned_processes_are_reaped_while_the_program_runs(launched: Ground) -> None:
     ran = await launched.bash(
         "for i in 1 2 3 4 5 6 7 8; do (true &); done;"
         "  while grep -ls '^State:.Z' /proc/[0-9]*/status > /dev/null; do :; done; echo none"
@@ -162,7 +162,7 @@ async def test_orphans_are_waited_for_while_the_program_runs(launched: Ground) -
 
 
 @pytest.mark.proves("S-05")
-async def test_the_sandbox_ends_when_its_holder_lets_go(launched: Ground) -> None:
+async def test_a_sandbox_ends_when_its_lifeline_is_closed(launched: Ground) -> None:
     process = await launched.start("/bin/bash", "-c", "echo begun; read -t 30 forever")
     assert await process.read_line(100) == b"begun\n"
     assert isinstance(process, SandboxedProcess)
@@ -188,14 +188,14 @@ def spoken_to(first: LauncherProgram, letter: bytes) -> tuple[bytes, int]:
         return here.recv(4096), done.returncode
 
 
-def test_it_starts_nothing_where_a_namespace_is_the_machines_own(first: LauncherProgram) -> None:
-    answer, code = spoken_to(first, launcher_messages.encode_preparation("exec", None, {}, {}))
+def test_the_launcher_refuses_to_start_in_a_namespace_shared_with_the_machine(first: LauncherProgram) -> None:
+    answer, code = spoken_to(first, launcher_messages.encode_launcher_setup("exec", None, {}, {}))
     assert (answer, code) == (b"Eit shares the mnt namespace of this machine", 125)
 
 
 @pytest.mark.parametrize("length", [0, 3, 20, 100])
-def test_a_letter_that_is_cut_starts_nothing(first: LauncherProgram, length: int) -> None:
-    answer, code = spoken_to(first, launcher_messages.encode_preparation("exec", None, {}, {})[:length])
+def test_a_truncated_launcher_message_starts_no_program(first: LauncherProgram, length: int) -> None:
+    answer, code = spoken_to(first, launcher_messages.encode_launcher_setup("exec", None, {}, {})[:length])
     assert (answer, code) == (b"Ethe letter is cut", 125)
 
 
@@ -213,7 +213,7 @@ def test_a_letter_that_is_cut_starts_nothing(first: LauncherProgram, length: int
         "echo a\necho b\n\necho c",
     ],
 )
-def test_ordinary_texts_are_plain(text: str) -> None:
+def test_ordinary_command_texts_are_safe_to_evaluate(text: str) -> None:
     assert is_safe_to_evaluate_text(text)
 
 
@@ -257,7 +257,7 @@ def test_ordinary_texts_are_plain(text: str) -> None:
         "trap x EXIT",
     ],
 )
-def test_what_could_be_told_apart_is_not_plain(text: str) -> None:
+def test_a_text_with_observable_evaluation_differences_is_not_safe_to_evaluate(text: str) -> None:
     assert not is_safe_to_evaluate_text(text)
 
 
@@ -310,7 +310,7 @@ PIECES = st.sampled_from(
 
 @settings(max_examples=3 * settings().max_examples)
 @given(pieces=st.lists(PIECES, min_size=1, max_size=8))
-def test_no_plain_text_has_a_syntax_error(pieces: list[str]) -> None:
+def test_a_text_that_is_safe_to_evaluate_has_no_syntax_error(pieces: list[str]) -> None:
     text = " ".join(pieces) if len(pieces) % 2 else "".join(pieces)
     if is_safe_to_evaluate_text(text):
         # -n: read, nothing is run

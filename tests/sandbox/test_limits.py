@@ -15,13 +15,13 @@ from tests.sandbox.test_cgroups import FORKS
 
 from handrail.contract.sandbox_protocol import SandboxLimits
 from handrail.sandbox.filters import memory_monitor
-from handrail.sandbox.filters.resource_limits import build_rlimits, explain_reached_limit
+from handrail.sandbox.filters.resource_limits import build_rlimits, infer_reached_limit
 
 MIB = 1024 * 1024
 
 
 @given(st.one_of(st.none(), st.integers(1, 2**40)), st.one_of(st.none(), st.integers(1, 2**20)))
-def test_no_limit_is_above_what_the_kernel_gives_this_process(size: int | None, count: int | None) -> None:
+def test_resource_limits_never_exceed_the_hard_limits_of_the_process(size: int | None, count: int | None) -> None:
     wanted = build_rlimits(
         SandboxLimits(cpu_s=count, memory_bytes=size, processes=count, file_bytes=size, open_files=count)
     )
@@ -35,13 +35,13 @@ def test_no_limit_is_above_what_the_kernel_gives_this_process(size: int | None, 
 
 
 @pytest.mark.proves("S-04")
-async def test_processor_time_ends_a_program_that_only_computes(ground: Ground) -> None:
+async def test_the_cpu_time_limit_ends_a_program_and_names_its_setting(ground: Ground) -> None:
     ran = await ground.bash("while :; do :; done", limits=SandboxLimits(cpu_s=1))
-    bound = explain_reached_limit(ran.code, ran.errors.encode())
+    bound = infer_reached_limit(ran.code, ran.errors.encode())
     assert bound is not None and bound.is_certain and "sandbox.cpu_s" in bound.text
 
 
-async def test_a_program_that_catches_the_first_signal_is_killed_soon_after(ground: Ground) -> None:
+async def test_a_program_that_catches_the_first_cpu_signal_is_killed_soon_after(ground: Ground) -> None:
     """The hard limit follows, which no program can catch."""
     ran = await ground.bash(
         "ulimit -Ht; trap '' XCPU; ulimit -Ht 1; while :; do :; done", limits=SandboxLimits(cpu_s=1)
@@ -50,7 +50,7 @@ async def test_a_program_that_catches_the_first_signal_is_killed_soon_after(grou
 
 
 @pytest.mark.proves("S-04")
-async def test_memory_of_a_process_is_bounded_and_its_address_space_is_not(ground: Ground) -> None:
+async def test_the_memory_of_a_process_is_limited_and_its_address_space_is_not(ground: Ground) -> None:
     script = """python3 - <<'PYTHON'
 import mmap
 mmap.mmap(-1, 1 << 36, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ).close()
@@ -59,36 +59,36 @@ bytearray(1 << 30)
 PYTHON"""
     ran = await ground.bash(script, limits=SandboxLimits(memory_bytes=256 * MIB))
     assert (ran.code, ran.out.strip()) == (1, "reserved")
-    bound = explain_reached_limit(ran.code, ran.errors.encode())
+    bound = infer_reached_limit(ran.code, ran.errors.encode())
     assert bound is not None and not bound.is_certain and "sandbox.memory_mib" in bound.text
 
 
-async def test_a_file_grows_to_its_bound(ground: Ground) -> None:
+async def test_a_file_grows_only_to_its_limit(ground: Ground) -> None:
     ran = await ground.bash("exec head -c 20M /dev/zero > big", limits=SandboxLimits(file_bytes=10 * MIB))
     assert (ground.workspace / "big").stat().st_size == 10 * MIB
-    bound = explain_reached_limit(ran.code, ran.errors.encode())
+    bound = infer_reached_limit(ran.code, ran.errors.encode())
     assert bound is not None and bound.is_certain and "sandbox.file_mib" in bound.text
 
 
-async def test_a_process_opens_files_up_to_its_bound(ground: Ground) -> None:
+async def test_a_process_opens_files_only_up_to_its_limit(ground: Ground) -> None:
     script = "python3 -c 'import os; print(len([os.open(\"/dev/null\", 0) for _ in range(100)]))'"
     ran = await ground.bash(script, limits=SandboxLimits(open_files=50))
-    bound = explain_reached_limit(ran.code, ran.errors.encode())
+    bound = infer_reached_limit(ran.code, ran.errors.encode())
     assert ran.code == 1 and bound is not None and "sandbox.open_files" in bound.text
     assert (await ground.bash(script, limits=SandboxLimits(open_files=200))).out.strip() == "100"
 
 
 @pytest.mark.proves("S-04")
-async def test_tmp_and_shared_memory_are_full_at_their_bounds(ground: Ground) -> None:
+async def test_tmp_and_shared_memory_fill_up_at_their_limits(ground: Ground) -> None:
     limits = SandboxLimits(tmp_bytes=2 * MIB, shm_bytes=MIB)
     for place, size in (("/tmp", 2 * MIB), ("/dev/shm", MIB)):
         ran = await ground.bash(f"head -c 20M /dev/zero > {place}/big; stat -c %s {place}/big", limits=limits)
         assert ran.out.strip() == str(size)
-        assert (bound := explain_reached_limit(1, ran.errors.encode())) is not None and "sandbox.tmp_mib" in bound.text
+        assert (bound := infer_reached_limit(1, ran.errors.encode())) is not None and "sandbox.tmp_mib" in bound.text
 
 
 @pytest.mark.proves("S-04")
-async def test_a_fork_bomb_is_held_for_whoever_is_not_root(confined: Ground) -> None:
+async def test_a_fork_bomb_of_an_ordinary_user_is_limited(confined: Ground) -> None:
     """As root the workspace is given to somebody, as whom its programs then run."""
     if os.geteuid() == 0:
         os.chown(confined.workspace, 65533, 65533)
@@ -98,20 +98,20 @@ async def test_a_fork_bomb_is_held_for_whoever_is_not_root(confined: Ground) -> 
     assert ran.out.split()[0] != "0"
 
 
-async def test_no_core_is_dumped_and_the_hosts_crash_handler_is_not_started(ground: Ground) -> None:
+async def test_the_core_limit_of_a_sandboxed_program_is_one_byte(ground: Ground) -> None:
     """A limit of one byte says both; none at all would leave the handler of this machine, which runs as its root."""
     ran = await ground.bash("ulimit -c; cat /proc/self/limits | grep core; kill -SEGV $$")
     assert ran.code == 128 + signal.SIGSEGV
     assert ran.out.split("\n")[1].split()[-3:] == ["1", "1", "bytes"]
 
 
-async def test_where_the_machine_runs_out_of_memory_sandboxes_go_first(ground: Ground) -> None:
+async def test_sandboxed_programs_have_a_raised_oom_score_and_cannot_lower_it(ground: Ground) -> None:
     ran = await ground.bash("cat /proc/self/oom_score_adj; echo 0 > /proc/self/oom_score_adj")
     assert ran.out.split() == ["500"] and ran.errors
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="for anybody but root the launcher says it of itself")
-async def test_however_late_the_mark_comes_nobody_in_the_sandbox_was_there_before_it(
+async def test_no_sandboxed_process_starts_before_its_oom_score_is_set(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = list[int]()
@@ -144,7 +144,7 @@ async def test_however_late_the_mark_comes_nobody_in_the_sandbox_was_there_befor
         (1, b"OSError: [Errno 24] Too many open files" + b"\n" * 5000, None),
     ],
 )
-def test_the_end_of_a_program_names_the_bound_and_the_setting(code: int, said: bytes, wanted: str | None) -> None:
-    bound = explain_reached_limit(code, said)
+def test_an_exit_at_a_limit_names_the_limit_and_its_setting(code: int, said: bytes, wanted: str | None) -> None:
+    bound = infer_reached_limit(code, said)
     assert (bound is None) is (wanted is None)
     assert bound is None or (wanted is not None and wanted in bound.text)

@@ -53,7 +53,7 @@ async def holding(ground: Ground, code: str, size: int) -> SandboxedProcess:
 
 @pytest.mark.proves("S-04")
 @pytest.mark.parametrize("how", HOLDS)
-async def test_what_a_sandbox_holds_is_counted_once(ground: Ground, how: str) -> None:
+async def test_memory_held_by_a_sandbox_is_counted_once(ground: Ground, how: str) -> None:
     size = 160 * MIB
     process = await holding(ground, HOLDS[how], size)
     try:
@@ -67,7 +67,7 @@ async def test_what_a_sandbox_holds_is_counted_once(ground: Ground, how: str) ->
 
 
 @pytest.mark.proves("S-04")
-async def test_a_call_that_holds_more_than_one_may_is_ended_and_says_so(ground: Ground) -> None:
+async def test_a_call_above_its_memory_limit_is_ended_with_an_error_naming_the_limit(ground: Ground) -> None:
     script = f'echo begun; exec python3 -c "{HOLDS["a file in memory that nothing maps"].replace("SIZE", str(64 * MIB))}\nimport time; time.sleep(600)"'
     process = await ground.start("/bin/bash", "-c", script, limits=SandboxLimits(call_memory_bytes=48 * MIB))
     out, _, _ = await process.communicate(b"", 100)
@@ -78,7 +78,7 @@ async def test_a_call_that_holds_more_than_one_may_is_ended_and_says_so(ground: 
     await process.kill()
 
 
-async def test_a_call_that_stays_beneath_goes_on(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_below_its_memory_limit_ends_normally(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
     seen = asyncio.Event()
     real = memory_monitor.measure_memory_if_exceeding
@@ -98,7 +98,7 @@ async def test_a_call_that_stays_beneath_goes_on(ground: Ground, monkeypatch: py
     await process.kill()
 
 
-def test_no_call_may_hold_what_the_machine_cannot_spare() -> None:
+def test_the_memory_limit_of_a_call_is_capped_below_the_machines_memory() -> None:
     assert compute_sandbox_memory_limit(SandboxLimits(call_memory_bytes=None)) is None
     assert compute_sandbox_memory_limit(SandboxLimits(call_memory_bytes=1 << 50)) == compute_total_memory_limit()
     assert compute_sandbox_memory_limit(SandboxLimits(call_memory_bytes=MIB)) == MIB
@@ -106,7 +106,7 @@ def test_no_call_may_hold_what_the_machine_cannot_spare() -> None:
     assert compute_total_memory_limit() < int(total.split()[1]) * 1024
 
 
-async def test_a_sandbox_is_not_looked_into_before_its_mounts_are_made(
+async def test_sandbox_memory_is_not_checked_before_the_mounts_are_made(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then its /tmp is the machine's, with all files of everybody in it."""
@@ -124,7 +124,7 @@ async def test_a_sandbox_is_not_looked_into_before_its_mounts_are_made(
         return None
 
     monkeypatch.setattr(memory_monitor.MemoryMonitor, "_schedule_poll", again)
-    monkeypatch.setattr(memory_monitor, "count_memory_files", files_of)
+    monkeypatch.setattr(memory_monitor, "count_tmpfs_files", files_of)
     monkeypatch.setattr(launcher_messages, "split_mount_report", nothing_yet)
     process = await ground.start("true")
     assert isinstance(process, SandboxedProcess)

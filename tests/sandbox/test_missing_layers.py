@@ -86,7 +86,7 @@ NO_LANDLOCK = answering(444, errno.ENOSYS)
 
 
 @pytest.mark.proves("S-08")
-def test_without_user_namespaces_nothing_is_started_and_it_says_what_to_allow(machine: Machine) -> None:
+def test_programs_are_refused_without_user_namespaces_and_the_doctor_names_the_remedy(machine: Machine) -> None:
     found = machine(NO_NAMESPACES, "doctor", "--json")
     checks = found.checks
     assert found.code == 5 and checks["sandbox"]["state"] == "problem"
@@ -99,7 +99,7 @@ def test_without_user_namespaces_nothing_is_started_and_it_says_what_to_allow(ma
 
 
 @pytest.mark.proves("S-08")
-def test_without_bubblewrap_it_says_what_to_install(machine: Machine) -> None:
+def test_programs_are_refused_without_bubblewrap_and_the_error_names_the_package(machine: Machine) -> None:
     gone = [word for binary in find_bubblewrap_programs() for word in ("--ro-bind", "/dev/null", binary)]
     found = machine(gone, "doctor", "--json")
     assert found.code == 5
@@ -114,7 +114,7 @@ def test_without_bubblewrap_it_says_what_to_install(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("number", "reason"), [(errno.ENOSYS, "has no Landlock"), (errno.EOPNOTSUPP, "started without Landlock")]
 )
-def test_without_landlock_nothing_is_started_and_it_says_how_to_get_it_or_do_without(
+def test_programs_are_refused_without_landlock_and_the_doctor_names_both_remedies(
     machine: Machine, number: int, reason: str
 ) -> None:
     found = machine((), "doctor", "--json", filter=answering(444, number))
@@ -130,7 +130,7 @@ def test_without_landlock_nothing_is_started_and_it_says_how_to_get_it_or_do_wit
 
 
 @pytest.mark.proves("S-08")
-def test_an_operator_can_do_without_landlock_by_name_and_every_result_says_so(machine: Machine) -> None:
+def test_an_operator_can_opt_out_of_landlock_and_the_result_metadata_names_it(machine: Machine) -> None:
     without = '[sandbox]\nwithout = ["landlock"]\n'
     found = machine((), "doctor", "--json", configuration=without, filter=NO_LANDLOCK)
     assert found.code == 0
@@ -141,12 +141,12 @@ def test_an_operator_can_do_without_landlock_by_name_and_every_result_says_so(ma
 
 
 @pytest.mark.proves("S-08")
-def test_what_is_there_is_used_whatever_an_operator_could_do_without(machine: Machine) -> None:
+def test_an_available_sandbox_layer_is_used_even_if_the_operator_opted_out(machine: Machine) -> None:
     without = '[sandbox]\nwithout = ["landlock", "seccomp"]\n'
     ran = machine((), *BASH, configuration=without)
     assert ran.code == 0 and ran.out["metadata"]["sandbox"] == "runtime+bubblewrap"
 
 
-def test_namespaces_cannot_be_done_without(machine: Machine) -> None:
+def test_the_namespaces_layer_cannot_be_omitted(machine: Machine) -> None:
     refused = machine((), "doctor", "--json", configuration='[sandbox]\nwithout = ["namespaces"]\n')
     assert refused.code == 5 and "'landlock' or 'seccomp'" in refused.checks["configuration"]["detail"]

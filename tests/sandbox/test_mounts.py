@@ -148,7 +148,7 @@ SWAPS = {
 
 
 @pytest.mark.parametrize("what", SWAPS)
-async def test_a_source_or_mount_point_that_is_swapped_ends_the_sandbox(
+async def test_a_mount_source_or_mount_point_swapped_during_the_start_ends_the_sandbox(
     home: Ground, first: LauncherProgram, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = home.workspace.parent
@@ -176,7 +176,9 @@ async def test_a_source_or_mount_point_that_is_swapped_ends_the_sandbox(
 
 @pytest.mark.parametrize("binary", BINARIES)
 @pytest.mark.parametrize("writable", [True, False], ids=["written", "only read"])
-async def test_nothing_is_read_behind_a_mask_whose_folder_is_swapped(home: Ground, binary: str, writable: bool) -> None:
+async def test_a_masked_file_stays_unreadable_after_its_folder_is_swapped(
+    home: Ground, binary: str, writable: bool
+) -> None:
     """Also where the workspace is only read, so that no folder on the way is a mount."""
     place = home.workspace.parent
     swap = f"cd {shlex.quote(str(place))}; mv ws/d ws/e2; mkdir ws/d; echo > ws/d/.env; echo > ws/d/s"
@@ -187,7 +189,7 @@ async def test_nothing_is_read_behind_a_mask_whose_folder_is_swapped(home: Groun
 
 
 @pytest.mark.parametrize("binary", BINARIES)
-async def test_what_nobody_swaps_starts(home: Ground, first: LauncherProgram, binary: str) -> None:
+async def test_a_sandbox_with_unchanged_masked_paths_starts(home: Ground, first: LauncherProgram, binary: str) -> None:
     home.sandbox = BubblewrapSandbox(binary, SandboxTier("bubblewrap", "for a test"), first=first)
     ran = await home.bash("cat p d/s; cat .env d/.env vault/key deep/er/key; echo new > made", **masks(home))
     assert (ran.out, SECRET in ran.errors) == ("as it was\n" * 2, False)
@@ -197,7 +199,7 @@ async def test_what_nobody_swaps_starts(home: Ground, first: LauncherProgram, bi
 @pytest.mark.parametrize(
     "name", ["a b", "tab\there", "line\nbreak", "back\\slash", "é☃", "\\040", os.fsdecode(b"\xff\xfe"), "x\u2028y"]
 )
-async def test_mount_points_of_any_name_are_compared(ground: Ground, first: LauncherProgram, name: str) -> None:
+async def test_mount_points_of_any_name_are_verified(ground: Ground, first: LauncherProgram, name: str) -> None:
     ground.sandbox = BubblewrapSandbox(BINARIES[0], SandboxTier("bubblewrap", "for a test"), first=first)
     folder = ground.workspace / name
     folder.mkdir()
@@ -213,7 +215,7 @@ async def test_mount_points_of_any_name_are_compared(ground: Ground, first: Laun
     assert str(folder) in caught.value.text
 
 
-async def test_a_workspace_in_var_tmp_is_compared_where_the_sandbox_has_it(ground: Ground) -> None:
+async def test_a_workspace_in_var_tmp_is_verified_below_the_tmp_of_the_sandbox(ground: Ground) -> None:
     """There ``/var/tmp`` is a link to the sandbox's own ``/tmp``."""
     table = mount_comparison.derive_expected_mounts(
         ["--symlink", "../tmp", "/var/tmp", "--tmpfs", "/tmp", "--bind", str(ground.workspace), "/var/tmp/ws"],
@@ -236,7 +238,7 @@ OTHERWISE = {
 
 
 @pytest.mark.parametrize("how", OTHERWISE)
-async def test_a_mount_table_that_differs_in_anything_ends_the_sandbox(
+async def test_a_mount_table_with_any_difference_ends_the_sandbox(
     home: Ground, first: LauncherProgram, how: str
 ) -> None:
     """By a bubblewrap that carries out other options than it was given."""
@@ -257,7 +259,10 @@ async def test_a_mount_table_that_differs_in_anything_ends_the_sandbox(
     home.sandbox = BubblewrapSandbox(str(script), SandboxTier("bubblewrap", "for a test"), first=first)
     with pytest.raises(ToolError) as caught:
         await home.bash("cat .env vault/key; echo begun", **masks(home))
-    assert (caught.value.kind, caught.value.text) == ("conflict", mount_comparison.replaced_mount_error(named).text)
+    assert (caught.value.kind, caught.value.text) == (
+        "conflict",
+        mount_comparison.make_replaced_mount_error(named).text,
+    )
 
 
 # ── a mount that ends takes the sandbox with it ──────────────────────────────────────────────────
@@ -297,7 +302,9 @@ end("an outer folder on the way is moved", "deep")(lambda ws: (ws / "deep").rena
 
 
 @pytest.mark.parametrize("what", ENDS)
-async def test_a_mount_that_ends_ends_the_program_and_is_named(home: Ground, first: LauncherProgram, what: str) -> None:
+async def test_a_mount_that_disappears_ends_the_program_and_is_named(
+    home: Ground, first: LauncherProgram, what: str
+) -> None:
     point, way = ENDS[what]
     home.sandbox = BubblewrapSandbox(BINARIES[0], SandboxTier("bubblewrap", "for a test"), first=first)
     # It does not heed a signal, nor do those that it leaves behind.
@@ -310,14 +317,14 @@ async def test_a_mount_that_ends_ends_the_program_and_is_named(home: Ground, fir
             await process.wait()
         assert (caught.value.kind, caught.value.text) == (
             "conflict",
-            mount_comparison.ended_mount_error(f"{home.workspace}/{point}").text,
+            mount_comparison.make_ended_mount_error(f"{home.workspace}/{point}").text,
         )
     finally:
         await process.kill()
 
 
 @pytest.mark.parametrize("name", [".env", "d"])
-async def test_a_workspace_that_is_only_read_is_watched_too(home: Ground, first: LauncherProgram, name: str) -> None:
+async def test_mounts_of_a_read_only_workspace_are_watched(home: Ground, first: LauncherProgram, name: str) -> None:
     home.sandbox = BubblewrapSandbox(BINARIES[0], SandboxTier("bubblewrap", "for a test"), first=first)
     process = await home.start("/bin/bash", "-c", "echo begun; exec sleep 600", **masks(home, workspace_writable=False))
     try:
@@ -329,7 +336,9 @@ async def test_a_workspace_that_is_only_read_is_watched_too(home: Ground, first:
         await process.kill()
 
 
-async def test_what_it_had_said_before_is_kept_apart_from_the_error(home: Ground, first: LauncherProgram) -> None:
+async def test_output_before_a_mount_conflict_is_kept_separately_from_the_error(
+    home: Ground, first: LauncherProgram
+) -> None:
     home.sandbox = BubblewrapSandbox(BINARIES[0], SandboxTier("bubblewrap", "for a test"), first=first)
     process = await home.start("/bin/bash", "-c", "echo begun; exec sleep 600", **masks(home))
     try:
@@ -341,7 +350,7 @@ async def test_what_it_had_said_before_is_kept_apart_from_the_error(home: Ground
         await process.kill()
 
 
-async def test_a_program_in_a_terminal_ends_too(home: Ground, first: LauncherProgram) -> None:
+async def test_a_program_in_a_terminal_ends_when_a_mount_disappears(home: Ground, first: LauncherProgram) -> None:
     home.sandbox = BubblewrapSandbox(BINARIES[0], SandboxTier("bubblewrap", "for a test"), first=first)
     program = ProgramSpec(["/bin/bash", "-c", "echo begun; exec sleep 600"], terminal=TerminalSize(24, 80))
     process = await home.sandbox.start(home.capabilities, home.profile(**masks(home)), program)
@@ -354,7 +363,7 @@ async def test_a_program_in_a_terminal_ends_too(home: Ground, first: LauncherPro
         await process.kill()
 
 
-async def test_ordinary_work_beside_the_mounts_ends_nothing(home: Ground, first: LauncherProgram) -> None:
+async def test_ordinary_renames_around_the_mounts_do_not_end_the_program(home: Ground, first: LauncherProgram) -> None:
     """Renames of other files in the same folders, by the program and from outside, and its own attempts on what it is kept
     from."""
     home.sandbox = BubblewrapSandbox(BINARIES[0], SandboxTier("bubblewrap", "for a test"), first=first)
@@ -388,7 +397,7 @@ def files_of(process: int) -> Iterator[str]:
                 yield str(number.readlink())
 
 
-async def test_a_sandbox_takes_no_inotify_instance_of_its_user(home: Ground, first: LauncherProgram) -> None:
+async def test_a_sandbox_uses_no_inotify_instance_of_its_user(home: Ground, first: LauncherProgram) -> None:
     """They are few, and the user's editors need them."""
     home.sandbox = BubblewrapSandbox(BINARIES[0], SandboxTier("bubblewrap", "for a test"), first=first)
     process = await home.start("/bin/bash", "-c", "echo begun; exec sleep 600", **masks(home))
@@ -401,7 +410,9 @@ async def test_a_sandbox_takes_no_inotify_instance_of_its_user(home: Ground, fir
         await process.kill()
 
 
-async def test_where_names_cannot_be_watched_they_are_looked_for(home: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replaced_mount_is_detected_without_rename_notifications(
+    home: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a machine whose kernel does not tell of renames."""
     monkeypatch.setattr(launcher_messages, "_SIGNALS", {})
     process = await home.start("/bin/bash", "-c", "echo begun; exec sleep 600", **masks(home))
@@ -439,23 +450,25 @@ async def run(pool: SandboxPool, home: Ground, text: str, **changes: object) -> 
 @pytest.mark.parametrize(
     "what", [name for name in ENDS if "d/.env" in name or "handrail.toml" in name or "moved" in name]
 )
-async def test_a_ready_sandbox_ends_with_its_mount(home: Ground, pool: SandboxPool, what: str) -> None:
+async def test_a_ready_sandbox_ends_when_one_of_its_mounts_disappears(
+    home: Ground, pool: SandboxPool, what: str
+) -> None:
     await run(pool, home, "true")
     await pool.wait_until_successors_ready()
     ready = next(iter(pool._ready))  # pyright: ignore[reportPrivateUsage]
-    assert await ready.wait_until_ready() and pool.ready_count == 1
+    assert await ready.wait_until_ready() and pool.ready_sandbox_count == 1
     gone = asyncio.get_running_loop().create_future()
     ready.add_sandbox_empty_callback(lambda: gone.set_result(None))
     ENDS[what][1](home.workspace)
     await gone
-    assert pool.ready_count == 0 and not ready.is_waiting
+    assert pool.ready_sandbox_count == 0 and not ready.is_waiting
     with pytest.raises(ToolError, match="was replaced, moved or removed") as caught:
         await ready.wait()  # as a call does that had taken it just before
     assert caught.value.kind == "conflict"
 
 
 @pytest.mark.parametrize("name", ["ws", "specs", "scratch", "tool", "folder"])
-async def test_a_ready_sandbox_is_not_used_once_a_source_was_swapped(
+async def test_a_ready_sandbox_is_not_used_after_its_mount_source_was_swapped(
     home: Ground, pool: SandboxPool, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No mount ends with that: the sandbox would still show the old folder."""
@@ -466,11 +479,11 @@ async def test_a_ready_sandbox_is_not_used_once_a_source_was_swapped(
     capabilities = type(home.capabilities)((layer,))
 
     async def taken() -> bool:
-        before = pool.ready_count
+        before = pool.ready_sandbox_count
         process = await pool.start(
             capabilities, home.profile(**masks(home, **changes)), ProgramSpec((*SHELL_ARGV, "true"))
         )
-        found = pool.ready_count < before
+        found = pool.ready_sandbox_count < before
         await process.communicate(b"", 100)
         await process.wait()
         await pool.wait_until_successors_ready()
@@ -487,7 +500,7 @@ async def test_a_ready_sandbox_is_not_used_once_a_source_was_swapped(
 # ── the tables themselves ────────────────────────────────────────────────────────────────────────
 
 
-def test_a_source_that_is_swapped_while_it_is_looked_at_is_not_what_is_expected(ground: Ground) -> None:
+def test_a_mount_source_swapped_during_the_lookup_fails_with_a_conflict(ground: Ground) -> None:
     """The look has followed a link that is not there any more: what it found is nothing to be compared with."""
     (ground.workspace / "d").mkdir()
     (ground.workspace / "d" / "key").write_text("harmless")
@@ -506,12 +519,12 @@ def test_a_source_that_is_swapped_while_it_is_looked_at_is_not_what_is_expected(
         mount_comparison.derive_expected_mounts(["--ro-bind", path, path], LookupCache())
 
 
-def test_a_mount_is_on_the_innermost_one_that_nothing_covers() -> None:
+def test_a_mount_parent_is_the_innermost_mount_that_is_not_covered() -> None:
     points = ["/", "/w", "/w/m", "/w/m/n", "/w/m", "/w/m/n/key", "/w/m"]
     parents = [0, 1, 2, 3, 3, 5, 5]
     table = ExpectedMounts(tuple(ExpectedMount(point, read_only=False, content="1:2") for point in points))
     looked = ["/", "/w", "/w/m"]
-    assert mount_comparison.list_checked_paths(table) == tuple(looked)
+    assert mount_comparison.list_paths_to_identify(table) == tuple(looked)
 
     def described(parents: list[int]) -> bytes:
         lines = [
@@ -520,14 +533,14 @@ def test_a_mount_is_on_the_innermost_one_that_nothing_covers() -> None:
         items = ["".join(lines), *("1:2" for _ in looked)]
         return b"".join(len(item).to_bytes(4, "big") + item.encode() for item in items)
 
-    assert mount_comparison.find_misplaced(table, described(parents)) is None
+    assert mount_comparison.find_first_mount_mismatch(table, described(parents)) is None
     for number in range(1, len(points)):
         elsewhere = [*parents[:number], 99 if parents[number] == 1 else 1, *parents[number + 1 :]]
-        assert mount_comparison.find_misplaced(table, described(elsewhere)) == points[number]
+        assert mount_comparison.find_first_mount_mismatch(table, described(elsewhere)) == points[number]
 
 
-def test_a_path_is_written_as_the_kernel_writes_it() -> None:
-    assert mount_comparison.escape_path("/a b\tc\nd\\e é") == "/a\\040b\\011c\\012d\\134e\\040é"
+def test_a_path_is_escaped_like_the_kernel_escapes_it() -> None:
+    assert mount_comparison.escape_mountinfo_path("/a b\tc\nd\\e é") == "/a\\040b\\011c\\012d\\134e\\040é"
 
 
 # ── machines that have mounts beneath what is mounted ────────────────────────────────────────────
@@ -637,9 +650,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("binary", BINARIES)
-def test_a_machine_with_mounts_beneath_its_folders_is_served_and_their_changes_are_noticed(
-    tmp_path: Path, binary: str
-) -> None:
+def test_a_sandbox_works_among_nested_mounts_and_detects_their_changes(tmp_path: Path, binary: str) -> None:
     """In a mount namespace of the test's, in which it may mount."""
     unshare = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--mount"]
     done = subprocess.run(

@@ -59,7 +59,7 @@ def get(url: str) -> str:
     )
 
 
-async def test_a_granted_host_is_reached_and_another_is_answered_403(confined: Ground) -> None:
+async def test_a_granted_host_is_reached_and_another_host_gets_403(confined: Ground) -> None:
     async with Site({"/a": ok(b"HELLO-FROM-OUTSIDE")}) as site, Site({"*": ok(b"NEVER")}) as other:
         online = Online(confined, [site.authority])
         ran = await online.bash(get(site.url("/a")) + get(other.url("/b")))
@@ -70,7 +70,7 @@ async def test_a_granted_host_is_reached_and_another_is_answered_403(confined: G
     assert [(a.port, a.refusal_reason is None) for a in online.attempts] == [(site.port, True), (other.port, False)]
 
 
-async def test_there_is_no_other_way_out(confined: Ground) -> None:
+async def test_a_program_with_network_access_reaches_hosts_only_through_the_proxy(confined: Ground) -> None:
     async with Site({"*": ok()}) as site:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
             receiver.bind(("127.0.0.1", 0))
@@ -89,7 +89,7 @@ async def test_there_is_no_other_way_out(confined: Ground) -> None:
     assert site.asked == []
 
 
-async def test_rules_are_judged_at_the_moment_of_each_request(confined: Ground) -> None:
+async def test_rules_are_checked_at_each_request_of_the_proxy(confined: Ground) -> None:
     denied: set[int] = set()
 
     def gate(host: str, port: int) -> str | None:
@@ -105,13 +105,13 @@ async def test_rules_are_judged_at_the_moment_of_each_request(confined: Ground) 
     assert len(site.asked) == 1
 
 
-async def test_a_sandbox_that_cannot_write_reaches_its_hosts_too(confined: Ground) -> None:
+async def test_a_sandbox_with_a_read_only_workspace_reaches_its_hosts(confined: Ground) -> None:
     async with Site({"*": ok(b"FETCHED")}) as site:
         ran = await Online(confined, [site.authority], writable=False).bash(get(site.url()))
     assert "FETCHED" in ran.out
 
 
-async def test_two_sandboxes_at_once_have_each_their_own_rights(confined: Ground) -> None:
+async def test_two_parallel_sandboxes_have_separate_network_rights(confined: Ground) -> None:
     async with Site({"*": ok(b"ONE")}) as one, Site({"*": ok(b"TWO")}) as two:
         script = get(one.url()) + get(two.url())
         first, second = await asyncio.gather(
@@ -122,7 +122,7 @@ async def test_two_sandboxes_at_once_have_each_their_own_rights(confined: Ground
 
 
 @pytest.mark.skipif(not HAS_CURL, reason="curl is not installed")
-async def test_an_ordinary_program_finds_the_proxy_for_http_https_and_redirects(confined: Ground) -> None:
+async def test_curl_uses_the_proxy_for_http_https_and_redirects(confined: Ground) -> None:
     trust = authority("127.0.0.1")
     (confined.workspace / "ca.pem").write_text(trust.pem)
     async with Site({"*": ok(b"OVER-TLS")}, trust.server) as secure:
@@ -136,7 +136,7 @@ async def test_an_ordinary_program_finds_the_proxy_for_http_https_and_redirects(
     assert secure.asked[0].line == "GET /x HTTP/1.1"
 
 
-async def test_a_python_program_finds_the_proxy(confined: Ground) -> None:
+async def test_a_python_program_uses_the_proxy(confined: Ground) -> None:
     async with Site({"*": ok(b"FETCHED")}) as site:
         code = f"import urllib.request as u; print(u.urlopen('{site.url()}').read().decode())"
         ran = await Online(confined, [site.authority]).bash(f'python3 -c "{code}"')
@@ -145,7 +145,7 @@ async def test_a_python_program_finds_the_proxy(confined: Ground) -> None:
     assert ran.out.strip() == "FETCHED"
 
 
-def test_what_a_program_serves_itself_is_reached_directly_unless_the_loopback_is_granted() -> None:
+def test_loopback_addresses_bypass_the_proxy_unless_a_loopback_address_is_granted() -> None:
     own = sandbox_network.build_proxy_environment(CapabilitySet((CapabilityLayer("t", hosts=("example.org",)),)))
     assert own["no_proxy"] == own["NO_PROXY"] == "localhost,127.0.0.1,::1"
     for granted in ("127.0.0.1:8080", "[::1]:80", "127.0.0.1:*"):
@@ -157,7 +157,7 @@ def test_what_a_program_serves_itself_is_reached_directly_unless_the_loopback_is
         )
 
 
-async def test_the_proxy_ends_with_its_sandbox_and_leaves_nothing_behind(confined: Ground) -> None:
+async def test_the_proxy_ends_with_its_sandbox_and_leaves_no_descriptor(confined: Ground) -> None:
     async with Site({"*": ok()}) as site:
         online = Online(confined, [site.authority])
         await online.bash("true")
@@ -174,24 +174,26 @@ async def test_the_proxy_ends_with_its_sandbox_and_leaves_nothing_behind(confine
         os.kill(process.pid, 0)
 
 
-async def test_the_namespace_of_this_machine_is_never_listened_in() -> None:
+async def test_a_listener_in_the_machines_network_namespace_is_refused() -> None:
     with pytest.raises(ToolError, match="shares the net namespace"):
-        await sandbox_network.open_listener_in_namespace(os.getpid(), os.getppid())
+        await sandbox_network.open_listener_in_sandbox(os.getpid(), os.getppid())
 
 
-async def test_a_process_of_somebody_else_is_not_entered(confined: Ground) -> None:
+async def test_a_listener_in_the_namespace_of_a_foreign_process_is_refused(confined: Ground) -> None:
     process = await confined.start("/bin/sleep", "60")
     try:
         assert await process.wait_until_pid_known()  # type: ignore[attr-defined]
         with pytest.raises(ToolError, match="started by another process"):
-            await sandbox_network.open_listener_in_namespace(process.first_process_pid, os.getpid())  # type: ignore[attr-defined]
+            await sandbox_network.open_listener_in_sandbox(process.first_process_pid, os.getpid())  # type: ignore[attr-defined]
     finally:
         await process.kill()
     with pytest.raises(ToolError, match="could not be set up"):
-        await sandbox_network.open_listener_in_namespace(process.first_process_pid or (1 << 22) - 1, process.pid)  # type: ignore[attr-defined]
+        await sandbox_network.open_listener_in_sandbox(process.first_process_pid or (1 << 22) - 1, process.pid)  # type: ignore[attr-defined]
 
 
-async def test_without_perl_the_same_is_done_in_python(confined: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_network_listener_runs_in_python_when_perl_is_missing(
+    confined: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sandbox_network, "_build_listener_argv", sandbox_network.build_python_listener_argv)
     assert sandbox_network.build_python_listener_argv()[0] == sys.executable
     async with Site({"*": ok(b"FETCHED")}) as site:

@@ -63,7 +63,7 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path.resolve())
 
 
-async def test_a_plan_is_used_again_while_everything_is_as_it_was(desk: Desk) -> None:
+async def test_a_launch_plan_is_reused_while_nothing_has_changed(desk: Desk) -> None:
     first = await desk.agrees()
     (Path(desk.work) / "new").write_text("what a workspace holds is not part of it")
     second = await desk.plan()
@@ -116,7 +116,7 @@ CHANGES: dict[str, Callable[[Desk], object]] = {
 
 @pytest.mark.proves("S-10")
 @pytest.mark.parametrize("change", CHANGES)
-async def test_a_plan_is_made_anew_when(desk: Desk, change: str) -> None:
+async def test_a_plan_is_rebuilt_after_each_relevant_change(desk: Desk, change: str) -> None:
     first = await desk.agrees()
     assert isinstance(first, LaunchPlan)
     CHANGES[change](desk)
@@ -125,7 +125,7 @@ async def test_a_plan_is_made_anew_when(desk: Desk, change: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["PATH", "PYENV_VERSION", "LANG", "LC_ALL", "TZ"])
-async def test_a_plan_is_made_anew_when_a_variable_that_it_passes_on_changes(
+async def test_a_plan_is_rebuilt_when_a_variable_that_it_passes_on_changes(
     desk: Desk, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for value in ("/usr/bin", None, "C.UTF-8"):
@@ -140,7 +140,7 @@ async def test_a_plan_is_made_anew_when_a_variable_that_it_passes_on_changes(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-async def test_a_plan_is_made_anew_when_the_workspace_is_given_to_somebody(desk: Desk) -> None:
+async def test_a_plan_is_rebuilt_when_the_workspace_gets_another_owner(desk: Desk) -> None:
     for folder in (desk.place, *desk.place.parents):
         folder.chmod(folder.stat().st_mode | 0o001)
     first = await desk.agrees()
@@ -162,7 +162,7 @@ def _open(_host: str, _port: int) -> None:
     return None
 
 
-async def test_what_differs_in_the_call_alone_is_not_told_apart(desk: Desk) -> None:
+async def test_a_plan_is_reused_for_calls_with_another_folder_or_environment(desk: Desk) -> None:
     first = await desk.agrees()
     desk.profile = dataclasses.replace(desk.profile, cwd=f"{desk.work}/deep", check_host=_open, environment={"X": "1"})
     second = await desk.agrees()
@@ -172,7 +172,7 @@ async def test_what_differs_in_the_call_alone_is_not_told_apart(desk: Desk) -> N
     assert (await desk.agrees())[0] == "denied"  # pyright: ignore[reportIndexIssue]
 
 
-async def test_what_may_be_touched_is_told_apart(desk: Desk) -> None:
+async def test_a_plan_is_not_reused_for_other_capabilities(desk: Desk) -> None:
     first = await desk.agrees()
     layer = desk.capabilities.layers[0]
     for capabilities in (
@@ -186,7 +186,7 @@ async def test_what_may_be_touched_is_told_apart(desk: Desk) -> None:
         first = second
 
 
-async def test_sets_that_take_turns_are_each_remembered(desk: Desk) -> None:
+async def test_alternating_capability_sets_each_keep_their_launch_plan(desk: Desk) -> None:
     layer = desk.capabilities.layers[0]
     sets = [CapabilitySet((dataclasses.replace(layer, owner=str(number)),)) for number in range(4)]
     made: list[object] = []
@@ -212,7 +212,7 @@ DEEDS = ("remove", "folder", "file", "link", "dangle")
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(deeds=st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(DEEDS)), min_size=1, max_size=6))
-async def test_after_any_changes_what_is_remembered_is_what_would_be_found(
+async def test_a_cached_launch_plan_equals_a_new_one_after_any_changes(
     tmp_path: Path, deeds: list[tuple[str, str]]
 ) -> None:
     place = tmp_path.resolve() / "desk"
@@ -242,7 +242,7 @@ async def test_after_any_changes_what_is_remembered_is_what_would_be_found(
         await desk.agrees()
 
 
-def test_a_path_is_canonical_where_the_library_says_so(tmp_path: Path) -> None:
+def test_the_lookup_cache_resolves_paths_as_the_standard_library_does(tmp_path: Path) -> None:
     place = tmp_path.resolve()
     (place / "a" / "b").mkdir(parents=True)
     (place / "link").symlink_to(place / "a")
@@ -269,7 +269,7 @@ def test_a_path_is_canonical_where_the_library_says_so(tmp_path: Path) -> None:
     assert LookupCache().resolve("/") == "/" and LookupCache().is_canonical("/")
 
 
-def test_what_was_looked_at_once_is_not_looked_at_again(tmp_path: Path) -> None:
+def test_the_lookup_cache_repeats_no_lookup(tmp_path: Path) -> None:
     look, asked = LookupCache(), list[str]()
 
     def said(word: str) -> int:
@@ -280,6 +280,6 @@ def test_what_was_looked_at_once_is_not_looked_at_again(tmp_path: Path) -> None:
     assert look.identify(f"{tmp_path}/x") is None
     (tmp_path / "x").touch()
     assert look.identify(f"{tmp_path}/x") is None
-    assert not look.is_unchanged() and asked == ["a", "b"]
+    assert not look.are_lookups_unchanged() and asked == ["a", "b"]
     (tmp_path / "x").unlink()
-    assert not look.is_unchanged() and asked == ["a", "b", "a"]
+    assert not look.are_lookups_unchanged() and asked == ["a", "b", "a"]

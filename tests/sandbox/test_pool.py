@@ -21,7 +21,7 @@ from handrail.contract.tool.requires import CapabilitySet
 from handrail.sandbox.bubblewrap import BubblewrapSandbox, SessionNetworkMembership
 from handrail.sandbox.network import sandbox_network
 from handrail.sandbox.start.ready_sandbox_pool import SandboxPool
-from handrail.sandbox.start.sandboxed_process import wait_until_all_dismantled
+from handrail.sandbox.start.sandboxed_process import wait_until_sandboxes_dismantled
 from handrail.sandbox.view.mount_comparison import host_mounts
 
 
@@ -59,7 +59,7 @@ class Told:
         """Have one ready for calls like this one."""
         await self.run(*(argv or (*SHELL_ARGV, "true")), stdin=b"", **changes)
         await self.pool.wait_until_successors_ready()
-        assert self.pool.ready_count >= 1
+        assert self.pool.ready_sandbox_count >= 1
 
     async def takes_ready(self, *argv: str, **changes: object) -> bool:
         """Whether such a call finds a ready one."""
@@ -112,7 +112,7 @@ TEXTS = [
 
 
 @pytest.mark.proves("S-10")
-async def test_a_ready_shell_cannot_be_told_from_one_started_with_its_text(told: Told, ground: Ground) -> None:
+async def test_a_ready_shell_behaves_like_a_freshly_started_shell(told: Told, ground: Ground) -> None:
     for text in TEXTS:
         process = await ground.sandbox.start(ground.capabilities, ground.profile(), ProgramSpec((*SHELL_ARGV, text)))
         out, errors, _ = await process.communicate(b"from stdin\n", 1 << 20)
@@ -127,7 +127,7 @@ def numberless(text: str) -> str:
     return re.sub(r"pipe:\[\d+\]", "pipe", text)
 
 
-async def test_nothing_of_the_waiting_is_left_in_the_shell(told: Told) -> None:
+async def test_a_ready_shell_has_no_leftover_variables_or_descriptors(told: Told) -> None:
     await told.warmed()
     ran = await told.text("echo one && compgen -v && ls -l /proc/self/fd")
     assert not {"REPLY", "text", "mode"} & set(ran.out.split())
@@ -136,7 +136,7 @@ async def test_nothing_of_the_waiting_is_left_in_the_shell(told: Told) -> None:
 
 
 @pytest.mark.proves("S-10")
-async def test_a_text_longer_than_any_argument_runs_warm_and_cold(told: Told, ground: Ground) -> None:
+async def test_a_text_longer_than_any_argument_runs_in_ready_and_new_sandboxes(told: Told, ground: Ground) -> None:
     text = "x='" + "y" * 2_000_000 + "'\necho ${#x}\nexit 9"
     for _ in range(2):
         ran = await told.text(text)
@@ -146,7 +146,7 @@ async def test_a_text_longer_than_any_argument_runs_warm_and_cold(told: Told, gr
     assert (await process.communicate(b"", 100))[0] == b"2000000\n"
 
 
-async def test_every_byte_but_nul_reaches_a_waiting_shell(told: Told) -> None:
+async def test_every_byte_except_nul_reaches_a_ready_shell(told: Told) -> None:
     odd = os.fsdecode(bytes(code for code in range(1, 256) if code != ord("'")))
     for text in (f"printf %s '{odd}'", f"printf %s '{odd}{'z' * 150_000}' | head -c 254"):
         await told.warmed()
@@ -158,7 +158,7 @@ async def test_every_byte_but_nul_reaches_a_waiting_shell(told: Told) -> None:
 
 
 @pytest.mark.proves("S-10")
-async def test_each_is_used_once(told: Told) -> None:
+async def test_each_ready_sandbox_is_used_once(told: Told) -> None:
     await told.warmed()
     for _ in range(3):
         ran = await told.text("echo x >> /tmp/mine; wc -l < /tmp/mine")
@@ -167,7 +167,7 @@ async def test_each_is_used_once(told: Told) -> None:
 
 
 @pytest.mark.proves("S-10")
-async def test_other_programs_wait_for_their_arguments_environment_and_secrets(told: Told, ground: Ground) -> None:
+async def test_a_ready_sandbox_takes_later_arguments_environment_and_secrets(told: Told, ground: Ground) -> None:
     secrets = {"TOKEN": "value"}
     await told.warmed("/bin/true", secrets={"TOKEN": "another"})
     ran = await told.run(
@@ -180,7 +180,7 @@ async def test_other_programs_wait_for_their_arguments_environment_and_secrets(t
     assert told.was_ready
 
 
-async def test_a_ready_one_goes_where_its_call_says(told: Told, ground: Ground) -> None:
+async def test_a_ready_sandbox_starts_in_the_folder_of_its_call(told: Told, ground: Ground) -> None:
     (ground.workspace / "a b").mkdir()
     await told.warmed()
     ran = await told.text("pwd && declare -p OLDPWD", cwd=str(ground.workspace / "a b"))
@@ -191,7 +191,7 @@ async def test_a_ready_one_goes_where_its_call_says(told: Told, ground: Ground) 
 
 
 @pytest.mark.proves("S-10")
-async def test_one_that_does_not_fit_any_more_is_not_used(told: Told, ground: Ground) -> None:
+async def test_a_ready_sandbox_is_not_used_after_a_protected_file_changes(told: Told, ground: Ground) -> None:
     settings = ground.workspace / "handrail.toml"
     assert not await told.takes_ready(*SHELL_ARGV, "true")
     await told.pool.wait_until_successors_ready()
@@ -210,7 +210,7 @@ async def test_one_that_does_not_fit_any_more_is_not_used(told: Told, ground: Gr
 
 
 @pytest.mark.proves("S-10")
-async def test_what_a_call_may_decides_whether_one_fits(told: Told, ground: Ground) -> None:
+async def test_a_ready_sandbox_is_not_used_for_a_call_with_another_profile(told: Told, ground: Ground) -> None:
     (ground.workspace / "pin").write_text("")
     (ground.workspace / "mask").write_text("")
     changes: list[dict[str, object]] = [
@@ -232,36 +232,36 @@ async def test_what_a_call_may_decides_whether_one_fits(told: Told, ground: Grou
     assert not await told.takes_ready("/bin/true")
 
 
-async def test_nothing_is_ready_before_a_sessions_first_call(told: Told) -> None:
+async def test_the_pool_has_no_ready_sandbox_before_the_first_call_of_a_session(told: Told) -> None:
     await asyncio.sleep(0)
     await told.pool.wait_until_successors_ready()
-    assert told.pool.ready_count == 0
+    assert told.pool.ready_sandbox_count == 0
 
 
-async def test_calls_at_once_get_as_many_ready_but_never_more_than_the_pool_holds(ground: Ground) -> None:
+async def test_the_pool_never_holds_more_ready_sandboxes_than_its_maximum(ground: Ground) -> None:
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     pool = SandboxPool(ground.sandbox, most=2)
     told = Told(pool, ground)
     for name in ("A", "B", "C"):
         await told.text("true", environment={name: "x"})
         await pool.wait_until_successors_ready()
-    assert pool.ready_count == 2
+    assert pool.ready_sandbox_count == 2
     assert not await told.takes_ready(*SHELL_ARGV, "true", environment={"A": "x"})
     await pool.aclose()
 
 
-async def test_as_many_are_ready_as_calls_came_at_once(told: Told) -> None:
+async def test_the_pool_prepares_as_many_sandboxes_as_there_were_concurrent_calls(told: Told) -> None:
     for expected in (4, 6):
         await asyncio.gather(*(told.text("true") for _ in range(expected)))
         await told.pool.wait_until_successors_ready()
-        assert told.pool.ready_count >= expected
+        assert told.pool.ready_sandbox_count >= expected
         before = children()
         started = await asyncio.gather(*(told.start(*SHELL_ARGV, "true") for _ in range(expected)))
         assert {str(process.pid) for process in started} <= before
         await asyncio.gather(*(process.communicate(b"", 1000) for process in started))
 
 
-async def test_many_of_one_kind_do_not_displace_the_only_one_of_another(ground: Ground) -> None:
+async def test_many_ready_sandboxes_of_one_kind_do_not_displace_another_kind(ground: Ground) -> None:
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     pool = SandboxPool(ground.sandbox, most=3)
     told = Told(pool, ground)
@@ -269,52 +269,52 @@ async def test_many_of_one_kind_do_not_displace_the_only_one_of_another(ground: 
     await pool.wait_until_successors_ready()
     await asyncio.gather(*(told.text("true") for _ in range(4)))
     await pool.wait_until_successors_ready()
-    assert pool.ready_count == 3
+    assert pool.ready_sandbox_count == 3
     assert await told.takes_ready(*SHELL_ARGV, "true", environment={"A": "x"})
     await pool.aclose()
 
 
-async def test_the_next_one_is_made_while_a_call_runs(told: Told) -> None:
+async def test_the_next_ready_sandbox_is_made_while_a_call_runs(told: Told) -> None:
     await told.warmed()
     process = await told.pool.start(told.ground.capabilities, told.ground.profile(), ProgramSpec((*SHELL_ARGV, "cat")))
     await told.pool.wait_until_successors_ready()  # while the call runs
-    assert told.pool.ready_count >= 1
+    assert told.pool.ready_sandbox_count >= 1
     assert (await process.communicate(b"still", 100))[0] == b"still"
 
 
-async def test_one_that_nobody_takes_ends_and_is_not_replaced(ground: Ground) -> None:
+async def test_an_unused_ready_sandbox_expires_and_is_not_replaced(ground: Ground) -> None:
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     pool = SandboxPool(ground.sandbox, age_s=0.0)
     await Told(pool, ground).text("true")
     await pool.wait_until_successors_ready()
     await pool.aclose()
-    assert pool.ready_count == 0
+    assert pool.ready_sandbox_count == 0
 
 
 @pytest.mark.proves("S-10")
-async def test_nothing_is_left_of_a_closed_pool_or_session(ground: Ground) -> None:
+async def test_a_closed_pool_or_session_leaves_no_process_or_descriptor(ground: Ground) -> None:
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     await ground.bash("true")
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     host_mounts.forget()
     before = sorted(os.listdir("/proc/self/fd")), children()
     pool = SandboxPool(ground.sandbox)
     told = Told(pool, ground)
     await asyncio.gather(*(told.text("true") for _ in range(3)))
     await pool.wait_until_successors_ready()
-    assert pool.ready_count
+    assert pool.ready_sandbox_count
     await pool.end_ready_sandboxes("/another/session")
-    assert pool.ready_count
+    assert pool.ready_sandbox_count
     await pool.end_ready_sandboxes(str(ground.scratch))
-    assert pool.ready_count == 0
+    assert pool.ready_sandbox_count == 0
     await told.text("true")  # its successor is due when the pool closes
     await pool.aclose()
-    assert pool.ready_count == 0
+    assert pool.ready_sandbox_count == 0
     assert (sorted(os.listdir("/proc/self/fd")), children()) == before
     assert (await told.text("echo still")).out == "still\n"
     await pool.wait_until_successors_ready()
-    assert pool.ready_count == 0
-    await wait_until_all_dismantled()
+    assert pool.ready_sandbox_count == 0
+    await wait_until_sandboxes_dismantled()
 
 
 def children() -> set[str]:
@@ -328,22 +328,22 @@ def children() -> set[str]:
 
 
 @pytest.mark.proves("S-10")
-async def test_nothing_is_left_of_a_start_that_is_cancelled(ground: Ground) -> None:
+async def test_a_cancelled_start_leaves_no_process_or_descriptor(ground: Ground) -> None:
     sandbox = ground.sandbox
     assert isinstance(sandbox, BubblewrapSandbox)
     await ground.bash("true")
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     host_mounts.forget()
     before = sorted(os.listdir("/proc/self/fd")), children()
     plan = await sandbox.make_plan(
         ground.capabilities, ground.profile(), ProgramSpec((*SHELL_ARGV, "true")), ready_made=True
     )
-    starting = asyncio.ensure_future(sandbox.start_waiting_in_thread(plan, None))
+    starting = asyncio.ensure_future(sandbox.start_waiting_sandbox_in_thread(plan, None))
     await asyncio.sleep(0)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     host_mounts.forget()
     assert (sorted(os.listdir("/proc/self/fd")), children()) == before
 
@@ -361,7 +361,7 @@ def listening() -> int:
 
 
 @pytest.mark.proves("S-02", "S-10")
-async def test_one_whose_calls_have_hosts_is_listened_in_already_and_used_with_the_rights_of_its_call(
+async def test_a_ready_sandbox_with_a_network_listener_applies_the_hosts_of_its_call(
     pool: SandboxPool, ground: Ground
 ) -> None:
     async def run(text: str, *hosts: str) -> tuple[bool, str]:
@@ -376,22 +376,22 @@ async def test_one_whose_calls_have_hosts_is_listened_in_already_and_used_with_t
     async with Site({"*": ok(b"ONE")}) as one, Site({"*": ok(b"TWO")}) as two:
         await run("true", one.authority)
         await pool.wait_until_successors_ready()
-        assert (pool.ready_count, listening()) == (1, 1)
+        assert (pool.ready_sandbox_count, listening()) == (1, 1)
         taken, said = await run(get(one.url()) + get(two.url()), two.authority)
         assert taken and "TWO" in said and "ONE" not in said
         await pool.wait_until_successors_ready()
-        assert listening() == pool.ready_count >= 1
+        assert listening() == pool.ready_sandbox_count >= 1
         assert await run("true") == (False, "")  # it has no hosts
     await pool.aclose()
     assert listening() == 0
 
 
 @pytest.mark.proves("S-10")
-async def test_nothing_is_left_of_a_closed_pool_that_was_listening(ground: Ground) -> None:
+async def test_a_closed_pool_with_network_listeners_leaves_no_process_or_descriptor(ground: Ground) -> None:
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     connected = CapabilitySet((dataclasses.replace(ground.layer(str(ground.workspace)), hosts=("one.invalid",)),))
     await ground.bash("true")
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     host_mounts.forget()
     before = sorted(os.listdir("/proc/self/fd")), children()
     for early in (False, True):
@@ -399,7 +399,7 @@ async def test_nothing_is_left_of_a_closed_pool_that_was_listening(ground: Groun
         process = await pool.start(connected, ground.profile(), ProgramSpec((*SHELL_ARGV, "true")))
         await process.communicate(b"", 1000)
         await process.wait()
-        while early and not pool.ready_count:
+        while early and not pool.ready_sandbox_count:
             await asyncio.sleep(0)  # it is being made
         if not early:
             await pool.wait_until_successors_ready()
@@ -409,7 +409,7 @@ async def test_nothing_is_left_of_a_closed_pool_that_was_listening(ground: Groun
 
 
 @pytest.mark.parametrize("close_all", [True, False])
-async def test_no_sandbox_is_made_after_the_pool_or_its_session_was_closed(
+async def test_the_pool_makes_no_sandbox_after_the_pool_or_session_closes(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, *, close_all: bool
 ) -> None:
     assert isinstance(ground.sandbox, BubblewrapSandbox)
@@ -432,22 +432,22 @@ async def test_no_sandbox_is_made_after_the_pool_or_its_session_was_closed(
     may_continue.set()
     await closing
     await pool.wait_until_successors_ready()
-    assert pool.ready_count == 0
+    assert pool.ready_sandbox_count == 0
     await pool.aclose()
 
 
-async def test_one_that_was_killed_while_it_waited_is_not_used(told: Told) -> None:
+async def test_a_ready_sandbox_killed_while_waiting_is_not_used(told: Told) -> None:
     await told.warmed()
     for pid in children():
         if Path(f"/proc/{pid}/comm").read_text() == "bwrap\n":
             os.kill(int(pid), 9)
-    while told.pool.ready_count:
+    while told.pool.ready_sandbox_count:
         await asyncio.sleep(0)
     ran = await told.text("echo fine")
     assert (ran.code, ran.out) == (0, "fine\n")
 
 
-async def test_descriptors_of_a_call_are_its_own_start(told: Told, ground: Ground) -> None:
+async def test_a_call_with_its_own_descriptors_starts_a_new_sandbox(told: Told, ground: Ground) -> None:
     await told.warmed()
     reading, writing = os.pipe()
     os.write(writing, b"through\n")
@@ -461,7 +461,7 @@ async def test_descriptors_of_a_call_are_its_own_start(told: Told, ground: Groun
     assert str(process.pid) not in before
 
 
-async def test_many_calls_at_once_do_not_mix(told: Told) -> None:
+async def test_many_parallel_calls_do_not_mix_their_outputs(told: Told) -> None:
     await told.warmed()
     runs = [told.text(f"echo {n}; exit {n}") for n in range(8)]
     assert [(ran.out.strip(), ran.code) for ran in await asyncio.gather(*runs)] == [(str(n), n) for n in range(8)]

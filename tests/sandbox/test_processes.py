@@ -21,7 +21,7 @@ from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
 from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.start import sandboxed_process as processes
 from handrail.sandbox.start.ready_sandbox_pool import SandboxPool
-from handrail.sandbox.start.sandboxed_process import SandboxedProcess, wait_until_all_dismantled
+from handrail.sandbox.start.sandboxed_process import SandboxedProcess, wait_until_sandboxes_dismantled
 from handrail.sandbox.view.mount_comparison import host_mounts
 
 
@@ -56,7 +56,7 @@ print("started", flush=True)
 
 
 @pytest.mark.proves("S-05")
-async def test_daemons_do_not_outlive_the_program_that_made_them(ground: Ground) -> None:
+async def test_daemons_do_not_outlive_the_program_that_started_them(ground: Ground) -> None:
     marker = f"handrail-{secrets.token_hex(8)}"
     (ground.workspace / "daemons.py").write_text(DAEMONS)
     ran = await ground.bash(
@@ -67,7 +67,7 @@ async def test_daemons_do_not_outlive_the_program_that_made_them(ground: Ground)
 
 
 @pytest.mark.proves("S-05")
-async def test_killing_ends_daemons_too(ground: Ground) -> None:
+async def test_killing_a_program_ends_its_daemons(ground: Ground) -> None:
     marker = f"handrail-{secrets.token_hex(8)}"
     (ground.workspace / "daemons.py").write_text(DAEMONS)
     process = await ground.start("/bin/bash", "-c", f"python3 daemons.py {marker}; trap '' TERM; read forever", marker)
@@ -79,7 +79,7 @@ async def test_killing_ends_daemons_too(ground: Ground) -> None:
 
 
 @pytest.mark.proves("S-05")
-async def test_a_kill_directly_after_the_start_leaves_nothing(ground: Ground) -> None:
+async def test_a_kill_directly_after_the_start_leaves_no_process(ground: Ground) -> None:
     marker = f"handrail-{secrets.token_hex(8)}"
     for _ in range(20):
         process = await ground.start("/bin/bash", "-c", "read forever", marker)
@@ -88,26 +88,26 @@ async def test_a_kill_directly_after_the_start_leaves_nothing(ground: Ground) ->
 
 
 @pytest.mark.proves("S-05")
-async def test_a_background_child_that_holds_the_pipe_does_not_hold_the_call(ground: Ground) -> None:
+async def test_a_background_child_that_keeps_the_pipe_open_does_not_delay_the_call(ground: Ground) -> None:
     marker = f"handrail-{secrets.token_hex(8)}"
     ran = await ground.bash(f"bash -c 'sleep 99; : {marker}' & echo begun")
     assert (ran.out, ran.code) == ("begun\n", 0)
     assert survivors(marker) == []
 
 
-async def test_output_of_a_program_that_ended_before_it_was_asked_for_is_there(ground: Ground) -> None:
+async def test_output_of_a_program_that_has_already_ended_is_returned(ground: Ground) -> None:
     process = await ground.start("/bin/bash", "-c", "echo early; echo warned >&2")
     await process.wait()
     assert await process.communicate(b"", 100) == (b"early\n", b"warned\n", 0)
 
 
-async def test_endless_output_is_capped_and_counted(ground: Ground) -> None:
+async def test_endless_output_is_truncated_and_the_dropped_bytes_are_counted(ground: Ground) -> None:
     ran = await ground.bash("yes | head -c 20000000; yes error | head -c 3000000 >&2; exit 4", max_bytes=1000)
     assert (len(ran.out), len(ran.errors), ran.code) == (1000, 1000, 4)
     assert ran.dropped == 23_000_000 - 2000
 
 
-async def test_much_goes_in_and_out_at_once(ground: Ground) -> None:
+async def test_large_input_and_output_pass_at_the_same_time(ground: Ground) -> None:
     data = os.urandom(3_000_000).hex().encode()
     process = await ground.start("/bin/cat")
     out, errors, dropped = await process.communicate(data, 10_000_000)
@@ -115,14 +115,14 @@ async def test_much_goes_in_and_out_at_once(ground: Ground) -> None:
     assert await process.wait() == 0
 
 
-async def test_a_program_that_reads_nothing_is_no_trouble(ground: Ground) -> None:
+async def test_a_program_that_ignores_its_input_ends_normally(ground: Ground) -> None:
     process = await ground.start("/bin/true")
     out, _, _ = await process.communicate(b"x" * 1_000_000, 100)
     assert out == b""
     assert await process.wait() == 0
 
 
-async def test_pieces_are_told_as_they_come(ground: Ground) -> None:
+async def test_output_pieces_are_delivered_as_they_arrive(ground: Ground) -> None:
     heard = asyncio.Event()
     pieces: list[bytes] = []
 
@@ -140,7 +140,7 @@ async def test_pieces_are_told_as_they_come(ground: Ground) -> None:
     await process.kill()
 
 
-async def test_lines_go_back_and_forth(ground: Ground) -> None:
+async def test_a_program_reads_and_writes_lines_in_turn(ground: Ground) -> None:
     process = await ground.start("/bin/bash", "-c", 'while read -r line; do echo "got $line"; done; echo -n end')
     for word in (b"one", b"two"):
         await process.write(word + b"\n")
@@ -153,7 +153,7 @@ async def test_lines_go_back_and_forth(ground: Ground) -> None:
     await process.kill()
 
 
-async def test_an_overlong_line_is_a_limit(ground: Ground) -> None:
+async def test_an_overlong_line_fails_with_a_limit_error(ground: Ground) -> None:
     process = await ground.start("/bin/bash", "-c", "yes | tr -d '\\n' | head -c 100000; read forever")
     with pytest.raises(ToolError) as caught:
         await process.read_line(5_000)
@@ -161,7 +161,7 @@ async def test_an_overlong_line_is_a_limit(ground: Ground) -> None:
     await process.kill()
 
 
-async def test_a_long_write_waits_for_its_reader(ground: Ground) -> None:
+async def test_a_long_write_waits_until_the_program_reads(ground: Ground) -> None:
     process = await ground.start("/bin/bash", "-c", "read go; wc -c")
     writing = asyncio.create_task(process.write(b"\n" + b"x" * 1_000_000))
     await writing
@@ -170,7 +170,7 @@ async def test_a_long_write_waits_for_its_reader(ground: Ground) -> None:
     await process.kill()
 
 
-async def test_output_can_be_taken_in_pieces(ground: Ground) -> None:
+async def test_output_can_be_read_in_pieces(ground: Ground) -> None:
     process = await ground.start("/bin/bash", "-c", "echo abc; echo warn >&2; exit 2")
     got = b""
     while piece := await process.read(2):
@@ -181,7 +181,7 @@ async def test_output_can_be_taken_in_pieces(ground: Ground) -> None:
     await process.kill()
 
 
-async def test_descriptors_arrive_under_their_numbers(ground: Ground) -> None:
+async def test_passed_descriptors_arrive_under_their_numbers_and_no_others_leak(ground: Ground) -> None:
     pipes = {3: os.pipe(), 7: os.pipe()}
     leaked = os.open("/etc/hostname", os.O_RDONLY)
     os.set_inheritable(leaked, True)
@@ -210,21 +210,21 @@ async def test_descriptors_arrive_under_their_numbers(ground: Ground) -> None:
     assert len(own) == 1
 
 
-async def test_no_descriptor_is_left_here_after_many_runs(ground: Ground) -> None:
+async def test_repeated_runs_leave_no_open_descriptor(ground: Ground) -> None:
     await ground.bash("true")
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     before = sorted(os.listdir("/proc/self/fd"))
     for _ in range(5):
         await ground.bash("echo x; echo y >&2")
         process = await ground.start("/bin/cat")
         await process.kill()
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("hosts", [(), ("example.org",)])
 @pytest.mark.parametrize("wanting", ["its handle", "its status"])
-async def test_a_sandbox_whose_first_process_could_not_be_opened_for_a_moment_ends_and_says_so(
+async def test_a_sandbox_whose_first_process_cannot_be_opened_ends_with_an_error(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, wanting: str, hosts: tuple[str, ...]
 ) -> None:
     failed: list[int] = []
@@ -247,7 +247,7 @@ async def test_a_sandbox_whose_first_process_could_not_be_opened_for_a_moment_en
     layer = ground.layer(str(ground.workspace))
     capabilities = CapabilitySet((CapabilityLayer("t", layer.fs_read, layer.fs_write, hosts, layer.shell),))
     await ground.bash("true")
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     before = sorted(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch, pytest.raises(ToolError, match="Too many open files") as caught:
         if wanting == "its handle":
@@ -260,7 +260,7 @@ async def test_a_sandbox_whose_first_process_could_not_be_opened_for_a_moment_en
         finally:
             await process.kill()
     assert caught.value.kind == "unavailable" and failed
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     assert not any(Path(f"/proc/{pid}").exists() for pid in failed)
     assert sorted(os.listdir("/proc/self/fd")) == before
     process = await ground.sandbox.start(capabilities, ground.profile(), ProgramSpec(("/bin/echo", "again")))
@@ -268,7 +268,7 @@ async def test_a_sandbox_whose_first_process_could_not_be_opened_for_a_moment_en
     await process.kill()
 
 
-async def test_a_missing_program_is_said_as_a_shell_says_it(ground: Ground) -> None:
+async def test_a_missing_program_is_reported_as_a_shell_reports_it(ground: Ground) -> None:
     (ground.workspace / "plain").write_text("no program")
     for program, code, text in (("no-such-program", 127, b"not found"), ("./plain", 126, b"denied")):
         process = await ground.start(program, "argument")
@@ -277,7 +277,7 @@ async def test_a_missing_program_is_said_as_a_shell_says_it(ground: Ground) -> N
         assert (out, text in errors, b"bwrap" in errors) == (b"", True, False)
 
 
-async def test_a_sandbox_that_cannot_be_set_up_is_not_mistaken_for_the_program(ground: Ground) -> None:
+async def test_a_failed_sandbox_setup_is_reported_as_a_sandbox_error(ground: Ground) -> None:
     process = await ground.start("true", cwd=str(ground.workspace / "absent"))
     with pytest.raises(ToolError, match="could not be set up") as caught:
         await process.communicate(b"", 1000)
@@ -285,7 +285,7 @@ async def test_a_sandbox_that_cannot_be_set_up_is_not_mistaken_for_the_program(g
     await process.kill()
 
 
-async def test_an_argv_no_program_can_be_given_is_refused(ground: Ground) -> None:
+async def test_an_invalid_argv_is_refused(ground: Ground) -> None:
     for argv, kind in (
         ((), "invalid_input"),
         (("echo", "a\0b"), "invalid_input"),
@@ -296,7 +296,7 @@ async def test_an_argv_no_program_can_be_given_is_refused(ground: Ground) -> Non
         assert caught.value.kind == kind
 
 
-async def test_merged_errors_stay_in_their_place(ground: Ground) -> None:
+async def test_merged_stderr_keeps_its_order_in_the_output(ground: Ground) -> None:
     process = await ground.sandbox.start(
         ground.capabilities,
         ground.profile(),
@@ -306,13 +306,13 @@ async def test_merged_errors_stay_in_their_place(ground: Ground) -> None:
     await process.kill()
 
 
-async def test_sandboxes_beside_each_other_do_not_mix(ground: Ground) -> None:
+async def test_concurrent_sandboxes_do_not_mix_their_results(ground: Ground) -> None:
     runs = [ground.bash(f"echo {n}; exit {n}") for n in range(12)]
     done = await asyncio.gather(*runs)
     assert [(ran.out.strip(), ran.code) for ran in done] == [(str(n), n) for n in range(12)]
 
 
-async def test_a_program_started_by_nobody_allowed_is_still_confined(ground: Ground) -> None:
+async def test_a_program_starts_in_a_sandbox_with_an_empty_capability_set(ground: Ground) -> None:
     process = await ground.sandbox.start(CapabilitySet(()), ground.profile(), ProgramSpec(["/usr/bin/id", "-u"]))
     out, _, _ = await process.communicate(b"", 100)
     assert out.decode().strip() == str(os.getuid())
@@ -329,18 +329,18 @@ async def left_by_killed_holders(ground: Ground, rounds: int) -> str:
 
 
 @pytest.mark.proves("S-05")
-async def test_a_holder_killed_while_it_starts_a_sandbox_leaves_nobody(ground: Ground) -> None:
+async def test_a_lease_holder_killed_while_starting_a_sandbox_leaves_no_process(ground: Ground) -> None:
     assert await left_by_killed_holders(ground, 24) == "24"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-async def test_many_holders_killed_at_any_moment_leave_nobody(ground: Ground) -> None:
+async def test_many_lease_holders_killed_at_any_moment_leave_no_process(ground: Ground) -> None:
     assert await left_by_killed_holders(ground, 2000) == "2000"
 
 
 @pytest.mark.proves("S-05")
-async def test_a_copy_of_the_holder_does_not_keep_a_sandbox_alive(ground: Ground) -> None:
+async def test_a_forked_copy_of_the_host_process_does_not_keep_a_sandbox_alive(ground: Ground) -> None:
     process = await ground.start("/bin/bash", "-c", "echo begun; read forever")
     assert await process.read_line(100) == b"begun\n"
     reading, writing = os.pipe()
@@ -359,7 +359,7 @@ async def test_a_copy_of_the_holder_does_not_keep_a_sandbox_alive(ground: Ground
         os.waitpid(copy, 0)
 
 
-async def test_namespaces_that_are_not_taken_down_are_given_up_in_the_end(
+async def test_the_wait_for_stuck_namespaces_ends_after_its_time_limit(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = await ground.start("/bin/cat")
@@ -371,11 +371,11 @@ async def test_namespaces_that_are_not_taken_down_are_given_up_in_the_end(
         await process.communicate(b"", 1 << 16)  # nobody is left in it
         with monkeypatch.context() as patch:
             patch.setattr(processes, "DISMANTLING_S", 0.01)
-            await wait_until_all_dismantled()
+            await wait_until_sandboxes_dismantled()
         assert Path(f"/proc/{process.pid}").exists()
     finally:
         os.kill(process.pid, signal.SIGCONT)
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     assert not Path(f"/proc/{process.pid}").exists()
 
 
@@ -383,7 +383,7 @@ async def many_calls(ground: Ground, rounds: int) -> None:
     """Calls of several kinds, pooled and not, some killed; then nothing of them is there any more."""
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     await ground.bash("true")
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     host_mounts.forget()
     before = traces()
     pool = SandboxPool(ground.sandbox)
@@ -408,7 +408,7 @@ async def many_calls(ground: Ground, rounds: int) -> None:
         if turn % 20 == 0:
             await pool.wait_until_successors_ready()
     await pool.aclose()
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     assert traces() == before
     assert marked(marker) == []  # so no namespace of theirs is left either: nobody is in one
 
@@ -434,26 +434,26 @@ def marked(marker: str) -> list[str]:
 
 
 @pytest.mark.proves("S-05")
-async def test_two_hundred_calls_leave_nothing(ground: Ground) -> None:
+async def test_two_hundred_calls_leave_no_process_descriptor_or_temporary_file(ground: Ground) -> None:
     await many_calls(ground, 200)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-async def test_ten_thousand_calls_leave_nothing(ground: Ground) -> None:
+async def test_ten_thousand_calls_leave_no_process_descriptor_or_temporary_file(ground: Ground) -> None:
     await many_calls(ground, 10_000)
 
 
-async def test_who_is_begun_after_their_end_says_so_when_waited_for(ground: Ground) -> None:
+async def test_a_program_begun_after_its_sandbox_ended_raises_a_backend_error(ground: Ground) -> None:
     """As when a sandbox that could not be set up has ended before its network is there."""
     sandbox = ground.sandbox
     assert isinstance(sandbox, BubblewrapSandbox)
     plan = await sandbox.make_plan(ground.capabilities, ground.profile(), ProgramSpec(("true",)))
-    process = sandbox.start_waiting(plan)
+    process = sandbox.start_waiting_sandbox(plan)
     process.close_lifeline()
     with contextlib.suppress(ToolError):
         await process.wait()
-    await wait_until_all_dismantled()
+    await wait_until_sandboxes_dismantled()
     process.begin_program(plan.call, b"")
     with pytest.raises(ToolError) as caught:
         await process.wait()

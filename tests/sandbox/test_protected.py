@@ -50,29 +50,29 @@ def furnish(workspace: Path) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_no_way_leads_around_a_pinned_path(confined: Ground, way: str) -> None:
+async def test_a_program_cannot_change_a_pinned_path_by_any_known_method(confined: Ground, way: str) -> None:
     furnish(confined.workspace)
     before = state(confined.workspace)
     tree = FolderTree(str(confined.workspace))
     tree.refresh()
-    pinned = protected_mounts.find_read_only_protected(tree)
+    pinned = protected_mounts.find_read_only_protected_paths(tree)
     await confined.bash(f"{WAYS[way]}; true", pinned=pinned)
     assert state(confined.workspace) == before
     assert sorted(os.listdir(confined.workspace / ".git" / "hooks")) == ["pre-commit"]
     assert not (confined.workspace / ".git").is_symlink()
 
 
-async def test_ordinary_work_in_a_repository_goes_on_beside_the_pins(confined: Ground) -> None:
+async def test_ordinary_git_work_succeeds_in_a_repository_with_pinned_paths(confined: Ground) -> None:
     furnish(confined.workspace)
     tree = FolderTree(str(confined.workspace))
     tree.refresh()
     script = "echo a > a && git add a && git commit -qm one && git checkout -qb other && git log --oneline | wc -l"
-    ran = await confined.bash(script, pinned=protected_mounts.find_read_only_protected(tree))
+    ran = await confined.bash(script, pinned=protected_mounts.find_read_only_protected_paths(tree))
     assert (ran.code, ran.out.strip()) == (0, "1"), ran.errors
 
 
 @pytest.mark.proves("P-01")
-async def test_a_masked_file_is_neither_read_nor_moved_out_of_its_mask(confined: Ground) -> None:
+async def test_a_masked_file_is_neither_read_nor_renamed_out_of_its_mask(confined: Ground) -> None:
     hidden = ("secrets/a/key", ".env", "vault/x")
     for name in (*hidden, "secrets/b", "plain"):
         (confined.workspace / name).parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ async def test_a_masked_file_is_neither_read_nor_moved_out_of_its_mask(confined:
 
 
 @pytest.mark.proves("P-01")
-async def test_a_masked_file_is_hidden_in_a_workspace_that_is_only_read(confined: Ground) -> None:
+async def test_a_masked_file_is_hidden_in_a_read_only_workspace(confined: Ground) -> None:
     (confined.workspace / ".env").write_text("TOP-SECRET")
     ran = await confined.bash(
         "cat .env; cat -- ./.env", masked=(str(confined.workspace / ".env"),), workspace_writable=False
@@ -102,7 +102,7 @@ async def test_a_masked_file_is_hidden_in_a_workspace_that_is_only_read(confined
     assert "TOP-SECRET" not in ran.out and "Permission denied" in ran.errors
 
 
-def test_what_stands_differs_once_a_file_has_been_replaced(ground: Ground) -> None:
+def test_the_state_of_mounted_paths_changes_after_a_file_is_replaced(ground: Ground) -> None:
     furnish(ground.workspace)
     (ground.workspace / ".env").write_text("one")
     profile = ground.profile(pinned=(str(ground.workspace / ".git/hooks"),), masked=(str(ground.workspace / ".env"),))
@@ -139,14 +139,14 @@ def hides_env(path: str) -> bool:
 
 
 @pytest.mark.parametrize(("count", "around"), [(451, ""), (451, "services"), (900, ""), (5_000, "a/b")])
-async def test_many_hidden_files_in_many_folders_do_not_switch_programs_off(
+async def test_many_hidden_files_in_many_folders_do_not_stop_programs_from_running(
     confined: Ground, count: int, around: str
 ) -> None:
     scattered(confined.workspace, count, around=around)
     (confined.workspace / "other").mkdir()
     tree = looked(confined.workspace)
     pinned, masked = protected_mounts.fold_mounts_into_folders(
-        [tree], (), protected_mounts.find_unreadable_paths(tree, hides_env, "k")
+        [tree], (), protected_mounts.find_hidden_and_unreadable_paths(tree, hides_env, "k")
     )
     assert len(masked) <= protected_mounts.MAX_MOUNTS and str(confined.workspace) not in masked
     ran = await confined.bash(
@@ -159,11 +159,13 @@ async def test_many_hidden_files_in_many_folders_do_not_switch_programs_off(
 
 
 @pytest.mark.parametrize("around", ["", "a/b"])
-async def test_many_protected_files_in_many_folders_do_not_switch_programs_off(confined: Ground, around: str) -> None:
+async def test_many_protected_files_in_many_folders_do_not_stop_programs_from_running(
+    confined: Ground, around: str
+) -> None:
     scattered(confined.workspace, 700, name=".envrc", around=around)
     tree = looked(confined.workspace)
     pinned, masked = protected_mounts.fold_mounts_into_folders(
-        [tree], protected_mounts.find_read_only_protected(tree), ()
+        [tree], protected_mounts.find_read_only_protected_paths(tree), ()
     )
     assert masked == () and len(pinned) <= protected_mounts.MAX_MOUNTS
     ran = await confined.bash("for f in $(find . -name .envrc); do echo evil > $f; done; echo worked", pinned=pinned)
@@ -171,18 +173,18 @@ async def test_many_protected_files_in_many_folders_do_not_switch_programs_off(c
     assert {path.read_text() for path in confined.workspace.rglob(".envrc")} == {"TOP-SECRET"}
 
 
-def test_too_many_places_directly_in_the_root_are_refused_with_names_and_a_remedy(tmp_path: Path) -> None:
+def test_too_many_hidden_files_in_the_root_folder_are_refused_with_a_remedy(tmp_path: Path) -> None:
     for number in range(protected_mounts.MAX_MOUNTS + 1):
         (tmp_path / f"{number}.env").write_text("x")
     tree = looked(tmp_path)
     with pytest.raises(ToolError, match=r"1,001 paths.*allow.*\.env") as caught:
         protected_mounts.fold_mounts_into_folders(
-            [tree], (), protected_mounts.find_unreadable_paths(tree, lambda path: path.endswith(".env"), "k")
+            [tree], (), protected_mounts.find_hidden_and_unreadable_paths(tree, lambda path: path.endswith(".env"), "k")
         )
     assert caught.value.kind == "unavailable" and str(tmp_path) in caught.value.text
 
 
-def test_folders_are_taken_whole_where_the_least_else_is_in_them(tmp_path: Path) -> None:
+def test_folders_with_the_fewest_other_files_are_hidden_completely(tmp_path: Path) -> None:
     for number in range(450):
         (tmp_path / "keys").mkdir(exist_ok=True)
         (tmp_path / "keys" / f"{number}.env").write_text("x")
@@ -192,7 +194,7 @@ def test_folders_are_taken_whole_where_the_least_else_is_in_them(tmp_path: Path)
     for number in range(20):
         (tmp_path / "src" / f"{number}.env").write_text("x")
     tree = looked(tmp_path)
-    masked = protected_mounts.find_unreadable_paths(tree, lambda path: path.endswith(".env"), "k")
+    masked = protected_mounts.find_hidden_and_unreadable_paths(tree, lambda path: path.endswith(".env"), "k")
     pinned, masked = protected_mounts.fold_mounts_into_folders([tree], (), masked)
     assert pinned == () and str(tmp_path / "keys") in masked and len(masked) == 21
     assert protected_mounts.fold_mounts_into_folders([tree], (), masked) == ((), masked)

@@ -74,7 +74,7 @@ async def front(
 # ── plain requests ───────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_granted_host_is_fetched_and_told_of() -> None:
+async def test_the_proxy_fetches_a_granted_host_and_records_the_attempt() -> None:
     async with Site({"/a?b=c": ok(b"hello")}) as site, front(site.authority) as proxy:
         assert await proxy.get(site.url("/a?b=c")) == (200, b"hello")
     assert site.asked[0].line == "GET /a?b=c HTTP/1.1"
@@ -84,7 +84,7 @@ async def test_a_granted_host_is_fetched_and_told_of() -> None:
     assert proxy.proxy.bytes_in > len(b"hello")
 
 
-async def test_another_host_is_answered_403_with_the_layer_and_the_next_step() -> None:
+async def test_another_host_gets_403_with_the_layer_and_the_next_step() -> None:
     async with Site({"*": ok()}) as site, front("api.example.org") as proxy:
         status, text = await proxy.get(site.url())
         refused, _, writer = await proxy.tunnel(site.authority)
@@ -96,7 +96,7 @@ async def test_another_host_is_answered_403_with_the_layer_and_the_next_step() -
     assert [attempt.refusal_reason is None for attempt in proxy.attempts] == [False, False]
 
 
-async def test_what_a_rule_denies_is_answered_403_with_the_rule_though_it_is_granted() -> None:
+async def test_the_proxy_answers_403_with_the_deny_rule_for_a_granted_but_denied_host() -> None:
     def gate(host: str, port: int) -> str | None:
         return f"{host}:{port} is denied by the rule 'deny net.fetch 127.0.0.1'"
 
@@ -107,7 +107,7 @@ async def test_what_a_rule_denies_is_answered_403_with_the_rule_though_it_is_gra
     assert site.asked == []
 
 
-async def test_a_redirect_is_the_client_s_next_request_and_judged_as_one() -> None:
+async def test_a_redirect_becomes_the_next_request_of_the_client_and_is_checked() -> None:
     async with (
         Site({"/": redirect("http://169.254.169.254/latest/meta-data/")}) as site,
         front(site.authority, "*") as proxy,
@@ -119,7 +119,7 @@ async def test_a_redirect_is_the_client_s_next_request_and_judged_as_one() -> No
     assert b"metadata" in text
 
 
-async def test_a_name_that_leads_inside_is_refused() -> None:
+async def test_a_host_name_that_resolves_to_an_internal_address_is_refused() -> None:
     names = ScriptedResolver({"evil.example": ["127.0.0.1"], "gone.example": [[]]})
     async with Site({"*": ok()}) as site, front("*", names=names) as proxy:
         status, text = await proxy.get(site.url(host="evil.example"))
@@ -163,14 +163,14 @@ async def test_a_name_that_leads_inside_is_refused() -> None:
         b"GET http://api.example.org/ HTTP/1.1\r\n" + b"a: b\r\n" * (http_and_tls_parsers.MAX_FIELDS + 1) + b"\r\n",
     ],
 )
-async def test_what_could_be_read_in_two_ways_is_no_request(request_bytes: bytes) -> None:
+async def test_the_proxy_refuses_an_ambiguous_request(request_bytes: bytes) -> None:
     async with front("*") as proxy:
         answer = await proxy.raw(request_bytes)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert proxy.attempts == []
 
 
-async def test_one_request_is_made_of_one_connection_whatever_follows_it() -> None:
+async def test_the_proxy_serves_only_one_request_per_connection() -> None:
     async with Site({"*": ok(b"once")}) as site, front(site.authority) as proxy:
         one = f"GET {site.url('/one')} HTTP/1.1\r\n\r\n"
         two = "GET http://evil.example/two HTTP/1.1\r\n\r\n"
@@ -183,7 +183,7 @@ async def test_one_request_is_made_of_one_connection_whatever_follows_it() -> No
     assert site.asked[1].body == b"body"
 
 
-async def test_what_concerns_one_connection_and_what_is_for_the_proxy_stays_behind() -> None:
+async def test_the_proxy_does_not_forward_connection_and_proxy_headers() -> None:
     async with Site({"*": ok()}) as site, front(site.authority) as proxy:
         await proxy.get(
             site.url(),
@@ -199,7 +199,7 @@ async def test_what_concerns_one_connection_and_what_is_for_the_proxy_stays_behi
     assert fields["connection"] == "close"
 
 
-async def test_a_chunked_body_is_framed_anew_both_ways() -> None:
+async def test_the_proxy_reframes_a_chunked_body_in_both_directions() -> None:
     answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nTrailer: x\r\n\r\n"
     async with Site({"*": answer}) as site, front(site.authority) as proxy:
         head = f"POST {site.url()} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5;ext\r\nhello\r\n0\r\nT: x\r\n\r\n"
@@ -222,12 +222,12 @@ async def test_a_chunked_body_is_framed_anew_both_ways() -> None:
         b"HTTP/1.1 200 OK\r\n" + b"a" * http_and_tls_parsers.MAX_HEAD_BYTES * 3,
     ],
 )
-async def test_an_answer_that_is_no_answer_becomes_502(answer: bytes) -> None:
+async def test_a_malformed_response_becomes_a_502(answer: bytes) -> None:
     async with Site({"*": answer}) as site, front(site.authority) as proxy:
         assert b"HTTP/1.1 502 Bad Gateway" in await proxy.raw(f"GET {site.url()} HTTP/1.1\r\n\r\n".encode())
 
 
-async def test_an_interim_answer_is_passed_on_before_the_one_that_counts() -> None:
+async def test_an_interim_response_is_passed_on_before_the_final_one() -> None:
     async with Site({"*": b"HTTP/1.1 100 Continue\r\n\r\n" + ok(b"done")}) as site, front(site.authority) as proxy:
         answer = await proxy.raw(f"HEAD {site.url()} HTTP/1.1\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
@@ -238,13 +238,13 @@ async def test_an_interim_answer_is_passed_on_before_the_one_that_counts() -> No
 # ── peers that do not end ────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_client_that_says_nothing_and_one_that_says_it_slowly_are_left_after_their_time() -> None:
+async def test_the_proxy_disconnects_silent_and_slow_clients_after_a_timeout() -> None:
     async with front("*", limits=ProxyLimits(head_s=0.05)) as proxy:
         assert await proxy.raw(b"") == b""
         assert await proxy.raw(b"GET http://api.example.org/ HTTP/1.1\r\n") == b""
 
 
-async def test_a_server_that_never_answers_is_left_after_its_time() -> None:
+async def test_the_proxy_returns_502_for_a_silent_server_after_a_timeout() -> None:
     async def silent(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
         await asyncio.Event().wait()
 
@@ -252,7 +252,7 @@ async def test_a_server_that_never_answers_is_left_after_its_time() -> None:
         assert (await proxy.get(site.url()))[0] == 502
 
 
-async def test_a_body_without_end_stops_at_the_bound_and_memory_does_not_grow_with_it() -> None:
+async def test_an_endless_body_stops_at_the_byte_limit() -> None:
     async def endless(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
         while True:
@@ -268,7 +268,7 @@ async def test_a_body_without_end_stops_at_the_bound_and_memory_does_not_grow_wi
     assert proxy.proxy.bytes_in > 1 << 20
 
 
-async def test_more_connections_than_there_may_be_are_not_taken() -> None:
+async def test_connections_above_the_limit_are_not_accepted() -> None:
     async with front("*", limits=ProxyLimits(connections=1)) as proxy:
         _, writer = await proxy.connect()
         writer.write(b"GET ")
@@ -278,7 +278,7 @@ async def test_more_connections_than_there_may_be_are_not_taken() -> None:
         writer.close()
 
 
-async def test_closing_ends_every_connection() -> None:
+async def test_closing_the_proxy_ends_every_connection() -> None:
     async with front("*") as proxy:
         reader, writer = await proxy.connect()
         writer.write(b"GET ")
@@ -293,7 +293,7 @@ async def test_closing_ends_every_connection() -> None:
 # ── tunnels ──────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_tunnel_carries_tls_to_the_host_that_it_was_opened_to() -> None:
+async def test_a_tunnel_carries_tls_to_its_granted_host() -> None:
     trust = authority("api.example.org", "127.0.0.1")
     names = ScriptedResolver({"api.example.org": ["127.0.0.1"]})
     async with Site({"*": ok(b"over tls")}, trust.server) as site:
@@ -309,7 +309,7 @@ async def test_a_tunnel_carries_tls_to_the_host_that_it_was_opened_to() -> None:
 
 
 @pytest.mark.parametrize("server_name", ["evil.example", "api.example.org.evil.example", "example.org", None])
-async def test_a_hello_for_another_server_ends_the_tunnel(server_name: str | None) -> None:
+async def test_a_tls_hello_for_another_server_ends_the_tunnel(server_name: str | None) -> None:
     trust = authority("api.example.org", "evil.example")
     names = ScriptedResolver({"api.example.org": ["127.0.0.1"]})
     context = ssl.create_default_context()
@@ -325,7 +325,7 @@ async def test_a_hello_for_another_server_ends_the_tunnel(server_name: str | Non
     assert "api.example.org" in proxy.attempts[-1].refusal_reason
 
 
-async def test_a_second_hello_cannot_name_another_server() -> None:
+async def test_a_second_tls_hello_cannot_name_another_server() -> None:
     """After a HelloRetryRequest the client says hello again."""
     names = ScriptedResolver({"api.example.org": ["127.0.0.1"]})
     got: asyncio.Queue[bytes] = asyncio.Queue()
@@ -350,7 +350,7 @@ async def test_a_second_hello_cannot_name_another_server() -> None:
     assert "evil.example" in (proxy.attempts[-1].refusal_reason or "")
 
 
-async def test_a_tunnel_to_443_carries_tls_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tunnel_to_port_443_carries_only_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     got: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -369,7 +369,7 @@ async def test_a_tunnel_to_443_carries_tls_and_nothing_else(monkeypatch: pytest.
             assert await got.get() == b""
 
 
-async def test_on_another_port_either_side_may_speak_first_in_its_own_protocol() -> None:
+async def test_a_tunnel_to_another_port_carries_any_protocol() -> None:
     async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 ready\r\n")
         writer.write(b"you said " + await reader.readline())
@@ -385,7 +385,7 @@ async def test_on_another_port_either_side_may_speak_first_in_its_own_protocol()
         writer.close()
 
 
-async def test_a_tunnel_ends_where_the_rules_have_changed_meanwhile() -> None:
+async def test_a_tunnel_ends_when_changed_rules_deny_its_host() -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():
             writer.write(line)

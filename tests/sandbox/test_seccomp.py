@@ -116,7 +116,7 @@ ARGUMENT = st.one_of(
     st.tuples(*[ARGUMENT] * 6),
     st.booleans(),
 )
-def test_every_number_is_decided_as_listed(
+def test_every_system_call_number_is_decided_as_listed(
     machine: Machine, number: int, arguments: tuple[int, ...], unix: bool
 ) -> None:
     names = {there: name for name, there in seccomp.NUMBERS[machine].items()}
@@ -126,7 +126,7 @@ def test_every_number_is_decided_as_listed(
 
 
 @given(st.sampled_from(MACHINES), st.sampled_from(FOREIGN), st.integers(0, 2**32 - 1))
-def test_a_call_by_another_architectures_table_ends_the_program(
+def test_a_system_call_of_another_architecture_ends_the_program(
     machine: Machine, architecture: int, number: int
 ) -> None:
     if architecture != ARCHITECTURES[machine]:
@@ -134,7 +134,7 @@ def test_a_call_by_another_architectures_table_ends_the_program(
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_each_listed_call_is_refused_and_the_launchers_own_are_not(machine: Machine) -> None:
+def test_each_listed_system_call_is_refused_and_calls_of_the_launcher_are_allowed(machine: Machine) -> None:
     program, numbers = seccomp.build_filter(machine), seccomp.NUMBERS[machine]
     for name in seccomp.NOT_PERMITTED + seccomp.NOT_IMPLEMENTED:
         if name in numbers:
@@ -144,7 +144,7 @@ def test_each_listed_call_is_refused_and_the_launchers_own_are_not(machine: Mach
     assert decided(program, ARCHITECTURES[machine], 0x40000000 + 39) == refused(errno.ENOSYS)  # x32's getpid
 
 
-def test_every_call_that_is_named_has_its_number() -> None:
+def test_every_listed_system_call_has_a_number() -> None:
     """Those that arm64 never had apart."""
     named = {*seccomp.NOT_PERMITTED, *seccomp.NOT_IMPLEMENTED, *seccomp.MODE_ARGUMENTS, *seccomp.OPEN_CALLS}
     assert named <= set(seccomp.NUMBERS["x86_64"])
@@ -157,7 +157,7 @@ def test_every_call_that_is_named_has_its_number() -> None:
     ("machine", "header"),
     [("x86_64", "/usr/include/x86_64-linux-gnu/asm/unistd_64.h"), ("aarch64", "/usr/include/asm-generic/unistd.h")],
 )
-def test_the_numbers_are_the_kernels(machine: Machine, header: str) -> None:
+def test_the_system_call_numbers_match_the_kernel_headers(machine: Machine, header: str) -> None:
     if not Path(header).exists():
         pytest.skip(f"{header} is not installed")
     real = dict(re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)\b", Path(header).read_text()))
@@ -214,9 +214,9 @@ def under_the_filter(*argv: str) -> subprocess.CompletedProcess[bytes]:
         os.close(descriptor)
 
 
-def test_a_program_gets_an_error_for_each_listed_call_and_each_family(sandbox: Sandbox) -> None:
+def test_a_program_gets_an_error_for_each_listed_system_call_and_socket_family(sandbox: Sandbox) -> None:
     """Each is asked for with arguments that are senseless, so that a filter that is missing does no harm."""
-    machine = seccomp.detect_filter_architecture()
+    machine = seccomp.get_supported_architecture()
     assert machine is not None
     numbers = seccomp.NUMBERS[machine]
     listed = {name: numbers[name] for name in seccomp.NOT_PERMITTED + seccomp.NOT_IMPLEMENTED if name in numbers}
@@ -241,7 +241,7 @@ ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code))
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="x86 has two tables of system calls")
-def test_a_thirty_two_bit_call_ends_the_program(sandbox: Sandbox) -> None:
+def test_a_32_bit_system_call_ends_the_program(sandbox: Sandbox) -> None:
     ran = under_the_filter("/usr/bin/python3", "-c", THIRTY_TWO_BITS)
     assert ran.returncode == 128 + signal.SIGSYS
 
@@ -279,7 +279,7 @@ def test_ordinary_programs_work_under_the_filter(sandbox: Sandbox) -> None:
     assert (ran.returncode, ran.stdout.split()) == (0, [b"1", b"threads"]), ran.stderr
 
 
-def test_a_set_user_id_bit_is_not_given_to_a_file_in_any_way(sandbox: Sandbox) -> None:
+def test_a_program_cannot_set_the_set_user_id_bit_in_any_way(sandbox: Sandbox) -> None:
     """It would hold outside of the sandbox as well."""
     script = """
 import os
@@ -303,11 +303,13 @@ os.chmod("file", 0o755)
     assert (ran.returncode, ran.stdout) == (0, b""), ran.stderr
 
 
-def test_there_is_no_filter_for_a_machine_that_nobody_made_one_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_architecture_has_no_filter_and_the_error_lists_the_supported_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Other:
         machine = "riscv64"
 
     monkeypatch.setattr(seccomp.os, "uname", Other)
-    assert seccomp.detect_filter_architecture() is None
+    assert seccomp.get_supported_architecture() is None
     with pytest.raises(ValueError, match=r"filter exists for riscv64\. Use x86_64 or aarch64"):
         seccomp.build_filter.__wrapped__()

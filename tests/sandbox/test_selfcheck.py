@@ -13,7 +13,7 @@ import pytest
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import Process, ProgramSpec, Sandbox, SandboxProfile, SandboxTier
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.sandbox.selfcheck import CHECKS, CheckNotTried, self_check
+from handrail.sandbox.selfcheck import CHECKS, CheckCannotRun, self_check
 from handrail.sandbox.start.spawn import find_bubblewrap_programs
 
 WITHOUT = """
@@ -78,7 +78,7 @@ def test_the_suite_has_every_check() -> None:
 
 
 @pytest.mark.proves("S-11")
-async def test_this_machines_sandbox_holds_all_of_it(sandbox: Sandbox) -> None:
+async def test_the_sandbox_of_this_machine_passes_the_suite(sandbox: Sandbox) -> None:
     outcomes = await self_check(sandbox)
     assert [one.name for one in outcomes] == [name for names in SUITE.values() for name in names]
     assert [one for one in outcomes if one.state == "open"] == []
@@ -92,7 +92,7 @@ def _again(*places: str) -> list[str]:
 
 
 @pytest.mark.proves("S-11")
-def test_a_provider_that_confines_nothing_is_found_out(sandbox: Sandbox) -> None:
+def test_a_provider_that_confines_nothing_fails_the_suite(sandbox: Sandbox) -> None:
     """In an outer sandbox, where it can only reach what is that one's."""
     spaces = json.dumps([os.readlink(f"/proc/self/ns/{kind}") for kind in ("mnt", "pid", "net", "user")])
     ran = subprocess.run(
@@ -150,10 +150,12 @@ class Broken:
     [
         (ToolError("no container engine is running", kind="unavailable"), "open", "no container engine is running"),
         (RuntimeError("a defect"), "open", "RuntimeError: a defect"),
-        (CheckNotTried("there is no bash"), "not tried", "there is no bash"),
+        (CheckCannotRun("there is no bash"), "not tried", "there is no bash"),
     ],
 )
-async def test_a_provider_that_fails_is_no_provider_that_holds(error: Exception, state: str, said: str) -> None:
+async def test_a_provider_that_raises_an_error_does_not_pass_the_self_check(
+    error: Exception, state: str, said: str
+) -> None:
     outcomes = await self_check(Broken(error), CHECKS[:2])
     assert [one.state for one in outcomes] == [state, state]
     assert all(said in one.detail for one in outcomes)

@@ -14,7 +14,7 @@ from handrail.contract.sandbox_protocol import SandboxLimits
 from handrail.sandbox import tier_probe
 from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.filters import memory_monitor, seccomp
-from handrail.sandbox.filters.resource_limits import build_rlimits, read_inotify_limits
+from handrail.sandbox.filters.resource_limits import build_rlimits, compute_sandbox_inotify_limits
 from handrail.sandbox.start import launcher_messages
 from handrail.sandbox.start.launcher_messages import LauncherProgram
 
@@ -63,8 +63,10 @@ def with_first(ground: Ground, first: LauncherProgram) -> Ground:
 
 @pytest.mark.proves("S-04")
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda first: first.name)
-async def test_a_sandbox_gets_a_part_of_its_users_inotify_instances(confined: Ground, first: LauncherProgram) -> None:
-    wanted = dict(read_inotify_limits())
+async def test_a_sandbox_gets_a_share_of_the_inotify_instances_of_its_user(
+    confined: Ground, first: LauncherProgram
+) -> None:
+    wanted = dict(compute_sandbox_inotify_limits())
     whole = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
     assert wanted["/proc/sys/user/max_inotify_instances"] == whole // 4
     (confined.workspace / "probe.py").write_text(INOTIFY)
@@ -75,7 +77,7 @@ async def test_a_sandbox_gets_a_part_of_its_users_inotify_instances(confined: Gr
 
 
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda first: first.name)
-async def test_neither_the_launcher_nor_a_program_keeps_the_capability(
+async def test_neither_the_launcher_nor_a_program_keeps_a_linux_capability(
     confined: Ground, first: LauncherProgram
 ) -> None:
     sets = "Cap(Inh|Prm|Eff|Amb)"
@@ -85,7 +87,7 @@ async def test_neither_the_launcher_nor_a_program_keeps_the_capability(
 
 
 @pytest.mark.proves("S-04")
-async def test_a_sandbox_gets_a_part_of_its_users_timers(confined: Ground) -> None:
+async def test_a_sandbox_gets_a_share_of_the_timers_of_its_user(confined: Ground) -> None:
     bound = build_rlimits(SandboxLimits())[resource.RLIMIT_SIGPENDING][0]
     assert bound <= 4096
     (confined.workspace / "probe.py").write_text(TIMERS)
@@ -97,8 +99,8 @@ async def test_a_sandbox_gets_a_part_of_its_users_timers(confined: Ground) -> No
 
 
 @pytest.mark.proves("S-04")
-async def test_a_sandbox_takes_none_of_the_machines_asynchronous_requests(confined: Ground) -> None:
-    chosen = seccomp.detect_filter_architecture()
+async def test_a_sandboxed_program_cannot_use_asynchronous_io_contexts(confined: Ground) -> None:
+    chosen = seccomp.get_supported_architecture()
     if chosen is None:
         pytest.skip("there is no filter for this machine")
     (confined.workspace / "probe.py").write_text(AIO.format(number=seccomp.NUMBERS[chosen]["io_setup"]))
@@ -124,6 +126,36 @@ async def test_a_call_that_fills_memory_with_empty_files_is_ended(confined: Grou
         await confined.bash("python3 probe.py", limits=limits)
     assert caught.value.kind == "limit"
     assert "files in /tmp and /dev/shm" in caught.value.text
+
+
+TERMINALS = """
+import os, time
+for n in range({processes}):
+    if n and os.fork() == 0:
+        break
+held = []
+try:
+    while len(held) < {each}:
+        held.append(os.open("/dev/ptmx", os.O_RDWR))
+except OSError:
+    pass
+time.sleep({rest})
+print("DONE")
+"""
+
+
+@pytest.mark.proves("S-04")
+@pytest.mark.parametrize(("processes", "each"), [(1, 3_000), (20, 200)])
+async def test_a_call_that_takes_the_machines_terminals_is_ended(confined: Ground, processes: int, each: int) -> None:
+    (confined.workspace / "probe.py").write_text(TERMINALS.format(processes=processes, each=each, rest=60))
+    with pytest.raises(ToolError) as caught:
+        await confined.bash("python3 probe.py")
+    assert caught.value.kind == "limit" and "pseudo-terminals" in caught.value.text
+
+
+async def test_a_call_may_have_many_terminals(confined: Ground) -> None:
+    (confined.workspace / "probe.py").write_text(TERMINALS.format(processes=1, each=100, rest=1))
+    assert "DONE" in (await confined.bash("python3 probe.py")).out
 
 
 ATTRIBUTES = """
@@ -160,7 +192,7 @@ signal.pause()
 """
 
 
-async def test_a_call_whose_pipes_take_the_whole_users_is_ended(
+async def test_a_call_whose_pipes_use_up_the_share_of_its_user_is_ended(
     confined: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root is given whole pipes always, so that they have become short is said here."""
@@ -168,7 +200,7 @@ async def test_a_call_whose_pipes_take_the_whole_users_is_ended(
     process = await confined.start("/bin/bash", "-c", "exec python3 probe.py")
     try:
         assert await process.read_line(100) == b"up\n"
-        monkeypatch.setattr(memory_monitor, "are_new_pipes_short", lambda: True)
+        monkeypatch.setattr(memory_monitor, "are_new_pipes_undersized", lambda: True)
         with pytest.raises(ToolError, match=r"1,50\d pipes"):
             await process.wait()
     finally:
@@ -176,17 +208,17 @@ async def test_a_call_whose_pipes_take_the_whole_users_is_ended(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root is given whole pipes always")
-def test_short_pipes_are_seen() -> None:
-    assert memory_monitor.are_new_pipes_short() is False
+def test_new_pipes_of_normal_size_are_not_reported_as_short() -> None:
+    assert memory_monitor.are_new_pipes_undersized() is False
 
 
 def test_a_program_that_holds_few_files_and_pipes_is_not_ended() -> None:
-    assert memory_monitor.explain_exceeded_limit(os.getpid(), None, short=True) is None
-    assert memory_monitor.count_memory_files(0) == 0
+    assert memory_monitor.find_exceeded_limit_error(os.getpid(), None, short=True) is None
+    assert memory_monitor.count_tmpfs_files(0) == 0
 
 
 @pytest.mark.proves("S-04")
-async def test_system_v_memory_is_bounded_and_postgres_gets_its_segment(confined: Ground) -> None:
+async def test_system_v_memory_is_limited_and_postgres_gets_its_segment(confined: Ground) -> None:
     (confined.workspace / "probe.py").write_text(
         "import ctypes\n"
         "libc = ctypes.CDLL(None, use_errno=True)\n"

@@ -46,7 +46,9 @@ print(os.tcgetpgrp(os.open("/dev/tty", os.O_RDWR)) == os.getpgrp(), flush=True)
 
 @pytest.mark.proves("X-11", "S-01")
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
-async def test_its_terminal_is_its_own_and_it_types_into_none(confined: Ground, first: LauncherProgram) -> None:
+async def test_a_program_controls_only_its_own_terminal_and_cannot_inject_input_into_any(
+    confined: Ground, first: LauncherProgram
+) -> None:
     (confined.workspace / "tries.py").write_text(TRIES)
     confined.sandbox = BubblewrapSandbox(
         next(find_bubblewrap_programs()), SandboxTier("bubblewrap", "for a test"), first=first
@@ -62,7 +64,7 @@ async def test_its_terminal_is_its_own_and_it_types_into_none(confined: Ground, 
     await process.kill()
 
 
-async def test_keys_reach_the_foreground_program_and_a_new_size_too(ground: Ground) -> None:
+async def test_keys_and_a_new_terminal_size_reach_the_foreground_program(ground: Ground) -> None:
     process = await started(ground, "/bin/sh", "-c", "trap 'stty size' WINCH; echo on; while :; do sleep 0.01; done")
     assert process.is_line_buffered()
     await until(process, b"on\n")
@@ -76,7 +78,7 @@ async def test_keys_reach_the_foreground_program_and_a_new_size_too(ground: Grou
 
 
 @pytest.mark.proves("S-05")
-async def test_a_cut_line_ends_a_shell_and_what_heeds_no_signal_is_killed(ground: Ground) -> None:
+async def test_a_hangup_ends_a_shell_and_a_program_that_ignores_signals_is_killed(ground: Ground) -> None:
     heeding = await started(ground, "/bin/bash", "--noprofile", "--norc")
     await until(heeding, b"# " if b"uid=0" in (await _identity(ground)) else b"$ ")
     heeding.hang_up()
@@ -96,7 +98,7 @@ async def _identity(ground: Ground) -> bytes:
     return (await ground.bash("id")).out.encode()
 
 
-async def test_what_nobody_takes_is_given_up_and_counted(ground: Ground) -> None:
+async def test_discarding_pending_input_counts_the_bytes_that_the_program_did_not_read(ground: Ground) -> None:
     process = await started(ground, "/bin/sh", "-c", "stty raw -echo; echo on; sleep 1000")
     await until(process, b"on")
     writing = asyncio.create_task(process.write(b"x" * 1_000_000))
@@ -106,7 +108,7 @@ async def test_what_nobody_takes_is_given_up_and_counted(ground: Ground) -> None
     await process.kill()
 
 
-async def test_without_a_sandbox_there_is_no_terminal(ground: Ground) -> None:
+async def test_a_terminal_is_refused_without_a_sandbox(ground: Ground) -> None:
     with pytest.raises(ToolError, match="terminals open only in a sandbox"):
         await UnconfinedSandbox().start(
             ground.capabilities, ground.profile(tool="t"), ProgramSpec(("true",), terminal=TerminalSize(80, 24))

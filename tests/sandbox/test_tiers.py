@@ -30,13 +30,13 @@ def program(place: Path, text: str) -> str:
     return str(path)
 
 
-def test_this_machine_is_tried_and_not_guessed(sandbox: Sandbox) -> None:
+def test_the_sandbox_tier_of_this_machine_comes_from_a_probe(sandbox: Sandbox) -> None:
     tier = tier_probe.probe_tier()
     assert (tier.name, tier.is_confining) == ("bubblewrap", True)
     assert tier == sandbox.tier
 
 
-def test_a_bubblewrap_that_confines_nothing_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bubblewrap_that_confines_nothing_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that only runs its program, in the machine's own namespaces."""
     fake = program(tmp_path, 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"')
     monkeypatch.setattr(tier_probe, "find_bubblewrap_programs", lambda: iter([fake]))
@@ -45,7 +45,7 @@ def test_a_bubblewrap_that_confines_nothing_is_not_believed(tmp_path: Path, monk
     assert "it shares the mnt namespace of this machine" in tier.detail
 
 
-def test_a_bubblewrap_that_fails_is_passed_over_for_the_next(
+def test_a_bubblewrap_that_fails_is_skipped_for_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox
 ) -> None:
     real = list(spawn.find_bubblewrap_programs())
@@ -58,14 +58,14 @@ def test_a_bubblewrap_that_fails_is_passed_over_for_the_next(
     assert (tier.name, "uid map" in tier.detail, bool(tier.remedy)) == ("none", True, True)
 
 
-def test_without_any_bubblewrap_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_names_the_package_to_install_when_bubblewrap_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier_probe, "find_bubblewrap_programs", lambda: iter([]))
     tier = tier_probe.probe_tier()
     assert (tier.name, tier.is_confining) == ("none", False)
     assert "apt install bubblewrap" in tier.remedy
 
 
-def test_both_shipped_bubblewraps_confine(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_shipped_bubblewrap_programs_confine(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     for binary in spawn.find_bubblewrap_programs():
         tier_probe.choose_sandbox.cache_clear()
         monkeypatch.setattr(tier_probe, "find_bubblewrap_programs", lambda binary=binary: iter([binary]))
@@ -83,11 +83,11 @@ def test_both_shipped_bubblewraps_confine(sandbox: Sandbox, monkeypatch: pytest.
 def test_the_remedy_names_the_setting(tmp_path: Path, setting: str, value: str, wanted: str) -> None:
     (tmp_path / setting).parent.mkdir()
     (tmp_path / setting).write_text(value + "\n")
-    assert wanted in tier_probe.find_remedy("Permission denied", tmp_path, system_bwrap=True)
+    assert wanted in tier_probe.suggest_bubblewrap_remedy("Permission denied", tmp_path, system_bwrap=True)
 
 
-def test_too_old_a_bubblewrap_is_to_be_replaced(tmp_path: Path) -> None:
-    assert "0.8 or newer" in tier_probe.find_remedy(
+def test_an_old_bubblewrap_gets_the_remedy_to_install_a_newer_one(tmp_path: Path) -> None:
+    assert "0.8 or newer" in tier_probe.suggest_bubblewrap_remedy(
         "bwrap: Unknown option --disable-userns", tmp_path, system_bwrap=True
     )
 

@@ -35,13 +35,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-async def test_the_python_on_path_runs(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_python_on_path_runs_in_the_sandbox(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.path.dirname(os.path.realpath(sys.executable)), prepend=os.pathsep)
     ran = await ground.bash("python3 -c 'import json, sys; print(json.dumps(sys.version_info[:2]))'")
     assert ran.out.strip() == f"[{sys.version_info[0]}, {sys.version_info[1]}]"
 
 
-async def test_a_folder_on_path_that_cannot_be_looked_at_is_left_out(
+async def test_an_unreadable_folder_on_path_is_skipped(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As the home of whoever started a shell for another person; a name that is too long fails for root too."""
@@ -61,7 +61,7 @@ async def test_a_folder_on_path_that_cannot_be_looked_at_is_left_out(
         shut.chmod(0o700)
 
 
-async def test_the_workspaces_virtual_environment_runs(ground: Ground) -> None:
+async def test_the_virtual_environment_of_the_workspace_runs(ground: Ground) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(ground.workspace / ".venv")], check=True)
     ran = await ground.bash(".venv/bin/python -c 'import sys; print(sys.prefix)'")
     assert ran.out.strip() == str(ground.workspace / ".venv")
@@ -73,7 +73,7 @@ def activate(monkeypatch: pytest.MonkeyPatch, environment: Path, *, on_path: boo
         monkeypatch.setenv("PATH", f"{environment}/bin", prepend=os.pathsep)
 
 
-async def test_an_activated_virtual_environment_is_the_python_that_runs(
+async def test_an_activated_virtual_environment_provides_the_python(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = ground.workspace / "env of mine"
@@ -94,7 +94,7 @@ async def test_an_activated_virtual_environment_is_the_python_that_runs(
 
 
 @pytest.mark.parametrize("fault", ["not on PATH", "no environment", "another folder"])
-def test_what_is_no_activated_environment_comes_last(
+def test_a_folder_that_is_not_an_activated_environment_comes_last_on_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     workspace = tmp_path.resolve() / "ws"
@@ -109,7 +109,7 @@ def test_what_is_no_activated_environment_comes_last(
     assert fault == "no environment" or "VIRTUAL_ENV" not in found.environment
 
 
-def test_folders_of_installations_are_named_only_where_programs_see_them(
+def test_installation_variables_are_set_only_for_folders_that_programs_see(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     java = install(home / ".sdkman" / "java", "java")
@@ -133,7 +133,7 @@ async def test_an_installed_toolchain_runs(ground: Ground, program: str) -> None
     assert ran.code == 0, ran
 
 
-async def test_a_toolchain_in_a_home_is_there_and_the_home_is_not(
+async def test_a_toolchain_in_a_home_is_visible_and_other_home_files_are_hidden(
     ground: Ground, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = install(home / ".nvm" / "versions" / "node" / "v99", "node-of-test")
@@ -152,7 +152,7 @@ async def test_a_toolchain_in_a_home_is_there_and_the_home_is_not(
     assert not (node / "bin" / "new").exists()
 
 
-def test_an_installation_around_a_home_or_the_workspace_is_not_taken_whole(
+def test_an_installation_that_contains_a_home_or_the_workspace_is_not_mounted_completely(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     around = tmp_path.resolve() / "home"
@@ -167,7 +167,7 @@ def test_an_installation_around_a_home_or_the_workspace_is_not_taken_whole(
     assert {f"{around}/bin", f"{work}/bin"} <= set(mounts)
 
 
-def test_programs_in_the_workspace_never_come_before_the_systems(
+def test_workspace_programs_come_after_system_programs_on_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = tmp_path.resolve() / "ws"
@@ -179,7 +179,7 @@ def test_programs_in_the_workspace_never_come_before_the_systems(
     assert all(folder.startswith("/") for folder in path)
 
 
-def test_a_workspace_cannot_have_a_folder_mounted_by_calling_it_an_interpreter(
+def test_a_workspace_cannot_name_another_folder_as_an_interpreter_to_have_it_mounted(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = tmp_path.resolve() / "ws"
@@ -200,7 +200,9 @@ def test_a_workspace_cannot_have_a_folder_mounted_by_calling_it_an_interpreter(
     assert toolchains.find_toolchains(str(workspace)).mounts == before
 
 
-def test_pyenv_is_asked_which_version_and_not_run(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pyenv_version_is_read_from_its_files_without_running_pyenv(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workspace = tmp_path.resolve() / "ws"
     workspace.mkdir()
     pyenv = home / ".pyenv"
@@ -217,7 +219,7 @@ def test_pyenv_is_asked_which_version_and_not_run(tmp_path: Path, home: Path, mo
     assert toolchains.find_toolchains(str(workspace)).path[0] == f"{pyenv}/versions/3.99.2/bin"
 
 
-def test_the_identity_for_commits_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_identity_is_taken_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     toolchains.read_git_identity.cache_clear()
     for who in ("AUTHOR", "COMMITTER"):
         monkeypatch.setenv(f"GIT_{who}_NAME", "Ada")
@@ -234,7 +236,7 @@ async def test_a_commit_can_be_made_in_the_sandbox(ground: Ground) -> None:
     assert ran.out.strip()
 
 
-async def test_a_program_that_is_given_secrets_finds_no_program_of_the_workspace(
+async def test_a_program_with_secrets_finds_no_program_of_the_workspace(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its interpreter would read them; other programs still find what the workspace brings."""
@@ -246,12 +248,12 @@ async def test_a_program_that_is_given_secrets_finds_no_program_of_the_workspace
     assert (await ground.bash("only-here || echo none", secrets={"KEY": "sesame"})).out == "none\n"
 
 
-def test_a_program_in_packages_of_npm_is_shown_with_the_packages_next_to_it(tmp_path: Path, home: Path) -> None:
+def test_a_program_in_an_npm_package_is_visible_with_its_sibling_packages(tmp_path: Path, home: Path) -> None:
     packages = tmp_path.resolve() / "tools" / "node_modules"
     for name in ("typescript", "@typescript/native"):
         install(packages / name, "run")
     (packages / ".bin").mkdir()
     (packages / ".bin" / "tsc").symlink_to("../typescript/bin/run")
-    assert toolchains.find_installation(str(packages / ".bin" / "tsc"), str(tmp_path / "ws")) == (str(packages),)
+    assert toolchains.find_installation_mounts(str(packages / ".bin" / "tsc"), str(tmp_path / "ws")) == (str(packages),)
     own = install(packages / "ours", "run")
-    assert toolchains.find_installation(str(own / "bin" / "run"), str(packages / "app")) == (str(own / "bin"),)
+    assert toolchains.find_installation_mounts(str(own / "bin" / "run"), str(packages / "app")) == (str(own / "bin"),)

@@ -18,10 +18,10 @@ pytestmark = pytest.mark.proves("S-07")
 
 
 def names(tree: FolderTree) -> set[str]:
-    return {os.path.relpath(path, tree.root) for path in tree.list_protected()}
+    return {os.path.relpath(path, tree.root) for path in tree.get_protected_entries()}
 
 
-def test_protected_names_are_found_wherever_they_are(tmp_path: Path) -> None:
+def test_protected_names_are_found_in_any_folder(tmp_path: Path) -> None:
     for name in (
         *(
             ".git/hooks/pre-commit",
@@ -44,7 +44,7 @@ def test_protected_names_are_found_wherever_they_are(tmp_path: Path) -> None:
         *(".git/hooks", ".git/config", ".vscode", "lib/.git/config", ".git/modules/lib/config", "bare.git/config"),
         *("bare.git/hooks", "a/.envrc", "handrail.toml", "tree/.git", "gone/config", "gone/commondir", ".mcp.json"),
     }
-    assert {os.path.relpath(path, tmp_path) for path in tree.list_repositories()} >= {
+    assert {os.path.relpath(path, tmp_path) for path in tree.list_git_directories()} >= {
         ".git",
         "lib/.git",
         "bare.git",
@@ -52,7 +52,7 @@ def test_protected_names_are_found_wherever_they_are(tmp_path: Path) -> None:
     }
 
 
-def test_a_second_look_finds_what_changed_in_the_same_tick_of_the_clock(tmp_path: Path) -> None:
+def test_a_second_scan_finds_a_change_within_the_same_clock_tick(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     tree = FolderTree(str(tmp_path))
     version = tree.refresh()
@@ -67,7 +67,7 @@ def test_a_second_look_finds_what_changed_in_the_same_tick_of_the_clock(tmp_path
 
 
 @pytest.mark.parametrize("folders", [["d"], ["d", "e"], ["."]])
-def test_a_look_that_comes_upon_too_many_files_is_finished_by_the_next_one(tmp_path: Path, folders: list[str]) -> None:
+def test_a_scan_that_stops_at_too_many_files_is_completed_by_the_next_scan(tmp_path: Path, folders: list[str]) -> None:
     tree = FolderTree(str(tmp_path))
     before = tree.refresh()
     for number in range(12):
@@ -88,14 +88,14 @@ def test_a_look_that_comes_upon_too_many_files_is_finished_by_the_next_one(tmp_p
     assert tree.refresh() > before and tree.file_count == 13
 
 
-def test_where_nothing_changed_nothing_is_read_again() -> None:
+def test_an_unchanged_folder_is_not_read_again() -> None:
     tree = FolderTree(str(Path(os.__file__).resolve().parent / "email"))  # nobody has changed it just now
     version = tree.refresh()
     folders = list(map(id, tree.order))
     assert tree.refresh() == version and list(map(id, tree.order)) == folders
 
 
-def test_a_folder_that_nobody_can_look_into_is_known_as_such(tmp_path: Path) -> None:
+def test_the_tree_lists_a_folder_that_it_cannot_read(tmp_path: Path) -> None:
     deep = tmp_path
     for _ in range(140):
         deep = deep / "d"
@@ -150,8 +150,8 @@ class Looking(RuleBasedStateMachine):
         self.tree.refresh()
         fresh = FolderTree(str(self.root))
         fresh.refresh()
-        assert self.tree.list_protected() == fresh.list_protected()
-        assert self.tree.list_repositories() == fresh.list_repositories()
+        assert self.tree.get_protected_entries() == fresh.get_protected_entries()
+        assert self.tree.list_git_directories() == fresh.list_git_directories()
         assert [f.path for f in self.tree.order] == [f.path for f in fresh.order]
 
     def teardown(self) -> None:
@@ -162,7 +162,7 @@ TestLooking = Looking.TestCase
 TestLooking.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
 
 
-def test_a_fifo_that_is_given_the_number_of_a_file_before_is_seen(tmp_path: Path) -> None:
+def test_a_fifo_with_the_reused_inode_number_of_a_file_is_detected(tmp_path: Path) -> None:
     file = tmp_path / "HEAD"
     file.write_text("x")
     number = file.stat().st_ino
@@ -177,7 +177,7 @@ def test_a_fifo_that_is_given_the_number_of_a_file_before_is_seen(tmp_path: Path
     assert tree.order[0].pipes == ("HEAD",)
 
 
-def test_a_link_that_is_turned_is_a_change(tmp_path: Path) -> None:
+def test_a_link_with_a_new_target_counts_as_a_change(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("a")
     tree = FolderTree(str(tmp_path))
     before = tree.refresh()

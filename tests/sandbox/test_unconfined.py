@@ -23,7 +23,7 @@ def free(ground: Ground) -> Ground:
     return ground
 
 
-async def test_a_program_without_a_sandbox_is_fed_read_and_waited_for_like_any_other(free: Ground) -> None:
+async def test_an_unconfined_program_gets_input_and_returns_output_like_any_other(free: Ground) -> None:
     ran = await free.bash("cat; pwd; echo wrong >&2; exit 3", stdin=b"given\n")
     assert (ran.code, ran.out, ran.errors) == (3, f"given\n{free.workspace}\n", "wrong\n")
     process = await free.start("/bin/sh", "-c", "read line; echo got $line; read line")
@@ -35,7 +35,7 @@ async def test_a_program_without_a_sandbox_is_fed_read_and_waited_for_like_any_o
     assert (await free.start("/nonexistent/program")).pid > 0
 
 
-async def test_its_group_ends_with_it(free: Ground) -> None:
+async def test_the_process_group_of_a_program_ends_with_the_program(free: Ground) -> None:
     held, given = os.pipe()
     process = await free.sandbox.start(
         free.capabilities,
@@ -49,7 +49,7 @@ async def test_its_group_ends_with_it(free: Ground) -> None:
         assert await asyncio.to_thread(left.read) == b""
 
 
-async def test_one_that_nothing_can_wait_for_is_ended_and_leaves_nothing_open(
+async def test_a_program_without_a_pidfd_is_ended_and_leaves_no_descriptors_open(
     free: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(pid: int, flags: int = 0) -> int:
@@ -69,7 +69,7 @@ async def test_one_that_nothing_can_wait_for_is_ended_and_leaves_nothing_open(
         assert await asyncio.to_thread(left.read) == b""
 
 
-async def test_it_has_its_secrets_by_a_descriptor_and_little_of_the_environment(
+async def test_a_program_gets_secrets_through_a_descriptor_and_a_reduced_environment(
     free: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_TOKEN", "TOP-SECRET")
@@ -79,14 +79,14 @@ async def test_it_has_its_secrets_by_a_descriptor_and_little_of_the_environment(
     assert "TOP-SECRET" not in environment and "value" not in environment
 
 
-async def test_an_argument_that_no_program_can_have_is_told(free: Ground) -> None:
+async def test_an_invalid_argument_list_is_refused_with_the_reason(free: Ground) -> None:
     with pytest.raises(ToolError, match="NUL"):
         await free.start("/bin/echo", "a\0b")
     with pytest.raises(ToolError, match="argv list is empty"):
         await free.start()
 
 
-async def test_only_the_named_tool_is_without_and_its_operators_limits_hold_for_the_others(ground: Ground) -> None:
+async def test_only_the_named_tool_is_unconfined_and_operator_limits_apply_to_the_others(ground: Ground) -> None:
     operated = ConfiguredSandbox(ground.sandbox, SandboxLimits(open_files=77), unconfined=("deploy",))
     assert operated.tier.unconfined == {"deploy"} and operated.tier.mechanisms == ground.sandbox.tier.mechanisms
     here = str(Path("/proc/self/ns/net").readlink())
@@ -98,14 +98,14 @@ async def test_only_the_named_tool_is_without_and_its_operators_limits_hold_for_
         assert (files == "77") is confined
 
 
-async def test_unix_sockets_are_made_where_the_operator_lets_them(ground: Ground) -> None:
+async def test_a_program_makes_unix_sockets_only_when_the_operator_allows_them(ground: Ground) -> None:
     script = "python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"made\")'"
     assert (await ground.bash(script)).code == 1
     ground.sandbox = ConfiguredSandbox(ground.sandbox, SandboxLimits(), unix_sockets=True)
     assert (await ground.bash(script)).code == 0
 
 
-async def test_a_script_without_a_sandbox_finds_no_interpreter_of_the_workspace(
+async def test_an_unconfined_script_does_not_use_an_interpreter_of_the_workspace(
     free: Ground, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """``#!/usr/bin/env NAME`` looks on PATH, where an activated environment of the workspace comes first."""
@@ -121,7 +121,7 @@ async def test_a_script_without_a_sandbox_finds_no_interpreter_of_the_workspace(
     assert (output, (tmp_path / "planted").exists()) == (b"by the system\n", False)
 
 
-def test_a_program_can_ask_for_lower_limits_than_the_operators_and_not_for_higher_ones() -> None:
+def test_a_program_can_lower_the_limits_of_the_operator_and_not_raise_them() -> None:
     operators = SandboxLimits(memory_bytes=None, call_memory_bytes=6, processes=9)
     wanted = SandboxLimits(memory_bytes=5, call_memory_bytes=8, processes=7, open_files=None, cpu_s=9999)
     limits = operators.restrict_to(wanted)

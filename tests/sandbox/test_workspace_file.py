@@ -34,7 +34,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_there_is_no_way_to_change_it(confined: Ground, way: str) -> None:
+async def test_a_sandboxed_program_cannot_change_the_configuration_file(confined: Ground, way: str) -> None:
     file = confined.workspace / "handrail.toml"
     file.write_text(THEIRS)
     number = file.stat().st_ino
@@ -45,7 +45,7 @@ async def test_there_is_no_way_to_change_it(confined: Ground, way: str) -> None:
     assert others == []
 
 
-async def test_it_is_read_and_everything_else_is_written(confined: Ground) -> None:
+async def test_a_sandboxed_program_reads_the_configuration_file_and_writes_other_files(confined: Ground) -> None:
     (confined.workspace / "handrail.toml").write_text(THEIRS)
     (confined.workspace / "src").mkdir()
     ran = await confined.bash("cat handrail.toml && echo x > other && echo y > src/handrail.toml && mv other moved")
@@ -53,7 +53,7 @@ async def test_it_is_read_and_everything_else_is_written(confined: Ground) -> No
     assert (confined.workspace / "moved").read_text() == "x\n"
 
 
-async def test_a_tool_that_declares_exactly_this_file_cannot_write_it_either(confined: Ground) -> None:
+async def test_a_tool_that_declares_the_configuration_file_cannot_write_it(confined: Ground) -> None:
     file = confined.workspace / "handrail.toml"
     file.write_text(THEIRS)
     layer = confined.layer(str(file), read=(str(confined.workspace),))
@@ -68,7 +68,7 @@ async def test_a_tool_that_declares_exactly_this_file_cannot_write_it_either(con
     assert file.read_text() == THEIRS
 
 
-async def test_another_folder_that_may_be_written_keeps_its_own(confined: Ground) -> None:
+async def test_the_configuration_file_of_another_writable_folder_stays_unchanged(confined: Ground) -> None:
     file = confined.outside / "handrail.toml"
     file.write_text(THEIRS)
     folders = (str(confined.workspace), str(confined.outside))

@@ -46,7 +46,7 @@ class Place:
         return SessionTriggers(self.clockwork, session, self.channels(session))
 
     async def told(self, session: str) -> list[Notification]:
-        return list(await self.board.list_session_notifications(session).list_pending())
+        return list(await self.board.attach_session(session).list_pending())
 
 
 @asynccontextmanager

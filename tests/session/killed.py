@@ -32,17 +32,17 @@ from handrail.testing.provider_request_checks import PlaybackModel, ReplyPause, 
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 SESSION = "ses_killed"
-JOBS = "handrail.arbiter.jobs.background_jobs:BackgroundJobs"
+JOBS = "handrail.arbiter.jobs.background_jobs:BackgroundJobManager"
 ASKING = "handrail.arbiter.approvals.approval_broker:ApprovalBroker"
 BEFORE, AFTER = "before", "after"
 OF_A_JOB: Mapping[str, tuple[str, str]] = {
-    "proposed": (BEFORE, f"{JOBS}.start_as_job"),
+    "proposed": (BEFORE, f"{JOBS}.start_call_as_job"),
     "detached": (AFTER, f"{JOBS}._store_new"),
-    "answered": (BEFORE, "handrail.agent.conversation:Conversation.add_answers"),
+    "answered": (BEFORE, "handrail.agent.conversation:Conversation.add_call_answers"),
     "intended": (BEFORE, "handrail.arbiter.tool_runner:ToolRunner.run"),
     "running": (BEFORE, ""),
     "ended": (BEFORE, f"{JOBS}._store_end"),
-    "row ended": (BEFORE, f"{JOBS}.notify_of_job_end"),
+    "row ended": (BEFORE, f"{JOBS}.notify_or_defer_job_end"),
     "notice written": (AFTER, "handrail.session.inbound.channel_broker:WorkspaceNotifications.store_notification"),
     "notice given": (BEFORE, "handrail.session.inbound.channel_broker:SessionNotifications.mark_delivered"),
     "notice taken": (AFTER, "handrail.session.inbound.channel_broker:SessionNotifications.mark_delivered"),
@@ -52,7 +52,7 @@ OF_ASKING: Mapping[str, tuple[str, str]] = {
     "decided": (AFTER, f"{ASKING}._write_decision"),
     "taken up": (AFTER, f"{ASKING}.consume_approvals"),
     "running": (BEFORE, ""),
-    "done": (BEFORE, "handrail.agent.conversation:Conversation.add_answers"),
+    "done": (BEFORE, "handrail.agent.conversation:Conversation.add_call_answers"),
 }
 OF_A_TASK: Mapping[str, tuple[str, str]] = {
     "created": (AFTER, "handrail.kernel.session_manager:SessionManager.open_child_session"),
@@ -68,8 +68,8 @@ STEPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "approval": OF_ASKING,
     "question": {step: at for step, at in OF_ASKING.items() if step != "running"},
     "job that is waited for": {
-        "told": (AFTER, "handrail.tools.job_tools:WaitTool.execute"),
-        "answer on record": (AFTER, f"{JOBS}.commit_and_mark_delivered"),
+        "told": (AFTER, "handrail.tools.job_tools:WaitForJobTool.execute"),
+        "answer on record": (AFTER, f"{JOBS}.record_call_end_and_delivery"),
     },
     "task": {**OF_A_TASK, "answered": OF_A_JOB["answered"]},
     "task in the background": {
@@ -222,7 +222,7 @@ async def live(folder: Path, case: str, step: str) -> None:
 async def leave(kernel: LocalKernel, session: LocalSession) -> None:
     """Suspend a session while a sub-agent works for it, answer what that asks from another door, and take it up again."""
     left, asked = ReplyPause(), asyncio.Event()
-    kernel.approvals.watch_requests(lambda _: asked.set())
+    kernel.approvals.subscribe_to_requests(lambda _: asked.set())
     worker = PlaybackModel([left, *call_reply(("pay", {"name": "work"}))], text_reply("I have done it."))
     model = PlaybackModel(call_reply(CALLS["task in the background"]), text_reply("Begun."))
     await Agent(session, model, models=lambda _: worker).complete("Begin.")

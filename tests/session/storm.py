@@ -290,7 +290,7 @@ class Storm:
         """What must hold once the storm is over."""
         arbiter = self.kernel.components.arbiter
         assert set(self.answered.values()) <= {1}
-        assert arbiter.locks.resource_count == 0
+        assert arbiter.locks.active_resource_count == 0
         for session in self.sessions:
             assert session._lane.running_calls == {}  # pyright: ignore[reportPrivateUsage]
             assert session._keys == {}  # pyright: ignore[reportPrivateUsage]
@@ -307,7 +307,7 @@ class Storm:
             if record.call_id:
                 late = bool((record.body or {}).get("late"))
                 records.setdefault(record.call_id, []).append((record.kind, late))
-        asked = ApprovalReader(self.kernel.components.store.database.read_connection)
+        asked = ApprovalReader(self.kernel.components.store.database.shared_read_connection)
         parked = {a.request.call_id for session in self.sessions for a in asked.list_unresolved_requests(session.id)}
         for call_id, steps in records.items():
             if call_id in parked:  # by a shutdown: it goes on, or waits, when its session is opened again

@@ -19,7 +19,7 @@ from handrail.contract.json_codec import reader_of, write
 from handrail.contract.services.tool_runtime import UserQuestion
 from handrail.contract.session_protocols import Session
 from handrail.contract.tool.tool_protocol import Tool
-from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 ran: list[str] = []
@@ -97,7 +97,9 @@ def one(kernel: Kernel) -> Approval:
 
 
 @pytest.mark.proves("P-09")
-async def test_any_number_wait_at_once_and_each_answer_goes_to_its_own_call(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_parallel_approval_requests_all_wait_and_each_answer_reaches_its_own_call(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
     """Source: only the first of parallel approvals surfaced, and answers went to the wrong call."""
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(approval_handler=Elsewhere())
@@ -118,7 +120,7 @@ async def test_any_number_wait_at_once_and_each_answer_goes_to_its_own_call(tmp_
 
 
 @pytest.mark.proves("P-09")
-async def test_whoever_answers_first_wins_and_the_other_is_told_so(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_the_first_answer_wins_and_later_answers_get_a_conflict(tmp_path: Path, kernel_in: Opens) -> None:
     person = ScriptedApprovalHandler([ONCE])
     person.may_answer.clear()
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
@@ -140,7 +142,9 @@ async def test_whoever_answers_first_wins_and_the_other_is_told_so(tmp_path: Pat
     assert ran == []
 
 
-async def test_an_attendant_that_is_overtaken_is_told_that_nothing_is_asked(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_an_approval_handler_is_notified_when_another_client_answers_its_request(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
     elsewhere = Elsewhere()
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(approval_handler=elsewhere)
@@ -155,7 +159,7 @@ async def test_an_attendant_that_is_overtaken_is_told_that_nothing_is_asked(tmp_
 
 
 @pytest.mark.proves("X-13")
-async def test_a_waiting_call_holds_no_locks_and_others_go_on(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_call_awaiting_approval_holds_no_locks_and_other_calls_run(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(approval_handler=Elsewhere())
         free = await kernel.session(rules=["allow bank.pay"])
@@ -169,7 +173,9 @@ async def test_a_waiting_call_holds_no_locks_and_others_go_on(tmp_path: Path, ke
 
 
 @pytest.mark.proves("P-09")
-async def test_a_person_may_give_other_arguments_which_are_judged(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_user_may_change_the_arguments_of_a_call_and_rules_are_checked_again(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
     async with kernel_in(tmp_path, tools=[pay], rules=["deny bank.pay source=b *"]) as kernel:
         session = await kernel.session(approval_handler=Elsewhere())
         asked = Asked(session)
@@ -200,7 +206,7 @@ async def test_a_person_may_give_other_arguments_which_are_judged(tmp_path: Path
 
 
 @pytest.mark.proves("P-07", "P-08")
-async def test_for_the_project_holds_in_every_session_after_a_restart_and_until_it_is_forgotten(
+async def test_a_project_grant_applies_in_every_session_after_a_restart_until_it_is_revoked(
     tmp_path: Path, kernel_in: Opens
 ) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
@@ -223,7 +229,7 @@ async def test_for_the_project_holds_in_every_session_after_a_restart_and_until_
 
 
 @pytest.mark.proves("P-07")
-async def test_reject_always_denies_in_every_session_from_then_on(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_reject_always_answer_denies_later_calls_in_every_session(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
         person = ScriptedApprovalHandler([ApprovalAnswer("reject-always", "never from there")])
         session = await kernel.session(approval_handler=person)
@@ -239,7 +245,7 @@ async def test_reject_always_denies_in_every_session_from_then_on(tmp_path: Path
 
 
 @pytest.mark.proves("P-07")
-async def test_a_yes_is_for_the_tool_as_it_was_shown_and_not_for_another_definition(tmp_path: Path) -> None:
+async def test_an_approval_applies_only_to_the_tool_definition_that_was_shown(tmp_path: Path) -> None:
     @tool(id="bank.pay", side_effect="external", locks=["account:{source}:X"])
     async def pay_twice(source: str, amount: int = 1) -> str:
         """Pay twice the amount."""
@@ -263,7 +269,7 @@ async def test_a_yes_is_for_the_tool_as_it_was_shown_and_not_for_another_definit
 
 
 @pytest.mark.proves("P-07")
-async def test_stop_ends_the_work_of_the_session_and_of_no_other(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_stop_answer_ends_the_work_of_one_session_only(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(approval_handler=Elsewhere())
         other = await kernel.session(approval_handler=Elsewhere())
@@ -287,7 +293,7 @@ async def test_stop_ends_the_work_of_the_session_and_of_no_other(tmp_path: Path,
 
 
 @pytest.mark.proves("P-09", "X-13")
-async def test_a_call_that_waits_at_the_end_of_its_process_is_parked_and_runs_once_when_approved(
+async def test_a_call_that_waits_at_shutdown_is_suspended_and_runs_once_when_approved(
     tmp_path: Path,
     kernel_in: Opens,
 ) -> None:
@@ -314,7 +320,7 @@ async def test_a_call_that_waits_at_the_end_of_its_process_is_parked_and_runs_on
 
 
 @pytest.mark.proves("P-09")
-async def test_parked_calls_are_taken_up_by_what_was_decided_of_each(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_suspended_calls_resume_with_their_own_decisions(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(approval_handler=DeferApprovals())
         results = await session.call_all([("bank.pay", {"source": f"a{number}"}) for number in range(4)])
@@ -335,7 +341,7 @@ async def test_parked_calls_are_taken_up_by_what_was_decided_of_each(tmp_path: P
 
 
 @pytest.mark.proves("P-09")
-async def test_a_grant_answers_asks_never_a_deny(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_grant_overrides_an_ask_but_never_a_deny(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(approval_handler=DeferApprovals())
         result = await session.call("bank.pay", {"source": "a"})
@@ -364,9 +370,7 @@ def other_pay() -> Tool:
 
 
 @pytest.mark.proves("P-09")
-async def test_a_tool_that_is_defined_otherwise_when_its_call_is_taken_up_is_refused(
-    tmp_path: Path, kernel_in: Opens
-) -> None:
+async def test_a_call_resumed_after_its_tool_definition_changed_is_refused(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(approval_handler=DeferApprovals())
         result = await session.call("bank.pay", {"source": "a"})
@@ -379,7 +383,7 @@ async def test_a_tool_that_is_defined_otherwise_when_its_call_is_taken_up_is_ref
 
 
 @pytest.mark.proves("P-09")
-async def test_a_tool_that_is_defined_otherwise_while_a_person_thinks_is_refused(
+async def test_a_call_whose_tool_definition_changes_before_the_approval_is_refused(
     tmp_path: Path, kernel_in: Opens
 ) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
@@ -393,7 +397,9 @@ async def test_a_tool_that_is_defined_otherwise_while_a_person_thinks_is_refused
     assert ran == []
 
 
-async def test_arguments_with_a_secret_are_not_kept_and_are_not_taken_up(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_arguments_with_a_secret_are_not_stored_and_their_call_is_not_resumed(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
     secrets: Mapping[str, str] = {"key": "hunter2-hunter2"}
     async with kernel_in(tmp_path, tools=[pay], secrets=secrets) as kernel:
         session = await kernel.session(approval_handler=DeferApprovals())
@@ -411,7 +417,7 @@ async def test_arguments_with_a_secret_are_not_kept_and_are_not_taken_up(tmp_pat
 
 
 @pytest.mark.proves("P-09")
-async def test_a_stopped_call_can_no_longer_be_approved(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_cancelled_call_can_no_longer_be_approved(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(approval_handler=Elsewhere())
         asked = Asked(session)
@@ -426,7 +432,7 @@ async def test_a_stopped_call_can_no_longer_be_approved(tmp_path: Path, kernel_i
     assert ran == []
 
 
-async def test_closing_a_session_ends_what_it_waited_for(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_closing_a_session_withdraws_its_approval_requests(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(approval_handler=DeferApprovals())
         approval = str((await session.call("bank.pay", {"source": "a"})).metadata["awaiting_approval"])
@@ -437,7 +443,9 @@ async def test_closing_a_session_ends_what_it_waited_for(tmp_path: Path, kernel_
 
 
 @pytest.mark.proves("P-09", "A-05")
-async def test_a_question_is_parked_and_answered_days_later_one_list_for_each(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_suspended_question_is_answered_later_with_one_list_for_each_question(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
     asked = {"questions": [{"question": "Which?", "options": [{"label": "x"}, {"label": "y"}]}, {"question": "Why?"}]}
     async with kernel_in(tmp_path) as kernel:
         session = await kernel.session(approval_handler=DeferApprovals())
@@ -457,7 +465,7 @@ async def test_a_question_is_parked_and_answered_days_later_one_list_for_each(tm
 
 
 @pytest.mark.proves("A-05")
-async def test_a_question_is_answered_at_another_door_while_its_call_waits(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_question_can_be_answered_elsewhere_while_its_call_waits(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path) as kernel:
         session = await kernel.session(approval_handler=Elsewhere())
         asked = Asked(session)
@@ -471,19 +479,19 @@ async def test_a_question_is_answered_at_another_door_while_its_call_waits(tmp_p
         assert (await declined).error_text == "The user did not answer: not now"
 
 
-async def test_rows_are_plain_data_and_come_back_whole(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_approval_rows_survive_serialisation_to_plain_data(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(approval_handler=DeferApprovals())
         await session.call("bank.pay", {"source": "a\x1b[2J"})
         await session.call("question", {"questions": [{"question": "Which?", "options": [{"label": "x"}]}]})
         for row in kernel.approvals.list_pending():
-            assert reader_of(Approval)(decode_any_json(encode_any_json(write(Approval, row)))) == row
+            assert (
+                reader_of(Approval)(decode_json_with_fallback(encode_json_with_fallback(write(Approval, row)))) == row
+            )
             assert json.loads(json.dumps(row.to_dict()))["id"] == row.id
 
 
-async def test_a_rule_that_was_forgotten_does_not_come_back_with_the_call_that_was_answered_with_it(
-    tmp_path: Path, kernel_in: Opens
-) -> None:
+async def test_a_revoked_rule_stays_revoked_after_its_approved_call_resumes(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(approval_handler=DeferApprovals())
         await session.call("bank.pay", {"source": "a"})
@@ -499,9 +507,7 @@ async def test_a_rule_that_was_forgotten_does_not_come_back_with_the_call_that_w
         assert again.error_kind == "unavailable" and ran == ["a:1"]
 
 
-async def test_a_stop_that_was_answered_while_its_session_was_left_holds_when_it_is_opened_again(
-    tmp_path: Path, kernel_in: Opens
-) -> None:
+async def test_a_stop_answer_for_a_suspended_session_applies_when_it_reopens(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(approval_handler=DeferApprovals())
         await session.call("bank.pay", {"source": "a"})

@@ -10,7 +10,7 @@ from tests.kernel.test_sub_agents import kernel_of, models, task
 
 from handrail import Blob, Session, tool
 from handrail.agent.agent_loop import Agent
-from handrail.agent.model_protocol import make_user_message
+from handrail.agent.model_protocol import create_message_with_stored_pictures
 from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.scripted_kernel import temporary_kernel
 
@@ -77,7 +77,7 @@ async def refused(session: Session, ref: str) -> str:
     return str(result.error_text).replace(ref, "REF")
 
 
-async def test_a_text_is_read_back_by_ranges_and_an_image_as_an_image(tmp_path: Path) -> None:
+async def test_a_text_artifact_is_read_by_ranges_and_an_image_as_an_image(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         session = await kernel.session()
         ref = await made(session, text="één twee drie")
@@ -102,7 +102,7 @@ async def test_a_text_is_read_back_by_ranges_and_an_image_as_an_image(tmp_path: 
         assert (await read(session, picture, offset=1, limit=3)).data["text"] == "PNG"
 
 
-async def test_other_bytes_are_given_only_where_a_range_is_asked_for(tmp_path: Path) -> None:
+async def test_a_binary_artifact_is_read_only_with_a_range(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         session = await kernel.session()
         ref = await made(session, "made.bytes", kind="?")
@@ -111,7 +111,7 @@ async def test_other_bytes_are_given_only_where_a_range_is_asked_for(tmp_path: P
         assert (await read(session, ref, limit=2)).data["base64"] == "/wA="
 
 
-async def test_it_passes_every_stage_again(tmp_path: Path) -> None:
+async def test_an_artifact_passes_every_output_stage_again_when_it_is_read(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         session = await kernel.session("ses_1")
         acting, long = await made(session, text=ACTS), await made(session, text="0123456789", times=50_000)
@@ -132,7 +132,7 @@ async def test_it_passes_every_stage_again(tmp_path: Path) -> None:
         assert SECRET not in text and text.startswith("a ") and text.endswith(" in it")
 
 
-async def test_another_sessions_is_answered_like_one_that_does_not_exist(tmp_path: Path) -> None:
+async def test_an_artifact_of_another_session_is_refused_like_a_missing_one(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         one, other = await kernel.session(), await kernel.session()
         ref = await made(one, text="mine")
@@ -145,7 +145,7 @@ async def test_another_sessions_is_answered_like_one_that_does_not_exist(tmp_pat
 
 
 @pytest.mark.proves("P-12")
-async def test_neither_a_sub_agent_nor_its_parent_reads_what_the_other_made(tmp_path: Path) -> None:
+async def test_a_sub_agent_and_its_parent_cannot_read_each_others_artifacts(tmp_path: Path) -> None:
     manifest = 'role = "subagent"\nmodel = "played:maker"\nrules = ["allow made.*"]'
     async with kernel_of(tmp_path, {"maker": manifest}, tools=TOOLS, rules=RULES) as kernel:
         session = await kernel.session()
@@ -157,7 +157,7 @@ async def test_neither_a_sub_agent_nor_its_parent_reads_what_the_other_made(tmp_
         await Agent(session, top, models=models(maker=maker)).complete("Go.")
         told = str(maker.requests[-1].messages)
         assert "does not exist in this session" in told
-        (child,) = kernel.components.store.sessions.list_open_subagents(session.id)
+        (child,) = kernel.components.store.sessions.list_open_subagent_sessions(session.id)
         await kernel.log.flush()
         (call,) = (row for row in kernel.log.reader.calls(session=child.id) if row.tool == "made.text")
         outcome = kernel.log.reader.find_outcome(call.call_id)
@@ -167,7 +167,7 @@ async def test_neither_a_sub_agent_nor_its_parent_reads_what_the_other_made(tmp_
 
 
 @pytest.mark.proves("O-06")
-async def test_what_its_tool_keeps_from_the_model_is_denied(tmp_path: Path) -> None:
+async def test_an_artifact_that_its_tool_hides_from_the_model_is_denied(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         session = await kernel.session()
         hidden = (await session.call("made.masked", {})).metadata["artifact"]
@@ -177,7 +177,7 @@ async def test_what_its_tool_keeps_from_the_model_is_denied(tmp_path: Path) -> N
             assert answer.error_kind == "denied" and "hidden from the model" in str(answer.error_text)
 
 
-async def test_a_fork_reads_what_was_made_before_it_was_forked(tmp_path: Path) -> None:
+async def test_a_forked_session_reads_only_artifacts_from_before_the_fork(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         parent = await kernel.session()
         before = await made(parent, text="before")
@@ -189,11 +189,11 @@ async def test_a_fork_reads_what_was_made_before_it_was_forked(tmp_path: Path) -
         await refused(parent, await made(fork, text="of the fork"))
 
 
-async def test_what_a_user_showed_or_a_provider_made_in_it_is_its_own(tmp_path: Path) -> None:
+async def test_a_session_reads_its_user_pictures_and_provider_outputs_and_other_sessions_do_not(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         session, other = await kernel.session(), await kernel.session()
         assert session.history is not None
-        said = await make_user_message("Look.", [Blob(PNG, "image/png")], session.history)
+        said = await create_message_with_stored_pictures("Look.", [Blob(PNG, "image/png")], session.history)
         ref = said.pictures[0].ref
         await refused(session, ref)  # it is not said yet
         await Agent(session, PlaybackModel(text_reply("Seen."))).complete(said)
@@ -210,7 +210,7 @@ async def test_what_a_user_showed_or_a_provider_made_in_it_is_its_own(tmp_path: 
         await refused(other, given)
 
 
-async def test_what_was_removed_from_the_log_is_not_found_any_more(tmp_path: Path) -> None:
+async def test_an_artifact_that_was_redacted_from_the_log_is_not_found(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         session = await kernel.session()
         ref = await made(session, text="to go")

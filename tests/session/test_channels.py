@@ -21,7 +21,7 @@ HISTORY = 12
 """Messages of a channel that is full soon."""
 
 
-async def test_a_message_of_a_queue_is_read_by_one_and_one_of_a_broadcast_by_all(tmp_path: Path) -> None:
+async def test_one_reader_gets_a_queue_message_and_all_readers_get_a_broadcast(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         a, b, c = (there.channels(name, top="a") for name in "abc")
         assert await a.send("work", "one") == 1 and await a.send("work", "two") == 2
@@ -34,7 +34,7 @@ async def test_a_message_of_a_queue_is_read_by_one_and_one_of_a_broadcast_by_all
             await a.send("news", "x", kind="queue")
 
 
-async def test_a_wait_ends_with_the_message_and_others_see_it_no_more(tmp_path: Path) -> None:
+async def test_each_waiting_session_receives_a_different_message(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         waits = [asyncio.ensure_future(there.channels(n, top="a").receive("c", timeout_ms=60_000)) for n in "bcd"]
         await asyncio.sleep(0)
@@ -44,7 +44,7 @@ async def test_a_wait_ends_with_the_message_and_others_see_it_no_more(tmp_path: 
         assert sorted(message.text for message in got if message is not None) == ["1", "2", "3"]
 
 
-async def test_who_waits_longest_is_served_first(tmp_path: Path) -> None:
+async def test_waiting_readers_receive_messages_in_the_order_they_started_waiting(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         sender = there.channels("a")
         waits = [
@@ -62,7 +62,7 @@ async def test_who_waits_longest_is_served_first(tmp_path: Path) -> None:
         )
 
 
-async def test_who_comes_late_takes_nothing_from_those_who_wait_but_what_they_do_not_want(tmp_path: Path) -> None:
+async def test_a_late_reader_takes_only_messages_that_the_waiting_readers_do_not_match(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         one, other = (there.channels("a", agent=name) for name in ("one", "other"))
         late = there.channels("z", top="a")
@@ -88,7 +88,7 @@ async def test_who_comes_late_takes_nothing_from_those_who_wait_but_what_they_do
 
 
 @pytest.mark.parametrize("steps", range(12))
-async def test_who_is_cut_off_leaves_what_would_have_been_theirs_to_the_next(tmp_path: Path, steps: int) -> None:
+async def test_a_cancelled_reader_leaves_its_message_to_the_next_reader(tmp_path: Path, steps: int) -> None:
     async with place(tmp_path) as there:
         first, second = (
             asyncio.ensure_future(there.channels(n, top="a").receive("c", timeout_ms=60_000)) for n in "bc"
@@ -106,7 +106,7 @@ async def test_who_is_cut_off_leaves_what_would_have_been_theirs_to_the_next(tmp
         assert (await second).message is not None
 
 
-async def test_who_waits_no_longer_leaves_what_comes_to_the_next(tmp_path: Path) -> None:
+async def test_a_reader_that_timed_out_leaves_the_next_message_to_the_next_reader(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         for number in range(30):
             reading = [
@@ -121,7 +121,7 @@ async def test_who_waits_no_longer_leaves_what_comes_to_the_next(tmp_path: Path)
             assert (await reading[1]).message is not None
 
 
-async def test_a_cancelled_wait_takes_nothing(tmp_path: Path) -> None:
+async def test_a_cancelled_wait_leaves_the_message_in_the_channel(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         wait = asyncio.ensure_future(there.channels("b", top="a").receive("c", timeout_ms=60_000))
         await asyncio.sleep(0)
@@ -132,7 +132,7 @@ async def test_a_cancelled_wait_takes_nothing(tmp_path: Path) -> None:
         assert message is not None and message.text == "still there"
 
 
-async def test_a_channel_is_its_trees_own_unless_it_is_shared(tmp_path: Path) -> None:
+async def test_only_shared_channels_are_visible_outside_their_session_tree(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         await there.channels("a", agent="writer").send("c", "mine")
         assert (await there.channels("z").receive("c", timeout_ms=0)).message is None
@@ -144,7 +144,9 @@ async def test_a_channel_is_its_trees_own_unless_it_is_shared(tmp_path: Path) ->
                 there.channels("a").resolve_key(name)
 
 
-async def test_a_channel_that_nobody_reads_fills_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unread_channel_fills_and_a_late_broadcast_reader_gets_the_missed_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for room in (channelling, storing):
         monkeypatch.setattr(room, "CHANNEL_CAPACITY", HISTORY)
     async with place(tmp_path) as there:
@@ -167,7 +169,7 @@ async def test_a_channel_that_nobody_reads_fills_and_says_so(tmp_path: Path, mon
         assert late.message is not None and (late.message.text, late.missed) == ("11", 10)
 
 
-async def test_what_a_reader_of_a_broadcast_left_out_by_its_sender_it_may_read_later(
+async def test_a_broadcast_reader_can_later_read_messages_that_its_sender_filter_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for room in (channelling, storing):
@@ -193,11 +195,11 @@ async def test_what_a_reader_of_a_broadcast_left_out_by_its_sender_it_may_read_l
         for number in range(2 * HISTORY):
             await anna.send("news", f"anna {number}")
         assert await read("anna") == (f"anna {HISTORY}", HISTORY - 4 + HISTORY)
-        count = there.store.database.read_connection.execute("SELECT count(*) FROM channel_delivery").fetchone()
+        count = there.store.database.shared_read_connection.execute("SELECT count(*) FROM channel_delivery").fetchone()
         assert count == (0,)  # nothing is kept of what is there no more
 
 
-async def test_what_is_sent_reaches_who_waits_and_who_watches_wherever_the_sender_is_cut_off(tmp_path: Path) -> None:
+async def test_a_message_of_a_cancelled_sender_still_reaches_waiting_readers_and_watchers(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         for turns in range(8):
             waits = asyncio.ensure_future(there.channels("b", top="a").receive(f"c{turns}", timeout_ms=60_000))
@@ -214,14 +216,14 @@ async def test_what_is_sent_reaches_who_waits_and_who_watches_wherever_the_sende
             message = (await waits).message
             assert message is not None and message.text == "it"
             watched = there.channels("a").resolve_key(f"w{turns}")
-            while there.switchboard.table.list_after(watched):
+            while there.switchboard.table.list_messages_after(watched):
                 await asyncio.sleep(0.001)
             assert len(await there.told("a")) <= turns + 1
 
 
 @pytest.mark.parametrize("kind", ["queue", "broadcast"])
 @pytest.mark.parametrize("call", ["", "call"])
-async def test_a_message_whose_wait_is_cut_off_anywhere_is_received_by_the_next(
+async def test_the_next_reader_receives_the_message_of_a_cancelled_wait(
     tmp_path: Path, kind: ChannelKind, call: str
 ) -> None:
     async with place(tmp_path) as there:
@@ -241,7 +243,7 @@ async def test_a_message_whose_wait_is_cut_off_anywhere_is_received_by_the_next(
 
 
 @pytest.mark.parametrize("kind", ["queue", "broadcast"])
-async def test_what_a_call_has_received_is_read_once_the_log_says_that_it_went_well(
+async def test_a_message_received_by_a_call_counts_as_read_once_the_call_has_succeeded(
     tmp_path: Path, kind: ChannelKind
 ) -> None:
     outcomes: dict[str, bool | None] = {}
@@ -259,7 +261,7 @@ async def test_what_a_call_has_received_is_read_once_the_log_says_that_it_went_w
         assert [one and one.text for one in left] == ["2", None]
 
 
-async def test_a_broadcast_over_which_nothing_came_for_long_makes_room_and_no_number_is_used_again(
+async def test_an_idle_broadcast_is_removed_and_its_message_numbers_are_not_reused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channelling, "MAX_CHANNELS", 2)
@@ -272,19 +274,19 @@ async def test_a_broadcast_over_which_nothing_came_for_long_makes_room_and_no_nu
         await sender.send("shared/b", "y", kind="broadcast")
         with pytest.raises(ToolError, match="maximum of 2 channels"):
             await sender.send("shared/c", "z")
-        before = there.switchboard.table.list_after(sender.resolve_key("shared/b"))[0].number
+        before = there.switchboard.table.list_messages_after(sender.resolve_key("shared/b"))[0].number
         clock.now += channelling.IDLE_NS // 2 + 1
         await sender.send("shared/c", "z")
         assert there.switchboard.table.list_names("") == ["b", "c"]
-        assert there.switchboard.table.find_position(sender.resolve_key("shared/a"), "t") is None
+        assert there.switchboard.table.find_reader_position(sender.resolve_key("shared/a"), "t") is None
         clock.now += 2 * channelling.IDLE_NS
         await reader.receive("shared/c", timeout_ms=0)
-        await there.switchboard.table.remove_idle("", clock.now)
+        await there.switchboard.table.remove_idle_channels("", clock.now)
         await sender.send("shared/d", "w")
-        assert there.switchboard.table.list_after(sender.resolve_key("shared/d"))[0].number > before + 1
+        assert there.switchboard.table.list_messages_after(sender.resolve_key("shared/d"))[0].number > before + 1
 
 
-async def test_messages_and_places_in_a_broadcast_outlive_the_process(tmp_path: Path) -> None:
+async def test_messages_and_read_positions_of_a_broadcast_survive_a_restart(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         for text in ("1", "2"):
             await there.channels("a").send("news", text, kind="broadcast")
@@ -294,7 +296,7 @@ async def test_messages_and_places_in_a_broadcast_outlive_the_process(tmp_path: 
         assert message is not None and message.text == "2"
 
 
-async def test_nothing_stays_of_channels_that_were_waited_at_or_of_readers_that_have_gone(tmp_path: Path) -> None:
+async def test_no_state_remains_of_channels_waited_on_or_of_removed_readers(tmp_path: Path) -> None:
     outcomes: dict[str, bool | None] = {}
     async with place(tmp_path, outcomes=outcomes) as there:
         board, reader = there.switchboard, there.channels("a")
@@ -317,7 +319,7 @@ async def test_nothing_stays_of_channels_that_were_waited_at_or_of_readers_that_
         await there.channels("b").receive("shared/news", timeout_ms=0)
         await there.channels("s").send("shared/news", "3")
         assert not calls
-        assert there.store.database.read_connection.execute("SELECT * FROM channel_delivery").fetchall() == []
+        assert there.store.database.shared_read_connection.execute("SELECT * FROM channel_delivery").fetchall() == []
 
 
 @tool(id="mail.handle", side_effect="write", locks=[], requires=Requires(capabilities=("channels",)))
@@ -329,7 +331,7 @@ async def handle(well: bool, runtime: Runtime) -> str:
     return received.message.text if received.message is not None else "none"
 
 
-async def test_a_message_that_a_failed_call_received_waits_for_the_next_one(tmp_path: Path) -> None:
+async def test_the_next_call_receives_a_message_that_a_failed_call_received(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[handle], rules=["allow mail.handle"]) as kernel:
         session = await kernel.session()
         await session.call("send_message", {"channel": "c", "message": "one"})
@@ -339,7 +341,7 @@ async def test_a_message_that_a_failed_call_received_waits_for_the_next_one(tmp_
         await session.call("send_message", {"channel": "c", "message": "two"})
         assert (await session.call("wait_channel", {"channel": "c"})).data["message"] == "two"
         await session.suspend()
-        table = kernel.inbound_events.channels.table
-        assert len(table.list_unsettled()) == 1
-        await kernel.inbound_events.channels.aclose()  # as when the kernel ends
-        assert table.list_unsettled() == []
+        table = kernel.inbound_services.channels.table
+        assert len(table.list_channels_with_unsettled_deliveries()) == 1
+        await kernel.inbound_services.channels.aclose()  # as when the kernel ends
+        assert table.list_channels_with_unsettled_deliveries() == []

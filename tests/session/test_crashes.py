@@ -75,7 +75,7 @@ asyncio.run(main())
 
 
 @pytest.mark.proves("G-05", "G-01", "L-10")
-async def test_a_process_killed_with_a_call_at_each_step(tmp_path: Path) -> None:
+async def test_calls_are_recovered_after_a_kill_at_each_step(tmp_path: Path) -> None:
     die_by_itself(tmp_path, EACH_STEP)
     ran = (tmp_path / "effects").read_text().split()
     assert ran == ["acknowledged", "executing", "executed"]
@@ -128,7 +128,7 @@ async def test_a_process_killed_with_a_call_at_each_step(tmp_path: Path) -> None
 
 
 @pytest.mark.proves("G-05", "G-01")
-async def test_killed_again_and_again_a_busy_workspace_loses_nothing_it_acknowledged(tmp_path: Path) -> None:
+async def test_repeated_kills_of_a_busy_workspace_lose_no_acknowledged_result(tmp_path: Path) -> None:
     crashes = Crashes(tmp_path, seed=1)
     for _ in range(5):
         crashes.live_and_die()

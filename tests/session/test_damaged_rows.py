@@ -86,7 +86,9 @@ async def used(folder: Path) -> Path:
         assert parked.metadata.get("awaiting_approval"), parked
         for _ in range(AT_THE_END):
             assert (await session.call("read", {"path": "a.txt"})).ok
-        await kernel.components.store.messages.queue_messages("ses_used", [(0, {"role": "user", "text": "a task"})], 1)
+        await kernel.components.store.messages.queue_message_writes(
+            "ses_used", [(0, {"role": "user", "text": "a task"})], 1
+        )
     ran.clear()
     return next((folder / "state").rglob("handrail.db"))
 
@@ -129,7 +131,7 @@ async def everything(kernel: Kernel) -> list[Any]:
     for approval in () if isinstance(seen[0], Exception) else seen[0]:
         seen.append(await told(lambda id=approval.id: kernel.approvals.decide(id, ApprovalAnswer("once"), by="test")))
     if isinstance(session, LocalSession):
-        seen.append(await told(session.calls_awaiting_approval))
+        seen.append(await told(session.list_calls_awaiting_approval))
     seen.append(await told(session.resume_suspended_calls))
     seen.append(await told(lambda: session.call("test.count", {})))
     seen.append(await told(lambda: session.call("test.keep", {"to": "k"}, key="k")))
@@ -217,7 +219,7 @@ def here(kept: tuple[Path, Path]) -> Path:
 @pytest.mark.proves("G-10")
 @pytest.mark.parametrize("door", [HELD, JOINED])
 @pytest.mark.parametrize(("table", "statement"), ROWS)
-def test_a_row_that_is_not_what_was_written_is_refused_in_words(
+def test_a_damaged_row_is_refused_with_a_clear_error(
     here: Path, capsys: pytest.CaptureFixture[str], table: str, statement: str, door: str
 ) -> None:
     database = next((here / "state").rglob("handrail.db"))
@@ -239,7 +241,7 @@ def pages_of(database: Path) -> dict[str, int]:
 
 
 @pytest.mark.proves("G-10")
-def test_a_page_of_any_table_that_is_damaged_is_told_in_words_at_the_start_and_while_it_runs(
+def test_a_damaged_page_of_any_table_is_reported_at_the_start_and_while_running(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     database = asyncio.run(used(tmp_path))
@@ -280,7 +282,7 @@ def test_a_page_of_any_table_that_is_damaged_is_told_in_words_at_the_start_and_w
                 assert any(isinstance(e, Exception) or getattr(e, "error_kind", None) for e in seen), (table, seen)
 
 
-async def test_a_session_whose_closing_failed_can_be_opened_and_closed_again(tmp_path: Path) -> None:
+async def test_a_session_that_failed_to_close_can_be_reopened_and_closed(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session("ses_1")
         with closing(sqlite3.connect(kernel.components.store.folders.database_file)) as other:

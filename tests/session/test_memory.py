@@ -17,7 +17,7 @@ from handrail.contract.calls_and_results import Result
 from handrail.contract.session_protocols import Session
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.record.log_reader import LogReader
-from handrail.session.memory.write_checks import find_untrusted_view
+from handrail.session.memory.write_checks import find_untrusted_content_reason
 from handrail.store.memory.knowledge_store import KnowledgeStore
 from handrail.store.tables.session_tables import SessionRow
 from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
@@ -56,7 +56,7 @@ async def hits(session: Session, query: str, **more: Any) -> list[dict[str, Any]
     return result.data["hits"]
 
 
-async def test_a_fact_is_found_in_a_later_session_of_another_workspace_by_words_key_id_and_time(tmp_path: Path) -> None:
+async def test_a_later_session_finds_a_fact_by_words_key_id_and_time(tmp_path: Path) -> None:
     async with opened(tmp_path) as (_, session):
         stored = await upsert(session, TABS, key="go/indent", tags=["formatting"])
         assert stored.ok and stored.data == {"id": stored.data["id"], "stored": True}
@@ -80,7 +80,7 @@ async def test_a_fact_is_found_in_a_later_session_of_another_workspace_by_words_
             assert (await session.call("memory.query", wrong)).error_kind == "invalid_input", wrong
 
 
-async def test_notes_and_the_conversation_are_stores_of_the_same_tool(tmp_path: Path) -> None:
+async def test_memory_query_searches_notes_todos_and_the_conversation_of_the_session(tmp_path: Path) -> None:
     async with opened(tmp_path) as (kernel, session):
         await Agent(session, PlaybackModel(text_reply("It is marvin."))).complete("What is our build server called?")
         await session.call("scratchpad", {"action": "set", "key": "port", "value": "The API listens on 8080."})
@@ -119,7 +119,7 @@ async def test_notes_and_the_conversation_are_stores_of_the_same_tool(tmp_path: 
         ("Always run the linter before you commit a change.", "invalid_input", "repeats the instructions in AGENTS.md"),
     ],
 )
-async def test_what_is_not_worth_storing_or_must_not_be_stored_is_refused_with_the_reason(
+async def test_a_fact_that_is_worthless_or_secret_is_refused_with_the_reason(
     tmp_path: Path, text: str, kind: str, reason: str
 ) -> None:
     (tmp_path / "ws").mkdir()
@@ -133,7 +133,7 @@ async def test_what_is_not_worth_storing_or_must_not_be_stored_is_refused_with_t
     assert rows(tmp_path) == []
 
 
-async def test_what_was_recalled_adds_nothing_however_often_it_is_stored_again(tmp_path: Path) -> None:
+async def test_storing_a_recalled_fact_again_adds_nothing(tmp_path: Path) -> None:
     async with opened(tmp_path) as (kernel, session):
         await upsert(session, TABS)
         await Agent(session, PlaybackModel(text_reply("I will."))).complete(
@@ -150,7 +150,7 @@ async def test_what_was_recalled_adds_nothing_however_often_it_is_stored_again(t
     assert rows(tmp_path, history=True) == [TABS]
 
 
-async def test_a_near_duplicate_is_merged_and_another_number_name_or_negation_is_not(tmp_path: Path) -> None:
+async def test_a_near_duplicate_fact_is_merged_unless_a_number_name_or_negation_differs(tmp_path: Path) -> None:
     async with opened(tmp_path) as (_, session):
         await upsert(session, "The release of the product takes place on 12 May in the office of Alice.")
         merged = await upsert(
@@ -167,7 +167,7 @@ async def test_a_near_duplicate_is_merged_and_another_number_name_or_negation_is
     assert len(rows(tmp_path)) == 4
 
 
-async def test_a_session_stores_at_most_twenty_facts_also_after_it_was_opened_again(tmp_path: Path) -> None:
+async def test_a_session_stores_at_most_twenty_facts_even_after_it_is_reopened(tmp_path: Path) -> None:
     async with opened(tmp_path) as (_, session):
         results = [await upsert(session, f"The house number {n} of the street has {n * 7} windows.") for n in range(15)]
         known = session.id
@@ -180,7 +180,7 @@ async def test_a_session_stores_at_most_twenty_facts_also_after_it_was_opened_ag
     assert len(rows(tmp_path)) == 21
 
 
-async def test_compact_folds_facts_with_one_key_and_a_correction_replaces_at_once(tmp_path: Path) -> None:
+async def test_a_correction_replaces_a_fact_immediately_and_compact_merges_facts_with_one_key(tmp_path: Path) -> None:
     async with opened(tmp_path) as (_, session):
         first = (await upsert(session, "The user lives in Lisbon in a small house.", key="user/home")).data["id"]
         await upsert(session, "The user has moved to Porto near the river.", key="user/home")
@@ -220,7 +220,7 @@ def open_document(number: int) -> dict[str, Any]:
     return {"text": f"Minutes of meeting {number}. {RULES[number]}"}
 
 
-async def test_rules_that_documents_plant_reach_no_later_prompt_and_no_result_without_a_label(tmp_path: Path) -> None:
+async def test_rules_planted_by_documents_reach_no_later_prompt_and_only_labelled_results(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     planted: list[dict[str, Any]] = []
     for number in range(36):
@@ -251,7 +251,7 @@ async def test_rules_that_documents_plant_reach_no_later_prompt_and_no_result_wi
     assert len(planted) == 72 and all("was in view" in hit["unconfirmed"] for hit in planted)
 
 
-async def test_an_unconfirmed_fact_that_a_repetition_shows_has_a_label_and_stays_in_view(tmp_path: Path) -> None:
+async def test_an_unconfirmed_fact_shown_by_a_merge_is_labelled_and_counts_as_in_view(tmp_path: Path) -> None:
     async with opened(tmp_path, tools=[open_document], rules=["allow docs.open"]) as (kernel, session):
         await session.call("docs.open", {"number": 1})
         await upsert(session, RULES[1])
@@ -264,7 +264,7 @@ async def test_an_unconfirmed_fact_that_a_repetition_shows_has_a_label_and_stays
         assert "recalled unconfirmed facts" in (await upsert(clean, TABS)).data["unconfirmed"]
 
 
-async def test_an_unconfirmed_fact_replaces_no_confirmed_one_until_a_person_confirms_it(tmp_path: Path) -> None:
+async def test_an_unconfirmed_fact_replaces_a_confirmed_fact_only_after_the_user_confirms_it(tmp_path: Path) -> None:
     async with opened(tmp_path, tools=[open_document], rules=["allow docs.open"]) as (kernel, clean):
         true = (await upsert(clean, "Backups of the user go to the disk in the cellar.", key="backup")).data["id"]
         session = await kernel.session()
@@ -282,7 +282,7 @@ async def test_an_unconfirmed_fact_replaces_no_confirmed_one_until_a_person_conf
     store.close()
 
 
-async def test_sessions_whose_model_saw_more_than_is_known_store_unconfirmed_facts(tmp_path: Path) -> None:
+async def test_sessions_with_an_unknown_model_context_store_unconfirmed_facts(tmp_path: Path) -> None:
     async with opened(tmp_path) as (kernel, session):
         store = kernel.components.store
         for row in (
@@ -292,7 +292,10 @@ async def test_sessions_whose_model_saw_more_than_is_known_store_unconfirmed_fac
         ):
             await store.sessions.record_opened(row)
         with LogReader.open_database(store.folders.database_file) as reader:
-            why = {id: find_untrusted_view(reader, id) for id in ("ses_plain", "ses_client", "ses_child", "ses_none")}
+            why = {
+                id: find_untrusted_content_reason(reader, id)
+                for id in ("ses_plain", "ses_client", "ses_child", "ses_none")
+            }
     assert why.pop("ses_plain") == ""
     assert [text.split()[:3] for text in why.values()] == [
         ["the", "model", "of"],
@@ -309,7 +312,7 @@ async def test_sessions_whose_model_saw_more_than_is_known_store_unconfirmed_fac
         (UserMessage("I like pictures and notices, and <embedded> devices."), None),
     ],
 )
-async def test_a_file_in_a_message_of_the_user_is_not_the_word_of_the_user(
+async def test_a_fact_stored_after_a_user_message_with_a_file_is_unconfirmed(
     tmp_path: Path, message: UserMessage, why: str | None
 ) -> None:
     async with opened(tmp_path) as (_, session):
@@ -318,7 +321,7 @@ async def test_a_file_in_a_message_of_the_user_is_not_the_word_of_the_user(
         assert (why is None and "unconfirmed" not in stored) or (why is not None and why in stored["unconfirmed"])
 
 
-async def test_a_fork_does_not_launder_what_was_in_view(tmp_path: Path) -> None:
+async def test_facts_stored_by_a_forked_or_reopened_session_stay_unconfirmed(tmp_path: Path) -> None:
     async with opened(tmp_path, tools=[open_document], rules=["allow docs.open"]) as (kernel, session):
         await Agent(session, PlaybackModel(call_reply(("docs__open", {"number": 3})), text_reply("."))).complete(
             "Read it."

@@ -21,13 +21,15 @@ def notice(session_id: str, id: str = "n1", text: str = "it is done") -> Notific
     return Notification(id, session_id, "job", "bash_00000001", text, 1, {"exit_code": 0}, "bash")
 
 
-async def test_a_notice_waits_in_order_across_restarts_and_is_taken_once(tmp_path: Path) -> None:
+async def test_notifications_keep_their_order_across_restarts_and_are_delivered_once(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
         assert session.notifications is not None and session.lane.notifications is not None
         await session.lane.notifications.post(notice(session.id, "b"))
-        await kernel.inbound_events.notifications.store_notification(notice(session.id, "a"))
-        await kernel.inbound_events.notifications.store_notification(notice(session.id, "b", "the same delivery again"))
+        await kernel.inbound_services.notifications.store_notification(notice(session.id, "a"))
+        await kernel.inbound_services.notifications.store_notification(
+            notice(session.id, "b", "the same delivery again")
+        )
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(session.id)
         assert session.notifications is not None
@@ -35,14 +37,14 @@ async def test_a_notice_waits_in_order_across_restarts_and_is_taken_once(tmp_pat
         assert waiting == [notice(session.id, "b"), notice(session.id, "a")]
         await session.notifications.mark_delivered(["b"])
         await session.notifications.mark_delivered(["b"])
-        await kernel.inbound_events.notifications.store_notification(notice(session.id, "b"))
+        await kernel.inbound_services.notifications.store_notification(notice(session.id, "b"))
         assert [one.id for one in await session.notifications.list_pending()] == ["a"]
 
 
-async def test_a_notice_is_another_sessions_only_by_its_id_and_goes_when_that_is_closed(tmp_path: Path) -> None:
+async def test_a_session_sees_only_its_notifications_and_closing_removes_them(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         mine, other = await kernel.session(), await kernel.session()
-        await kernel.inbound_events.notifications.store_notification(notice(other.id))
+        await kernel.inbound_services.notifications.store_notification(notice(other.id))
         assert mine.notifications is not None and not await mine.notifications.list_pending()
         await mine.notifications.mark_delivered(["n1"])
         assert other.notifications is not None and len(await other.notifications.list_pending()) == 1
@@ -51,18 +53,18 @@ async def test_a_notice_is_another_sessions_only_by_its_id_and_goes_when_that_is
             "it was told to the other"
         )
         await other.close()
-        assert kernel.inbound_events.notifications.table.count_pending(other.id) == 0
+        assert kernel.inbound_services.notifications.table.count_pending(other.id) == 0
 
 
-async def test_who_waits_for_a_notice_hears_of_it_and_of_there_being_none_to_come(tmp_path: Path) -> None:
+async def test_a_waiter_wakes_for_a_notification_and_when_no_more_can_arrive(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
-        notices = kernel.inbound_events.notifications.list_session_notifications(session.id)
+        notices = kernel.inbound_services.notifications.attach_session(session.id)
         assert not await notices.wait_for_next(), "nothing runs"
         notices.expect_from("bash_00000001")
         notices.expect_from("bash_00000002")
         lives, idles = asyncio.create_task(notices.wait_until_pending()), asyncio.create_task(notices.wait_for_next())
-        await kernel.inbound_events.notifications.store_notification(notice(session.id))
+        await kernel.inbound_services.notifications.store_notification(notice(session.id))
         await lives
         assert await idles
         await notices.mark_delivered(["n1"])
@@ -71,45 +73,45 @@ async def test_who_waits_for_a_notice_hears_of_it_and_of_there_being_none_to_com
         assert not await idles
 
 
-async def test_what_a_session_that_was_left_had_to_wait_for_is_let_go_when_that_has_ended(tmp_path: Path) -> None:
+async def test_a_released_session_drops_its_notification_state_once_all_its_jobs_have_ended(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
-        board = kernel.inbound_events.notifications
-        left = board.list_session_notifications("ses_left")
+        board = kernel.inbound_services.notifications
+        left = board.attach_session("ses_left")
         left.expect_from("bash_1")
         left.expect_from("bash_2")
         board.release_session("ses_left")
         left.stop_expecting("bash_1")
-        assert board.list_session_notifications("ses_left") is left, "opened again, it is still told of the other"
+        assert board.attach_session("ses_left") is left, "opened again, it is still told of the other"
         board.release_session("ses_left")
         left.stop_expecting("bash_2")
-        opened = board.list_session_notifications("ses_left")
+        opened = board.attach_session("ses_left")
         assert opened is not left
         left.stop_expecting("bash_2")
-        assert board.list_session_notifications("ses_left") is opened
+        assert board.attach_session("ses_left") is opened
 
 
-async def test_no_notice_is_kept_with_a_secret_and_none_without_bound(
+async def test_stored_notifications_contain_no_secrets_and_are_bounded_in_size_and_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with temporary_kernel(tmp_path, secrets={"KEY": "hunter2hunter2"}) as kernel:
         session = await kernel.session()
-        await kernel.inbound_events.notifications.store_notification(
+        await kernel.inbound_services.notifications.store_notification(
             notice(session.id, text="the key is hunter2hunter2 " + "x" * 100_000)
         )
-        (kept,) = kernel.inbound_events.notifications.table.list_pending(session.id)
+        (kept,) = kernel.inbound_services.notifications.table.list_pending(session.id)
         assert "hunter2" not in kept.text and "more characters are omitted" in kept.text
         monkeypatch.setattr(noticing, "MAX_PENDING", 2)
-        await kernel.inbound_events.notifications.store_notification(notice(session.id, "n2"))
+        await kernel.inbound_services.notifications.store_notification(notice(session.id, "n2"))
         with pytest.raises(UsageError, match="2 pending notifications"):
-            await kernel.inbound_events.notifications.store_notification(notice(session.id, "n3"))
+            await kernel.inbound_services.notifications.store_notification(notice(session.id, "n3"))
         other = await kernel.session()
-        await kernel.inbound_events.notifications.store_notification(replace(notice(other.id), id="n3"))
+        await kernel.inbound_services.notifications.store_notification(replace(notice(other.id), id="n3"))
 
 
-async def test_of_very_many_the_first_are_looked_at_and_a_damaged_one_keeps_nobody_waiting(tmp_path: Path) -> None:
+async def test_pending_notifications_are_listed_in_batches_and_a_damaged_one_blocks_no_waiter(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
-        notices = kernel.inbound_events.notifications.list_session_notifications(session.id)
+        notices = kernel.inbound_services.notifications.attach_session(session.id)
         for n in range(MAX_NOTIFICATIONS_AT_ONCE + 5):
             await notices.post(notice(session.id, f"n{n:03}"))
         assert [one.id for one in await notices.list_pending()] == [
@@ -119,20 +121,20 @@ async def test_of_very_many_the_first_are_looked_at_and_a_damaged_one_keeps_nobo
         with contextlib.closing(sqlite3.connect(kernel.components.store.database.path)) as other:
             other.execute("UPDATE notification SET body = x'00' WHERE delivered = 0")
             other.commit()
-        while kernel.inbound_events.notifications.table.count_pending(session.id):
+        while kernel.inbound_services.notifications.table.count_pending(session.id):
             assert not await notices.list_pending()
             await asyncio.sleep(0)
         assert not await notices.wait_for_next()
 
 
-async def test_what_was_taken_is_forgotten_when_it_is_very_many(tmp_path: Path) -> None:
+async def test_the_oldest_delivered_notifications_are_removed_beyond_the_limit(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
-        notices = kernel.inbound_events.notifications.list_session_notifications(session.id)
+        notices = kernel.inbound_services.notifications.attach_session(session.id)
         for n in range(1_005):
             await notices.post(notice(session.id, f"n{n}"))
         await notices.mark_delivered([f"n{n}" for n in range(1_005)])
-        rows = kernel.components.store.database.read_connection.execute("SELECT count(*) FROM notification").fetchone()[
-            0
-        ]
+        rows = kernel.components.store.database.shared_read_connection.execute(
+            "SELECT count(*) FROM notification"
+        ).fetchone()[0]
         assert rows == 1_000 and not await notices.list_pending()

@@ -15,9 +15,9 @@ from handrail.agent.agent_loop import Agent
 from handrail.agent.model_protocol import AssistantMessage, CallResultsMessage, UserMessage
 from handrail.contract.session_protocols import Session
 from handrail.record.hash_chain import SALT_BYTES
-from handrail.session.transcript_search import SessionReader
+from handrail.session.transcript_search import StoredSessionReader
 from handrail.store.state_folders import locate_folders
-from handrail.testing.provider_request_checks import PlaybackModel, call_reply, find_openai_faults, text_reply
+from handrail.testing.provider_request_checks import PlaybackModel, call_reply, find_chat_completions_faults, text_reply
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 SECRET = "correct-horse-battery"
@@ -56,7 +56,7 @@ async def talk(session: Session, *replies: Any, task: str | None = "go on") -> A
 
 
 @pytest.mark.proves("A-10")
-async def test_a_conversation_goes_on_with_everything_that_was_said(tmp_path: Path) -> None:
+async def test_a_conversation_resumes_with_its_whole_history(tmp_path: Path) -> None:
     async with opened(tmp_path) as kernel:
         session = await kernel.session()
         first = await talk(
@@ -77,7 +77,7 @@ def forget_head(folder: Path) -> None:
 
 
 @pytest.mark.proves("A-10")
-async def test_call_ids_go_on_after_the_last_turn_also_where_the_log_does_not_know_it(tmp_path: Path) -> None:
+async def test_call_ids_continue_after_the_last_turn_even_when_the_log_lacks_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1")
         await talk(session, call_reply(("test.count", {"n": 1})), call_reply(("test.count", {"n": 2})), text_reply("x"))
@@ -97,9 +97,7 @@ async def test_call_ids_go_on_after_the_last_turn_also_where_the_log_does_not_kn
 
 @pytest.mark.proves("A-10")
 @pytest.mark.parametrize("kept", range(1, 6))
-async def test_a_history_cut_off_anywhere_goes_on_with_every_call_answered_from_the_log(
-    tmp_path: Path, kept: int
-) -> None:
+async def test_a_truncated_history_resumes_with_every_call_answered_from_the_log(tmp_path: Path, kept: int) -> None:
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1")
         calls = call_reply(("test.count", {"n": 1}), ("test.masked", {}), ("nothing", {}))
@@ -126,10 +124,10 @@ async def test_a_history_cut_off_anywhere_goes_on_with_every_call_answered_from_
         assert asked[0].text == "count" and asked[-1].text == "again"
         from handrail.agent.providers.openai import _messages  # pyright: ignore[reportPrivateUsage]
 
-        assert find_openai_faults({"messages": list(_messages(model.requests[0]))}) == []
+        assert find_chat_completions_faults({"messages": list(_messages(model.requests[0]))}) == []
 
 
-async def test_without_a_task_a_session_goes_on_where_it_stopped_unless_it_was_answered(tmp_path: Path) -> None:
+async def test_a_session_without_a_task_continues_where_it_stopped_unless_it_was_answered(tmp_path: Path) -> None:
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1")
         with pytest.raises(UsageError, match="nothing is left to continue"):
@@ -142,7 +140,7 @@ async def test_without_a_task_a_session_goes_on_where_it_stopped_unless_it_was_a
 
 
 @pytest.mark.proves("A-10")
-async def test_what_was_read_may_be_edited_after_a_restart_unless_it_changed_since(tmp_path: Path) -> None:
+async def test_a_file_read_before_a_restart_can_be_written_unless_it_has_changed(tmp_path: Path) -> None:
     rules = [*RULES, "allow write", "allow fs.write"]
     async with opened(tmp_path, rules=rules) as kernel:
         for name in ("a.txt", "b.txt"):
@@ -160,7 +158,7 @@ async def test_what_was_read_may_be_edited_after_a_restart_unless_it_changed_sin
 
 
 @pytest.mark.proves("A-10")
-async def test_todos_and_folders_come_back_and_go_only_when_it_is_closed(tmp_path: Path) -> None:
+async def test_todos_and_folders_of_a_session_are_kept_until_the_session_is_closed(tmp_path: Path) -> None:
     todos = [{"id": "1", "content": "go on", "status": "pending"}]
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1")
@@ -194,7 +192,7 @@ async def test_todos_and_folders_come_back_and_go_only_when_it_is_closed(tmp_pat
 
 
 @pytest.mark.proves("A-10")
-async def test_an_answer_for_this_session_comes_back_with_it_and_not_with_its_fork(tmp_path: Path) -> None:
+async def test_a_session_grant_survives_a_restart_but_is_not_copied_to_a_fork(tmp_path: Path) -> None:
     person = ScriptedApprovalHandler([ApprovalAnswer("session")])
     async with opened(tmp_path, rules=["ask test.count"]) as kernel:
         session = await kernel.session("ses_1", approval_handler=person, rules=["allow test.masked"])
@@ -211,7 +209,7 @@ async def test_an_answer_for_this_session_comes_back_with_it_and_not_with_its_fo
 
 
 @pytest.mark.proves("A-10")
-async def test_a_fork_begins_with_what_was_said_and_goes_its_own_way(tmp_path: Path) -> None:
+async def test_a_fork_starts_with_the_history_of_its_parent_and_diverges_from_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1", topic="counting")
         await session.call("todo", {"todos": [{"id": "1", "content": "go on", "status": "pending"}]})
@@ -225,11 +223,11 @@ async def test_a_fork_begins_with_what_was_said_and_goes_its_own_way(tmp_path: P
         again = await talk(session, text_reply("here"), task="go on here")
         assert again.messages[:4] == parent.messages and "elsewhere" not in str(again.messages)
     with sqlite3.connect(database(tmp_path)) as connection:
-        facts = SessionReader(connection, None).get(forked.id)
+        facts = StoredSessionReader(connection, None).get(forked.id)
     assert facts is not None and (facts.forked_from, facts.topic, facts.state) == ("ses_1", "counting", "suspended")
 
 
-async def test_a_call_left_open_in_the_parent_is_not_run_in_its_fork(tmp_path: Path) -> None:
+async def test_a_forked_session_does_not_run_a_call_left_open_by_its_parent(tmp_path: Path) -> None:
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1")
         await talk(session, call_reply(("test.count", {"n": 1})), text_reply("two"), task="count")
@@ -263,7 +261,7 @@ async def test_a_call_left_open_in_the_parent_is_not_run_in_its_fork(tmp_path: P
 
 
 @pytest.mark.proves("A-10")
-async def test_no_secret_is_kept_with_what_was_said(tmp_path: Path) -> None:
+async def test_the_stored_history_contains_no_secrets(tmp_path: Path) -> None:
     async with opened(tmp_path, secrets={"horse": SECRET}) as kernel:
         session = await kernel.session("ses_1")
         replies = (
@@ -281,7 +279,7 @@ async def test_no_secret_is_kept_with_what_was_said(tmp_path: Path) -> None:
         assert len(agent.messages) == 6
 
 
-async def test_a_session_belongs_to_one_user_and_one_agent_at_a_time(tmp_path: Path) -> None:
+async def test_a_session_is_opened_once_at_a_time_and_only_by_its_agent(tmp_path: Path) -> None:
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1")
         with pytest.raises(UsageError, match="already open"):
@@ -296,7 +294,7 @@ async def test_a_session_belongs_to_one_user_and_one_agent_at_a_time(tmp_path: P
             await kernel.session("ses_1")
 
 
-async def test_how_sessions_stand_is_told_by_any_process(tmp_path: Path) -> None:
+async def test_any_process_can_read_the_states_of_sessions(tmp_path: Path) -> None:
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1", topic="counting")
         await talk(session, call_reply(("test.count", {"n": 1})), text_reply("two"), task="count\nto two")
@@ -309,7 +307,7 @@ async def test_how_sessions_stand_is_told_by_any_process(tmp_path: Path) -> None
             .fetchone()[0]
         )
         with sqlite3.connect(database(tmp_path)) as connection:
-            reader = SessionReader(connection, token)
+            reader = StoredSessionReader(connection, token)
             assert {facts.id: facts.state for facts in reader.list_sessions()} == {
                 "ses_1": "open",
                 "ses_2": "open",
@@ -317,9 +315,9 @@ async def test_how_sessions_stand_is_told_by_any_process(tmp_path: Path) -> None
             }
             assert reader.find_latest_resumable() is None
             # As after a kill: nobody holds the workspace, or somebody else does.
-            assert {f.state for f in SessionReader(connection, None).list_sessions()} == {"suspended", "closed"}
-            latest = SessionReader(connection, token + 1).find_latest_resumable()
+            assert {f.state for f in StoredSessionReader(connection, None).list_sessions()} == {"suspended", "closed"}
+            latest = StoredSessionReader(connection, token + 1).find_latest_resumable()
     assert latest is not None and latest.id == "ses_1"
     assert (latest.messages, latest.calls, latest.task, latest.topic) == (4, 1, "count to two", "counting")
     with sqlite3.connect(database(tmp_path)) as connection:
-        assert SessionReader(connection, token).get("ses_1").state == "suspended"  # type: ignore[union-attr]
+        assert StoredSessionReader(connection, token).get("ses_1").state == "suspended"  # type: ignore[union-attr]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handrail.contract.services.channels_and_triggers import Trigger
-from handrail.session.inbound.trigger_scheduler import SECOND_NS, UtcOffset, next_firing_ns
+from handrail.session.inbound.trigger_scheduler import SECOND_NS, UtcOffset, compute_next_firing_ns
 
 pytestmark = [
     pytest.mark.proves("A-07"),
@@ -127,7 +127,9 @@ def fires(fields: Fields, change: Change, start: int, end: int) -> list[int]:
     trigger = Trigger("t", "s", "schedule", "x", start * SECOND_NS, cron=fields.cron)
     found: list[int] = []
     now = start * SECOND_NS
-    while (following := next_firing_ns(trigger, now, of(change.zone))) is not None and following <= end * SECOND_NS:
+    while (
+        following := compute_next_firing_ns(trigger, now, of(change.zone))
+    ) is not None and following <= end * SECOND_NS:
         assert following > now
         found.append(following // SECOND_NS)
         now = following
@@ -139,7 +141,7 @@ def told(times: Sequence[int], zone: str) -> list[str]:
     return [f"{datetime.fromtimestamp(at, info):%d %H:%M %z}" for at in times]
 
 
-def test_at_every_change_of_every_zone_a_schedule_keeps_to_the_clock() -> None:
+def test_schedules_follow_the_local_clock_at_every_offset_change_of_every_zone() -> None:
     """Every hour, and once a day within what is shown twice or not at all."""
     assert any(abs(change.after - change.before) == 1800 for change in all_changes())
     for change in all_changes():
@@ -156,7 +158,7 @@ def test_at_every_change_of_every_zone_a_schedule_keeps_to_the_clock() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_whatever_a_schedule_names_it_keeps_to_the_clock_and_never_comes_late_or_twice(data: st.DataObject) -> None:
+def test_a_schedule_follows_the_clock_across_clock_changes_and_never_fires_late_or_twice(data: st.DataObject) -> None:
     change = data.draw(st.sampled_from(all_changes()))
     fields = Fields(
         data.draw(st.frozensets(st.integers(0, 59), min_size=1, max_size=3)),
@@ -182,24 +184,24 @@ def test_whatever_a_schedule_names_it_keeps_to_the_clock_and_never_comes_late_or
         ("15 2 * * *", "2026-10-03T14:00", "02:45 02:15"),
     ],
 )
-def test_half_an_hour_shifts_no_schedule(cron: str, from_: str, times: str) -> None:
+def test_a_clock_change_of_half_an_hour_shifts_no_schedule(cron: str, from_: str, times: str) -> None:
     now = int(datetime.fromisoformat(f"{from_}+00:00").timestamp()) * SECOND_NS
     trigger = Trigger("t", "s", "schedule", "x", now, cron=cron)
     found: list[int] = []
     for _ in times.split():
-        following = next_firing_ns(trigger, now, of("Australia/Lord_Howe"))
+        following = compute_next_firing_ns(trigger, now, of("Australia/Lord_Howe"))
         assert following is not None
         now = following
         found.append(now // SECOND_NS)
     assert [shown[3:8] for shown in told(found, "Australia/Lord_Howe")] == times.split()
 
 
-def test_a_firing_that_was_late_where_the_clocks_were_put_back_does_not_come_again_with_them() -> None:
+def test_a_late_firing_is_not_repeated_when_the_clocks_are_set_back() -> None:
     added, late = (
         int(datetime.fromisoformat(f"2026-10-{when}+00:00").timestamp()) * SECOND_NS
         for when in ("20T12:00", "25T01:10")
     )
     trigger = Trigger("t", "s", "schedule", "x", added, cron="30 2 * * *")
-    following = next_firing_ns(trigger, late, of("Europe/Berlin"))
+    following = compute_next_firing_ns(trigger, late, of("Europe/Berlin"))
     assert following is not None
     assert told([following // SECOND_NS], "Europe/Berlin") == ["26 02:30 +0100"]

@@ -98,7 +98,7 @@ def kinds(kernel: Kernel, call_id: str) -> list[str]:
 
 
 @pytest.mark.proves("L-10")
-async def test_call_ids_stay_unique_when_a_session_goes_on(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_call_ids_stay_unique_when_a_session_resumes(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path) as kernel:
         session = await kernel.session("ses_long")
         early = session.start_turn()  # its calls come last, so that the newest call is not of the highest turn
@@ -116,7 +116,7 @@ async def test_call_ids_stay_unique_when_a_session_goes_on(tmp_path: Path, kerne
 
 
 @pytest.mark.proves("L-10")
-async def test_a_key_keeps_its_answer_for_as_long_as_its_session_may_be_opened(
+async def test_an_idempotency_key_returns_the_first_result_after_every_restart(
     tmp_path: Path, kernel_in: Opens
 ) -> None:
     for attempt in range(3):
@@ -128,7 +128,7 @@ async def test_a_key_keeps_its_answer_for_as_long_as_its_session_may_be_opened(
 
 
 @pytest.mark.proves("L-10")
-async def test_many_callers_with_one_key_at_once_run_it_once(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_many_concurrent_calls_with_one_idempotency_key_run_once(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path) as kernel:
         session = await kernel.session()
         calls = [asyncio.create_task(session.call("test.send", {"name": "n"}, key="k")) for _ in range(20)]
@@ -143,7 +143,9 @@ async def test_many_callers_with_one_key_at_once_run_it_once(tmp_path: Path, ker
 
 
 @pytest.mark.proves("L-10")
-async def test_a_key_whose_call_was_only_held_up_may_be_tried_again(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_key_can_be_reused_after_its_call_was_cancelled_before_running(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
     async with kernel_in(tmp_path) as kernel:
         session = await kernel.session()
         holding = asyncio.create_task(session.call("test.hold", {}))
@@ -162,14 +164,14 @@ async def test_a_key_whose_call_was_only_held_up_may_be_tried_again(tmp_path: Pa
     assert held.ran == ["later"]
 
 
-async def test_one_session_is_open_once_however_many_ask_at_a_time(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_concurrent_openings_of_one_session_succeed_only_once(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path) as kernel:
         opened = await asyncio.gather(*(kernel.session("ses_one") for _ in range(5)), return_exceptions=True)
         assert sum(not isinstance(session, BaseException) for session in opened) == 1
         assert all(not isinstance(other, BaseException) or isinstance(other, UsageError) for other in opened)
 
 
-async def test_a_session_that_could_not_be_opened_can_be_opened_after_all(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_session_can_be_opened_after_a_failed_attempt(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path) as kernel:
         with pytest.raises(Exception, match="rule"):
             await kernel.session("ses_again", rules=["no rule at all"])
@@ -177,7 +179,7 @@ async def test_a_session_that_could_not_be_opened_can_be_opened_after_all(tmp_pa
         assert (await session.call("test.look", {})).ok
 
 
-async def test_a_session_whose_opening_was_cut_off_is_open_nowhere(tmp_path: Path) -> None:
+async def test_a_session_is_not_held_after_its_opening_is_cancelled(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[look], rules=ALLOW) as kernel:
         await (await kernel.session("ses_cut")).suspend()
         for turns in range(40):
@@ -199,7 +201,7 @@ async def test_a_session_whose_opening_was_cut_off_is_open_nowhere(tmp_path: Pat
 
 @pytest.mark.proves("X-08")
 @pytest.mark.parametrize("size", [0, 200_000])
-async def test_closing_answers_what_is_in_flight_and_then_removes_the_folders(
+async def test_closing_a_session_answers_open_calls_and_then_removes_its_folders(
     tmp_path: Path, kernel_in: Opens, size: int
 ) -> None:
     async with kernel_in(tmp_path) as kernel:
@@ -225,9 +227,7 @@ async def test_closing_answers_what_is_in_flight_and_then_removes_the_folders(
         assert all(record.sequence < closed for record in last if record.session_id == "ses_gone" and record.call_id)
 
 
-async def test_a_closed_session_takes_no_call_by_any_door_and_makes_no_folder_again(
-    tmp_path: Path, kernel_in: Opens
-) -> None:
+async def test_a_closed_session_accepts_no_calls_and_creates_no_folders(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path) as kernel:
         session = await kernel.session("ses_gone")
         turn = session.start_turn()
@@ -249,7 +249,7 @@ async def test_a_closed_session_takes_no_call_by_any_door_and_makes_no_folder_ag
 
 
 @pytest.mark.proves("X-08", "G-01")
-async def test_closing_the_kernel_answers_and_records_whatever_is_in_flight(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_closing_the_kernel_answers_and_records_every_open_call(tmp_path: Path, kernel_in: Opens) -> None:
     person = ScriptedApprovalHandler([ApprovalAnswer("once")])
     person.may_answer.clear()
     async with temporary_kernel(
@@ -281,7 +281,7 @@ async def test_closing_the_kernel_answers_and_records_whatever_is_in_flight(tmp_
     assert held.ran == []
 
 
-async def test_a_closed_kernel_runs_nothing_not_even_a_read(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_closed_kernel_runs_no_call_and_releases_its_state(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path) as kernel:
         session = await kernel.session()
         turn = session.start_turn()
@@ -295,7 +295,9 @@ async def test_a_closed_kernel_runs_nothing_not_even_a_read(tmp_path: Path, kern
         pass  # the lease and the database were given back
 
 
-async def test_a_kernel_closes_though_a_tool_fails_to_end(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_kernel_closes_and_releases_its_state_when_a_tool_fails_to_close(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
     class Clinging(type(look)):  # type: ignore[misc]
         async def aclose(self) -> None:
             raise RuntimeError("will not end")
@@ -311,7 +313,7 @@ async def test_a_kernel_closes_though_a_tool_fails_to_end(tmp_path: Path, kernel
 # ── events ───────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_the_events_end_with_the_session_and_with_the_kernel(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_the_event_stream_ends_when_the_session_or_the_kernel_closes(tmp_path: Path, kernel_in: Opens) -> None:
     async def read(session: Session, into: list[str]) -> None:
         async for event in session.events():
             into.append(event.kind)
@@ -331,7 +333,7 @@ async def test_the_events_end_with_the_session_and_with_the_kernel(tmp_path: Pat
     assert [event async for event in suspended.events()] == []
 
 
-async def test_a_slow_reader_of_events_misses_progress_first_and_is_then_let_go(tmp_path: Path) -> None:
+async def test_a_slow_event_reader_misses_progress_events_first_and_is_then_disconnected(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=ALLOW) as kernel:
         session = await kernel.session()
         reader = session.events()
@@ -351,7 +353,7 @@ async def test_a_slow_reader_of_events_misses_progress_first_and_is_then_let_go(
         assert not session._lane.listeners  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_the_events_of_each_call_come_in_the_order_of_its_steps(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_the_events_of_each_call_arrive_in_the_order_of_its_steps(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path) as kernel:
         session = await kernel.session()
         seen: dict[str, list[str]] = {}
@@ -368,7 +370,7 @@ async def test_the_events_of_each_call_come_in_the_order_of_its_steps(tmp_path: 
 
 
 @pytest.mark.parametrize("how", ["raises", "nonsense", "cancels"])
-async def test_a_face_that_cannot_ask_means_no_and_harms_no_other_call(tmp_path: Path, how: str) -> None:
+async def test_a_failing_approval_handler_denies_its_call_and_no_other_call(tmp_path: Path, how: str) -> None:
     class Broken(ScriptedApprovalHandler):
         async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
             if how == "raises":
@@ -420,24 +422,24 @@ async def grown(kernel: Kernel, session: Session, calls: int) -> tuple[int, int]
     return len(gc.get_objects()) - before, len(asyncio.all_tasks()) - tasks
 
 
-async def test_a_long_session_keeps_nothing_of_its_calls_in_memory(tmp_path: Path, kernel_in: Opens) -> None:
+async def test_a_long_session_does_not_keep_its_calls_in_memory(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path) as kernel:
         session = await kernel.session()
         objects, tasks = await grown(kernel, session, 500)
         assert objects < 250 and tasks == 0
         if isinstance(kernel, LocalKernel):
-            assert kernel.components.arbiter.locks.resource_count == 0
+            assert kernel.components.arbiter.locks.active_resource_count == 0
 
 
 def _parameters_of(made: Any) -> Any:
-    from handrail.contract.tool.decorator import read_function_signature
+    from handrail.contract.tool.decorator import inspect_function_parameters
 
-    return read_function_signature(made.function, "look", {}, None, {})
+    return inspect_function_parameters(made.function, "look", {}, None, {})
 
 
 @pytest.mark.proves("P-04")
 @pytest.mark.parametrize("rule", ["deny reed", "deny file__patch", "deny read ../secret/**", "allow todo nothing=1"])
-async def test_a_rule_that_could_never_match_is_told_and_the_others_hold(tmp_path: Path, rule: str) -> None:
+async def test_a_rule_that_can_never_match_is_refused_and_the_other_rules_apply(tmp_path: Path, rule: str) -> None:
     """A deny of a name that no tool has would keep nothing back, and nobody would know."""
     async with temporary_kernel(tmp_path) as kernel:
         (tmp_path / "ws" / "a").write_text("x")
@@ -447,7 +449,7 @@ async def test_a_rule_that_could_never_match_is_told_and_the_others_hold(tmp_pat
         assert (await session.call("read", {"path": "a"})).error_kind == "denied"
 
 
-async def test_a_session_has_folders_from_its_first_program_or_long_output_on(tmp_path: Path) -> None:
+async def test_a_session_gets_folders_with_its_first_program_or_long_output(tmp_path: Path) -> None:
     @tool(id="talk", side_effect="read", locks=[])
     async def talk() -> str:
         """Return more than fits into a result."""

@@ -34,7 +34,7 @@ async def test_the_rest_of_a_truncated_output_is_read_from_its_sidecar() -> None
 
 
 @pytest.mark.proves("O-01")
-async def test_a_sidecar_lies_apart_from_the_state_and_stays_until_its_session_is_closed_for_good(
+async def test_an_output_file_is_kept_outside_the_state_until_its_session_is_closed(
     tmp_path: Path,
 ) -> None:
     async with temporary_kernel(tmp_path) as kernel:
@@ -59,7 +59,7 @@ async def test_a_sidecar_can_be_searched() -> None:
         assert [match["text"] for match in found.data["matches"]] == ["many.txt:500:needle 499"]
 
 
-async def test_a_fork_reads_what_was_cut_before_it_was_made_and_nothing_after(tmp_path: Path) -> None:
+async def test_a_forked_session_reads_only_sidecars_from_before_the_fork(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session, cut = await _truncated(kernel)
         path = cut.metadata["output_path"]
@@ -80,7 +80,7 @@ async def test_a_fork_reads_what_was_cut_before_it_was_made_and_nothing_after(tm
         assert (await forked.call("read", {"path": its})).ok
 
 
-async def test_a_sidecar_is_not_written_by_anybody_but_the_kernel() -> None:
+async def test_only_the_kernel_writes_a_sidecar() -> None:
     async with temporary_kernel(rules=["allow write", "allow edit", "allow fs.*"]) as kernel:
         session, cut = await _truncated(kernel)
         path = cut.metadata["output_path"]
@@ -91,7 +91,7 @@ async def test_a_sidecar_is_not_written_by_anybody_but_the_kernel() -> None:
 
 
 @pytest.mark.parametrize("rules", [[], ["allow read", "allow fs.read"], ["allow fs.read /**"]])
-async def test_another_session_does_not_read_it_whatever_the_rules(rules: list[str]) -> None:
+async def test_another_session_cannot_read_a_sidecar_under_any_rules(rules: list[str]) -> None:
     async with temporary_kernel(rules=rules) as kernel:
         _, cut = await _truncated(kernel)
         other = await kernel.session()

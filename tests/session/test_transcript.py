@@ -41,7 +41,7 @@ async def found(session: Session, query: str, **more: Any) -> list[dict[str, Any
     return result.data["hits"]
 
 
-async def test_messages_calls_and_results_are_found_by_words_and_phrases_and_read_whole(tmp_path: Path) -> None:
+async def test_a_search_finds_messages_calls_and_results_by_words_and_phrases(tmp_path: Path) -> None:
     model = PlaybackModel(
         call_reply(("notes__look", {"about": "planets"}), text="I look at the zebra file."),
         text_reply("It says forty-two."),
@@ -65,7 +65,7 @@ async def test_messages_calls_and_results_are_found_by_words_and_phrases_and_rea
             assert (await session.call("search_memory", wrong)).error_kind == "invalid_input", wrong
 
 
-async def test_calls_without_a_conversation_are_found_and_another_sessions_never(tmp_path: Path) -> None:
+async def test_a_search_finds_calls_without_a_conversation_and_none_of_another_session(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[look], rules=["allow notes.look"]) as kernel:
         one, other = await kernel.session(), await kernel.session()
         await one.call("notes.look", {"about": "planets"})
@@ -78,7 +78,7 @@ async def test_calls_without_a_conversation_are_found_and_another_sessions_never
         assert (await one.call("search_memory", {"id": comet["id"]})).error_kind == "invalid_input"
 
 
-async def test_what_was_cut_out_of_the_models_view_is_still_found_and_secrets_are_not(tmp_path: Path) -> None:
+async def test_a_search_finds_messages_removed_from_the_context_but_no_secrets(tmp_path: Path) -> None:
     replies = [text_reply(f"Answer {n}. " + "word " * 300) for n in range(12)]
     async with temporary_kernel(
         tmp_path, tools=[look], rules=["allow notes.look"], secrets={"k": "key-5d0c1f7ab2e94c63"}
@@ -96,7 +96,7 @@ async def test_what_was_cut_out_of_the_models_view_is_still_found_and_secrets_ar
         )
 
 
-async def test_what_a_tool_keeps_from_the_model_is_not_found_nor_what_it_called(tmp_path: Path) -> None:
+async def test_results_hidden_from_the_model_are_not_found_by_a_search(tmp_path: Path) -> None:
     @tool(id="notes.audited", exposure="none")
     def audited() -> dict[str, Any]:
         """Look at it for the log alone."""
@@ -123,7 +123,9 @@ async def test_what_a_tool_keeps_from_the_model_is_not_found_nor_what_it_called(
         assert "xylophone" not in str(whole)
 
 
-async def test_a_search_is_bounded_and_says_what_it_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_search_is_bounded_and_reports_that_older_calls_were_not_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(indexing, "MOST_CALLS", 3)
     async with temporary_kernel(tmp_path, tools=[look], rules=["allow notes.look"]) as kernel:
         session = await kernel.session()
@@ -136,7 +138,7 @@ async def test_a_search_is_bounded_and_says_what_it_left_out(tmp_path: Path, mon
 
 @settings(max_examples=40)
 @given(st.text(max_size=60), st.lists(st.text(max_size=600), max_size=5))
-def test_any_query_over_any_text_gives_passages_that_have_a_term_of_it(query: str, texts: list[str]) -> None:
+def test_any_query_over_any_text_finds_every_passage_with_one_of_its_terms(query: str, texts: list[str]) -> None:
     terms = parse_query(query)
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.execute(CREATE_INDEX)
@@ -150,7 +152,7 @@ def test_any_query_over_any_text_gives_passages_that_have_a_term_of_it(query: st
         assert all(len(cut_excerpt(text, terms.texts)) <= indexing.EXCERPT_CHARACTERS + 2 for text in texts)
 
 
-async def test_a_question_in_other_forms_of_the_words_is_found_with_what_stands_around_it(tmp_path: Path) -> None:
+async def test_a_search_matches_other_word_forms_and_returns_the_surrounding_messages(tmp_path: Path) -> None:
     model = PlaybackModel(text_reply("Which one?"), text_reply("Noted."), text_reply("Fine."))
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
@@ -167,7 +169,7 @@ async def test_a_question_in_other_forms_of_the_words_is_found_with_what_stands_
         )
 
 
-async def test_a_search_takes_what_is_new_and_forgets_what_is_gone(tmp_path: Path) -> None:
+async def test_a_memory_search_includes_new_messages_and_calls(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[look], rules=["allow notes.look"]) as kernel:
         session = await kernel.session()
         model = PlaybackModel(*(text_reply(f"Answer {n} of pelican.") for n in range(3)))

@@ -94,7 +94,7 @@ async def told(session: Session, count: int) -> Sequence[Notification]:
     return found
 
 
-async def test_what_a_class_waits_for_is_told_once_labelled_and_goes_on_in_a_new_process(tmp_path: Path) -> None:
+async def test_a_trigger_class_notifies_once_with_a_label_and_resumes_in_a_new_process(tmp_path: Path) -> None:
     file, line = tmp_path / "ws" / "log", Line()
     async with temporary_kernel(tmp_path, tools=[line, Beat(), Broken()], rules=RULES) as kernel:
         session = await kernel.session()
@@ -113,14 +113,14 @@ async def test_what_a_class_waits_for_is_told_once_labelled_and_goes_on_in_a_new
         (first,) = await told(session, 1)
         assert "log (add_line_watch) fired: Read it." in first.text and "\x1b" not in first.text
         assert first.untrusted == "what add_line_watch has seen" and first.kind == "trigger"
-        while (before := kernel.inbound_events.triggers.list_triggers(session.id)[0]).fire_count < 1:
+        while (before := kernel.inbound_services.triggers.list_triggers(session.id)[0]).fire_count < 1:
             await asyncio.sleep(0.001)
         file.write_text("one\ntwo\n")
         await line.look()
         await told(session, 2)
-        while kernel.inbound_events.triggers.list_triggers(session.id)[0].fire_count < 2:
+        while kernel.inbound_services.triggers.list_triggers(session.id)[0].fire_count < 2:
             await asyncio.sleep(0.001)
-        await kernel.inbound_events.triggers.table.put(before)  # as a process leaves it that ends after it has told
+        await kernel.inbound_services.triggers.table.put(before)  # as a process leaves it that ends after it has told
         await session.suspend()
     file.write_text("one\ntwo\nthree\nend\n")
     async with temporary_kernel(tmp_path, rules=()) as kernel:  # without the class
@@ -132,12 +132,12 @@ async def test_what_a_class_waits_for_is_told_once_labelled_and_goes_on_in_a_new
         session = await kernel.session(session.id)
         lines = [notice.text.splitlines()[1] for notice in await told(session, 4)]
         assert lines == [lines[0], "two", "three", "end"]
-        while kernel.inbound_events.triggers.list_triggers(session.id):  # that was the last one
+        while kernel.inbound_services.triggers.list_triggers(session.id):  # that was the last one
             await asyncio.sleep(0.001)
-        assert kernel.inbound_events.triggers.table.list_all() == []
+        assert kernel.inbound_services.triggers.table.list_all() == []
 
 
-async def test_a_removed_one_waits_no_more_and_a_session_has_so_many(
+async def test_a_removed_trigger_stops_waiting_and_a_session_has_a_trigger_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triggering, "MAX_CLASS_TRIGGERS", 2)
@@ -159,10 +159,10 @@ async def test_a_removed_one_waits_no_more_and_a_session_has_so_many(
         await session.close()
         while line.waits:
             await asyncio.sleep(0.001)
-        assert kernel.inbound_events.triggers.table.list_all() == []
+        assert kernel.inbound_services.triggers.table.list_all() == []
 
 
-async def test_a_class_that_fails_is_told_of_once_and_waits_no_more(tmp_path: Path) -> None:
+async def test_a_failing_trigger_class_is_reported_once_and_stopped(tmp_path: Path) -> None:
     line, ways = Line(), ("raise", "cancel", "exit", "position", "other")
     async with temporary_kernel(tmp_path, tools=[Broken(), Beat(), line], rules=RULES) as kernel:
         session = await kernel.session()
@@ -172,7 +172,9 @@ async def test_a_class_that_fails_is_told_of_once_and_waits_no_more(tmp_path: Pa
         failed = {notice.source: notice.text for notice in await told(session, len(ways))}
         assert set(failed) == set(ways)
         while any(
-            one.problem is None for one in kernel.inbound_events.triggers.list_triggers(session.id) if one.name != "log"
+            one.problem is None
+            for one in kernel.inbound_services.triggers.list_triggers(session.id)
+            if one.name != "log"
         ):
             await asyncio.sleep(0.001)
         listed = {one["trigger_id"]: one for one in (await session.call("list_triggers", {})).data["triggers"]}
@@ -186,15 +188,15 @@ async def test_a_class_that_fails_is_told_of_once_and_waits_no_more(tmp_path: Pa
         assert "still" in (await told(session, len(ways) + 1))[-1].text
 
 
-async def test_a_class_that_goes_by_time_fires_when_it_says_and_not_where_it_cannot(tmp_path: Path) -> None:
+async def test_a_timed_trigger_class_fires_on_time_and_invalid_times_are_refused(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[Line(), Beat(), Broken()], rules=RULES) as kernel:
-        session, clockwork = await kernel.session(), kernel.inbound_events.triggers
+        session, clockwork = await kernel.session(), kernel.inbound_services.triggers
         add = {"times": [3_600 * 10**9], "prompt": "Beat.", "name": "hour"}
         made = await session.call("clock.add_beat", add)
         assert made.ok and "next" in made.data
         now = clockwork.clock()
         clockwork.clock = lambda: now + 3_601 * 10**9
-        await clockwork.fire_due()
+        await clockwork.fire_due_triggers()
         assert [notice.text for notice in await told(session, 1)] == ["The trigger hour (clock.add_beat) fired: Beat."]
         (trigger,) = clockwork.list_triggers(session.id)
         assert trigger.fire_count == 1 and trigger.next_ns == now + 7_201 * 10**9
@@ -206,9 +208,9 @@ async def test_a_class_that_goes_by_time_fires_when_it_says_and_not_where_it_can
         assert len(clockwork.list_triggers(session.id)) == 1
 
 
-async def test_one_that_fired_for_the_last_time_while_its_class_was_not_there_is_gone(tmp_path: Path) -> None:
+async def test_a_trigger_that_fires_last_while_its_class_is_missing_is_removed(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[Line(), Beat(), Broken()], rules=RULES) as kernel:
-        session, clockwork = await kernel.session(), kernel.inbound_events.triggers
+        session, clockwork = await kernel.session(), kernel.inbound_services.triggers
         await session.call("clock.add_beat", {"times": [3_600 * 10**9], "prompt": "Last.", "name": "last"})
         (trigger,) = clockwork.list_triggers(session.id)
         await clockwork.table.put(replace(trigger, next_ns=1, arguments={"times": ["never"]}))
@@ -217,14 +219,14 @@ async def test_one_that_fired_for_the_last_time_while_its_class_was_not_there_is
         session = await kernel.session(session.id)
         assert [notice.source for notice in await told(session, 1)] == ["last"]
         assert (await session.call("list_triggers", {})).data == {"triggers": []}
-        assert kernel.inbound_events.triggers.table.list_all() == []
+        assert kernel.inbound_services.triggers.table.list_all() == []
 
 
-async def test_a_firing_and_where_the_next_wait_goes_on_from_are_kept_as_one(tmp_path: Path) -> None:
+async def test_a_firing_and_the_position_of_the_next_wait_are_committed_together(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         clockwork, commits = there.clockwork, list[str]()
         await clockwork.add(Trigger("t", "s", "class", "Read it.", 1, tool="add_line_watch", arguments={}), "t")
-        commit, together = there.store.database.write_now, there.store.database.write_works_atomically
+        commit, together = there.store.database.write_durably, there.store.database.write_works_atomically
 
         async def counted(table: Any, payload: Any) -> None:
             commits.append("alone")
@@ -234,7 +236,7 @@ async def test_a_firing_and_where_the_next_wait_goes_on_from_are_kept_as_one(tmp
             commits.append("together")
             await together(works)
 
-        there.store.database.write_now = counted  # type: ignore[method-assign]
+        there.store.database.write_durably = counted  # type: ignore[method-assign]
         there.store.database.write_works_atomically = counted_together  # type: ignore[method-assign]
         assert await clockwork.record_wait_result(("s", "t"), trigger_waits.WaitResult("one", position=[1]))
         (kept,) = clockwork.table.list_all()
@@ -244,7 +246,7 @@ async def test_a_firing_and_where_the_next_wait_goes_on_from_are_kept_as_one(tmp
         assert commits == ["together", "together"]  # nothing can end between telling and noting
 
 
-def test_a_class_says_when_it_fires_and_keeps_off_the_parameters_of_all() -> None:
+def test_a_trigger_class_defines_when_it_fires_and_avoids_reserved_parameter_names() -> None:
     with pytest.raises(TypeError, match="neither wait"):
         type("Nothing", (TriggerTool,), {})
     with pytest.raises(ValueError, match="choose another name"):
@@ -252,7 +254,7 @@ def test_a_class_says_when_it_fires_and_keeps_off_the_parameters_of_all() -> Non
 
 
 @pytest.mark.proves("R-09")
-def test_packages_register_classes_by_entry_point() -> None:
+def test_packages_register_trigger_classes_by_entry_point() -> None:
     point = metadata.EntryPoint("line", f"{__name__}:Line", "handrail.tools")
     loaded = ToolEntryPointsSource(entry_points=lambda: [point]).load()
     assert [declared.tool.spec.id for declared in loaded.tools] == ["add_line_watch"] and not loaded.faults

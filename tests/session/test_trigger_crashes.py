@@ -18,7 +18,7 @@ from handrail.agent.agent_loop import deliver_notifications
 from handrail.agent.conversation import Conversation
 from handrail.contract.services.history_and_skill_services import HistoryEntry
 from handrail.record.log_reader import LogReader
-from handrail.store.json_fallback_encoding import decode_any_json
+from handrail.store.json_fallback_encoding import decode_json_with_fallback
 from handrail.store.workspace_store import WorkspaceStore
 
 pytestmark = pytest.mark.proves("A-07", "G-05")
@@ -34,7 +34,7 @@ class Kept:
         return await self._store.messages.read("s")
 
     def store_messages(self, entries: Any) -> Any:
-        return self._store.messages.queue_messages("s", entries, 1)
+        return self._store.messages.queue_message_writes("s", entries, 1)
 
     async def store_attachment(self, data: bytes, media_type: str) -> str:
         raise AssertionError("nobody here shows anything")
@@ -57,12 +57,12 @@ async def heard_after(folder: Path, there: Place, clock: Clock, store: Workspace
     await there.clockwork.start_stored_triggers()
     conversation = Conversation(Kept(store))
     await conversation.load_stored_messages()
-    await deliver_notifications(there.board.list_session_notifications("s"), conversation)
+    await deliver_notifications(there.board.attach_session("s"), conversation)
     rows = await store.messages.read("s")
     return [line for _, data in rows for line in str(data["text"]).splitlines()[1:]]
 
 
-async def test_a_kill_after_any_commit_leaves_what_is_told_exactly_once(tmp_path: Path) -> None:
+async def test_a_kill_after_any_commit_leaves_each_notification_delivered_exactly_once(tmp_path: Path) -> None:
     clock, left = Clock(), list[Path]()
 
     def killed_here(store: WorkspaceStore) -> None:
@@ -75,13 +75,13 @@ async def test_a_kill_after_any_commit_leaves_what_is_told_exactly_once(tmp_path
 
     async with place(tmp_path, clock) as there:
         store = there.store
-        commit = store.database.write_now
+        commit = store.database.write_durably
 
         async def and_look(table: Any, payload: Any) -> None:
             await commit(table, payload)
             killed_here(store)
 
-        store.database.write_now = and_look  # type: ignore[method-assign]
+        store.database.write_durably = and_look  # type: ignore[method-assign]
         await there.triggers("s").add_timer(10_000, "every", name="every")
         await there.triggers("s").add_timer(10_000, "once", name="once", once=True)
         added = len(left)
@@ -126,7 +126,7 @@ asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
 
 
 @pytest.mark.slow
-def test_a_living_agent_that_is_killed_again_and_again_hears_each_beat_once(tmp_path: Path) -> None:
+def test_an_agent_killed_repeatedly_receives_each_trigger_event_once(tmp_path: Path) -> None:
     session_id, signs = "", ("RunFinished", "AgentIdle", "NotificationsDelivered", "TurnStarted", "TextDelta")
     for round_ in range(15):
         command = [sys.executable, "-c", _PROGRAM, str(tmp_path), session_id]
@@ -142,10 +142,13 @@ def test_a_living_agent_that_is_killed_again_and_again_hears_each_beat_once(tmp_
     (database,) = (tmp_path / "state").glob("ws/*/handrail.db")
     with LogReader.open_database(database) as reader:
         rows = [
-            decode_any_json(body) for (body,) in reader.connection.execute("SELECT body FROM message ORDER BY position")
+            decode_json_with_fallback(body)
+            for (body,) in reader.connection.execute("SELECT body FROM message ORDER BY position")
         ]
         told = [id for row in rows for id in row.get("notices", ())]
-        kept = [decode_any_json(body) for (body,) in reader.connection.execute("SELECT body FROM session_trigger")]
+        kept = [
+            decode_json_with_fallback(body) for (body,) in reader.connection.execute("SELECT body FROM session_trigger")
+        ]
         (pending,) = reader.connection.execute("SELECT count(*) FROM notification WHERE delivered = 0").fetchone()
     beats = [int(id.rpartition("/")[2]) for id in told]
     assert len(beats) >= 15 and len(set(beats)) == len(beats) and beats == sorted(beats)

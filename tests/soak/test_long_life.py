@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.timeout(1800)
-async def test_two_hundred_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+async def test_two_hundred_kills_lose_no_acknowledged_result(tmp_path: Path) -> None:
     for part in range(10):  # so that looking through the log after each kill stays quick
         crashes = Crashes(tmp_path / str(part), seed=part)
         crashes.folder.mkdir()
@@ -57,7 +57,7 @@ def held() -> int:
 
 
 @pytest.mark.timeout(600)
-async def test_ten_thousand_calls_leave_no_more_in_memory_than_a_thousand(tmp_path: Path) -> None:
+async def test_ten_thousand_calls_use_no_more_memory_than_one_thousand(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[look, write], rules=["allow long.*"]) as kernel:
         session = await kernel.session()
         seen = 0

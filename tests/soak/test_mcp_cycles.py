@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from handrail.sandbox.start.sandboxed_process import wait_until_all_dismantled
+from handrail.sandbox.start.sandboxed_process import wait_until_sandboxes_dismantled
 from handrail.testing.scripted_kernel import temporary_kernel
 from handrail.testing.scripted_mcp_servers import StdioServerProgram, run_upstream_http_server
 
@@ -107,7 +107,7 @@ async def _cycled(
 
     async with run_upstream_http_server() as http, temporary_kernel(tmp_path, rules=["allow mcp:t:*"]) as kernel:
         session = await kernel.session()
-        given: dict[str, Any] = program.connect_arguments() if over == "stdio" else {"url": http.url}
+        given: dict[str, Any] = program.make_connect_arguments() if over == "stdio" else {"url": http.url}
 
         async def cycles(count: int) -> None:
             for _ in range(count):
@@ -116,7 +116,7 @@ async def _cycled(
                     result = await session.call("t_echo", {"text": "x"})
                     assert result.data == "x", result.error_text
                 http.requests.clear()
-            await wait_until_all_dismantled()
+            await wait_until_sandboxes_dismantled()
             await kernel.log.flush()
             await let_go()
 
@@ -127,7 +127,7 @@ async def _cycled(
 @pytest.mark.timeout(3600)
 @pytest.mark.proves("F-04")
 @pytest.mark.parametrize("over", ["stdio", "http"])
-async def test_a_thousand_connections_leave_nothing_behind(tmp_path: Path, over: str) -> None:
+async def test_a_thousand_connections_leave_no_resources_or_memory_behind(tmp_path: Path, over: str) -> None:
     async def tried(session: Any, cycles: Cycles) -> None:
         for _ in range(PAGES):
             await session.call("todo", {"todos": []})
@@ -145,7 +145,7 @@ async def test_a_thousand_connections_leave_nothing_behind(tmp_path: Path, over:
 
 @pytest.mark.proves("F-04")
 @pytest.mark.parametrize("over", ["stdio", "http"])
-async def test_a_few_connections_leave_nothing_behind(tmp_path: Path, over: str) -> None:
+async def test_a_few_connections_leave_no_resources_behind(tmp_path: Path, over: str) -> None:
     async def tried(session: Any, cycles: Cycles) -> None:
         await cycles(FIRST)
         held, ours = _held(), _ours()

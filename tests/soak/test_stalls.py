@@ -108,7 +108,7 @@ def fits_roughly(value: object, schema: Schema) -> bool:
 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("size", [500_000, 1_000_000, 60_000, 8_000])
-async def test_no_argument_of_any_tool_holds_the_event_loop(tmp_path: Path, size: int) -> None:
+async def test_no_argument_of_any_tool_blocks_the_event_loop(tmp_path: Path, size: int) -> None:
     kinds: dict[str, Any] = {**texts(size), **VALUES}
     workspace = tmp_path / "ws"
     workspace.mkdir()
@@ -141,7 +141,7 @@ async def test_no_argument_of_any_tool_holds_the_event_loop(tmp_path: Path, size
 
 @pytest.mark.timeout(3600)
 @pytest.mark.usefixtures("threads_watched")
-async def test_no_output_of_a_tool_holds_the_event_loop(tmp_path: Path) -> None:
+async def test_no_output_of_a_tool_blocks_the_event_loop(tmp_path: Path) -> None:
     kinds: dict[str, Any] = {**texts(8_000_000), **VALUES}
     given: list[Any] = []
 
@@ -181,7 +181,7 @@ async def held_by(session: Session, tool_id: str, arguments: Mapping[str, Any], 
 
 
 @pytest.mark.timeout(1800)
-async def test_no_list_of_many_files_holds_the_event_loop(tmp_path: Path) -> None:
+async def test_no_list_of_many_files_blocks_the_event_loop(tmp_path: Path) -> None:
     workspace = tmp_path / "ws"
     folders = [workspace / f"folder{number:03}" for number in range(100)]
     for folder in folders:
@@ -220,7 +220,7 @@ async def test_no_list_of_many_files_holds_the_event_loop(tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(1800)
-async def test_no_program_holds_the_event_loop_with_what_it_writes(tmp_path: Path) -> None:
+async def test_no_program_blocks_the_event_loop_with_its_output_or_files(tmp_path: Path) -> None:
     held: list[str] = []
     async with temporary_kernel(tmp_path, secrets=_SECRETS) as kernel:
         session = await kernel.session(approval_handler=Agreeing())
@@ -239,7 +239,7 @@ async def test_no_program_holds_the_event_loop_with_what_it_writes(tmp_path: Pat
     "kind", ["letters", "line-ends", "returns", "short-lines", "other-lines", "combining", "random", "json", "wide"]
 )
 @pytest.mark.usefixtures("threads_watched")
-async def test_no_large_file_that_is_edited_holds_the_event_loop(tmp_path: Path, kind: str) -> None:
+async def test_no_edit_of_a_large_file_blocks_the_event_loop(tmp_path: Path, kind: str) -> None:
     workspace = tmp_path / "ws"
     workspace.mkdir()
     size = 500_000 if kind in ("line-ends", "returns") else 2_000_000
@@ -267,7 +267,7 @@ async def test_no_large_file_that_is_edited_holds_the_event_loop(tmp_path: Path,
 
 
 @pytest.mark.timeout(1800)
-async def test_no_opening_with_many_tools_and_rules_holds_the_event_loop(tmp_path: Path) -> None:
+async def test_opening_a_kernel_with_many_tools_and_rules_does_not_block_the_event_loop(tmp_path: Path) -> None:
     def made(number: int) -> Tool:
         @tool(id=f"many.tool{number}", side_effect="read", locks=[])
         async def one(a: str) -> str:

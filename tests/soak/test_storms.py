@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("error")
-async def test_ten_thousand_calls_in_a_storm_are_answered_once_each_and_nothing_is_left(tmp_path: Path) -> None:
+async def test_ten_thousand_randomly_interrupted_calls_leave_no_objects_in_memory(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES, settings=SETTINGS) as kernel:
         sizes: list[int] = []
         for seed in range(10):

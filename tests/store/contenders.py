@@ -18,13 +18,13 @@ RACER = """
 import sys
 from pathlib import Path
 from handrail.store.state_folders import prepare_folders
-from handrail.store.lease import WorkspaceLease, WorkspaceHeld
+from handrail.store.lease import WorkspaceLease, WorkspaceAlreadyHeld
 say("ready")
 for line in sys.stdin:
     folders = prepare_folders(line.strip(), sys.argv[2])
     try:
         lease = WorkspaceLease.acquire(folders, frontend="cli", clock=lambda: 0)
-    except WorkspaceHeld as held:
+    except WorkspaceAlreadyHeld as held:
         say("turned-away", held.holder.token)
     else:
         say("holds", lease.token)
@@ -39,7 +39,7 @@ WRITER = """
 import asyncio, itertools, sys
 from handrail.record.commit_log import CommitLog, Record
 from handrail.store.state_folders import prepare_folders
-from handrail.store.lease import WorkspaceLease, WorkspaceHeld
+from handrail.store.lease import WorkspaceLease, WorkspaceAlreadyHeld
 from handrail.store.workspace_store import WorkspaceStore
 
 async def held():
@@ -47,7 +47,7 @@ async def held():
         await WorkspaceLease.wait_until_free(prepare_folders(sys.argv[1], sys.argv[2]), interval_s=0.02)
         try:
             return WorkspaceStore.open(sys.argv[1], sys.argv[2], frontend="cli")
-        except WorkspaceHeld as error:
+        except WorkspaceAlreadyHeld as error:
             if error.holder.state != "alive":
                 say("blocked", error.holder.pid)
 
@@ -104,7 +104,7 @@ async def main():
         waiting.append(asyncio.ensure_future(store.session_values.put("ses_1", "tool", "key", 1)))
     await asyncio.sleep(0)
     lost = threading.Event()
-    store.lease.on_lost(lost.set)
+    store.lease.add_lost_callback(lost.set)
     say("queued", store.lease.is_valid)
     await asyncio.to_thread(sys.stdin.readline)
     # Resumed. Nothing has been renewed or written since.

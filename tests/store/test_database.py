@@ -24,7 +24,7 @@ async def made(place: Place) -> Path:
 
 
 @pytest.mark.proves("G-09a")
-async def test_a_new_database_has_the_newest_shape_and_is_private(place: Place) -> None:
+async def test_a_new_database_has_the_newest_schema_and_private_permissions(place: Place) -> None:
     path = await made(place)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     connection = sqlite3.connect(path)
@@ -34,7 +34,7 @@ async def test_a_new_database_has_the_newest_shape_and_is_private(place: Place) 
 
 
 @pytest.mark.proves("G-09a")
-async def test_a_database_of_a_newer_version_is_refused_with_the_version_it_needs(place: Place) -> None:
+async def test_a_database_of_a_newer_version_is_refused_with_the_required_version(place: Place) -> None:
     path = await made(place)
     connection = sqlite3.connect(path)
     connection.execute(f"PRAGMA user_version = {VERSION + 6}")
@@ -49,9 +49,7 @@ async def test_a_database_of_a_newer_version_is_refused_with_the_version_it_need
     assert path.read_bytes() == before
 
 
-async def test_a_disk_without_room_to_open_a_database_is_called_that_and_no_damage(
-    place: Place, tmp_path: Path
-) -> None:
+async def test_a_full_disk_is_not_reported_as_a_damaged_database(place: Place, tmp_path: Path) -> None:
     connection = store_connection.open_writer(await made(place))
     connection.execute("UPDATE meta SET value = value")
     left = [
@@ -72,7 +70,7 @@ async def test_a_disk_without_room_to_open_a_database_is_called_that_and_no_dama
 
 
 @pytest.mark.parametrize("content", [b"not a database " * 100, b"SQLite format 3\0" + b"\xff" * 5000])
-async def test_a_damaged_database_is_named_with_the_remedy_and_left_alone(place: Place, content: bytes) -> None:
+async def test_a_damaged_database_is_reported_with_the_remedy_and_left_unchanged(place: Place, content: bytes) -> None:
     path = await made(place)
     path.write_bytes(content)
     for opening in (place.open, lambda: open_reader(path)):
@@ -81,7 +79,7 @@ async def test_a_damaged_database_is_named_with_the_remedy_and_left_alone(place:
     assert path.read_bytes() == content
 
 
-async def test_another_programs_database_is_refused_and_left_alone(place: Place) -> None:
+async def test_a_database_of_another_program_is_refused_and_left_unchanged(place: Place) -> None:
     path = await made(place)
     path.unlink()
     connection = sqlite3.connect(path)
@@ -110,19 +108,19 @@ async def test_a_reader_sees_what_the_owner_has_written_and_cannot_write(place: 
     await store.aclose()
 
 
-async def test_reading_where_nothing_was_ever_run_says_so(place: Place) -> None:
+async def test_a_reader_reports_that_an_unused_workspace_has_no_database(place: Place) -> None:
     with pytest.raises(StartError, match="does not exist yet"):
         open_reader(place.folders.database_file)
     assert not place.state.exists()
 
 
-async def test_reading_after_the_owner_has_gone_works(place: Place) -> None:
+async def test_a_reader_opens_a_database_after_its_owner_has_closed(place: Place) -> None:
     reader = open_reader(await made(place))
     assert reader.execute("SELECT count(*) FROM record").fetchone() == (0,)
     reader.close()
 
 
-def test_a_disk_without_room_stops_the_start_with_the_next_step(place: Place) -> None:
+def test_a_full_disk_stops_the_start_with_the_next_step(place: Place) -> None:
     said = place.finished(
         "import sys, resource\n"
         "from handrail.contract.errors import StartError\n"
@@ -135,7 +133,7 @@ def test_a_disk_without_room_stops_the_start_with_the_next_step(place: Place) ->
     assert str(place.state) in said and "cannot be written" in said and "--state DIR" in said, said
 
 
-def test_a_database_that_is_made_while_it_is_looked_at_is_not_taken_for_another_programs(tmp_path: Path) -> None:
+def test_a_database_created_during_its_check_is_not_mistaken_for_another_program(tmp_path: Path) -> None:
     path = tmp_path / "handrail.db"
     maker = store_connection.open_writer(path)  # it is a database already, without any table
     looking = sqlite3.connect(path, isolation_level=None)

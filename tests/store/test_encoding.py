@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
 
 JSON_VALUES = st.recursive(
     st.none()
@@ -25,8 +25,8 @@ JSON_VALUES = st.recursive(
 
 
 @given(JSON_VALUES)
-def test_whatever_json_can_say_comes_back_unchanged(value: Any) -> None:
-    assert decode_any_json(encode_any_json(value)) == value
+def test_every_json_value_is_encoded_and_decoded_unchanged(value: Any) -> None:
+    assert decode_json_with_fallback(encode_json_with_fallback(value)) == value
 
 
 class Broken:
@@ -60,17 +60,17 @@ def cycle() -> dict[str, Any]:
         ({"\ud800": Broken()}, {"\ud800": {"$object": "Broken", "text": "<Broken: RuntimeError>"}}),
     ],
 )
-def test_what_json_cannot_say_is_kept_in_a_form_that_says_so(value: Any, expected: Any) -> None:
-    assert decode_any_json(encode_any_json(value)) == expected
+def test_values_that_json_cannot_represent_are_encoded_in_a_marked_form(value: Any, expected: Any) -> None:
+    assert decode_json_with_fallback(encode_json_with_fallback(value)) == expected
 
 
 @pytest.mark.parametrize("value", [nested(100_000), cycle(), {"n": 10**50_000}])
-def test_depth_cycles_and_giant_numbers_never_stop_a_record(value: Any) -> None:
-    encoded = encode_any_json({"kept": 1, "hostile": value})
-    assert decode_any_json(encoded)["kept"] == 1
+def test_depth_cycles_and_giant_numbers_never_prevent_a_record(value: Any) -> None:
+    encoded = encode_json_with_fallback({"kept": 1, "hostile": value})
+    assert decode_json_with_fallback(encoded)["kept"] == 1
     assert json.loads(encoded)["hostile"] is not None
 
 
-def test_what_is_longer_than_the_bound_keeps_its_length_and_beginning() -> None:
-    kept = decode_any_json(encode_any_json({"text": "ä" * 1000}, max_bytes=400))
+def test_an_oversized_value_keeps_its_length_and_beginning() -> None:
+    kept = decode_json_with_fallback(encode_json_with_fallback({"text": "ä" * 1000}, max_bytes=400))
     assert kept["$oversized"] > 2000 and kept["head"].startswith('{"text":"ää')

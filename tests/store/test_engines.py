@@ -55,7 +55,7 @@ def offers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
             for name, value in offered.items()
         ]
 
-    monkeypatch.setattr(engines, "engine_entry_points", points)
+    monkeypatch.setattr(engines, "find_engine_entry_points", points)
     yield offered
     engines._load_engine.cache_clear()  # pyright: ignore[reportPrivateUsage]
 
@@ -75,7 +75,7 @@ async def carried_out(folder: Path, store: str | None = "large") -> Path:
 
 
 @pytest.mark.proves("R-09")
-async def test_an_operator_has_state_kept_by_an_installed_package(tmp_path: Path) -> None:
+async def test_an_installed_package_opens_the_database_when_the_operator_selects_it(tmp_path: Path) -> None:
     workspace_database = await carried_out(tmp_path)
     assert page_size(workspace_database) == PAGE
     opened.clear()
@@ -91,7 +91,7 @@ async def test_an_operator_has_state_kept_by_an_installed_package(tmp_path: Path
 
 
 @pytest.mark.proves("R-09")
-async def test_state_is_not_opened_by_what_has_not_made_it(tmp_path: Path, offers: dict[str, str]) -> None:
+async def test_state_is_opened_only_by_the_store_that_created_it(tmp_path: Path, offers: dict[str, str]) -> None:
     await carried_out(tmp_path)
     with pytest.raises(StartError, match=r"created by store `large`, but `\[state\] store` is `sqlite`"):
         await carried_out(tmp_path, None)
@@ -101,7 +101,7 @@ async def test_state_is_not_opened_by_what_has_not_made_it(tmp_path: Path, offer
         await carried_out(tmp_path)
 
 
-async def test_plain_state_stays_plain(tmp_path: Path) -> None:
+async def test_state_of_the_default_store_does_not_change_to_another_store(tmp_path: Path) -> None:
     workspace_database = await carried_out(tmp_path, None)
     assert page_size(workspace_database) != PAGE and not opened and not workspace_database.with_name("store").exists()
     with pytest.raises(StartError, match="created by store `sqlite`"):
@@ -123,7 +123,7 @@ async def test_plain_state_stays_plain(tmp_path: Path) -> None:
         ("large", "failing", "cannot open .*: RuntimeError: no key for"),
     ],
 )
-async def test_a_store_that_is_none_stops_the_start_in_words(
+async def test_an_invalid_store_stops_the_start_with_a_clear_error(
     tmp_path: Path, offers: dict[str, str], store: str, value: str, wanted: str
 ) -> None:
     offers["large"] = value
@@ -131,7 +131,7 @@ async def test_a_store_that_is_none_stops_the_start_in_words(
         await carried_out(tmp_path, store)
 
 
-def test_a_name_that_somebody_else_could_have_written_is_not_followed(tmp_path: Path) -> None:
+def test_a_store_name_that_other_users_could_have_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("large")
     (tmp_path / "store").chmod(0o666)
     with pytest.raises(StartError, match="is not a readable file of yours"):
@@ -139,7 +139,7 @@ def test_a_name_that_somebody_else_could_have_written_is_not_followed(tmp_path: 
     assert not (tmp_path / "handrail.db").exists()
 
 
-def test_a_workspace_does_not_choose_what_keeps_the_record_of_it(tmp_path: Path) -> None:
+def test_a_workspace_configuration_cannot_select_the_store(tmp_path: Path) -> None:
     workspace = tmp_path / "workspace"
     workspace.mkdir()
     (workspace / "handrail.toml").write_text('[state]\nstore = "large"\n')
@@ -150,9 +150,7 @@ def test_a_workspace_does_not_choose_what_keeps_the_record_of_it(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("offers")
-def test_a_database_that_cannot_be_opened_to_the_end_is_closed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_is_closed_when_its_opening_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place.beneath(tmp_path)
     made: list[sqlite3.Connection] = []
 
@@ -164,7 +162,7 @@ def test_a_database_that_cannot_be_opened_to_the_end_is_closed_again(
         return made[-1]
 
     monkeypatch.setattr(workspace_database, "open_writer", noticing)
-    monkeypatch.setattr(journal, "list_orphaned", cannot_be_read)
+    monkeypatch.setattr(journal, "list_orphaned_journals", cannot_be_read)
     with pytest.raises(StartError, match="a bad sector"):
         place.open()
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):

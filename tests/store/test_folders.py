@@ -21,7 +21,7 @@ def prepared(place: Place) -> StateFolders:
     return prepare_folders(place.workspace, place.state)
 
 
-def test_every_folder_of_state_is_private_to_its_user(place: Place) -> None:
+def test_every_state_folder_is_private_to_its_user(place: Place) -> None:
     folders = prepared(place)
     session = folders.prepare_session_output("ses_1"), folders.prepare_session_scratch("ses_1")
     for folder in (
@@ -34,7 +34,7 @@ def test_every_folder_of_state_is_private_to_its_user(place: Place) -> None:
         assert mode_of(folder) == 0o700, folder
 
 
-def test_two_spellings_of_a_workspace_share_their_state_and_two_workspaces_do_not(place: Place, tmp_path: Path) -> None:
+def test_two_paths_to_one_workspace_share_state_and_two_workspaces_do_not(place: Place, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(place.workspace)
     other = tmp_path / "workspace2"
@@ -46,7 +46,7 @@ def test_two_spellings_of_a_workspace_share_their_state_and_two_workspaces_do_no
     )
 
 
-def test_what_sessions_write_lies_apart_from_the_database_and_from_each_other(place: Place) -> None:
+def test_session_folders_are_separate_from_the_database_and_from_each_other(place: Place) -> None:
     folders = prepared(place)
     spots = [
         folders.workspace_state_folder,
@@ -61,14 +61,14 @@ def test_what_sessions_write_lies_apart_from_the_database_and_from_each_other(pl
 
 
 @pytest.mark.parametrize("session_id", ["", "..", "a/b", "../../x", ".hidden", "a\0b", "a\n", "-rf", "x" * 65, "ü"])
-def test_a_session_id_that_is_no_plain_name_is_refused(place: Place, session_id: str) -> None:
+def test_an_invalid_session_id_is_refused(place: Place, session_id: str) -> None:
     folders = prepared(place)
     for use in (folders.prepare_session_output, folders.prepare_session_scratch, folders.remove_session_files):
         with pytest.raises(UsageError, match="session id"):
             use(session_id)
 
 
-def test_state_inside_the_workspace_is_refused_however_it_is_spelled(place: Place, tmp_path: Path) -> None:
+def test_state_inside_the_workspace_is_refused_even_through_a_link(place: Place, tmp_path: Path) -> None:
     inside = place.workspace / "deep" / "state"
     way_around = tmp_path / "way-around"
     way_around.symlink_to(place.workspace)
@@ -78,10 +78,10 @@ def test_state_inside_the_workspace_is_refused_however_it_is_spelled(place: Plac
     assert not inside.exists()
 
 
-def test_a_workspace_inside_the_state_is_refused(place: Place) -> None:
+def test_a_workspace_inside_the_state_folder_is_refused(place: Place) -> None:
     folders = prepared(place)
-    folders.search_cache.mkdir()
-    for own in (folders.workspace_state_folder, folders.search_cache):
+    folders.search_cache_folder.mkdir()
+    for own in (folders.workspace_state_folder, folders.search_cache_folder):
         with pytest.raises(StartError, match="is inside the state folder"):
             prepare_folders(own, place.state)
 
@@ -113,7 +113,7 @@ def test_a_home_folder_or_the_whole_file_system_needs_the_flag(
     assert locate_folders(project, state).workspace == project.resolve()
 
 
-def test_a_workspace_that_is_no_folder_is_refused(place: Place) -> None:
+def test_a_workspace_that_is_not_a_folder_is_refused(place: Place) -> None:
     file = place.workspace / "file"
     file.write_text("")
     for wrong in (file, place.workspace / "absent", f"{place.workspace}/nul\0"):
@@ -122,21 +122,21 @@ def test_a_workspace_that_is_no_folder_is_refused(place: Place) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o750, 0o705, 0o777])
-def test_a_folder_that_somebody_opened_to_others_is_refused(place: Place, mode: int) -> None:
+def test_a_state_folder_that_other_users_can_access_is_refused(place: Place, mode: int) -> None:
     own = prepared(place).workspace_state_folder
     own.chmod(mode)
     with pytest.raises(StartError, match=r"Other users can access.*chmod 700"):
         prepared(place)
 
 
-def test_a_state_folder_that_others_may_write_is_refused(place: Place) -> None:
+def test_a_state_folder_that_other_users_can_write_is_refused(place: Place) -> None:
     place.state.mkdir()
     place.state.chmod(0o777)
     with pytest.raises(StartError, match="Other users can write"):
         prepared(place)
 
 
-def test_a_link_in_the_place_of_a_state_folder_is_refused(place: Place, tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_state_folder_is_refused(place: Place, tmp_path: Path) -> None:
     target = tmp_path / "trap"
     target.mkdir(mode=0o700)
     place.state.mkdir(mode=0o700)
@@ -147,14 +147,14 @@ def test_a_link_in_the_place_of_a_state_folder_is_refused(place: Place, tmp_path
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_a_folder_of_another_user_is_refused(place: Place) -> None:
+def test_a_state_folder_of_another_user_is_refused(place: Place) -> None:
     own = prepared(place).workspace_state_folder
     os.chown(own, 65534, 65534)
     with pytest.raises(StartError, match="belongs to user 65534"):
         prepared(place)
 
 
-def test_a_place_that_cannot_be_written_is_named_with_the_next_step(place: Place, tmp_path: Path) -> None:
+def test_an_unwritable_state_folder_is_named_with_the_next_step(place: Place, tmp_path: Path) -> None:
     file = tmp_path / "a-file"
     file.write_text("")
     for state in (file / "state", Path("/proc/handrail-state")):
@@ -162,7 +162,7 @@ def test_a_place_that_cannot_be_written_is_named_with_the_next_step(place: Place
             prepare_folders(place.workspace, state)
 
 
-def test_discarding_a_session_removes_its_files_and_follows_no_link(place: Place, tmp_path: Path) -> None:
+def test_removing_the_files_of_a_session_follows_no_link(place: Place, tmp_path: Path) -> None:
     folders = prepared(place)
     precious = tmp_path / "precious"
     precious.mkdir()

@@ -49,11 +49,11 @@ async def test_each_workspace_is_listed_with_its_path_size_and_last_use(place: P
     assert kept[1].size_bytes == measure_folder_size(first.workspace_state_folder) + 2000
 
 
-def test_a_state_folder_that_was_never_used_is_empty(tmp_path: Path) -> None:
+def test_an_unused_state_folder_has_no_stored_state(tmp_path: Path) -> None:
     assert list_stored_state(tmp_path / "nothing") == []
 
 
-async def test_a_workspace_that_is_gone_is_known_by_its_name(place: Place, tmp_path: Path) -> None:
+async def test_state_of_a_missing_workspace_is_listed_with_its_path(place: Place, tmp_path: Path) -> None:
     folders = await used(place)
     place.workspace.rename(tmp_path / "elsewhere")
     (kept,) = list_stored_state(place.state)
@@ -64,7 +64,7 @@ async def test_a_workspace_that_is_gone_is_known_by_its_name(place: Place, tmp_p
 
 
 @pytest.mark.parametrize("name", [b"", b"/somewhere/else", b"\xff" * 10, b"\0"])
-async def test_a_name_that_is_not_the_keys_own_is_not_believed(place: Place, name: bytes) -> None:
+async def test_a_workspace_path_that_does_not_match_the_state_key_is_ignored(place: Place, name: bytes) -> None:
     folders = await used(place)
     folders.workspace_path_file.write_bytes(name)
     (kept,) = list_stored_state(place.state)
@@ -72,16 +72,19 @@ async def test_a_name_that_is_not_the_keys_own_is_not_believed(place: Place, nam
     folders.workspace_path_file.unlink()
     os.mkfifo(folders.workspace_path_file)
     assert list_stored_state(place.state)[0].workspace is None
+    await used(place)  # a pipe is not waited for
 
 
-async def test_the_name_is_written_again_where_it_was_lost(place: Place) -> None:
+async def test_a_wrong_workspace_path_is_rewritten_at_the_next_use(place: Place) -> None:
     folders = await used(place)
     folders.workspace_path_file.write_bytes(b"/somewhere/else/that/is/longer/than/it/was")
     await used(place)
     assert folders.workspace_path_file.read_bytes() == os.fsencode(folders.workspace)
 
 
-async def test_removing_takes_everything_of_the_one_workspace(place: Place, tmp_path: Path) -> None:
+async def test_removing_the_state_of_a_workspace_removes_all_of_it_and_nothing_else(
+    place: Place, tmp_path: Path
+) -> None:
     folders = await used(place, "ses_1", "ses_2")
     other = await used(another(place, tmp_path, "other"), "ses_1")
     before = measure_folder_size(place.state / "output" / other.key)
@@ -94,14 +97,14 @@ async def test_removing_takes_everything_of_the_one_workspace(place: Place, tmp_
     assert len(list_stored_state(place.state)) == 2
 
 
-async def test_damaged_state_is_listed_and_removed_like_any_other(place: Place) -> None:
+async def test_damaged_state_is_listed_and_can_be_removed(place: Place) -> None:
     folders = await used(place)
     folders.database_file.write_bytes(b"no database")
     (kept,) = list_stored_state(place.state)
     assert remove_workspace_state(place.state, kept.key) == [] and list_stored_state(place.state) == []
 
 
-async def test_what_a_living_process_holds_is_refused(place: Place) -> None:
+async def test_state_held_by_a_running_process_is_not_removed(place: Place) -> None:
     store = place.open(frontend="mcp")
     try:
         (kept,) = list_stored_state(place.state)
@@ -114,12 +117,12 @@ async def test_what_a_living_process_holds_is_refused(place: Place) -> None:
     assert remove_workspace_state(place.state, kept.key) == []
 
 
-async def test_no_link_is_followed_out_of_the_state(place: Place, tmp_path: Path) -> None:
+async def test_no_link_out_of_the_state_folder_is_followed(place: Place, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_text("not ours")
     folders = await used(place, "ses_1")
-    (folders.session_output_base / "ses_2").symlink_to(outside, target_is_directory=True)
+    (folders.session_outputs_folder / "ses_2").symlink_to(outside, target_is_directory=True)
     (folders.artifact_folder / "ab").symlink_to(outside, target_is_directory=True)
     size = measure_folder_size(folders.workspace_state_folder)
     assert size < measure_folder_size(folders.workspace_state_folder) + measure_folder_size(outside)
@@ -128,7 +131,7 @@ async def test_no_link_is_followed_out_of_the_state(place: Place, tmp_path: Path
 
 
 @pytest.mark.parametrize("part", ["ws", "output", "scratch"])
-async def test_a_link_in_the_place_of_a_part_of_the_state_is_refused(place: Place, tmp_path: Path, part: str) -> None:
+async def test_a_link_in_place_of_a_part_of_the_state_is_refused(place: Place, tmp_path: Path, part: str) -> None:
     folders = await used(place, "ses_1")
     elsewhere = tmp_path / "elsewhere"
     (place.state / part).rename(elsewhere)
@@ -140,7 +143,7 @@ async def test_a_link_in_the_place_of_a_part_of_the_state_is_refused(place: Plac
     assert any((elsewhere / folders.key).iterdir())
 
 
-async def test_what_a_killed_removal_put_aside_goes_with_the_next(place: Place) -> None:
+async def test_the_next_removal_finishes_an_interrupted_one(place: Place) -> None:
     folders = await used(place, "ses_1")
     for part in ("ws", "output"):
         (place.state / part / folders.key).rename(place.state / part / f".removed-{folders.key}-00000000")
@@ -149,7 +152,7 @@ async def test_what_a_killed_removal_put_aside_goes_with_the_next(place: Place) 
     assert [path.name for path in (place.state / "ws").iterdir()] == []
 
 
-async def test_what_cannot_be_removed_is_said(place: Place) -> None:
+async def test_a_folder_that_cannot_be_removed_is_reported(place: Place) -> None:
     if os.geteuid() == 0:
         pytest.skip("nothing keeps root from removing")
     folders = await used(place)
@@ -161,7 +164,7 @@ async def test_what_cannot_be_removed_is_said(place: Place) -> None:
     assert problems and str(folders.workspace_state_folder) in problems[0]
 
 
-def test_a_state_folder_of_somebody_else_is_left_alone(place: Place) -> None:
+def test_a_state_folder_of_another_user_is_not_removed(place: Place) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can make one")
     place.state.mkdir()

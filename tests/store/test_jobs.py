@@ -52,7 +52,7 @@ class Jobs(RuleBasedStateMachine):
             return
         before = self.expected[sorted(self.expected)[which % len(self.expected)]]
         moved = before.with_state(to, attempt=attempt)
-        self._commit(self.table.update_unfinished_job(moved))
+        self._commit(self.table.build_update_unfinished_job_work(moved))
         if not before.job.has_ended:
             self.expected[before.id] = moved
 
@@ -91,7 +91,7 @@ _made = [0]
 
 
 @pytest.mark.proves("X-06")
-def test_a_job_has_one_end_whatever_is_tried(tmp_path: Path) -> None:
+def test_a_job_has_exactly_one_end_under_any_sequence_of_operations(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     Jobs.loop = asyncio.new_event_loop()
     Jobs.store = WorkspaceStore.open(tmp_path / "ws", tmp_path / "state")
@@ -104,7 +104,7 @@ def test_a_job_has_one_end_whatever_is_tried(tmp_path: Path) -> None:
         Jobs.loop.close()
 
 
-async def test_those_that_ended_are_removed_by_number_and_age(tmp_path: Path) -> None:
+async def test_ended_jobs_are_removed_by_number_and_age(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     store = WorkspaceStore.open(tmp_path / "ws", tmp_path / "state")
     table = store.jobs
@@ -113,7 +113,7 @@ async def test_those_that_ended_are_removed_by_number_and_age(tmp_path: Path) ->
     await table.commit(*(table.end(one.with_state("done", one.job.created_ns * 10)) for one in rows[:6]))
     keep = JobRetention(max_jobs=0, age_ns=1_000, min_age_ns=0)
     assert table.list_removable(100, keep) == [], "of what nobody was told nothing goes to make room"
-    await table.commit(*(table.mark_notified(one.id) for one in rows[:6]))
+    await table.commit(*(table.build_mark_notified_work(one.id) for one in rows[:6]))
     keep = JobRetention(max_jobs=3, age_ns=1_000, min_age_ns=0)
     assert [one.id for one in table.list_removable(100, keep)] == [one.id for one in rows[:3]], "the newest three stay"
     young = JobRetention(max_jobs=3, age_ns=1_000, min_age_ns=75)
@@ -130,7 +130,7 @@ async def test_those_that_ended_are_removed_by_number_and_age(tmp_path: Path) ->
     await store.aclose()
 
 
-async def test_a_row_that_is_not_as_written_is_told_as_damage(tmp_path: Path) -> None:
+async def test_a_stored_job_is_read_unchanged_and_an_unknown_id_returns_none(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     store = WorkspaceStore.open(tmp_path / "ws", tmp_path / "state")
     await store.jobs.commit(store.jobs.add(row(1)))

@@ -16,9 +16,9 @@ from handrail.store.memory.knowledge_store import (
     KnowledgeEntry,
     KnowledgeStore,
     KnowledgeUnavailable,
-    SessionWriteLimit,
-    UnknownEntry,
-    compute_similarity,
+    SessionWriteLimitError,
+    UnknownKnowledgeEntry,
+    compute_trigram_similarity,
     is_near_duplicate,
     parse_entry,
 )
@@ -57,7 +57,7 @@ def entry(text: str, **more: object) -> KnowledgeEntry:
 @pytest.mark.parametrize(
     ("processes", "count"), [(4, 25), pytest.param(8, 500, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
 )
-def test_processes_that_write_at_once_lose_nothing(tmp_path: Path, processes: int, count: int) -> None:
+def test_concurrent_writers_lose_no_fact(tmp_path: Path, processes: int, count: int) -> None:
     command = [sys.executable, "-c", WRITER, str(tmp_path / "state")]
     writers = [
         subprocess.Popen([*command, str(number), str(count)], stdin=subprocess.PIPE, text=True)
@@ -84,12 +84,12 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path: Path, processes: in
     store.close()
 
 
-def test_what_is_forgotten_is_in_no_file_any_more_with_all_that_it_replaced(store: KnowledgeStore) -> None:
+def test_a_forgotten_fact_and_all_its_former_versions_are_erased_from_the_files(store: KnowledgeStore) -> None:
     first = store.store(entry("The user keeps a xylophone in the attic.")).entry
     second = store.store(entry("The user keeps a xylophone and a zither in the attic.", replaces=first.id)).entry
     kept = store.store(entry("The user drinks green tea every morning.")).entry
     store.store_vectors({2: b"\x01" * 768}, "m")
-    assert [one.id for one in store.list_history(second.id)] == [first.id]
+    assert [one.id for one in store.list_replaced_entries(second.id)] == [first.id]
     assert set(store.forget([second.id])) == {first.id, second.id}
     content = b"".join(file.read_bytes() for file in store.path.parent.iterdir())
     assert b"xylophon" not in content and b"zither" not in content and b"\x01" * 64 not in content
@@ -97,7 +97,7 @@ def test_what_is_forgotten_is_in_no_file_any_more_with_all_that_it_replaced(stor
     assert store.forget([second.id]) == []
 
 
-def test_a_text_that_a_reader_keeps_on_the_disk_is_not_reported_as_forgotten(
+def test_a_forgotten_fact_that_a_reader_still_holds_on_disk_is_reported(
     store: KnowledgeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(knowledge_store, "_PATIENCE_S", 0.01)
@@ -112,19 +112,19 @@ def test_a_text_that_a_reader_keeps_on_the_disk_is_not_reported_as_forgotten(
     assert store.get(id) is None
 
 
-def test_a_purge_leaves_what_the_user_said_and_drops_where_it_came_from(store: KnowledgeStore) -> None:
+def test_a_purge_removes_untrusted_facts_and_keeps_user_facts_without_their_origin(store: KnowledgeStore) -> None:
     kept = store.store(entry("The user drinks green tea every morning.")).entry
     old = store.store(entry("The user has a red bicycle.")).entry
     store.store(entry("The user has sold the red bicycle.", replaces=old.id))
     store.store(entry("The page says that bicycles are blue.", untrusted="a result of web_fetch was in view"))
     store.store(entry("Another place has another fact to keep.", workspace="/other", untrusted="a page"))
-    assert store.count_purged("/w", session="ses_1") == store.purge("/w", session="ses_1") == 2
+    assert store.count_purgeable_entries("/w", session="ses_1") == store.purge("/w", session="ses_1") == 2
     found = {one.text: (one.session, one.call) for one in store.list_entries(history=True)}
     assert found.pop("Another place has another fact to keep.") == ("ses_1", "ses_1/1.0")
     assert found.keys() == {kept.text, "The user has sold the red bicycle."} and set(found.values()) == {("", "")}
 
 
-def test_only_the_latest_with_a_key_is_found_and_an_unconfirmed_one_hides_no_other(store: KnowledgeStore) -> None:
+def test_only_the_latest_fact_of_a_key_is_found_and_unconfirmed_facts_hide_none(store: KnowledgeStore) -> None:
     store.store(entry("The port of the service is 8080 today.", key="port"))
     store.store(entry("The port of the service is 9090 today.", key="port"))
     store.store(entry("The port of the service is 6666 today.", key="port", untrusted="a page"))
@@ -133,12 +133,12 @@ def test_only_the_latest_with_a_key_is_found_and_an_unconfirmed_one_hides_no_oth
     assert len(store.compact().folded) == 1 and store.count_entries() == 2
 
 
-def test_errors_say_what_is_wrong(store: KnowledgeStore, tmp_path: Path) -> None:
-    with pytest.raises(UnknownEntry):
+def test_invalid_writes_and_a_damaged_file_raise_specific_errors(store: KnowledgeStore, tmp_path: Path) -> None:
+    with pytest.raises(UnknownKnowledgeEntry):
         store.store(entry("This is no correction of anything.", replaces="mem_none"))
     for number in range(20):
         store.store(entry(f"The number {number} is a number among many."))
-    with pytest.raises(SessionWriteLimit):
+    with pytest.raises(SessionWriteLimitError):
         store.store(entry("One more thing that is too much."))
     damaged = KnowledgeStore(tmp_path / "other")
     damaged.path.parent.mkdir(parents=True, mode=0o700)
@@ -148,7 +148,7 @@ def test_errors_say_what_is_wrong(store: KnowledgeStore, tmp_path: Path) -> None
             use()
 
 
-def test_a_file_that_a_person_removed_is_made_again(store: KnowledgeStore) -> None:
+def test_a_removed_knowledge_file_is_created_again(store: KnowledgeStore) -> None:
     store.store(entry("The user drinks green tea every morning."))
     for file in [*store.path.parent.iterdir()]:
         file.unlink()
@@ -158,7 +158,7 @@ def test_a_file_that_a_person_removed_is_made_again(store: KnowledgeStore) -> No
     assert (store.path.stat().st_mode & 0o777, store.path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
-def test_a_fact_is_read_from_its_json_form_and_nothing_else_is() -> None:
+def test_a_fact_is_parsed_from_json_and_invalid_fields_are_refused() -> None:
     from dataclasses import asdict
 
     made = entry("The user drinks green tea.", id="mem_1", tags=("tea",), key="k")
@@ -168,9 +168,9 @@ def test_a_fact_is_read_from_its_json_form_and_nothing_else_is() -> None:
             parse_entry({**asdict(made), name: 1.5 if name != "tags" else [1]}, "/w")
 
 
-def test_similar_texts_with_other_facts_are_no_duplicates() -> None:
+def test_similar_texts_with_different_facts_are_not_duplicates() -> None:
     text = "The server of the project listens on port 8080 and belongs to Alice."
-    assert is_near_duplicate(text, text.upper().lower().capitalize()) and compute_similarity(text, text) == 1.0
+    assert is_near_duplicate(text, text.upper().lower().capitalize()) and compute_trigram_similarity(text, text) == 1.0
     for other in (
         text.replace("8080", "8081"),
         text.replace("Alice", "Alina"),

@@ -15,7 +15,14 @@ from tests.store.leases import Time, abandon, file_of, first_line, left_alone, t
 from tests.store.places import Place
 
 from handrail.contract.errors import LogUnavailable, StartError
-from handrail.store.lease import STALE_NS, VALID_NS, LeaseHolder, WorkspaceHeld, WorkspaceLease, find_lease_holder
+from handrail.store.lease import (
+    STALE_NS,
+    VALID_NS,
+    LeaseHolder,
+    WorkspaceAlreadyHeld,
+    WorkspaceLease,
+    find_lease_holder,
+)
 from handrail.store.state_folders import StateFolders, prepare_folders
 from handrail.store.tables.session_tables import SessionRow
 
@@ -48,7 +55,7 @@ def time() -> Time:
 
 
 @pytest.mark.proves("L-07")
-def test_a_second_process_is_told_in_one_line_who_holds_the_workspace(place: Place) -> None:
+def test_a_second_process_gets_one_line_that_names_the_lease_holder(place: Place) -> None:
     with place.process(HOLD) as holder:
         assert first_line(holder.stdout).strip() == "1"
         said = place.finished(TRY).strip()
@@ -58,7 +65,7 @@ def test_a_second_process_is_told_in_one_line_who_holds_the_workspace(place: Pla
 
 
 @pytest.mark.proves("L-07")
-async def test_a_killed_holder_leaves_the_workspace_free_and_the_token_grows(place: Place) -> None:
+async def test_a_killed_holder_frees_the_workspace_and_the_next_token_is_higher(place: Place) -> None:
     with place.process(HOLD) as holder:
         assert first_line(holder.stdout).strip() == "1"
         holder.kill()
@@ -73,7 +80,7 @@ async def test_a_killed_holder_leaves_the_workspace_free_and_the_token_grows(pla
 
 async def test_the_same_process_cannot_hold_a_workspace_twice(place: Place) -> None:
     store = place.open(frontend="cli")
-    with pytest.raises(WorkspaceHeld, match=rf"handrail cli, pid {os.getpid()} \(this process\)") as held:
+    with pytest.raises(WorkspaceAlreadyHeld, match=rf"handrail cli, pid {os.getpid()} \(this process\)") as held:
         place.open()
     assert held.value.holder.token == 1 and held.value.holder.state == "alive"
     await store.aclose()
@@ -81,7 +88,7 @@ async def test_the_same_process_cannot_hold_a_workspace_twice(place: Place) -> N
     await place.open().aclose()
 
 
-async def test_workspaces_do_not_wait_for_each_other(place: Place, tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_two_workspaces_are_held_independently(place: Place, tmp_path_factory: pytest.TempPathFactory) -> None:
     other = tmp_path_factory.mktemp("other")
     one, two = place.open(), Place(other, place.state).open()
     await one.aclose()
@@ -89,21 +96,19 @@ async def test_workspaces_do_not_wait_for_each_other(place: Place, tmp_path_fact
 
 
 @pytest.mark.parametrize("note", [b"", b"not json", b"[1]", b'{"pid": "x", "face": "\\u001b[31m", "since_ns": -1}'])
-def test_a_note_that_says_nothing_useful_still_gives_a_clear_line(
-    folders: StateFolders, time: Time, note: bytes
-) -> None:
+def test_an_unreadable_lease_note_still_gives_a_clear_error(folders: StateFolders, time: Time, note: bytes) -> None:
     lease = taken(folders, time)
     path = file_of(lease, folders)
     whole = path.read_bytes()
     for content in (whole[:64] + note, note):
         path.write_bytes(content)
-        with pytest.raises(WorkspaceHeld, match=r"is in use by another handrail process\. Stop that process"):
+        with pytest.raises(WorkspaceAlreadyHeld, match=r"is in use by another handrail process\. Stop that process"):
             taken(folders, time)
         time.now += 10 * STALE_NS * (len(content) < 64)  # without a beat it counts as alive while it lives
     lease.release()
 
 
-async def test_no_lease_is_kept_when_the_database_cannot_be_opened(place: Place) -> None:
+async def test_a_lease_is_released_when_the_database_cannot_be_opened(place: Place) -> None:
     await place.open().aclose()
     path = place.folders.database_file
     whole = path.read_bytes()
@@ -115,7 +120,7 @@ async def test_no_lease_is_kept_when_the_database_cannot_be_opened(place: Place)
     await place.open().aclose()
 
 
-def test_who_holds_a_workspace_can_be_asked_without_touching_anything(folders: StateFolders, time: Time) -> None:
+def test_the_lease_holder_can_be_looked_up_without_changing_any_file(folders: StateFolders, time: Time) -> None:
     assert find_lease_holder(folders, time) is None
     lease = WorkspaceLease.acquire(
         folders, frontend="mcp", clock=lambda: 77, monotonic=time, protocol=3, socket="s-1", renewing=False
@@ -131,22 +136,22 @@ def test_who_holds_a_workspace_can_be_asked_without_touching_anything(folders: S
     assert not [path for path in folders.workspace_state_folder.iterdir() if path.name.startswith("holder")]
 
 
-def test_a_lease_that_is_renewed_lasts_and_one_that_is_not_lapses_before_others_may_take_it(
+def test_a_renewed_lease_lasts_and_an_unrenewed_lease_lapses_before_another_process_takes_it(
     folders: StateFolders, time: Time
 ) -> None:
     lease = taken(folders, time)
     for _ in range(10):
         time.now += VALID_NS - 1
         assert lease.is_valid
-        with pytest.raises(WorkspaceHeld):
+        with pytest.raises(WorkspaceAlreadyHeld):
             taken(folders, time)
         lease.renew()
     time.now += VALID_NS
     assert not lease.is_valid and lease.is_held
-    with pytest.raises(WorkspaceHeld):
+    with pytest.raises(WorkspaceAlreadyHeld):
         taken(folders, time)
     time.now += STALE_NS - VALID_NS - 1
-    with pytest.raises(WorkspaceHeld):
+    with pytest.raises(WorkspaceAlreadyHeld):
         taken(folders, time)
     time.now += 1
     other = taken(folders, time)
@@ -155,18 +160,18 @@ def test_a_lease_that_is_renewed_lasts_and_one_that_is_not_lapses_before_others_
     lease.release()
 
 
-def test_a_pause_that_nobody_used_is_over_once_the_database_has_confirmed_it(folders: StateFolders, time: Time) -> None:
+def test_an_unused_pause_ends_when_the_database_confirms_the_lease(folders: StateFolders, time: Time) -> None:
     lease = taken(folders, time)
     time.now += 3600 * 10**9
     assert not lease.is_valid
     lease.renew()
     assert lease.is_valid and lease.lost_reason is None
-    with pytest.raises(WorkspaceHeld):
+    with pytest.raises(WorkspaceAlreadyHeld):
         taken(folders, time)
     lease.release()
 
 
-def test_while_the_database_cannot_confirm_it_a_lapsed_lease_stays_lapsed(folders: StateFolders, time: Time) -> None:
+def test_a_lapsed_lease_stays_lapsed_until_the_database_confirms_its_renewal(folders: StateFolders, time: Time) -> None:
     lease = taken(folders, time)
     time.now += STALE_NS
     other = sqlite3.connect(folders.database_file, isolation_level=None)
@@ -181,10 +186,12 @@ def test_while_the_database_cannot_confirm_it_a_lapsed_lease_stays_lapsed(folder
 
 
 @pytest.mark.proves("L-07")
-def test_a_holder_that_was_replaced_is_stale_for_ever_and_told_by_whom(folders: StateFolders, time: Time) -> None:
+def test_a_replaced_lease_holder_stays_invalid_and_learns_which_process_replaced_it(
+    folders: StateFolders, time: Time
+) -> None:
     told: list[str | None] = []
     lease = taken(folders, time)
-    lease.on_lost(lambda: told.append(lease.lost_reason))
+    lease.add_lost_callback(lambda: told.append(lease.lost_reason))
     time.now += STALE_NS
     other = taken(folders, time, "mcp")
     assert not lease.is_valid
@@ -196,7 +203,7 @@ def test_a_holder_that_was_replaced_is_stale_for_ever_and_told_by_whom(folders: 
         f"Another process (handrail mcp, pid {os.getpid()}" in lease.lost_reason
         and "taken over this workspace" in lease.lost_reason
     )
-    lease.on_lost(lambda: told.append("late"))
+    lease.add_lost_callback(lambda: told.append("late"))
     assert told == [lease.lost_reason, "late"]
     lease.release()
     assert other.is_valid and file_of(other, folders).exists()
@@ -205,13 +212,13 @@ def test_a_holder_that_was_replaced_is_stale_for_ever_and_told_by_whom(folders: 
     assert not lease.is_valid
 
 
-def test_a_callback_of_an_event_loop_that_is_gone_harms_nobody(folders: StateFolders, time: Time) -> None:
+def test_a_callback_of_a_closed_event_loop_does_not_affect_other_callbacks(folders: StateFolders, time: Time) -> None:
     told: list[int] = []
     lease = taken(folders, time)
     loop = asyncio.new_event_loop()
     loop.close()
-    lease.on_lost(lambda: loop.call_soon_threadsafe(told.append, 0) and None)
-    lease.on_lost(lambda: told.append(1))
+    lease.add_lost_callback(lambda: loop.call_soon_threadsafe(told.append, 0) and None)
+    lease.add_lost_callback(lambda: told.append(1))
     time.now += STALE_NS
     with taken(folders, time):
         lease.renew()
@@ -220,7 +227,7 @@ def test_a_callback_of_an_event_loop_that_is_gone_harms_nobody(folders: StateFol
 
 
 @pytest.mark.parametrize("removes", [True, False])
-def test_a_renewal_that_was_paused_before_its_write_does_not_count(
+def test_a_renewal_paused_before_its_write_does_not_restore_the_lease(
     folders: StateFolders, time: Time, removes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = taken(folders, time)
@@ -240,7 +247,7 @@ def test_a_renewal_that_was_paused_before_its_write_does_not_count(
     others[0].release()
 
 
-def test_a_holder_whose_file_was_removed_by_hand_gives_up(folders: StateFolders, time: Time) -> None:
+def test_a_holder_loses_its_lease_when_its_file_is_removed(folders: StateFolders, time: Time) -> None:
     lease = taken(folders, time)
     file_of(lease, folders).unlink()
     lease.renew()
@@ -250,7 +257,7 @@ def test_a_holder_whose_file_was_removed_by_hand_gives_up(folders: StateFolders,
     lease.release()
 
 
-def test_a_slow_acquisition_is_confirmed_or_lost_but_never_in_doubt(folders: StateFolders, time: Time) -> None:
+def test_a_slowly_acquired_lease_is_valid(folders: StateFolders, time: Time) -> None:
     """The first beat is written before the commit, which may take as long as the disk likes."""
 
     def slow() -> None:
@@ -259,12 +266,12 @@ def test_a_slow_acquisition_is_confirmed_or_lost_but_never_in_doubt(folders: Sta
     time.then = slow  # within the look at the clock that the first beat is of
     lease = taken(folders, time)
     assert lease.is_valid
-    with pytest.raises(WorkspaceHeld):
+    with pytest.raises(WorkspaceAlreadyHeld):
         taken(folders, time)
     lease.release()
 
 
-def test_what_former_holders_left_is_removed_and_nothing_else(folders: StateFolders, time: Time) -> None:
+def test_files_of_former_lease_holders_are_removed_and_other_files_are_kept(folders: StateFolders, time: Time) -> None:
     abandon(taken(folders, time))
     (folders.workspace_state_folder / "holder-0").write_bytes(b"")
     (folders.workspace_state_folder / "holder-9").write_bytes(b"the rest of an attempt")
@@ -276,7 +283,7 @@ def test_what_former_holders_left_is_removed_and_nothing_else(folders: StateFold
 
 
 @pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
-def test_something_else_in_place_of_the_holders_file_is_named_andleft_alone(
+def test_an_unexpected_object_in_place_of_the_holder_file_is_named_and_left_unchanged(
     folders: StateFolders, time: Time, tmp_path: Path, kind: str
 ) -> None:
     lease = taken(folders, time)
@@ -303,7 +310,7 @@ def test_something_else_in_place_of_the_holders_file_is_named_andleft_alone(
     taken(folders, time).release()
 
 
-def test_a_link_in_place_of_the_database_is_named_andleft_alone(
+def test_a_link_in_place_of_the_database_is_named_and_not_followed(
     folders: StateFolders, time: Time, tmp_path: Path
 ) -> None:
     target = tmp_path / "elsewhere"
@@ -313,7 +320,7 @@ def test_a_link_in_place_of_the_database_is_named_andleft_alone(
     assert not target.exists()
 
 
-def test_a_damaged_token_is_not_guessed_at(folders: StateFolders, time: Time) -> None:
+def test_a_damaged_fencing_token_stops_the_start(folders: StateFolders, time: Time) -> None:
     taken(folders, time).release()
     connection = sqlite3.connect(folders.database_file)
     for token in ("many", -1, 2**62, None):
@@ -325,21 +332,21 @@ def test_a_damaged_token_is_not_guessed_at(folders: StateFolders, time: Time) ->
     assert not list(folders.workspace_state_folder.glob("holder-*"))
 
 
-def test_a_copy_of_the_process_takes_nothing_away_from_the_original(folders: StateFolders, time: Time) -> None:
+def test_a_forked_process_does_not_release_the_lease_of_its_parent(folders: StateFolders, time: Time) -> None:
     lease = taken(folders, time)
     child = os.fork()
     if child == 0:  # pragma: no cover - another process
         lease.release()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    with pytest.raises(WorkspaceHeld):
+    with pytest.raises(WorkspaceAlreadyHeld):
         taken(folders, time)
     lease.renew()
     assert lease.is_valid and lease.lost_reason is None
     lease.release()
 
 
-async def test_waiting_for_a_workspace_ends_when_its_holder_lets_go(place: Place) -> None:
+async def test_a_wait_for_a_workspace_ends_when_its_holder_releases_it(place: Place) -> None:
     store = place.open()
     waiting = asyncio.ensure_future(WorkspaceLease.wait_until_free(place.folders, interval_s=0.001))
     await asyncio.sleep(0)
@@ -348,7 +355,7 @@ async def test_waiting_for_a_workspace_ends_when_its_holder_lets_go(place: Place
     await asyncio.wait_for(waiting, 300)
 
 
-async def test_a_thread_renews_what_is_held(place: Place) -> None:
+async def test_a_thread_renews_the_lease(place: Place) -> None:
     store = place.open()
     path = file_of(store.lease, place.folders)
     beat = path.read_bytes()[:24]
@@ -361,7 +368,9 @@ async def test_a_thread_renews_what_is_held(place: Place) -> None:
 
 @pytest.mark.parametrize("steps", ["one", "several"])
 @pytest.mark.proves("L-07")
-async def test_a_replaced_holders_writer_refuses_for_good_and_drops_what_was_queued(place: Place, steps: str) -> None:
+async def test_the_writer_of_a_replaced_lease_holder_refuses_permanently_and_drops_its_queue(
+    place: Place, steps: str
+) -> None:
     """With a token counted by somebody else behind the lease's back: the database alone must notice."""
     store = place.open()
     await store.sessions.record_opened(SessionRow("ses_1", 5))
@@ -386,7 +395,7 @@ async def test_a_replaced_holders_writer_refuses_for_good_and_drops_what_was_que
     assert store.database.writer.backlog == 0
 
 
-def test_whoever_sees_a_holder_sees_who_it_is_and_where_it_is_joined(folders: StateFolders, time: Time) -> None:
+def test_a_visible_lease_holder_always_has_its_pid_and_socket(folders: StateFolders, time: Time) -> None:
     ended = threading.Event()
 
     def come_and_go() -> None:
@@ -413,14 +422,14 @@ def test_whoever_sees_a_holder_sees_who_it_is_and_where_it_is_joined(folders: St
     assert seen == {(os.getpid(), "a.sock")}
 
 
-def test_a_wall_clock_that_jumps_changes_nothing_about_who_holds_a_workspace(folders: StateFolders, time: Time) -> None:
+def test_a_wall_clock_jump_does_not_change_the_holder_of_a_workspace(folders: StateFolders, time: Time) -> None:
     century = 100 * 365 * 86400 * 10**9
     for wall in (0, century, 1):  # what each process in turn takes for the time of day
         lease = WorkspaceLease.acquire(
             folders, frontend="one", clock=lambda wall=wall: wall, monotonic=time, renewing=False
         )
         for other in (0, century):
-            with pytest.raises(WorkspaceHeld):
+            with pytest.raises(WorkspaceAlreadyHeld):
                 WorkspaceLease.acquire(
                     folders, frontend="two", clock=lambda other=other: other, monotonic=time, renewing=False
                 )

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from tests.store.leases import Time, abandon, taken
 from tests.store.places import Place
 
-from handrail.store.lease import STALE_NS, VALID_NS, WorkspaceHeld, WorkspaceLease
+from handrail.store.lease import STALE_NS, VALID_NS, WorkspaceAlreadyHeld, WorkspaceLease
 from handrail.store.state_folders import prepare_folders
 
 
@@ -38,7 +38,7 @@ class Contenders(RuleBasedStateMachine):
         free = not any(lease.is_valid for lease in self.leases)
         try:
             lease = taken(self.folders, self.time)
-        except WorkspaceHeld:
+        except WorkspaceAlreadyHeld:
             return
         assert free
         self.leases.append(lease)
@@ -78,7 +78,7 @@ class Contenders(RuleBasedStateMachine):
 
 
 @pytest.mark.proves("L-07")
-def test_of_any_processes_that_contend_at_most_one_may_act() -> None:
+def test_at_most_one_of_several_contending_processes_may_act() -> None:
     run_state_machine_as_test(  # pyright: ignore[reportUnknownMemberType]
         Contenders, settings=settings(max_examples=40, stateful_step_count=30, deadline=None)
     )

@@ -12,7 +12,7 @@ from handrail.contract.errors import LogUnavailable, UsageError
 from handrail.store.tables.session_tables import SessionRow
 
 
-async def test_a_session_is_found_again_after_a_restart_and_keeps_its_first_time(place: Place) -> None:
+async def test_a_session_survives_a_restart_and_keeps_its_opening_time(place: Place) -> None:
     store = place.open()
     row = SessionRow(
         "ses_1", 10, agent="default", topic="bugs", frontend="cli", headless=False, details={"client": "x"}
@@ -31,15 +31,15 @@ async def test_a_session_is_found_again_after_a_restart_and_keeps_its_first_time
     await store.aclose()
 
 
-async def test_a_tools_values_outlive_the_process_and_are_its_own(place: Place) -> None:
+async def test_stored_values_survive_a_restart_and_belong_to_one_tool_and_session(place: Place) -> None:
     store = place.open()
-    todo = store.session_values.for_tool("ses_1", "todo")
+    todo = store.session_values.bind_tool_state("ses_1", "todo")
     await todo.put("items", [{"text": "half a pair \ud800", "n": 2**80}])
-    await store.session_values.for_tool("ses_1", "other").put("items", 1)
-    await store.session_values.for_tool("ses_2", "todo").put("items", 2)
+    await store.session_values.bind_tool_state("ses_1", "other").put("items", 1)
+    await store.session_values.bind_tool_state("ses_2", "todo").put("items", 2)
     await store.aclose()
     store = place.open()
-    todo = store.session_values.for_tool("ses_1", "todo")
+    todo = store.session_values.bind_tool_state("ses_1", "todo")
     assert await todo.get("items") == [{"text": "half a pair \ud800", "n": 2**80}]
     await todo.put("items", None)
     assert await todo.get("items") is None
@@ -50,15 +50,15 @@ async def test_a_tools_values_outlive_the_process_and_are_its_own(place: Place) 
     await store.aclose()
 
 
-async def test_values_put_at_the_same_time_are_all_kept(place: Place) -> None:
+async def test_concurrently_stored_values_are_all_kept(place: Place) -> None:
     store = place.open()
-    state = store.session_values.for_tool("ses_1", "tool")
+    state = store.session_values.bind_tool_state("ses_1", "tool")
     await asyncio.gather(*(state.put(f"k{n}", n) for n in range(50)))
     assert [await state.get(f"k{n}") for n in range(50)] == list(range(50))
     await store.aclose()
 
 
-async def test_a_value_beyond_the_bound_is_refused_with_the_next_step(place: Place) -> None:
+async def test_a_value_above_the_size_limit_is_refused(place: Place) -> None:
     store = place.open()
     with pytest.raises(UsageError, match=r"'big' is too large: .* bytes"):
         await store.session_values.put("ses_1", "tool", "big", "x" * 5_000_000)

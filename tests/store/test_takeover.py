@@ -25,7 +25,7 @@ def marks(place: Place) -> list[str]:
         return [entry.call_id for entry in reader.records()]
 
 
-def test_of_several_processes_that_start_at_once_just_one_holds_the_workspace(place: Place, tmp_path: Path) -> None:
+def test_exactly_one_of_several_processes_started_at_once_holds_the_workspace(place: Place, tmp_path: Path) -> None:
     with Contenders(place) as racers:
         pids = [racers.start(RACER) for _ in range(4)]
         assert {racers.hear()[:2] for _ in pids} == {(pid, "ready") for pid in pids}
@@ -43,7 +43,7 @@ def test_of_several_processes_that_start_at_once_just_one_holds_the_workspace(pl
 
 
 @pytest.mark.parametrize("case", ["one table", "several tables", "before the transaction"])
-async def test_a_paused_holder_is_replaced_and_what_it_had_queued_is_never_written(place: Place, case: str) -> None:
+async def test_a_paused_lease_holder_is_replaced_and_its_queue_is_never_written(place: Place, case: str) -> None:
     with Contenders(place) as contenders:
         paused = contenders.start(PAUSED, case)
         assert contenders.hear_from(paused, "queued") == "True"
@@ -71,7 +71,7 @@ async def test_a_paused_holder_is_replaced_and_what_it_had_queued_is_never_writt
     assert not list(place.folders.workspace_state_folder.glob("holder-*"))
 
 
-async def test_a_holder_paused_for_a_while_without_a_rival_goes_on(place: Place) -> None:
+async def test_a_lease_holder_paused_without_a_rival_continues(place: Place) -> None:
     with Contenders(place) as contenders:
         paused = contenders.start(WRITER)
         while contenders.hear()[1] != "ack":
@@ -146,10 +146,10 @@ def chaos(place: Place, deaths: int, paused_of: int, seed: int) -> None:
     print(f"{deaths} deaths, {len(acknowledged)} acknowledged, slowest takeover {slowest:.2f} s, {blocked} blocked")
 
 
-def test_holders_that_die_or_are_paused_lose_nothing_they_acknowledged(place: Place) -> None:
+def test_killed_or_paused_holders_lose_no_acknowledged_write(place: Place) -> None:
     chaos(place, 10, 4, seed=7)
 
 
 @pytest.mark.slow
-def test_a_thousand_holders_that_die_or_are_paused_lose_nothing_they_acknowledged(place: Place) -> None:
+def test_a_thousand_killed_or_paused_holders_lose_no_acknowledged_write(place: Place) -> None:
     chaos(place, 1000, 40, seed=1007)

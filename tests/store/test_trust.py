@@ -18,7 +18,7 @@ HASH = "ab" * 32
 pytestmark = pytest.mark.proves("F-11")
 
 
-def test_it_is_kept_until_it_is_replaced_or_revoked(place: Place) -> None:
+def test_trust_in_a_workspace_lasts_until_it_is_replaced_or_revoked(place: Place) -> None:
     folders = prepare_folders(place.workspace, place.state)
     assert operator_decisions.read_workspace_trust(folders) is None
     operator_decisions.trust_workspace_content(folders, HASH, clock=lambda: 7)
@@ -36,7 +36,7 @@ def test_it_is_kept_until_it_is_replaced_or_revoked(place: Place) -> None:
     )
 
 
-def test_the_record_is_its_owners_alone_and_outside_the_workspace(place: Place) -> None:
+def test_the_trust_file_is_private_and_outside_the_workspace(place: Place) -> None:
     folders = prepare_folders(place.workspace, place.state)
     operator_decisions.trust_workspace_content(folders, HASH, clock=lambda: 7)
     (file,) = place.state.rglob("trust.json")
@@ -56,7 +56,7 @@ def test_the_record_is_its_owners_alone_and_outside_the_workspace(place: Place) 
         json.dumps({"version": 1, "workspace": "WS", "sha256": HASH, "at_ns": "1"}),
     ],
 )
-def test_what_is_no_record_of_this_workspace_trusts_nothing(place: Place, text: str) -> None:
+def test_an_invalid_trust_record_trusts_nothing(place: Place, text: str) -> None:
     folders = prepare_folders(place.workspace, place.state)
     operator_decisions.trust_workspace_content(folders, HASH, clock=lambda: 7)
     (file,) = place.state.rglob("trust.json")
@@ -64,7 +64,7 @@ def test_what_is_no_record_of_this_workspace_trusts_nothing(place: Place, text: 
     assert operator_decisions.read_workspace_trust(folders) is None
 
 
-def test_a_record_that_others_could_have_written_or_that_is_a_link_trusts_nothing(place: Place) -> None:
+def test_a_trust_file_that_is_a_link_or_writable_by_others_is_ignored(place: Place) -> None:
     folders = prepare_folders(place.workspace, place.state)
     operator_decisions.trust_workspace_content(folders, HASH, clock=lambda: 7)
     (file,) = place.state.rglob("trust.json")
@@ -80,7 +80,7 @@ def test_a_record_that_others_could_have_written_or_that_is_a_link_trusts_nothin
     assert operator_decisions.read_workspace_trust(folders) is None  # and nobody waits
 
 
-def test_only_a_hash_can_be_trusted_and_a_state_that_cannot_be_written_is_told(place: Place) -> None:
+def test_only_a_hash_can_be_trusted_and_an_unwritable_state_folder_is_reported(place: Place) -> None:
     folders = prepare_folders(place.workspace, place.state)
     for text in ("", "abc", HASH[:-1] + "g", HASH + "\n"):
         with pytest.raises(UsageError, match="64 hexadecimal digits"):

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from handrail.contract.errors import LogUnavailable
-from handrail.store.database.group_writer import GroupWriter, SinkLost, SinkUnavailable
+from handrail.store.database.group_writer import GroupWriter, SinkPermanentlyLost, SinkUnavailable
 
 
 class Shelf:
@@ -47,7 +47,7 @@ class Shelf:
         self.entered.set()
         self.gate.wait()
         if self.taken_away:
-            raise SinkLost("somebody else's")
+            raise SinkPermanentlyLost("somebody else's")
         if self.full:
             raise SinkUnavailable("the disk is full")
         if "poison" in batch:
@@ -57,7 +57,7 @@ class Shelf:
     def reopen(self) -> None:
         self.reopened += 1
         if self.taken_away:
-            raise SinkLost("still somebody else's")
+            raise SinkPermanentlyLost("still somebody else's")
         if self.full:
             raise SinkUnavailable("the disk is still full")
 
@@ -71,7 +71,7 @@ def shelf() -> Shelf:
 
 
 @pytest.mark.proves("G-01")
-async def test_callers_who_come_during_a_sync_share_the_next_one(shelf: Shelf) -> None:
+async def test_callers_that_arrive_during_a_sync_share_the_next_sync(shelf: Shelf) -> None:
     writer = GroupWriter(shelf)
     shelf.gate.clear()
     first = asyncio.create_task(writer.commit("first"))
@@ -85,7 +85,7 @@ async def test_callers_who_come_during_a_sync_share_the_next_one(shelf: Shelf) -
     writer.close()
 
 
-async def test_appended_items_come_before_a_later_commit_and_in_order(shelf: Shelf) -> None:
+async def test_appended_items_are_written_in_order_before_a_later_commit(shelf: Shelf) -> None:
     writer = GroupWriter(shelf)
     for number in range(100):
         writer.queue_without_waiting(f"n{number}")
@@ -94,7 +94,7 @@ async def test_appended_items_come_before_a_later_commit_and_in_order(shelf: She
     writer.close()
 
 
-async def test_appended_items_are_written_without_anybody_waiting(shelf: Shelf) -> None:
+async def test_an_appended_item_is_written_without_a_waiting_caller(shelf: Shelf) -> None:
     writer = GroupWriter(shelf)
     writer.queue_without_waiting("alone")
     await asyncio.to_thread(shelf.entered.wait, 30)
@@ -103,7 +103,7 @@ async def test_appended_items_are_written_without_anybody_waiting(shelf: Shelf) 
     writer.close()
 
 
-async def test_closing_writes_what_is_left_and_later_commits_are_told(shelf: Shelf) -> None:
+async def test_closing_the_writer_writes_its_queue_and_later_commits_fail(shelf: Shelf) -> None:
     writer = GroupWriter(shelf, linger_s=60)
     writer.queue_without_waiting("left")
     await asyncio.to_thread(writer.close)
@@ -115,7 +115,7 @@ async def test_closing_writes_what_is_left_and_later_commits_are_told(shelf: She
 
 
 @pytest.mark.proves("G-10")
-async def test_a_failing_sink_is_told_to_every_caller_until_it_works_again(shelf: Shelf) -> None:
+async def test_every_caller_gets_the_error_of_a_failing_sink_until_it_recovers(shelf: Shelf) -> None:
     writer = GroupWriter(shelf)
     shelf.full = True
     outcomes = await asyncio.gather(*(writer.commit(f"n{n}") for n in range(5)), return_exceptions=True)
@@ -129,7 +129,7 @@ async def test_a_failing_sink_is_told_to_every_caller_until_it_works_again(shelf
     writer.close()
 
 
-async def test_what_was_appended_survives_a_failure_in_order_and_what_was_committed_does_not(shelf: Shelf) -> None:
+async def test_queued_items_survive_a_failure_in_order_and_failed_commits_are_dropped(shelf: Shelf) -> None:
     writer = GroupWriter(shelf, retry_s=60)
     shelf.full = True
     writer.queue_without_waiting("a")
@@ -145,7 +145,7 @@ async def test_what_was_appended_survives_a_failure_in_order_and_what_was_commit
     writer.close()
 
 
-async def test_what_waits_is_tried_again_without_a_caller(shelf: Shelf) -> None:
+async def test_the_writer_retries_queued_items_without_a_caller(shelf: Shelf) -> None:
     writer = GroupWriter(shelf, retry_s=0.01)
     shelf.full = True
     with pytest.raises(LogUnavailable):
@@ -160,7 +160,7 @@ async def test_what_waits_is_tried_again_without_a_caller(shelf: Shelf) -> None:
     writer.close()
 
 
-async def test_what_cannot_be_kept_is_counted_as_lost(shelf: Shelf) -> None:
+async def test_items_that_exceed_the_retention_limit_are_counted_as_lost(shelf: Shelf) -> None:
     writer = GroupWriter(shelf, retry_s=60, max_retained=3)
     shelf.full = True
     for number in range(10):
@@ -175,7 +175,7 @@ async def test_what_cannot_be_kept_is_counted_as_lost(shelf: Shelf) -> None:
     writer.close()
 
 
-async def test_a_faulty_item_takes_no_neighbour_with_it(shelf: Shelf) -> None:
+async def test_a_faulty_item_does_not_fail_other_items_of_its_batch(shelf: Shelf) -> None:
     writer = GroupWriter(shelf)
     shelf.gate.clear()
     first = asyncio.create_task(writer.commit("first"))
@@ -193,7 +193,7 @@ async def test_a_faulty_item_takes_no_neighbour_with_it(shelf: Shelf) -> None:
     writer.close()
 
 
-async def test_a_cancelled_wait_neither_takes_the_item_back_nor_harms_its_neighbours(shelf: Shelf) -> None:
+async def test_a_cancelled_wait_withdraws_no_item_and_does_not_affect_other_callers(shelf: Shelf) -> None:
     writer = GroupWriter(shelf)
     shelf.gate.clear()
     tasks = [asyncio.create_task(writer.commit(f"n{n}")) for n in range(3)]
@@ -232,7 +232,7 @@ async def test_callers_in_two_event_loops_are_both_answered(shelf: Shelf) -> Non
 
 
 @pytest.mark.proves("L-07")
-async def test_what_waits_for_a_sink_that_was_taken_away_is_dropped_and_counted(shelf: Shelf) -> None:
+async def test_items_queued_for_a_sink_that_was_taken_over_are_dropped_and_counted(shelf: Shelf) -> None:
     writer = GroupWriter(shelf, max_batch=2)
     shelf.gate.clear()
     shelf.taken_away = True
@@ -250,7 +250,7 @@ async def test_what_waits_for_a_sink_that_was_taken_away_is_dropped_and_counted(
     assert writer.lost == 6 and shelf.items == []
 
 
-async def test_a_caller_behind_more_than_a_batch_of_kept_items_is_refused_and_not_forgotten(shelf: Shelf) -> None:
+async def test_a_commit_behind_a_long_backlog_is_refused_on_a_full_disk(shelf: Shelf) -> None:
     writer = GroupWriter(shelf, max_batch=2)
     shelf.full = True
     for number in range(5):
@@ -263,7 +263,7 @@ async def test_a_caller_behind_more_than_a_batch_of_kept_items_is_refused_and_no
     await asyncio.to_thread(writer.close)
 
 
-async def test_who_has_to_know_what_became_of_an_item_is_cancelled_only_then(shelf: Shelf) -> None:
+async def test_a_cancelled_caller_of_a_commit_waits_until_the_outcome_is_known(shelf: Shelf) -> None:
     writer = GroupWriter(shelf)
     shelf.gate.clear()
     written = writer.start_commit("intent")
@@ -285,7 +285,7 @@ async def test_who_has_to_know_what_became_of_an_item_is_cancelled_only_then(she
     await asyncio.to_thread(writer.close)
 
 
-async def test_what_was_only_taken_is_written_before_long_by_itself(shelf: Shelf) -> None:
+async def test_a_queued_item_becomes_durable_shortly_afterwards_without_a_further_call(shelf: Shelf) -> None:
     writer = GroupWriter(shelf, linger_s=0.001)
     taken = writer.queue_awaitable("said")
     assert not taken.is_durable
@@ -310,7 +310,7 @@ def open_when_entered(shelf: Shelf) -> None:
     shelf.gate.set()
 
 
-async def test_whoever_comes_as_it_is_closed_is_told_so_and_waits_for_nothing() -> None:
+async def test_a_call_made_while_the_writer_closes_fails_and_does_not_wait() -> None:
     ways: list[Callable[[GroupWriter[str]], Awaitable[None]]] = [
         lambda writer: writer.commit("late"),
         lambda writer: writer.flush(),
@@ -327,7 +327,7 @@ async def test_whoever_comes_as_it_is_closed_is_told_so_and_waits_for_nothing() 
         assert shelf.items == ["first"]
 
 
-async def test_what_callers_loops_were_woken_by_is_gone_with_the_writer_or_the_loop(shelf: Shelf) -> None:
+async def test_wakeup_descriptors_are_closed_with_the_writer_or_with_their_event_loop(shelf: Shelf) -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from handrail.testing.provider_request_checks import find_anthropic_faults, find_openai_faults
+from handrail.testing.provider_request_checks import find_anthropic_faults, find_chat_completions_faults
 from handrail.testing.provider_servers import (
     AnthropicServer,
     ErrorReply,
@@ -72,20 +72,22 @@ def told(call_id: str) -> dict[str, Any]:
         ([{"role": "user", "content": None}], "neither text nor"),
     ],
 )
-def test_an_openai_history_is_judged_as_the_provider_does(messages: list[dict[str, Any]], fault: str | None) -> None:
-    found = find_openai_faults(openai_request(*messages))
+def test_the_openai_server_checks_a_history_like_the_provider(
+    messages: list[dict[str, Any]], fault: str | None
+) -> None:
+    found = find_chat_completions_faults(openai_request(*messages))
     assert found == [] if fault is None else fault in "; ".join(found)
 
 
-def test_openai_tools_are_judged_too() -> None:
-    assert find_openai_faults(openai_request(tools=[TOOL])) == []
-    assert "twice" in find_openai_faults(openai_request(tools=[TOOL, TOOL]))[0]
+def test_the_openai_server_checks_the_tools_of_a_request() -> None:
+    assert find_chat_completions_faults(openai_request(tools=[TOOL])) == []
+    assert "twice" in find_chat_completions_faults(openai_request(tools=[TOOL, TOOL]))[0]
     strict: dict[str, Any] = {"type": "function", "function": {"name": "now", "strict": True}}
-    assert find_openai_faults(openai_request(tools=[TOOL, strict])) == []
+    assert find_chat_completions_faults(openai_request(tools=[TOOL, strict])) == []
     typeless: dict[str, Any] = {"type": "function", "function": {"name": "now", "parameters": {}}}
-    assert "not the schema" in find_openai_faults(openai_request(tools=[typeless]))[0]
+    assert "not the schema" in find_chat_completions_faults(openai_request(tools=[typeless]))[0]
     leaky: dict[str, Any] = {"type": "function", "function": {**TOOL["function"], "locks": ["workspace:X"]}}
-    assert "locks" in find_openai_faults(openai_request(tools=[leaky]))[0]
+    assert "locks" in find_chat_completions_faults(openai_request(tools=[leaky]))[0]
 
 
 def use(call_id: str, name: str = "read", value: Any = None) -> dict[str, Any]:
@@ -118,7 +120,7 @@ ANTHROPIC_HISTORIES: list[tuple[list[list[dict[str, Any]]], str | None]] = [
 
 
 @pytest.mark.parametrize(("contents", "fault"), ANTHROPIC_HISTORIES)
-def test_an_anthropic_history_is_judged_as_the_provider_does(contents: list[Any], fault: str | None) -> None:
+def test_the_anthropic_server_checks_a_history_like_the_provider(contents: list[Any], fault: str | None) -> None:
     roles = ["assistant", "user"] * 2
     messages = [{"role": "user", "content": "go"}]
     messages += [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
@@ -126,7 +128,7 @@ def test_an_anthropic_history_is_judged_as_the_provider_does(contents: list[Any]
     assert found == [] if fault is None else fault in "; ".join(found)
 
 
-def test_anthropic_roles_alternate_and_the_output_has_a_bound() -> None:
+def test_the_anthropic_server_requires_alternating_roles_and_an_output_limit() -> None:
     twice = {"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}
     found = "; ".join(find_anthropic_faults(twice))
     assert "must alternate" in found and "max_tokens" in found
@@ -145,7 +147,7 @@ async def post(server: ProviderServer, path: str, body: Any, **headers: str) -> 
     return int(answer.split(b" ", 2)[1]), answer
 
 
-async def test_a_server_answers_400_with_the_faults_and_keeps_the_reply_for_a_good_request() -> None:
+async def test_a_server_rejects_a_faulty_request_and_keeps_its_reply_for_a_valid_one() -> None:
     async with OpenAIServer(ScriptedReply("hello")) as server:
         key = f"Bearer {server.key}"
         path = "/v1/chat/completions"
@@ -159,7 +161,7 @@ async def test_a_server_answers_400_with_the_faults_and_keeps_the_reply_for_a_go
     assert [bool(request.faults) for request in server.requests] == [True, False, False]
 
 
-async def test_a_server_wants_its_key_and_its_path() -> None:
+async def test_a_server_requires_its_key_and_its_path() -> None:
     async with AnthropicServer(ScriptedReply("hello")) as server:
         body = {"max_tokens": 1, "stream": True, "messages": [{"role": "user", "content": "go"}]}
         right = {"x_api_key": server.key, "anthropic_version": "2023-06-01"}
@@ -170,14 +172,14 @@ async def test_a_server_wants_its_key_and_its_path() -> None:
         assert status == 200 and b"event: message_stop" in answer
 
 
-async def test_a_cut_reply_breaks_the_connection_before_the_body_ends() -> None:
+async def test_a_truncated_reply_breaks_the_connection_before_the_body_ends() -> None:
     async with OpenAIServer(ScriptedReply(ReplyCall("read", {"path": "x"}, cut_after=3))) as server:
         _, answer = await post(server, "/v1/chat/completions", openai_request(), authorization=f"Bearer {server.key}")
     assert b'"arguments": "{\\""' in answer and b"[DONE]" not in answer
     assert not answer.endswith(b"0\r\n\r\n")
 
 
-async def test_a_refusal_carries_its_headers() -> None:
+async def test_an_error_reply_includes_its_headers() -> None:
     async with OpenAIServer(ErrorReply(429, headers={"retry-after": "7"})) as server:
         status, answer = await post(
             server, "/v1/chat/completions", openai_request(), authorization=f"Bearer {server.key}"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tests.kernel.test_agents import put_agent
-from tests.registry.test_own_offering import put_offering
+from tests.registry.test_operator_resources import put_offering
 from tests.tools.githost import GitHost
 from tests.tools.repositories import made
 from tests.web import ok

@@ -28,14 +28,14 @@ async def test_matches_are_listed_with_path_line_and_text(desk: Desk) -> None:
     assert await desk.call("grep", pattern="i.", literal=True) == {"matches": [], "searched_files": 2}
 
 
-async def test_more_than_the_bound_is_said(desk: Desk) -> None:
+async def test_grep_reports_when_more_matches_exist_than_the_limit(desk: Desk) -> None:
     desk.put("big", "x\n" * 10_001)
     answer = await desk.call("grep", pattern="x")
     assert len(answer["matches"]) == 10_000
     assert "narrower" in answer["has_more"]
 
 
-async def test_what_no_rule_allows_is_left_out_and_counted(desk: Desk) -> None:
+async def test_paths_that_no_rule_allows_are_left_out_and_counted(desk: Desk) -> None:
     desk.refuse[str(desk.put("key.pem", "secret\n"))] = "denied"
     desk.put("a.txt", "secret\n")
     assert await desk.call("glob", pattern="*") == {"paths": ["a.txt"], "skipped": 1}
@@ -43,7 +43,7 @@ async def test_what_no_rule_allows_is_left_out_and_counted(desk: Desk) -> None:
     await refused(desk.call("grep", pattern="secret", path="key.pem"), "denied")
 
 
-async def test_outside_the_workspace_nothing_is_found(desk: Desk) -> None:
+async def test_a_search_outside_the_workspace_is_denied(desk: Desk) -> None:
     await refused(desk.call("grep", pattern="x", path=".."), "denied")
     await refused(desk.call("glob", pattern="*", path="/etc"), "denied")
     await refused(desk.call("glob", pattern="../**"), "denied")

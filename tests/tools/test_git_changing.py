@@ -14,7 +14,7 @@ from handrail.sandbox.tier_probe import choose_sandbox
 pytestmark = pytest.mark.proves("T-05a", "T-02a")
 
 
-async def test_init_makes_a_repository_without_hooks_and_only_once(desk: Desk, repo: Repo) -> None:
+async def test_init_creates_a_repository_without_hooks_and_refuses_an_existing_one(desk: Desk, repo: Repo) -> None:
     assert await desk.call("git.init", path="new/here", branch="trunk") == {"repository": "new/here", "branch": "trunk"}
     folder = desk.workspace / "new/here/.git"
     assert (folder / "HEAD").read_text() == "ref: refs/heads/trunk\n"
@@ -26,7 +26,7 @@ async def test_init_makes_a_repository_without_hooks_and_only_once(desk: Desk, r
     assert (await desk.call("git.status", repository="new/here"))["branch"] == "trunk"
 
 
-async def test_add_stages_the_files_given_or_everything(desk: Desk, repo: Repo) -> None:
+async def test_add_stages_the_named_files_or_all_changes(desk: Desk, repo: Repo) -> None:
     repo.commit("first", a="1\n", b="1\n", c="1\n", __gitignore="ignored\n")
     made(desk.workspace / "other").commit("another's", x="1\n")
     repo.put("a", "2\n")
@@ -51,7 +51,7 @@ async def test_add_stages_the_files_given_or_everything(desk: Desk, repo: Repo) 
     await refused(desk.call("git.add", paths=["a"], all=True), "invalid_input", "`all: true`")
 
 
-async def test_commit_records_what_is_staged_by_the_repositorys_own_identity(desk: Desk, repo: Repo) -> None:
+async def test_commit_records_staged_changes_with_the_identity_of_the_repository(desk: Desk, repo: Repo) -> None:
     await refused(desk.call("git.commit", message="x"), "failed", "Nothing is staged")
     repo.put("a", "1\n")
     await refused(desk.call("git.commit", message="x"), "failed", "Nothing is staged")
@@ -70,7 +70,7 @@ async def test_commit_records_what_is_staged_by_the_repositorys_own_identity(des
     assert (await desk.call("git.commit", message="-m x", amend=True))["subject"] == "-m x"
 
 
-async def test_commit_without_a_name_says_how_one_is_set(
+async def test_a_commit_without_an_author_name_explains_how_to_set_one(
     desk: Desk, repo: Repo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", "/nonexistent")
@@ -87,7 +87,7 @@ async def test_commit_without_a_name_says_how_one_is_set(
     await refused(desk.call("git.commit", repository="bare", message="x"), "unavailable", "user.name", "user.email")
 
 
-async def test_branches_are_made_and_checked_out_and_files_put_back(desk: Desk, repo: Repo) -> None:
+async def test_branches_are_created_and_checked_out_and_files_are_restored(desk: Desk, repo: Repo) -> None:
     await refused(desk.call("git.create_branch", name="early"), "invalid_input", "no commits yet")
     first = repo.commit("first", a="1\n")
     second = repo.commit("second", a="2\n")
@@ -119,7 +119,7 @@ async def test_branches_are_made_and_checked_out_and_files_put_back(desk: Desk, 
     assert (await desk.call("git.create_branch", name="größe", start="origin/theirs", track=True))["upstream"]
 
 
-async def test_merge_moves_on_commits_or_lists_the_conflicts(desk: Desk, repo: Repo) -> None:
+async def test_merge_fast_forwards_commits_or_lists_the_conflicts(desk: Desk, repo: Repo) -> None:
     first = repo.commit("first", a="1\n", b="1\n")
     repo.git("checkout", "--quiet", "-b", "side")
     side = repo.commit("side", a="side\n")
@@ -157,7 +157,7 @@ async def test_merge_moves_on_commits_or_lists_the_conflicts(desk: Desk, repo: R
     await refused(desk.call("git.merge", ref="nothing"), "invalid_input", "'nothing'")
 
 
-async def test_stash_puts_changes_aside_and_takes_them_back(desk: Desk, repo: Repo) -> None:
+async def test_stash_saves_changes_and_restores_them(desk: Desk, repo: Repo) -> None:
     repo.commit("first", a="1\n")
     await refused(desk.call("git.stash"), "failed", "No changes")
     assert await desk.call("git.stash", action="list") == {"stashes": []}
@@ -182,7 +182,7 @@ async def test_stash_puts_changes_aside_and_takes_them_back(desk: Desk, repo: Re
     await refused(desk.call("git.stash", action="list", message="x"), "invalid_input", "apply only to push")
 
 
-async def test_what_rules_keep_from_programs_is_neither_checked_out_nor_put_aside(desk: Desk, repo: Repo) -> None:
+async def test_files_denied_by_a_rule_are_neither_checked_out_nor_stashed(desk: Desk, repo: Repo) -> None:
     repo.commit("first", a="1\n", key="1\n")
     repo.commit("second", a="2\n", key="2\n")
     repo.git("branch", "side", "HEAD~1")
@@ -196,13 +196,15 @@ async def test_what_rules_keep_from_programs_is_neither_checked_out_nor_put_asid
     assert (await desk.call("git.checkout", ref="side", paths=["a"]))["restored"] == ["a"]
 
 
-async def test_another_git_at_work_is_a_conflict(desk: Desk, repo: Repo) -> None:
+async def test_a_lock_of_another_git_process_is_reported_as_a_conflict(desk: Desk, repo: Repo) -> None:
     repo.put("a", "1\n")
     repo.put(".git/index.lock", "")
     await refused(desk.call("git.add", all=True), "conflict", "index.lock")
 
 
-async def test_a_configuration_that_a_running_program_has_mounted_over_is_a_conflict(desk: Desk, repo: Repo) -> None:
+async def test_a_git_configuration_protected_by_a_running_program_is_reported_as_a_conflict(
+    desk: Desk, repo: Repo
+) -> None:
     repo.commit("one", a="1")
     repo.git("branch", "other")
     running = asyncio.ensure_future(desk.call("bash", command="touch up; while [ ! -e go ]; do sleep 0.05; done"))

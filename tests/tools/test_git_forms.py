@@ -15,7 +15,7 @@ WORDS = st.binary(min_size=1, max_size=12).filter(lambda word: b"\0" not in word
 
 
 @given(st.lists(st.tuples(st.sampled_from(["A", "M", "D"]), WORDS), max_size=8), st.lists(WORDS, max_size=5))
-def test_a_status_of_any_names_is_read_back(changes: list[tuple[str, bytes]], untracked: list[bytes]) -> None:
+def test_a_git_status_with_any_file_names_is_parsed(changes: list[tuple[str, bytes]], untracked: list[bytes]) -> None:
     rows = [b"# branch.oid " + b"a" * 40, b"# branch.head main"]
     rows += [
         b"1 %b. N... 100644 100644 100644 %b %b %b" % (c.encode(), b"0" * 40, b"0" * 40, name) for c, name in changes
@@ -34,7 +34,7 @@ def test_a_status_of_any_names_is_read_back(changes: list[tuple[str, bytes]], un
         unique_by=lambda row: row[0],
     )
 )
-def test_differences_of_any_names_are_read_back(rows: list[tuple[bytes, int, bool]]) -> None:
+def test_a_git_diff_with_any_file_names_is_parsed(rows: list[tuple[bytes, int, bool]]) -> None:
     raw = [b":100644 100644 1 2 %b\0%b\0" % (b"R100\0old" if moved else b"M", name) for name, _, moved in rows]
     counts = [b"%d\t0\t%b\0" % (n, b"\0old\0" + name if moved else name) for name, n, moved in rows]
     found = git_output_parsers.parse_raw_diff(b"".join((*raw, *counts)))
@@ -51,11 +51,11 @@ def test_differences_of_any_names_are_read_back(rows: list[tuple[bytes, int, boo
         ("ext::sh -c x", "other"), ("https::x", "other"), ("git://x/y", "other"), ("ftp://x/y", "other"),
     ],
 )  # fmt: skip
-def test_an_address_is_what_git_takes_it_for(url: str, kind: str) -> None:
-    assert git_repository.get_transport_kind(url) == kind
+def test_the_transport_of_an_address_is_recognised_as_git_does(url: str, kind: str) -> None:
+    assert git_repository.classify_git_transport(url) == kind
 
 
-def test_an_address_is_compared_without_the_name_and_password_in_it() -> None:
+def test_addresses_are_compared_without_their_credentials() -> None:
     assert git_repository.is_same_web_url("https://example.org/x.git", "https://ann:TOP-SECRET@EXAMPLE.org:443/x.git")
     for other in (
         "http://example.org/x.git",
@@ -68,7 +68,7 @@ def test_an_address_is_compared_without_the_name_and_password_in_it() -> None:
 
 
 @given(st.one_of(st.binary(max_size=60), st.text(max_size=30).map(str.encode)), st.integers(1, 9))
-def test_a_long_output_is_decoded_in_pieces_with_the_same_outcome(raw: bytes, piece: int) -> None:
+def test_a_long_output_decoded_in_pieces_gives_the_same_text(raw: bytes, piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("handrail.contract.errors._CHUNK_BYTES", piece)
         assert git_repository.decode_git_output(raw) == raw.decode("utf-8", "backslashreplace")

@@ -141,12 +141,12 @@ def traps(desk: Desk, repo: Repo) -> Traps:
     return found
 
 
-async def test_the_traps_do_spring_where_nothing_keeps_git_from_it(desk: Desk, traps: Traps) -> None:
+async def test_git_in_bash_runs_the_programs_of_a_hostile_repository(desk: Desk, traps: Traps) -> None:
     await desk.call("bash", command="git status; git diff; git commit -a -m x; git checkout side")
     assert {"core.fsmonitor", "diff.evil.command", "post-checkout"} <= set(traps.sprung())
 
 
-async def test_no_tool_springs_one(desk: Desk, traps: Traps, repo: Repo) -> None:
+async def test_no_git_tool_runs_a_program_configured_in_the_repository(desk: Desk, traps: Traps, repo: Repo) -> None:
     calls: Sequence[tuple[str, dict[str, Any]]] = (
         ("git.status", {}),
         ("git.log", {"paths": ["a"]}),
@@ -172,7 +172,9 @@ async def test_no_tool_springs_one(desk: Desk, traps: Traps, repo: Repo) -> None
         assert traps.sprung() == [], action
 
 
-async def test_a_merge_driver_of_the_repositorys_leaves_a_conflict(desk: Desk, traps: Traps, repo: Repo) -> None:
+async def test_a_merge_driver_of_the_repository_does_not_run_and_leaves_a_conflict(
+    desk: Desk, traps: Traps, repo: Repo
+) -> None:
     repo.put("a", "ours\n")
     await desk.call("git.commit", message="ours", all=True)
     error = await refused(desk.call("git.merge", ref="side"), "conflict")
@@ -180,7 +182,9 @@ async def test_a_merge_driver_of_the_repositorys_leaves_a_conflict(desk: Desk, t
     assert traps.sprung() == []
 
 
-async def test_clones_and_pushes_by_path_run_nothing_of_either_end(desk: Desk, traps: Traps, repo: Repo) -> None:
+async def test_clones_and_pushes_by_path_run_no_program_of_either_repository(
+    desk: Desk, traps: Traps, repo: Repo
+) -> None:
     cloned = await desk.call("git.clone", source=".", path="copy")
     assert (cloned["branch"], (desk.workspace / "copy/c").read_text()) == ("main", "main\n")
     copy = Repo(desk.workspace / "copy")
@@ -235,9 +239,7 @@ ENDS: Sequence[str] = (
 
 
 @pytest.mark.parametrize("configuration", ENDS, ids=[f"end{n}" for n in range(len(ENDS))])
-async def test_what_serves_a_push_or_a_clone_by_path_is_said_by_the_tools(
-    desk: Desk, repo: Repo, configuration: str
-) -> None:
+async def test_a_push_or_clone_by_path_runs_no_configured_program(desk: Desk, repo: Repo, configuration: str) -> None:
     source, target = made(desk.workspace / "source"), made(desk.workspace / "target")
     first, _ = source.commit("first", a="1\n"), target.commit("there", b="1\n")
     blob = source.git("rev-parse", "HEAD:a")
@@ -266,7 +268,7 @@ async def test_what_serves_a_push_or_a_clone_by_path_is_said_by_the_tools(
     assert traps.sprung() == []
 
 
-async def test_what_submodules_configure_does_not_run(desk: Desk, repo: Repo) -> None:
+async def test_programs_configured_in_a_submodule_are_not_run(desk: Desk, repo: Repo) -> None:
     inner = made(desk.workspace / "sub")
     inner.commit("inner", x="1\n")
     repo.put(".gitmodules", '[submodule "sub"]\n\tpath = sub\n\turl = ./sub\n\tignore = none\n')
@@ -296,9 +298,7 @@ async def test_what_submodules_configure_does_not_run(desk: Desk, repo: Repo) ->
     assert traps.sprung() == []
 
 
-async def test_a_filters_program_does_not_run_and_nothing_is_stored_that_it_would_have_changed(
-    desk: Desk, repo: Repo
-) -> None:
+async def test_a_filter_program_does_not_run_and_changes_to_its_files_are_refused(desk: Desk, repo: Repo) -> None:
     repo.commit("first", a="1\n", b__big="pointer\n")
     repo.git("checkout", "--quiet", "-b", "side")
     repo.commit("side", a="side\n", b__big="another pointer\n")
@@ -343,12 +343,14 @@ OPTION = "--upload-pack=touch x"
         ("git.log", {"ref": "main\nx"}),
     ],
 )  # fmt: skip
-async def test_no_argument_becomes_an_option(desk: Desk, repo: Repo, name: str, arguments: dict[str, Any]) -> None:
+async def test_no_argument_is_passed_to_git_as_an_option(
+    desk: Desk, repo: Repo, name: str, arguments: dict[str, Any]
+) -> None:
     repo.commit("first", a="1\n")
     await refused(desk.call(name, **arguments), "invalid_input", "")
 
 
-async def test_paths_that_look_like_options_or_patterns_are_paths(desk: Desk, repo: Repo) -> None:
+async def test_paths_that_look_like_options_or_patterns_are_treated_as_paths(desk: Desk, repo: Repo) -> None:
     names = ["--output=x", ":(exclude)a", "*", "-O"]
     repo.commit("first", a="1\n")
     for name in names:
@@ -367,14 +369,14 @@ async def test_a_configuration_with_too_many_programs_is_refused(desk: Desk, rep
     await refused(desk.call("git.status"), "limit", ".git/config")
 
 
-async def test_a_git_that_does_not_heed_the_settings_is_not_used() -> None:
+async def test_a_git_version_that_ignores_the_protective_settings_is_unsafe() -> None:
     ours = git_repository.GitConfigEntry("command", "core.hookspath", "/dev/null")
     assert not git_repository.is_unsafe_git_version([ours])
     assert git_repository.is_unsafe_git_version([])
     assert git_repository.is_unsafe_git_version([ours, git_repository.GitConfigEntry("global", "user.name", "x")])
 
 
-def test_every_program_that_a_configuration_could_name_is_overridden() -> None:
+def test_every_program_that_a_git_configuration_could_name_is_overridden() -> None:
     found = [
         git_repository.GitConfigEntry("local", key.lower() if key.count(".") == 1 else key, "x") for key in PROGRAMS
     ]
@@ -394,7 +396,7 @@ def test_every_program_that_a_configuration_could_name_is_overridden() -> None:
     assert {"GIT_SEQUENCE_EDITOR", "GIT_PAGER", "GIT_ALLOW_PROTOCOL"} <= around.keys()
 
 
-def test_every_tool_says_what_its_arguments_are_for() -> None:
+def test_every_git_tool_describes_its_arguments() -> None:
     for spec, name in itertools.product((tool.spec for tool in GIT_TOOLS), ("parameters",)):
         assert all(one.get("description") for one in getattr(spec, name)["properties"].values()), spec.id
         assert spec.category == "git"
@@ -440,7 +442,7 @@ def stand_in(place: Path, kind: str, repo: Repo) -> None:
 
 @pytest.mark.parametrize("name", OPENED_BY_GIT)
 @pytest.mark.parametrize("kind", ["fifo", "link to a fifo"])
-async def test_git_does_not_wait_for_what_is_no_file(desk: Desk, repo: Repo, name: str, kind: str) -> None:
+async def test_git_does_not_block_on_a_fifo_in_place_of_a_file(desk: Desk, repo: Repo, name: str, kind: str) -> None:
     repo.commit("one", a="1")
     repo.git("branch", "other")
     repo.configure("[include]\n\tpath = ../elsewhere.ini\n[core]\n\texcludesFile = ./sub/excludes\n")
@@ -457,14 +459,14 @@ async def test_git_does_not_wait_for_what_is_no_file(desk: Desk, repo: Repo, nam
         await desk.call("glob", pattern="**")
 
 
-async def test_the_answer_says_what_git_was_kept_from(desk: Desk, repo: Repo) -> None:
+async def test_the_error_names_a_fifo_in_place_of_a_git_file(desk: Desk, repo: Repo) -> None:
     stand_in(repo.folder / ".git/config", "fifo", repo)
     await refused(desk.call("git.status"), "failed", "`.git/config` is a FIFO")
 
 
 @pytest.mark.parametrize("name", [".git/config", ".git/HEAD", ".git/index", ".git/info/exclude", ".gitignore"])
 @pytest.mark.parametrize("kind", ["socket", "folder", "loop", "link out", "sparse"])
-async def test_git_ends_by_itself_whatever_stands_in_the_place_of_its_files(
+async def test_git_status_ends_with_a_special_file_in_place_of_a_git_file(
     desk: Desk, repo: Repo, name: str, kind: str
 ) -> None:
     repo.commit("one", a="1")
@@ -474,7 +476,7 @@ async def test_git_ends_by_itself_whatever_stands_in_the_place_of_its_files(
             await desk.call("git.status")
 
 
-async def test_the_loop_goes_on_while_many_paths_are_compared_with_the_rules(desk: Desk) -> None:
+async def test_the_event_loop_keeps_running_while_many_paths_are_checked_against_rules(desk: Desk) -> None:
     runtime = desk.runtime(next(tool for tool in GIT_TOOLS if tool.spec.id == "git.add"))
     desk.refuse[f"{desk.workspace}/f7"] = "a rule"
     few = [f"{desk.workspace}/f{number}" for number in range(10)]
@@ -490,9 +492,7 @@ async def test_the_loop_goes_on_while_many_paths_are_compared_with_the_rules(des
     assert turns > 2
 
 
-async def test_of_many_files_an_answer_lists_the_first_and_names_the_paths_that_are_not_there(
-    desk: Desk, repo: Repo
-) -> None:
+async def test_long_lists_of_files_are_truncated_and_unmatched_paths_are_named(desk: Desk, repo: Repo) -> None:
     for number in range(700):
         (desk.workspace / f"f{number:03}").touch()
     (desk.workspace / "f0").mkdir()

@@ -40,7 +40,7 @@ async def data(session: Session, name: str, **arguments: Any) -> dict[str, Any]:
 
 @confined
 @pytest.mark.proves("X-02", "X-05", "X-10", "X-12")
-async def test_a_command_in_the_background_is_read_waited_for_and_seen_while_it_runs(session: Session) -> None:
+async def test_a_background_command_can_be_read_awaited_and_listed_while_it_runs(session: Session) -> None:
     told: list[str] = []
     heard = asyncio.Event()
 
@@ -73,7 +73,7 @@ async def test_a_command_in_the_background_is_read_waited_for_and_seen_while_it_
 
 
 @pytest.mark.proves("X-05")
-async def test_waiting_longer_than_allowed_is_told_and_stopping_twice_says_the_state(session: Session) -> None:
+async def test_a_long_wait_ends_with_its_job_and_a_second_stop_reports_the_state(session: Session) -> None:
     job_id = (await data(session, "later"))["job_id"]
     waiting = asyncio.create_task(session.call("wait", {"job_id": job_id, "timeout_ms": 10**12}))
     await asyncio.sleep(0)
@@ -89,7 +89,7 @@ async def test_waiting_longer_than_allowed_is_told_and_stopping_twice_says_the_s
 
 @confined
 @pytest.mark.proves("S-05", "X-07")
-async def test_a_job_ends_at_its_time_out_and_with_its_kernel_and_nothing_of_it_is_left(tmp_path: Path) -> None:
+async def test_a_job_ends_with_its_timeout_or_kernel_and_leaves_no_process(tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
     async with temporary_kernel(tmp_path, rules=["allow bash ./wait.sh *"]) as kernel:
         script = tmp_path / "ws" / "wait.sh"
@@ -119,7 +119,7 @@ def left_over(mark: str) -> list[bytes]:
 
 
 @pytest.mark.proves("K-05")
-async def test_whole_numbers_may_be_written_with_a_point(session: Session, tmp_path: Path) -> None:
+async def test_integer_arguments_may_have_a_decimal_point(session: Session, tmp_path: Path) -> None:
     job_id = (await data(session, "later"))["job_id"]
     for given in ({"cursor": 0.0}, {"offset": -1.0, "lines": 2.0}):
         assert (await data(session, "read_job", job_id=job_id, **given))["job_id"] == job_id
@@ -129,7 +129,7 @@ async def test_whole_numbers_may_be_written_with_a_point(session: Session, tmp_p
 
 
 @pytest.mark.proves("X-05")
-async def test_a_cursor_goes_with_no_other_way_of_reading(session: Session) -> None:
+async def test_a_cursor_excludes_other_read_positions(session: Session) -> None:
     job_id = (await data(session, "later"))["job_id"]
     for other in ({"lines": 1}, {"offset": 0}):
         refused = await session.call("read_job", {"job_id": job_id, "cursor": 0, **other})
@@ -138,7 +138,7 @@ async def test_a_cursor_goes_with_no_other_way_of_reading(session: Session) -> N
 
 
 @pytest.mark.proves("X-08")
-async def test_a_job_that_a_call_stopped_does_not_say_that_a_person_did(session: Session) -> None:
+async def test_the_result_of_a_job_stopped_by_a_call_does_not_name_the_user(session: Session) -> None:
     for by in ("user", "call"):
         job_id = (await data(session, "later"))["job_id"]
         if by == "user":

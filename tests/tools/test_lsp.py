@@ -16,12 +16,12 @@ from tests.kernel.guests import joined_kernel
 from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
-from handrail.contract.services.language_services import LocationAnswer, SymbolQuery
+from handrail.contract.services.language_services import LocationQueryResult, SymbolQuery
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.session_protocols import Session
 from handrail.contract.tool.decorator import tool
 from handrail.kernel.local_kernel import LocalKernel
-from handrail.runtime.language_servers.running_server import UNUSED_QUESTIONS, ServerTimes
+from handrail.runtime.language_servers.running_server import UNUSED_QUESTIONS, ServerTimeouts
 from handrail.runtime.language_servers.server_connection import LanguageServerConnection
 from handrail.runtime.language_servers.server_pool import MAX_SERVERS, LanguageServerPool
 from handrail.sandbox.tier_probe import choose_sandbox
@@ -33,8 +33,8 @@ pytestmark = [
     pytest.mark.skipif(not choose_sandbox().tier.is_confining, reason="programs cannot be confined here"),
 ]
 RULES = ("allow lsp", "allow bash", "allow write", "allow edit", "allow file.delete")
-SHORT = ServerTimes(start_s=20, question_s=2, settling_s=1, pushed_s=1)
-PATIENT = ServerTimes(pushed_s=20)
+SHORT = ServerTimeouts(start_s=20, question_s=2, settling_s=1, pushed_s=1)
+PATIENT = ServerTimeouts(pushed_s=20)
 
 
 class Work:
@@ -96,7 +96,7 @@ async def working(
     *,
     rules: tuple[str, ...] = (),
     settings: str = "",
-    times: ServerTimes | None = None,
+    times: ServerTimeouts | None = None,
     **plan: Any,
 ) -> AsyncGenerator[Work]:
     program = LanguageServerProgram(folder, **plan)
@@ -122,7 +122,7 @@ USES = [("a.words", 1, 5, "def ship"), ("a.words", 2, 5, "use ship"), ("b.words"
 # Questions.
 
 
-async def test_a_symbol_is_found_by_its_name_and_by_its_position(tmp_path: Path) -> None:
+async def test_a_symbol_is_found_by_name_and_by_position(tmp_path: Path) -> None:
     async with working(tmp_path) as work:
         by_name = await work.get("definition", symbol="ship")
         assert lines_of(by_name) == [("a.words", 1, 5, "def ship")]
@@ -140,7 +140,7 @@ async def test_a_symbol_is_found_by_its_name_and_by_its_position(tmp_path: Path)
             assert not found.keys() & {"incomplete", "hidden", "files"}
 
 
-async def test_hover_symbols_and_renaming_answer_with_the_lines(tmp_path: Path) -> None:
+async def test_hover_symbols_and_rename_preview_return_the_matching_lines(tmp_path: Path) -> None:
     async with working(tmp_path) as work:
         assert (await work.get("hover", symbol="ship"))["hover"] == "the word ship"
         symbols = await work.get("symbols", path="a.words")
@@ -152,19 +152,19 @@ async def test_hover_symbols_and_renaming_answer_with_the_lines(tmp_path: Path) 
         assert (work.folder / "a.words").read_text() == "def ship\nuse ship\n"
 
 
-async def test_a_column_counts_characters(tmp_path: Path) -> None:
+async def test_columns_count_characters(tmp_path: Path) -> None:
     async with working(tmp_path, {"a.words": "def ship\n", "ä b.words": "😀é ship\n"}) as work:
         assert lines_of(await work.get("references", symbol="ship"))[1] == ("ä b.words", 1, 4, "😀é ship")
 
 
-async def test_more_places_than_an_answer_lists_are_counted_by_file(tmp_path: Path) -> None:
+async def test_locations_above_the_result_limit_are_counted_by_file(tmp_path: Path) -> None:
     files = {"a.words": "def ship\n", **{f"u{number}.words": "ship\n" * 30 for number in range(10)}}
     async with working(tmp_path, files) as work:
         found = await work.get("references", symbol="ship")
     assert (len(found["locations"]), found["total"], found["files"]["u3.words"]) == (200, 301, 30)
 
 
-async def test_a_question_without_a_symbol_says_what_to_pass(tmp_path: Path) -> None:
+async def test_a_request_without_a_clear_symbol_is_refused_with_the_arguments_to_pass(tmp_path: Path) -> None:
     files = {"a.words": "def ship\nuse ship\n", "b.words": "def ship\n", "notes.txt": "ship"}
     async with working(tmp_path, files) as work:
         bad = "invalid_input"
@@ -194,7 +194,7 @@ async def test_a_question_without_a_symbol_says_what_to_pass(tmp_path: Path) -> 
 # Files as they are now.
 
 
-async def test_every_change_of_a_file_is_in_the_next_answer(tmp_path: Path) -> None:
+async def test_every_file_change_appears_in_the_next_result(tmp_path: Path) -> None:
     async with working(tmp_path, {"a.words": "def ship\n", "b.words": "BAD x\n", "c.words": "fine\n"}) as work:
         assert len((await work.get("diagnostics", path="b.words"))["diagnostics"]) == 1
         await work.run("echo fine > b.words")
@@ -210,7 +210,7 @@ async def test_every_change_of_a_file_is_in_the_next_answer(tmp_path: Path) -> N
         assert len((await work.get("diagnostics", path="b.words"))["diagnostics"]) == 1
 
 
-async def test_a_document_in_a_folder_of_packages_is_current_too(tmp_path: Path) -> None:
+async def test_a_changed_document_in_a_package_folder_is_read_again(tmp_path: Path) -> None:
     async with working(tmp_path, {"a.words": "fine\n", "node_modules/b.words": "BAD x\n"}) as work:
         path = "node_modules/b.words"
         assert len((await work.get("diagnostics", path=path))["diagnostics"]) == 1
@@ -218,7 +218,7 @@ async def test_a_document_in_a_folder_of_packages_is_current_too(tmp_path: Path)
         assert (await work.get("diagnostics", path=path))["diagnostics"] == []
 
 
-async def test_new_packages_replace_the_server(tmp_path: Path) -> None:
+async def test_new_packages_restart_the_language_server(tmp_path: Path) -> None:
     async with working(tmp_path, {"a.words": "def ship\n", "node_modules/b.words": "x\n"}) as work:
         await work.get("hover", symbol="ship")
         before = work.pids
@@ -228,13 +228,13 @@ async def test_new_packages_replace_the_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pull", [True, False])
-async def test_no_diagnostics_are_stale_after_edits_of_tools_and_programs(tmp_path: Path, pull: bool) -> None:
+async def test_diagnostics_are_never_stale_after_edits_by_tools_and_programs(tmp_path: Path, pull: bool) -> None:
     await edit_and_diagnose(tmp_path, 12, pull=pull)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pull", [True, False])
-async def test_no_diagnostics_are_stale_after_a_hundred_edits(tmp_path: Path, pull: bool) -> None:
+async def test_diagnostics_are_never_stale_after_a_hundred_edits(tmp_path: Path, pull: bool) -> None:
     await edit_and_diagnose(tmp_path, 100, pull=pull)
 
 
@@ -255,7 +255,7 @@ async def edit_and_diagnose(folder: Path, edits: int, *, pull: bool) -> None:
             assert "stale" not in found
 
 
-async def test_old_diagnostics_are_said_to_be_stale_or_left_out(tmp_path: Path) -> None:
+async def test_outdated_diagnostics_are_marked_as_stale(tmp_path: Path) -> None:
     for name in ("late", "silent"):
         plan: dict[str, Any] = {name: True}
         async with working(tmp_path / name, {"a.words": "BAD\n"}, times=SHORT, **plan) as work:
@@ -270,7 +270,7 @@ async def test_old_diagnostics_are_said_to_be_stale_or_left_out(tmp_path: Path) 
         assert "for which version" in found["why"]
 
 
-async def test_diagnostics_are_requested_once_a_server_registers_for_it(tmp_path: Path) -> None:
+async def test_diagnostics_are_requested_after_a_server_registers_for_them(tmp_path: Path) -> None:
     async with working(tmp_path, {"a.words": "BAD\n"}, registers=True) as work:
         found = await work.get("diagnostics", path="a.words")
         assert [one["text"] for one in found["diagnostics"]] == ["BAD"]
@@ -289,7 +289,7 @@ async def test_unused_documents_are_closed(tmp_path: Path) -> None:
 # What rules hide.
 
 
-async def test_hidden_files_are_in_no_answer_and_not_seen_by_the_server(tmp_path: Path) -> None:
+async def test_hidden_files_appear_in_no_result_and_the_server_cannot_read_them(tmp_path: Path) -> None:
     files = {"a.words": "def ship\n", "secret.words": "the secret ship\n"}
     plan: dict[str, Any] = {"reads": [str((tmp_path / "ws" / "secret.words").resolve())]}
     async with working(tmp_path, files, rules=("deny fs.read secret.words",), **plan) as work:
@@ -300,7 +300,7 @@ async def test_hidden_files_are_in_no_answer_and_not_seen_by_the_server(tmp_path
             await work.fail("denied", action=action, path="secret.words")
 
 
-async def test_a_file_that_rules_hide_later_is_not_seen_by_a_running_server(tmp_path: Path) -> None:
+async def test_a_running_server_cannot_read_a_hidden_file_created_later(tmp_path: Path) -> None:
     plan: dict[str, Any] = {"reads": [str((tmp_path / "ws" / "secret.words").resolve())]}
     async with working(tmp_path, {"a.words": "def ship\n"}, rules=("deny fs.read secret.words",), **plan) as work:
         await work.get("hover", symbol="ship")
@@ -312,7 +312,7 @@ async def test_a_file_that_rules_hide_later_is_not_seen_by_a_running_server(tmp_
         assert lines_of(await work.get("references", symbol="ship")) == [("a.words", 1, 5, "def ship")]
 
 
-async def test_a_hidden_file_that_another_file_replaces_stays_hidden(tmp_path: Path) -> None:
+async def test_a_hidden_file_stays_hidden_after_another_file_replaces_it(tmp_path: Path) -> None:
     secret = (tmp_path / "ws" / "secret.words").resolve()
     plan: dict[str, Any] = {"reads": [str(secret)]}
     files = {"a.words": "def ship\n", "secret.words": "the secret ship\n"}
@@ -322,7 +322,7 @@ async def test_a_hidden_file_that_another_file_replaces_stays_hidden(tmp_path: P
         assert "secret ship" not in (await work.get("hover", symbol="ship"))["hover"]
 
 
-async def test_results_that_only_this_call_may_not_see_are_left_out_and_counted(tmp_path: Path) -> None:
+async def test_results_that_rules_hide_from_the_call_are_left_out_and_counted(tmp_path: Path) -> None:
     async with working(tmp_path, rules=("deny lsp b.words",)) as work:
         found = await work.get("references", symbol="ship")
         assert lines_of(found) == USES[:2]
@@ -334,7 +334,7 @@ async def test_results_that_only_this_call_may_not_see_are_left_out_and_counted(
         assert (await work.get("hover", path="a.words", symbol="harbour"))["hover"] == "the word harbour"
 
 
-async def test_a_server_reads_the_workspace_and_nothing_else(tmp_path: Path) -> None:
+async def test_a_language_server_can_only_read_the_workspace(tmp_path: Path) -> None:
     outside = tmp_path / "outside.txt"
     outside.write_text("TOP-SECRET")
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -349,7 +349,7 @@ async def test_a_server_reads_the_workspace_and_nothing_else(tmp_path: Path) -> 
     assert not Path(written).exists()
 
 
-async def test_sessions_share_a_server_only_if_they_may_see_the_same(tmp_path: Path) -> None:
+async def test_sessions_share_a_server_only_if_their_rules_show_the_same_files(tmp_path: Path) -> None:
     async with working(tmp_path) as work:
         await work.get("hover", symbol="ship")
         same = await work.kernel.session()
@@ -375,8 +375,8 @@ async def test_a_file_tool_can_replace_a_hidden_file_while_a_server_runs(tmp_pat
 
 
 @pytest.mark.parametrize("method", ["initialize", "textDocument/hover"])
-async def test_a_server_that_never_answers_costs_a_limit(tmp_path: Path, method: str) -> None:
-    times = ServerTimes(start_s=3, question_s=3)
+async def test_a_silent_server_fails_the_call_after_a_time_limit(tmp_path: Path, method: str) -> None:
+    times = ServerTimeouts(start_s=3, question_s=3)
     async with working(tmp_path, times=times, mute=[method]) as work:
         if method == "initialize":
             await work.fail("unavailable", "did not initialise within 3 s", "grep")
@@ -415,13 +415,13 @@ async def test_a_server_that_was_killed_is_started_again(tmp_path: Path) -> None
         assert work.pids not in ([], [pid])
 
 
-async def test_a_server_that_takes_too_much_memory_is_ended_with_the_reason(tmp_path: Path) -> None:
+async def test_a_server_that_uses_too_much_memory_is_ended_with_the_reason(tmp_path: Path) -> None:
     async with working(tmp_path, grows=["textDocument/hover"]) as work:
         text = await work.fail("unavailable", "memory")
     assert "The next start is possible" in text
 
 
-async def test_what_a_server_reports_without_end_takes_a_limited_memory(tmp_path: Path) -> None:
+async def test_endless_reports_of_a_server_use_bounded_memory(tmp_path: Path) -> None:
     async with working(tmp_path, floods=["textDocument/hover"]) as work:
         assert (await work.get("hover", symbol="ship"))["hover"] == "the word ship"
         (connection,) = work.connections
@@ -429,7 +429,7 @@ async def test_what_a_server_reports_without_end_takes_a_limited_memory(tmp_path
         assert "file:///flood/99" in connection.diagnostics and connection.progress == {}
 
 
-async def test_a_server_that_still_indexes_says_so(tmp_path: Path) -> None:
+async def test_results_of_a_server_that_is_still_indexing_are_marked_incomplete(tmp_path: Path) -> None:
     async with working(tmp_path / "long", times=SHORT, progress=1000) as work:
         found = await work.get("references", symbol="ship")
         assert found["incomplete"] is True
@@ -439,7 +439,7 @@ async def test_a_server_that_still_indexes_says_so(tmp_path: Path) -> None:
         assert (lines_of(found), "incomplete" in found) == (USES, False)
 
 
-async def test_a_fresh_server_is_asked_until_its_results_stay_equal(tmp_path: Path) -> None:
+async def test_a_new_server_is_queried_until_its_results_stay_equal(tmp_path: Path) -> None:
     async with working(tmp_path, partial=1) as work:
         found = await work.get("references", path="a.words", line=1)
     assert (lines_of(found), "incomplete" in found) == (USES, False)
@@ -471,7 +471,7 @@ def kill_with_children(pid: int) -> None:
 # Several questions and several processes.
 
 
-async def test_parallel_questions_of_sessions_are_all_answered(tmp_path: Path) -> None:
+async def test_parallel_requests_of_sessions_are_all_answered_by_one_server(tmp_path: Path) -> None:
     async with working(tmp_path) as work:
         other = await work.kernel.session()
         asked = [("hover", work.session), ("references", other), ("definition", other), ("symbols", work.session)] * 5
@@ -480,12 +480,12 @@ async def test_parallel_questions_of_sessions_are_all_answered(tmp_path: Path) -
         assert len(work.pids) == 1
 
 
-async def test_a_tool_of_a_connected_process_asks_the_servers_of_the_holder(tmp_path: Path) -> None:
+async def test_a_tool_of_a_joined_process_uses_the_servers_of_the_holder(tmp_path: Path) -> None:
     @tool(id="uses.of", side_effect="read", requires={"fs": {"read": ["{workspace}"]}})
     async def find_uses(runtime: Runtime) -> list[str]:
         """Find the uses of ships."""
         found = await runtime.language_servers.find_references(SymbolQuery(symbol="ship"))
-        assert isinstance(found, LocationAnswer)
+        assert isinstance(found, LocationQueryResult)
         with pytest.raises(ToolError, match="No symbol `boat`"):
             await runtime.language_servers.describe_symbol(SymbolQuery(symbol="boat"))
         return [f"{one.path}:{one.line}" for one in found.locations]
@@ -503,12 +503,12 @@ async def start_hanging_question(work: Work) -> asyncio.Task[Result]:
     (server,) = work.pool.list_running_servers()
     asking = asyncio.ensure_future(work.ask("hover", path="a.words", symbol="ship"))
     async with asyncio.timeout(30):
-        while not server.connection.waiting_requests:
+        while not server.connection.pending_request_count:
             await asyncio.sleep(0.01)
     return asking
 
 
-async def test_a_stopped_question_leaves_the_server_usable(tmp_path: Path) -> None:
+async def test_a_cancelled_request_leaves_the_server_usable(tmp_path: Path) -> None:
     async with working(tmp_path, mute=["textDocument/hover"]) as work:
         asking = await start_hanging_question(work)
         asking.cancel()
@@ -518,7 +518,7 @@ async def test_a_stopped_question_leaves_the_server_usable(tmp_path: Path) -> No
         assert work.pids == before
 
 
-async def test_a_kernel_that_closes_ends_a_server_in_the_middle_of_a_question(tmp_path: Path) -> None:
+async def test_a_closing_kernel_ends_a_server_during_an_open_request(tmp_path: Path) -> None:
     async with working(tmp_path, mute=["textDocument/hover"]) as work:
         asking = await start_hanging_question(work)
         (pid,) = work.pids
@@ -529,8 +529,8 @@ async def test_a_kernel_that_closes_ends_a_server_in_the_middle_of_a_question(tm
 # The end of servers.
 
 
-async def test_an_idle_server_is_stopped_and_started_again(tmp_path: Path) -> None:
-    async with working(tmp_path, times=ServerTimes(idle_s=0.05)) as work:
+async def test_an_idle_server_is_stopped_and_started_again_by_the_next_request(tmp_path: Path) -> None:
+    async with working(tmp_path, times=ServerTimeouts(idle_s=0.05)) as work:
         await work.get("hover", symbol="ship")
         async with asyncio.timeout(30):
             while work.pids:
@@ -538,12 +538,12 @@ async def test_an_idle_server_is_stopped_and_started_again(tmp_path: Path) -> No
         assert (await work.get("hover", symbol="ship"))["hover"] == "the word ship"
 
 
-async def test_no_server_is_left_after_many_sessions(tmp_path: Path) -> None:
+async def test_no_language_server_is_left_running_after_many_sessions(tmp_path: Path) -> None:
     await open_many_sessions(tmp_path, MAX_SERVERS + 2)
 
 
 @pytest.mark.slow
-async def test_no_server_is_left_after_two_hundred_sessions(tmp_path: Path) -> None:
+async def test_no_language_server_is_left_running_after_two_hundred_sessions(tmp_path: Path) -> None:
     await open_many_sessions(tmp_path, 200)
 
 

@@ -6,12 +6,12 @@ import difflib
 import random
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.contract.text.patch_text import PatchHunk, PatchSection, list_patch_paths, parse_patch
-from handrail.contract.text.text_encodings import read_file_text
+from handrail.contract.text.patch_text import PatchHunk, PatchSection, extract_patch_paths, parse_patch
+from handrail.contract.text.text_encodings import decode_file_text
 from handrail.tools.files.hunk_locator import FileLines, locate_hunks
 from handrail.tools.files.patch_plan import apply_hunks
 
@@ -68,7 +68,8 @@ def is_plain(lines: Sequence[str]) -> bool:
 
 @settings(max_examples=3 * settings().max_examples)
 @given(LINES, LINES, st.booleans(), st.booleans(), st.integers(0, 2**32))
-def test_a_unified_diff_of_two_texts_makes_one_of_the_other(
+@example([""], ["-", ""], True, True, 0)  # the last line of the diff is one blank
+def test_a_unified_diff_of_two_texts_turns_one_into_the_other(
     before: list[str], after: list[str], old_end: bool, new_end: bool, seed: int
 ) -> None:
     if not is_plain((*before, *after)):
@@ -78,12 +79,12 @@ def test_a_unified_diff_of_two_texts_makes_one_of_the_other(
     if not lines or not old or not new:
         return
     (section,) = parse_patch("\n".join(lines) + "\n")
-    assert section.path == "f.txt" and list_patch_paths("\n".join(lines)).written == ("f.txt",)
+    assert section.path == "f.txt" and extract_patch_paths("\n".join(lines)).written == ("f.txt",)
     assert run(section, old) == new
 
 
 @given(LINES.filter(lambda lines: not any(line.startswith(("-", "+")) for line in lines)), st.integers(0, 2**32))
-def test_wrong_line_counts_change_nothing_about_the_result(lines: list[str], seed: int) -> None:
+def test_wrong_line_counts_do_not_change_the_result(lines: list[str], seed: int) -> None:
     if not is_plain(lines):
         return
     chance = random.Random(seed)
@@ -104,7 +105,7 @@ def test_wrong_line_counts_change_nothing_about_the_result(lines: list[str], see
 
 @settings(max_examples=3 * settings().max_examples)
 @given(LINES, LINES)
-def test_a_marked_patch_makes_the_change_or_is_refused_as_not_unique(before: list[str], after: list[str]) -> None:
+def test_a_marked_patch_makes_the_change_or_is_refused_as_ambiguous(before: list[str], after: list[str]) -> None:
     if not is_plain((*before, *after)) or not before:
         return
     out = make_diff(join(before), join(after), 3)[2:]
@@ -128,7 +129,7 @@ def test_a_marked_patch_makes_the_change_or_is_refused_as_not_unique(before: lis
 
 
 @given(st.text(max_size=400))
-def test_no_text_makes_the_parser_fail_other_than_by_an_error(text: str) -> None:
+def test_the_parser_parses_any_text_or_refuses_it_with_a_tool_error(text: str) -> None:
     for prefix in (
         "",
         "*** Begin Patch\n*** Update File: a\n",
@@ -141,18 +142,20 @@ def test_no_text_makes_the_parser_fail_other_than_by_an_error(text: str) -> None
             assert error.kind in ("invalid_input", "limit") and error.text.rstrip("`)").endswith(".")
         else:
             assert sections and all(isinstance(hunk, PatchHunk) for one in sections for hunk in one.hunks)
-            assert all(".." not in path.split("/") and path[0] != "/" for path in list_patch_paths(prefix + text).named)
+            assert all(
+                ".." not in path.split("/") and path[0] != "/" for path in extract_patch_paths(prefix + text).named
+            )
 
 
 @given(LINES, LINES)
-def test_a_text_that_has_the_change_already_is_not_changed(before: list[str], after: list[str]) -> None:
+def test_a_text_that_already_has_the_change_is_not_changed(before: list[str], after: list[str]) -> None:
     if not is_plain((*before, *after)) or not before or not after:
         return
     out = make_diff(join(before), join(after), 3)
     if not out:
         return
     (section,) = parse_patch("\n".join(out) + "\n")
-    lines = FileLines(read_file_text(join(after).encode()).text.splitlines())
+    lines = FileLines(decode_file_text(join(after).encode()).text.splitlines())
     places, problems = locate_hunks(lines, section.hunks)
     if not problems and all(place.is_applied for place in places):
         assert apply_hunks(section, section.hunks, join(after).encode()).text == join(after)

@@ -47,7 +47,7 @@ async def working(
 
 
 @EACH
-async def test_a_pull_request_is_made_once_for_the_current_branch_into_the_default_one(
+async def test_a_pull_request_from_the_current_into_the_default_branch_is_created_once(
     tmp_path: Path, kind: str
 ) -> None:
     async with (
@@ -77,7 +77,7 @@ async def test_a_pull_request_is_made_once_for_the_current_branch_into_the_defau
 
 
 @EACH
-async def test_a_branch_of_a_fork_is_merged_into_the_repository_of_another_remote(tmp_path: Path, kind: str) -> None:
+async def test_a_pull_request_from_a_fork_targets_the_repository_of_another_remote(tmp_path: Path, kind: str) -> None:
     forks = {"bob/copy": {"main": ("a", "c"), "topic": ("a", "b")}, "eve/project": {"topic": ("a", "b", "e")}}
     async with FORGES[kind](branches={"main": ("a",), "topic": ("a", "x")}, forks=forks) as server:
         top = f"http://{server.authority}"
@@ -120,7 +120,7 @@ async def test_a_fork_on_another_server_is_refused(tmp_path: Path, kind: str) ->
 
 
 @EACH
-async def test_a_draft_is_a_draft_of_that_forge(tmp_path: Path, kind: str) -> None:
+async def test_a_draft_uses_the_draft_form_of_its_forge(tmp_path: Path, kind: str) -> None:
     async with FORGES[kind]() as server, working(tmp_path, kind, server) as (session, _):
         made_draft = await session.call("git.pr", {"title": "Mend tabs", "draft": True})
         assert made_draft.data["draft"] is True
@@ -128,7 +128,7 @@ async def test_a_draft_is_a_draft_of_that_forge(tmp_path: Path, kind: str) -> No
 
 
 @EACH
-async def test_a_request_that_was_made_meanwhile_is_found_and_named(tmp_path: Path, kind: str) -> None:
+async def test_a_pull_request_created_concurrently_is_found_and_returned(tmp_path: Path, kind: str) -> None:
     async with FORGES[kind]() as server, working(tmp_path, kind, server) as (session, _):
         assert (await session.call("git.pr", {"title": "One"})).ok
         told = len(server.requests)
@@ -156,7 +156,7 @@ async def test_a_request_that_was_made_meanwhile_is_found_and_named(tmp_path: Pa
         ({"remote": "upstream"}, ("'upstream'", "origin")),
     ],
 )
-async def test_arguments_that_lead_to_no_request_are_refused_in_words(
+async def test_arguments_that_allow_no_pull_request_are_refused_with_the_reason(
     tmp_path: Path, kind: str, arguments: dict[str, Any], parts: tuple[str, ...]
 ) -> None:
     branches = {"next": ("a",), "main": ("a",), "topic": ("a", "b"), "same": ("a",)}
@@ -189,7 +189,7 @@ LIMITED = {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "1700000000"}
         (ForgeReply(422, {"message": "x" * 500, "errors": [None, 3, {"message": 1}]}), "invalid_input", "characters"),
     ],
 )
-async def test_each_refusal_of_a_forge_has_its_kind(
+async def test_each_refusal_of_a_forge_has_its_error_kind(
     tmp_path: Path, kind: str, reply: ForgeReply, error: str | None, part: str
 ) -> None:
     async with FORGES[kind]() as server, working(tmp_path, kind, server) as (session, _):
@@ -200,14 +200,14 @@ async def test_each_refusal_of_a_forge_has_its_kind(
         assert server.token not in str(refused.to_dict())
 
 
-async def test_drafts_that_a_repository_does_not_have_are_refused_with_the_reason(tmp_path: Path) -> None:
+async def test_drafts_that_a_repository_does_not_support_are_refused_with_the_reason(tmp_path: Path) -> None:
     async with GitHubServer(supports_drafts=False) as server, working(tmp_path, "github", server) as (session, _):
         refused = await session.call("git.pr", {"title": "x", "draft": True})
         assert refused.error_kind == "invalid_input" and "not supported in this repository" in str(refused.error_text)
 
 
 @EACH
-async def test_a_wrong_token_is_named_and_not_shown(tmp_path: Path, kind: str) -> None:
+async def test_a_wrong_token_error_names_the_setting_and_not_the_token(tmp_path: Path, kind: str) -> None:
     async with FORGES[kind]() as server, working(tmp_path, kind, server) as (session, _):
         server.token = "another"
         refused = await session.call("git.pr", {"title": "x"})
@@ -218,7 +218,7 @@ async def test_a_wrong_token_is_named_and_not_shown(tmp_path: Path, kind: str) -
 @pytest.mark.parametrize(
     "remote", ["git@{host}:ann/project.git", "ssh://git@{host}/ann/project", "http://u:p@{authority}/ann/project.git"]
 )
-async def test_the_repository_comes_from_each_form_of_a_remote(tmp_path: Path, kind: str, remote: str) -> None:
+async def test_the_repository_is_recognised_from_each_form_of_a_remote(tmp_path: Path, kind: str, remote: str) -> None:
     async with FORGES[kind]() as server:
         address = remote.format(host="127.0.0.1", authority=server.authority)
         belongs = server.authority if "http" in remote else "127.0.0.1"
@@ -235,7 +235,7 @@ async def test_the_repository_comes_from_each_form_of_a_remote(tmp_path: Path, k
 @pytest.mark.parametrize(
     "remote", ["https://github.com.evil.example/ann/project", "../elsewhere", "https://x.example/a"]
 )
-async def test_the_token_goes_to_no_other_host(tmp_path: Path, kind: str, remote: str) -> None:
+async def test_the_token_is_sent_to_no_other_host(tmp_path: Path, kind: str, remote: str) -> None:
     async with FORGES[kind]() as server, working(tmp_path, kind, server, remote=remote) as (session, _):
         refused = await session.call("git.pr", {"title": "x"})
         assert refused.error_kind in ("unavailable", "invalid_input") and not server.requests
@@ -243,7 +243,7 @@ async def test_the_token_goes_to_no_other_host(tmp_path: Path, kind: str, remote
 
 @EACH
 @pytest.mark.parametrize("path", ["../user", "ann/..", "./user", "../../user/.git"])
-async def test_a_remote_with_dots_in_its_path_names_no_repository(tmp_path: Path, kind: str, path: str) -> None:
+async def test_a_remote_with_dot_segments_in_its_path_is_refused(tmp_path: Path, kind: str, path: str) -> None:
     async with (
         FORGES[kind]() as server,
         working(tmp_path, kind, server, remote=f"http://{server.authority}/{path}") as (session, _),
@@ -252,7 +252,7 @@ async def test_a_remote_with_dots_in_its_path_names_no_repository(tmp_path: Path
         assert refused.error_kind == "invalid_input" and not server.requests
 
 
-async def test_a_token_is_not_sent_without_encryption_to_another_machine(tmp_path: Path) -> None:
+async def test_a_token_is_not_sent_unencrypted_to_another_machine(tmp_path: Path) -> None:
     settings = '[tools."git.pr".config]\ngitea_url = "http://forge.example/api/v1"\ngitea_token = { secret = "FORGE" }'
     async with (
         GiteaServer() as server,
@@ -263,7 +263,7 @@ async def test_a_token_is_not_sent_without_encryption_to_another_machine(tmp_pat
 
 
 @EACH
-async def test_a_redirect_does_not_carry_the_token_or_the_request_elsewhere(tmp_path: Path, kind: str) -> None:
+async def test_a_redirect_does_not_take_the_token_or_the_request_to_another_server(tmp_path: Path, kind: str) -> None:
     async with (
         FORGES[kind]() as elsewhere,
         FORGES[kind]() as server,
@@ -278,14 +278,14 @@ async def test_a_redirect_does_not_carry_the_token_or_the_request_elsewhere(tmp_
 
 
 @EACH
-async def test_it_is_asked_about_and_not_run_without_approval(tmp_path: Path, kind: str) -> None:
+async def test_a_pull_request_is_not_created_without_approval(tmp_path: Path, kind: str) -> None:
     async with FORGES[kind]() as server, working(tmp_path, kind, server, rules=()) as (session, _):
         assert (await session.call("git.pr", {"title": "x"})).error_kind == "denied"
         assert not server.requests
 
 
 @EACH
-async def test_an_answer_of_the_user_is_enough_for_its_host(tmp_path: Path, kind: str) -> None:
+async def test_one_approval_of_the_user_also_allows_the_host_of_the_forge(tmp_path: Path, kind: str) -> None:
     person = ScriptedApprovalHandler([ApprovalAnswer("once")])
     async with (
         FORGES[kind]() as server,

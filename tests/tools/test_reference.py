@@ -16,7 +16,7 @@ from handrail.tools import ALIASES, BUILTINS
 
 
 @pytest.mark.proves("T-10")
-def test_every_shipped_tool_has_one_section_and_the_published_page_is_up_to_date() -> None:
+def test_every_shipped_tool_has_one_section_in_an_up_to_date_reference() -> None:
     ids = [tool.spec.id for tool in BUILTINS]
     assert list(sections()) == ids and len(set(ids)) == len(ids)
     assert set(RESULTS) == set(CALLS) == set(ids), "a tool without the keys of its result, or without a call"
@@ -25,7 +25,7 @@ def test_every_shipped_tool_has_one_section_and_the_published_page_is_up_to_date
 
 
 @pytest.mark.proves("T-10")
-def test_a_section_says_all_that_the_tool_declares() -> None:
+def test_a_reference_section_documents_everything_that_its_tool_declares() -> None:
     generation = shipped()
     for tool_id, text in sections().items():
         spec = generation.entries[tool_id].spec
@@ -46,7 +46,7 @@ def test_a_section_says_all_that_the_tool_declares() -> None:
 
 @confined
 @pytest.mark.proves("T-10")
-async def test_each_tool_returns_what_its_section_says_and_runs_where_it_says(tmp_path: Path) -> None:
+async def test_each_tool_returns_the_documented_fields_and_runs_in_the_documented_place(tmp_path: Path) -> None:
     generation = shipped()
     async with served(tmp_path) as host, opened(tmp_path, host) as session:
         played = [one async for one in play(session, host)]

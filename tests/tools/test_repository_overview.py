@@ -11,7 +11,7 @@ from tests.tools.repositories import made
 
 from handrail.contract.session_protocols import Session
 from handrail.runtime import repository_index
-from handrail.runtime.repository_index import IndexedFileState, RepositoryIndex, decode_text, outline
+from handrail.runtime.repository_index import IndexedFileState, RepositoryWordIndex, decode_text, outline
 from handrail.testing.scripted_kernel import temporary_kernel
 
 pytestmark = pytest.mark.proves("T-06p")
@@ -44,7 +44,7 @@ async def matches(session: Session, focus: str, **arguments: Any) -> list[str]:
     return [one["path"] for one in (await overview(session, focus=focus, **arguments))["matches"]]
 
 
-async def test_it_counts_files_and_lines_and_names_what_the_manifests_say(tmp_path: Path) -> None:
+async def test_an_overview_counts_files_and_lines_and_lists_the_commands_of_manifests(tmp_path: Path) -> None:
     put(
         tmp_path / "ws",
         {
@@ -82,14 +82,14 @@ async def test_it_counts_files_and_lines_and_names_what_the_manifests_say(tmp_pa
     ],
 )
 @pytest.mark.parametrize("name", ["package.json", "pyproject.toml", "Cargo.toml", "go.mod", "Makefile"])
-async def test_a_manifest_that_cannot_be_read_is_a_file_like_others(tmp_path: Path, name: str, text: str) -> None:
+async def test_an_unreadable_manifest_causes_no_error_in_the_overview(tmp_path: Path, name: str, text: str) -> None:
     from handrail.tools.files.repository_overview import _read_manifests  # pyright: ignore[reportPrivateUsage]
 
     entry_points, commands = _read_manifests({name: text})
     assert all(isinstance(one, str) for one in (*entry_points, *commands))
 
 
-async def test_a_focus_finds_the_files_by_their_words_with_an_outline(tmp_path: Path) -> None:
+async def test_a_focus_finds_matching_files_by_words_with_an_outline(tmp_path: Path) -> None:
     put(tmp_path / "ws", FILES)
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
@@ -107,7 +107,7 @@ async def test_a_focus_finds_the_files_by_their_words_with_an_outline(tmp_path: 
 
 
 def rank(files: dict[str, str], query: str) -> list[str]:
-    index = RepositoryIndex()
+    index = RepositoryWordIndex()
     states = [(f"/r/{name}", name, IndexedFileState(1, at, 1, 1, 1)) for at, name in enumerate(files)]
     index.update(states, lambda at: files[states[at][1]].encode())
     return [path.removeprefix("/r/") for path, _ in index.rank([path for path, _, _ in states], query, 10)]
@@ -116,14 +116,14 @@ def rank(files: dict[str, str], query: str) -> list[str]:
 @pytest.mark.parametrize(
     "test", ["tests/test_harbour.py", "spec/harbour.spec.ts", "src/HarbourTest.java", "pkg/harbour_test.go"]
 )
-def test_the_test_of_a_good_file_ranks_above_other_files(test: str) -> None:
+def test_the_test_of_a_matching_file_ranks_above_other_files(test: str) -> None:
     files = {f"other{number}.py": "ships pass\n" for number in range(4)}
     files |= {"src/harbour.py": "ships moor at night\n" * 3, test: "assert True\n"}
     assert rank(files, "mooring ships at night")[:2] == ["src/harbour.py", test]
 
 
 @pytest.mark.parametrize("name", ["tide_table", "tideTable", "TideTable", "tide-table", "other.tide_table.read"])
-def test_files_that_mention_a_good_file_rank_above_others(name: str) -> None:
+def test_files_that_mention_a_matching_file_rank_above_other_files(name: str) -> None:
     files = {f"other{number}.py": f"{'plain words here ' * number}\n" for number in range(30)}
     files |= {"src/tide_table.py": "compute low water\n", "src/uses.py": f"use({name})\n"}
     assert rank(files, "compute low water")[:2] == ["src/tide_table.py", "src/uses.py"]
@@ -137,7 +137,7 @@ def test_a_name_in_the_task_finds_the_file_with_that_name_in_any_style() -> None
     assert rank(files, "fix `parse_line`")[0] == "reader.ts"
 
 
-async def test_what_grep_does_not_show_is_not_in_it(tmp_path: Path) -> None:
+async def test_files_that_grep_does_not_show_are_not_in_the_overview(tmp_path: Path) -> None:
     folder = made(tmp_path / "ws").folder
     put(
         folder,
@@ -164,7 +164,7 @@ async def test_what_grep_does_not_show_is_not_in_it(tmp_path: Path) -> None:
         assert {*await matches(free, "marker notes", path="ignored")} == {"ignored/marker.py"}
 
 
-async def test_an_index_is_never_stale(tmp_path: Path) -> None:
+async def test_the_overview_index_follows_every_change_of_a_file(tmp_path: Path) -> None:
     workspace = tmp_path / "ws"
     put(workspace, {"a.py": "old = 1\n", "b.py": "other = 1\n"})
     async with temporary_kernel(tmp_path) as kernel:
@@ -183,7 +183,7 @@ async def test_an_index_is_never_stale(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tokens", [200, 500, 2_000])
-async def test_the_answer_keeps_to_its_size(tmp_path: Path, tokens: int) -> None:
+async def test_the_overview_stays_within_its_token_limit(tmp_path: Path, tokens: int) -> None:
     put(
         tmp_path / "ws",
         {
@@ -203,14 +203,14 @@ async def test_the_answer_keeps_to_its_size(tmp_path: Path, tokens: int) -> None
 @pytest.mark.parametrize(
     ("path", "kind"), [("a.txt", "invalid_input"), ("missing", "failed"), ("../outside", "denied"), ("/etc", "denied")]
 )
-async def test_a_path_that_is_no_folder_of_the_workspace_is_refused(tmp_path: Path, path: str, kind: str) -> None:
+async def test_a_path_that_is_not_a_workspace_folder_is_refused(tmp_path: Path, path: str, kind: str) -> None:
     put(tmp_path / "ws", {"a.txt": "x"})
     async with temporary_kernel(tmp_path) as kernel:
         result = await (await kernel.session()).call("repo_overview", {"path": path})
         assert result.error_kind == kind
 
 
-async def test_a_survey_does_not_count_as_reading_a_file(tmp_path: Path) -> None:
+async def test_an_overview_does_not_count_as_reading_a_file(tmp_path: Path) -> None:
     put(tmp_path / "ws", {"package.json": "{}"})
     async with temporary_kernel(tmp_path, rules=["allow write **"]) as kernel:
         session = await kernel.session()
@@ -242,20 +242,20 @@ async def test_a_survey_does_not_count_as_reading_a_file(tmp_path: Path) -> None
         ("deep.py", "(" * 5_000 + "\ndef f(): pass\n", ["def f"]),
     ],
 )
-def test_definitions_are_named_in_each_language(name: str, text: str, expected: list[str]) -> None:
+def test_definitions_are_found_in_each_language(name: str, text: str, expected: list[str]) -> None:
     found = [entry.text for entry in outline(name, text)]
     assert len(found) >= len(expected) and all(any(one.startswith(want) for one in found) for want in expected), found
 
 
-def test_binary_content_is_no_text_and_utf_16_is() -> None:
+def test_binary_content_is_not_decoded_as_text_and_utf_16_is() -> None:
     assert decode_text(b"a\0b") is None
     assert decode_text("\ufeffab".encode("utf-16-le")) == "ab"
     assert decode_text(b"\xef\xbb\xbfab\xff") == "ab\ufffd"
 
 
-def test_replaced_and_absent_files_leave_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_and_absent_files_are_removed_from_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repository_index, "_MOST_ABSENT", 10)
-    index = RepositoryIndex()
+    index = RepositoryWordIndex()
     for turn in range(1_500):
         state = IndexedFileState(1, 1, 1, turn, turn)
         index.update([("/a.txt", "a.txt", state)], lambda _, turn=turn: f"word{turn}".encode())
@@ -266,3 +266,14 @@ def test_replaced_and_absent_files_leave_the_index(monkeypatch: pytest.MonkeyPat
     index.update(many, lambda n: b"zebra")
     index.update([("/a.txt", "a.txt", IndexedFileState(1, 1, 1, 9, 9))], lambda _: b"zebra")
     assert index.count_lines("/3.txt") is None and index.count_lines("/a.txt") == 1
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "name", ["justfile", "Makefile", "package.json", "pyproject.toml", "setup.cfg", "Cargo.toml", "go.mod"]
+)
+@pytest.mark.parametrize("unit", ["A", "a-", "a\n", "a ", "@a ", "[", '{"a":', "module "])
+async def test_a_manifest_made_to_be_slow_is_read_in_one_pass(tmp_path: Path, name: str, unit: str) -> None:
+    async with temporary_kernel(tmp_path) as kernel:
+        put(tmp_path / "ws", {name: unit * (250_000 // len(unit)), "src/parser.py": FILES["src/parser.py"]})
+        await overview(await kernel.session())

@@ -237,13 +237,13 @@ SPECS = {tool.spec.id: tool.spec for tool in BUILTINS}
 
 
 @pytest.mark.proves("T-01a")
-def test_there_are_exactly_the_tools_of_the_table() -> None:
+def test_the_built_in_tools_match_the_table() -> None:
     assert list(SPECS) == list(TABLE)
 
 
 @pytest.mark.proves("T-01a", "K-09")
 @pytest.mark.parametrize("tool_id", TABLE)
-def test_each_tool_has_the_shape_of_the_table(tool_id: str) -> None:
+def test_each_tool_matches_its_row_of_the_declaration_table(tool_id: str) -> None:
     assert row_of(SPECS[tool_id]) == TABLE[tool_id]
 
 
@@ -268,17 +268,17 @@ def row_of(spec: ToolSpec) -> Row:
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_each_declaration_is_free_of_faults_and_closed(spec: ToolSpec) -> None:
+def test_each_tool_declaration_is_valid_and_rejects_unknown_arguments(spec: ToolSpec) -> None:
     assert find_spec_faults(spec) == []
     schema = compile_schema(spec.parameters)
     assert schema.list_problems({"no_such_argument": 1})
     online = ("git.clone", "git.push", "git.pr", "web_search", "web_fetch", "http.post")
     assert spec.requires.net.hosts == (("*",) if spec.id in online else ())
-    assert spec.llm_view().keys() == {"name", "description", "parameters"}
+    assert spec.build_llm_view().keys() == {"name", "description", "parameters"}
 
 
 @pytest.mark.proves("O-01")
-def test_outputs_are_bounded_as_the_table_of_defaults_says() -> None:
+def test_output_limits_match_the_table_of_defaults() -> None:
     kilobytes = {name: spec.max_output // 1024 for name, spec in SPECS.items()}
     assert {name: kilobytes[name] for name in ("read", "bash", "glob", "grep")} == dict.fromkeys(
         ("read", "bash", "glob", "grep"), 200
@@ -286,7 +286,7 @@ def test_outputs_are_bounded_as_the_table_of_defaults_says() -> None:
 
 
 @pytest.mark.proves("T-01a")
-def test_question_has_the_printed_shape_to_the_letter() -> None:
+def test_the_question_tool_has_exactly_the_published_parameters() -> None:
     one = SPECS["question"].parameters["properties"]["questions"]["items"]
     assert {name: field["type"] for name, field in one["properties"].items()} == {
         "question": "string",
@@ -300,7 +300,7 @@ def test_question_has_the_printed_shape_to_the_letter() -> None:
     assert option["required"] == ["label"]
 
 
-def test_a_built_in_sees_the_contract_and_itself_only() -> None:
+def test_a_built_in_tool_imports_only_the_contract_and_other_tools() -> None:
     folder = Path(inspect.getfile(handrail.tools)).parent
     allowed = ("handrail.contract.", "handrail.tools.")
     for path in folder.rglob("*.py"):
@@ -313,7 +313,7 @@ def test_a_built_in_sees_the_contract_and_itself_only() -> None:
                 assert name.partition(".")[0] not in ("os", "pathlib", "subprocess", "socket", "shutil"), path.name
 
 
-def test_loading_the_built_ins_brings_in_nothing_heavy() -> None:
+def test_loading_the_built_in_tools_loads_no_heavy_module() -> None:
     heavy = "mcp openai anthropic rich tree_sitter sqlite3 httpx2 handrail.runtime handrail.sandbox click"
     program = f"import sys, handrail.tools; print([n for n in {heavy.split()!r} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -332,7 +332,7 @@ def _parameters(schema: Mapping[str, Any], within: str = "") -> Iterator[tuple[s
         yield from _parameters(about.get("items", {}), f"{within}{name}[].")
 
 
-def test_every_parameter_has_a_text_and_every_optional_one_states_its_default() -> None:
+def test_every_parameter_has_a_description_and_every_optional_parameter_states_its_default() -> None:
     """By the schema's ``default``, or by its text: its default, or when it is required."""
     silent = {
         f"{one.spec.id}: {name}"
@@ -352,7 +352,7 @@ PRIVATE = re.compile(
 )
 
 
-def test_no_text_that_a_model_reads_of_a_built_in_tool_is_in_a_dialect() -> None:
+def test_no_model_text_of_a_built_in_tool_uses_private_jargon() -> None:
     for one in BUILTINS:
         texts = [one.spec.description, one.spec.guidance]
         texts += [str(about.get("description")) for _, about, _ in _parameters(one.spec.parameters)]

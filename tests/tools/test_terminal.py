@@ -80,7 +80,7 @@ def program(tmp_path: Path, text: str) -> None:
 
 @confined
 @pytest.mark.proves("X-11", "X-12")
-async def test_an_interpreter_is_typed_to_interrupted_and_left(session: Session) -> None:
+async def test_an_interpreter_in_a_terminal_accepts_input_interrupts_and_exit(session: Session) -> None:
     answered = await data(session, "start", command=PYTHON, name="a python")
     terminal = answered["job_id"]
     assert answered["state"] == "running" and "workspace:X" in answered["note"]
@@ -110,7 +110,9 @@ async def test_an_interpreter_is_typed_to_interrupted_and_left(session: Session)
 
 @confined
 @pytest.mark.proves("X-11")
-async def test_a_shell_keeps_its_state_and_learns_its_size(session: Session, tmp_path: Path) -> None:
+async def test_a_shell_in_a_terminal_keeps_its_state_and_receives_size_changes(
+    session: Session, tmp_path: Path
+) -> None:
     (tmp_path / "ws" / "deep").mkdir()
     terminal = (await data(session, "start", cwd="deep", columns=100, rows=30, command=SHELL))["job_id"]
     await data(session, "send", id=terminal, text="pwd\nstty size\n")
@@ -125,7 +127,7 @@ async def test_a_shell_keeps_its_state_and_learns_its_size(session: Session, tmp
 
 
 @confined
-async def test_what_is_no_terminal_of_the_session_is_refused_with_words(kernel: Kernel, session: Session) -> None:
+async def test_an_invalid_terminal_id_or_argument_is_refused_with_the_reason(kernel: Kernel, session: Session) -> None:
     other = await kernel.session()
     theirs = (await data(other, "start", command="cat"))["job_id"]
     for name in ("send", "read", "resize", "stop"):
@@ -158,7 +160,7 @@ async def notes_after(session: Session, terminal: str, text: str) -> str:
 
 @confined
 @pytest.mark.proves("S-08")
-async def test_a_failure_in_a_terminal_that_the_sandbox_causes_says_so(session: Session) -> None:
+async def test_a_terminal_reports_failures_that_the_sandbox_causes(session: Session) -> None:
     started = await data(session, "start", command=SHELL)
     terminal = started["job_id"]
     assert await notes_after(session, terminal, "ls /etc/gone") == ""
@@ -171,7 +173,7 @@ async def test_a_failure_in_a_terminal_that_the_sandbox_causes_says_so(session: 
 
 @confined
 @pytest.mark.proves("X-11", "O-01")
-async def test_a_flood_is_bounded_told_and_interrupted(
+async def test_a_terminal_flood_is_bounded_reported_and_interruptible(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output_stream, "MIN_RETAINED_BYTES", 256 * 1024)
@@ -193,7 +195,7 @@ async def test_a_flood_is_bounded_told_and_interrupted(
 
 @confined
 @pytest.mark.proves("S-05", "X-08")
-async def test_nothing_of_a_terminal_outlives_its_stop_or_its_session(session: Session, tmp_path: Path) -> None:
+async def test_no_process_of_a_terminal_survives_its_stop_or_its_session(session: Session, tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
     program(tmp_path, "trap '' HUP TERM INT QUIT TSTP\nsetsid sleep infinity &\necho up\nwhile :; do sleep 1000; done")
     deaf = (await data(session, "start", command=f"./program.sh {mark}"))["job_id"]
@@ -211,7 +213,7 @@ async def test_nothing_of_a_terminal_outlives_its_stop_or_its_session(session: S
 
 @confined
 @pytest.mark.proves("O-07", "S-06", "O-04")
-async def test_what_it_shows_is_whole_characters_without_secrets_and_neutral(tmp_path: Path) -> None:
+async def test_terminal_output_has_whole_characters_no_secrets_and_no_control_sequences(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, rules=RULES, secrets={"TOKEN": "s3cr3t-t0k3n"}) as kernel:
         session = await kernel.session()
         program(
@@ -231,7 +233,7 @@ async def test_what_it_shows_is_whole_characters_without_secrets_and_neutral(tmp
 
 
 @confined
-async def test_there_is_a_bound_to_open_terminals_and_to_what_is_typed(
+async def test_open_terminals_and_typed_input_are_bounded(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(tmp_path, "stty raw -echo; echo up; sleep infinity")
@@ -253,9 +255,7 @@ async def test_there_is_a_bound_to_open_terminals_and_to_what_is_typed(
 
 @confined
 @pytest.mark.proves("S-07")
-async def test_what_is_made_under_a_protected_name_fails_the_terminal_and_is_moved_away(
-    session: Session, tmp_path: Path
-) -> None:
+async def test_a_protected_file_made_in_a_terminal_fails_it_and_is_moved_away(session: Session, tmp_path: Path) -> None:
     program(tmp_path, "mkdir -p .vscode && echo '{}' > .vscode/tasks.json && echo made; exit 0")
     end = await ended(session, (await data(session, "start", command="./program.sh x"))["job_id"])
     assert end["state"] == "failed" and ".vscode" in end["error"] and "made" in end["text"]
@@ -264,7 +264,7 @@ async def test_what_is_made_under_a_protected_name_fails_the_terminal_and_is_mov
 
 @confined
 @pytest.mark.proves("X-11")
-async def test_a_session_of_another_process_has_terminals_too_and_finds_them_again(
+async def test_a_session_of_a_joined_process_uses_terminals_and_continues_them_after_reopening(
     kernel: Kernel, tmp_path: Path
 ) -> None:
     async with joined_kernel(tmp_path, rules=RULES) as joined:
@@ -298,7 +298,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 @confined
 @pytest.mark.proves("S-05", "X-06", "G-05")
-async def test_a_killed_kernel_leaves_nobody_and_its_terminal_is_interrupted(tmp_path: Path) -> None:
+async def test_a_killed_kernel_leaves_no_processes_and_its_terminal_is_interrupted(tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
     (tmp_path / "ws").mkdir()
     program(tmp_path, "trap '' HUP TERM INT\nsetsid sleep infinity &\necho up\nwhile :; do sleep 1000; done")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.contract.text.text_encodings import read_file_text
+from handrail.contract.text.text_encodings import decode_file_text
 from handrail.tools.files.lines_and_diffs import (
     MAX_DIFF_LINES,
     MAX_LINES,
@@ -20,7 +20,7 @@ from handrail.tools.files.lines_and_diffs import (
     check_line_count,
     compute_line_replacements,
     explain_missing_text,
-    find_lines_of_text,
+    find_line_numbers_of_text,
     find_replaced_lines,
     make_diff_of_replacements,
     make_diff_of_texts,
@@ -96,12 +96,12 @@ def test_a_diff_of_two_texts_turns_one_into_the_other(before: str, after: str) -
 
 
 @given(st.binary(max_size=200))
-def test_bytes_that_are_no_utf8_survive_being_text(data: bytes) -> None:
-    file = read_file_text(data)
+def test_bytes_that_are_not_utf8_survive_decoding_and_encoding(data: bytes) -> None:
+    file = decode_file_text(data)
     assert file.encoding.encode(file.text) == data
 
 
-def test_only_the_changed_lines_are_in_the_diff() -> None:
+def test_a_diff_contains_only_the_changed_lines_and_their_context() -> None:
     before = "".join(f"line {n}\n" for n in range(100))
     start = before.index("line 50")
     diff = make_diff_of_replacements(
@@ -124,7 +124,7 @@ def test_only_the_changed_lines_are_in_the_diff() -> None:
 
 
 @pytest.mark.proves("T-07")
-def test_a_long_diff_is_cut_and_the_rest_is_counted() -> None:
+def test_a_long_diff_is_truncated_and_the_remaining_lines_are_counted() -> None:
     after = tuple(f"{n}\n" for n in range(1_000))
     diff = make_diff_of_replacements("f", [], [LineReplacement(0, 0, after)], created=True)
     lines = diff.text.split("\n")
@@ -135,7 +135,7 @@ def test_a_long_diff_is_cut_and_the_rest_is_counted() -> None:
     assert diff.added == 1_000
 
 
-def test_a_change_of_line_ends_alone_is_visible() -> None:
+def test_a_change_of_only_line_endings_is_visible_in_the_diff() -> None:
     diff = make_diff_of_replacements("f", ["a\r\n"], [LineReplacement(0, 1, ("a\n",))])
     assert diff.text.split("\n")[3:] == ["-a\r", "+a"]
 
@@ -155,11 +155,11 @@ def test_a_change_of_line_ends_alone_is_visible() -> None:
         ("  a\n", "\n\na\n", "Line 1 differs only in whitespace"),
     ],
 )
-def test_a_text_that_is_not_there_is_explained(text: str, part: str, hint: str) -> None:
+def test_the_hint_for_a_missing_text_explains_the_difference(text: str, part: str, hint: str) -> None:
     assert hint in explain_missing_text(text, part)
 
 
-def test_a_long_text_that_nearly_repeats_is_explained_in_linear_time() -> None:
+def test_the_hint_for_a_long_repetitive_text_takes_linear_time() -> None:
     assert "most similar line" in explain_missing_text("a\n" * 150_000, "a\n" * 100_000 + "b")
     assert (
         explain_missing_text(" a\n" * 9 + "b\n", "a\na\nb") == "Line 8 differs only in whitespace: it is ' a', not 'a'."
@@ -167,15 +167,15 @@ def test_a_long_text_that_nearly_repeats_is_explained_in_linear_time() -> None:
 
 
 @given(texts, st.text(alphabet="ab\n ", min_size=1, max_size=20))
-def test_explaining_never_fails(text: str, part: str) -> None:
+def test_every_missing_text_gets_an_explanation(text: str, part: str) -> None:
     assert explain_missing_text(text, part)
 
 
-def test_overlapping_places_are_all_found() -> None:
-    assert find_lines_of_text("aaa\naa", "aa") == [1, 1, 2]
+def test_overlapping_occurrences_are_all_found() -> None:
+    assert find_line_numbers_of_text("aaa\naa", "aa") == [1, 1, 2]
 
 
-def test_a_replacement_that_makes_a_text_too_large_is_refused_before_it_is_made() -> None:
+def test_a_replacement_that_would_make_a_text_too_large_is_refused() -> None:
     for old, text in (("a", "a" * 100_000), ("ab", "ab-" * 200)):
         with pytest.raises(ToolError, match="The edited text would have") as raised:
             replace_exact_text("f", text, old, "b" * 500_000, replace_all=True)
@@ -189,7 +189,7 @@ def test_many_occurrences_are_replaced_in_one_step() -> None:
     assert (few.text, few.count) == ("xb\nxb\n", 2) and few.spans is not None
 
 
-def test_the_nearest_line_is_looked_for_in_bounded_work() -> None:
+def test_the_nearest_line_is_searched_with_bounded_work() -> None:
     lines = "\n".join("ab" * 150 for _ in range(5_000))
     assert explain_missing_text(lines, "ba" * 100_000 + "c").startswith(
         ("The most similar line is 1", "No similar text")
@@ -206,7 +206,7 @@ def test_the_nearest_line_is_looked_for_in_bounded_work() -> None:
     st.text(alphabet="ab", max_size=3),
     st.integers(1, 9),
 )
-def test_a_long_text_is_gone_through_in_pieces_with_the_same_outcome(
+def test_a_long_text_processed_in_pieces_gives_the_same_result(
     text: str, wanted: list[tuple[int, int, str]], old: str, new: str, piece: int
 ) -> None:
     made = ascending(text, wanted)
@@ -218,7 +218,7 @@ def test_a_long_text_is_gone_through_in_pieces_with_the_same_outcome(
         assert replace_all_occurrences(text, old, new) == text.replace(old, new)
 
 
-def test_a_file_of_too_many_lines_is_not_edited_and_a_text_in_its_place_is_told_by_its_counts() -> None:
+def test_a_file_with_too_many_lines_is_refused_and_its_diff_has_only_counts() -> None:
     many = "\n" * (MAX_LINES + 1)
     with pytest.raises(ToolError, match=r"a\.txt has 1,000,001 lines\. The maximum for edits is 1,000,000"):
         check_line_count("a.txt", many.encode())

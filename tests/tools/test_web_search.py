@@ -71,7 +71,9 @@ async def search(folder: Path, name: str, answer: Answer) -> Result:
 
 
 @pytest.mark.parametrize("name", FORMS)
-async def test_each_provider_is_asked_in_its_form_and_its_results_have_one_shape(tmp_path: Path, name: str) -> None:
+async def test_each_search_provider_gets_its_request_format_and_results_have_one_shape(
+    tmp_path: Path, name: str
+) -> None:
     answer, key_field = FORMS[name]
     async with (
         Site({"*": ok(json.dumps(answer).encode(), JSON)}) as site,
@@ -94,18 +96,18 @@ async def test_each_provider_is_asked_in_its_form_and_its_results_have_one_shape
     ("answer", "kind", "part"),
     [
         (ok(b'{"results": []}', JSON), None, ""),
-        (ok(b"<!doctype html><title>Captcha</title>", "Content-Type: text/html"), "backend", "did not run"),
+        (ok(b"<!doctype html><title>Captcha</title>", "Content-Type: text/html"), "backend", "an HTML page instead of JSON"),
         (ok(b"", JSON, "Retry-After: 60", status="429 Too Many"), "limit", "60"),
         (ok(b"", JSON, status="403 Forbidden"), "unavailable", "search.formats"),
         (ok(b"", JSON, status="404 Not Found"), "unavailable", "searxng_url"),
         (ok(b"", JSON, status="500 Oops"), "backend", "500"),
-        (ok(b"[1", JSON), "backend", "no valid JSON"),
+        (ok(b"[1", JSON), "backend", "invalid JSON"),
         (ok(b'{"results": [], "unresponsive_engines": [["bing", "timeout"]]}', JSON), "backend", "bing"),
         (ok(b'{"results": "none"}', JSON), None, ""),
         (ok(b'{"results": [{"title": 1}, 7, {"url": "javascript:x"}]}', JSON), None, ""),
     ],
 )
-async def test_no_results_and_each_kind_of_failure_are_different_answers(
+async def test_an_empty_search_and_each_kind_of_failure_give_different_results(
     tmp_path: Path, answer: bytes, kind: str | None, part: str
 ) -> None:
     found = await search(tmp_path, "searxng", answer)
@@ -115,7 +117,7 @@ async def test_no_results_and_each_kind_of_failure_are_different_answers(
         assert found.error_kind == kind and part in str(found.error_text), found
 
 
-async def test_a_session_keeps_its_provider_and_sessions_differ(tmp_path: Path) -> None:
+async def test_a_session_keeps_its_search_provider(tmp_path: Path) -> None:
     searxng, template = (ok(json.dumps(FORMS[one][0]).encode(), JSON) for one in ("searxng", "template"))
     async with (
         Site({"*": searxng}) as one,
@@ -127,7 +129,7 @@ async def test_a_session_keeps_its_provider_and_sessions_differ(tmp_path: Path) 
         assert [len(one.asked), len(other.asked)] in ([4, 0], [0, 4])
 
 
-async def test_another_provider_answers_only_where_the_operator_wants_it(tmp_path: Path) -> None:
+async def test_another_search_provider_is_used_only_with_the_fallback_setting(tmp_path: Path) -> None:
     bad, good = ok(b"", JSON, status="500 Oops"), ok(json.dumps(FORMS["searxng"][0]).encode(), JSON)
     for fallback in ("false", "true"):
         folder = tmp_path / fallback
@@ -144,7 +146,7 @@ async def test_another_provider_answers_only_where_the_operator_wants_it(tmp_pat
             assert found.error_kind == "backend"
 
 
-async def test_a_session_has_a_number_of_searches(tmp_path: Path) -> None:
+async def test_a_session_has_a_search_limit(tmp_path: Path) -> None:
     answer = ok(json.dumps(FORMS["searxng"][0]).encode(), JSON)
     async with (
         Site({"*": answer}) as site,
@@ -154,7 +156,7 @@ async def test_a_session_has_a_number_of_searches(tmp_path: Path) -> None:
     assert kinds == [None, None, "limit"] and len(site.asked) == 2
 
 
-async def test_without_a_provider_the_tool_names_what_to_set(tmp_path: Path) -> None:
+async def test_a_missing_search_provider_is_reported_with_the_required_setting(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, rules=["allow web_search"]) as kernel:
         assert "providers" in str(kernel.generation.entries["web_search"].unavailable_reason)
         found = await (await kernel.session()).call("web_search", {"query": "x"})

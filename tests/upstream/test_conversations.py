@@ -50,7 +50,7 @@ class Wire:
     def abandon_request(self, request: int) -> bool:
         return True
 
-    def guard_protected_names(self) -> AbstractAsyncContextManager[None]:
+    def watch_protected_paths(self) -> AbstractAsyncContextManager[None]:
         return contextlib.nullcontext()
 
     def set_version(self, protocol: str, *, modern: bool) -> None:
@@ -77,7 +77,7 @@ GRANTS = ("elicitation", "sampling", "roots")
 @pytest.mark.proves("F-04")
 @pytest.mark.parametrize("granted", [some for size in range(4) for some in combinations(GRANTS, size)], ids="+".join)
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-async def test_a_server_is_offered_what_it_was_granted_and_nothing_else(granted: tuple[str, ...], era: str) -> None:
+async def test_a_server_is_offered_only_its_granted_client_capabilities(granted: tuple[str, ...], era: str) -> None:
     """In every message that says what a client can do, in either era of the protocol."""
 
     def answers(message: Message) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def offers_in(value: object) -> Iterator[Mapping[str, Any]]:
             yield from offers_in(one)
 
 
-async def test_one_that_asks_without_reading_the_answers_is_given_up() -> None:
+async def test_a_server_that_sends_requests_without_reading_replies_is_disconnected() -> None:
     conversation, ended = await begun(Wire())
     for number in range(100_000):
         conversation.on_message({"jsonrpc": "2.0", "id": number, "method": ("ping", "odd/method")[number % 2]}, None)
@@ -113,7 +113,7 @@ async def test_one_that_asks_without_reading_the_answers_is_given_up() -> None:
     await conversation.aclose()
 
 
-async def test_an_answer_to_a_number_that_is_none_is_nobodys() -> None:
+async def test_a_reply_with_an_invalid_request_id_is_ignored() -> None:
     conversation, ended = await begun(Wire())
     numbers: list[Any] = ["9" * 5_000, "\u0663", True, 1.5, [], None]
     for number in numbers:
@@ -126,7 +126,7 @@ class Noted(dict[str, Any]):
     """A page's item that can be seen to go."""
 
 
-async def test_what_is_too_large_to_be_kept_of_a_listing_is_not_held_while_more_pages_come() -> None:
+async def test_oversized_items_of_a_listing_are_not_held_while_more_pages_are_fetched() -> None:
     items: list[weakref.ref[Noted]] = []
     most = 0
 
@@ -139,22 +139,22 @@ async def test_what_is_too_large_to_be_kept_of_a_listing_is_not_held_while_more_
 
     conversation, _ = await begun(Wire(answers))
     conversation.capabilities = {"tools": {}}
-    listing = await upstream_connection.fetch_listing(conversation, 60)
+    listing = await upstream_connection.fetch_server_listing(conversation, 60)
     assert (listing.tools, listing.left_out) == ((), 20) and most < 5
     await conversation.aclose()
 
 
-def test_a_listing_is_no_larger_than_what_can_be_read_again() -> None:
+def test_a_listing_is_bounded_to_the_size_that_can_be_stored() -> None:
     kept = listings.BoundedItems()
-    kept.add_items({"name": str(number), "description": "x" * 1_000_000} for number in range(20))
+    kept.add_valid_items({"name": str(number), "description": "x" * 1_000_000} for number in range(20))
     assert 5 < len(kept.items) < 13 and len(kept.items) + kept.left_out == 20
     assert 4 * listings.MAX_LIST_BYTES < listings.MAX_STORED_BYTES
 
 
-def test_what_is_nested_too_deep_to_be_gone_through_is_left_out_of_a_listing_alone() -> None:
+def test_a_too_deeply_nested_item_is_left_out_and_the_other_items_remain() -> None:
     deep: Any = {}
     for _ in range(900):
         deep = {"not": deep}
     kept = listings.BoundedItems()
-    kept.add_items([{"name": "a", "inputSchema": deep}, {"name": "b"}])
+    kept.add_valid_items([{"name": "a", "inputSchema": deep}, {"name": "b"}])
     assert [one["name"] for one in kept.items] == ["b"] and kept.left_out == 1

@@ -56,7 +56,7 @@ def state_of(kernel: LocalKernel) -> str:
 
 
 @pytest.mark.proves("F-04")
-async def test_its_tools_are_called_in_one_session_with_the_fields_that_were_configured(opened: Opens) -> None:
+async def test_http_server_tools_are_called_in_one_session_with_the_configured_headers(opened: Opens) -> None:
     async with opened(headers={"X-Team": "blue"}) as (_, session, http):
         assert text_of(await session.call("h_echo", {"text": "x"})) == "x"
         assert text_of(await session.call("h_echo", {"text": "y"})) == "y"
@@ -67,7 +67,7 @@ async def test_its_tools_are_called_in_one_session_with_the_fields_that_were_con
     assert http.requests[-1].method == "DELETE" and not http.sessions
 
 
-async def test_a_gateway_that_times_out_fails_one_call_by_name_and_the_next_goes_on(opened: Opens) -> None:
+async def test_a_gateway_timeout_fails_one_call_and_the_next_call_succeeds(opened: Opens) -> None:
     async def late(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         await answering.send_response(504, b"<html>gateway", "text/html")
         return True
@@ -79,7 +79,7 @@ async def test_a_gateway_that_times_out_fails_one_call_by_name_and_the_next_goes
         assert text_of(await session.call("h_echo", {"text": "x"})) == "x" and state_of(kernel) == "connected"
 
 
-async def test_a_session_that_was_forgotten_is_begun_anew_once_and_the_call_that_was_refused_is_made_again(
+async def test_a_lost_server_session_is_reopened_once_and_the_refused_call_is_retried(
     opened: Opens,
 ) -> None:
     async with opened() as (_, session, http):
@@ -89,7 +89,7 @@ async def test_a_session_that_was_forgotten_is_begun_anew_once_and_the_call_that
         assert [one.rpc_method for one in http.requests].count("initialize") == 2
 
 
-async def test_a_server_that_forgets_every_session_is_given_up_until_the_next_attempt(opened: Opens) -> None:
+async def test_a_server_that_forgets_every_session_is_unavailable_after_few_reconnects(opened: Opens) -> None:
     async def forget(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         if asked.rpc_method == "tools/call":
             await answering.send_response(404)
@@ -102,7 +102,7 @@ async def test_a_server_that_forgets_every_session_is_given_up_until_the_next_at
         assert [one.rpc_method for one in http.requests].count("initialize") <= 3
 
 
-async def test_one_that_is_gone_is_unavailable_with_the_time_of_the_next_attempt(opened: Opens) -> None:
+async def test_an_unreachable_server_is_unavailable_with_the_time_of_the_next_attempt(opened: Opens) -> None:
     async with opened() as (kernel, session, http):
         kernel.components.upstreams["h"].backoff_s = (60,)
         http.close_port()
@@ -114,7 +114,7 @@ async def test_one_that_is_gone_is_unavailable_with_the_time_of_the_next_attempt
         assert "next attempt in" in str(result.error_text)
 
 
-async def test_a_tool_that_hangs_holds_up_nobody(opened: Opens) -> None:
+async def test_a_hanging_call_does_not_block_other_calls(opened: Opens) -> None:
     asked_for, let_go = asyncio.Event(), asyncio.Event()
 
     async def hang(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
@@ -131,7 +131,7 @@ async def test_a_tool_that_hangs_holds_up_nobody(opened: Opens) -> None:
         assert text_of(await hanging) == "slow"
 
 
-async def test_a_cancelled_call_tells_the_server(opened: Opens) -> None:
+async def test_a_timed_out_call_sends_a_cancellation_to_the_server(opened: Opens) -> None:
     let_go = asyncio.Event()
 
     async def hang(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
@@ -150,7 +150,7 @@ async def test_a_cancelled_call_tells_the_server(opened: Opens) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_an_answer_without_end_is_cut_off(opened: Opens, streamed: bool) -> None:
+async def test_an_endless_response_is_cut_off_at_the_size_limit(opened: Opens, streamed: bool) -> None:
     async def endless(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         if streamed:
             await answering.start_event_stream()
@@ -167,7 +167,7 @@ async def test_an_answer_without_end_is_cut_off(opened: Opens, streamed: bool) -
         assert text_of(await session.call("h_echo", {"text": "x"})) == "x"
 
 
-async def test_a_stream_that_breaks_off_is_taken_up_again_where_it_was(opened: Opens) -> None:
+async def test_a_broken_stream_is_resumed_at_its_last_event(opened: Opens) -> None:
     waiting: list[Any] = []
 
     async def breaks(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
@@ -190,7 +190,7 @@ async def test_a_stream_that_breaks_off_is_taken_up_again_where_it_was(opened: O
         assert text_of(await session.call("h_echo", {"text": "x"})) == "after all"
 
 
-async def test_a_server_that_wants_its_stream_taken_up_at_once_is_not_asked_in_a_tight_loop() -> None:
+async def test_a_stream_that_asks_for_immediate_resumption_is_resumed_after_a_pause() -> None:
     pauses: list[float] = []
     answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -226,7 +226,7 @@ async def test_a_server_that_wants_its_stream_taken_up_at_once_is_not_asked_in_a
     assert pauses == [0.05]
 
 
-async def test_what_it_asks_on_the_stream_of_a_call_goes_to_the_client_of_that_call(opened: Opens) -> None:
+async def test_a_request_on_a_call_stream_reaches_the_client_of_that_call(opened: Opens) -> None:
     both, answers = asyncio.Barrier(2), dict[str, asyncio.Future[Any]]()
     form = {"message": "Who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}}
 
@@ -257,7 +257,7 @@ async def test_what_it_asks_on_the_stream_of_a_call_goes_to_the_client_of_that_c
         assert (text_of(one), text_of(other)) == ("a is Ada", "b is Grace")
 
 
-async def test_nothing_leads_to_a_server_that_was_not_granted(opened: Opens) -> None:
+async def test_redirects_and_sign_in_metadata_never_lead_to_a_server_without_a_grant(opened: Opens) -> None:
     async with run_upstream_http_server() as elsewhere:
 
         async def away(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
@@ -276,16 +276,16 @@ async def test_nothing_leads_to_a_server_that_was_not_granted(opened: Opens) -> 
         assert not elsewhere.requests
 
 
-def test_a_tool_that_marks_arguments_for_header_fields_has_them_there() -> None:
+def test_arguments_marked_for_header_fields_are_sent_as_header_fields() -> None:
     from handrail.upstream.mcp_tool import McpTool
 
     schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
     definition = ServerDefinition("h", "here", "http", url="http://127.0.0.1:1/mcp")
     tool = McpTool(make_tool_entry("echo") | {"inputSchema": schema}, None, definition, definition.requires)
-    assert tool.header_fields_from_args({"region": "north", "other": 1}) == {"mcp-param-Region": "north"}
+    assert tool.extract_header_fields({"region": "north", "other": 1}) == {"mcp-param-Region": "north"}
 
 
-async def test_a_call_that_is_made_again_on_a_new_connection_is_made_by_no_definition_that_changed_meanwhile(
+async def test_a_call_is_not_repeated_on_a_new_connection_with_a_changed_tool_definition(
     opened: Opens,
 ) -> None:
     async with opened() as (_, session, http):

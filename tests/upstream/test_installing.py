@@ -15,10 +15,10 @@ from handrail.contract.errors import UsageError
 from handrail.upstream import server_programs as installing
 from handrail.upstream.server_definition import ServerDefinition
 from handrail.upstream.server_programs import (
-    CommandRefused,
+    ServerCommandRejected,
     ServerPackage,
-    find_installed,
-    find_package,
+    find_installed_package,
+    identify_server_package,
     install_server,
     resolve_server_program,
 )
@@ -54,13 +54,13 @@ def server(*words: str) -> ServerDefinition:
         ("pipx run --spec pkg==1 program", ServerPackage("pypi", "pkg", "pkg==1", "program", ())),
     ],
 )
-def test_the_package_that_a_command_means(words: str, package: ServerPackage) -> None:
-    assert find_package(server(*words.split())) == package
+def test_the_package_of_a_server_command_is_recognised(words: str, package: ServerPackage) -> None:
+    assert identify_server_package(server(*words.split())) == package
 
 
 @pytest.mark.parametrize("words", ["/usr/bin/server -x", "python -m server", "node server.js"])
-def test_a_command_that_fetches_nothing_means_none(words: str) -> None:
-    assert find_package(server(*words.split())) is None
+def test_a_command_that_fetches_nothing_has_no_package(words: str) -> None:
+    assert identify_server_package(server(*words.split())) is None
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ def test_a_command_that_fetches_nothing_means_none(words: str) -> None:
         "npx -p --registry=x program",
     ],
 )
-def test_what_comes_from_elsewhere_than_a_registry_is_not_installed(words: str) -> None:
+def test_a_package_from_outside_a_registry_is_refused(words: str) -> None:
     with pytest.raises(UsageError):
-        find_package(server(*words.split()))
+        identify_server_package(server(*words.split()))
 
 
 def fake_npm(folder: Path, **program: str) -> None:
@@ -105,15 +105,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.proves("R-14")
-def test_what_was_installed_is_started_from_there_until_a_file_of_it_changes(place: Path) -> None:
+def test_an_installed_package_is_started_from_its_folder_until_a_file_changes(place: Path) -> None:
     fake_npm(place, pkg="run.js")
     it, state, workspace = server("npx", "-y", "pkg", "--flag"), place / "state", str(place / "ws")
-    with pytest.raises(CommandRefused, match="handrail mcp install it"):
+    with pytest.raises(ServerCommandRejected, match="handrail mcp install it"):
         resolve_server_program(it, state, workspace)
-    package = find_package(it)
+    package = identify_server_package(it)
     assert package is not None
     done = install_server(it, package, state, workspace)
-    assert (done.version, find_installed(it, state)) == ("1.4.2", ("pkg", "1.4.2"))
+    assert (done.version, find_installed_package(it, state)) == ("1.4.2", ("pkg", "1.4.2"))
     found = resolve_server_program(it, state, workspace)
     assert found.argv == (
         os.path.realpath(place / "bin" / "node"),
@@ -123,21 +123,21 @@ def test_what_was_installed_is_started_from_there_until_a_file_of_it_changes(pla
     found.verify_file_hashes()
     assert "--ignore-scripts" in (done.folder / "node_modules/pkg/run.js").read_text()
     (done.folder / "node_modules/pkg/run.js").write_text("something else")
-    with pytest.raises(CommandRefused, match="has changed since the installation"):
+    with pytest.raises(ServerCommandRejected, match="has changed since the installation"):
         found.verify_file_hashes()
 
 
-def test_for_another_command_it_counts_as_not_installed(place: Path) -> None:
+def test_a_package_installed_for_another_command_counts_as_not_installed(place: Path) -> None:
     fake_npm(place, pkg="run.js")
     it, state = server("npx", "-y", "pkg"), place / "state"
     install_server(it, ServerPackage("npm", "pkg", "pkg", "", ()), state, str(place / "ws"))
     other = server("npx", "-y", "pkg@2")
-    assert find_installed(other, state) is None
-    with pytest.raises(CommandRefused):
+    assert find_installed_package(other, state) is None
+    with pytest.raises(ServerCommandRejected):
         resolve_server_program(other, state, str(place / "ws"))
 
 
-def test_installing_again_replaces_what_was_there_and_a_failure_leaves_it(
+def test_a_reinstallation_replaces_the_package_and_a_failed_one_keeps_it(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_npm(place, pkg="run.js")
@@ -159,16 +159,16 @@ def test_installing_again_replaces_what_was_there_and_a_failure_leaves_it(
 
 
 @pytest.mark.parametrize("programs", [{"pkg": "../../../../bin/sh"}, {"a": "run.js", "b": "run.js"}, {}])
-def test_a_package_without_a_program_of_its_own_is_not_recorded(place: Path, programs: dict[str, str]) -> None:
+def test_a_package_without_one_unambiguous_program_is_not_recorded(place: Path, programs: dict[str, str]) -> None:
     fake_npm(place, **programs)
     it, state = server("npx", "pkg"), place / "state"
     with pytest.raises(UsageError):
         install_server(it, ServerPackage("npm", "pkg", "pkg", "", ()), state, str(place / "ws"))
-    assert find_installed(it, state) is None
+    assert find_installed_package(it, state) is None
     assert not list((state / "mcp" / "packages").iterdir())
 
 
-def test_options_reach_npm_behind_the_end_of_options(place: Path) -> None:
+def test_package_names_are_passed_to_npm_after_the_end_of_options(place: Path) -> None:
     """A package's name can never be taken for an option."""
     fake_npm(place, pkg="run.js")
     done = install_server(

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.services.resource_services import SourceRequest
+from handrail.contract.services.resource_services import SourceRequestSpec
 from handrail.contract.tool.resource_provider import find_resource_provider
 from handrail.registry.sources.operator_resources import compile_uri_template, parse_uri_template_shape
 from handrail.upstream.mcp_source import McpResourceProvider
 from handrail.upstream.server_definition import ServerDefinition, ServerListing
 
-READ = SourceRequest("resources/read", "uri")
+READ = SourceRequestSpec("resources/read", "uri")
 MEANS = {
     "": "[^/?#]*",
     "+": ".*",
@@ -36,7 +36,7 @@ def offering(name: str, *, resources: tuple[str, ...] = (), templates: tuple[str
     return McpResourceProvider(listing, ServerDefinition(name, "here", "stdio", command="/x"), None)
 
 
-def test_a_template_that_a_server_made_to_be_judged_for_ever_is_judged_at_once() -> None:
+def test_a_hostile_uri_template_of_a_server_is_matched_in_bounded_time() -> None:
     server = offering("s", templates=("x:" + "{+a}" * 8 + "!", "x:" + "{a}" * 8 + "!", "x:{+a}a{+b}a{+c}a{+d}a{+e}b"))
     assert not server.has_resource("x:" + "a" * 4_000)
     assert server.has_resource("x:" + "a" * 4_000 + "!")
@@ -47,14 +47,16 @@ def test_a_template_that_a_server_made_to_be_judged_for_ever_is_judged_at_once()
     st.text("a/?#.;&", max_size=2),
     st.text("a/?#.;&", max_size=8),
 )
-def test_a_template_makes_what_its_expressions_mean(parts: list[tuple[str, str]], last: str, uri: str) -> None:
+def test_a_uri_template_produces_exactly_the_uris_of_its_expressions(
+    parts: list[tuple[str, str]], last: str, uri: str
+) -> None:
     template = "".join(f"{text}{{{kind}v}}" for text, kind in parts) + last
     means = "".join(re.escape(text) + MEANS[kind] for text, kind in parts) + re.escape(last)
     shape = parse_uri_template_shape(template)
     assert shape is not None and shape.can_produce_uri(uri) == (re.fullmatch(means, uri, re.DOTALL) is not None)
 
 
-def test_an_operators_own_template_too() -> None:
+def test_a_hostile_uri_template_of_the_operator_is_matched_in_bounded_time() -> None:
     parts = "".join(f"{{+{name}}}/" for name in "abcdefg")
     assert compile_uri_template(f"x:{parts}!").match_uri("x:" + "/" * 4_000) is None
     found = compile_uri_template(f"x:{parts}{{h}}").match_uri("x:" + "/" * 4_000 + "end")
@@ -67,7 +69,7 @@ def test_an_operators_own_template_too() -> None:
     st.text("a/?# ", max_size=2),
     st.text("a/?#. \n", max_size=9),
 )
-def test_its_variables_have_the_values_that_make_the_uri(parts: list[tuple[str, str]], last: str, uri: str) -> None:
+def test_a_uri_template_extracts_the_values_of_its_variables(parts: list[tuple[str, str]], last: str, uri: str) -> None:
     template = "".join(f"{text}{{{kind}v{at}}}" for at, (text, kind) in enumerate(parts)) + last
     means = re.escape(last)
     for at, (text, kind) in reversed(tuple(enumerate(parts))):
@@ -86,13 +88,13 @@ def test_its_variables_have_the_values_that_make_the_uri(parts: list[tuple[str, 
         ("x:" + "".join(f"{{a{number}}}" for number in range(9)), "at most 8"),
     ],
 )
-def test_a_template_that_cannot_be_read_backwards_is_none(template: str, problem: str) -> None:
+def test_an_ambiguous_or_invalid_uri_template_is_refused(template: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         compile_uri_template(template)
 
 
 @pytest.mark.parametrize("first", ["greedy", "exact"])
-def test_a_template_that_makes_everything_takes_no_resource_that_another_server_lists(first: str) -> None:
+def test_a_catch_all_template_takes_no_resource_that_another_server_lists(first: str) -> None:
     greedy, exact = offering("greedy", templates=("{+any}",)), offering("exact", resources=("memo://one",))
     ordered = [greedy, exact] if first == "greedy" else [exact, greedy]
     assert find_resource_provider(ordered, READ, "memo://one") == (exact, "memo://one")

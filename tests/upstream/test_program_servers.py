@@ -18,11 +18,11 @@ from handrail import Event, Result, ToolError, config
 from handrail.contract.session_protocols import Session
 from handrail.kernel.doctor import check_kernel
 from handrail.kernel.local_kernel import LocalKernel
-from handrail.kernel.upstream_mcp_servers import store_server_listing
-from handrail.sandbox.start.sandboxed_process import wait_until_all_dismantled
+from handrail.kernel.upstream_mcp_servers import fetch_and_store_tool_list
+from handrail.sandbox.start.sandboxed_process import wait_until_sandboxes_dismantled
 from handrail.store.state_folders import locate_folders
 from handrail.testing.scripted_kernel import ScriptedClient, temporary_kernel
-from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_tools, make_tool_entry
+from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_server_tools, make_tool_entry
 from handrail.upstream.upstream_connection import UpstreamServerConnection
 
 Opened = tuple[LocalKernel, Session, UpstreamServerConnection]
@@ -48,7 +48,7 @@ def opened(tmp_path: Path) -> Opens:
         ) as kernel:
             upstream = kernel.components.upstreams["t"]
             upstream.backoff_s = backoff_s
-            await approve_tools(kernel, "t")
+            await approve_server_tools(kernel, "t")
             yield kernel, await kernel.session(**session), upstream
 
     return opens
@@ -83,7 +83,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @pytest.mark.proves("F-04")
-async def test_its_tools_are_called_like_any_other_once_a_person_has_approved_them(tmp_path: Path) -> None:
+async def test_server_tools_are_callable_once_the_user_has_approved_them(tmp_path: Path) -> None:
     server = StdioServerProgram(tmp_path, ["echo", "environment"])
     settings = server.settings_toml("t", 'env = { GREETING = "hello", TOKEN = { secret = "KEY" } }')
     settings += '[secrets]\nKEY = { env = "UPSTREAM_TEST_KEY" }\n'
@@ -94,7 +94,7 @@ async def test_its_tools_are_called_like_any_other_once_a_person_has_approved_th
             session = await kernel.session()
             before = await session.call("t_echo", {"text": "x"})
             assert before.error_kind == "unavailable" and "the user has not approved" in str(before.error_text)
-            await approve_tools(kernel, "t")
+            await approve_server_tools(kernel, "t")
             result = await session.call("t_echo", {"text": "x"})
             assert text_of(result) == "x" and result.metadata["untrusted_source"] == "mcp server t"
             environment = json.loads(text_of(await session.call("t_environment", {})))
@@ -103,18 +103,16 @@ async def test_its_tools_are_called_like_any_other_once_a_person_has_approved_th
             assert "UPSTREAM_TEST_KEY" not in environment
 
 
-async def test_rules_name_its_tools_by_server_and_tool_and_nothing_else_is_allowed(tmp_path: Path) -> None:
+async def test_a_rule_for_one_tool_of_a_server_allows_no_other_tool(tmp_path: Path) -> None:
     server = StdioServerProgram(tmp_path, ["echo", "pid"])
     async with temporary_kernel(tmp_path, settings=server.settings_toml("t"), rules=["allow mcp:t:echo"]) as kernel:
-        await approve_tools(kernel, "t")
+        await approve_server_tools(kernel, "t")
         session = await kernel.session()
         assert text_of(await session.call("t_echo", {"text": "x"})) == "x"
         assert (await session.call("t_pid", {})).error_kind == "denied"
 
 
-async def test_it_reads_of_the_workspace_what_it_was_granted_and_nothing_of_the_state(
-    opened: Opens, tmp_path: Path
-) -> None:
+async def test_a_server_reads_only_its_granted_workspace_folders_and_no_state(opened: Opens, tmp_path: Path) -> None:
     for folder in ("ws/open", "ws/closed"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "file").write_text("here")
@@ -125,7 +123,7 @@ async def test_it_reads_of_the_workspace_what_it_was_granted_and_nothing_of_the_
             assert not (await session.call("t_look", {"path": str(hidden)})).ok
 
 
-async def test_what_it_makes_under_a_protected_name_fails_the_call_and_is_moved_away(
+async def test_a_protected_file_made_by_a_server_fails_the_call_and_is_moved_away(
     opened: Opens, tmp_path: Path
 ) -> None:
     async with opened(StdioServerProgram(tmp_path, ["put"]), 'write = ["."]') as (_, session, _u):
@@ -135,7 +133,7 @@ async def test_what_it_makes_under_a_protected_name_fails_the_call_and_is_moved_
         assert result.error_kind == "denied" and not hook.exists()
 
 
-async def test_what_it_makes_there_in_a_call_that_fails_or_between_two_calls_is_found_too(
+async def test_a_protected_file_made_in_a_failed_call_or_between_calls_is_also_found(
     opened: Opens, tmp_path: Path
 ) -> None:
     hooks, sign = tmp_path / "ws/sub/.git/hooks", tmp_path / "ws/sign"
@@ -156,12 +154,12 @@ async def test_what_it_makes_there_in_a_call_that_fails_or_between_two_calls_is_
         assert text_of(await session.call("t_put", {"path": str(tmp_path / "ws/plain.txt")})) == "put"
 
 
-async def test_the_first_list_comes_from_what_was_kept_and_each_server_is_started_on_its_first_use(
+async def test_tools_are_listed_from_the_cache_and_a_server_starts_on_first_use(
     tmp_path: Path,
 ) -> None:
     server = StdioServerProgram(tmp_path)
     async with temporary_kernel(tmp_path, settings=server.settings_toml("t"), rules=["allow mcp:t:*"]) as kernel:
-        await approve_tools(kernel, "t")
+        await approve_server_tools(kernel, "t")
     async with temporary_kernel(tmp_path, settings=server.settings_toml("t"), rules=["allow mcp:t:*"]) as kernel:
         upstream = kernel.components.upstreams["t"]
         entry = kernel.generation.resolve_tool_name("t_echo")
@@ -176,7 +174,7 @@ async def test_the_first_list_comes_from_what_was_kept_and_each_server_is_starte
         assert upstream.state == "connected"
 
 
-async def test_a_program_that_would_fetch_what_it_runs_is_refused_with_the_command_that_installs_it(
+async def test_a_program_that_would_download_its_code_is_refused_with_the_install_command(
     tmp_path: Path,
 ) -> None:
     settings = '[mcp.servers.t]\ncommand = "npx"\nargs = ["-y", "some-server"]\n'
@@ -189,7 +187,7 @@ async def test_a_program_that_would_fetch_what_it_runs_is_refused_with_the_comma
 
 
 @pytest.mark.proves("F-04")
-async def test_one_killed_in_the_middle_of_a_call_answers_with_the_reason_and_others_do_not_notice(
+async def test_a_server_killed_during_a_call_gives_the_reason_and_other_servers_are_unaffected(
     opened: Opens, tmp_path: Path
 ) -> None:
     other = StdioServerProgram(tmp_path / "other")
@@ -198,7 +196,7 @@ async def test_one_killed_in_the_middle_of_a_call_answers_with_the_reason_and_ot
         session,
         upstream,
     ):
-        await approve_tools(kernel, "other")
+        await approve_server_tools(kernel, "other")
         hanging = asyncio.create_task(session.call("t_hang", {}))
         await until((Path(kernel.components.store.folders.prepare_tool_home("mcp-t")) / "hanging").exists)
         beside = (await kernel.session()).call("other_echo", {"text": "fine"})
@@ -216,18 +214,20 @@ async def test_one_killed_in_the_middle_of_a_call_answers_with_the_reason_and_ot
 
 
 @pytest.mark.proves("F-04")
-async def test_after_each_attempt_that_fails_the_next_wait_is_kept(tmp_path: Path) -> None:
+async def test_each_failed_start_is_followed_by_the_next_retry_delay(tmp_path: Path) -> None:
     server = StdioServerProgram(tmp_path, dies_at_start=True)
     async with temporary_kernel(tmp_path, settings=server.settings_toml("t")) as kernel:
         upstream = kernel.components.upstreams["t"]
         upstream.backoff_s = (0.001, 0.002, 60)
         with pytest.raises(ToolError):
-            await upstream.get_listing()
+            await upstream.ensure_listing_known()
         await until(lambda: upstream.state == "waiting" and upstream.seconds_until_retry > 1)
         assert upstream.attempts == 3
 
 
-async def test_it_is_connected_again_by_its_owner_and_never_inside_a_call(opened: Opens, tmp_path: Path) -> None:
+async def test_a_disconnected_server_is_reconnected_in_the_background_and_never_by_a_call(
+    opened: Opens, tmp_path: Path
+) -> None:
     async with opened(StdioServerProgram(tmp_path, ["echo", "die"]), backoff_s=(0.01,)) as (_, session, upstream):
         ended = await session.call("t_die", {"code": 7})
         assert ended.error_kind == "interrupted" and "exit code 7" in str(ended.error_text)
@@ -236,7 +236,7 @@ async def test_it_is_connected_again_by_its_owner_and_never_inside_a_call(opened
         assert upstream.attempts == 2
 
 
-async def test_a_slow_tool_is_no_dead_server(opened: Opens, tmp_path: Path) -> None:
+async def test_a_slow_tool_times_out_without_disconnecting_its_server(opened: Opens, tmp_path: Path) -> None:
     server = StdioServerProgram(tmp_path, ["echo", "hang"])
     async with opened(server, "timeout_ms = 300") as (kernel, session, upstream):
         result = await session.call("t_hang", {})
@@ -247,7 +247,7 @@ async def test_a_slow_tool_is_no_dead_server(opened: Opens, tmp_path: Path) -> N
         assert upstream.attempts == 1
 
 
-async def test_a_script_that_its_sandbox_does_not_show_is_named_with_what_would_show_it(tmp_path: Path) -> None:
+async def test_a_script_hidden_by_its_sandbox_is_named_with_the_setting_that_shows_it(tmp_path: Path) -> None:
     (inside := tmp_path / "ws").mkdir()
     scripts = [tmp_path / "server.py", inside / "server.py"]
     for script in scripts:
@@ -264,7 +264,7 @@ async def test_a_script_that_its_sandbox_does_not_show_is_named_with_what_would_
     assert "read of [mcp.servers.s1]" in within and "folders" not in within
 
 
-async def test_one_that_never_says_anything_or_ends_at_once_is_unavailable_with_the_reason(tmp_path: Path) -> None:
+async def test_a_silent_or_failing_server_is_unavailable_with_the_reason(tmp_path: Path) -> None:
     mute, broken = (
         StdioServerProgram(tmp_path / "mute", mute=True),
         StdioServerProgram(tmp_path / "broken", dies_at_start=True),
@@ -277,7 +277,7 @@ async def test_one_that_never_says_anything_or_ends_at_once_is_unavailable_with_
         assert "exit code 3" in states["broken"].reason and "my configuration" in states["broken"].reason
 
 
-async def test_a_tool_of_a_server_that_nobody_has_reached_yet_is_told_of_with_where_that_stands(tmp_path: Path) -> None:
+async def test_an_unknown_tool_error_reports_the_state_of_an_unreached_server(tmp_path: Path) -> None:
     mute, broken = (
         StdioServerProgram(tmp_path / "mute", mute=True),
         StdioServerProgram(tmp_path / "broken", dies_at_start=True),
@@ -314,9 +314,7 @@ async def test_a_tool_of_a_server_that_nobody_has_reached_yet_is_told_of_with_wh
             await kernel.explain_call("git_log", {})
 
 
-async def test_answers_of_fifty_megabytes_are_not_kept_and_the_connection_goes_on(
-    opened: Opens, tmp_path: Path
-) -> None:
+async def test_an_oversized_result_is_refused_and_the_connection_stays_open(opened: Opens, tmp_path: Path) -> None:
     async with opened(StdioServerProgram(tmp_path, ["echo", "huge"])) as (_, session, upstream):
         huge, small = await asyncio.gather(
             session.call("t_huge", {"bytes": 50 * 2**20}), session.call("t_echo", {"text": "beside"})
@@ -325,9 +323,7 @@ async def test_answers_of_fifty_megabytes_are_not_kept_and_the_connection_goes_o
         assert text_of(small) == "beside" and upstream.attempts == 1
 
 
-async def test_garbage_floods_and_answers_that_nobody_asked_for_harm_only_the_call_they_belong_to(
-    opened: Opens, tmp_path: Path
-) -> None:
+async def test_garbage_floods_and_unrequested_replies_affect_only_their_call(opened: Opens, tmp_path: Path) -> None:
     tools = ["echo", "garbage", "flood", "chatter", "answers_twice"]
     async with opened(StdioServerProgram(tmp_path, tools)) as (_, session, upstream):
         result = await session.call("t_garbage", {})
@@ -340,7 +336,7 @@ async def test_garbage_floods_and_answers_that_nobody_asked_for_harm_only_the_ca
 
 
 @pytest.mark.proves("R-12")
-async def test_a_description_that_changes_after_it_was_approved_turns_the_tool_off(
+async def test_a_tool_whose_description_changes_after_approval_becomes_unavailable(
     opened: Opens, tmp_path: Path
 ) -> None:
     server = StdioServerProgram(tmp_path, ["echo", "chatter"])
@@ -359,19 +355,19 @@ async def test_a_description_that_changes_after_it_was_approved_turns_the_tool_o
         assert result.error_kind == "unavailable"
 
 
-async def test_a_definition_that_changed_while_nobody_was_connected_is_not_called_by_the_old_one(
+async def test_a_tool_whose_definition_changed_while_disconnected_is_not_called(
     tmp_path: Path,
 ) -> None:
     server = StdioServerProgram(tmp_path)
     async with temporary_kernel(tmp_path, settings=server.settings_toml("t"), rules=["allow mcp:t:*"]) as kernel:
-        await approve_tools(kernel, "t")
+        await approve_server_tools(kernel, "t")
     server.set_plan([make_tool_entry("echo", "Something else altogether.")])
     async with temporary_kernel(tmp_path, settings=server.settings_toml("t"), rules=["allow mcp:t:*"]) as kernel:
         result = await (await kernel.session()).call("t_echo", {"text": "x"})
         assert result.error_kind == "conflict" and "has changed its definition" in str(result.error_text)
 
 
-async def test_progress_and_logs_reach_the_face_of_the_call(opened: Opens, tmp_path: Path) -> None:
+async def test_progress_and_log_messages_of_a_server_reach_the_event_watchers(opened: Opens, tmp_path: Path) -> None:
     async with opened(StdioServerProgram(tmp_path, ["steps"])) as (_, session, _u):
         told: list[Event] = []
         session.watch_events(told.append)
@@ -386,7 +382,7 @@ async def test_progress_and_logs_reach_the_face_of_the_call(opened: Opens, tmp_p
 FORM = {"message": "Who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}}
 
 
-async def test_what_it_asks_of_the_client_is_passed_on_only_where_it_was_granted(opened: Opens, tmp_path: Path) -> None:
+async def test_a_request_of_a_server_reaches_the_client_only_when_granted(opened: Opens, tmp_path: Path) -> None:
     peer = ScriptedClient([{"it": {"action": "accept", "content": {"name": "Ada"}}}])
     asks = {"method": "elicitation/create", "params": FORM}
     async with opened(StdioServerProgram(tmp_path, ["ask"]), "elicitation = true", client=peer) as (_, session, _u):
@@ -398,7 +394,7 @@ async def test_what_it_asks_of_the_client_is_passed_on_only_where_it_was_granted
         assert refused["code"] == -32601 and "not granted" in refused["message"]
 
 
-async def test_a_request_of_it_that_could_be_for_either_of_two_calls_is_refused(opened: Opens, tmp_path: Path) -> None:
+async def test_a_server_request_that_could_belong_to_two_calls_is_refused(opened: Opens, tmp_path: Path) -> None:
     peer = ScriptedClient([])
     server = StdioServerProgram(tmp_path, ["ask", "hang"])
     async with opened(server, "elicitation = true", client=peer) as (kernel, session, _):
@@ -410,7 +406,7 @@ async def test_a_request_of_it_that_could_be_for_either_of_two_calls_is_refused(
         hanging.cancel()
 
 
-async def test_what_it_offers_beside_tools_is_read_prompted_completed_and_watched(
+async def test_resources_prompts_completions_and_subscriptions_of_a_server_are_usable(
     opened: Opens, tmp_path: Path
 ) -> None:
     offered = {
@@ -441,36 +437,36 @@ async def test_what_it_offers_beside_tools_is_read_prompted_completed_and_watche
         assert upstream.attempts == 1
 
 
-async def test_connecting_and_disconnecting_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_connecting_and_disconnecting_a_server_leaves_no_files_or_tasks_behind(tmp_path: Path) -> None:
     server = StdioServerProgram(tmp_path)
     async with temporary_kernel(tmp_path, rules=["allow mcp:t:*"]) as kernel:
         session = await kernel.session()
 
         async def cycle() -> None:
-            async with kernel.mcp_servers.connect("t", **server.connect_arguments()) as connected:
+            async with kernel.mcp_servers.connect("t", **server.make_connect_arguments()) as connected:
                 await connected.approve_tool_definitions()
                 assert text_of(await session.call("t_echo", {"text": "x"})) == "x"
 
         for _ in range(2):  # with the second call there is the journal, too
             await cycle()
-        await wait_until_all_dismantled()
+        await wait_until_sandboxes_dismantled()
         files, tasks = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
         for _ in range(8):
             await cycle()
-        await wait_until_all_dismantled()
+        await wait_until_sandboxes_dismantled()
         assert len(os.listdir("/proc/self/fd")) <= files and len(asyncio.all_tasks()) <= tasks
         assert kernel.mcp_servers.server_statuses == [] and kernel.generation.resolve_tool_name("t_echo") is None
 
 
-async def test_a_server_that_nobody_was_connected_to_is_asked_what_it_has_before_it_is_reviewed(tmp_path: Path) -> None:
+async def test_a_server_can_be_listed_for_review_before_its_first_connection(tmp_path: Path) -> None:
     server = StdioServerProgram(tmp_path, ["echo", "pid"])
     file = tmp_path / "config" / "handrail.toml"
     file.parent.mkdir()
     (tmp_path / "ws").mkdir()
     file.write_text(server.settings_toml("t"))
     folders = locate_folders(tmp_path / "ws", tmp_path / "state")
-    assert await store_server_listing(config.load_configuration(file), folders, "t") == 2
-    assert await store_server_listing(config.load_configuration(file), folders, "other") is None
+    assert await fetch_and_store_tool_list(config.load_configuration(file), folders, "t") == 2
+    assert await fetch_and_store_tool_list(config.load_configuration(file), folders, "other") is None
     async with temporary_kernel(tmp_path, settings=server.settings_toml("t")) as kernel:
         assert kernel.components.upstreams["t"].state == "idle"
         entry = kernel.generation.resolve_tool_name("t_pid")

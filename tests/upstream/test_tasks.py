@@ -124,7 +124,7 @@ async def opened(
 WORKING = {"status": "working", "statusMessage": "half way"}
 
 
-async def test_a_task_is_looked_at_until_it_has_a_result(tmp_path: Path) -> None:
+async def test_a_task_is_polled_until_it_has_a_result(tmp_path: Path) -> None:
     tasking = Tasking("modern", WORKING, {"status": "completed", "result": content("found it")})
     async with opened(tmp_path, tasking) as (session, _):
         told: list[object] = []
@@ -139,7 +139,7 @@ async def test_a_task_is_looked_at_until_it_has_a_result(tmp_path: Path) -> None
     assert not tasking.of("tasks/cancel"), "one that has ended is not stopped"
 
 
-async def test_what_a_task_asks_goes_to_the_client_once_where_it_is_granted(tmp_path: Path) -> None:
+async def test_a_request_of_a_task_reaches_the_client_once_when_granted(tmp_path: Path) -> None:
     form: dict[str, Any] = {"method": "elicitation/create", "params": {"message": "Who?", "requestedSchema": NAME}}
     asks: dict[str, Any] = {"status": "input_required", "inputRequests": {"who": form}}
     tasking = Tasking("modern", asks, asks, {"status": "completed", "result": content("thanks")})
@@ -151,7 +151,7 @@ async def test_what_a_task_asks_goes_to_the_client_once_where_it_is_granted(tmp_
         assert update.body["params"]["inputResponses"] == {"who": answer}
 
 
-async def test_a_task_that_its_server_tells_of_is_looked_at_seldom(tmp_path: Path) -> None:
+async def test_a_task_completes_through_the_notifications_of_its_server(tmp_path: Path) -> None:
     form: dict[str, Any] = {"method": "elicitation/create", "params": {"message": "Who?", "requestedSchema": NAME}}
     asks: dict[str, Any] = {"status": "input_required", "inputRequests": {"who": form}}
     tasking = Tasking("modern", WORKING)  # whoever only looked at it would look for ever
@@ -167,7 +167,7 @@ async def test_a_task_that_its_server_tells_of_is_looked_at_seldom(tmp_path: Pat
     assert listen.body["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"]["extensions"] == {TASKS: {}}
 
 
-async def test_what_it_may_not_ask_ends_the_call_and_stops_the_task(tmp_path: Path) -> None:
+async def test_a_request_that_is_not_granted_ends_the_call_and_stops_the_task(tmp_path: Path) -> None:
     tasking = Tasking("modern", {"status": "input_required", "inputRequests": {"who": {"method": "roots/list"}}})
     async with opened(tmp_path, tasking) as (session, _):
         result = await session.call("h_slow", {})
@@ -184,7 +184,9 @@ async def test_what_it_may_not_ask_ends_the_call_and_stops_the_task(tmp_path: Pa
         ({"status": "completed", "result": {**content("bad"), "isError": True}}, "failed", "bad"),
     ],
 )
-async def test_a_task_without_a_result_says_why(tmp_path: Path, state: dict[str, Any], kind: str, words: str) -> None:
+async def test_a_task_without_a_result_fails_with_the_reason(
+    tmp_path: Path, state: dict[str, Any], kind: str, words: str
+) -> None:
     async with opened(tmp_path, Tasking("modern", state)) as (session, _):
         result = await session.call("h_slow", {})
         assert (result.error_kind, words in str(result.error_text)) == (kind, True)
@@ -192,7 +194,7 @@ async def test_a_task_without_a_result_says_why(tmp_path: Path, state: dict[str,
 
 @pytest.mark.proves("X-08")
 @pytest.mark.parametrize("era", ["modern", "legacy"])
-async def test_a_call_that_is_stopped_stops_its_task(tmp_path: Path, era: str) -> None:
+async def test_a_cancelled_call_cancels_its_task(tmp_path: Path, era: str) -> None:
     tasking = Tasking(era, *([WORKING] if era == "modern" else []))
     async with opened(tmp_path, tasking) as (session, _):
         calling = asyncio.create_task(session.call("h_slow", {}))
@@ -204,7 +206,7 @@ async def test_a_call_that_is_stopped_stops_its_task(tmp_path: Path, era: str) -
         assert stop.body["params"]["taskId"] == "t-1"
 
 
-async def test_in_the_older_era_a_tool_that_is_a_task_is_called_as_one(tmp_path: Path) -> None:
+async def test_a_task_tool_of_the_older_protocol_is_called_as_a_task(tmp_path: Path) -> None:
     tasking = Tasking("legacy", content("found it"))
     async with opened(tmp_path, tasking) as (session, _):
         assert (await session.call("h_slow", {})).data == "found it"

@@ -37,8 +37,8 @@ from handrail.agent.model_protocol import (
     TextDelta,
     get_model_origin,
 )
-from handrail.agent.refusal_recovery import RefusalRecovery
-from handrail.agent.reply_assembly import ModelReply, ReplyAssembly
+from handrail.agent.rejected_request_recovery import RejectedRequestRecovery
+from handrail.agent.reply_assembly import ModelReply, ReplyAssembler
 from handrail.agent.reply_stream import EventHandler, RetryDelayed, RetryPolicy
 from handrail.agent.run_budget import Budget, RunUsage, estimate_tokens
 from handrail.agent.run_events import (
@@ -59,7 +59,7 @@ from handrail.agent.run_events import (
 from handrail.agent.subagents import ROLE, MakeUsage, OpenModel, SubagentDispatcher
 from handrail.agent.system_prompt import build_system_prompt, read_project_instructions
 from handrail.catalog.provider_dialects import format_provider_tool, get_provider_tool_name_in_replies
-from handrail.catalog.schema_adapter import find_tools_with_renames
+from handrail.catalog.schema_adapter import find_schemas_with_renamed_properties
 from handrail.contract.agent_manifest import AgentManifest
 from handrail.contract.calls_and_results import CallAnswer, ProposedCall, Result
 from handrail.contract.errors import HandrailError, LogUnavailable, UsageError
@@ -95,7 +95,7 @@ async def deliver_notifications(
     pending = () if notices is None else await notices.list_pending()
     new = select_notification_batch(notice for notice in pending if notice.id not in conversation.delivered_ids)
     if new:
-        conversation.add_notifications(format_notifications(new), [notice.id for notice in new])
+        conversation.add_notification_message(format_notifications(new), [notice.id for notice in new])
         await conversation.store_new_messages()
     if notices is not None and pending:
         await notices.mark_delivered([notice.id for notice in pending if notice.id in conversation.delivered_ids])
@@ -119,7 +119,7 @@ def format_notifications(notices: Sequence[Notification]) -> str:
     return "\n".join((_INTRO, *(neutralise_text(_notification_line(notice)) for notice in notices)))
 
 
-def is_about_started_work(notices: Iterable[Notification]) -> bool:
+def are_all_finished_work_notices(notices: Iterable[Notification]) -> bool:
     """Return whether a notification reports the end of work that an earlier turn started.
 
     A run for other notifications, from triggers or other agents, is headless.
@@ -264,12 +264,12 @@ class Agent:
             session.history, repeat_reads=self.budget.repeat_reads, origin=get_model_origin(model)
         )
         self._compactor = ConversationCompactor(self._conversation, session.history, model, self._retry, self.budget)
-        self._recovery = RefusalRecovery(self._conversation, self._compactor, model)
+        self._recovery = RejectedRequestRecovery(self._conversation, self._compactor, model)
         self._provider_tools = AgentProviderTools(model, session.history)
         self._make_usage = make_usage
         self._models = models
         self.subagents = SubagentDispatcher(
-            session, model, self.get_usage_of_call, self._run_subagent, self.compact_for_call, models
+            session, model, self.get_run_usage_of_call, self._run_subagent, self.compact_or_schedule_compaction, models
         )
         session.set_subagent_runner(self.subagents)
         self._run: AgentRunState | None = None
@@ -305,16 +305,16 @@ class Agent:
         :raises UsageError: if the agent does not serve
         """
         if self._serve_loop is None:
-            raise UsageError("This agent does not serve. Pass the task to run(), or start serve() first.")
+            raise UsageError("This agent is not serving. Call serve() first, or pass the task to run().")
         self._serve_loop.queue_user_message(text)
 
     def stop(self, reason: StopReason = "user") -> None:
         """Stop the current run as :meth:`cancel` does, and end :meth:`serve`."""
         (self.cancel if self._serve_loop is None else self._serve_loop.stop_serving)(reason)
 
-    def get_usage_of_call(self, call_id: str) -> RunUsage | None:
+    def get_run_usage_of_call(self, call_id: str) -> RunUsage | None:
         """Return the usage of the run to which a call belongs, or None. The run may have ended."""
-        return self._usages if self._run is not None or self._usages.has_call(call_id) else None
+        return self._usages if self._run is not None or self._usages.includes_call(call_id) else None
 
     def cancel(self, reason: StopReason = "user") -> None:
         """Stop the current run: reading ends, calls in flight are stopped, and all calls are answered.
@@ -348,11 +348,11 @@ class Agent:
             await self._conversation.load_stored_messages()
             if self._conversation.open_exchange is not None:
                 raise UsageError("Calls of the last run have no answer. Continue with run(None) first, then compact.")
-            return await self._compactor.compact_now(run)
+            return await self._compactor.compact_between_runs(run)
         finally:
             self._run = None
 
-    async def compact_for_call(self) -> Result:
+    async def compact_or_schedule_compaction(self) -> Result:
         """Compact the conversation for a call of the session."""
         if self._run is None:
             made = await self.compact()
@@ -388,6 +388,7 @@ class Agent:
             raise UsageError("This agent is running a task. Wait for it, or use a separate agent for each task.")
         spent = self._usages = self._make_usage(self.budget, asyncio.get_running_loop().time())
         run = self._run = AgentRunState(spent)
+        unwatch = self.session.watch_stop(self.cancel)
         try:
             await self._conversation.load_stored_messages()
             async with aclosing(self._answer_open_calls(run)) as settled:
@@ -416,6 +417,7 @@ class Agent:
         finally:
             if run.waiting is not None:
                 run.waiting.cancel()
+            unwatch()
             self._run = None
 
     async def _answer_open_calls(self, run: AgentRunState) -> AsyncGenerator[AgentEvent, None]:
@@ -423,7 +425,7 @@ class Agent:
         open_exchange = self._conversation.open_exchange
         if open_exchange is None:
             return
-        missing = [] if run.stopped is not None else open_exchange.missing_calls
+        missing = [] if run.stopped is not None else open_exchange.unanswered_calls
         if missing:
             recalled = self.session.recover_results([known_as for _, _, known_as in missing])
             positions = [position for position, _, _ in missing]
@@ -434,7 +436,7 @@ class Agent:
                 yield CallAnswered(position, ProposedCall(part.name, part.arguments), answer)
         run.end_if_awaiting_approval()
         if run.stopped is not None and self._conversation.open_exchange is not None:
-            run.end_run("cancelled", run.stop_text())
+            run.end_run("cancelled", run.format_stop_text())
 
     async def _add_task(self, run: AgentRunState, task: RunTask) -> Sequence[AgentEvent]:
         if task is not None:
@@ -448,7 +450,7 @@ class Agent:
         ended = not self._conversation.is_awaiting_answer
         if ended and not pending:
             raise UsageError("The last run ended with an answer, so nothing is left to continue. Pass a task.")
-        headless = self._conversation.is_unattended or (ended and not is_about_started_work(pending))
+        headless = self._conversation.is_unattended or (ended and not are_all_finished_work_notices(pending))
         if ended or self._conversation.carried:  # a run that a trigger started stays headless, in a new process too
             await self._start_interaction(run, "", headless=headless)
         return ()
@@ -490,7 +492,7 @@ class Agent:
         if not coming.result() or self.session.notifications is None:
             return False
         run.end_reason = None
-        if not is_about_started_work(await self.session.notifications.list_pending()):
+        if not are_all_finished_work_notices(await self.session.notifications.list_pending()):
             await self._start_interaction(run, "", headless=True)
         return run.end_reason is None
 
@@ -498,13 +500,13 @@ class Agent:
         """Send one request, run its calls and collect their answers, or decide that the run ends."""
         if run.deadline is not None and asyncio.get_running_loop().time() >= run.deadline:
             self._stop(run, "budget")
-        if run.has_budget_for_request():
+        if run.check_budget_or_end_run():
             if not run.paused:
                 for delivered in await self._deliver_notifications(run):
                     yield delivered
-            if self._project is None and self._workspace is not None and run.has_budget_for_request():
+            if self._project is None and self._workspace is not None and run.check_budget_or_end_run():
                 self._project = await read_project_instructions(self.session, self._workspace)
-        if run.has_budget_for_request(taking=True):
+        if run.check_budget_or_end_run(taking=True):
             try:
                 turn = self.session.start_turn()
             except UsageError as closed:  # the session was stopped or suspended
@@ -512,24 +514,24 @@ class Agent:
                 return
             run.usage.turn_numbers.add(turn.number)
             specs = turn.tool_specs
-            views = [spec.llm_view() for spec in specs]
+            views = [spec.build_llm_view() for spec in specs]
             for unavailable in self._provider_tools.choose_request_tools(
                 turn.provider_tools, (view["name"] for view in views)
             ):
                 yield unavailable
             await self._load_pictures()
             request = self._make_request(turn, specs, views)
-            assembly = ReplyAssembly(find_tools_with_renames(request.tools, self.model.dialect))
+            assembly = ReplyAssembler(find_schemas_with_renamed_properties(request.tools, self.model.dialect))
             dispatch = run.dispatch = ReplyCallDispatcher(
                 turn,
                 self.session.id,
                 self._conversation,
                 assembly,
                 run.count_and_check_call,
-                run.may_exceed_token_budget,
+                run.may_have_exhausted_tokens,
             )
             run.reading, answered = assembly, False
-            run.request_tokens = estimate_tokens(len(request.system) + self._conversation.approximate_length)
+            run.request_tokens = estimate_tokens(len(request.system) + self._conversation.approximate_character_count)
             yield TurnStarted(run.usage.turns)
             try:
                 reading = stream_reply_events(
@@ -543,7 +545,7 @@ class Agent:
                 reply = assembly.get_reply_so_far(
                     None if assembly.reason and run.error is None else run.explain_cut_reply()
                 )
-                run.count_reply(reply)
+                run.count_reply_tokens(reply)
                 run.text = reply.text
                 run.cuts = 0 if run.error is None else run.cuts + 1
                 if run.error is not None:
@@ -555,7 +557,9 @@ class Agent:
                     if not again and recovered is None:
                         run.end_run("failed", str(run.error))
                 elif run.stopped is None:
-                    self._recovery.confirm_success(0 if reply.usage is None else reply.usage.input_tokens, request)
+                    self._recovery.commit_accepted_reduction(
+                        0 if reply.usage is None else reply.usage.input_tokens, request
+                    )
                 if reply.calls or run.error is None:
                     for position, call in dispatch.start_remaining_calls(reply):
                         yield CallProposed(position, call)
@@ -591,15 +595,15 @@ class Agent:
 
     async def _load_pictures(self) -> None:
         with contextlib.suppress(HandrailError):  # results without their images are still results
-            await self._conversation.load_new_pictures()
+            await self._conversation.load_latest_result_pictures()
 
     def _ask_after_empty_reply(self, run: AgentRunState) -> None:
         if not run.paused:
-            self._conversation.add_notifications(EMPTY_REPLY, ())
+            self._conversation.add_notification_message(EMPTY_REPLY, ())
 
     async def _record_usage(self, run: AgentRunState, turn: int, reply: ModelReply) -> None:
         """Record what the request of a turn used. A log that takes no records ends no run."""
-        used = run.describe_usage(self.model, reply, turn=turn)
+        used = run.build_usage_record(self.model, reply, turn=turn)
         if used is not None and self.session.history is not None:
             with contextlib.suppress(HandrailError):
                 await self.session.history.record_turn(used)
@@ -626,10 +630,10 @@ class Agent:
                 project=self._project or "",
                 instructions=self._instructions,
             )
-        messages = self._recovery.make_messages()
+        messages = self._recovery.build_request_messages()
         return ModelRequest(self._system, messages, views, self._max_output_tokens, self._provider_tools.forms)
 
-    def _make_event_handler(self, assembly: ReplyAssembly, dispatch: ReplyCallDispatcher) -> EventHandler[AgentEvent]:
+    def _make_event_handler(self, assembly: ReplyAssembler, dispatch: ReplyCallDispatcher) -> EventHandler[AgentEvent]:
         async def heed(event: BlockEvent | RetryDelayed) -> Sequence[AgentEvent]:
             if isinstance(event, RetryDelayed):
                 return (event,)
@@ -654,7 +658,7 @@ class Agent:
             await self._save(run)
             return []
         answers = await self._wait_for_calls(
-            run, dispatch.collect_answers(), partial(self._add_answers, run, range(len(dispatch.calls)))
+            run, dispatch.wait_and_collect_answers(), partial(self._add_answers, run, range(len(dispatch.calls)))
         )
         await self._save(run)
         return answers
@@ -667,12 +671,12 @@ class Agent:
             if (asked := a.result.metadata.get("awaiting_approval"))
         }
         run.awaiting_approval += map(str, waiting.values())
-        self._conversation.add_answers({n: a for n, a in zip(positions, answers, strict=True) if n not in waiting})
+        self._conversation.add_call_answers({n: a for n, a in zip(positions, answers, strict=True) if n not in waiting})
 
     async def _abandon_reply(self, run: AgentRunState, dispatch: ReplyCallDispatcher) -> None:
         """Stop, record and answer the started calls, because no reader takes the run's events."""
         self._stop(run, "user")
-        dispatch.answer_stored_calls()
+        dispatch.start_stored_calls()
         await self._collect_answers(run, dispatch)
 
     async def _wait_for_calls(self, run: AgentRunState, calls: Awaitable[T], then: Callable[[T], None]) -> T:

@@ -20,7 +20,7 @@ from handrail.agent.model_protocol import (
     TokenUsage,
     UserMessage,
 )
-from handrail.agent.reply_assembly import ModelReply, ReplyAssembly, ReplyTooLong
+from handrail.agent.reply_assembly import ModelReply, ReplyAssembler, ReplyTooLong
 from handrail.agent.reply_stream import (
     EventHandler,
     ReplyDeadlineExceeded,
@@ -57,7 +57,7 @@ class ReplyCallDispatcher:
         turn: Turn,
         session_id: str,
         conversation: Conversation,
-        assembly: ReplyAssembly,
+        assembly: ReplyAssembler,
         admit: Callable[[ProposedCall], ProposedCall],
         may_be_over: Callable[[], bool],
     ) -> None:
@@ -81,24 +81,24 @@ class ReplyCallDispatcher:
     def start_ready_calls(self) -> Sequence[tuple[int, ProposedCall]]:
         """Start the calls that can start before the reply ends, and return them with their positions."""
         first = len(self.calls)
-        until = self._assembly.find_startable_end(first)
-        if until == first and (coming := self._assembly.predict_reply_until(first)) is not None:
+        until = self._assembly.find_startable_call_end(first)
+        if until == first and (coming := self._assembly.predict_reply_until_call(first)) is not None:
             self._turn.prepare_likely_call(coming.calls[first])
-            self._conversation.precompute_reply(*self._make_proposal(coming))
+            self._conversation.prepare_reply_draft(*self._make_proposal(coming))
         if until == first or self._weight > MAX_KEPT_AGAIN or self._may_exceed_budget():
             return ()
-        return self._start_calls(self._assembly.get_reply_until(until))
+        return self._start_calls(self._assembly.get_reply_until_call(until))
 
     def start_remaining_calls(self, reply: ModelReply) -> Sequence[tuple[int, ProposedCall]]:
         """Start the remaining calls of the complete reply. Faulty calls are recorded and answered too."""
         return self._start_calls(reply)
 
-    def answer_stored_calls(self) -> None:
+    def start_stored_calls(self) -> None:
         """Answer the calls that are stored, because the reply is no longer read. Other calls are dropped."""
         if self._stored_count:
-            self._start_calls(self._assembly.get_reply_until(self._stored_count))
+            self._start_calls(self._assembly.get_reply_until_call(self._stored_count))
 
-    async def collect_answers(self) -> list[CallAnswer]:
+    async def wait_and_collect_answers(self) -> list[CallAnswer]:
         """Wait for the answers to all started calls, and return them in call order."""
         if self._answers:
             await asyncio.wait(self._answers)
@@ -110,7 +110,7 @@ class ReplyCallDispatcher:
         self._conversation.add_reply(reply, ids)
         self._stored_count = max(self._stored_count, len(reply.calls))
         self._weight += self._assembly.reply_length_units
-        self._conversation.queue_new_messages()
+        self._conversation.queue_messages_for_storage()
         for proposed in reply.calls[first:]:
             call = self._admit(proposed)
             self.calls.append(call)
@@ -145,7 +145,7 @@ class AgentRunState(Struct):
     stream: ReplyStreamTask[AgentEvent] | None = None
     dispatch: ReplyCallDispatcher | None = None
     """The dispatcher of the last reply."""
-    reading: ReplyAssembly | None = None
+    reading: ReplyAssembler | None = None
     """A reply that is not counted yet."""
     request_tokens: int = 0
     """The estimated tokens of the current request."""
@@ -182,13 +182,13 @@ class AgentRunState(Struct):
         if self.end_reason is None:
             self.end_reason = (status, detail, budget)
 
-    def has_budget_for_request(self, *, taking: bool = False) -> bool:
+    def check_budget_or_end_run(self, *, taking: bool = False) -> bool:
         """Return whether a further request may be sent. If the budget has no room, the run ends.
 
         :param taking: whether to count a request, because it is sent now
         """
         if self.stopped is None and self.end_reason is None:
-            full = self.usage.count_turn_ahead() if taking else self.usage.find_exhausted_limit()
+            full = self.usage.reserve_turn_in_budget() if taking else self.usage.find_exhausted_limit()
             if full is not None:
                 self.end_run("budget", full[1], full[0])
         return self.stopped is None and self.end_reason is None
@@ -196,22 +196,22 @@ class AgentRunState(Struct):
     def end_with_stop_reason(self) -> None:
         """End the run with the reason of its stop."""
         budget: BudgetKind | None = "seconds" if self.stopped == "budget" else None
-        self.end_run("budget" if budget else "cancelled", self.stop_text(), budget)
+        self.end_run("budget" if budget else "cancelled", self.format_stop_text(), budget)
 
-    def stop_text(self) -> str:
+    def format_stop_text(self) -> str:
         assert self.stopped is not None
         return _STOP_TEXTS.get(self.stopped) or self.usage.explain_spent_time()
 
     def explain_cut_reply(self) -> str:
         """Return why the reply is incomplete, for the model. The text never contains operator details."""
-        return "The connection to the provider was lost." if self.stopped is None else self.stop_text()
+        return "The connection to the provider was lost." if self.stopped is None else self.format_stop_text()
 
-    def count_reply(self, reply: ModelReply) -> None:
+    def count_reply_tokens(self, reply: ModelReply) -> None:
         """Count the tokens of the request and its reply."""
         self.usage.count_tokens(self.request_tokens, reply)
         self.reading = None
 
-    def describe_usage(self, model: Model, reply: ModelReply, **about: Any) -> dict[str, Any] | None:
+    def build_usage_record(self, model: Model, reply: ModelReply, **about: Any) -> dict[str, Any] | None:
         """Return what a request used, for its record; None if nothing came back.
 
         :param about: the number of the turn, or the purpose of a request that is not a turn
@@ -231,7 +231,7 @@ class AgentRunState(Struct):
             usage_fields["first_token_ms"] = round((self.first_token_at - self.sent_at) * 1000)
         return usage_fields
 
-    def may_exceed_token_budget(self) -> bool:
+    def may_have_exhausted_tokens(self) -> bool:
         """Return whether the current reply may have used up the tokens. Its calls then wait for its end."""
         reading = self.reading
         if reading is None or not self.usage.has_token_limit:
@@ -243,7 +243,7 @@ class AgentRunState(Struct):
         usage = None if self.reading is None else self.reading.usage
         accepted_count = self.usage.count_proposed_calls(1)
         if self.stopped is not None:
-            return _with_fault(call, "limit" if self.stopped == "budget" else "cancelled", self.stop_text())
+            return _with_fault(call, "limit" if self.stopped == "budget" else "cancelled", self.format_stop_text())
         if self.storage_error is not None:
             return _with_fault(call, "unavailable", f"The conversation cannot be stored ({self.storage_error}).")
         if (why := self.usage.explain_spent_tokens(usage)) is not None:
@@ -322,7 +322,7 @@ def _with_fault(call: ProposedCall, kind: ErrorKind, why: str) -> ProposedCall:
 
 async def stream_reply_events(
     run: AgentRunState,
-    assembly: ReplyAssembly,
+    assembly: ReplyAssembler,
     model: Model,
     request: ModelRequest,
     retry: RetryPolicy,
@@ -342,7 +342,9 @@ async def stream_reply_events(
             async for event in events:
                 yield event
         if assembly.reason is None:
-            run.error = ReplyStreamCut("The reply ended without the provider's end marker.")
+            run.error = ReplyStreamCut(
+                "The reply ended without the provider's end marker. Resume the run to ask again."
+            )
     except ReplyTooLong as error:
         run.error = ReplyStreamCut(str(error))
     except ProviderError as error:

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from typing import cast
 
 from handrail.agent.agent_run import AgentRunState, stream_reply_events
-from handrail.agent.conversation import Conversation, HistoryChange
+from handrail.agent.conversation import Conversation, HistoryReduction
 from handrail.agent.model_protocol import (
     AssistantMessage,
     BlockEvent,
@@ -24,7 +24,7 @@ from handrail.agent.model_protocol import (
     ProviderToolResult,
     UserMessage,
 )
-from handrail.agent.reply_assembly import ReplyAssembly, ReplyTooLong
+from handrail.agent.reply_assembly import ReplyAssembler, ReplyTooLong
 from handrail.agent.reply_stream import RetryDelayed, RetryPolicy
 from handrail.agent.run_budget import CHARACTERS_PER_TOKEN, Budget, count_message_characters, estimate_tokens
 from handrail.agent.run_events import AgentEvent, ConversationCompacted
@@ -78,7 +78,7 @@ async def summarize_messages(
         raise ModelSummaryUnavailable(spent)
     asked = UserMessage(format_transcript(messages, tokens * CHARACTERS_PER_TOKEN))
     request = ModelRequest(_ASKED, (asked,), (), MOST_TOKENS)
-    assembly = ReplyAssembly()
+    assembly = ReplyAssembler()
 
     async def heed(event: BlockEvent | RetryDelayed) -> Sequence[AgentEvent]:
         if not isinstance(event, (RetryDelayed, ProviderToolResult)):
@@ -94,12 +94,12 @@ async def summarize_messages(
     error, run.error = run.error, None
     reply = assembly.get_reply_so_far(None if assembly.reason and error is None else run.explain_cut_reply())
     run.usage.count_tokens(estimate_tokens(len(request.system) + len(asked.text)), reply)
-    if history is not None and (used := run.describe_usage(model, reply, purpose="summary")) is not None:
+    if history is not None and (used := run.build_usage_record(model, reply, purpose="summary")) is not None:
         await history.record_turn(used)
     if error is not None:
         raise ModelSummaryUnavailable(str(error))
     if run.stopped is not None:
-        raise ModelSummaryUnavailable(run.stop_text())
+        raise ModelSummaryUnavailable(run.format_stop_text())
     text = reply.text.strip()
     if reply.calls or reply.reason not in ("end", "length") or not text:
         raise ModelSummaryUnavailable(
@@ -194,7 +194,7 @@ class ConversationCompactor:
         self._accepted: tuple[int, int] | None = None
         """The input tokens of the last accepted request, as its provider reported them, and its characters."""
 
-    def note_request(self, tokens: int, request: ModelRequest) -> None:
+    def record_accepted_request(self, tokens: int, request: ModelRequest) -> None:
         """Note an accepted request.
 
         :param tokens: the input tokens that the provider reported; 0 for none
@@ -202,7 +202,7 @@ class ConversationCompactor:
         if tokens > 0:
             self._accepted = tokens, len(request.system) + sum(map(count_message_characters, request.messages))
 
-    async def compact_after_refusal(
+    async def compact_after_rejected_request(
         self, run: AgentRunState, max_tokens: int | None, fixed: int
     ) -> tuple[ConversationCompacted, bool] | None:
         """Leave out older exchanges and the middle of long results, because the provider rejected the request as too long.
@@ -215,7 +215,7 @@ class ConversationCompactor:
         :raises HandrailError: if the change cannot be stored
         """
         messages = self._conversation.messages
-        before = self._conversation.approximate_length
+        before = self._conversation.approximate_character_count
         room = before * _KEEPS
         accepted = self._accepted
         if accepted is not None and accepted[1] + fixed > _MOST_CHARACTERS_PER_TOKEN * accepted[0]:
@@ -225,7 +225,7 @@ class ConversationCompactor:
             measured = CHARACTERS_PER_TOKEN if accepted is None else (accepted[1] + fixed) / accepted[0]
             whole = limit * min(max(measured, 1.0), CHARACTERS_PER_TOKEN) * _KEEPS
             room = min(room, max(whole - fixed, whole * _KEEPS_WHEN_ASKED))
-        first = find_first_kept_message(messages, int(room))
+        first = find_first_kept_index(messages, int(room))
         if first == 1 and _is_outline(messages[0]):
             first = 0
         kept = messages[first:]
@@ -249,7 +249,7 @@ class ConversationCompactor:
             len(messages) - first,
         )
 
-    async def compact_now(self, run: AgentRunState) -> ConversationCompacted:
+    async def compact_between_runs(self, run: AgentRunState) -> ConversationCompacted:
         """Compact between two runs. ``messages`` of the event is 0 if nothing can be left out.
 
         :raises UsageError: if the run was stopped
@@ -259,9 +259,9 @@ class ConversationCompactor:
         if (made := await self.compact_if_needed(run)) is not None:
             return made
         if run.stopped is not None:
-            raise UsageError(f"The conversation was not compacted: {run.stop_text()}")
+            raise UsageError(f"The conversation was not compacted: {run.format_stop_text()}")
         messages = self._conversation.messages
-        tokens = self._conversation.approximate_length // CHARACTERS_PER_TOKEN
+        tokens = self._conversation.approximate_character_count // CHARACTERS_PER_TOKEN
         return ConversationCompacted(0, tokens, tokens, kept_messages=len(messages), was_requested=True)
 
     async def compact_if_needed(self, run: AgentRunState) -> ConversationCompacted | None:
@@ -273,13 +273,13 @@ class ConversationCompactor:
         :raises HandrailError: if the change cannot be stored
         """
         asked, self._is_requested = self._is_requested, 0
-        tokens, before = self._budget.context, self._conversation.approximate_length
+        tokens, before = self._budget.context, self._conversation.approximate_character_count
         full = tokens is not None and before > tokens * CHARACTERS_PER_TOKEN
         if not full and not asked:
             return None
         messages = self._conversation.messages
         first = max(
-            asked, find_first_kept_message(messages, int((tokens or 0) * CHARACTERS_PER_TOKEN * _KEEPS)) if full else 0
+            asked, find_first_kept_index(messages, int((tokens or 0) * CHARACTERS_PER_TOKEN * _KEEPS)) if full else 0
         )
         if first <= 1:  # nothing to leave out, or only an outline, which would be replaced by an outline
             return None
@@ -300,7 +300,7 @@ class ConversationCompactor:
         :param tokens: the tokens of a request for a summary
         :param shortened: the number of results with more than ``most`` characters
         """
-        messages, before = self._conversation.messages, self._conversation.approximate_length
+        messages, before = self._conversation.messages, self._conversation.approximate_character_count
         left_out, summary, why = messages[:first], None, ""
         if first and self._budget.compaction == "summary":
             try:
@@ -311,12 +311,12 @@ class ConversationCompactor:
                     return None
                 why = str(none)
         if first:
-            text = make_conversation_outline(left_out) if summary is None else make_summary_message(left_out, summary)
+            text = make_conversation_outline(left_out) if summary is None else format_summary_message(left_out, summary)
             self._conversation.replace_older_messages(first, text)
         if shortened:
-            change = HistoryChange(self._conversation.get_position(len(messages)), most_characters=most)
-            self._conversation.change_history(change)
-        after = self._conversation.approximate_length
+            change = HistoryReduction(self._conversation.get_stored_position(len(messages)), most_characters=most)
+            self._conversation.reduce_rejected_history(change)
+        after = self._conversation.approximate_character_count
         made = ConversationCompacted(
             first,
             before // CHARACTERS_PER_TOKEN,
@@ -334,13 +334,13 @@ class ConversationCompactor:
 
     def _find_first_kept_on_request(self, messages: Sequence[Message]) -> int:
         """Return the position of the first message to keep on request, or 0 if nothing can be left out."""
-        there = self._conversation.approximate_length
+        there = self._conversation.approximate_character_count
         most = there if self._budget.context is None else min(there, self._budget.context * CHARACTERS_PER_TOKEN)
-        first = find_first_kept_message(messages, int(most * _KEEPS_WHEN_ASKED))
+        first = find_first_kept_index(messages, int(most * _KEEPS_WHEN_ASKED))
         return first if first > 1 else 0
 
 
-def find_first_kept_message(messages: Sequence[Message], max_characters: int) -> int:
+def find_first_kept_index(messages: Sequence[Message], max_characters: int) -> int:
     """Return the position of the first message to keep.
 
     Kept messages have at most ``max_characters`` characters, but always include the last exchange. Answers stay with their calls.
@@ -399,7 +399,7 @@ def make_conversation_outline(messages: Sequence[Message]) -> str:
     return "\n".join((f"{INTRO} Outline:", *head, *reversed(kept)))
 
 
-def make_summary_message(messages: Sequence[Message], summary: str) -> str:
+def format_summary_message(messages: Sequence[Message], summary: str) -> str:
     """Return a model's summary of ``messages``, below the parts that are preserved unchanged.
 
     These are the first task, the last todo list and the paths of full outputs.

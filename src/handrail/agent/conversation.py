@@ -27,10 +27,10 @@ from handrail.agent.model_protocol import (
     TextPart,
     UserMessage,
     UserPicture,
-    load_result_pictures,
-    load_stored_pictures,
+    load_pictures_into_messages,
+    load_pictures_into_result,
 )
-from handrail.agent.reply_assembly import HistoryCallIds, ModelReply, make_history_call, repair_surrogates
+from handrail.agent.reply_assembly import HistoryCallIdAllocator, ModelReply, make_history_call, repair_surrogates
 from handrail.agent.run_budget import count_message_characters
 from handrail.contract.calls_and_results import CallAnswer, Result
 from handrail.contract.result_conversions import list_artifact_media_types
@@ -79,12 +79,12 @@ class UnansweredExchange(Struct):
     results: dict[str, CallResult] = field(default_factory=dict[str, CallResult])
 
     @property
-    def missing_calls(self) -> list[tuple[int, HistoryCallPart, str]]:
+    def unanswered_calls(self) -> list[tuple[int, HistoryCallPart, str]]:
         """The position, call and kernel id of each call without an answer."""
         calls = zip(self.message.calls, self.call_ids, strict=True)
         return [(n, part, call_id) for n, (part, call_id) in enumerate(calls) if part.wire_id not in self.results]
 
-    def list_answers_in_call_order(self, otherwise: str = LOST) -> CallResultsMessage:
+    def build_call_results_message(self, otherwise: str = LOST) -> CallResultsMessage:
         """Return the answers in call order.
 
         :param otherwise: the text for calls without an answer
@@ -111,7 +111,7 @@ class RestoredConversation(Struct, frozen=True):
 
     messages: list[Message]
     open: UnansweredExchange | None
-    ids: HistoryCallIds
+    ids: HistoryCallIdAllocator
     next_position: int
     delivered_ids: set[str] = field(default_factory=set[str])
     positions: list[int] = field(default_factory=list[int])
@@ -146,7 +146,7 @@ def _picture_data(pictures: Sequence[UserPicture]) -> dict[str, Any]:
     return {"pictures": shown} if shown else {}
 
 
-class HistoryChange(NamedTuple):
+class HistoryReduction(NamedTuple):
     """A change of the messages before a position, because the provider rejected them as they are.
 
     :param until: the stored position of the first message that stays as it is
@@ -163,7 +163,9 @@ class HistoryChange(NamedTuple):
     for_good: bool = False
 
 
-def apply_change(messages: Sequence[Message], positions: Sequence[int], change: HistoryChange) -> list[Message]:
+def apply_history_reduction(
+    messages: Sequence[Message], positions: Sequence[int], change: HistoryReduction
+) -> list[Message]:
     """Return the messages with ``change``.
 
     :param positions: the stored position of each message
@@ -172,7 +174,7 @@ def apply_change(messages: Sequence[Message], positions: Sequence[int], change: 
     return [*(_change_message(message, change) for message in messages[:count]), *messages[count:]]
 
 
-def _change_message(message: Message, change: HistoryChange) -> Message:
+def _change_message(message: Message, change: HistoryReduction) -> Message:
     match message:
         case AssistantMessage(parts, origin) if change.without_blocks:
             return AssistantMessage(tuple(part for part in parts if not isinstance(part, ProviderBlock)), origin)
@@ -184,7 +186,7 @@ def _change_message(message: Message, change: HistoryChange) -> Message:
             return message
 
 
-def _change_result(result: CallResult, change: HistoryChange) -> CallResult:
+def _change_result(result: CallResult, change: HistoryReduction) -> CallResult:
     if change.without_pictures and result.pictures:
         result = replace(result, text=f"{result.text}\n{PICTURE_REFUSED}", pictures=())
     most, text = change.most_characters, result.text
@@ -251,7 +253,7 @@ class _ConversationReader:
         self.positions: list[int] = []
         self.open: UnansweredExchange | None = None
         self.open_at = 0
-        self.ids = HistoryCallIds()
+        self.ids = HistoryCallIdAllocator()
         self.delivered_ids: set[str] = set()
         self.headless = False
         self._renamed: dict[str, str] = {}
@@ -285,13 +287,13 @@ class _ConversationReader:
             until, most = data.get("until"), data.get("most")
             if isinstance(until, int):
                 self._settle()
-                change = HistoryChange(
+                change = HistoryReduction(
                     until,
                     data.get("blocks") is False,
                     data.get("pictures") is False,
                     max(most, 0) if isinstance(most, int) else None,
                 )
-                self.messages = apply_change(self.messages, self.positions, change)
+                self.messages = apply_history_reduction(self.messages, self.positions, change)
 
     def _settle(self) -> None:
         """Answer the open calls, because another message follows."""
@@ -299,7 +301,7 @@ class _ConversationReader:
             self._close(self.open)
 
     def _close(self, exchange: UnansweredExchange) -> None:
-        self.messages += (exchange.message, exchange.list_answers_in_call_order())
+        self.messages += (exchange.message, exchange.build_call_results_message())
         self.positions += (self.open_at, self.open_at)
         self.open = None
 
@@ -316,9 +318,9 @@ class _ConversationReader:
                 if not isinstance(wire_id, str) or not isinstance(name, str) or wire_id in renamed:
                     continue
                 arguments, call_id = data.get("arguments"), data.get("id")
-                renamed[wire_id] = new = self.ids.take_unique_id(wire_id)
+                renamed[wire_id] = new = self.ids.allocate_unique_id(wire_id)
                 given = cast("dict[str, Any]", arguments) if isinstance(arguments, dict) else {}
-                theirs = self.ids.take_stored_id(data["theirs"]) if "theirs" in data else ""
+                theirs = self.ids.reserve_stored_id(data["theirs"]) if "theirs" in data else ""
                 parts.append(HistoryCallPart(new, wire_name(name) or "unnamed", given, theirs))
                 call_ids.append(call_id if isinstance(call_id, str) else "")
             elif "text" in data:
@@ -420,11 +422,11 @@ class _ShownReadResults:
         self._given: dict[str, bytes] = {}
         """The hash of each returned text, by path and range."""
 
-    def forget_all(self) -> None:
+    def forget_shown_results(self) -> None:
         """Forget all reads, because a user message came or messages were left out."""
         self._given.clear()
 
-    def shorten_repeated(self, answer: CallAnswer) -> Result:
+    def replace_repeated_text(self, answer: CallAnswer) -> Result:
         """Return the result for the model. A text that it has already is replaced by a note."""
         result = answer.model
         whole: object = result.data
@@ -450,7 +452,7 @@ _NARROW_ID = re.compile(r"[A-Za-z0-9]{9}\Z")
 """The form of call ids that every provider accepts, also those that reject another provider's."""
 
 
-def adapt_history(messages: Sequence[Message], origin: str) -> tuple[Message, ...]:
+def adapt_history_to_model(messages: Sequence[Message], origin: str) -> tuple[Message, ...]:
     """Return the messages for the model of this ``origin``.
 
     A model gets its own blocks and call ids back. Those of another model, or of the same one at another address, would be
@@ -527,7 +529,7 @@ class Conversation:
         """The stored position of each message."""
         self._open_at = 0
         self._open: UnansweredExchange | None = None
-        self._ids = HistoryCallIds()
+        self._ids = HistoryCallIdAllocator()
         self._draft: _ReplyDraft | None = None
         self._next = 0
         self._unsaved: list[HistoryEntry] = []
@@ -562,12 +564,12 @@ class Conversation:
         """The stored position of each message."""
         return self._positions
 
-    def get_position(self, index: int) -> int:
+    def get_stored_position(self, index: int) -> int:
         """Return the stored position of a message, or the next free one for the end of the messages."""
         return self._positions[index] if index < len(self._positions) else self._next
 
     @property
-    def approximate_length(self) -> int:
+    def approximate_character_count(self) -> int:
         """The approximate length of the messages, counted as they are added."""
         return self._characters
 
@@ -592,7 +594,7 @@ class Conversation:
         if self._loaded or self._history is None:
             return
         found = restore_conversation(await self._history.read_stored_messages())
-        self._messages = await load_stored_pictures(found.messages, self._history)
+        self._messages = await load_pictures_into_messages(found.messages, self._history)
         self._characters = sum(map(count_message_characters, self._messages))
         self._open = found.open
         self._positions, self._open_at = found.positions, found.open_at
@@ -600,7 +602,7 @@ class Conversation:
         self._headless = self.carried = found.headless
         self._loaded = True
 
-    async def load_new_pictures(self) -> None:
+    async def load_latest_result_pictures(self) -> None:
         """Load the pictures of the latest results, before the model gets them.
 
         :raises HandrailError: if they cannot be read now
@@ -609,12 +611,12 @@ class Conversation:
         if self._history is None or not isinstance(last, CallResultsMessage):
             return
         if any(not picture.data for result in last.results for picture in result.pictures):
-            loaded = [await load_result_pictures(result, self._history) for result in last.results]
+            loaded = [await load_pictures_into_result(result, self._history) for result in last.results]
             self._messages[-1] = CallResultsMessage(tuple(loaded))
 
-    def change_history(self, change: HistoryChange) -> None:
+    def reduce_rejected_history(self, change: HistoryReduction) -> None:
         """Change earlier messages, because the provider rejected them. The stored messages stay."""
-        self._messages = apply_change(self._messages, self._positions, change)
+        self._messages = apply_history_reduction(self._messages, self._positions, change)
         self._characters = sum(map(count_message_characters, self._messages))
         data: dict[str, Any] = {"v": VERSION, "role": "changed", "until": change.until}
         data |= {"blocks": False} if change.without_blocks else {}
@@ -622,7 +624,7 @@ class Conversation:
         data |= {"most": change.most_characters} if change.most_characters is not None else {}
         self._store(data)
 
-    def queue_new_messages(self) -> None:
+    def queue_messages_for_storage(self) -> None:
         """Queue the new messages for writing, before any effect of the calls that are proposed next."""
         if self._history is not None and len(self._unsaved) > self._handed_on_count:
             entries = self._unsaved[self._handed_on_count :]
@@ -634,7 +636,7 @@ class Conversation:
 
         :raises LogUnavailable: if they cannot be stored now; the next save tries again
         """
-        self.queue_new_messages()
+        self.queue_messages_for_storage()
         count, keeping = self._handed_on_count, self._keeping
         self._keeping = []
         try:
@@ -668,7 +670,7 @@ class Conversation:
                 if self._history is not None:
                     self._unsaved.append((self._positions[place], encode_message(plain)))
 
-    def add_notifications(self, text: str, ids: Sequence[str]) -> None:
+    def add_notification_message(self, text: str, ids: Sequence[str]) -> None:
         """Add a message with the notifications of these ids, as ``text``."""
         assert self._open is None, "calls before it have no answer"
         message = UserMessage(repair_surrogates(text))
@@ -699,7 +701,7 @@ class Conversation:
         elif any(not isinstance(part, ProviderBlock) or part.said for part in message.parts):
             self._add(message)
 
-    def precompute_reply(self, reply: ModelReply, call_ids: Sequence[str]) -> None:
+    def prepare_reply_draft(self, reply: ModelReply, call_ids: Sequence[str]) -> None:
         """Compute in advance what :meth:`add_reply` adds if it gets exactly this reply."""
         self._drop_draft()
         self._draft = self._make_draft(reply, call_ids)
@@ -708,7 +710,7 @@ class Conversation:
         known = [] if self._open is None else list(self._open.message.calls)  # these do not change
         new: list[HistoryCallPart] = []
         for call in reply.calls[len(known) :]:
-            wire_id, provider_id = self._ids.take_call_ids(call.provider_id)
+            wire_id, provider_id = self._ids.allocate_call_ids(call.provider_id)
             part = make_history_call(call, wire_id)
             new.append(replace(part, provider_id=provider_id) if provider_id else part)
         known += new
@@ -723,10 +725,10 @@ class Conversation:
 
     def _drop_draft(self) -> None:
         if self._draft is not None:
-            self._ids.return_latest_ids(self._draft.new)
+            self._ids.release_latest_ids(self._draft.new)
             self._draft = None
 
-    def add_answers(self, answers: Mapping[int, CallAnswer]) -> None:
+    def add_call_answers(self, answers: Mapping[int, CallAnswer]) -> None:
         """Add answers to the calls of the open reply. With the last answer the reply joins the history.
 
         :param answers: by the position of the call in the reply
@@ -737,13 +739,13 @@ class Conversation:
         calls = exchange.message.calls
         for position, answer in answers.items():
             wire_id = calls[position].wire_id
-            result = answer.model if self._reads is None else self._reads.shorten_repeated(answer)
+            result = answer.model if self._reads is None else self._reads.replace_repeated_text(answer)
             pictures = _find_result_pictures(result)
             text = format_result_for_model(result)
             if len(pictures) > MAX_PICTURES:
                 text += f"\n[The images after the first {MAX_PICTURES} are not shown.]"
             exchange.results[wire_id] = CallResult(wire_id, text, not result.ok, pictures[:MAX_PICTURES])
-        if exchange.missing_calls:
+        if exchange.unanswered_calls:
             items = [exchange.results[call.wire_id] for call in calls if call.wire_id in exchange.results]
             self._store(encode_message(CallResultsMessage(tuple(items)), partial=True))
         else:
@@ -751,13 +753,13 @@ class Conversation:
             self._messages.append(exchange.message)
             self._characters += count_message_characters(exchange.message)
             self._positions.append(self._open_at)
-            self._add(exchange.list_answers_in_call_order())
+            self._add(exchange.build_call_results_message())
 
     def replace_older_messages(self, first: int, text: str) -> None:
         """Replace the messages before the ``first``-th by ``text``. The messages stay stored."""
         assert self._open is None, "calls before it have no answer"
         if self._reads is not None:
-            self._reads.forget_all()
+            self._reads.forget_shown_results()
         place, outline = self._positions[first], UserMessage(text)
         self._characters += count_message_characters(outline) - sum(
             map(count_message_characters, self._messages[:first])
@@ -767,7 +769,7 @@ class Conversation:
 
     def _add(self, message: Message, **more: Any) -> None:
         if self._reads is not None and isinstance(message, UserMessage):
-            self._reads.forget_all()
+            self._reads.forget_shown_results()
         self._messages.append(message)
         self._characters += count_message_characters(message)
         self._positions.append(self._next)

@@ -146,7 +146,7 @@ class TextPart(Struct, frozen=True):
 class HistoryCallPart(Struct, frozen=True):
     """A call in the history, in a form that every provider accepts.
 
-    :param wire_id: unique within the conversation; see :class:`handrail.agent.reply_assembly.HistoryCallIds`
+    :param wire_id: unique within the conversation; see :class:`handrail.agent.reply_assembly.HistoryCallIdAllocator`
     :param name: matches ``[A-Za-z0-9_-]{1,64}``, whatever the model wrote
     :param arguments: always an object, whatever the model wrote
     :param provider_id: the provider's own id if it differs from ``wire_id``; only that provider gets it
@@ -374,12 +374,12 @@ def explain_picture_fault(data: bytes, media_type: str) -> str | None:
         return f"its content is not {media_type}"
     if len(data) > MAX_PICTURE_BYTES:
         return f"it has {len(data):,} bytes, and the maximum is {MAX_PICTURE_BYTES:,}"
-    if max(size := measure_picture(data) or (0, 0)) > MAX_PICTURE_PIXELS:
+    if max(size := parse_picture_dimensions(data) or (0, 0)) > MAX_PICTURE_PIXELS:
         return f"it has {size[0]:,} × {size[1]:,} pixels, and the maximum is {MAX_PICTURE_PIXELS:,} in each direction"
     return None
 
 
-def measure_picture(data: bytes) -> tuple[int, int] | None:
+def parse_picture_dimensions(data: bytes) -> tuple[int, int] | None:
     """Return the width and height of a picture by its header, or None if the header does not have them."""
     if data.startswith(b"\x89PNG") and data[12:16] == b"IHDR" and len(data) >= 24:
         return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
@@ -413,7 +413,7 @@ def _measure_jpeg(data: bytes) -> tuple[int, int] | None:
     return None
 
 
-def detect_picture_types(pictures: Sequence[bytes]) -> list[Blob]:
+def convert_pictures_to_blobs(pictures: Sequence[bytes]) -> list[Blob]:
     """Return the pictures with their media types.
 
     :raises UsageError: if a file is not a picture, or the pictures are too many or too large
@@ -435,10 +435,12 @@ def detect_picture_types(pictures: Sequence[bytes]) -> list[Blob]:
     return found
 
 
-async def make_user_message(text: str, pictures: Sequence[Blob], history: ConversationHistory | None) -> UserMessage:
+async def create_message_with_stored_pictures(
+    text: str, pictures: Sequence[Blob], history: ConversationHistory | None
+) -> UserMessage:
     """Store the pictures and return the user's message, which an agent takes as its task.
 
-    :param pictures: see :func:`detect_picture_types`
+    :param pictures: see :func:`convert_pictures_to_blobs`
     :param history: the history of the agent's session; None stores nothing
     :raises HandrailError: if a picture cannot be stored
     """
@@ -449,7 +451,7 @@ async def make_user_message(text: str, pictures: Sequence[Blob], history: Conver
     return UserMessage(text, tuple(kept))
 
 
-async def load_stored_pictures(messages: Sequence[Message], history: ConversationHistory) -> list[Message]:
+async def load_pictures_into_messages(messages: Sequence[Message], history: ConversationHistory) -> list[Message]:
     """Return the messages with the content of each picture. A note replaces a picture that is not stored.
 
     :raises HandrailError: if the stored pictures cannot be read now
@@ -462,11 +464,13 @@ async def _load_message_pictures(message: Message, history: ConversationHistory)
         found, note = await _load_pictures(message.pictures, history)
         return UserMessage(message.text + note, found)
     if isinstance(message, CallResultsMessage) and any(result.pictures for result in message.results):
-        return CallResultsMessage(tuple([await load_result_pictures(result, history) for result in message.results]))
+        return CallResultsMessage(
+            tuple([await load_pictures_into_result(result, history) for result in message.results])
+        )
     return message
 
 
-async def load_result_pictures(result: CallResult, history: ConversationHistory) -> CallResult:
+async def load_pictures_into_result(result: CallResult, history: ConversationHistory) -> CallResult:
     """Return a result with the content of its pictures. A note replaces one that no provider accepts.
 
     :raises HandrailError: if the stored pictures cannot be read now

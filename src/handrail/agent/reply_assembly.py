@@ -30,8 +30,8 @@ from handrail.contract.calls_and_results import ProposedCall
 from handrail.contract.struct import Struct, field
 from handrail.contract.text.strict_json import (
     MAX_ARGUMENT_BYTES,
-    InvalidJsonText,
-    ParsedArguments,
+    InvalidJsonTextError,
+    PreparsedArgumentText,
     parse_arguments_fast,
 )
 from handrail.contract.tool.tool_ids_and_wire_names import wire_name
@@ -108,7 +108,7 @@ class _UnfinishedCall(Struct):
     looks: int = 0
     looked_at: bool = False
     """Whether the current arguments were parsed."""
-    read: ParsedArguments | None = None
+    read: PreparsedArgumentText | None = None
     """The parsed arguments, if they are complete."""
     fault: str | None = None
     form: AdaptedSchema | None = None
@@ -134,8 +134,8 @@ class _UnfinishedCall(Struct):
         if not self.looked_at:
             self.looked_at = True
             text = repair_surrogates("".join(self.pieces))
-            with contextlib.suppress(InvalidJsonText):
-                self.read = ParsedArguments.parse(text) if text.strip() else None
+            with contextlib.suppress(InvalidJsonTextError):
+                self.read = PreparsedArgumentText.parse(text) if text.strip() else None
         return self.read is not None
 
     def to_proposed_call(self, fault: str | None = None) -> ProposedCall:
@@ -145,7 +145,7 @@ class _UnfinishedCall(Struct):
             return ProposedCall(self.name, head, self.provider_id, fault)
         text = self.read if self.is_complete and self.read is not None else repair_surrogates("".join(self.pieces))
         if self.form is not None:
-            with contextlib.suppress(InvalidJsonText):  # invalid JSON is rejected unchanged
+            with contextlib.suppress(InvalidJsonTextError):  # invalid JSON is rejected unchanged
                 return ProposedCall(
                     self.name, self.form.restore_property_names(parse_arguments_fast(text)), self.provider_id
                 )
@@ -156,7 +156,7 @@ class ReplyTooLong(Exception):
     """The stream exceeds the limits of a reply."""
 
 
-class ReplyAssembly:
+class ReplyAssembler:
     """An assembler of one reply from its events, in order. Use a new one for each reply."""
 
     def __init__(self, forms: Mapping[str, AdaptedSchema] | None = None) -> None:
@@ -218,7 +218,7 @@ class ReplyAssembly:
         """The length of the reply so far, in units of :data:`MAX_REPLY_UNITS`."""
         return self._units
 
-    def find_startable_end(self, first: int) -> int:
+    def find_startable_call_end(self, first: int) -> int:
         """Return the position up to which calls may start before the reply ends, from ``first`` on.
 
         Their blocks are closed, and later parts of the reply cannot change them. The output limit may have cut the last block
@@ -231,7 +231,7 @@ class ReplyAssembly:
             position -= 1
         return position
 
-    def predict_reply_until(self, position: int) -> ModelReply | None:
+    def predict_reply_until_call(self, position: int) -> ModelReply | None:
         """Return the reply up to the call at this position, as if the call's open block closed now.
 
         Returns it once, when the arguments become complete, and None before, afterwards, and for a faulty call.
@@ -251,7 +251,7 @@ class ReplyAssembly:
         self._coming = self._make_reply_until(position + 1, None) if call.is_complete else None
         return self._coming
 
-    def get_reply_until(self, count: int) -> ModelReply:
+    def get_reply_until_call(self, count: int) -> ModelReply:
         """Return the reply up to its ``count``-th call."""
         coming = self._coming
         if coming is not None and len(coming.calls) == count and self._calls[count - 1].closed:
@@ -288,8 +288,8 @@ class ReplyAssembly:
     def _open_call(self, index: int, provider_id: str | None, name: str) -> None:
         if len(self._calls) >= MAX_CALLS:
             raise ReplyTooLong(f"The reply has more than {MAX_CALLS} calls. Ask the model to make fewer in one reply.")
-        name = repair_surrogates(name)[:MAX_SHOWN_ARGUMENTS]
-        fault = None if name.strip() else NO_NAME
+        name = repair_surrogates(name).strip()[:MAX_SHOWN_ARGUMENTS]
+        fault = None if name else NO_NAME
         self._by_index[index] = len(self._calls)
         self._parts.append(len(self._calls))
         self._calls.append(
@@ -333,7 +333,7 @@ def _usable_provider_id(provider_id: str | None) -> str | None:
     return repair_surrogates(provider_id) if provider_id and len(provider_id) <= MAX_PROVIDER_ID else None
 
 
-class HistoryCallIds:
+class HistoryCallIdAllocator:
     """Call ids for the history: the provider's ids where they can be used, else generated ones.
 
     A provider's id must be unique in the conversation. One that only its provider accepts is kept next to a generated id.
@@ -346,7 +346,7 @@ class HistoryCallIds:
         self._used: set[str] = set()
         self._next = 0
 
-    def take_unique_id(self, provider_id: str | None) -> str:
+    def allocate_unique_id(self, provider_id: str | None) -> str:
         """Return an id that no call of this conversation has."""
         if provider_id is not None and self._USABLE.match(provider_id) and provider_id not in self._used:
             wire_id = provider_id
@@ -355,22 +355,22 @@ class HistoryCallIds:
         self._used.add(wire_id)
         return wire_id
 
-    def take_call_ids(self, provider_id: str | None) -> tuple[str, str]:
+    def allocate_call_ids(self, provider_id: str | None) -> tuple[str, str]:
         """Return a unique id that every provider accepts, and the provider's own id if it differs, else ``""``."""
-        wire_id = self.take_unique_id(provider_id)
+        wire_id = self.allocate_unique_id(provider_id)
         if provider_id is None or provider_id == wire_id or provider_id in self._used:
             return wire_id, ""
         self._used.add(provider_id)
         return wire_id, provider_id
 
-    def take_stored_id(self, provider_id: object) -> str:
+    def reserve_stored_id(self, provider_id: object) -> str:
         """Return a stored provider's id, or ``""`` if it is unusable or in use."""
         if not isinstance(provider_id, str) or not (kept := _usable_provider_id(provider_id)) or kept in self._used:
             return ""
         self._used.add(kept)
         return kept
 
-    def return_latest_ids(self, calls: Sequence[HistoryCallPart]) -> None:
+    def release_latest_ids(self, calls: Sequence[HistoryCallPart]) -> None:
         """Return the ids of the latest calls to the pool, because these were never made."""
         self._used.difference_update(call.wire_id for call in calls)
         self._used.difference_update(call.provider_id for call in calls)
@@ -396,7 +396,7 @@ def make_history_call(call: ProposedCall, wire_id: str) -> HistoryCallPart:
     if isinstance(call.arguments, (str, bytes)):
         try:
             arguments = parse_arguments_fast(call.arguments)
-        except InvalidJsonText:
+        except InvalidJsonTextError:
             text = call.arguments if isinstance(call.arguments, str) else call.arguments.decode("utf-8", "replace")
             arguments = {"unreadable_arguments": text[:MAX_SHOWN_ARGUMENTS]}
     else:

@@ -54,7 +54,7 @@ class RetryPolicy(Struct, frozen=True):
     max_requested_delay_s: float = 3600.0
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
-    def get_delay_s(self, attempt: int, asked_for_s: float | None) -> float:
+    def compute_retry_delay_s(self, attempt: int, asked_for_s: float | None) -> float:
         """Return the seconds to wait after the failed ``attempt``, counted from 1.
 
         Up to a quarter is added at random, so that clients do not retry together.
@@ -95,8 +95,10 @@ async def stream_with_retries(
                     retry_after_s=asked_for_s,
                 ) from error
             if attempt == policy.attempts:
-                raise ProviderBusy(f"{str(error).rstrip('.')}. All {attempt} attempts failed.") from error
-            delay_s = policy.get_delay_s(attempt, asked_for_s)
+                raise ProviderBusy(
+                    f"{str(error).rstrip('.')}. All {attempt} attempts failed. Resume the run later, or choose another model."
+                ) from error
+            delay_s = policy.compute_retry_delay_s(attempt, asked_for_s)
             yield RetryDelayed(attempt, policy.attempts, delay_s, str(error))
         finally:
             if isinstance(events, AsyncGenerator):

@@ -99,7 +99,7 @@ class RunUsage:
         self.cost: float | None = None
         """The sum of the costs that the provider reported; None if it reported none."""
 
-    def has_call(self, call_id: str) -> bool:
+    def includes_call(self, call_id: str) -> bool:
         """Return whether a call was made in one of the run's turns. A background call may outlive the run."""
         return call_id.rpartition("/")[2].partition(".")[0] in map(str, self.turn_numbers)
 
@@ -111,7 +111,7 @@ class RunUsage:
     def has_token_limit(self) -> bool:
         return self.budget.tokens is not None
 
-    def count_turn_ahead(self) -> tuple[BudgetKind, str] | None:
+    def reserve_turn_in_budget(self) -> tuple[BudgetKind, str] | None:
         """Count a request before it is sent, because sub-agents share the budget.
 
         :return: the limit that leaves no room and why, in which case nothing is counted; or None

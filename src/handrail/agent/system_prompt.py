@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from handrail.agent.run_budget import CHARACTERS_PER_TOKEN
-from handrail.catalog.tool_prompt import tool_sections
+from handrail.catalog.tool_prompt import build_tool_prompt_sections
 from handrail.contract.agent_manifest import MANIFEST_KEYS
 from handrail.contract.errors import HandrailError
 from handrail.contract.services.history_and_skill_services import SkillInfo
@@ -65,7 +65,7 @@ def build_system_prompt(
     if workspace is not None:
         sections.append(f"# Workspace\n\nRelative paths start at {workspace}.")
     skill_lines = format_skill_lines(skills) if any(spec.id == "skill" for spec in specs) else ()
-    sections += tool_sections(index, specs, native=native, skills=skill_lines, hints=hints)
+    sections += build_tool_prompt_sections(index, specs, native=native, skills=skill_lines, hints=hints)
     if any(spec.id == "task" for spec in specs) and (lines := [_agent_line(one) for one in agents]):
         sections.append("# Agents\n\ntask delegates to one of these:\n" + "\n".join(lines))
     if project:

@@ -59,7 +59,7 @@ _MAX_LINE_START = 80
 """The characters at the beginning of a line that can contain a fence or an opening tag."""
 
 
-class QuotedBlockTracker:
+class FenceAndThoughtTracker:
     """A tracker of code fences and thoughts in a reply, which arrives in pieces of any length."""
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ without a key. Inside a value, write \\[tool_name/] for the closing tag itself."
                     given.append((f"{key} without a final line {word}", json.dumps(key)))
                     break
                 value = "\n".join(body_of)
-            given.append((key, convert_text_argument(self._format_plain(name, value), key, schema)))
+            given.append((key, encode_text_argument_as_json(self._format_plain(name, value), key, schema)))
         if rest:
             given.append((_find_body_key(schema, given), json.dumps(self._format_plain(name, "\n".join(rest)))))
         return given
@@ -236,7 +236,7 @@ Values that are not strings are JSON. Inside a value, write &lt; for < and &amp;
             text = str(found[2])
             if "\n" in text:
                 text = text.removeprefix("\n").removesuffix("\n")
-            given.append((found[1], convert_text_argument(_ENTITY.sub(_decode_entity, text), found[1], schema)))
+            given.append((found[1], encode_text_argument_as_json(_ENTITY.sub(_decode_entity, text), found[1], schema)))
         stray += body[end:].strip()
         if stray:
             given.append(("text outside of <arg>", json.dumps(stray[:200])))
@@ -268,7 +268,7 @@ class TextCallReader:
         self._held = ""
         """The start of a line that may become an opening tag, or the text that may become a closing tag."""
         self._at_line_start = True
-        self._quoting = QuotedBlockTracker()
+        self._quoting = FenceAndThoughtTracker()
         self._open: str | None = None
         """The tool of the call that is being read."""
         self._body: list[str] = []
@@ -345,7 +345,7 @@ class TextCallReader:
             self._body.append(piece)
 
 
-def explain_text_calls(grammar: TextCallGrammar, views: Sequence[Mapping[str, Any]]) -> str:
+def format_text_call_prompt(grammar: TextCallGrammar, views: Sequence[Mapping[str, Any]]) -> str:
     """Return the section of the system text that explains these tools and how to call them."""
     lines = [
         "# Calling tools",
@@ -362,7 +362,7 @@ def explain_text_calls(grammar: TextCallGrammar, views: Sequence[Mapping[str, An
     return "\n".join(lines)
 
 
-def convert_text_argument(text: str, key: str, schema: JsonSchema) -> str:
+def encode_text_argument_as_json(text: str, key: str, schema: JsonSchema) -> str:
     """Return the value of ``text`` under ``key`` as JSON.
 
     It is a string if the schema accepts text, else the parsed JSON. Invalid JSON stays text, and the schema then rejects it
@@ -509,7 +509,7 @@ class TextCallModel:
         system = request.system.replace(STRUCTURED_ONLY, "")
         if views:
             items = [{**view, "parameters": view["inputSchema"]} for view in views]
-            system = f"{system.rstrip()}\n\n{explain_text_calls(self._grammar, items)}\n"
+            system = f"{system.rstrip()}\n\n{format_text_call_prompt(self._grammar, items)}\n"
         return replace(
             request, system=system, messages=list(_text_messages(request.messages, self._grammar)), tools=[], native=()
         )

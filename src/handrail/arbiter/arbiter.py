@@ -1,7 +1,7 @@
 """The arbiter: it carries out one call in nine steps, and the calls of one reply in their order.
 
 :meth:`Arbiter.carry_out` reads like the list in the README. Each step is one short method below it. A step rejects a call
-by raising :class:`~handrail.arbiter.call_state.CallRefusal`, and the call is answered exactly once in every case. A step that
+by raising :class:`~handrail.arbiter.call_state.CallRejection`, and the call is answered exactly once in every case. A step that
 seldom has to wait returns an awaitable or None: a coroutine that never waits costs as much as the step.
 """
 
@@ -24,27 +24,32 @@ from handrail.arbiter.call_arguments import (
     redact_rejected_arguments,
 )
 from handrail.arbiter.call_authorisation import CallAuthorisation
-from handrail.arbiter.call_locks import CallLocks, choose_locks
-from handrail.arbiter.call_state import Call, CallApprovals, CallRefusal, Lane, PrevalidationResult
-from handrail.arbiter.jobs.background_jobs import BackgroundJobs, JobLimits, JobRecovery
+from handrail.arbiter.call_locks import CallLockManager, set_required_locks
+from handrail.arbiter.call_state import Call, CallApprovals, CallRejection, Lane, PrevalidationResult
+from handrail.arbiter.jobs.background_jobs import BackgroundJobManager, JobLimits, JobRecovery
 from handrail.arbiter.jobs.job_views import JobView
 from handrail.arbiter.lock_table import LockResolver, LockTable, RequiredLock, format_locks
-from handrail.arbiter.output.shaper import AudienceOutputs, OutputShaper, finished_event_data, shape_recorded_result
+from handrail.arbiter.output.shaper import (
+    AudienceOutputs,
+    OutputShaper,
+    make_call_end_event_data,
+    shape_recorded_result,
+)
 from handrail.arbiter.stoppable_execution import (
-    StoppableExecution,
+    StoppableTaskRunner,
     WorkTransferred,
-    run_uninterrupted,
+    await_deferring_cancellation,
     start_eager_task,
     wait_until_records_written,
 )
 from handrail.arbiter.subagent_delegation import check_subagent_can_start
 from handrail.arbiter.tool_runner import ToolRunner, check_session_mode
-from handrail.arbiter.tool_sessions import ToolSessionLimits, ToolSessions
+from handrail.arbiter.tool_sessions import ToolSessionLimits, ToolSessionManager
 from handrail.catalog.loaded_tools import DOCUMENTATION_TOOL
 from handrail.contract.approval_requests import Approval
 from handrail.contract.calls_and_results import CallAnswer, ProposedCall
 from handrail.contract.errors import LogUnavailable, ToolError
-from handrail.contract.schema.argument_validation import UnfinishedArgumentCheck
+from handrail.contract.schema.argument_validation import ArgumentCheckBudgetError
 from handrail.contract.services.file_services import ResolvedPath
 from handrail.contract.struct import Struct, field
 from handrail.contract.text.neutralisation import escape_terminal_controls
@@ -128,7 +133,7 @@ MAX_SCHEMA_BYTES = 32 * 1024
 """Bytes of JSON. For a larger schema the error only names the call that shows it."""
 
 
-def suggest_similar_tools(call: Call) -> str:
+def format_similar_tool_suggestion(call: Call) -> str:
     """Return which tools a call with an unknown name may have meant, as a sentence."""
     catalog, name = call.lane.catalog, call.proposed.name
     if awaited := call.generation.describe_unlisted_sources(name):
@@ -167,7 +172,7 @@ def load_unseen_tool_schema(call: Call) -> dict[str, Any]:
 async def require_documentation_read(call: Call) -> None:
     """Require that the session has read the documentation of the tool. Nested calls are exempt.
 
-    :raises Refusal: ``conflict``, with the call that reads it, or with the documentation if the agent cannot read it
+    :raises CallRejection: ``conflict``, with the call that reads it, or with the documentation if the agent cannot read it
     :raises LogUnavailable: if it is unknown what the session has read
     """
     entry, catalog = call.entry, call.lane.catalog
@@ -175,7 +180,7 @@ async def require_documentation_read(call: Call) -> None:
     if (
         catalog.documentation_reads is None
         or call.parent is not None
-        or await catalog.documentation_reads.has_read(entry)
+        or await catalog.documentation_reads.has_read_documentation(entry)
     ):
         return
     reader = call.generation.resolve_tool_name(DOCUMENTATION_TOOL)
@@ -184,13 +189,13 @@ async def require_documentation_read(call: Call) -> None:
             f"`{entry.id}` requires that you read its documentation first: {_documentation_hint(entry.id)}. Then repeat this call. "
             "Nothing was run."
         )
-        raise CallRefusal("validate", "conflict", text, documentation_required=entry.id)
-    await catalog.documentation_reads.mark_read(entry)
+        raise CallRejection("validate", "conflict", text, documentation_required=entry.id)
+    await catalog.documentation_reads.mark_documentation_read(entry)
     text = (
         f"`{entry.id}` requires that you read its documentation first. The documentation is in this result. "
         "Read it, then repeat the call. Nothing was run."
     )
-    raise CallRefusal(
+    raise CallRejection(
         "validate", "conflict", text, data={"manual": call.redactor.redact_text(entry.spec.documentation)}
     )
 
@@ -247,11 +252,11 @@ class Arbiter:
         self.limits = limits
         self.approval_broker = ApprovalBroker(ApprovalTable(log.database), log, shaper, limits.approval_lifetimes)
         self.authorisation = CallAuthorisation(self.approval_broker, shaper, lock_resolver)
-        self.call_locks = CallLocks(locks, limits.lock_wait_ms)
+        self.call_locks = CallLockManager(locks, limits.lock_wait_ms)
         self.idempotency = IdempotencyKeyLookup(log, shaper)
         self.bounded_checks = ArgumentCheckRunner()
         bounds = JobLimits(grace_s=limits.grace_ms / 1000, output_bytes=limits.job_output_mib * 1024 * 1024)
-        self.jobs = BackgroundJobs(JobTable(log.database), log, shaper, lock_resolver, self.carry_out, bounds)
+        self.jobs = BackgroundJobManager(JobTable(log.database), log, shaper, lock_resolver, self.carry_out, bounds)
         self.job_recovery = JobRecovery(self.jobs, self.approval_broker, partial(self.create_call, resumed=()))
         self.tool_runner = ToolRunner(
             locks, self.authorisation.approval_flow, self.jobs, self._create_nested, self.carry_out
@@ -259,8 +264,8 @@ class Arbiter:
         of_states = ToolSessionLimits(
             limits.open_tool_sessions, limits.tool_session_idle_ms / 1000, limits.grace_ms / 1000
         )
-        self.tool_sessions = ToolSessions(
-            ToolSessionTable(log.database), log, of_states, self.tool_runner.wait_for_task_at_shutdown
+        self.tool_sessions = ToolSessionManager(
+            ToolSessionTable(log.database), log, of_states, self.tool_runner.track_task_until_shutdown
         )
         self.tool_runner.tool_sessions = self.tool_sessions
 
@@ -271,7 +276,7 @@ class Arbiter:
         :raises LogUnavailable: if the log cannot be read or takes no records
         """
         await self.job_recovery.settle_former_jobs(interrupted)
-        await self.tool_sessions.mark_former_interrupted()
+        await self.tool_sessions.mark_former_sessions_interrupted()
 
     async def carry_out(self, call: Call, predecessors: Sequence[Call] = ()) -> CallAnswer:
         """Carry out one call and return exactly one answer.
@@ -290,7 +295,7 @@ class Arbiter:
                     self._resolve(call)  # 1
                     try:
                         spec = self._validate(call)  # 2
-                    except UnfinishedArgumentCheck as unfinished:
+                    except ArgumentCheckBudgetError as unfinished:
                         spec = await self._validate_in_process(call, unfinished)
                     if spec.documentation_required:
                         await require_documentation_read(call)
@@ -298,7 +303,7 @@ class Arbiter:
                     if waits := self.authorisation.authorise_call(call):  # 3
                         await waits
                     if call.background and call.job is None:
-                        return await self.jobs.start_as_job(call, predecessors)
+                        return await self.jobs.start_call_as_job(call, predecessors)
                 if not call.started:  # a call that became a job while its tool ran continues there
                     if waits := self.call_locks.acquire(call, predecessors):  # 4
                         await waits
@@ -310,13 +315,13 @@ class Arbiter:
                     await waits
             except WorkTransferred:
                 return self.jobs.start_job_for_moved_call(call)
-            except CallRefusal as refusal:
+            except CallRejection as refusal:
                 shaped = self._refuse(call, refusal)
             except CallSuspended as parked:
                 shaped = self._suspend(call, parked.approval_id)
             except LogUnavailable as error:
                 text = f"The commit log cannot be written, so no call can run: {str(error).rstrip('.')}. Ask the user to fix it."
-                shaped = self._refuse(call, CallRefusal("intend", "unavailable", text))
+                shaped = self._refuse(call, CallRejection("intend", "unavailable", text))
             except Exception as defect:
                 shaped = self._report_defect(call, defect)
             finally:
@@ -334,9 +339,9 @@ class Arbiter:
         if call.execution.owed_cancellation is not None:
             raise call.execution.owed_cancellation  # the same object: structured concurrency recognises its cancellations by it
         if lane.failed_calls is not None or shaped.result.type == "error":
-            lane.count_outcome(call, shaped.result, self.shaper.hash_canonical_json)
+            lane.update_failure_counts(call, shaped.result, self.shaper.hash_canonical_json)
         if call.listeners:
-            call.emit("finished", finished_event_data(shaped.result))
+            call.emit("finished", make_call_end_event_data(shaped.result))
         return _new_answer(CallAnswer, (call.id, call.tool_id, shaped.result, shaped.model))
 
     # ── 1 resolve ────────────────────────────────────────────────────────────────────────────────
@@ -348,20 +353,20 @@ class Arbiter:
         if entry is None:
             self._propose(call, redact_rejected_arguments(proposed.arguments, self.shaper.redactor))
             if proposed.problem is not None:
-                raise CallRefusal("resolve", proposed.problem_kind, proposed.problem)
-            name = self.shaper.redactor.redact_head(proposed.name, 80)
+                raise CallRejection("resolve", proposed.problem_kind, proposed.problem)
+            name = self.shaper.redactor.redact_text_head(proposed.name, 80)
             text = (
-                f"Tool `{escape_terminal_controls(name)}` does not exist. {suggest_similar_tools(call)}"
+                f"Tool `{escape_terminal_controls(name)}` does not exist. {format_similar_tool_suggestion(call)}"
                 if name
                 else "The call names no tool. Give a tool's name."
             )
-            raise CallRefusal("resolve", "unknown_tool", text)
+            raise CallRejection("resolve", "unknown_tool", text)
         call.tool_id = entry.id
         if entry.unavailable_reason is not None:
             self._propose(call, redact_rejected_arguments(proposed.arguments, self.shaper.redactor))
-            raise CallRefusal("resolve", "unavailable", entry.unavailable_text)
+            raise CallRejection("resolve", "unavailable", entry.unavailable_error_text)
         if call.parent is None:
-            call.lane.catalog.keep_called_tool(entry.id)
+            call.lane.catalog.pin_called_tool(entry.id)
 
     # ── 2 validate ───────────────────────────────────────────────────────────────────────────────
 
@@ -370,41 +375,41 @@ class Arbiter:
         spec = call.entry.spec
         if (looked := call.prevalidated) is not None:
             if fault := self._propose(call, looked.sent_arguments, looked.arguments_json):
-                raise CallRefusal("validate", "invalid_input", f"{spec.id}: {fault}", **load_unseen_tool_schema(call))
+                raise CallRejection("validate", "invalid_input", f"{spec.id}: {fault}", **load_unseen_tool_schema(call))
             call.arguments, call.required_locks = looked.arguments, looked.required_locks
             call.argument_repairs = looked.repairs
             return spec
         entry = call.entry
         arguments, compact, fault = parse_proposed_arguments(call.proposed)
         if spec.mode == "stateful":
-            self.tool_sessions.find_session_of_call(call, arguments)
+            self.tool_sessions.bind_call_to_tool_session(call, arguments)
         proposed = (
             redact_rejected_arguments(call.proposed.arguments, self.shaper.redactor) if arguments is None else arguments
         )
         fault = self._propose(call, proposed, compact) or fault
         if arguments is None or fault:
             kind = call.proposed.problem_kind if call.proposed.problem is not None else "invalid_input"
-            raise CallRefusal("validate", kind, f"{spec.id}: {fault}", **load_unseen_tool_schema(call))
+            raise CallRejection("validate", kind, f"{spec.id}: {fault}", **load_unseen_tool_schema(call))
         try:
             parsed = isinstance(call.proposed.arguments, (str, bytes))
             arguments = entry.validate_arguments(arguments, parsed=parsed, repairs=(repairs := {}))
             call.argument_repairs = repairs
-        except UnfinishedArgumentCheck:
+        except ArgumentCheckBudgetError:
             raise
         except ToolError as error:
-            raise CallRefusal("validate", error.kind, error.text, **load_unseen_tool_schema(call)) from None
+            raise CallRejection("validate", error.kind, error.text, **load_unseen_tool_schema(call)) from None
         return self._take_arguments(call, arguments)
 
-    async def _validate_in_process(self, call: Call, unfinished: UnfinishedArgumentCheck) -> ToolSpec:
+    async def _validate_in_process(self, call: Call, unfinished: ArgumentCheckBudgetError) -> ToolSpec:
         """Complete step 2 in a separate process, if the check is too expensive for the event loop."""
         entry = call.entry
         assert entry is not None
         shared = not isinstance(call.proposed.arguments, (str, bytes))
         try:
-            check = partial(self.bounded_checks.check_in_subprocess, entry, unfinished, shared=shared)
+            check = partial(self.bounded_checks.check_arguments_in_subprocess, entry, unfinished, shared=shared)
             arguments = await call.await_interruptible("validate", check)
         except ToolError as error:
-            raise CallRefusal("validate", error.kind, error.text, **load_unseen_tool_schema(call)) from None
+            raise CallRejection("validate", error.kind, error.text, **load_unseen_tool_schema(call)) from None
         call.owns_arguments = True
         return self._take_arguments(call, arguments)
 
@@ -424,11 +429,11 @@ class Arbiter:
                 call.required_locks = self.lock_resolver.resolve(spec, arguments, call.lane.environment.roots, located)
                 call.same_looking_paths = [one for where in located.values() for one in where.same_looking]
             except ToolError as error:
-                raise CallRefusal("validate", error.kind, error.text) from None
+                raise CallRejection("validate", error.kind, error.text) from None
         else:
             if call.session_step is not None:
                 self.tool_sessions.redirect_to_stateful_tool(call)
-            choose_locks(call, self.lock_resolver)
+            set_required_locks(call, self.lock_resolver)
             check_subagent_can_start(call)
         return spec
 
@@ -481,7 +486,7 @@ class Arbiter:
         """
         assert call.entry is not None
         if call.rules is not call.lane.rules:
-            self.authorisation.reevaluate_changed_rules(call)
+            self.authorisation.reevaluate_call_with_changed_rules(call)
         granted = call.approvals.granted
         if granted:
             self.authorisation.approval_flow.check_definition_unchanged(call)
@@ -508,14 +513,14 @@ class Arbiter:
             try:
                 if granted:
                     await self.authorisation.approval_flow.check_approved_files_unchanged(call)
-                    await run_uninterrupted(
+                    await await_deferring_cancellation(
                         self.authorisation.approval_flow.consume_approvals(call, records), call.execution
                     )
                 else:
                     await wait_until_records_written(self.log.start_journalled_commit(records), call.execution)
             except ToolError as error:  # an approval that is no longer valid
                 call.records = [record for record in records if record.kind != "intended"]
-                raise CallRefusal("intend", error.kind, error.text) from None
+                raise CallRejection("intend", error.kind, error.text) from None
             except LogUnavailable:
                 # None of the records was written. The proposal and the decision are still true; the intent is not.
                 call.records = [record for record in records if record.kind != "intended"]
@@ -528,19 +533,19 @@ class Arbiter:
     async def _confirm_lease_after_pause(self) -> None:
         """Wait after a pause until it is certain that no other process holds the lease.
 
-        :raises Refusal: ``unavailable``, if another process has it
+        :raises CallRejection: ``unavailable``, if another process has it
         """
         while not self.lease.is_valid:
             if (taken := self.lease.lost_reason) is not None:
-                raise CallRefusal("intend", "unavailable", f"Nothing was run: {taken}")
+                raise CallRejection("intend", "unavailable", f"Nothing was run: {taken}")
             await asyncio.sleep(_LOOK_AGAIN_S)  # the lease's own thread finds out
 
     def _mark_started(self, call: Call) -> None:
         if call.execution.reason is not None or call.execution.owed_cancellation is not None:
-            raise call.stop_refusal("intend", call.execution.reason or "user")
+            raise call.make_stop_rejection("intend", call.execution.reason or "user")
         call.started = True
         if call.job is not None:
-            self.jobs.mark_started(call)
+            self.jobs.mark_job_running(call)
         if call.listeners:
             call.emit("started")
 
@@ -560,7 +565,9 @@ class Arbiter:
 
     def _shape_small(self, call: Call, value: object) -> AudienceOutputs | None:
         assert call.entry is not None
-        return None if call.artifacts else self.shaper.shape_small_output(call.entry.spec, value, self._metadata(call))
+        return (
+            None if call.artifacts else self.shaper.try_shape_small_output(call.entry.spec, value, self._metadata(call))
+        )
 
     async def _shape(self, call: Call, value: object) -> AudienceOutputs:
         assert call.entry is not None
@@ -568,7 +575,7 @@ class Arbiter:
         work = self.shaper.shape_output(
             spec, value, self._metadata(call), call_id=call.id, session_id=session_id, nested=nested
         )
-        return await run_uninterrupted(work, call.execution)
+        return await await_deferring_cancellation(work, call.execution)
 
     def _metadata(self, call: Call) -> dict[str, Any]:
         assert call.entry is not None
@@ -578,7 +585,7 @@ class Arbiter:
         if call.read_only:
             metadata["read_only"] = True
         if call.network_attempts or call.entry.spec.requires.net.by_rule:
-            metadata |= call.describe_network()
+            metadata |= call.make_network_metadata()
         if call.confinement is not None:
             metadata["confined"] = True
         if call.entry.untrusted_source:
@@ -604,14 +611,16 @@ class Arbiter:
         call.queue_log_record("committed", shaped.logged)
         if call.entry.spec.side_effect != "read" or call.replayable or call.delivered_notifications:
             return self._record_outcome_of_call(call, shaped)
-        call.pass_records_to_log()
+        call.submit_queued_records()
         return None
 
     async def _record_outcome_of_call(self, call: Call, shaped: AudienceOutputs) -> None:
         records, call.records = call.records, []
         try:
             if call.delivered_notifications and shaped.result.ok:
-                await run_uninterrupted(self.jobs.commit_and_mark_delivered(call, records), call.execution)
+                await await_deferring_cancellation(
+                    self.jobs.record_call_end_and_delivery(call, records), call.execution
+                )
             else:
                 await wait_until_records_written(self.log.start_commit(records), call.execution)
         except LogUnavailable as error:
@@ -620,48 +629,48 @@ class Arbiter:
             self.log.record_soon(records)
             shaped.result = shaped.result.with_metadata(log_error=str(error))
 
-    def _refuse(self, call: Call, refusal: CallRefusal) -> AudienceOutputs:
+    def _refuse(self, call: Call, refusal: CallRejection) -> AudienceOutputs:
         asked, granted, _ = call.approvals
         if asked:
             again = call.job is None or call.job.row.arguments is not None  # else its job has ended
             undecided = asked if refusal.details.get("stopped_by") == "shutdown" else ()  # resumed, not asked yet
             waiting = granted or undecided
-            if waiting and call.execution.reason == "shutdown" and again and not call.is_session_step:
+            if waiting and call.execution.reason == "shutdown" and again and not call.is_tool_session_step:
                 return self._suspend(call, waiting[0].id)  # it may still run when its session is resumed
-            self.authorisation.approval_flow.withdraw_requests(asked)
+            self.authorisation.approval_flow.withdraw_unused_requests(asked)
         details = refusal.details if call.job is None else {**refusal.details, **self.jobs.make_job_metadata(call.job)}
-        result = call.error_result(refusal.kind, self.shaper.redactor.redact_text(refusal.text), **details)
+        result = call.make_error_result(refusal.kind, self.shaper.redactor.redact_text(refusal.text), **details)
         call.queue_log_record("rejected", {"step": refusal.step, "result": result.to_dict()})
         call.emit("rejected", {"step": refusal.step, "kind": refusal.kind, "text": result.error_text})
-        call.pass_records_to_log()
+        call.submit_queued_records()
         return shape_recorded_result(result)
 
     def _suspend(self, call: Call, approval_id: str) -> AudienceOutputs:
         """Answer the caller and leave the call without an outcome, until its session is resumed."""
-        if call.is_session_step:
+        if call.is_tool_session_step:
             text = (
                 f"`{call.tool_id}` requires approval, and no user can answer now. A step of a tool session cannot be "
                 "resumed later. Nothing was run. Repeat the step when the user is available."
             )
-            return self._refuse(call, CallRefusal("authorise", "unavailable", text))
+            return self._refuse(call, CallRejection("authorise", "unavailable", text))
         text = (
             f"`{call.tool_id}` is awaiting approval ({approval_id}). Nothing was run yet. The call continues when a user "
             "has answered and the session is resumed. Do not repeat it."
         )
-        result = call.error_result("unavailable", text, awaiting_approval=approval_id)
-        call.pass_records_to_log()
+        result = call.make_error_result("unavailable", text, awaiting_approval=approval_id)
+        call.submit_queued_records()
         call.emit("awaiting-approval", {"approval": approval_id})
         return AudienceOutputs(result, result, {})
 
     def _report_defect(self, call: Call, defect: Exception) -> AudienceOutputs:
         """Answer with an error that reports a defect of Handrail and says whether the call had started."""
-        self.authorisation.approval_flow.withdraw_requests(call.approvals.requests)
+        self.authorisation.approval_flow.withdraw_unused_requests(call.approvals.requests)
         effect = "The effect is unknown. Check it before you repeat the call." if call.started else "Nothing was run."
-        shown = f"{type(defect).__name__}: {self.shaper.redactor.redact_head(str(defect), 300)}"
+        shown = f"{type(defect).__name__}: {self.shaper.redactor.redact_text_head(str(defect), 300)}"
         text = f"Handrail failed while it carried out `{call.tool_id}`. {effect} The error is {shown}"
-        result = call.error_result("backend", text)
+        result = call.make_error_result("backend", text)
         call.queue_log_record("committed" if call.started else "rejected", {"result": result.to_dict(), "defect": True})
-        call.pass_records_to_log()
+        call.submit_queued_records()
         return shape_recorded_result(result)
 
     # ── around the steps ─────────────────────────────────────────────────────────────────────────
@@ -693,7 +702,7 @@ class Arbiter:
         :param preceding_message: the write of the latest message before its proposal
         :param prevalidated: the results of the prevalidation, which are used if the proposal is the same
         """
-        execution = StoppableExecution(asyncio.get_running_loop(), self.limits.grace_ms / 1000)
+        execution = StoppableTaskRunner(asyncio.get_running_loop(), self.limits.grace_ms / 1000)
         call = Call(call_id, proposed, lane, generation, execution, self.log, self.shaper.redactor)
         if parent is not None:
             call.parent = parent

@@ -17,15 +17,15 @@ from handrail.arbiter.output.audience_views import make_audience_results
 from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.arbiter.output.shaper import OutputShaper
 from handrail.contract.calls_and_results import CallAnswer, ProposedCall, Result
-from handrail.contract.schema.argument_validation import UnfinishedArgumentCheck
+from handrail.contract.schema.argument_validation import ArgumentCheckBudgetError
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.text.strict_json import (
     MAX_ARGUMENT_BYTES,
-    InvalidJsonText,
+    InvalidJsonTextError,
     find_arguments_size_fault,
-    json_type_name,
+    get_json_type_name,
     parse_arguments,
-    parse_model_json_fast,
+    try_parse_model_json_fast,
 )
 from handrail.contract.tool_generation import ToolEntry
 from handrail.origins.bounded_program import encode_input, make_argv, parse_json_lines, run_bounded_program
@@ -37,7 +37,7 @@ from handrail.origins.program_lookup import (
 )
 from handrail.record.commit_log import CommitLog
 from handrail.record.log_reader import LoggedRecord
-from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
 
 _MAX_LOOKED_AT = 64 * 1024
 """Bytes of unparsed arguments that are read as text."""
@@ -54,18 +54,18 @@ def parse_proposed_arguments(proposed: ProposedCall) -> tuple[dict[str, Any] | N
     if proposed.problem is not None:
         return None, None, proposed.problem
     if isinstance(given, (str, bytes)):
-        if (quick := parse_model_json_fast(given)) is not None:
+        if (quick := try_parse_model_json_fast(given)) is not None:
             return *quick, ""
         try:
             return parse_arguments(given), None, ""
-        except InvalidJsonText as error:
+        except InvalidJsonTextError as error:
             return None, None, str(error)
     if isinstance(given, Mapping):
         sent = cast("Mapping[str, Any]", given)
         if fault := find_arguments_size_fault(sent):
             return None, None, fault
         return (sent if isinstance(sent, dict) else dict(sent)), None, ""
-    return None, None, f"The arguments are a JSON {json_type_name(given)}. Expected an object. Send an object."
+    return None, None, f"The arguments are a JSON {get_json_type_name(given)}. Expected an object. Send an object."
 
 
 def redact_rejected_arguments(given: Any, redactor: SecretRedactor) -> Any:
@@ -75,9 +75,9 @@ def redact_rejected_arguments(given: Any, redactor: SecretRedactor) -> Any:
     """
     if isinstance(given, (str, bytes)):
         text = given if isinstance(given, str) else given[:_MAX_LOOKED_AT].decode("utf-8", "replace")
-        return {"unparsed": redactor.redact_head(text, _MAX_HEAD)}
+        return {"unparsed": redactor.redact_text_head(text, _MAX_HEAD)}
     if isinstance(given, (Mapping, list, tuple)) and find_arguments_size_fault(cast("Mapping[str, Any]", given)):
-        return {"$oversized": json_type_name(cast("object", given))}
+        return {"$oversized": get_json_type_name(cast("object", given))}
     return given  # pyright: ignore[reportUnknownVariableType] - any value can be recorded
 
 
@@ -95,7 +95,7 @@ def redact_arguments_for_record(
         try:
             compact = orjson.dumps(arguments)
         except TypeError:  # half surrogate pairs, huge integers, depth, cycles: the log stores a substitute
-            compact, plain = encode_any_json(arguments, max_bytes=2**62), False
+            compact, plain = encode_json_with_fallback(arguments, max_bytes=2**62), False
     if len(compact) > MAX_ARGUMENT_BYTES:
         size = f"{len(compact):,} bytes of JSON. The limit is {MAX_ARGUMENT_BYTES:,}"
         return {"$oversized": len(compact)}, f"The arguments are {size}. Pass the path of a file instead."
@@ -103,7 +103,7 @@ def redact_arguments_for_record(
         count = f"{numbered:,} numeric HTML references (&#…;). The limit is {MAX_DIGIT_RUN:,}"
         return {"$oversized": len(compact)}, f"The arguments contain {count}. Send the characters themselves."
     if not plain:
-        arguments = decode_any_json(compact)
+        arguments = decode_json_with_fallback(compact)
     if redactor.active and not (plain and not redactor.contains_secret(compact)):
         return redactor.redact_json(arguments), None
     return (bytes(compact) if plain else arguments), None
@@ -133,19 +133,19 @@ class ArgumentCheckRunner:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._there = 0
 
-    async def check_in_subprocess(
-        self, entry: ToolEntry, unfinished: UnfinishedArgumentCheck, *, shared: bool
+    async def check_arguments_in_subprocess(
+        self, entry: ToolEntry, unfinished: ArgumentCheckBudgetError, *, shared: bool
     ) -> dict[str, Any]:
         """Return what :meth:`ToolEntry.validate_arguments` returns, after a check in a separate process.
 
         :param shared: the caller still holds the arguments object, so it is copied
-        :raises ToolError: as :meth:`ToolEntry.validate_arguments`; :class:`UnfinishedArgumentCheck` if the process did not finish the check
+        :raises ToolError: as :meth:`ToolEntry.validate_arguments`; :class:`ArgumentCheckBudgetError` if the process did not finish the check
         """
         arguments = copy.deepcopy(unfinished.arguments) if shared else unfinished.arguments
         problems = await self._find_problems(unfinished, arguments)
         return entry.validate_arguments(arguments, parsed=True, known_problems={unfinished.schema: problems})
 
-    async def _find_problems(self, unfinished: UnfinishedArgumentCheck, arguments: dict[str, Any]) -> list[str]:
+    async def _find_problems(self, unfinished: ArgumentCheckBudgetError, arguments: dict[str, Any]) -> list[str]:
         coarse = unfinished.problems
         if self._there >= _MOST_WAITING:
             return coarse
@@ -194,7 +194,7 @@ _MAY_PASS = frozenset({"unavailable", "cancelled", "timeout"})
 """Kinds of refusals whose cause may have passed: a full disk, a stop, a lock time-out."""
 
 
-def read_recorded_result(outcome: LoggedRecord) -> Result | None:
+def parse_recorded_result(outcome: LoggedRecord) -> Result | None:
     """Return the result in the record that ended a call; None if it was removed or is damaged."""
     wire: Any = (outcome.body or {}).get("result")
     if not isinstance(wire, Mapping):
@@ -235,7 +235,7 @@ class IdempotencyKeyLookup:
                 "unavailable",
                 "belongs to a call whose result was removed from the log. Use a new key.",
             )
-        elif (recorded := read_recorded_result(outcome)) is None:
+        elif (recorded := parse_recorded_result(outcome)) is None:
             kind, text = (
                 "unavailable",
                 "belongs to a call whose recorded result is damaged; it is not run again. Check its effect, then use a new key.",
@@ -249,7 +249,7 @@ class IdempotencyKeyLookup:
             )  # of a step: the tool that was open
             at_face, model = (result, result) if entry is None else make_audience_results(entry.spec, result)
             return CallAnswer(call.id, call.proposed.name, at_face, model)
-        result = call.error_result(kind, f"The idempotency key `{escape_terminal_controls(call.id)}` {text}")
+        result = call.make_error_result(kind, f"The idempotency key `{escape_terminal_controls(call.id)}` {text}")
         return CallAnswer(call.id, call.proposed.name, result, result)
 
     def key_hash(self, call: Call) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Sequence
 
 from handrail.arbiter.approvals.approval_broker import ApprovalBroker
 from handrail.arbiter.approvals.approval_flow import ApprovalFlow, find_typed_command
-from handrail.arbiter.call_state import Call, CallRefusal, Lane
+from handrail.arbiter.call_state import Call, CallRejection, Lane
 from handrail.arbiter.lock_table import LockResolver, make_file_locks_shared
 from handrail.arbiter.output.shaper import OutputShaper
 from handrail.arbiter.resource_access import make_read_only_spec, resolve_evaluated_target
@@ -14,7 +14,7 @@ from handrail.contract.services.file_services import ResolvedPath
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.policy.call_evaluation import PolicyVerdict
 from handrail.policy.findings import TraceStep as PolicyStep
-from handrail.policy.stored_paths import PrintedRepository, load_histories
+from handrail.policy.stored_paths import PrintedRepository, load_and_check_repository_histories
 from handrail.record.commit_log import encode_record_body
 
 
@@ -28,8 +28,8 @@ class CallAuthorisation:
     def authorise_call(self, call: Call) -> Awaitable[None] | None:
         """Decide at once if rules alone decide; otherwise return an awaitable that decides.
 
-        :raises Refusal: ``denied``, by a rule, a watchdog or a user, or because the session has no user to ask
-        :raises Parked: if a user must approve and cannot answer now
+        :raises CallRejection: ``denied``, by a rule, a watchdog or a user, or because the session has no user to ask
+        :raises CallSuspended: if a user must approve and cannot answer now
         """
         lane, looked = call.lane, call.prevalidated
         call.rules = lane.rules
@@ -38,13 +38,17 @@ class CallAuthorisation:
         else:
             verdict = self.evaluate(call, call.resolved_paths)
         call.resolved_paths = None
-        if verdict.action != "deny" and (unread := lane.authority.list_unread_histories(verdict)):
-            return self._read_histories_and_authorise(call, unread)
+        if verdict.action != "deny" and lane.authority.list_repositories_with_unread_history(verdict):
+            return self._read_histories_and_authorise(call)
         return self._authorise(call, verdict)
 
-    async def _read_histories_and_authorise(self, call: Call, unread: Sequence[PrintedRepository]) -> None:
+    async def _read_histories_and_authorise(self, call: Call) -> None:
         """Decide a call that may print stored files, after the stored paths are known."""
-        await call.await_interruptible("authorise", lambda: load_histories(unread))
+
+        def list_unread() -> Sequence[PrintedRepository]:
+            return call.lane.authority.list_repositories_with_unread_history(self.evaluate(call))
+
+        await call.await_interruptible("authorise", lambda: load_and_check_repository_histories(list_unread))
         rest = self._authorise(call, self.evaluate(call))
         if rest is not None:
             await rest
@@ -100,12 +104,12 @@ class CallAuthorisation:
         if verdict.is_read_only:
             call.read_only = True
             call.required_locks = make_file_locks_shared(call.required_locks)
-            verdict.capabilities = verdict.capabilities.without_writing()
+            verdict.capabilities = verdict.capabilities.without_writes_or_network()
 
     def _conclude(self, call: Call, verdict: PolicyVerdict) -> None:
         call.verdict = verdict
         if verdict.action == "deny":
-            raise CallRefusal("authorise", "denied", verdict.reason)
+            raise CallRejection("authorise", "denied", verdict.reason)
         if call.redactor.active:
             call.queue_log_record("authorised", verdict.approval_record)
             return
@@ -124,9 +128,9 @@ class CallAuthorisation:
         failed = (
             (0, 0)
             if lane.failed_calls is None
-            else lane.failed_calls.count_failures(spec.id, self._shaper.hash_canonical_json(call.arguments))
+            else lane.failed_calls.get_failure_counts(spec.id, self._shaper.hash_canonical_json(call.arguments))
         )
-        call.pass_records_to_log()
+        call.submit_queued_records()
         return await call.await_interruptible(
             "authorise",
             lambda: lane.authority.ask_watchdogs(
@@ -140,14 +144,14 @@ class CallAuthorisation:
             ),
         )
 
-    def reevaluate_changed_rules(self, call: Call) -> None:
+    def reevaluate_call_with_changed_rules(self, call: Call) -> None:
         """Evaluate the call again after the session's rules changed: a new *deny* counts, an approval stays.
 
-        :raises Refusal: ``denied``
+        :raises CallRejection: ``denied``
         """
         verdict = self.evaluate(call)
         if verdict.action == "deny":
-            raise CallRefusal("intend", "denied", verdict.reason)
+            raise CallRejection("intend", "denied", verdict.reason)
 
     def evaluate(self, call: Call, located: dict[str, ResolvedPath] | None = None) -> PolicyVerdict:
         """Return the verdict of rules and capabilities. Changes nothing else.
@@ -157,11 +161,13 @@ class CallAuthorisation:
         assert call.entry is not None and call.arguments is not None
         lane, caller, tool, spec = call.lane, call.parent, call.entry.tool, call.entry.spec
         origin = tool.origin
-        if call.session_step is not None and call.is_session_step:
+        if call.session_step is not None and call.is_tool_session_step:
             return self._evaluate_step(call)
         if tool.types_input and (typed := find_typed_command(call)) is not None:
             parent = None if caller is None or caller.verdict is None else caller.verdict.capabilities
-            return lane.authority.evaluate_typed_input(spec, call.arguments, typed, rules=lane.rules, parent=parent)
+            return lane.authority.evaluate_running_shell_input(
+                spec, call.arguments, typed, rules=lane.rules, parent=parent
+            )
         if tool.source_request is not None or tool.state_arguments is not None:
             spec, origin, call.requested_source = resolve_evaluated_target(call.entry, call.arguments, call.generation)
         return lane.authority.evaluate(

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from handrail.arbiter.call_state import Call, CallRefusal
+from handrail.arbiter.call_state import Call, CallRejection
 from handrail.arbiter.client_requests import pause_timeouts
-from handrail.arbiter.lock_table import LockGrant, LockResolver, LockTable, LockTimeout, format_locks, locks_conflict
+from handrail.arbiter.lock_table import LockGrant, LockResolver, LockTable, LockTimeout, do_locks_conflict, format_locks
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.spec import ToolSpec
 
@@ -18,7 +18,7 @@ OPEN_SESSION_RESOURCE = "open state"
 """The root of the locks that keep two steps of one tool session apart."""
 
 
-def is_answered_with_job(call: Call, spec: ToolSpec, arguments: Mapping[str, Any]) -> bool:
+def becomes_background_job(call: Call, spec: ToolSpec, arguments: Mapping[str, Any]) -> bool:
     """Return whether a call is answered with a job. A nested call never is, since it runs under its caller's locks.
 
     :raises ToolError: ``invalid_input`` if a nested call asks for it
@@ -34,26 +34,26 @@ def is_answered_with_job(call: Call, spec: ToolSpec, arguments: Mapping[str, Any
     return False
 
 
-def choose_locks(call: Call, resources: LockResolver) -> None:
+def set_required_locks(call: Call, resources: LockResolver) -> None:
     """Set the locks that a call requires, and whether it becomes a job, from its validated arguments.
 
-    :raises Refusal: if an argument cannot name a resource
+    :raises CallRejection: if an argument cannot name a resource
     """
     assert call.entry is not None and call.arguments is not None
     spec, roots = call.entry.spec, call.lane.environment.roots
     try:
-        call.background = is_answered_with_job(call, spec, call.arguments)
+        call.background = becomes_background_job(call, spec, call.arguments)
         call.required_locks = resources.resolve(spec, call.arguments, roots, background=call.background)
-        if call.is_session_step and call.session_step is not None and call.parent is None:
+        if call.is_tool_session_step and call.session_step is not None and call.parent is None:
             call.required_locks = (
                 *call.required_locks,
                 ((OPEN_SESSION_RESOURCE, call.session_step.id), "X"),
             )  # one step at a time
     except ToolError as error:
-        raise CallRefusal("validate", error.kind, error.text) from None
+        raise CallRejection("validate", error.kind, error.text) from None
 
 
-class CallLocks:
+class CallLockManager:
     """The locks of calls: acquires and releases them.
 
     :ivar wait_ms: how long a call may wait for its locks
@@ -67,7 +67,7 @@ class CallLocks:
         """Acquire the locks now, or return an awaitable that waits for them.
 
         :param predecessors: the earlier calls of the same model reply, in its order
-        :raises Refusal: ``conflict`` if the locks of a calling call do not cover a nested call
+        :raises CallRejection: ``conflict`` if the locks of a calling call do not cover a nested call
         """
         if call.parent is not None and (held := _find_parent_grant(call)) is not None:
             _run_under_parent_locks(call, call.parent, held)
@@ -89,7 +89,8 @@ class CallLocks:
                 earlier.queued is not None
                 and not earlier.queued.done()
                 and (
-                    call.entry.spec.side_effect != "read" or locks_conflict(call.required_locks, earlier.required_locks)
+                    call.entry.spec.side_effect != "read"
+                    or do_locks_conflict(call.required_locks, earlier.required_locks)
                 )
             ):
                 call.copy_arguments()
@@ -99,18 +100,18 @@ class CallLocks:
 
     async def _wait_for_turn(self, call: Call) -> None:
         call.copy_arguments()
-        call.pass_records_to_log()
+        call.submit_queued_records()
         began = time.monotonic_ns()
         request = self.locks.queue_for_locks(call.required_locks, call.id)
         call.mark_lock_queued()
-        call.emit("awaiting-locks", {"for": self.locks.describe_wait(request)})
+        call.emit("awaiting-locks", {"for": self.locks.describe_lock_wait(request)})
         try:
             budget_s = self.wait_ms / 1000
             with pause_timeouts(call):  # the wait does not use up the time-out of a calling tool
-                call.grant = await call.await_interruptible("lock", lambda: request.wait_granted(budget_s))
+                call.grant = await call.await_interruptible("lock", lambda: request.wait_until_granted(budget_s))
         except LockTimeout as error:
             text = f"`{call.tool_id}` waited {self.wait_ms} ms for a lock: {error}. Nothing was run. Try again later."
-            raise CallRefusal("lock", "timeout", text) from None
+            raise CallRejection("lock", "timeout", text) from None
         finally:
             if call.grant is None:
                 request.withdraw_from_queue()
@@ -142,7 +143,7 @@ def _find_parent_grant(call: Call) -> LockGrant | None:
 def _run_under_parent_locks(call: Call, caller: Call, held: LockGrant) -> None:
     """Check that a nested call may run under the locks of a calling call. It never waits for others, so no cycle can form.
 
-    :raises Refusal: ``conflict``
+    :raises CallRejection: ``conflict``
     """
     if call.required_locks and not held.covers(call.required_locks):
         needed = ", ".join(format_locks(call.required_locks))
@@ -150,7 +151,7 @@ def _run_under_parent_locks(call: Call, caller: Call, held: LockGrant) -> None:
         hint = (
             f"Call `{call.tool_id}` directly, or ask the user to declare these locks in `locks` of `{caller.tool_id}`."
         )
-        raise CallRefusal("lock", "conflict", f"{text} {hint}")
+        raise CallRejection("lock", "conflict", f"{text} {hint}")
 
 
 async def _wait_until_queued(entered: asyncio.Future[None]) -> None:

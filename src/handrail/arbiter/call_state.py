@@ -11,24 +11,24 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from handrail.arbiter.generator_steps import GeneratorSteps
-from handrail.arbiter.jobs.output_stream import JobOutputFile, OutputStream
+from handrail.arbiter.jobs.output_stream import CallOutputWriter, JobOutputFile
 from handrail.arbiter.lock_table import LockGrant, RequiredLock
 from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.arbiter.session_subscriptions import SessionResourceSubscriptions
 from handrail.arbiter.stoppable_execution import (
     STOPPED_TEXT,
-    StoppableExecution,
+    StoppableTaskRunner,
     WorkStopped,
-    run_uninterrupted,
-    stop_error_kind,
+    await_deferring_cancellation,
+    get_stop_error_kind,
 )
-from handrail.catalog.loaded_tools import InteractionTools
+from handrail.catalog.loaded_tools import InteractionLoadedTools
 from handrail.contract.approval_requests import Approval, ApprovalHandler
 from handrail.contract.calls_and_results import Event, EventKind, ProposedCall, Result
 from handrail.contract.errors import ErrorKind
 from handrail.contract.permission_modes import Mode
 from handrail.contract.sandbox_protocol import CallConfinement, ConnectionAttempt
-from handrail.contract.services.channels_and_triggers import NotificationInbox, SessionChannelService, TriggerService
+from handrail.contract.services.channels_and_triggers import NotificationSink, SessionChannelService, TriggerService
 from handrail.contract.services.client_services import ClientMethod
 from handrail.contract.services.file_services import ResolvedPath
 from handrail.contract.services.history_and_skill_services import SessionSkillService
@@ -98,7 +98,7 @@ class FailedCallCounter:
         if arguments_hash is not None:
             self._calls.pop((tool, arguments_hash), None)
 
-    def count_failures(self, tool: str, arguments_hash: str) -> tuple[int, int]:
+    def get_failure_counts(self, tool: str, arguments_hash: str) -> tuple[int, int]:
         """Return how often this call has failed, in all and since any other call succeeded."""
         failing = self._calls.get((tool, arguments_hash))
         if failing is None:
@@ -114,7 +114,7 @@ _new_record: Callable[..., Record] = _tuple.__new__
 """Makes a ``Record`` in half the time of its own constructor. Each call makes four."""
 
 
-class CallRefusal(Exception):
+class CallRejection(Exception):
     """The rejection of a call by one step.
 
     It becomes the error result of the call and a ``refused`` record.
@@ -134,7 +134,7 @@ class Lane(Struct):
     :func:`handrail.kernel.session_manager.make_session_lane` builds it. Fields with a default change while the session is open.
 
     :param authority: the most that its agent may do; the policy evaluates each call by it
-    :param rules: replaced as a whole, by :meth:`set_rules`, when a user answers "for this session"
+    :param rules: replaced as a whole, by :meth:`set_rules_including_child_lanes`, when a user answers "for this session"
     :param current_generation: returns the current generation of tools, which may be newer than that of a turn
     :param catalog: the tools that are loaded for its model
     :param skills: the skills of its session
@@ -150,11 +150,11 @@ class Lane(Struct):
     authority: CallAuthorizer
     rules: RuleBook
     current_generation: Callable[[], Generation]
-    catalog: InteractionTools
+    catalog: InteractionLoadedTools
     skills: SessionSkillService
     channels: SessionChannelService
     triggers: TriggerService
-    notifications: NotificationInbox
+    notifications: NotificationSink
     agent_types: Callable[[], Sequence[SubagentType]]
     load_agent: Callable[[str], object]
     mode: Mode | None
@@ -204,23 +204,23 @@ class Lane(Struct):
     def session_id(self) -> str:
         return self.environment.session_id
 
-    def change_mode(self, mode: Mode) -> Mode:
+    def set_permission_mode(self, mode: Mode) -> Mode:
         """Switch to another mode, and return the mode before. All changes of a session's mode happen here."""
         before = parse_mode(self.rules.mode)
         if mode != before:
             self.previous_mode = before
-            self.set_rules(with_mode(self.rules, mode))
+            self.set_rules_including_child_lanes(with_mode(self.rules, mode))
             self.on_mode_changed(mode, before)
         return before
 
-    def set_rules(self, book: RuleBook) -> None:
+    def set_rules_including_child_lanes(self, book: RuleBook) -> None:
         """Evaluate calls by ``book`` from now on, also in the lanes of sub-agents."""
         self.rules = book
         for lane in tuple(self.child_lanes):
             own = lane.rules if lane.mode is None else with_mode(lane.rules, lane.mode)
-            lane.set_rules(limit_to_parent(own, book))
+            lane.set_rules_including_child_lanes(limit_to_parent(own, book))
 
-    def count_outcome(self, call: Call, result: Result, hashed: Callable[[object], str]) -> None:
+    def update_failure_counts(self, call: Call, result: Result, hashed: Callable[[object], str]) -> None:
         """Count how a resolved and valid call ended, from the first failure on."""
         if call.entry is None or call.arguments is None:
             return
@@ -404,7 +404,7 @@ class Call:
     """Set when it is answered; None unless its caller waits for that."""
     artifacts: tuple[str, ...] = ()
     """The artifacts in the answers to its nested calls."""
-    output_stream: OutputStream | None = None
+    output_stream: CallOutputWriter | None = None
     """The output of its tool while it runs; None before there is any."""
     network_attempts: tuple[ConnectionAttempt, ...] = ()
     """The hosts that it tried to reach, each once, up to a limit."""
@@ -436,7 +436,7 @@ class Call:
         proposed: ProposedCall,
         lane: Lane,
         generation: Generation,
-        execution: StoppableExecution,
+        execution: StoppableTaskRunner,
         log: CommitLog,
         redactor: SecretRedactor,
     ) -> None:
@@ -456,12 +456,12 @@ class Call:
         self.started_ns = time.monotonic_ns()
 
     @property
-    def is_session_step(self) -> bool:
+    def is_tool_session_step(self) -> bool:
         """Whether it takes a step of an open tool session, which this process cannot outlive."""
         return self.session_step is not None and self.session_step.session is not None
 
     @property
-    def ended_session_id(self) -> str:
+    def ended_tool_session_id(self) -> str:
         """The id of its tool session if that has ended; otherwise ``""``."""
         state = None if self.session_step is None else self.session_step.session
         return "" if state is None or state.end is None else state.id
@@ -507,35 +507,35 @@ class Call:
         :raises LogUnavailable: if it could not be made durable
         """
         if self.preceding_message is not None and not self.preceding_message.is_durable:
-            await run_uninterrupted(self.preceding_message.request_flush(), self.execution)
+            await await_deferring_cancellation(self.preceding_message.request_flush(), self.execution)
 
-    def pass_records_to_log(self) -> None:
+    def submit_queued_records(self) -> None:
         """Hand the queued records to the log, without waiting for them to be durable."""
         if self.records:
             kinds, _, _, bodies = zip(*self.records, strict=True)
             self.records = []
             self.log.record_call_soon(self.session_id, self.id, " ".join(kinds), join_record_bodies(bodies))
 
-    def record_start_soon(self) -> None:
+    def schedule_record_submission(self) -> None:
         """Hand the queued records to the log soon, or with its outcome if that comes first."""
         if self.records:
-            self.log.record_started_call(self.id, self.pass_records_to_log)
+            self.log.record_started_call(self.id, self.submit_queued_records)
 
     async def await_interruptible(self, step: StepName, work: Callable[[], Awaitable[Any]]) -> Any:
         """Await ``work``, which the user's stop or a shutdown may end.
 
-        :raises Refusal: ``cancelled``, if one of them ended it
+        :raises CallRejection: ``cancelled``, if one of them ended it
         """
         try:
             return await self.execution.run_in_current_task(_run_work(work))
         except WorkStopped as stopped:
-            raise self.stop_refusal(step, stopped.reason) from None
+            raise self.make_stop_rejection(step, stopped.reason) from None
 
-    def stop_refusal(self, step: StepName, reason: StopReason) -> CallRefusal:
+    def make_stop_rejection(self, step: StepName, reason: StopReason) -> CallRejection:
         """Return the refusal of a call that was stopped before it ran."""
         text = f"`{self.tool_id}` was {STOPPED_TEXT[reason]} before it started. Nothing was run."
         metadata = {"session_stopped": True} if self.lane.is_stopped else {}
-        return CallRefusal(step, stop_error_kind(reason), text, stopped_by=reason, **metadata)
+        return CallRejection(step, get_stop_error_kind(reason), text, stopped_by=reason, **metadata)
 
     def copy_arguments_for_event(self, arguments: Any) -> Any:
         """Return ``arguments`` for listeners, as a copy if the call itself uses the object."""
@@ -568,7 +568,7 @@ class Call:
         """Milliseconds since its tool started, to the microsecond."""
         return (time.monotonic_ns() - self.started_ns) // 1000 / 1000
 
-    def describe_network(self) -> dict[str, Any]:
+    def make_network_metadata(self) -> dict[str, Any]:
         """Return the metadata about hosts: those that it reached and those that were refused, or why it had no network.
 
         Host names are redacted, since they can contain a secret.
@@ -588,10 +588,11 @@ class Call:
         capabilities = None if self.verdict is None else self.verdict.capabilities
         if self.read_only or capabilities is None or capabilities.may_allow_any_target("net.fetch"):
             return {}
-        owner = next((layer.owner for layer in capabilities.layers if not layer.hosts), "this call")
-        return {"network": {"reached": [], "refused": [], "unavailable": f"{owner} has no hosts"}}
+        owner = capabilities.find_owner_denying_all_hosts(is_confined=self.confinement is not None)
+        reason = "the call ran confined" if owner is None else f"{owner} has no hosts"
+        return {"network": {"reached": [], "refused": [], "unavailable": reason}}
 
-    def error_result(self, kind: ErrorKind, text: str, data: Any = None, **metadata: Any) -> Result:
+    def make_error_result(self, kind: ErrorKind, text: str, data: Any = None, **metadata: Any) -> Result:
         return Result.error(kind, text, data, duration_ms=self.elapsed_ms, **metadata)
 
 

@@ -14,13 +14,13 @@ import orjson
 from handrail.arbiter.call_state import Call
 from handrail.arbiter.output.json_conversion import JsonConversion, ValueTooLarge
 from handrail.contract.errors import ToolError
-from handrail.contract.schema.argument_validation import InvalidSchema, ParametersSchema, compile_schema
+from handrail.contract.schema.argument_validation import InvalidSchemaError, ParametersSchema, compile_schema
 from handrail.contract.services.client_services import (
     METHOD_CAPABILITIES,
     ClientHandler,
     ClientMethod,
-    ClientRequest,
     LogLevel,
+    RequestToClient,
     UnsupportedClientRequest,
 )
 
@@ -66,16 +66,16 @@ class CallClientService:
     def detach(self) -> None:
         call = self._call
         if (client := call.lane.environment.client) is not None and not call.tool_ended:
-            call_on_kernel_loop(call, partial(client.detach, find_root_call(call).id))
+            post_to_kernel_loop(call, partial(client.detach, find_root_call(call).id))
 
-    async def send_requests(self, requests: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
+    async def send_requests(self, requests: Mapping[str, RequestToClient]) -> Mapping[str, Mapping[str, Any]]:
         home = self._call.execution.loop
         if asyncio.get_running_loop() is home:
             return await self._send_requests(requests)
         # The thread of a tool, which has a separate loop.
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._send_requests(requests), home))
 
-    async def _send_requests(self, requests: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
+    async def _send_requests(self, requests: Mapping[str, RequestToClient]) -> Mapping[str, Mapping[str, Any]]:
         call = self._call
         sent_requests = self._validate_and_redact_requests(requests)
         client, root = call.lane.environment.client, find_root_call(call)
@@ -104,20 +104,20 @@ class CallClientService:
             )
         items = [{"method": ask.method, "origin": ask.origin} for ask in sent_requests.values()]
         call.queue_log_record("client-request", {"asks": items})
-        call.pass_records_to_log()
+        call.submit_queued_records()
         with pause_timeouts(call):
             try:
                 answers = cast("object", await client.send_requests(root.id, sent_requests))
             except (ToolError, asyncio.CancelledError):
                 raise
             except Exception as error:
-                message = f"{type(error).__name__}: {call.redactor.redact_head(str(error), 300)}"
+                message = f"{type(error).__name__}: {call.redactor.redact_text_head(str(error), 300)}"
                 raise ToolError(
                     f"The request to the client failed: {message}. Continue without it.", kind="unavailable"
                 ) from None
         return _check_answers(answers, sent_requests, schemas)
 
-    def _validate_and_redact_requests(self, requests: object) -> dict[str, ClientRequest]:
+    def _validate_and_redact_requests(self, requests: object) -> dict[str, RequestToClient]:
         """Return the requests as they are sent: validated, within limits, redacted and with their origin.
 
         :raises ToolError: for an invalid or forbidden request
@@ -133,7 +133,7 @@ class CallClientService:
             )
         assert call.entry is not None
         foreign = call.entry.third_party
-        found: dict[str, ClientRequest] = {}
+        found: dict[str, RequestToClient] = {}
         size = 0
         for key, ask in cast("Mapping[object, object]", requests).items():
             if not isinstance(key, str) or not 0 < len(key) <= _MAX_KEY or not key.isprintable():
@@ -141,7 +141,7 @@ class CallClientService:
                     f"Invalid key of a request: {str(key)[:80]!r}. Expected 1 to {_MAX_KEY} printable characters.",
                     kind="invalid_input",
                 )
-            if not isinstance(ask, ClientRequest) or ask.method not in METHOD_CAPABILITIES:
+            if not isinstance(ask, RequestToClient) or ask.method not in METHOD_CAPABILITIES:
                 raise ToolError(
                     f"Request {key!r} has an unknown method. Expected one of: {', '.join(METHOD_CAPABILITIES)}.",
                     kind="invalid_input",
@@ -160,11 +160,11 @@ class CallClientService:
                 )
             if call.redactor.active:
                 params = call.redactor.redact_json(params)
-            found[key] = ClientRequest(ask.method, params, foreign.name if foreign is not None else ask.origin)
+            found[key] = RequestToClient(ask.method, params, foreign.name if foreign is not None else ask.origin)
         return found
 
     @staticmethod
-    def _check_supported(client: ClientHandler, call_id: str, ask: ClientRequest) -> None:
+    def _check_supported(client: ClientHandler, call_id: str, ask: RequestToClient) -> None:
         try:
             offered = client.supports(call_id, ask.method, ask.params) is True
         except Exception:
@@ -197,7 +197,7 @@ def pause_timeouts(call: Call) -> Generator[None]:
             execution.resume_timeout()
 
 
-def call_on_kernel_loop(call: Call, tell: Callable[[], object]) -> None:
+def post_to_kernel_loop(call: Call, tell: Callable[[], object]) -> None:
     """Call ``tell`` on the kernel's event loop, also from the thread of a tool."""
     home = call.execution.loop
     try:
@@ -242,11 +242,11 @@ def make_log_event_data(level: LogLevel, data: object, logger: str | None) -> di
 # Validation of the client's answers.
 
 
-def _name_methods(sent_requests: Mapping[str, ClientRequest]) -> str:
+def _name_methods(sent_requests: Mapping[str, RequestToClient]) -> str:
     return " or ".join(dict.fromkeys(ask.method for ask in sent_requests.values()))
 
 
-def _form_schema(key: str, ask: ClientRequest) -> ParametersSchema | None:
+def _form_schema(key: str, ask: RequestToClient) -> ParametersSchema | None:
     """Return the schema for the content of a form; None for other requests.
 
     :raises ToolError: for an invalid form
@@ -272,14 +272,14 @@ def _form_schema(key: str, ask: ClientRequest) -> ParametersSchema | None:
         )
     try:
         return compile_schema(dict(cast("Mapping[str, Any]", wanted)))
-    except InvalidSchema as error:
+    except InvalidSchemaError as error:
         raise ToolError(
             f"Request {key!r} has an invalid `requestedSchema`: {error}. Correct the schema.", kind="invalid_input"
         ) from None
 
 
 def _check_answers(
-    answers: object, sent_requests: Mapping[str, ClientRequest], schemas: Mapping[str, ParametersSchema | None]
+    answers: object, sent_requests: Mapping[str, RequestToClient], schemas: Mapping[str, ParametersSchema | None]
 ) -> Mapping[str, Mapping[str, Any]]:
     """Return the validated answers of the client.
 
@@ -323,7 +323,7 @@ def _is_deeper(value: Any, levels: int) -> bool:
     return True
 
 
-def _find_fault(ask: ClientRequest, answer: Any, form: ParametersSchema | None) -> str | None:
+def _find_fault(ask: RequestToClient, answer: Any, form: ParametersSchema | None) -> str | None:
     if not isinstance(answer, dict):
         return "expected an object"
     fields = cast("dict[str, Any]", answer)

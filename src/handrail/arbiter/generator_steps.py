@@ -60,7 +60,7 @@ class GeneratorSteps:
         self._loop = asyncio.get_running_loop()
         self.current_runtime: Runtime | None = None
         """The runtime of the running step."""
-        self._generator = begin(cast("Runtime", CurrentStepRuntime(lambda: self._get_runtime(none))))
+        self._generator = begin(cast("Runtime", CurrentStepRuntimeProxy(lambda: self._get_runtime(none))))
         self._requested: asyncio.Queue[tuple[Any, bool, asyncio.Future[object]]] = asyncio.Queue()
         self.on_cancelled: Callable[[], None] | None = None
         """Called when a step is cancelled, before its generator is."""
@@ -198,7 +198,7 @@ def _settle(
         answer.set_exception(RuntimeError(f"the tool raised {type(failure).__name__}: {failure}"))
 
 
-class CurrentStepRuntime:
+class CurrentStepRuntimeProxy:
     """The runtime of the running step, also for services that a tool keeps: each access asks the present step.
 
     :param now: returns the present runtime, or raises between steps
@@ -242,6 +242,6 @@ def _forward(of: Callable[[], Any], name: str, *, door: bool = False) -> Any:
     return asked
 
 
-def unwrap_runtime(runtime: Runtime) -> Runtime:
+def get_current_step_runtime(runtime: Runtime) -> Runtime:
     """Return the runtime of the running step behind the one that a generator received."""
-    return runtime.now() if isinstance(runtime, CurrentStepRuntime) else runtime
+    return runtime.now() if isinstance(runtime, CurrentStepRuntimeProxy) else runtime

@@ -34,17 +34,17 @@ from typing import Any, Literal, cast
 from handrail.arbiter.stoppable_execution import start_shared_timeout
 from handrail.contract.errors import HandrailError, ToolError, UsageError
 from handrail.contract.services.file_services import ResolvedPath
-from handrail.contract.text.patch_text import list_patch_paths
-from handrail.contract.text.strict_json import json_type_name
+from handrail.contract.text.patch_text import extract_patch_paths
+from handrail.contract.text.strict_json import get_json_type_name
 from handrail.contract.tool.spec import (
     LockMode,
     LockSpec,
     ToolSpec,
+    extract_template_argument_names,
     fill_template,
     find_patch_arguments,
-    template_argument_names,
 )
-from handrail.origins.listed_paths import find_listed_path, make_path_key
+from handrail.origins.listed_paths import make_spelling_independent_key, resolve_name_folding_path
 from handrail.runtime.files.session_roots import SessionRoots
 
 # pyright: reportPrivateUsage=false
@@ -79,7 +79,7 @@ class LockTimeout(HandrailError):
 
 
 class LockGrant:
-    """The locks of one call, from ``try_acquire`` or ``wait_granted`` until their release."""
+    """The locks of one call, from ``try_acquire`` or ``wait_until_granted`` until their release."""
 
     __slots__ = ("_plan", "owner")
 
@@ -103,8 +103,8 @@ class LockGrant:
         return f"<Grant {self.owner} {_describe_plan(self._plan)}>"
 
 
-class QueuedRequest:
-    """A place in the queues. Await :meth:`wait_granted`, or call :meth:`withdraw_from_queue`."""
+class QueuedLockRequest:
+    """A place in the queues. Await :meth:`wait_until_granted`, or call :meth:`withdraw_from_queue`."""
 
     __slots__ = ("_arrival", "_grant", "_late", "_missing", "_plan", "_state", "_table", "_wake", "owner")
 
@@ -121,11 +121,11 @@ class QueuedRequest:
         self.owner = owner
 
     @property
-    def is_ready(self) -> bool:
-        """Whether its turn has come, so that :meth:`wait_granted` returns at once."""
+    def is_grant_ready(self) -> bool:
+        """Whether its turn has come, so that :meth:`wait_until_granted` returns at once."""
         return self._state == "granted"
 
-    async def wait_granted(self, timeout_s: float | None = None) -> LockGrant:
+    async def wait_until_granted(self, timeout_s: float | None = None) -> LockGrant:
         """Wait until all requested locks are held.
 
         If the waiting task is cancelled, the request leaves every queue, even if its turn came at the same time.
@@ -141,7 +141,9 @@ class QueuedRequest:
         if self._grant is None:
             await self._wait_turn(timeout_s)
         if self._grant is None:
-            raise UsageError(f"The lock request {self!r} was withdrawn while it was awaited.")
+            raise UsageError(
+                f"The lock request {self!r} was withdrawn while it was awaited. Acquire the lock with a new request."
+            )
         self._state = "taken"
         return self._grant
 
@@ -163,11 +165,11 @@ class QueuedRequest:
     def time_out(self) -> None:
         """Leave the queues, since the budget of the wait is used up."""
         if self._state == "queued" and self._wake is not None and not self._wake.done():
-            self._late = self._table.describe_wait(self)
+            self._late = self._table.describe_lock_wait(self)
             self.withdraw_from_queue()
 
     def withdraw_from_queue(self) -> None:
-        """Give up a queued place, or a grant that :meth:`wait_granted` has not returned yet.
+        """Give up a queued place, or a grant that :meth:`wait_until_granted` has not returned yet.
 
         Later calls have no effect, so it may be called in a ``finally``.
         """
@@ -194,7 +196,7 @@ class QueuedRequest:
         return f"<Request {self.owner} {_describe_plan(self._plan)} {self._state}>"
 
 
-_Fifos = tuple["OrderedDict[QueuedRequest, None]", ...]
+_Fifos = tuple["OrderedDict[QueuedLockRequest, None]", ...]
 
 
 def format_locks(wants: tuple[RequiredLock, ...]) -> tuple[str, ...]:
@@ -234,14 +236,14 @@ class LockTable:
         self._grants.add(grant)
         return grant
 
-    def queue_for_locks(self, wants: Sequence[RequiredLock], owner: str = "") -> QueuedRequest:
+    def queue_for_locks(self, wants: Sequence[RequiredLock], owner: str = "") -> QueuedLockRequest:
         """Queue for ``wants`` at every resource, in the order of the calls of this method.
 
         :raises UsageError: for an invalid want
         """
         plan = _plan_locks(wants)
         self._arrivals += 1
-        request = QueuedRequest(self, plan, owner, self._arrivals)
+        request = QueuedLockRequest(self, plan, owner, self._arrivals)
         taken = self._taken
         for resource, mode in plan:
             if self._has_no_conflict(resource, mode):
@@ -249,7 +251,7 @@ class LockTable:
                 continue
             fifos = self._queues.get(resource)
             if fifos is None:
-                fifos = self._queues[resource] = tuple(OrderedDict[QueuedRequest, None]() for _ in range(5))
+                fifos = self._queues[resource] = tuple(OrderedDict[QueuedLockRequest, None]() for _ in range(5))
             fifos[mode][request] = None
             request._missing += 1
         if not request._missing:
@@ -267,7 +269,7 @@ class LockTable:
             raise UsageError(f"{grant!r} is not held. Release a grant once, to the table that granted it.") from None
         self._release_plan(grant._plan)
 
-    def describe_wait(self, request: QueuedRequest) -> str:
+    def describe_lock_wait(self, request: QueuedLockRequest) -> str:
         """Return in one line what ``request`` waits for and who holds it, for events and ``explain``."""
         parts: list[str] = []
         for resource, mode in request._plan:
@@ -288,7 +290,7 @@ class LockTable:
         return "; ".join(parts[:3]) + more
 
     @property
-    def resource_count(self) -> int:
+    def active_resource_count(self) -> int:
         """The number of resources with a holder or a waiter."""
         return len(self._taken.keys() | self._queues.keys())
 
@@ -299,12 +301,12 @@ class LockTable:
         fifos = self._queues.get(resource)
         return fifos is None or not any(fifos[other] for other in _AGAINST[mode])
 
-    def _grant_request(self, request: QueuedRequest) -> None:
+    def _grant_request(self, request: QueuedLockRequest) -> None:
         grant = LockGrant(request._plan, request.owner)
         self._grants.add(grant)
         request._accept_grant(grant)
 
-    def _leave_queues(self, request: QueuedRequest, plan: _Plan) -> None:
+    def _leave_queues(self, request: QueuedLockRequest, plan: _Plan) -> None:
         for resource, mode in plan:
             fifos = self._queues.get(resource)
             if fifos is not None and request in fifos[mode]:
@@ -347,7 +349,7 @@ class LockTable:
             del self._queues[resource]
 
 
-def locks_conflict(some: Iterable[RequiredLock], others: Iterable[RequiredLock]) -> bool:
+def do_locks_conflict(some: Iterable[RequiredLock], others: Iterable[RequiredLock]) -> bool:
     """Return whether two calls with these wants cannot run at the same time."""
     planned = dict(_plan_locks(tuple(some)))
     return any(
@@ -355,7 +357,7 @@ def locks_conflict(some: Iterable[RequiredLock], others: Iterable[RequiredLock])
     )
 
 
-_NO_FIFOS: _Fifos = tuple(OrderedDict[QueuedRequest, None]() for _ in range(5))
+_NO_FIFOS: _Fifos = tuple(OrderedDict[QueuedLockRequest, None]() for _ in range(5))
 
 
 def _plan_locks(wants: Sequence[RequiredLock]) -> _Plan:
@@ -365,7 +367,7 @@ def _plan_locks(wants: Sequence[RequiredLock]) -> _Plan:
         return _remembered(asked) if len(asked) <= _FEW else _make_plan(asked)
     except (KeyError, ValueError, TypeError):
         raise UsageError(
-            f"Invalid lock wants: {wants!r}. Expected pairs of a resource and a mode, such as (('workspace', 'a.py'), 'X')."
+            f"Invalid locks: {wants!r}. Expected pairs of a resource and a mode ('S' or 'X'), such as (('workspace', 'a.py'), 'X')."
         ) from None
 
 
@@ -474,7 +476,7 @@ class _LockTemplate:
 
     def __init__(self, lock: LockSpec) -> None:
         self.lock = lock
-        names = lock.argument_names
+        names = lock.required_argument_names
         self._whole = () if names else (fill_template(lock.resource, {}),)
         self.name = names[0] if len(names) == 1 else ""
         """Its only placeholder, which is filled in between ``before`` and ``after``."""
@@ -504,7 +506,7 @@ class CompiledLockTemplates:
         self.filled: list[_LockTemplate] = []
         for lock in locks:
             # The name of a file is resolved again for each call, since links change.
-            if lock.resource.startswith(_FILE) or template_argument_names(lock.resource):
+            if lock.resource.startswith(_FILE) or extract_template_argument_names(lock.resource):
                 self.filled.append(_LockTemplate(lock))
             else:
                 constant.append(((lock.resource,), lock.mode))
@@ -522,7 +524,7 @@ class CompiledLockTemplates:
             if type(value) is not str:
                 filled = template.expand_resources(arguments)
             elif template.name in self._patches:
-                filled = (template.before + path + template.after for path in list_patch_paths(value).named)
+                filled = (template.before + path + template.after for path in extract_patch_paths(value).named)
             else:
                 filled = (template.before + value + template.after,)
             for resource in filled:
@@ -545,9 +547,9 @@ def _file_resources(absolute: str, roots: SessionRoots) -> tuple[LockResource, .
     All spellings of a file have the same resources, also of one that does not exist yet.
     """
     workspace, writable = roots.workspace, roots.writable
-    if (spelling := find_listed_path(absolute, is_listed=True)) is not None:
-        absolute, workspace = spelling.key, make_path_key(workspace)
-        writable = frozenset(map(make_path_key, writable))
+    if (spelling := resolve_name_folding_path(absolute, is_listed=True)) is not None:
+        absolute, workspace = spelling.key, make_spelling_independent_key(workspace)
+        writable = frozenset(map(make_spelling_independent_key, writable))
     inside = workspace if workspace == "/" else workspace + "/"
     if absolute.startswith(inside) and absolute != inside:
         return ((WORKSPACE, *absolute[len(inside) :].split("/")),)
@@ -565,7 +567,7 @@ def _file_resources(absolute: str, roots: SessionRoots) -> tuple[LockResource, .
 def _fill_values(lock: LockSpec, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return the texts to fill in: one set per item of a list, an empty text for an omitted argument."""
     spread: list[dict[str, str]] = [{}]
-    for name in dict.fromkeys(lock.argument_names):
+    for name in dict.fromkeys(lock.required_argument_names):
         value = arguments.get(name)
         items: list[object] = [value]
         if isinstance(value, (list, tuple)):
@@ -591,6 +593,6 @@ def _spell_value(lock: LockSpec, name: str, value: object) -> str:
     if isinstance(value, (str, float)) or (isinstance(value, int) and value.bit_length() <= MAX_BITS):
         return str(value)
     raise ToolError(
-        f"Argument `{name}` is a JSON {json_type_name(value)}. The lock `{lock}` needs a string, a number or a list of these.",
+        f"Argument `{name}` is a JSON {get_json_type_name(value)}. The lock `{lock}` needs a string, a number or a list of these.",
         kind="invalid_input",
     )

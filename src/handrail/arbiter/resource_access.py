@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from handrail.arbiter.session_subscriptions import SessionResourceSubscriptions
 from handrail.contract.calls_and_results import Event
 from handrail.contract.errors import ToolError
-from handrail.contract.services.resource_services import SourceRequest, SourceResponse
+from handrail.contract.services.resource_services import SourceRequestSpec, SourceResponse
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.resource_provider import ResourceProvider, find_resource_provider
@@ -93,10 +93,13 @@ class CallResourceAccess:
         offering, named = self._check_authorised(uri)
         lane = self._call.lane
         if lane.closed_reason is not None:
-            raise ToolError("The session is closing, so it takes no more subscriptions.", kind="cancelled")
+            raise ToolError(
+                "The session is closing, so it takes no more subscriptions. Subscribe in another session.",
+                kind="cancelled",
+            )
         if lane.subscriptions is None:
             lane.subscriptions = SessionResourceSubscriptions(
-                lambda changed: emit_event_without_call(lane, "resource-updated", {"uri": changed})
+                lambda changed: emit_session_event(lane, "resource-updated", {"uri": changed})
             )
         await lane.subscriptions.subscribe_resource(uri, offering, named)
 
@@ -123,7 +126,7 @@ class CallResourceAccess:
         return call.requested_source
 
 
-def emit_event_without_call(lane: Lane, kind: Any, data: Mapping[str, Any]) -> None:
+def emit_session_event(lane: Lane, kind: Any, data: Mapping[str, Any]) -> None:
     """Send an event that belongs to no call to the session's listeners."""
     if lane.listeners:
         event = Event(kind, lane.session_id, "", "", time.time_ns(), data)
@@ -149,7 +152,7 @@ def _parse_answer(offering: ResourceProvider, response: object, member: str) -> 
     return SourceResponse(data, offering.source if offering.is_third_party else "")
 
 
-def _unknown_text(request: SourceRequest, named: object, offerings: Sequence[ResourceProvider]) -> str:
+def _unknown_text(request: SourceRequestSpec, named: object, offerings: Sequence[ResourceProvider]) -> str:
     if request.argument == "uri":
         there = [one.uri for offering in offerings for one in offering.resources]
         what, lists = "Resource", "resource.list"

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from handrail.contract.errors import ToolError
-from handrail.contract.services.resource_services import SourceRequest
+from handrail.contract.services.resource_services import SourceRequestSpec
 from handrail.contract.tool.resource_provider import PollableResourceProvider, ResourceProvider, find_resource_provider
 
 logger = logging.getLogger("handrail.arbiter")
@@ -20,7 +20,7 @@ NOTIFY_INTERVAL_S = 0.1
 POLL_INTERVAL_S = 1.0
 """How often the kernel checks subscribed resources of sources that send no notifications."""
 _ENDING_S = 5.0
-_SUBSCRIBING = SourceRequest("resources/subscribe", "uri")
+_SUBSCRIBING = SourceRequestSpec("resources/subscribe", "uri")
 
 Stop = Callable[[], Awaitable[None]]
 
@@ -105,7 +105,7 @@ class SessionResourceSubscriptions:
                     if isinstance(failure, Exception):
                         logger.info("a source could not be told to end a subscription: %s", failure)
 
-    async def report_changed_resources(self, offerings: Sequence[ResourceProvider]) -> None:
+    async def poll_and_report_changed_resources(self, offerings: Sequence[ResourceProvider]) -> None:
         """Check sources that send no notifications, and report changed resources.
 
         :param offerings: the present sources

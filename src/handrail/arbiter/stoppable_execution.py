@@ -211,7 +211,7 @@ STOPPED_TEXT: dict[StopReason, str] = {
 }
 
 
-def stop_error_kind(reason: StopReason) -> ErrorKind:
+def get_stop_error_kind(reason: StopReason) -> ErrorKind:
     """Return the error kind of work that was stopped for ``reason``."""
     return "timeout" if reason == "timeout" else "limit" if reason == "budget" else "cancelled"
 
@@ -239,7 +239,7 @@ class WorkTransferred(BaseException):
     """
 
 
-class StoppableExecution:
+class StoppableTaskRunner:
     """A runner of one piece of work at a time, which can be asked to stop on the same event loop.
 
     It is also the :class:`~handrail.contract.services.tool_runtime.CancellationToken` that the tool sees.
@@ -275,7 +275,10 @@ class StoppableExecution:
 
     def raise_if_requested(self) -> None:
         if self.reason is not None:
-            raise ToolError(f"The call was {STOPPED_TEXT[self.reason]}.", kind=stop_error_kind(self.reason))
+            raise ToolError(
+                f"The call was {STOPPED_TEXT[self.reason]}. Check its effect before you repeat it.",
+                kind=get_stop_error_kind(self.reason),
+            )
 
     def stop(self, reason: StopReason) -> None:
         """Ask the work to stop. The first reason counts, also if nothing runs yet or any more."""
@@ -325,7 +328,7 @@ class StoppableExecution:
     async def run_in_current_task(self, work: Coroutine[Any, Any, Any], timeout_s: float | None = None) -> Any:
         """Await ``work`` in this task.
 
-        :raises Stopped: if it ended because it was asked to
+        :raises WorkStopped: if it ended because it was asked to
         """
         try:
             first = self.run_first_step(work)
@@ -338,7 +341,7 @@ class StoppableExecution:
 
         :return: the future that it waits for
         :raises StopIteration: with its result, if it never had to wait
-        :raises Stopped: if it was asked to stop before it started
+        :raises WorkStopped: if it was asked to stop before it started
         """
         if self.reason is not None:
             work.close()
@@ -354,7 +357,7 @@ class StoppableExecution:
         """Await the remainder of ``work`` in this task, after its :meth:`run_first_step`.
 
         :param timeout_s: counted from now on
-        :raises Stopped: if it ended because it was asked to
+        :raises WorkStopped: if it ended because it was asked to
         """
         task = asyncio.current_task()
         assert task is not None
@@ -397,7 +400,7 @@ class StoppableExecution:
         """Await ``work`` in a separate task, which takes its first step at once.
 
         :param cancellable: False for work in a thread, which only sees :attr:`is_requested`
-        :raises Stopped: if it ended because it was asked to
+        :raises WorkStopped: if it ended because it was asked to
         :raises WorkStillRunning: if it was asked to stop and did not within the grace period
         :raises WorkTransferred: if another task awaits it from now on, with :meth:`wait_for_separate_task`
         """
@@ -511,7 +514,7 @@ async def _contain_failures(work: Coroutine[Any, Any, T]) -> T:
         raise _wrap_failure(error) from error
 
 
-async def wait_until_records_written(written: UncancellableWriteFuture, execution: StoppableExecution) -> None:
+async def wait_until_records_written(written: UncancellableWriteFuture, execution: StoppableTaskRunner) -> None:
     """Wait until records are durable or failed. A cancellation of this task is raised later, as ``execution.owed_cancellation``.
 
     :raises LogUnavailable: if they could not be written
@@ -523,7 +526,9 @@ async def wait_until_records_written(written: UncancellableWriteFuture, executio
         written.result()
 
 
-async def run_uninterrupted(work: Coroutine[Any, Any, T] | asyncio.Future[T], execution: StoppableExecution) -> T:
+async def await_deferring_cancellation(
+    work: Coroutine[Any, Any, T] | asyncio.Future[T], execution: StoppableTaskRunner
+) -> T:
     """Await ``work`` to its end. A cancellation of this task is raised later, as ``execution.owed_cancellation``."""
     task = asyncio.ensure_future(work)
     while not task.done():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from handrail.arbiter.call_state import Call, CallRefusal
+from handrail.arbiter.call_state import Call, CallRejection
 from handrail.arbiter.client_requests import pause_timeouts
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
@@ -19,7 +19,7 @@ from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
 
-def add_sessions_to_cut_error(result: Result, handed: Sequence[DelegatedSession]) -> Result:
+def add_subagent_sessions_to_error(result: Result, handed: Sequence[DelegatedSession]) -> Result:
     """Add the sessions of sub-agents to the error of a call that was cut short.
 
     Those sessions contain the work of the sub-agents so far.
@@ -36,7 +36,7 @@ def add_sessions_to_cut_error(result: Result, handed: Sequence[DelegatedSession]
     return Result(result.type, data if result.data is None else result.data, text, result.metadata)
 
 
-class CallSubagents:
+class CallSubagentService:
     """The sub-agents of one call (:class:`~handrail.contract.services.subagent_services.SubagentService`).
 
     A sub-agent has its own budget, so the time-out of the call pauses meanwhile.
@@ -77,7 +77,7 @@ def add_subagent_to_result(call: Call, to: DelegatedSession) -> None:
 def check_subagent_can_start(call: Call) -> None:
     """Check, before a call runs or becomes a job, that its sub-agent can start.
 
-    :raises Refusal: with the error of :meth:`~handrail.contract.services.subagent_services.SubagentService.run`
+    :raises CallRejection: with the error of :meth:`~handrail.contract.services.subagent_services.SubagentService.run`
     """
     assert call.entry is not None and call.arguments is not None
     agent = call.entry.tool.delegation_target(call.arguments)
@@ -86,7 +86,7 @@ def check_subagent_can_start(call: Call) -> None:
     try:
         find_subagent_runner(call, agent)
     except ToolError as error:
-        raise CallRefusal("validate", error.kind, error.text) from None
+        raise CallRejection("validate", error.kind, error.text) from None
 
 
 def find_subagent_runner(call: Call, agent: str) -> SubagentRunner:

@@ -13,33 +13,33 @@ from functools import partial
 from typing import Any
 
 from handrail.arbiter.approvals.approval_flow import ApprovalFlow
-from handrail.arbiter.approvals.host_requests import HostRequests
-from handrail.arbiter.call_state import Call, CallRefusal
+from handrail.arbiter.approvals.host_requests import HostAccessRequests
+from handrail.arbiter.call_state import Call, CallRejection
 from handrail.arbiter.client_requests import (
     CallClientService,
-    call_on_kernel_loop,
     make_log_event_data,
     make_progress_event_data,
     pause_timeouts,
+    post_to_kernel_loop,
 )
-from handrail.arbiter.jobs.background_jobs import BackgroundJobs
+from handrail.arbiter.jobs.background_jobs import BackgroundJobManager
 from handrail.arbiter.jobs.job_views import SessionJobView
-from handrail.arbiter.jobs.output_stream import OutputStream
+from handrail.arbiter.jobs.output_stream import CallOutputWriter
 from handrail.arbiter.lock_table import LockTable
 from handrail.arbiter.output.audience_views import SEEN_BY_FRONTEND, SEEN_BY_MODEL
 from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.arbiter.resource_access import CallResourceAccess
 from handrail.arbiter.stoppable_execution import (
     STOPPED_TEXT,
-    StoppableExecution,
+    StoppableTaskRunner,
     WorkStillRunning,
     WorkStopped,
     WorkTransferred,
-    run_uninterrupted,
-    stop_error_kind,
+    await_deferring_cancellation,
+    get_stop_error_kind,
 )
-from handrail.arbiter.subagent_delegation import CallSubagents, add_sessions_to_cut_error
-from handrail.arbiter.tool_sessions import CallToolSession, ToolSessions
+from handrail.arbiter.subagent_delegation import CallSubagentService, add_subagent_sessions_to_error
+from handrail.arbiter.tool_sessions import CallToolSession, ToolSessionManager
 from handrail.contract.calls_and_results import CallAnswer, Result
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.permission_modes import DEFAULT_MODE, MODES, Mode
@@ -54,7 +54,7 @@ from handrail.contract.session_protocols import StopReason
 from handrail.contract.tool.decorator import FunctionTool
 from handrail.contract.tool.requires import AccessCheck, Capability
 from handrail.policy.rules.rules_and_modes import parse_mode
-from handrail.policy.shell.parser import get_single_program_text_argv
+from handrail.policy.shell.parser import parse_single_program_argv
 from handrail.runtime.call_runtime import CallRuntime
 
 logger = logging.getLogger("handrail.arbiter")
@@ -79,17 +79,17 @@ class ToolRunner:
         self,
         locks: LockTable,
         approval_flow: ApprovalFlow,
-        jobs: BackgroundJobs,
+        jobs: BackgroundJobManager,
         create_nested: Callable[[Call, str, Mapping[str, Any], str | None], Call],
         carry_out: Callable[[Call], Awaitable[CallAnswer]],
     ) -> None:
         self.locks = locks
         self.approval_flow = approval_flow
-        self.host_requests = HostRequests(approval_flow)
+        self.host_requests = HostAccessRequests(approval_flow)
         self.jobs = jobs
         self.create_nested = create_nested
         self.carry_out = carry_out
-        self.tool_sessions: ToolSessions | None = None
+        self.tool_sessions: ToolSessionManager | None = None
         """The open tool sessions."""
         self._running_late: dict[asyncio.Task[Any], str] = {}
 
@@ -120,7 +120,7 @@ class ToolRunner:
                 runtime.read_only = call.read_only
                 runtime.confinement = call.confinement
                 runtime.client_meta = call.proposed.client_meta or runtime.client_meta
-                runtime.split_shell_text = get_single_program_text_argv
+                runtime.split_shell_text = parse_single_program_argv
         try:
             if left_off is not None:
                 call.handed_over_run = None
@@ -130,7 +130,7 @@ class ToolRunner:
                 if tool.blocking:
                     work = run_in_daemon_thread(partial(tool.run_in_current_thread, arguments, runtime), spec.id)
                 else:
-                    work, finished = tool.start_call(arguments, runtime), tool.return_value_to_json
+                    work, finished = tool.start_call(arguments, runtime), tool.convert_return_value_to_json
             else:
                 assert runtime is not None
                 work = tool.execute(arguments, runtime)
@@ -140,10 +140,10 @@ class ToolRunner:
                 except StopIteration as ended:
                     value = ended.value
                 else:
-                    call.record_start_soon()
+                    call.schedule_record_submission()
                     value = await execution.run_remaining_steps(work, first, budget_ms / 1000)
             else:
-                call.record_start_soon()
+                call.schedule_record_submission()
                 value = await execution.run_in_separate_task(work, budget_ms / 1000, cancellable=not entry.is_blocking)
             return value if finished is None else finished(value)
         except WorkTransferred:
@@ -158,7 +158,7 @@ class ToolRunner:
         except ToolError as error:
             if isinstance(error, UnsupportedClientRequest):
                 call.unsupported_requests = call.unsupported_requests.union(error.methods)
-            return add_sessions_to_cut_error(Result.from_error(error), call.subagents)
+            return add_subagent_sessions_to_error(Result.from_error(error), call.subagents)
         except LogUnavailable as error:  # its stored values cannot be read or written
             if execution.reason is None:
                 text = f"`{spec.id}` cannot continue, since the workspace's database failed: {str(error).rstrip('.')}. Ask the user to fix it."
@@ -180,7 +180,7 @@ class ToolRunner:
                 if call.output_stream is not None:
                     call.output_stream.flush_held_output()
 
-    async def run_nested(self, parent: Call, make: Callable[[str | None], Call]) -> Result:
+    async def run_nested_call(self, parent: Call, make: Callable[[str | None], Call]) -> Result:
         """Carry out a nested call of the tool of ``parent``, which ends with that tool.
 
         :param make: creates the nested call, with a fault if the text is not None
@@ -205,7 +205,7 @@ class ToolRunner:
             child.answered = asyncio.get_running_loop().create_future()
             child.execution.stop(call.execution.reason or "user")
         waiting = [child.answered for child in call.nested_calls if child.answered is not None]
-        await run_uninterrupted(_wait_all(waiting), call.execution)
+        await await_deferring_cancellation(_wait_all(waiting), call.execution)
 
     def _stop_result(self, call: Call, reason: StopReason, budget_ms: float, kept: Any, **metadata: Any) -> Result:
         assert call.entry is not None
@@ -213,21 +213,21 @@ class ToolRunner:
         if call.lane.is_stopped:
             metadata["session_stopped"] = True
         if reason != "timeout":
-            over = f" Its tool session `{call.ended_session_id}` has ended." if call.ended_session_id else ""
+            over = f" Its tool session `{call.ended_tool_session_id}` has ended." if call.ended_tool_session_id else ""
             text = f"`{spec.id}` was {STOPPED_TEXT[reason]}.{over}"
-            return add_sessions_to_cut_error(
-                Result.error(stop_error_kind(reason), text, kept, stopped_by=reason, **metadata), call.subagents
+            return add_subagent_sessions_to_error(
+                Result.error(get_stop_error_kind(reason), text, kept, stopped_by=reason, **metadata), call.subagents
             )
         if metadata:
             step = "It did not stop, and it holds its locks until it ends. Wait before you repeat the call."
-        elif call.ended_session_id:
-            step = f"Its tool session `{call.ended_session_id}` has ended. Open a new one if you still need it."
+        elif call.ended_tool_session_id:
+            step = f"Its tool session `{call.ended_tool_session_id}` has ended. Open a new one if you still need it."
         elif spec.timeout_argument is not None and budget_ms < spec.timeout_ms:
             step = f"Request less at once, or increase `{spec.timeout_argument}` (maximum {spec.timeout_ms})."
         else:
             step = "Request less at once."
         text = f"`{spec.id}` timed out after {budget_ms:.0f} ms and was stopped. {step}"
-        return add_sessions_to_cut_error(Result.error("timeout", text, kept, **metadata), call.subagents)
+        return add_subagent_sessions_to_error(Result.error("timeout", text, kept, **metadata), call.subagents)
 
     def _keep_locks_of_late_work(self, call: Call, still: WorkStillRunning, answered: Result) -> None:
         """Keep the locks of work that continues after its answer, and record when it ends."""
@@ -246,13 +246,13 @@ class ToolRunner:
             )
             answer = Result(answered.type, None, answered.error_text, answered.metadata)
             call.queue_log_record("committed", {"late": True, "ended": ended, "result": answer.to_dict()})
-            call.pass_records_to_log()
+            call.submit_queued_records()
             if grant is not None:
                 self.locks.release_grant(grant)
 
         still.task.add_done_callback(over)
 
-    def wait_for_task_at_shutdown(self, task: asyncio.Task[Any], name: str) -> None:
+    def track_task_until_shutdown(self, task: asyncio.Task[Any], name: str) -> None:
         """Make the end of the kernel wait for this task, too."""
         self._running_late[task] = name
         task.add_done_callback(lambda ended: self._running_late.pop(ended, None))
@@ -282,7 +282,7 @@ def _describe_defect(call: Call, error: Exception, work: object) -> str:
     """
     if work is not None and not hasattr(work, "send"):
         return f"its `execute` returned {type(work).__name__} instead of a coroutine. Ask the user to declare it `async def`."
-    return f"{type(error).__name__}: {call.redactor.redact_head(str(error), 500)}"
+    return f"{type(error).__name__}: {call.redactor.redact_text_head(str(error), 500)}"
 
 
 def _last_output(runtime: CallRuntime | None) -> Any:
@@ -299,7 +299,7 @@ class _CallServices:
         self.of = of
 
     @property
-    def cancellation(self) -> StoppableExecution:
+    def cancellation(self) -> StoppableTaskRunner:
         return self.of.execution
 
     def build_access_check(self) -> AccessCheck:
@@ -313,14 +313,14 @@ class _CallServices:
 
     def report_progress(self, message: str, fraction: float | None, done: float | None, total: float | None) -> None:
         if self.of.listeners:
-            call_on_kernel_loop(
+            post_to_kernel_loop(
                 self.of, partial(self.of.emit, "progress", make_progress_event_data(message, fraction, done, total))
             )
 
     def output(self, piece: str | bytes) -> None:
         call = self.of
         if call.listeners or call.job is not None or (call.entry is not None and call.entry.spec.promotable):
-            call_on_kernel_loop(call, partial(_feed_output, call, piece))
+            post_to_kernel_loop(call, partial(_feed_output, call, piece))
 
     def jobs(self) -> JobService:
         return SessionJobView(self.runs.jobs, self.of)
@@ -340,7 +340,7 @@ class _CallServices:
 
     def log(self, level: LogLevel, data: Any, logger: str | None) -> None:
         if self.of.listeners:
-            call_on_kernel_loop(self.of, partial(self.of.emit, "log", make_log_event_data(level, data, logger)))
+            post_to_kernel_loop(self.of, partial(self.of.emit, "log", make_log_event_data(level, data, logger)))
 
     def resources(self, runtime: Runtime) -> CallResourceAccess:
         return CallResourceAccess(self.of, runtime)
@@ -374,10 +374,10 @@ class _CallServices:
             return await self.runs.approval_flow.ask_questions_during_run(self.of, questions)
 
     def catalog(self) -> CatalogService:
-        return self.of.lane.catalog.make_catalog(self.of.generation)
+        return self.of.lane.catalog.make_call_catalog(self.of.generation)
 
-    def subagents(self) -> CallSubagents:
-        return CallSubagents(self.of)
+    def subagents(self) -> CallSubagentService:
+        return CallSubagentService(self.of)
 
     def mode(self) -> CallModeService:
         return CallModeService(self.of)
@@ -396,21 +396,21 @@ class _CallServices:
         return self.of.lane.skills
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
-        return await self.runs.run_nested(self.of, partial(self.runs.create_nested, self.of, tool_id, arguments))
+        return await self.runs.run_nested_call(self.of, partial(self.runs.create_nested, self.of, tool_id, arguments))
 
 
 def check_session_mode(call: Call, modes: Sequence[Mode]) -> None:
     """Check that a tool which changes the mode is called where it has something to change.
 
-    :raises CallRefusal: ``conflict``
+    :raises CallRejection: ``conflict``
     """
     current = parse_mode(call.lane.rules.mode)
     if call.parent is not None:
         text = f"`{call.tool_id}` cannot be called by another tool. Call it directly."
-        raise CallRefusal("validate", "conflict", text)
+        raise CallRejection("validate", "conflict", text)
     if current not in modes:
         text = f"This session is in the mode {current}. `{call.tool_id}` works in the mode {' or '.join(modes)} only. Continue without it."
-        raise CallRefusal("validate", "conflict", text)
+        raise CallRejection("validate", "conflict", text)
 
 
 class CallModeService:
@@ -426,7 +426,7 @@ class CallModeService:
         if call.parent is not None or (MODES.index(wanted) > MODES.index(current) and call.approvals.answers is None):
             text = f"The mode stays {current}: the user has not answered a question of this call. Ask the user in your reply."
             raise ToolError(text, kind="denied")
-        return lane.change_mode(wanted), wanted
+        return lane.set_permission_mode(wanted), wanted
 
 
 def _check_without_secrets(
@@ -480,14 +480,14 @@ async def run_in_daemon_thread(work: Callable[[], object], name: str) -> object:
     return await ended
 
 
-def get_output_stream(call: Call) -> OutputStream:
+def get_or_create_output_writer(call: Call) -> CallOutputWriter:
     """Return the output stream of the call, created with the first piece. Use it on the kernel's event loop."""
     if call.output_stream is None:
         assert call.entry is not None
         spec = call.entry.spec
         tell = partial(_emit_output, call) if spec.exposure in SEEN_BY_FRONTEND else None
         keep = spec.exposure in SEEN_BY_MODEL and not spec.prompt_mask and (call.job is not None or spec.promotable)
-        call.output_stream = OutputStream(call.redactor, tell, keep=keep)
+        call.output_stream = CallOutputWriter(call.redactor, tell, keep=keep)
         if call.job is not None:
             call.output_stream.start_storing_in_file(call.job.output)
     return call.output_stream
@@ -495,7 +495,7 @@ def get_output_stream(call: Call) -> OutputStream:
 
 def _feed_output(call: Call, piece: str | bytes) -> None:
     if not call.tool_ended:  # the output of a thread that continues after the answer is dropped
-        get_output_stream(call).feed(piece)
+        get_or_create_output_writer(call).feed(piece)
 
 
 def _emit_output(call: Call, text: str) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from handrail.arbiter.call_state import Call, CallRefusal, LiveToolSession, ToolSessionStep
+from handrail.arbiter.call_state import Call, CallRejection, LiveToolSession, ToolSessionStep
 from handrail.arbiter.generator_steps import END_OF_STEPS, GeneratorIgnoredClose, GeneratorSteps
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ErrorKind, ToolError
@@ -62,7 +62,7 @@ class ToolSessionLimits(Struct, frozen=True):
     grace_s: float = 5.0
 
 
-class ToolSessions:
+class ToolSessionManager:
     """The open tool sessions of one workspace, in the process that holds it. Use it on the kernel's event loop.
 
     :param left: called with a task that continues although everything was asked to end
@@ -91,13 +91,13 @@ class ToolSessions:
         """Calls whose first step is not taken yet, with their sessions."""
         self._closing: set[asyncio.Task[None]] = set()
 
-    def list_open(self, session_id: str) -> list[LiveToolSession]:
+    def list_open_tool_sessions(self, session_id: str) -> list[LiveToolSession]:
         """Return the open tool sessions of a session, the oldest first."""
         return [state for state in self.open_sessions.values() if state.session_id == session_id]
 
     # ── which state a call is about ──────────────────────────────────────────────────────────────
 
-    def find_session_of_call(self, call: Call, arguments: Mapping[str, Any] | None) -> None:
+    def bind_call_to_tool_session(self, call: Call, arguments: Mapping[str, Any] | None) -> None:
         """Find the tool session that a call opens, continues or closes, before the call is recorded.
 
         :param arguments: the proposed arguments if they are an object
@@ -118,25 +118,27 @@ class ToolSessions:
         state = self.open_sessions.get(state_id)
         if state is not None and state.session_id == call.session_id:
             step.session = state
-            call.entry = replace(state.entry, tool=entry.tool, schema=ChangedStepSchema(state), is_blocking=False)
+            call.entry = replace(
+                state.entry, tool=entry.tool, schema=EditedStepArgumentsSchema(state), is_blocking=False
+            )
             call.tool_id = state.entry.id
 
     def redirect_to_stateful_tool(self, call: Call) -> None:
         """Turn a valid call into a call of the tool whose session is open.
 
-        :raises Refusal: if the tool session does not exist, or its tool does not accept the input
+        :raises CallRejection: if the tool session does not exist, or its tool does not accept the input
         """
         going, entry = call.session_step, call.entry
         assert going is not None and entry is not None and call.arguments is not None
         if going.kind == "open":
             if STEP_INPUT in call.arguments:  # a step that was awaiting approval when the process ended
-                raise CallRefusal(
+                raise CallRejection(
                     "validate",
                     "interrupted",
-                    f"The tool session of this step {explain_ended_session('interrupted')} Nothing was run.",
+                    f"The tool session of this step {explain_ended_tool_session('interrupted')} Nothing was run.",
                 )
             if (full := self._limit_reached(call.session_id)) is not None:
-                raise CallRefusal("validate", "limit", full)
+                raise CallRejection("validate", "limit", full)
             return
         state = going.session
         if state is None:
@@ -144,9 +146,9 @@ class ToolSessions:
             return
         now = call.generation.resolve_tool_name(state.entry.id)
         if now is None or now.unavailable_reason is not None or now.definition_hash != entry.definition_hash:
-            self.end_without_call(state, "changed")
+            self.end_tool_session_without_call(state, "changed")
             if going.kind == "step":
-                raise refuse_step_of_ended_session(going.id, "changed")
+                raise make_ended_session_rejection(going.id, "changed")
             going.session, going.ended, call.entry = None, "changed", going.step_tool
             call.tool_id = going.step_tool.id if going.step_tool is not None else call.tool_id
             return
@@ -158,7 +160,7 @@ class ToolSessions:
                 if problems := step.list_problems({"input": sent}):
                     repaired = repair_arguments(step, {"input": sent})
                     if repaired is None or "input" not in repaired[0]:
-                        raise CallRefusal("validate", "invalid_input", f"`{entry.id}`: " + "; ".join(problems))
+                        raise CallRejection("validate", "invalid_input", f"`{entry.id}`: " + "; ".join(problems))
                     sent, call.argument_repairs = repaired[0]["input"], repaired[1]
                 call.arguments[STEP_INPUT] = step.coerce_integers({"input": sent})["input"]
 
@@ -168,21 +170,21 @@ class ToolSessions:
             ended = row.ended or "suspended"
         if ended is None:
             text = f"Tool session `{escape_terminal_controls(step.id[:80])}` does not exist. {self._describe_open(call.session_id)}"
-            raise CallRefusal("validate", "invalid_input", text)
+            raise CallRejection("validate", "invalid_input", text)
         step.ended = ended
         if step.kind == "step":
-            raise refuse_step_of_ended_session(step.id, ended)
+            raise make_ended_session_rejection(step.id, ended)
 
     def _describe_open(self, session_id: str) -> str:
-        named = ", ".join(state.id for state in self.list_open(session_id)[-_MOST_NAMED:])
+        named = ", ".join(state.id for state in self.list_open_tool_sessions(session_id)[-_MOST_NAMED:])
         return f"This session has open: {named}." if named else "This session has no open tool session."
 
     def _limit_reached(self, session_id: str) -> str | None:
         """Return the error text if a session can open no further tool session; otherwise None."""
-        most, there = self.limits.max_open, self.list_open(session_id)
+        most, there = self.limits.max_open, self.list_open_tool_sessions(session_id)
         if len(there) + [*self._opening.values()].count(session_id) < most:
             return None
-        return session_limit_error_text(most, self._describe_open(session_id) if there else "")
+        return make_session_limit_error_text(most, self._describe_open(session_id) if there else "")
 
     def _new_id(self, entry: ToolEntry) -> str:
         while (made := f"{wire_name(entry.id)}_{randomness.token_hex(4)}") in self.open_sessions:
@@ -232,7 +234,7 @@ class ToolSessions:
             )
         if state.end is not None:  # while this step waited
             raise ToolError(
-                f"Tool session `{state.id}` {explain_ended_session(state.end)}",
+                f"Tool session `{state.id}` {explain_ended_tool_session(state.end)}",
                 kind=get_session_end_error_kind(state.end),
             )
         assert call.arguments is not None
@@ -259,10 +261,13 @@ class ToolSessions:
         if state is None or ended is not None:
             return {
                 **answer,
-                "note": f"The tool session had already ended: {describe_session_end(ended or 'suspended')}.",
+                "note": f"The tool session had already ended: {describe_tool_session_end(ended or 'suspended')}.",
             }
         if state.is_busy:
-            raise ToolError(f"A step of `{state.id}` is running. Wait for it, then close.", kind="conflict")
+            raise ToolError(
+                f"A step of `{state.id}` is still running. Wait for its end, then close the tool session.",
+                kind="conflict",
+            )
         self._remove(state, "closed")
         try:
             await state.steps.close(runtime)
@@ -321,10 +326,10 @@ class ToolSessions:
         if result is not None and not result.ok:
             return result.with_metadata(state_id=state.id)
         data = value if result is None else result.data
-        answer["step"] = tool.return_value_to_json(data) if isinstance(tool, FunctionTool) else data
+        answer["step"] = tool.convert_return_value_to_json(data) if isinstance(tool, FunctionTool) else data
         if first:
             spec = state.entry.spec
-            answer["note"] = first_step_note(self.limits.idle_s)
+            answer["note"] = make_first_step_note(self.limits.idle_s)
             if spec.step_parameters is not None:
                 answer["input"] = dict(spec.step_parameters)
         return answer if result is None else Result("output", answer, None, result.metadata)
@@ -352,9 +357,9 @@ class ToolSessions:
         if on_the_way:  # a step waits for a lock or an approval
             self._start_idle_timer(state)
         else:
-            self.end_without_call(state, "expired")
+            self.end_tool_session_without_call(state, "expired")
 
-    def end_without_call(self, state: LiveToolSession, ended: StateEnd) -> asyncio.Task[None] | None:
+    def end_tool_session_without_call(self, state: LiveToolSession, ended: StateEnd) -> asyncio.Task[None] | None:
         """End a tool session without a call, on record and without access to the runtime.
 
         :return: the task that ends it; None if it has already ended
@@ -398,19 +403,19 @@ class ToolSessions:
             if self._ended % _RETIRED_EVERY == 0:
                 self.table.remove_old(self._clock())
 
-    async def end_sessions_of(self, session_id: str) -> None:
+    async def end_tool_sessions_of_session(self, session_id: str) -> None:
         """End all tool sessions of a session that takes no more calls, and wait for that within a limit."""
-        for state in self.list_open(session_id):
-            self.end_without_call(state, "suspended")
+        for state in self.list_open_tool_sessions(session_id):
+            self.end_tool_session_without_call(state, "suspended")
         if waiting := tuple(self._closing):
             await asyncio.wait(waiting)
 
-    async def mark_former_interrupted(self) -> None:
+    async def mark_former_sessions_interrupted(self) -> None:
         """Mark the tool sessions of a former process as interrupted. Call it at start.
 
         :raises LogUnavailable: if that cannot be made durable
         """
-        await self.table.mark_open_interrupted(self._clock())
+        await self.table.mark_open_sessions_interrupted(self._clock())
 
 
 class CallToolSession:
@@ -418,7 +423,7 @@ class CallToolSession:
 
     __slots__ = ("_call", "_runtime", "_states")
 
-    def __init__(self, call: Call, states: ToolSessions, runtime: Runtime) -> None:
+    def __init__(self, call: Call, states: ToolSessionManager, runtime: Runtime) -> None:
         if call.session_step is None or call.session_step.kind == "open":
             raise ToolError(
                 f"`{call.tool_id}` does not continue a tool session. Only a step of a stateful tool can use it.",
@@ -438,7 +443,7 @@ class CallToolSession:
 class SessionOpeningTool(Tool):
     """A stateful tool, as the call that opens its tool session runs it."""
 
-    def __init__(self, tool: Tool, call: Call, states: ToolSessions) -> None:
+    def __init__(self, tool: Tool, call: Call, states: ToolSessionManager) -> None:
         self.spec = tool.spec
         self.origin = tool.origin
         self._tool = tool
@@ -455,7 +460,7 @@ class SessionOpeningTool(Tool):
         return self._tool.questions(args)
 
 
-class ChangedStepSchema(ParametersSchema):
+class EditedStepArgumentsSchema(ParametersSchema):
     """A schema of the arguments that a user may give instead of those of a step: only the input may differ."""
 
     __slots__ = ("_state",)
@@ -479,23 +484,23 @@ class ChangedStepSchema(ParametersSchema):
         return {**arguments, STEP_INPUT: step.coerce_integers({"input": arguments[STEP_INPUT]})["input"]}
 
 
-def describe_session_end(ended: StateEnd) -> str:
+def describe_tool_session_end(ended: StateEnd) -> str:
     """Return how a tool session ended, as the end of a sentence."""
     return _HOW[ended]
 
 
-def explain_ended_session(ended: StateEnd) -> str:
+def explain_ended_tool_session(ended: StateEnd) -> str:
     """Return the end of an error text about a tool session that has ended."""
     return f"has ended: {_HOW[ended]}. Open a new one if you still need it."
 
 
-def first_step_note(idle_s: float) -> str:
+def make_first_step_note(idle_s: float) -> str:
     """Return the note with the first step."""
     after = f"{idle_s / 60:.3g} min" if idle_s >= 60 else f"{idle_s:.3g} s"
     return f"Continue with tool.step, and end with tool.close. Without a step, the tool session ends after {after}."
 
 
-def session_limit_error_text(most: int, named: str) -> str:
+def make_session_limit_error_text(most: int, named: str) -> str:
     """Return the error text for a session with too many tool sessions.
 
     :param named: a sentence that names the open ones
@@ -514,8 +519,8 @@ def get_session_end_error_kind(ended: StateEnd) -> ErrorKind:
     return "interrupted" if ended == "interrupted" else "conflict"
 
 
-def refuse_step_of_ended_session(state_id: str, ended: StateEnd) -> CallRefusal:
+def make_ended_session_rejection(state_id: str, ended: StateEnd) -> CallRejection:
     """Return the refusal of a step of a tool session that has ended."""
-    return CallRefusal(
-        "validate", get_session_end_error_kind(ended), f"Tool session `{state_id}` {explain_ended_session(ended)}"
+    return CallRejection(
+        "validate", get_session_end_error_kind(ended), f"Tool session `{state_id}` {explain_ended_tool_session(ended)}"
     )

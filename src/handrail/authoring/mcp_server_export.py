@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from handrail.config.foreign_server_files import VARIABLE
-from handrail.config.mcp_settings import ExpandedText, PrefixedSecretReference, ServerText, UpstreamServerSettings
+from handrail.config.mcp_settings import ExpandableText, PrefixedSecretReference, ServerText, UpstreamServerSettings
 from handrail.config.operator_settings import SecretReference
 from handrail.config.secret_detection import (
     find_argument_secrets,
@@ -54,7 +54,7 @@ GATEWAY = "handrail"
 """The name of Handrail's own entry."""
 
 
-class ClientExport(Struct):
+class ClientConfigExport(Struct):
     """The configuration of one client.
 
     :ivar text: the text for the client's file
@@ -67,16 +67,16 @@ class ClientExport(Struct):
     left_out: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def export_servers(
+def export_client_configuration(
     client: str, servers: Mapping[str, UpstreamServerSettings], secrets: Mapping[str, SecretReference]
-) -> ClientExport:
+) -> ClientConfigExport:
     """Return servers as a client's configuration.
 
     :param client: a key of ``CLIENT_FILES``
     :param secrets: the places of secrets, whose variables keep their names
     """
     writer = _ClientWriter(client, secrets)
-    entries = {name: writer.write_server(name, server) for name, server in servers.items()}
+    entries = {name: writer.make_server_entry(name, server) for name, server in servers.items()}
     written = {name: entry for name, entry in entries.items() if entry is not None}
     return writer.finish(written)
 
@@ -87,9 +87,9 @@ class _ClientWriter:
     def __init__(self, client: str, secrets: Mapping[str, SecretReference]) -> None:
         self._client = client
         self._secrets = secrets
-        self._export = ClientExport()
+        self._export = ClientConfigExport()
 
-    def write_server(self, name: str, server: UpstreamServerSettings) -> dict[str, Any] | None:
+    def make_server_entry(self, name: str, server: UpstreamServerSettings) -> dict[str, Any] | None:
         """Return the entry of one server; None if the client cannot use it, or it has a secret in an argument or a url."""
         if (*find_argument_secrets(server.args), *find_url_secrets(server.url or "")) or any(
             map(is_secret_value, server.args)
@@ -165,7 +165,7 @@ class _ClientWriter:
         if isinstance(value, PrefixedSecretReference):
             place = self._secrets.get(value.secret)
             return place.env if place is not None and place.env is not None else value.secret
-        if isinstance(value, ExpandedText) and (whole := VARIABLE.fullmatch(value.expand)) is not None:
+        if isinstance(value, ExpandableText) and (whole := VARIABLE.fullmatch(value.expand)) is not None:
             return whole[1]
         return ""
 
@@ -192,7 +192,7 @@ class _ClientWriter:
         self._export.placeholders[name] = "VS Code asks for it" if self._client == "vscode" else variable
         return form.replace("NAME", name)
 
-    def finish(self, entries: Mapping[str, dict[str, Any]]) -> ClientExport:
+    def finish(self, entries: Mapping[str, dict[str, Any]]) -> ClientConfigExport:
         """Return the export with the text of all entries."""
         if self._client == "codex":
             self._export.text = "\n\n".join(_format_codex_table(name, entry) for name, entry in entries.items()) + "\n"

@@ -6,13 +6,14 @@ names it. Permissions in a file (``autoApprove`` and similar) are reported and l
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path, PurePath
 from typing import Any, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -20,8 +21,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from handrail.config.foreign_server_files import (
     INPUT,
     VARIABLE,
-    ForeignServer,
-    InputDeclaration,
+    ForeignMcpServer,
+    VsCodeInputDeclaration,
     expand_variables,
     read_env_file,
     read_foreign_server_file,
@@ -38,7 +39,6 @@ _CHOICE = re.compile(
 )
 _PATH = re.compile(r"(?:~|\.{0,2})(?:/[\w.@ -]+)+/?")
 _RANDOM = re.compile(r"(?=[^/]*[a-z])(?=[^/]*[A-Z])(?=[^/]*\d)[^/.]{16,}")
-_MAX_ENV_FILE = 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -65,28 +65,34 @@ class ImportedMcpServer:
 
 
 class SecretNameAllocator:
-    """An allocator of unique names for the secrets of servers.
+    """An allocator of unique names for the secrets of servers, and for the variables that a user sets for them.
 
     :param taken: names in use, such as those of the operator's own secrets and files
+    :param variables: the variables that have other values
     """
 
-    def __init__(self, taken: Iterable[str] = ()) -> None:
+    def __init__(self, taken: Iterable[str] = (), variables: Iterable[str] = ()) -> None:
         self._taken = {name.casefold() for name in taken}
+        self._variables = {name.casefold() for name in variables}
 
-    def allocate_name(self, *parts: str) -> str:
-        """Return a new name made of ``parts``, unique without regard to case."""
+    def allocate_name(self, *parts: str, is_variable: bool = False) -> str:
+        """Return a new name made of ``parts``, unique without regard to case.
+
+        :param is_variable: whether it is also the name of a new environment variable
+        """
         written = [re.sub(r"[^A-Za-z0-9_]", "_", part).upper() for part in parts]
         if len(written) > 1 and written[-1].startswith(f"{written[-2]}_"):  # GITHUB_TOKEN of the server github
             del written[-2]
         base = "_".join(written)[:MAX_NAME_CHARS]
-        name = next(name for name in _iterate_numbered_names(base) if name.casefold() not in self._taken)
+        used = self._taken | self._variables if is_variable else self._taken
+        name = next(name for name in _iterate_numbered_names(base) if name.casefold() not in used)
         self._taken.add(name.casefold())
         return name
 
 
 def _iterate_numbered_names(base: str) -> Iterator[str]:
     yield base
-    yield from (f"{base}_{number}" for number in count(2))
+    yield from (f"{base}_{number}" for number in itertools.count(2))
 
 
 def do_server_names_collide(name: str, other: str) -> bool:
@@ -113,8 +119,27 @@ def import_mcp_servers(
     except ValueError as error:
         raise UsageError(f"{path} {error}.") from None
     known = os.environ if environment is None else environment
-    importer = _ServerImporter(workspace, SecretNameAllocator(taken), read.inputs, known)
-    return [importer.import_server(server) for server in read.servers]
+    names = SecretNameAllocator(taken, itertools.chain(known, _find_variables(read.servers, workspace)))
+    importer = _ServerImporter(workspace, names, read.inputs, known)
+    return [importer.convert_foreign_server(server) for server in read.servers]
+
+
+def _find_variables(servers: Iterable[ForeignMcpServer], workspace: Path) -> Iterator[str]:
+    """Yield the variables that servers and their files name. A variable for another value must have another name."""
+    for server in servers:
+        in_file: Mapping[str, str] = {}
+        with contextlib.suppress(ValueError, RuntimeError):  # reported where the server is converted
+            in_file = read_env_file(workspace / Path(server.env_file).expanduser()) if server.env_file else {}
+        for text in (
+            server.url,
+            server.command,
+            server.cwd,
+            *server.args,
+            *server.env.values(),
+            *server.headers.values(),
+            *in_file.values(),
+        ):
+            yield from (match[1] for match in VARIABLE.finditer(text))
 
 
 class _ServerImporter:
@@ -124,17 +149,19 @@ class _ServerImporter:
         self,
         workspace: Path,
         names: SecretNameAllocator,
-        inputs: Mapping[str, InputDeclaration],
+        inputs: Mapping[str, VsCodeInputDeclaration],
         environment: Mapping[str, str],
     ) -> None:
         self._workspace = workspace
         self._names = names
         self._inputs = inputs
         self._environment = environment
-        self._secret_inputs: set[str] = set()
+        self._variables_of_inputs: dict[str, bool] = {}
+        """Whether the value is a secret, by the variable that the user sets."""
 
-    def import_server(self, server: ForeignServer) -> ImportedMcpServer:
+    def convert_foreign_server(self, server: ForeignMcpServer) -> ImportedMcpServer:
         """Return one server as a table, or with the reason why it cannot be one."""
+        self._variables_of_inputs.clear()  # no other server may refer to them
         found = ImportedMcpServer(_to_name(server.name), ignored_keys=list(server.left_out), problem=server.problem)
         if re.fullmatch(SERVER_NAME_PATTERN, found.name) is None:
             found.name = server.name
@@ -152,7 +179,7 @@ class _ServerImporter:
                 found.problem = str(error)
         return found
 
-    def _fill_table(self, found: ImportedMcpServer, server: ForeignServer) -> None:
+    def _fill_table(self, found: ImportedMcpServer, server: ForeignMcpServer) -> None:
         """Fill in the table of a server.
 
         :raises ValueError: with the reason why it cannot be imported
@@ -182,7 +209,7 @@ class _ServerImporter:
             if (value := getattr(server, key)) is not None:
                 table[key] = min(value, 3_600_000) if key == "connect_timeout_ms" else value
 
-    def _fill_folder(self, found: ImportedMcpServer, server: ForeignServer) -> None:
+    def _fill_folder(self, found: ImportedMcpServer, server: ForeignMcpServer) -> None:
         if not server.cwd:
             return
         try:
@@ -193,19 +220,13 @@ class _ServerImporter:
         except ValueError as error:
             found.ignored_keys.append(f"cwd: {error}")
 
-    def _all_variables(self, found: ImportedMcpServer, server: ForeignServer) -> dict[str, str]:
+    def _all_variables(self, found: ImportedMcpServer, server: ForeignMcpServer) -> dict[str, str]:
         """Return the variables of a server, with those of its ``envFile``, which are weaker."""
         if not server.env_file:
             return server.env
         try:
-            file = self._workspace / Path(server.env_file).expanduser()
-            if file.stat().st_size > _MAX_ENV_FILE:
-                raise ValueError(f"{file} is too large; the limit is {_MAX_ENV_FILE // 2**20} MiB")
-            given = read_env_file(str(file))
-        except OSError as error:
-            found.ignored_keys.append(f"envFile: {server.env_file} cannot be read: {error.strerror}")
-            return server.env
-        except ValueError as error:
+            given = read_env_file(self._workspace / Path(server.env_file).expanduser())
+        except (ValueError, RuntimeError) as error:  # a home folder that is not known
             found.ignored_keys.append(f"envFile: {error}")
             return server.env
         found.ignored_keys.append(f"envFile: its {len(given)} variables are written as they are now")
@@ -215,13 +236,14 @@ class _ServerImporter:
         """Return a text with each ``${input:ID}`` replaced: by its default, or by a variable that the user sets."""
 
         def value(match: re.Match[str]) -> str:
-            said = self._inputs.get(match[1], InputDeclaration())
+            said = self._inputs.get(match[1], VsCodeInputDeclaration())
             secret = said.is_password or is_secret_name(key) or is_secret_name(match[1])
-            if said.default and not secret:
+            if said.default and not secret and VARIABLE.search(said.default) is None:
                 return said.default
-            name = self._names.allocate_name("mcp", found.name, key)
-            if secret:
-                self._secret_inputs.add(name)
+            is_part = secret and INPUT.fullmatch(text) is None and not is_secret_name(key)
+            parts = ("mcp", found.name, key, *(["secret"] if is_part else []))  # so that its value is redacted
+            name = self._names.allocate_name(*parts, is_variable=True)
+            self._variables_of_inputs[name] = secret
             found.required.append(name)
             return f"${{{name}}}"
 
@@ -232,14 +254,18 @@ class _ServerImporter:
 
         :raises ValueError: for a variable that is not set, or that may be a secret
         """
-        if (asked := INPUT.search(text)) is not None:
-            declaration = self._inputs.get(asked[1])
-            if declaration is None or not declaration.default or declaration.is_password:
+        given = text
+
+        def fill_input(asked: re.Match[str]) -> str:
+            declaration = self._inputs.get(asked[1], VsCodeInputDeclaration())
+            if not declaration.default or declaration.is_password or is_secret_name(asked[1]):
                 raise ValueError(
                     f"its {what} has {asked[0]}, which is possible only in env and headers; write the value itself, "
                     "or pass it by env"
                 )
-            text = INPUT.sub(lambda match: self._inputs.get(match[1], declaration).default, text)
+            return declaration.default
+
+        text = INPUT.sub(fill_input, text)
 
         def check(name: str, value: str) -> None:
             if is_secret_value(value) or (is_secret_name(name) and not _is_plain(value)):
@@ -255,8 +281,8 @@ class _ServerImporter:
             raise ValueError(
                 message if message.startswith("its") else f"its {what} {message}; set it, or write the value"
             ) from None
-        if filled != text:
-            found.ignored_keys.append(f"{what} {text}: written as {filled}")
+        if filled != given:
+            found.ignored_keys.append(f"{what} {given}: written as {filled}")
         return filled
 
     def _write_values(self, found: ImportedMcpServer, given: Mapping[str, str]) -> dict[str, Any]:
@@ -280,7 +306,7 @@ class _ServerImporter:
         reference = {"prefix": prefix} if prefix else {}
         whole = VARIABLE.fullmatch(bare)
         if whole is not None and whole[2] is None and self._is_secret_variable(key, prefix, whole[1]):
-            name = whole[1] if whole[1] in found.required else self._names.allocate_name(found.name, key)
+            name = whole[1] if whole[1] in self._variables_of_inputs else self._names.allocate_name(found.name, key)
             found.variables[name] = whole[1]
             return {"secret": name, **reference}
         literal = VARIABLE.sub("", bare)
@@ -300,7 +326,7 @@ class _ServerImporter:
     def _is_secret_variable(self, key: str, prefix: str, variable: str) -> bool:
         """Return whether the name or the present value of a variable says that it is a secret."""
         value = self._environment.get(variable, "")
-        if prefix or variable in self._secret_inputs or is_secret_value(value):
+        if prefix or self._variables_of_inputs.get(variable) or is_secret_value(value):
             return True
         return (is_secret_name(key) or is_secret_name(variable)) and not (value and _is_plain(value))
 
@@ -327,7 +353,7 @@ def _is_plain(value: str) -> bool:
     return is_long and _PATH.fullmatch(value) is not None and _RANDOM.search(value) is None
 
 
-def is_handrail(server: ForeignServer) -> bool:
+def is_handrail(server: ForeignMcpServer) -> bool:
     """Return whether a server is Handrail's own, which must not be behind itself."""
     if server.url:
         try:
@@ -354,7 +380,7 @@ def is_handrail(server: ForeignServer) -> bool:
     return False
 
 
-def _unwrap_remote_bridge(server: ForeignServer, found: ImportedMcpServer) -> ForeignServer:
+def _unwrap_remote_bridge(server: ForeignMcpServer, found: ImportedMcpServer) -> ForeignMcpServer:
     """Return the remote server that ``mcp-remote`` bridges to, since Handrail reaches it itself; else the same server."""
     words = [server.command, *server.args]
     at = next((at for at, one in enumerate(words) if re.fullmatch(r"(?:.*/)?mcp-remote(?:@[\w.-]+)?", one)), None)
@@ -378,7 +404,7 @@ def _unwrap_remote_bridge(server: ForeignServer, found: ImportedMcpServer) -> Fo
         else:
             return server
     found.ignored_keys.append("mcp-remote: Handrail reaches the url itself")
-    return ForeignServer(
+    return ForeignMcpServer(
         server.name,
         url=words[at + 1],
         transport=transport,

@@ -21,15 +21,15 @@ from typing import Any, Literal, NoReturn, TypeGuard, cast
 from urllib.parse import quote
 
 from handrail.catalog.provider_dialects import DIALECTS
-from handrail.catalog.schema_adapter import adapt_schema, adapt_view
-from handrail.catalog.tool_prompt import costliest_dialect, estimate_json_tokens
+from handrail.catalog.schema_adapter import adapt_schema, adapt_tool_view
+from handrail.catalog.tool_prompt import estimate_json_tokens, find_costliest_dialect
 from handrail.contract.errors import Diagnostic, LoadError, UsageError
 from handrail.contract.sandbox_protocol import Sandbox
-from handrail.contract.schema.argument_validation import InvalidSchema, compile_schema
+from handrail.contract.schema.argument_validation import InvalidSchemaError, compile_schema
 from handrail.contract.struct import Struct
-from handrail.contract.text.strict_json import InvalidJsonText, parse_object
+from handrail.contract.text.strict_json import InvalidJsonTextError, parse_json_object
 from handrail.contract.tool.manifest import MAX_MANIFEST_BYTES
-from handrail.contract.tool.spec import ToolSpec, get_object_properties
+from handrail.contract.tool.spec import ToolSpec, extract_property_schemas
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.contract.tool_generation import DiscoveredTool, SourceContents, SourceRank, ToolSource
 from handrail.registry.generation_loader import load_generation
@@ -38,8 +38,8 @@ from handrail.registry.sources.executable_tools import PerCallExecutableTool, To
 from handrail.registry.sources.operator_resources import RESOURCES_FILE
 from handrail.registry.sources.tool_folder_source import (
     METADATA_NAME,
-    FolderSource,
     PerCallModuleTool,
+    ToolFolderSource,
     is_module_for_worker,
     read_module_runtime_view,
 )
@@ -170,7 +170,7 @@ def _wrong_default(part: _InnerSchema, root: SchemaNode) -> Iterator[tuple[str, 
     }
     try:
         problems = compile_schema(whole).list_problems({"default": part.node["default"]})
-    except InvalidSchema:  # it has ids of its own, so its parts cannot be found from here
+    except InvalidSchemaError:  # it has ids of its own, so its parts cannot be found from here
         return
     if problems:
         yield (
@@ -334,12 +334,12 @@ class _PreloadedSource(Struct, frozen=True):
 
 
 def _sources(path: Path, sandbox: Sandbox) -> Iterator[ToolSource]:
-    confinement = ToolConfinement(sandbox, refuse_program_start, refuse_program_start)
+    confinement = ToolConfinement(sandbox, raise_on_program_start, raise_on_program_start)
     path = path.resolve()
     if path.is_dir():
-        yield FolderSource(path, "global", confinement)
+        yield ToolFolderSource(path, "global", confinement)
         return
-    folder = FolderSource(path.parent, "global", confinement)
+    folder = ToolFolderSource(path.parent, "global", confinement)
     if path.suffix == ".json" or (path.suffix == ".py" and _is_module_tool(path)):
         manifest = path.with_suffix(".json")
         yield _SingleFileSource(folder, str(manifest if manifest.exists() else path))
@@ -400,7 +400,7 @@ def _can_become_tool(tool: type[Tool], bases: Collection[type]) -> bool:
     return not inspect.isabstract(tool) and (isinstance(getattr(tool, "spec", None), ToolSpec) or tool not in bases)
 
 
-def refuse_program_start(_: object) -> NoReturn:
+def raise_on_program_start(_: object) -> NoReturn:
     """Raise an error, since the linter starts no program.
 
     :raises UsageError: always
@@ -422,8 +422,8 @@ def _get_declared_view(found: DiscoveredTool) -> Mapping[str, Any] | None:
     if not found.location.endswith(".json"):
         return read_module_runtime_view(found.location) if isinstance(found.tool, PerCallExecutableTool) else None
     try:
-        whole = parse_object(Path(found.location).read_bytes(), max_bytes=MAX_MANIFEST_BYTES)
-    except (OSError, InvalidJsonText):
+        whole = parse_json_object(Path(found.location).read_bytes(), max_bytes=MAX_MANIFEST_BYTES)
+    except (OSError, InvalidJsonTextError):
         return None
     runtime = whole.get("runtime", {})
     return cast("Mapping[str, Any]", runtime) if isinstance(runtime, Mapping) else None
@@ -450,8 +450,8 @@ def _check_texts(spec: ToolSpec) -> Iterator[tuple[str, str]]:
                 "keep the first sentences, and move the rest to documentation, which info shows"
             ),
         )
-    dialect = costliest_dialect([spec])
-    if (tokens := estimate_json_tokens(adapt_view(spec.llm_view(), dialect))) > MANY_TOKENS:
+    dialect = find_costliest_dialect([spec])
+    if (tokens := estimate_json_tokens(adapt_tool_view(spec.build_llm_view(), dialect))) > MANY_TOKENS:
         yield (
             "parameters",
             (
@@ -512,7 +512,7 @@ def _check_build(spec: ToolSpec, found: DiscoveredTool) -> Iterator[tuple[str, s
 
 def _check_parameters(spec: ToolSpec, found: DiscoveredTool) -> Iterator[tuple[str, str]]:
     text = _get_tool_source_text(found.tool)
-    for name, schema in get_object_properties(spec.parameters).items():
+    for name, schema in extract_property_schemas(spec.parameters).items():
         place = f"parameters.{name}"
         if not schema.get("description") and not schema.get("enum"):
             yield place, "has no description; describe the value, with its unit or format"

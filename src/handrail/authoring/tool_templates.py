@@ -21,7 +21,7 @@ from handrail.contract.sandbox_protocol import SandboxTier
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.struct import Struct
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool_ids_and_wire_names import find_id_fault
+from handrail.contract.tool.tool_ids_and_wire_names import find_tool_id_fault
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.contract.tool_generation import DiscoveredTool, SourceContents, SourceRank
 from handrail.registry.generation_loader import load_generation
@@ -51,12 +51,12 @@ class NewToolFile(Struct, frozen=True):
     executable: bool = False
 
 
-def make_tool_files(kind: ToolKind, tool_id: str) -> list[NewToolFile]:
+def render_tool_files(kind: ToolKind, tool_id: str) -> list[NewToolFile]:
     """Return the files of a new tool, its own first and its test last.
 
     :raises UsageError: for an invalid or reserved id
     """
-    if problem := find_id_fault(tool_id) or _find_start_fault(tool_id):
+    if problem := find_tool_id_fault(tool_id) or _find_start_fault(tool_id):
         raise UsageError(problem)
     word = _make_free_python_name(tool_id)
     match kind:

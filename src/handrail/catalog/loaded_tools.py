@@ -35,7 +35,7 @@ from handrail.contract.services.job_and_tool_services import (
 )
 from handrail.contract.session_protocols import SessionValueStore
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool_ids_and_wire_names import nearest_names, wire_name
+from handrail.contract.tool.tool_ids_and_wire_names import guess_intended_tool_id, nearest_names, wire_name
 from handrail.contract.tool_generation import Generation, ToolEntry
 
 # The manual of a tool, and the manuals that a session has read.
@@ -46,7 +46,7 @@ _KEY = "manuals"
 _MAX_DEPTH = 6
 
 
-class DocumentationReads:
+class DocumentationReadTracker:
     """The manuals that one session has read, stored with the session.
 
     A manual belongs to a definition. If a tool changes, its manual has to be read again.
@@ -57,14 +57,14 @@ class DocumentationReads:
         self._values = values
         self._known: dict[str, str] | None = None
 
-    async def has_read(self, entry: ToolEntry) -> bool:
+    async def has_read_documentation(self, entry: ToolEntry) -> bool:
         """Return whether the session has read the manual of this definition.
 
         :raises LogUnavailable: if the state cannot be read
         """
         return (await self._read()).get(entry.id) == entry.definition_hash
 
-    async def mark_read(self, entry: ToolEntry) -> None:
+    async def mark_documentation_read(self, entry: ToolEntry) -> None:
         """Mark the manual of this definition as read.
 
         :raises LogUnavailable: if the mark cannot be stored
@@ -82,7 +82,7 @@ class DocumentationReads:
         return self._known
 
 
-def make_documentation(entry: ToolEntry, view: CatalogView) -> ToolDocumentation:
+def make_tool_documentation(entry: ToolEntry, view: CatalogView) -> ToolDocumentation:
     """Return the manual of ``entry``.
 
     It lists its fields one by one, so that no other field of the runtime view reaches a model.
@@ -91,13 +91,13 @@ def make_documentation(entry: ToolEntry, view: CatalogView) -> ToolDocumentation
     return ToolDocumentation(
         id=spec.id,
         name=wire_name(spec.id),
-        category=view.find_category_of_callable(spec.id),
+        category=view.find_category_by_tool_id(spec.id),
         description=spec.description,
         parameters=spec.parameters,
         documentation=spec.documentation.strip(),
         guidance=spec.guidance.strip(),
         example=make_example_arguments(entry),
-        source="" if entry.third_party is None else view.find_category_of_callable(spec.id),
+        source="" if entry.third_party is None else view.find_category_by_tool_id(spec.id),
     )
 
 
@@ -249,7 +249,7 @@ ChangeCallback = Callable[[tuple[str, ...], bool], None]
 """A callback for steps of the active set. The second argument: whether they change which tools are loaded."""
 
 
-class InteractionTools:
+class InteractionLoadedTools:
     """The tools that are loaded in the current interaction of one session.
 
     :param values: the store for the session's state
@@ -269,7 +269,7 @@ class InteractionTools:
         """The number of the interaction, counted since the session was opened."""
         self.turn_state: ActiveState = (self.active, 0)
         """The active set at the start of the last turn."""
-        self.documentation_reads = None if values is None else DocumentationReads(session_id, values)
+        self.documentation_reads = None if values is None else DocumentationReadTracker(session_id, values)
         self._session_id = session_id
         self._values = values
         self._kept: tuple[str, ...] = ()
@@ -299,11 +299,11 @@ class InteractionTools:
         kept: object = None if self._values is None else await self._values.get(self._session_id, *_ACTIVE_SET_KEY)
         if isinstance(kept, list):
             self._kept = tuple(str(tool_id) for tool_id in cast("list[object]", kept))
-            self.active.apply_steps(self._kept)
+            self.active.apply_loading_steps(self._kept)
 
     async def store_loaded_tools(self) -> None:
         """Store the loaded tools with the session. A failure is ignored."""
-        steps = self.active.shortest_steps()
+        steps = self.active.build_minimal_loading_steps()
         if self._values is not None and steps != self._kept:
             with contextlib.suppress(HandrailError):
                 await self._values.put(self._session_id, *_ACTIVE_SET_KEY, list(steps))
@@ -338,7 +338,7 @@ class InteractionTools:
         """
         if self._view is None or self._last is None or self._last() is not generation:
             self._view, self._last = get_view(generation, self.options), weakref.ref(generation)
-            self.active.apply_steps(
+            self.active.apply_loading_steps(
                 tool_id for tool_id in self._view.available_tools if tool_id in self._view.initially_active
             )
         return self._view
@@ -353,34 +353,34 @@ class InteractionTools:
         ):
             self._finder.preload_index(generation)
 
-    def get_tools_for_turn(self, generation: Generation) -> ActiveState:
+    def begin_turn(self, generation: Generation) -> ActiveState:
         """Start a turn. Return its loaded tools, for :meth:`loaded_tool_specs`."""
         self.preload_index(generation)
-        self.active = self.active.compact_steps()
+        self.active = self.active.with_compacted_steps()
         self.turn_state = self.active, len(self.active)
         return self.turn_state
 
     def loaded_tool_specs(self, generation: Generation, in_view: ActiveState | None = None) -> list[ToolSpec]:
         """Return the loaded tools, in order.
 
-        :param in_view: the result of :meth:`get_tools_for_turn`; None for the tools that are loaded now
+        :param in_view: the result of :meth:`begin_turn`; None for the tools that are loaded now
         """
         view = self.get_view(generation)
         active, count = in_view or (self.active, None)
-        return view.loaded_tool_specs(active.ids_loaded_after_step(count))
+        return view.loaded_tool_specs(active.list_loaded_ids_at_step(count))
 
     def provider_tools(self, generation: Generation) -> tuple[ToolSpec, ...]:
         """Return the provider tools."""
         return self.get_view(generation).provider_tools
 
-    def format_index(self, generation: Generation) -> str:
+    def format_deferred_tool_index(self, generation: Generation) -> str:
         """Return the list of the tools that are not loaded, for the system text."""
         return format_unloaded_tool_index(self.get_view(generation), self.options.index_tokens)
 
     def was_schema_shown(self, generation: Generation, tool_id: str) -> bool:
         """Return whether the model of the last turn has seen this tool's schema."""
         active, count = self.turn_state
-        return tool_id in self.get_view(generation).core_tools or tool_id in active.ids_loaded_after_step(count)
+        return tool_id in self.get_view(generation).core_tools or tool_id in active.list_loaded_ids_at_step(count)
 
     def load_tools(
         self, generation: Generation, ids: Iterable[str], *, found: bool = False, keep: Collection[str] = ()
@@ -397,18 +397,18 @@ class InteractionTools:
         left: tuple[str, ...] = ()
         if (
             added
-            and (over := len(view.loaded_tool_specs(active.ids_loaded_after_step())) + len(added) - MAX_ACTIVE_TOOLS)
+            and (over := len(view.loaded_tool_specs(active.list_loaded_ids_at_step())) + len(added) - MAX_ACTIVE_TOOLS)
             > 0
         ):
-            left = self.list_unloadable_tools(generation, {*wanted, *keep})[:over]
-        steps = active.apply_steps(
+            left = self.list_evictable_tools(generation, {*wanted, *keep})[:over]
+        steps = active.apply_loading_steps(
             (*(REMOVED_MARK + i for i in left), *(FOUND_MARK + i if found else i for i in wanted))
         )
         if steps and self.on_change is not None:
             self.on_change(steps, bool(added or left))
         return added, left
 
-    def list_unloadable_tools(self, generation: Generation, keep: Collection[str]) -> tuple[str, ...]:
+    def list_evictable_tools(self, generation: Generation, keep: Collection[str]) -> tuple[str, ...]:
         """Return the loaded tools that may be unloaded, the oldest first.
 
         A search found them, and no call has used them.
@@ -418,20 +418,20 @@ class InteractionTools:
         view = self.get_view(generation)
         return tuple(
             i
-            for i in self.active.unloadable_tools
+            for i in self.active.evictable_tools
             if i in view.available_tools and i not in view.core_tools and i not in keep
         )
 
-    def keep_called_tool(self, tool_id: str) -> None:
+    def pin_called_tool(self, tool_id: str) -> None:
         """Keep a tool loaded because a model has called it: the call is in the history."""
         if (
             self.active.loaded.get(tool_id)
-            and (steps := self.active.apply_steps((tool_id,)))
+            and (steps := self.active.apply_loading_steps((tool_id,)))
             and self.on_change is not None
         ):
             self.on_change(steps, False)
 
-    def make_catalog(self, generation: Generation) -> CallCatalog:
+    def make_call_catalog(self, generation: Generation) -> CallCatalog:
         """Return the catalog for a call on ``generation``."""
         return CallCatalog(self, generation)
 
@@ -457,7 +457,7 @@ class InteractionTools:
         view = self.get_view(generation)
 
         def source(entry: ToolEntry) -> str:
-            return "" if entry.third_party is None else view.find_category_of_callable(entry.id)
+            return "" if entry.third_party is None else view.find_category_by_tool_id(entry.id)
 
         found = await self._finder.find(
             generation,
@@ -475,11 +475,10 @@ class InteractionTools:
 
     def find_tools_for_unknown_name(self, generation: Generation, name: str) -> list[str]:
         """Return the few tools that an unknown name may mean: by its spelling, then by its words."""
-        spoken = [] if self._finder is None else self._finder.find_tools_for_unknown_name(generation, name)
-        close, barred = (
-            dict.fromkeys([*generation.nearest_names(name), *spoken]),
-            self.get_view(generation).barred_agents,
-        )
+        near = generation.nearest_names(name)
+        is_meant = guess_intended_tool_id(name, near) is not None
+        spoken = [] if self._finder is None or is_meant else self._finder.find_tools_for_unknown_name(generation, name)
+        close, barred = dict.fromkeys([*near, *spoken]), self.get_view(generation).barred_agents
         return [tool_id for tool_id in close if tool_id not in barred][:_MAX_SIMILAR]
 
 
@@ -488,7 +487,7 @@ class CallCatalog:
 
     __slots__ = ("_found", "_generation", "_of")
 
-    def __init__(self, of: InteractionTools, generation: Generation) -> None:
+    def __init__(self, of: InteractionLoadedTools, generation: Generation) -> None:
         self._of = of
         self._generation = generation
         self._found: set[str] = set()
@@ -530,7 +529,7 @@ class CallCatalog:
             hits = [hit for hit in found.matches if not hit.is_below_threshold]
             new = [hit.tool_id for hit in hits if hit.tool_id not in there]
             self._found.update(hit.tool_id for hit in hits)
-            room = MAX_ACTIVE_TOOLS - len(there) + len(self._of.list_unloadable_tools(self._generation, self._found))
+            room = MAX_ACTIVE_TOOLS - len(there) + len(self._of.list_evictable_tools(self._generation, self._found))
             fit = there.union(new[: max(0, room)])  # the best ones, if not all fit
             found = replace(found, matches=tuple(hit for hit in hits if hit.tool_id in fit))
             if not found.matches:
@@ -548,8 +547,8 @@ class CallCatalog:
             raise ToolError(f"Tool {tool[:80]!r} does not exist. {hint}", kind="unknown_tool")
         self._check_callable(entry, self._of.get_view(self._generation))
         if self._of.documentation_reads is not None:
-            await self._of.documentation_reads.mark_read(entry)
-        return make_documentation(entry, self._of.get_view(self._generation))
+            await self._of.documentation_reads.mark_documentation_read(entry)
+        return make_tool_documentation(entry, self._of.get_view(self._generation))
 
     @staticmethod
     def _check_callable(entry: ToolEntry, view: CatalogView) -> None:
@@ -558,7 +557,7 @@ class CallCatalog:
         :raises ToolError: ``unavailable``, with the reason
         """
         if entry.unavailable_reason is not None:
-            raise ToolError(entry.unavailable_text, kind="unavailable")
+            raise ToolError(entry.unavailable_error_text, kind="unavailable")
         if entry.id in view.barred_agents:
             text = (
                 f"Tool {entry.id} cannot be used here: a parent agent may not delegate to this agent, or the maximum depth of "
@@ -574,7 +573,7 @@ class CallCatalog:
         """
         there = {spec.id for spec in self._of.loaded_tool_specs(self._generation)}
         new = [tool_id for tool_id in ids if tool_id not in there]
-        stay = len(there) - len(self._of.list_unloadable_tools(self._generation, {*ids, *self._found}))
+        stay = len(there) - len(self._of.list_evictable_tools(self._generation, {*ids, *self._found}))
         if new and stay + len(new) > MAX_ACTIVE_TOOLS:
             count = f"{len(new)} tools" if len(new) > 1 else "1 tool"
             raise ToolError(

@@ -60,7 +60,7 @@ _WIDER = {"integer": "number"}
 SchemaNode = Mapping[str, Any]
 
 
-def merge_schemas(one: SchemaNode, other: SchemaNode) -> dict[str, Any]:
+def approximate_schema_intersection(one: SchemaNode, other: SchemaNode) -> dict[str, Any]:
     """Merge two schemas into one that requires what both require, or less.
 
     If both have a keyword, the first one's stays, so the result is never narrower than both together.
@@ -144,7 +144,7 @@ def merge_root_alternatives(root: dict[str, Any], branches: Sequence[SchemaNode]
     return flat
 
 
-def describe_choice(keyword: str, branches: Sequence[SchemaNode]) -> str:
+def describe_property_alternatives(keyword: str, branches: Sequence[SchemaNode]) -> str:
     """Describe as a sentence which properties belong together."""
     groups = [
         " and ".join(map(str, part.get("required", ()))) or " or ".join(part.get("properties", ())) for part in branches
@@ -154,7 +154,7 @@ def describe_choice(keyword: str, branches: Sequence[SchemaNode]) -> str:
     return f"Give {how} of: {'; '.join(groups)}." if groups else describe_schema_keyword(keyword, list(branches))
 
 
-def split_by_type(node: dict[str, Any], types: Sequence[str]) -> dict[str, Any]:
+def split_types_into_alternatives(node: dict[str, Any], types: Sequence[str]) -> dict[str, Any]:
     """Turn a list of types into alternatives, each with the constraints on its type."""
     rest = {key: value for key, value in node.items() if key != "type"}
     if "anyOf" in rest and len(types) > 1:
@@ -175,7 +175,9 @@ def move_constraints_into_branches(node: dict[str, Any]) -> dict[str, Any]:
     beside = {key: value for key, value in node.items() if key != "anyOf" and key not in shown}
     if beside:
         given = cast("list[SchemaNode | bool]", node["anyOf"])
-        node["anyOf"] = [branch if isinstance(branch, bool) else merge_schemas(branch, beside) for branch in given]
+        node["anyOf"] = [
+            branch if isinstance(branch, bool) else approximate_schema_intersection(branch, beside) for branch in given
+        ]
     return {**shown, "anyOf": node["anyOf"]}
 
 
@@ -208,7 +210,7 @@ def _type_by_enum(node: dict[str, Any], words: list[str]) -> None:
 
     :param words: collects what types cannot express, in words
     """
-    if all(isinstance(value, str) or is_number(value) for value in node["enum"]):
+    if all(isinstance(value, str) or is_json_number(value) for value in node["enum"]):
         return
     kinds = list(dict.fromkeys(map(json_type, node["enum"])))
     if not {"null", "string", "number"}.issuperset(kinds):
@@ -242,7 +244,7 @@ def json_type(value: object) -> str:
     return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
 
 
-def is_number(value: object) -> bool:
+def is_json_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -277,12 +279,12 @@ def list_property_names(node: SchemaNode) -> Iterable[str]:
     return cast("Mapping[str, Any]", properties) if isinstance(properties, Mapping) else ()
 
 
-def direct_references(node: SchemaNode) -> tuple[str, ...]:
+def collect_schema_references(node: SchemaNode) -> tuple[str, ...]:
     """Return the references that ``node`` consists of, directly or by ``allOf``."""
     reference = node.get("$ref")
     own = (reference,) if isinstance(reference, str) else ()
     parts = cast("list[SchemaNode | bool]", node.get("allOf", ()))
-    return (*own, *(one for part in parts if not isinstance(part, bool) for one in direct_references(part)))
+    return (*own, *(one for part in parts if not isinstance(part, bool) for one in collect_schema_references(part)))
 
 
 def iterate_schema_references(root: SchemaNode) -> Iterator[str]:
@@ -310,7 +312,7 @@ def iterate_schemas(root: SchemaNode) -> Iterator[SchemaNode]:
                 rest += cast("Mapping[str, Any]", inner).values()
 
 
-def resolve_reference(root: SchemaNode, reference: str) -> object:
+def resolve_schema_reference(root: SchemaNode, reference: str) -> object:
     """Return the target of a reference by path or anchor; None if it has no target here."""
     if not reference.startswith("#"):
         return None
@@ -408,7 +410,7 @@ def adapt_tool(view: SchemaNode, dialect: ProviderSchemaDialect) -> tuple[dict[s
     return dialect.form(str(view["name"]), description, fitted.parameters), fitted
 
 
-def adapt_view(view: SchemaNode, dialect: ProviderSchemaDialect) -> dict[str, Any]:
+def adapt_tool_view(view: SchemaNode, dialect: ProviderSchemaDialect) -> dict[str, Any]:
     """Return a tool's LLM view with the description and parameters that a provider gets."""
     fitted, description = _adapt_schema_and_text(view, dialect)
     return {**view, "description": description, "parameters": fitted.parameters}
@@ -416,10 +418,12 @@ def adapt_view(view: SchemaNode, dialect: ProviderSchemaDialect) -> dict[str, An
 
 def _adapt_schema_and_text(view: SchemaNode, dialect: ProviderSchemaDialect) -> tuple[AdaptedSchema, str]:
     fitted = _adapt_cached(json.dumps(view["parameters"], sort_keys=False), dialect)
-    return fitted, append_notes(str(view["description"]), fitted.notes, dialect.max_description)
+    return fitted, append_notes_and_truncate(str(view["description"]), fitted.notes, dialect.max_description)
 
 
-def find_tools_with_renames(views: Iterable[SchemaNode], dialect: ProviderSchemaDialect) -> dict[str, AdaptedSchema]:
+def find_schemas_with_renamed_properties(
+    views: Iterable[SchemaNode], dialect: ProviderSchemaDialect
+) -> dict[str, AdaptedSchema]:
     """Return the tools with renamed properties, by wire name."""
     if dialect.property_names is None:
         return {}
@@ -427,7 +431,7 @@ def find_tools_with_renames(views: Iterable[SchemaNode], dialect: ProviderSchema
     return {name: one for name, one in fitted if one.renamed}
 
 
-def append_notes(description: str, notes: Sequence[str], most: int | None) -> str:
+def append_notes_and_truncate(description: str, notes: Sequence[str], most: int | None) -> str:
     """Return a description followed by ``notes``, cut at the end of a sentence if it is too long.
 
     :param most: the maximum characters, or None
@@ -454,7 +458,7 @@ def adapt_schema(parameters: SchemaNode, dialect: ProviderSchemaDialect) -> Adap
         and not (dialect.plain_root and _has_root_alternatives(parameters))
     ):
         return AdaptedSchema(parameters)
-    most = max(MAX_GROWTH * schema_length_in_request(parameters), ALWAYS_ALLOWED)
+    most = max(MAX_GROWTH * compute_schema_request_length(parameters), ALWAYS_ALLOWED)
     nodes = min(most // 2, MAX_SCHEMAS)  # a schema has two characters at least
     written = 0
     found: AdaptedSchema | None = None
@@ -464,7 +468,7 @@ def adapt_schema(parameters: SchemaNode, dialect: ProviderSchemaDialect) -> Adap
             fitted = tried.adapt()
         except _SchemaTooLarge:
             break
-        if schema_length_in_request(fitted.parameters) > most:
+        if compute_schema_request_length(fitted.parameters) > most:
             break
         found = fitted
         written += tried.nodes
@@ -472,13 +476,13 @@ def adapt_schema(parameters: SchemaNode, dialect: ProviderSchemaDialect) -> Adap
             break
     while found is None:  # too large even without inlined references: leave the end of it open
         fitted = _SchemaAdapter(parameters, dialect, 0, nodes, cut=True).adapt()
-        if not nodes or schema_length_in_request(fitted.parameters) <= most:
+        if not nodes or compute_schema_request_length(fitted.parameters) <= most:
             found = fitted
         nodes //= 2
     return found
 
 
-def schema_length_in_request(schema: SchemaNode) -> int:
+def compute_schema_request_length(schema: SchemaNode) -> int:
     """Return the characters of a schema in a request."""
     return len(json.dumps(schema, ensure_ascii=False))
 
@@ -561,7 +565,7 @@ class _SchemaAdapter:
         for keyword in ("anyOf", "oneOf"):
             if branches := self._branches(part, keyword, ()):
                 flat = merge_root_alternatives(flat, branches)
-                self.notes.append(describe_choice(keyword, branches))
+                self.notes.append(describe_property_alternatives(keyword, branches))
         dependent: SchemaNode = part.get("dependentSchemas", {})
         given = [part.get("then"), part.get("else"), *dependent.values()]
         if further := [
@@ -581,7 +585,7 @@ class _SchemaAdapter:
         for one in cast("list[SchemaNode | bool]", node.get(keyword, ())):
             if not isinstance(one, bool):
                 flat = self._inline_references(one, trail)
-                further = (*trail, references) if (references := direct_references(one)) else trail
+                further = (*trail, references) if (references := collect_schema_references(one)) else trail
                 for part in (flat, *flat.get("allOf", ())):
                     for inner in ("anyOf", "oneOf"):
                         if branches := self._branches(part, inner, further):
@@ -594,14 +598,16 @@ class _SchemaAdapter:
         flat = dict(node)
         reference = flat.pop("$ref", None)
         if isinstance(reference, str):
-            target = resolve_reference(self.root, reference)
+            target = resolve_schema_reference(self.root, reference)
             if (why := self._why_not_followed(reference, trail)) is not None:
-                flat = merge_schemas(flat, {"description": why})
+                flat = approximate_schema_intersection(flat, {"description": why})
             elif isinstance(target, Mapping):
-                flat = merge_schemas(flat, self._inline_references(cast("SchemaNode", target), (*trail, (reference,))))
+                flat = approximate_schema_intersection(
+                    flat, self._inline_references(cast("SchemaNode", target), (*trail, (reference,)))
+                )
         for part in flat.pop("allOf", ()):
             if isinstance(part, Mapping):
-                flat = merge_schemas(flat, self._inline_references(cast("SchemaNode", part), trail))
+                flat = approximate_schema_intersection(flat, self._inline_references(cast("SchemaNode", part), trail))
         return flat
 
     def _why_not_followed(self, reference: str, trail: ReferenceTrail) -> str | None:
@@ -619,7 +625,7 @@ class _SchemaAdapter:
         reference = node.get("$ref")
         if self.dialect.keywords is None:
             return (reference,) if isinstance(reference, str) and not LOCAL.match(reference) else ()
-        return direct_references(node)
+        return collect_schema_references(node)
 
     # --- any schema -------------------------------------------------------------------------------------------
 
@@ -659,7 +665,7 @@ class _SchemaAdapter:
             _type_by_enum(node, words)
         types = node.get("type")
         if isinstance(types, list):
-            node = split_by_type(node, cast("list[str]", types))
+            node = split_types_into_alternatives(node, cast("list[str]", types))
         if "patternProperties" in node and "patternProperties" not in keywords:
             node.pop("additionalProperties", None)  # it would apply to the properties that the patterns name
         if isinstance(node.get("anyOf"), list):

@@ -12,10 +12,10 @@ from pathlib import PurePath
 from typing import Any
 
 from handrail.catalog.provider_dialects import DIALECTS, ProviderSchemaDialect
-from handrail.catalog.schema_adapter import adapt_view
+from handrail.catalog.schema_adapter import adapt_tool_view
 from handrail.catalog.view import CatalogView, ToolStatus
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.tool.provider_tools import get_provider_tool_name
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import wire_name
@@ -27,7 +27,7 @@ from handrail.contract.tool_generation import ToolEntry
 # byte-pair tokenizers do before they merge, and counts each resulting piece. On tool definitions, prose and code it came
 # within a tenth of the count of ``o200k_base``.
 
-_PIECE = compile_on_first_use(
+_PIECE = compile_regex_lazily(
     r"[ ]?[A-Za-z]+"  # a word with its leading space
     r"|\d{1,3}"
     r"|[ ]?[^\sA-Za-z\d\x80-\U0010ffff]+[\r\n]*"  # punctuation, which merges well: '":"' is one
@@ -64,7 +64,7 @@ def estimate_json_tokens(value: Any) -> int:
 
 def estimate_llm_view_tokens(spec: ToolSpec) -> int:
     """Return an estimate of the tokens of a tool's LLM view."""
-    return estimate_json_tokens(spec.llm_view())
+    return estimate_json_tokens(spec.build_llm_view())
 
 
 GUIDANCE_BUCKETS = ("first", "normal", "last")
@@ -132,7 +132,7 @@ def format_unloaded_tool_index(view: CatalogView, budget: int) -> str:
     return "\n".join([head, "", *lines])
 
 
-def tool_sections(
+def build_tool_prompt_sections(
     index: str,
     specs: Iterable[ToolSpec],
     *,
@@ -149,7 +149,7 @@ def tool_sections(
     sections: list[str] = []
     if index:
         sections.append(f"# More tools\n\n{index}")
-    if guided := sort_by_guidance(specs):
+    if guided := list_tools_with_guidance(specs):
         lines = (f"## {wire_name(spec.id)}\n\n{spec.guidance.strip()}" for spec in guided)
         sections.append("# Tools\n\n" + "\n\n".join(lines))
     if carried_out := [f"- {get_provider_tool_name(spec)}: {spec.description}" for spec in native]:
@@ -160,7 +160,7 @@ def tool_sections(
     return sections
 
 
-def sort_by_guidance(specs: Iterable[ToolSpec]) -> list[ToolSpec]:
+def list_tools_with_guidance(specs: Iterable[ToolSpec]) -> list[ToolSpec]:
     """Return the tools with guidance, in the order in which the prompt shows it."""
     guided = [spec for spec in specs if spec.guidance.strip()]
     guided.sort(key=lambda spec: (GUIDANCE_BUCKETS.index(spec.guidance_order), spec.id))
@@ -271,35 +271,37 @@ def compute_token_costs(view: CatalogView, index_tokens: int) -> CatalogTokenCos
 
     :param index_tokens: the budget of the index, in tokens
     """
-    dialect = costliest_dialect([entry.spec for entry in view.available_tools.values()])
+    dialect = find_costliest_dialect([entry.spec for entry in view.available_tools.values()])
     tools = [
         ToolTokenCost(
             entry.id,
             estimate_loaded_tool_tokens(entry.spec, dialect),
-            view.find_category_of_callable(entry.id),
-            source_group(entry),
+            view.find_category_by_tool_id(entry.id),
+            derive_source_group_name(entry),
             view.get_tool_status(entry),
         )
         for entry in view.available_tools.values()
     ]
     tools.sort(key=lambda tool: (-tool.tokens, tool.id))
     index = format_unloaded_tool_index(view, index_tokens)
-    return CatalogTokenCosts(tuple(tools), sum(map(estimate_tokens, tool_sections(index, ()))), dialect.name)
+    return CatalogTokenCosts(
+        tuple(tools), sum(map(estimate_tokens, build_tool_prompt_sections(index, ()))), dialect.name
+    )
 
 
 def estimate_loaded_tool_tokens(spec: ToolSpec, dialect: ProviderSchemaDialect) -> int:
     """Return an estimate of the tokens of a loaded tool: its form for the provider, and its guidance."""
-    return estimate_json_tokens(adapt_view(spec.llm_view(), dialect)) + sum(
-        map(estimate_tokens, tool_sections("", (spec,)))
+    return estimate_json_tokens(adapt_tool_view(spec.build_llm_view(), dialect)) + sum(
+        map(estimate_tokens, build_tool_prompt_sections("", (spec,)))
     )
 
 
-def costliest_dialect(specs: Sequence[ToolSpec]) -> ProviderSchemaDialect:
+def find_costliest_dialect(specs: Sequence[ToolSpec]) -> ProviderSchemaDialect:
     """Return the dialect in which ``specs`` take the most tokens together."""
     return max(DIALECTS.values(), key=lambda dialect: sum(estimate_loaded_tool_tokens(spec, dialect) for spec in specs))
 
 
-def source_group(entry: ToolEntry) -> str:
+def derive_source_group_name(entry: ToolEntry) -> str:
     """Return a name for the common source of tools: a third-party source, a folder, or a module."""
     if entry.third_party is not None:
         return entry.third_party.name

@@ -12,11 +12,11 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal
 
-from handrail.contract.agent_manifest import AGENT_TOOL_PREFIX, tool_pattern_matches
+from handrail.contract.agent_manifest import AGENT_TOOL_PREFIX, matches_tool_pattern
 from handrail.contract.services.job_and_tool_services import ToolCategory
 from handrail.contract.services.subagent_services import MAX_DEPTH
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.tool.provider_tools import PROVIDER_ONLY_TEXT
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import RESOURCE_IDS
@@ -29,7 +29,7 @@ from handrail.contract.tool_generation import AGENT_SOURCE, BUILT_IN, Generation
 # itself or its tools moves them to another.
 
 
-class CategoryTopic(Struct, frozen=True):
+class ShippedCategoryTopic(Struct, frozen=True):
     """The subject of a shipped category.
 
     :param about: the subject in a few words
@@ -53,9 +53,9 @@ class CategoryTopic(Struct, frozen=True):
         return any(_is_one_of(tool_id, doing) for _, doing in self.abilities)
 
 
-SHIPPED_CATEGORIES: Mapping[str, CategoryTopic] = MappingProxyType(
+SHIPPED_CATEGORIES: Mapping[str, ShippedCategoryTopic] = MappingProxyType(
     {
-        "git": CategoryTopic(
+        "git": ShippedCategoryTopic(
             "Version control with git",
             (
                 ("status", ("git.status",)),
@@ -71,21 +71,21 @@ SHIPPED_CATEGORIES: Mapping[str, CategoryTopic] = MappingProxyType(
                 ("pull requests", ("git.pr",)),
             ),
         ),
-        "project": CategoryTopic(
+        "project": ShippedCategoryTopic(
             "Projects and workspaces",
             (
                 ("overview of a repository", ("repo_overview",)),
                 ("tasks that all sessions share", ("create_task", "list_tasks", "edit_task", "get_task")),
             ),
         ),
-        "agent": CategoryTopic(
+        "agent": ShippedCategoryTopic(
             "Other agents",
             (
                 ("tasks for an agent by its name", ("agent.*",)),
                 ("messages over channels", ("send_message", "wait_channel")),
             ),
         ),
-        "hooks": CategoryTopic(
+        "hooks": ShippedCategoryTopic(
             "Triggers that notify you later",
             (
                 ("timers", ("add_timer",)),
@@ -94,7 +94,7 @@ SHIPPED_CATEGORIES: Mapping[str, CategoryTopic] = MappingProxyType(
                 ("their list and removal", ("list_triggers", "remove_trigger")),
             ),
         ),
-        "memory": CategoryTopic(
+        "memory": ShippedCategoryTopic(
             "Notes and memory",
             (
                 ("notes of this session", ("scratchpad",)),
@@ -104,7 +104,7 @@ SHIPPED_CATEGORIES: Mapping[str, CategoryTopic] = MappingProxyType(
                 ("compaction of the conversation", ("memory.compact",)),
             ),
         ),
-        "files": CategoryTopic(
+        "files": ShippedCategoryTopic(
             "Files of the workspace",
             (
                 ("several edits at once", ("multi_edit",)),
@@ -116,7 +116,7 @@ SHIPPED_CATEGORIES: Mapping[str, CategoryTopic] = MappingProxyType(
                 ("values in JSON files", ("json_read", "json_write")),
             ),
         ),
-        "system": CategoryTopic(
+        "system": ShippedCategoryTopic(
             "Programs and this session",
             (
                 ("Python code", ("python",)),
@@ -141,10 +141,10 @@ _OWN_TEXT = "Tools of this installation."
 MAX_CATEGORY_NAME = 64
 MAX_CATEGORY_TEXT = 200
 """The maximum characters of a text from an operator."""
-_NOT_IN_A_NAME = compile_on_first_use(r"[^A-Za-z0-9_.-]+")
+_NOT_IN_A_NAME = compile_regex_lazily(r"[^A-Za-z0-9_.-]+")
 
 
-def find_category_name(entry: ToolEntry) -> str:
+def find_non_core_category_name(entry: ToolEntry) -> str:
     """Return the name of the category of ``entry``, for an entry that is not core.
 
     A third-party tool has the name of its source. An operator's tool may name a category. Otherwise it has the first part of
@@ -262,7 +262,7 @@ class CatalogView:
     )
 
     def __init__(self, generation: Generation, options: CatalogOptions) -> None:
-        idle = list_useless_tools(generation)
+        idle = list_unusable_resource_tools(generation)
         self.barred_agents = frozenset(_iterate_excluded_agent_tools(generation, options.above))
         ready = {
             tool_id: entry
@@ -285,7 +285,9 @@ class CatalogView:
             finder in ready for finder in DISCOVERY_TOOLS
         )
         others = [tool_id for tool_id in ready if tool_id not in self.core_tools]
-        own = [tool_id for tool_id in others if is_extension(ready[tool_id]) and ready[tool_id].third_party is None]
+        own = [
+            tool_id for tool_id in others if is_non_builtin_tool(ready[tool_id]) and ready[tool_id].third_party is None
+        ]
         # An operator who adds a few tools wants the model to have them, however many tools ship.
         few = own if len(self.core_tools) + len(own) <= MAX_INITIALLY_ACTIVE else []
         self.initially_active = frozenset(others if self.is_fully_active else few)
@@ -293,7 +295,7 @@ class CatalogView:
         named: dict[tuple[str, str | None], list[str]] = {}
         for tool_id in sorted(others, key=lambda tool_id: ready[tool_id].third_party is not None):
             entry = ready[tool_id]
-            key = find_category_name(entry), None if entry.third_party is None else entry.third_party.name
+            key = find_non_core_category_name(entry), None if entry.third_party is None else entry.third_party.name
             if (ids := named.get(key)) is None:
                 ids = named[key] = members.setdefault(_unique_category_name(key[0], entry, members, ready), [])
             ids.append(tool_id)
@@ -314,7 +316,9 @@ class CatalogView:
         self.empty_categories: Mapping[str, str] = MappingProxyType(
             {
                 name: describe_empty_category(
-                    name, [one for one in unavailable if find_category_name(one) == name], generation.other_tool_ids
+                    name,
+                    [one for one in unavailable if find_non_core_category_name(one) == name],
+                    generation.other_tool_ids,
                 )
                 for name in SHIPPED_CATEGORIES
                 if name not in members
@@ -322,18 +326,18 @@ class CatalogView:
         )
         self._category = {tool_id: name for name, ids in members.items() for tool_id in ids}
 
-    def find_category_of_callable(self, tool_id: str) -> str:
+    def find_category_by_tool_id(self, tool_id: str) -> str:
         """Return the category of a tool that can be called.
 
         :returns: :data:`~handrail.catalog.view.CORE_CATEGORY` for a core tool
         """
         return self._category.get(tool_id, CORE_CATEGORY)
 
-    def find_category_of_tool(self, entry: ToolEntry) -> str:
+    def find_category_of_entry(self, entry: ToolEntry) -> str:
         """Return the category of any tool of the generation, even if it is unavailable."""
         if entry.id in self.available_tools:
-            return self.find_category_of_callable(entry.id)
-        return CORE_CATEGORY if _is_core(entry) else find_category_name(entry)
+            return self.find_category_by_tool_id(entry.id)
+        return CORE_CATEGORY if _is_core(entry) else find_non_core_category_name(entry)
 
     def list_categories(self) -> list[ToolCategory]:
         """Return the categories with tools, in order, followed by the empty shipped ones."""
@@ -361,7 +365,7 @@ class CatalogView:
 _views: weakref.WeakKeyDictionary[Generation, dict[CatalogOptions, CatalogView]] = weakref.WeakKeyDictionary()
 
 
-def list_useless_tools(generation: Generation) -> Collection[str]:
+def list_unusable_resource_tools(generation: Generation) -> Collection[str]:
     """Return the ids of tools that are useless here and hidden from models.
 
     They are the tools for resources and prompts, if no source has any.
@@ -376,7 +380,7 @@ def _iterate_excluded_agent_tools(generation: Generation, above: Sequence[Sequen
     for tool_id, entry in generation.entries.items():
         if entry.source == AGENT_SOURCE:
             agent = tool_id.removeprefix(AGENT_TOOL_PREFIX)
-            allowed = all(any(tool_pattern_matches(pattern, agent) for pattern in each) for each in above)
+            allowed = all(any(matches_tool_pattern(pattern, agent) for pattern in each) for each in above)
             if not allowed or len(above) >= MAX_DEPTH:
                 yield tool_id
 
@@ -412,7 +416,7 @@ def _unique_category_name(
     return candidate
 
 
-def is_extension(entry: ToolEntry) -> bool:
+def is_non_builtin_tool(entry: ToolEntry) -> bool:
     """Return whether a tool is not one of Handrail's own."""
     return entry.source != BUILT_IN
 
@@ -440,7 +444,7 @@ class LoadedToolSet:
         self._steps: list[str] = []
         self.loaded: dict[str, bool] = {}
         """The loaded tools, each with whether it may be unloaded for others."""
-        self.apply_steps(steps)
+        self.apply_loading_steps(steps)
 
     def __len__(self) -> int:
         """Return the number of steps that led to this set."""
@@ -449,18 +453,18 @@ class LoadedToolSet:
     def __contains__(self, tool_id: object) -> bool:
         return tool_id in self.loaded
 
-    def apply_steps(self, steps: Iterable[str]) -> tuple[str, ...]:
+    def apply_loading_steps(self, steps: Iterable[str]) -> tuple[str, ...]:
         """Apply ``steps``. Return those that changed something."""
         taken = tuple(step for step in steps if _apply_step(self.loaded, step))
         self._steps += taken
         return taken
 
     @property
-    def unloadable_tools(self) -> tuple[str, ...]:
+    def evictable_tools(self) -> tuple[str, ...]:
         """The tools that may be unloaded, the one that was found longest ago first."""
         return tuple(tool_id for tool_id, loose in self.loaded.items() if loose)
 
-    def ids_loaded_after_step(self, count: int | None = None) -> tuple[str, ...]:
+    def list_loaded_ids_at_step(self, count: int | None = None) -> tuple[str, ...]:
         """Return the tools that were loaded after ``count`` steps, in order; default: now."""
         if count is None or count >= len(self._steps):
             return tuple(self.loaded)
@@ -469,16 +473,20 @@ class LoadedToolSet:
             _apply_step(found, step)
         return tuple(found)
 
-    def shortest_steps(self) -> tuple[str, ...]:
+    def build_minimal_loading_steps(self) -> tuple[str, ...]:
         """Return the fewest steps that lead to the current set."""
         return tuple(f"{FOUND_MARK}{tool_id}" if loose else tool_id for tool_id, loose in self.loaded.items())
 
-    def compact_steps(self) -> LoadedToolSet:
+    def with_compacted_steps(self) -> LoadedToolSet:
         """Return an equal set with few steps if this one has very many, else this one.
 
         A length counts the steps of the returned set.
         """
-        return LoadedToolSet(self.shortest_steps()) if len(self._steps) > _MANY + 2 * len(self.loaded) else self
+        return (
+            LoadedToolSet(self.build_minimal_loading_steps())
+            if len(self._steps) > _MANY + 2 * len(self.loaded)
+            else self
+        )
 
 
 def _apply_step(in_view: dict[str, bool], step: str) -> bool:

@@ -10,6 +10,8 @@ import dataclasses
 import json
 import os
 import re
+import shlex
+import stat
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,26 +20,27 @@ from pathlib import Path
 from typing import Any, cast
 
 from handrail.contract.struct import Struct, field
-from handrail.contract.text.lazy_patterns import compile_on_first_use
-from handrail.contract.text.text_encodings import read_settings_text
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
+from handrail.contract.text.text_encodings import decode_settings_text
 
 MAX_BYTES = 16 * 1024 * 1024
-VARIABLE = compile_on_first_use(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_MAX_ENV_BYTES = 1024 * 1024
+VARIABLE = compile_regex_lazily(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 """A variable in a text, with an optional default."""
-INPUT = compile_on_first_use(r"\$\{input:([\w.-]+)\}")
+INPUT = compile_regex_lazily(r"\$\{input:([\w.-]+)\}")
 """A value that VS Code asks the user for."""
-_OTHER_VARIABLE = compile_on_first_use(
+_OTHER_VARIABLE = compile_regex_lazily(
     r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)((?::-[^}]*)?)\}|(?<!\$)\{env:([A-Za-z_][A-Za-z0-9_]*)\}"
 )
 """A variable as VS Code, Cursor and Windsurf write it, and as opencode does."""
-_BARE_VARIABLE = compile_on_first_use(r"\$([A-Za-z_][A-Za-z0-9_]*)")
+_BARE_VARIABLE = compile_regex_lazily(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 """A variable as Gemini CLI writes it, also without braces."""
-_FOLDER = compile_on_first_use(
+_FOLDER = compile_regex_lazily(
     r"\$\{(workspaceFolder(?::[^}]*)?|workspaceFolderBasename|workspaceRoot|userHome|pathSeparator|/)\}"
 )
-_UNKNOWN = compile_on_first_use(r"\$?\{file:[^}]*\}|\$\{(?:command|config|file|workspaceFolder|workspaceRoot)\b[^}]*\}")
+_UNKNOWN = compile_regex_lazily(r"\$?\{file:[^}]*\}|\$\{(?:command|config|file|workspaceFolder|workspaceRoot)\b[^}]*\}")
 """A placeholder that Handrail cannot fill in."""
-_ENV_LINE = compile_on_first_use(
+_ENV_LINE = compile_regex_lazily(
     r"""^[ \t]*(?:export[ \t]+)?([A-Za-z_][\w.]*)[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([^\r\n]*))""",
     re.MULTILINE,
 )
@@ -95,7 +98,7 @@ _TABLE_KEYS = ("mcpServers", "servers", "mcp_servers", "context_servers", "amp.m
 
 
 @dataclasses.dataclass(slots=True)
-class ForeignServer:
+class ForeignMcpServer:
     """A server from a file of another program.
 
     :ivar oauth: the client's id, scopes and port of a sign-in, by the names of ``[mcp.servers.NAME.oauth]``
@@ -120,24 +123,24 @@ class ForeignServer:
     problem: str = ""
 
 
-class InputDeclaration(Struct, frozen=True):
+class VsCodeInputDeclaration(Struct, frozen=True):
     """A value that VS Code asks the user for, as ``${input:ID}``."""
 
     is_password: bool = False
     default: str = ""
 
 
-class ForeignServerFile(Struct, frozen=True):
+class ForeignMcpServerFile(Struct, frozen=True):
     """The servers of one file.
 
     :param inputs: the inputs that it declares, by id
     """
 
-    servers: tuple[ForeignServer, ...]
-    inputs: Mapping[str, InputDeclaration] = field(default_factory=dict[str, InputDeclaration])
+    servers: tuple[ForeignMcpServer, ...]
+    inputs: Mapping[str, VsCodeInputDeclaration] = field(default_factory=dict[str, VsCodeInputDeclaration])
 
 
-def list_foreign_server_files(workspace: Path) -> list[tuple[str, Path]]:
+def list_candidate_server_files(workspace: Path) -> list[tuple[str, Path]]:
     """Return the files in which other programs keep their servers, whether they exist or not."""
     home = Path.home()
     own = {"darwin": home / "Library/Application Support", "win32": Path(os.environ.get("APPDATA", home))}
@@ -173,20 +176,18 @@ def list_foreign_server_files(workspace: Path) -> list[tuple[str, Path]]:
     ]
 
 
-def read_foreign_server_file(path: Path, workspace: Path | None) -> ForeignServerFile:
+def read_foreign_server_file(path: Path, workspace: Path | None) -> ForeignMcpServerFile:
     """Read the servers of one file.
 
     :param workspace: the value of ``${workspaceFolder}``, and the project whose part of Claude Code's file counts; None for none
     :raises ValueError: if the file cannot be read or has no servers; the text continues a sentence about the file
     """
     try:
-        content = path.read_bytes()
+        content = _read_regular_file(path, MAX_BYTES)
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror or error}. Check the path and its permissions") from None
-    if len(content) > MAX_BYTES:
-        raise ValueError(
-            f"is too large. The limit is {MAX_BYTES // 2**20} MiB. Give a configuration file of MCP servers"
-        )
+    except ValueError as error:
+        raise ValueError(f"{error}. Give a configuration file of MCP servers") from None
     whole = _parse(path, content)
     tables = list(_find_server_tables(whole, workspace))
     if path.suffix.lower() in _YAML and (extensions := _object(_object(whole).get("extensions"))):
@@ -199,7 +200,22 @@ def read_foreign_server_file(path: Path, workspace: Path | None) -> ForeignServe
     named = [(str(name), said) for table in tables for name, said in table.items()]
     bare = bool({".gemini", ".qwen"} & {*path.parts}) or any("httpUrl" in _object(said) for _, said in named)
     servers = [_normalize_server(name, said, workspace, bare=bare) for name, said in named]
-    return ForeignServerFile(tuple(servers), _read_inputs(whole))
+    return ForeignMcpServerFile(tuple(servers), _read_inputs(whole))
+
+
+def _read_regular_file(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a file, without waiting for a pipe or a device.
+
+    :raises OSError: if it cannot be opened or read
+    :raises ValueError: if it is not a regular file, or too large; the text continues a sentence about the file
+    """
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("is not a regular file")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"is too large. The limit is {max_bytes // 2**20} MiB")
+    return content
 
 
 def _parse(path: Path, content: bytes) -> Any:
@@ -209,7 +225,7 @@ def _parse(path: Path, content: bytes) -> Any:
     """
     kind = "TOML" if path.suffix.lower() == ".toml" else "YAML" if path.suffix.lower() in _YAML else "JSON"
     try:
-        text = read_settings_text(content)
+        text = decode_settings_text(content)
         if kind == "TOML":
             return tomllib.loads(text)
         if kind == "YAML":
@@ -301,9 +317,16 @@ def _find_server_tables(whole: object, workspace: Path | None) -> Iterator[Mappi
             if table := _object(_by_name(place.get(key))):
                 yield table
     named = _object(top.get("mcp")).items()
-    opencode = {name: said for name, said in named if {"command", "url"} & _object(said).keys()}
+    opencode = {name: said for name, said in named if _is_server(said)}
     if opencode:
         yield opencode
+    alone = _object(_by_name(cast("object", whole)) if isinstance(whole, list) else whole)  # the file is the table
+    if alone and not alone.keys() & {*_TABLE_KEYS} and all(map(_is_server, alone.values())):
+        yield alone
+
+
+def _is_server(value: object) -> bool:
+    return bool({"command", "url"} & _object(value).keys())
 
 
 def _by_name(value: object) -> object:
@@ -314,28 +337,32 @@ def _by_name(value: object) -> object:
     listed = cast("list[object]", value)
     for number, one in enumerate(listed if any(isinstance(one, dict) for one in listed) else [], 1):
         name = str(_object(one).get("name") or f"server {number}")
-        found[name if name not in found else f"{name} {number}"] = one
+        while name in found:
+            name = f"{name} {number}"
+        found[name] = one
     return found
 
 
-def _read_inputs(whole: object) -> dict[str, InputDeclaration]:
+def _read_inputs(whole: object) -> dict[str, VsCodeInputDeclaration]:
     top = _object(whole)
     given: Any = top.get("inputs") or _object(top.get("mcp")).get("inputs")
-    found: dict[str, InputDeclaration] = {}
+    found: dict[str, VsCodeInputDeclaration] = {}
     for one in cast("list[object]", given) if isinstance(given, list) else []:
         fields = _object(one)
         if isinstance(name := fields.get("id"), str):
             default = fields.get("default")
-            found[name] = InputDeclaration(fields.get("password") is True, default if isinstance(default, str) else "")
+            found[name] = VsCodeInputDeclaration(
+                fields.get("password") is True, default if isinstance(default, str) else ""
+            )
     return found
 
 
-def _normalize_server(name: str, entry: object, workspace: Path | None, *, bare: bool) -> ForeignServer:
+def _normalize_server(name: str, entry: object, workspace: Path | None, *, bare: bool) -> ForeignMcpServer:
     """Return a server in the common form.
 
     :param bare: whether ``$NAME`` is a variable
     """
-    found = ForeignServer(name)
+    found = ForeignMcpServer(name)
     if not isinstance(entry, dict):
         found.problem = "it is not an object"
         return found
@@ -351,7 +378,7 @@ def _normalize_server(name: str, entry: object, workspace: Path | None, *, bare:
     return found
 
 
-def _fill_server(found: ForeignServer, given: dict[str, Any], texts: _ForeignTextReader) -> None:
+def _fill_server(found: ForeignMcpServer, given: dict[str, Any], texts: _ForeignTextReader) -> None:
     """Fill in a server.
 
     :raises ValueError: with the reason why it cannot be used
@@ -366,7 +393,10 @@ def _fill_server(found: ForeignServer, given: dict[str, Any], texts: _ForeignTex
     url, command = take(url_key), take("command", "cmd")
     take("httpUrl", "serverUrl", "url")
     words = cast("list[Any]", command) if isinstance(command, list) else [command]
+    line = command if isinstance(command, str) else None
     command, args = (words[0], words[1:]) if words else (None, [])
+    if line is not None and not given.get("args"):
+        command, args = texts.split_command(line)
     written_type = take("type", "transport")
     kind = _TRANSPORTS.get(re.sub(r"[^a-z]", "", str(written_type).lower())) if written_type is not None else None
     has_command, has_url = isinstance(command, str) and command.strip(), isinstance(url, str) and url.strip()
@@ -384,11 +414,11 @@ def _fill_server(found: ForeignServer, given: dict[str, Any], texts: _ForeignTex
         found.transport = (
             kind if kind in ("http", "sse") else "sse" if found.url.rstrip("/").endswith("/sse") else "http"
         )
-        within = _object(take("requestOptions")).get("headers")
-        found.headers = texts.read_fields("headers", take("headers", "http_headers") or within)
-        if isinstance(key := take("apiKey"), str) and key:
+        within = _object(take("requestOptions", "requestInit")).get("headers")
+        found.headers = texts.parse_named_values("headers", take("headers", "http_headers") or within)
+        if isinstance(key := take("apiKey", "authorization_token"), str) and key:
             found.headers.setdefault("Authorization", f"Bearer {texts.read('apiKey', key)}")
-        for field_name, variable in texts.read_fields("env_http_headers", take("env_http_headers")).items():
+        for field_name, variable in texts.parse_named_values("env_http_headers", take("env_http_headers")).items():
             found.headers[field_name] = f"${{{variable}}}"
         if isinstance(variable := take("bearer_token_env_var"), str) and variable:
             found.headers.setdefault("Authorization", f"Bearer ${{{variable}}}")
@@ -399,18 +429,19 @@ def _fill_server(found: ForeignServer, given: dict[str, Any], texts: _ForeignTex
     else:
         found.command = texts.read("command", command)
         found.args = texts.read_list("args", args) + texts.read_list("args", take("args", "arguments"))
-        found.env = texts.read_fields("env", take("env", "environment", "envs"))
+        found.env = texts.parse_named_values("env", take("env", "environment", "envs"))
         for variable in texts.read_list("env_vars", take("env_vars", "env_keys")):
             found.env.setdefault(variable, f"${{{variable}}}")
-        found.cwd = texts.read_optional("cwd", take("cwd", "workingDirectory", "working_directory"))
-        found.env_file = texts.read_optional("envFile", take("envFile", "env_file"))
+        found.cwd = texts.parse_optional_text("cwd", take("cwd", "workingDirectory", "working_directory"))
+        found.env_file = texts.parse_optional_text("envFile", take("envFile", "env_file"))
         if has_url:
             found.left_out.append("url: the server has a command")
         if given.get("headers"):
             found.left_out.append("headers: the server has a command")
         used.add("headers")
-    found.enabled = take("disabled") is not True and take("enabled") is not False
-    found.timeout_ms = _read_timeout(take("timeout", "timeout_ms"), take("tool_timeout_sec"))
+    is_off = _read_flag(take("disabled")) is True
+    found.enabled = not is_off and False not in [_read_flag(take(key)) for key in _ENABLED_KEYS]
+    found.timeout_ms = _read_timeout(take("timeout", "timeout_ms", "timeoutMs"), take("tool_timeout_sec"))
     found.connect_timeout_ms = _read_timeout(None, take("startup_timeout_sec", "initTimeout"))
     if found.connect_timeout_ms is None:
         found.connect_timeout_ms = _read_timeout(take("startup_timeout_ms", "connectionTimeout"), None)
@@ -436,9 +467,30 @@ def _read_oauth(given: Mapping[str, Any], scopes: object) -> dict[str, Any]:
     return found
 
 
+_ENABLED_KEYS = ("enabled", "isActive", "active")
+
+
+def _read_flag(value: object) -> bool | None:
+    """Return a truth, which some programs write as text or as a number; None for another value."""
+    word = str(value).strip().lower() if isinstance(value, str | int) else ""
+    return {
+        "true": True,
+        "1": True,
+        "yes": True,
+        "on": True,
+        "false": False,
+        "0": False,
+        "no": False,
+        "off": False,
+    }.get(word)
+
+
 def _read_timeout(given: object, seconds: object) -> int | None:
     """Return a timeout in milliseconds; small numbers without a unit are seconds."""
-    for value, factor in ((given, 0), (seconds, 1000)):
+    for written, unit in ((given, 0), (seconds, 1000)):
+        value, factor = written, unit
+        if isinstance(written, str) and (text := re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,3})?)\s*(ms|s)?\s*", written)):
+            value, factor = float(text[1]), {"ms": 1, "s": 1000}.get(text[2], unit)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             continue
         return int(min(value * (factor or (1 if value >= 1_000 else 1_000)), 86_400_000)) or None
@@ -448,7 +500,7 @@ def _read_timeout(given: object, seconds: object) -> int | None:
 class _ForeignTextReader:
     """A reader of the texts of one server, which fills in folders and writes variables in one form."""
 
-    def __init__(self, server: ForeignServer, workspace: Path | None, *, bare: bool) -> None:
+    def __init__(self, server: ForeignMcpServer, workspace: Path | None, *, bare: bool) -> None:
         self._server = server
         self._bare = bare
         self._folders = {"userHome": str(Path.home()), "pathSeparator": os.sep, "/": os.sep}
@@ -466,6 +518,8 @@ class _ForeignTextReader:
         if not isinstance(value, str | int | float):
             raise ValueError(f"its {what} is not a text; correct it in the file")
         text = str(value).strip() if what in ("url", "command") else str(value)
+        if what == "url":
+            text = re.sub(r"(?i)\Ahttps?://", lambda scheme: scheme[0].lower(), text)
         filled = _TEMPLATE_VARIABLE.sub(r"${\1}", text)
         filled = _FOLDER.sub(lambda match: self._folders.get(match[1].partition(":")[0], match[0]), filled)
         filled = _OTHER_VARIABLE.sub(lambda match: f"${{{match[1] or match[3]}{match[2] or ''}}}", filled)
@@ -479,7 +533,24 @@ class _ForeignTextReader:
             raise ValueError(f"its {what} has a character that no program can get; correct it in the file")
         return filled
 
-    def read_optional(self, what: str, value: object) -> str:
+    def split_command(self, command: str) -> tuple[str, list[str]]:
+        """Return the program and the arguments of a command line. The path of a program may have spaces."""
+        if not re.search(r"\s", command.strip()) or "\\" in command or self._names_program(command):
+            return command, []
+        try:
+            words = shlex.split(command)
+        except ValueError:
+            return command, []
+        return (words[0], words[1:]) if words else (command, [])
+
+    def _names_program(self, path: str) -> bool:
+        filled = _FOLDER.sub(lambda match: self._folders.get(match[1].partition(":")[0], match[0]), path.strip())
+        try:
+            return Path(self._folders.get("workspaceFolder", ""), Path(filled).expanduser()).is_file()
+        except (OSError, RuntimeError, ValueError):  # it is no path, or has an unknown user
+            return False
+
+    def parse_optional_text(self, what: str, value: object) -> str:
         """Return a text, or an empty one, and note that the value is left out, if it cannot be a text."""
         if value is None:
             return ""
@@ -508,14 +579,13 @@ class _ForeignTextReader:
                 found.append(self.read(what, _object(one).get("name", one) if what == "env_vars" else one))
         return found
 
-    def read_fields(self, what: str, value: object) -> dict[str, str]:
+    def parse_named_values(self, what: str, value: object) -> dict[str, str]:
         """Return variables or header fields; one that cannot be used is left out with the reason.
 
         :raises ValueError: if they are not an object, or ambiguous
         """
         if isinstance(value, list):  # pairs, as some programs write them
-            pairs = [_object(one) for one in cast("list[object]", value)]
-            value = {str(one.get("name", one.get("key"))): one.get("value") for one in pairs}
+            value = dict(_read_pair(one, ":" if what == "headers" else "=") for one in cast("list[object]", value))
         if value is None:
             return {}
         if not isinstance(value, dict):
@@ -530,10 +600,19 @@ class _ForeignTextReader:
             elif not key or any(char in key for char in "=\0\r\n"):
                 self._server.left_out.append(f"{key!r}: it is not a valid name")
             else:
-                text = self.read_optional(key, one)
+                text = self.parse_optional_text(key, one)
                 if text or one == "":
                     found[key] = text
         return found
+
+
+def _read_pair(written: object, sign: str) -> tuple[str, object]:
+    """Return the name and the value of a variable or a header field, which may be one text."""
+    if isinstance(written, str):
+        name, _, text = written.partition(sign)
+        return name.strip(), text.strip() if sign == ":" else text
+    fields = _object(written)
+    return str(fields.get("name", fields.get("key"))), fields.get("value")
 
 
 def _is_half_of_a_pair(text: str) -> bool:
@@ -553,16 +632,19 @@ def _reject_ambiguous_headers(fields: Iterable[str]) -> None:
         seen.add(key.lower())
 
 
-def read_env_file(file: str) -> dict[str, str]:
+def read_env_file(file: Path) -> dict[str, str]:
     """Return the variables of an ``envFile``, with lines such as ``NAME=value``.
 
     :raises ValueError: if the file cannot be read
     """
     try:
-        text = read_settings_text(Path(file).expanduser().read_bytes())
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ValueError(f"its envFile {file} cannot be read: {reason}; check its path") from None
+        text = decode_settings_text(_read_regular_file(file, _MAX_ENV_BYTES))
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}; check its path") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{file} cannot be read: it is not UTF-8 text; check its path") from None
+    except ValueError as error:
+        raise ValueError(f"{file} {error}; check its path") from None
     found: dict[str, str] = {}
     for match in _ENV_LINE.finditer(text):
         name, double, single, plain = match.groups()

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal, cast
 
-from handrail.config.mcp_settings import find_server_faults
+from handrail.config.mcp_settings import find_mcp_server_faults
 from handrail.config.operator_settings import (
     LIST_KEYS,
     Settings,
@@ -18,19 +18,19 @@ from handrail.config.operator_settings import (
     list_setting_keys,
     split_setting_key,
 )
-from handrail.config.secret_references import find_secret_table_faults, find_tool_settings_faults
+from handrail.config.secret_references import find_secret_table_faults, find_tools_table_faults
 from handrail.config.toml_file import find_unsupported_values
 from handrail.contract.errors import Diagnostic, UsageError
 from handrail.contract.permission_modes import MODES, Mode
 from handrail.contract.schema.argument_validation import format_json_path
 from handrail.contract.struct import Struct, field
-from handrail.contract.tool.manifest import find_model_faults
+from handrail.contract.tool.manifest import find_model_validation_faults
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
 LayerKind = Literal["default", "configuration", "workspace", "environment", "flag"]
 
 
-_TABLE_CHECKS = {"secrets": find_secret_table_faults, "tools": find_tool_settings_faults}
+_TABLE_CHECKS = {"secrets": find_secret_table_faults, "tools": find_tools_table_faults}
 
 
 class SettingOrigin(Struct, frozen=True):
@@ -79,7 +79,7 @@ class ConfigLayer(Struct, frozen=True):
 
     def find_faults(self) -> list[Diagnostic]:
         """Return the faults of the layer, each with its place."""
-        problems = find_model_faults(
+        problems = find_model_validation_faults(
             Settings, {key: value for key, value in self.table.items() if key not in _TABLE_CHECKS}
         )
         for key, faults_in in _TABLE_CHECKS.items():  # these checks do not repeat values, which may be secret
@@ -105,7 +105,7 @@ class ConfigLayer(Struct, frozen=True):
         return (node,)
 
 
-def separate_unsound_servers(layer: ConfigLayer) -> tuple[ConfigLayer, dict[str, tuple[Diagnostic, ...]]]:
+def separate_invalid_servers(layer: ConfigLayer) -> tuple[ConfigLayer, dict[str, tuple[Diagnostic, ...]]]:
     """Return the layer without the MCP servers that are not valid, and the faults of each by its name.
 
     A faulty server is unavailable with its reason. It never stops another command.
@@ -117,7 +117,7 @@ def separate_unsound_servers(layer: ConfigLayer) -> tuple[ConfigLayer, dict[str,
     sound: dict[str, Any] = {}
     unsound: dict[str, tuple[Diagnostic, ...]] = {}
     for name, server in cast("Mapping[str, Any]", tables).items():
-        faults = find_server_faults(name, server)
+        faults = find_mcp_server_faults(name, server)
         if faults:
             place = format_json_path(("mcp", "servers", name))
             unsound[name] = tuple(
@@ -249,17 +249,17 @@ OTHER_VARIABLES = frozenset(VARIABLE_PREFIX + name for name in (*_PROGRAMS, *_PA
 _TEXT = frozenset({"agent", "mode", "sandbox.provider"})
 
 
-def environment_variable_name(key: str) -> str:
+def format_environment_variable_name(key: str) -> str:
     """Return the name of the environment variable of a setting."""
     return VARIABLE_PREFIX + key.upper().replace(".", "__")
 
 
-def environment_layer(environment: Mapping[str, str]) -> tuple[ConfigLayer, list[Diagnostic]]:
+def build_environment_layer(environment: Mapping[str, str]) -> tuple[ConfigLayer, list[Diagnostic]]:
     """Return the layer of ``HANDRAIL_*`` variables. Empty variables are ignored.
 
     :return: the layer, and a fault for each unknown or invalid variable
     """
-    by_variable = {environment_variable_name(key): key for key in list_setting_keys()}
+    by_variable = {format_environment_variable_name(key): key for key in list_setting_keys()}
     layer = _LayerBuilder("environment")
     for name in sorted(environment):
         if not name.startswith(VARIABLE_PREFIX) or name in OTHER_VARIABLES or not environment[name]:
@@ -274,7 +274,7 @@ def environment_layer(environment: Mapping[str, str]) -> tuple[ConfigLayer, list
     return layer.build(), layer.faults
 
 
-def flags_layer(flags: Iterable[str]) -> tuple[ConfigLayer, list[Diagnostic]]:
+def build_flags_layer(flags: Iterable[str]) -> tuple[ConfigLayer, list[Diagnostic]]:
     """Return the layer of ``KEY=VALUE`` texts.
 
     For a repeated key the last value wins. Lists are merged.

@@ -12,16 +12,16 @@ from handrail.config.layers import (
     ConfigLayer,
     LayerKind,
     LayerValue,
-    environment_layer,
-    flags_layer,
+    build_environment_layer,
+    build_flags_layer,
     merge_layers,
-    separate_unsound_servers,
+    separate_invalid_servers,
 )
 from handrail.config.operator_settings import FILE_NAME, OPERATOR_ONLY, Settings, split_setting_key
-from handrail.config.toml_file import parse_config_file, read_config_file
+from handrail.config.toml_file import parse_config_file, read_config_file_bytes
 from handrail.contract.errors import Diagnostic, LoadError
 from handrail.contract.permission_modes import Mode
-from handrail.contract.rule_forms import RuleWithExamples, get_rule_line, to_rule_with_examples
+from handrail.contract.rule_forms import RuleWithExamples, extract_rule_line, to_rule_with_examples
 from handrail.contract.struct import Struct, field
 from handrail.contract.tool.operator_tool_settings import ToolSettings, ToolSettingsLayer
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
@@ -60,20 +60,20 @@ def read_workspace_file(workspace: Path, trusted: str | None) -> WorkspaceFile |
     :raises LoadError: unless it is a regular file with one name and an acceptable size
     """
     path = workspace / FILE_NAME
-    content = read_config_file(path, follow_no_link=True)
+    content = read_config_file_bytes(path, follow_no_link=True)
     if content is None:
         return None
     digest = hashlib.sha256(content).hexdigest()
     return WorkspaceFile(path, content, digest, digest == trusted)
 
 
-def workspace_layer(file: WorkspaceFile) -> tuple[ConfigLayer, list[Diagnostic]]:
+def parse_workspace_layer(file: WorkspaceFile) -> tuple[ConfigLayer, list[Diagnostic]]:
     """Return the layer of the workspace file, and the faults that only such a file can have.
 
     :raises LoadError: if it is not TOML
     """
     table, lines = parse_config_file(file.path, file.content)
-    layer = file_layer("workspace", file.path, table, lines)
+    layer = build_file_layer("workspace", file.path, table, lines)
     if not file.trusted:
         layer = ConfigLayer(layer.kind, layer.table, layer.locate, _find_inactive_reason)
     faults: list[Diagnostic] = []
@@ -86,8 +86,8 @@ def workspace_layer(file: WorkspaceFile) -> tuple[ConfigLayer, list[Diagnostic]]
         where = f"rules[{number}]"
         if not isinstance(text, (str, dict)):
             continue  # reported as a fault of the value
-        written = get_rule_line(cast("object", text))
-        if (action := get_first_rule_word(written)).startswith(PREFIX):
+        written = extract_rule_line(cast("object", text))
+        if (action := extract_first_rule_word(written)).startswith(PREFIX):
             continue  # a rule set, whose name the policy checks
         if action not in ACTIONS:
             near = nearest_names(action.lower(), ACTIONS, 1)
@@ -102,7 +102,7 @@ def workspace_layer(file: WorkspaceFile) -> tuple[ConfigLayer, list[Diagnostic]]
     return layer, faults
 
 
-def file_layer(kind: LayerKind, path: Path, table: Mapping[str, Any], lines: Mapping[str, int]) -> ConfigLayer:
+def build_file_layer(kind: LayerKind, path: Path, table: Mapping[str, Any], lines: Mapping[str, int]) -> ConfigLayer:
     """Return the layer of one file, with lines as places."""
 
     def place(where: str) -> str:
@@ -116,13 +116,17 @@ def file_layer(kind: LayerKind, path: Path, table: Mapping[str, Any], lines: Map
     return ConfigLayer(kind, table, place)
 
 
-def get_first_rule_word(rule: str) -> str:
+def extract_first_rule_word(rule: str) -> str:
     """Return the first word of a rule, which alone decides whether an untrusted rule applies."""
     return (rule.strip(" \t").split(None, 1) or [""])[0]
 
 
 def _find_inactive_reason(key: str, value: Any) -> str:
-    return "" if key == "rules" and get_first_rule_word(get_rule_line(value)) in NARROWING_ACTIONS else UNTRUSTED_REASON
+    return (
+        ""
+        if key == "rules" and extract_first_rule_word(extract_rule_line(value)) in NARROWING_ACTIONS
+        else UNTRUSTED_REASON
+    )
 
 
 _T = TypeVar("_T")
@@ -156,6 +160,7 @@ class MergedConfiguration(Struct, frozen=True):
     :param file: the configuration file, or None if there is none
     :param values: the values of all layers, also those without effect
     :param workspace: the workspace file; None if there is none or it was not requested
+    :param workspace_folder: the folder where a model can write; None if no workspace was requested
     :param unsound_servers: the faults of the MCP servers that are not valid, by name; ``settings`` does not have them
     """
 
@@ -165,8 +170,9 @@ class MergedConfiguration(Struct, frozen=True):
     values: tuple[LayerValue, ...] = ()
     workspace: WorkspaceFile | None = None
     unsound_servers: Mapping[str, tuple[Diagnostic, ...]] = field(default_factory=dict[str, tuple[Diagnostic, ...]])
+    workspace_folder: Path | None = None
 
-    def tool_folders(self, agent: str) -> tuple[tuple[str, Path], ...]:
+    def list_tool_folders(self, agent: str) -> tuple[tuple[str, Path], ...]:
         """Return ``(name, folder)`` of the global and the agent's tool folder, in loading order."""
         return (("global", self.folder / "tools"), ("agent", self.folder / "agents" / agent / "tools"))
 
@@ -188,7 +194,7 @@ class MergedConfiguration(Struct, frozen=True):
         return tuple(_build_rule(value, self.workspace) for value in self._rules(in_force=True))
 
     @property
-    def process_mode(self) -> Mode | None:
+    def process_wide_mode(self) -> Mode | None:
         """The mode of a variable or flag, which applies to every agent of this process; None without one."""
         held = [value for value in self.values if value.key == "mode" and not value.inactive_reason]
         return self.settings.mode if any(v.origin.kind in ("environment", "flag") for v in held) else None
@@ -199,12 +205,12 @@ class MergedConfiguration(Struct, frozen=True):
         return tuple(rule for rule in self.rules if rule.scope == "project")
 
     @property
-    def process_rules(self) -> tuple[ConfiguredRule, ...]:
+    def process_wide_rules(self) -> tuple[ConfiguredRule, ...]:
         """The rules of variables and flags, which apply to the sessions of this process only."""
         return tuple(rule for rule in self.rules if rule.scope == "session")
 
     @property
-    def client_rules(self) -> tuple[ConfiguredRule, ...]:
+    def client_registration_rules(self) -> tuple[ConfiguredRule, ...]:
         """The rules that a client process registers: all but those of the workspace file."""
         found = (value for value in self._rules(in_force=True) if value.origin.kind != "workspace")
         return tuple(_build_rule(value, self.workspace) for value in found)
@@ -220,14 +226,14 @@ class MergedConfiguration(Struct, frozen=True):
                 yield value
 
     @property
-    def untrusted_values(self) -> tuple[LayerValue, ...]:
+    def untrusted_workspace_values(self) -> tuple[LayerValue, ...]:
         """The values of the workspace file that need the user's trust."""
         return tuple(value for value in self.values if value.inactive_reason == UNTRUSTED_REASON)
 
     @property
-    def untrusted_warning(self) -> str | None:
+    def untrusted_workspace_warning(self) -> str | None:
         """A warning for the user that parts of the workspace file have no effect; None if all have."""
-        held = self.untrusted_values
+        held = self.untrusted_workspace_values
         if self.workspace is None or not held:
             return None
         allows = sum(value.key == "rules" for value in held)
@@ -267,9 +273,9 @@ def load_configuration(
     # Without "..", so that no link on the way, which may lead through the workspace, changes the opened file.
     path = Path(os.path.abspath(file if file is not None else default_config_folder() / FILE_NAME))  # noqa: PTH100
     layers: list[ConfigLayer] = []
-    content = _collect_faults(faults, lambda: read_config_file(path))
+    content = _collect_faults(faults, lambda: read_config_file_bytes(path))
     if content is not None and (read := _collect_faults(faults, lambda: parse_config_file(path, content))) is not None:
-        layers.append(file_layer("configuration", path, *read))
+        layers.append(build_file_layer("configuration", path, *read))
     elif content is None and file is not None and not faults:
         faults.append(
             Diagnostic(str(path), "", "cannot be read: the file does not exist; handrail init --global creates one")
@@ -277,20 +283,23 @@ def load_configuration(
     own = None if folders is None else _collect_faults(faults, lambda: _find_workspace_file(folders))
     for layer, problems in (
         *_load_workspace_layers(own, faults),
-        environment_layer(os.environ if environment is None else environment),
-        flags_layer(flags),
+        build_environment_layer(os.environ if environment is None else environment),
+        build_flags_layer(flags),
     ):
         layers.append(layer)
         faults += problems
     unsound: dict[str, tuple[Diagnostic, ...]] = {}
     for place, layer in enumerate(layers):
-        layers[place], found = separate_unsound_servers(layer)
+        layers[place], found = separate_invalid_servers(layer)
         unsound |= found
         faults += layers[place].find_faults()
     if faults:
         raise LoadError(faults)
     settings, values = merge_layers(layers)
-    return MergedConfiguration(settings, path.parent, path if content is not None else None, values, own, unsound)
+    folder = None if folders is None else folders.workspace
+    return MergedConfiguration(
+        settings, path.parent, path if content is not None else None, values, own, unsound, folder
+    )
 
 
 def check_outside_workspace(settings: MergedConfiguration, workspace: Path) -> None:
@@ -314,7 +323,7 @@ def _load_workspace_layers(
     workspace_file: WorkspaceFile | None, faults: list[Diagnostic]
 ) -> list[tuple[ConfigLayer, list[Diagnostic]]]:
     """Return the layer of the workspace file, if it exists and can be read."""
-    layer = None if workspace_file is None else _collect_faults(faults, lambda: workspace_layer(workspace_file))
+    layer = None if workspace_file is None else _collect_faults(faults, lambda: parse_workspace_layer(workspace_file))
     return [] if layer is None else [layer]
 
 

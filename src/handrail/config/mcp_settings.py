@@ -25,7 +25,7 @@ class PrefixedSecretReference(_McpTable):
     prefix: Annotated[str, Field(description="Text before the value, such as 'Bearer '. Default empty.")] = ""
 
 
-class ExpandedText(_McpTable):
+class ExpandableText(_McpTable):
     """A text with variables, ``{ expand = "${LOG_LEVEL:-info}" }``."""
 
     expand: Annotated[
@@ -38,7 +38,7 @@ class ExpandedText(_McpTable):
     ]
 
 
-ServerText = str | PrefixedSecretReference | ExpandedText
+ServerText = str | PrefixedSecretReference | ExpandableText
 """The value of a variable or a header field of a server."""
 
 
@@ -299,7 +299,7 @@ class UpstreamServerSettings(_McpTable):
         return self
 
 
-def find_server_faults(name: str, server: object) -> dict[str, str]:
+def find_mcp_server_faults(name: str, server: object) -> dict[str, str]:
     """Return the problems of one server, by their places in its table, without its values, which may be secret."""
     if re.fullmatch(SERVER_NAME_PATTERN, name) is None:
         return {
@@ -329,7 +329,7 @@ def _describe_fault(fault: dict[str, Any]) -> tuple[str, str]:
     return place, str(fault["msg"]).removeprefix("Value error, ").replace("Input should be", "expected")
 
 
-class McpTokenIntrospection(_McpTable):
+class McpTokenIntrospectionSettings(_McpTable):
     """``[mcp.serve.introspection]``: the check of tokens by the authorization server (RFC 7662)."""
 
     client_id: Annotated[str, Field(min_length=1, description="Client ID of Handrail at the authorization server.")]
@@ -384,7 +384,7 @@ class McpServeSettings(_McpTable):
         str, Field(description="URL under which clients reach this server. Default: the address it listens on.")
     ] = ""
     introspection: Annotated[
-        McpTokenIntrospection | None,
+        McpTokenIntrospectionSettings | None,
         Field(
             description=(
                 "Token check by the authorization server. Default: signed tokens, checked against its published keys."

@@ -17,7 +17,7 @@ from handrail.contract.permission_modes import DEFAULT_MODE, Mode
 from handrail.contract.protected.path_protection import WORKSPACE_FILE
 from handrail.contract.rule_forms import RuleInput
 from handrail.contract.sandbox_protocol import SandboxLimits
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.tool.operator_tool_settings import ToolSettings
 from handrail.contract.tool.requires import Requires
 from handrail.store.database.sqlite_connection import BUILT_IN_ENGINE as OWN_STORE
@@ -27,7 +27,7 @@ _HOUR_MS = 3_600_000
 _WEEK_MS = 7 * 24 * _HOUR_MS
 MACHINE_SANDBOX = "machine"
 """``[sandbox] provider`` for the confinement of the operating system."""
-_BARE = compile_on_first_use(r"[A-Za-z0-9_-]+")
+_BARE = compile_regex_lazily(r"[A-Za-z0-9_-]+")
 """A part of a key that TOML accepts without quotes."""
 _MIB = 1024 * 1024
 _MAX_COUNT = 2**31 - 1
@@ -247,11 +247,11 @@ class SandboxSettings(_SettingsTable):
         )
 
 
-_PASSED_NAME = compile_on_first_use(r"[A-Za-z_][A-Za-z0-9_]*")
-_SET_BY_SANDBOX = compile_on_first_use(
+_PASSED_NAME = compile_regex_lazily(r"[A-Za-z_][A-Za-z0-9_]*")
+_SET_BY_SANDBOX = compile_regex_lazily(
     r"(?:PATH|HOME|TMPDIR|SHELL|IFS|ENV|NODE_USE_ENV_PROXY|(?:LD_|DYLD_|BASH|HANDRAIL).*|.*_proxy)", re.I
 )
-_SECRET_NAME = compile_on_first_use(
+_SECRET_NAME = compile_regex_lazily(
     r"(?:.*_)?(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|(?:ACCESS|PRIVATE|SECRET|SIGNING)_KEY|CREDENTIALS?)",
     re.I,
 )
@@ -275,13 +275,13 @@ class EnvironmentSettings(_SettingsTable):
     locals()["pass"] = ()
 
     @property
-    def passed_names(self) -> tuple[str, ...]:
+    def passed_variable_names(self) -> tuple[str, ...]:
         """The names of the variables."""
         return getattr(self, "pass")
 
     @model_validator(mode="after")
     def _check_names(self) -> EnvironmentSettings:
-        for name in self.passed_names:
+        for name in self.passed_variable_names:
             if _PASSED_NAME.fullmatch(name) is None:
                 raise ValueError(f"{name!r} is not the name of a variable. Use letters, digits and underscores.")
             if _SET_BY_SANDBOX.fullmatch(name) is not None:
@@ -439,7 +439,7 @@ class CatalogSettings(_SettingsTable):
         ),
     ] = {}
 
-    def to_options(self, core: tuple[str, ...]) -> CatalogOptions:
+    def to_catalog_options(self, core: tuple[str, ...]) -> CatalogOptions:
         """Return the options in the form for a catalog.
 
         :param core: the core tools of an agent's manifest
@@ -752,7 +752,7 @@ OPERATOR_ONLY = {
 """Keys that a workspace file cannot have, trusted or not, with the reasons."""
 
 
-def list_setting_tables() -> dict[str, type[BaseModel]]:
+def get_setting_table_models() -> dict[str, type[BaseModel]]:
     """Return the keys that are tables of settings, each of which is overridden separately."""
     found: dict[str, type[BaseModel]] = {}
     for name, field in Settings.model_fields.items():
@@ -783,7 +783,7 @@ def join_setting_key(path: Iterable[str]) -> str:
 
 def list_setting_keys() -> Iterator[str]:
     """Yield every setting as ``key`` or ``table.key``, in the order of the models."""
-    inner = list_setting_tables()
+    inner = get_setting_table_models()
     for name in Settings.model_fields:
         if name in inner:
             yield from (f"{name}.{key}" for key in inner[name].model_fields)

@@ -14,18 +14,18 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 
-_SECRET_WORD = compile_on_first_use(
+_SECRET_WORD = compile_regex_lazily(
     r"(?:token|secret|passw(?:or)?d|passphrase|passcode|api_?key|access_?key|credential|cookie|auth)s?$"
     r"|^(?:keys?|pass|pwd|pat|jwt|dsn|bearer|authorization|authentication)$|^passw"
 )
-_WORD_BORDER = compile_on_first_use(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_NO_SECRET = compile_on_first_use(
+_WORD_BORDER = compile_regex_lazily(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_NO_SECRET = compile_regex_lazily(
     r"(?:file|path|dir|folder|type|mode|method|name|id|url|uri|scheme|env|var)$", re.IGNORECASE
 )
 """Endings of names that describe a secret and do not contain one."""
-_SECRET_VALUE = compile_on_first_use(
+_SECRET_VALUE = compile_regex_lazily(
     r"^(sk-|ghp_|gho_|ghs_|github_pat_|glpat-|xox[abeprs]-|AKIA|ASIA|AIza|ya29\.|hf_|npm_|pypi-|ntn_|secret_|eyJ)[\w.-]{8,}"
     r"|^[A-Za-z][\w+.-]*://[^/\s:@]*:[^/\s@]+@"
     r"|(?i:(?:^|[?&;\s])[\w.-]*(?:token|secret|key|passwo?r?d|pwd)\s*=\s*[^\s&;]"
@@ -35,12 +35,12 @@ _SECRET_VALUE = compile_on_first_use(
     r"|^(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=\D*\d)[A-Za-z0-9_+]{24,}={0,2}$"
 )
 """Tokens by their first characters or their randomness, and a password or key in a URL, an assignment or a header field."""
-_ORDINARY_WORD = compile_on_first_use(
+_ORDINARY_WORD = compile_regex_lazily(
     r"(?=.*[aeiouyAEIOUY])(?!.*[^aeiouyAEIOUY]{5})(?:[A-Za-z][a-z]{0,7}|[A-Z]{1,8})"
     r"|(?i:production|development|localhost|undefined|anonymous|information)|[+-]?\d{1,5}"
 )
-_URL = compile_on_first_use(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
-_OPTION = compile_on_first_use(r"-{0,2}[A-Za-z][\w.-]*")
+_URL = compile_regex_lazily(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+_OPTION = compile_regex_lazily(r"-{0,2}[A-Za-z][\w.-]*")
 MIN_SECRET_CHARS = 8
 """The minimum length in characters of a secret to redact; shorter texts occur in ordinary text."""
 MIN_PASSWORD_CHARS = 6
@@ -70,7 +70,7 @@ def is_ordinary_value(value: str) -> bool:
     return _ORDINARY_WORD.fullmatch(value.strip()) is not None
 
 
-def find_secrets_by_name(name: str, value: str) -> Iterator[str]:
+def find_secrets_in_named_value(name: str, value: str) -> Iterator[str]:
     """Yield the secrets in a variable, a header field or a parameter of a URL.
 
     :param name: the name of the field, which decides whether it may have a secret
@@ -100,11 +100,11 @@ def find_url_secrets(url: str) -> Iterator[str]:
     except ValueError:
         return
     for name, value in parse_qsl(parts.query):
-        yield from find_secrets_by_name(name, value)
+        yield from find_secrets_in_named_value(name, value)
     for part in parts.query.split("&"):
         name, _, written = part.partition("=")
         if written != unquote(written):
-            yield from find_secrets_by_name(unquote(name), written)
+            yield from find_secrets_in_named_value(unquote(name), written)
     user, colon, password = parts.netloc.rpartition("@")[0].partition(":")
     for written in {password, unquote(password)}:
         if len(written) >= MIN_PASSWORD_CHARS:
@@ -132,12 +132,12 @@ def find_argument_secrets(arguments: Sequence[str]) -> Iterator[str]:
         if argument.startswith("{"):
             yield from _find_json_secrets(argument)
         elif option and not argument.startswith("-"):
-            yield from find_secrets_by_name(option, argument)
+            yield from find_secrets_in_named_value(option, argument)
         if equals and _OPTION.fullmatch(name):
-            yield from find_secrets_by_name(name, value)
+            yield from find_secrets_in_named_value(name, value)
             field, colon, rest = value.partition(":")  # --header=Authorization:X
         if colon and _OPTION.fullmatch(field):
-            yield from find_secrets_by_name(field, rest.strip())
+            yield from find_secrets_in_named_value(field, rest.strip())
         option = name if argument.startswith("-") and not equals else ""
 
 
@@ -153,7 +153,7 @@ def _find_json_secrets(text: str) -> Iterator[str]:
         elif isinstance(value, list):
             waiting += ((name, one) for one in cast("list[object]", value))
         elif isinstance(value, str):
-            yield from find_secrets_by_name(name, value)
+            yield from find_secrets_in_named_value(name, value)
 
 
 def _find_basic_secrets(credentials: str) -> Iterator[str]:

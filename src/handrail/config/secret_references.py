@@ -18,7 +18,7 @@ from typing import Any, cast
 from handrail.config.operator_settings import SecretReference
 from handrail.contract.schema.argument_validation import format_json_path
 from handrail.contract.schema.locked_tool_shapes import LOCKED_SHAPES
-from handrail.contract.tool.manifest import find_model_faults
+from handrail.contract.tool.manifest import find_model_validation_faults
 from handrail.contract.tool.operator_tool_settings import ToolSettings
 from handrail.origins.program_lookup import ProgramRefused, build_program_environment, resolve_command_program
 from handrail.runtime.secret_store import SecretStore, explain_invalid_secret_name
@@ -58,7 +58,7 @@ def find_secret_table_faults(given: Any) -> Iterator[tuple[str, str]]:
         yield from ((place, problem) for problem in _faults_in_reference(name, reference))
 
 
-def find_tool_settings_faults(given: Any) -> Iterator[tuple[str, str]]:
+def find_tools_table_faults(given: Any) -> Iterator[tuple[str, str]]:
     """Yield ``(place, problem)`` of the tables of tools, by their ids, without values that may be secret."""
     form = '[tools."ID"] with enabled, timeout_ms, max_output or max_entries, or [tools."ID".config] with lines such as KEY = "VALUE"'
     if not isinstance(given, Mapping):
@@ -70,7 +70,7 @@ def find_tool_settings_faults(given: Any) -> Iterator[tuple[str, str]]:
             continue
         own = cast("Mapping[str, Any]", settings)
         limits = {key: value for key, value in own.items() if key != "config"}
-        for place, problem in find_model_faults(ToolSettings, limits, ("tools", tool)).items():
+        for place, problem in find_model_validation_faults(ToolSettings, limits, ("tools", tool)).items():
             dotted = any(isinstance(value, Mapping) for value in limits.values())
             yield place, problem + ". Write an id with a dot in quotes" * dotted
         if "answered_by" in own and tool not in LOCKED_SHAPES:

@@ -10,7 +10,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from handrail.config.operator_settings import FILE_NAME, OPERATOR_ONLY, Settings, WatchdogSettings, list_setting_tables
+from handrail.config.operator_settings import (
+    FILE_NAME,
+    OPERATOR_ONLY,
+    Settings,
+    WatchdogSettings,
+    get_setting_table_models,
+)
 
 SCHEMA_FILE = Path(__file__).parent.parent / "handrail.schema.json"
 """The file in the package, whose content :func:`build_config_json_schema` returns."""
@@ -47,10 +53,10 @@ _EXAMPLES = {
 }
 
 
-def format_template(kind: Literal["configuration", "workspace"]) -> str:
+def render_config_template(kind: Literal["configuration", "workspace"]) -> str:
     """Return the text of a new configuration file."""
     lines = [*_comment_lines(_HEADER_TEXTS[kind]), ""]
-    inner = list_setting_tables()
+    inner = get_setting_table_models()
     for key, field in Settings.model_fields.items():
         if key in OPERATOR_ONLY and kind == "workspace":
             continue

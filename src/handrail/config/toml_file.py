@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from handrail.contract.errors import Diagnostic, LoadError
 from handrail.contract.schema.argument_validation import format_json_path
-from handrail.contract.text.lazy_patterns import compile_on_first_use
-from handrail.contract.text.text_encodings import read_settings_text
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
+from handrail.contract.text.text_encodings import decode_settings_text
 
 # Line numbers of the values in a TOML text, which the standard library's reader does not give.
 
@@ -26,13 +26,13 @@ _STRING = re.compile(
     r"|'[^'\n]*'",
     re.DOTALL,
 )
-_BARE = compile_on_first_use(r"[A-Za-z0-9_-]+")
+_BARE = compile_regex_lazily(r"[A-Za-z0-9_-]+")
 _COMMENT = re.compile(r"#[^\n]*")
 
 KeyPath = tuple[str | int, ...]
 
 
-def find_value_lines(text: str) -> dict[str, int]:
+def find_toml_value_lines(text: str) -> dict[str, int]:
     """Return the line, from 1, of each value, by its path (``limits.lock_wait_ms``, ``rules[2]``).
 
     :param text: a valid TOML text; otherwise the lines may be wrong
@@ -144,7 +144,7 @@ MAX_CONFIG_BYTES = 256 * 1024
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
-def read_config_file(path: Path, *, follow_no_link: bool = False) -> bytes | None:
+def read_config_file_bytes(path: Path, *, follow_no_link: bool = False) -> bytes | None:
     """Return the bytes of a regular file, or None if it does not exist.
 
     :param follow_no_link: reject a symbolic link, and a file with several hard links, since another name could change the file
@@ -194,13 +194,13 @@ def parse_config_file(path: Path, content: bytes) -> tuple[dict[str, Any], Mappi
     :raises LoadError: if it is not TOML, or has values that no setting accepts
     """
     try:
-        text = read_settings_text(content)
+        text = decode_settings_text(content)
         table = tomllib.loads(text)
     except ValueError as error:  # also for a number with too many digits
         raise _fault(path, f"is not TOML: {error}") from None
     except RecursionError:
         raise _fault(path, "is nested too deeply; the limit is 32 levels") from None
-    lines = find_value_lines(text.replace("\r\n", "\n"))
+    lines = find_toml_value_lines(text.replace("\r\n", "\n"))
     faults = [
         Diagnostic(f"{path}:{line}" if (line := lines.get(where)) else str(path), where, problem)
         for where, problem in find_unsupported_values(table)

@@ -18,13 +18,13 @@ from handrail.contract.permission_modes import Mode
 from handrail.contract.rule_forms import RuleInput
 from handrail.contract.schema.argument_validation import format_json_path
 from handrail.contract.struct import Struct
-from handrail.contract.text.glob_patterns import compile_text_glob, find_pattern_fault
-from handrail.contract.text.lazy_patterns import compile_on_first_use
-from handrail.contract.text.text_encodings import read_settings_text
-from handrail.contract.tool.manifest import find_model_faults, repair_faulty_data
+from handrail.contract.text.glob_patterns import compile_text_glob, find_glob_pattern_fault
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
+from handrail.contract.text.text_encodings import decode_settings_text
+from handrail.contract.tool.manifest import find_model_validation_faults, repair_faulty_data
 from handrail.contract.tool.provider_tools import find_provider_tool_faults, make_provider_tool_id
 from handrail.contract.tool.requires import FsRequires, NetRequires, Requires, ShellRequires
-from handrail.contract.tool.tool_ids_and_wire_names import LOCKED_IDS, find_id_fault
+from handrail.contract.tool.tool_ids_and_wire_names import LOCKED_IDS, find_tool_id_fault
 
 MAX_AGENT_BYTES = 256 * 1024
 DEFAULT_AGENT = "default"
@@ -34,10 +34,10 @@ AGENT_TOOL_PREFIX = "agent."
 Role = Literal["primary", "subagent", "all"]
 """Who opens an agent's sessions: users and programs, other agents, or both."""
 
-_NAME = compile_on_first_use(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
-_TOOL_PATTERN = compile_on_first_use(r"[A-Za-z0-9_.*?\[\]!-]+\Z")
-_MODEL = compile_on_first_use(r"[a-z][a-z-]*:\S(?:.*\S)?\Z")
-_ITEM = compile_on_first_use(r"\w+\[[^\]]*\]")
+_NAME = compile_regex_lazily(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
+_TOOL_PATTERN = compile_regex_lazily(r"[A-Za-z0-9_.*?\[\]!-]+\Z")
+_MODEL = compile_regex_lazily(r"[a-z][a-z-]*:\S(?:.*\S)?\Z")
+_ITEM = compile_regex_lazily(r"\w+\[[^\]]*\]")
 _MAX_DEPTH = 16
 
 
@@ -61,7 +61,7 @@ class _TomlTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-class ToolHostAddition(_TomlTable):
+class AdditionalToolHosts(_TomlTable):
     """``[requires.tools.ID]``: what the agent gives one tool beyond the tool's declaration. Hosts only."""
 
     net: NetRequires = NetRequires()
@@ -70,11 +70,11 @@ class ToolHostAddition(_TomlTable):
 class AgentRequires(Requires):
     """``[requires]``: what the agent has in addition to the declarations of its tools."""
 
-    tools: dict[str, ToolHostAddition] = Field(default_factory=dict[str, ToolHostAddition])
+    tools: dict[str, AdditionalToolHosts] = Field(default_factory=dict[str, AdditionalToolHosts])
     """Additions by tool id. A tool has only what it requires itself, so hosts for ``bash`` are given to it by name."""
 
 
-class AgentFurtherRoot(_TomlTable):
+class AgentAdditionalRoot(_TomlTable):
     """``[[roots]]``: a folder in addition to the workspace."""
 
     path: str
@@ -174,7 +174,7 @@ class AgentManifest(_TomlTable):
     """The mode of its sessions if none is given; None for the configured one."""
     rules: tuple[RuleInput, ...] = ()
     """Rules of the scope *manifest*, as ``ACTION PERMISSION [PATTERN]`` or with examples. A deny among them is final."""
-    roots: tuple[AgentFurtherRoot, ...] = ()
+    roots: tuple[AgentAdditionalRoot, ...] = ()
     role: Role | None = None
     """None: ``primary``, so that other agents get an agent's rights only if it says so; ``all`` for the default
     agent."""
@@ -194,7 +194,7 @@ class AgentManifest(_TomlTable):
 
     def has_tool(self, tool_id: str) -> bool:
         """Return whether ``tools`` or ``native`` names the tool."""
-        if any(tool_pattern_matches(pattern, tool_id) for pattern in self.tools):
+        if any(matches_tool_pattern(pattern, tool_id) for pattern in self.tools):
             return True
         return bool(self.native) and any(make_provider_tool_id(name) == tool_id for name in self.native)
 
@@ -211,7 +211,7 @@ class AgentManifest(_TomlTable):
         if self.effective_role == "primary":
             return False
         return all(
-            any(tool_pattern_matches(pattern, self.id) for pattern in one.delegation.agents) for one in (other, *above)
+            any(matches_tool_pattern(pattern, self.id) for pattern in one.delegation.agents) for one in (other, *above)
         )
 
     def to_data(self) -> dict[str, Any]:
@@ -229,7 +229,7 @@ class CheckedAgentManifest(Struct, frozen=True):
     source: str = ""
     faults: tuple[Diagnostic, ...] = ()
 
-    def with_faults(self, problems: Iterable[tuple[str, str]]) -> CheckedAgentManifest:
+    def with_added_faults(self, problems: Iterable[tuple[str, str]]) -> CheckedAgentManifest:
         """Return a copy with further ``(place, problem)`` pairs.
 
         Problems that only follow from a known fault are left out.
@@ -244,7 +244,7 @@ class CheckedAgentManifest(Struct, frozen=True):
         return CheckedAgentManifest(self.manifest, self.source, (*self.faults, *further))
 
 
-def tool_pattern_matches(pattern: str, tool_id: str) -> bool:
+def matches_tool_pattern(pattern: str, tool_id: str) -> bool:
     """Return whether an item of ``tools`` matches ``tool_id``. ``*`` matches anything, also dots."""
     return pattern == tool_id or compile_text_glob(pattern).match(tool_id) is not None
 
@@ -265,7 +265,7 @@ def find_agent_id_fault(agent: str) -> str | None:
     return f"{agent[:80]!r} is not an agent's id; use at most 64 letters, digits, '_' and '-', and start with a letter"
 
 
-def parse_agent(content: bytes, source: str, expected_id: str) -> CheckedAgentManifest:
+def parse_agent_manifest(content: bytes, source: str, expected_id: str) -> CheckedAgentManifest:
     """Parse the bytes of an agent manifest. Never raises: the faults are in the result.
 
     :param source: the file, as the operator knows it
@@ -275,13 +275,13 @@ def parse_agent(content: bytes, source: str, expected_id: str) -> CheckedAgentMa
         table = _parse_manifest_toml(content)
     except ValueError as error:
         return CheckedAgentManifest(AgentManifest(id=expected_id), source, (Diagnostic(source, "", str(error)),))
-    return check_agent(table, source, expected_id)
+    return check_agent_manifest_table(table, source, expected_id)
 
 
-def check_agent(table: Mapping[str, Any], source: str, expected_id: str) -> CheckedAgentManifest:
-    """Check a parsed TOML table; see :func:`parse_agent`."""
+def check_agent_manifest_table(table: Mapping[str, Any], source: str, expected_id: str) -> CheckedAgentManifest:
+    """Check a parsed TOML table; see :func:`parse_agent_manifest`."""
     data, faults = _drop_toml_only_values(table)
-    for place, problem in find_model_faults(AgentManifest, data).items():
+    for place, problem in find_model_validation_faults(AgentManifest, data).items():
         faults.setdefault(place, problem)
     if "id" not in table:
         faults["id"] = f"is missing; expected id = {expected_id!r}, the name of its folder"
@@ -304,7 +304,7 @@ def _parse_manifest_toml(content: bytes) -> dict[str, Any]:
     if len(content) > MAX_AGENT_BYTES:
         raise ValueError(f"is larger than the maximum of {MAX_AGENT_BYTES // 1024} KiB")
     try:
-        return tomllib.loads(read_settings_text(content))
+        return tomllib.loads(decode_settings_text(content))
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8 text: invalid byte at {error.start}") from None
     except RecursionError:
@@ -381,7 +381,7 @@ def _faults_in_requirements(agent: AgentManifest) -> Iterator[tuple[str, str]]:
 
 def _faults_in_aliases(agent: AgentManifest) -> Iterator[tuple[str, str]]:
     for alias, tool_id in agent.aliases.items():
-        if problem := find_id_fault(alias):
+        if problem := find_tool_id_fault(alias):
             yield format_json_path(("aliases", alias)), problem
         elif alias in LOCKED_IDS:
             yield (
@@ -393,7 +393,7 @@ def _faults_in_aliases(agent: AgentManifest) -> Iterator[tuple[str, str]]:
 def _fault_in_tool_pattern(pattern: str) -> str | None:
     if not _TOOL_PATTERN.match(pattern):
         return f"{pattern[:80]!r} is not a pattern of tool ids; use an id, or letters with '*', '?' and [sets]"
-    return find_pattern_fault(pattern)
+    return find_glob_pattern_fault(pattern)
 
 
 def _fault_in_root(path: str) -> str | None:

@@ -44,7 +44,7 @@ class LargeText(Struct, frozen=True):
     tail: bytes = b""
 
     @property
-    def left_out_bytes(self) -> int:
+    def omitted_byte_count(self) -> int:
         """The bytes between the beginning and the shown part of the end."""
         missing = self.rest_bytes - len(self.tail)
         return 0 if missing <= 0 else missing + min(len(self.tail), LONGEST_SECRET_BYTES)

@@ -105,7 +105,7 @@ _CHUNK_BYTES = 256 * 1024
 """Bytes that one native call decodes. The call holds the interpreter lock meanwhile."""
 
 
-def quote_excerpt(text: str, most: int) -> str:
+def quote_text_or_length(text: str, most: int) -> str:
     """Return ``text`` in quotes, or its length if it has more than ``most`` characters."""
     return repr(text) if len(text) <= most else f"a text of {len(text):,} characters"
 

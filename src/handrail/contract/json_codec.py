@@ -25,11 +25,11 @@ Reader = Callable[[Any], T]
 """A function that checks decoded JSON and returns a value. Its argument is ``Any`` because it may be anything."""
 
 
-class MalformedData(ValueError):
+class MalformedDataError(ValueError):
     """Data that does not have the expected form. The text says what it is and what was expected."""
 
 
-class TypeJsonForm(Struct, Generic[T], frozen=True):
+class JsonTypeCodec(Struct, Generic[T], frozen=True):
     """The JSON form of one type.
 
     :param kinds: the Python classes of its values, by which a union finds the writer
@@ -47,10 +47,10 @@ class Codec:
     :param own: the forms of types that are not written by their annotations
     """
 
-    def __init__(self, own: Mapping[Any, TypeJsonForm[Any]] | None = None) -> None:
-        self._made: dict[Any, TypeJsonForm[Any]] = {**_SIMPLE, **(own or {})}
+    def __init__(self, own: Mapping[Any, JsonTypeCodec[Any]] | None = None) -> None:
+        self._made: dict[Any, JsonTypeCodec[Any]] = {**_SIMPLE, **(own or {})}
 
-    def get_type_form(self, kind: Any) -> TypeJsonForm[Any]:
+    def get_type_codec(self, kind: Any) -> JsonTypeCodec[Any]:
         """Return the form of a type.
 
         :raises TypeError: for a type without a JSON form
@@ -61,90 +61,92 @@ class Codec:
         return made
 
     def get_type_reader(self, kind: type[T]) -> Reader[T]:
-        """Return the reader of a type; see :meth:`get_type_form`."""
-        return self.get_type_form(kind).read
+        """Return the reader of a type; see :meth:`get_type_codec`."""
+        return self.get_type_codec(kind).read
 
     def encode_value(self, kind: Any, value: Any) -> Any:
         """Convert ``value`` of this type for the JSON encoder."""
-        write = self.get_type_form(kind).write
+        write = self.get_type_codec(kind).write
         return value if write is None else write(value)
 
-    def _form(self, kind: Any) -> TypeJsonForm[Any]:
+    def _form(self, kind: Any) -> JsonTypeCodec[Any]:
         origin, arguments = get_origin(kind), get_args(kind)
         if origin is Annotated:
-            return _add_annotated_checks(self.get_type_form(arguments[0]), arguments[1:])
+            return _add_annotated_checks(self.get_type_codec(arguments[0]), arguments[1:])
         if origin is Literal:
             return _words(arguments)
         if origin is Union or origin is types.UnionType:
-            return _union_form([self.get_type_form(one) for one in arguments])
+            return _union_form([self.get_type_codec(one) for one in arguments])
         if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-            return _sequence_form(self.get_type_form(arguments[0]), tuple)
+            return _sequence_form(self.get_type_codec(arguments[0]), tuple)
         if origin is tuple:
-            return _tuple_form(tuple, [self.get_type_form(one) for one in arguments])
+            return _tuple_form(tuple, [self.get_type_codec(one) for one in arguments])
         if origin in (list, Sequence, Collection, frozenset):
-            return _sequence_form(self.get_type_form(arguments[0]), frozenset if origin is frozenset else list)
+            return _sequence_form(self.get_type_codec(arguments[0]), frozenset if origin is frozenset else list)
         if origin in (dict, Mapping):
             if arguments[0] is not str:
                 raise TypeError(f"{kind} has no JSON form: its keys are not texts")
-            return _mapping_form(self.get_type_form(arguments[1]))
+            return _mapping_form(self.get_type_codec(arguments[1]))
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return _model(kind)
         if isinstance(kind, type) and is_dataclass(kind):
             return self._fields(kind)
         if isinstance(kind, type) and hasattr(kind, "_fields"):  # a NamedTuple
             hints, made = get_type_hints(kind, include_extras=True), cast("Any", kind)
-            return _tuple_form(made._make, [self.get_type_form(hints[name]) for name in made._fields], kind)
+            return _tuple_form(made._make, [self.get_type_codec(hints[name]) for name in made._fields], kind)
         raise TypeError(f"{kind} has no JSON form")
 
-    def _fields(self, kind: type) -> TypeJsonForm[Any]:
+    def _fields(self, kind: type) -> JsonTypeCodec[Any]:
         hints = get_type_hints(kind, include_extras=True)
         every = fields(cast("Any", kind))
-        forms = {one.name: self.get_type_form(hints[one.name]) for one in every if one.init}
+        forms = {one.name: self.get_type_codec(hints[one.name]) for one in every if one.init}
         readers = {name: form.read for name, form in forms.items()}
         writers = {name: form.write for name, form in forms.items()}
 
         def read(value: Any) -> Any:
-            return kind(**read_exact_fields(value, readers))
+            return kind(**decode_exact_fields(value, readers))
 
         def write(value: Any) -> Any:
             given = {name: getattr(value, name) for name in writers}  # names of the class, as its author wrote them
             return {name: one if (by := writers[name]) is None else by(one) for name, one in given.items()}
 
         if len(forms) < len(every) or any(writers.values()):
-            return TypeJsonForm(read, (kind,), write)
-        return TypeJsonForm(read, (kind,), to_fields if issubclass(kind, Struct) else None)
+            return JsonTypeCodec(read, (kind,), write)
+        return JsonTypeCodec(read, (kind,), to_fields if issubclass(kind, Struct) else None)
 
 
-def read_exact_fields(value: Any, readers: Mapping[str, Reader[Any]]) -> dict[str, Any]:
+def decode_exact_fields(value: Any, readers: Mapping[str, Reader[Any]]) -> dict[str, Any]:
     """Return the members of an object that must have exactly these fields.
 
-    :raises Malformed: with the name of the member
+    :raises MalformedDataError: with the name of the member
     """
-    given = expect_object(value)
+    given = expect_json_object(value)
     if given.keys() != readers.keys():
         odd = sorted(given.keys() ^ readers.keys())
-        raise MalformedData(f"expected the fields {', '.join(readers) or 'none'}; differs in {', '.join(odd)[:200]}")
+        raise MalformedDataError(
+            f"expected the fields {', '.join(readers) or 'none'}; differs in {', '.join(odd)[:200]}"
+        )
     return {name: _read_at(name, reader, given[name]) for name, reader in readers.items()}
 
 
 def _read_at(name: str, reader: Reader[T], value: Any) -> T:
     try:
         return reader(value)
-    except MalformedData as error:
-        raise MalformedData(f"{name[:80]}: {error}") from None
+    except MalformedDataError as error:
+        raise MalformedDataError(f"{name[:80]}: {error}") from None
 
 
-def expect_object(value: Any) -> dict[str, Any]:
+def expect_json_object(value: Any) -> dict[str, Any]:
     """Check that ``value`` is a JSON object and return it."""
     if type(value) is not dict:
-        raise MalformedData(f"expected an object, not {_describe_kind(value)}")
+        raise MalformedDataError(f"expected an object, not {_describe_kind(value)}")
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
-def expect_list(value: Any) -> list[Any]:
+def expect_json_list(value: Any) -> list[Any]:
     """Check that ``value`` is a JSON list and return it."""
     if type(value) is not list:
-        raise MalformedData(f"expected a list, not {_describe_kind(value)}")
+        raise MalformedDataError(f"expected a list, not {_describe_kind(value)}")
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -152,42 +154,42 @@ def _describe_kind(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _plain_json_form(expected: str, *kinds: type) -> TypeJsonForm[Any]:
+def _plain_json_form(expected: str, *kinds: type) -> JsonTypeCodec[Any]:
     """Return the form of values that JSON has itself."""
 
     def read(value: Any) -> Any:
         if type(value) not in kinds:  # the exact type: True is not a number
-            raise MalformedData(f"expected {expected}, not {_describe_kind(value)}")
+            raise MalformedDataError(f"expected {expected}, not {_describe_kind(value)}")
         return value
 
-    return TypeJsonForm(read, kinds)
+    return JsonTypeCodec(read, kinds)
 
 
 def _bytes(value: Any) -> bytes:
-    marked = expect_object(value)
+    marked = expect_json_object(value)
     if marked.keys() != {"$bytes"} or type(marked["$bytes"]) is not str:
-        raise MalformedData('expected bytes as {"$bytes": "<base64>"}')
+        raise MalformedDataError('expected bytes as {"$bytes": "<base64>"}')
     try:
         return base64.b64decode(marked["$bytes"], validate=True)
     except (binascii.Error, ValueError):
-        raise MalformedData("bytes are not base64") from None
+        raise MalformedDataError("bytes are not base64") from None
 
 
-_SIMPLE: Mapping[Any, TypeJsonForm[Any]] = {
-    Any: TypeJsonForm(lambda value: value, (object,)),
+_SIMPLE: Mapping[Any, JsonTypeCodec[Any]] = {
+    Any: JsonTypeCodec(lambda value: value, (object,)),
     str: _plain_json_form("text", str),
     int: _plain_json_form("a whole number", int),
     float: _plain_json_form("a number", int, float),
     bool: _plain_json_form("true or false", bool),
     types.NoneType: _plain_json_form("null", types.NoneType),
-    bytes: TypeJsonForm(_bytes, (bytes, bytearray, memoryview)),  # whoever encodes the JSON marks them
+    bytes: JsonTypeCodec(_bytes, (bytes, bytearray, memoryview)),  # whoever encodes the JSON marks them
 }
 
 
-def _add_annotated_checks(form: TypeJsonForm[Any], checks: Sequence[Any]) -> TypeJsonForm[Any]:
+def _add_annotated_checks(form: JsonTypeCodec[Any], checks: Sequence[Any]) -> JsonTypeCodec[Any]:
     """Return ``form`` with the checks of an ``Annotated`` type.
 
-    Each check receives the value that was read, and returns it or raises :class:`MalformedData`.
+    Each check receives the value that was read, and returns it or raises :class:`MalformedDataError`.
     """
 
     def read(value: Any) -> Any:
@@ -196,21 +198,21 @@ def _add_annotated_checks(form: TypeJsonForm[Any], checks: Sequence[Any]) -> Typ
             found = check(found)
         return found
 
-    return TypeJsonForm(read, form.kinds, form.write)
+    return JsonTypeCodec(read, form.kinds, form.write)
 
 
-def _words(words: Sequence[Any]) -> TypeJsonForm[Any]:
+def _words(words: Sequence[Any]) -> JsonTypeCodec[Any]:
     known = frozenset(words)
 
     def read(value: Any) -> Any:
         if type(value) is not str or value not in known:
-            raise MalformedData(f"expected one of {', '.join(map(str, words))}")
+            raise MalformedDataError(f"expected one of {', '.join(map(str, words))}")
         return value
 
-    return TypeJsonForm(read, (str,))
+    return JsonTypeCodec(read, (str,))
 
 
-def _union_form(forms: Sequence[TypeJsonForm[Any]]) -> TypeJsonForm[Any]:
+def _union_form(forms: Sequence[JsonTypeCodec[Any]]) -> JsonTypeCodec[Any]:
     """Return the form of a union.
 
     The first form that accepts a value reads it. The first form of its class writes it.
@@ -225,7 +227,7 @@ def _union_form(forms: Sequence[TypeJsonForm[Any]]) -> TypeJsonForm[Any]:
         for reader in readers:
             try:
                 return reader(value)
-            except MalformedData:
+            except MalformedDataError:
                 continue
         return last(value)
 
@@ -236,45 +238,45 @@ def _union_form(forms: Sequence[TypeJsonForm[Any]]) -> TypeJsonForm[Any]:
         return value
 
     kinds = tuple(kind for form in forms for kind in form.kinds)
-    return TypeJsonForm(read, kinds, write if any(form.write for form in forms) else None)
+    return JsonTypeCodec(read, kinds, write if any(form.write for form in forms) else None)
 
 
-def _sequence_form(form: TypeJsonForm[Any], made: Callable[[Any], Any]) -> TypeJsonForm[Any]:
+def _sequence_form(form: JsonTypeCodec[Any], made: Callable[[Any], Any]) -> JsonTypeCodec[Any]:
     inner, writes = form.read, form.write
 
     def read(value: Any) -> Any:
-        return made([inner(one) for one in expect_list(value)])
+        return made([inner(one) for one in expect_json_list(value)])
 
     def write(value: Any) -> Any:
         return list(value) if writes is None else [writes(one) for one in value]
 
     kinds = (frozenset,) if made is frozenset else (list, tuple)
-    return TypeJsonForm(read, kinds, write if writes is not None or made is frozenset else None)
+    return JsonTypeCodec(read, kinds, write if writes is not None or made is frozenset else None)
 
 
 def _tuple_form(
-    made: Callable[[Any], Any], forms: Sequence[TypeJsonForm[Any]], kind: type = tuple
-) -> TypeJsonForm[Any]:
+    made: Callable[[Any], Any], forms: Sequence[JsonTypeCodec[Any]], kind: type = tuple
+) -> JsonTypeCodec[Any]:
     """Return the form of a tuple with fixed positions, each with its own form."""
     readers, writers = [form.read for form in forms], [form.write for form in forms]
 
     def read(value: Any) -> Any:
-        given = expect_list(value)
+        given = expect_json_list(value)
         if len(given) != len(readers):
-            raise MalformedData(f"expected a list of {len(readers)}, not of {len(given)}")
+            raise MalformedDataError(f"expected a list of {len(readers)}, not of {len(given)}")
         return made([reader(one) for reader, one in zip(readers, given, strict=True)])
 
     def write(value: Any) -> Any:
         return [one if by is None else by(one) for by, one in zip(writers, value, strict=True)]
 
-    return TypeJsonForm(read, (kind,), write if kind is not tuple or any(writers) else None)
+    return JsonTypeCodec(read, (kind,), write if kind is not tuple or any(writers) else None)
 
 
-def _mapping_form(form: TypeJsonForm[Any]) -> TypeJsonForm[Any]:
+def _mapping_form(form: JsonTypeCodec[Any]) -> JsonTypeCodec[Any]:
     inner, writes = form.read, form.write
 
     def read(value: Any) -> Any:
-        given = expect_object(value)
+        given = expect_json_object(value)
         return (
             given if inner is _SIMPLE[Any].read else {name: _read_at(name, inner, one) for name, one in given.items()}
         )
@@ -282,18 +284,20 @@ def _mapping_form(form: TypeJsonForm[Any]) -> TypeJsonForm[Any]:
     def write(value: Any) -> Any:
         return dict(value) if writes is None else {name: writes(one) for name, one in value.items()}
 
-    return TypeJsonForm(read, (Mapping,), write)  # a view of a mapping is none to the encoder
+    return JsonTypeCodec(read, (Mapping,), write)  # a view of a mapping is none to the encoder
 
 
-def _model(kind: type[BaseModel]) -> TypeJsonForm[Any]:
+def _model(kind: type[BaseModel]) -> JsonTypeCodec[Any]:
     def read(value: Any) -> Any:
         try:
-            return kind.model_validate(expect_object(value))
+            return kind.model_validate(expect_json_object(value))
         except ValidationError as error:
             found = error.errors(include_input=False, include_url=False)[:3]
-            raise MalformedData("; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found)) from None
+            raise MalformedDataError(
+                "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found)
+            ) from None
 
-    return TypeJsonForm(read, (kind,), lambda value: value.model_dump(mode="json"))
+    return JsonTypeCodec(read, (kind,), lambda value: value.model_dump(mode="json"))
 
 
 _CODEC = Codec()

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkRoute:
+class OutboundConnectionSettings:
     """The proxies and authorities for connections.
 
     :param proxies: by scheme, the address of the proxy, which may have credentials
@@ -33,10 +33,10 @@ class NetworkRoute:
         return proxy
 
 
-DIRECT_ROUTE = NetworkRoute()
+DIRECT_ROUTE = OutboundConnectionSettings()
 
 
-def make_proxy_credentials(proxy: str) -> str:
+def build_proxy_authorization_header(proxy: str) -> str:
     """Return the value of ``Proxy-Authorization`` for a proxy; empty if its address has no credentials."""
     parts = urlsplit(proxy)
     if parts.username is None:

@@ -25,7 +25,7 @@ from urllib.parse import unquote_to_bytes
 
 from handrail.contract.calls_and_results import Blob, Result
 from handrail.contract.errors import ERROR_KINDS, ErrorKind
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 
 _ENVELOPE_KEYS = frozenset({"type", "data", "error_text", "metadata"})
 _STATUS_KEYS = frozenset({"status", "summary", "artifact_ref"})
@@ -46,7 +46,7 @@ _EXTRAS = ("annotations", "_meta")
 _TEXT_KEYS = frozenset({"type", "text"})
 _TRUE: tuple[object, ...] = (True, 1, "true", "True", "yes")
 _NO_CONTENT = "The server sent a result without content."
-_DATA_HEAD = compile_on_first_use(
+_DATA_HEAD = compile_regex_lazily(
     r"\s*data:(?P<type>[\w.+-]+/[\w.+-]+)?(?:;(?!base64,)[^,;]*)*(?P<base64>;base64)?,", re.IGNORECASE
 )
 _FROM_URL_ALPHABET = str.maketrans("-_", "+/")
@@ -57,7 +57,7 @@ MAX_TOOL_ERROR = 4_000
 """Characters of a tool's own error text that are kept."""
 
 
-def recognise_result(answer: object) -> Result | None:
+def convert_known_result_shape(answer: object) -> Result | None:
     """Convert ``answer`` to a result if it has the shape of an envelope, a status or MCP's content.
 
     :return: None for any other shape, which is plain data
@@ -67,15 +67,15 @@ def recognise_result(answer: object) -> Result | None:
     wire = cast("Mapping[str, Any]", answer)
     keys = set(wire)
     if keys <= _ENVELOPE_KEYS and wire.get("type") in ("output", "error"):
-        return from_envelope(wire)
+        return convert_envelope_to_result(wire)
     if {"status", "summary"} <= keys <= _STATUS_KEYS and wire["status"] in _GOOD | _BAD:
-        return from_status(wire)
+        return convert_status_to_result(wire)
     if (
         "content" in keys <= _CONTENT_KEYS
         and _are_mcp_content_blocks(wire["content"])
         and (wire["content"] or len(keys) > 1)
     ):
-        return result_from_mcp_content(wire)
+        return convert_mcp_content_to_result(wire)
     return None
 
 
@@ -87,7 +87,7 @@ def _are_mcp_content_blocks(content: object) -> bool:
     )
 
 
-def from_envelope(wire: Mapping[str, Any]) -> Result:
+def convert_envelope_to_result(wire: Mapping[str, Any]) -> Result:
     """Convert an envelope that a tool wrote about itself."""
     metadata_value: Any = wire.get("metadata")
     metadata = cast("Mapping[str, Any]", metadata_value) if isinstance(metadata_value, Mapping) else dict[str, Any]()
@@ -96,7 +96,7 @@ def from_envelope(wire: Mapping[str, Any]) -> Result:
     return Result.error(_kind(metadata.get("error_kind")), _error_words(wire.get("error_text")), wire.get("data"))
 
 
-def from_status(wire: Mapping[str, Any]) -> Result:
+def convert_status_to_result(wire: Mapping[str, Any]) -> Result:
     """Convert ``{status, summary, artifact_ref}``.
 
     The summary and the reference stay next to the data, where a prompt mask leaves them. The reference is the tool's
@@ -109,7 +109,7 @@ def from_status(wire: Mapping[str, Any]) -> Result:
     return Result.error("failed", _error_words(wire.get("summary")), reference or None, **reference)
 
 
-def from_card(wire: Mapping[str, Any]) -> Result:
+def convert_card_to_result(wire: Mapping[str, Any]) -> Result:
     """Convert ``{text, html, title, error}``.
 
     An error suppresses the rest. ``html`` is for people, so it becomes an artifact, and a model reads only its
@@ -123,18 +123,18 @@ def from_card(wire: Mapping[str, Any]) -> Result:
     return Result.output(data)
 
 
-def to_card(result: Result) -> dict[str, Any]:
+def convert_result_to_card(result: Result) -> dict[str, Any]:
     """Convert a result to ``{text, html, error}``."""
     if not result.ok:
         return {"error": result.error_text or _NO_REASON}
     content: object = result.data
     if isinstance(content, Mapping) and isinstance(cast("Mapping[str, Any]", content).get("text"), str):
         return dict(cast("Mapping[str, Any]", content))
-    return {"text": to_json_text(cast("object", content))}
+    return {"text": format_text_or_json(cast("object", content))}
 
 
-def result_from_mcp_content(wire: Mapping[str, Any]) -> Result:
-    """Convert MCP's ``{content, structuredContent, isError}``; the inverse of :func:`result_to_mcp_content`.
+def convert_mcp_content_to_result(wire: Mapping[str, Any]) -> Result:
+    """Convert MCP's ``{content, structuredContent, isError}``; the inverse of :func:`convert_result_to_mcp_content`.
 
     Structured content is the data if there is some. If the parts say more, the data is ``structured`` and ``parts``.
     Otherwise one text is the data itself, and several parts are a list. Images, sounds and embedded files become
@@ -190,13 +190,13 @@ def _content_part(part: object) -> object:
     if isinstance(part, str):
         return part
     if not isinstance(part, Mapping):
-        return to_json_text(part)
+        return format_text_or_json(part)
     fields = {key: value for key, value in cast("Mapping[str, Any]", part).items() if value is not None}
     match fields.get("type"):
         case "text" | None if isinstance(fields.get("text"), str) and fields.keys() <= _TEXT_KEYS:
             return fields["text"]
         case "text" if "text" in fields and not isinstance(fields["text"], str):
-            return to_json_text(fields["text"])
+            return format_text_or_json(fields["text"])
         case "image" | "audio":
             blob = _blob(fields.get("data"), fields.get("mimeType"), fields)
             extras = _select_extras(fields)
@@ -224,14 +224,14 @@ def _text_of(part: object) -> str | None:
 
 
 def _blob(data: object, media_type: object, part: Mapping[str, Any]) -> object:
-    found = decode_base64(data) if isinstance(data, str) else None
+    found = decode_base64_or_data_uri(data) if isinstance(data, str) else None
     if found is None:
         return {**part, "problem": "The data is not base64."}
     body, own = found
     return Blob(body, media_type if isinstance(media_type, str) and media_type else own or "application/octet-stream")
 
 
-def decode_base64(text: str) -> tuple[bytes, str] | None:
+def decode_base64_or_data_uri(text: str) -> tuple[bytes, str] | None:
     """Return the bytes of a base64 text and the media type of its ``data:`` head; None if it is not base64.
 
     Line breaks, the alphabet for URLs, and missing padding are accepted.
@@ -248,7 +248,7 @@ def decode_base64(text: str) -> tuple[bytes, str] | None:
         return None
 
 
-def result_to_mcp_content(result: Result, stored: Mapping[str, bytes] = _NOTHING_STORED) -> dict[str, Any]:
+def convert_result_to_mcp_content(result: Result, stored: Mapping[str, bytes] = _NOTHING_STORED) -> dict[str, Any]:
     """Convert a result to MCP's ``{content, structuredContent?, isError?}``, without metadata.
 
     A text becomes one text block, a list of parts those parts, an object structured content and its JSON text. An
@@ -279,7 +279,7 @@ def _content(data: object, stored: Mapping[str, bytes]) -> dict[str, Any]:
         parts = cast("list[object]", data)
         if 0 < len(parts) <= MAX_BLOCKS and all(_is_content_part(part) for part in parts):
             return {"content": [_block(part, stored) for part in parts]}
-    return {"content": [{"type": "text", "text": to_json_text(cast("object", data))}]}
+    return {"content": [{"type": "text", "text": format_text_or_json(cast("object", data))}]}
 
 
 def _content_of_members(members: Mapping[str, object], stored: Mapping[str, bytes]) -> dict[str, Any]:
@@ -288,13 +288,16 @@ def _content_of_members(members: Mapping[str, object], stored: Mapping[str, byte
     if set(members) == {"structured", "parts"} and isinstance(members["parts"], list):
         blocks = [_block(part, stored) for part in cast("list[object]", members["parts"])]
         if not any(block["type"] == "text" for block in blocks):
-            blocks.insert(0, {"type": "text", "text": to_json_text(members["structured"])})
+            blocks.insert(0, {"type": "text", "text": format_text_or_json(members["structured"])})
         structured = members["structured"]
         return {"content": blocks} | ({"structuredContent": structured} if isinstance(structured, dict) else {})
     pictures = [
         _block({"artifact": ref, "media_type": kind}, stored) for ref, kind in list_artifact_media_types(members)
     ]
-    return {"content": [{"type": "text", "text": to_json_text(members)}, *pictures], "structuredContent": members}
+    return {
+        "content": [{"type": "text", "text": format_text_or_json(members)}, *pictures],
+        "structuredContent": members,
+    }
 
 
 def _is_content_part(part: object) -> bool:
@@ -328,7 +331,7 @@ def _block(part: object, stored: Mapping[str, bytes]) -> dict[str, Any]:
             return dict(fields)
         if fields.get("type") == "resource_link" and _is_content_part(fields):
             return dict(fields)
-    return {"type": "text", "text": to_json_text(cast("object", part))}
+    return {"type": "text", "text": format_text_or_json(cast("object", part))}
 
 
 def _resource_block(resource: Mapping[str, Any], stored: Mapping[str, bytes]) -> dict[str, Any]:
@@ -340,25 +343,25 @@ def _resource_block(resource: Mapping[str, Any], stored: Mapping[str, bytes]) ->
     if place is None:
         if isinstance(resource.get("text"), str) and isinstance(resource.get("uri"), str):
             return {"type": "resource", "resource": dict(resource)}
-        return {"type": "text", "text": to_json_text(resource)}
+        return {"type": "text", "text": format_text_or_json(resource)}
     uri = resource.get("uri")
     if (body := stored.get(place[0])) is None:
         return _binary_block(*place, stored)
-    own = {"uri": uri if isinstance(uri, str) else artifact_uri(place[0]), "mimeType": place[1]}
+    own = {"uri": uri if isinstance(uri, str) else build_artifact_uri(place[0]), "mimeType": place[1]}
     return {"type": "resource", "resource": {**resource, **own, "blob": base64.b64encode(body).decode()}}
 
 
 def _binary_block(ref: str, media_type: str, stored: Mapping[str, bytes]) -> dict[str, Any]:
     if (body := stored.get(ref)) is None:
-        return {"type": "resource_link", "uri": artifact_uri(ref), "name": ref, "mimeType": media_type}
+        return {"type": "resource_link", "uri": build_artifact_uri(ref), "name": ref, "mimeType": media_type}
     data = base64.b64encode(body).decode()
     kind = media_type.partition("/")[0]
     if kind in ("image", "audio"):
         return {"type": kind, "data": data, "mimeType": media_type}
-    return {"type": "resource", "resource": {"uri": artifact_uri(ref), "mimeType": media_type, "blob": data}}
+    return {"type": "resource", "resource": {"uri": build_artifact_uri(ref), "mimeType": media_type, "blob": data}}
 
 
-def artifact_uri(ref: str) -> str:
+def build_artifact_uri(ref: str) -> str:
     """Return the resource URI of an artifact."""
     return f"{ARTIFACT_URI}{ref}"
 
@@ -388,7 +391,7 @@ def list_artifact_media_types(data: object) -> list[tuple[str, str]]:
     return list(found)
 
 
-def to_status(result: Result) -> dict[str, Any]:
+def convert_result_to_status(result: Result) -> dict[str, Any]:
     """Convert a result to the status shape.
 
     The summary is the tool's own if it gave one, else the data as text.
@@ -404,12 +407,12 @@ def to_status(result: Result) -> dict[str, Any]:
         return {"status": "error", "summary": result.error_text or "", "artifact_ref": reference}
     return {
         "status": "success",
-        "summary": summary if isinstance(summary, str) else to_json_text(cast("object", content)),
+        "summary": summary if isinstance(summary, str) else format_text_or_json(cast("object", content)),
         "artifact_ref": reference,
     }
 
 
-def from_parts(
+def convert_parts_to_result(
     output: str | Sequence[Mapping[str, Any]], exit_code: int | None = None, error: str | None = None
 ) -> Result:
     """Convert text or content parts.
@@ -426,7 +429,7 @@ def from_parts(
     return Result.output(data, **more)
 
 
-def to_parts(result: Result) -> dict[str, Any]:
+def convert_result_to_parts(result: Result) -> dict[str, Any]:
     """Convert a result to ``{output, exit_code, error, metadata}``.
 
     ``output`` is text, or parts if it has binary content.
@@ -441,7 +444,7 @@ def to_parts(result: Result) -> dict[str, Any]:
     if any(isinstance(item, Blob) for item in items):
         output: str | list[dict[str, Any]] = [_as_part(item) for item in items]
     else:
-        output = "" if data is None else to_json_text(cast("object", data))
+        output = "" if data is None else format_text_or_json(cast("object", data))
     return {
         "output": output,
         "exit_code": exit_code,
@@ -470,10 +473,10 @@ def _as_part(item: object) -> dict[str, Any]:
     if isinstance(item, Blob):
         body = base64.b64encode(item.data).decode()
         return {"type": "image_url", "image_url": {"url": f"data:{item.media_type};base64,{body}"}}
-    return {"type": "text", "text": to_json_text(item)}
+    return {"type": "text", "text": format_text_or_json(item)}
 
 
-def to_json_text(data: object) -> str:
+def format_text_or_json(data: object) -> str:
     """Return a text as it is, and any other value as JSON."""
     return data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, default=repr)
 

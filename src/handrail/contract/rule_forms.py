@@ -57,7 +57,7 @@ RuleInput = Annotated[
 """A rule as text or as a :class:`RuleWithExamples`, for settings models."""
 
 
-def get_rule_line(given: object) -> str:
+def extract_rule_line(given: object) -> str:
     """Return the line of a rule, in any form."""
     if isinstance(given, RuleWithExamples):
         return given.rule

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Protocol
 
-from handrail.contract.network_route import DIRECT_ROUTE, NetworkRoute
+from handrail.contract.network_route import DIRECT_ROUTE, OutboundConnectionSettings
 from handrail.contract.struct import Struct, field
 from handrail.contract.tool.requires import CapabilitySet
 
@@ -74,7 +74,7 @@ class PathDenials(Protocol):
         ...
 
     @property
-    def reading_key(self) -> Hashable:
+    def read_denials_cache_key(self) -> Hashable:
         """A key that is equal for equal answers about reading below the workspace."""
         ...
 
@@ -138,7 +138,7 @@ class SandboxProfile:
     check_host: Callable[[str, int], str | None] | None = None
     request_host: Callable[[str, int], Awaitable[str | None]] | None = None
     on_attempt: Callable[[ConnectionAttempt], None] | None = None
-    route: NetworkRoute = DIRECT_ROUTE
+    route: OutboundConnectionSettings = DIRECT_ROUTE
     """The way from the sandbox's proxy to the hosts."""
     denials: PathDenials | None = None
     may_read: Callable[[str], bool] | None = None
@@ -307,12 +307,12 @@ class SandboxTier(Struct, frozen=True):
         return self.name != "none"
 
     @property
-    def missing_layers(self) -> tuple[str, ...]:
+    def missing_confinement_layers(self) -> tuple[str, ...]:
         """The layers of confinement that this machine lacks although programs are confined by the others."""
         return tuple(one.name for one in self.mechanisms if one.name in _LAYERS and one.is_enforced is False)
 
     @property
-    def supports_single_hosts(self) -> bool:
+    def supports_per_host_network(self) -> bool:
         """Whether a sandbox's network can be opened to single hosts."""
         return any(one.name == "hosts" and one.is_enforced is True for one in self.mechanisms)
 

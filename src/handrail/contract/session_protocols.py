@@ -302,6 +302,13 @@ class Session(Protocol):
         """
         ...
 
+    def watch_stop(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener`` when a user stops the session, for example with ``handrail stop``.
+
+        :return: a function that removes the listener
+        """
+        ...
+
     def events(self) -> AsyncIterator[Event]:
         """Iterate over the events from now until the session or its kernel is closed.
 

@@ -9,11 +9,15 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from handrail.contract.errors import Diagnostic, ToolError
 from handrail.contract.schema.argument_repair import repair_arguments
-from handrail.contract.schema.argument_validation import CoarseProblemList, ParametersSchema, UnfinishedArgumentCheck
+from handrail.contract.schema.argument_validation import (
+    ArgumentCheckBudgetError,
+    CoarseProblemList,
+    ParametersSchema,
+)
 from handrail.contract.struct import Struct, field
 from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool_ids_and_wire_names import nearest_names, wire_name
+from handrail.contract.tool.tool_ids_and_wire_names import guess_intended_tool_id, nearest_names, wire_name
 from handrail.contract.tool.tool_protocol import Tool
 
 IN_PROCESS = "runtime"
@@ -40,7 +44,7 @@ run here. ``quarantined``: awaits review by a user.
 """
 
 
-class ThirdPartyOrigin(Struct, frozen=True):
+class ThirdPartySourceInfo(Struct, frozen=True):
     """A third-party source, as the operator knows it.
 
     :param name: the operator's name of the source
@@ -92,7 +96,7 @@ class ToolEntry:
     sandbox: str = IN_PROCESS
     is_blocking: bool = False
     untrusted_source: str = ""
-    third_party: ThirdPartyOrigin | None = None
+    third_party: ThirdPartySourceInfo | None = None
     status: ToolState = "system"
     declared: ToolSpec | None = None
     answered_by: ToolEntry | None = None
@@ -117,7 +121,7 @@ class ToolEntry:
         object.__setattr__(self, "has_check", type(self.tool).check is not Tool.check)
 
     @property
-    def unavailable_text(self) -> str:
+    def unavailable_error_text(self) -> str:
         """The error text for a call of this tool while it is unavailable."""
         reason = (self.unavailable_reason or "").rstrip(".")
         return f"Tool `{self.id}` is unavailable: {reason}. Use another tool, or ask the user to correct this."
@@ -138,7 +142,7 @@ class ToolEntry:
         :param known_problems: the known problems of these arguments, by schema
         :param repairs: receives, by path, what was read differently from how it was sent
             (:mod:`handrail.contract.schema.argument_repair`); None: nothing is
-        :raises UnfinishedArgumentCheck: if the check exceeds the budget
+        :raises ArgumentCheckBudgetError: if the check exceeds the budget
         :raises ToolError: ``invalid_input`` with the problems; ``backend`` if the tool's check failed itself
         """
         schema = self.schema
@@ -150,7 +154,7 @@ class ToolEntry:
         if problems:
             text = f"{self.spec.id}: {'; '.join(problems)}"
             if isinstance(problems, CoarseProblemList):
-                raise UnfinishedArgumentCheck(text, schema, arguments, problems)
+                raise ArgumentCheckBudgetError(text, schema, arguments, problems)
             repaired = None if repairs is None else repair_arguments(schema, arguments)
             if repaired is None or repairs is None:
                 raise ToolError(text, kind="invalid_input")
@@ -162,7 +166,7 @@ class ToolEntry:
                 return self.answered_by.validate_arguments(whole, known_problems=known_problems)
             if self.has_check:
                 self.tool.check(whole)
-        except UnfinishedArgumentCheck:
+        except ArgumentCheckBudgetError:
             raise
         except ToolError as error:
             raise ToolError(f"{self.spec.id}: {error.text}", kind=error.kind) from None
@@ -274,7 +278,13 @@ class Generation:
         """Return the known names most similar to an unknown one, best first, of available tools only."""
         known = [tool_id for tool_id, entry in self.entries.items() if entry.unavailable_reason is None]
         known += [alias for alias, tool_id in self.aliases.items() if self.entries[tool_id].unavailable_reason is None]
-        return nearest_names(name.replace("__", "."), known, count)
+        near = nearest_names(name.replace("__", "."), known, count)
+        meant = guess_intended_tool_id(name, known)
+        if meant is None:
+            return near
+        last = name.replace("__", ".").rpartition(".")[2]
+        same = [] if meant.rpartition(".")[2] == last else [one for one in near if one.rpartition(".")[2] == last]
+        return [meant, *same][:count]  # such as `github.search_code` besides `grep` for `search_code`
 
     def describe_unlisted_sources(self, name: str, *, include_unprefixed: bool = False) -> str:
         """Describe the unlisted sources that may have a tool of an unknown name; empty if there are none.
@@ -293,7 +303,7 @@ class Generation:
             found = [one for one in self.unlisted_sources if not one.prefix]
         return " ".join(f"{one.describe_status()}." for one in found[:_MAX_UNLISTED_NAMED])
 
-    def make_diff_from(self, older: Generation) -> GenerationDiff:
+    def compute_diff_from(self, older: Generation) -> GenerationDiff:
         """Return the difference from an ``older`` generation to this one."""
         mine, theirs = self.entries, older.entries
         other = [entry for entry in mine.values() if theirs.get(entry.id) is not entry]  # most entries are identical

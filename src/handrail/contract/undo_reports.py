@@ -11,7 +11,7 @@ UndoOutcome = Literal["restored", "removed", "conflict", "unavailable"]
 it is, or its earlier state was not kept."""
 
 
-class UndonePath(Struct, frozen=True):
+class UndoPathResult(Struct, frozen=True):
     """One path of an undo.
 
     :param path: relative to the workspace
@@ -33,7 +33,7 @@ class UndoReport(Struct, frozen=True):
 
     id: str
     calls: tuple[str, ...]
-    paths: tuple[UndonePath, ...]
+    paths: tuple[UndoPathResult, ...]
     problems: tuple[str, ...] = ()
     is_dry_run: bool = False
 

@@ -24,13 +24,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from handrail.authoring.tool_linter import refuse_program_start
+from handrail.authoring.tool_linter import raise_on_program_start
 from handrail.config import FILE_NAME, MergedConfiguration
 from handrail.contract.agent_manifest import AGENT_TOOL_PREFIX, DEFAULT_AGENT
 from handrail.contract.errors import Diagnostic, LoadError, ToolError, UsageError
 from handrail.contract.sandbox_protocol import ProgramSpec, Sandbox, SandboxProfile
 from handrail.contract.struct import Struct
-from handrail.contract.text.text_encodings import read_settings_text
+from handrail.contract.text.text_encodings import decode_settings_text
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, ShellRequires
 from handrail.contract.tool_generation import Generation, ToolEntry
 from handrail.kernel.agent_loading import (
@@ -240,7 +240,7 @@ class AgentBundle(Struct, frozen=True):
     built_tools: tuple[str, ...]
 
 
-def build_bundle(
+def build_agent_bundle(
     config: MergedConfiguration,
     agent: str,
     folders: StateFolders,
@@ -257,7 +257,7 @@ def build_bundle(
     :raises OSError: if ``target`` cannot be written
     """
     _check_target(target)
-    looking = ToolConfinement(sandbox, refuse_program_start, refuse_program_start)
+    looking = ToolConfinement(sandbox, raise_on_program_start, raise_on_program_start)
     parts = _collect_generations(config, agent, folders, looking)
     generation = parts[agent]
     frozen = [entry for has in parts.values() for entry in _executable_entries(has)]
@@ -375,7 +375,7 @@ def _collect_files(
     """Return the files of a bundle by their paths in it, each with the path that it is copied from."""
     wanted: dict[str, Path] = {}
     for of, generation in parts.items():
-        (_, everybody), (_, own) = config.tool_folders(of)
+        (_, everybody), (_, own) = config.list_tool_folders(of)
         places = [(Path(os.path.realpath(everybody)), "tools"), (Path(os.path.realpath(own)), f"agents/{of}/tools")]
         for entry in _executable_entries(generation):
             for real, name in places:
@@ -446,7 +446,7 @@ def _make_bundle_config(config: MergedConfiguration, agent: str) -> str:
 
     :raises UsageError: if the line that sets another agent cannot be identified
     """
-    text = read_settings_text(config.file.read_bytes()) if config.file is not None and config.file.exists() else ""
+    text = decode_settings_text(config.file.read_bytes()) if config.file is not None and config.file.exists() else ""
     fields = tomllib.loads(text)
     if "agent" in fields:
         del fields["agent"]

@@ -13,20 +13,24 @@ from handrail.contract.agent_manifest import AGENT_TOOL_PREFIX, AgentManifest, C
 from handrail.contract.errors import Diagnostic, UsageError
 from handrail.contract.sandbox_protocol import Sandbox
 from handrail.contract.struct import Struct
-from handrail.contract.tool.operator_tool_settings import NamedSecretReference, ToolSettingsLayer, make_settings_layer
+from handrail.contract.tool.operator_tool_settings import (
+    NamedSecretReference,
+    ToolSettingsLayer,
+    build_tool_settings_layer,
+)
 from handrail.contract.tool.provider_tools import make_provider_tool_id
 from handrail.contract.tool.requires import PathVariables
 from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.contract.tool_generation import Generation, ToolSource
 from handrail.origins import program_lookup
-from handrail.policy.rules.rules_and_modes import Rule, default_rules
-from handrail.policy.rules.validation import get_specs, load_agent_rules
-from handrail.registry.agent_folders import find_agent, find_agents
+from handrail.policy.rules.rules_and_modes import Rule, build_default_rules
+from handrail.policy.rules.validation import extract_tool_specs, parse_agent_rules
+from handrail.registry.agent_folders import load_agent_manifest, load_agent_manifests
 from handrail.registry.definition_pins import StoredPins
 from handrail.registry.sources.code_sources import BuiltinSource, find_entry_point_sources
 from handrail.registry.sources.executable_tools import ToolConfinement
-from handrail.registry.sources.tool_folder_source import FolderSource
+from handrail.registry.sources.tool_folder_source import ToolFolderSource
 from handrail.registry.sources.tool_sources import AgentToolSources
 from handrail.runtime.files.secure_open import resolve_further_roots
 from handrail.runtime.files.session_roots import FurtherRoots
@@ -56,7 +60,7 @@ class LoadedAgent(Struct, frozen=True):
 
     def make_default_rules(self) -> tuple[Rule, ...]:
         """Return the default rules, which cover the workspace and the agent's additional folders."""
-        return default_rules((*self.further_roots.readable, *self.further_roots.writable))
+        return build_default_rules((*self.further_roots.readable, *self.further_roots.writable))
 
     def parse_manifest_rules(
         self, known: Collection[str] | None, beyond: Collection[str] = (), generation: Generation | None = None
@@ -68,9 +72,9 @@ class LoadedAgent(Struct, frozen=True):
         :param generation: its tools, if they are known
         """
         checked = self.checked_agent
-        specs = None if generation is None else get_specs(generation.entries)
-        rules, problems = load_agent_rules(checked.manifest, checked.source, known, beyond, specs)
-        return rules, list(checked.with_faults(problems).faults[len(checked.faults) :])
+        specs = None if generation is None else extract_tool_specs(generation.entries)
+        rules, problems = parse_agent_rules(checked.manifest, checked.source, known, beyond, specs)
+        return rules, list(checked.with_added_faults(problems).faults[len(checked.faults) :])
 
 
 def load_agent(
@@ -81,8 +85,8 @@ def load_agent(
     :param given: the agents that a program passes in code
     :raises UsageError: if the agent does not exist; the text names the existing ones
     """
-    found = _resolve_roots(find_agent(config.folder, agent, (str(folders.workspace),), given), config, folders)
-    program_lookup.add_open_workspaces(
+    found = _resolve_roots(load_agent_manifest(config.folder, agent, (str(folders.workspace),), given), config, folders)
+    program_lookup.register_workspaces_until_exit(
         found.further_roots.writable
     )  # never load a program or module of the kernel from there
     return found
@@ -90,7 +94,7 @@ def load_agent(
 
 def iterate_agents(config: MergedConfiguration, folders: StateFolders) -> Iterator[LoadedAgent]:
     """Yield all agents, the default one first."""
-    for checked in find_agents(config.folder, (str(folders.workspace),)).values():
+    for checked in load_agent_manifests(config.folder, (str(folders.workspace),)).values():
         yield _resolve_roots(checked, config, folders)
 
 
@@ -149,7 +153,7 @@ def make_tool_sources(
     :param builtins: whether the agent can have built-in tools
     """
     looked_at = upstreams or (lambda: list_cached_sources(config, folders))
-    (_, everybody), (_, of_agent) = config.tool_folders(checked.manifest.id)
+    (_, everybody), (_, of_agent) = config.list_tool_folders(checked.manifest.id)
     return AgentToolSources(
         everybody,
         of_agent,
@@ -161,7 +165,7 @@ def make_tool_sources(
         StoredPins(folders.state),
         (
             *config.tool_setting_layers,
-            make_settings_layer(checked.source, checked.manifest.tool_config),
+            build_tool_settings_layer(checked.source, checked.manifest.tool_config),
             *values,
         ),
         providers,
@@ -187,13 +191,13 @@ def _iterate_other_tool_ids(
     """
     if not builtins:
         yield from (found.tool.spec.id for found in BuiltinSource().load().tools)
-    for agent in find_agents(config.folder, (str(folders.workspace),), agents).values():
+    for agent in load_agent_manifests(config.folder, (str(folders.workspace),), agents).values():
         manifest = agent.manifest
         yield AGENT_TOOL_PREFIX + manifest.id
         if manifest.id != of.id:
             yield from map(make_provider_tool_id, manifest.native)
-            folder = FolderSource(
-                config.tool_folders(manifest.id)[1][1], "agent", confinement, (str(folders.workspace),)
+            folder = ToolFolderSource(
+                config.list_tool_folders(manifest.id)[1][1], "agent", confinement, (str(folders.workspace),)
             )
             yield from (found.tool.spec.id for found in folder.load().tools)
 
@@ -204,7 +208,7 @@ def _list_agents_as_tools(
     """Return the other agents, if the agent lists any as a tool."""
     if not any(pattern.startswith(AGENT_TOOL_PREFIX) for pattern in of.tools):
         return ()
-    found = find_agents(config.folder, (str(folders.workspace),), agents).values()
+    found = load_agent_manifests(config.folder, (str(folders.workspace),), agents).values()
     return tuple(one.manifest for one in found if not one.faults)
 
 
@@ -241,4 +245,4 @@ def _resolve_roots(checked: CheckedAgentManifest, config: MergedConfiguration, f
     if config.file is not None:
         apart.append(config.file)
     further, problems = resolve_further_roots(checked.manifest.roots, str(folders.workspace), apart)
-    return LoadedAgent(checked.with_faults(problems), further)
+    return LoadedAgent(checked.with_added_faults(problems), further)

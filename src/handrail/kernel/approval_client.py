@@ -25,7 +25,7 @@ from handrail.contract.approval_requests import (
     StoredProjectRule,
 )
 from handrail.contract.errors import StartError, ToolError, UsageError
-from handrail.ipc.wire.operation_dispatch import LEAVING, OperationRefused
+from handrail.ipc.wire.operation_dispatch import LEAVING, RemoteRequestError
 from handrail.ipc.wire.peer_connection import ConnectionLost
 from handrail.ipc.wire.socket_handshake import (
     CONTROL_GREETING,
@@ -55,7 +55,7 @@ _SEARCH_TIMEOUT_S = 30.0
 """The maximum time to search for a process that answers."""
 
 
-class ApprovalWorkspace(NamedTuple):
+class ApprovalWorkspaceSettings(NamedTuple):
     """A workspace, and the configuration of the process that writes its database.
 
     :param config: the configuration file instead of the platform's
@@ -92,7 +92,7 @@ def open_approval_reader(folders: StateFolders) -> Generator[ApprovalReader]:
         connection.close()
 
 
-class ApprovalClient:
+class ApprovalResponder:
     """A client that answers the approval requests of a workspace like ``kernel.approvals``.
 
     Nothing stays open between two answers.
@@ -103,7 +103,7 @@ class ApprovalClient:
 
     def __init__(
         self,
-        options: ApprovalWorkspace,
+        options: ApprovalWorkspaceSettings,
         open_kernel: Callable[[], AbstractAsyncContextManager[ApprovalService]],
         remark: RemarkHandler,
     ) -> None:
@@ -200,46 +200,48 @@ class ApprovalClient:
                 f"Cannot set {', '.join(self._options.settings)}: {holder} holds this workspace, and its settings apply. "
                 "Set it in handrail.toml."
             )
-        await request_from_holder(self._folders, holder, op, body)
+        await send_lease_holder_request(self._folders, holder, op, body)
 
     async def _submit_locally(self, itself: Callable[[ApprovalService], Awaitable[object]], *, judged: bool) -> None:
-        from handrail.store.lease import WorkspaceHeld
+        from handrail.store.lease import WorkspaceAlreadyHeld
 
         try:
             async with (
                 self._open_kernel() if judged else _hold_workspace_for_answer(self._options, self._remark) as desk
             ):
                 await itself(desk)
-        except WorkspaceHeld as held:
+        except WorkspaceAlreadyHeld as held:
             if held.is_writing:
                 raise
             raise NoLeaseHolder(str(held)) from None  # another process was faster: check again
 
 
-async def request_from_holder(folders: StateFolders, holder: LeaseHolder, op: str, body: Mapping[str, Any]) -> Any:
+async def send_lease_holder_request(
+    folders: StateFolders, holder: LeaseHolder, op: str, body: Mapping[str, Any]
+) -> Any:
     """Send one request to the process that holds a workspace, and return its answer.
 
-    :raises WorkspaceHeld: if other processes cannot connect to it
+    :raises WorkspaceAlreadyHeld: if other processes cannot connect to it
     :raises StartError: if it does not answer
     :raises HandrailError: the error of the request
     """
     if not holder.socket:
-        from handrail.store.lease import WorkspaceHeld
+        from handrail.store.lease import WorkspaceAlreadyHeld
 
         if not holder.is_short_lived:
-            raise WorkspaceHeld(folders, holder)
+            raise WorkspaceAlreadyHeld(folders, holder)
         raise NoLeaseHolder(f"The workspace is briefly in use by {holder}. Try again.")
     connection = await connect_to_lease_holder(
         folders.workspace_state_folder, holder.socket, hello=CONTROL_GREETING, seconds=_GREETING_TIMEOUT_S
     )
     try:
         return await connection.request(op, body)
-    except OperationRefused as refused:
+    except RemoteRequestError as refused:
         if refused.kind == LEAVING:
             raise ConnectionRejected(LEAVING, refused.text) from None
-        from handrail.ipc.codec.wire_encoding import error_from_refusal  # a large import, and most answers succeed
+        from handrail.ipc.codec.wire_encoding import restore_error  # a large import, and most answers succeed
 
-        raise error_from_refusal(refused) from None
+        raise restore_error(refused) from None
     finally:
         await connection.aclose("it was answered")
 
@@ -249,11 +251,13 @@ def _is_answer(row: Approval | None, choice: ApprovalChoice | None, by: str) -> 
 
 
 @asynccontextmanager
-async def _hold_workspace_for_answer(place: ApprovalWorkspace, remark: RemarkHandler) -> AsyncGenerator[ApprovalBroker]:
+async def _hold_workspace_for_answer(
+    place: ApprovalWorkspaceSettings, remark: RemarkHandler
+) -> AsyncGenerator[ApprovalBroker]:
     """Hold a workspace for the duration of an answer. Other processes that open it wait meanwhile.
 
     :raises LoadError: with all faults of the configuration
-    :raises WorkspaceHeld: if another process holds it
+    :raises WorkspaceAlreadyHeld: if another process holds it
     :raises StartError: if the state cannot be used
     """
     from handrail import config as configuration
@@ -261,20 +265,20 @@ async def _hold_workspace_for_answer(place: ApprovalWorkspace, remark: RemarkHan
     from handrail.arbiter.output.secret_redaction import redact_logs
     from handrail.kernel.agent_loading import iterate_agents
     from handrail.origins import program_lookup
-    from handrail.origins.import_guard import guard_open_workspace
+    from handrail.origins.import_guard import check_and_guard_workspace
     from handrail.record.commit_log import CommitLog
     from handrail.store.tables.approval_tables import ApprovalTable
     from handrail.store.workspace_store import WorkspaceStore
     from handrail.upstream.server_config_loader import load_enabled_servers
 
     folders = place.folders
-    with guard_open_workspace(folders.workspace):
+    with check_and_guard_workspace(folders.workspace):
         config = configuration.load_configuration(place.config, folders=folders, flags=place.settings)
         configuration.check_outside_workspace(config, folders.workspace)
         for one in iterate_agents(config, folders):  # never run a program from a folder that their calls can write
-            program_lookup.add_open_workspaces(one.further_roots.writable)
-        redactor, known = await load_and_redact_secrets(config, {})
-        load_enabled_servers(config, known, lambda value: redact_config_value(redactor, value))
+            program_lookup.register_workspaces_until_exit(one.further_roots.writable)
+        redactor, known = await load_secrets_for_redaction(config, {})
+        load_enabled_servers(config, known, lambda value: register_value_for_redaction(redactor, value))
         with redact_logs(redactor):
             store = WorkspaceStore.open(
                 place.workspace,
@@ -288,7 +292,7 @@ async def _hold_workspace_for_answer(place: ApprovalWorkspace, remark: RemarkHan
                 log = CommitLog(store.database)
                 interrupted = await log.record_interrupted_calls()
                 remark(config, interrupted)
-                with closing(make_result_shaper(config, folders, redactor)) as shaper:
+                with closing(make_output_shaper(config, folders, redactor)) as shaper:
                     desk = ApprovalBroker(ApprovalTable(store.database), log, shaper, make_approval_lifetimes(config))
                     with closing(desk):
                         await desk.withdraw_interrupted_requests(interrupted)
@@ -297,7 +301,7 @@ async def _hold_workspace_for_answer(place: ApprovalWorkspace, remark: RemarkHan
                 await store.aclose()
 
 
-async def load_and_redact_secrets(
+async def load_secrets_for_redaction(
     config: MergedConfiguration, given: Mapping[str, str]
 ) -> tuple[SecretRedactor, SecretStore]:
     """Load all secrets, and redact them from now on.
@@ -319,33 +323,33 @@ async def load_and_redact_secrets(
     values = configured.select(configured.names)
     values = {name: value for name, value in values.items() if not is_ordinary_value(value)}
     try:
-        redactor.add_secrets(values)
+        redactor.register_secrets(values)
     except ValueError:
         for name in sorted(values):
             try:
-                redactor.add_secrets({name: values[name]})
+                redactor.register_secrets({name: values[name]})
             except ValueError as error:
                 configured = configured.with_missing_secret(name, f"its value cannot be redacted: {error}")
     return redactor, configured
 
 
-def redact_config_value(redactor: SecretRedactor, value: str) -> None:
+def register_value_for_redaction(redactor: SecretRedactor, value: str) -> None:
     """Redact a value from a third-party configuration, if possible and unless it is an ordinary word."""
     from handrail.config.secret_detection import is_ordinary_value
 
     if is_ordinary_value(value):
         return
     with suppress(ValueError):
-        redactor.add_secrets({f"mcp-{hashlib.sha256(value.encode()).hexdigest()[:8]}": value})
+        redactor.register_secrets({f"mcp-{hashlib.sha256(value.encode()).hexdigest()[:8]}": value})
 
 
-def make_result_shaper(config: MergedConfiguration, folders: StateFolders, redactor: SecretRedactor) -> OutputShaper:
+def make_output_shaper(config: MergedConfiguration, folders: StateFolders, redactor: SecretRedactor) -> OutputShaper:
     """Return the shaper that formats and redacts the values of a workspace."""
     from handrail.arbiter.output.output_files import OutputFileQuota
     from handrail.arbiter.output.shaper import OutputShaper
     from handrail.record.artifacts import ArtifactStore
 
-    room = OutputFileQuota(folders.session_output_base, config.settings.limits.output_files_mib * 1024 * 1024)
+    room = OutputFileQuota(folders.session_outputs_folder, config.settings.limits.output_files_mib * 1024 * 1024)
     return OutputShaper(redactor, ArtifactStore(folders.artifact_folder), folders.prepare_session_output, room)
 
 

@@ -23,37 +23,42 @@ from handrail.catalog.embedders.embedder_selection import (
     FASTEMBED,
     LOCAL,
     NONE,
-    EmbedderChoice,
+    EmbedderSettings,
     make_embedder,
     make_encoder_factory,
 )
-from handrail.catalog.search.search_indexes import AHEAD_S, GenerationSearchIndexes
+from handrail.catalog.search.search_indexes import AHEAD_S, KernelSearchIndexes
 from handrail.config import MergedConfiguration, SearchSettings, Settings, UndoSettings, WatchdogSettings
 from handrail.config.operator_settings import SHIPPED_WATCHDOGS
 from handrail.contract.errors import Diagnostic, LoadError
-from handrail.contract.network_route import NetworkRoute
+from handrail.contract.network_route import OutboundConnectionSettings
 from handrail.contract.rule_forms import RuleWithExamples, to_rule_with_examples
 from handrail.contract.sandbox_protocol import Sandbox, SandboxProfile
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.struct import Struct, field
-from handrail.contract.tool.operator_tool_settings import ToolSettingsLayer, make_settings_layer
+from handrail.contract.tool.operator_tool_settings import ToolSettingsLayer, build_tool_settings_layer
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, PathVariables
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool_generation import Generation, ToolSource
 from handrail.kernel.agent_loading import LoadedAgent, load_agent, load_tools_and_rules, make_tool_sources
 from handrail.kernel.approval_client import (
-    load_and_redact_secrets,
+    load_secrets_for_redaction,
     make_approval_lifetimes,
-    make_result_shaper,
-    redact_config_value,
+    make_output_shaper,
+    register_value_for_redaction,
 )
 from handrail.kernel.sandbox_selection import make_limited_sandbox_in_thread
 from handrail.policy.call_authorizer import CallAuthorizer
-from handrail.policy.call_targets import agent_layer, call_capabilities, ceiling_layer
-from handrail.policy.path_denials import path_denials_of_rules as hides
-from handrail.policy.rules.rule_sets import find_rule_set, parse_entry
-from handrail.policy.rules.rules_and_modes import Rule, RuleBook, Scope, default_rules, with_mode
-from handrail.policy.rules.validation import check_rule, fault_outside_folders, find_contradictions, get_specs
+from handrail.policy.call_targets import agent_layer, build_ceiling_capability_layer, compute_call_capabilities
+from handrail.policy.path_denials import build_hidden_path_rules as hides
+from handrail.policy.rules.rule_sets import parse_entry, resolve_rule_set_reference
+from handrail.policy.rules.rules_and_modes import Rule, RuleBook, Scope, build_default_rules, with_mode
+from handrail.policy.rules.validation import (
+    explain_inaccessible_rule_path,
+    extract_tool_specs,
+    find_contradictions,
+    validate_rule_and_examples,
+)
 from handrail.policy.watchdogs import ExfiltrationWatchdog, OutgoingSecretsWatchdog, RepeatedFailuresWatchdog
 from handrail.policy.watchdogs.api import ExternalWatchdog, Watchdog
 from handrail.record.commit_log import CommitLog, InterruptedCall, Record
@@ -61,21 +66,21 @@ from handrail.registry.generation_lifecycle import GenerationLifecycle, SharedTo
 from handrail.registry.sources.executable_tools import ToolConfinement
 from handrail.registry.sources.tool_sources import AgentToolSources
 from handrail.runtime.call_runtime import CallRuntime
-from handrail.runtime.files.joint_changes import ChangeJournal
+from handrail.runtime.files.joint_changes import MultiFileChangeJournal
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
-from handrail.runtime.secret_store import SecretStore, read_passed_variables
-from handrail.runtime.undo.workspace_snapshots import UndoLimits, WorkspaceSnapshots
+from handrail.runtime.secret_store import SecretStore, read_passthrough_variables
+from handrail.runtime.undo.workspace_snapshots import UndoRetentionLimits, WorkspaceSnapshots
 from handrail.sandbox.configured_sandbox import ConfiguredSandbox
-from handrail.session.memory.meaning_comparer import MeaningComparer
+from handrail.session.memory.meaning_comparer import EmbeddingComparer
 from handrail.session.session_context import AgentContext, AgentGenerations, ClientProcessRegistrations
-from handrail.store.json_fallback_encoding import encode_any_json
+from handrail.store.json_fallback_encoding import encode_json_with_fallback
 from handrail.store.memory.knowledge_store import KnowledgeStore
 from handrail.store.state_folders import StateFolders
 from handrail.store.undo_store import UndoStore
 from handrail.store.workspace_store import WorkspaceStore
 from handrail.upstream.network_route import make_network_route, make_server_route
 from handrail.upstream.server_config_loader import load_enabled_servers
-from handrail.upstream.upstream_registry import UpstreamDeps, UpstreamRegistry
+from handrail.upstream.upstream_registry import UpstreamDependencies, UpstreamRegistry
 
 if TYPE_CHECKING:
     from handrail.runtime.language_servers.server_pool import LanguageServerPool
@@ -101,19 +106,19 @@ class KernelComponents(Struct):
     """The watchdogs of the operator, which check the calls of every process."""
     program_sandbox: ConfiguredSandbox
     """The sandbox below ``sandbox``, with the sandboxes that are ready for the next calls."""
-    finder: GenerationSearchIndexes
+    finder: KernelSearchIndexes
     """The search over the tools of all generations."""
     upstreams: UpstreamRegistry
     """The MCP servers whose tools every agent may have."""
     snapshots: WorkspaceSnapshots | None
     """Keeps what calls change in the workspace; None if the operator switched it off."""
-    route: NetworkRoute
+    route: OutboundConnectionSettings
     """The way to hosts outside."""
-    change_journal: ChangeJournal
+    change_journal: MultiFileChangeJournal
     """The journal of changes of several files. At the start, it has finished what a killed process left."""
     knowledge: KnowledgeStore
     """The facts that agents stored for the user, in all workspaces."""
-    comparer: MeaningComparer
+    comparer: EmbeddingComparer
     """Compares the meaning of passages of conversations and facts."""
     shared_shelves: dict[str, tuple[LoadedAgent, AgentGenerations]] = field(
         default_factory=dict[str, tuple[LoadedAgent, AgentGenerations]]
@@ -131,7 +136,7 @@ class KernelComponents(Struct):
     _context_lock: threading.Lock = field(default_factory=threading.Lock)
     """Locked while a thread creates a context, so that the contexts of one agent share a shelf."""
 
-    def make_agent_context(
+    def create_agent_environment(
         self,
         agent: str,
         registrations: ClientProcessRegistrations | None = None,
@@ -150,7 +155,7 @@ class KernelComponents(Struct):
         texts = collect_process_rules(self.config, registrations.rules)
         values = (
             ToolSettingsLayer(_STARTUP_SOURCE, registrations.tool_settings, known=True),
-            make_settings_layer("open_kernel", registrations.tool_config, known=True),
+            build_tool_settings_layer("open_kernel", registrations.tool_config, known=True),
         )
         shared = (
             not registrations.tools
@@ -159,7 +164,7 @@ class KernelComponents(Struct):
             and not any(layer.tools for layer in values)
         )
         shared = shared and registrations.builtins and not registrations.agents
-        store = self.secrets.with_values(registrations.secrets or {})
+        store = self.secrets.with_added_secrets(registrations.secrets or {})
         loaded = load_agent(self.config, agent, self.store.folders, registrations.agents)
         before, shelf = self.shared_shelves.get(agent, (None, None)) if shared else (None, None)
         if shelf is not None and before == loaded:
@@ -194,7 +199,9 @@ class KernelComponents(Struct):
             loaded.further_roots,
             shared=shared,
             secrets=store,
-            catalog=(registrations.catalog or self.config.settings.catalog).to_options(loaded.manifest.core_tools),
+            catalog=(registrations.catalog or self.config.settings.catalog).to_catalog_options(
+                loaded.manifest.core_tools
+            ),
             given_agents=registrations.agents,
         )
 
@@ -215,7 +222,7 @@ class KernelComponents(Struct):
                 self.sandbox,
                 partial(folders.prepare_tool_home, "language-servers"),
                 {name: ConfiguredServer(**one.model_dump()) for name, one in settings.language_servers.items()},
-                read_passed_variables(settings.env.passed_names, redact),
+                read_passthrough_variables(settings.env.passed_variable_names, redact),
             )
         return self.server_pool
 
@@ -257,11 +264,11 @@ class KernelComponents(Struct):
                 writable=further.writable,
                 read_only_roots=further.readable,
                 hidden=hidden,
-                secrets=secrets.list_secrets_for_tool(spec),
+                secrets=secrets.get_secret_values_for_tool(spec),
                 denials=hides(RuleBook(loaded.make_default_rules()).with_rules(*parsed), workspace),
             )
             layer = self._make_requirement_layer(loaded, shelf.succession.generations_in_use)
-            return call_capabilities(spec, variables, layer, self.ceiling), profile
+            return compute_call_capabilities(spec, variables, layer, self.ceiling), profile
 
         confinement = ToolConfinement(self.sandbox, _get_session_folders, own)
         upstreams = self.upstreams
@@ -327,20 +334,20 @@ async def assemble_components(
     log = CommitLog(store.database)
     interrupted = tuple(await log.record_interrupted_calls())
     settings, folders = config.settings, store.folders
-    variables = folders.requires_variables
-    redactor, known = await load_and_redact_secrets(config, secrets)
+    variables = folders.requirement_path_variables
+    redactor, known = await load_secrets_for_redaction(config, secrets)
     limits = ArbiterLimits(**settings.limits.model_dump(), approval_lifetimes=make_approval_lifetimes(config))
-    shaper = make_result_shaper(config, folders, redactor)
+    shaper = make_output_shaper(config, folders, redactor)
     arbiter = Arbiter(log, store.lease, LockTable(), LockResolver(), shaper, limits)
     arbiter.jobs.tree = store.sessions
     snapshots = _make_snapshots(settings.undo, folders)
-    journal = ChangeJournal(folders.change_journal_folder)
+    journal = MultiFileChangeJournal(folders.change_journal_folder)
     await asyncio.to_thread(journal.recover)
-    ceiling = ceiling_layer(settings.ceiling, variables)
-    learned = partial(redact_config_value, redactor)
+    ceiling = build_ceiling_capability_layer(settings.ceiling, variables)
+    learned = partial(register_value_for_redaction, redactor)
     route = make_network_route(settings.network, known, learned)
     upstreams = UpstreamRegistry(
-        UpstreamDeps(
+        UpstreamDependencies(
             folders,
             GuardedSandbox(programs, snapshots),
             variables,
@@ -364,8 +371,8 @@ async def assemble_components(
         known,
         tuple(_make_watchdogs(settings, redactor)),
         programs,
-        GenerationSearchIndexes(
-            folders.search_cache,
+        KernelSearchIndexes(
+            folders.search_cache_folder,
             make_encoder_factory(_choose_search_embedder(settings.search, known)),
             ahead_s=None
             if settings.search.embedder == ENDPOINT
@@ -388,7 +395,7 @@ def _make_snapshots(settings: UndoSettings, folders: StateFolders) -> WorkspaceS
     if not settings.enabled:
         return None
     store = UndoStore(folders.undo_folder, settings.max_mib * 1024 * 1024)
-    limits = UndoLimits(settings.file_mib * 1024 * 1024, settings.files, settings.keep_ms)
+    limits = UndoRetentionLimits(settings.file_mib * 1024 * 1024, settings.files, settings.keep_ms)
     return WorkspaceSnapshots(str(folders.workspace), store, limits)
 
 
@@ -399,27 +406,29 @@ def _make_rules_without_call(config: MergedConfiguration) -> RuleBook:
         own = parse_rule_texts(texts, None)
     except LoadError:
         own = []  # the faults are reported with those of the agent
-    return RuleBook(default_rules()).with_rules(*own)
+    return RuleBook(build_default_rules()).with_rules(*own)
 
 
-def _make_comparer(settings: SearchSettings) -> MeaningComparer:
+def _make_comparer(settings: SearchSettings) -> EmbeddingComparer:
     """Return the comparer of memories. What users and agents say is sent to no endpoint."""
     name = settings.embedder if settings.embedder in (LOCAL, FASTEMBED) else NONE
     why = "memories are compared by a model on this machine only"
-    return MeaningComparer(partial(make_embedder, EmbedderChoice(name, model=settings.model, why_none=why)))
+    return EmbeddingComparer(partial(make_embedder, EmbedderSettings(name, model=settings.model, why_none=why)))
 
 
-def _choose_search_embedder(settings: SearchSettings, known: SecretStore) -> EmbedderChoice:
+def _choose_search_embedder(settings: SearchSettings, known: SecretStore) -> EmbedderSettings:
     """Choose the embedder for the search by meaning."""
     if settings.embedder != ENDPOINT:
-        return EmbedderChoice(settings.embedder, model=settings.model)
+        return EmbedderSettings(settings.embedder, model=settings.model)
     if not settings.url or not settings.model:
-        return EmbedderChoice(NONE, why_none="`embedder` is `endpoint`, but `url` or `model` is missing under [search]")
+        return EmbedderSettings(
+            NONE, why_none="`embedder` is `endpoint`, but `url` or `model` is missing under [search]"
+        )
     if not settings.secret:
-        return EmbedderChoice(ENDPOINT, settings.url, settings.model)
-    if (why := known.explain_missing(settings.secret)) is not None:
-        return EmbedderChoice(NONE, why_none=f"the key of the endpoint is not available: {why}")
-    return EmbedderChoice(ENDPOINT, settings.url, settings.model, known.select([settings.secret])[settings.secret])
+        return EmbedderSettings(ENDPOINT, settings.url, settings.model)
+    if (why := known.explain_missing_secret(settings.secret)) is not None:
+        return EmbedderSettings(NONE, why_none=f"the key of the endpoint is not available: {why}")
+    return EmbedderSettings(ENDPOINT, settings.url, settings.model, known.select([settings.secret])[settings.secret])
 
 
 def _make_watchdogs(settings: Settings, redactor: SecretRedactor) -> Iterator[Watchdog]:
@@ -433,7 +442,7 @@ def _make_watchdogs(settings: Settings, redactor: SecretRedactor) -> Iterator[Wa
             yield ExfiltrationWatchdog(one.action)
         elif use == "secrets":
             yield OutgoingSecretsWatchdog(
-                partial(encode_any_json, max_bytes=2**62),
+                partial(encode_json_with_fallback, max_bytes=2**62),
                 lambda encoded: redactor.active and redactor.contains_secret(encoded),
                 one.action,
             )
@@ -475,14 +484,16 @@ def parse_rule_texts(texts: Iterable[RuleText], generation: Generation | None) -
     if len(texts) > MAX_RULES:
         raise LoadError([_too_many_rules(len(texts), texts[-1].source)])
     known = None if generation is None else {*generation.entries, *generation.other_tool_ids}
-    specs = None if generation is None else get_specs(generation.entries)
+    specs = None if generation is None else extract_tool_specs(generation.entries)
     found: list[Rule] = []
     faults: list[Diagnostic] = []
     for given in texts:
         try:
             parsed = parse_entry(given.text, scope=given.scope, source=given.source, known=known)
-            for rule in parsed if find_rule_set(given.text) is None else ():  # shipped rules are checked by tests
-                check_rule(rule, given.match, given.not_match, specs)
+            for rule in (
+                parsed if resolve_rule_set_reference(given.text) is None else ()
+            ):  # shipped rules are checked by tests
+                validate_rule_and_examples(rule, given.match, given.not_match, specs)
         except ValueError as error:
             faults.append(Diagnostic(given.source, "", str(error)))  # which names the rule
             continue
@@ -504,7 +515,7 @@ def _check_folders(rules: Iterable[Rule], layer: CapabilityLayer, workspace: str
     """
     mine = (rule for rule in rules if rule.scope != "project" or rule.source.startswith(f"{workspace}/"))
     here = (rule for rule in mine if rule.action == "allow")  # others may be about instruction files above
-    faults = ((rule, fault_outside_folders(rule, layer)) for rule in here)
+    faults = ((rule, explain_inaccessible_rule_path(rule, layer)) for rule in here)
     found = [Diagnostic(rule.source, "", fault) for rule, fault in faults if fault is not None]
     if found:
         raise LoadError(found)

@@ -27,13 +27,13 @@ from handrail.record.log_reader import LogReader
 from handrail.session.session_context import SessionOptions
 
 if TYPE_CHECKING:
-    from handrail.kernel.upstream_mcp_servers import McpServers
+    from handrail.kernel.upstream_mcp_servers import McpServerManager
     from handrail.policy.decision_explanation import PolicyExplanation
 
 FolderPath = str | Path
 
 
-class CommitLogService(Protocol):
+class CommitLogReadService(Protocol):
     """Read access to the commit log."""
 
     @property
@@ -107,7 +107,7 @@ class Kernel(ABC):
 
     @property
     @abstractmethod
-    def log(self) -> CommitLogService:
+    def log(self) -> CommitLogReadService:
         """The commit log of the workspace."""
 
     @property
@@ -224,5 +224,5 @@ class Kernel(ABC):
 
     @property
     @abstractmethod
-    def mcp_servers(self) -> McpServers:
+    def mcp_servers(self) -> McpServerManager:
         """The upstream MCP servers, and the method that connects further ones."""

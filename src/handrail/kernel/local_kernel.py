@@ -14,11 +14,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from handrail import config as configuration
-from handrail.arbiter.approvals.approval_broker import ApprovalBroker, OpenSessions
+from handrail.arbiter.approvals.approval_broker import ApprovalBroker, OpenSessionAccess
 from handrail.arbiter.jobs.job_views import JobView, WorkspaceJobView
 from handrail.arbiter.output.secret_redaction import redact_logs
 from handrail.arbiter.resource_access import resolve_evaluated_target
-from handrail.catalog.loaded_tools import InteractionTools
+from handrail.catalog.loaded_tools import InteractionLoadedTools
 from handrail.config import MergedConfiguration
 from handrail.config.layers import LayerValue
 from handrail.config.operator_settings import split_setting_key
@@ -27,7 +27,7 @@ from handrail.contract.approval_requests import ApprovalService
 from handrail.contract.errors import HandrailError, LogUnavailable, ToolError, UsageError
 from handrail.contract.rule_forms import RuleLike, normalise_rules
 from handrail.contract.sandbox_protocol import SandboxTier
-from handrail.contract.schema.argument_validation import UnfinishedArgumentCheck
+from handrail.contract.schema.argument_validation import ArgumentCheckBudgetError
 from handrail.contract.services.job_and_tool_services import Job, JobService, ToolSearchResult, WorkspaceJobService
 from handrail.contract.session_protocols import StoppedWork
 from handrail.contract.text.neutralisation import escape_terminal_controls
@@ -61,20 +61,20 @@ from handrail.record.commit_log import CommitLog, InterruptedCall
 from handrail.runtime.files.session_roots import SessionRoots
 from handrail.session.call_recovery import load_project_rules
 from handrail.session.inbound.trigger_scheduler import WorkspaceInboundServices
-from handrail.session.local_session import ENDED, LocalSession, ParentRef, new_session_id
+from handrail.session.local_session import ENDED, LocalSession, ParentRef, generate_session_id
 from handrail.session.session_context import (
     AgentContext,
     ClientProcessRegistrations,
-    SessionOpening,
+    SessionOpenParameters,
     SessionOptions,
-    validate_options,
+    normalise_session_options,
 )
-from handrail.store.lease import LeaseHolder, WorkspaceHeld, find_lease_holder
+from handrail.store.lease import LeaseHolder, WorkspaceAlreadyHeld, find_lease_holder
 from handrail.store.state_folders import locate_folders
 from handrail.store.workspace_store import WorkspaceStore
 
 if TYPE_CHECKING:
-    from handrail.kernel.upstream_mcp_servers import LocalMcpServers, McpServers
+    from handrail.kernel.upstream_mcp_servers import LocalMcpServerManager, McpServerManager
     from handrail.policy.decision_explanation import PolicyExplanation
 
 
@@ -84,7 +84,7 @@ logger = logging.getLogger("handrail.ipc")
 OpenLocal = Callable[[ClientProcessRegistrations], AbstractAsyncContextManager[Kernel]]
 """Holds the workspace in this process; see :func:`open_local_kernel`."""
 
-OpenRemote = Callable[[WorkspaceHeld, ClientProcessRegistrations], AbstractAsyncContextManager[Kernel]]
+OpenRemote = Callable[[WorkspaceAlreadyHeld, ClientProcessRegistrations], AbstractAsyncContextManager[Kernel]]
 """Connects to the process that holds a workspace; see :func:`handrail.kernel.remote_kernel.open_remote_kernel`."""
 
 
@@ -121,10 +121,10 @@ class LocalKernel(Kernel):
         """The kernel that replaces this one after another process has taken the workspace over."""
         self._takeover_task: asyncio.Task[None] | None = None
         self.sessions = SessionManager(components, self._get_context, frontend)
-        self._servers: LocalMcpServers | None = None
+        self._servers: LocalMcpServerManager | None = None
         self.server = IpcServer(self)
-        opened = OpenSessions(self.sessions.find_lane, self.sessions.list_lanes, self._evaluation_inputs)
-        self.components.arbiter.approval_broker.use_open_sessions(opened)
+        opened = OpenSessionAccess(self.sessions.find_lane, self.sessions.list_lanes, self._evaluation_inputs)
+        self.components.arbiter.approval_broker.attach_open_sessions(opened)
 
     @property
     def workdir(self) -> str:
@@ -175,7 +175,7 @@ class LocalKernel(Kernel):
         return WorkspaceJobView(self.components.arbiter.jobs, self.sessions.list_lanes, self.components.arbiter.shaper)
 
     @property
-    def inbound_events(self) -> WorkspaceInboundServices:
+    def inbound_services(self) -> WorkspaceInboundServices:
         """The inbound events of sessions between their turns."""
         return self.sessions.arrivals
 
@@ -188,13 +188,13 @@ class LocalKernel(Kernel):
         return self.components.interrupted_calls
 
     @property
-    def mcp_servers(self) -> McpServers:
-        from handrail.kernel.upstream_mcp_servers import LocalMcpServers
+    def mcp_servers(self) -> McpServerManager:
+        from handrail.kernel.upstream_mcp_servers import LocalMcpServerManager
 
         if self.successor is not None:
             return self.successor.mcp_servers
         if self._servers is None:
-            self._servers = LocalMcpServers(lambda: self.generation, self.components, self.own_context.secrets)
+            self._servers = LocalMcpServerManager(lambda: self.generation, self.components, self.own_context.secrets)
         return self._servers
 
     async def reload_tools(self, tools: Iterable[Tool] | None = None) -> GenerationDiff:
@@ -236,11 +236,11 @@ class LocalKernel(Kernel):
             )
             raise ToolError(f"Tool `{escape_terminal_controls(tool[:80])}` does not exist. {hint}", kind="unknown_tool")
         if entry.unavailable_reason is not None:
-            raise ToolError(entry.unavailable_text, kind="unavailable")
+            raise ToolError(entry.unavailable_error_text, kind="unavailable")
         try:
             entry.validate_arguments(dict(arguments))
-        except UnfinishedArgumentCheck as unfinished:
-            await self.components.arbiter.bounded_checks.check_in_subprocess(entry, unfinished, shared=False)
+        except ArgumentCheckBudgetError as unfinished:
+            await self.components.arbiter.bounded_checks.check_arguments_in_subprocess(entry, unfinished, shared=False)
         further = parse_rule_texts(make_session_rule_texts(normalise_rules(rules), "session"), generation)
         spec, origin, _ = resolve_evaluated_target(entry, arguments, generation)
         return await explain(
@@ -267,7 +267,7 @@ class LocalKernel(Kernel):
 
     async def find_tools_in_context(self, context: AgentContext, query: str, **how: Any) -> ToolSearchResult:
         """Search the tools of ``context``; see :meth:`Kernel.find_tools`."""
-        return await InteractionTools("", context.catalog, finder=self.components.finder).find(
+        return await InteractionLoadedTools("", context.catalog, finder=self.components.finder).find(
             context.generation, query, **how
         )
 
@@ -289,13 +289,13 @@ class LocalKernel(Kernel):
         """
         if self.successor is not None:
             return cast("LocalSession", await self.successor.session(id, **options))
-        options = validate_options(options)
+        options = normalise_session_options(options)
         agent = options.get("agent")
         if agent is not None and agent != self.own_context.agent and agent not in self._other_contexts:
             async with self._context_lock:
                 await asyncio.to_thread(self._get_context, agent)
-        opening = SessionOpening(self._get_context(agent), self._get_context, self._frontend, options)
-        return await self.sessions.open_in_context(opening, id)
+        opening = SessionOpenParameters(self._get_context(agent), self._get_context, self._frontend, options)
+        return await self.sessions.open_session_in_context(opening, id)
 
     def _get_context(self, agent: str | None) -> AgentContext:
         """Return the context of ``agent`` with the registrations of this process, created at its first use."""
@@ -303,13 +303,13 @@ class LocalKernel(Kernel):
             return self.own_context
         context = self._other_contexts.get(agent)
         if context is None:
-            context = self._other_contexts[agent] = self.components.make_agent_context(agent, self._registrations)
+            context = self._other_contexts[agent] = self.components.create_agent_environment(agent, self._registrations)
         return context
 
     async def fork_session(self, id: str) -> str:
         if self.successor is not None:
             return await self.successor.fork_session(id)
-        return await self.sessions.copy_session(id, new_session_id())
+        return await self.sessions.fork_stored_session(id, generate_session_id())
 
     async def undo(
         self,
@@ -346,11 +346,11 @@ class LocalKernel(Kernel):
         tier = WIRE_CODEC.encode_value(SandboxTier, self.sandbox_tier)
         return {"workspace": self.workdir, "token": self.components.store.lease.token, "tier": tier}
 
-    def make_agent_context(self, agent: str, registrations: ClientProcessRegistrations) -> AgentContext:
-        return self.components.make_agent_context(agent, registrations)
+    def create_agent_environment(self, agent: str, registrations: ClientProcessRegistrations) -> AgentContext:
+        return self.components.create_agent_environment(agent, registrations)
 
-    async def open_session(self, opening: SessionOpening, id: str | None = None) -> LocalSession:
-        return await self.sessions.open_in_context(opening, id)
+    async def open_session(self, opening: SessionOpenParameters, id: str | None = None) -> LocalSession:
+        return await self.sessions.open_session_in_context(opening, id)
 
     async def open_child_session(
         self, context_of: Callable[[str], AgentContext], under: ParentRef, frontend: str, id: str | None = None
@@ -358,18 +358,18 @@ class LocalKernel(Kernel):
         return await self.sessions.open_child_session(context_of, under, frontend, id)
 
     def redact_secrets(self, secrets: Mapping[str, str]) -> None:
-        self.components.arbiter.shaper.redactor.add_secrets(secrets)
+        self.components.arbiter.shaper.redactor.register_secrets(secrets)
 
     def make_client_operations(self, client: ClientProcess) -> Mapping[str, RequestHandler]:
-        from handrail.kernel.upstream_mcp_servers import ClientMcpServers
+        from handrail.kernel.upstream_mcp_servers import ClientMcpServerManager
 
         return {
             **make_protocol_handlers(ApprovalService, APPROVALS_PREFIX, self._approval_desk),
             **make_protocol_handlers(JobService, "jobs.", self._session_jobs),
             **make_protocol_handlers(WorkspaceJobService, WORKSPACE_JOBS_PREFIX, self._workspace_jobs),
-            **ClientMcpServers(self.components, client).requests,
+            **ClientMcpServerManager(self.components, client).requests,
             "promote": make_request_handler(self._promote),
-            "fork": make_request_handler(self.sessions.copy_session),
+            "fork": make_request_handler(self.sessions.fork_stored_session),
             "undo": make_request_handler(self.sessions.undo_service.undo),
             "close-session": make_request_handler(self.sessions.close_suspended_session),
         }
@@ -459,7 +459,7 @@ class LocalKernel(Kernel):
             steps.push_async_callback(self.server.aclose)  # before `settled`, which tools of clients could delay
             steps.callback(self.components.arbiter.approval_broker.close)
             steps.push_async_callback(self._suspend_all)
-            steps.push_async_callback(self.components.arbiter.jobs.stop_and_wait, "shutdown")
+            steps.push_async_callback(self.components.arbiter.jobs.stop_jobs_and_wait, "shutdown")
             steps.push_async_callback(self._end_all)
             steps.push_async_callback(self._end_own_sessions)
             steps.push_async_callback(self.sessions.arrivals.aclose)
@@ -483,7 +483,7 @@ class LocalKernel(Kernel):
 
     async def _suspend_all(self) -> None:
         with contextlib.suppress(LogUnavailable):  # the end of this process suspends them as well
-            await self.sessions.suspend_all()
+            await self.sessions.record_all_sessions_suspended()
 
     async def _flush_log(self) -> None:
         try:
@@ -493,7 +493,7 @@ class LocalKernel(Kernel):
                 raise
 
 
-def find_lease_holder_settings(settings: MergedConfiguration) -> list[str]:
+def find_ineffective_setting_keys(settings: MergedConfiguration) -> list[str]:
     """Return the keys that were set for this process by flags but apply only in the lease holder.
 
     Limits, the ceiling, the sandbox and the storage are common to all calls of a workspace. A client process could not enforce
@@ -528,12 +528,12 @@ async def open_local_kernel(
     See :func:`~handrail.kernel.workspace_opening.open_kernel`.
 
     :param open_remote: connects to the process that takes the workspace over from this one
-    :raises WorkspaceHeld: if another process holds it
+    :raises WorkspaceAlreadyHeld: if another process holds it
     """
     folders, given = locate_folders(workspace, state, allow_home=allow_home), registrations
 
     def joining(tools: tuple[Tool, ...]) -> AbstractAsyncContextManager[Kernel]:
-        held = WorkspaceHeld(folders, find_lease_holder(folders) or LeaseHolder())
+        held = WorkspaceAlreadyHeld(folders, find_lease_holder(folders) or LeaseHolder())
         return open_remote(held, replace(given, tools=tools))
 
     # In threads, because the time depends on the size of the configuration, and a program may embed this kernel in its loop.
@@ -542,12 +542,12 @@ async def open_local_kernel(
     )
     registrations = replace(
         registrations,
-        rules=(*(rule.entry for rule in settings.process_rules), *registrations.rules),
-        mode=registrations.mode or settings.process_mode,
+        rules=(*(rule.entry for rule in settings.process_wide_rules), *registrations.rules),
+        mode=registrations.mode or settings.process_wide_mode,
     )
     # This includes agents that only a later session will use.
     for one in await asyncio.to_thread(lambda: [*iterate_agents(settings, folders)]):
-        program_lookup.add_open_workspaces(one.further_roots.writable)
+        program_lookup.register_workspaces_until_exit(one.further_roots.writable)
     joinable = sys.platform == "linux"
     # Each lease holder has its own socket name, because a paused one still listens on its socket.
     socket = f"kernel-{randomness.token_hex(4)}.sock" if joinable else ""
@@ -567,7 +567,7 @@ async def open_local_kernel(
         await rooms.arbiter.recover_unfinished_work(rooms.interrupted_calls)
         stack.enter_context(redact_logs(rooms.arbiter.shaper.redactor))
         agent = registrations.agent or settings.settings.agent
-        own = await asyncio.to_thread(rooms.make_agent_context, agent, registrations)
+        own = await asyncio.to_thread(rooms.create_agent_environment, agent, registrations)
         kernel = LocalKernel(rooms, own, registrations.frontend, registrations, joining)
         stack.push_async_callback(kernel.shut_down)
         loop = asyncio.get_running_loop()
@@ -575,11 +575,11 @@ async def open_local_kernel(
         def replaced() -> None:
             loop.call_soon_threadsafe(kernel.handle_takeover)
 
-        if keys := ", ".join(find_lease_holder_settings(settings)):
+        if keys := ", ".join(find_ineffective_setting_keys(settings)):
             why = f"{keys} can only be set in the process that holds the workspace; set it in handrail.toml instead"
             store.lease.remedy = f"it cannot connect to the process that holds the workspace, because {why}. End that process, and start this one again"
-        store.lease.on_lost(replaced)
+        store.lease.add_lost_callback(replaced)
         if joinable:
-            store.folders.remove_old_sockets(socket)
+            store.folders.remove_sockets_except(socket)
             await kernel.server.start_listening(store.folders.workspace_state_folder, socket)
         yield kernel

@@ -26,35 +26,35 @@ from handrail.contract.tool.tool_protocol import Tool
 from handrail.contract.tool_generation import Generation, GenerationDiff, ToolStatus
 from handrail.contract.undo_reports import UndoReport
 from handrail.ipc.client.reconnecting_client import ReconnectingClient
-from handrail.ipc.client.remote_session import RemoteApprovals, RemoteSession, request_undo
+from handrail.ipc.client.remote_session import RemoteApprovalService, RemoteSession, request_undo
 from handrail.ipc.client.tool_host import SessionRequestHandlers, ToolHost
 from handrail.ipc.codec import wire_encoding
 from handrail.ipc.codec.protocol_rpc import (
     WIRE_CODEC,
     WORKSPACE_JOBS_PREFIX,
-    make_lease_holder_invoker,
+    make_lease_holder_caller,
     make_protocol_proxy,
 )
-from handrail.ipc.codec.wire_encoding import describe_client_tools, flatten_tool_list
+from handrail.ipc.codec.wire_encoding import collect_tools_from_objects, describe_client_tools
 from handrail.ipc.wire.message_frames import Message
 from handrail.ipc.wire.operation_dispatch import OperationTable
 from handrail.ipc.wire.peer_connection import ConnectionLost, IpcConnection
 from handrail.kernel.agent_loading import map_settings_to_secrets
 from handrail.kernel.kernel_interface import FolderPath, Kernel
-from handrail.kernel.local_kernel import OpenLocal, find_lease_holder_settings, is_client_setting
-from handrail.kernel.upstream_mcp_servers import RemoteMcpServers
+from handrail.kernel.local_kernel import OpenLocal, find_ineffective_setting_keys, is_client_setting
+from handrail.kernel.upstream_mcp_servers import RemoteMcpServerManager
 from handrail.policy.rules.rules_and_modes import RuleBook
 from handrail.policy.watchdogs.api import ExternalWatchdog
 from handrail.record.commit_log import InterruptedCall
 from handrail.record.log_reader import LogReader
 from handrail.runtime.secret_store import SecretStore
-from handrail.session.local_session import new_session_id
-from handrail.session.session_context import ClientProcessRegistrations, SessionOptions, validate_options
+from handrail.session.local_session import generate_session_id
+from handrail.session.session_context import ClientProcessRegistrations, SessionOptions, normalise_session_options
 from handrail.store.database.workspace_database import open_reader
-from handrail.store.lease import WorkspaceHeld
+from handrail.store.lease import WorkspaceAlreadyHeld
 from handrail.store.state_folders import StateFolders
 from handrail.store.tables.approval_tables import ApprovalReader
-from handrail.store.tables.session_tables import read_session_rows
+from handrail.store.tables.session_tables import select_session_rows
 
 if TYPE_CHECKING:
     from handrail.policy.decision_explanation import PolicyExplanation
@@ -75,7 +75,7 @@ class RemoteKernel(Kernel):
         self._registrations = registrations
         self._successor = successor
         tools, secrets = (
-            [found.tool for found in flatten_tool_list(registrations.tools)],
+            [found.tool for found in collect_tools_from_objects(registrations.tools)],
             registrations.secrets or {},
         )
         redactor = create_redactor(secrets)
@@ -101,13 +101,16 @@ class RemoteKernel(Kernel):
         of_catalog = any(split_setting_key(one.key)[0] == "catalog" for one in own)
         self._catalog = config.settings.catalog.model_dump(mode="json") if of_catalog else None
         serving = SessionRequestHandlers(lambda id: self._sessions.get(id) or self._opening.get(id))
-        self._servers = servers = RemoteMcpServers(folders, config, lambda: self.ipc_client, lambda: self.generation)
+        self._servers = servers = RemoteMcpServerManager(
+            folders, config, lambda: self.ipc_client, lambda: self.generation
+        )
         operations = OperationTable(
             {**self._tool_host.requests, **serving.requests, **servers.requests},
             {
                 "event": self._receive_event,
                 "loaded_tools": self._receive_loaded_tools,
                 "mode": self._receive_mode,
+                "stopped": self._receive_stop,
                 "generation": self._receive_generation,
                 **self._tool_host.notifications,
                 **serving.notifications,
@@ -116,7 +119,7 @@ class RemoteKernel(Kernel):
         self.ipc_client = ReconnectingClient(folders, successor.take_over, self._make_greeting, operations)
         self.ipc_client.on_connected.append(self._handle_connected)
         self._log = ClientLogService(folders, self.ipc_client)
-        self._approvals = RemoteApprovals(lambda: ApprovalReader(self._log.reading_connection), self.ipc_client)
+        self._approvals = RemoteApprovalService(lambda: ApprovalReader(self._log.read_only_connection), self.ipc_client)
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────
 
@@ -143,15 +146,15 @@ class RemoteKernel(Kernel):
         greeting = connection.peer_greeting
         self._tier = WIRE_CODEC.get_type_reader(SandboxTier)(greeting["tier"])
         self._agent = AgentManifest.model_validate(greeting["agent"])
-        self._generation = wire_encoding.read_generation(greeting["generation"])
-        self._rules = wire_encoding.read_rules(greeting["rules"])
+        self._generation = wire_encoding.decode_generation(greeting["generation"])
+        self._rules = wire_encoding.decode_rule_book(greeting["rules"])
         self._tool_host.attach_connection(connection)
         for session in tuple(self._sessions.values()):
             await session.reopen(connection)
         self._servers.reconnect_all_servers()
 
     def _receive_generation(self, message: Any) -> None:
-        generation = wire_encoding.read_generation(message["generation"], self._generation)
+        generation = wire_encoding.decode_generation(message["generation"], self._generation)
         if message["agent"] == self._agent_id:
             self._generation = generation
         for session in self._sessions.values():
@@ -170,7 +173,12 @@ class RemoteKernel(Kernel):
     def _receive_mode(self, body: Any) -> None:
         session = self._sessions.get(body["session_id"])
         if session is not None:
-            session.update_mode(body["mode"])
+            session.apply_mode_change(body["mode"])
+
+    def _receive_stop(self, body: Any) -> None:
+        session = self._sessions.get(body["session_id"])
+        for listener in () if session is None else tuple(session.stop_listeners):
+            listener()
 
     # ── the kernel ───────────────────────────────────────────────────────────────────────────────
 
@@ -210,11 +218,11 @@ class RemoteKernel(Kernel):
     @property
     def jobs(self) -> WorkspaceJobService:
         return make_protocol_proxy(
-            WorkspaceJobService, WORKSPACE_JOBS_PREFIX, make_lease_holder_invoker(self.ipc_client)
+            WorkspaceJobService, WORKSPACE_JOBS_PREFIX, make_lease_holder_caller(self.ipc_client)
         )
 
     @property
-    def approvals(self) -> RemoteApprovals:
+    def approvals(self) -> RemoteApprovalService:
         return self._approvals
 
     @property
@@ -226,13 +234,13 @@ class RemoteKernel(Kernel):
         return self._successor.interrupted
 
     @property
-    def mcp_servers(self) -> RemoteMcpServers:
+    def mcp_servers(self) -> RemoteMcpServerManager:
         return self._servers
 
     async def reload_tools(self, tools: Iterable[Tool] | None = None) -> GenerationDiff:
         described = None
         if tools is not None:
-            given = [found.tool for found in flatten_tool_list(tools)]
+            given = [found.tool for found in collect_tools_from_objects(tools)]
             described = describe_client_tools(given, self._secrets)
             self._tool_host.add_tools(given)
         body = {"tools": described, "offerings": self._tool_host.provider_descriptions}
@@ -269,14 +277,14 @@ class RemoteKernel(Kernel):
 
     async def tool_statuses(self) -> Sequence[ToolStatus]:
         answer = await self.ipc_client.request("statuses", {}, repeatable=True)
-        return WIRE_CODEC.get_type_form(Sequence[ToolStatus]).read(answer)
+        return WIRE_CODEC.get_type_codec(Sequence[ToolStatus]).read(answer)
 
     async def session(self, id: str | None = None, **options: Unpack[SessionOptions]) -> RemoteSession:
-        options = validate_options(options)
+        options = normalise_session_options(options)
         if id is not None and (id in self._sessions or id in self._opening):
             raise UsageError(f"Session {id!r} is already open. Close or suspend it first.")
         session = RemoteSession(
-            new_session_id() if id is None else id,
+            generate_session_id() if id is None else id,
             self.ipc_client,
             lambda: self.generation,
             options,
@@ -297,7 +305,7 @@ class RemoteKernel(Kernel):
 
     async def fork_session(self, id: str) -> str:
         # The id is chosen here, so that a repeated request creates only one session.
-        return await self.ipc_client.request("fork", {"id": id, "forked": new_session_id()}, repeatable=True)
+        return await self.ipc_client.request("fork", {"id": id, "forked": generate_session_id()}, repeatable=True)
 
     async def undo(
         self,
@@ -317,7 +325,7 @@ class RemoteKernel(Kernel):
             try:
                 await self.ipc_client.request("close-session", asked, repeatable=True)
             except UsageError:
-                rows = read_session_rows(self._log.reading_connection, "WHERE id = ?", (id,))
+                rows = select_session_rows(self._log.read_only_connection, "WHERE id = ?", (id,))
                 if not rows or rows[0].closed_ns is None:  # otherwise the previous lease holder had closed it
                     raise
 
@@ -345,7 +353,7 @@ class ClientLogService:
         self._connection: sqlite3.Connection | None = None
 
     @property
-    def reading_connection(self) -> sqlite3.Connection:
+    def read_only_connection(self) -> sqlite3.Connection:
         """A connection that reads the records that the lease holder has made durable."""
         if self._connection is None:
             self._connection = open_reader(self._folders.database_file)
@@ -353,7 +361,7 @@ class ClientLogService:
 
     @property
     def reader(self) -> LogReader:
-        return LogReader(self.reading_connection)
+        return LogReader(self.read_only_connection)
 
     @property
     def unavailable_reason(self) -> str | None:
@@ -385,7 +393,7 @@ class TakeoverCandidate:
         await self.aclose()  # of an earlier lease that another process has ended by taking over
         try:
             kernel = await self._exit_stack.enter_async_context(self._hold(self._brought))
-        except WorkspaceHeld:
+        except WorkspaceAlreadyHeld:
             return False
         self.interrupted = kernel.interrupted_calls
         return True
@@ -413,7 +421,7 @@ async def _collect_tool_secrets(
     These are the secrets that were passed, and the configured ones that the tools declare or use in settings.
     """
     given, settings_of = dict(registrations.secrets or {}), map_settings_to_secrets(settings)
-    specs = [found.tool.spec for found in flatten_tool_list(registrations.tools)]
+    specs = [found.tool.spec for found in collect_tools_from_objects(registrations.tools)]
     declared = {
         name for spec in specs for name in (*spec.secrets, *settings_of.get(spec.id, {}).values())
     } - given.keys()
@@ -424,7 +432,7 @@ async def _collect_tool_secrets(
 
 def _merge_tool_config(registrations: ClientProcessRegistrations, settings: MergedConfiguration) -> ToolConfig:
     """Return the tool settings that were passed, and the configured ones of the registered tools."""
-    tools = {found.tool.spec.id for found in flatten_tool_list(registrations.tools)}
+    tools = {found.tool.spec.id for found in collect_tools_from_objects(registrations.tools)}
     merged: dict[str, dict[str, str]] = {}
     for tool in tools & settings.settings.tools.keys():
         config = settings.settings.tools[tool].config
@@ -436,7 +444,10 @@ def _merge_tool_config(registrations: ClientProcessRegistrations, settings: Merg
 
 @asynccontextmanager
 async def open_remote_kernel(
-    held: WorkspaceHeld, config: FolderPath | None, registrations: ClientProcessRegistrations, open_local: OpenLocal
+    held: WorkspaceAlreadyHeld,
+    config: FolderPath | None,
+    registrations: ClientProcessRegistrations,
+    open_local: OpenLocal,
 ) -> AsyncGenerator[RemoteKernel]:
     """Connect to the lease holder until the block ends; see :func:`~handrail.kernel.workspace_opening.open_kernel`.
 
@@ -446,15 +457,15 @@ async def open_remote_kernel(
     settings = await asyncio.to_thread(
         configuration.load_configuration, config, folders=held.folders, flags=registrations.settings
     )
-    if beyond := find_lease_holder_settings(settings):
+    if beyond := find_ineffective_setting_keys(settings):
         raise UsageError(
-            f"Cannot set {', '.join(beyond)}: {held.holder} holds this workspace, and its settings apply. "
-            "Set it in handrail.toml, or start this process first."
+            f"Cannot set {', '.join(beyond)} in this process: {held.holder} holds this workspace, and its settings apply. "
+            "Set the keys in handrail.toml, or start this process first."
         )
     registrations = replace(
         registrations,
-        rules=(*(rule.entry for rule in settings.client_rules), *registrations.rules),
-        mode=registrations.mode or settings.process_mode,
+        rules=(*(rule.entry for rule in settings.client_registration_rules), *registrations.rules),
+        mode=registrations.mode or settings.process_wide_mode,
     )
     commands = [
         WatchdogSettings.model_validate(one.value)
@@ -476,7 +487,7 @@ async def open_remote_kernel(
     with redact_logs(create_redactor(registrations.secrets)):
         kernel = RemoteKernel(held.folders, settings, registrations, successor)
         try:
-            await kernel.ipc_client.get_connection()
+            await kernel.ipc_client.wait_for_connection()
             yield kernel
         finally:
             try:

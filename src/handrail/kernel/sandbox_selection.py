@@ -16,18 +16,18 @@ from handrail.config.operator_settings import MACHINE_SANDBOX
 from handrail.contract.errors import StartError
 from handrail.contract.sandbox_protocol import Sandbox, SandboxTier
 from handrail.sandbox.configured_sandbox import ConfiguredSandbox
-from handrail.store.entry_point_cache import list_entry_points as of_group
+from handrail.store.entry_point_cache import list_entry_points_outside_workspaces as of_group
 
 ENTRY_POINT_GROUP = "handrail.sandboxes"
 
 
-def list_sandbox_providers() -> Iterable[metadata.EntryPoint]:
+def list_sandbox_entry_points() -> Iterable[metadata.EntryPoint]:
     """Return the providers of the installed packages."""
     return of_group(ENTRY_POINT_GROUP)
 
 
 def choose_unlimited_sandbox(
-    config: MergedConfiguration, entry_points: Callable[[], Iterable[metadata.EntryPoint]] = list_sandbox_providers
+    config: MergedConfiguration, entry_points: Callable[[], Iterable[metadata.EntryPoint]] = list_sandbox_entry_points
 ) -> Sandbox:
     """Return the sandbox that confines programs, without the operator's limits.
 
@@ -42,7 +42,7 @@ def choose_unlimited_sandbox(
 
 
 def make_limited_sandbox(
-    config: MergedConfiguration, entry_points: Callable[[], Iterable[metadata.EntryPoint]] = list_sandbox_providers
+    config: MergedConfiguration, entry_points: Callable[[], Iterable[metadata.EntryPoint]] = list_sandbox_entry_points
 ) -> ConfiguredSandbox:
     """Return the sandbox that starts programs, with the operator's limits.
 
@@ -52,7 +52,7 @@ def make_limited_sandbox(
 
 
 async def make_limited_sandbox_in_thread(
-    config: MergedConfiguration, entry_points: Callable[[], Iterable[metadata.EntryPoint]] = list_sandbox_providers
+    config: MergedConfiguration, entry_points: Callable[[], Iterable[metadata.EntryPoint]] = list_sandbox_entry_points
 ) -> ConfiguredSandbox:
     """Return the sandbox of :func:`make_limited_sandbox`, and let the event loop run while a program is tried in it.
 
@@ -62,11 +62,14 @@ async def make_limited_sandbox_in_thread(
 
 
 def _limit_sandbox(config: MergedConfiguration, chosen: Sandbox) -> ConfiguredSandbox:
-    from handrail.sandbox.start.ready_sandbox_pool import add_pool
+    from handrail.sandbox.start.ready_sandbox_pool import wrap_bubblewrap_in_pool
 
     settings = config.settings.sandbox
     return ConfiguredSandbox(
-        add_pool(chosen), settings.limits, unix_sockets=settings.unix_sockets, unconfined=settings.unconfined
+        wrap_bubblewrap_in_pool(chosen),
+        settings.limits,
+        unix_sockets=settings.unix_sockets,
+        unconfined=settings.unconfined,
     )
 
 

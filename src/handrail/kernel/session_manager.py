@@ -12,9 +12,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from handrail.arbiter.call_state import Call, Lane
-from handrail.arbiter.output.secret_redaction import RedactedSessionValues
+from handrail.arbiter.output.secret_redaction import RedactingSessionValueStore
 from handrail.arbiter.subagent_delegation import check_delegation_target
-from handrail.catalog.loaded_tools import InteractionTools
+from handrail.catalog.loaded_tools import InteractionLoadedTools
 from handrail.contract.agent_manifest import DEFAULT_AGENT, AgentManifest
 from handrail.contract.errors import HandrailError, StartError, ToolError, UsageError
 from handrail.contract.permission_modes import MODES, Mode
@@ -22,10 +22,10 @@ from handrail.contract.rule_forms import normalise_rules
 from handrail.contract.services.subagent_services import SubagentTask, SubagentType
 from handrail.contract.session_protocols import ChildSession, StoppedWork
 from handrail.kernel.kernel_assembly import KernelComponents, make_session_rule_texts, parse_rule_texts
-from handrail.policy.path_denials import RulePathDenialsCache
+from handrail.policy.path_denials import HiddenPathRulesCache
 from handrail.policy.rules.rules_and_modes import (
     Rule,
-    limit_reading_rules_to_folder,
+    build_folder_limited_reading_rules,
     limit_to_parent,
     make_folder_reading_rule,
     parse_mode,
@@ -33,11 +33,11 @@ from handrail.policy.rules.rules_and_modes import (
     with_mode,
 )
 from handrail.record.commit_log import Record
-from handrail.registry.agent_folders import find_agents
+from handrail.registry.agent_folders import load_agent_manifests
 from handrail.runtime.call_runtime import SessionSharedServices
 from handrail.runtime.files.session_roots import SessionRoots
-from handrail.runtime.repository_index import RepositoryIndex
-from handrail.runtime.secret_store import read_passed_variables
+from handrail.runtime.repository_index import RepositoryWordIndex
+from handrail.runtime.secret_store import read_passthrough_variables
 from handrail.session.call_recovery import load_project_rules
 from handrail.session.inbound.trigger_scheduler import SessionInboundServices, WorkspaceInboundServices
 from handrail.session.local_session import (
@@ -45,17 +45,17 @@ from handrail.session.local_session import (
     LocalSession,
     ParentRef,
     SessionTreeNode,
-    new_session_id,
-    parent_editor,
-    parent_manifests,
+    find_parent_editor_client,
+    generate_session_id,
+    list_parent_manifests,
 )
-from handrail.session.memory.session_memory import SessionMemory
+from handrail.session.memory.session_memory import SessionMemoryFactory
 from handrail.session.session_context import (
     AgentContext,
-    SessionOpening,
-    child_secrets,
+    SessionOpenParameters,
     describe_requesting_subagent,
     find_host_limiting_parent,
+    select_delegated_secrets,
 )
 from handrail.session.session_skills import SessionSkills
 from handrail.session.session_store import SessionStore
@@ -75,7 +75,7 @@ _DEFAULT_DESCRIPTION = (
 def make_session_lane(
     components: KernelComponents,
     session_store: SessionStore,
-    opening: SessionOpening,
+    opening: SessionOpenParameters,
     row: SessionRow,
     arrivals: SessionInboundServices,
     appoint: Callable[[str], object],
@@ -91,9 +91,9 @@ def make_session_lane(
     output, scratch = folders.locate_session_output(session_id), folders.locate_session_scratch(session_id)
     further, kept, shipped = context.further_roots, str(folders.user_data_folder), list[Rule]()
     if context.authority.requires_folder(kept):
-        folders.prepare_user_data()
+        folders.prepare_user_data_folder()
         further = replace(further, writable=(*further.writable, kept))
-        shipped = limit_reading_rules_to_folder(kept)
+        shipped = build_folder_limited_reading_rules(kept)
     around = SessionSharedServices(
         session_id=session_id,
         agent=context.agent,
@@ -102,29 +102,29 @@ def make_session_lane(
         prepare_folders=partial(_prepare_session_folders, folders, session_id),
         roots=SessionRoots(workdir, (str(output),), further),
         sandbox=components.sandbox,
-        values=RedactedSessionValues(components.store.session_values, components.arbiter.shaper.redactor),
+        values=RedactingSessionValueStore(components.store.session_values, components.arbiter.shaper.redactor),
         approval_handler=opening.approval_handler,
-        client=options.get("client") if under is None else parent_editor(under),
+        client=options.get("client") if under is None else find_parent_editor_client(under),
         topic=row.topic,
         user_context=options.get("user_context"),
         seen_files=session_store.load_seen_files(session_id),
         hidden=(str(folders.state),),
-        secrets=context.secrets if under is None else child_secrets(context.secrets, under),
-        denials=lambda: hidden.for_rules(lane.rules),
+        secrets=context.secrets if under is None else select_delegated_secrets(context.secrets, under),
+        denials=lambda: hidden.get_hidden_path_rules(lane.rules),
         find_tool_home=folders.prepare_tool_home,
-        passed_environment=read_passed_variables(
-            components.config.settings.env.passed_names, components.arbiter.shaper.redactor.redact_text
+        passed_environment=read_passthrough_variables(
+            components.config.settings.env.passed_variable_names, components.arbiter.shaper.redactor.redact_text
         ),
         quarantine=str(output / "quarantine"),
         transcript=arrivals.transcript,
         get_server_pool=components.get_server_pool,
-        memory=SessionMemory(
+        memory=SessionMemoryFactory(
             session_id,
             context.agent,
             folders.workspace,
             components.knowledge,
             arrivals.transcript,
-            RedactedSessionValues(components.store.session_values, components.arbiter.shaper.redactor),
+            RedactingSessionValueStore(components.store.session_values, components.arbiter.shaper.redactor),
             components.store.database,
             components.arbiter.shaper.redactor,
             components.comparer,
@@ -137,7 +137,10 @@ def make_session_lane(
     own = parse_rule_texts(
         make_session_rule_texts(normalise_rules(options.get("rules", ())), SESSION_RULE_SOURCE), context.generation
     )
-    own += [*session_store.load_rules(session_id), *load_project_rules(components.arbiter.approval_broker, folders)]
+    own += [
+        *session_store.load_session_rules(session_id),
+        *load_project_rules(components.arbiter.approval_broker, folders),
+    ]
     book = context.rules.with_rules(*shipped, *own)
     if (wanted := parse_optional_mode(options.get("mode"))) is not None:
         book = with_mode(book, wanted)
@@ -148,11 +151,11 @@ def make_session_lane(
         parent = under.parent.lane
         own_mode, book = parse_mode(book.mode), limit_to_parent(book, parent.rules)
         authority = authority.restrict_to_delegation(
-            parent.authority.compute_delegation(under.parent.tree_node.manifest)
+            parent.authority.compute_delegable_capabilities(under.parent.tree_node.manifest)
         )
     book = book.with_folder_rule(make_folder_reading_rule(str(output)))
-    view = replace(context.catalog, above=tuple(one.delegation.agents for one in parent_manifests(under)))
-    hidden = RulePathDenialsCache(workdir)
+    view = replace(context.catalog, above=tuple(one.delegation.agents for one in list_parent_manifests(under)))
+    hidden = HiddenPathRulesCache(workdir)
     lane = Lane(
         environment=around,
         authority=authority,
@@ -160,12 +163,12 @@ def make_session_lane(
         current_generation=partial(
             getattr, context.generations.succession, "current"
         ),  # every call uses it; a lambda would cost a frame
-        catalog=InteractionTools(session_id, view, around.values, components.finder),
+        catalog=InteractionLoadedTools(session_id, view, around.values, components.finder),
         skills=SessionSkills(session_id, workdir, components.config.folder, around.values),
         channels=arrivals.channels,
         triggers=arrivals.triggers,
         notifications=arrivals.notifications,
-        agent_types=lambda: list_delegable_agents(components, context, *parent_manifests(opening.parent_ref)),
+        agent_types=lambda: list_delegable_agents(components, context, *list_parent_manifests(opening.parent_ref)),
         load_agent=appoint,
         mode=own_mode,
         origin="" if under is None else describe_requesting_subagent(context.agent, under),
@@ -202,7 +205,7 @@ def list_delegable_agents(
     :param above: its parent agents, up to the root
     """
     workspace = str(components.store.folders.workspace)
-    found = find_agents(components.config.folder, (workspace,), of.given_agents).values()
+    found = load_agent_manifests(components.config.folder, (workspace,), of.given_agents).values()
     return tuple(
         SubagentType(one.manifest.id, one.manifest.description.strip() or _describe_default(one.manifest))
         for one in found
@@ -244,7 +247,7 @@ class SessionManager:
         self.arrivals = WorkspaceInboundServices(
             components.store, components.arbiter.shaper.redactor, comparer=components.comparer
         )
-        self.file_index = RepositoryIndex()
+        self.file_index = RepositoryWordIndex()
         self.tasks = WorkspaceTasks(components.store.tasks, components.arbiter.shaper.redactor)
         self.undo_service = UndoService(components.arbiter, components.snapshots, components.store.sessions)
         self._outputs = components.arbiter.shaper.room
@@ -269,14 +272,14 @@ class SessionManager:
         """Return the lanes of open sessions, and of suspended ones that limit the sub-agents of their jobs."""
         return [session.lane for session in (*self._open.values(), *self._resting.values())]
 
-    async def suspend_all(self) -> None:
+    async def record_all_sessions_suspended(self) -> None:
         """Suspend all open sessions.
 
         :raises LogUnavailable: if it cannot be recorded
         """
         await asyncio.gather(*map(self.session_store.record_suspended, tuple(self._open)))
 
-    async def open_in_context(self, opening: SessionOpening, id: str | None = None) -> LocalSession:
+    async def open_session_in_context(self, opening: SessionOpenParameters, id: str | None = None) -> LocalSession:
         """Open a session in the context of ``opening``.
 
         :param id: the id of the session to reopen; None for a new one
@@ -284,7 +287,7 @@ class SessionManager:
         """
         if id is not None and (id in self._open or id in self._closing):
             raise UsageError(f"Session {id!r} is already open. Close or suspend it first.")
-        session_id = new_session_id() if id is None else id
+        session_id = generate_session_id() if id is None else id
         rooms, lasting, context = self._components, self.session_store, opening.context
         row = lasting.merge_row(opening.to_row(session_id, time.time_ns()))
         # Call ids stay unique when a session continues.
@@ -311,7 +314,7 @@ class SessionManager:
             history,
             self.undo_service,
         )
-        session.change_notifier.send_on_new_generations(context.watchers)
+        session.change_notifier.watch_new_generations(context.watchers)
         session.change_notifier.record_mode = partial(lasting.record_mode, session_id)
         session.client_info = opening.options.get("client_info")
         self._open[session_id] = session
@@ -338,7 +341,7 @@ class SessionManager:
             opened["topic"] = row.topic
         if "client" in row.details:
             opened["client"] = row.details["client"]
-        context.generations.start_recording()
+        context.generations.start_recording_generations()
         rooms.log.record_soon([Record("session-opened", session_id, "", {**opened, **describe_session_origin(row)})])
         return session
 
@@ -360,10 +363,10 @@ class SessionManager:
         above, agent = under.parent.lane, under.delegation.agent
         check_delegation_target(agent, above.agent_types())
         context, around = self._find_subagent_context(under.parent.tree_node, context_of, agent), above.environment
-        opening = SessionOpening(
+        opening = SessionOpenParameters(
             context, context_of, frontend, {"topic": around.topic, "user_context": around.user_context}, under
         )
-        return await self.open_in_context(opening, id)
+        return await self.open_session_in_context(opening, id)
 
     @staticmethod
     def _find_subagent_context(
@@ -373,14 +376,14 @@ class SessionManager:
 
         :raises ToolError: if the maximum depth is reached, or the agent cannot be used
         """
-        family.check_depth()
+        family.check_subagent_depth()
         try:
             return context_of(agent)
         except HandrailError as error:
             text = f"Agent `{agent}` cannot be used: {error}\nUse another agent, do the work yourself, or ask the user to fix it."
             raise ToolError(text, kind="unavailable") from None
 
-    async def copy_session(self, id: str, forked: str) -> str:
+    async def fork_stored_session(self, id: str, forked: str) -> str:
         """Copy a session, and return the id of the copy.
 
         :param forked: the id of the copy; repeating the call with the same id has no effect
@@ -395,7 +398,7 @@ class SessionManager:
         """
         if id in self._open or id in self._closing:
             raise UsageError(f"Session {id} is open. Close it in the process that has it open.")
-        self.session_store.require_unclosed(id)
+        self.session_store.require_unclosed_session(id)
         await self._delete(id)
 
     async def stop_work(self, target: str, by: str) -> StoppedWork:
@@ -455,9 +458,9 @@ class SessionManager:
         approvals = self._components.arbiter.approval_broker
         try:
             if session.tree_node.parent_ref is not None:  # no process can reopen it, so its requests and jobs end, too
-                await approvals.refuse_requests_of_session(session.id, "its sub-agent ended", "parent")
+                await approvals.reject_requests_of_session(session.id, "its sub-agent ended", "parent")
                 await asyncio.gather(
-                    self._components.arbiter.jobs.stop_and_wait("parent", session.id),
+                    self._components.arbiter.jobs.stop_jobs_and_wait("parent", session.id),
                     self.arrivals.remove_triggers_of_subagent(session.id),
                 )
             await self.session_store.record_suspended(session.id)
@@ -492,11 +495,11 @@ class SessionManager:
         self._closing.add(session_id)
         try:
             if (resting := self._resting.get(session_id)) is not None:
-                await resting.tree_node.end_children()
-            await self._components.arbiter.jobs.stop_and_wait("user", session_id)
-            for child in store.sessions.list_open_subagents(session_id):
+                await resting.tree_node.suspend_child_sessions()
+            await self._components.arbiter.jobs.stop_jobs_and_wait("user", session_id)
+            for child in store.sessions.list_open_subagent_sessions(session_id):
                 await self._delete(child.id)
-            await approvals.refuse_requests_of_session(session_id)
+            await approvals.reject_requests_of_session(session_id)
             await self.arrivals.remove_triggers_and_channels(session_id)
             await self._components.program_sandbox.end_ready_sandboxes(
                 str(store.folders.locate_session_scratch(session_id))
@@ -506,8 +509,10 @@ class SessionManager:
                 await store.sessions.close(session_id, time.time_ns())
             finally:
                 await asyncio.to_thread(store.folders.remove_session_files, session_id)
-                self._components.arbiter.jobs.outputs.free_folder_bytes(store.folders.session_output_base / session_id)
+                self._components.arbiter.jobs.outputs.release_bytes_of_folder(
+                    store.folders.session_outputs_folder / session_id
+                )
         finally:
             self._resting.pop(session_id, None)
             self._closing.discard(session_id)
-            self._outputs.note_files_removed()
+            self._outputs.mark_usage_outdated()

@@ -31,15 +31,15 @@ from handrail.contract.tool.requires import PathVariables
 from handrail.ipc.codec.protocol_rpc import WIRE_CODEC, RequestHandler, make_request_handler, make_request_operation
 from handrail.ipc.wire.operation_dispatch import OperationSpec
 from handrail.kernel.sandbox_selection import make_limited_sandbox
-from handrail.policy.call_targets import ceiling_layer
+from handrail.policy.call_targets import build_ceiling_capability_layer
 from handrail.policy.rules.rules_and_modes import RuleBook
 from handrail.registry.definition_pins import StoredPins, ThirdPartyDefinition
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
 from handrail.store.state_folders import StateFolders, prepare_folders
 from handrail.upstream.network_route import make_server_route
 from handrail.upstream.oauth_sign_in import OauthTokenStore, SignInPrompt
-from handrail.upstream.server_config_loader import build_definition, load_enabled_servers
-from handrail.upstream.upstream_registry import UpstreamDeps, UpstreamRegistry
+from handrail.upstream.server_config_loader import build_server_definition, load_enabled_servers
+from handrail.upstream.upstream_registry import UpstreamDependencies, UpstreamRegistry
 
 if TYPE_CHECKING:
     from handrail.config import MergedConfiguration
@@ -77,7 +77,7 @@ class McpServerStatus(Struct, frozen=True):
 
 
 class ConnectedMcpServer:
-    """A server that :meth:`McpServers.connect` has connected.
+    """A server that :meth:`McpServerManager.connect` has connected.
 
     :ivar listing: the listing of the server, as the server wrote it
     """
@@ -97,7 +97,7 @@ class ConnectedMcpServer:
         self._refresh = refresh
 
     @property
-    def check_tool_availability(self) -> dict[str, str | None]:
+    def tool_availability(self) -> dict[str, str | None]:
         """The ids of its tools, each with the reason why it is unavailable, or None."""
         entries = self._generation().entries.values()
         return {
@@ -114,12 +114,12 @@ class ConnectedMcpServer:
         """
         wanted = None if tools is None else set(tools)
         entries = self._generation().entries
-        found = [tool_id for tool_id in self.check_tool_availability if wanted is None or tool_id in wanted]
+        found = [tool_id for tool_id in self.tool_availability if wanted is None or tool_id in wanted]
         self._pins.approve(self.name, [ThirdPartyDefinition.from_spec(entries[tool_id].spec) for tool_id in found])
         await self._refresh()
 
 
-class McpServers(ABC):
+class McpServerManager(ABC):
     """The upstream MCP servers of one kernel."""
 
     @property
@@ -158,7 +158,7 @@ class ReconnectableMcpServer(NamedTuple):
     prompt: SignInPrompt | None
 
 
-class LocalMcpServers(McpServers):
+class LocalMcpServerManager(McpServerManager):
     """The servers in the lease holder."""
 
     def __init__(
@@ -172,7 +172,7 @@ class LocalMcpServers(McpServers):
         self._components = components
         self._secrets = secrets
         self._live_servers: dict[str, ReconnectableMcpServer] = {}
-        self._successor: McpServers | None = None
+        self._successor: McpServerManager | None = None
 
     @property
     def server_statuses(self) -> Sequence[McpServerStatus]:
@@ -189,18 +189,18 @@ class LocalMcpServers(McpServers):
         **settings: Any,
     ) -> AsyncGenerator[ConnectedMcpServer]:
         server = _parse_server_settings(name, command=command, url=url, **settings)
-        connected = await self.connect_until_removed(name, server, prompt)
+        connected = await self.connect_until_disconnected(name, server, prompt)
         try:
             yield connected
         finally:
             await self.disconnect_server(name)
 
-    async def connect_until_removed(
+    async def connect_until_disconnected(
         self, name: str, server: UpstreamServerSettings, prompt: SignInPrompt | None
     ) -> ConnectedMcpServer:
         """Connect a server until :meth:`disconnect_server`; see :meth:`connect`."""
         rooms = self._components
-        definition = build_definition(
+        definition = build_server_definition(
             name, server, "Kernel.mcp.connect", self._secrets, rooms.upstreams.register_secret
         )
         source = rooms.upstreams.add(definition, prompt)
@@ -226,7 +226,7 @@ class LocalMcpServers(McpServers):
         """Disconnect a server that was connected here, or that moved to the next lease holder."""
         if self._live_servers.pop(name, None) is not None:
             await self._components.upstreams.close_and_remove_server(name)
-        elif isinstance(self._successor, RemoteMcpServers):
+        elif isinstance(self._successor, RemoteMcpServerManager):
             await self._successor.disconnect_server(name)
 
     async def disconnect_all_servers(self) -> None:
@@ -234,16 +234,16 @@ class LocalMcpServers(McpServers):
         for name in tuple(self._live_servers):
             await self.disconnect_server(name)
 
-    async def transfer_servers_to(self, successor: McpServers) -> None:
+    async def transfer_servers_to(self, successor: McpServerManager) -> None:
         """Move all servers that were connected here to the next lease holder."""
         live = dict(self._live_servers)
         await self.disconnect_all_servers()
         self._successor = successor
-        if isinstance(successor, RemoteMcpServers):
-            successor.connect_former_servers(live)
+        if isinstance(successor, RemoteMcpServerManager):
+            successor.reconnect_former_servers(live)
 
 
-class ClientMcpServers:
+class ClientMcpServerManager:
     """The servers that a client process has connected, on the lease holder's side.
 
     They end with its connection.
@@ -252,18 +252,18 @@ class ClientMcpServers:
     def __init__(self, components: KernelComponents, client: ClientProcess) -> None:
         self._components = components
         self._client = client
-        self._local_servers: LocalMcpServers | None = None
+        self._local_servers: LocalMcpServerManager | None = None
         self.requests: Mapping[str, RequestHandler] = {
             "mcp.connect": make_request_handler(self._connect),
             "mcp.look": make_request_handler(self._refresh),
             "mcp.remove": make_request_handler(self._remove),
         }
 
-    def _get_servers(self) -> LocalMcpServers:
+    def _get_servers(self) -> LocalMcpServerManager:
         if self._local_servers is None:
             context = self._client.context
-            secrets = context.secrets.with_values(self._client.secrets)
-            self._local_servers = LocalMcpServers(lambda: context.generation, self._components, secrets)
+            secrets = context.secrets.with_added_secrets(self._client.secrets)
+            self._local_servers = LocalMcpServerManager(lambda: context.generation, self._components, secrets)
             self._client.add_disconnect_callback(self._local_servers.disconnect_all_servers)
         return self._local_servers
 
@@ -275,7 +275,7 @@ class ClientMcpServers:
             from handrail.upstream.oauth_sign_in import SignInPrompt
 
             prompt = SignInPrompt(redirect, lambda url: self._open_address(name, url))
-        connected = await self._get_servers().connect_until_removed(name, server, prompt)
+        connected = await self._get_servers().connect_until_disconnected(name, server, prompt)
         if self._client.connection.lost_reason is not None:
             await self._get_servers().disconnect_all_servers()
         return WIRE_CODEC.encode_value(ServerListing, connected.listing)
@@ -292,7 +292,7 @@ class ClientMcpServers:
         await self._get_servers().disconnect_server(name)
 
 
-class RemoteMcpServers(McpServers):
+class RemoteMcpServerManager(McpServerManager):
     """The MCP servers in a client process.
 
     The lease holder runs all servers, and all processes have their tools.
@@ -337,7 +337,7 @@ class RemoteMcpServers(McpServers):
         names = make_placeholder_secrets(config)
         found = [status(one) for one in load_enabled_servers(config, names)]
         for name, live in self._live_servers.items():
-            one = status(build_definition(name, live.server, "Kernel.mcp.connect", names))
+            one = status(build_server_definition(name, live.server, "Kernel.mcp.connect", names))
             found.append(replace(one, state="connected", tools=len(self._listings[name].tools)))
         return found
 
@@ -369,7 +369,7 @@ class RemoteMcpServers(McpServers):
         if self._live_servers.pop(name, None) is not None and self._ipc_client().current_connection is not None:
             await self._ipc_client().request("mcp.remove", {"name": name}, repeatable=True)
 
-    def connect_former_servers(self, live: Mapping[str, ReconnectableMcpServer]) -> None:
+    def reconnect_former_servers(self, live: Mapping[str, ReconnectableMcpServer]) -> None:
         """Connect the servers that this process had connected while it held the workspace."""
         self._live_servers |= live
         self.reconnect_all_servers()
@@ -452,7 +452,7 @@ _MAX_CONNECTIONS = 32
 _SIGNED_IN_PAGE = b"You are signed in. You can close this page and go back to the terminal."
 
 
-async def sign_in_at_server(
+async def sign_in_to_server(
     config: MergedConfiguration, folders: StateFolders, name: str, show: Callable[[str], None]
 ) -> int:
     """Connect a configured server, and let the user sign in. The tokens are stored for later starts.
@@ -465,10 +465,10 @@ async def sign_in_at_server(
     if definition is None:
         raise UsageError(f"The configuration has no MCP server {name!r}. Run `handrail mcp list` to see the servers.")
     oauth_options = definition.oauth
-    registered = urlsplit(OauthTokenStore(definition, folders.state).registered_redirect)
+    registered = urlsplit(OauthTokenStore(definition, folders.state).registered_redirect_uri)
     kept = (registered.port or 0) if registered.hostname == oauth_options.callback_host else 0
     async with _serve_sign_in_callback(show, oauth_options.callback_host, oauth_options.callback_port, kept) as prompt:
-        tools = await store_server_listing(config, folders, name, prompt)
+        tools = await fetch_and_store_tool_list(config, folders, name, prompt)
     if tools is None:
         raise UsageError(
             f"The configuration has no MCP server {name!r} with a `url`. List the servers with: handrail mcp list"
@@ -476,7 +476,7 @@ async def sign_in_at_server(
     return tools
 
 
-async def store_server_listing(
+async def fetch_and_store_tool_list(
     config: MergedConfiguration, folders: StateFolders, name: str, prompt: SignInPrompt | None = None
 ) -> int | None:
     """Connect a configured server once, and store its listing.
@@ -495,9 +495,9 @@ async def store_server_listing(
         folders.workspace, folders.state, allow_home=True
     )  # checked when the folders were located
     variables = PathVariables(workspace=(str(folders.workspace),))
-    ceiling = ceiling_layer(config.settings.ceiling, variables)
+    ceiling = build_ceiling_capability_layer(config.settings.ceiling, variables)
     upstreams = UpstreamRegistry(
-        UpstreamDeps(
+        UpstreamDependencies(
             folders,
             GuardedSandbox(make_limited_sandbox(config)),
             variables,
@@ -509,7 +509,7 @@ async def store_server_listing(
     upstreams.add(definition, prompt)
     try:
         await upstreams[name].ensure_connected()
-        return len((await upstreams[name].get_listing()).tools)
+        return len((await upstreams[name].ensure_listing_known()).tools)
     except ToolError as error:
         raise UsageError(error.text) from None
     finally:

@@ -18,10 +18,10 @@ from handrail.contract.services.job_and_tool_services import Job
 from handrail.contract.session_protocols import StoppedWork
 from handrail.contract.struct import Struct
 from handrail.record.log_reader import LogReader, ModelUsage, SessionOpener
-from handrail.session.transcript_search import SessionReader
+from handrail.session.transcript_search import StoredSessionReader
 from handrail.store.lease import LeaseHolder, find_lease_holder
 from handrail.store.state_folders import StateFolders
-from handrail.store.state_inventory import list_workspace_folders
+from handrail.store.state_inventory import list_workspace_state_folders
 from handrail.store.tables.approval_tables import ApprovalReader
 from handrail.store.tables.job_tables import read_unfinished_jobs
 
@@ -33,7 +33,7 @@ _LATEST_CALLS = 20
 """The latest calls of a session, which are searched for waiting ones."""
 
 
-class CallActivity(Struct, frozen=True):
+class ActiveCallStatus(Struct, frozen=True):
     """A call that has no result yet.
 
     :param since_ns: the wall-clock time at which it started, or was proposed
@@ -60,7 +60,7 @@ class SessionActivity(Struct, frozen=True):
     opened_ns: int
     task: str | None
     parent_session: str | None
-    calls: tuple[CallActivity, ...]
+    calls: tuple[ActiveCallStatus, ...]
     usage: tuple[ModelUsage, ...]
 
 
@@ -86,12 +86,12 @@ class WorkspaceActivity(Struct, frozen=True):
         return not (self.holder or self.sessions or self.approvals or self.jobs or self.problem)
 
 
-def read_activity(state: Path) -> list[WorkspaceActivity]:
+def list_active_workspaces(state: Path) -> list[WorkspaceActivity]:
     """Return what goes on in each workspace of a state folder, without the idle ones.
 
     :raises StartError: if the state folder cannot be read
     """
-    found = [read_workspace_activity(folders) for folders in list_workspace_folders(state)]
+    found = [read_workspace_activity(folders) for folders in list_workspace_state_folders(state)]
     return [one for one in found if not one.is_idle]
 
 
@@ -113,21 +113,23 @@ def _read_database(folders: StateFolders, holder: LeaseHolder | None, log: LogRe
         return WorkspaceActivity(folders, None, (), tuple(approvals), jobs)
     in_background = {job.call_id for job in jobs}
     calls = [
-        CallActivity(one.call_id, one.session_id, one.tool, _arguments_of(log, one.call_id), one.at_ns, is_running=True)
+        ActiveCallStatus(
+            one.call_id, one.session_id, one.tool, _arguments_of(log, one.call_id), one.at_ns, is_running=True
+        )
         for one in log.list_unfinished_intents()
         if one.call_id not in in_background
     ]
-    reader = SessionReader(log.connection, holder.token)
+    reader = StoredSessionReader(log.connection, holder.token)
     sessions = tuple(
         SessionActivity(
             facts.id,
             facts.agent,
-            next(reversed(log.list_openers(facts.id)), None),
+            next(reversed(log.list_session_openers(facts.id)), None),
             facts.opened_ns,
             facts.task,
             facts.parent_session,
             (*(call for call in calls if call.session_id == facts.id), *_list_waiting(log, facts.id)),
-            tuple(log.read_usage(facts.id)),
+            tuple(log.read_session_model_usage(facts.id)),
         )
         for facts in reader.list_sessions(limit=_MAX_SESSIONS, closed=False)
         if facts.state == "open"
@@ -135,10 +137,10 @@ def _read_database(folders: StateFolders, holder: LeaseHolder | None, log: LogRe
     return WorkspaceActivity(folders, holder, sessions, tuple(approvals), jobs)
 
 
-def _list_waiting(log: LogReader, session_id: str) -> list[CallActivity]:
+def _list_waiting(log: LogReader, session_id: str) -> list[ActiveCallStatus]:
     """Return the latest calls of a session that wait for locks or for the rules, not for a user."""
     return [
-        CallActivity(row.call_id, session_id, row.tool, row.arguments, row.proposed_ns, is_running=False)
+        ActiveCallStatus(row.call_id, session_id, row.tool, row.arguments, row.proposed_ns, is_running=False)
         for row in log.calls(session=session_id, limit=_LATEST_CALLS)
         if row.state in ("proposed", "authorised")
     ]
@@ -150,7 +152,7 @@ def _arguments_of(log: LogReader, call_id: str) -> Mapping[str, Any] | None:
     return given if isinstance(given, dict) else None  # pyright: ignore[reportUnknownVariableType]
 
 
-async def request_stop(activity: WorkspaceActivity, target: str, *, by: str) -> StoppedWork:
+async def stop_work_through_lease_holder(activity: WorkspaceActivity, target: str, *, by: str) -> StoppedWork:
     """Ask the process that holds a workspace to stop work there, and return what it stopped.
 
     :param target: the id of a call, a job or a session; ``""`` for everything
@@ -160,14 +162,14 @@ async def request_stop(activity: WorkspaceActivity, target: str, *, by: str) -> 
     """
     from handrail.ipc.codec.protocol_rpc import WIRE_CODEC
     from handrail.ipc.wire.socket_handshake import ConnectionRejected, LeaseHolderNotResponding, NoLeaseHolder
-    from handrail.kernel.approval_client import request_from_holder
+    from handrail.kernel.approval_client import send_lease_holder_request
 
     holder, body = activity.holder, {"target": target, "by": by}
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _STOP_TIMEOUT_S
     while holder is not None:
         try:
-            response = await request_from_holder(activity.folders, holder, "stop-work", body)
+            response = await send_lease_holder_request(activity.folders, holder, "stop-work", body)
             return WIRE_CODEC.get_type_reader(StoppedWork)(response)
         except (NoLeaseHolder, LeaseHolderNotResponding, ConnectionRejected):
             if holder.state != "alive" or loop.time() >= deadline:

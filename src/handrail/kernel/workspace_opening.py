@@ -16,13 +16,13 @@ from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.kernel.kernel_interface import FolderPath, Kernel
 from handrail.kernel.local_kernel import OpenLocal, OpenRemote, open_local_kernel
-from handrail.origins.import_guard import guard_open_workspace
+from handrail.origins.import_guard import check_and_guard_workspace
 from handrail.policy.rules.rules_and_modes import parse_optional_mode
 from handrail.policy.watchdogs.api import ExternalWatchdog, Watchdog
-from handrail.registry.agent_folders import check_given_agents
+from handrail.registry.agent_folders import parse_agent_tables
 from handrail.session.session_context import ClientProcessRegistrations
-from handrail.store.lease import WorkspaceHeld, WorkspaceLease
-from handrail.store.state_folders import resolve_workspace
+from handrail.store.lease import WorkspaceAlreadyHeld, WorkspaceLease
+from handrail.store.state_folders import resolve_workspace_path
 
 T = TypeVar("T")
 
@@ -82,32 +82,34 @@ async def open_kernel(
     :raises StartError: if the state, the lease or the sandbox is not available
     """
     in_code = () if agent is None or isinstance(agent, str) else (agent,)
-    given_agents = check_given_agents((*in_code, *list_argument_to_tuple("agents", agents)))
+    given_agents = parse_agent_tables((*in_code, *validate_list_argument("agents", agents)))
     registrations = ClientProcessRegistrations(
         frontend,
         given_agents[0].id if in_code else cast("str | None", agent),
-        list_argument_to_tuple("tools", tools),
+        validate_list_argument("tools", tools),
         normalise_rules(rules),
         secrets,
-        _check_watchdogs(list_argument_to_tuple("watchdogs", watchdogs)),
-        list_argument_to_tuple("resources", resources),
-        list_argument_to_tuple("settings", settings),
+        _check_watchdogs(validate_list_argument("watchdogs", watchdogs)),
+        validate_list_argument("resources", resources),
+        validate_list_argument("settings", settings),
         parse_optional_mode(mode),
-        copy_tool_config(tool_config),
+        validate_tool_config_argument(tool_config),
         given_agents,
-        check_flag("builtins", builtins),
+        validate_bool_argument("builtins", builtins),
     )
 
     def holding(registrations: ClientProcessRegistrations) -> AbstractAsyncContextManager[Kernel]:
         return open_local_kernel(workspace, state, config, registrations, joining, allow_home=allow_home)
 
-    def joining(held: WorkspaceHeld, registrations: ClientProcessRegistrations) -> AbstractAsyncContextManager[Kernel]:
+    def joining(
+        held: WorkspaceAlreadyHeld, registrations: ClientProcessRegistrations
+    ) -> AbstractAsyncContextManager[Kernel]:
         from handrail.kernel.remote_kernel import open_remote_kernel  # most processes hold the workspace
 
         return open_remote_kernel(held, config, registrations, holding)
 
     async with AsyncExitStack() as stack:
-        stack.enter_context(guard_open_workspace(resolve_workspace(Path(workspace), allow_home=allow_home)))
+        stack.enter_context(check_and_guard_workspace(resolve_workspace_path(Path(workspace), allow_home=allow_home)))
         for one in registrations.watchdogs:
             if isinstance(one, ExternalWatchdog):
                 one.resolve_program()
@@ -122,7 +124,7 @@ async def _enter_kernel(
     while True:
         try:
             return await stack.enter_async_context(hold(registrations))
-        except WorkspaceHeld as held:
+        except WorkspaceAlreadyHeld as held:
             if held.is_writing or not (held.holder.socket or held.holder.is_short_lived):
                 raise
             if held.holder.socket:
@@ -134,7 +136,7 @@ async def _enter_kernel(
                     await WorkspaceLease.wait_until_free(held.folders, interval_s=_POLL_INTERVAL_S)
 
 
-def list_argument_to_tuple(name: str, values: Iterable[T]) -> tuple[T, ...]:
+def validate_list_argument(name: str, values: Iterable[T]) -> tuple[T, ...]:
     """Return the list argument of a program as a tuple.
 
     :raises UsageError: if it is a text, a mapping or a single value
@@ -145,7 +147,7 @@ def list_argument_to_tuple(name: str, values: Iterable[T]) -> tuple[T, ...]:
     return tuple(values)
 
 
-def check_flag(name: str, value: bool) -> bool:
+def validate_bool_argument(name: str, value: bool) -> bool:
     """Return a flag of a program.
 
     :raises UsageError: if it is not True or False
@@ -155,7 +157,7 @@ def check_flag(name: str, value: bool) -> bool:
     return bool(value)
 
 
-def copy_tool_config(given: Mapping[str, Mapping[str, str]] | None) -> ToolConfig:
+def validate_tool_config_argument(given: Mapping[str, Mapping[str, str]] | None) -> ToolConfig:
     """Return a copy of the ``tool_config`` of a program.
 
     The tools' keys are checked later, when the tools are known.

@@ -43,7 +43,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: 
 """The folder of the package."""
 
 
-class ImportRefused(ModuleNotFoundError):
+class UntrustedImportError(ModuleNotFoundError):
     """A module for the kernel exists only in an open workspace."""
 
 
@@ -76,7 +76,7 @@ class WorkspaceImportGuard:
     ) -> ModuleSpec | None:
         """Return the spec of a module for the kernel; None for any other module, or if there is none.
 
-        :raises ImportRefused: if it exists only in an open workspace
+        :raises UntrustedImportError: if it exists only in an open workspace
         """
         top = fullname.partition(".")[0]
         if top not in DEPENDENCIES and not self._is_kernel_import(top, sys._getframe(1)):  # pyright: ignore[reportPrivateUsage]
@@ -99,7 +99,7 @@ class WorkspaceImportGuard:
             refused = self._find_planted_module(fullname, searched, safe)
         if refused is None:
             return None
-        raise ImportRefused(
+        raise UntrustedImportError(
             f"Module {fullname} is not imported from {refused}, which is in an open workspace, where a "
             "call could have written it. Install it outside of the workspace, or rename the file.",
             name=fullname,
@@ -196,15 +196,15 @@ _uses = 0
 
 
 @contextmanager
-def guard_open_workspace(workspace: str | os.PathLike[str]) -> Generator[None]:
+def check_and_guard_workspace(workspace: str | os.PathLike[str]) -> Generator[None]:
     """Guard the kernel's imports and programs against a workspace in which calls write.
 
     :raises StartError: if a variable makes this process load or trust a file in it
     """
-    from handrail.origins.program_lookup import find_unsafe_variables
+    from handrail.origins.program_lookup import find_untrusted_environment_entries
 
     with guard_imports_and_programs(workspace):
-        for name, entry in find_unsafe_variables(os.environ):
+        for name, entry in find_untrusted_environment_entries(os.environ):
             raise StartError(
                 f"The workspace cannot be opened. The variable {name} names {entry} in it, where a call could "
                 f"change it. Start Handrail without {name}, or move the file out of the workspace."
@@ -244,7 +244,7 @@ def can_import_module(module: str) -> bool:
         return False
 
 
-def find_entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
+def list_trusted_entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
     """Return the entry points of the packages in this environment, except those in an open workspace.
 
     Any folder with a name that ends in ``.dist-info`` counts as a package.

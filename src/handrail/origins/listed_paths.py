@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import normalise_file_name
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.text.neutralisation import escape_terminal_controls
 
 _MOST_FOLDERS = 65_536
@@ -30,7 +30,7 @@ _ONE_ENTRY_TYPES = frozenset(("exfat", "ext4", "f2fs", "hfs", "hfsplus", "msdos"
 On others, such as FUSE, 9p and virtiofs, a mount is over one spelling, and another spelling reaches the file below it.
 """
 
-_OCTAL = compile_on_first_use(rb"\\([0-7]{3})")
+_OCTAL = compile_regex_lazily(rb"\\([0-7]{3})")
 """A character of a name in the list of mounts, such as a blank."""
 
 _exact: dict[str, tuple[int, int]] = {}
@@ -51,7 +51,7 @@ class NameFoldingPath(NamedTuple):
     exact_names: int
 
 
-def find_listed_path(path: str, *, is_listed: bool = False) -> NameFoldingPath | None:
+def resolve_name_folding_path(path: str, *, is_listed: bool = False) -> NameFoldingPath | None:
     """Return the spelling of an absolute path without links; None if each folder on its way is exact.
 
     :param is_listed: whether the path has the listed names already, as in a walk through folders
@@ -88,21 +88,21 @@ def is_exact_on_device(path: str, device: int) -> bool:
     return known is not None and known[0] == device and path.isascii()
 
 
-def spell_as_listed(path: str) -> str:
+def canonicalize_path_spelling(path: str) -> str:
     """Return an absolute path without links, as the folders on its way list it."""
-    found = find_listed_path(path)
+    found = resolve_name_folding_path(path)
     return path if found is None else found.path
 
 
-def make_path_key(path: str) -> str:
+def make_spelling_independent_key(path: str) -> str:
     """Return a text that is equal for all spellings of a path, which has the listed names."""
-    found = find_listed_path(path, is_listed=True)
+    found = resolve_name_folding_path(path, is_listed=True)
     return path if found is None else found.key
 
 
-def folds_names(folder: str) -> bool:
+def is_name_folding_folder(folder: str) -> bool:
     """Return whether an existing folder, or the one that it would be made in, takes several spellings for one name."""
-    return find_listed_path(f"{folder.rstrip('/')}/-", is_listed=True) is not None
+    return resolve_name_folding_path(f"{folder.rstrip('/')}/-", is_listed=True) is not None
 
 
 def forget_folder(folder: str) -> None:
@@ -111,9 +111,9 @@ def forget_folder(folder: str) -> None:
     _folding.pop(folder, None)
 
 
-def can_avoid_mounts(folder: str) -> bool:
+def can_respelling_bypass_mounts(folder: str) -> bool:
     """Return whether another spelling of a path in a folder reaches the file below a mount over the path."""
-    return folds_names(folder) and _file_system_type(folder) not in _ONE_ENTRY_TYPES
+    return is_name_folding_folder(folder) and _file_system_type(folder) not in _ONE_ENTRY_TYPES
 
 
 def _identify(folder: str) -> tuple[int, int] | None:

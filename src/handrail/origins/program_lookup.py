@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from handrail.contract.errors import StartError
-from handrail.origins.listed_paths import make_path_key
+from handrail.origins.listed_paths import make_spelling_independent_key
 
 # The workspaces that are open in this process, and a check whether a path leads through one of them.
 #
@@ -46,7 +46,7 @@ def register_open_workspaces(*folders: str | os.PathLike[str]) -> Generator[None
         _count(canonical, -1)
 
 
-def add_open_workspaces(folders: Iterable[str]) -> None:
+def register_workspaces_until_exit(folders: Iterable[str]) -> None:
     """Count ``folders`` as open workspaces until the process ends, as for additional roots."""
     if canonical := {os.path.realpath(folder) for folder in folders}.difference(_folders):
         _count(canonical, 1)
@@ -60,7 +60,7 @@ def list_open_workspaces() -> tuple[str, ...]:
     return _folders
 
 
-def find_project_folder() -> str | None:
+def get_current_project_folder() -> str | None:
     """Return the current folder if it may be a project, or None, as for ``/`` and system folders.
 
     A user often starts Handrail in their project, so programs from there are as untrusted as those of a workspace.
@@ -135,8 +135,8 @@ def find_enclosing_folder(path: str, folders: Iterable[str]) -> str | None:
     except (OSError, ValueError):
         return folders[0]
     found = next((folder for folder in folders if any(_contains(folder, place) for place in places)), None)
-    if found is None and (respelled := {make_path_key(place) for place in places}.difference(places)):
-        keys = ((folder, make_path_key(folder)) for folder in folders)
+    if found is None and (respelled := {make_spelling_independent_key(place) for place in places}.difference(places)):
+        keys = ((folder, make_spelling_independent_key(folder)) for folder in folders)
         found = next((folder for folder, key in keys if any(_contains(key, place) for place in respelled)), None)
     return found
 
@@ -168,7 +168,7 @@ class ProgramRefused(StartError):
     """A program that the kernel needs is missing, or a call could have written it."""
 
 
-class ProgramMissing(ProgramRefused):
+class ProgramNotFoundError(ProgramRefused):
     """No program of that name exists."""
 
 
@@ -178,19 +178,19 @@ def find_program(name: str, *, outside: Iterable[str] = (), path: Iterable[str] 
     :param name: a name to look up on PATH, or an absolute path
     :param outside: additional folders that the program must not come from
     :param path: the folders to search; None for those of PATH
-    :raises ProgramMissing: if no such program exists
+    :raises ProgramNotFoundError: if no such program exists
     :raises ProgramRefused: if every such program is refused, with the reason
     """
     if "/" in name:
         if (problem := _find_program_fault(name, _folders_to_refuse(outside))) is not None:
-            refusal = ProgramMissing if problem == _MISSING else ProgramRefused
+            refusal = ProgramNotFoundError if problem == _MISSING else ProgramRefused
             raise refusal(f"Program {name} cannot be started. {problem}")
         return name
     if not name or "\0" in name:
         raise ProgramRefused(f"Program {name!r} cannot be started. Give a name on PATH or an absolute path.")
     folders = _folders_to_skip(outside)
     passed_over: list[str] = []
-    for folder in list_path_folders() if path is None else path:
+    for folder in list_path_variable_folders() if path is None else path:
         candidate = f"{folder.rstrip('/')}/{name}"
         if not _is_program(candidate):
             continue
@@ -198,7 +198,7 @@ def find_program(name: str, *, outside: Iterable[str] = (), path: Iterable[str] 
             return candidate
         passed_over.append(f"{candidate or name}: {problem}")
     why = f" Skipped: {'; '.join(passed_over)}" if passed_over else ""
-    refusal = ProgramRefused if passed_over else ProgramMissing
+    refusal = ProgramRefused if passed_over else ProgramNotFoundError
     raise refusal(
         f"Program {name} was not found. It has to be on PATH, outside of the workspace and the "
         f"current folder. Install it there, or give its absolute path.{why}"
@@ -227,7 +227,7 @@ def resolve_command_program(command: Sequence[str], *, outside: Iterable[str] = 
 def build_clean_path(*, outside: Iterable[str] = ()) -> str:
     """Return PATH without the folders that :func:`find_program` skips, for programs that start others."""
     folders = _folders_to_skip(outside)
-    kept = (folder for folder in list_path_folders() if _fault_in_folder(folder, folders) is None)
+    kept = (folder for folder in list_path_variable_folders() if _fault_in_folder(folder, folders) is None)
     return os.pathsep.join(dict.fromkeys(kept)) or os.defpath.lstrip(":.")
 
 
@@ -272,7 +272,7 @@ def find_own_interpreter() -> str:
     )
 
 
-def find_unsafe_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def find_untrusted_environment_entries(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield ``(variable, entry)`` for files in an open workspace that this process would load or trust."""
     folders = list_open_workspaces()
     given = sys.pycache_prefix  # also set by -X
@@ -306,11 +306,11 @@ def _folders_to_refuse(outside: Iterable[str]) -> tuple[str, ...]:
 
 def _folders_to_skip(outside: Iterable[str]) -> tuple[str, ...]:
     """Return the folders that an entry of PATH must not lead through, including the current one."""
-    here = find_project_folder()
+    here = get_current_project_folder()
     return (*_folders_to_refuse(outside), *((here,) if here else ()))
 
 
-def list_path_folders() -> Iterator[str]:
+def list_path_variable_folders() -> Iterator[str]:
     """Return the absolute entries of PATH. An empty entry means the current folder."""
     return (folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if folder.startswith("/"))
 
@@ -407,9 +407,9 @@ def _find_env_fault(arguments: Sequence[str], folders: tuple[str, ...], depth: i
 
 
 def _fault_on_path(program: str, folders: tuple[str, ...], depth: int) -> str | None:
-    here = find_project_folder()
+    here = get_current_project_folder()
     doubtful = (*folders, *((here,) if here else ()))
-    for folder in list_path_folders():
+    for folder in list_path_variable_folders():
         if _fault_in_folder(folder, doubtful) is None and _is_program(found := f"{folder.rstrip('/')}/{program}"):
             problem = _find_program_fault(found, doubtful, depth)
             return None if problem is None else f"Its interpreter is {found}. {problem}"

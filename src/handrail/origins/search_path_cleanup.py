@@ -9,7 +9,7 @@ import os
 import sys
 
 
-def remove_current_folder() -> None:
+def remove_untrusted_sys_path_entries() -> None:
     """Remove the current folder, and project folders in PYTHONPATH, from ``sys.path``.
 
     ``python -m`` adds the current folder. PYTHONPATH may name a folder of the project: one in or around the current folder or

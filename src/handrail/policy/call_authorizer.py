@@ -10,32 +10,32 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from handrail.contract.agent_manifest import AgentManifest
 from handrail.contract.services.file_services import PathResolver, ResolvedPath
-from handrail.contract.text.glob_patterns import escape_as_pattern
+from handrail.contract.text.glob_patterns import escape_glob_literal
 from handrail.contract.text.host_names import grant_covers_host
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.requires import AccessCheck, Capability, CapabilityLayer, CapabilitySet, PathVariables
 from handrail.contract.tool.spec import ToolSpec
-from handrail.origins.listed_paths import folds_names
+from handrail.origins.listed_paths import is_name_folding_folder
 from handrail.policy.call_evaluation import PolicyVerdict, ToolPolicy
 from handrail.policy.call_targets import (
     CallTarget,
-    call_capabilities,
-    delegated_capabilities,
-    explain_mandatory_refusal,
-    explain_write_protection,
+    build_script_from_argv,
+    compute_call_capabilities,
+    compute_delegated_capabilities,
+    explain_mandatory_denial,
+    find_path_write_protection,
     find_redirection_targets,
-    format_capability_refusal,
-    format_command,
-    make_argv_script,
+    format_capability_denial,
+    format_command_for_message,
+    list_commands_needing_capability,
     make_path_subject,
-    script_touches,
 )
-from handrail.policy.confinement import ConfiningPolicy
+from handrail.policy.confinement import ConfinedRuleToolPolicy
 from handrail.policy.findings import PolicyFinding, format_reason
-from handrail.policy.rule_suggestions import exact_target_pattern
+from handrail.policy.rule_suggestions import build_exact_target_pattern
 from handrail.policy.rules.matchers import PathSubject, RankedRule
-from handrail.policy.rules.pattern_lexer import quote_argv
+from handrail.policy.rules.pattern_lexer import build_exact_argv_pattern
 from handrail.policy.rules.rules_and_modes import STRICTNESS, Action, Rule, RuleBook
 from handrail.policy.shell.parser import parse_script
 from handrail.policy.shell.program_risks import find_hidden_program_risk
@@ -104,12 +104,12 @@ class CallAuthorizer:
 
     @property
     def own_capability_layer(self) -> CapabilityLayer:
-        """The current capability layer of the agent. :meth:`replace_layer` replaces it."""
+        """The current capability layer of the agent. :meth:`replace_capability_layer` replaces it."""
         return self.agent_layer if self.base_authorizer is None else self.base_authorizer.agent_layer
 
     def requires_folder(self, folder: str) -> bool:
         """Return whether the agent or one of its tools requires this folder, or a path in it."""
-        start = escape_as_pattern(folder)
+        start = escape_glob_literal(folder)
         patterns = (*self.own_capability_layer.fs_read, *self.own_capability_layer.fs_write)
         return any(pattern == start or pattern.startswith(f"{start}/") for pattern in patterns)
 
@@ -127,19 +127,19 @@ class CallAuthorizer:
         base._narrower.add(narrower)
         return narrower
 
-    def compute_delegation(self, manifest: AgentManifest) -> CapabilitySet:
+    def compute_delegable_capabilities(self, manifest: AgentManifest) -> CapabilitySet:
         """Return the capabilities that the agent can delegate to a sub-agent now.
 
         :param manifest: the manifest of this agent
         """
         has = CapabilitySet((self.own_capability_layer,))
         if self.ceiling is not None:
-            has = has.with_layers(self.ceiling)
+            has = has.with_added_layers(self.ceiling)
         if self.delegated is not None:
-            has = has.with_layers(*self.delegated.layers) if self.delegated.layers else CapabilitySet()
-        return delegated_capabilities(manifest.id, manifest.delegation, has, self.variables)
+            has = has.with_added_layers(*self.delegated.layers) if self.delegated.layers else CapabilitySet()
+        return compute_delegated_capabilities(manifest.id, manifest.delegation, has, self.variables)
 
-    def replace_layer(self, agent_layer: CapabilityLayer) -> None:
+    def replace_capability_layer(self, agent_layer: CapabilityLayer) -> None:
         """Use the capability layer of a new generation of tools, and drop what was prepared for the old one."""
         self.agent_layer = agent_layer
         for one in (self, *self._narrower):
@@ -182,11 +182,11 @@ class CallAuthorizer:
         return verdict
 
     @staticmethod
-    def list_unread_histories(verdict: PolicyVerdict) -> tuple[PrintedRepository, ...]:
+    def list_repositories_with_unread_history(verdict: PolicyVerdict) -> tuple[PrintedRepository, ...]:
         """Return the repositories whose history has to be read before the decision about a call is final."""
         return tuple(one for target in verdict.targets for one in target.printed if one.has_unread_history)
 
-    def evaluate_typed_input(
+    def evaluate_running_shell_input(
         self,
         spec: ToolSpec,
         arguments: Mapping[str, Any],
@@ -241,7 +241,7 @@ class CallAuthorizer:
             tool_id=spec.id,
             arguments=arguments,
             agent=self.agent,
-            tool=spec.runtime_view(),
+            tool=spec.build_runtime_view(),
             session_id=session_id,
             call_id=call_id,
             decision=verdict.action,
@@ -266,7 +266,7 @@ class CallAuthorizer:
             return lambda capability, target: reason
         return _AccessCheck(_prepare_again(verdict, spec, rules), verdict, rules, roots)
 
-    def decide_host(self, verdict: PolicyVerdict, spec: ToolSpec, host: str, *, rules: RuleBook) -> HostDecision:
+    def decide_host_access(self, verdict: PolicyVerdict, spec: ToolSpec, host: str, *, rules: RuleBook) -> HostDecision:
         """Decide whether the programs of a running call may reach ``host:port``, by its own rule.
 
         :param verdict: that of the call, whose tool requires hosts ``by_rule``
@@ -282,8 +282,8 @@ class CallAuthorizer:
         if found is not None:
             return found[0]
         handed = self.delegated if parent is None else parent
-        capabilities = call_capabilities(spec, self.variables, self.own_capability_layer, self.ceiling, handed)
-        prepared = ConfiningPolicy(spec, rules, capabilities, origin)
+        capabilities = compute_call_capabilities(spec, self.variables, self.own_capability_layer, self.ceiling, handed)
+        prepared = ConfinedRuleToolPolicy(spec, rules, capabilities, origin)
         _keep_newest(self._prepared, key, (prepared, parent))
         return prepared
 
@@ -308,7 +308,7 @@ def _may_be_allowed_by_folder_rule(verdict: PolicyVerdict, rules: RuleBook) -> b
 
 def _names_folder(text: str, rules: RuleBook) -> bool:
     """Return whether a path or shell text contains the name of the session's own folder."""
-    return rules.folder_rule is not None and rules.folder_name in text
+    return rules.folder_rule is not None and rules.session_folder_name in text
 
 
 def _prepare_again(verdict: PolicyVerdict, spec: ToolSpec, rules: RuleBook) -> ToolPolicy:
@@ -320,9 +320,9 @@ def _prepare_again(verdict: PolicyVerdict, spec: ToolSpec, rules: RuleBook) -> T
 
 
 def _decide_host(prepared: ToolPolicy, capabilities: CapabilitySet, host: str) -> HostDecision:
-    layer = capabilities.find_refusing_layer("net.fetch", host)
+    layer = capabilities.find_denying_layer("net.fetch", host)
     if layer is not None:
-        return HostDecision("deny", format_capability_refusal(capabilities, layer, "net.fetch", host, prepared.spec))
+        return HostDecision("deny", format_capability_denial(capabilities, layer, "net.fetch", host, prepared.spec))
     ranked = prepared.rank_capability_rules("net.fetch")[0].find_winner(host)
     # A pattern without a port allows the ports of the web only, as a declared host does.
     if ranked is None or (ranked.rule.action == "allow" and not grant_covers_host(ranked.rule.pattern or "*", host)):
@@ -334,7 +334,7 @@ def _decide_host(prepared: ToolPolicy, capabilities: CapabilitySet, host: str) -
     return HostDecision(ranked.rule.action, reason)
 
 
-def format_host_refusal(decision: HostDecision, host: str) -> str:
+def format_host_denial(decision: HostDecision, host: str) -> str:
     """Return why a host is refused that no user can be asked about now, with the line that would allow it."""
     if decision.action == "deny":
         return decision.reason
@@ -381,16 +381,16 @@ class _AccessCheck:
         prepared = self._prepared
         if capability == "net.fetch" and prepared.spec.requires.net.by_rule:
             decision = _decide_host(prepared, self._verdict.capabilities, value)
-            return None if decision.action == "allow" else format_host_refusal(decision, value)
+            return None if decision.action == "allow" else format_host_denial(decision, value)
         if (
-            not prepared.capabilities_cover(capability, value)
+            not prepared.is_covered_by_capabilities(capability, value)
             and (refused := self._check_capabilities(capability, value, value)) is not None
         ):
             return refused
         subject: PathSubject | str = (
             value if capability == "net.fetch" else make_path_subject(value, self._roots.workspace)
         )
-        if (fixed := explain_mandatory_refusal(capability, subject, escape_terminal_controls(value))) is not None:
+        if (fixed := explain_mandatory_denial(capability, subject, escape_terminal_controls(value))) is not None:
             return f"{fixed.rstrip('.')}."
         same_kind = prepared.kind == ("host" if capability == "net.fetch" else "path")
         own = prepared.tool_rules
@@ -398,14 +398,15 @@ class _AccessCheck:
         action, rule = prepared.decide_by_rules(tool, capability, subject)
         if (
             capability == "fs.write"
-            and explain_write_protection(capability, subject) is not None
+            and find_path_write_protection(capability, subject) is not None
             and (capability, value) not in self._exact
         ):
             # The user or a rule allowed another path. A deny counts as for any path.
             place = CallTarget(capability, value, self._roots.resolve_exact_path(value).display_path, subject)
             if (
                 action != "deny"
-                and (question := prepared.explain_protected_write(place, tool if same_kind else None)) is not None
+                and (question := prepared.explain_protected_write_approval(place, tool if same_kind else None))
+                is not None
             ):
                 return self._refusal_text(PolicyFinding("ask", "protected", rule, question, target=place))
         if action == "allow" or (action == "ask" and self._is_covered_by_decision(capability, value, rule)):
@@ -441,21 +442,21 @@ class _AccessCheck:
         )
 
     def _check_command(self, target: str | Sequence[str]) -> str | None:
-        value = target if isinstance(target, str) else quote_argv(target)
+        value = target if isinstance(target, str) else build_exact_argv_pattern(target)
         same_book = self._prepared.rules.shared is self._verdict.prepared.rules.shared
         if self._prepared.rules is not self._rules and _names_folder(value, self._rules):
             self._prepared = self._prepared.with_rules(self._rules)
         if same_book and isinstance(target, str) and ("shell.run", value) in self._exact:
             return None  # evaluated before the call, command by command
-        script = parse_script(target) if isinstance(target, str) else make_argv_script(tuple(target))
-        folding = folds_names(self._roots.workspace)
-        whole = CallTarget("shell.run", value, format_command(value), script, is_folding=folding)
-        for touch in script_touches(script):
+        script = parse_script(target) if isinstance(target, str) else build_script_from_argv(tuple(target))
+        folding = is_name_folding_folder(self._roots.workspace)
+        whole = CallTarget("shell.run", value, format_command_for_message(value), script, is_folding=folding)
+        for touch in list_commands_needing_capability(script):
             if (refused := self._check_capabilities("shell.run", touch, whole.shown)) is not None:
                 return refused
         opened = find_redirection_targets(script, self._roots) if script.files else []
         for file in opened:
-            if (beyond := self._prepared.check_capabilities(file)) is not None:
+            if (beyond := self._prepared.find_capability_denial(file)) is not None:
                 return self._refusal_text(beyond)
         findings = self._prepared.evaluate_script(whole, script, self._strictest_tool_rule)
         findings += [
@@ -518,11 +519,11 @@ class _AccessCheck:
 
     def _check_capabilities(self, capability: Capability, touch: str | Sequence[str], shown: str) -> str | None:
         capabilities = self._verdict.capabilities
-        layer = capabilities.find_refusing_layer(capability, touch)
+        layer = capabilities.find_denying_layer(capability, touch)
         return (
             None
             if layer is None
-            else format_capability_refusal(
+            else format_capability_denial(
                 capabilities, layer, capability, escape_terminal_controls(shown), self._prepared.spec
             )
         )
@@ -541,7 +542,7 @@ class _AccessCheck:
         elif (
             target is not None
             and finding.cause == "protected"
-            and (pattern := exact_target_pattern(target)) is not None
+            and (pattern := build_exact_target_pattern(target)) is not None
         ):
             opens = f", such as 'allow fs.write {escape_terminal_controls(pattern)}'"
         return (
@@ -561,7 +562,9 @@ __all__ = ["CallAuthorizer", "PolicyVerdict"]
 _REACHES_OUT = ("native.web_search", "native.web_fetch")
 
 
-def restrict_provider_offer(spec: ToolSpec, rules: RuleBook, delegating_agent: str | None = None) -> ProviderToolOffer:
+def build_provider_tool_offer(
+    spec: ToolSpec, rules: RuleBook, delegating_agent: str | None = None
+) -> ProviderToolOffer:
     """Return the offer of a provider tool to a session under these rules.
 
     :param delegating_agent: an agent above that delegates hosts by name only
@@ -573,7 +576,7 @@ def restrict_provider_offer(spec: ToolSpec, rules: RuleBook, delegating_agent: s
         if delegating_agent is not None:
             why = f"Agent {delegating_agent} delegates hosts by name, and Handrail cannot limit a provider tool to these hosts."
             return ProviderToolOffer(spec, why)
-        for rule in rules.all_rules:
+        for rule in rules.own_and_parent_rules:
             if rule.action == "deny" and rule.permission in ("net.fetch", "net.*") and rule.is_unconditional:
                 return ProviderToolOffer(spec, f"The rule {rule.text!r} denies tools that reach the network.")
     return ProviderToolOffer(spec)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.errors import ToolError, quote_text_or_length
 from handrail.contract.sandbox_protocol import CallConfinement
 from handrail.contract.services.file_services import PathResolver, ResolvedPath
 from handrail.contract.tool.requires import Capability, CapabilitySet
@@ -19,20 +19,20 @@ from handrail.contract.tool.spec import ToolSpec, find_patch_arguments
 from handrail.policy.call_targets import (
     UNNAMEABLE_ARGV,
     CallTarget,
-    TargetReader,
-    explain_mandatory_refusal,
-    explain_write_protection,
-    find_script_losses,
-    format_argv,
-    format_capability_refusal,
-    format_capability_remedy,
-    get_subject_kind,
+    CallTargetExtractor,
+    explain_mandatory_denial,
+    find_path_write_protection,
+    find_paths_lost_by_script,
+    format_argv_for_message,
+    format_capability_denial,
+    format_capability_grant_line,
+    get_rule_subject_kind,
     is_call_provably_read_only,
     is_in_private_tmp,
-    script_touches,
+    list_commands_needing_capability,
 )
-from handrail.policy.findings import PolicyFinding, TraceStep, format_reason
-from handrail.policy.path_denials import list_deletion_rules, path_denials_of_rules
+from handrail.policy.findings import PolicyFinding, TraceStep, choose_deciding_finding, format_reason
+from handrail.policy.path_denials import build_hidden_path_rules, list_implied_deletion_rules
 from handrail.policy.rules.matchers import (
     SUBJECT_KINDS,
     PathSubject,
@@ -40,19 +40,19 @@ from handrail.policy.rules.matchers import (
     RuleRanking,
     RuleSubject,
     SubjectKind,
-    names_protected_path,
-    rank_rule,
+    compile_ranked_rule,
     rank_rule_book,
     rank_rules,
+    rule_names_protected_path,
 )
-from handrail.policy.rules.pattern_lexer import bare_program_name, split_pattern
+from handrail.policy.rules.pattern_faults import READ_ONLY_VARIABLE
+from handrail.policy.rules.pattern_lexer import split_pattern, strip_standard_program_folder
 from handrail.policy.rules.rules_and_modes import (
-    READ_ONLY_VARIABLE,
     STRICTNESS,
     Action,
     Rule,
     RuleBook,
-    rule_bounds_call,
+    rule_limits_call_effects,
 )
 from handrail.policy.shell import command_wrappers, destroying_forms, nested_commands, program_risks, read_only_proof
 from handrail.policy.shell.parser import ShellScript
@@ -89,10 +89,10 @@ class ToolPolicy:
         self.rules = rules
         self.capabilities = capabilities
         self.origin = origin
-        self.kind: SubjectKind = get_subject_kind(spec)
+        self.kind: SubjectKind = get_rule_subject_kind(spec)
 
         def pick(book: RuleBook) -> Iterable[Rule]:
-            return (rule for rule in book.list_rules_about_tool(spec, origin) if rule_bounds_call(rule, spec))
+            return (rule for rule in book.list_rules_about_tool(spec, origin) if rule_limits_call_effects(rule, spec))
 
         self.tool_rules = rank_rule_book(
             rules, lambda book: (rule for rule in pick(book) if rule.scope != "default"), self.kind
@@ -104,14 +104,16 @@ class ToolPolicy:
         self._shipped_reading: RuleRanking | None = None
         self._deleting: RuleRanking | None = None
         if find_patch_arguments(spec.parameters):
-            self._deleting = rank_rule_book(rules, lambda book: list_deletion_rules(book, spec, pick(book)), "path")
-        self._reader = TargetReader(spec)
+            self._deleting = rank_rule_book(
+                rules, lambda book: list_implied_deletion_rules(book, spec, pick(book)), "path"
+            )
+        self._reader = CallTargetExtractor(spec)
         self._reading: ToolPolicy | None = None
         """For calls that provably change nothing: the policy of the tool as a read-only one. None without rules about effects."""
         if (
             spec.single_command
             and spec.side_effect != "read"
-            and any(rule.governed_side_effect for rule in rules.all_rules)
+            and any(rule.governed_side_effect for rule in rules.own_and_parent_rules)
         ):
             self._reading = type(self)(replace(spec, side_effect="read"), rules, capabilities, origin)
         self._constant: PolicyVerdict | None = None
@@ -139,7 +141,7 @@ class ToolPolicy:
         if self._constant is not None:
             return self._constant
         try:
-            targets = self._reader.read_targets(arguments, roots, located)
+            targets = self._reader.extract_call_targets(arguments, roots, located)
         except ToolError as error:
             finding = PolicyFinding("deny", "fault", note=error.text)
             return PolicyVerdict(self, arguments, (), (finding,), finding)
@@ -153,7 +155,7 @@ class ToolPolicy:
 
     def _evaluate(self, arguments: Mapping[str, Any], targets: Sequence[CallTarget]) -> PolicyVerdict:
         for target in targets:
-            if (refused := self.check_capabilities(target)) is not None:
+            if (refused := self.find_capability_denial(target)) is not None:
                 return PolicyVerdict(self, arguments, targets, (refused,), refused)
         if len(targets) == 1 and not (only := targets[0]).redirected and not isinstance(only.subject, ShellScript):
             by_arguments = self.tool_rules.find_winner(arguments) if self.kind == "arguments" else None
@@ -173,47 +175,43 @@ class ToolPolicy:
         if not findings:
             findings.append(self._evaluate_without_targets(arguments))
         replaced = {target.value for target in targets if target.capability == "fs.write"}
-        findings = [finding for finding in findings if not finding.only_reads_one_of(replaced)]
-        deciding = findings[0]
-        for finding in findings:
-            if STRICTNESS[finding.action] > STRICTNESS[deciding.action]:
-                deciding = finding
-        return PolicyVerdict(self, arguments, targets, findings, deciding)
+        findings = [finding for finding in findings if not finding.only_reads_replaced_file(replaced)]
+        return PolicyVerdict(self, arguments, targets, findings, choose_deciding_finding(findings))
 
     # ── capabilities ─────────────────────────────────────────────────────────────────────────────
 
-    def check_capabilities(self, target: CallTarget) -> PolicyFinding | None:
+    def find_capability_denial(self, target: CallTarget) -> PolicyFinding | None:
         """Return the refusal of the first layer that does not cover ``target``, or None."""
         capability, value, shown, subject, redirected, *_ = target
-        if (fixed := explain_mandatory_refusal(capability, subject, shown)) is not None:
+        if (fixed := explain_mandatory_denial(capability, subject, shown)) is not None:
             return PolicyFinding("deny", "capability", note=f"{fixed.rstrip('.')}.", target=target)
-        if capability != "shell.run" and self.capabilities_cover(capability, value):
+        if capability != "shell.run" and self.is_covered_by_capabilities(capability, value):
             return None
         if redirected and (redirected == "guessed" or is_in_private_tmp(target)):
             return None  # it requires approval, whatever the layers have
         touches: Iterable[str | Sequence[str]] = (value,)
         if isinstance(subject, ShellScript):
             # An unclear text may run any program, so only a layer with every program covers it.
-            touches = script_touches(subject)
+            touches = list_commands_needing_capability(subject)
         for touch in touches:
-            layer = self.capabilities.find_refusing_layer(capability, touch)
+            layer = self.capabilities.find_denying_layer(capability, touch)
             if layer is not None:
-                named = shown if isinstance(touch, str) or touch == UNNAMEABLE_ARGV else format_argv(touch)
-                note = format_capability_refusal(self.capabilities, layer, capability, named, self.spec)
+                named = shown if isinstance(touch, str) or touch == UNNAMEABLE_ARGV else format_argv_for_message(touch)
+                note = format_capability_denial(self.capabilities, layer, capability, named, self.spec)
                 return PolicyFinding(
                     "deny",
                     "capability",
                     note=note,
                     target=target,
-                    remedy=format_capability_remedy(layer, capability, self.spec),
+                    remedy=format_capability_grant_line(layer, capability, self.spec),
                 )
         return None
 
-    def capabilities_cover(self, capability: Literal["fs.read", "fs.write", "net.fetch"], target: str) -> bool:
+    def is_covered_by_capabilities(self, capability: Literal["fs.read", "fs.write", "net.fetch"], target: str) -> bool:
         """Return whether every layer certainly covers a path or host; if not, ``refusing_layer`` decides."""
         test = self._covered.get(capability)
         if test is None:
-            test = self._covered[capability] = self.capabilities.make_coverage_test(capability)
+            test = self._covered[capability] = self.capabilities.build_fast_coverage_predicate(capability)
         return bool(test(target))
 
     # ── rules ────────────────────────────────────────────────────────────────────────────────────
@@ -230,7 +228,11 @@ class ToolPolicy:
 
     def _rank_capability_rules(self, capability: Capability) -> tuple[RuleRanking, RuleRanking]:
         def pick(book: RuleBook) -> Iterable[Rule]:
-            return (rule for rule in book.list_rules_about_capability(capability) if rule_bounds_call(rule, self.spec))
+            return (
+                rule
+                for rule in book.list_rules_about_capability(capability)
+                if rule_limits_call_effects(rule, self.spec)
+            )
 
         shipped = [rule for rule in pick(self.rules) if rule.scope == "default"]
         if self.spec.side_effect != "read":  # the shipped permission to read is for tools that only read
@@ -273,7 +275,7 @@ class ToolPolicy:
         if (
             action == "allow"
             and target.capability == "fs.write"
-            and (question := self.explain_protected_write(target, tool)) is not None
+            and (question := self.explain_protected_write_approval(target, tool)) is not None
         ):
             return PolicyFinding("ask", "protected", rule, question, None, target, tool)
         if action == "allow" and target.losses and not _is_path_named((tool and tool.rule, rule), subject):
@@ -290,19 +292,19 @@ class ToolPolicy:
         found = None if target.losses is None else self._deleting.find_winner(subject)
         return found and found.rule
 
-    def explain_protected_write(self, target: CallTarget, tool: RankedRule | None) -> str | None:
+    def explain_protected_write_approval(self, target: CallTarget, tool: RankedRule | None) -> str | None:
         """Return why a write to a protected path requires approval although a rule allows it, or None.
 
         :param tool: the matching rule about the tool
         """
-        found = explain_write_protection(target.capability, target.subject)
+        found = find_path_write_protection(target.capability, target.subject)
         if found is None:
             return None
         assert isinstance(target.subject, PathSubject)
         own = self.rank_capability_rules(target.capability)[0].find_winner(target.subject)
-        if any(one is not None and names_protected_path(one.rule, target.subject) for one in (tool, own)):
+        if any(one is not None and rule_names_protected_path(one.rule, target.subject) for one in (tool, own)):
             return None
-        return found.question_text(target.shown)
+        return found.format_approval_reason(target.shown)
 
     def evaluate_redirection(self, target: CallTarget, targets: Sequence[CallTarget] = ()) -> list[PolicyFinding]:
         """Evaluate a file that the shell opens. Only a rule about the file itself allows it, never the tool's.
@@ -319,7 +321,7 @@ class ToolPolicy:
         action, rule = ("ask", None) if used is None else (used.rule.action, used.rule)
         if target.redirected == "guessed" and action != "deny":
             return []  # the whole text requires approval
-        if action == "allow" and (question := self.explain_protected_write(target, None)) is not None:
+        if action == "allow" and (question := self.explain_protected_write_approval(target, None)) is not None:
             return [PolicyFinding("ask", "protected", rule, question, target=target)]
         return [PolicyFinding(action, "no rule" if rule is None else "rule", rule, target=target)]
 
@@ -361,11 +363,11 @@ class ToolPolicy:
         if not any(finding.action == "deny" for finding in found):
             seconds = program_risks.pure_sleep_seconds(script.commands)
             if seconds is not None and not all(_rule_names_whole_command(finding) for finding in found):
-                note = program_risks.SleepCommandRefusal(seconds, as_job).refusal_text_for_model
+                note = program_risks.SleepCommandDenial(seconds, as_job).denial_text_for_model
                 return [PolicyFinding("deny", "wait", note=note, target=target)]
-        losses = find_script_losses(target, script)
+        losses = find_paths_lost_by_script(target, script)
         if losses and not (found and all(map(_rule_names_whole_command, found))):
-            note = f"it removes or replaces {', '.join(quote_excerpt(path, 80) for path in losses)}, which cannot be brought back"
+            note = f"it removes or replaces {', '.join(quote_text_or_length(path, 80) for path in losses)}, which cannot be brought back"
             found.append(PolicyFinding("ask", "destroys", note=note, target=target))
         if target.printed and not (found and all(map(_rule_names_only_this_command, found))):
             found += self._find_printed_hidden_files(target)
@@ -374,16 +376,12 @@ class ToolPolicy:
     def _find_printed_hidden_files(self, target: CallTarget) -> list[PolicyFinding]:
         """Return a finding that asks if a text may print what a repository stores of a file that rules hide."""
         for one in target.printed:
-            paths = one.list_paths()
-            hidden = (
-                ""
-                if paths is None
-                else path_denials_of_rules(self.rules, one.work_tree).find_hidden(one.work_tree, paths)
-            )
-            if paths is None:
+            denials = build_hidden_path_rules(self.rules, one.work_tree)
+            hidden = one.find_hidden(denials.find_hidden, denials.is_hidden_path_search_cheap)
+            if hidden is None:
                 note = f"{one.shown} can print hidden files as the repository stores them, and its stored files are unknown"
             elif hidden:
-                note = f"{one.shown} can print {quote_excerpt(hidden, 80)} as the repository stores it, and the rules hide that file"
+                note = f"{one.shown} can print {quote_text_or_length(hidden, 80)} as the repository stores it, and the rules hide that file"
             else:
                 continue
             note = f"{note}. The tools git.diff, git.log and git.show omit hidden files"
@@ -397,7 +395,7 @@ class ToolPolicy:
         argv = command.argv
         found = self._evaluate_unwrapped(argv, target, by_arguments)
         watched = self._watched_programs
-        if found.action == "deny" or not watched.may_be_in_text("\n".join(argv)):
+        if found.action == "deny" or not watched.may_text_contain_program("\n".join(argv)):
             return found
         asked = self._find_possible_objection(argv, target) if has_marks(argv) else None
         for reading in nested_commands.find_possible_commands(argv, watched):
@@ -424,7 +422,7 @@ class ToolPolicy:
         for one in self._strict_rules():
             if one.argv is None or not _has_non_wildcard_word(one):
                 continue
-            if any(reading and one.argv.may_match(reading) for reading in readings):
+            if any(reading and one.argv.may_match_after_expansion(reading) for reading in readings):
                 verb = "denies" if one.rule.action == "deny" else "asks about"
                 note = f"the shell may make it a command that the rule {one.rule.text!r} {verb}"
                 return PolicyFinding("ask", "program", one.rule, note, argv, target)
@@ -441,7 +439,7 @@ class ToolPolicy:
         self, target: CallTarget, script: ShellScript, by_arguments: RankedRule | None
     ) -> PolicyFinding | None:
         """Return the strictest objection to a command that only the text of a script contains, or None."""
-        if not self._watched_programs.may_be_in_text(target.value):
+        if not self._watched_programs.may_text_contain_program(target.value):
             return None
         is_fed = "|" in target.value or "<" in target.value
         fed = any(nested_commands.executes_its_input(command.argv, is_fed=is_fed) for command in script.commands)
@@ -500,7 +498,7 @@ class ToolPolicy:
         if reading.certain:
             return PolicyFinding("ask", "rule", rule, target=target, tool=tool, reading=argv)
         verb = "denies" if action == "deny" else "asks about"
-        note = f"the command may run {format_argv(argv)}, which the rule {rule.text!r} {verb}"
+        note = f"the command may run {format_argv_for_message(argv)}, which the rule {rule.text!r} {verb}"
         return PolicyFinding("ask", "program", rule, note, target=target, tool=tool, reading=argv)
 
     def _is_whole_argv_allowed(self, argv: tuple[str, ...], by_arguments: RankedRule | None) -> bool:
@@ -562,7 +560,7 @@ class ToolPolicy:
         concern = program_risks.find_hidden_program_risk(argv) if action == "allow" else None
         if concern is None or any(_rule_names_words(candidate, concern.words) for candidate in (tool, used)):
             return plain
-        cause = "program" if destroying_forms.explain_destruction(argv) is None else "destroys"
+        cause = "program" if destroying_forms.explain_irreversible_destruction(argv) is None else "destroys"
         return plain._replace(action="ask", cause=cause, note=concern.reason, concern=concern)
 
     def _find_parent_objection(
@@ -574,7 +572,9 @@ class ToolPolicy:
         """
         if (above := self.rules.parent) is None:
             return None
-        found = self.with_rules(above.inherited_rules).evaluate_command(ShellCommand(tuple(argv)), target, by_arguments)
+        found = self.with_rules(above.inheritable_rule_book).evaluate_command(
+            ShellCommand(tuple(argv)), target, by_arguments
+        )
         return found if found.rule is not None and found.action != "allow" else None
 
     def _allows_reading_only(self, rule: Rule) -> bool:
@@ -651,7 +651,7 @@ def _rule_names_words(rule: RankedRule | None, words: frozenset[int]) -> bool:
 
 def _rule_names_program(rule: RankedRule, argv: Sequence[str]) -> bool:
     """Return whether a rule's pattern names the program of this argv literally."""
-    return rule.argv is not None and rule.argv.program in (argv[0], bare_program_name(argv[0]))
+    return rule.argv is not None and rule.argv.program in (argv[0], strip_standard_program_folder(argv[0]))
 
 
 def _is_about_certain_commands(rule: Rule) -> bool:
@@ -667,7 +667,7 @@ def _has_non_wildcard_word(rule: RankedRule) -> bool:
 def _is_path_named(rules: Iterable[Rule | None], subject: PathSubject | str) -> bool:
     """Return whether one of the rules names a path without a wildcard."""
     return isinstance(subject, PathSubject) and any(
-        rule is not None and names_protected_path(rule, subject) for rule in rules
+        rule is not None and rule_names_protected_path(rule, subject) for rule in rules
     )
 
 
@@ -684,7 +684,7 @@ def _rule_names_whole_command(finding: PolicyFinding) -> bool:
     words = frozenset(range(len(finding.argv or ())))
     rules = {finding.rule, None if finding.tool is None else finding.tool.rule} - {None}
     return finding.action == "allow" and any(
-        _rule_names_words(rank_rule(rule, "command"), words) for rule in rules if rule is not None
+        _rule_names_words(compile_ranked_rule(rule, "command"), words) for rule in rules if rule is not None
     )
 
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 from handrail.contract.agent_manifest import DelegationPolicy
-from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.errors import ToolError, quote_text_or_length
 from handrail.contract.protected import path_protection
 from handrail.contract.protected.path_protection import PathProtection
 from handrail.contract.services.file_services import PathResolver, ResolvedPath
-from handrail.contract.text.host_names import parse_host, parse_url
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.host_names import parse_host_address, parse_http_url
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.text.neutralisation import escape_terminal_controls
-from handrail.contract.text.patch_text import list_patch_paths
+from handrail.contract.text.patch_text import extract_patch_paths
 from handrail.contract.tool.requires import (
     Capability,
     CapabilityLayer,
@@ -23,19 +23,19 @@ from handrail.contract.tool.requires import (
     PathVariables,
     Requires,
     expand_requires,
-    union_of_layers,
+    unite_capability_layers,
 )
 from handrail.contract.tool.spec import (
     ToolSpec,
+    extract_property_schemas,
+    extract_template_argument_names,
     fill_template,
     find_patch_arguments,
-    get_object_properties,
-    template_argument_names,
 )
-from handrail.origins.listed_paths import find_listed_path, folds_names
-from handrail.policy.file_losses import find_losses, is_lost_by_deletion
+from handrail.origins.listed_paths import is_name_folding_folder, resolve_name_folding_path
+from handrail.policy.file_losses import find_irrecoverable_file_losses, is_lost_by_deletion
 from handrail.policy.rules.matchers import PathSubject, SubjectKind
-from handrail.policy.rules.pattern_lexer import quote_argv
+from handrail.policy.rules.pattern_lexer import build_exact_argv_pattern
 from handrail.policy.shell import command_wrappers, destroying_forms, read_only_proof
 from handrail.policy.shell.parser import ShellScript, parse_script
 from handrail.policy.shell.simple_commands import SPLIT, ShellCommand, has_marks, show_marks
@@ -43,8 +43,8 @@ from handrail.policy.stored_paths import PrintedRepository, find_printed_reposit
 
 _Getter = Callable[[Mapping[str, Any]], object]
 _MAX_SHOWN = 400
-_SSH = compile_on_first_use(r"(?:git\+)?ssh(?:\+git)?://|[^/@:\s]+@[^/@:\s]+:(?!//)", re.IGNORECASE)
-_DATA_URL = compile_on_first_use(r"data:[^,]{0,100},", re.IGNORECASE)
+_SSH = compile_regex_lazily(r"(?:git\+)?ssh(?:\+git)?://|[^/@:\s]+@[^/@:\s]+:(?!//)", re.IGNORECASE)
+_DATA_URL = compile_regex_lazily(r"data:[^,]{0,100},", re.IGNORECASE)
 """A ``data:`` URL, which contains its own content (RFC 2397), so that fetching it reaches no host."""
 
 
@@ -70,7 +70,7 @@ class CallTarget(NamedTuple):
     """The repositories of which a shell text may print stored files."""
 
 
-def get_subject_kind(spec: ToolSpec) -> SubjectKind:
+def get_rule_subject_kind(spec: ToolSpec) -> SubjectKind:
     """Return the kind of subject that the rules about this tool are compared with.
 
     If the tool has targets of several families, its rules are compared with the arguments.
@@ -85,7 +85,7 @@ def get_subject_kind(spec: ToolSpec) -> SubjectKind:
 
 def make_path_subject(absolute: str, workspace: str) -> PathSubject:
     """Return a canonical path as rules see it: relative to the workspace if it lies in it."""
-    spelling = find_listed_path(absolute, is_listed=True)
+    spelling = resolve_name_folding_path(absolute, is_listed=True)
     exact = None if spelling is None else spelling.exact_names
     length = len(workspace)
     if absolute.startswith(workspace):
@@ -98,7 +98,7 @@ def make_path_subject(absolute: str, workspace: str) -> PathSubject:
     return PathSubject(absolute, None, exact)
 
 
-class TargetReader:
+class CallTargetExtractor:
     """Reads the targets of one tool from the arguments of its calls."""
 
     __slots__ = ("_getters", "_is_deleting", "_patches", "_path")
@@ -125,7 +125,7 @@ class TargetReader:
     def __bool__(self) -> bool:
         return bool(self._getters)
 
-    def read_targets(
+    def extract_call_targets(
         self, arguments: Mapping[str, Any], roots: PathResolver, located: dict[str, ResolvedPath]
     ) -> list[CallTarget]:
         """Return the targets of a call.
@@ -150,10 +150,10 @@ class TargetReader:
             values = [value for getter in getters if (value := getter(arguments)) is not None] or [None]
             if capability == "shell.run":
                 for value in values:
-                    command = _command(value)._replace(is_folding=folds_names(roots.workspace))
+                    command = _command(value)._replace(is_folding=is_name_folding_folder(roots.workspace))
                     if isinstance(command.subject, ShellScript):
                         command = command._replace(
-                            losses=find_losses(command.subject, roots),
+                            losses=find_irrecoverable_file_losses(command.subject, roots),
                             printed=find_printed_repositories(command.subject, command.value, roots.workspace),
                         )
                     found.append(command)
@@ -162,7 +162,7 @@ class TargetReader:
                 continue
             if capability == "net.fetch":
                 texts = [text for value in values for text in _texts(value, None)]
-                hosts = [host_of_url(text) for text in texts if not _DATA_URL.match(text)]
+                hosts = [extract_host_and_port(text) for text in texts if not _DATA_URL.match(text)]
                 found += [CallTarget("net.fetch", host, host, host) for host in hosts]
                 continue
             for text in [text for value in values for text in _texts(value, ".")]:
@@ -178,7 +178,7 @@ class TargetReader:
     def _list_removed(self, arguments: Mapping[str, Any]) -> frozenset[str]:
         """Return the paths of the files that the patches of a call delete."""
         texts = (arguments.get(name) for name in self._patches)
-        return frozenset(path for text in texts if isinstance(text, str) for path in list_patch_paths(text).removed)
+        return frozenset(path for text in texts if isinstance(text, str) for path in extract_patch_paths(text).removed)
 
     @staticmethod
     def _add_losses(target: CallTarget, where: ResolvedPath, roots: PathResolver) -> CallTarget:
@@ -199,18 +199,18 @@ def _getter(template: str, spec: ToolSpec, capability: str) -> _Getter:
 def _list_patched_paths(text: object, *, is_written: bool) -> list[str] | None:
     if not isinstance(text, str):
         return None
-    paths = list_patch_paths(text)
+    paths = extract_patch_paths(text)
     return [*(paths.written if is_written else paths.read)]
 
 
 def _sole_template_argument(template: str) -> str | None:
     """Return the argument that a template consists of, or None if it has other text."""
-    names = template_argument_names(template)
+    names = extract_template_argument_names(template)
     return names[0] if len(names) == 1 and template[1:-1] == names[0] else None
 
 
 def _default_of(name: str, spec: ToolSpec) -> object:
-    return get_object_properties(spec.parameters).get(name, {}).get("default")
+    return extract_property_schemas(spec.parameters).get(name, {}).get("default")
 
 
 def _texts(value: object, missing: str | None) -> list[str]:
@@ -226,9 +226,11 @@ def _texts(value: object, missing: str | None) -> list[str]:
 def _command(value: object) -> CallTarget:
     if isinstance(value, (list, tuple)):
         argv = tuple(str(word) for word in cast("list[object]", value))
-        return CallTarget("shell.run", quote_argv(argv), format_argv(argv), make_argv_script(argv))
+        return CallTarget(
+            "shell.run", build_exact_argv_pattern(argv), format_argv_for_message(argv), build_script_from_argv(argv)
+        )
     text = "" if value is None else str(value)
-    return CallTarget("shell.run", text, format_command(text), parse_script(text))
+    return CallTarget("shell.run", text, format_command_for_message(text), parse_script(text))
 
 
 def find_redirection_targets(script: ShellScript, roots: PathResolver) -> list[CallTarget]:
@@ -252,7 +254,7 @@ def find_redirection_targets(script: ShellScript, roots: PathResolver) -> list[C
     return list(found.values())
 
 
-def make_argv_script(argv: tuple[str, ...]) -> ShellScript:
+def build_script_from_argv(argv: tuple[str, ...]) -> ShellScript:
     """Return an argv that runs without a shell as a script of one command."""
     return (
         ShellScript((ShellCommand(argv, (), argv),))
@@ -265,7 +267,7 @@ UNNAMEABLE_ARGV = ("\0",)
 """An argv that no literal word matches: a rule that matches it matches every command."""
 
 
-def script_touches(script: ShellScript) -> list[tuple[str, ...]]:
+def list_commands_needing_capability(script: ShellScript) -> list[tuple[str, ...]]:
     """Return the commands that a capability layer has to cover: those of a text, or one that only every program covers.
 
     A layer that limits the arguments of a program never covers words that only the shell knows.
@@ -280,7 +282,7 @@ def script_touches(script: ShellScript) -> list[tuple[str, ...]]:
     return touches
 
 
-def find_script_losses(target: CallTarget, script: ShellScript) -> tuple[str, ...]:
+def find_paths_lost_by_script(target: CallTarget, script: ShellScript) -> tuple[str, ...]:
     """Return what a text removes or replaces for good, as far as it is known."""
     if target.losses is not None:
         return target.losses
@@ -314,7 +316,7 @@ def is_in_private_tmp(target: CallTarget) -> bool:
     )
 
 
-def format_command(text: str) -> str:
+def format_command_for_message(text: str) -> str:
     """Return ``text`` for a message: one line, printable, and limited in length.
 
     Approval requests show the full arguments instead. The text is cut between words and escaped as in JSON, because registered
@@ -325,23 +327,25 @@ def format_command(text: str) -> str:
     return f"`{flat}`" if len(shown) == len(text) else f"`{flat}…`"
 
 
-def format_argv(argv: Sequence[str]) -> str:
+def format_argv_for_message(argv: Sequence[str]) -> str:
     """Return an argv for a message, quoted so that the limits of each word are clear."""
-    return format_command(show_marks(quote_argv(argv)) if has_marks(argv) else quote_argv(argv))
+    return format_command_for_message(
+        show_marks(build_exact_argv_pattern(argv)) if has_marks(argv) else build_exact_argv_pattern(argv)
+    )
 
 
-def host_of_url(text: str) -> str:
+def extract_host_and_port(text: str) -> str:
     """Return ``host:port`` of a URL, or the host itself if ``text`` is not a URL.
 
     :raises ToolError: if two readers might take the text for different hosts
     """
     if ("@" in text or "://" in text) and _SSH.match(text):
         raise ToolError(
-            f"SSH addresses are not supported: {quote_excerpt(text, 200)}. Use the HTTPS address instead.",
+            f"SSH addresses are not supported: {quote_text_or_length(text, 200)}. Use the HTTPS address instead.",
             kind="unavailable",
         )
     try:
-        return str(parse_url(text).host if "//" in text else parse_host(text))
+        return str(parse_http_url(text).host if "//" in text else parse_host_address(text))
     except ValueError as error:
         raise ToolError(str(error), kind="invalid_input") from None
 
@@ -365,15 +369,15 @@ def agent_layer(agent: str, requires: Requires, specs: Iterable[ToolSpec], varia
     owner = f"agent {agent}"
     of_tools = {id(spec.requires): spec.requires for spec in specs}  # thousands may share one, and most need nothing
     every = (requires, *(one for one in of_tools.values() if not one.is_empty))
-    return union_of_layers(owner, [expand_requires(one, variables, owner) for one in every])
+    return unite_capability_layers(owner, [expand_requires(one, variables, owner) for one in every])
 
 
-def ceiling_layer(requires: Requires | None, variables: PathVariables) -> CapabilityLayer | None:
+def build_ceiling_capability_layer(requires: Requires | None, variables: PathVariables) -> CapabilityLayer | None:
     """Return the limit of every agent on this host, or None if the operator set none."""
     return None if requires is None else expand_requires(requires, variables, CEILING_OWNER)
 
 
-def call_capabilities(
+def compute_call_capabilities(
     spec: ToolSpec,
     variables: PathVariables,
     agent: CapabilityLayer,
@@ -386,11 +390,11 @@ def call_capabilities(
     """
     own = CapabilitySet((expand_requires(spec.requires, variables, f"tool {spec.id}"), agent))
     if ceiling is not None:
-        own = own.with_layers(ceiling)
+        own = own.with_added_layers(ceiling)
     if parent is None:
         return own
     # A parent without any layer allows nothing, and so must its children.
-    return own.with_layers(*parent.layers) if parent.layers else CapabilitySet()
+    return own.with_added_layers(*parent.layers) if parent.layers else CapabilitySet()
 
 
 DELEGATION_OWNER = "the delegation of agent"
@@ -400,7 +404,7 @@ MODE_CAPABILITY = "mode"
 """The named capability that no agent delegates: a sub-agent's mode follows that of its parent."""
 
 
-def delegated_capabilities(
+def compute_delegated_capabilities(
     agent: str, delegation: DelegationPolicy, has: CapabilitySet, variables: PathVariables
 ) -> CapabilitySet:
     """Return what an agent may delegate to its sub-agents: what it has, limited by its manifest.
@@ -427,10 +431,10 @@ def delegated_capabilities(
         shell=own.shell if delegation.shell is None else named.shell,
         capabilities=kept,
     )
-    return has.with_layers(cut)
+    return has.with_added_layers(cut)
 
 
-def format_capability_refusal(
+def format_capability_denial(
     capabilities: CapabilitySet,
     layer: CapabilityLayer,
     capability: Capability,
@@ -478,7 +482,7 @@ def format_capability_refusal(
     )
 
 
-def format_capability_remedy(layer: CapabilityLayer, capability: Capability, spec: ToolSpec) -> str:
+def format_capability_grant_line(layer: CapabilityLayer, capability: Capability, spec: ToolSpec) -> str:
     """Return the line that would grant an access that ``layer`` refuses.
 
     It is for the author of the tool or the operator of the agent.
@@ -514,30 +518,34 @@ def _path_patterns_clause(layer: CapabilityLayer, capability: Capability, most: 
     return f" ({', '.join(map(escape_terminal_controls, patterns[:most])) or 'none'}{more})"
 
 
-def explain_mandatory_refusal(capability: Capability, subject: object, shown: str) -> str | None:
+def explain_mandatory_denial(capability: Capability, subject: object, shown: str) -> str | None:
     """Return why a protected path or a private key is refused whatever the rules say, or None."""
     if not isinstance(subject, PathSubject) or subject.relative is None:
         return None
     if capability == "fs.write":
-        found = path_protection.find_tool_protection(subject.relative)
-        return None if found is None or found.requires_approval else found.refusal_text(shown)
-    return path_protection.private_key_refusal_text(shown) if path_protection.is_private_key(subject.relative) else None
+        found = path_protection.find_tool_write_protection(subject.relative)
+        return None if found is None or found.requires_approval else found.format_write_denial(shown)
+    return (
+        path_protection.format_private_key_denial(shown)
+        if path_protection.is_private_key_path(subject.relative)
+        else None
+    )
 
 
 _MAX_OUTER_NAMES = 3
 """The number of last names of a path outside the workspace that are compared. The user chose the names of its parent folders."""
 
 
-def explain_write_protection(capability: Capability, subject: object) -> PathProtection | None:
+def find_path_write_protection(capability: Capability, subject: object) -> PathProtection | None:
     """Return why writing a path requires approval whatever allows ``fs.write``; None for any other path."""
     if capability != "fs.write" or not isinstance(subject, PathSubject):
         return None
     if subject.relative is not None:
-        found = path_protection.find_tool_protection(subject.relative)
+        found = path_protection.find_tool_write_protection(subject.relative)
         return found if found is not None and found.requires_approval else None
     names = subject.absolute.split("/")[-_MAX_OUTER_NAMES:]
     for count in range(1, len(names) + 1):
-        found = path_protection.find_tool_protection("/".join(names[-count:]))
+        found = path_protection.find_tool_write_protection("/".join(names[-count:]))
         if found is not None and found.requires_approval:
             return found
     return None

@@ -14,40 +14,38 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from handrail.contract.sandbox_protocol import CallConfinement
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_evaluation import PolicyVerdict, ToolPolicy, is_call_provably_read_only
 from handrail.policy.call_targets import CallTarget
 from handrail.policy.findings import PolicyFinding
-from handrail.policy.rules.matchers import PathSubject, permission_rank
+from handrail.policy.rules.matchers import PathSubject, rank_permission_specificity
+from handrail.policy.rules.pattern_faults import CONFINED_VARIABLE
 from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS
-from handrail.policy.rules.program_prefixes import find_program_prefix
 from handrail.policy.rules.rules_and_modes import (
-    CONFINED_VARIABLE,
     Rule,
     RuleBook,
-    is_about_capability,
-    is_about_tool,
+    rule_applies_to_capability,
+    rule_applies_to_tool,
 )
 from handrail.policy.shell import (
-    command_wrappers,
     confinement_proof,
     destroying_forms,
     nested_commands,
     read_only_proof,
 )
+from handrail.policy.shell.executed_files import treats_words_as_data
 from handrail.policy.shell.nested_commands import program_name
 from handrail.policy.shell.parser import MAX_COMMANDS, ShellScript
-from handrail.policy.shell.reader import is_marked
-from handrail.policy.shell.risky_options import SHELLS
+from handrail.policy.shell.reader import CHANGES_FOLDER, is_marked
 
 _MAX_UNCLEAR = 4_000
 """The maximum number of characters of an unclear text that may run confined."""
 _PRIVATE_FOLDER = "/tmp/"  # noqa: S108 - nothing is made there
 
 
-class ConfiningPolicy(ToolPolicy):
+class ConfinedRuleToolPolicy(ToolPolicy):
     """The policy of one tool, in which a rule with ``{confined}`` answers after all other rules."""
 
     __slots__ = ("_confined", "_plain")
@@ -57,7 +55,7 @@ class ConfiningPolicy(ToolPolicy):
         self._confined = None
         if spec.single_command and not spec.confinement_gap:
             self._confined = _find_confined_rule(rules, spec, origin)
-        self._plain: ConfiningPolicy | None = None
+        self._plain: ConfinedRuleToolPolicy | None = None
         """The policy of the rules that count next to the rule with ``{confined}``, made on first use."""
 
     def evaluate_targets(self, arguments: Mapping[str, Any], targets: Sequence[CallTarget]) -> PolicyVerdict:
@@ -69,7 +67,7 @@ class ConfiningPolicy(ToolPolicy):
         if self._plain is None:
             kept = _list_rules_next_to(self._confined, self.rules, self.spec, self.origin)
             same = kept is self.rules
-            self._plain = self if same else ConfiningPolicy(self.spec, kept, self.capabilities, self.origin)
+            self._plain = self if same else ConfinedRuleToolPolicy(self.spec, kept, self.capabilities, self.origin)
         plain = self._plain._evaluate(arguments, targets)
         objection = "" if plain.action == "allow" else self._plain._find_objection_to(plain, self._confined)
         if plain.action != "allow" and not objection:
@@ -117,6 +115,10 @@ class ConfiningPolicy(ToolPolicy):
                 return script.unclear
             if (reason := confinement_proof.explain_possible_destruction(script, text)) is not None:
                 return reason
+            if CHANGES_FOLDER in script.unclear:
+                for command in script.commands:
+                    if (reason := confinement_proof.explain_loss_elsewhere(command.argv, ())) is not None:
+                        return reason
             if (rule := self._find_rule_in_text(text)) is not None:
                 return f"{script.unclear}, and its words may run what the rule {rule.text!r} is about"
         elif (
@@ -141,7 +143,7 @@ class ConfiningPolicy(ToolPolicy):
                 if ranked.argv is None or not ranked.argv.program_prefix:
                     return ranked.rule  # it may be about any command
                 watched = nested_commands.WatchedPrograms((ranked.argv.program_prefix,))
-                if not watched.may_be_in_text(text):
+                if not watched.may_text_contain_program(text):
                     continue
                 if ranked.rule.action == "deny" or all(word in text for word in ranked.argv.literal_texts[1:]):
                     return ranked.rule
@@ -176,9 +178,9 @@ def _find_confined_rule(rules: RuleBook, spec: ToolSpec, origin: str | None) -> 
         rule
         for rule in rules
         if rule.pattern == CONFINED_VARIABLE
-        and (is_about_tool(rule, spec, origin) or is_about_capability(rule, "shell.run"))
+        and (rule_applies_to_tool(rule, spec, origin) or rule_applies_to_capability(rule, "shell.run"))
     ]
-    confined = max(found, key=lambda rule: (rule.scope != "default", permission_rank(rule)), default=None)
+    confined = max(found, key=lambda rule: (rule.scope != "default", rank_permission_specificity(rule)), default=None)
     return None if confined is None or _is_overruled(confined, rules, spec, origin) else confined
 
 
@@ -195,9 +197,9 @@ def _is_overruled(confined: Rule, rules: RuleBook, spec: ToolSpec, origin: str |
         rule.action != "allow"
         and rule.scope != "default"
         and rule.pattern in _EVERY_COMMAND
-        and (confined.scope == "default" or permission_rank(rule) >= permission_rank(confined))
-        and (is_about_tool(rule, spec, origin) or is_about_capability(rule, "shell.run"))
-        for rule in rules.all_rules
+        and (confined.scope == "default" or rank_permission_specificity(rule) >= rank_permission_specificity(confined))
+        and (rule_applies_to_tool(rule, spec, origin) or rule_applies_to_capability(rule, "shell.run"))
+        for rule in rules.own_and_parent_rules
     )
 
 
@@ -209,17 +211,21 @@ def _list_rules_next_to(confined: Rule, rules: RuleBook, spec: ToolSpec, origin:
     """
     if confined.scope == "default":
         return rules
-    about_capability = is_about_capability(confined, "shell.run")
+    about_capability = rule_applies_to_capability(confined, "shell.run")
 
     def loses(rule: Rule) -> bool:
         if rule.action == "allow" or rule.is_final or rule.scope == "default":
             return False
-        if permission_rank(rule) >= permission_rank(confined):
+        if rank_permission_specificity(rule) >= rank_permission_specificity(confined):
             return False
-        return is_about_capability(rule, "shell.run") if about_capability else is_about_tool(rule, spec, origin)
+        return (
+            rule_applies_to_capability(rule, "shell.run")
+            if about_capability
+            else rule_applies_to_tool(rule, spec, origin)
+        )
 
     kept = tuple(rule for rule in rules if not loses(rule))
-    return rules if len(kept) == len(rules) else rules.replace_rules(*kept)
+    return rules if len(kept) == len(rules) else rules.with_replaced_rules(*kept)
 
 
 def _find_stricter(finding: PolicyFinding, rule: Rule) -> str:
@@ -251,7 +257,7 @@ _INTERPRETERS = frozenset(
     }
 )
 """Programs that run code of their words or their input, and the command that sets a variable which may name code."""
-_DESTROYING_CODE = compile_on_first_use(
+_DESTROYING_CODE = compile_regex_lazily(
     r"\b(?:rmtree|unlink|unlinkSync|rmdir|rmdirSync|rmSync|removedirs|truncate|truncateSync|os\.(?:remove|rename|replace|system)|subprocess|popen"
     r"|child_process|execSync|shutil\.move|FileUtils|File\.delete|(?<!-)exec|eval|__import__|b64decode|fromhex)\b|\.(?:git|hg|svn|jj)\b|\brm\s"
     r"|\bopen\s*\([^()]*['\"]w[b+]*['\"]\s*\)\s*(?:\.close\b|;|$)|\b(?:write_text|write_bytes)\s*\(\s*b?(?:''|\"\")\s*\)"
@@ -264,18 +270,24 @@ _MAX_CODE = 100_000
 """Characters of code that are searched, which takes up to 25 ms on the event loop."""
 
 
-_VERSION_CONTROL = compile_on_first_use(r"git|hg|jj|svn|bzr|fossil|sl|gt")
+_VERSION_CONTROL = compile_regex_lazily(r"git|hg|jj|svn|bzr|fossil|sl|gt")
 """A quick test for the name of a version control program."""
 
 
 def _is_confined_except_code(script: ShellScript, text: str) -> bool:
     """Return whether a text stays confined but for code that it gives to an interpreter, which deletes nothing in plain words."""
-    for argv in (one for command in script.commands for one in confinement_proof.list_run_commands(command.argv)):
+    if any(confinement_proof.explain_loss_elsewhere(command.argv, command.folders) for command in script.commands):
+        return False
+    for argv in (
+        one for command in script.commands for one in confinement_proof.unwrap_executed_commands(command.argv)
+    ):
         if confinement_proof.explain_not_confined(argv) is None:
             continue
         if not argv or is_marked(argv[0]) or program_name(argv) not in _INTERPRETERS:
             return False
-        if (confinement_proof.explain_network_need(argv) or destroying_forms.explain_destruction(argv)) is not None:
+        if (
+            confinement_proof.explain_network_need(argv) or destroying_forms.explain_irreversible_destruction(argv)
+        ) is not None:
             return False
     return bool(script.commands) and not _find_objection_to_code(text)
 
@@ -296,15 +308,21 @@ def _is_readable(script: ShellScript, text: str) -> bool:
     return 0 < len(script.commands) <= MAX_COMMANDS and len(text) <= _MAX_UNCLEAR
 
 
+_FORMATTERS = frozenset({"ruff", "black", "isort", "gofmt", "rustfmt", "shfmt", "export", "unset", "set", "umask", "["})
+"""Programs that run no code of the workspace, and commands that set the shell's own state."""
+
+
 def _runs_code(argv: Sequence[str]) -> bool:
     """Return whether a command runs code that its words do not show: of the project, of its input, or of an unknown program."""
-    *_, inner = command_wrappers.split_wrapper_layers(argv)
-    if not inner or read_only_proof.changes_nothing(argv):
+    if read_only_proof.is_command_provably_read_only(argv):
         return False
-    if program_name(inner) in _INTERPRETERS | SHELLS | command_wrappers.RUNNERS:
-        return True
-    found = find_program_prefix(inner)
-    return found is not None and found.note != ""
+    return any(
+        _VERSION_CONTROL.fullmatch(program_name(inner)) is None
+        and program_name(inner) not in _FORMATTERS
+        and not read_only_proof.is_command_provably_read_only(inner)
+        and not treats_words_as_data(inner)
+        for inner in confinement_proof.unwrap_executed_commands(argv)
+    )
 
 
 def _changes_repository(targets: Sequence[CallTarget]) -> bool:

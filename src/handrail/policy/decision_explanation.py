@@ -13,15 +13,15 @@ from handrail.contract.tool.requires import Capability, CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_authorizer import CallAuthorizer
 from handrail.policy.call_evaluation import PolicyVerdict
-from handrail.policy.call_targets import CallTarget, format_argv, script_touches
+from handrail.policy.call_targets import CallTarget, format_argv_for_message, list_commands_needing_capability
 from handrail.policy.confinement import describe_confinement
 from handrail.policy.findings import PolicyFinding, TraceStep, format_reason
-from handrail.policy.rule_suggestions import SESSION_SOURCE, exact_target_pattern, suggest_rule
+from handrail.policy.rule_suggestions import SESSION_SOURCE, build_exact_target_pattern, suggest_rule
 from handrail.policy.rules.matchers import RankedRule, RuleRanking, RuleSubject
 from handrail.policy.rules.rules_and_modes import DEFAULT_MODE, MODES, Action, Rule, RuleBook, with_mode
 from handrail.policy.shell import read_only_proof
 from handrail.policy.shell.parser import ShellScript
-from handrail.policy.stored_paths import load_histories
+from handrail.policy.stored_paths import load_and_check_repository_histories
 
 # The trace of a verdict, computed only on request.
 
@@ -66,7 +66,9 @@ def _steps(verdict: PolicyVerdict) -> Iterator[TraceStep]:
             continue
         for words in finding.wrapped:
             yield TraceStep(
-                "shell", "unwrapped", f"{format_argv(words)} runs the command after it, which is evaluated instead"
+                "shell",
+                "unwrapped",
+                f"{format_argv_for_message(words)} runs the command after it, which is evaluated instead",
             )
         yield from _rule_steps(verdict, finding)
         if finding.cause == "unclear":
@@ -84,7 +86,7 @@ def _layer_steps(capabilities: CapabilitySet, target: CallTarget) -> Iterator[Tr
     script = target.subject if isinstance(target.subject, ShellScript) else None
     touches: Sequence[str | Sequence[str]] = (target.value,)
     if script is not None:
-        touches = script_touches(script)
+        touches = list_commands_needing_capability(script)
     for layer in capabilities.layers:
         alone = CapabilitySet((layer,))
         covered = all(alone.allows(target.capability, touch) for touch in touches)
@@ -280,8 +282,8 @@ async def explain(
         )
 
     verdict = evaluate()
-    if unread := authority.list_unread_histories(verdict):
-        await load_histories(unread)
+    if authority.list_repositories_with_unread_history(verdict):
+        await load_and_check_repository_histories(lambda: authority.list_repositories_with_unread_history(evaluate()))
         verdict = evaluate()
     verdict = await authority.ask_watchdogs(verdict, spec, arguments, session_id)
     effective: Action = "deny" if headless and verdict.action == "ask" else verdict.action
@@ -392,12 +394,12 @@ def _denying_rules(verdict: PolicyVerdict, spec: ToolSpec) -> Iterator[str]:
 
 def _rules_for_deciding_target(verdict: PolicyVerdict, spec: ToolSpec, action: Action = "allow") -> Iterator[str]:
     """Return rules about exactly the deciding target, with the tool's first."""
-    from handrail.policy.rules.pattern_lexer import quote_argv
+    from handrail.policy.rules.pattern_lexer import build_exact_argv_pattern
 
     finding = verdict.deciding_finding
-    pattern = quote_argv(finding.argv) if finding.argv is not None else None
+    pattern = build_exact_argv_pattern(finding.argv) if finding.argv is not None else None
     if pattern is None and finding.target is not None:
-        pattern = exact_target_pattern(finding.target)
+        pattern = build_exact_target_pattern(finding.target)
     if pattern is not None and verdict.prepared.kind != "arguments":
         yield f"{action} {spec.id} {pattern}"
     if pattern is not None and finding.target is not None:

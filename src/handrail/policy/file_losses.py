@@ -9,36 +9,43 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.file_services import PathResolver, ResolvedPath
-from handrail.contract.text.glob_patterns import path_matches
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.glob_patterns import matches_path_glob
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.policy.shell import command_wrappers, destroying_forms
 from handrail.policy.shell.parser import ShellScript
 from handrail.policy.shell.simple_commands import ShellCommand, is_marked
+from handrail.policy.stored_paths import read_regular_file
 
 _MOST_LOSSES = 8
 _MOST_PATHS = 200
-_MAX_INDEX_BYTES = 64 * 1024 * 1024
+_MAX_INDEX_BYTES = 16 * 1024 * 1024
+_MAX_LOOKS = 10_000
+"""The most places of the index to look at in one call, which takes about 40 ms."""
+_BYTES_OF_A_LOOK = 2 * 1024
+"""The bytes that are searched in the time of one look."""
 _MAX_IGNORE_BYTES = 64 * 1024
 _ENTRY_BYTES = 62
 """The bytes of an index entry before its name (gitformat-index(5), versions 2 and 3)."""
-_PLAIN_IGNORE = compile_on_first_use(r"/?(?:\*\*/)?[\w.*-]+/?(?:\*{1,2})?")
+_PLAIN_IGNORE = compile_regex_lazily(r"/?(?:\*\*/)?[\w.*-]+/?(?:\*{1,2})?")
 
 
 _MAY_LOSE = destroying_forms.PROGRAM_NAMES | destroying_forms.WRITING_PROGRAMS | command_wrappers.WRAPPER_NAMES
 
 
-def find_losses(script: ShellScript, roots: PathResolver) -> tuple[str, ...]:
+def find_irrecoverable_file_losses(script: ShellScript, roots: PathResolver) -> tuple[str, ...]:
     """Return the files and folders that a text removes or replaces for good, as a message names them."""
     found: dict[str, None] = {}
     if script.unclear is not None:
         return ()
+    repository = _RepositoryFiles(roots)
     for redirection in script.files:
         if redirection.operator.lstrip("0123456789") in (">", ">|", "&>", ">&") and _is_lost(
-            redirection.target, "", roots, removed=False
+            redirection.target, "", repository, removed=False
         ):
             found[redirection.target] = None
     for command in script.commands:
@@ -50,7 +57,7 @@ def find_losses(script: ShellScript, roots: PathResolver) -> tuple[str, ...]:
         replaced = [(path, inner, False) for path, inner in destroying_forms.find_replaced_paths(argv) if path != made]
         for path, inner, is_removed in (*removed, *replaced)[:_MOST_PATHS]:
             for place in _places(command, path):
-                if len(found) < _MOST_LOSSES and _is_lost(place, inner, roots, removed=is_removed):
+                if len(found) < _MOST_LOSSES and _is_lost(place, inner, repository, removed=is_removed):
                     found[place] = None
     return tuple(found)
 
@@ -92,7 +99,7 @@ def is_lost_by_deletion(where: ResolvedPath, roots: PathResolver) -> bool:
         return True
     if where.root != roots.workspace:
         return stat.S_ISDIR(found.st_mode) or found.st_size > 0
-    return _is_lost(where.absolute, "", roots, removed=True)
+    return _is_lost(where.absolute, "", _RepositoryFiles(roots), removed=True)
 
 
 def _places(command: ShellCommand, path: str) -> Iterator[str]:
@@ -105,11 +112,12 @@ def _places(command: ShellCommand, path: str) -> Iterator[str]:
         yield from (path if folder == "." else f"{folder}/{path}" for folder in command.folders)
 
 
-def _is_lost(path: str, inner: str, roots: PathResolver, *, removed: bool) -> bool:
+def _is_lost(path: str, inner: str, repository: _RepositoryFiles, *, removed: bool) -> bool:
     """Return whether something is lost for good if this path is removed, or replaced.
 
     :param inner: the name of the replaced file if the path is a folder
     """
+    roots = repository.roots
     try:
         where = roots.resolve_exact_path(path)
         if inner and is_marked(inner):
@@ -131,7 +139,6 @@ def _is_lost(path: str, inner: str, roots: PathResolver, *, removed: bool) -> bo
     relative = where.relative_path
     if destroying_forms.is_cache(relative):
         return False
-    repository = _RepositoryFiles(roots)
     if destroying_forms.is_build_output(relative) and repository.ignores(relative):
         return False
     if stat.S_ISDIR(found.st_mode):
@@ -149,15 +156,16 @@ def _is_full_folder(path: str) -> bool:
 
 
 class _RepositoryFiles:
-    """What a git repository says about paths of the workspace, read from its files."""
+    """What a git repository says about paths of the workspace, read from its files once for each call."""
 
     def __init__(self, roots: PathResolver) -> None:
-        self._roots = roots
+        self.roots = roots
         self._workspace = Path(roots.workspace)
+        self._looks = 0
 
     def ignores(self, relative: str) -> bool:
         """Return whether git certainly ignores a path, and tracks nothing in it."""
-        index = self._read_index()
+        index = self._index
         if index is None or self._tracks(index, relative):
             return False
         text = self._read(".gitignore", _MAX_IGNORE_BYTES)
@@ -170,9 +178,9 @@ class _RepositoryFiles:
 
     def has_content(self, relative: str, found: os.stat_result) -> bool:
         """Return whether the index has a file exactly as it is now."""
-        index = self._read_index()
-        start = -1 if index is None else _entry_of(index, relative)
-        if index is None or start < 0:
+        index = self._index
+        start = None if index is None else self._find_entry(index, relative)
+        if index is None or start is None or start < 0:
             return False
         seconds, nanoseconds, size = (int.from_bytes(index[start + at : start + at + 4]) for at in (8, 12, 36))
         return size == found.st_size & 0xFFFFFFFF and (seconds, nanoseconds) == divmod(found.st_mtime_ns, 1_000_000_000)
@@ -181,46 +189,54 @@ class _RepositoryFiles:
         """Return whether the index has this path, or a path in it. If it cannot be read, the answer is yes."""
         if index[:4] != b"DIRC" or index[4:8] not in (b"\0\0\0\2", b"\0\0\0\3"):
             return True
-        return _entry_of(index, relative) >= 0 or _entry_of(index, f"{relative}/", whole=False) >= 0
+        starts = (self._find_entry(index, relative), self._find_entry(index, f"{relative}/", whole=False))
+        return any(start is None or start >= 0 for start in starts)
 
-    def _read_index(self) -> bytes | None:
+    @cached_property
+    def _index(self) -> bytes | None:
         """Return the index of the repository, also if a ``.git`` file leads to another root of the session."""
         link = self._read(".git", _MAX_IGNORE_BYTES)
         if link is None:
             return self._read(".git/index", _MAX_INDEX_BYTES)
         marker, _, place = link.decode("utf-8", "surrogateescape").strip().partition(":")
         try:
-            index = self._roots.resolve_path(f"{place.strip()}/index")
+            index = self.roots.resolve_path(f"{place.strip()}/index")
         except ToolError:
             return None
         return self._read(index.absolute, _MAX_INDEX_BYTES) if marker == "gitdir" and index.is_inside else None
 
     def _read(self, name: str, most: int) -> bytes | None:
-        path = self._workspace / name
         try:
-            found = path.lstat()
-            return path.read_bytes() if stat.S_ISREG(found.st_mode) and found.st_size <= most else None
+            return read_regular_file(self._workspace / name, most, follow=False)
         except OSError:
             return None
 
+    def _find_entry(self, index: bytes, name: str, *, whole: bool = True) -> int | None:
+        """Return where the entry of a name begins, or that of a path which begins with it; -1 if there is none.
 
-def _entry_of(index: bytes, name: str, *, whole: bool = True) -> int:
-    """Return where the entry of a name begins, or that of a path which begins with it; -1 if there is none."""
-    if index[:4] != b"DIRC" or index[4:8] not in (b"\0\0\0\2", b"\0\0\0\3"):
-        return -1
-    wanted = name.encode("utf-8", "surrogateescape")
-    at = index.find(wanted)
-    while at >= 0:
-        end = index.find(b"\0", at)
-        length = end - at
-        for extended in (0, 2):
-            start = at - _ENTRY_BYTES - extended
-            flags = int.from_bytes(index[start + 60 : start + 62]) if start >= 0 else 0
-            is_entry = start >= 12 and flags & 0xFFF == min(length, 0xFFF) and bool(flags & 0x4000) == bool(extended)
-            if is_entry and (not whole or length == len(wanted)):
-                return start
-        at = index.find(wanted, at + 1)
-    return -1
+        None if the answer would take too long.
+        """
+        if index[:4] != b"DIRC" or index[4:8] not in (b"\0\0\0\2", b"\0\0\0\3"):
+            return -1
+        name_bytes = name.encode("utf-8", "surrogateescape")
+        wanted = name_bytes + b"\0" * whole
+        at = -1
+        while self._looks < _MAX_LOOKS:
+            begin, at = at + 1, index.find(wanted, at + 1)
+            self._looks += 1 + ((len(index) if at < 0 else at) - begin) // _BYTES_OF_A_LOOK
+            if at < 0:
+                return -1
+            end = index.find(b"\0", at, at + 0x1000)
+            length = 0xFFF if end < 0 else end - at
+            for extended in (0, 2):
+                start = at - _ENTRY_BYTES - extended
+                flags = int.from_bytes(index[start + 60 : start + 62]) if start >= 0 else 0
+                is_entry = (
+                    start >= 12 and flags & 0xFFF == min(length, 0xFFF) and bool(flags & 0x4000) == bool(extended)
+                )
+                if is_entry and (not whole or length == len(name_bytes)):
+                    return start
+        return None
 
 
 def _ignores(line: str, paths: list[str]) -> bool:
@@ -229,5 +245,5 @@ def _ignores(line: str, paths: list[str]) -> bool:
     anchored = "/" in pattern.removeprefix("**/")
     pattern = pattern.removeprefix("/")
     return any(
-        path_matches(pattern if anchored or pattern.startswith("**/") else f"**/{pattern}", path) for path in paths
+        matches_path_glob(pattern if anchored or pattern.startswith("**/") else f"**/{pattern}", path) for path in paths
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from handrail.contract.struct import Struct
-from handrail.policy.call_targets import VERBS, CallTarget, format_argv
-from handrail.policy.rules.rules_and_modes import Action, Rule
+from handrail.policy.call_targets import VERBS, CallTarget, format_argv_for_message
+from handrail.policy.rules.rules_and_modes import STRICTNESS, Action, Rule
+from handrail.policy.shell.read_only_proof import is_command_provably_read_only
 
 if TYPE_CHECKING:
     from handrail.policy.rules.matchers import RankedRule
@@ -57,7 +58,7 @@ class PolicyFinding(NamedTuple):
         by_mode = self.rule is not None and self.rule.scope == "mode" and self.action == "ask"
         return by_mode or self.cause in ("no rule", "unclear", "program")
 
-    def only_reads_one_of(self, replaced: Set[str]) -> bool:
+    def only_reads_replaced_file(self, replaced: Set[str]) -> bool:
         """Return whether this is only about reading a file that the same call writes, without a rule."""
         target = self.target
         is_reading = target is not None and target.capability == "fs.read" and target.value in replaced
@@ -66,14 +67,27 @@ class PolicyFinding(NamedTuple):
     def describe_subject(self, tool_id: str) -> str:
         """Describe what the finding is about, for the beginning of a sentence."""
         if self.argv is not None:
-            read = "" if self.reading is None else f" (read as {format_argv(self.reading)})"
-            return f"{format_argv(self.argv)}{read}"
+            read = "" if self.reading is None else f" (read as {format_argv_for_message(self.reading)})"
+            return f"{format_argv_for_message(self.argv)}{read}"
         if self.target is None:
             return f"`{tool_id}`"
         target = self.target
         if target.capability == "shell.run":
             return target.shown
         return f"{VERBS[target.capability].capitalize()} {target.shown} with {tool_id}"
+
+
+def choose_deciding_finding(findings: Sequence[PolicyFinding]) -> PolicyFinding:
+    """Return the first of the strictest findings.
+
+    If one rule decides several commands alike, a command that may change something comes before those that only read: the
+    reason then names what the user or the model can leave out.
+    """
+    deciding = max(findings, key=lambda one: STRICTNESS[one.action])
+    if deciding.action == "allow" or deciding.cause != "rule" or deciding.argv is None:
+        return deciding
+    alike = (one for one in findings if one.action == deciding.action and one.rule is deciding.rule and one.argv)
+    return next((one for one in alike if not is_command_provably_read_only(one.evaluated_argv or ())), deciding)
 
 
 def format_reason(finding: PolicyFinding, tool_id: str) -> str:

@@ -12,8 +12,8 @@ from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from functools import lru_cache
 
-from handrail.contract.protected.path_protection import INSTALLED_PACKAGES, is_private_key
-from handrail.contract.text.glob_patterns import literal_prefix
+from handrail.contract.protected.path_protection import INSTALLED_PACKAGES, is_private_key_path
+from handrail.contract.text.glob_patterns import extract_literal_prefix
 from handrail.contract.tool.spec import ToolSpec
 from handrail.origins.program_lookup import is_inside_folder
 from handrail.policy.call_targets import make_path_subject
@@ -21,13 +21,15 @@ from handrail.policy.rules.matchers import (
     PathSubject,
     RankedRule,
     RuleRanking,
-    names_protected_path,
-    rank_rule,
+    compile_ranked_rule,
     rank_rules,
+    rule_names_protected_path,
 )
 from handrail.policy.rules.rules_and_modes import Rule, RuleBook
 
 _MAX_CHECKED = 64
+_MAX_QUICK = 250
+"""The most names that are checked at once. Each takes about 50 microseconds."""
 _MATCH_ALL_PATTERNS = frozenset(("", "*", "**", ".", "./"))
 
 
@@ -49,13 +51,13 @@ class _HashedKey:
         )
 
 
-class RulePathDenials:
+class HiddenPathRules:
     """The paths that a rule book hides from programs, or protects from writing.
 
     Implements :class:`handrail.contract.sandbox_protocol.PathDenials`.
 
     :ivar key: the rules and the workspace, equal for equal answers
-    :ivar reading_key: the same for the answers about reading below the workspace
+    :ivar read_denials_cache_key: the same for the answers about reading below the workspace
     """
 
     def __init__(
@@ -64,12 +66,12 @@ class RulePathDenials:
         reading: tuple[Rule, ...],
         writing: tuple[Rule, ...],
         everything: tuple[Rule, ...],
-        above: RulePathDenials | None = None,
+        above: HiddenPathRules | None = None,
     ) -> None:
         self.key: Hashable = _HashedKey((workspace, reading, writing, everything, None if above is None else above.key))
         about_here = tuple(rule for rule in reading if not _only_shows_elsewhere(rule, workspace))
-        self.reading_key: Hashable = _HashedKey(
-            (workspace, about_here, everything, None if above is None else above.reading_key)
+        self.read_denials_cache_key: Hashable = _HashedKey(
+            (workspace, about_here, everything, None if above is None else above.read_denials_cache_key)
         )
         self._above = above
         self._workspace = workspace
@@ -84,11 +86,11 @@ class RulePathDenials:
         self._folder_rule: RankedRule | None = None
         """The shipped rule about the session's own folder."""
 
-    def with_folder_rule(self, rule: Rule) -> RulePathDenials:
+    def with_folder_rule(self, rule: Rule) -> HiddenPathRules:
         """Return the same denials in a session with this rule about its own folder. Both share what is prepared."""
         other = copy.copy(self)
         other.key = (self.key, rule)
-        other._folder_rule = rank_rule(rule, "path")
+        other._folder_rule = compile_ranked_rule(rule, "path")
         other._checked = {}
         return other
 
@@ -99,7 +101,7 @@ class RulePathDenials:
         no rule allows.
         """
         subject = self._subject(path)
-        if subject.relative is not None and is_private_key(subject.relative):
+        if subject.relative is not None and is_private_key_path(subject.relative):
             return True
         if self._above is not None and self._above.has_read_restriction(subject):
             return True
@@ -133,6 +135,13 @@ class RulePathDenials:
             self._checked[folder] = names, hidden
         return hidden
 
+    def is_hidden_path_search_cheap(self, folder: str, names: frozenset[str]) -> bool:
+        """Return whether :meth:`find_hidden` has the answer, or has only a few names to check."""
+        known, hidden = self._checked.get(folder, (frozenset[str](), ""))
+        if known is names or hidden in names:
+            return True
+        return len(names) - len(known) <= _MAX_QUICK and len(names - known) <= _MAX_QUICK
+
     def has_read_restriction(self, subject: PathSubject) -> bool:
         """Return whether a rule of this book, or of a parent's, denies or asks about reading this path."""
         used = self._find_read_rule(subject)
@@ -159,7 +168,7 @@ class RulePathDenials:
         """Return whether a rule names and allows writing this protected path, and no parent's rule restricts it."""
         subject = self._subject(path)
         used = self._writing.find_winner(subject)
-        if used is None or not names_protected_path(used.rule, subject):
+        if used is None or not rule_names_protected_path(used.rule, subject):
             return False
         return self._above is None or not self._above.has_write_restriction(subject)
 
@@ -174,7 +183,7 @@ class RulePathDenials:
         return make_path_subject(path, self._workspace)
 
 
-def path_denials_of_rules(rules: RuleBook, workspace: str) -> RulePathDenials:
+def build_hidden_path_rules(rules: RuleBook, workspace: str) -> HiddenPathRules:
     """Return what these rules hide from programs.
 
     :returns: the same object for books with the same rules about paths
@@ -186,10 +195,10 @@ def path_denials_of_rules(rules: RuleBook, workspace: str) -> RulePathDenials:
     return rules.prepare(("path denials", workspace), lambda: denials.with_folder_rule(rule))
 
 
-def _make_path_denials(rules: RuleBook, workspace: str) -> RulePathDenials:
+def _make_path_denials(rules: RuleBook, workspace: str) -> HiddenPathRules:
     reading, writing = rules.list_rules_about_capability("fs.read"), rules.list_rules_about_capability("fs.write")
     everything = tuple(rule for rule in rules if rule.permission == "*" and rule.is_unconditional)
-    above = None if rules.parent is None else path_denials_of_rules(rules.parent.inherited_rules, workspace)
+    above = None if rules.parent is None else build_hidden_path_rules(rules.parent.inheritable_rule_book, workspace)
     return _cached_hidden_paths(workspace, reading, writing, everything, above)
 
 
@@ -199,12 +208,12 @@ def _cached_hidden_paths(
     reading: tuple[Rule, ...],
     writing: tuple[Rule, ...],
     everything: tuple[Rule, ...],
-    above: RulePathDenials | None,
-) -> RulePathDenials:
-    return RulePathDenials(workspace, reading, writing, everything, above)
+    above: HiddenPathRules | None,
+) -> HiddenPathRules:
+    return HiddenPathRules(workspace, reading, writing, everything, above)
 
 
-def list_deletion_rules(book: RuleBook, spec: ToolSpec, counted: Iterable[Rule]) -> list[Rule]:
+def list_implied_deletion_rules(book: RuleBook, spec: ToolSpec, counted: Iterable[Rule]) -> list[Rule]:
     """Return the rules about ``file.delete`` for the files that a call of another tool deletes.
 
     :param counted: rules that already answer for the call
@@ -216,20 +225,20 @@ def list_deletion_rules(book: RuleBook, spec: ToolSpec, counted: Iterable[Rule])
 
 def _only_shows_elsewhere(rule: Rule, workspace: str) -> bool:
     """Return whether a rule is a shipped one that allows reading a folder outside the workspace, as for outputs."""
-    folder = literal_prefix(rule.pattern)
+    folder = extract_literal_prefix(rule.pattern)
     is_shipped = rule.scope == "default" and rule.action == "allow"
     return is_shipped and folder.startswith("/") and not is_inside_folder(folder, workspace)
 
 
-class RulePathDenialsCache:
-    """The last result of :func:`path_denials_of_rules`, made again when the rule book is another one."""
+class HiddenPathRulesCache:
+    """The last result of :func:`build_hidden_path_rules`, made again when the rule book is another one."""
 
     def __init__(self, workspace: str) -> None:
         self._workspace = workspace
-        self._last: tuple[RuleBook, RulePathDenials] | None = None
+        self._last: tuple[RuleBook, HiddenPathRules] | None = None
 
-    def for_rules(self, rules: RuleBook) -> RulePathDenials:
+    def get_hidden_path_rules(self, rules: RuleBook) -> HiddenPathRules:
         """Return what these rules hide."""
         if self._last is None or self._last[0] is not rules:
-            self._last = (rules, path_denials_of_rules(rules, self._workspace))
+            self._last = (rules, build_hidden_path_rules(rules, self._workspace))
         return self._last[1]

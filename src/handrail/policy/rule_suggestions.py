@@ -9,13 +9,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from handrail.contract.text.glob_patterns import escape_as_pattern
-from handrail.contract.tool.spec import get_object_properties
+from handrail.contract.tool.spec import extract_property_schemas
 from handrail.policy.call_evaluation import PolicyVerdict, format_reason
 from handrail.policy.call_targets import CallTarget
 from handrail.policy.findings import PolicyFinding
-from handrail.policy.rules.matchers import PathSubject, exact_server_request_pattern, format_value_for_rule
-from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS, quote_argv
+from handrail.policy.rules.matchers import PathSubject, build_exact_server_request_pattern, format_value_for_rule
+from handrail.policy.rules.pattern_faults import escape_as_path_pattern
+from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS, build_exact_argv_pattern
 from handrail.policy.rules.program_prefixes import find_program_prefix
 from handrail.policy.rules.rules_and_modes import parse_rule
 from handrail.policy.shell import destroying_forms, read_only_proof
@@ -45,7 +45,7 @@ _CAUSES = ("fault", "capability", "protected", "destroys", "unclear", "program",
 """The causes of a finding, from the one that the user should see first."""
 
 
-def list_concerns(verdict: PolicyVerdict) -> tuple[str, ...]:
+def list_approval_reasons(verdict: PolicyVerdict) -> tuple[str, ...]:
     """Return why each part of a call requires approval, the worst part first.
 
     A command that destroys comes before one that may change something, and that before one that only reads.
@@ -63,9 +63,9 @@ def _rank_harmlessness(finding: PolicyFinding) -> int:
     argv = finding.evaluated_argv
     if not argv:
         return 1 if finding.target is None or finding.target.capability != "fs.read" else 2
-    if finding.cause == "destroys" or destroying_forms.may_destroy(argv):
+    if finding.cause == "destroys" or destroying_forms.may_command_destroy_data(argv):
         return 0
-    return 2 if read_only_proof.changes_nothing(argv) else 1
+    return 2 if read_only_proof.is_command_provably_read_only(argv) else 1
 
 
 def suggest_rule(verdict: PolicyVerdict) -> str | None:
@@ -134,7 +134,7 @@ def _written_folder_pattern(target: CallTarget) -> str | None:
     folder, _, _ = (target.subject.relative or "").rpartition("/")
     if not folder or any(name.startswith(".") for name in folder.split("/")):
         return None
-    return f"{escape_as_pattern(folder).replace('{', '[{]')}/**"
+    return f"{escape_as_path_pattern(folder)}/**"
 
 
 def _command_with_any_words(argv: Sequence[str]) -> str | None:
@@ -146,7 +146,7 @@ def _command_with_any_words(argv: Sequence[str]) -> str | None:
     for length in range(max(options, default=0) + 1, len(argv) + 1):
         words = argv[:length]
         if all(_only_reads((*words, *further)) for further in _PROBE_WORDS):
-            return f"{quote_argv(words)} *"
+            return f"{build_exact_argv_pattern(words)} *"
     return None
 
 
@@ -157,11 +157,13 @@ def _command_prefix(argv: Sequence[str]) -> str | None:
     """
     found = find_program_prefix(argv)
     return (
-        None if found is None or read_only_proof.changes_nothing(argv) else f"{quote_argv(found.words)} {ANY_ARGUMENTS}"
+        None
+        if found is None or read_only_proof.is_command_provably_read_only(argv)
+        else f"{build_exact_argv_pattern(found.words)} {ANY_ARGUMENTS}"
     )
 
 
-def explain_wider_rule(text: str | None) -> str:
+def describe_wider_rule_coverage(text: str | None) -> str:
     """Return what a suggested wider rule allows that its words do not say, as a sentence; empty if nothing."""
     words = [] if text is None else text.split()
     if words[-1:] != [ANY_ARGUMENTS]:
@@ -172,7 +174,10 @@ def explain_wider_rule(text: str | None) -> str:
 
 
 def _only_reads(argv: Sequence[str]) -> bool:
-    return read_only_proof.changes_nothing(argv) and read_only_proof.explain_git_shows_stored_files(argv) is None
+    return (
+        read_only_proof.is_command_provably_read_only(argv)
+        and read_only_proof.explain_git_shows_stored_files(argv) is None
+    )
 
 
 def _is_rule_sufficient(verdict: PolicyVerdict, text: str) -> bool:
@@ -204,36 +209,36 @@ def _candidate_rules(verdict: PolicyVerdict) -> Iterator[str]:
 
 def _rules_by_arguments(verdict: PolicyVerdict) -> Iterator[str]:
     prepared = verdict.prepared
-    if (pattern := exact_server_request_pattern(prepared.origin, verdict.arguments)) is not None:
+    if (pattern := build_exact_server_request_pattern(prepared.origin, verdict.arguments)) is not None:
         yield f"allow {prepared.origin} {pattern}"
     words = _argument_words(verdict.arguments)
-    if words or not get_object_properties(prepared.spec.parameters):
+    if words or not extract_property_schemas(prepared.spec.parameters):
         yield f"allow {prepared.spec.id} {words}".rstrip(" ")
 
 
 def _subject_text(finding: PolicyFinding) -> str | None:
     if finding.argv is not None:
-        return quote_argv(finding.argv)
-    return None if finding.target is None else exact_target_pattern(finding.target)
+        return build_exact_argv_pattern(finding.argv)
+    return None if finding.target is None else build_exact_target_pattern(finding.target)
 
 
-def exact_target_pattern(target: CallTarget) -> str | None:
+def build_exact_target_pattern(target: CallTarget) -> str | None:
     """Return a pattern that matches exactly this path or host, or None for a script."""
     subject = target.subject
     if isinstance(subject, ShellScript):
         return None
     if isinstance(subject, PathSubject):
-        return escape_as_pattern(subject.absolute if subject.relative is None else subject.relative).replace("{", "[{]")
+        return escape_as_path_pattern(subject.absolute if subject.relative is None else subject.relative)
     return subject
 
 
 def _argument_words(arguments: Mapping[str, Any]) -> str:
     if any("=" in key or json.dumps(key) != f'"{key}"' for key in arguments):
         return ""
-    return quote_argv(f"{key}={format_value_for_rule(value)}" for key, value in arguments.items())
+    return build_exact_argv_pattern(f"{key}={format_value_for_rule(value)}" for key, value in arguments.items())
 
 
-def suggest_denying_rule(verdict: PolicyVerdict) -> str | None:
+def suggest_exact_deny_rule(verdict: PolicyVerdict) -> str | None:
     """Return a rule that denies exactly this call, or None if no single rule does.
 
     It is the rule of :func:`suggest_rule` as a deny.

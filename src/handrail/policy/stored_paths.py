@@ -9,37 +9,47 @@ has unknown paths.
 from __future__ import annotations
 
 import asyncio
-import mmap
+import errno
 import os
 import re
 import stat
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from handrail.contract.struct import Struct, field
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.policy.shell.parser import ShellScript
 from handrail.policy.shell.stored_file_forms import find_stored_file_accesses
 
 _MAX_INDEX_BYTES = 64 * 1024 * 1024
+_MAX_QUICK_INDEX_BYTES = 512 * 1024
+"""The longest index that is read at once. A longer one is read in a thread."""
+_MAX_TEXT_BYTES = 64 * 1024
+_MAX_HEADER_BYTES = 64
+"""The most bytes before the content of an object in a pack file."""
 _MAX_OBJECTS = 1_000_000
 _MAX_TREE_BYTES = 256 * 1024 * 1024
 _MAX_ONE_TREE_BYTES = 8 * 1024 * 1024
 _MAX_SCAN_S = 20.0
 _MAX_STORES = 8
 _MAX_REPOSITORIES = 32
-_TREE_ENTRY = compile_on_first_use(rb"(\d{1,6}) ([^\0]+)\0(.{20})", re.DOTALL)
-_COMMIT_TREE = compile_on_first_use(rb"tree ([0-9a-f]{40})\n")
-_GIT_FILE = compile_on_first_use(r"gitdir: (.+)\n?")
+_MAX_READS = 3
+"""The most reads before one decision: of the paths, of their check, and once more if a program changed them."""
+_TREE_ENTRY = compile_regex_lazily(rb"(\d{1,6}) ([^\0]+)\0(.{20})", re.DOTALL)
+_COMMIT_TREE = compile_regex_lazily(rb"tree ([0-9a-f]{40})\n")
+_GIT_FILE = compile_regex_lazily(r"gitdir: (.+)\n?")
 _COMMIT, _TREE, _OFFSET_DELTA, _NAMED_DELTA = 1, 2, 6, 7
 _ID = 20
 
 
-class UnreadableStoreError(Exception):
+PathCheck = Callable[[str, frozenset[str]], str]
+
+
+class UnreadableRepositoryError(Exception):
     """A repository whose stored paths are unknown."""
 
 
@@ -59,28 +69,55 @@ class PrintedRepository(NamedTuple):
 
     @property
     def has_unread_history(self) -> bool:
-        """Whether :func:`load_history` would find paths that are not known yet."""
-        return self.scope == "history" and self.git_folder is not None and not list_history_paths(self.git_folder)[0]
+        """Whether :func:`load_and_check_repository_history` would find paths that are not known yet."""
+        if self.git_folder is None:
+            return False
+        if _entry(self.git_folder).unchecked:
+            return True
+        is_indexed, indexed = get_current_index_paths(self.git_folder)
+        if self.scope == "index" or (is_indexed and indexed is None):
+            return not is_indexed
+        return not is_indexed or not get_known_history_paths(self.git_folder)[0]
+
+    def find_hidden(self, find: PathCheck, is_quick: Callable[[str, frozenset[str]], bool]) -> str | None:
+        """Return a stored path that the rules hide, and an empty text if there is none; None if that is unknown.
+
+        :param find: returns the hidden one of the paths in a folder. If it is slow, :func:`load_and_check_repository_history` calls it, in a thread
+        :param is_quick: returns whether ``find`` has the answer, or finds it soon
+        """
+        paths = self.list_paths()
+        if paths is None or self.git_folder is None:
+            return None
+        if is_quick(self.work_tree, paths):
+            return find(self.work_tree, paths)
+        _entry(self.git_folder).unchecked[find, self.work_tree] = paths
+        return None
 
     def list_paths(self) -> frozenset[str] | None:
         """Return the stored paths that the command may print; None if they are unknown."""
         if self.git_folder is None:
             return None
-        indexed = list_indexed_paths(self.git_folder)
+        _, indexed = get_current_index_paths(self.git_folder)
         if self.scope == "index" or indexed is None:
             return indexed
-        is_current, history = list_history_paths(self.git_folder)
+        is_current, history = get_known_history_paths(self.git_folder)
         return history if is_current else None
 
 
 class StoredPaths(Struct):
-    """The known paths of one repository, relative to its work tree; None if they are unknown."""
+    """The known paths of one repository, relative to its work tree; None if they are unknown.
+
+    :ivar unchecked: the paths whose check by rules takes long, by the check and the work tree
+    """
 
     indexed: frozenset[str] | None = None
     index_state: object = None
     history: frozenset[str] | None = None
     history_state: object = None
     store: _ObjectStore | None = None
+    unchecked: dict[tuple[PathCheck, str], frozenset[str]] = field(
+        default_factory=dict["tuple[PathCheck, str]", frozenset[str]]
+    )
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -90,53 +127,80 @@ _known: dict[str, StoredPaths] = {}
 def find_git_folder(work_tree: str) -> str | None:
     """Return the git folder of a work tree; None if it has none.
 
-    :raises UnreadableStoreError: if a file or link that names it cannot be followed
+    :raises UnreadableRepositoryError: if a file or link that names it cannot be followed
     """
     place = os.path.join(work_tree, ".git")  # noqa: PTH118 - a hot path
     try:
         found = os.stat(place)  # noqa: PTH116
         if stat.S_ISDIR(found.st_mode):
             return place
-        match = _GIT_FILE.fullmatch(Path(place).read_text(encoding="utf-8", errors="surrogateescape")[:4_096])
+        match = _GIT_FILE.fullmatch(_read_text(place)[:4_096])
     except FileNotFoundError:
         if os.path.islink(place):  # noqa: PTH114 - a hot path
-            raise UnreadableStoreError from None
+            raise UnreadableRepositoryError from None
         return None
     except OSError:
-        raise UnreadableStoreError from None
+        raise UnreadableRepositoryError from None
     if match is None:
-        raise UnreadableStoreError
+        raise UnreadableRepositoryError
     return os.path.normpath(os.path.join(work_tree, match.group(1)))  # noqa: PTH118
 
 
-def list_indexed_paths(git_folder: str) -> frozenset[str] | None:
-    """Return the paths that the index of a repository has; None if they are unknown."""
+def get_current_index_paths(git_folder: str) -> tuple[bool, frozenset[str] | None]:
+    """Return whether the index was read since it last changed, and its paths; None in their place if they are unknown."""
     known = _entry(git_folder)
     try:
         found = os.stat(os.path.join(git_folder, "index"))  # noqa: PTH116, PTH118
     except FileNotFoundError:
-        return frozenset()
+        return True, frozenset()
     except OSError:
-        return None
-    state = (found.st_ino, found.st_size, found.st_mtime_ns)
-    if known.index_state != state:
-        known.indexed = _read_index(Path(git_folder, "index"), found)
-        known.index_state = state
-    return known.indexed
+        return True, None
+    if known.index_state != _file_state(found) and found.st_size <= _MAX_QUICK_INDEX_BYTES:
+        _load_index(git_folder, known)
+    is_current = known.index_state == _file_state(found)
+    return is_current, known.indexed if is_current else None
 
 
-def list_history_paths(git_folder: str) -> tuple[bool, frozenset[str] | None]:
+def _load_index(git_folder: str, known: StoredPaths) -> None:
+    path = os.path.join(git_folder, "index")  # noqa: PTH118
+    try:
+        state = _file_state(os.stat(path))  # noqa: PTH116
+        if known.index_state != state:
+            known.indexed = _read_index(path)
+            known.index_state = state
+    except OSError:
+        known.index_state = None
+
+
+def _file_state(found: os.stat_result) -> object:
+    """Return what changes whenever a file changes. No program can set the time of the last change of its state."""
+    return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def get_known_history_paths(git_folder: str) -> tuple[bool, frozenset[str] | None]:
     """Return whether the history was read since it last changed, and its paths; None in their place if they are unknown."""
     known = _entry(git_folder)
-    state = _history_state(git_folder)
-    return known.history_state == state, known.history
+    try:
+        return known.history_state == _history_state(git_folder), known.history
+    except UnreadableRepositoryError:
+        return True, None
 
 
-def load_history(git_folder: str) -> None:
-    """Read the paths of all objects of a repository. This can take seconds, so it runs in a thread."""
+def load_and_check_repository_history(git_folder: str) -> None:
+    """Read the paths of the index and of all objects of a repository, and check them by the rules.
+
+    This can take seconds, so it runs in a thread.
+    """
     known = _entry(git_folder)
     with known.lock:
-        state = _history_state(git_folder)
+        while known.unchecked:
+            (find, work_tree), paths = known.unchecked.popitem()
+            find(work_tree, paths)
+        _load_index(git_folder, known)
+        try:
+            state = _history_state(git_folder)
+        except UnreadableRepositoryError:
+            return
         if known.history_state == state:
             return
         try:
@@ -146,16 +210,22 @@ def load_history(git_folder: str) -> None:
                 store.read_new_objects()
                 known.store = store
             paths = frozenset(known.store.paths)
-        except (UnreadableStoreError, OSError, zlib.error, ValueError, IndexError):
+        except (UnreadableRepositoryError, OSError, zlib.error, ValueError, LookupError):
             paths = known.store = None
         known.history, known.history_state = paths, state
 
 
-async def load_histories(repositories: Iterable[PrintedRepository]) -> None:
-    """Read the history of each repository, in a thread."""
-    for one in repositories:
-        if one.git_folder is not None:
-            await asyncio.to_thread(load_history, one.git_folder)
+async def load_and_check_repository_histories(list_unread: Callable[[], Iterable[PrintedRepository]]) -> None:
+    """Read and check the history of each repository, in a thread.
+
+    :param list_unread: returns the repositories that a decision needs, and makes the decision again
+    """
+    for _ in range(_MAX_READS):
+        unread = {one.git_folder for one in list_unread() if one.git_folder is not None}
+        for git_folder in unread:
+            await asyncio.to_thread(load_and_check_repository_history, git_folder)
+        if not unread:
+            return
 
 
 def _entry(git_folder: str) -> StoredPaths:
@@ -167,12 +237,57 @@ def _entry(git_folder: str) -> StoredPaths:
     return found
 
 
-def _read_index(path: Path, found: os.stat_result) -> frozenset[str] | None:
-    """Return the paths of an index (gitformat-index(5), versions 2 to 4); None if it cannot be read."""
-    if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_INDEX_BYTES:
-        return None
+def _open_regular_file(path: str | Path, *, follow: bool = True) -> tuple[int, int]:
+    """Return the descriptor and the length of a file, without waiting for a pipe or a device.
+
+    :raises OSError: if it cannot be opened, or is not a regular file
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    descriptor = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode):
+        return descriptor, found.st_size
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "is not a regular file", str(path))
+
+
+def read_regular_file(path: str | Path, max_bytes: int, *, follow: bool = True) -> bytes:
+    """Return the content of a regular file.
+
+    :param follow: whether it may be a symbolic link
+    :raises OSError: if it cannot be read, or is too large
+    """
+    descriptor, length = _open_regular_file(path, follow=follow)
     try:
-        data = path.read_bytes()
+        content = b"" if length > max_bytes else os.pread(descriptor, max_bytes + 1, 0)
+    finally:
+        os.close(descriptor)
+    if max(length, len(content)) > max_bytes:
+        raise OSError(errno.EFBIG, "is too large", str(path))
+    return content
+
+
+def _read_text(path: str | Path) -> str:
+    return read_regular_file(path, _MAX_TEXT_BYTES).decode("utf-8", "surrogateescape")
+
+
+def _read_optional_text(path: Path) -> str | None:
+    """Return the text of a file of a repository, or None if it does not exist.
+
+    :raises UnreadableRepositoryError: if it exists and cannot be read: git could read something else in its place
+    """
+    try:
+        return _read_text(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        raise UnreadableRepositoryError from None
+
+
+def _read_index(path: str) -> frozenset[str] | None:
+    """Return the paths of an index (gitformat-index(5), versions 2 to 4); None if it cannot be read."""
+    try:
+        data = read_regular_file(path, _MAX_INDEX_BYTES)
     except OSError:
         return None
     version = int.from_bytes(data[4:8])
@@ -198,7 +313,7 @@ def _read_index(path: Path, found: os.stat_result) -> frozenset[str] | None:
     return frozenset(name.decode("utf-8", "surrogateescape") for name in names)
 
 
-def _read_offset(data: bytes | mmap.mmap, at: int) -> tuple[int, int]:
+def _read_offset(data: bytes, at: int) -> tuple[int, int]:
     """Return a number of git's offset encoding, and where it ends."""
     byte = data[at]
     value = byte & 0x7F
@@ -210,39 +325,43 @@ def _read_offset(data: bytes | mmap.mmap, at: int) -> tuple[int, int]:
 
 
 def _common_folder(git_folder: str) -> Path:
-    """Return the folder with the objects: another one for a linked work tree."""
-    try:
-        named = Path(git_folder, "commondir").read_text(encoding="utf-8", errors="surrogateescape").strip()
-    except OSError:
-        return Path(git_folder)
-    return Path(os.path.normpath(os.path.join(git_folder, named)))  # noqa: PTH118
+    """Return the folder with the objects: another one for a linked work tree.
+
+    :raises UnreadableRepositoryError: if the file that names it cannot be read
+    """
+    named = _read_optional_text(Path(git_folder, "commondir"))
+    return Path(os.path.normpath(os.path.join(git_folder, (named or "").strip())))  # noqa: PTH118
 
 
 def _history_state(git_folder: str) -> object:
-    """Return what changes whenever an object is added."""
+    """Return what changes whenever an object is added.
+
+    :raises UnreadableRepositoryError: if a file that names another folder cannot be read
+    """
     found: list[object] = []
     for store in _list_stores(_common_folder(git_folder) / "objects"):
         try:
             with os.scandir(store) as entries:
                 folders = [entry.path for entry in entries if len(entry.name) == 2 or entry.name == "pack"]
-            found += [(folder, os.stat(folder).st_mtime_ns) for folder in sorted(folders)]  # noqa: PTH116
+            found += [(folder, _file_state(os.stat(folder))) for folder in sorted(folders)]  # noqa: PTH116
         except OSError:
             found.append(store)
     return tuple(found)
 
 
 def _list_stores(first: Path) -> list[Path]:
-    """Return a folder of objects, and those that it borrows objects from."""
+    """Return a folder of objects, and those that it borrows objects from.
+
+    :raises UnreadableRepositoryError: if they cannot be read, or are too many
+    """
     stores: list[Path] = [first]
     for store in stores:
-        try:
-            lines = (store / "info/alternates").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-        except OSError:
-            continue
-        for line in lines:
+        for line in (_read_optional_text(store / "info/alternates") or "").splitlines():
             other = Path(os.path.normpath(os.path.join(store, line)))  # noqa: PTH118
-            if line and not line.startswith("#") and other not in stores and len(stores) < _MAX_STORES:
+            if line and not line.startswith("#") and other not in stores:
                 stores.append(other)
+                if len(stores) > _MAX_STORES:
+                    raise UnreadableRepositoryError
     return stores
 
 
@@ -265,20 +384,18 @@ class _ObjectStore:
         """The names of the packs and of the loose objects that were read."""
         self._objects = 0
         self._bytes = 0
+        self._path_bytes = 0
         self._end = 0.0
 
     def read_new_objects(self) -> bool:
         """Read the objects that were added since, and return whether that was possible without reading the others again.
 
-        :raises UnreadableStoreError: if the store is too large, or of another format
+        :raises UnreadableRepositoryError: if the store is too large, or of another format
         """
         self._end = time.thread_time() + _MAX_SCAN_S
-        try:
-            config = (self._common / "config").read_text(encoding="utf-8", errors="replace").lower()
-        except FileNotFoundError:
-            config = ""
+        config = (_read_optional_text(self._common / "config") or "").lower()
         if re.search(r"objectformat\s*=\s*\"?sha256", config):
-            raise UnreadableStoreError
+            raise UnreadableRepositoryError
         for store in _list_stores(self._common / "objects"):
             self._read_loose_objects(store)
             for index in sorted((store / "pack").glob("*.idx")):
@@ -308,16 +425,21 @@ class _ObjectStore:
             if tree not in self._trees and tree in self._known:
                 return False  # a known folder has a new name
             for mode, name, other in _TREE_ENTRY.findall(self._trees.get(tree, b"")):
+                if mode == b"160000":
+                    continue
+                self._path_bytes += len(prefix) + len(name)
+                if self._path_bytes > _MAX_TREE_BYTES:
+                    raise UnreadableRepositoryError
                 if mode == b"40000":
                     waiting.append((prefix + name + b"/", other))
-                elif mode != b"160000":
+                else:
                     paths.add(prefix + name)
         self.paths.update(path.decode("utf-8", "surrogateescape") for path in paths)
         return True
 
     def _check_bounds(self, count: int) -> None:
         if count > _MAX_OBJECTS or self._bytes > _MAX_TREE_BYTES or time.thread_time() > self._end:
-            raise UnreadableStoreError
+            raise UnreadableRepositoryError
 
     def _add(self, kind: int, name: bytes, data: bytes) -> None:
         if kind == _TREE:
@@ -336,8 +458,9 @@ class _ObjectStore:
                     continue
                 self._read.add(whole)
                 reader = zlib.decompressobj()
-                with open(folder / name, "rb") as file:  # noqa: PTH123 - thousands of files
-                    raw = file.read(4_096)
+                descriptor, _ = _open_regular_file(folder / name)
+                try:
+                    raw = os.read(descriptor, 4_096)
                     start = reader.decompress(raw, 256)
                     kind, _, _ = start.partition(b" ")
                     self._objects += 1
@@ -346,37 +469,46 @@ class _ObjectStore:
                         continue
                     size = int(start.partition(b"\0")[0].partition(b" ")[2])
                     if size > _MAX_ONE_TREE_BYTES:
-                        raise UnreadableStoreError
-                    rest = reader.unconsumed_tail + file.read(size + 65_536)
+                        raise UnreadableRepositoryError
+                    rest = reader.unconsumed_tail + os.read(descriptor, size + 65_536)
+                finally:
+                    os.close(descriptor)
                 data = (start + reader.decompress(rest, size + 64)).partition(b"\0")[2]
                 self._add(_TREE if kind == b"tree" else _COMMIT, bytes.fromhex(whole), data)
 
     def _read_pack(self, index_path: Path) -> None:
-        index = index_path.read_bytes()
-        pack_path = index_path.with_suffix(".pack")
-        if index[:8] != b"\xfftOc\0\0\0\2" or not pack_path.exists():
-            raise UnreadableStoreError
-        with pack_path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            pack = _PackFile(index, data)
+        index = read_regular_file(index_path, _MAX_INDEX_BYTES)
+        if index[:8] != b"\xfftOc\0\0\0\2":
+            raise UnreadableRepositoryError
+        descriptor, length = _open_regular_file(index_path.with_suffix(".pack"))
+        try:
+            pack = _PackFile(index, descriptor, length)
             self._objects += len(pack.names)
             for count, (offset, name) in enumerate(sorted(pack.names.items())):
                 if not count % 512:
                     self._check_bounds(self._objects)
-                kind = pack.get_error_kind(offset)
+                kind = pack.get_object_kind(offset)
                 if kind in (_TREE, _COMMIT):
                     self._add(kind, name, pack.read_object(offset))
+        finally:
+            os.close(descriptor)
 
 
 class _PackFile:
-    """One pack file (gitformat-pack(5))."""
+    """One pack file (gitformat-pack(5)).
 
-    def __init__(self, index: bytes, data: mmap.mmap) -> None:
+    It is read and never mapped: a program may cut it meanwhile, and a read beyond the end of a mapped file ends the process.
+
+    :param index: the content of its index
+    """
+
+    def __init__(self, index: bytes, descriptor: int, length: int) -> None:
         count = int.from_bytes(index[8 + 255 * 4 : 8 + 256 * 4])
         names_at = 8 + 256 * 4
         offsets_at = names_at + count * (_ID + 4)
         large_at = offsets_at + count * 4
-        if len(index) < large_at:
-            raise UnreadableStoreError
+        if len(index) < large_at or count > _MAX_OBJECTS:
+            raise UnreadableRepositoryError
         self.names: dict[int, bytes] = {}
         self._offsets: dict[bytes, int] = {}
         for number in range(count):
@@ -388,14 +520,15 @@ class _PackFile:
             self.names[offset] = name
             self._offsets[name] = offset
         starts = sorted(self.names)
-        self._ends = dict(zip(starts, [*starts[1:], len(data)], strict=True))
-        self._data = data
+        self._ends = dict(zip(starts, [*starts[1:], length], strict=True))
+        self._descriptor = descriptor
         self._kinds: dict[int, int] = {}
         self._recent: dict[int, bytes] = {}
+        self._recent_bytes = 0
 
     def _header(self, offset: int) -> tuple[int, int, int, int]:
         """Return the kind, size, place of the content and base of an object; base 0 if it is not a delta."""
-        data, at = self._data, offset
+        data, at = os.pread(self._descriptor, _MAX_HEADER_BYTES, offset), 0
         byte = data[at]
         kind, size, shift = (byte >> 4) & 7, byte & 15, 4
         while byte & 0x80:
@@ -406,12 +539,12 @@ class _PackFile:
         at += 1
         if kind == _OFFSET_DELTA:
             distance, at = _read_offset(data, at)
-            return kind, size, at, offset - distance
+            return kind, size, offset + at, offset - distance
         if kind == _NAMED_DELTA:
-            return kind, size, at + _ID, self._offsets.get(data[at : at + _ID], -1)
-        return kind, size, at, 0
+            return kind, size, offset + at + _ID, self._offsets.get(data[at : at + _ID], -1)
+        return kind, size, offset + at, 0
 
-    def get_error_kind(self, offset: int) -> int:
+    def get_object_kind(self, offset: int) -> int:
         """Return the kind of an object; that of its base for a delta, and 0 if the base is elsewhere."""
         chain: list[int] = []
         at = offset
@@ -421,7 +554,7 @@ class _PackFile:
             if kind not in (_OFFSET_DELTA, _NAMED_DELTA):
                 self._kinds[at] = kind
             elif base <= 0 or len(chain) > 10_000:
-                raise UnreadableStoreError
+                raise UnreadableRepositoryError
             else:
                 at = base
         found = self._kinds[at]
@@ -432,12 +565,14 @@ class _PackFile:
     def read_object(self, offset: int) -> bytes:
         """Return the content of an object."""
         deltas: list[tuple[int, bytes]] = []
-        at = offset
+        at, held = offset, 0
         while (content := self._recent.get(at)) is None:
             kind, size, start, base = self._header(at)
-            if size > _MAX_ONE_TREE_BYTES:
-                raise UnreadableStoreError
-            raw = zlib.decompressobj().decompress(self._data[start : self._ends[at]], size) if size else b""
+            held += size
+            if held > 2 * _MAX_ONE_TREE_BYTES:
+                raise UnreadableRepositoryError
+            stored = os.pread(self._descriptor, max(0, min(self._ends[at] - start, size + size // 8 + 1_024)), start)
+            raw = zlib.decompressobj().decompress(stored, size) if size else b""
             if kind not in (_OFFSET_DELTA, _NAMED_DELTA):
                 content = raw
                 break
@@ -450,9 +585,11 @@ class _PackFile:
         return content
 
     def _keep(self, offset: int, content: bytes) -> None:
-        if len(self._recent) > 4_096:
+        if len(self._recent) > 4_096 or self._recent_bytes > 4 * _MAX_ONE_TREE_BYTES:
             self._recent.clear()
+            self._recent_bytes = 0
         self._recent[offset] = content
+        self._recent_bytes += len(content)
 
 
 def _apply_delta(base: bytes, delta: bytes) -> bytes:
@@ -481,11 +618,11 @@ def _apply_delta(base: bytes, delta: bytes) -> bytes:
             piece = delta[at : at + code]
             at += code
         else:
-            raise UnreadableStoreError
+            raise UnreadableRepositoryError
         out.append(piece)
         length += len(piece)
         if length > _MAX_ONE_TREE_BYTES:
-            raise UnreadableStoreError
+            raise UnreadableRepositoryError
     return b"".join(out)
 
 
@@ -499,7 +636,7 @@ def find_printed_repositories(script: ShellScript, text: str, workspace: str) ->
                     git_folder = find_git_folder(work_tree)
                     if git_folder is None:
                         continue
-                except UnreadableStoreError:
+                except UnreadableRepositoryError:
                     git_folder = None
                 known = None if access.scope == "unknown" else git_folder
                 found[PrintedRepository(access.shown, access.scope, work_tree, known)] = None

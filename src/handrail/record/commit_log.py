@@ -32,16 +32,21 @@ from handrail.record.hash_chain import (
     MAX_GROUP,
     SALT_BYTES,
     EntryHeader,
-    count_records,
+    count_entry_records,
     hash_group,
     new_commitment,
 )
 from handrail.record.log_reader import LoggedRecord, LogReader
 from handrail.store.database.group_writer import PromisedWriteFuture, SinkUnavailable, UncancellableWriteFuture
-from handrail.store.database.journal import list_journals, read_log_head, skip_written_notes, unreadable_text
-from handrail.store.database.sqlite_connection import map_to_log_unavailable, read_written_journal_note
+from handrail.store.database.journal import (
+    describe_unreadable_journal,
+    iterate_unwritten_entries,
+    list_journals,
+    read_log_head,
+)
+from handrail.store.database.sqlite_connection import map_to_log_unavailable, read_last_written_journal_entry
 from handrail.store.database.workspace_database import SqlValue, Statement, TableWork, WorkspaceDatabase
-from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
 
 T = TypeVar("T")
 
@@ -101,7 +106,7 @@ class Record(NamedTuple):
 
 def encode_record_body(body: Mapping[str, Any]) -> bytes:
     """Return the body of a record as JSON. It is a copy: the bytes of orjson keep a buffer of 4 KB alive."""
-    return bytes(memoryview(encode_any_json(body)))
+    return bytes(memoryview(encode_json_with_fallback(body)))
 
 
 class InterruptedCall(Struct, frozen=True):
@@ -137,7 +142,7 @@ class CommitLog:
         self._waiting_calls: dict[str, Callable[[], None]] = {}
         """Started calls whose records are handed over at the next tick, by call id; the others are newer."""
         self._ticks = False
-        self.accepts_more = database.writer.has_room_below
+        self.accepts_more = database.writer.has_backlog_below
         """Whether the log takes records now and fewer than this many appends wait to be written."""
 
     def _check_nothing_missing(self) -> None:
@@ -170,7 +175,7 @@ class CommitLog:
     @property
     def reader(self) -> LogReader:
         """A reader of the durable records."""
-        return LogReader(self._database.read_connection)
+        return LogReader(self._database.shared_read_connection)
 
     def record_soon(self, records: Sequence[Record]) -> None:
         """Record soon, in order, without waiting: for records that no side effect depends on."""
@@ -241,7 +246,7 @@ class CommitLog:
         """
         self._writer.warm_up()
 
-    def make_atomic_work(self, records: Sequence[Record]) -> TableWork:
+    def build_record_insert_work(self, records: Sequence[Record]) -> TableWork:
         """Return the records as work that is written atomically with other work.
 
         See :meth:`~handrail.store.database.workspace_database.WorkspaceDatabase.write_works_atomically`.
@@ -299,7 +304,7 @@ class CommitLog:
 
         :raises LogUnavailable: if the log cannot take the records
         """
-        await self._database.write_former_journal_notes()
+        await self._database.replay_orphaned_journals()
         await self._writer.flush()
         found, head = self._read(lambda reader: (reader.list_unfinished_intents(), reader.head()))
         began = head.sequence
@@ -332,15 +337,15 @@ class CommitLog:
         :raises UsageError: if a sequence is not in the log, or belongs to the record of a redaction
         :raises LogUnavailable: if the redaction cannot be made durable
         """
-        runs = group_into_runs(sorted(set(sequences)))
+        runs = group_consecutive_numbers(sorted(set(sequences)))
         await self._writer.flush()
         for first, last in runs:
-            if (absent := self._read(lambda reader, a=first, b=last: reader.find_absent(a, b))) is not None:
+            if (absent := self._read(lambda reader, a=first, b=last: reader.find_missing_sequence(a, b))) is not None:
                 raise UsageError(f"The log has no record {absent}. List the records with: handrail log --records")
-            if (proof := self._read(lambda reader, a=first, b=last: reader.find_redaction(a, b))) is not None:
+            if (proof := self._read(lambda reader, a=first, b=last: reader.find_redaction_record(a, b))) is not None:
                 raise UsageError(f"Record {proof} documents a redaction and cannot be removed. Leave it out.")
         if runs:
-            runs = _merge_runs(self._read(lambda reader: [reader.widen_to_entries(*run) for run in runs]))
+            runs = _merge_runs(self._read(lambda reader: [reader.widen_range_to_entries(*run) for run in runs]))
             records = [Record("redacted", session_id, "", {"sequences": runs, "reason": reason})]
             await self._writer.commit((self._table, _RedactionEntry(tuple(runs), self._clock(), records)))
 
@@ -384,7 +389,7 @@ def join_record_bodies(bodies: Sequence[bytes]) -> bytes:
     """Return the bodies of several records, from :func:`encode_record_body`, as one JSON array."""
     first = b"["
     for body in bodies:
-        if body[0] == _SPACE:  # a mark for `decode_any_json`, which is then for the whole array
+        if body[0] == _SPACE:  # a mark for `decode_json_with_fallback`, which is then for the whole array
             first = b" ["
     return first + b",".join(bodies) + b"]"
 
@@ -398,7 +403,7 @@ def _read_kinds(kinds: str) -> tuple[int, int | None, bool]:
             intent, is_end = place, False
         elif kind in _ENDS:
             intent, is_end = None, True
-    return count_records(kinds), intent, is_end
+    return count_entry_records(kinds), intent, is_end
 
 
 class _StartMark(NamedTuple):
@@ -443,7 +448,7 @@ class _RecordTable:
         self._sequence = head.sequence
         self._previous = bytes.fromhex(head.hash)
         self._open = {call.call_id: call.sequence for call in reader.list_unfinished_intents()}
-        self._settled = reader.read_mark("settled")
+        self._settled = reader.read_log_boundary("settled")
         self._durable = (self._sequence, self._previous)
         self._reported_lost = self._confirmed_lost
         self._was_read = True
@@ -560,17 +565,17 @@ class _RecordTable:
 
 def _as_fragment(body: bytes) -> object:
     """Return an encoded body as part of a larger JSON value."""
-    return decode_any_json(body) if body[:1] == b" " else orjson.Fragment(body)
+    return decode_json_with_fallback(body) if body[:1] == b" " else orjson.Fragment(body)
 
 
-def decode_journal_note(note: bytes) -> list[Record]:
+def decode_journaled_records(note: bytes) -> list[Record]:
     """Return the records in a note of the journal.
 
     :raises ValueError, TypeError, LookupError: if the note has another form
     """
     return [
         record
-        for name, packed in decode_any_json(note)
+        for name, packed in decode_json_with_fallback(note)
         if name == _JOURNAL_NAME
         for parts in packed[1]
         for record in _read_noted_records(*parts)
@@ -589,10 +594,10 @@ def _read_noted_records(session_id: str, call_id: str, kinds: str, bodies: list[
 
 def _merge_runs(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return ascending runs, of which several may be the same or overlap, without overlaps."""
-    return group_into_runs(sorted({number for first, last in runs for number in range(first, last + 1)}))
+    return group_consecutive_numbers(sorted({number for first, last in runs for number in range(first, last + 1)}))
 
 
-def group_into_runs(sequences: Iterable[int]) -> list[tuple[int, int]]:
+def group_consecutive_numbers(sequences: Iterable[int]) -> list[tuple[int, int]]:
     """Group ascending numbers into runs of first and last."""
     runs: list[tuple[int, int]] = []
     for sequence in sequences:
@@ -623,9 +628,9 @@ def read_unwritten_records(connection: sqlite3.Connection, folder: Path) -> list
     """
     before = list_journals(folder)  # first, because records that reach the database meanwhile are not missing
     records: list[Record] = []
-    for path, note in skip_written_notes(before, read_written_journal_note(connection)):
+    for path, note in iterate_unwritten_entries(before, read_last_written_journal_entry(connection)):
         try:
-            records += decode_journal_note(note)
+            records += decode_journaled_records(note)
         except (LookupError, TypeError, ValueError):
-            raise StartError(unreadable_text(path)) from None
+            raise StartError(describe_unreadable_journal(path)) from None
     return records

@@ -53,12 +53,12 @@ def hash_group(first: int, previous: bytes, headers: Sequence[EntryHeader], comm
     return sha256(b"".join((_GROUP, numbers, previous, orjson.dumps(headers), *commitments))).digest()
 
 
-def count_records(kinds: str) -> int:
+def count_entry_records(kinds: str) -> int:
     """Return the number of records in an entry."""
     return kinds.count(" ") + 1
 
 
-def extract_hash(seal: object) -> bytes | None:
+def extract_group_hash(seal: object) -> bytes | None:
     """Return the hash of the group that a stored seal ends, or None if the seal ends no group."""
     return seal[_COMMITMENT:] if isinstance(seal, bytes) and len(seal) == CLOSING_SEAL_BYTES else None
 
@@ -115,9 +115,9 @@ class ChainVerifier:
             or not all(isinstance(text, str) for text in (kinds, session, call))
         ):
             return ChainFault(sequence, "its header has fields of the wrong type", sequence)
-        last = sequence + count_records(kinds) - 1
+        last = sequence + count_entry_records(kinds) - 1
         commitment = seal[:_COMMITMENT]
-        if body is not None and (not isinstance(body, bytes) or make_commitment(body) != commitment):
+        if body is not None and (not isinstance(body, bytes) or compute_body_commitment(body) != commitment):
             whose = (
                 "its body or the commitment to its body"
                 if last == sequence
@@ -158,7 +158,7 @@ class ChainVerifier:
         return None
 
 
-def make_commitment(salted: bytes) -> bytes:
+def compute_body_commitment(salted: bytes) -> bytes:
     """Return the commitment to a salt and a body."""
     commitment = new_commitment()
     commitment.update(salted)

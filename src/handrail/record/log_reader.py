@@ -20,12 +20,12 @@ from handrail.record.hash_chain import (
     GENESIS,
     SALT_BYTES,
     ChainVerifier,
-    count_records,
-    extract_hash,
+    count_entry_records,
+    extract_group_hash,
 )
 from handrail.store.database.group_writer import SinkUnavailable
-from handrail.store.database.sqlite_connection import open_reader, to_start_error
-from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.store.database.sqlite_connection import make_database_start_error, open_reader
+from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
 
 CallState = Literal[
     "proposed",
@@ -218,7 +218,7 @@ class LogReader:
         try:
             yield LogReader(connection)
         except sqlite3.Error as error:
-            raise to_start_error(database, error) from None
+            raise make_database_start_error(database, error) from None
         finally:
             connection.close()
 
@@ -236,7 +236,7 @@ class LogReader:
         row = self._connection.execute(sql).fetchone()
         if row is None:
             return LogHead(0, GENESIS.hex())
-        return LogHead(_last_record(*row[:2]), (extract_hash(row[2]) or b"").hex())
+        return LogHead(_last_record(*row[:2]), (extract_group_hash(row[2]) or b"").hex())
 
     def has_record(self, sequence: int, digest: bytes) -> bool:
         """Return whether record ``sequence`` has this hash; sequence 0 is the start of the log."""
@@ -244,7 +244,7 @@ class LogReader:
             return digest == GENESIS
         sql = "SELECT sequence, kinds, seal FROM record WHERE sequence <= ? ORDER BY sequence DESC LIMIT 1"
         row = self._connection.execute(sql, (sequence,)).fetchone()
-        return row is not None and _last_record(*row[:2]) == sequence and extract_hash(row[2]) == digest
+        return row is not None and _last_record(*row[:2]) == sequence and extract_group_hash(row[2]) == digest
 
     def describe_missing_records(self, written: tuple[int, bytes] | None) -> str | None:
         """Describe the missing part of the log, or return None if nothing is missing.
@@ -272,7 +272,7 @@ class LogReader:
         ).fetchone()
         walk = ChainVerifier()
         if before is not None:
-            walk = ChainVerifier(_last_record(*before[:2]), extract_hash(before[2]) or b"")
+            walk = ChainVerifier(_last_record(*before[:2]), extract_group_hash(before[2]) or b"")
         fault = None
         for row in self._connection.execute(
             f"SELECT {_COLUMNS} FROM record WHERE sequence > ? ORDER BY sequence",  # noqa: S608
@@ -288,7 +288,7 @@ class LogReader:
             )
         return LogHead(walk.sequence, walk.head.hex())
 
-    def read_mark(self, key: Literal["settled", "began"]) -> int:
+    def read_log_boundary(self, key: Literal["settled", "began"]) -> int:
         """Return a sequence of the log: where the settled records end, or where its present part began."""
         row = self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return row[0] if row is not None and isinstance(row[0], int) else 0
@@ -298,20 +298,20 @@ class LogReader:
         found = self._read("WHERE sequence <= ? ORDER BY sequence DESC LIMIT 1", (sequence,))
         return next((record for record in found if record.sequence == sequence), None)
 
-    def find_absent(self, first: int, last: int) -> int | None:
+    def find_missing_sequence(self, first: int, last: int) -> int | None:
         """Return the first sequence of a run that is not in the log, or None."""
         newest = self.head().sequence
         if first >= 1 and last <= newest:
             return None
         return max(first, newest + 1) if first >= 1 else first  # the log has no gaps: missing records are after its end
 
-    def widen_to_entries(self, first: int, last: int) -> tuple[int, int]:
+    def widen_range_to_entries(self, first: int, last: int) -> tuple[int, int]:
         """Return the run of all records in the entries that contain a run of records."""
         sql = "SELECT sequence, kinds FROM record WHERE sequence <= ? ORDER BY sequence DESC LIMIT 1"
         (begin, _), (final, kinds) = (self._connection.execute(sql, (number,)).fetchone() for number in (first, last))
         return begin, _last_record(final, kinds)
 
-    def find_redaction(self, first: int, last: int) -> int | None:
+    def find_redaction_record(self, first: int, last: int) -> int | None:
         """Return the first record in a run that documents a redaction, or None."""
         sql = "SELECT min(sequence) FROM record WHERE sequence BETWEEN ? AND ? AND kinds = 'redacted'"
         (found,) = self._connection.execute(sql, (first, last)).fetchone()
@@ -345,7 +345,7 @@ class LogReader:
         elif kind == "proposed":
             wheres.append(IS_PROPOSAL)
         elif kind is not None:
-            wheres.append(has_kind("kinds", kind))
+            wheres.append(build_record_kind_condition("kinds", kind))
         order = "DESC" if newest_first else "ASC"
         rows = f"WHERE {' AND '.join(wheres)} ORDER BY sequence {order}"
         found = self._read(rows, values, newest_first=newest_first)
@@ -356,7 +356,7 @@ class LogReader:
         self, *, session: str | None = None, call: str | None = None, since: int = 0, limit: int = 1000
     ) -> list[LoggedCallSummary]:
         """Return the newest ``limit`` calls, in the order of their proposals."""
-        began = self.read_mark("began")
+        began = self.read_log_boundary("began")
         proposals = list(
             self.records(session=session, call=call, kind="proposed", since=since, limit=limit, newest_first=True)
         )
@@ -369,8 +369,8 @@ class LogReader:
                 # With a damaged index, the query may not even find the proposal again.
                 row = _summarize_call(list(self.records(call=proposal.call_id)) or [proposal], began)
                 if row.session_id not in openers:
-                    openers[row.session_id] = self.list_openers(row.session_id)
-                row = replace(row, opener=find_opener(openers[row.session_id], row.first))
+                    openers[row.session_id] = self.list_session_openers(row.session_id)
+                row = replace(row, opener=find_session_opener(openers[row.session_id], row.first))
                 rows.append(
                     row
                     if row.state != "suspended" or self._is_awaiting_approval(row)
@@ -378,15 +378,15 @@ class LogReader:
                 )
         return rows
 
-    def list_openers(self, session_id: str) -> list[SessionOpener]:
+    def list_session_openers(self, session_id: str) -> list[SessionOpener]:
         """Return who opened a session, the first time and each time that it was resumed."""
         return [_read_opener(entry) for entry in self._records_about(session_id, "session-opened")]
 
-    def read_usage(self, session_id: str) -> list[ModelUsage]:
+    def read_session_model_usage(self, session_id: str) -> list[ModelUsage]:
         """Return what a session used of each model, without its sub-agents."""
         found: dict[tuple[str, str], ModelUsage] = {}
         for entry in self._records_about(session_id, "turn-finished"):
-            used = read_turn_usage(entry)
+            used = parse_turn_usage(entry)
             key = used.provider, used.model
             found[key] = _add_usage(found[key], used) if key in found else used
         return list(found.values())
@@ -419,7 +419,7 @@ class LogReader:
                 found = entry
         return found
 
-    def find_outcomes_containing(
+    def search_committed_records(
         self, session_id: str, text: str, *, until_ns: int = _MAX_TIME_NS
     ) -> Iterator[LoggedRecord]:
         """Yield the ``committed`` records of a session whose bodies contain ``text``, the latest first.
@@ -431,11 +431,11 @@ class LogReader:
             "SELECT o.sequence, o.at_ns, o.kinds, o.session, o.call, o.seal, o.body FROM record AS p "  # noqa: S608
             "JOIN record AS o ON o.call = p.call AND o.call <> '' "
             "WHERE p.session = ? AND substr(p.kinds, 1, 8) = 'proposed' "
-            f"AND {has_kind('o.kinds', 'committed')} AND o.at_ns <= ? AND instr(o.body, ?) > 0 ORDER BY o.sequence DESC"
+            f"AND {build_record_kind_condition('o.kinds', 'committed')} AND o.at_ns <= ? AND instr(o.body, ?) > 0 ORDER BY o.sequence DESC"
         )
         for row in self._connection.execute(sql, (session_id, until_ns, wanted)):
             for record in _read_entry(row):
-                if record.kind == "committed" and wanted in encode_any_json(record.body):
+                if record.kind == "committed" and wanted in encode_json_with_fallback(record.body):
                     yield record
 
     def find_proposal(self, call_id: str) -> LoggedRecord | None:
@@ -470,14 +470,14 @@ class LogReader:
 
     def list_unfinished_intents(self) -> list[LoggedRecord]:
         """Return the ``intended`` record of every call that has started and not ended."""
-        later = " OR ".join(has_kind("o.kinds", kind) for kind in ("intended", *_ENDS))
+        later = " OR ".join(build_record_kind_condition("o.kinds", kind) for kind in ("intended", *_ENDS))
         where = (
-            f"AS i WHERE {_FROM} AND {has_kind('kinds', 'intended')} AND call <> '' "  # noqa: S608
+            f"AS i WHERE {_FROM} AND {build_record_kind_condition('kinds', 'intended')} AND call <> '' "  # noqa: S608
             "AND NOT EXISTS (SELECT 1 FROM record AS o WHERE o.call = i.call AND o.call <> '' "
             f"AND o.sequence > i.sequence AND ({later})) ORDER BY sequence"
         )
         found: dict[str, LoggedRecord] = {}
-        for record in self._read(where, (self.read_mark("settled") + 1,)):
+        for record in self._read(where, (self.read_log_boundary("settled") + 1,)):
             if record.kind == "intended":
                 found[record.call_id] = record
             elif record.kind in _ENDS:
@@ -491,14 +491,14 @@ class LogReader:
             yield from reversed(records) if newest_first else records
 
 
-def has_kind(column: str, kind: str) -> str:
+def build_record_kind_condition(column: str, kind: str) -> str:
     """Return the condition on the entries that contain a record of a kind."""
     return f"instr(' ' || {column} || ' ', ' {kind} ') > 0"
 
 
 def _last_record(sequence: int, kinds: object) -> int:
     """Return the sequence of the last record in an entry."""
-    return sequence + count_records(str(kinds)) - 1
+    return sequence + count_entry_records(str(kinds)) - 1
 
 
 def _read_entry(row: tuple[Any, ...]) -> list[LoggedRecord]:
@@ -507,7 +507,7 @@ def _read_entry(row: tuple[Any, ...]) -> list[LoggedRecord]:
     bodies: Sequence[Mapping[str, Any] | None] = [None] * len(kinds)
     if isinstance(encoded, bytes):
         try:
-            decoded: Any = decode_any_json(encoded[SALT_BYTES:])
+            decoded: Any = decode_json_with_fallback(encoded[SALT_BYTES:])
         except (ValueError, RecursionError):
             decoded = None
         listed = cast("list[Any]", decoded) if isinstance(decoded, list) else []
@@ -516,7 +516,7 @@ def _read_entry(row: tuple[Any, ...]) -> list[LoggedRecord]:
         else:
             bodies = [{"$damaged": len(encoded)}] * len(kinds)
     time = at_ns if isinstance(at_ns, int) and 0 <= at_ns < _MAX_TIME_NS else 0
-    digests = [""] * (len(kinds) - 1) + [(extract_hash(seal) or b"").hex()]
+    digests = [""] * (len(kinds) - 1) + [(extract_group_hash(seal) or b"").hex()]
     return [
         LoggedRecord(sequence + place, time, kind, str(session), str(call), digest, body)
         for place, (kind, digest, body) in enumerate(zip(kinds, digests, bodies, strict=True))
@@ -597,12 +597,12 @@ def _read_opener(entry: LoggedRecord) -> SessionOpener:
     return SessionOpener(entry.sequence, frontend, name or frontend, version or "", agent, mode)
 
 
-def find_opener(openers: Sequence[SessionOpener], sequence: int) -> SessionOpener | None:
+def find_session_opener(openers: Sequence[SessionOpener], sequence: int) -> SessionOpener | None:
     """Return who had opened a session at a record of it."""
     return next((one for one in reversed(openers) if one.sequence <= sequence), openers[0] if openers else None)
 
 
-def read_turn_usage(entry: LoggedRecord) -> ModelUsage:
+def parse_turn_usage(entry: LoggedRecord) -> ModelUsage:
     """Return what the request of a ``turn-finished`` record used."""
     body = entry.body or {}
     counts = [_count(body.get(f"{name}_tokens")) for name in ("input", "output", "cache_read", "cache_write")]

@@ -66,7 +66,7 @@ class OrphanedFiles(Struct, frozen=True):
         return problems
 
 
-def find_orphans(
+def find_orphaned_files(
     connection: sqlite3.Connection, folders: StateFolders, ending: Sequence[str], without: SqlCondition | None = None
 ) -> OrphanedFiles:
     """Find orphaned files and folders. No call may be running, or its output would look orphaned.
@@ -114,7 +114,7 @@ def _collect_references(
     connection: sqlite3.Connection, folders: StateFolders, ending: frozenset[str], without: SqlCondition | None
 ) -> tuple[set[str], set[str]]:
     """Return the hashes of artifacts and the ``session/file`` of outputs that any remaining row names."""
-    outputs = str(folders.session_output_base)
+    outputs = str(folders.session_outputs_folder)
     # The path in the form of each of the two encoders of the log.
     spellings = {json.dumps(outputs, ensure_ascii=ascii_only)[1:-1].encode() for ascii_only in (True, False)}
     output = re.compile(b"(?:" + b"|".join(map(re.escape, sorted(spellings))) + rb")/([\w-]+/[\w.-]+)")
@@ -275,17 +275,17 @@ def plan_purge(reader: LogReader, folders: StateFolders, selection: PurgeSelecti
         values,
     ).fetchone()
     sessions = tuple(_removed_sessions(connection, selection))
-    left_over = find_orphans(connection, folders, sessions, (where, values))
+    left_over = find_orphaned_files(connection, folders, sessions, (where, values))
     kept = UndoStore(folders.undo_folder)
     try:
-        changes = kept.count_operations(selection.before_ns, selection.session_id)
+        changes = kept.count_purgeable_operations(selection.before_ns, selection.session_id)
     except OSError:
         changes = 0
     finally:
         kept.close()
     with closing(KnowledgeStore(folders.state)) as knowledge:
         try:
-            facts = knowledge.count_purged(
+            facts = knowledge.count_purgeable_entries(
                 str(folders.workspace), before_ns=selection.before_ns, session=selection.session_id
             )
         except KnowledgeUnavailable:
@@ -312,8 +312,8 @@ async def purge_records(
         removed += len(sequences)
     forgetting = _SessionRemover(selection)
     database.attach_table(forgetting)
-    await database.write_now(forgetting, sessions)
-    found = await asyncio.to_thread(find_orphans, connection, folders, sessions)
+    await database.write_durably(forgetting, sessions)
+    found = await asyncio.to_thread(find_orphaned_files, connection, folders, sessions)
     problems = await asyncio.to_thread(found.remove)
     files = len(found.paths) - len(problems)
     kept, changes = UndoStore(folders.undo_folder), 0

@@ -15,14 +15,14 @@ from typing import Any
 
 from handrail.contract.errors import UsageError
 from handrail.record.log_reader import LogReader
-from handrail.store.json_fallback_encoding import decode_any_json
-from handrail.store.tables.session_tables import SessionRow, read_session_rows
+from handrail.store.json_fallback_encoding import decode_json_with_fallback
+from handrail.store.tables.session_tables import SessionRow, select_session_rows
 
 FORMAT = 1
 _PAGE = 500
 
 
-def export_sessions(
+def iterate_session_export_lines(
     connection: sqlite3.Connection, workspace: str, program: str, now_ns: int, sessions: Iterable[str] = ()
 ) -> Iterator[dict[str, Any]]:
     """Yield the lines of an export as JSON-able objects.
@@ -37,7 +37,9 @@ def export_sessions(
     connection.execute("BEGIN")
     try:
         for session in wanted:
-            if not read_session_rows(connection, "WHERE id = ?", (session,)) and not _has_records(connection, session):
+            if not select_session_rows(connection, "WHERE id = ?", (session,)) and not _has_records(
+                connection, session
+            ):
                 raise UsageError(f"Unknown session: {session!r:.80}. `handrail sessions` lists the sessions.")
         head = LogReader(connection).head()
         yield {
@@ -68,7 +70,7 @@ def format_line(line: Mapping[str, Any]) -> str:
 def _lines(connection: sqlite3.Connection, wanted: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     ids = wanted or [str(found) for (found,) in connection.execute("SELECT id FROM session ORDER BY opened_ns, id")]
     for session in ids:
-        for row in read_session_rows(connection, "WHERE id = ?", (session,)):
+        for row in select_session_rows(connection, "WHERE id = ?", (session,)):
             yield _describe_session(row)
         yield from _message_lines(connection, session)
     for session in wanted or (None,):  # all records in one pass, since the log has no index for each session
@@ -131,7 +133,7 @@ def _record_lines(connection: sqlite3.Connection, session: str | None) -> Iterat
 
 def _decode(body: object) -> Any:
     try:
-        return decode_any_json(body) if isinstance(body, bytes) else None
+        return decode_json_with_fallback(body) if isinstance(body, bytes) else None
     except (ValueError, RecursionError):
         return None  # a damaged row
 

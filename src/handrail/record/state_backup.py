@@ -35,14 +35,14 @@ from handrail.store.database.journal import LogHeadFile
 from handrail.store.database.schema_migrations import VERSION
 from handrail.store.database.sqlite_connection import (
     connect_engine,
+    make_database_start_error,
     open_reader,
     read_engine_name,
-    to_start_error,
 )
 from handrail.store.memory.knowledge_store import KnowledgeStore, KnowledgeUnavailable, parse_entry
 from handrail.store.operator_decisions import write_private_file
-from handrail.store.state_folders import StateFolders, prepare_folders, remove_tree, unwritable_state_error
-from handrail.store.state_inventory import refuse_if_held, remove_workspace_state
+from handrail.store.state_folders import StateFolders, make_unwritable_state_error, prepare_folders, remove_tree
+from handrail.store.state_inventory import ensure_workspace_unheld, remove_workspace_state
 
 FORMAT = 1
 DESCRIPTION_FILE = "backup.json"
@@ -108,7 +108,7 @@ def back_up_state(
         head = _copy_database(source, folders.database_file, partial, show)
         partial.replace(target / _DATABASE)
         count = size = 0
-        for name, origin in ((_ARTIFACTS, folders.artifact_folder), (_OUTPUTS, folders.session_output_base)):
+        for name, origin in ((_ARTIFACTS, folders.artifact_folder), (_OUTPUTS, folders.session_outputs_folder)):
             copied, bytes_copied = _copy_tree(origin, target / name, name, show)
             count, size = count + copied, size + bytes_copied
         size += _copy_facts(folders, target / _FACTS)
@@ -129,14 +129,14 @@ def back_up_state(
         write_private_file(target / DESCRIPTION_FILE, json.dumps(asdict(found), indent=1).encode())
         return found
     except sqlite3.Error as error:
-        raise to_start_error(folders.database_file, error) from None
+        raise make_database_start_error(folders.database_file, error) from None
     except OSError as error:
         raise _copy_error(target, error) from None
     finally:
         source.close()
 
 
-def read_backup(folder: Path) -> BackupDescription:
+def read_backup_description(folder: Path) -> BackupDescription:
     """Return the description of a backup, and check that this version of Handrail can restore it.
 
     :raises UsageError: if the folder is no backup, is not complete, or needs a newer version
@@ -192,8 +192,8 @@ def restore_state(
     :raises UsageError: if the backup cannot be restored, or the workspace has state and ``replace`` is not set
     :raises StartError: if a process holds the workspace, or its state cannot be written
     """
-    found = read_backup(backup)
-    refuse_if_held(folders)
+    found = read_backup_description(backup)
+    ensure_workspace_unheld(folders)
     if os.path.lexists(folders.database_file) and not replace:
         raise UsageError(
             f"The workspace {folders.workspace} has state already. Back it up if you need it, and pass `--replace` to "
@@ -214,13 +214,15 @@ def restore_state(
         _copy_tree(backup / _ARTIFACTS, own / _ARTIFACTS, _ARTIFACTS, show)
         _copy_tree(backup / _OUTPUTS, outputs, _OUTPUTS, show)
         if problems := remove_workspace_state(folders.state, folders.key):  # also what is there without a database
-            raise StartError(f"The present state cannot be removed: {'; '.join(problems)}. Nothing was restored.")
-        refuse_if_held(folders)
+            raise StartError(
+                f"The present state cannot be removed: {'; '.join(problems)}. Nothing was restored. Check the permissions, then run the command again."
+            )
+        ensure_workspace_unheld(folders)
         if outputs.exists():
-            outputs.replace(folders.session_output_base)
+            outputs.replace(folders.session_outputs_folder)
         own.replace(folders.workspace_state_folder)
     except OSError as error:
-        raise unwritable_state_error(folders.state, error) from None
+        raise make_unwritable_state_error(folders.state, error) from None
     finally:
         remove_tree(own)
         remove_tree(outputs)
@@ -228,7 +230,7 @@ def restore_state(
     _restore_facts(folders, backup / _FACTS)
     file = LogHeadFile(folders)
     try:
-        file.force_sequence(head[0], head[1])
+        file.overwrite_log_head(head[0], head[1])
     finally:
         file.close()
     return found
@@ -253,7 +255,7 @@ def _check_target(folders: StateFolders, target: Path) -> None:
         raise UsageError(f"The folder {real} is not empty and is not a backup. Name a new folder.")
     known = None
     with suppress(UsageError):
-        known = read_backup(real)
+        known = read_backup_description(real)
     if known is not None and known.key != folders.key:
         raise UsageError(
             f"The folder {real} has a backup of {known.workspace}. Name another folder for this workspace."

@@ -11,7 +11,7 @@ from handrail.contract.errors import StartError
 from handrail.contract.struct import Struct
 from handrail.record.hash_chain import SALT_BYTES, ChainVerifier
 from handrail.record.log_reader import LogReader
-from handrail.store.json_fallback_encoding import decode_any_json
+from handrail.store.json_fallback_encoding import decode_json_with_fallback
 
 
 class LogVerification(Struct, frozen=True):
@@ -170,7 +170,7 @@ def _read_count(body: object) -> int:
 
 def _read_field(body: object, name: str) -> object:
     try:
-        decoded: Any = decode_any_json(body[SALT_BYTES:]) if isinstance(body, bytes) else None
+        decoded: Any = decode_json_with_fallback(body[SALT_BYTES:]) if isinstance(body, bytes) else None
     except (ValueError, RecursionError):
         return None
     fields: object = cast("list[Any]", decoded)[0] if isinstance(decoded, list) and decoded else None

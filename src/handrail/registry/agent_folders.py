@@ -20,10 +20,10 @@ from handrail.contract.agent_manifest import (
     MAX_AGENT_BYTES,
     AgentManifest,
     CheckedAgentManifest,
-    check_agent,
+    check_agent_manifest_table,
     find_agent_id_fault,
-    parse_agent,
-    tool_pattern_matches,
+    matches_tool_pattern,
+    parse_agent_manifest,
 )
 from handrail.contract.errors import Diagnostic, LoadError, UsageError
 from handrail.contract.sandbox_protocol import SandboxTier
@@ -31,7 +31,7 @@ from handrail.contract.schema.argument_validation import format_json_path
 from handrail.contract.schema.locked_tool_shapes import LOCKED_SHAPES
 from handrail.contract.struct import Struct
 from handrail.contract.text.glob_patterns import has_wildcard
-from handrail.contract.text.strict_json import InvalidJsonText, parse_object
+from handrail.contract.text.strict_json import InvalidJsonTextError, parse_json_object
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names, wire_name
 from handrail.contract.tool_generation import (
     Generation,
@@ -42,8 +42,8 @@ from handrail.contract.tool_generation import (
 )
 from handrail.registry.generation_loader import UnavailableReason, find_unavailable_reasons, resolve_status
 from handrail.registry.sources.tool_folder_source import (
+    explain_unsafe_permissions,
     find_folder_tampering_risk,
-    find_permission_problem,
     read_file_within_limit,
 )
 from handrail.runtime.secret_store import NO_SECRETS, SecretStore
@@ -51,7 +51,7 @@ from handrail.runtime.secret_store import NO_SECRETS, SecretStore
 AGENT_FILE = "agent.toml"
 
 
-def find_agents(
+def load_agent_manifests(
     config: Path, workspaces: Iterable[str] = (), given: Iterable[AgentManifest] = ()
 ) -> dict[str, CheckedAgentManifest]:
     """Return every agent by id, the default one first, each with the faults of its manifest.
@@ -64,7 +64,7 @@ def find_agents(
     return found | {one.id: CheckedAgentManifest(one, f"agent {one.id!r} of open_kernel") for one in given}
 
 
-def check_given_agents(tables: Iterable[Mapping[str, Any]]) -> tuple[AgentManifest, ...]:
+def parse_agent_tables(tables: Iterable[Mapping[str, Any]]) -> tuple[AgentManifest, ...]:
     """Return the manifests of agents that a program passes in code, with the keys of an ``agent.toml``.
 
     :raises UsageError: if one is not a mapping with an id, or two have the same id
@@ -96,7 +96,7 @@ def _check_given_agent(table: object) -> CheckedAgentManifest:
     name = data.get("id")
     if not isinstance(name, str) or find_agent_id_fault(name) is not None:
         raise UsageError(f"Invalid `id` of an agent: {name!r:.80}. Expected letters, digits, '_' and '-'. {expected}")
-    return check_agent(data, f"agent {name!r} of open_kernel", name)
+    return check_agent_manifest_table(data, f"agent {name!r} of open_kernel", name)
 
 
 def _find_agents_in_folder(config: Path, workspaces: Iterable[str]) -> dict[str, CheckedAgentManifest]:
@@ -117,16 +117,16 @@ def _find_agents_in_folder(config: Path, workspaces: Iterable[str]) -> dict[str,
     return found
 
 
-def find_agent(
+def load_agent_manifest(
     config: Path, agent: str, workspaces: Iterable[str] = (), given: Iterable[AgentManifest] = ()
 ) -> CheckedAgentManifest:
-    """Return one agent by its id; see :func:`find_agents`.
+    """Return one agent by its id; see :func:`load_agent_manifests`.
 
     :raises UsageError: if no such agent exists, with the ids of all agents
     """
     if (problem := find_agent_id_fault(agent)) is not None:
         raise UsageError(f"Invalid agent id: {problem}. `handrail agents` lists the agents.")
-    agents = find_agents(config, workspaces, given)
+    agents = load_agent_manifests(config, workspaces, given)
     if agent not in agents:
         close = nearest_names(agent, agents, 1)
         hint = (
@@ -202,7 +202,7 @@ def select_tools_of_agent(
 def _read_agent(folder: Path, workspaces: tuple[str, ...]) -> CheckedAgentManifest:
     file = folder / AGENT_FILE
     nothing = AgentManifest(id=folder.name)
-    if problem := find_folder_tampering_risk(Path(os.path.realpath(folder)), workspaces) or find_permission_problem(
+    if problem := find_folder_tampering_risk(Path(os.path.realpath(folder)), workspaces) or explain_unsafe_permissions(
         folder.parent
     ):
         return CheckedAgentManifest(nothing, str(file), (Diagnostic(str(folder), "", problem),))
@@ -216,7 +216,7 @@ def _read_agent(folder: Path, workspaces: tuple[str, ...]) -> CheckedAgentManife
         content = read_file_within_limit(file, MAX_AGENT_BYTES)
     except LoadError as error:
         return CheckedAgentManifest(nothing, str(file), error.diagnostics)
-    return parse_agent(content, str(file), folder.name)
+    return parse_agent_manifest(content, str(file), folder.name)
 
 
 def _add_required_hosts(agent: AgentManifest, entry: ToolEntry, tier: SandboxTier, secrets: SecretStore) -> ToolEntry:
@@ -254,7 +254,7 @@ def _add_required_hosts(agent: AgentManifest, entry: ToolEntry, tier: SandboxTie
 def _matches_any_tool(pattern: str, all_tools: Generation) -> bool | None:
     """Return whether an item of ``tools`` matches any tool, or None for an invalid pattern."""
     try:
-        return pattern == "*" or any(tool_pattern_matches(pattern, tool_id) for tool_id in all_tools.entries)
+        return pattern == "*" or any(matches_tool_pattern(pattern, tool_id) for tool_id in all_tools.entries)
     except ValueError:
         return None
 
@@ -286,7 +286,7 @@ class SealedFile(Struct, frozen=True):
     executable: bool
 
 
-class BundleSource(Struct, frozen=True):
+class BundleSealSource(Struct, frozen=True):
     """A source without tools that checks the seal of a configuration folder before any other source loads."""
 
     folder: Path
@@ -351,8 +351,8 @@ def list_sealable_files(folder: Path) -> Iterator[str]:
 def _faults(path: Path) -> Iterator[tuple[str, str]]:
     content = read_file_within_limit(path, MAX_BUNDLE_BYTES)
     try:
-        whole = parse_object(content, what="the bundle's contents", max_bytes=MAX_BUNDLE_BYTES)
-    except InvalidJsonText as error:
+        whole = parse_json_object(content, what="the bundle's contents", max_bytes=MAX_BUNDLE_BYTES)
+    except InvalidJsonTextError as error:
         yield "", f"{error}; rebuild the bundle with handrail build"
         return
     if whole.get("format") != BUNDLE_FORMAT:

@@ -21,7 +21,7 @@ import orjson
 
 from handrail.contract.schema.foreign_schemas import sort_unordered_lists
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.tool.spec import MODEL_TEXT_FIELDS, ToolSpec
 from handrail.store import operator_decisions as stored
 
@@ -58,9 +58,9 @@ class ThirdPartyDefinition:
         return one == two
 
     def to_dict(self) -> dict[str, Any]:
-        return {"id": self.id, **self.parts_that_may_change()}
+        return {"id": self.id, **self.collect_changeable_parts()}
 
-    def parts_that_may_change(self) -> dict[str, Any]:
+    def collect_changeable_parts(self) -> dict[str, Any]:
         """Return the parts that may change while the tool stays the same, by name.
 
         Lists of a schema whose order has no meaning are sorted, so that another order is no change.
@@ -77,7 +77,7 @@ class ThirdPartyDefinition:
         The description comes first, then the schema, then the other fields under their names. Two definitions that differ have
         different lines.
         """
-        parts = self.parts_that_may_change()
+        parts = self.collect_changeable_parts()
         found = [*split_lines_for_review(self.description), "", *_schema_lines(parts["parameters"])]
         for name in sorted(self.other_fields):
             value = parts[name]
@@ -102,7 +102,7 @@ def split_lines_for_review(text: str) -> list[str]:
     return [line if _is_visible(line) else _format_visible_json(line) for line in lines]
 
 
-_INSTRUCTION = compile_on_first_use(
+_INSTRUCTION = compile_regex_lazily(
     r"\b(?:ignore|disregard|forget|override)\b.{0,40}\b(?:previous|prior|above|other|all|any|instruction|rule)"
     r"|\b(?:you must|you should|always|never|do not|don't|important|mandatory|before (?:using|calling)|first (?:call|send|read|run)|send|upload)\b"
     r"|\b(?:system prompt|secrets?|passwords?|credentials?|keys|api key|private key|\.env|id_rsa|ssh)\b"
@@ -120,7 +120,7 @@ def find_instruction_like_lines(definition: ThirdPartyDefinition) -> list[str]:
     may still be one.
     """
     found: dict[str, None] = {}
-    rest: list[object] = [definition.description, definition.parts_that_may_change()]
+    rest: list[object] = [definition.description, definition.collect_changeable_parts()]
     while rest and len(found) < _MAX_INSTRUCTIONS:
         value = rest.pop(0)
         if isinstance(value, str):
@@ -253,7 +253,7 @@ class DefinitionReview(Struct, frozen=True):
         """The reason why the tool is off."""
         if self.approved is None:
             return "the tool is new, and the user has not approved its definition"
-        before, now = self.approved.parts_that_may_change(), self.current.parts_that_may_change()
+        before, now = self.approved.collect_changeable_parts(), self.current.collect_changeable_parts()
         changed = [
             name
             for name in {**now, **before}

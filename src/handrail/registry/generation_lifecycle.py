@@ -23,11 +23,11 @@ class SharedToolUses:
     def __init__(self) -> None:
         self._holders: Counter[int] = Counter()
 
-    def count_user(self, tool: Tool) -> None:
+    def add_tool_user(self, tool: Tool) -> None:
         """Count one more user of the tool."""
         self._holders[id(tool)] += 1
 
-    def release_user(self, tool: Tool) -> bool:
+    def release_tool_user(self, tool: Tool) -> bool:
         """Count one user less and return whether it was the last, so that the tool has to end."""
         self._holders[id(tool)] -= 1
         if self._holders[id(tool)] > 0:
@@ -75,7 +75,7 @@ class GenerationLifecycle:
         self._older.add(older)
         weakref.finalize(older, self._schedule_unused_tool_close).atexit = False
         self.current = generation
-        return generation.make_diff_from(older)
+        return generation.compute_diff_from(older)
 
     async def aclose(self) -> None:
         """End every tool.
@@ -84,7 +84,7 @@ class GenerationLifecycle:
         """
         self.closed = True
         tools, self._open = tuple(self._open.values()), {}
-        problems = await _close_tools([tool for tool in tools if self._shared.release_user(tool)])
+        problems = await _close_tools([tool for tool in tools if self._shared.release_tool_user(tool)])
         if self._ending:
             await asyncio.wait(self._ending)
         if problems:
@@ -94,7 +94,7 @@ class GenerationLifecycle:
         for entry in generation.entries.values():
             if id(entry.tool) not in self._open:
                 self._open[id(entry.tool)] = entry.tool
-                self._shared.count_user(entry.tool)
+                self._shared.add_tool_user(entry.tool)
 
     def _schedule_unused_tool_close(self) -> None:
         """Schedule the end of unused tools after an older generation was released. Any thread may call this."""
@@ -104,7 +104,7 @@ class GenerationLifecycle:
     def _close_unused_tools(self) -> None:
         held = {id(entry.tool) for generation in self.generations_in_use for entry in generation.entries.values()}
         gone = [self._open.pop(key) for key in tuple(self._open) if key not in held]
-        if gone := [tool for tool in gone if self._shared.release_user(tool)]:
+        if gone := [tool for tool in gone if self._shared.release_tool_user(tool)]:
             task = self._loop.create_task(_close_tools_quietly(gone))
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
@@ -143,7 +143,9 @@ class GenerationRecorder:
         self._told: int | None = None
         self._changes = self._named = 0
 
-    def record_body(self, generation: Generation, difference: GenerationDiff | None = None) -> dict[str, Any]:
+    def build_generation_record_body(
+        self, generation: Generation, difference: GenerationDiff | None = None
+    ) -> dict[str, Any]:
         """Return the body of the record of ``generation``: its tools, their definitions and their sources.
 
         :param difference: the change since the generation that was recorded last

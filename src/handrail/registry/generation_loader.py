@@ -16,14 +16,18 @@ from handrail.contract.schema.locked_tool_shapes import LOCKED_SHAPES
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.struct import Struct, field
 from handrail.contract.tool.decorator import is_generator_tool
-from handrail.contract.tool.operator_tool_settings import ToolSettingsLayer, apply_settings, settings_line
+from handrail.contract.tool.operator_tool_settings import (
+    ToolSettingsLayer,
+    apply_tool_settings,
+    format_tool_setting_line,
+)
 from handrail.contract.tool.provider_tools import PROVIDER_ONLY_TEXT
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import (
     FRONTEND_IDS,
     LOCKED_IDS,
-    find_id_fault,
-    is_session_internal,
+    find_tool_id_fault,
+    is_session_internal_tool,
     nearest_names,
     wire_name,
 )
@@ -35,7 +39,7 @@ from handrail.contract.tool_generation import (
     Generation,
     SourceContents,
     SourceRank,
-    ThirdPartyOrigin,
+    ThirdPartySourceInfo,
     ToolEntry,
     ToolSource,
     ToolState,
@@ -45,7 +49,7 @@ from handrail.contract.tool_generation import (
 from handrail.registry.definition_pins import NO_PINS, DefinitionPins, ThirdPartyDefinition, find_required_review
 from handrail.registry.sources.code_sources import ProviderToolPlaceholder
 from handrail.registry.sources.executable_tools import PerCallExecutableTool
-from handrail.runtime.secret_store import NO_SECRETS, SecretStore, list_secret_settings
+from handrail.runtime.secret_store import NO_SECRETS, SecretStore, list_secret_setting_keys
 
 # Availability: the status of a valid tool on this machine, and the reason if it is unavailable.
 
@@ -64,7 +68,7 @@ _STATUSES_BY_SEVERITY: tuple[ToolState, ...] = ("disabled", "quarantined", "offl
 
 
 def resolve_status(
-    spec: ToolSpec, foreign: ThirdPartyOrigin | None, reasons: Iterable[UnavailableReason]
+    spec: ToolSpec, foreign: ThirdPartySourceInfo | None, reasons: Iterable[UnavailableReason]
 ) -> tuple[str | None, ToolState]:
     """Return the text for ``ToolEntry.unavailable_reason`` (None if the tool can run) and the status of a tool.
 
@@ -95,7 +99,11 @@ def _find_confinement_gap(spec: ToolSpec, tier: SandboxTier) -> str:
         return f"{spec.id} runs without a sandbox, because the operator listed it in [sandbox] unconfined"
     if not tier.is_confining:
         return f"programs cannot be confined on this machine: {tier.detail}"
-    return f"the sandbox of this machine lacks {' and '.join(tier.missing_layers)}" if tier.missing_layers else ""
+    return (
+        f"the sandbox of this machine lacks {' and '.join(tier.missing_confinement_layers)}"
+        if tier.missing_confinement_layers
+        else ""
+    )
 
 
 def find_unavailable_reasons(
@@ -111,7 +119,7 @@ def find_unavailable_reasons(
     spec = spec or tool.spec
     reasons = [*_reasons_by_configuration(tool, spec, secrets)]
     starts_programs = spec.id not in tier.unconfined and (not tool.trusted or bool(spec.requires.shell))
-    if spec.requires.net.hosts and starts_programs and tier.is_confining and not tier.supports_single_hosts:
+    if spec.requires.net.hosts and starts_programs and tier.is_confining and not tier.supports_per_host_network:
         hosts = ", ".join(spec.requires.net.hosts)
         why = "; ".join(f"{one.detail} ({one.remedy})" for one in tier.mechanisms if one.name == "hosts")
         text = (
@@ -133,7 +141,9 @@ def _reasons_by_configuration(tool: Tool, spec: ToolSpec, secrets: SecretStore) 
     if unset := _unset_secrets(tool, spec, secrets):
         yield UnavailableReason("available", f"it needs configuration; secret settings without a value: {unset}")
     needed = (key for key, one in spec.config.items() if one.required and one.default is None and not one.secret)
-    if unset := [f"{key} ({spec.config[key].description}; add {settings_line(spec.id, key)})" for key in needed]:
+    if unset := [
+        f"{key} ({spec.config[key].description}; add {format_tool_setting_line(spec.id, key)})" for key in needed
+    ]:
         text = f"it needs configuration; settings without a value: {', '.join(unset)}"
         yield UnavailableReason("available", f"{text}. A program passes them with open_kernel(tool_config=…)")
     if isinstance(tool, PerCallExecutableTool) and tool.unbuilt:
@@ -160,16 +170,16 @@ def _unknown_secrets(tool: Tool, spec: ToolSpec, secrets: SecretStore) -> str:
             for name in spec.secrets
             if name not in tool.own_secrets
         )
-    return ", ".join(why for name in spec.secrets if (why := secrets.explain_missing(name)) is not None)
+    return ", ".join(why for name in spec.secrets if (why := secrets.explain_missing_secret(name)) is not None)
 
 
 def _unset_secrets(tool: Tool, spec: ToolSpec, secrets: SecretStore) -> str:
     """Return the required secret settings without a value, each with the operator's next step."""
-    needed = [key for key in list_secret_settings(spec) if spec.config[key].required]
+    needed = [key for key in list_secret_setting_keys(spec) if spec.config[key].required]
     if tool.own_secrets is not None:
         return ", ".join(
             f"{key} (the client process that registered the tool has not set it; add "
-            f"{settings_line(spec.id, key, secret=True)} there)"
+            f"{format_tool_setting_line(spec.id, key, secret=True)} there)"
             for key in needed
             if key not in tool.own_secrets
         )
@@ -240,9 +250,9 @@ def load_generation(
     for source, loaded in _load_sources(sources, table.before, only):
         every.append((source, loaded))
         table.add_source(source, loaded, strict=strict)
-    table.reject_unfit_settings()
+    table.report_unaccepted_tool_settings()
     unheard = [loaded.unlisted for _, loaded in every if loaded.unlisted is not None]
-    table.add_answered_locked_ids(unheard)
+    table.resolve_answered_locked_ids(unheard)
     table.faults += table.find_alias_faults(aliases or {})
     if table.faults:
         raise LoadError(table.faults)
@@ -312,7 +322,7 @@ class _GenerationBuilder:
             problems = tuple(replace(fault, third_party=loaded.name) for fault in problems)
         (self.faults if strict or not source.is_third_party else self.quarantined).extend(problems)
 
-    def reject_unfit_settings(self) -> None:
+    def report_unaccepted_tool_settings(self) -> None:
         """Report settings that tools do not accept, except for a tool that an agent's tool overrides."""
         for tool_id, (tool, unfit) in self.unfit.items():
             row = self.rows.get(tool_id)
@@ -323,7 +333,7 @@ class _GenerationBuilder:
         """Add the tools of one source and return the faults of those that are rejected."""
         rank, foreign = (
             source.rank,
-            ThirdPartyOrigin(loaded.name, loaded.description) if source.is_third_party else None,
+            ThirdPartySourceInfo(loaded.name, loaded.description) if source.is_third_party else None,
         )
         nothing: Mapping[str, ToolEntry] = {}
         before = self.before.entries if self.conditions == self.before.conditions else nothing
@@ -347,7 +357,7 @@ class _GenerationBuilder:
         return problems
 
     def _build_entry(
-        self, found: DiscoveredTool, foreign: ThirdPartyOrigin | None, problems: list[Diagnostic]
+        self, found: DiscoveredTool, foreign: ThirdPartySourceInfo | None, problems: list[Diagnostic]
     ) -> ToolEntry | None:
         """Return the entry of one tool, or None if it has faults, which are added to ``problems``."""
         tool, place, tier = found.tool, found.location, self.conditions.tier
@@ -358,7 +368,7 @@ class _GenerationBuilder:
         problems += [Diagnostic(place, where, problem, tool=about) for where, problem in faults]
         if faults or known.schema is None:
             return None
-        spec, unfit = apply_settings(spec, self.conditions.settings_of(spec.id))
+        spec, unfit = apply_tool_settings(spec, self.conditions.settings_of(spec.id))
         if unfit and foreign is not None:
             problems += [replace(fault, tool=about) for fault in unfit]
             return None
@@ -384,7 +394,7 @@ class _GenerationBuilder:
         )
 
     def _list_unavailable_reasons(
-        self, tool: Tool, spec: ToolSpec, foreign: ThirdPartyOrigin | None
+        self, tool: Tool, spec: ToolSpec, foreign: ThirdPartySourceInfo | None
     ) -> list[UnavailableReason]:
         """Return the reasons why a tool is unavailable; empty if it is available."""
         reasons = find_unavailable_reasons(tool, self.conditions.tier, spec, secrets=self.conditions.secrets)
@@ -398,7 +408,7 @@ class _GenerationBuilder:
             reasons.append(UnavailableReason("quarantined", f"{found.disabled_reason}; {how}"))
         return reasons
 
-    def add_answered_locked_ids(self, unheard: Sequence[UnlistedSource]) -> None:
+    def resolve_answered_locked_ids(self, unheard: Sequence[UnlistedSource]) -> None:
         """Add the locked ids for which the operator has named an answering tool.
 
         If a tool of the operator's own cannot answer, that is a fault. If a third-party tool cannot, or no such tool exists,
@@ -419,10 +429,10 @@ class _GenerationBuilder:
             self._add_unanswered_locked_id(tool_id, by, layer, unheard)
             return
         shape = LOCKED_SHAPES[tool_id]
-        problems = list(shape.find_problems(tool_id, entry.spec, entry.schema))
+        problems = list(shape.find_tool_incompatibilities(tool_id, entry.spec, entry.schema))
         text = f"{by} cannot answer for {tool_id}: {'; '.join(problems)}"
         if problems and entry.third_party is None:
-            self.faults.append(layer.make_fault(tool_id, text))
+            self.faults.append(layer.build_setting_fault(tool_id, text))
             return
         reasons = [UnavailableReason("error", text)] if problems else []
         if entry.unavailable_reason is not None:
@@ -460,7 +470,7 @@ class _GenerationBuilder:
         """Return the entry of a locked id that another tool answers for, with the operator's settings applied."""
         tool_id = declared.id
         layers = self.conditions.settings_of(tool_id)
-        spec, unfit = apply_settings(replace(declared, config={}), layers)
+        spec, unfit = apply_tool_settings(replace(declared, config={}), layers)
         self.faults += unfit
         if not all(one.tools[tool_id].enabled for one in layers):
             reasons.append(
@@ -490,7 +500,7 @@ class _GenerationBuilder:
         if rank != "built-in":
             if tool_id in _LOCKED:
                 return f"{tool_id!r} is a locked id, which is reserved for the built-in tool; rename this tool"
-            if is_session_internal(tool_id):
+            if is_session_internal_tool(tool_id):
                 return (
                     f"{tool_id!r} is reserved for a built-in session tool, which requires no approval; rename this tool"
                 )
@@ -514,7 +524,7 @@ class _GenerationBuilder:
     def find_alias_faults(self, aliases: Mapping[str, str]) -> list[Diagnostic]:
         found: list[Diagnostic] = []
         for alias, tool_id in aliases.items():
-            if problem := find_id_fault(alias):
+            if problem := find_tool_id_fault(alias):
                 found.append(Diagnostic("aliases", alias, problem))
             elif alias in LOCKED_IDS or alias in self.rows or alias in self.ids_by_wire or alias in self.shipped:
                 found.append(Diagnostic("aliases", alias, "is already the name of a tool; choose another alias"))
@@ -525,7 +535,7 @@ class _GenerationBuilder:
         return found
 
 
-def _is_entry_of(entry: ToolEntry, found: DiscoveredTool, foreign: ThirdPartyOrigin | None) -> bool:
+def _is_entry_of(entry: ToolEntry, found: DiscoveredTool, foreign: ThirdPartySourceInfo | None) -> bool:
     """Return whether an entry was built from this tool of this source."""
     return (
         entry.tool is found.tool

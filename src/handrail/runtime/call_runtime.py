@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from handrail.contract.approval_requests import ApprovalHandler
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
-from handrail.contract.network_route import DIRECT_ROUTE, NetworkRoute
+from handrail.contract.network_route import DIRECT_ROUTE, OutboundConnectionSettings
 from handrail.contract.protected.path_protection import VCS_CONFIG
 from handrail.contract.sandbox_protocol import CallConfinement, ConnectionAttempt, PathDenials, Sandbox, SandboxProfile
 from handrail.contract.services.channels_and_triggers import ChannelService, TriggerService
@@ -40,21 +40,21 @@ from handrail.contract.services.tool_runtime import (
     ToolStateService,
     UserContext,
     UserQuestion,
-    UserService,
+    UserQuestionService,
 )
 from handrail.contract.session_protocols import SessionValueStore
 from handrail.contract.struct import Struct, field
 from handrail.contract.tool.requires import AccessCheck, CapabilitySet
 from handrail.contract.tool.spec import ToolSession, ToolSpec
-from handrail.runtime.files.joint_changes import ChangeJournal
+from handrail.runtime.files.joint_changes import MultiFileChangeJournal
 from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
 from handrail.runtime.files.session_roots import SessionRoots
-from handrail.runtime.repository_index import RepositoryIndex
+from handrail.runtime.repository_index import RepositoryWordIndex
 from handrail.runtime.ripgrep import HiddenFileRecord
 from handrail.runtime.search_service import RipgrepSearch
-from handrail.runtime.secret_store import NO_SECRETS, DeclaredSecrets, SecretStore, list_secret_settings
+from handrail.runtime.secret_store import NO_SECRETS, SecretStore, ToolSecretService, list_secret_setting_keys
 from handrail.runtime.shell_service import CallTerminals, SandboxedShell, SessionTerminals
-from handrail.runtime.undo.file_tool_trackers import FileToolTracker
+from handrail.runtime.undo.file_tool_trackers import FileChangeRecorder
 from handrail.runtime.undo.workspace_snapshots import WorkspaceSnapshots
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class SessionSharedServices(Struct):
     user_context: UserContext | None = None
     seen_files: SeenFileHashes = field(default_factory=SeenFileHashes)
     hidden_files: HiddenFileRecord = field(default_factory=HiddenFileRecord)
-    file_index: RepositoryIndex = field(default_factory=RepositoryIndex)
+    file_index: RepositoryWordIndex = field(default_factory=RepositoryWordIndex)
     """The words of the files that surveys have read, for all sessions of the workspace."""
     hidden: tuple[str, ...] = ()
     """Folders that no program may see, wherever they are: the kernel's state."""
@@ -104,12 +104,14 @@ class SessionSharedServices(Struct):
     memory: SessionMemoryService | None = None
     snapshots: WorkspaceSnapshots | None = None
     """Keeps what the calls change in the workspace; None if nothing is kept."""
-    change_journal: ChangeJournal | None = None
+    change_journal: MultiFileChangeJournal | None = None
     """The journal of changes of several files; None if files are changed one at a time only."""
-    route: NetworkRoute = DIRECT_ROUTE
+    route: OutboundConnectionSettings = DIRECT_ROUTE
     """The way to hosts, for tools and for the programs of a call."""
 
-    def build_profile(self, *, workspace_writable: bool = True, readable: tuple[str, ...] = ()) -> SandboxProfile:
+    def build_sandbox_profile(
+        self, *, workspace_writable: bool = True, readable: tuple[str, ...] = ()
+    ) -> SandboxProfile:
         """Return the sandbox profile of this session, with its scratch folder as HOME.
 
         :raises ToolError: ``unavailable`` if the session's folders cannot be created
@@ -265,7 +267,7 @@ class CallRuntime:
         self._environment = environment
         self._services = services
         self.call_id = call_id
-        if spec.requires.net.by_rule and not environment.sandbox.tier.supports_single_hosts:
+        if spec.requires.net.by_rule and not environment.sandbox.tier.supports_per_host_network:
             capabilities = capabilities.without_hosts()
         self.capabilities = capabilities
 
@@ -331,9 +333,11 @@ class CallRuntime:
                 )
         return self._files
 
-    def _track_change(self, located: ResolvedPath) -> FileToolTracker | None:
+    def _track_change(self, located: ResolvedPath) -> FileChangeRecorder | None:
         snapshots, callers = self._environment.snapshots, self._services.calling_call_ids
-        return None if snapshots is None or not callers else FileToolTracker(snapshots, located, callers, self.tool_id)
+        return (
+            None if snapshots is None or not callers else FileChangeRecorder(snapshots, located, callers, self.tool_id)
+        )
 
     @property
     def search(self) -> SearchService:
@@ -344,7 +348,7 @@ class CallRuntime:
             self._search = RipgrepSearch(
                 environment.roots,
                 environment.sandbox,
-                environment.build_profile(),
+                environment.build_sandbox_profile(),
                 capabilities,
                 may,
                 environment.hidden_files,
@@ -361,7 +365,7 @@ class CallRuntime:
             self._shell = SandboxedShell(
                 environment.sandbox,
                 self._add_network_to_profile(
-                    self._narrow_to_confinement(environment.build_profile(workspace_writable=writable))
+                    self._narrow_to_confinement(environment.build_sandbox_profile(workspace_writable=writable))
                 ),
                 self.capabilities,
                 environment.roots,
@@ -375,9 +379,9 @@ class CallRuntime:
         if self._net is None:
             hosts = bool(self._spec.requires.net.hosts)
             self._require_declared(hosts, "net.hosts", '{"net": {"hosts": ["api.example.org"]}}')
-            from handrail.runtime.http_service import CheckedNet  # HTTP and TLS are for the tools that fetch
+            from handrail.runtime.http_service import CheckedNetworkService  # HTTP and TLS are for the tools that fetch
 
-            self._net = CheckedNet(
+            self._net = CheckedNetworkService(
                 self.capabilities,
                 self._services.build_access_check(),
                 self._services.record_attempt,
@@ -389,7 +393,7 @@ class CallRuntime:
     def documents(self) -> DocumentService:
         from handrail.runtime.documents.document_service import SandboxedDocuments  # for the tools that read documents
 
-        return SandboxedDocuments(self._environment.sandbox, self._environment.build_profile())
+        return SandboxedDocuments(self._environment.sandbox, self._environment.build_sandbox_profile())
 
     @property
     def language_servers(self) -> LanguageService:
@@ -402,7 +406,7 @@ class CallRuntime:
         return PooledLanguageService(
             environment.get_server_pool(),
             environment.roots,
-            environment.build_profile(workspace_writable=False),
+            environment.build_sandbox_profile(workspace_writable=False),
             self.capabilities.without_hosts(),
             self._services.build_access_check(),
         )
@@ -469,7 +473,7 @@ class CallRuntime:
         spec, environment = self._spec, self._environment
         more = (
             spec.secrets
-            or list_secret_settings(spec)
+            or list_secret_setting_keys(spec)
             or spec.requires.net.hosts
             or VCS_CONFIG in spec.requires.capabilities
         )
@@ -485,23 +489,23 @@ class CallRuntime:
 
         Programs that the shell service starts get no secrets.
         """
-        profile = self._environment.build_profile(workspace_writable=self._spec.side_effect != "read")
+        profile = self._environment.build_sandbox_profile(workspace_writable=self._spec.side_effect != "read")
         if (self._spec.secrets or self._spec.config) and not self.read_only:
-            profile = replace(profile, secrets=self._environment.secrets.list_secrets_for_tool(self._spec))
+            profile = replace(profile, secrets=self._environment.secrets.get_secret_values_for_tool(self._spec))
         return self._add_network_to_profile(profile)
 
     @property
     def secrets(self) -> SecretService:
         refusal = "the call runs read-only" if self.read_only else None
-        return DeclaredSecrets(self._spec, self._environment.secrets, refusal)
+        return ToolSecretService(self._spec, self._environment.secrets, refusal)
 
     @property
     def state(self) -> ToolStateService:
         self._require_capability("state")
-        return CallToolState(self._environment, self.tool_id)
+        return CallToolStateService(self._environment, self.tool_id)
 
     @property
-    def user(self) -> UserService:
+    def user(self) -> UserQuestionService:
         self._require_capability("ask")
         return SessionUserService(self._environment, self._services)
 
@@ -635,7 +639,7 @@ class CallRuntime:
             )
 
 
-class CallToolState(Struct, frozen=True):
+class CallToolStateService(Struct, frozen=True):
     """A state service: the values of one tool in one session."""
 
     environment: SessionSharedServices

@@ -18,14 +18,14 @@ from urllib.parse import quote, urljoin
 
 import h11
 
-from handrail.contract.errors import ToolError, UsageError, quote_excerpt
-from handrail.contract.network_route import DIRECT_ROUTE, NetworkRoute, make_proxy_credentials
+from handrail.contract.errors import ToolError, UsageError, quote_text_or_length
+from handrail.contract.network_route import DIRECT_ROUTE, OutboundConnectionSettings, build_proxy_authorization_header
 from handrail.contract.sandbox_protocol import ConnectionAttempt
 from handrail.contract.services.tool_runtime import HttpResponse
-from handrail.contract.text.host_names import ParsedUrl, bracket_host, parse_url
+from handrail.contract.text.host_names import ParsedUrl, bracket_ipv6_host, parse_http_url
 from handrail.contract.tool.requires import AccessCheck, CapabilitySet
 from handrail.sandbox.network.egress_check import EgressCheck, HostResolver
-from handrail.sandbox.network.trusted_authorities import load_trusted_authorities
+from handrail.sandbox.network.trusted_authorities import load_trusted_ssl_context
 
 # One HTTP exchange over a checked connection: strict in sending, bounded in reading and decoding.
 
@@ -56,17 +56,19 @@ _RUNTIME_FIELDS = frozenset(
 HeaderFields = list[tuple[str, str]]
 
 
-def explain_refused_method(method: str) -> str | None:
+def explain_unsupported_http_method(method: str) -> str | None:
     """Return why a tool cannot use this HTTP method; None if it can."""
     if not _TOKEN.fullmatch(method) or method.upper() in ("CONNECT", "TRACE"):
-        return f"{quote_excerpt(method, 40)} is not an allowed HTTP method. Use GET, POST or another standard method."
+        return f"{quote_text_or_length(method, 40)} is not an allowed HTTP method. Use GET, POST or another standard method."
     return None
 
 
-def explain_refused_header(name: str, value: str) -> str | None:
+def explain_forbidden_header(name: str, value: str) -> str | None:
     """Return why a tool cannot send this header field; None if it can."""
     if not _TOKEN.fullmatch(name):
-        return f"{quote_excerpt(name, 100)} is not a valid name of a header field. Use letters, digits and hyphens."
+        return (
+            f"{quote_text_or_length(name, 100)} is not a valid name of a header field. Use letters, digits and hyphens."
+        )
     if name.lower() in _RUNTIME_FIELDS:
         return f"The header field {name!r} is set by the runtime. Leave it out."
     if not _VALUE.fullmatch(value) or value != value.strip():
@@ -107,7 +109,7 @@ class HttpExchange:
             raise _backend_error(f"The connection broke: {error.strerror or error}. Try again.") from None
         raise _backend_error("The server closed the connection without an answer. Try again.")
 
-    async def read_body(self) -> AsyncGenerator[bytes, None]:
+    async def stream_raw_body(self) -> AsyncGenerator[bytes, None]:
         """Yield the body as it arrives, still encoded.
 
         :raises ToolError: ``backend`` if the body is incomplete
@@ -129,7 +131,7 @@ class HttpExchange:
         return event
 
 
-class BodyCollector:
+class BoundedBodyDecoder:
     """A collector that decodes a body up to a limit, however small its encoded form is.
 
     :param coding: the Content-Encoding of the answer
@@ -175,7 +177,7 @@ class BodyCollector:
     async def _decode(self, inflate: _BodyDecoder, piece: bytes) -> None:
         while piece and not self.is_truncated:
             room = self._max_bytes - len(self._kept) + 1
-            out, piece = inflate.decode_step(piece, min(room, _STEP))
+            out, piece = inflate.decode_at_most(piece, min(room, _STEP))
             self._append(out)
             await asyncio.sleep(0)
 
@@ -193,14 +195,14 @@ class _BodyDecoder:
     def __init__(self, coding: str) -> None:
         if coding not in ("gzip", "x-gzip", "deflate"):
             raise _backend_error(
-                f"The server used the content encoding {quote_excerpt(coding, 40)}, which was not requested. Use another URL."
+                f"The server used the content encoding {quote_text_or_length(coding, 40)}, which was not requested. Use another URL."
             )
         self._gzip = coding != "deflate"
         self._inflate = zlib.decompressobj(31 if self._gzip else 15)
         self._begun = False
         self.complete = False
 
-    def decode_step(self, data: bytes, most: int) -> tuple[bytes, bytes]:
+    def decode_at_most(self, data: bytes, most: int) -> tuple[bytes, bytes]:
         """Return at most ``most`` decoded bytes, and the rest of ``data``."""
         if self.complete:
             if not self._gzip or data[:1] != b"\x1f":
@@ -213,7 +215,7 @@ class _BodyDecoder:
                 raise _backend_error(f"The compressed answer is damaged: {error}. Try again.") from None
             self._inflate = zlib.decompressobj(-15)
             self._begun = True
-            return self.decode_step(data, most)
+            return self.decode_at_most(data, most)
         self._begun = True
         self.complete = self._inflate.eof
         return out, self._inflate.unused_data if self.complete else self._inflate.unconsumed_tail
@@ -233,7 +235,7 @@ _BODY_FIELDS = frozenset(("content-type", "content-encoding", "content-language"
 _UNRESERVED = "".join(chr(code) for code in range(0x21, 0x7F))
 
 
-class CheckedNet:
+class CheckedNetworkService:
     """A network service that implements :class:`handrail.contract.services.tool_runtime.NetworkService` with checks.
 
     :param may: evaluates ``net.fetch`` for ``host:port``
@@ -249,7 +251,7 @@ class CheckedNet:
         *,
         resolver: HostResolver | None = None,
         trust: ssl.SSLContext | None = None,
-        route: NetworkRoute = DIRECT_ROUTE,
+        route: OutboundConnectionSettings = DIRECT_ROUTE,
     ) -> None:
         self._egress = EgressCheck(
             capabilities, lambda host, port: may("net.fetch", f"{host}:{port}"), resolver, route=route
@@ -272,7 +274,7 @@ class CheckedNet:
     ) -> HttpResponse:
         fields = _check_request(method, headers or {}, max_bytes, timeout_ms, max_redirects)
         try:
-            address = parse_url(url)
+            address = parse_http_url(url)
         except ValueError as error:
             raise ToolError(str(error), kind="invalid_input") from None
         try:
@@ -303,7 +305,7 @@ class CheckedNet:
             try:
                 exchange = HttpExchange(reader, writer)
                 head = _build_head(address, method, fields, body)
-                if credentials := make_proxy_credentials(proxy):
+                if credentials := build_proxy_authorization_header(proxy):
                     head.append(("proxy-authorization", credentials))
                 answer = await exchange.send_request(method, str(address) if proxy else address.target, head, body)
                 items = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
@@ -316,8 +318,8 @@ class CheckedNet:
                     coding = ", ".join(value for name, value in items if name == "content-encoding").strip().lower()
                     if method == "HEAD" or answer.status_code in (204, 304):
                         coding = ""
-                    gathering = BodyCollector(coding, max_bytes, on_body)
-                    content = await gathering.collect(exchange.read_body())
+                    gathering = BoundedBodyDecoder(coding, max_bytes, on_body)
+                    content = await gathering.collect(exchange.stream_raw_body())
                     return HttpResponse(
                         str(address), answer.status_code, tuple(items), content, gathering.is_truncated, tuple(passed)
                     )
@@ -342,7 +344,7 @@ class CheckedNet:
         :raises ToolError: ``denied`` if the host is not allowed, ``backend`` if it cannot be reached
         """
         host = address.host
-        attempt = ConnectionAttempt(bracket_host(host.name), host.port or 0, method)
+        attempt = ConnectionAttempt(bracket_ipv6_host(host.name), host.port or 0, method)
         try:
             way = await self._egress.authorize_and_resolve_host(host, address.scheme)
         except ToolError as error:
@@ -351,7 +353,7 @@ class CheckedNet:
         self._report_attempt(attempt)
         plain = address.scheme == "http"
         try:
-            trust = load_trusted_authorities if self._trust is None and not plain else None
+            trust = load_trusted_ssl_context if self._trust is None and not plain else None
             context = await asyncio.to_thread(trust, self._route.ca_file) if trust is not None else self._trust
         except UsageError as error:
             raise ToolError(str(error), kind="backend") from None
@@ -391,9 +393,9 @@ def _check_request(
 
     :raises ToolError: ``invalid_input`` with the first problem
     """
-    problem = explain_refused_method(method)
+    problem = explain_unsupported_http_method(method)
     for name, value in headers.items():
-        problem = problem or explain_refused_header(name, value)
+        problem = problem or explain_forbidden_header(name, value)
     if not 0 <= max_bytes <= MAX_BODY_BYTES:
         problem = problem or f"`max_bytes` is {max_bytes}. It must be from 0 to {MAX_BODY_BYTES}."
     if timeout_ms <= 0:
@@ -437,12 +439,12 @@ def _build_redirected_request(
     if status not in _REDIRECTS or location is None:
         return None
     try:
-        following = parse_url(urljoin(str(address), quote(location.encode("latin-1"), safe=_UNRESERVED)))
+        following = parse_http_url(urljoin(str(address), quote(location.encode("latin-1"), safe=_UNRESERVED)))
     except ValueError as error:
         if body and not _changes_to_get(status, method):
             return None  # the first server has the body, so its answer counts
         raise ToolError(
-            f"{address.host} redirects to {quote_excerpt(location, 200)}, which cannot be followed: {error}",
+            f"{address.host} redirects to {quote_text_or_length(location, 200)}, which cannot be followed: {error}",
             kind="denied",
         ) from None
     if _changes_to_get(status, method):

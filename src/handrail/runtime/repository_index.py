@@ -20,7 +20,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from handrail.contract.services.file_services import OutlineEntry
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 
 MAX_TEXT_BYTES = 256 * 1024
 """The bytes of a file that are indexed."""
@@ -32,9 +32,9 @@ _SETTLED_NS = 100_000_000
 """A file that changed so recently may change again with the same times, so it is read again."""
 _MAX_QUERY_TERMS = 48
 _MAX_OUTLINE = 60
-_TERM = compile_on_first_use(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[^\W\d_A-Za-z]+|\d{2,}")
-_NAME = compile_on_first_use(r"[A-Za-z]\w*(?:-\w+)*")
-_TEST_AFFIX = compile_on_first_use(
+_TERM = compile_regex_lazily(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[^\W\d_A-Za-z]+|\d{2,}")
+_NAME = compile_regex_lazily(r"[A-Za-z]\w*(?:-\w+)*")
+_TEST_AFFIX = compile_regex_lazily(
     r"^(?:tests?[_-](?=.)|Tests?(?=[A-Z]))|(?:[._-](?:tests?|spec)|(?<=[a-z])(?:Tests?|Spec))$"
 )
 _FOLDER_NAMES = frozenset(("__init__", "__main__", "index", "main", "mod"))
@@ -186,7 +186,7 @@ class _IndexedText:
         self.mentioned = mentioned
 
 
-class RepositoryIndex:
+class RepositoryWordIndex:
     """The words of files, by absolute path. Safe in any thread."""
 
     def __init__(self) -> None:
@@ -529,7 +529,7 @@ def _outline_of_python(body: Sequence[ast.stmt], prefix: str) -> Iterable[Outlin
             yield OutlineEntry(node.lineno, f"{prefix}{node.name}({', '.join(arguments)})"[:120])
 
 
-_COMMENT = compile_on_first_use(
+_COMMENT = compile_regex_lazily(
     r'\A(?:#![^\n]*\n)?\s*(?:[rRuU]?"""(.*?)"""|\'\'\'(.*?)\'\'\'|/\*(.*?)\*/|((?:(?:#|//|--|;)[^\n]*\n)+))', re.DOTALL
 )
 

@@ -7,19 +7,24 @@ import re
 import stat
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise, takewhile
 from pathlib import Path
 from threading import Lock
 from typing import Literal, NamedTuple
 
-from handrail.contract.errors import ToolError, quote_excerpt
-from handrail.contract.services.file_services import ResolvedPath
+from handrail.contract.errors import ToolError, quote_text_or_length
+from handrail.contract.services.file_services import ResolvedPath, SearchOmission
 from handrail.contract.struct import Struct
-from handrail.contract.text.glob_patterns import WILDCARDS, compile_path_glob
-from handrail.contract.text.lazy_patterns import compile_on_first_use
-from handrail.contract.text.neutralisation import fold_spelling, restore_path
+from handrail.contract.text.glob_patterns import WILDCARDS, compile_path_glob, escape_glob_literal
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
+from handrail.contract.text.neutralisation import (
+    build_escape_regex_variants,
+    normalise_unicode_spelling,
+    restore_escapes,
+    unescape_displayed_path,
+)
 from handrail.contract.text.text_encodings import (
     MARKED_ENCODINGS,
     UTF_8_MARK,
@@ -68,17 +73,17 @@ _BINARY_NOTE_TAIL = (
     rb": (?:WARNING: stopped searching binary file after match|binary file matches)"
     rb' \(found "\\0" byte around offset [0-9]+\)\n'
 )
-_CUT_NOTE = compile_on_first_use(rb" \[\.\.\. (?:omitted end of long line|[0-9]+ more match(?:es)?)\]\Z")
+_CUT_NOTE = compile_regex_lazily(rb" \[\.\.\. (?:omitted end of long line|[0-9]+ more match(?:es)?)\]\Z")
 _MOST_DIGITS = 18
 _LABELS = {"CP949": "windows-949"}
 """Ripgrep's names of encodings, where they differ."""
-_BINARY_NOTE = compile_on_first_use(rb"(.*?)" + _BINARY_NOTE_TAIL, re.DOTALL)
-_END_OF_NOTE = compile_on_first_use(_BINARY_NOTE_TAIL)
-_PATTERN_ERROR = compile_on_first_use(r"regex|size limit|literal|pattern|UTF-8")
+_BINARY_NOTE = compile_regex_lazily(rb"(.*?)" + _BINARY_NOTE_TAIL, re.DOTALL)
+_END_OF_NOTE = compile_regex_lazily(_BINARY_NOTE_TAIL)
+_PATTERN_ERROR = compile_regex_lazily(r"regex|size limit|literal|pattern|UTF-8")
 _MOST_REASON = 300
 _EXCERPT = 30
 """The characters of a pattern that a message shows on each side of a fault."""
-_PLAIN_NAME = compile_on_first_use(r"[\w.*?+@, =~-]+\Z")
+_PLAIN_NAME = compile_regex_lazily(r"[\w.*?+@, =~-]+\Z")
 
 
 def find_ripgrep(workspace: str, *, confined: bool) -> str:
@@ -147,7 +152,8 @@ class SearchPathFilter(Struct, frozen=True):
         :raises ToolError: ``invalid_input`` if the pattern is invalid, or its braces expand to too many patterns
         """
         negated = anywhere and pattern.startswith("!")
-        body = restore_path(pattern.removeprefix("!") if negated else pattern)
+        body = unescape_displayed_path(pattern.removeprefix("!") if negated else pattern)
+        body = _BACKSLASH_ESCAPE.sub(_to_set, body)
         parts = tuple(map(_normalize_pattern, expand_braces(body)))
         if anywhere:
             parts = tuple(one if "/" in one else f"**/{one}" for one in parts)
@@ -155,7 +161,7 @@ class SearchPathFilter(Struct, frozen=True):
         try:
             compiled = tuple(
                 (
-                    compile_path_glob(fold_spelling(one.lstrip("/")), subtree=negated, any_case=any_case),
+                    compile_path_glob(normalise_unicode_spelling(one.lstrip("/")), subtree=negated, any_case=any_case),
                     names_hidden,
                 )
                 for one, names_hidden in zip(parts, dotted, strict=True)
@@ -178,7 +184,7 @@ class SearchPathFilter(Struct, frozen=True):
         """Return the filter for the paths below the folder that every pattern begins with."""
         parts = tuple(one[len(folder) :].lstrip("/") for one in self.patterns)
         compiled = tuple(
-            (compile_path_glob(fold_spelling(part), subtree=False, any_case=self.any_case), names_hidden)
+            (compile_path_glob(normalise_unicode_spelling(part), subtree=False, any_case=self.any_case), names_hidden)
             for part, (_, names_hidden) in zip(parts, self.compiled, strict=True)
         )
         return replace(self, patterns=parts, compiled=compiled)
@@ -204,22 +210,50 @@ class SearchPathFilter(Struct, frozen=True):
 
     def matches(self, path: str) -> bool:
         """Return whether a path, relative to the folder, passes the filter."""
-        is_shown = self.hidden or not is_hidden_path(path)  # a type includes hidden files
+        is_shown = self.hidden or not has_dot_component(path)  # a type includes hidden files
         if not self.patterns:
             return is_shown
-        path = fold_spelling(path)
+        path = normalise_unicode_spelling(path)
         if self.negated:
             return is_shown and not any(one.match(path) for one, _ in self.compiled)
         return any((is_shown or names_hidden) and one.match(path) for one, names_hidden in self.compiled)
 
-    def matches_in_other_case(self, path: str) -> bool:
-        """Return whether a path that does not pass would pass in another letter case."""
-        return any(compile_path_glob(one, subtree=False, any_case=True).match(path) for one in self.patterns)
+    def find_near_match_reason(self, path: str) -> SearchOmission | None:
+        """Return which other form of the pattern a path would match that does not pass."""
+        forms: dict[SearchOmission, Callable[[str], str]] = {
+            "case": lambda one: one,
+            "deeper": lambda one: f"{one[: -len(name)]}**/{name}" if (name := one.rpartition("/")[2]) else one,
+            "inside": lambda one: f"{one}/**",
+        }
+        for why, change in forms.items():
+            for one in self.patterns:
+                if compile_path_glob(change(one), subtree=False, any_case=why == "case").match(path):
+                    return why
+        return None
 
 
-def is_hidden_path(path: str) -> bool:
+def has_dot_component(path: str) -> bool:
     """Return whether a name of a relative path begins with a dot."""
     return path.startswith(".") or "/." in path
+
+
+_BACKSLASH_ESCAPE = compile_regex_lazily(r"\\([][*?{}])")
+
+
+def _to_set(escape: re.Match[str]) -> str:
+    return escape[1] if escape[1] in "]}" else f"[{escape[1]}]"
+
+
+def escape_brackets_in_file_names(pattern: str, folder: str) -> str:
+    """Return a glob in which brackets that belong to the name of a folder or file, such as ``[id]``, are no set."""
+    if "[" not in pattern:
+        return pattern
+    path = "" if pattern.startswith("/") else folder
+    parts: list[str] = []
+    for part in pattern.split("/"):
+        path = f"{path}/{part}"
+        parts.append(escape_glob_literal(part) if "[" in part and "\0" not in path and os.path.lexists(path) else part)
+    return "/".join(parts)
 
 
 def _is_literal(name: str) -> bool:
@@ -242,7 +276,7 @@ def expand_braces(pattern: str) -> list[str]:
     while todo:
         if len(done) + len(todo) > _MAX_ALTERNATIVES:
             raise ToolError(
-                f"The braces of {quote_excerpt(pattern, 200)} expand to more than {_MAX_ALTERNATIVES} patterns. Use "
+                f"The braces of {quote_text_or_length(pattern, 200)} expand to more than {_MAX_ALTERNATIVES} patterns. Use "
                 "fewer alternatives.",
                 kind="invalid_input",
             )
@@ -293,9 +327,11 @@ def build_grep_arguments(
             f"It must be text of at most {MAX_PATTERN} characters.",
             kind="invalid_input",
         )
-    forms = dict.fromkeys((pattern, unicodedata.normalize("NFC", pattern)))
-    if "[" not in pattern or literal:  # a set would take the accent for a character of its own
-        forms[unicodedata.normalize("NFD", pattern)] = None
+    forms: dict[str, None] = {}
+    for one in (pattern, restore_escapes(pattern)) if literal else build_escape_regex_variants(pattern):
+        forms |= dict.fromkeys((one, unicodedata.normalize("NFC", one)))
+        if "[" not in one or literal:  # a set would take the accent for a character of its own
+            forms[unicodedata.normalize("NFD", one)] = None
     return [
         *(_NAME_OPTIONS if names_only else _GREP_OPTIONS),
         *wanted.build_arguments(),
@@ -324,7 +360,7 @@ def build_encoding_probe_arguments(wanted: SearchPathFilter, target: str) -> lis
     ]
 
 
-def choose_encoding(arguments: Sequence[str], encoding: TextEncoding, targets: Sequence[str]) -> list[str]:
+def build_arguments_for_encoding(arguments: Sequence[str], encoding: TextEncoding, targets: Sequence[str]) -> list[str]:
     """Return the arguments of a search for files in one encoding instead.
 
     :param arguments: from :func:`build_grep_arguments`
@@ -333,7 +369,7 @@ def choose_encoding(arguments: Sequence[str], encoding: TextEncoding, targets: S
     return [*arguments[:-2], f"--encoding={label.lower()}", "--", *targets]
 
 
-def is_searchable(encoding: TextEncoding) -> bool:
+def is_searchable_encoding(encoding: TextEncoding) -> bool:
     """Return whether ripgrep knows an encoding."""
     return encoding.codec not in {"utf-32-le", "utf-32-be", "cp850", "cp852"}
 
@@ -413,7 +449,7 @@ def split_complete_names(rest: bytes, piece: bytes) -> tuple[Sequence[bytes], by
     return whole, rest
 
 
-def ripgrep_exit_error(exit_code: int, output: bytes) -> ToolError | None:
+def make_ripgrep_exit_error(exit_code: int, output: bytes) -> ToolError | None:
     """Return the error for ripgrep's exit code and messages; None if the search succeeded.
 
     A search with unreadable files counts as a success.
@@ -523,7 +559,7 @@ class UnverifiedMatch(NamedTuple):
     encoding: TextEncoding | None = None
 
 
-def keep_verified_matches(
+def filter_verified_matches(
     hits: Sequence[UnverifiedMatch], hidden: HiddenFileRecord, may: AccessCheck
 ) -> Iterator[UnverifiedMatch]:
     """Yield the hits whose line is at the reported place in the allowed file, with the line in UTF-8.

@@ -32,26 +32,33 @@ from handrail.contract.services.file_services import (
 )
 from handrail.contract.struct import Struct
 from handrail.contract.tool.requires import AccessCheck, CapabilitySet
-from handrail.origins.listed_paths import folds_names
+from handrail.origins.listed_paths import is_name_folding_folder
 from handrail.runtime.files import secure_open
 from handrail.runtime.files.session_roots import SessionRoots, is_beneath
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess
-from handrail.runtime.repository_index import MAX_TEXT_BYTES, IndexedFileState, RepositoryIndex, decode_text, outline
+from handrail.runtime.repository_index import (
+    MAX_TEXT_BYTES,
+    IndexedFileState,
+    RepositoryWordIndex,
+    decode_text,
+    outline,
+)
 from handrail.runtime.ripgrep import (
     HiddenFileRecord,
     RipgrepOutputParser,
     SearchPathFilter,
     UnverifiedMatch,
+    build_arguments_for_encoding,
     build_encoding_probe_arguments,
     build_files_arguments,
     build_grep_arguments,
-    choose_encoding,
+    escape_brackets_in_file_names,
+    filter_verified_matches,
     find_ripgrep,
     group_by_encoding,
-    is_hidden_path,
-    is_searchable,
-    keep_verified_matches,
-    ripgrep_exit_error,
+    has_dot_component,
+    is_searchable_encoding,
+    make_ripgrep_exit_error,
     split_complete_names,
     stat_regular_unlinked_files,
 )
@@ -91,9 +98,9 @@ class RipgrepSearch:
         capabilities: CapabilitySet,
         may: AccessCheck,
         hidden: HiddenFileRecord,
-        index: RepositoryIndex | None = None,
+        index: RepositoryWordIndex | None = None,
     ) -> None:
-        self._index = index or RepositoryIndex()
+        self._index = index or RepositoryWordIndex()
         self._roots = roots
         self._sandbox = sandbox
         self._profile = profile
@@ -118,7 +125,8 @@ class RipgrepSearch:
             self._check_readable(place.file)
         wanted = SearchPathFilter(hidden=hidden or place.file is not None, ignores="none" if ignored else "all")
         if glob is not None:
-            any_case = folds_names(place.folder.absolute)
+            any_case = is_name_folding_folder(place.folder.absolute)
+            glob = escape_brackets_in_file_names(glob, place.folder.absolute)
             wanted = SearchPathFilter.parse(
                 glob, hidden=wanted.hidden, ignored=ignored, anywhere=True, any_case=any_case
             )
@@ -157,13 +165,13 @@ class RipgrepSearch:
         def look(piece: bytes) -> None:
             reported: list[UnverifiedMatch] = []
             for found in records.feed(piece):
-                located = judge.locate_shown(found.path, wanted)
+                located = judge.resolve_visible_path(found.path, wanted)
                 if located is None or (
-                    found.raw_path != found.path and judge.locate_shown(found.raw_path, None) is None
+                    found.raw_path != found.path and judge.resolve_visible_path(found.raw_path, None) is None
                 ):
                     continue
                 reported.append(UnverifiedMatch(located, found.line, found.column, found.offset, found.text))
-            hits.extend(islice(keep_verified_matches(reported, self._hidden, self._may), max_matches + 1 - len(hits)))
+            hits.extend(islice(filter_verified_matches(reported, self._hidden, self._may), max_matches + 1 - len(hits)))
 
         async with contextlib.aclosing(self._stream_output(place, arguments, records)) as output:
             async for piece in output:
@@ -193,7 +201,7 @@ class RipgrepSearch:
         def list_files(piece: bytes) -> None:
             names, records.rest = split_complete_names(records.rest, piece)
             for raw in names:
-                located = judge.locate_shown(raw, wanted if wanted.patterns else None)
+                located = judge.resolve_visible_path(raw, wanted if wanted.patterns else None)
                 if located is not None and len(files) < _MOST_PROBED:
                     files[os.fsdecode(raw)] = located
 
@@ -203,12 +211,12 @@ class RipgrepSearch:
                 async for piece in output:
                     await _run_in_thread(lambda piece=piece: list_files(piece))
         groups = await _run_in_thread(lambda: group_by_encoding(files, self._hidden, self._may))
-        unsearched = sum(len(group) for encoding, group in groups.items() if not is_searchable(encoding))
+        unsearched = sum(len(group) for encoding, group in groups.items() if not is_searchable_encoding(encoding))
         for encoding, group in groups.items():
-            names = list(group) if is_searchable(encoding) else []
+            names = list(group) if is_searchable_encoding(encoding) else []
             for at in range(0, len(names), _FILES_AT_ONCE):
                 records = RipgrepOutputParser()
-                chosen = choose_encoding(arguments, encoding, names[at : at + _FILES_AT_ONCE])
+                chosen = build_arguments_for_encoding(arguments, encoding, names[at : at + _FILES_AT_ONCE])
                 async with contextlib.aclosing(self._stream_output(place, chosen, records)) as output:
                     async for piece in output:
                         reported = [
@@ -217,7 +225,7 @@ class RipgrepSearch:
                             if (name := os.fsdecode(found.path)) in group
                         ]
                         left = max(0, max_matches + 1 - len(hits))
-                        kept = islice(keep_verified_matches(reported, self._hidden, self._may), left)
+                        kept = islice(filter_verified_matches(reported, self._hidden, self._may), left)
                         hits += await _run_in_thread(lambda kept=kept: list(kept))
         return hits, unsearched
 
@@ -266,7 +274,8 @@ class RipgrepSearch:
                 f"`{place.file.display_path}` is a file. glob lists folders. Use read to see a file.",
                 kind="invalid_input",
             )
-        any_case = folds_names(place.folder.absolute)
+        any_case = is_name_folding_folder(place.folder.absolute)
+        pattern = escape_brackets_in_file_names(pattern, place.folder.absolute)
         wanted = SearchPathFilter.parse(pattern, hidden=hidden, ignored=ignored, any_case=any_case)
         place, wanted = self._enter_named_folder(place, wanted)
         found = await self._find_paths(place, wanted, max_paths)
@@ -281,7 +290,9 @@ class RipgrepSearch:
             """Add the paths in a piece of output, and give how many of it may not be shown."""
             found, records.rest = split_complete_names(records.rest, piece)
             judged = [
-                judge.locate_shown(raw, None) for raw in found if wanted.matches(os.fsdecode(raw.removeprefix(b"./")))
+                judge.resolve_visible_path(raw, None)
+                for raw in found
+                if wanted.matches(os.fsdecode(raw.removeprefix(b"./")))
             ]
             there = [one for one in judged if one is not None]
             found_files = stat_regular_unlinked_files(there)
@@ -318,8 +329,8 @@ class RipgrepSearch:
                 for one in await self._list_shown(place, build_files_arguments(whole, by_name=False), None):
                     if whole.matches(one[start:]):
                         omissions[self._classify_omission(place, wanted, one)] += 1
-                    elif one in listed and wanted.matches_in_other_case(one[start:]):
-                        omissions["case"] += 1
+                    elif one in listed and (why := wanted.find_near_match_reason(one[start:])) is not None:
+                        omissions[why] += 1
         return FileSearchResult(searched_count=count, omissions=omissions)
 
     async def survey_files(
@@ -347,7 +358,7 @@ class RipgrepSearch:
 
         def look(piece: bytes) -> int:
             names, records.rest = split_complete_names(records.rest, piece)
-            judged = [judge.locate_shown(raw, None) for raw in names]
+            judged = [judge.resolve_visible_path(raw, None) for raw in names]
             there = [one for one in judged if one is not None]
             files.extend(
                 (one, status)
@@ -422,7 +433,7 @@ class RipgrepSearch:
 
         def look(piece: bytes) -> None:
             found, records.rest = split_complete_names(records.rest, piece)
-            located = (judge.locate_shown(raw, wanted) for raw in found)
+            located = (judge.resolve_visible_path(raw, wanted) for raw in found)
             listed.update(one.absolute for one in located if one is not None)
 
         async with contextlib.aclosing(self._stream_output(place, arguments, records)) as output:
@@ -435,7 +446,7 @@ class RipgrepSearch:
     @staticmethod
     def _classify_omission(place: _SearchTarget, wanted: SearchPathFilter, absolute: str) -> SearchOmission:
         relative = absolute[len(place.folder.absolute.rstrip("/")) + 1 :]
-        return "hidden" if is_hidden_path(relative) and not wanted.hidden else "ignored"
+        return "hidden" if has_dot_component(relative) and not wanted.hidden else "ignored"
 
     def _enter_named_folder(
         self, place: _SearchTarget, wanted: SearchPathFilter
@@ -474,12 +485,12 @@ class RipgrepSearch:
         try:
             mode = Path(located.absolute).lstat().st_mode
         except OSError as error:
-            raise secure_open.os_error_for_model(error, located, "searching") from error
+            raise secure_open.translate_os_error_for_model(error, located, "searching") from error
         if stat.S_ISDIR(mode):
             return _SearchTarget(located, None, is_named=located.absolute not in self._roots.writable)
         if not stat.S_ISREG(mode):
-            raise secure_open.not_regular_error(located)
-        return _SearchTarget(self._roots.locate_canonical(str(Path(located.absolute).parent)), located)
+            raise secure_open.build_not_regular_file_error(located)
+        return _SearchTarget(self._roots.locate_canonical_path(str(Path(located.absolute).parent)), located)
 
     def _check_readable(self, file: ResolvedPath) -> None:
         refusal = self._may("fs.read", file.absolute)
@@ -497,7 +508,7 @@ class RipgrepSearch:
         try:
             while piece := await process.read(_PIECE):
                 yield piece
-            error = ripgrep_exit_error(await process.wait(), records.rest)
+            error = make_ripgrep_exit_error(await process.wait(), records.rest)
         finally:
             await asyncio.shield(asyncio.ensure_future(process.kill()))  # a second cancellation does not stop it
         if error is not None:
@@ -566,7 +577,7 @@ class _ShownFileFilter:
         self._folder = folder.rstrip("/")
         self._known: dict[tuple[bytes, bool], ResolvedPath | None] = {}
 
-    def locate_shown(self, raw: bytes, wanted: SearchPathFilter | None) -> ResolvedPath | None:
+    def resolve_visible_path(self, raw: bytes, wanted: SearchPathFilter | None) -> ResolvedPath | None:
         """Return the file at a reported path; None if it is not wanted or may not be shown."""
         key = (raw, wanted is None)
         if key in self._known:
@@ -575,7 +586,7 @@ class _ShownFileFilter:
         absolute = f"{self._folder}/{path}"
         answer = None
         if wanted is None or wanted.matches(path):
-            located = self._roots.locate_canonical(absolute)
+            located = self._roots.locate_canonical_path(absolute)
             if located.is_inside and self._may("fs.read", absolute) is not None:
                 self._hidden.record_hidden_files([absolute])
             elif located.is_inside:
@@ -631,7 +642,7 @@ class _DirectProcess:
         try:
             descriptor = secure_open.open_beneath(folder, secure_open.FOLDER_FLAGS)
         except OSError as error:
-            raise secure_open.os_error_for_model(error, folder, "searching") from error
+            raise secure_open.translate_os_error_for_model(error, folder, "searching") from error
         try:
             process = await asyncio.create_subprocess_exec(
                 program,

@@ -1,6 +1,6 @@
 """Named secrets, and their access control: a tool gets the secrets that it declared, by name, and no others.
 
-A tool in this process gets a value through :class:`DeclaredSecrets`, an executable by an inherited descriptor
+A tool in this process gets a value through :class:`ToolSecretService`, an executable by an inherited descriptor
 (``SandboxProfile.secrets``), never by arguments or environment. Programs that the shell service starts get none.
 """
 
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from handrail.contract.errors import ToolError
-from handrail.contract.text.lazy_patterns import compile_on_first_use
-from handrail.contract.tool.operator_tool_settings import settings_line
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
+from handrail.contract.tool.operator_tool_settings import format_tool_setting_line
 from handrail.contract.tool.spec import ToolSpec
 
-SECRET_NAME = compile_on_first_use(r"[\w./:-]+")
+SECRET_NAME = compile_regex_lazily(r"[\w./:-]+")
 """The pattern of a secret's name. A name is not confidential."""
 _NO_VALUES: Mapping[str, str] = MappingProxyType({})
 _NO_SETTINGS: Mapping[str, Mapping[str, str]] = MappingProxyType({})
@@ -57,7 +57,7 @@ class SecretStore:
         """The names of the known secrets."""
         return frozenset(self._values)
 
-    def with_values(self, values: Mapping[str, str]) -> SecretStore:
+    def with_added_secrets(self, values: Mapping[str, str]) -> SecretStore:
         """Return a store with these secrets added; they replace secrets of the same name."""
         return SecretStore({**self._values, **values}, self._missing, self._settings) if values else self
 
@@ -80,21 +80,21 @@ class SecretStore:
         """Return the known secrets among ``names``."""
         return {name: self._values[name] for name in names if name in self._values}
 
-    def list_secrets_for_tool(self, spec: ToolSpec) -> dict[str, str]:
+    def get_secret_values_for_tool(self, spec: ToolSpec) -> dict[str, str]:
         """Return the secrets that a tool declares, by name, and its secret settings, by key."""
         found = {name: self._values[name] for name in spec.secrets if name in self._values}
         own = self._settings.get(spec.id, _NO_VALUES)
-        found |= {key: self._values[own[key]] for key in list_secret_settings(spec) if own.get(key) in self._values}
+        found |= {key: self._values[own[key]] for key in list_secret_setting_keys(spec) if own.get(key) in self._values}
         return found
 
     def explain_unset_secret_setting(self, spec: ToolSpec, key: str) -> str | None:
         """Return why a secret setting of a tool is not available, with the remedy; None if it is."""
         name = self._settings.get(spec.id, _NO_VALUES).get(key)
         if name is not None:
-            return self.explain_missing(name)
-        return f"{key} (not set; add {settings_line(spec.id, key, secret=True)})"
+            return self.explain_missing_secret(name)
+        return f"{key} (not set; add {format_tool_setting_line(spec.id, key, secret=True)})"
 
-    def explain_missing(self, name: str) -> str | None:
+    def explain_missing_secret(self, name: str) -> str | None:
         """Return why ``name`` is not available, with the remedy for the operator; None if it is."""
         if name in self._values:
             return None
@@ -107,12 +107,12 @@ class SecretStore:
 NO_SECRETS = SecretStore()
 
 
-def list_secret_settings(spec: ToolSpec) -> tuple[str, ...]:
+def list_secret_setting_keys(spec: ToolSpec) -> tuple[str, ...]:
     """Return the keys of a tool's secret settings."""
     return tuple(key for key, setting in spec.config.items() if setting.secret)
 
 
-class DeclaredSecrets:
+class ToolSecretService:
     """A secrets service for one tool: :class:`~handrail.contract.services.tool_runtime.SecretService`.
 
     :param refusal: why this call gets no secrets, whatever its tool declared
@@ -126,12 +126,12 @@ class DeclaredSecrets:
         self._refusal = refusal
 
     def __repr__(self) -> str:
-        names = (*self._spec.secrets, *list_secret_settings(self._spec))
+        names = (*self._spec.secrets, *list_secret_setting_keys(self._spec))
         return f"<secrets of {self._spec.id}: {', '.join(names) or 'none'}>"
 
     def get(self, name: str) -> str:
         tool = self._spec.id
-        is_setting = name not in self._spec.secrets and name in list_secret_settings(self._spec)
+        is_setting = name not in self._spec.secrets and name in list_secret_setting_keys(self._spec)
         if name not in self._spec.secrets and not is_setting:
             raise ToolError(
                 f"Tool `{tool}` did not declare the secret {name!r}, so it cannot read it. The author of the tool "
@@ -143,13 +143,13 @@ class DeclaredSecrets:
                 f"Tool `{tool}` gets no secrets in this call: {self._refusal}. Use another tool.", kind="denied"
             )
         store = self._store
-        why = store.explain_unset_secret_setting(self._spec, name) if is_setting else store.explain_missing(name)
+        why = store.explain_unset_secret_setting(self._spec, name) if is_setting else store.explain_missing_secret(name)
         if why is not None:
             raise ToolError(
                 f"Tool `{tool}` needs a secret that is not available: {why}. Ask the user to set it.",
                 kind="unavailable",
             )
-        return store.list_secrets_for_tool(self._spec)[name]
+        return store.get_secret_values_for_tool(self._spec)[name]
 
 
 # Variables of the operator's environment that the operator passes to programs.
@@ -157,7 +157,7 @@ class DeclaredSecrets:
 _logger = logging.getLogger("handrail.runtime")
 
 
-def read_passed_variables(names: Iterable[str], redact: Callable[[str], str]) -> dict[str, str]:
+def read_passthrough_variables(names: Iterable[str], redact: Callable[[str], str]) -> dict[str, str]:
     """Return the named variables of this process. One with a registered secret in its value is left out, with a warning.
 
     :param redact: returns the same object for a text without a registered secret

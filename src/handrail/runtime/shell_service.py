@@ -28,14 +28,14 @@ from handrail.contract.sandbox_protocol import (
 )
 from handrail.contract.services.job_and_tool_services import KEYS, TypedInputResult
 from handrail.contract.struct import Struct, field
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.requires import AccessCheck, CapabilitySet
 from handrail.origins.program_lookup import ProgramRefused, find_enclosing_folder, find_program
-from handrail.runtime.files.session_roots import SessionRoots, explain_lost_root, is_beneath
+from handrail.runtime.files.session_roots import SessionRoots, find_lost_root_error, is_beneath
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess, ProtectedPathViolation
-from handrail.runtime.guard.refusal_notes import ProgramEnd, explain_refusals
-from handrail.sandbox.filters.resource_limits import explain_reached_limit
+from handrail.runtime.guard.refusal_notes import ProgramTermination, explain_sandbox_denials
+from handrail.sandbox.filters.resource_limits import infer_reached_limit
 from handrail.sandbox.view import toolchains
 
 _FEW_PATHS = 200
@@ -49,7 +49,7 @@ TAIL_BYTES = 512 * 1024
 _MOST_ATTEMPTS = 20
 _SH = ("/bin/sh", "-c")
 _REDIRECTING = frozenset("<>")
-_VARIABLE = compile_on_first_use(r"[A-Za-z_][A-Za-z0-9_]*")
+_VARIABLE = compile_regex_lazily(r"[A-Za-z_][A-Za-z0-9_]*")
 _FIXED_VARIABLES = frozenset(("PATH", "HOME", "TMPDIR", "SHELL", "IFS", "ENV", "NODE_USE_ENV_PROXY"))
 _FIXED_PREFIXES = ("LD_", "BASH", "HANDRAIL", "DYLD_")
 
@@ -108,31 +108,35 @@ class SandboxedShell:
             try:
                 code = await process.wait()
             except ProtectedPathViolation as veto:
-                output_text = await asyncio.to_thread(decode_text, capture.join_ends(output) + errors, "replace")
+                output_text = await asyncio.to_thread(
+                    decode_text, capture.join_head_and_tail(output) + errors, "replace"
+                )
                 raise ToolError(
                     veto.text, kind="denied", data={"exit_code": veto.exit_code, "output": output_text}
                 ) from None
             except ToolError as error:
-                output_text = await asyncio.to_thread(decode_text, capture.join_ends(output) + errors, "replace")
+                output_text = await asyncio.to_thread(
+                    decode_text, capture.join_head_and_tail(output) + errors, "replace"
+                )
                 raise ToolError(
                     error.text, kind=error.kind, data={"output": output_text} if output_text else None
                 ) from None
         except asyncio.CancelledError:
-            await end_process(process)
+            await kill_process_despite_cancellation(process)
             if on_output is not None and isinstance(process, GuardedProcess) and process.violation is not None:
                 on_output(f"\n[handrail: {process.violation.text}]\n".encode())
             raise
         finally:
             if watch is not None:
                 watch.stop()
-            await end_process(process)
-        output_text = errors or capture.read_tail() or output
-        bound = (
-            None if self._profile.tool in self._sandbox.tier.unconfined else explain_reached_limit(code, output_text)
-        )
+            await kill_process_despite_cancellation(process)
+        output_text = errors or capture.get_output_tail() or output
+        bound = None if self._profile.tool in self._sandbox.tier.unconfined else infer_reached_limit(code, output_text)
         limit = bound.text if bound else None
         shown = command if isinstance(command, str) else " ".join(command)
-        notes = explain_refusals(process, ProgramEnd(shown, code, output_text, self.capabilities, attempts))
+        notes = explain_sandbox_denials(
+            process, ProgramTermination(shown, code, output_text, self.capabilities, attempts)
+        )
         if watch is not None and watch.ended_editor:
             notes = (
                 f"`{watch.ended_editor}` waited for a terminal, which programs of this call do not have, so it was ended. Use edit "
@@ -140,8 +144,8 @@ class SandboxedShell:
                 "program.",
                 *notes,
             )
-        dropped -= capture.count_passed_on(len(output))
-        tail = b"" if keep_bytes is None else capture.read_tail()
+        dropped -= capture.count_forwarded_bytes(len(output))
+        tail = b"" if keep_bytes is None else capture.get_output_tail()
         return CompletedProcess(code, output, dropped, -code if code < 0 else None, limit, notes, errors, tail)
 
     async def start_authorized_program(
@@ -193,7 +197,7 @@ class SandboxedShell:
 
     def _build_argv(self, command: str | Sequence[str]) -> Sequence[str]:
         if not self.capabilities.may_allow_any_target("shell.run"):
-            layer = self.capabilities.find_refusing_layer("shell.run", ("",))
+            layer = self.capabilities.find_denying_layer("shell.run", ("",))
             owner = layer.owner if layer else "nothing"
             raise ToolError(
                 f"Running programs is not allowed in this call (limited by {owner}). Use another tool, or ask the "
@@ -210,7 +214,7 @@ class SandboxedShell:
         argv = tuple(command)
         if not argv or not argv[0]:
             raise ToolError("The argv list is empty. Pass a program and its arguments.", kind="invalid_input")
-        if self.capabilities.find_refusing_layer("shell.run", argv) is not None:
+        if self.capabilities.find_denying_layer("shell.run", argv) is not None:
             raise ToolError(
                 f"`{escape_terminal_controls(argv[0])}` with these arguments is not allowed in this call. Use another tool, or ask "
                 "the user.",
@@ -245,7 +249,7 @@ class SandboxedShell:
 
         :param further: whether it may lie in another root than the workspace
         """
-        if (lost := explain_lost_root(self._profile.workspace)) is not None:
+        if (lost := find_lost_root_error(self._profile.workspace)) is not None:
             raise lost
         if cwd is None:
             return self._profile.cwd or self._profile.workspace
@@ -293,19 +297,19 @@ class _OutputCapture:
         while self._ends_bytes - len(self._ends[0]) >= TAIL_BYTES:
             self._ends_bytes -= len(self._ends.popleft())
 
-    def read_tail(self) -> bytes:
+    def get_output_tail(self) -> bytes:
         """Return the end of an output that is longer than the kept part; else nothing."""
         beyond = min(self._total - self.keep_bytes, TAIL_BYTES)
         return b"".join(self._ends)[-beyond:] if beyond > 0 else b""
 
-    def join_ends(self, output: bytes) -> bytes:
+    def join_head_and_tail(self, output: bytes) -> bytes:
         """Return the kept part with the end, and a note about what is between them."""
-        tail = self.read_tail()
+        tail = self.get_output_tail()
         left_out = self._total - len(output) - len(tail)
         note = f"\n[{left_out:,} bytes are left out here]\n".encode() if left_out > 0 else b""
         return output + note + tail if tail else output
 
-    def count_passed_on(self, kept: int) -> int:
+    def count_forwarded_bytes(self, kept: int) -> int:
         """Return how many bytes were passed on in addition to the kept part."""
         return max(0, min(self._total, self._most) - kept)
 
@@ -313,7 +317,7 @@ class _OutputCapture:
 _WAITS_FOR_TERMINAL = b"Input is not from a terminal"
 """The line that vi prints before it waits forever. Other editors, pagers and prompts end by themselves without a terminal."""
 _EDITOR_WAIT_S = 3.0
-_EDITORS = compile_on_first_use(r"(?:r|n|g)?vi(?:m|ew|mdiff)?(?:\.[a-z0-9]+)?|ex")
+_EDITORS = compile_regex_lazily(r"(?:r|n|g)?vi(?:m|ew|mdiff)?(?:\.[a-z0-9]+)?|ex")
 
 
 class _EditorWatch:
@@ -404,7 +408,7 @@ def _find_shell() -> tuple[str, ...]:
     return SHELL_ARGV if Path(SHELL_ARGV[0]).exists() else _SH
 
 
-async def end_process(process: Process) -> None:
+async def kill_process_despite_cancellation(process: Process) -> None:
     """End the process and everything it started, even if the current task is being cancelled."""
     ending = asyncio.ensure_future(process.kill())
     cancelled: asyncio.CancelledError | None = None
@@ -487,7 +491,7 @@ class OpenTerminal(Struct, eq=False):
     may_take_input: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def keep_tail(self, piece: bytes) -> None:
+    def append_to_tail(self, piece: bytes) -> None:
         """Add output to the end that is kept."""
         self.tail = (self.tail + piece)[-_TAIL_BYTES:]
 
@@ -497,21 +501,23 @@ class OpenTerminal(Struct, eq=False):
         Each host that was refused is named once.
         """
         attempts, self.attempts[:] = tuple(self.attempts), ()
-        end = ProgramEnd(self.command, exit_code, output, self.capabilities, attempts)
-        return explain_refusals(self.process, end)
+        end = ProgramTermination(self.command, exit_code, output, self.capabilities, attempts)
+        return explain_sandbox_denials(self.process, end)
 
     @property
-    def is_input_uncertain(self) -> bool:
+    def has_uncertain_input_target(self) -> bool:
         """Whether typed text may go to a program other than the shell, or continue an open line."""
         return self.line_open or (self.may_take_input and not self.process.is_at_prompt())
 
     def update_input_line_state(self, text: str, keys: Sequence[str]) -> None:
         """Update the state of the input line after typing."""
         if text:
-            self.may_take_input = may_read_typed_input(text) or (self.may_take_input and self.is_input_uncertain)
+            self.may_take_input = may_read_typed_input(text) or (
+                self.may_take_input and self.has_uncertain_input_target
+            )
             self.line_open = self.quoting or not text.endswith("\n")
             self.quoting = False
-        if do_keys_run_unseen_line(text, keys, self.line_open):
+        if do_keys_submit_unknown_line(text, keys, self.line_open):
             self.may_take_input = True
         for key in keys:
             self.line_open = self.quoting or (self.line_open if key in _KEEP_LINE_KEYS else key not in _SUBMIT_KEYS)
@@ -535,7 +541,7 @@ class SessionTerminals:
     def find(self, terminal_id: str) -> OpenTerminal | None:
         return self.open.get(terminal_id)
 
-    def count_change_and_wake(self) -> None:
+    def notify_change_waiters(self) -> None:
         """Count a change, and wake the tasks that wait for one."""
         self.change_count += 1
         self._change_event.set()
@@ -591,19 +597,19 @@ class CallTerminals:
             raise
         finally:
             shared.starting.discard(terminal_id)
-            shared.count_change_and_wake()
+            shared.notify_change_waiters()
         process = cast("TerminalProcess", started)
         terminal = OpenTerminal(terminal_id, command, process, shell.capabilities, attempts)
         shared.open[terminal_id] = terminal
         terminal.may_take_input = any(sign in command for sign in ";&|\n$`(<")
         await self.track_read_position(terminal_id, 0)
-        shared.count_change_and_wake()
+        shared.notify_change_waiters()
         reading = asyncio.ensure_future(self._forward_output(terminal))
         try:
             code = await self._wait_until_ended(terminal)
         except asyncio.CancelledError:
             await self._hang_up_and_wait(process)
-            await end_process(process)
+            await kill_process_despite_cancellation(process)
             if isinstance(process, GuardedProcess) and process.violation is not None:
                 self._output(f"\n[handrail: {process.violation.text}]\n".encode())
             raise
@@ -612,11 +618,11 @@ class CallTerminals:
             await asyncio.wait({reading})
             if rest := process.read_rest(_BURST):
                 self._output(rest)
-                terminal.keep_tail(rest)
+                terminal.append_to_tail(rest)
             del shared.open[terminal_id]
             shared.non_shells.discard(terminal_id)
-            shared.count_change_and_wake()
-            await end_process(process)
+            shared.notify_change_waiters()
+            await kill_process_despite_cancellation(process)
         notes = terminal.explain_failures(terminal.tail, code)
         return CompletedProcess(code, b"", signal=-code if code < 0 else None, notes=notes)
 
@@ -631,8 +637,8 @@ class CallTerminals:
         passed = 0
         while piece := await terminal.process.read(_READ):
             self._output(piece)
-            terminal.keep_tail(piece)
-            self._shared.count_change_and_wake()
+            terminal.append_to_tail(piece)
+            self._shared.notify_change_waiters()
             passed += len(piece)
             if passed >= _BURST:
                 passed = 0
@@ -678,13 +684,13 @@ class CallTerminals:
             )
         if terminal.id in self._shared.non_shells:
             return
-        hidden = do_keys_run_unseen_line(text, keys, terminal.line_open)
+        hidden = do_keys_submit_unknown_line(text, keys, terminal.line_open)
         if not text and not hidden:
             return
         # The rules were evaluated for this text on an empty line, or on an open one. The line must still be in that
         # state.
         refusal = self._may(
-            "shell.run", get_shell_text_for_rules(text, open_line=terminal.is_input_uncertain or hidden)
+            "shell.run", normalise_shell_text_for_rules(text, open_line=terminal.has_uncertain_input_target or hidden)
         )
         if refusal is not None:
             raise ToolError(
@@ -752,7 +758,7 @@ def may_read_typed_input(text: str) -> bool:
     return any(sign in text for sign in "$`(<") or any(c and c[0] not in _COMMANDS_WITHOUT_INPUT for c in commands)
 
 
-def do_keys_run_unseen_line(text: str, keys: Sequence[str], line_open: bool) -> bool:
+def do_keys_submit_unknown_line(text: str, keys: Sequence[str], line_open: bool) -> bool:
     """Return whether ``keys`` run a line in a shell that was typed by keys, so its text is unknown here."""
     if text:
         line_open = not text.endswith("\n")
@@ -771,7 +777,7 @@ def do_keys_run_unseen_line(text: str, keys: Sequence[str], line_open: bool) -> 
     return False
 
 
-def get_shell_text_for_rules(text: str, *, open_line: bool) -> str:
+def normalise_shell_text_for_rules(text: str, *, open_line: bool) -> str:
     """Return a shell text in the form in which the rules are evaluated.
 
     Text that continues an open line is not a command by itself. It gets a prefix that no rule can allow.

@@ -20,10 +20,10 @@ from handrail.origins.program_lookup import list_open_workspaces
 from handrail.sandbox.filters import landlock, memory_monitor
 from handrail.sandbox.filters.resource_limits import (
     build_rlimits,
+    compute_sandbox_inotify_limits,
     compute_sandbox_memory_limit,
     compute_total_memory_limit,
     make_limiting_cgroups,
-    read_inotify_limits,
     start_in_cgroups,
     submit_start_in_cgroups,
 )
@@ -104,11 +104,11 @@ class BubblewrapSandbox:
     async def start(self, capabilities: CapabilitySet, profile: SandboxProfile, program: ProgramSpec) -> Process:
         plan = await self.make_plan(capabilities, profile, program)
         place = await self.find_network(capabilities, profile)
-        process = self.start_waiting(plan, program.descriptors, place)
+        process = self.start_waiting_sandbox(plan, program.descriptors, place)
         if plan.terminal is None:
             return await self.begin_program(process, plan, capabilities, profile, place)
         held = terminal.SandboxTerminal(process)
-        return held.wrap_process(await self.begin_program(process, plan, capabilities, profile, place))
+        return held.replace_wrapped_process(await self.begin_program(process, plan, capabilities, profile, place))
 
     async def find_network(
         self, capabilities: CapabilitySet, profile: SandboxProfile
@@ -125,7 +125,7 @@ class BubblewrapSandbox:
         if not sandbox_network.needs_proxy(capabilities, profile):
             return SessionNetworkMembership(network, None)
         try:
-            return SessionNetworkMembership(network, await network.take_port())
+            return SessionNetworkMembership(network, await network.acquire_proxy_port())
         except ToolError:
             return None
 
@@ -164,7 +164,7 @@ class BubblewrapSandbox:
         memory_monitor.MemoryMonitor(
             process,
             compute_sandbox_memory_limit(limits),
-            memory_monitor.compute_max_files(limits.tmp_bytes + limits.shm_bytes),
+            memory_monitor.compute_max_memory_files(limits.tmp_bytes + limits.shm_bytes),
         )
         return begun
 
@@ -178,7 +178,7 @@ class BubblewrapSandbox:
         """
         return await self._planning.plan(capabilities, profile, program, ready_made=ready_made)
 
-    def start_waiting(
+    def start_waiting_sandbox(
         self,
         plan: LaunchPlan,
         descriptors: Mapping[int, int] | None = None,
@@ -191,10 +191,10 @@ class BubblewrapSandbox:
         with self._prepare_launch(plan, descriptors, place) as launch:
             return launch.make_process(start_in_cgroups(launch.groups, launch.program, launch.argv, launch.spawn))
 
-    async def start_waiting_in_thread(
+    async def start_waiting_sandbox_in_thread(
         self, plan: LaunchPlan, place: SessionNetworkMembership | None
     ) -> SandboxedProcess:
-        """Start the same as :meth:`start_waiting` does, while the event loop continues."""
+        """Start the same as :meth:`start_waiting_sandbox` does, while the event loop continues."""
         with self._prepare_launch(plan, None, place) as launch:
             submitted = submit_start_in_cgroups(launch.groups, launch.program, launch.argv, launch.spawn)
             spawned = asyncio.wrap_future(submitted)
@@ -309,10 +309,10 @@ class BubblewrapSandbox:
                 kind="unavailable",
             )
         if made.person is not None:
-            program, command = sandbox_user.build_user_command(made.person, made.staged, program, command)
+            program, command = sandbox_user.build_command_as_user(made.person, made.staged, program, command)
             processes = None  # the kernel counts the processes of that user
         if network is not None:
-            program, command = NSENTER, [*network.enter_argv, program, *command[1:]]
+            program, command = NSENTER, [*network.namespace_entry_argv, program, *command[1:]]
         bound = None if made.limits.call_memory_bytes is None else compute_total_memory_limit()
         return program, command, make_limiting_cgroups(processes, bound)
 
@@ -346,9 +346,9 @@ def _encode_restrictions(
     terminal: bool = False,
 ) -> bytes:
     """Return the first part of the letter, cached for equal arguments."""
-    ruleset = landlock.build_ruleset(landlock_abi, dict(folders), tcp=tcp, connect=connect) if landlock_abi else None
-    counts = read_inotify_limits()
-    return launcher_messages.encode_preparation(
+    ruleset = landlock.compute_ruleset(landlock_abi, dict(folders), tcp=tcp, connect=connect) if landlock_abi else None
+    counts = compute_sandbox_inotify_limits()
+    return launcher_messages.encode_launcher_setup(
         mode, ruleset, dict(limits), dict(environment), counts=counts, terminal=terminal, table=table
     )
 
@@ -359,7 +359,7 @@ def build_bubblewrap_options(capabilities: CapabilitySet, profile: SandboxProfil
     :raises ToolError: ``unavailable`` if the capability set cannot be enforced
     """
     look = LookupCache()
-    folders = mount_options.folder_access(
+    folders = mount_options.compute_mount_access(
         capabilities, profile, toolchains.find_toolchains(profile.workspace, look), look
     )
     options, _ = mount_options.refresh_mount_options(

@@ -32,7 +32,7 @@ from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, Shel
 _ANY_PROGRAM = ShellRequires(cmd="*")
 
 
-class CheckNotTried(Exception):
+class CheckCannotRun(Exception):
     """An error for a check that cannot run here, with the reason."""
 
 
@@ -135,7 +135,7 @@ class SandboxCheck(Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def run_marked_bystander(marker: str) -> Generator[int, None, None]:
+def run_marked_host_process(marker: str) -> Generator[int, None, None]:
     """Run a process on this machine with ``marker`` in its arguments."""
     waiting = subprocess.Popen(["/bin/sh", "-c", "read -r _", marker], stdin=subprocess.PIPE, env={})
     try:
@@ -189,7 +189,7 @@ async def _run_check(check: SandboxCheck, fixture: CheckFixture) -> CheckOutcome
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             reached = await check.run(fixture)
-    except CheckNotTried as reason:
+    except CheckCannotRun as reason:
         return CheckOutcome(check.group, check.name, "not tried", str(reason))
     except TimeoutError:
         return CheckOutcome(check.group, check.name, "open", f"the check took longer than {CHECK_TIMEOUT_S:.0f} s")
@@ -395,7 +395,7 @@ async def _unix_server(fixture: CheckFixture) -> str | None:
     if await fixture.was_server_reached("unix"):
         return "it was reached"
     if not ran.out.strip():
-        raise CheckNotTried("the sandbox has neither python nor perl")
+        raise CheckCannotRun("the sandbox has neither python nor perl")
     return None
 
 
@@ -405,7 +405,7 @@ async def _unix_server(fixture: CheckFixture) -> str | None:
 @_check("processes", "processes of this machine cannot be seen")
 async def _not_seen(fixture: CheckFixture) -> str | None:
     marker = f"mark-{secrets.token_hex(8)}"
-    with run_marked_bystander(marker):
+    with run_marked_host_process(marker):
         ran = await fixture.bash("cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'", environment={"IGNORED": "1"})
     return "one was seen" if marker in ran.out else None
 
@@ -456,7 +456,7 @@ async def _privileges(fixture: CheckFixture) -> str | None:
 async def _no_namespaces(fixture: CheckFixture) -> str | None:
     ran = await fixture.bash("command -v unshare > /dev/null || exit 99; unshare --user true && echo made")
     if ran.code == 99:
-        raise CheckNotTried("the sandbox has no unshare(1)")
+        raise CheckCannotRun("the sandbox has no unshare(1)")
     return "it made one" if "made" in ran.out else None
 
 

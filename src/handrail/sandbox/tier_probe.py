@@ -35,10 +35,10 @@ from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.filters import landlock, seccomp
 from handrail.sandbox.filters.resource_limits import (
     build_rlimits,
+    compute_sandbox_inotify_limits,
     compute_sandbox_memory_limit,
     compute_total_memory_limit,
     make_limiting_cgroups,
-    read_inotify_limits,
     read_own_memory_limit,
 )
 from handrail.sandbox.start.spawn import SYSTEM_BWRAP, find_bubblewrap_programs
@@ -118,7 +118,7 @@ def choose_sandbox(without: frozenset[str] = frozenset()) -> Sandbox:
             )
         )
     detail = "; ".join(f"{binary} failed: {failure}" for binary, failure in tried)
-    cure = find_remedy(detail, Path("/proc/sys"), Path(SYSTEM_BWRAP).exists())
+    cure = suggest_bubblewrap_remedy(detail, Path("/proc/sys"), Path(SYSTEM_BWRAP).exists())
     return RefusingSandbox(
         SandboxTier("none", detail, cure, (SandboxMechanism("namespaces", False, detail, cure), *_untried_mechanisms()))
     )
@@ -145,7 +145,7 @@ def _format_layers(lacking: Sequence[str]) -> str:
     return f", {' and '.join(have)} within" if have else ""
 
 
-def find_remedy(failure: str, sysctls: Path, system_bwrap: bool) -> str:
+def suggest_bubblewrap_remedy(failure: str, sysctls: Path, system_bwrap: bool) -> str:
     """Return what to change so that bubblewrap works, from its messages and the kernel's settings.
 
     :param sysctls: where the kernel's settings are read (``/proc/sys``)
@@ -232,7 +232,7 @@ async def _run_trial(binary: str, place: str) -> _ObservedConfinement | str:
     workspace.mkdir()
     scratch.mkdir()
     whole = CapabilityLayer("probe", fs_read=(str(workspace),), fs_write=(str(workspace),), hosts=("probe.invalid",))
-    system_calls = None if seccomp.detect_filter_architecture() else b""
+    system_calls = None if seccomp.get_supported_architecture() else b""
     sandbox = BubblewrapSandbox(binary, SandboxTier("probe", ""), system_calls=system_calls)
     profile, argv = SandboxProfile(str(workspace), str(scratch)), ("/bin/sh", "-c", _TRIAL_SCRIPT)
     no_hosts: str | None = None
@@ -334,7 +334,7 @@ def _privileges(seen: _ObservedConfinement) -> SandboxMechanism:
 
 
 def _seccomp(seen: _ObservedConfinement) -> SandboxMechanism:
-    machine = seccomp.detect_filter_architecture()
+    machine = seccomp.get_supported_architecture()
     if machine is None:
         about = f"Handrail has no system call filter for {os.uname().machine}"
         return SandboxMechanism("seccomp", False, about, f"use x86_64 or aarch64; {_disabled_detail('seccomp')}")
@@ -407,7 +407,7 @@ def _processes(limits: SandboxLimits) -> SandboxMechanism:
 
 
 def _watches(seen: _ObservedConfinement) -> SandboxMechanism:
-    wanted = read_inotify_limits()
+    wanted = compute_sandbox_inotify_limits()
     if wanted and all(f"{setting} {number}" in seen.settings for setting, number in wanted):
         return SandboxMechanism(
             "watches", True, "each sandbox gets a quarter of its user's inotify instances and watches"

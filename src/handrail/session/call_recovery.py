@@ -7,22 +7,22 @@ from contextlib import closing, suppress
 
 from handrail.arbiter.approvals.approval_broker import ApprovalBroker
 from handrail.arbiter.arbiter import Arbiter, ReplyCallRunner
-from handrail.arbiter.call_arguments import read_recorded_result
+from handrail.arbiter.call_arguments import parse_recorded_result
 from handrail.arbiter.call_state import Call, Lane
 from handrail.arbiter.output.audience_views import make_audience_results
 from handrail.arbiter.output.shaper import OutputShaper
 from handrail.arbiter.stoppable_execution import StopReason
-from handrail.arbiter.subagent_delegation import add_sessions_to_cut_error
+from handrail.arbiter.subagent_delegation import add_subagent_sessions_to_error
 from handrail.contract.approval_requests import Approval, StoredProjectRule
 from handrail.contract.calls_and_results import CallAnswer, ProposedCall, Result
 from handrail.contract.errors import LogUnavailable, StartError
-from handrail.contract.services.subagent_services import SubagentSessionRelations
+from handrail.contract.services.subagent_services import SubagentSessionStore
 from handrail.contract.tool_generation import Generation
 from handrail.policy.rule_suggestions import PROJECT_SOURCE, REJECTION_SOURCE
 from handrail.policy.rules.rules_and_modes import Rule, parse_rule
 from handrail.record.commit_log import CommitLog
 from handrail.store.database.sqlite_connection import open_reader
-from handrail.store.project_identity import is_same_project, list_shared_states
+from handrail.store.project_identity import is_recorded_project_folder, list_workspaces_sharing_grants
 from handrail.store.state_folders import StateFolders
 from handrail.store.tables.approval_tables import ApprovalReader
 
@@ -54,7 +54,7 @@ async def read_answer_from_log(
     generation: Generation,
     session_id: str,
     call_id: str,
-    tree: SubagentSessionRelations | None = None,
+    tree: SubagentSessionStore | None = None,
 ) -> CallAnswer:
     """Return the answer to an earlier call from the log. Nothing runs again.
 
@@ -78,10 +78,10 @@ async def read_answer_from_log(
             else Result.error("cancelled", _NOT_STARTED, replayed=True)
         )
     elif outcome.kind == "interrupted":
-        result = add_sessions_to_cut_error(
+        result = add_subagent_sessions_to_error(
             _interrupted_result(_INTERRUPTED), () if tree is None else tree.list_delegated_by_call(session_id, call_id)
         )
-    elif (recorded := read_recorded_result(outcome)) is None:
+    elif (recorded := parse_recorded_result(outcome)) is None:
         result = Result.error("unavailable", _REMOVED, replayed=True)
     else:
         found = recorded.with_metadata(replayed=True)
@@ -114,7 +114,7 @@ async def find_suspended_calls(
     :raises LogUnavailable: if the log cannot be read
     """
     approvals = arbiter.approval_broker
-    await approvals.expire_overdue()
+    await approvals.expire_overdue_requests()
     rows: dict[str, list[Approval]] = {}
     for row in approvals.list_unresolved_requests(lane.session_id):
         call_id = row.request.call_id
@@ -147,9 +147,9 @@ def load_project_rules(approvals: ApprovalBroker, folders: StateFolders) -> list
     :raises LogUnavailable: if the rules cannot be read, or an unreadable rule may be one that denies
     """
     own = _parse_stored_rules(approvals.list_rules(), "")
-    if not is_same_project(folders):
+    if not is_recorded_project_folder(folders):
         return [rule for rule in own if rule.action == "deny"]
-    for path, state in list_shared_states(folders):
+    for path, state in list_workspaces_sharing_grants(folders):
         with suppress(StartError), closing(open_reader(state / folders.database_file.name)) as connection:
             own += _parse_stored_rules(ApprovalReader(connection).list_rules(), f", in {path}")
     return list(dict.fromkeys(own))
@@ -170,7 +170,7 @@ def _parse_stored_rules(rules: Iterable[StoredProjectRule], place: str) -> list[
     return found
 
 
-class EarlierCallResolver:
+class EarlierCallRecovery:
     """A resolver of the earlier calls of one session: it recovers answers and resumes suspended calls.
 
     :param generation: returns the current tools
@@ -182,7 +182,7 @@ class EarlierCallResolver:
         self._generation = generation
         self._lookups: list[_LookupStop] = []
 
-    async def find_suspended(self) -> list[Call]:
+    async def find_calls_awaiting_approval(self) -> list[Call]:
         """Return the calls that await approval, in the order of their requests. None is resumed.
 
         :raises LogUnavailable: if the log cannot be read
@@ -193,11 +193,11 @@ class EarlierCallResolver:
         """Resume all calls that await approval and return their answers; see ``LocalSession.resume_suspended_calls``."""
         stopped = self._start_lookup()
         try:
-            return await self._carry_out(await self.find_suspended(), stopped)
+            return await self._carry_out(await self.find_calls_awaiting_approval(), stopped)
         finally:
             self._lookups.remove(stopped)
 
-    async def recover_answers(self, call_ids: Sequence[str]) -> list[CallAnswer]:
+    async def resume_or_read_answers(self, call_ids: Sequence[str]) -> list[CallAnswer]:
         """Return the answers to earlier calls, in order; see ``Session.recover_results``."""
         stopped = self._start_lookup()
         try:
@@ -217,7 +217,7 @@ class EarlierCallResolver:
         finally:
             self._lookups.remove(stopped)
 
-    def stop_lookups(self, reason: StopReason) -> None:
+    def stop_calls_in_lookup(self, reason: StopReason) -> None:
         """Stop the calls that are still looked up and so are not in flight yet."""
         for stopped in self._lookups:
             stopped.reason = stopped.reason or reason

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handrail.contract.agent_manifest import MANIFEST_KEYS
-from handrail.contract.text.text_encodings import read_file_text, replace_invalid_bytes
+from handrail.contract.text.text_encodings import decode_file_text, replace_invalid_bytes
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_evaluation import ToolPolicy
 from handrail.policy.call_targets import CallTarget
 from handrail.policy.rules.matchers import PathSubject
 from handrail.policy.rules.rules_and_modes import RuleBook
-from handrail.registry.sources.tool_folder_source import find_permission_problem
+from handrail.registry.sources.tool_folder_source import explain_unsafe_permissions
 
 # The folders from a workspace up to the top of its repository.
 
@@ -43,7 +43,7 @@ def iterate_parent_repository_folders(workspace: Path) -> Iterator[Path]:
             return
         folder = folder.parent
         try:
-            if find_permission_problem(folder) is not None:
+            if explain_unsafe_permissions(folder) is not None:
                 return
         except OSError:
             return
@@ -90,12 +90,12 @@ def read_parent_instructions(
                     found += [ParentInstructionFile(path, None)] if stat.S_ISREG(os.lstat(path).st_mode) else []
                 elif (content := _read_beginning(path)) is not None:
                     found.append(
-                        ParentInstructionFile(path, redact(replace_invalid_bytes(read_file_text(content).text)))
+                        ParentInstructionFile(path, redact(replace_invalid_bytes(decode_file_text(content).text)))
                     )
     return found
 
 
-def make_read_check(reader: ToolSpec, rules: RuleBook) -> Callable[[str], bool]:
+def make_read_permission_check(reader: ToolSpec, rules: RuleBook) -> Callable[[str], bool]:
     """Return a function that says whether ``reader`` may read a path without asking the user."""
     prepared = ToolPolicy(reader, rules, _ANYWHERE)
 

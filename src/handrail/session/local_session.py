@@ -17,7 +17,7 @@ from handrail.arbiter.call_state import Call, Lane
 from handrail.arbiter.client_requests import make_progress_event_data
 from handrail.arbiter.jobs.job_views import JobView
 from handrail.arbiter.subagent_delegation import add_subagent_to_result
-from handrail.catalog.loaded_tools import InteractionTools
+from handrail.catalog.loaded_tools import InteractionLoadedTools
 from handrail.contract.agent_manifest import AgentManifest
 from handrail.contract.approval_requests import ApprovalHandler
 from handrail.contract.calls_and_results import CallAnswer, Event, ProposedCall, Result
@@ -33,7 +33,7 @@ from handrail.contract.services.subagent_services import (
     SubagentRunner,
     SubagentTask,
     SubagentType,
-    drop_delegating_tools,
+    drop_delegation_tools,
 )
 from handrail.contract.session_protocols import CallProposal, ChildSession, ClientInfo, Session, StopReason, Turn
 from handrail.contract.struct import Struct, field
@@ -41,14 +41,14 @@ from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool_generation import Generation
 from handrail.contract.undo_reports import UndoReport
-from handrail.policy.call_authorizer import restrict_provider_offer
+from handrail.policy.call_authorizer import build_provider_tool_offer
 from handrail.policy.rules.rule_sets import SET_SOURCE, parse_entry
 from handrail.policy.rules.rules_and_modes import Rule, RuleBook, parse_mode, parse_optional_mode, parse_rule
-from handrail.policy.rules.validation import check_rule, get_specs
+from handrail.policy.rules.validation import extract_tool_specs, validate_rule_and_examples
 from handrail.record.commit_log import Record
-from handrail.session.call_recovery import EarlierCallResolver
-from handrail.session.instruction_files import make_read_check, read_parent_instructions
-from handrail.session.session_events import ChangeNotifier, EventQueue, iterate_events
+from handrail.session.call_recovery import EarlierCallRecovery
+from handrail.session.instruction_files import make_read_permission_check, read_parent_instructions
+from handrail.session.session_events import ChangeNotifier, EventQueue, add_listener, iterate_events
 from handrail.session.turn import LocalTurn
 from handrail.session.undo_service import UndoService
 
@@ -66,17 +66,17 @@ def parse_session_rules(texts: Iterable[str]) -> list[Rule]:
     return [rule for text in texts for rule in parse_entry(text, scope="session", source=SESSION_RULE_SOURCE)]
 
 
-def check_rules_match(rules: Iterable[Rule], tools: Generation) -> None:
+def require_matchable_rules(rules: Iterable[Rule], tools: Generation) -> None:
     """Check that each rule can match a call of these tools.
 
     :raises ValueError: if a rule can match no call
     """
-    known, specs = {*tools.entries, *tools.other_tool_ids}, get_specs(tools.entries)
+    known, specs = {*tools.entries, *tools.other_tool_ids}, extract_tool_specs(tools.entries)
     for rule in rules:
         if rule.source.startswith(SET_SOURCE):
             continue
         parse_rule(rule.text, scope="session", known=known)
-        check_rule(rule, (), (), specs)
+        validate_rule_and_examples(rule, (), (), specs)
 
 
 CLOSED = "is closed. Open another session with kernel.session()."
@@ -125,7 +125,7 @@ class LocalSession:
         self._on_close = on_close
         self._on_suspend = on_suspend
         self._last_turn = turns
-        self._earlier_calls = EarlierCallResolver(arbiter, lane, lane.current_generation)
+        self._earlier_calls = EarlierCallRecovery(arbiter, lane, lane.current_generation)
         self._skipped: dict[int, None] = {}
         """The turns that have a number and have not started."""
         self.id = lane.session_id
@@ -138,6 +138,7 @@ class LocalSession:
         self.notifications: NotificationQueue | None = lane.notifications
         """The notifications for its agent."""
         self.successor: Session | None = None
+        self._stop_listeners: list[Callable[[], None]] = []
         """The same session in the process that now holds the workspace. It is set once this process is connected to that one."""
         self.tree_node = tree_node
         self.client_info: ClientInfo | None = None
@@ -192,8 +193,8 @@ class LocalSession:
             successor.add_rules(*texts)
             return
         found = parse_session_rules(texts)
-        self._lane.set_rules(self._lane.rules.with_rules(*found))
-        check_rules_match(found, self._generation())
+        self._lane.set_rules_including_child_lanes(self._lane.rules.with_rules(*found))
+        require_matchable_rules(found, self._generation())
 
     @property
     def mode(self) -> Mode:
@@ -210,7 +211,7 @@ class LocalSession:
             return
         wanted = parse_optional_mode(mode)
         if wanted is not None:
-            self._lane.change_mode(wanted)
+            self._lane.set_permission_mode(wanted)
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | str, *, key: str | None = None) -> Result:
         """Propose one call and wait for its result.
@@ -260,10 +261,10 @@ class LocalSession:
             return successor.active_tools
         generation = self._generation()
         self._catalog.preload_index(generation)
-        return drop_delegating_tools(self._catalog.loaded_tool_specs(generation), self._lane.subagent_runner)
+        return drop_delegation_tools(self._catalog.loaded_tool_specs(generation), self._lane.subagent_runner)
 
     @property
-    def catalog(self) -> InteractionTools:
+    def catalog(self) -> InteractionLoadedTools:
         """The tools that are loaded for its model."""
         return self._catalog
 
@@ -273,7 +274,7 @@ class LocalSession:
         if (successor := self.successor) is not None:
             return successor.start_turn().provider_tools
         return [
-            restrict_provider_offer(spec, self._lane.rules, self._lane.named_hosts_of)
+            build_provider_tool_offer(spec, self._lane.rules, self._lane.named_hosts_of)
             for spec in self._catalog.provider_tools(self._generation())
         ]
 
@@ -293,12 +294,12 @@ class LocalSession:
         self._claim_turn_number(number)
         return LocalTurn(self._arbiter, self._lane, generation, number, self._catalog)
 
-    def call_in_turn(
+    def run_single_call_turn(
         self, number: int, generation: Generation, proposed: ProposedCall
     ) -> Coroutine[Any, Any, CallAnswer]:
         """Run the only call of a turn; see :meth:`open_numbered_turn`."""
         self._claim_turn_number(number)
-        self._catalog.get_tools_for_turn(generation)
+        self._catalog.begin_turn(generation)
         return self._arbiter.carry_out(
             self._arbiter.create_call(f"{self.id}/{number}.0", proposed, self._lane, generation)
         )
@@ -333,7 +334,7 @@ class LocalSession:
         if (successor := self.successor) is not None:
             return await successor.recover_result(call_id)
         self._check_open()
-        return (await self._earlier_calls.recover_answers((call_id,)))[0]
+        return (await self._earlier_calls.resume_or_read_answers((call_id,)))[0]
 
     async def recover_results(self, call_ids: Sequence[str]) -> list[CallAnswer]:
         """Return the answers to several earlier calls, in order; see :meth:`recover_result`.
@@ -343,14 +344,14 @@ class LocalSession:
         if (successor := self.successor) is not None:
             return await successor.recover_results(call_ids)
         self._check_open()
-        return await self._earlier_calls.recover_answers(call_ids)
+        return await self._earlier_calls.resume_or_read_answers(call_ids)
 
-    async def calls_awaiting_approval(self) -> list[str]:
+    async def list_calls_awaiting_approval(self) -> list[str]:
         """Return the ids of the calls that :meth:`resume_suspended_calls` would resume.
 
         :raises LogUnavailable: if the log cannot be read
         """
-        return [call.id for call in await self._earlier_calls.find_suspended()]
+        return [call.id for call in await self._earlier_calls.find_calls_awaiting_approval()]
 
     async def resume_suspended_calls(self) -> list[CallAnswer]:
         """Resume all calls that await approval, as one reply, and return their answers.
@@ -408,6 +409,8 @@ class LocalSession:
                     successor.add_rules(text)
         for listener in self._lane.listeners:
             successor.watch_events(listener)
+        for stop_listener in self._stop_listeners:
+            successor.watch_stop(stop_listener)
         if self._lane.subagent_runner is not None:
             successor.set_subagent_runner(self._lane.subagent_runner)
         self.history, self.notifications = successor.history, successor.notifications
@@ -421,7 +424,7 @@ class LocalSession:
         if self.successor is not None:
             self.successor.cancel_running_calls(reason)
         self.tree_node.cancel_child_calls()
-        self._earlier_calls.stop_lookups(reason)
+        self._earlier_calls.stop_calls_in_lookup(reason)
         running = self._lane.awaited_calls
         for call in running:
             call.execution.stop(reason)
@@ -431,20 +434,20 @@ class LocalSession:
         """Stop every call in flight, and accept no further calls until the session is resumed."""
         self._lane.closed_reason = self._lane.closed_reason or f"Session {self.id} was stopped by the user."
         self._lane.is_stopped = True
+        for listener in tuple(self._stop_listeners):
+            listener()
         self.cancel_running_calls("user")
 
     def watch_events(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """Call ``listener`` with each event, and return a function that ends this."""
         if (successor := self.successor) is not None:
             return successor.watch_events(listener)
-        listeners = self._lane.listeners
-        listeners.append(listener)
+        return add_listener(self._lane.listeners, listener)
 
-        def stop() -> None:
-            if listener in listeners:
-                listeners.remove(listener)
-
-        return stop
+    def watch_stop(self, listener: Callable[[], None]) -> Callable[[], None]:
+        if (successor := self.successor) is not None:
+            return successor.watch_stop(listener)
+        return add_listener(self._stop_listeners, listener)
 
     def events(self) -> AsyncIterator[Event]:
         """Iterate over the events from now on until the session is closed."""
@@ -486,7 +489,7 @@ class LocalSession:
         log, redactor, workdir = self._arbiter.log, self._arbiter.shaper.redactor, Path(self.workdir)
         if log.unavailable_reason is not None:
             raise LogUnavailable(log.unavailable_reason)
-        permitted = make_read_check(reader.spec, self._lane.rules)
+        permitted = make_read_permission_check(reader.spec, self._lane.rules)
         found = await asyncio.to_thread(read_parent_instructions, workdir, permitted, redactor.redact_text)
         if found:
             redacted = redactor.redact_record_body({"files": [one.to_record() for one in found]})
@@ -562,14 +565,14 @@ class LocalSession:
         self._lane.closed_reason = f"Session {self.id} {why}"
         self.change_notifier.end()
         self.cancel_running_calls(reason)
-        await self.tree_node.end_children(keep_jobs=self._is_suspended)
+        await self.tree_node.suspend_child_sessions(keep_jobs=self._is_suspended)
         if self._lane.subscriptions is not None:
             await self._lane.subscriptions.aclose()
         # A task that ignores its cancellation must not keep the session from ending.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1 + 3 * self._arbiter.limits.grace_ms / 1000):
                 await self._lane.wait_until_idle()
-        await self._arbiter.tool_sessions.end_sessions_of(self.id)
+        await self._arbiter.tool_sessions.end_tool_sessions_of_session(self.id)
         for reader in self._readers:
             reader.end()
 
@@ -619,7 +622,7 @@ class _KeyLock(Struct):
     users: int = 0
 
 
-def new_session_id() -> str:
+def generate_session_id() -> str:
     """Return an id that sorts by time and cannot be guessed."""
     return f"ses_{time.time_ns() // 1_000_000:012x}{randomness.token_hex(5)}"
 
@@ -672,9 +675,9 @@ class SessionTreeNode(Struct):
     @property
     def manifests_up_to_root(self) -> tuple[AgentManifest, ...]:
         """The manifests of its agent and of all parent agents, the nearest first."""
-        return (self.manifest, *parent_manifests(self.parent_ref))
+        return (self.manifest, *list_parent_manifests(self.parent_ref))
 
-    def check_depth(self) -> None:
+    def check_subagent_depth(self) -> None:
         """Check that the session may have sub-agents of a further level.
 
         :raises ToolError: ``limit``, if it may not
@@ -721,7 +724,7 @@ class SessionTreeNode(Struct):
         for child in self._select_children(keep_jobs=True):
             child.cancel_running_calls("parent")
 
-    async def end_children(self, *, keep_jobs: bool = False) -> None:
+    async def suspend_child_sessions(self, *, keep_jobs: bool = False) -> None:
         """End the child sessions because this session ends.
 
         :param keep_jobs: whether the sessions that work for a job continue
@@ -743,14 +746,14 @@ class SessionTreeNode(Struct):
             if child.tree_node.parent_ref is not None:
                 child.tree_node.parent_ref.parent = session
             child.tree_node.add_to_parent(child)
-        session.lane.set_rules(session.lane.rules)
+        session.lane.set_rules_including_child_lanes(session.lane.rules)
         self._pass_editor_to_children()
         before.tree_node.resumed.set()
 
     def _pass_editor_to_children(self) -> None:
         for child in self.children:
             if child.tree_node.parent_ref is not None:
-                child.lane.environment.client = parent_editor(child.tree_node.parent_ref)
+                child.lane.environment.client = find_parent_editor_client(child.tree_node.parent_ref)
             child.tree_node._pass_editor_to_children()
 
     def add_to_parent(self, session: LocalSession) -> None:
@@ -767,12 +770,12 @@ class SessionTreeNode(Struct):
             below[:] = [lane for lane in below if lane is not session.lane]
 
 
-def parent_manifests(parent_ref: ParentRef | None) -> tuple[AgentManifest, ...]:
+def list_parent_manifests(parent_ref: ParentRef | None) -> tuple[AgentManifest, ...]:
     """Return the manifests of the agents above a session, the nearest first."""
     return () if parent_ref is None else parent_ref.parent.tree_node.manifests_up_to_root
 
 
-def parent_editor(parent_ref: ParentRef) -> ClientHandler | None:
+def find_parent_editor_client(parent_ref: ParentRef) -> ClientHandler | None:
     """Return the parent's client if it is an editor.
 
     A sub-agent does not overwrite unsaved changes of the editor's user either.

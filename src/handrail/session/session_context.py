@@ -110,11 +110,11 @@ class AgentGenerations:
         self.watchers: list[Callable[[Generation], None]] = []
         """Called with each new generation."""
 
-    def start_recording(self) -> None:
+    def start_recording_generations(self) -> None:
         """Record the generations from now on, because a session uses them."""
         if not self.is_on_record:
             self.is_on_record = True
-            self._publish(self._chronicle.record_body(self.succession.current))
+            self._publish(self._chronicle.build_generation_record_body(self.succession.current))
 
     async def reload_all_sources(self, given: Iterable[Tool] | None = None) -> GenerationDiff:
         """Load all sources again, in a thread, and publish the result as the next generation.
@@ -168,9 +168,9 @@ class AgentGenerations:
         difference = self.succession.publish(generation)
         self.sources = sources
         for authority in self.authorities:
-            authority.replace_layer(layer)
+            authority.replace_capability_layer(layer)
         if self.is_on_record:
-            self._publish(self._chronicle.record_body(generation, difference))
+            self._publish(self._chronicle.build_generation_record_body(generation, difference))
         for watcher in tuple(self.watchers):
             watcher(generation)
         return difference
@@ -225,7 +225,7 @@ class AgentContext:
         """The current tools. A turn keeps the tools with which it started."""
         return self.generations.succession.current
 
-    def use_own_generations(self, own: AgentContext) -> None:
+    def replace_generations(self, own: AgentContext) -> None:
         """Replace the generations by those of ``own``, also in open sessions. No other context uses them."""
         before = self.generations
         before.authorities.remove(self.authority)
@@ -233,10 +233,10 @@ class AgentContext:
         own.generations.authorities[:] = [self.authority]
         own.generations.catalog_options.add(self.catalog)
         own.generations.watchers[:] = [self._notify_watchers]
-        self.authority.replace_layer(own.authority.agent_layer)
+        self.authority.replace_capability_layer(own.authority.agent_layer)
         self.generations, self.shared = own.generations, own.shared
         if before.is_on_record:
-            own.generations.start_recording()
+            own.generations.start_recording_generations()
         self._notify_watchers(self.generation)
 
     def _notify_watchers(self, generation: Generation) -> None:
@@ -258,14 +258,14 @@ T = TypeVar("T")
 USER_UNAVAILABLE = "No user is available now, and a sub-agent's call cannot wait for one. Continue without it and say what you left out."
 
 
-def child_secrets(child: SecretStore, parent_ref: ParentRef) -> SecretStore:
+def select_delegated_secrets(child: SecretStore, parent_ref: ParentRef) -> SecretStore:
     """Return the secrets of a child session: those that its parent has and delegates."""
     parent = parent_ref.parent
     names = parent.lane.environment.secrets.names & set(parent.tree_node.manifest.delegation.secrets)
     return child.restrict_to(names, f"the agent {parent.tree_node.manifest.id} does not delegate it to its sub-agents")
 
 
-def child_approval_handler(parent_ref: ParentRef) -> ApprovalHandler | None:
+def get_delegated_approval_handler(parent_ref: ParentRef) -> ApprovalHandler | None:
     """Return the approval handler of a child session, or None if its parent does not delegate it."""
     if (
         parent_ref.parent.lane.approval_handler is None
@@ -362,7 +362,7 @@ class SessionOptions(TypedDict, total=False):
     user_context: UserContext | None
 
 
-def validate_options(options: SessionOptions) -> SessionOptions:
+def normalise_session_options(options: SessionOptions) -> SessionOptions:
     """Return the options with their rules as texts.
 
     :raises TypeError: if an option does not exist
@@ -380,13 +380,13 @@ def validate_options(options: SessionOptions) -> SessionOptions:
 _MAX_CLIENT_CHARACTERS = 80
 
 
-def cut_client_info(info: ClientInfo) -> dict[str, str]:
+def truncate_client_info(info: ClientInfo) -> dict[str, str]:
     """Return what a client says about itself, cut to a bounded length, for the session's record."""
     given = {"name": info.name[:_MAX_CLIENT_CHARACTERS], "version": info.version[:_MAX_CLIENT_CHARACTERS]}
     return {key: value for key, value in given.items() if value}
 
 
-class SessionOpening(Struct, frozen=True):
+class SessionOpenParameters(Struct, frozen=True):
     """The parameters of one session that is about to be opened.
 
     :param context_of: returns the context of another agent, with the registrations of the process that opens it
@@ -404,7 +404,9 @@ class SessionOpening(Struct, frozen=True):
     def approval_handler(self) -> ApprovalHandler | None:
         """The approval handler of the session."""
         return (
-            self.options.get("approval_handler") if self.parent_ref is None else child_approval_handler(self.parent_ref)
+            self.options.get("approval_handler")
+            if self.parent_ref is None
+            else get_delegated_approval_handler(self.parent_ref)
         )
 
     def to_row(self, session_id: str, now_ns: int) -> SessionRow:
@@ -419,7 +421,7 @@ class SessionOpening(Struct, frozen=True):
         )
         if self.parent_ref is None:
             info = self.options.get("client_info")
-            return row if info is None else replace(row, details={"client": cut_client_info(info)})
+            return row if info is None else replace(row, details={"client": truncate_client_info(info)})
         delegation = self.parent_ref.delegation
         details: dict[str, Any] = {"description": delegation.description} if delegation.description else {}
         if delegation.metadata is not None:

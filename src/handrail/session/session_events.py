@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from handrail.arbiter.call_state import Lane
-from handrail.arbiter.resource_access import emit_event_without_call
+from handrail.arbiter.resource_access import emit_session_event
 from handrail.contract.calls_and_results import Event
 from handrail.contract.errors import UsageError
 from handrail.contract.permission_modes import Mode
@@ -42,6 +42,20 @@ class EventQueue:
 
     async def get(self) -> Event | None:
         return await self._waiting.get()
+
+
+Listener = TypeVar("Listener")
+
+
+def add_listener(listeners: list[Listener], listener: Listener) -> Callable[[], None]:
+    """Add a listener to a list, and return a function that removes it."""
+    listeners.append(listener)
+
+    def remove() -> None:
+        if listener in listeners:
+            listeners.remove(listener)
+
+    return remove
 
 
 async def iterate_events(session: Session, readers: list[EventQueue]) -> AsyncIterator[Event]:
@@ -95,7 +109,7 @@ class ChangeNotifier:
         lane.catalog.on_change = self._on_active_set_changed
         lane.on_mode_changed = self._on_mode_changed
 
-    def send_on_new_generations(self, watchers: GenerationWatchers) -> None:
+    def watch_new_generations(self, watchers: GenerationWatchers) -> None:
         """Watch the new generations of the session's tools."""
         watchers.append(self._on_generation)
         self._watchers.append(watchers)
@@ -117,7 +131,7 @@ class ChangeNotifier:
         self._schedule({"generation": generation.number})
         if (subscribed := self._lane.subscriptions) is not None:
             task = asyncio.get_running_loop().create_task(
-                subscribed.report_changed_resources(generation.resource_providers)
+                subscribed.poll_and_report_changed_resources(generation.resource_providers)
             )
             self._refresh_tasks.add(task)
             task.add_done_callback(self._refresh_tasks.discard)
@@ -133,7 +147,7 @@ class ChangeNotifier:
             self.on_mode_changed(mode)
         if self.record_mode is not None:
             self.record_mode(mode, before)
-        emit_event_without_call(self._lane, "mode-changed", {"mode": mode, "previous_mode": before})
+        emit_session_event(self._lane, "mode-changed", {"mode": mode, "previous_mode": before})
 
     def _schedule(self, what: dict[str, Any]) -> None:
         if self._pending is None:
@@ -144,4 +158,4 @@ class ChangeNotifier:
     def _emit(self) -> None:
         pending_events, self._pending = self._pending, None
         if pending_events is not None and self._lane.closed_reason is None:
-            emit_event_without_call(self._lane, "list-changed", pending_events)
+            emit_session_event(self._lane, "list-changed", pending_events)

@@ -15,11 +15,11 @@ from handrail.contract.errors import ToolError
 from handrail.contract.services.history_and_skill_services import SkillInfo, SkillInstructions, SkillLayer
 from handrail.contract.session_protocols import SessionValueStore
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.text.neutralisation import neutralise_text
-from handrail.contract.text.text_encodings import read_settings_text
+from handrail.contract.text.text_encodings import decode_settings_text
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
-from handrail.registry.sources.tool_folder_source import find_permission_problem
+from handrail.registry.sources.tool_folder_source import explain_unsafe_permissions
 from handrail.session.instruction_files import iterate_parent_repository_folders
 
 # ``SKILL.md`` files: the folders that are searched, and the content that is read.
@@ -35,8 +35,8 @@ MAX_SKILLS = 200
 MAX_DESCRIPTION = 1_024
 MAX_FILES = 50
 _IN_WORKSPACE = ((".agents", "skills"), (".claude", "skills"))
-_NAME = compile_on_first_use(r"[a-z0-9][a-z0-9-]{0,63}\Z")
-_KEY = compile_on_first_use(r"([A-Za-z][A-Za-z0-9_-]*):(?:[ \t]+(.*)|)\Z")
+_NAME = compile_regex_lazily(r"[a-z0-9][a-z0-9-]{0,63}\Z")
+_KEY = compile_regex_lazily(r"([A-Za-z][A-Za-z0-9_-]*):(?:[ \t]+(.*)|)\Z")
 _KNOWN_FIELDS = ("name", "description", "license", "version", "metadata", "compatibility", "author")
 _GRANTING_FIELDS = ("allowed-tools", "allowed_tools", "tools", "permissions", "hooks", "model")
 
@@ -65,7 +65,7 @@ class FoundSkill(Struct, frozen=True):
     sha256: str = ""
 
 
-def skill_folders(workspace: Path, config: Path) -> list[SkillFolder]:
+def list_skill_folders(workspace: Path, config: Path) -> list[SkillFolder]:
     """Return the folders that are searched for skills, the nearest first.
 
     They are in the workspace, in the folders above it up to the top of its repository, in the operator's configuration and
@@ -83,7 +83,7 @@ def find_skills(workspace: Path, config: Path) -> list[FoundSkill]:
     """Return all skills, including those that are invalid or hidden by a nearer skill."""
     nearer: dict[str, str] = {}
     found: list[FoundSkill] = []
-    for layer in skill_folders(workspace, config):
+    for layer in list_skill_folders(workspace, config):
         for one in _find_in_folder(layer):
             skill = one.skill
             if not skill.problem and (other := nearer.setdefault(skill.name, skill.path)) != skill.path:
@@ -180,7 +180,7 @@ def _read_skill_file(layer: SkillFolder, name: str) -> bytes:
     """
     try:
         if layer.layer == "user" and (
-            problem := find_permission_problem(layer.folder) or find_permission_problem(layer.folder / name)
+            problem := explain_unsafe_permissions(layer.folder) or explain_unsafe_permissions(layer.folder / name)
         ):
             raise ValueError(problem)
         folder = _open_without_links(layer, name)
@@ -218,7 +218,7 @@ def _parse_skill(content: bytes) -> tuple[dict[str, str], str, tuple[str, ...]]:
     :raises ValueError: if the file is invalid; the text says why
     """
     try:
-        text = read_settings_text(content)
+        text = decode_settings_text(content)
     except UnicodeDecodeError as error:
         raise ValueError(f"{FILE} is not UTF-8 text: the byte at {error.start} is invalid.") from None
     lines = text.replace("\r\n", "\n").split("\n")
@@ -350,7 +350,7 @@ class SessionSkills:
             found.skill, body, self._readable_files(found, files), has_changed=sha256 != found.sha256
         )
 
-    async def allow_loading_again(self) -> None:
+    async def reset_loaded_skills(self) -> None:
         """Let each skill be loaded again, because the conversation no longer contains it."""
         await self._values.put(self._session_id, *_GIVEN_VALUE, None)
 

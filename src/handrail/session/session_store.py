@@ -17,7 +17,7 @@ from handrail.contract.errors import HandrailError, LogUnavailable, UsageError
 from handrail.contract.permission_modes import Mode
 from handrail.contract.services.history_and_skill_services import HistoryEntry
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.policy.rules.rules_and_modes import Rule, parse_rule
 from handrail.record.artifacts import ArtifactStore
 from handrail.record.commit_log import CommitLog, Record
@@ -30,7 +30,7 @@ from handrail.store.workspace_store import WorkspaceStore
 
 # Output of a provider's own tool, as it is stored: its JSON, and the files that it carries as base64.
 
-_DATA_URL = compile_on_first_use(
+_DATA_URL = compile_regex_lazily(
     r"data:([A-Za-z0-9!#$&^_.+-]{1,100}/[A-Za-z0-9!#$&^_.+-]{1,100})(?:;[^,;]{0,100})*;base64,"
 )
 _MAX_DEPTH = 64
@@ -110,7 +110,7 @@ class SessionHistory:
     def store_messages(self, entries: Sequence[HistoryEntry]) -> QueuedWrite:
         if self._redactor.active:
             entries = [(position, self._without_secrets(data)) for position, data in entries]
-        kept = self._messages.queue_messages(self._session_id, entries, self._clock())
+        kept = self._messages.queue_message_writes(self._session_id, entries, self._clock())
         if self._lane is not None:
             self._lane.last_message_write = kept
         return kept
@@ -124,7 +124,7 @@ class SessionHistory:
     async def record_compaction(self, summary: Mapping[str, Any]) -> None:
         self._log.record_soon([Record("compacted", self._session_id, "", self._redactor.redact_json(dict(summary)))])
         if self._lane is not None and isinstance(skills := self._lane.skills, SessionSkills):
-            await skills.allow_loading_again()
+            await skills.reset_loaded_skills()
 
     async def record_turn(self, usage: Mapping[str, Any]) -> None:
         self._log.record_soon([Record("turn-finished", self._session_id, "", self._redactor.redact_json(dict(usage)))])
@@ -178,7 +178,7 @@ class SessionStore(Struct, frozen=True):
         :raises UsageError: if the session belongs to a sub-agent or to another agent
         """
         if opened.topic is not None:
-            opened = replace(opened, topic=self.redactor.redact_head(opened.topic, MAX_TOPIC))
+            opened = replace(opened, topic=self.redactor.redact_text_head(opened.topic, MAX_TOPIC))
         known = self.store.sessions.get(opened.id)
         if known is None or known.closed_ns is not None:
             return opened
@@ -196,7 +196,7 @@ class SessionStore(Struct, frozen=True):
         former = {key: value for key, value in known.details.items() if key != "client"}  # another client may open it
         return replace(opened, topic=topic, details={**former, **opened.details})
 
-    def load_rules(self, session_id: str) -> list[Rule]:
+    def load_session_rules(self, session_id: str) -> list[Rule]:
         """Return the rules from the user's answers "for this session".
 
         :raises LogUnavailable: if the database cannot be read, or an unreadable rule may be one that denies
@@ -221,9 +221,9 @@ class SessionStore(Struct, frozen=True):
 
         def keep(path: str, sha256: str | None) -> None:
             if redact(path) == path:  # a path that contains a secret is not stored, so the file has to be read again
-                hashes.record_hash(session_id, path, sha256)
+                hashes.queue_file_hash_write(session_id, path, sha256)
 
-        return SeenFileHashes(known=hashes.list_hashes(session_id), keep=keep)
+        return SeenFileHashes(known=hashes.list_path_hash_pairs(session_id), keep=keep)
 
     def open_history(self, session_id: str, lane: Lane | None = None) -> SessionHistory:
         """Return the stored conversation of a session.
@@ -240,7 +240,7 @@ class SessionStore(Struct, frozen=True):
 
         :param recorded: the highest turn in the log
         """
-        for parts in (data.get("parts") for data in self.store.messages.read_latest(session_id, 3)):
+        for parts in (data.get("parts") for data in self.store.messages.read_latest_messages(session_id, 3)):
             for part in cast("list[object]", parts) if isinstance(parts, list) else []:
                 known = cast("dict[str, object]", part).get("id") if isinstance(part, dict) else None
                 turn = str(known).removeprefix(f"{session_id}/").partition(".")[0]
@@ -261,7 +261,7 @@ class SessionStore(Struct, frozen=True):
         """
         await self.store.sessions.record_suspended(session_id, time.time_ns())
 
-    def require_unclosed(self, session_id: str) -> SessionRow:
+    def require_unclosed_session(self, session_id: str) -> SessionRow:
         """Return the row of a session that is not closed.
 
         :raises UsageError: if the session does not exist or is closed
@@ -282,7 +282,7 @@ class SessionStore(Struct, frozen=True):
         :raises UsageError: if the session does not exist or is closed, or ``forked_id`` is in use
         :raises LogUnavailable: if the copy cannot be made durable
         """
-        parent = self.require_unclosed(parent_id)
+        parent = self.require_unclosed_session(parent_id)
         if (there := self.store.sessions.get(forked_id)) is not None:
             if there.details.get("parent") == parent_id and there.holder is there.closed_ns is None:
                 return there.details
@@ -306,7 +306,7 @@ class SessionStore(Struct, frozen=True):
             await self.store.sessions.fork(
                 parent_id,
                 forked,
-                (folders.identifying_output_part(parent_id), folders.identifying_output_part(forked_id)),
+                (folders.make_output_path_fragment(parent_id), folders.make_output_path_fragment(forked_id)),
             )
         except HandrailError:
             await asyncio.to_thread(folders.remove_session_files, forked_id)

@@ -18,14 +18,14 @@ from handrail.contract.services.history_and_skill_services import (
 from handrail.contract.struct import Struct
 from handrail.record.artifacts import ArtifactStore
 from handrail.record.log_reader import LoggedRecord, LogReader, ModelUsage
-from handrail.session.memory.meaning_comparer import MeaningComparer
+from handrail.session.memory.meaning_comparer import EmbeddingComparer
 from handrail.session.memory.transcript_index import (
     PassageFilter,
     TranscriptIndex,
     cut_excerpt,
+    filter_json_objects,
     is_hidden_from_model,
-    list_calling_call_ids,
-    to_object_list,
+    list_ancestor_call_ids,
 )
 from handrail.session.memory.write_checks import RecalledTexts
 from handrail.store.database.sqlite_connection import map_to_log_unavailable
@@ -42,12 +42,12 @@ from handrail.store.tables.session_messages import (
     read_session_messages,
     search_session_messages,
 )
-from handrail.store.tables.session_tables import SessionRow, read_session_rows
+from handrail.store.tables.session_tables import SessionRow, select_session_rows
 
 _PROVIDER_TOOL_SOURCE = "it comes from a tool of the model's provider"
 
 
-class SessionTranscript:
+class SessionTranscriptSearch:
     """A search in the stored conversation and calls of a session, within bounds.
 
     Implements :class:`~handrail.contract.services.history_and_skill_services.TranscriptService`. Every call first takes what is new in
@@ -56,7 +56,7 @@ class SessionTranscript:
     :param comparer: compares the meaning of passages; None for words only
     """
 
-    def __init__(self, session_id: str, database: WorkspaceDatabase, comparer: MeaningComparer | None = None) -> None:
+    def __init__(self, session_id: str, database: WorkspaceDatabase, comparer: EmbeddingComparer | None = None) -> None:
         self._session_id = session_id
         self._database = database
         self._comparer = comparer
@@ -65,12 +65,12 @@ class SessionTranscript:
         """What the memory tools have shown in this session."""
 
     async def search(self, query: str, *, limit: int = 10, kinds: Sequence[PassageKind] = ()) -> TranscriptSearchResult:
-        found = await self.search_chosen(query, PassageFilter(frozenset(kinds)), limit)
+        found = await self.search_filtered_passages(query, PassageFilter(frozenset(kinds)), limit)
         for one in found.passages:
             self.recalled.add(one.id, one.text)
         return found
 
-    async def search_chosen(self, query: str, chosen: PassageFilter, limit: int) -> TranscriptSearchResult:
+    async def search_filtered_passages(self, query: str, chosen: PassageFilter, limit: int) -> TranscriptSearchResult:
         """Find passages among those that a filter chooses; see :meth:`search`."""
         terms = parse_query(query)
         if not terms.texts:
@@ -94,7 +94,7 @@ class SessionTranscript:
         passages = index.load(ranked[:limit])
         shown = tuple(replace(one, text=cut_excerpt(one.text, terms.texts)) for one in passages)
         total = len(ranked) if len(ranked) < MOST_CANDIDATES else max(len(ranked), index.count(terms, chosen))
-        return TranscriptSearchResult(shown, total, index.count_all(chosen), index.is_partial)
+        return TranscriptSearchResult(shown, total, index.count_matching_passages(chosen), index.is_partial)
 
     async def read_passage(self, id: str, *, start: int = 0, most: int = 16_000) -> TranscriptPassage:
         index = await self.refresh_index()
@@ -147,7 +147,7 @@ def _find_third_party_origin(reader: LogReader, session_id: str, ref: str) -> st
             hidden = True
         elif isinstance(placed, list) and ref in placed:
             if "hidden_by" in body or any(
-                is_hidden_from_model(reader, one) is not False for one in list_calling_call_ids(outcome.call_id)
+                is_hidden_from_model(reader, one) is not False for one in list_ancestor_call_ids(outcome.call_id)
             ):
                 hidden = True
                 continue
@@ -155,8 +155,10 @@ def _find_third_party_origin(reader: LogReader, session_id: str, ref: str) -> st
             given = metadata.get("untrusted_source")
             source = given if isinstance(given, str) else source
     for message in search_session_messages(reader.connection, session_id, ref):
-        known = known or any(one.get("artifact") == ref for one in to_object_list(message.get("pictures")))
-        if any(ref in cast("list[object]", one.get("artifacts") or ()) for one in to_object_list(message.get("parts"))):
+        known = known or any(one.get("artifact") == ref for one in filter_json_objects(message.get("pictures")))
+        if any(
+            ref in cast("list[object]", one.get("artifacts") or ()) for one in filter_json_objects(message.get("parts"))
+        ):
             known, source = True, source or _PROVIDER_TOOL_SOURCE
     if not known:
         if hidden:
@@ -174,8 +176,8 @@ def _outcomes_with(reader: LogReader, session_id: str, ref: str) -> Iterator[Log
     passed: set[str] = set()
     while session_id not in passed:
         passed.add(session_id)
-        yield from reader.find_outcomes_containing(session_id, ref, **({} if until is None else {"until_ns": until}))
-        rows = read_session_rows(reader.connection, "WHERE id = ?", (session_id,))
+        yield from reader.search_committed_records(session_id, ref, **({} if until is None else {"until_ns": until}))
+        rows = select_session_rows(reader.connection, "WHERE id = ?", (session_id,))
         parent = rows[0].details.get("parent") if rows else None
         if not isinstance(parent, str):
             return
@@ -198,7 +200,7 @@ _MAX_TASK = 200
 _RESUMABLE = "WHERE closed_ns IS NULL AND parent_session IS NULL AND EXISTS (SELECT 1 FROM message WHERE message.session = session.id)"
 
 
-class StoredSessionFacts(Struct, frozen=True):
+class StoredSessionSummary(Struct, frozen=True):
     """The stored state of a session. Times are wall-clock nanoseconds.
 
     :param used_ns: when it was last opened or suspended, or got a message
@@ -233,7 +235,7 @@ class StoredSessionFacts(Struct, frozen=True):
     usage: tuple[ModelUsage, ...] = ()
 
 
-class SessionReader:
+class StoredSessionReader:
     """A reader of stored sessions through one connection.
 
     :param holder: the fencing token of the process that holds the workspace now; None if none does
@@ -249,42 +251,42 @@ class SessionReader:
         """The connection, for other readers of the same database."""
         return self._connection
 
-    def list_sessions(self, *, limit: int = 1000, closed: bool = True) -> list[StoredSessionFacts]:
+    def list_sessions(self, *, limit: int = 1000, closed: bool = True) -> list[StoredSessionSummary]:
         """Return the sessions, the most recently used first.
 
         :param closed: whether to include closed sessions
         """
         which = "" if closed else "WHERE closed_ns IS NULL "
-        rows = read_session_rows(self._connection, f"{which}ORDER BY used_ns DESC, id DESC LIMIT ?", (limit,))
+        rows = select_session_rows(self._connection, f"{which}ORDER BY used_ns DESC, id DESC LIMIT ?", (limit,))
         return [self._make_facts(row) for row in rows]
 
-    def list_resumable(self, *, limit: int = 1000) -> list[StoredSessionFacts]:
+    def list_resumable(self, *, limit: int = 1000) -> list[StoredSessionSummary]:
         """Return the sessions with messages that a user can resume, the most recently used first."""
-        rows = read_session_rows(self._connection, f"{_RESUMABLE} ORDER BY used_ns DESC, id DESC LIMIT ?", (limit,))
+        rows = select_session_rows(self._connection, f"{_RESUMABLE} ORDER BY used_ns DESC, id DESC LIMIT ?", (limit,))
         return [self._make_facts(row) for row in rows]
 
-    def get(self, session_id: str) -> StoredSessionFacts | None:
-        rows = read_session_rows(self._connection, "WHERE id = ?", (session_id,))
+    def get(self, session_id: str) -> StoredSessionSummary | None:
+        rows = select_session_rows(self._connection, "WHERE id = ?", (session_id,))
         return self._make_facts(rows[0]) if rows else None
 
-    def find_latest_resumable(self) -> StoredSessionFacts | None:
+    def find_latest_resumable(self) -> StoredSessionSummary | None:
         """Return the most recently used session with messages that no process has open."""
         where = f"{_RESUMABLE} AND (lease_token IS NULL OR lease_token IS NOT ?) ORDER BY used_ns DESC, id DESC LIMIT 1"
-        rows = read_session_rows(self._connection, where, (-1 if self._holder is None else self._holder,))
+        rows = select_session_rows(self._connection, where, (-1 if self._holder is None else self._holder,))
         return self._make_facts(rows[0]) if rows else None
 
     def read_messages(self, session_id: str) -> list[Mapping[str, Any]]:
         """Return the stored messages in the format of :mod:`handrail.agent.conversation`."""
         return [data for _, data in read_session_messages(self._connection, session_id)]
 
-    def _make_facts(self, row: SessionRow) -> StoredSessionFacts:
+    def _make_facts(self, row: SessionRow) -> StoredSessionSummary:
         unresolved = ApprovalReader(self._connection).list_unresolved_requests(row.id)
         asked = [request for request in unresolved if request.kind != "host"]  # no call waits for these across a stop
         parent = row.details.get("parent")
         state: SessionState = "closed" if row.closed_ns is not None else "suspended"
         if state == "suspended" and row.holder is not None and row.holder == self._holder:
             state = "open"
-        return StoredSessionFacts(
+        return StoredSessionSummary(
             id=row.id,
             state=state,
             agent=row.agent,
@@ -304,7 +306,7 @@ class SessionReader:
             decided=tuple(approval.id for approval in asked if approval.state in ("approved", "rejected")),
             parent_session=row.parent_session,
             parent_call=row.parent_call,
-            usage=tuple(LogReader(self._connection).read_usage(row.id)),
+            usage=tuple(LogReader(self._connection).read_session_model_usage(row.id)),
         )
 
     def _count(self, sql: str, session_id: str) -> int:

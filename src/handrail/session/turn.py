@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 
 from handrail.arbiter.arbiter import Arbiter, ReplyCallRunner
 from handrail.arbiter.call_state import Call, Lane, PrevalidationResult
-from handrail.catalog.loaded_tools import InteractionTools
+from handrail.catalog.loaded_tools import InteractionLoadedTools
 from handrail.contract.calls_and_results import CallAnswer, ProposedCall, make_call_id
 from handrail.contract.errors import UsageError
-from handrail.contract.services.subagent_services import drop_delegating_tools
+from handrail.contract.services.subagent_services import drop_delegation_tools
 from handrail.contract.session_protocols import CallProposal
 from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool_generation import Generation
-from handrail.policy.call_authorizer import restrict_provider_offer
+from handrail.policy.call_authorizer import build_provider_tool_offer
 from handrail.store.database.group_writer import QueuedWrite
 
 
@@ -35,11 +35,11 @@ class LocalTurn:
     )
 
     def __init__(
-        self, arbiter: Arbiter, lane: Lane, generation: Generation, number: int, catalog: InteractionTools
+        self, arbiter: Arbiter, lane: Lane, generation: Generation, number: int, catalog: InteractionLoadedTools
     ) -> None:
         self._arbiter = arbiter
         self._catalog = catalog
-        self._active_tools = catalog.get_tools_for_turn(generation)
+        self._active_tools = catalog.begin_turn(generation)
         self._lane = lane
         self.generation = generation
         self.number = number
@@ -51,25 +51,25 @@ class LocalTurn:
     @property
     def tool_specs(self) -> list[ToolSpec]:
         """The tools that the model sees: those that were loaded when the turn started."""
-        return drop_delegating_tools(
+        return drop_delegation_tools(
             self._catalog.loaded_tool_specs(self.generation, self._active_tools), self._lane.subagent_runner
         )
 
     @property
     def tool_index(self) -> str:
         """The index of the tools that are not loaded, for the system text."""
-        return self._catalog.format_index(self.generation)
+        return self._catalog.format_deferred_tool_index(self.generation)
 
     @property
     def provider_tools(self) -> list[ProviderToolOffer]:
         """The tools that the model's provider may run itself. Denied tools come with the reason."""
         return [
-            restrict_provider_offer(spec, self._lane.rules, self._lane.named_hosts_of)
+            build_provider_tool_offer(spec, self._lane.rules, self._lane.named_hosts_of)
             for spec in self._catalog.provider_tools(self.generation)
         ]
 
     @property
-    def proposed_count(self) -> int:
+    def proposed_call_count(self) -> int:
         """The number of calls that the turn has made."""
         return self._calls
 

@@ -11,10 +11,10 @@ from typing import Any
 from handrail.arbiter.arbiter import Arbiter
 from handrail.arbiter.lock_table import WORKSPACE, LockTimeout
 from handrail.contract.errors import ToolError
-from handrail.contract.undo_reports import UndonePath, UndoReport
+from handrail.contract.undo_reports import UndoPathResult, UndoReport
 from handrail.record.commit_log import Record, RecordKind
 from handrail.runtime.guard.running_programs import running_programs
-from handrail.runtime.undo.undo_restoration import UndoPlan, carry_out_undo, plan_undo
+from handrail.runtime.undo.undo_restoration import UndoPlan, execute_undo_plan, plan_undo
 from handrail.runtime.undo.workspace_snapshots import WorkspaceSnapshots
 from handrail.store.tables.session_tables import SessionTable
 from handrail.store.undo_store import UndoableOperation
@@ -62,7 +62,7 @@ class UndoService:
         undo_id = f"undo_{secrets.token_hex(8)}"
         request = self._arbiter.locks.queue_for_locks((((WORKSPACE,), "X"),), undo_id)
         try:
-            grant = await request.wait_granted(self._arbiter.limits.lock_wait_ms / 1000)
+            grant = await request.wait_until_granted(self._arbiter.limits.lock_wait_ms / 1000)
         except LockTimeout as error:
             raise ToolError(
                 f"The undo waited for other calls: {error}. Nothing was changed. Try again.", kind="timeout"
@@ -91,13 +91,13 @@ class UndoService:
         paths = [f"{snapshots.root.rstrip('/')}/{path}" for path in plan.list_paths()]
         in_use = running_programs.find_mounted_paths(paths)
         await self._record("undo-intended", plan, undo_id, plan.preview())
-        done = await asyncio.to_thread(carry_out_undo, snapshots, plan, undo_id, in_use)
+        done = await asyncio.to_thread(execute_undo_plan, snapshots, plan, undo_id, in_use)
         changed = any(one.outcome in ("restored", "removed") for one in done)
         report = UndoReport(undo_id if changed else "", plan.calls, done, plan.problems)
         await self._record("undone", plan, undo_id, done)
         return report
 
-    async def _record(self, kind: RecordKind, plan: UndoPlan, undo_id: str, paths: Sequence[UndonePath]) -> None:
+    async def _record(self, kind: RecordKind, plan: UndoPlan, undo_id: str, paths: Sequence[UndoPathResult]) -> None:
         sessions = {one.session for one in plan.operations}
         named = [
             {"path": one.path, "outcome": one.outcome, **({"detail": one.detail} if one.detail else {})}
@@ -124,11 +124,14 @@ class UndoService:
         snapshots.recover()
         store = snapshots.store
         if not store.exists:
-            raise ToolError("No call has changed this workspace yet. Nothing can be undone.", kind="unavailable")
+            raise ToolError(
+                "No call has changed this workspace yet, so nothing can be undone. `handrail log` lists the calls.",
+                kind="unavailable",
+            )
         plan = partial(plan_undo, snapshots, overwrite=overwrite)
         if call is None and session is None:
             return self._plan_last(snapshots, plan)
-        if call is not None and snapshots.find_running([call]):
+        if call is not None and snapshots.find_running_calls([call]):
             raise ToolError(
                 f"{call} still runs, so its changes are not known yet. Stop it, or wait for its end, then undo it.",
                 kind="conflict",
@@ -147,14 +150,15 @@ class UndoService:
 
     def _plan_last(self, snapshots: WorkspaceSnapshots, plan: partial[UndoPlan]) -> UndoPlan:
         """Return the plan for the last call whose changes are still in place."""
-        undone = snapshots.store.list_undone()
+        undone = snapshots.store.list_undone_operation_ids()
         for one in reversed(snapshots.store.find_operations()):
             if one.kind != "undo" and one.id not in undone:
                 made = plan([other for other in snapshots.store.find_operations(call=one.name) if other.kind != "undo"])
                 if made.steps or made.left:
                     return made
         raise ToolError(
-            "The changes of all recorded calls are undone already. Nothing was changed.", kind="unavailable"
+            "The changes of all recorded calls are undone already. Nothing was changed. `handrail log` lists the calls.",
+            kind="unavailable",
         )
 
     def _list_children(self, session: str | None, call: str | None) -> Iterator[str]:
@@ -162,7 +166,7 @@ class UndoService:
 
         :param session: its id, or a call's id, which begins with it
         """
-        for row in self._sessions.list_subagents((session or "").partition("/")[0]):
+        for row in self._sessions.list_subagent_sessions((session or "").partition("/")[0]):
             if call is None or row.parent_call == call:
                 yield row.id
                 yield from self._list_children(row.id, None)
@@ -170,7 +174,7 @@ class UndoService:
 
 def _find_session_calls(snapshots: WorkspaceSnapshots, session: str | None) -> list[UndoableOperation]:
     """Return what the calls of a session changed and is not undone."""
-    undone = snapshots.store.list_undone()
+    undone = snapshots.store.list_undone_operation_ids()
     found = snapshots.store.find_operations(session=session)
     return [one for one in found if one.kind != "undo" and one.id not in undone]
 

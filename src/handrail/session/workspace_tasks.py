@@ -10,10 +10,10 @@ from typing import Any
 
 from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.contract.errors import ToolError
-from handrail.contract.json_codec import MalformedData, reader_of
-from handrail.contract.services.task_services import TaskPage, TaskStatus, WorkspaceTask
+from handrail.contract.json_codec import MalformedDataError, reader_of
+from handrail.contract.services.task_services import TaskQueryResult, TaskStatus, WorkspaceTask
 from handrail.contract.struct import Struct
-from handrail.store.database.sqlite_connection import damaged_row_error
+from handrail.store.database.sqlite_connection import make_damaged_row_error
 from handrail.store.tables.task_table import TaskTable
 
 MAX_TASKS = 5_000
@@ -50,7 +50,7 @@ class WorkspaceTasks:
         :raises LogUnavailable: if they cannot be read
         """
         if self._known is None:
-            self._known = {number: _read_task(number, fields) for number, fields in self._table.list_rows()}
+            self._known = {number: _read_task(number, fields) for number, fields in self._table.list_task_rows()}
         return self._known
 
     def for_session(self, session_id: str) -> SessionTasks:
@@ -219,7 +219,7 @@ class SessionTasks:
         words: str = "",
         limit: int = 50,
         offset: int = 0,
-    ) -> TaskPage:
+    ) -> TaskQueryResult:
         wanted = words.casefold().split()
 
         def accepts(task: WorkspaceTask) -> bool:
@@ -232,7 +232,7 @@ class SessionTasks:
             )
 
         found = self._tasks.list_matching(self._session_id, accepts)
-        return TaskPage(tuple(found[offset : offset + limit]), len(found))
+        return TaskQueryResult(tuple(found[offset : offset + limit]), len(found))
 
 
 def _read_task(number: int, fields: Mapping[str, Any]) -> _StoredTask:
@@ -245,8 +245,8 @@ def _read_task(number: int, fields: Mapping[str, Any]) -> _StoredTask:
     is_shared = plain.pop("is_shared", True) is not False
     try:
         return _StoredTask(reader_of(WorkspaceTask)(plain), is_shared)
-    except MalformedData:
-        raise damaged_row_error(f"task {number}") from None
+    except MalformedDataError:
+        raise make_damaged_row_error(f"task {number}") from None
 
 
 def _check_version(task: WorkspaceTask, version: int | None, owner: str | None) -> None:

@@ -29,7 +29,7 @@ class _EntryPointCache(Struct, frozen=True):
 _last: _EntryPointCache | None = None
 
 
-def list_entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
+def list_entry_points_outside_workspaces(group: str) -> tuple[metadata.EntryPoint, ...]:
     """Return the entry points of a group, without those of packages in an open workspace.
 
     :param group: begins with ``handrail.``

@@ -30,7 +30,7 @@ MAX_BYTES = 16 * 1024 * 1024
 _MAX_TEXT = 2_000
 
 
-def encode_any_json(value: object, max_bytes: int = MAX_BYTES) -> bytes:
+def encode_json_with_fallback(value: object, max_bytes: int = MAX_BYTES) -> bytes:
     """Return ``value`` as JSON. Never raises.
 
     :param max_bytes: a longer text is replaced with ``{"$oversized": <its length>, "head": "<its beginning>"}``
@@ -45,8 +45,8 @@ def encode_any_json(value: object, max_bytes: int = MAX_BYTES) -> bytes:
     return encoded
 
 
-def decode_any_json(encoded: bytes) -> Any:
-    """Return the inverse of :func:`encode_any_json`.
+def decode_json_with_fallback(encoded: bytes) -> Any:
+    """Return the inverse of :func:`encode_json_with_fallback`.
 
     :raises ValueError: if the bytes are not JSON
     """
@@ -80,7 +80,7 @@ def _compound_to_plain(value: object, depth: int) -> object:
     if isinstance(value, (list, tuple, Set)):
         return [_to_plain(inner, depth + 1) for inner in list(cast("list[object]", value))]
     if isinstance(value, orjson.Fragment):
-        return _to_plain(decode_any_json(orjson.dumps(value)), depth)
+        return _to_plain(decode_json_with_fallback(orjson.dumps(value)), depth)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _to_plain(getattr(value, field.name), depth + 1) for field in dataclasses.fields(value)}
     return _substitute(value)

@@ -35,17 +35,17 @@ from msgspec.structs import replace
 
 from handrail.contract.errors import StartError
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
-from handrail.store.database.journal import orphan_current_journals
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
+from handrail.store.database.journal import mark_journals_orphaned
 from handrail.store.database.sqlite_connection import (
     is_database_locked,
+    make_database_start_error,
     migrate,
     open_writer,
     read_fencing_token,
     roll_back,
-    to_start_error,
 )
-from handrail.store.state_folders import StateFolders, unwritable_state_error
+from handrail.store.state_folders import StateFolders, make_unwritable_state_error
 
 # Holder files: one locked file for each acquisition, with a beat that distinguishes a live holder from a paused one.
 #
@@ -57,7 +57,7 @@ from handrail.store.state_folders import StateFolders, unwritable_state_error
 STALE_NS = 2_000_000_000
 """A holder without a renewal for this long may be replaced."""
 
-_NAME = compile_on_first_use(r"holder-([0-9]{1,19})")
+_NAME = compile_regex_lazily(r"holder-([0-9]{1,19})")
 _BEAT = struct.Struct("<QQQ")
 """The token, the time in nanoseconds, and both combined as a check."""
 _NOTE_AT = 64
@@ -182,7 +182,7 @@ class HolderFile:
             unfit = made if made.is_dir() else path
             if error.errno in (errno.EISDIR, errno.EEXIST) or unfit.is_dir():
                 raise _unfit_error(unfit, _error_reason(error)) from None
-            raise unwritable_state_error(folders.workspace_state_folder, error) from None
+            raise make_unwritable_state_error(folders.workspace_state_folder, error) from None
         file = HolderFile(made, descriptor, token)
         try:
             if not try_lock_descriptor(descriptor):
@@ -195,14 +195,14 @@ class HolderFile:
                 file._path = path
         except OSError as error:
             file.remove()
-            raise unwritable_state_error(folders.workspace_state_folder, error) from None
+            raise make_unwritable_state_error(folders.workspace_state_folder, error) from None
         except StartError:
             file.remove()
             raise
         return file
 
     @property
-    def is_in_place(self) -> bool:
+    def is_current_file(self) -> bool:
         """Whether other processes find this very file."""
         try:
             return os.path.samestat(os.fstat(self._descriptor), self._path.lstat())
@@ -250,7 +250,7 @@ def _list_tokens(folders: StateFolders) -> Iterator[int]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise unwritable_state_error(folders.workspace_state_folder, error) from None
+        raise make_unwritable_state_error(folders.workspace_state_folder, error) from None
     for name in names:
         if found := _NAME.fullmatch(name):
             yield int(found[1])
@@ -368,7 +368,7 @@ _PATIENCE_MS = 500
 _ATTEMPTS = 4
 
 
-class WorkspaceHeld(StartError):
+class WorkspaceAlreadyHeld(StartError):
     """Another process, :attr:`holder`, holds the workspace.
 
     :attr:`is_writing` says that it was paused or hangs during a write, so that no other process can write meanwhile.
@@ -436,12 +436,12 @@ class WorkspaceLease:
         :param protocol: see :class:`LeaseHolder`
         :param socket: see :class:`LeaseHolder`
         :param renewing: renew in a separate thread; otherwise the caller calls :meth:`renew`
-        :raises WorkspaceHeld: if another process holds it
+        :raises WorkspaceAlreadyHeld: if another process holds it
         :raises StartError: if the state cannot be used
         """
         holder = find_lease_holder(folders, monotonic)
         if holder is not None and holder.state == "alive":
-            raise WorkspaceHeld(folders, holder)
+            raise WorkspaceAlreadyHeld(folders, holder)
         wanted = LeaseHolder(os.getpid(), frontend, clock(), None, protocol, socket)
         lease = _try_acquire(folders, wanted, monotonic)
         if renewing:
@@ -492,7 +492,7 @@ class WorkspaceLease:
         """Which process has taken over and what to do; None if none has."""
         return self._lost
 
-    def on_lost(self, callback: Callable[[], None]) -> None:
+    def add_lost_callback(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once when another process has taken over, on the thread that notices it, or at once."""
         with self._losing:
             if self._lost is None:
@@ -530,7 +530,7 @@ class WorkspaceLease:
         if now - self._renewed_ns < VALID_NS:
             try:
                 self._file.write_heartbeat(now)
-                in_place = self._file.is_in_place
+                in_place = self._file.is_current_file
             except OSError:  # the lease expires unless the next beat can be written
                 return
             if in_place and self._clock() - self._renewed_ns < VALID_NS:
@@ -572,7 +572,7 @@ class WorkspaceLease:
         try:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                ours = read_fencing_token(connection) == self.token and self._file.is_in_place
+                ours = read_fencing_token(connection) == self.token and self._file.is_current_file
                 if ours:
                     now = self._clock()
                     self._file.write_heartbeat(now)
@@ -590,7 +590,7 @@ def _try_acquire(folders: StateFolders, wanted: LeaseHolder, monotonic: Callable
     try:
         connection = open_writer(path)
     except (sqlite3.Error, OSError, TypeError) as error:
-        raise to_start_error(path, error) from None
+        raise make_database_start_error(path, error) from None
     try:
         connection.execute(f"PRAGMA busy_timeout = {_PATIENCE_MS}")
         lease = _retry_acquire(folders, connection, wanted, monotonic)
@@ -598,10 +598,10 @@ def _try_acquire(folders: StateFolders, wanted: LeaseHolder, monotonic: Callable
         lease.renew()  # the commit may have taken long
         if not lease.is_held:
             lease.release()
-            raise WorkspaceHeld(folders, find_lease_holder(folders, monotonic) or LeaseHolder())
+            raise WorkspaceAlreadyHeld(folders, find_lease_holder(folders, monotonic) or LeaseHolder())
     except (sqlite3.Error, OSError, TypeError) as error:
         connection.close()
-        raise to_start_error(path, error) from None
+        raise make_database_start_error(path, error) from None
     except BaseException:
         connection.close()
         raise
@@ -618,7 +618,7 @@ def _retry_acquire(
             if not is_database_locked(error):
                 raise
             if (holder := find_lease_holder(folders, monotonic)) is not None:
-                raise WorkspaceHeld(folders, holder, is_writing=True) from None
+                raise WorkspaceAlreadyHeld(folders, holder, is_writing=True) from None
             # The process that had it locked has ended meanwhile.
     return _count_token(folders, connection, wanted, monotonic)
 
@@ -634,12 +634,12 @@ def _count_token(
         token = read_fencing_token(connection)
         present = find_holder_by_token(folders, token, monotonic)
         if present is not None and present.state == "alive":
-            raise WorkspaceHeld(folders, present)
+            raise WorkspaceAlreadyHeld(folders, present)
         ours = replace(wanted, token=token + 1)
         now = monotonic()
         # Locked before other processes can see the token, so that they never find a token without its holder.
         file = HolderFile.create(folders, ours, now)
-        orphan_current_journals(folders.workspace_state_folder)
+        mark_journals_orphaned(folders.workspace_state_folder)
         connection.execute("UPDATE meta SET value = ? WHERE key = 'token'", (token + 1,))
         connection.execute("COMMIT")
     except BaseException:

@@ -17,8 +17,8 @@ from typing import Any, cast
 
 from handrail.contract.errors import StartError, UsageError
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
-from handrail.store.state_folders import StateFolders, unwritable_state_error
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
+from handrail.store.state_folders import StateFolders, make_unwritable_state_error
 
 
 def read_private_file(path: Path, max_bytes: int) -> bytes | None:
@@ -62,7 +62,7 @@ def write_private_file(path: Path, content: bytes) -> None:
                 temporary.unlink()
             raise
     except OSError as error:
-        raise unwritable_state_error(path.parent, error) from None
+        raise make_unwritable_state_error(path.parent, error) from None
 
 
 def create_private_file(path: Path, content: bytes) -> bytes | None:
@@ -119,7 +119,7 @@ def write_approved_definitions(state: Path, source: str, tools: Mapping[str, Map
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise unwritable_state_error(path.parent, error) from None
+        raise make_unwritable_state_error(path.parent, error) from None
     whole = {"version": PINS_VERSION, "source": source, "tools": dict(tools)}
     write_private_file(path, json.dumps(whole, ensure_ascii=True, sort_keys=True).encode())
 
@@ -135,8 +135,8 @@ def _pins_path(state: Path, source: str) -> Path:
 # record counts as absent: then nothing is trusted.
 
 FILE_NAME = "trust.json"
-_SHA256 = compile_on_first_use(r"[0-9a-f]{64}")
-_KEY = compile_on_first_use(r"[0-9a-f]{24}")
+_SHA256 = compile_regex_lazily(r"[0-9a-f]{64}")
+_KEY = compile_regex_lazily(r"[0-9a-f]{24}")
 _MAX_BYTES = 16 * 1024
 
 
@@ -186,7 +186,7 @@ def revoke_workspace_trust(folders: StateFolders) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise unwritable_state_error(folders.workspace_state_folder, error) from None
+        raise make_unwritable_state_error(folders.workspace_state_folder, error) from None
     return True
 
 

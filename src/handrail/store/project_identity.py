@@ -20,7 +20,7 @@ from typing import Any
 from handrail.contract.errors import UsageError
 from handrail.contract.struct import Struct
 from handrail.store.operator_decisions import read_private_file, write_private_file
-from handrail.store.state_folders import StateFolders, workspace_key
+from handrail.store.state_folders import StateFolders, compute_workspace_key
 
 _FILE = "project.json"
 _VERSION = 1
@@ -61,16 +61,16 @@ class ProjectRecord(Struct, frozen=True):
     shared: tuple[str, ...] = ()
 
 
-def identify_folder(folder: Path) -> FolderIdentity | None:
+def read_folder_identity(folder: Path) -> FolderIdentity | None:
     """Return the identity of a folder, or None if there is none."""
     try:
         found = folder.stat()
     except OSError:
         return None
-    return FolderIdentity(found.st_ino, found.st_dev, read_birth_ns(str(folder)))
+    return FolderIdentity(found.st_ino, found.st_dev, read_creation_time_ns(str(folder)))
 
 
-def read_birth_ns(path: str) -> int | None:
+def read_creation_time_ns(path: str) -> int | None:
     """Return when a file was made, in nanoseconds; None if unknown.
 
     It tells a file from a later one with the same inode number.
@@ -87,43 +87,43 @@ def read_birth_ns(path: str) -> int | None:
     return seconds * 1_000_000_000 + nanoseconds
 
 
-def is_same_project(folders: StateFolders) -> bool:
+def is_recorded_project_folder(folders: StateFolders) -> bool:
     """Return whether the workspace is the folder that its stored answers were given for.
 
     The first call records the folder. A record that cannot be read counts as another folder.
     """
-    identity = identify_folder(folders.workspace)
+    identity = read_folder_identity(folders.workspace)
     if identity is None:
         return False
     path = folders.workspace_state_folder / _FILE
     if not os.path.lexists(path):
         _write(folders, ProjectRecord(str(folders.workspace), identity))
         return True
-    record = read_project(folders.workspace_state_folder)
+    record = read_project_record(folders.workspace_state_folder)
     return record is not None and record.identity.is_same_as(identity)
 
 
-def adopt_folder(folders: StateFolders) -> None:
+def bind_state_to_current_folder(folders: StateFolders) -> None:
     """Let the stored answers of this state hold for the folder that is at its path now.
 
     :raises UsageError: if there is no folder
     :raises StartError: if the state folder cannot be written
     """
-    identity = identify_folder(folders.workspace)
+    identity = read_folder_identity(folders.workspace)
     if identity is None:
         raise UsageError(f"The workspace {folders.workspace} does not exist. Name an existing folder.")
-    record = read_project(folders.workspace_state_folder)
+    record = read_project_record(folders.workspace_state_folder)
     _write(folders, ProjectRecord(str(folders.workspace), identity, () if record is None else record.shared))
 
 
-def set_answer_sharing(folders: StateFolders, other: Path, *, shares: bool) -> None:
+def set_grant_sharing(folders: StateFolders, other: Path, *, shares: bool) -> None:
     """Let the standing answers of another workspace hold here too, or no longer.
 
     :param other: the real path of the other workspace
     :raises UsageError: if it has no state, or its folder is not the one that its answers were given for
     """
-    record = read_project(folders.workspace_state_folder)
-    if record is None or not is_same_project(folders):
+    record = read_project_record(folders.workspace_state_folder)
+    if record is None or not is_recorded_project_folder(folders):
         raise UsageError(
             f"{folders.workspace} is not the folder that its stored answers were given for. Adopt it first."
         )
@@ -136,17 +136,19 @@ def set_answer_sharing(folders: StateFolders, other: Path, *, shares: bool) -> N
                 f"{other} has no stored answers in {folders.state}. Open the workspace once, or name another one."
             )
         if len(kept) >= _MOST_SHARED:
-            raise UsageError(f"Too many workspaces share their answers: {len(kept)}. The maximum is {_MOST_SHARED}.")
+            raise UsageError(
+                f"Too many workspaces share their answers: {len(kept)}. The maximum is {_MOST_SHARED}. Run `handrail rules --unshare` first."
+            )
         kept = (*kept, str(other))
     _write(folders, replace(record, shared=kept))
 
 
-def list_shared_states(folders: StateFolders) -> Iterator[tuple[str, Path]]:
+def list_workspaces_sharing_grants(folders: StateFolders) -> Iterator[tuple[str, Path]]:
     """Yield the path and the state folder of each workspace whose standing answers hold here too.
 
     A folder that another one has replaced since is left out.
     """
-    record = read_project(folders.workspace_state_folder)
+    record = read_project_record(folders.workspace_state_folder)
     for path in () if record is None else record.shared:
         if (state := _read_current(folders, path)) is not None:
             yield path, state
@@ -154,15 +156,15 @@ def list_shared_states(folders: StateFolders) -> Iterator[tuple[str, Path]]:
 
 def _read_current(folders: StateFolders, workspace: str) -> Path | None:
     """Return the state folder of a workspace if its folder is the recorded one, at its path or moved to this one; else None."""
-    folder = folders.state / "ws" / workspace_key(Path(workspace))
-    record = read_project(folder)
+    folder = folders.state / "ws" / compute_workspace_key(Path(workspace))
+    record = read_project_record(folder)
     if record is None:
         return None
-    now = (identify_folder(Path(workspace)), identify_folder(folders.workspace))
+    now = (read_folder_identity(Path(workspace)), read_folder_identity(folders.workspace))
     return folder if any(one is not None and record.identity.is_same_as(one) for one in now) else None
 
 
-def read_project(state_folder: Path) -> ProjectRecord | None:
+def read_project_record(state_folder: Path) -> ProjectRecord | None:
     """Return the record in the state folder of a workspace; None if there is none that only its owner could have written."""
     content = read_private_file(state_folder / _FILE, _MAX_BYTES)
     if content is None:

@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING
 
 from handrail.contract.errors import StartError, ToolError, UsageError
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.tool.tool_ids_and_wire_names import wire_name
-from handrail.origins.listed_paths import spell_as_listed
+from handrail.origins.listed_paths import canonicalize_path_spelling
 
 if TYPE_CHECKING:
     from handrail.contract.tool.requires import PathVariables
@@ -160,7 +160,7 @@ def explain_too_broad_workspace(folder: Path) -> str | None:
     return "a whole disk or a mount for a user" if mounted or _is_beneath(real, "/run/user") else None
 
 
-def find_system_folder(folder: Path) -> str | None:
+def find_enclosing_system_folder(folder: Path) -> str | None:
     """Return which system folder the canonical ``folder`` is or lies in; None if neither."""
     real = str(folder)
     if any(real != base and _is_beneath(real, base) for base in _PROJECTS_IN_IT):
@@ -274,9 +274,9 @@ def _identity(path: str) -> InodeIdentity | None:
 
 
 STATE_VARIABLE = "HANDRAIL_STATE"
-_SESSION_ID = compile_on_first_use(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_SESSION_ID = compile_regex_lazily(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _PARTS = ("ws", "output", "scratch", "user-data", "memory", "search", "sources", "mcp", "heads", "moved")
-_KEY = compile_on_first_use(rb"[0-9a-f]{24}")
+_KEY = compile_regex_lazily(rb"[0-9a-f]{24}")
 _KEY_LENGTH = 24
 """96 bits in hexadecimal: free of collisions, and short enough for a socket path (108 bytes) below it."""
 
@@ -329,7 +329,7 @@ class StateFolders(Struct, frozen=True):
         return self.workspace_state_folder / "changes"
 
     @property
-    def search_cache(self) -> Path:
+    def search_cache_folder(self) -> Path:
         """The cache of search indexes, shared by all workspaces."""
         return self.state / "search"
 
@@ -338,7 +338,7 @@ class StateFolders(Struct, frozen=True):
         """The folder behind ``{user-data}``, one for all workspaces of this user. It need not exist."""
         return self.state / "user-data"
 
-    def prepare_user_data(self) -> Path:
+    def prepare_user_data_folder(self) -> Path:
         """Create :attr:`user_data_folder` as a private folder.
 
         :raises StartError: if it cannot be created or is not private
@@ -347,18 +347,18 @@ class StateFolders(Struct, frozen=True):
         return self.user_data_folder
 
     @property
-    def requires_variables(self) -> PathVariables:
+    def requirement_path_variables(self) -> PathVariables:
         """The values of the variables in ``requires``. Rules and roots decide which outputs a session can reach."""
         from handrail.contract.tool.requires import (
             PathVariables,  # imports pydantic, which command completion does not need
         )
 
         return PathVariables(
-            (str(self.workspace),), user_data=(str(self.user_data_folder),), output=(str(self.session_output_base),)
+            (str(self.workspace),), user_data=(str(self.user_data_folder),), output=(str(self.session_outputs_folder),)
         )
 
     @property
-    def session_output_base(self) -> Path:
+    def session_outputs_folder(self) -> Path:
         """The folder with the output folders of this workspace's sessions."""
         return self.state / "output" / self.key
 
@@ -386,14 +386,14 @@ class StateFolders(Struct, frozen=True):
         """Return the separate HOME of a tool's programs, which all sessions share; see :meth:`prepare_session_output`."""
         return str(self.prepare_session_scratch(f"tool-{wire_name(tool_id)[-59:]}"))
 
-    def remove_old_sockets(self, name: str) -> None:
+    def remove_sockets_except(self, name: str) -> None:
         """Remove the sockets of former holders, all but ``name``."""
         for path in self.workspace_state_folder.glob("kernel-*.sock"):
             if path.name != name:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
-    def identifying_output_part(self, session_id: str) -> str:
+    def make_output_path_fragment(self, session_id: str) -> str:
         """Return the part of a path that identifies files in the session's output folder. JSON does not escape it."""
         return f"/output/{self.key}/{session_id}/"
 
@@ -409,7 +409,7 @@ class StateFolders(Struct, frozen=True):
                     with contextlib.suppress(FileExistsError):
                         os.link(entry.path, target / entry.name, follow_symlinks=False)
         except OSError as error:
-            raise unwritable_state_error(target, error) from None
+            raise make_unwritable_state_error(target, error) from None
 
     def remove_session_files(self, session_id: str) -> None:
         """Remove the files of a session that is closed for good. Follows no links; missing files are ignored."""
@@ -439,18 +439,18 @@ def locate_folders(workspace: str | Path, state: str | Path | None = None, *, al
         whole file system
     :raises StartError: if the workspace or the state folder is unsuitable, with the next step
     """
-    real = resolve_workspace(Path(workspace), allow_home=allow_home)
-    root = find_state_root(state)
+    real = resolve_workspace_path(Path(workspace), allow_home=allow_home)
+    root = resolve_state_root(state)
     _check_apart(real, root)
     return StateFolders(real, root, find_state_key(root, real))
 
 
-def find_state_root(state: str | Path | None = None) -> Path:
+def resolve_state_root(state: str | Path | None = None) -> Path:
     """Return the canonical root of all state. It need not exist."""
     return Path(os.path.realpath(_state_root(state)))
 
 
-def workspace_key(workspace: Path) -> str:
+def compute_workspace_key(workspace: Path) -> str:
     """Return the name of a workspace below the state folder, from its real path, unless it was moved."""
     return hashlib.sha256(os.fsencode(workspace)).hexdigest()[:_KEY_LENGTH]
 
@@ -460,7 +460,7 @@ def find_state_key(state: Path, workspace: Path) -> str:
 
     :raises StartError: if the record of an adoption cannot be trusted
     """
-    own = workspace_key(workspace)
+    own = compute_workspace_key(workspace)
     path = state / "moved" / own
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
@@ -479,7 +479,7 @@ def find_state_key(state: Path, workspace: Path) -> str:
     return content.decode()
 
 
-def prepare_redirects(state: Path) -> Path:
+def prepare_redirect_folder(state: Path) -> Path:
     """Return the folder with the keys of moved workspaces, created as private.
 
     :raises StartError: if it cannot be created or is not private
@@ -533,7 +533,7 @@ def check_session_id(session_id: str) -> str:
     return session_id
 
 
-def unwritable_state_error(path: Path, error: OSError) -> StartError:
+def make_unwritable_state_error(path: Path, error: OSError) -> StartError:
     """Return an error that says why the state folder cannot be used, with the next step."""
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -557,13 +557,13 @@ def _state_root(state: str | Path | None) -> Path:
     return Path(chosen).expanduser()
 
 
-def resolve_workspace(path: Path, *, allow_home: bool) -> Path:
+def resolve_workspace_path(path: Path, *, allow_home: bool) -> Path:
     """Return the real path of a workspace.
 
     :raises StartError: if it is not an existing folder or, without ``allow_home``, not a project
     """
     try:
-        real = Path(spell_as_listed(str(path.expanduser().resolve(strict=True))))
+        real = Path(canonicalize_path_spelling(str(path.expanduser().resolve(strict=True))))
         is_folder = real.is_dir()
     except (OSError, RuntimeError, ToolError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -572,7 +572,7 @@ def resolve_workspace(path: Path, *, allow_home: bool) -> Path:
         ) from None
     if not is_folder:
         raise StartError(f"The workspace {real} is not a folder. Pass an existing folder with --workspace DIR.")
-    if not allow_home and (what := explain_too_broad_workspace(real) or find_system_folder(real)):
+    if not allow_home and (what := explain_too_broad_workspace(real) or find_enclosing_system_folder(real)):
         raise StartError(
             f"The workspace {real} is {what}, so tools could reach everything in it. Choose a project folder with "
             "--workspace DIR, or pass --allow-home if you want that."
@@ -619,7 +619,7 @@ def _prepare_root(path: Path) -> None:
         path.mkdir(mode=0o700, exist_ok=True)
         found = _check_private(path)
     except OSError as error:
-        raise unwritable_state_error(path, error) from None
+        raise make_unwritable_state_error(path, error) from None
     if os.name != "nt" and found.st_mode & 0o022:
         raise StartError(
             f"Other users can write in the state folder {path} (mode {stat.S_IMODE(found.st_mode):04o}). "
@@ -632,7 +632,7 @@ def _prepare_private(path: Path, *, given_away: bool = False) -> None:
         path.mkdir(mode=0o700, exist_ok=True)
         found = _check_private(path, given_away=given_away)
     except OSError as error:
-        raise unwritable_state_error(path, error) from None
+        raise make_unwritable_state_error(path, error) from None
     if os.name != "nt" and found.st_mode & 0o077:
         raise StartError(
             f"Other users can access the state folder {path} (mode {stat.S_IMODE(found.st_mode):04o}). "
@@ -643,6 +643,7 @@ def _prepare_private(path: Path, *, given_away: bool = False) -> None:
 def _write_name(folders: StateFolders) -> None:
     name = os.fsencode(folders.workspace)
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    flags |= getattr(os, "O_NONBLOCK", 0)  # a pipe in its place is not waited for
     try:
         descriptor = os.open(folders.workspace_path_file, flags, 0o600)
         try:

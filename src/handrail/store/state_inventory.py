@@ -16,11 +16,11 @@ from pathlib import Path
 
 from handrail.contract.errors import StartError
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.store.lease import find_lease_holder
 from handrail.store.state_folders import StateFolders, find_state_key, remove_tree
 
-_KEY = compile_on_first_use(r"[0-9a-f]{24}")
+_KEY = compile_regex_lazily(r"[0-9a-f]{24}")
 _REMOVED = ".removed-"
 _PARTS = ("ws", "output", "scratch")
 USER_DATA = "user-data"
@@ -52,7 +52,7 @@ class StateInventoryEntry(Struct, frozen=True):
 def list_stored_state(state: Path, key: str | None = None) -> list[StateInventoryEntry]:
     """Return the stored state below a state folder, the most recently used first.
 
-    :param state: the result of :func:`~handrail.store.state_folders.find_state_root`
+    :param state: the result of :func:`~handrail.store.state_folders.resolve_state_root`
     :param key: the key of one state; None for all
     :raises StartError: if it is not a folder of this user
     """
@@ -69,10 +69,10 @@ def list_stored_state(state: Path, key: str | None = None) -> list[StateInventor
     return found
 
 
-def list_workspace_folders(state: Path) -> list[StateFolders]:
+def list_workspace_state_folders(state: Path) -> list[StateFolders]:
     """Return the folders of all workspaces with a database, without measuring them.
 
-    :param state: the result of :func:`~handrail.store.state_folders.find_state_root`
+    :param state: the result of :func:`~handrail.store.state_folders.resolve_state_root`
     :raises StartError: if it is not a folder of this user
     """
     _check_state_folder(state)
@@ -90,7 +90,7 @@ def remove_workspace_state(state: Path, key: str) -> list[str]:
         remove_tree(state / key)
         return [f"{state / key}: cannot be removed"] if os.path.lexists(state / key) else []
     folders = _folders(state, key)
-    refuse_if_held(folders)
+    ensure_workspace_unheld(folders)
     # Renamed first, so that a process that starts now finds no state instead of a part of it.
     aside = f"{_REMOVED}{key}-{secrets.token_hex(4)}"
     own, put_aside = folders.workspace_state_folder, state / "ws" / aside
@@ -102,7 +102,7 @@ def remove_workspace_state(state: Path, key: str) -> list[str]:
         return [f"{own}: {error.strerror or error}"]
     else:
         try:
-            refuse_if_held(replace(folders, key=aside))  # a process may have started in between
+            ensure_workspace_unheld(replace(folders, key=aside))  # a process may have started in between
         except StartError:
             put_aside.rename(own)
             raise
@@ -205,7 +205,7 @@ def _last_used(database: Path) -> int | None:
     return max(times, default=None)
 
 
-def refuse_if_held(folders: StateFolders) -> None:
+def ensure_workspace_unheld(folders: StateFolders) -> None:
     """Check that no process holds a workspace.
 
     :raises StartError: if one does

@@ -257,24 +257,24 @@ class UndoStore:
         if not self.make_room(len(data)):
             return None
         if len(data) > INLINE_BYTES:
-            self.large_file(sha).write_bytes(data)
+            self.locate_large_content(sha).write_bytes(data)
             stored: bytes | None = None
         else:
             stored = data
-        self.add_content(sha, len(data), stored)
+        self.add_content_row(sha, len(data), stored)
         return sha
 
-    def add_content(self, sha: bytes, size: int, data: bytes | None) -> None:
-        """Add a row for content; without ``data``, it is in :meth:`large_file` already."""
+    def add_content_row(self, sha: bytes, size: int, data: bytes | None) -> None:
+        """Add a row for content; without ``data``, it is in :meth:`locate_large_content` already."""
         self.connect().execute("INSERT OR REPLACE INTO content VALUES(?, ?, ?)", (sha, size, data))
         self._stored.add(sha)
         self._total += size
 
-    def large_file(self, sha: bytes) -> Path:
+    def locate_large_content(self, sha: bytes) -> Path:
         """Return the file of a large content."""
         return self.folder / "large" / sha.hex()
 
-    def get_bytes(self, sha: bytes) -> bytes | None:
+    def read_small_content(self, sha: bytes) -> bytes | None:
         """Return small content; None if it is large, missing or damaged."""
         with self._reading() as connection:
             row = connection.execute("SELECT data FROM content WHERE sha = ?", (sha,)).fetchone()
@@ -309,11 +309,11 @@ class UndoStore:
             self._total -= size
             if is_large:
                 with contextlib.suppress(OSError):
-                    self.large_file(sha).unlink()
+                    self.locate_large_content(sha).unlink()
 
     # ── the known state of the workspace ─────────────────────────────────────────────────────────
 
-    def load_known(self) -> dict[str, dict[str, StoredFileState]]:
+    def load_known_files(self) -> dict[str, dict[str, StoredFileState]]:
         """Return the files whose content is known, by folder and name."""
         found: dict[str, dict[str, StoredFileState]] = {}
         with self._reading() as connection:
@@ -322,7 +322,7 @@ class UndoStore:
                 found.setdefault(os.fsdecode(folder), {})[os.fsdecode(name)] = kept
         return found
 
-    def save_known(self, changed: Mapping[tuple[str, str], StoredFileState | None]) -> None:
+    def save_known_files(self, changed: Mapping[tuple[str, str], StoredFileState | None]) -> None:
         """Store the known files that changed; None for one that is gone. Call it within a transaction."""
         connection = self.connect()
         rows = [(os.fsencode(at), os.fsencode(name), *kept) for (at, name), kept in changed.items() if kept is not None]
@@ -344,7 +344,7 @@ class UndoStore:
         """Forget a program that has ended. Call it within a transaction."""
         self.connect().execute("DELETE FROM open_run WHERE callers = ?", (" ".join(callers),))
 
-    def list_open_runs(self) -> list[tuple[tuple[str, ...], str, int]]:
+    def list_interrupted_runs(self) -> list[tuple[tuple[str, ...], str, int]]:
         """Return the callers, the tool and the start of the programs that a former process left."""
         with self._reading() as connection:
             rows = connection.execute("SELECT * FROM open_run ORDER BY started_ns").fetchall()
@@ -395,7 +395,7 @@ class UndoStore:
                 else:
                     connection.execute("INSERT OR REPLACE INTO undone VALUES(?, ?)", (one.id, undo))
 
-    def list_undone(self) -> frozenset[int]:
+    def list_undone_operation_ids(self) -> frozenset[int]:
         """Return the ids of the operations that are undone."""
         with self._reading() as connection:
             return frozenset(row[0] for row in connection.execute("SELECT operation FROM undone"))
@@ -438,7 +438,7 @@ class UndoStore:
             rows = connection.execute("SELECT * FROM change WHERE operation = ? ORDER BY path", (operation,))
             return [PathChange(row[1], PathState(*row[3:8]), PathState(*row[8:13]), bool(row[2])) for row in rows]
 
-    def was_left_by_call(self, path: bytes, sha: bytes) -> bool:
+    def was_written_by_call(self, path: bytes, sha: bytes) -> bool:
         """Return whether a call left this content at a path."""
         sql = (
             "SELECT 1 FROM change JOIN operation ON operation.id = change.operation "
@@ -456,7 +456,7 @@ class UndoStore:
             connection.execute("DELETE FROM undone WHERE operation = ?", (number,))
             connection.execute("DELETE FROM operation WHERE id = ?", (number,))
 
-    def count_operations(self, before_ns: int | None, session: str | None) -> int:
+    def count_purgeable_operations(self, before_ns: int | None, session: str | None) -> int:
         """Return how many operations :meth:`purge` would forget, also while another process uses the store.
 
         :raises OSError: if that cannot be read

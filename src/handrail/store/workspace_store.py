@@ -8,15 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from handrail.contract.struct import Struct
-from handrail.store.database.sqlite_connection import record_engine
+from handrail.store.database.sqlite_connection import record_or_check_engine
 from handrail.store.database.workspace_database import WorkspaceDatabase
 from handrail.store.lease import WorkspaceLease
-from handrail.store.project_identity import is_same_project
+from handrail.store.project_identity import is_recorded_project_folder
 from handrail.store.state_folders import StateFolders, prepare_folders
 from handrail.store.tables.inbound_tables import ChannelTable, NotificationTable, TriggerTable
 from handrail.store.tables.job_tables import JobTable
 from handrail.store.tables.session_messages import SessionMessageTable
-from handrail.store.tables.session_tables import ReadFileHashes, SessionRules, SessionTable, SessionToolValues
+from handrail.store.tables.session_tables import (
+    ReadFileHashTable,
+    SessionRuleTable,
+    SessionTable,
+    SessionToolStateTable,
+)
 from handrail.store.tables.task_table import TaskTable
 
 
@@ -27,10 +32,10 @@ class WorkspaceStore(Struct, frozen=True):
     lease: WorkspaceLease
     database: WorkspaceDatabase
     sessions: SessionTable
-    session_values: SessionToolValues
+    session_values: SessionToolStateTable
     messages: SessionMessageTable
-    session_rules: SessionRules
-    read_hashes: ReadFileHashes
+    session_rules: SessionRuleTable
+    read_hashes: ReadFileHashTable
     notifications: NotificationTable
     channels: ChannelTable
     triggers: TriggerTable
@@ -54,14 +59,16 @@ class WorkspaceStore(Struct, frozen=True):
         :param protocol: the version of the protocol for client processes; 0: none can connect
         :param socket: the name of this process's socket in the workspace's private folder
         :param engine: the engine for its database (:mod:`handrail.store.database.sqlite_connection`); None for the one that created it
-        :raises WorkspaceHeld: if another process holds the workspace
+        :raises WorkspaceAlreadyHeld: if another process holds the workspace
         :raises StartError: with the problem and the next step
         """
         folders = prepare_folders(workspace, state, allow_home=allow_home)
         if engine is not None:
-            record_engine(folders.database_file, engine)
+            record_or_check_engine(folders.database_file, engine)
         lease = WorkspaceLease.acquire(folders, frontend=frontend, clock=clock, protocol=protocol, socket=socket)
-        is_same_project(folders)  # records the folder at the first time, so that it is recognised if it is moved
+        is_recorded_project_folder(
+            folders
+        )  # records the folder at the first time, so that it is recognised if it is moved
         try:
             database = WorkspaceDatabase.open(folders, lease)
         except BaseException:
@@ -72,10 +79,10 @@ class WorkspaceStore(Struct, frozen=True):
             lease,
             database,
             SessionTable(database),
-            SessionToolValues(database),
+            SessionToolStateTable(database),
             SessionMessageTable(database),
-            SessionRules(database),
-            ReadFileHashes(database),
+            SessionRuleTable(database),
+            ReadFileHashTable(database),
             NotificationTable(database),
             ChannelTable(database),
             TriggerTable(database),

@@ -58,7 +58,7 @@ class ServerToolUse:
 
 
 @dataclass(frozen=True, slots=True)
-class SearchCitations:
+class ScriptedSearchCitations:
     """The cited sources of a provider's search (OpenAI)."""
 
     urls: Sequence[str]
@@ -73,7 +73,7 @@ class SearchCitations:
         ]
 
 
-def split_into_block_starts(part: ServerToolUse) -> Iterator[tuple[dict[str, Any], Mapping[str, Any] | None]]:
+def stream_content_blocks(part: ServerToolUse) -> Iterator[tuple[dict[str, Any], Mapping[str, Any] | None]]:
     """Yield each block as it starts, with the arguments that follow in pieces."""
     if part.is_used:
         yield {"type": "server_tool_use", "id": part.id, "name": part.name, "input": {}}, part.arguments
@@ -147,7 +147,7 @@ _ANY_ID = re.compile(r"\S+\Z")
 """Chat completions accept the ids of any server, such as ``functions.read:0``."""
 
 
-def find_openai_faults(body: Mapping[str, Any]) -> list[str]:
+def find_chat_completions_faults(body: Mapping[str, Any]) -> list[str]:
     """Return every fault of a chat completions request; none for a valid one."""
     found = find_tool_entry_faults([(_normalize_function(tool), "parameters") for tool in _dicts(body.get("tools"))])
     found += find_web_search_faults(body)
@@ -165,14 +165,14 @@ def find_openai_faults(body: Mapping[str, Any]) -> list[str]:
             waiting = []
         match role:
             case "system" | "developer" | "user":
-                check_message_content(message.get("content"), str(role), where, found)
+                collect_message_content_faults(message.get("content"), str(role), where, found)
             case "assistant":
                 waiting += _check_assistant_message(message, where, seen, found)
             case "tool":
                 answered = message.get("tool_call_id")
                 if not _remove_answered_call(answered, waiting):
                     found.append(f"{where}: tool_call_id {answered!r} answers no open call of the message before")
-                check_message_content(message.get("content"), "tool", where, found)
+                collect_message_content_faults(message.get("content"), "tool", where, found)
             case _:
                 found.append(f"{where}: role {role!r}")
     if waiting:
@@ -183,7 +183,7 @@ def find_openai_faults(body: Mapping[str, Any]) -> list[str]:
 def _check_assistant_message(message: Mapping[str, Any], where: str, seen: set[str], found: list[str]) -> list[str]:
     """Check an assistant's message, and return the IDs of its calls."""
     if message.get("content") is not None:
-        check_message_content(message["content"], "assistant", where, found)
+        collect_message_content_faults(message["content"], "assistant", where, found)
     calls = _dicts(message.get("tool_calls"))
     if "tool_calls" in message and not calls:
         found.append(f"{where}: tool_calls is empty")
@@ -193,8 +193,8 @@ def _check_assistant_message(message: Mapping[str, Any], where: str, seen: set[s
     for call in calls:
         function = _dict(call.get("function"))
         ids.append(check_call_id(call.get("id"), where, seen, found, _ANY_ID))
-        check_tool_name(function.get("name"), where, found)
-        check_arguments_json(function.get("arguments"), where, found)
+        collect_tool_name_faults(function.get("name"), where, found)
+        collect_arguments_json_faults(function.get("arguments"), where, found)
     return ids
 
 
@@ -222,7 +222,7 @@ _PARTS: Mapping[str, Mapping[str, tuple[str, type]]] = {
 """The allowed parts of a content by the role of its message, each with its required member."""
 
 
-def check_message_content(content: object, role: str, where: str, found: list[str]) -> None:
+def collect_message_content_faults(content: object, role: str, where: str, found: list[str]) -> None:
     """Check that a message's content is text, or a list of the parts that its role allows."""
     if isinstance(content, str):
         return
@@ -307,7 +307,7 @@ def _check_block(
     if block.get("type") != "tool_use":
         return ()
     call_id = check_call_id(block.get("id"), where, seen, found)
-    check_tool_name(block.get("name"), where, found)
+    collect_tool_name_faults(block.get("name"), where, found)
     if not isinstance(block.get("input"), dict):
         found.append(f"{where}: tool_use.input is not an object")
     if role != "assistant":
@@ -320,7 +320,7 @@ def find_tool_entry_faults(tools: list[tuple[Mapping[str, Any], str]]) -> list[s
     found: list[str] = []
     names: set[str] = set()
     for tool, schema_key in tools:
-        check_tool_name(tool.get("name"), "tools", found)
+        collect_tool_name_faults(tool.get("name"), "tools", found)
         name = str(tool.get("name"))
         if name in names:
             found.append(f"tools: names must be unique, {name!r} is there twice")
@@ -344,13 +344,13 @@ def check_call_id(value: object, where: str, seen: set[str], found: list[str], f
     return call_id
 
 
-def check_tool_name(name: object, where: str, found: list[str]) -> None:
+def collect_tool_name_faults(name: object, where: str, found: list[str]) -> None:
     """Check that providers accept a tool's name."""
     if not isinstance(name, str) or not _NAME.match(name):
         found.append(f"{where}: {name!r} does not match '^[a-zA-Z0-9_-]{{1,64}}$'")
 
 
-def check_arguments_json(arguments: object, where: str, found: list[str]) -> None:
+def collect_arguments_json_faults(arguments: object, where: str, found: list[str]) -> None:
     """Check that arguments are the JSON text of an object."""
     try:
         good = isinstance(arguments, str) and isinstance(json.loads(arguments), dict)

@@ -22,15 +22,15 @@ from typing import Any, Self, cast
 
 from handrail.testing.provider_request_checks import (
     ReplyPause,
-    SearchCitations,
+    ScriptedSearchCitations,
     ServerToolUse,
-    check_arguments_json,
     check_call_id,
-    check_tool_name,
+    collect_arguments_json_faults,
+    collect_tool_name_faults,
     find_anthropic_faults,
-    find_openai_faults,
+    find_chat_completions_faults,
     find_tool_entry_faults,
-    split_into_block_starts,
+    stream_content_blocks,
 )
 
 _MAX_REQUEST_BYTES = 64 * 1024 * 1024
@@ -56,7 +56,7 @@ class ReplyCall:
     is_closed: bool = True
     index: int | None = None
 
-    def get_argument_pieces(self) -> list[str]:
+    def split_arguments(self) -> list[str]:
         """Return the text of the arguments, in pieces."""
         text = self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments)
         if self.cut_after is not None:
@@ -86,7 +86,15 @@ class ThinkingBlock:
 
 
 Part = (
-    str | ReplyCall | ThinkingBlock | ServerToolUse | SearchCitations | ConnectionCut | ReplyPause | StreamError | bytes
+    str
+    | ReplyCall
+    | ThinkingBlock
+    | ServerToolUse
+    | ScriptedSearchCitations
+    | ConnectionCut
+    | ReplyPause
+    | StreamError
+    | bytes
 )
 """Text, a call, reasoning, a provider tool use, a break, a pause, an error event, or raw bytes as one event's data."""
 
@@ -319,7 +327,7 @@ class OpenAIServer(ProviderServer):
         return headers.get("authorization") == f"Bearer {self.key}"
 
     def _faults(self, body: Mapping[str, Any]) -> list[str]:
-        found = find_openai_faults(body)
+        found = find_chat_completions_faults(body)
         return found if body.get("stream") is True else [*found, "this server streams only; send stream: true"]
 
     def _error(self, code: str, message: str) -> dict[str, Any]:
@@ -345,7 +353,7 @@ class OpenAIServer(ProviderServer):
                     number += 1
                 case ThinkingBlock() | ServerToolUse():
                     pass
-                case SearchCitations():
+                case ScriptedSearchCitations():
                     yield chunk({"annotations": part.annotations()})
                 case StreamError(code, message):
                     yield ServerSentChunk(json.dumps(self._error(code, message)).encode())
@@ -369,7 +377,7 @@ class OpenAIServer(ProviderServer):
         if call_id:
             opening["id"] = call_id
         yield chunk({"tool_calls": [opening]})
-        for text in call.get_argument_pieces():
+        for text in call.split_arguments():
             yield chunk({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
         if call.cut_after is not None:
             yield ConnectionCut()
@@ -417,10 +425,10 @@ class AnthropicServer(ProviderServer):
                     yield from _whole_block(number, {"type": "thinking", "thinking": "", "signature": ""}, deltas)
                     number += 1
                 case ServerToolUse():
-                    for block, asked in split_into_block_starts(part):
+                    for block, asked in stream_content_blocks(part):
                         yield from _whole_block(number, block, () if asked is None else _deltas_of(asked))
                         number += 1
-                case SearchCitations():
+                case ScriptedSearchCitations():
                     pass
                 case StreamError(code, text):
                     yield _event("error", error={"type": code, "message": text})
@@ -438,7 +446,7 @@ class AnthropicServer(ProviderServer):
         block |= {"name": call.name} if call.name is not None else {}
         block |= {"id": call_id} if call_id else {}
         yield _event("content_block_start", index=index, content_block=block)
-        for text in call.get_argument_pieces():
+        for text in call.split_arguments():
             yield _event("content_block_delta", index=index, delta={"type": "input_json_delta", "partial_json": text})
         if call.cut_after is not None:
             yield ConnectionCut()
@@ -538,7 +546,7 @@ class ResponsesServer(ProviderServer):
                 case ServerToolUse():
                     item = {"type": f"{part.name}_call", "id": f"ws_{number}", **cast("dict[str, Any]", part.content)}
                     yield event("response.output_item.done", output_index=number, item=item)
-                case SearchCitations():
+                case ScriptedSearchCitations():
                     pass
                 case StreamError(code, text):
                     yield event("error", code=code, message=text, param=None)
@@ -562,14 +570,14 @@ class ResponsesServer(ProviderServer):
         item |= {"name": call.name} if call.name is not None else {}
         item |= {"call_id": call_id} if call_id else {}
         yield event("response.output_item.added", output_index=number, item=item)
-        for text in call.get_argument_pieces():
+        for text in call.split_arguments():
             yield event("response.function_call_arguments.delta", output_index=number, delta=text)
         if call.cut_after is not None:
             yield ConnectionCut()
         if call.is_closed:
             whole = {
                 **item,
-                "arguments": "".join(call.get_argument_pieces()),
+                "arguments": "".join(call.split_arguments()),
                 "status": "incomplete" if limited else "completed",
             }
             yield event("response.output_item.done", output_index=number, item=whole)
@@ -603,8 +611,8 @@ def _find_item_faults(item: Mapping[str, Any], where: str, seen: set[str], waiti
                 found.append(f"{where}: not a message: {item}")
         case "function_call":
             waiting.append(check_call_id(item.get("call_id"), where, seen, found))
-            check_tool_name(item.get("name"), where, found)
-            check_arguments_json(item.get("arguments"), where, found)
+            collect_tool_name_faults(item.get("name"), where, found)
+            collect_arguments_json_faults(item.get("arguments"), where, found)
         case "function_call_output":
             if item.get("call_id") in waiting:
                 waiting.remove(item["call_id"])
@@ -692,7 +700,7 @@ class GeminiServer(ProviderServer):
                 case ThinkingBlock(text, signature):
                     yield chunk({"text": text, "thought": True})
                     signed = {"thoughtSignature": base64.b64encode(signature.encode()).decode()}
-                case ServerToolUse() | SearchCitations():
+                case ServerToolUse() | ScriptedSearchCitations():
                     pass
                 case StreamError(code, text):
                     yield ServerSentChunk(
@@ -707,7 +715,7 @@ class GeminiServer(ProviderServer):
             yield chunk(finish=reply.finish or "STOP", usageMetadata=usage)
 
     def _function_call(self, part: ReplyCall, number: int) -> dict[str, Any]:
-        call: dict[str, Any] = {"args": json.loads("".join(part.get_argument_pieces()) or "{}")}
+        call: dict[str, Any] = {"args": json.loads("".join(part.split_arguments()) or "{}")}
         call_id = f"fc-{self._played}-{number}" if part.id is None else part.id
         call |= {"name": part.name} if part.name is not None else {}
         call |= {"id": call_id} if call_id else {}
@@ -736,7 +744,7 @@ def _faults_in_declarations(body: Mapping[str, Any]) -> list[str]:
     declared = [one for tool in body.get("tools") or () for one in tool.get("functionDeclarations") or ()]
     names = [cast("dict[str, Any]", one).get("name") for one in declared]
     for name in names:
-        check_tool_name(name, "tools", found)
+        collect_tool_name_faults(name, "tools", found)
     found += [f"tools: duplicate function declaration {name}" for name in set(names) if names.count(name) > 1]
     return found
 
@@ -759,5 +767,5 @@ def _check_parts(
     ]
     calls = [part["functionCall"] for part in parts if "functionCall" in part]
     for call in calls:
-        check_tool_name(call.get("name"), where, found)
+        collect_tool_name_faults(call.get("name"), where, found)
     return [(str(call.get("id")), str(call.get("name"))) for call in calls]

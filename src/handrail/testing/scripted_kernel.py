@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from handrail.contract.approval_requests import ApprovalAnswer, ApprovalRequest
-from handrail.contract.services.client_services import ClientMethod, ClientRequest, client_request_kind
+from handrail.contract.services.client_services import ClientMethod, RequestToClient, classify_client_request
 from handrail.contract.services.tool_runtime import UserQuestion
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.kernel.local_kernel import LocalKernel
@@ -119,7 +119,7 @@ class ScriptedClient:
         self.kinds: frozenset[str] = frozenset(kinds)
         self.calls: list[str] = []
         """The ID of the call of each ask, in order."""
-        self.asks: list[Mapping[str, ClientRequest]] = []
+        self.asks: list[Mapping[str, RequestToClient]] = []
         self.detached: list[str] = []
         self.request_received = asyncio.Event()
         """Set when a request has arrived."""
@@ -129,10 +129,10 @@ class ScriptedClient:
 
     def supports(self, call_id: str, method: ClientMethod, params: Mapping[str, Any]) -> bool:
         """Return whether the client declared this kind of request."""
-        return client_request_kind(method, params) in self.kinds
+        return classify_client_request(method, params) in self.kinds
 
     async def send_requests(
-        self, call_id: str, requests: Mapping[str, ClientRequest]
+        self, call_id: str, requests: Mapping[str, RequestToClient]
     ) -> Mapping[str, Mapping[str, Any]]:
         """Record the requests, and return the next prepared answers, or raise the next prepared exception."""
         self.calls.append(call_id)

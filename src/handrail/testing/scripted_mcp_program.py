@@ -44,7 +44,7 @@ def write_marker_file(name, content=""):
         file.write(content + "\n")
 
 
-def write_file_later(sign, path):
+def write_file_when_signalled(sign, path):
     """Write a file when another one exists, so at a time that the test chooses, outside of a call."""
     while not os.path.exists(sign):
         time.sleep(0.01)
@@ -101,7 +101,7 @@ def put_file(number, args, meta):
 
 
 def put_later(number, args, meta):
-    threading.Thread(target=write_file_later, args=(args["sign"], args["path"]), daemon=True).start()
+    threading.Thread(target=write_file_when_signalled, args=(args["sign"], args["path"]), daemon=True).start()
     text(number, "will")
 
 

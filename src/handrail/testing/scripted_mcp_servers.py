@@ -65,7 +65,7 @@ class StdioServerProgram:
     def argv(self) -> list[str]:
         return [sys.executable, "-I", str(self.path), str(self._plan)]
 
-    def connect_arguments(self, **more: Any) -> dict[str, Any]:
+    def make_connect_arguments(self, **more: Any) -> dict[str, Any]:
         """Return the server as arguments for ``kernel.mcp_servers.connect``."""
         command, *args = self.argv
         return {"command": command, "args": tuple(args), "folders": (str(self.folder),), **more}
@@ -77,10 +77,10 @@ class StdioServerProgram:
         return f"[mcp.servers.{name}]\ncommand = {json.dumps(command)}\nargs = {json.dumps(args)}\nfolders = {folders}\n{more}\n"
 
 
-async def approve_tools(kernel: LocalKernel, name: str) -> None:
+async def approve_server_tools(kernel: LocalKernel, name: str) -> None:
     """Approve the current definitions of a configured server's tools."""
     upstreams, pins = kernel.components.upstreams, StoredPins(kernel.components.store.folders.state)
-    await upstreams[name].get_listing()
+    await upstreams[name].ensure_listing_known()
     (source,) = (one for one in upstreams.sources if one.name == name)
     await kernel.components.publish_source_tools(source)
     entries = [

@@ -6,8 +6,14 @@ from collections.abc import Mapping
 
 from handrail.contract.agent_manifest import ToolProfile
 from handrail.contract.tool.tool_protocol import Tool
-from handrail.tools.delegation_tools import TaskTool
-from handrail.tools.discovery_tools import BrowseToolsTool, FindToolsTool, InfoTool, LoadToolsTool, ToolSearchTool
+from handrail.tools.delegation_tools import DelegateTaskTool
+from handrail.tools.discovery_tools import (
+    ExtensionToolSearchTool,
+    FindToolsTool,
+    ListToolCategoriesTool,
+    LoadToolsTool,
+    ToolDocumentationTool,
+)
 from handrail.tools.files.editing_tools import EditTool, FilePatchTool, MultiEditTool, ReadTool, WriteTool
 from handrail.tools.files.json_file_tools import JsonReadTool, JsonWriteTool
 from handrail.tools.files.moving_tools import FileDeleteTool, FileMoveTool
@@ -16,17 +22,17 @@ from handrail.tools.files.reading_and_search import GlobTool, GrepTool, TreeTool
 from handrail.tools.files.repository_overview import RepositoryOverviewTool
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.job_tools import JOB_TOOLS
-from handrail.tools.language_tool import LspTool
+from handrail.tools.language_tool import LanguageServerTool
 from handrail.tools.memory_tools import MEMORY_TOOLS
-from handrail.tools.planning_tools import RULE_TOOLS, TASK_TOOLS, PlanExitTool, PlanTool
+from handrail.tools.planning_tools import RULE_TOOLS, TASK_TOOLS, EnterPlanModeTool, ExitPlanModeTool
 from handrail.tools.resource_tools import RESOURCE_TOOLS
 from handrail.tools.session_tools import (
     STATE_TOOLS,
     ArtifactReadTool,
-    QuestionTool,
+    AskUserTool,
+    LoadSkillTool,
     ScratchpadTool,
-    SearchMemoryTool,
-    SkillTool,
+    SessionHistorySearchTool,
     TodoTool,
 )
 from handrail.tools.shell_tools import TERMINAL_TOOLS, BashTool, PythonTool
@@ -44,30 +50,30 @@ BUILTINS: tuple[Tool, ...] = (
         GrepTool(),
         BashTool(),
         TodoTool(),
-        QuestionTool(),
-        TaskTool(),
-        SkillTool(),
+        AskUserTool(),
+        DelegateTaskTool(),
+        LoadSkillTool(),
         WebSearchTool(),
         WebFetchTool(),
     ),
-    *(BrowseToolsTool(), LoadToolsTool(), FindToolsTool(), ToolSearchTool(), InfoTool()),
+    *(ListToolCategoriesTool(), LoadToolsTool(), FindToolsTool(), ExtensionToolSearchTool(), ToolDocumentationTool()),
     *(
         MultiEditTool(),
         ApplyPatchTool(),
         FileMoveTool(),
         FileDeleteTool(),
         TreeTool(),
-        LspTool(),
+        LanguageServerTool(),
         RepositoryOverviewTool(),
         JsonReadTool(),
         JsonWriteTool(),
         PythonTool(),
         ScratchpadTool(),
-        SearchMemoryTool(),
+        SessionHistorySearchTool(),
         ArtifactReadTool(),
         *MEMORY_TOOLS,
     ),
-    *(PlanTool(), PlanExitTool()),
+    *(EnterPlanModeTool(), ExitPlanModeTool()),
     *TASK_TOOLS,
     *CHANNEL_TOOLS,
     *TRIGGER_TOOLS,

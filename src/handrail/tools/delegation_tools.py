@@ -35,7 +35,7 @@ _delegation_spec = partial(
 )
 
 
-class TaskTool(Tool):
+class DelegateTaskTool(Tool):
     # A sub-agent's calls are evaluated and recorded as calls too. It may do no more than its parent, so delegation counts as
     # reading and needs no further permission.
     spec = _delegation_spec(
@@ -72,7 +72,7 @@ class TaskTool(Tool):
         )
 
 
-class AgentTool(Tool):
+class AgentDelegationTool(Tool):
     """A tool that delegates to one agent.
 
     :param agent: the agent's id

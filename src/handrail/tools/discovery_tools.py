@@ -46,7 +46,7 @@ _discovery_spec = partial(
 )
 
 
-class BrowseToolsTool(Tool):
+class ListToolCategoriesTool(Tool):
     spec = _discovery_spec(
         id="browse_tools",
         description="List the categories of tools that are not loaded, with the number of tools in each.",
@@ -162,7 +162,7 @@ class FindToolsTool(Tool):
         return _label_untrusted(fields, best.values())
 
 
-class ToolSearchTool(Tool):
+class ExtensionToolSearchTool(Tool):
     spec = _discovery_spec(
         id="tool_search",
         description=(
@@ -191,7 +191,7 @@ class ToolSearchTool(Tool):
         return _label_untrusted(fields, hits)
 
 
-class InfoTool(Tool):
+class ToolDocumentationTool(Tool):
     spec = _discovery_spec(
         id="info",
         description="Show the full documentation of one tool: description, parameters and an example call.",

@@ -8,7 +8,7 @@ from typing import Any
 from handrail.contract.services.job_and_tool_services import Job
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.requires import Requires
-from handrail.contract.tool.spec import JobArgument, ToolSpec
+from handrail.contract.tool.spec import JobArgumentSpec, ToolSpec
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools.tool_declarations import make_closed_object_schema
 
@@ -33,7 +33,7 @@ _JOB_ID = {
 }
 
 
-class JobsTool(Tool):
+class ListJobsTool(Tool):
     spec = _spec(
         id="jobs",
         description=(
@@ -56,7 +56,7 @@ class JobsTool(Tool):
 
 
 class ReadJobTool(Tool):
-    job_argument = JobArgument("job_id")
+    job_argument = JobArgumentSpec("job_id")
     spec = _spec(
         id="read_job",
         description=(
@@ -108,8 +108,8 @@ class ReadJobTool(Tool):
         return answer
 
 
-class WaitTool(Tool):
-    job_argument = JobArgument("job_id")
+class WaitForJobTool(Tool):
+    job_argument = JobArgumentSpec("job_id")
     spec = _spec(
         id="wait",
         description=(
@@ -144,8 +144,8 @@ class WaitTool(Tool):
         return answer
 
 
-class StopTaskTool(Tool):
-    job_argument = JobArgument("job_id")
+class StopJobTool(Tool):
+    job_argument = JobArgumentSpec("job_id")
     spec = _spec(
         id="stop_task",
         description=(
@@ -184,4 +184,4 @@ def _job_data(job: Job) -> dict[str, object]:
     return shown
 
 
-JOB_TOOLS: tuple[Tool, ...] = (JobsTool(), ReadJobTool(), WaitTool(), StopTaskTool())
+JOB_TOOLS: tuple[Tool, ...] = (ListJobsTool(), ReadJobTool(), WaitForJobTool(), StopJobTool())

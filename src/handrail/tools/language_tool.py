@@ -9,9 +9,9 @@ from typing import Any
 from handrail.contract.errors import ToolError
 from handrail.contract.services.language_services import (
     CodeLocation,
-    LocationAnswer,
+    LocationQueryResult,
     SymbolQuery,
-    describe_quality,
+    convert_completeness_to_json,
 )
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.requires import FsRequires, Requires
@@ -25,7 +25,7 @@ _MAX_HOVER = 8_000
 ACTIONS = ("definition", "references", "hover", "symbols", "diagnostics", "rename_preview")
 
 
-class LspTool(Tool):
+class LanguageServerTool(Tool):
     spec = file_read_spec(
         id="lsp",
         description=(
@@ -96,14 +96,22 @@ class LspTool(Tool):
             case "hover":
                 hover = await servers.describe_symbol(query)
                 text = hover.text[:_MAX_HOVER]
-                return {**_describe_location(hover.location), "hover": text, **describe_quality(hover.quality)}
+                return {
+                    **_describe_location(hover.location),
+                    "hover": text,
+                    **convert_completeness_to_json(hover.quality),
+                }
             case "symbols":
                 symbols = await servers.list_symbols(query.path, name=query.symbol)
                 found = [
                     {"name": one.name, "kind": one.kind, "container": one.container, **_describe_location(one.location)}
                     for one in symbols.symbols
                 ]
-                return {"symbols": found[:MAX_RESULTS], "total": len(found), **describe_quality(symbols.quality)}
+                return {
+                    "symbols": found[:MAX_RESULTS],
+                    "total": len(found),
+                    **convert_completeness_to_json(symbols.quality),
+                }
             case "diagnostics":
                 problems = await servers.list_diagnostics(args["path"])
                 listed = [
@@ -115,7 +123,11 @@ class LspTool(Tool):
                     }
                     for one in problems.diagnostics
                 ]
-                return {"diagnostics": listed[:MAX_RESULTS], "total": len(listed), **describe_quality(problems.quality)}
+                return {
+                    "diagnostics": listed[:MAX_RESULTS],
+                    "total": len(listed),
+                    **convert_completeness_to_json(problems.quality),
+                }
             case _:
                 rename = await servers.preview_rename(query, args["new_name"])
                 edits = [{**_describe_location(one.location), "new_text": one.new_text} for one in rename.edits]
@@ -125,7 +137,7 @@ class LspTool(Tool):
                 return {
                     **answer,
                     **_count_by_file([one.location for one in rename.edits]),
-                    **describe_quality(rename.quality),
+                    **convert_completeness_to_json(rename.quality),
                 }
 
 
@@ -136,13 +148,13 @@ def _describe_location(location: CodeLocation) -> dict[str, object]:
     return found
 
 
-def _describe_locations(answer: LocationAnswer) -> dict[str, object]:
+def _describe_locations(answer: LocationQueryResult) -> dict[str, object]:
     locations = answer.locations
     return {
         "locations": [_describe_location(one) for one in locations[:MAX_RESULTS]],
         "total": len(locations),
         **_count_by_file(locations),
-        **describe_quality(answer.quality),
+        **convert_completeness_to_json(answer.quality),
     }
 
 

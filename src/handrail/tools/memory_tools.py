@@ -7,15 +7,15 @@ from typing import Any
 
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
-from handrail.contract.services.memory_service import MemoryQuery, MemoryWrite, RecalledMemory
+from handrail.contract.services.memory_service import MemoryQuery, MemoryWriteRequest, RecalledMemory
 from handrail.contract.services.tool_runtime import Runtime
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import LockSpec, ToolSpec
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools.tool_declarations import make_closed_object_schema
 
-_DAY = compile_on_first_use(r"\d{4}-\d{2}-\d{2}")
+_DAY = compile_regex_lazily(r"\d{4}-\d{2}-\d{2}")
 _UNCONFIRMED = "unconfirmed facts from memory"
 
 
@@ -134,7 +134,7 @@ class MemoryUpsertTool(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        write = MemoryWrite(args["text"], args.get("key"), tuple(args.get("tags", ())), args.get("replaces"))
+        write = MemoryWriteRequest(args["text"], args.get("key"), tuple(args.get("tags", ())), args.get("replaces"))
         stored = await runtime.memory.remember(write)
         fields: dict[str, object] = {"id": stored.id, "stored": not stored.is_merged}
         if stored.is_merged:

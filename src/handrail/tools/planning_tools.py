@@ -35,7 +35,7 @@ _ENTRY_QUESTION = UserQuestion(
 )
 
 
-class PlanTool(Tool):
+class EnterPlanModeTool(Tool):
     session_modes = ("ask", "accept-edits", "auto")
     spec = ToolSpec(
         id="plan",
@@ -87,7 +87,7 @@ _EXIT_OPTIONS = (
 )
 
 
-class PlanExitTool(Tool):
+class ExitPlanModeTool(Tool):
     session_modes = ("plan",)
     spec = ToolSpec(
         id="plan_exit",
@@ -205,7 +205,7 @@ def _with_default(name: str, text: str) -> dict[str, Any]:
     return {**_FIELDS[name], "description": f"{_FIELDS[name]['description']}. {text}"}
 
 
-class CreateTaskTool(Tool):
+class CreateWorkspaceTaskTool(Tool):
     spec = _task_spec(
         id="create_task",
         description=(
@@ -236,7 +236,7 @@ class CreateTaskTool(Tool):
         return _task_result(await runtime.tasks.create_task(**args))
 
 
-class EditTaskTool(Tool):
+class EditWorkspaceTaskTool(Tool):
     spec = _task_spec(
         id="edit_task",
         description=(
@@ -279,7 +279,7 @@ class EditTaskTool(Tool):
         return _task_result(await runtime.tasks.edit_task(args["id"], **fields))
 
 
-class GetTaskTool(Tool):
+class GetWorkspaceTaskTool(Tool):
     spec = _task_spec(
         id="get_task",
         description="Return a task of this workspace with all of its fields, its open blockers and the tasks that it blocks.",
@@ -292,7 +292,7 @@ class GetTaskTool(Tool):
         return _task_result(await runtime.tasks.get_task(args["id"]))
 
 
-class ListTasksTool(Tool):
+class ListWorkspaceTasksTool(Tool):
     spec = _task_spec(
         id="list_tasks",
         description=(
@@ -397,13 +397,18 @@ def _format_time(at_ns: int) -> str:
     return datetime.fromtimestamp(at_ns / 1e9, UTC).isoformat(timespec="seconds")
 
 
-TASK_TOOLS: tuple[Tool, ...] = (CreateTaskTool(), ListTasksTool(), EditTaskTool(), GetTaskTool())
+TASK_TOOLS: tuple[Tool, ...] = (
+    CreateWorkspaceTaskTool(),
+    ListWorkspaceTasksTool(),
+    EditWorkspaceTaskTool(),
+    GetWorkspaceTaskTool(),
+)
 
 
 # browse_rules, load_rule, save_rule, delete_rule: deprecated names, which only the profile tiered-tools has.
 
 
-class RuleRedirectTool(Tool):
+class DeprecatedRuleTool(Tool):
     """A deprecated tool for rules, whose answer names the skills that replace them."""
 
     def __init__(self, tool_id: str, doing: str) -> None:
@@ -434,8 +439,8 @@ class RuleRedirectTool(Tool):
 
 
 RULE_TOOLS: tuple[Tool, ...] = (
-    RuleRedirectTool("browse_rules", "list rules"),
-    RuleRedirectTool("load_rule", "load a rule"),
-    RuleRedirectTool("save_rule", "create or change a rule"),
-    RuleRedirectTool("delete_rule", "remove a rule"),
+    DeprecatedRuleTool("browse_rules", "list rules"),
+    DeprecatedRuleTool("load_rule", "load a rule"),
+    DeprecatedRuleTool("save_rule", "create or change a rule"),
+    DeprecatedRuleTool("delete_rule", "remove a rule"),
 )

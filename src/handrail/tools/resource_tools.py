@@ -16,10 +16,10 @@ from handrail.contract.errors import ToolError
 from handrail.contract.services.resource_services import (
     SOURCE_PREFIX,
     PromptSpec,
-    ResourceListing,
     ResourceSpec,
     ResourceTemplate,
-    SourceRequest,
+    SourceRequestSpec,
+    SourceResources,
     SourceResponse,
 )
 from handrail.contract.services.tool_runtime import Runtime
@@ -77,7 +77,7 @@ class ResourceListTool(Tool):
 
 
 class ResourceReadTool(Tool):
-    source_request = SourceRequest("resources/read", "uri")
+    source_request = SourceRequestSpec("resources/read", "uri")
     spec = _spec(
         id="resource.read",
         description=(
@@ -95,7 +95,7 @@ class ResourceReadTool(Tool):
 
 
 class ResourceSubscribeTool(Tool):
-    source_request = SourceRequest("resources/subscribe", "uri")
+    source_request = SourceRequestSpec("resources/subscribe", "uri")
     spec = _spec(
         id="resource.subscribe",
         description=(
@@ -145,7 +145,7 @@ class PromptListTool(Tool):
 
 
 class PromptGetTool(Tool):
-    source_request = SourceRequest("prompts/get", "name")
+    source_request = SourceRequestSpec("prompts/get", "name")
     spec = _spec(
         id="prompt.get",
         description="Get (render) a prompt by its name, filled in with arguments. Returns its messages.",
@@ -171,7 +171,7 @@ class PromptGetTool(Tool):
 
 
 class PromptCompleteTool(Tool):
-    source_request = SourceRequest("completion/complete", "ref")
+    source_request = SourceRequestSpec("completion/complete", "ref")
     spec = _spec(
         id="prompt.complete",
         description="Suggest (autocomplete) values for an argument of a prompt or of a URI template.",
@@ -242,7 +242,7 @@ RESOURCE_TOOLS: tuple[Tool, ...] = (
 )
 
 
-def _listings_of(offerings: Sequence[ResourceListing], source: str | None) -> Sequence[ResourceListing]:
+def _listings_of(offerings: Sequence[SourceResources], source: str | None) -> Sequence[SourceResources]:
     """Return the listings of one source, or all.
 
     :raises ToolError: if the source does not exist
@@ -258,7 +258,7 @@ def _listings_of(offerings: Sequence[ResourceListing], source: str | None) -> Se
     return found
 
 
-def _unique_name(name: str, offering: ResourceListing, seen: set[str]) -> str:
+def _unique_name(name: str, offering: SourceResources, seen: set[str]) -> str:
     """Return a name, with its source as prefix if an earlier source has the same name."""
     if name in seen and offering.is_third_party:
         return f"{SOURCE_PREFIX}{offering.source}:{name}"
@@ -266,7 +266,7 @@ def _unique_name(name: str, offering: ResourceListing, seen: set[str]) -> str:
     return name
 
 
-def _source_data(offering: ResourceListing) -> dict[str, str]:
+def _source_data(offering: SourceResources) -> dict[str, str]:
     return {"source": offering.source} if offering.is_third_party else {}
 
 
@@ -298,6 +298,6 @@ def _content_result(given: SourceResponse) -> object:
     return Result.output(data, untrusted_source=given.source) if given.source else data
 
 
-def _label_untrusted(fields: dict[str, Any], offerings: Sequence[ResourceListing]) -> object:
+def _label_untrusted(fields: dict[str, Any], offerings: Sequence[SourceResources]) -> object:
     sources = [one.source for one in offerings if one.is_third_party]
     return Result.output(fields, untrusted_source=", ".join(sorted(set(sources)))) if sources else fields

@@ -14,10 +14,10 @@ from typing import Any, BinaryIO, cast
 from handrail.contract.calls_and_results import LargeText
 from handrail.contract.errors import ToolError, decode_text
 from handrail.contract.sandbox_protocol import CompletedProcess
-from handrail.contract.services.job_and_tool_services import DEFAULT_COMMAND, TERMINAL_START_ID, Job, parse_keys
+from handrail.contract.services.job_and_tool_services import DEFAULT_COMMAND, TERMINAL_START_ID, Job, parse_key_names
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.requires import NetRequires, Requires, ShellRequires
-from handrail.contract.tool.spec import JobArgument, LockSpec, ToolSpec
+from handrail.contract.tool.spec import JobArgumentSpec, LockSpec, ToolSpec
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools.job_tools import describe_stopped_job
 from handrail.tools.tool_declarations import MAX_OUTPUT, WORKSPACE, make_closed_object_schema
@@ -137,8 +137,8 @@ async def run_program(runtime: Runtime, command: str | Sequence[str], stdin: byt
         answer["signal"] = done.signal
     if done.exceeded_limit is not None:
         answer["limit"] = done.exceeded_limit
-    if large is not None and large.left_out_bytes:
-        answer["dropped_bytes"] = large.left_out_bytes
+    if large is not None and large.omitted_byte_count:
+        answer["dropped_bytes"] = large.omitted_byte_count
     if done.notes:
         answer["notes"] = list(done.notes)
     return answer
@@ -299,7 +299,7 @@ class TerminalStartTool(Tool):
 
 
 class TerminalSendTool(Tool):
-    job_argument = JobArgument("id", TERMINAL_START_ID, running=True)
+    job_argument = JobArgumentSpec("id", TERMINAL_START_ID, running=True)
     spec = _spec(
         id="terminal.send",
         description=(
@@ -339,13 +339,13 @@ class TerminalSendTool(Tool):
     types_input = True
 
     def check(self, args: dict[str, Any]) -> None:
-        parse_keys(args.get("keys", ""))
+        parse_key_names(args.get("keys", ""))
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         job = await runtime.jobs.get(args["id"])
         if not await _wait_until_open(runtime, job):
             raise await _ended_error(runtime, job)
-        typed = await runtime.terminals.type_input(job.id, args.get("text", ""), parse_keys(args.get("keys", "")))
+        typed = await runtime.terminals.type_input(job.id, args.get("text", ""), parse_key_names(args.get("keys", "")))
         answer: dict[str, object] = {"id": job.id, "sent_bytes": typed.sent_bytes}
         if typed.unsent_bytes:
             answer["note"] = (
@@ -356,7 +356,7 @@ class TerminalSendTool(Tool):
 
 
 class TerminalReadTool(Tool):
-    job_argument = JobArgument("id", TERMINAL_START_ID)
+    job_argument = JobArgumentSpec("id", TERMINAL_START_ID)
     spec = _spec(
         id="terminal.read",
         description=(
@@ -418,7 +418,7 @@ class TerminalReadTool(Tool):
 
 
 class TerminalResizeTool(Tool):
-    job_argument = JobArgument("id", TERMINAL_START_ID, running=True)
+    job_argument = JobArgumentSpec("id", TERMINAL_START_ID, running=True)
     spec = _spec(
         id="terminal.resize",
         description="Change the width and height of a terminal session. The program in it is notified.",
@@ -438,7 +438,7 @@ class TerminalResizeTool(Tool):
 
 
 class TerminalStopTool(Tool):
-    job_argument = JobArgument("id", TERMINAL_START_ID)
+    job_argument = JobArgumentSpec("id", TERMINAL_START_ID)
     spec = _spec(
         id="terminal.stop",
         description=(

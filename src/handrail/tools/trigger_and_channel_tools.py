@@ -7,11 +7,11 @@ from typing import Any
 from handrail.contract.errors import ToolError
 from handrail.contract.services.channels_and_triggers import CHANNEL_CAPACITY, check_channel_name
 from handrail.contract.services.tool_runtime import Runtime
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_protocol import Tool
-from handrail.contract.tool.trigger_tools import TRIGGER_NAME, TRIGGER_PROMPT, describe_trigger, normalise_cron
+from handrail.contract.tool.trigger_tools import TRIGGER_NAME, TRIGGER_PROMPT, format_trigger_for_model, normalise_cron
 from handrail.tools.tool_declarations import make_closed_object_schema
 
 # send_message and wait_channel: messages between agents.
@@ -28,7 +28,7 @@ CHANNEL = {
 }
 
 
-class SendMessageTool(Tool):
+class SendChannelMessageTool(Tool):
     spec = ToolSpec(
         id="send_message",
         description=(
@@ -63,7 +63,7 @@ class SendMessageTool(Tool):
         return {"channel": args["channel"], "sent": True, "unread": min(waiting, CHANNEL_CAPACITY)}
 
 
-class WaitChannelTool(Tool):
+class WaitForChannelMessageTool(Tool):
     spec = ToolSpec(
         id="wait_channel",
         description=(
@@ -114,12 +114,12 @@ class WaitChannelTool(Tool):
         return answer
 
 
-CHANNEL_TOOLS = (SendMessageTool(), WaitChannelTool())
+CHANNEL_TOOLS = (SendChannelMessageTool(), WaitForChannelMessageTool())
 
 
 _TRIGGERS = Requires(capabilities=("triggers",))
 _SCHEDULE_FORMS = ("every_minutes", "hourly_at", "daily_at", "cron")
-_TIME = compile_on_first_use(r"([01]?\d|2[0-3]):([0-5]\d)\Z")
+_TIME = compile_regex_lazily(r"([01]?\d|2[0-3]):([0-5]\d)\Z")
 
 
 def _spec(id: str, description: str, properties: dict[str, Any], *required: str, reads: bool = False) -> ToolSpec:
@@ -153,7 +153,7 @@ class AddTimerTool(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        return describe_trigger(
+        return format_trigger_for_model(
             await runtime.triggers.add_timer(
                 round(args["interval"] * 1000),
                 args["prompt"],
@@ -212,8 +212,10 @@ class AddScheduleTool(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         way, name = next(way for way in _SCHEDULE_FORMS if way in args), args.get("name")
         if way == "every_minutes" and 60 % args[way]:  # as a cron schedule it would restart every hour
-            return describe_trigger(await runtime.triggers.add_timer(args[way] * 60_000, args["prompt"], name=name))
-        return describe_trigger(
+            return format_trigger_for_model(
+                await runtime.triggers.add_timer(args[way] * 60_000, args["prompt"], name=name)
+            )
+        return format_trigger_for_model(
             await runtime.triggers.add_schedule(_to_cron(way, args[way]), args["prompt"], name=name)
         )
 
@@ -243,7 +245,7 @@ class WatchChannelTool(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         sender = args.get("filter_sender")
-        return describe_trigger(
+        return format_trigger_for_model(
             await runtime.triggers.watch_channel(args["channel"], args["prompt"], name=args.get("name"), sender=sender)
         )
 
@@ -257,7 +259,7 @@ class ListTriggersTool(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        return {"triggers": [describe_trigger(trigger) for trigger in await runtime.triggers.list_triggers()]}
+        return {"triggers": [format_trigger_for_model(trigger) for trigger in await runtime.triggers.list_triggers()]}
 
 
 class RemoveTriggerTool(Tool):

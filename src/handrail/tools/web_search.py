@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote, urlencode
 
-from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.errors import ToolError, quote_text_or_length
 from handrail.contract.schema.locked_tool_shapes import LOCKED_SHAPES
 from handrail.contract.services.tool_runtime import HttpResponse, Runtime
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.tool.requires import NetRequires, Requires
 from handrail.contract.tool.spec import ConfigKey, ToolSpec
 from handrail.contract.tool.tool_protocol import Tool
@@ -29,7 +29,7 @@ _MAX_SNIPPET = 500
 _MAX_TITLE = 300
 _DEFAULT_RESULTS = 10
 _CALLS = "calls"
-_TAG = compile_on_first_use(r"<[^<>]{0,1000}>")
+_TAG = compile_regex_lazily(r"<[^<>]{0,1000}>")
 
 _Found = tuple[object, object, object]
 """Title, URL and snippet of one result, as the provider sent them."""
@@ -237,7 +237,7 @@ def _order_ready_providers(runtime: Runtime) -> list[tuple[str, str, str]]:
     problems: list[str] = []
     for name in dict.fromkeys(named):
         if (provider := _PROVIDERS.get(name)) is None:
-            problems.append(f"{quote_excerpt(name, 40)} is not a provider ({', '.join(_PROVIDERS)})")
+            problems.append(f"{quote_text_or_length(name, 40)} is not a provider ({', '.join(_PROVIDERS)})")
             continue
         address = runtime.config.get(f"{name}_url") or provider.url
         key = _find_key(runtime, f"{name}_key")
@@ -299,7 +299,7 @@ async def _search(runtime: Runtime, name: str, address: str, key: str, query: st
         engines = cast("dict[str, Any]", answer).get("unresponsive_engines")
         if engines and not cast("dict[str, Any]", answer).get("results"):
             raise ToolError(
-                f"No engine of {name} answered: {quote_excerpt(json.dumps(engines), 200)}. Try again later.",
+                f"No engine of {name} answered: {quote_text_or_length(json.dumps(engines), 200)}. Try again later.",
                 kind="backend",
             )
     results: list[dict[str, str]] = []
@@ -321,7 +321,7 @@ def _check_status(name: str, response: HttpResponse) -> None:
         return
     wait = response.header("retry-after")
     if status in (402, 429, 432) or (status == 503 and wait):
-        when = f" Retry after: {quote_excerpt(wait, 40)}." if wait else ""
+        when = f" Retry after: {quote_text_or_length(wait, 40)}." if wait else ""
         raise ToolError(
             f"{name} allows no further search now: status {status}.{when} Continue without it, and do not repeat the search.",
             kind="limit",
@@ -349,11 +349,11 @@ def _decode_answer(name: str, response: HttpResponse) -> Any:
         pass
     start = response.body[:400].lstrip().lower()
     if start.startswith((b"<!doctype", b"<html")) or "html" in (response.header("content-type") or ""):
-        what = "an HTML page in place of JSON. It blocks programs, or its address is that of its web page"
+        what = "an HTML page instead of JSON. It may block automated clients, or its URL may be that of its web page"
     else:
-        what = "no valid JSON"
+        what = "invalid JSON"
     raise ToolError(
-        f"{name} sent {what}. The search did not run. Ask the user to check the provider.",
+        f"{name} returned {what}. The search has no results. Ask the user to check the settings of {name} in handrail.toml.",
         kind="backend",
     )
 

@@ -8,16 +8,16 @@ from typing import Any
 from urllib.parse import urlencode
 
 from handrail.contract.calls_and_results import Blob
-from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.errors import ToolError, quote_text_or_length
 from handrail.contract.schema.locked_tool_shapes import LOCKED_SHAPES
-from handrail.contract.services.tool_runtime import ExtractedPage, HttpResponse, Runtime
-from handrail.contract.text.host_names import parse_host, parse_url
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.services.tool_runtime import ExtractedWebPage, HttpResponse, Runtime
+from handrail.contract.text.host_names import parse_host_address, parse_http_url
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.tool.requires import NetRequires, Requires
 from handrail.contract.tool.spec import ConfigKey, ToolSpec
 from handrail.contract.tool.tool_protocol import Tool
-from handrail.tools.files.document_text import PDF_START, detect_image_type, make_pdf_answer
-from handrail.tools.files.reading_and_search import get_max_answer_bytes
+from handrail.tools.files.document_text import PDF_START, detect_image_type, extract_pdf_text
+from handrail.tools.files.reading_and_search import compute_max_result_bytes
 from handrail.tools.tool_declarations import MAX_OUTPUT, make_closed_object_schema
 
 _MAX_PAGE_BYTES = 16 * 1024 * 1024
@@ -32,12 +32,12 @@ _ACCEPT = (
 )
 _FEW_CHARACTERS, _MUCH_HTML = 600, 20_000
 """A page of scripts: less text than this from more HTML than this."""
-_BLOCK_PAGE = compile_on_first_use(
+_BLOCK_PAGE = compile_regex_lazily(
     r"just a moment|attention required|access denied|are you (?:a )?(?:human|robot)|verify (?:that )?you are (?:a )?human|"
     r"checking your browser|enable javascript and cookies|captcha|unusual traffic|request blocked|pardon our interruption",
     re.IGNORECASE,
 )
-_TEXT_TYPES = compile_on_first_use(
+_TEXT_TYPES = compile_regex_lazily(
     r"text/.*|application/(?:.*\+)?(?:json|xml|yaml|x-yaml|toml|javascript|x-sh|sql|graphql)"
 )
 _CREDENTIALS = ("credential", *(f"credential_{number}" for number in range(2, 9)))
@@ -111,7 +111,7 @@ def _explain_status(response: HttpResponse) -> str:
         step = "The page needs a sign-in, or the server refuses programs. Use another source."
     elif status == 429 or (status == 503 and response.header("retry-after")):
         wait = response.header("retry-after")
-        step = f"Try again {f'after {quote_excerpt(wait, 40)} (Retry-After)' if wait else 'later'}."
+        step = f"Try again {f'after {quote_text_or_length(wait, 40)} (Retry-After)' if wait else 'later'}."
     elif status >= 500:
         step = "Try again later, or use another source."
     else:
@@ -168,7 +168,7 @@ async def _read_pdf(runtime: Runtime, response: HttpResponse) -> dict[str, Any]:
             "the file with read.",
             kind="limit",
         )
-    found = await make_pdf_answer(runtime, response.body, response.url, 1, None, get_max_answer_bytes(runtime))
+    found = await extract_pdf_text(runtime, response.body, response.url, 1, None, compute_max_result_bytes(runtime))
     last, total = found["last_page"], found["total_pages"]
     answer: dict[str, Any] = {"text": found["text"], "last_page": last, "total_pages": total}
     if found["next"] is not None:
@@ -179,7 +179,7 @@ async def _read_pdf(runtime: Runtime, response: HttpResponse) -> dict[str, Any]:
     return answer
 
 
-def _add_page_details(page: ExtractedPage, size: int, answer: dict[str, Any]) -> None:
+def _add_page_details(page: ExtractedWebPage, size: int, answer: dict[str, Any]) -> None:
     if page.title:
         answer["title"] = page.title[:500]
     if page.links:
@@ -248,12 +248,12 @@ def _find_credentials(url: str, runtime: Runtime) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     try:
-        asked = parse_url(url).host.name
+        asked = parse_http_url(url).host.name
     except ValueError:  # the request itself says what is wrong with it
         return found
     for name in _CREDENTIALS:
         host = runtime.config.get(f"{name}_host")
-        if not host or parse_host(host).name != asked:
+        if not host or parse_host_address(host).name != asked:
             continue
         if not url.lower().startswith("https://"):
             raise ToolError(f"The credential for {host} is sent with https only. Use an https:// URL.", kind="denied")

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 from handrail.contract.calls_and_results import Blob
 from handrail.contract.errors import Diagnostic, ToolError
-from handrail.contract.result_conversions import decode_base64, to_json_text
+from handrail.contract.result_conversions import decode_base64_or_data_uri, format_text_or_json
 from handrail.contract.services.resource_services import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
 from handrail.contract.tool_generation import DiscoveredTool, SourceContents, SourceRank
 from handrail.registry.sources.operator_resources import MAX_URI, parse_uri_template_shape
 from handrail.upstream import server_definition as listings
 from handrail.upstream.client.upstream_session import RpcError, UpstreamConnectionLost
-from handrail.upstream.mcp_tool import McpTool, is_same_definition, make_tool_ids, remove_own_prefix, to_tool_error
+from handrail.upstream.mcp_tool import McpTool, is_same_definition, make_tool_ids, remove_server_prefix, to_tool_error
 from handrail.upstream.server_definition import JsonItem, ServerDefinition, ServerListing
-from handrail.upstream.server_programs import CommandRefused, resolve_server_program
+from handrail.upstream.server_programs import ServerCommandRejected, resolve_server_program
 
 if TYPE_CHECKING:
     from handrail.contract.services.tool_runtime import Runtime
@@ -158,7 +158,7 @@ def _prompt(item: JsonItem, prefix: str) -> tuple[PromptSpec, str] | None:
         for one in map(_object, cast("list[Any]", given) if isinstance(given, list) else [])
         if _text(one, "name")
     ]
-    name = f"{prefix}_{remove_own_prefix(prefix, own)}" if prefix else own
+    name = f"{prefix}_{remove_server_prefix(prefix, own)}" if prefix else own
     spec = PromptSpec(name, _text(item, "description"), _text(item, "title"), tuple(arguments), _more(item))
     return spec, own
 
@@ -186,7 +186,7 @@ def _resource_content(one: object, uri: str) -> dict[str, Any]:
     if isinstance(fields.get("blob"), str):
         return _decode_base64_part(fields, "blob")
     if not isinstance(fields.get("text"), str):
-        fields["text"] = to_json_text(fields.get("text"))
+        fields["text"] = format_text_or_json(fields.get("text"))
     return fields
 
 
@@ -209,7 +209,7 @@ def _message(given: object) -> dict[str, Any]:
 
 def _text_of_block(one: object) -> str:
     text = _object(one).get("text")
-    return text if isinstance(text, str) else to_json_text(one)
+    return text if isinstance(text, str) else format_text_or_json(one)
 
 
 def _decode_base64_part(part: dict[str, Any], key: str) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def _decode_base64_part(part: dict[str, Any], key: str) -> dict[str, Any]:
     data = part.get(key)
     if not isinstance(data, str):
         return part
-    found = decode_base64(data)
+    found = decode_base64_or_data_uri(data)
     if found is None:
         return {**part, "problem": "its data is not base64"}
     body, own = found
@@ -277,7 +277,7 @@ class McpSource:
         if self.definition.transport == "stdio":
             try:
                 resolve_server_program(self.definition, self._state, self._workspace, to_start=False)
-            except CommandRefused as error:
+            except ServerCommandRejected as error:
                 return str(error)
         return ""
 

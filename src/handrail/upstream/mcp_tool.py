@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from handrail.contract.errors import ToolError
-from handrail.contract.result_conversions import result_from_mcp_content
-from handrail.contract.schema.foreign_schemas import mend_foreign_schema, sort_unordered_lists
+from handrail.contract.result_conversions import convert_mcp_content_to_result
+from handrail.contract.schema.foreign_schemas import normalise_foreign_schema, sort_unordered_lists
 from handrail.contract.services.client_services import METHOD_CAPABILITIES, ClientMethod, UnsupportedClientRequest
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.tool.requires import Requires
@@ -24,13 +24,13 @@ from handrail.contract.tool.spec import (
     SideEffect,
     TargetTemplates,
     ToolSpec,
-    find_invisible_character,
-    infer_targets,
+    explain_invisible_character,
+    infer_capability_targets,
 )
 from handrail.contract.tool.tool_ids_and_wire_names import wire_name
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.upstream.client.json_rpc_messages import encode_message
-from handrail.upstream.client.task_calls import can_be_called_only_as_task
+from handrail.upstream.client.task_calls import requires_task_call
 from handrail.upstream.client.upstream_session import GRANT_BY_METHOD, RpcError
 from handrail.upstream.server_definition import JsonItem, ServerDefinition
 
@@ -73,12 +73,12 @@ def _plain_id(prefix: str, name: str) -> str:
     """Return the id of a tool, without regard to its length and to other tools."""
     folded = unicodedata.normalize("NFKD", name)
     spelled = "".join(_spell(one) for one in folded if not unicodedata.combining(one))
-    own = re.sub(r"(?<=[A-Za-z0-9])_(?=u[0-9a-f]{4,6}_)|__+(?=u[0-9a-f]{4,6}_)", "_", spelled)
+    own = re.sub(r"(?<=[A-Za-z0-9])_(?=u[0-9a-f]{4,6}_)|(?<!_)__++(?=u[0-9a-f]{4,6}_)", "_", spelled)
     own = own if own == name else own.strip("_") or "tool"
-    return f"{prefix}_{remove_own_prefix(prefix, own)}" if prefix else own if own[0].isalpha() else f"t_{own}"
+    return f"{prefix}_{remove_server_prefix(prefix, own)}" if prefix else own if own[0].isalpha() else f"t_{own}"
 
 
-def remove_own_prefix(prefix: str, name: str) -> str:
+def remove_server_prefix(prefix: str, name: str) -> str:
     """Return a name without the server's prefix, if the server itself writes it before its names."""
     own, rest = name[: len(prefix)], name[len(prefix) :]
     is_same = own.casefold().replace("-", "_") == prefix.casefold().replace("-", "_")
@@ -91,7 +91,7 @@ def _spell(character: str) -> str:
     return f"_u{ord(character):04x}_" if character.isalnum() else "_"
 
 
-def build_spec(item: JsonItem, definition: ServerDefinition, requires: Requires, tool_id: str = "") -> ToolSpec:
+def build_tool_spec(item: JsonItem, definition: ServerDefinition, requires: Requires, tool_id: str = "") -> ToolSpec:
     """Build the spec of a listed tool.
 
     :param requires: the server's requirements, one object for all of its tools
@@ -104,7 +104,7 @@ def build_spec(item: JsonItem, definition: ServerDefinition, requires: Requires,
     hints: Mapping[str, Any] = _hints(item) if definition.trust_hints else dict[str, Any]()
     effect = definition.side_effects.get(name) or definition.side_effects.get("*") or _infer_side_effect(hints)
     prefix = definition.name if definition.prefix is None else definition.prefix
-    parameters = mend_foreign_schema(item.get("inputSchema"))
+    parameters = normalise_foreign_schema(item.get("inputSchema"))
     return ToolSpec(
         id=tool_id or make_tool_ids(prefix, [name])[name],
         description=_description(item, name, definition),
@@ -124,7 +124,7 @@ def build_spec(item: JsonItem, definition: ServerDefinition, requires: Requires,
 
 def _targets(parameters: Mapping[str, Any], effect: SideEffect, definition: ServerDefinition) -> TargetTemplates:
     """Return the targets of a tool's arguments. A URL is data unless the operator says that it is a host."""
-    inferred: dict[str, tuple[str, ...]] = infer_targets(parameters, effect)
+    inferred: dict[str, tuple[str, ...]] = infer_capability_targets(parameters, effect)
     if definition.url_arguments == "data" and "net.fetch" in inferred:
         inferred["net.fetch"] = ()
         return inferred
@@ -135,7 +135,7 @@ def _output_schema(item: JsonItem) -> Mapping[str, Any] | None:
     """Return the schema of the structured content, if it describes an object as MCP demands."""
     schema = item.get("outputSchema")
     fields = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
-    return fields if fields.get("type") == "object" and not find_invisible_character(fields) else None
+    return fields if fields.get("type") == "object" and not explain_invisible_character(fields) else None
 
 
 def _client_listing(item: JsonItem, server: str) -> dict[str, Any]:
@@ -144,17 +144,17 @@ def _client_listing(item: JsonItem, server: str) -> dict[str, Any]:
     found: dict[str, Any] = {"title": title} if isinstance(title, str) and title.strip() else {}
     if isinstance(icons := item.get("icons"), list) and icons:
         found["icons"] = icons
-    meta = strip_own_metadata(item.get("_meta"))
+    meta = remove_handrail_metadata(item.get("_meta"))
     if meta:
         found["_meta"] = meta
-    found = {key: value for key, value in found.items() if not find_invisible_character(value)}
+    found = {key: value for key, value in found.items() if not explain_invisible_character(value)}
     meta = found.get("_meta", {})
     if found:
         found["_meta"] = {**meta, "handrail/origin": f"mcp server {server}"}
     return found
 
 
-def strip_own_metadata(meta: object) -> dict[str, Any]:
+def remove_handrail_metadata(meta: object) -> dict[str, Any]:
     """Return a server's ``_meta`` without the names under which Handrail itself writes."""
     given = cast("dict[str, Any]", meta) if isinstance(meta, dict) else {}
     return {key: value for key, value in given.items() if not key.startswith("handrail/")}
@@ -218,7 +218,7 @@ class McpTool(Tool):
         requires: Requires,
         tool_id: str = "",
     ) -> None:
-        self.spec = build_spec(item, definition, requires, tool_id)
+        self.spec = build_tool_spec(item, definition, requires, tool_id)
         self.item = item
         self.name = str(item["name"])
         self.definition = definition
@@ -236,7 +236,7 @@ class McpTool(Tool):
     def __repr__(self) -> str:
         return f"<tool {self.spec.id} of mcp server {self.definition.name}>"
 
-    def header_fields_from_args(self, args: Mapping[str, Any]) -> dict[str, str]:
+    def extract_header_fields(self, args: Mapping[str, Any]) -> dict[str, str]:
         """Return the arguments that the schema repeats in header fields, over HTTP."""
         return _headers_of(self._headers, args)
 
@@ -259,7 +259,7 @@ class McpTool(Tool):
                     kind="conflict",
                 )
 
-        headers = self.header_fields_from_args(args) if self._headers else None
+        headers = self.extract_header_fields(args) if self._headers else None
         fields: dict[str, Any] = {"name": self.name, "arguments": args}
         if asked := select_client_metadata(runtime.client_meta):
             fields["_meta"] = asked
@@ -268,14 +268,14 @@ class McpTool(Tool):
             if upstream.scratch_files is None:
                 upstream.scratch_files = await _look_at_scratch_files(upstream.scratch_folder)
         try:
-            as_task = can_be_called_only_as_task(self.item)
+            as_task = requires_task_call(self.item)
             answer = await upstream.call(
                 "tools/call", fields, runtime, headers=headers, check_current=stands, as_task=as_task
             )
         except RpcError as error:
             raise to_tool_error(self.definition.name, error) from None
-        result = result_from_mcp_content(answer)
-        meta = strip_own_metadata(answer.get("_meta"))
+        result = convert_mcp_content_to_result(answer)
+        meta = remove_handrail_metadata(answer.get("_meta"))
         if meta and len(encode_message(meta)) <= MAX_META_BYTES:
             result = result.with_metadata(server_meta=meta)
         if folder := upstream.scratch_folder:
@@ -288,7 +288,11 @@ class McpTool(Tool):
 
 def to_tool_error(server: str, error: RpcError) -> ToolError:
     """Return the error of a call for an error that a server sent."""
-    error_text = error.message[:2000] or "it failed without a message"
+    error_text = error.message[:2000].rstrip(". ")
+    is_known = error.code == _MISSING_CAPABILITY
+    if error.data and not is_known and (detail := _describe_data(error.data)) not in error_text:
+        error_text = f"{error_text}: {detail}" if error_text else detail
+    error_text = error_text or "it failed without a message"
     if error.code == _MISSING_CAPABILITY and (lacking := _find_missing_request(error.data)):
         return UnsupportedClientRequest(lacking, before=f"MCP server {server} failed: {error_text}. ")
     kind = "invalid_input" if error.code == -32602 else "failed"
@@ -296,6 +300,12 @@ def to_tool_error(server: str, error: RpcError) -> ToolError:
         f"MCP server {server} returned an error: {error_text} (error {error.code}). Correct the arguments, or continue without this tool.",
         kind=kind,
     )
+
+
+def _describe_data(data: object) -> str:
+    """Return the details of an error as text."""
+    text = data if isinstance(data, str) else encode_message(cast("Any", data)).decode()
+    return text[:1000]
 
 
 def _find_missing_request(data: object) -> ClientMethod | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from handrail.contract.network_route import NetworkRoute
+from handrail.contract.network_route import OutboundConnectionSettings
 
 if TYPE_CHECKING:
     from handrail.config.operator_settings import NetworkSettings, Settings
@@ -22,7 +22,7 @@ def make_network_route(
     secrets: SecretStore,
     register_secret: Callable[[str], None] = lambda value: None,
     environment: Mapping[str, str] | None = None,
-) -> NetworkRoute:
+) -> OutboundConnectionSettings:
     """Return the route of a configuration.
 
     :param register_secret: called with the password of a proxy
@@ -38,7 +38,7 @@ def make_network_route(
         proxies = {scheme: _variable(known, f"{scheme}_proxy") or every for scheme in ("http", "https")}
     elif isinstance(settings.proxy, str):
         proxies = dict.fromkeys(("http", "https"), settings.proxy)
-    elif (why := secrets.explain_missing(settings.proxy.secret)) is not None:
+    elif (why := secrets.explain_missing_secret(settings.proxy.secret)) is not None:
         problem = f"the proxy cannot be used: {why}"
     else:
         value = settings.proxy.prefix + secrets.select([settings.proxy.secret])[settings.proxy.secret]
@@ -50,12 +50,12 @@ def make_network_route(
             if password := urlsplit(proxy).password:
                 register_secret(password)
                 register_secret(unquote(password))
-    return NetworkRoute(written, without, settings.ca_file, problem)
+    return OutboundConnectionSettings(written, without, settings.ca_file, problem)
 
 
 def make_server_route(
     settings: Settings, secrets: SecretStore, register_secret: Callable[[str], None] = lambda value: None
-) -> NetworkRoute:
+) -> OutboundConnectionSettings:
     """Return the route to the servers of ``[mcp]``: its own if it sets one, or else that of ``[network]``."""
     own = {"proxy", "no_proxy", "ca_file"} & settings.mcp.model_fields_set
     return make_network_route(settings.mcp if own else settings.network, secrets, register_secret)

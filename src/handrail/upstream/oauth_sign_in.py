@@ -129,7 +129,7 @@ class OauthTokenStore:
                 os.close(descriptor)
 
     @property
-    def registered_redirect(self) -> str:
+    def registered_redirect_uri(self) -> str:
         """The address of the last registration to which the browser returns; empty without one."""
         client: Any = self._all().get("client")
         uris: Any = cast("dict[str, Any]", client).get("redirect_uris") if isinstance(client, dict) else None

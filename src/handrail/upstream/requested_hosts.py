@@ -21,7 +21,7 @@ MAX_HOSTS = 100
 _MAX_FILE_BYTES = 256 * 1024
 
 
-class RequestedHosts:
+class DeniedHostRecorder:
     """The refused hosts of one server.
 
     :param state: the root folder of all state
@@ -29,7 +29,7 @@ class RequestedHosts:
 
     def __init__(self, state: Path, server: str) -> None:
         self._path = _locate(state, server)
-        self._counts = dict(read_requested_hosts(state, server))
+        self._counts = dict(read_denied_host_counts(state, server))
         self._writing: asyncio.Task[None] | None = None
         self._is_changed = False
 
@@ -54,7 +54,7 @@ class RequestedHosts:
             await asyncio.to_thread(_store, self._path, json.dumps(self._counts, sort_keys=True).encode())
 
 
-def read_requested_hosts(state: Path, server: str) -> Mapping[str, int]:
+def read_denied_host_counts(state: Path, server: str) -> Mapping[str, int]:
     """Return how often a server asked for each refused host, most often first."""
     content = operator_decisions.read_private_file(_locate(state, server), _MAX_FILE_BYTES)
     try:
@@ -66,13 +66,13 @@ def read_requested_hosts(state: Path, server: str) -> Mapping[str, int]:
     return dict(sorted(valid.items(), key=lambda one: (-one[1], one[0])))
 
 
-def describe_requested_hosts(state: Path, server: str, allowed: tuple[str, ...]) -> list[str]:
+def describe_denied_hosts(state: Path, server: str, allowed: tuple[str, ...]) -> list[str]:
     """Return a line for each refused host that the server's table does not have yet.
 
     :param allowed: the hosts of its table
     """
     lines: list[str] = []
-    for host, count in read_requested_hosts(state, server).items():
+    for host, count in read_denied_host_counts(state, server).items():
         name, _, port = host.rpartition(":")
         if host in allowed or name in allowed:
             continue

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from handrail.config.foreign_server_files import (
     INPUT,
-    ForeignServer,
+    ForeignMcpServer,
     expand_variables,
     read_env_file,
     read_foreign_server_file,
@@ -18,23 +18,23 @@ from handrail.config.foreign_server_files import (
 from handrail.config.loader import MergedConfiguration
 from handrail.config.mcp_settings import (
     SERVER_NAME_PATTERN,
-    ExpandedText,
+    ExpandableText,
     PrefixedSecretReference,
     ServerText,
     UpstreamServerSettings,
-    find_server_faults,
+    find_mcp_server_faults,
 )
 from handrail.config.secret_detection import (
     MIN_SECRET_CHARS,
     find_argument_secrets,
-    find_secrets_by_name,
+    find_secrets_in_named_value,
     find_secrets_in_text_urls,
     find_url_secrets,
     is_secret_value,
 )
 from handrail.contract.errors import Diagnostic
 from handrail.contract.struct import Struct, field
-from handrail.contract.text.host_names import find_host_pattern_fault, parse_url
+from handrail.contract.text.host_names import find_host_pattern_fault, parse_http_url
 from handrail.runtime.secret_store import NO_SECRETS, SecretStore
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def load_enabled_servers(
     known = os.environ if environment is None else environment
     read = _read_servers(config, known, register_secret)
     found = [
-        build_definition(name, server, place, secrets, register_secret, known)
+        build_server_definition(name, server, place, secrets, register_secret, known)
         for name, (server, place) in read.servers.items()
         if server.enabled and name not in read.faults
     ]
@@ -93,7 +93,7 @@ def load_enabled_servers(
     return found
 
 
-def find_unlisted_faults(config: MergedConfiguration) -> list[Diagnostic]:
+def list_general_config_faults(config: MergedConfiguration) -> list[Diagnostic]:
     """Return the faults that belong to no server: of files under ``[mcp] files``, and of invalid names."""
     return _read_servers(config, os.environ, lambda value: None).general
 
@@ -123,7 +123,7 @@ def _read_server_files(
         path = Path(file).expanduser()
         if not path.is_absolute():
             path = config.folder / path
-        if (workspace := config.workspace) is not None and is_path_inside(path, workspace.path.parent):
+        if _is_in_workspace(path, config):
             problem = "is in the workspace, where a model can write; move it out of the workspace"
             read.general.append(Diagnostic("mcp.files", file, problem))
             continue
@@ -134,17 +134,23 @@ def _read_server_files(
             continue
         for server in servers:
             if server.enabled:
-                _add_foreign_server(read, server, str(path), environment, register_secret)
+                _add_foreign_server(read, server, path, config, environment, register_secret)
+
+
+def _is_in_workspace(path: Path, config: MergedConfiguration) -> bool:
+    return config.workspace_folder is not None and is_path_inside(path, config.workspace_folder)
 
 
 def _add_foreign_server(
     read: _ReadServers,
-    server: ForeignServer,
-    path: str,
+    server: ForeignMcpServer,
+    file: Path,
+    config: MergedConfiguration,
     environment: Mapping[str, str],
     register_secret: Callable[[str], None],
 ) -> None:
     """Add a server of a file of another program."""
+    path = str(file)
     where = f"mcpServers.{server.name[:60]}"
     if re.fullmatch(SERVER_NAME_PATTERN, server.name) is None:
         problem = "is not a valid name; expected letters, digits, '-' and '_', a letter first, at most 40 characters"
@@ -156,16 +162,38 @@ def _add_foreign_server(
         read.add_fault(server.name, Diagnostic(path, where, server.problem))
     else:
         try:
-            read.servers[server.name] = _to_settings(server, environment, register_secret), path
+            variables = _read_variables(server, file.parent, config)
+            read.servers[server.name] = _to_settings(server, variables, environment, register_secret), path
         except ValueError as error:
             read.add_fault(server.name, Diagnostic(path, where, str(error)))
 
 
+def _read_variables(server: ForeignMcpServer, folder: Path, config: MergedConfiguration) -> Mapping[str, str]:
+    """Return the variables of a server, with those of its ``envFile``, which are weaker.
+
+    :param folder: the folder that the path of its ``envFile`` is relative to
+    :raises ValueError: if its ``envFile`` cannot be read, or a model can write it
+    """
+    if not server.env_file:
+        return server.env
+    file = folder / Path(server.env_file).expanduser()
+    if _is_in_workspace(file, config):
+        raise ValueError(f"envFile: {file} is in the workspace, where a model can write; move it out of the workspace")
+    try:
+        return {**read_env_file(file), **server.env}
+    except ValueError as error:
+        raise ValueError(f"envFile: {error}") from None
+
+
 def _to_settings(
-    server: ForeignServer, environment: Mapping[str, str], register_secret: Callable[[str], None]
+    server: ForeignMcpServer,
+    variables: Mapping[str, str],
+    environment: Mapping[str, str],
+    register_secret: Callable[[str], None],
 ) -> UpstreamServerSettings:
     """Return the settings of a server of another program, with its variables replaced.
 
+    :param variables: the variables that the server gets
     :raises ValueError: if they are not valid, or a variable is not set
     """
 
@@ -185,11 +213,10 @@ def _to_settings(
         given = {"url": text(server.url), "transport": server.transport, "headers": fields(server.headers)}
         given |= {"oauth": server.oauth} if server.oauth else {}
     else:
-        env = {**read_env_file(server.env_file), **server.env} if server.env_file else server.env
-        given = {"command": text(server.command), "args": [text(one) for one in server.args], "env": fields(env)}
+        given = {"command": text(server.command), "args": [text(one) for one in server.args], "env": fields(variables)}
         given["cwd"] = text(server.cwd)
     given |= {key: value for key in ("timeout_ms", "connect_timeout_ms") if (value := getattr(server, key)) is not None}
-    if problems := find_server_faults(server.name, given := {key: one for key, one in given.items() if one}):
+    if problems := find_mcp_server_faults(server.name, given := {key: one for key, one in given.items() if one}):
         raise ValueError("; ".join(f"{place}: {problem}" if place else problem for place, problem in problems.items()))
     return UpstreamServerSettings.model_validate(given)
 
@@ -198,7 +225,7 @@ def _register_secrets_of(name: str, value: str, register_secret: Callable[[str],
     """Register the secrets in a value, if its name or its form says that it has any."""
     if is_secret_value(value) and len(value) >= MIN_SECRET_CHARS:
         register_secret(value)
-    for one in (*find_secrets_by_name(name, value), *find_secrets_in_text_urls(value)):
+    for one in (*find_secrets_in_named_value(name, value), *find_secrets_in_text_urls(value)):
         register_secret(one)
 
 
@@ -218,7 +245,7 @@ def _add_tables(read: _ReadServers, tables: Mapping[str, UpstreamServerSettings]
         elif name in read.servers:
             base, file = read.servers[name]
             merged = {**base.model_dump(exclude_unset=True), **own.model_dump(exclude_unset=True)}
-            if problems := find_server_faults(name, merged):
+            if problems := find_mcp_server_faults(name, merged):
                 read.add_fault(name, Diagnostic(place, "", "; ".join(problems.values())))
             else:
                 read.servers[name] = UpstreamServerSettings.model_validate(merged), f"{place} and {file}"
@@ -227,7 +254,7 @@ def _add_tables(read: _ReadServers, tables: Mapping[str, UpstreamServerSettings]
             read.add_fault(name, Diagnostic(place, "", problem))
 
 
-def build_definition(
+def build_server_definition(
     name: str,
     server: UpstreamServerSettings,
     place: str,
@@ -248,7 +275,7 @@ def build_definition(
     def value(key: str, given: ServerText) -> str:
         if isinstance(given, str):
             found = given
-        elif isinstance(given, ExpandedText):
+        elif isinstance(given, ExpandableText):
             try:
                 found = expand_variables(
                     given.expand,
@@ -258,7 +285,7 @@ def build_definition(
             except ValueError as problem:
                 missing.append(f"{key} {problem}; set it")
                 return ""
-        elif (why := secrets.explain_missing(given.secret)) is not None:
+        elif (why := secrets.explain_missing_secret(given.secret)) is not None:
             missing.append(why)
             return ""
         else:
@@ -336,7 +363,7 @@ def _faults_in_addresses(server: UpstreamServerSettings, place: str) -> Iterator
             yield Diagnostic(place, "hosts", problem)
     if server.url is not None:
         try:
-            parse_url(server.url)
+            parse_http_url(server.url)
         except ValueError as error:
             yield Diagnostic(place, "url", str(error))
     for folder in server.folders:
@@ -352,7 +379,7 @@ def _find_shared_faults(read: _ReadServers) -> None:
             continue
         for fault in _faults_in_addresses(server, place):
             read.add_fault(name, fault)
-        requires = build_definition(name, server, place, NO_SECRETS).requires
+        requires = build_server_definition(name, server, place, NO_SECRETS).requires
         for where, problem in requires.find_faults():
             read.add_fault(name, Diagnostic(place, where.removeprefix("requires.fs."), problem))
         prefix = name if server.prefix is None else server.prefix

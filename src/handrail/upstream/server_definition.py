@@ -15,7 +15,7 @@ import orjson
 
 from handrail.contract.errors import StartError
 from handrail.contract.struct import Struct, field
-from handrail.contract.text.host_names import parse_url
+from handrail.contract.text.host_names import parse_http_url
 from handrail.contract.text.strict_json import check_nesting_depth
 from handrail.contract.tool.requires import FsRequires, NetRequires, Requires
 from handrail.contract.tool.spec import SideEffect
@@ -95,9 +95,9 @@ class ServerDefinition:
         )
 
     @property
-    def reachable_hosts(self) -> tuple[str, ...]:
+    def client_egress_hosts(self) -> tuple[str, ...]:
         """The hosts that Handrail itself may connect to: that of the URL and those of its egress grant."""
-        return (str(parse_url(self.url).host), *self.hosts) if self.url else ()
+        return (str(parse_http_url(self.url).host), *self.hosts) if self.url else ()
 
     @property
     def url_or_command(self) -> str:
@@ -177,7 +177,7 @@ class BoundedItems:
         self.left_out = 0
         self._bytes = 0
 
-    def add_items(self, items: Iterable[object]) -> None:
+    def add_valid_items(self, items: Iterable[object]) -> None:
         for one in items:
             size = _measure_item(one) if len(self.items) < MAX_ITEMS else None
             if size is not None and self._bytes + size <= MAX_LIST_BYTES:

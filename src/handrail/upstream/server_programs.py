@@ -28,7 +28,7 @@ from handrail.origins.program_lookup import (
     find_program,
     list_open_workspaces,
 )
-from handrail.sandbox.view.toolchains import find_installation
+from handrail.sandbox.view.toolchains import find_installation_mounts
 from handrail.store import operator_decisions
 from handrail.upstream.server_definition import ServerDefinition
 
@@ -49,7 +49,7 @@ _MAX_RECORD = 64 * 1024 * 1024
 _PIECE = 1 << 20
 
 
-class CommandRefused(Exception):
+class ServerCommandRejected(Exception):
     """A server's command cannot be started; the text has the reason and the next step."""
 
 
@@ -69,16 +69,18 @@ class ResolvedServerProgram(Struct, frozen=True):
     def verify_file_hashes(self) -> None:
         """Check the hashes of the installed files.
 
-        :raises Refused: if a file has changed since the installation
+        :raises ServerCommandRejected: if a file has changed since the installation
         """
         for name, wanted in self.hashes:
             path = Path(self.folder) / name
             try:
                 found = _hash(path)
             except OSError as error:
-                raise CommandRefused(f"{path} cannot be read: {error.strerror}; install the server again") from None
+                raise ServerCommandRejected(
+                    f"{path} cannot be read: {error.strerror}; install the server again"
+                ) from None
             if found != wanted:
-                raise CommandRefused(
+                raise ServerCommandRejected(
                     f"{path} has changed since the installation; find out why, and install the server again"
                 )
 
@@ -97,13 +99,13 @@ def resolve_server_program(
 
     :param state: the root folder of all state
     :param to_start: whether the folders for its sandbox are needed too
-    :raises Refused: if the command would fetch a program, or its program is missing or is where calls can write
+    :raises ServerCommandRejected: if the command would fetch a program, or its program is missing or is where calls can write
     """
     record = _read_install_record(state, definition, workspace)
     if record is not None:
         return _require_safe_program(record, workspace)
     if would_fetch_package(definition.command, definition.args):
-        raise CommandRefused(
+        raise ServerCommandRejected(
             f"{definition.command} would fetch its program at each start, which is not allowed; install "
             f"it once with: handrail mcp install {definition.name}"
         )
@@ -111,23 +113,23 @@ def resolve_server_program(
     try:
         program = find_program(command, outside=(workspace,))
     except ProgramRefused as error:
-        raise CommandRefused(str(error)) from None
+        raise ServerCommandRejected(str(error)) from None
     real = f"{os.path.realpath(os.path.dirname(program))}/{os.path.basename(program)}"  # noqa: PTH119, PTH120
-    folders = find_installation(program, workspace) if to_start else ()
+    folders = find_installation_mounts(program, workspace) if to_start else ()
     return _require_safe_program(ResolvedServerProgram((real, *definition.args), folders), workspace)
 
 
 def _require_safe_program(found: ResolvedServerProgram, workspace: str) -> ResolvedServerProgram:
     """Check that a program can run and that no call could have written it.
 
-    :raises Refused: otherwise
+    :raises ServerCommandRejected: otherwise
     """
     if (folder := find_enclosing_folder(found.argv[0], (workspace, *list_open_workspaces()))) is not None:
-        raise CommandRefused(
+        raise ServerCommandRejected(
             f"{found.argv[0]} is in the workspace {folder}, where a call could change it; move it out of the workspace"
         )
     if not os.access(found.argv[0], os.X_OK):
-        raise CommandRefused(f"{found.argv[0]} is missing or cannot be run; install it again")
+        raise ServerCommandRejected(f"{found.argv[0]} is missing or cannot be run; install it again")
     return found
 
 
@@ -148,7 +150,7 @@ def _read_install_record(state: Path, definition: ServerDefinition, workspace: s
         return None
     if of is not None and of != [definition.command, *definition.args]:
         return None
-    folders = tuple(dict.fromkeys((os.path.realpath(folder), *find_installation(command, workspace))))
+    folders = tuple(dict.fromkeys((os.path.realpath(folder), *find_installation_mounts(command, workspace))))
     return ResolvedServerProgram((command, *args), folders, folder, hashes)
 
 
@@ -217,7 +219,7 @@ class InstalledServer(Struct, frozen=True):
     files: int
 
 
-def find_package(definition: ServerDefinition) -> ServerPackage | None:
+def identify_server_package(definition: ServerDefinition) -> ServerPackage | None:
     """Return the package that a server's command would fetch, or None if it fetches nothing.
 
     :raises UsageError: for a command that fetches in an unknown way
@@ -350,7 +352,7 @@ def install_server(
     return InstalledServer(package, done[1].get(name, ""), done[1], folder, done[0], len(hashes))
 
 
-def find_installed(definition: ServerDefinition, state: Path) -> tuple[str, str] | None:
+def find_installed_package(definition: ServerDefinition, state: Path) -> tuple[str, str] | None:
     """Return the package installed for a server's present command, and its version; None if there is none."""
     content = operator_decisions.read_private_file(
         state / "mcp" / "installed" / f"{definition.name}.json", 64 * 1024 * 1024
@@ -460,7 +462,9 @@ def _run_package_manager(command: Sequence[str], folder: Path, first: Path | Non
         ) from None
     if done.returncode != 0:
         output_text = (done.stderr.strip() or done.stdout.strip())[-800:]
-        raise UsageError(f"{Path(command[0]).name} could not install the package: {output_text}")
+        raise UsageError(
+            f"{Path(command[0]).name} could not install the package. Correct the name, or try it in your terminal: {output_text}"
+        )
     return done.stdout
 
 

@@ -17,13 +17,13 @@ from handrail.contract.errors import ToolError
 from handrail.upstream import server_definition as listings
 from handrail.upstream.client.resource_subscriptions import ServerResourceSubscriptions
 from handrail.upstream.client.stdio_transport import StdioTransport
-from handrail.upstream.client.task_calls import call_tool_to_end, request_answering_input
+from handrail.upstream.client.task_calls import call_tool_until_result, send_request_answering_input
 from handrail.upstream.client.upstream_session import (
     METHOD_NOT_FOUND,
     MODERN_VERSIONS,
-    AnswerTooLong,
     McpTransport,
     ProtocolEra,
+    ResponseTooLong,
     RpcError,
     UpstreamConnectionLost,
     UpstreamSession,
@@ -53,7 +53,7 @@ _LISTS = (
 )
 
 
-async def fetch_listing(conversation: UpstreamSession, timeout_s: float) -> ServerListing:
+async def fetch_server_listing(conversation: UpstreamSession, timeout_s: float) -> ServerListing:
     """Fetch all items that the server lists.
 
     The tools come first. They are asked for even if the server did not announce any. Another list that fails or gets no
@@ -61,7 +61,7 @@ async def fetch_listing(conversation: UpstreamSession, timeout_s: float) -> Serv
 
     :param timeout_s: the timeout for the list of the tools
     :raises RpcError: if it announced tools and refuses to list them
-    :raises Lost: if the connection ends
+    :raises UpstreamConnectionLost: if the connection ends
     :raises TimeoutError: if it announced tools and does not list them
     """
     found: dict[str, tuple[JsonItem, ...]] = {}
@@ -76,7 +76,7 @@ async def fetch_listing(conversation: UpstreamSession, timeout_s: float) -> Serv
             left_out += more
         except TimeoutError:
             problems.append(f"{method} got no answer within {limit_s:g} s")
-        except (RpcError, AnswerTooLong) as error:
+        except (RpcError, ResponseTooLong) as error:
             if not isinstance(error, RpcError) or error.code != METHOD_NOT_FOUND:
                 problems.append(f"{method} failed: {error}")
 
@@ -124,10 +124,10 @@ async def _all_of(
                 raise
             problems.append(f"{method} failed after {len(kept.items)} items: {error}")
             break
-        given = page.get(field)
+        given = page.get(field, page.get("content"))  # a bare list is read as content
         if not isinstance(given, list):
             problems.append(f"{method} was answered without a list of {field}")
-        kept.add_items(cast("list[Any]", given) if isinstance(given, list) else ())
+        kept.add_valid_items(cast("list[Any]", given) if isinstance(given, list) else ())
         cursor = page.get("nextCursor")
         if not isinstance(cursor, str) or cursor in seen or len(kept.items) + kept.left_out > MAX_ITEMS:
             break
@@ -227,7 +227,7 @@ class UpstreamServerConnection:
 
         :param runtime: the runtime of the call that needs the request
         :param check_current: raises if the server's listing no longer matches the request; called for each connection
-        :param as_task: see :func:`handrail.upstream.client.task_calls.call_tool_to_end`
+        :param as_task: see :func:`handrail.upstream.client.task_calls.call_tool_until_result`
         :raises ToolError: ``unavailable`` without a connection, ``interrupted`` if it was lost meanwhile, ``limit``,
             ``backend``, or the error of a client's answer
         """
@@ -236,14 +236,14 @@ class UpstreamServerConnection:
             if method != "tools/call":
                 return await conversation.request(method, fields, runtime, headers=headers)
             grants = self.definition.grants
-            return await call_tool_to_end(conversation, fields, runtime, grants, headers=headers, as_task=as_task)
+            return await call_tool_until_result(conversation, fields, runtime, grants, headers=headers, as_task=as_task)
 
         async def once(fields: Mapping[str, Any]) -> dict[str, Any]:
             conversation = await self.ensure_connected()
             check_current()
             try:
                 if self.definition.write:
-                    async with conversation.transport.guard_protected_names():
+                    async with conversation.transport.watch_protected_paths():
                         return await made(conversation, fields)
                 return await made(conversation, fields)
             except UpstreamConnectionLost as lost:
@@ -255,10 +255,10 @@ class UpstreamServerConnection:
                 return await made(conversation, fields)
 
         try:
-            return await request_answering_input(once, params, runtime, self.name, self.definition.grants)
+            return await send_request_answering_input(once, params, runtime, self.name, self.definition.grants)
         except UpstreamConnectionLost as lost:
             raise self._interrupted(lost) from None
-        except AnswerTooLong as error:
+        except ResponseTooLong as error:
             raise ToolError(
                 f"MCP server {self.name} sent an answer that cannot be used: {error}. Request less, for instance with "
                 "narrower arguments.",
@@ -330,7 +330,7 @@ class UpstreamServerConnection:
             text += f", next attempt in {self.seconds_until_retry} s"
         return ToolError(f"{text}: {self.reason}" if self.reason else text, kind="unavailable")
 
-    async def get_listing(self) -> ServerListing:
+    async def ensure_listing_known(self) -> ServerListing:
         """Return the server's listing; connect first if it is unknown.
 
         :raises ToolError: ``unavailable``
@@ -445,7 +445,7 @@ class UpstreamServerConnection:
                 changed.clear()
                 try:
                     await self._list(conversation)
-                except (RpcError, TimeoutError, AnswerTooLong):
+                except (RpcError, TimeoutError, ResponseTooLong):
                     pass  # it cannot list now, so the previous listing holds
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(RELIST_INTERVAL_S):
@@ -455,7 +455,7 @@ class UpstreamServerConnection:
 
     async def _list(self, conversation: UpstreamSession) -> None:
         timeout_s = self.definition.connect_timeout_ms / 1000
-        before, found = self.listing, await fetch_listing(conversation, timeout_s)
+        before, found = self.listing, await fetch_server_listing(conversation, timeout_s)
         if found == before:
             return
         self.listing = found

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from handrail.config import MergedConfiguration
 from handrail.contract.errors import UsageError
-from handrail.contract.network_route import DIRECT_ROUTE, NetworkRoute
+from handrail.contract.network_route import DIRECT_ROUTE, OutboundConnectionSettings
 from handrail.contract.sandbox_protocol import Process, ProgramSpec, Sandbox, SandboxProfile
-from handrail.contract.text.host_names import bracket_host, parse_url
+from handrail.contract.text.host_names import bracket_ipv6_host, parse_http_url
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, PathVariables, expand_requires
 from handrail.contract.tool_generation import ToolSource
-from handrail.policy.path_denials import path_denials_of_rules as hides
+from handrail.policy.path_denials import build_hidden_path_rules as hides
 from handrail.policy.rules.matchers import RuleRanking
 from handrail.policy.rules.rules_and_modes import Rule, RuleBook
 from handrail.runtime.secret_store import SecretStore
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from handrail.upstream.client.upstream_session import McpTransport
     from handrail.upstream.mcp_source import McpSource
     from handrail.upstream.oauth_sign_in import SignInPrompt
-    from handrail.upstream.requested_hosts import RequestedHosts
+    from handrail.upstream.requested_hosts import DeniedHostRecorder
     from handrail.upstream.server_definition import ServerDefinition
     from handrail.upstream.upstream_connection import UpstreamServerConnection
 
@@ -56,7 +56,7 @@ def list_cached_sources(config: MergedConfiguration, folders: StateFolders) -> l
     return [McpSource(one, folders.state, str(folders.workspace)) for one in found]
 
 
-class UpstreamDeps(NamedTuple):
+class UpstreamDependencies(NamedTuple):
     """The dependencies of the servers of one workspace.
 
     :param rules: the project's rules, whose denials of hosts and files apply to servers too
@@ -69,7 +69,7 @@ class UpstreamDeps(NamedTuple):
     ceiling: CapabilityLayer | None
     rules: RuleBook
     register_secret: Callable[[str], None] = lambda value: None
-    route: NetworkRoute = DIRECT_ROUTE
+    route: OutboundConnectionSettings = DIRECT_ROUTE
 
 
 class UpstreamRegistry:
@@ -78,11 +78,13 @@ class UpstreamRegistry:
     :ivar on_listing_changed: called with each source whose listing has changed
     """
 
-    def __init__(self, deps: UpstreamDeps, definitions: Iterable[ServerDefinition] = (), *, version: str = "0") -> None:
+    def __init__(
+        self, deps: UpstreamDependencies, definitions: Iterable[ServerDefinition] = (), *, version: str = "0"
+    ) -> None:
         self._ground = deps
         self._version = version
         self._sources: dict[str, McpSource] = {}
-        self._requested: dict[str, RequestedHosts] = {}
+        self._requested: dict[str, DeniedHostRecorder] = {}
         self.on_listing_changed: Callable[[McpSource], Awaitable[object]] = _ignore_change
         self._looking: set[asyncio.Task[None]] = set()
         self._awaited = asyncio.Event()
@@ -217,19 +219,19 @@ class UpstreamRegistry:
             dependencies.route,
         )
 
-    def _requested_hosts(self, name: str) -> RequestedHosts:
-        from handrail.upstream.requested_hosts import RequestedHosts
+    def _requested_hosts(self, name: str) -> DeniedHostRecorder:
+        from handrail.upstream.requested_hosts import DeniedHostRecorder
 
         if name not in self._requested:
-            self._requested[name] = RequestedHosts(self._ground.folders.state, name)
+            self._requested[name] = DeniedHostRecorder(self._ground.folders.state, name)
         return self._requested[name]
 
     def _hosts_reachable_by_kernel(self, definition: ServerDefinition) -> CapabilitySet:
         """Return the hosts that Handrail itself may connect to. ``localhost`` is the loopback of this machine."""
-        hosts = list(definition.reachable_hosts)
-        for address in (parse_url(definition.url).host,):
+        hosts = list(definition.client_egress_hosts)
+        for address in (parse_http_url(definition.url).host,):
             if address.name == "localhost":
-                hosts += [f"127.0.0.1:{address.port}", f"{bracket_host('::1')}:{address.port}"]
+                hosts += [f"127.0.0.1:{address.port}", f"{bracket_ipv6_host('::1')}:{address.port}"]
         return self._layer_capabilities(CapabilityLayer(f"mcp server {definition.name}", hosts=tuple(hosts)))
 
     def _layer_capabilities(self, layer: CapabilityLayer) -> CapabilitySet:
@@ -251,10 +253,10 @@ class UpstreamRegistry:
     async def _start_program(self, definition: ServerDefinition) -> Process:
         """Start the program of a server, in a sandbox with what the server was granted.
 
-        :raises Lost: if it cannot be started
+        :raises UpstreamConnectionLost: if it cannot be started
         """
         from handrail.upstream.client.upstream_session import UpstreamConnectionLost
-        from handrail.upstream.server_programs import CommandRefused, resolve_server_program
+        from handrail.upstream.server_programs import ServerCommandRejected, resolve_server_program
 
         dependencies = self._ground
         workspace = str(dependencies.folders.workspace)
@@ -266,7 +268,7 @@ class UpstreamRegistry:
 
         try:
             argv, folders = await asyncio.to_thread(found)
-        except CommandRefused as refused:
+        except ServerCommandRejected as refused:
             raise UpstreamConnectionLost(str(refused), unsent=True) from None
         if fault := _fault_in_start_folder(definition, workspace):
             raise UpstreamConnectionLost(fault, unsent=True)

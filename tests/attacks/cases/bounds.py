@@ -68,6 +68,7 @@ def _neighbour() -> list[str]:
     lacking: list[str] = []
     for what, get, give_back in (
         ("watch files", lambda: library.inotify_init1(0), os.close),
+        ("open a terminal", lambda: os.open("/dev/ptmx", os.O_RDWR), os.close),
         ("make a timer", lambda: library.timer_create(1, None, ctypes.byref(ctypes.c_void_p())), None),
     ):
         found = get()
@@ -174,6 +175,17 @@ def _many_files(step: str) -> Probe:
     return _ended(f"for n in range(2_000_000):\n    {step}\n", _NO_SIZE)
 
 
+_TERMINALS = """
+import resource, time
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+held = []
+try:
+    while True:
+        held.append(os.open("/dev/ptmx", os.O_RDWR))
+except OSError:
+    time.sleep(20)
+"""
+
 _LONG_PIPES = """
 import fcntl
 ends = os.pipe()
@@ -206,6 +218,13 @@ CASES = [
             slow=name != "empty files in /tmp",
         )
         for name, step in _FILES.items()
+    ),
+    Case(
+        "terminals without number",
+        "processes",
+        "a sandboxed program takes all pseudo-terminals of the machine; its users cannot log in",
+        "the call is ended",
+        _ended(_TERMINALS, "pseudo-terminals"),
     ),
     python(
         "System V memory beyond its bound",

@@ -10,7 +10,7 @@ from tests.attacks.case import Case, breach
 from tests.attacks.victim import Agreeing, Home
 
 from handrail import tool
-from handrail.contract.schema.argument_validation import InvalidSchema, compile_schema
+from handrail.contract.schema.argument_validation import InvalidSchemaError, compile_schema
 
 _HELD_S = 1.0
 """Processor time of the loop's thread that no single call may take; each took many seconds."""
@@ -45,7 +45,7 @@ async def _schemas(home: Home) -> str | None:
         begun = time.thread_time()
         try:
             made = compile_schema(schema)
-        except InvalidSchema:
+        except InvalidSchemaError:
             continue
         for given in ({"x": value}, {"x": "a" * 50_000}):
             made.list_problems(given)

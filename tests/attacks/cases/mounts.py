@@ -91,6 +91,93 @@ async def _swapped_in_the_background(home: Home) -> str | None:
     return None if answered + refused else "no call was answered in any way that shows that it was tried"
 
 
+_EXCHANGER = """\
+import ctypes, os, random, time
+libc = ctypes.CDLL(None, use_errno=True)
+os.chdir({folder!r})
+
+def exchange(one, other):
+    libc.renameat2(-100, one.encode(), -100, other.encode(), 2)
+
+open("ready", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.01)
+pairs = [(name, f"link{{number}}") for number, name in enumerate({places!r})]
+for (_, link), target in zip(pairs, {places!r}.values()):
+    os.symlink(target, link)
+while not os.path.exists("stop"):
+    name, link = random.choice(pairs)
+    exchange(name, link)
+    time.sleep(random.random() * 0.004)
+    exchange(name, link)
+    time.sleep(random.random() * 0.02)
+"""
+_PINNED = (
+    "a/.vscode/tasks.json",
+    "b/.vscode/tasks.json",
+    "d/.git/config",
+    "e/.envrc",
+    "f/.bashrc",
+    "kept.txt",
+    "keep/k",
+)
+_LOOKER_AT_ALL = """\
+for f in */.* */.*/* kept.txt keep/* hidden/* c/mid/* linked/* link*/* link*; do [ -f "$f" ] && cat "$f" && echo owned >> "$f"; done
+true
+"""
+
+
+async def _exchanged_in_the_background(home: Home) -> str | None:
+    """Files, folders and parents that are pinned, hidden or linked change places with links out, also by other names of the root."""
+    places = {
+        "a/.vscode/tasks.json": f"{home.path}/.ssh/id_ed25519",
+        "b/.vscode": f"{home.path}/.ssh",
+        "c/mid": f"{home.path}/project_secret",
+        "d/.git": f"{home.path}/.ssh",
+        "e/.envrc": f"/oldroot{home.path}/.bashrc",
+        "f/.bashrc": f"{home.path}/.bashrc",
+        "kept.txt": f"{home.path}/.bashrc",
+        "keep": f"/proc/self/root{home.path}/.ssh",
+        "hidden": f"{home.path}/.aws",
+        "linked/store.js": f"{home.path}/.bashrc",
+    }
+    robbed = [home.path / ".bashrc", *(home.path / ".ssh" / name for name in ("authorized_keys", "id_ed25519"))]
+    rules = ("allow bash *", "deny fs.write keep/**", "deny fs.write kept.txt", "deny fs.read hidden/**")
+    async with home.elsewhere(rules=rules) as (session, folder):
+        put(folder / "exchange.py", _EXCHANGER.format(folder=str(folder), places=places))
+        put(folder / "look.sh", _LOOKER_AT_ALL)
+        job = await session.call("bash", {"command": "python3 exchange.py", "background": True})
+        if not job.ok:
+            return f"the job did not begin: {job!r}"[:400]
+        async with asyncio.timeout(_WATCHED_S):
+            while not (folder / "ready").exists():
+                await asyncio.sleep(0.01)
+        for name in (*_PINNED, "hidden/h", "c/mid/.vscode/tasks.json", "d/.git/HEAD"):
+            put(folder / name, "")
+        put(home.path / "store" / "store.js", "theirs")
+        (folder / "linked").mkdir()
+        (folder / "linked" / "store.js").hardlink_to(home.path / "store" / "store.js")
+        robbed.append(home.path / "store" / "store.js")
+        before = {path: path.read_bytes() for path in robbed}
+        (folder / "go").touch()
+        answered = refused = 0
+        try:
+            for _ in range(_ROUNDS):
+                result = await session.call("bash", {"command": "bash look.sh", "timeout_ms": 20_000})
+                if SECRET in said_by(result):
+                    return f"a key was read: {result!r}"[:600]
+                if changed := [str(path) for path, was in before.items() if path.read_bytes() != was]:
+                    return breach(changed, "written")
+                answered += result.ok
+                refused += result.error_kind == "conflict"
+        finally:
+            (folder / "stop").touch()
+            told: Any = job.data
+            await session.call("wait", {"job_id": told["job_id"]})
+            shutil.rmtree(home.path / "store")
+        return None if answered and refused else f"{answered} calls were answered, and {refused} refused"
+
+
 async def _ended(home: Home, name: str, change: Callable[[Path], object]) -> str | None:
     """A program is at work while the owner's editor or git puts another file in the place of one with a mount on it."""
     path, ready = home.workspace / name, home.workspace / "ready"
@@ -189,6 +276,14 @@ CASES: list[Case] = [
         "a background program swaps a folder for a link, and the next sandbox mounts what it leads to",
         "the call is a conflict, and nothing outside is read or written",
         _swapped_in_the_background,
+        slow=True,
+    ),
+    Case(
+        "all that is mounted exchanged while a sandbox is made",
+        "sandbox",
+        "files, folders, parents and hard links change places with links while the next sandbox is set up",
+        "the call is a conflict, and nothing outside is read or written",
+        _exchanged_in_the_background,
         slow=True,
     ),
     Case(

@@ -12,7 +12,7 @@ from tests.attacks.victim import Home, put, said_by
 from tests.contract import protected_lists as lists
 from tests.policy.test_secret_names import SECRETS, names
 
-from handrail.contract.protected.path_protection import find_tool_protection
+from handrail.contract.protected.path_protection import find_tool_write_protection
 from handrail.contract.session_protocols import Session
 
 _EVERYTHING = ("allow *", "allow fs.write", "allow fs.write **", "allow write **", "allow bash", "allow bash *")
@@ -49,7 +49,7 @@ def _by_program(paths: str) -> Probe:
         held = [
             path
             for path in paths.split()
-            if (found := find_tool_protection(path)) is not None and found.applies_to_programs
+            if (found := find_tool_write_protection(path)) is not None and found.applies_to_programs
         ]
         script = "".join(
             f"mkdir -p \"$(dirname 'd{number}/{path}')\" && echo planted > 'd{number}/{path}'\n"

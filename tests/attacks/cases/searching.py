@@ -68,6 +68,15 @@ _CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("file.patch", {"path": "notes.txt", "operations": [{"op": "append", "content": "more"}]}),
     ("apply_patch", {"patch": "--- a/notes.txt\n+++ b/notes.txt\n@@ -1 +1 @@\n-TOKEN\n+TOKEN =\n"}),
     ("json_read", {"path": "src/a.json"}),
+    ("repo_overview", {}),
+    ("repo_overview", {"focus": "customer TOKEN"}),
+    ("repo_overview", {"path": "open"}),
+    ("multi_edit", {"path": "notes.txt", "edits": [{"old": "TOKEN=", "new": "TOKEN ="}]}),
+    ("lsp", {"action": "symbols", "path": "src/a.json"}),
+    ("file.move", {"path": "notes.txt", "to": "moved.txt"}),
+    ("read", {"path": "moved.txt"}),
+    ("file.move", {"path": "moved.txt", "to": "notes.txt"}),
+    ("read", {"path": "book.ipynb"}),
     ("git.diff", {}),
     ("git.status", {}),
     ("git.blame", {"path": "notes.txt"}),
@@ -82,6 +91,7 @@ def _made(workspace: Path) -> None:
     put(workspace / "notes.txt", "TOKEN=mine\n")
     put(workspace / "open" / "a.txt", "TOKEN=open\n")
     put(workspace / "src" / "a.json", '{"TOKEN": 1}\n')
+    put(workspace / "book.ipynb", '{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}\n')
     for number in range(60):
         put(workspace / "many" / f"{number:03}" / "f.txt", "TOKEN=many\n")
 

@@ -178,9 +178,9 @@ def _open_with_provider(
     :raises UsageError: if the provider does not exist
     :raises StartError: if it cannot be loaded, or opens no model
     """
-    from handrail.store.entry_point_cache import list_entry_points
+    from handrail.store.entry_point_cache import list_entry_points_outside_workspaces
 
-    installed = {point.name: point for point in list_entry_points(ENTRY_POINT_GROUP)}
+    installed = {point.name: point for point in list_entry_points_outside_workspaces(ENTRY_POINT_GROUP)}
     if kind not in providers and kind not in installed:
         others = sorted({*providers, *installed} - {*SERVICES, "script"})
         further = f" Further providers: {', '.join(others)}." if others else ""
@@ -209,7 +209,7 @@ def _open_with_provider(
 def _find_key(kind: str, name: str, base_url: str | None, api_key: str | None) -> str:
     variable, module = SERVICES[kind]
     extra = kind.partition("-")[0]
-    if not is_importable(module):
+    if not is_module_importable(module):
         raise StartError(f"{kind}:{name} needs the {extra} SDK. Install it with: pip install 'handrail[{extra}]'")
     key = (api_key or os.environ.get(variable, "")).strip()
     if key:
@@ -222,7 +222,7 @@ def _find_key(kind: str, name: str, base_url: str | None, api_key: str | None) -
     )
 
 
-def is_importable(module: str) -> bool:
+def is_module_importable(module: str) -> bool:
     """Return whether a module can be imported, without importing it."""
     try:
         return find_spec(module) is not None

@@ -37,18 +37,18 @@ from handrail.agent.model_protocol import (
 )
 from handrail.agent.providers.event_stream_client import Event, EventStreamClient
 from handrail.agent.providers.provider_errors import (
-    get_nonempty_text,
-    get_positive_count,
+    convert_to_json_object,
+    get_nonempty_text_field,
     get_sdk_field,
     make_connection_error,
     make_reported_error,
     make_stream_format_error,
     make_timeout_error,
-    to_plain_json,
+    parse_positive_count_field,
 )
 from handrail.catalog.provider_dialects import ANTHROPIC, ProviderSchemaDialect
 from handrail.catalog.schema_adapter import adapt_tool
-from handrail.contract.text.strict_json import MAX_ARGUMENT_BYTES, InvalidJsonText, parse_object
+from handrail.contract.text.strict_json import MAX_ARGUMENT_BYTES, InvalidJsonTextError, parse_json_object
 
 if TYPE_CHECKING:
     from anthropic.types import MessageParam, RawMessageStreamEvent, ToolUnionParam
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 _USE, _RESULT = "server_tool_use", "_tool_result"
 
 
-class ServerToolReader:
+class ServerToolBlockReader:
     """A reader of the server tool blocks of one reply."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class ServerToolReader:
         self._asked: dict[str, tuple[str, dict[str, Any]]] = {}
         """The name and arguments of each use, by the provider's id."""
 
-    def has_block(self, index: int) -> bool:
+    def is_server_tool_block(self, index: int) -> bool:
         """Return whether a block belongs to a server tool."""
         return index in self._open
 
@@ -81,7 +81,7 @@ class ServerToolReader:
         if (
             isinstance(kind, str)
             and (kind == _USE or kind.endswith(_RESULT))
-            and (data := to_plain_json(block)) is not None
+            and (data := convert_to_json_object(block)) is not None
         ):
             self._open[index] = data
             self._input[index] = []
@@ -97,8 +97,8 @@ class ServerToolReader:
         if block["type"] == _USE:
             if text:
                 try:
-                    block["input"] = parse_object(text)
-                except InvalidJsonText:
+                    block["input"] = parse_json_object(text)
+                except InvalidJsonTextError:
                     block["input"] = {}
             given = block.get("input")
             asked = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
@@ -114,7 +114,7 @@ class ServerToolReader:
         )
 
 
-def drop_unmatched_blocks(content: Sequence[dict[str, Any]], *, last: bool) -> list[dict[str, Any]]:
+def drop_unpaired_server_tool_blocks(content: Sequence[dict[str, Any]], *, last: bool) -> list[dict[str, Any]]:
     """Return the blocks of a message without server tool uses or results that lack their counterpart.
 
     :param last: whether the message is the last of the history, in which a use may still await its result
@@ -183,7 +183,7 @@ class AnthropicModel:
             api_key=api_key,
             base_url=base_url,
             max_retries=0,
-            http_client=EventStreamClient(self.name, _whole_body_events),
+            http_client=EventStreamClient(self.name, _whole_body_events, needs_names=True),
         )
 
     @property
@@ -232,7 +232,9 @@ class AnthropicModel:
         except ValueError as error:
             raise make_stream_format_error(self.name, error) from error
         if not reader.finished:
-            raise ReplyStreamCut(f"{self.name}: The stream ended without message_stop.")
+            raise ReplyStreamCut(
+                f"{self.name}: The stream ended without the event message_stop. Resume the run to ask again."
+            )
 
 
 class _EventReader:
@@ -248,7 +250,7 @@ class _EventReader:
         self._calls: dict[int, object] = {}
         """Open calls with the input of their start. Some servers send the whole input there, and no deltas."""
         self._kept: dict[int, dict[str, Any]] = {}
-        self._native = ServerToolReader()
+        self._native = ServerToolBlockReader()
 
     def read(self, event: RawMessageStreamEvent) -> Iterator[BlockEvent]:
         index = get_sdk_field(event, "index")
@@ -260,34 +262,42 @@ class _EventReader:
             case "content_block_delta" if isinstance(index, int):
                 yield from self._delta(index, get_sdk_field(event, "delta"))
             case "content_block_stop" if isinstance(index, int):
-                if self._native.has_block(index):
+                if self._native.is_server_tool_block(index):
                     yield from self._native.stop_block(index)
                 elif index in self._calls:
-                    if whole := self._calls.pop(index):
-                        yield CallArgumentsDelta(index, whole if isinstance(whole, str) else json.dumps(whole))
-                    yield CallBlockClosed(index)
+                    yield from self._close_call(index)
                 elif index in self._kept:
                     yield ProviderBlock("anthropic", self._kept.pop(index))
             case "message_delta":
-                if reason := get_nonempty_text(get_sdk_field(event, "delta"), "stop_reason"):
+                if reason := get_nonempty_text_field(get_sdk_field(event, "delta"), "stop_reason"):
                     self._reason = _REASONS.get(reason, "other")
                 yield from self._usage(get_sdk_field(event, "usage"))
             case "message_stop":
+                if self._reason in ("calls", "end"):  # some servers do not close the blocks of a whole reply
+                    for open_index in list(self._calls):
+                        yield from self._close_call(open_index)
                 self.finished = True
                 yield ReplyFinished(self._reason)
             case _:
                 pass
 
+    def _close_call(self, index: int) -> Iterator[BlockEvent]:
+        if whole := self._calls.pop(index):
+            yield CallArgumentsDelta(index, whole if isinstance(whole, str) else json.dumps(whole))
+        yield CallBlockClosed(index)
+
     def _start(self, index: int, block: object) -> Iterator[BlockEvent]:
         match get_sdk_field(block, "type"):
             case "text":
-                if text := get_nonempty_text(block, "text"):
+                if text := get_nonempty_text_field(block, "text"):
                     yield TextDelta(text)
             case "tool_use":
                 self._calls[index] = get_sdk_field(block, "input")
-                yield CallBlockOpened(index, get_nonempty_text(block, "id"), get_nonempty_text(block, "name") or "")
+                yield CallBlockOpened(
+                    index, get_nonempty_text_field(block, "id"), get_nonempty_text_field(block, "name") or ""
+                )
             case "thinking":
-                begun = {key: get_nonempty_text(block, key) or "" for key in ("thinking", "signature")}
+                begun = {key: get_nonempty_text_field(block, key) or "" for key in ("thinking", "signature")}
                 self._kept[index] = {"type": "thinking", **begun}
             case "redacted_thinking":
                 self._kept[index] = {"type": "redacted_thinking", "data": get_sdk_field(block, "data")}
@@ -297,11 +307,11 @@ class _EventReader:
     def _delta(self, index: int, delta: object) -> Iterator[BlockEvent]:
         kind = get_sdk_field(delta, "type")
         if kind == "text_delta":
-            if text := get_nonempty_text(delta, "text"):
+            if text := get_nonempty_text_field(delta, "text"):
                 yield TextDelta(text)
         elif kind == "input_json_delta":
-            if piece := get_nonempty_text(delta, "partial_json"):
-                if self._native.has_block(index):
+            if piece := get_nonempty_text_field(delta, "partial_json"):
+                if self._native.is_server_tool_block(index):
                     self._native.add_arguments_piece(index, piece)
                     return
                 if index in self._calls:
@@ -309,7 +319,7 @@ class _EventReader:
                 yield CallArgumentsDelta(index, piece)
         elif isinstance(kind, str) and kind in _KEPT_DELTAS and index in self._kept:
             field = _KEPT_DELTAS[kind]
-            if (piece := get_nonempty_text(delta, field)) and field in self._kept[index]:
+            if (piece := get_nonempty_text_field(delta, field)) and field in self._kept[index]:
                 self._kept[index][field] += piece
 
     def _usage(self, usage: object) -> Iterator[BlockEvent]:
@@ -320,13 +330,15 @@ class _EventReader:
         if usage is None:
             return
         input_tokens = sum(
-            get_positive_count(usage, field)
+            parse_positive_count_field(usage, field)
             for field in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
         )
         self._input = max(self._input, input_tokens)
-        self._cache_read = max(self._cache_read, get_positive_count(usage, "cache_read_input_tokens"))
-        self._cache_write = max(self._cache_write, get_positive_count(usage, "cache_creation_input_tokens"))
-        yield TokenUsage(self._input, get_positive_count(usage, "output_tokens"), self._cache_read, self._cache_write)
+        self._cache_read = max(self._cache_read, parse_positive_count_field(usage, "cache_read_input_tokens"))
+        self._cache_write = max(self._cache_write, parse_positive_count_field(usage, "cache_creation_input_tokens"))
+        yield TokenUsage(
+            self._input, parse_positive_count_field(usage, "output_tokens"), self._cache_read, self._cache_write
+        )
 
 
 def _messages(messages: Iterable[Message]) -> list[MessageParam]:
@@ -340,7 +352,7 @@ def _messages(messages: Iterable[Message]) -> list[MessageParam]:
         elif content:
             joined.append((role, content))
     for number, (_, content) in enumerate(joined):
-        content[:] = drop_unmatched_blocks(content, last=number == len(joined) - 1)
+        content[:] = drop_unpaired_server_tool_blocks(content, last=number == len(joined) - 1)
     # The end of the request before is marked again: the provider looks back 20 blocks only, and one turn may add more.
     users = [content for role, content in joined if role == "user" and content]
     for content in users[-2:] if joined and joined[-1][0] == "user" else ():

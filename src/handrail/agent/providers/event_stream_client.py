@@ -13,7 +13,8 @@ from typing import Any, cast
 import httpx2
 
 from handrail.agent.model_protocol import ProviderBusy, ReplyStreamCut, RequestRejected
-from handrail.agent.providers.provider_errors import describe_page
+from handrail.agent.providers.provider_errors import extract_html_page_text
+from handrail.contract.text.event_stream_text import EventStreamCleaner
 
 MAX_WHOLE_BYTES = 32 * 1024 * 1024
 """The largest answer that is not a stream."""
@@ -31,12 +32,14 @@ class EventStreamClient(httpx2.AsyncClient):
 
     :param name: the model, as the operator wrote it
     :param convert: converts an answer that is one JSON object
+    :param needs_names: whether the SDK skips events without a name
     """
 
-    def __init__(self, name: str, convert: ConvertBody) -> None:
+    def __init__(self, name: str, convert: ConvertBody, *, needs_names: bool = False) -> None:
         super().__init__(timeout=httpx2.Timeout(_LONGEST_WAIT_S, connect=_CONNECT_S), follow_redirects=True)
         self._name = name
         self._convert = convert
+        self._needs_names = needs_names
 
     async def send(self, request: httpx2.Request, *, stream: bool = False, **more: Any) -> httpx2.Response:
         """Send a request; see :meth:`httpx2.AsyncClient.send`.
@@ -61,7 +64,7 @@ class EventStreamClient(httpx2.AsyncClient):
         return httpx2.Response(
             200,
             headers=_without_lengths(response),
-            stream=_CleanStream(response, start, pieces),
+            stream=_CleanStream(response, start, pieces, needs_names=self._needs_names),
             request=request,
             extensions=response.extensions,
         )
@@ -73,7 +76,9 @@ class EventStreamClient(httpx2.AsyncClient):
             async for piece in rest:
                 size += len(piece)
                 if size > MAX_WHOLE_BYTES:
-                    raise ProviderBusy(f"{self._name}: The answer is longer than {MAX_WHOLE_BYTES:,} bytes.")
+                    raise ProviderBusy(
+                        f"{self._name}: The answer is longer than {MAX_WHOLE_BYTES:,} bytes. Ask for a shorter one, or check the base URL."
+                    )
                 pieces.append(piece)
         finally:
             await response.aclose()
@@ -82,11 +87,13 @@ class EventStreamClient(httpx2.AsyncClient):
     def _make_stream(self, response: httpx2.Response, body: bytes) -> httpx2.Response:
         text = body.removeprefix(_BOM).decode("utf-8", "replace")
         try:
-            given: Any = json.loads(text)
+            given: Any = _parse_objects(text)
         except (ValueError, RecursionError):
             if text.lstrip()[:1] in ("{", "[", ""):
-                raise ReplyStreamCut(f"{self._name}: The answer is incomplete ({len(body):,} bytes).") from None
-            page_text = " ".join(describe_page(text).split())[:300]
+                raise ReplyStreamCut(
+                    f"{self._name}: The answer is incomplete JSON ({len(body):,} bytes). Resume the run to ask again."
+                ) from None
+            page_text = " ".join(extract_html_page_text(text).split())[:300]
             raise RequestRejected(
                 f"{self._name}: {response.request.url} returned a page instead of a reply ({page_text}). Check the base URL.",
                 about="nothing",
@@ -98,28 +105,42 @@ class EventStreamClient(httpx2.AsyncClient):
         return httpx2.Response(200, headers=headers, content=encoded, request=response.request)
 
 
+def _parse_objects(text: str) -> object:
+    """Return the JSON value of ``text``, or a list of one value a line."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        lines = [line for line in text.split("\n") if line.strip()]
+        if len(lines) < 2:
+            raise
+        return [json.loads(line) for line in lines]
+
+
+def has_end_mark(response: httpx2.Response) -> bool:
+    """Return whether the event stream of a response ended with the mark of a complete reply, ``[DONE]``."""
+    return isinstance(response.stream, _CleanStream) and response.stream.cleaner.last_data == b"[DONE]"
+
+
 class _CleanStream(httpx2.AsyncByteStream):
-    """The decoded body of a response without a byte order mark.
+    """The decoded body of a response, cleaned.
 
     :param start: the part that is read already, before ``rest``
     """
 
-    def __init__(self, response: httpx2.Response, start: bytes, rest: AsyncIterator[bytes]) -> None:
+    def __init__(
+        self, response: httpx2.Response, start: bytes, rest: AsyncIterator[bytes], *, needs_names: bool
+    ) -> None:
         self._response, self._start, self._rest = response, start, rest
+        self.cleaner = EventStreamCleaner(needs_names=needs_names)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        start: bytes | None = self._start
+        if cleaned := self.cleaner.feed(self._start):
+            yield cleaned
         async for piece in self._rest:
-            if start is None:
-                yield piece
-                continue
-            start += piece
-            if _BOM.startswith(start):  # more of the mark may follow
-                continue
-            yield start.removeprefix(_BOM)
-            start = None
-        if start:
-            yield start.removeprefix(_BOM)
+            if cleaned := self.cleaner.feed(piece):
+                yield cleaned
+        if cleaned := self.cleaner.close():
+            yield cleaned
 
     async def aclose(self) -> None:
         await self._response.aclose()

@@ -40,13 +40,13 @@ from handrail.agent.model_protocol import (
 )
 from handrail.agent.providers.event_stream_client import EventStreamClient
 from handrail.agent.providers.provider_errors import (
-    get_nonempty_text,
-    get_positive_count,
+    get_nonempty_text_field,
     get_sdk_field,
     make_connection_error,
     make_request_error,
     make_stream_format_error,
     make_timeout_error,
+    parse_positive_count_field,
 )
 from handrail.catalog.provider_dialects import GEMINI, ProviderSchemaDialect
 from handrail.catalog.schema_adapter import adapt_tool
@@ -117,10 +117,10 @@ class GeminiModel:
             raise make_stream_format_error(self.name, error) from error
         if reader.unreadable is not None:
             raise ReplyStreamCut(
-                f"{self.name}: The model wrote a call that the provider could not read ({reader.unreadable})."
+                f"{self.name}: The model wrote a call that the provider could not read ({reader.unreadable}). Resume the run to ask again."
             )
         if not reader.finished:
-            raise ReplyStreamCut(f"{self.name}: The stream ended without a finish reason.")
+            raise ReplyStreamCut(f"{self.name}: The stream ended without a finish reason. Resume the run to ask again.")
 
     def _make_error(self, error: errors.APIError) -> ProviderError:
         message = str(error.message or error.status or "no reason given")
@@ -141,14 +141,14 @@ class _PartReader:
 
     def read(self, chunk: types.GenerateContentResponse) -> Iterator[BlockEvent]:
         if (usage := chunk.usage_metadata) is not None:
-            given = get_positive_count(usage, "candidates_token_count") + get_positive_count(
+            given = parse_positive_count_field(usage, "candidates_token_count") + parse_positive_count_field(
                 usage, "thoughts_token_count"
             )
             yield TokenUsage(
-                get_positive_count(usage, "prompt_token_count")
-                + get_positive_count(usage, "tool_use_prompt_token_count"),
+                parse_positive_count_field(usage, "prompt_token_count")
+                + parse_positive_count_field(usage, "tool_use_prompt_token_count"),
                 given,
-                get_positive_count(usage, "cached_content_token_count"),
+                parse_positive_count_field(usage, "cached_content_token_count"),
             )
         if self.finished or self.unreadable is not None:
             return
@@ -174,11 +174,13 @@ class _PartReader:
             return
         if part.thought_signature:
             yield ProviderBlock(PROVIDER, {"signature": base64.b64encode(part.thought_signature).decode()})
-        if text := get_nonempty_text(part, "text"):
+        if text := get_nonempty_text_field(part, "text"):
             yield TextDelta(text)
         if (call := part.function_call) is not None:
             index, self._calls = self._calls, self._calls + 1
-            yield CallBlockOpened(index, get_nonempty_text(call, "id"), get_nonempty_text(call, "name") or "")
+            yield CallBlockOpened(
+                index, get_nonempty_text_field(call, "id"), get_nonempty_text_field(call, "name") or ""
+            )
             yield CallArgumentsDelta(index, json.dumps(call.args or {}))
             yield CallBlockClosed(index)
 

@@ -38,18 +38,18 @@ from handrail.agent.model_protocol import (
     TokenUsage,
     UserMessage,
 )
-from handrail.agent.providers.event_stream_client import Event, EventStreamClient
+from handrail.agent.providers.event_stream_client import Event, EventStreamClient, has_end_mark
 from handrail.agent.providers.provider_errors import (
-    get_amount,
-    get_json_text,
-    get_nonempty_text,
-    get_positive_count,
+    convert_to_json_object,
+    encode_field_as_json,
+    get_nonempty_text_field,
+    get_nonnegative_number_field,
     get_sdk_field,
     make_connection_error,
     make_reported_error,
     make_stream_format_error,
     make_timeout_error,
-    to_plain_json,
+    parse_positive_count_field,
 )
 from handrail.catalog.provider_dialects import OPENAI_CHAT, ProviderSchemaDialect
 from handrail.catalog.schema_adapter import adapt_tool
@@ -81,9 +81,10 @@ def map_sdk_errors(name: str, address: object) -> Generator[None]:
     try:
         yield
     except openai.APIStatusError as error:
-        raise make_reported_error(
-            name, KEY_VARIABLE, error.body or error.message, error.status_code, error.response.headers
-        ) from error
+        body: object = error.body or error.message
+        with suppress(ValueError, RecursionError):  # the SDK leaves out what is next to the member "error"
+            body = error.response.json() or body
+        raise make_reported_error(name, KEY_VARIABLE, body, error.status_code, error.response.headers) from error
     except openai.APITimeoutError as error:
         raise make_timeout_error(name, address) from error
     except openai.APIConnectionError as error:
@@ -106,19 +107,30 @@ _WHOLE: dict[str, FinishReason] = {
     "eos": "end",
     "eos_token": "end",
     "stop_sequence": "end",
+    "complete": "end",
+    "tool_call": "calls",
     "tool_use": "calls",
 }
-"""Finish reasons of a complete reply."""
+"""Finish reasons of a complete reply, in lower case."""
 _CUT: dict[str, FinishReason] = {
     "length": "length",
     "content_filter": "refused",
     # of other servers that speak this API
     "max_tokens": "length",
+    "max_length": "length",
+    "max_output_tokens": "length",
     "model_length": "length",
+    "token_limit": "length",
+    "content_filtered": "refused",
+    "safety": "refused",
+    "recitation": "refused",
+    "sensitive": "refused",
 }
 """Finish reasons of a reply that may end in its last block."""
-_GAVE_UP = frozenset({"abort", "error", "insufficient_system_resource"})
+_GAVE_UP = frozenset({"abort", "cancelled", "error", "insufficient_system_resource", "network_error", "timeout"})
 """Finish reasons of servers that interrupted the reply."""
+_UNFINISHED = frozenset({"", "none", "null"})
+"""Finish reasons that some servers send while the reply continues."""
 
 
 RequestForm = Literal["no usage", "old limit", "reasoning", "text content", "no system", "no user after results"]
@@ -141,6 +153,19 @@ _OTHER_FORMS: Mapping[RequestForm, re.Pattern[str]] = {
 
 def _whole_body_events(body: dict[str, Any]) -> Iterator[Event]:
     yield None, body
+    choices = body.get("choices")
+    for choice in cast("list[object]", choices)[:1] if isinstance(choices, list) else ():
+        if isinstance(get_sdk_field(choice, "message"), dict) and _read_finish_reason(choice) is None:
+            yield None, {"choices": [{"finish_reason": "stop"}]}  # a whole message is complete
+
+
+def _read_finish_reason(choice: object) -> str | None:
+    """Return why the reply ended, in lower case, or None if it continues."""
+    given = get_sdk_field(choice, "finish_reason")
+    if isinstance(given, dict):
+        given = get_sdk_field(cast("object", given), "type")
+    reason = given.strip().lower() if isinstance(given, str) else ""
+    return None if reason in _UNFINISHED else reason
 
 
 class OpenAIModel:
@@ -218,12 +243,16 @@ class OpenAIModel:
                 async for chunk in chunks:
                     for event in reader.read(chunk):
                         yield event
+            for event in reader.yield_stream_end_events(has_end_mark=has_end_mark(chunks.response)):
+                yield event
         if reader.failure is not None:
             raise make_reported_error(self.name, KEY_VARIABLE, reader.failure)
         if reader.gave_up is not None:
-            raise ReplyStreamCut(f"{self.name}: The provider interrupted the reply ({reader.gave_up}).")
+            raise ReplyStreamCut(
+                f"{self.name}: The provider interrupted the reply ({reader.gave_up}). Resume the run to ask again."
+            )
         if not reader.finished:
-            raise ReplyStreamCut(f"{self.name}: The stream ended without a finish reason.")
+            raise ReplyStreamCut(f"{self.name}: The stream ended without a finish reason. Resume the run to ask again.")
 
 
 # Fields that servers add to a message or a call, such as ``reasoning_content`` or ``reasoning_details``.
@@ -232,15 +261,23 @@ PROVIDER = "openai"
 _OWN_FIELDS = frozenset(
     {"role", "content", "refusal", "tool_calls", "function_call", "annotations", "audio", "images", "name", "citations"}
 )
-_OWN_CALL_FIELDS = frozenset({"index", "id", "type", "function"})
-_OWN_FUNCTION_FIELDS = frozenset({"name", "arguments"})
+_ARGUMENT_FIELDS = ("arguments", "parameters", "input")
+_OWN_FUNCTION_FIELDS = frozenset({"name", *_ARGUMENT_FIELDS})
+_OWN_CALL_FIELDS = frozenset({"index", "id", "type", "function"}) | _OWN_FUNCTION_FIELDS
+_CHOICE_FIELDS = ("text", "tool_calls", "function_call")
+"""The fields that some servers put into the choice instead of a message."""
 _IN_PIECES = re.compile(r"reason|think|thought|text|summary|content")
-"""Names of fields whose text arrives in pieces. Of other fields the last value counts."""
+"""Names of fields whose text arrives in pieces."""
+_IN_ONE_PIECE = re.compile(
+    r"(?:^|_)(?:channel|data|fingerprint|format|id|index|language|level|mode|model|name|object|phase|provider|recipient|role|"
+    r"signature|state|status|tier|time|type|version)$"
+)
+"""Names of fields of which the last value counts. A field of any other name arrives in pieces if its values differ."""
 MAX_ADDED_CHARACTERS = 4 * 1024 * 1024
 """The most characters of added fields in one reply. More are dropped, all together, because a part would be invalid."""
 
 
-def merge_added_fields(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_streamed_fields(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the fields whose pieces arrived in this order."""
     values: dict[str, list[Any]] = {}
     for piece in pieces:
@@ -252,9 +289,10 @@ def merge_added_fields(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _merge_values(key: str, values: list[Any]) -> Any:
     if all(isinstance(value, str) for value in values):
-        return "".join(values) if _IN_PIECES.search(key) else values[-1]
+        is_joined = _IN_PIECES.search(key) or not (_IN_ONE_PIECE.search(key) or len(set(values)) == 1)
+        return "".join(values) if is_joined else values[-1]
     if all(isinstance(value, dict) for value in values):
-        return merge_added_fields(values)
+        return merge_streamed_fields(values)
     if all(isinstance(value, list) for value in values):
         return _merge_items([item for value in values for item in cast("list[Any]", value)])
     return values[-1]
@@ -278,7 +316,7 @@ def _merge_items(items: list[Any]) -> list[Any]:
             last.append(item)
         else:
             groups.append([item])
-    return [group[0] if len(group) == 1 else merge_added_fields(group) for group in groups]
+    return [group[0] if len(group) == 1 else merge_streamed_fields(group) for group in groups]
 
 
 def _continues(earlier: Any, later: Any) -> bool:
@@ -301,7 +339,10 @@ def _added_fields(value: object, own: Collection[str]) -> dict[str, Any]:
     if not isinstance(more, dict):
         return {}
     given = cast("dict[str, Any]", more)
-    return to_plain_json({key: value for key, value in given.items() if key not in own and value is not None}) or {}
+    return (
+        convert_to_json_object({key: value for key, value in given.items() if key not in own and value is not None})
+        or {}
+    )
 
 
 class _StreamedCall(Struct, eq=False):
@@ -313,6 +354,12 @@ class _StreamedCall(Struct, eq=False):
     """The name so far. Some servers send it in pieces, others repeat it."""
     arguments: list[str] = field(default_factory=list[str])
     added: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    added_sent: int = 0
+    """How many of the added fields are yielded."""
+    _units: int = 0
+    """The length of the arguments so far."""
+    _sent: int = 0
+    """How many pieces of the arguments are yielded."""
     _announced: bool = False
     _closed: bool = False
 
@@ -323,27 +370,78 @@ class _StreamedCall(Struct, eq=False):
     @property
     def is_complete(self) -> bool:
         """Whether the arguments so far are one JSON object."""
+        if not self.arguments or not self.arguments[-1].rstrip().endswith("}"):
+            return False
         try:
             return isinstance(json.loads("".join(self.arguments)), dict)
         except (ValueError, RecursionError):
             return False
 
-    def add_name(self, piece: str, known: Collection[str]) -> None:
+    @property
+    def has_placeholder_arguments(self) -> bool:
+        """Whether the arguments so far may only stand for arguments that follow."""
+        return len(self.arguments) < 5 and "".join(self.arguments).strip() in ("{}", "null")
+
+    def repeats(self, arguments: str | None) -> bool:
+        """Return whether ``arguments`` are all that arrived once more, which some servers send at the end."""
+        if arguments is None or len(arguments) < 2 or self._units != len(arguments):
+            return False
+        return self.is_complete and "".join(self.arguments) == arguments
+
+    def append_name_fragment(self, piece: str, known: Collection[str]) -> None:
         """Add a piece of the name, which may be a repetition of the name so far."""
         if self._announced or (self.name in known and self.name + piece not in known):
             return
         self.name = piece if piece.startswith(self.name) and self.name + piece not in known else self.name + piece
 
+    def append_arguments_fragment(self, piece: str) -> Iterator[BlockEvent]:
+        """Add a piece of the arguments, and yield what is certain. The name may follow its arguments."""
+        if self.has_placeholder_arguments and piece.lstrip().startswith("{") and not self._sent:
+            self.arguments.clear()
+            self._units = 0
+        self.arguments.append(piece)
+        self._units += len(piece)
+        if self.name and not self.has_placeholder_arguments:
+            yield from self.announce()
+
     def announce(self) -> Iterator[BlockEvent]:
         if not self._announced:
             self._announced = True
             yield CallBlockOpened(self.number, self.id, self.name)
+        if self.has_placeholder_arguments and not self._closed:
+            return
+        for piece in self.arguments[self._sent :]:
+            yield CallArgumentsDelta(self.number, piece)
+        self._sent = len(self.arguments)
 
     def close(self) -> Iterator[BlockEvent]:
         if not self._closed:
             self._closed = True
+            if self.has_placeholder_arguments and not self._sent and "".join(self.arguments).strip() == "null":
+                self.arguments.clear()  # a call without arguments
             yield from self.announce()
             yield CallBlockClosed(self.number)
+
+
+def _find_part_text(part: object) -> str | None:
+    """Return the text of one part of a message's content, or None if it has none."""
+    if isinstance(part, str):
+        return part
+    for name in ("text", "content"):
+        if text := get_nonempty_text_field(part, name) or get_nonempty_text_field(get_sdk_field(part, name), "value"):
+            return text
+    return None
+
+
+def _find_error(value: object) -> object:
+    """Return the error of a chunk or of its choice. Some servers send an empty one with every chunk."""
+    error = get_sdk_field(value, "error")
+    plain = convert_to_json_object(error)
+    return None if plain is not None and not any(plain.values()) else error
+
+
+def _count_of(usage: object, *names: str) -> int:
+    return next((count for name in names if (count := parse_positive_count_field(usage, name))), 0)
 
 
 class _ChunkReader:
@@ -364,10 +462,15 @@ class _ChunkReader:
         self._calls: list[_StreamedCall] = []
         self._last: _StreamedCall | None = None
         """The call that is being streamed."""
-        self._slot: object = None
-        """The number of that call."""
-        self._by_slot: dict[int | str, _StreamedCall] = {}
+        self._by_slot: dict[object, _StreamedCall] = {}
         """The last call of each number."""
+        self._by_id: dict[str, _StreamedCall] = {}
+        """The last call of each id."""
+        self._reason: str = ""
+        """The finish reason."""
+        self._is_open = False
+        """Whether more of the reply arrived after its finish reason."""
+        self._input_tokens = self._output_tokens = 0
         self._has_text = False
         self._added: list[dict[str, Any]] = []
         """The added fields of the message that are not yielded yet."""
@@ -375,25 +478,53 @@ class _ChunkReader:
         self._cited: list[dict[str, Any]] = []
 
     def read(self, chunk: ChatCompletionChunk) -> Iterator[BlockEvent]:
-        usage = get_sdk_field(chunk, "usage")
-        cached = get_positive_count(get_sdk_field(usage, "prompt_tokens_details"), "cached_tokens")
-        given = get_positive_count(usage, "prompt_tokens"), get_positive_count(usage, "completion_tokens")
-        if any(given):
-            yield TokenUsage(*given, cached, cost=get_amount(usage, "cost"))
-        if self.finished or self.gave_up is not None or self.failure is not None:
-            return
+        """Convert one chunk. Some servers send more of a reply after its finish reason."""
         choices = get_sdk_field(chunk, "choices")
-        choice = cast("list[object]", choices)[0] if isinstance(choices, list) and choices else None
-        error = get_sdk_field(chunk, "error") or get_sdk_field(choice, "error")
+        given = cast("list[object]", choices) if isinstance(choices, list) else []
+        choice = next((one for one in given if one is not None), None)
+        for usage in (get_sdk_field(place, "usage") for place in (chunk, get_sdk_field(chunk, "x_groq"), choice)):
+            yield from self._read_usage(usage)
+        if self.gave_up is not None or self.failure is not None:
+            return
+        error = _find_error(chunk) or _find_error(choice)
         if not error and choice is None and get_sdk_field(chunk, "object") == "error":
             error = chunk
-        if error:
+        if error and not self.finished:
             self.failure = error
             return
-        yield from self._read_message(get_sdk_field(choice, "delta"), is_whole=False)
-        yield from self._read_message(get_sdk_field(choice, "message"), is_whole=True)
-        if reason := get_nonempty_text(choice, "finish_reason"):
+        message, delta = get_sdk_field(choice, "message"), get_sdk_field(choice, "delta")
+        bare = {
+            name: found
+            for name in _CHOICE_FIELDS
+            if (found := get_sdk_field(choice, name))
+            and not get_sdk_field(delta, "content" if name == "text" else name)  # some servers send it in both
+        }
+        for one, is_whole in ((delta, False), (bare or None, False), (message, True)):
+            for event in self._read_message(one, is_whole=is_whole):
+                self._is_open = True
+                yield event
+        if (reason := _read_finish_reason(choice)) is not None:
             yield from self._end(reason)
+
+    def yield_stream_end_events(self, *, has_end_mark: bool) -> Iterator[BlockEvent]:
+        """Yield the events of the end of the stream. The end mark of a stream without a finish reason completes the reply."""
+        if self.gave_up is not None or self.failure is not None:
+            return
+        if self.finished or (has_end_mark and (self._has_text or self._calls)):
+            yield from self._end(self._reason, is_over=True)
+
+    def _read_usage(self, usage: object) -> Iterator[BlockEvent]:
+        sent = _count_of(usage, "prompt_tokens", "input_tokens")
+        made = _count_of(usage, "completion_tokens", "output_tokens")
+        if not sent and not made:
+            return
+        if not made:
+            made = max(parse_positive_count_field(usage, "total_tokens") - sent, 0)
+        self._input_tokens, self._output_tokens = sent or self._input_tokens, made or self._output_tokens
+        cached = parse_positive_count_field(get_sdk_field(usage, "prompt_tokens_details"), "cached_tokens")
+        yield TokenUsage(
+            self._input_tokens, self._output_tokens, cached, cost=get_nonnegative_number_field(usage, "cost")
+        )
 
     def _read_message(self, message: object, *, is_whole: bool) -> Iterator[BlockEvent]:
         """Read a piece of the message.
@@ -417,19 +548,21 @@ class _ChunkReader:
 
     def _find_texts(self, message: object) -> Iterator[str]:
         content = get_sdk_field(message, "content")
-        for part in cast("list[object]", content) if isinstance(content, list) else ():
-            if isinstance(part, str):
-                yield part
-            elif text := get_nonempty_text(part, "text"):
+        parts: list[object] = cast("list[object]", content) if isinstance(content, list) else [content]
+        for part in parts:
+            if text := _find_part_text(part):
                 yield text
-        for name in ("content", "refusal"):
-            if piece := get_nonempty_text(message, name):
+        for name in ("text", "refusal") if content is None else ("refusal",):
+            if piece := get_nonempty_text_field(message, name):
                 yield piece
 
     def _find_fragments(self, message: object) -> Iterator[object]:
         fragments = get_sdk_field(message, "tool_calls")
         if isinstance(fragments, list):
             yield from cast("list[object]", fragments)
+        elif isinstance(fragments, dict) and all(key.isdecimal() for key in cast("dict[str, object]", fragments)):
+            for number, fragment in cast("dict[str, object]", fragments).items():
+                yield {"index": int(number), **cast("dict[str, Any]", fragment)} if isinstance(fragment, dict) else None
         elif fragments is not None:
             yield fragments
         if (legacy := get_sdk_field(message, "function_call")) is not None and not fragments:
@@ -437,9 +570,11 @@ class _ChunkReader:
 
     def _collect_added_fields(self, message: object) -> None:
         added = _added_fields(message, _OWN_FIELDS)
+        if get_sdk_field(message, "content") is None:
+            added.pop("text", None)  # the content of some servers
         content = get_sdk_field(message, "content")
         if isinstance(content, list):  # parts that are not text, such as thinking
-            parts = [to_plain_json(part) for part in cast("list[object]", content)]
+            parts = [convert_to_json_object(part) for part in cast("list[object]", content)]
             if others := [part for part in parts if part is not None and not isinstance(part.get("text"), str)]:
                 added["content"] = others
         if added and self._has_room(added):
@@ -455,60 +590,75 @@ class _ChunkReader:
     def _take_added_fields(self) -> Iterator[BlockEvent]:
         if self._added:
             with suppress(RecursionError):  # a server may nest them without end
-                yield ProviderBlock(PROVIDER, {"message": merge_added_fields(self._added)})
+                yield ProviderBlock(PROVIDER, {"message": merge_streamed_fields(self._added)})
             self._added = []
 
-    def _end(self, reason: str) -> Iterator[BlockEvent]:
+    def _end(self, reason: str, *, is_over: bool = False) -> Iterator[BlockEvent]:
+        """End the reply. A call that may continue stays open until the stream is over."""
         yield from self._take_added_fields()
         for call in self._calls:
             yield from call.announce()
             # An unknown reason ends the reply too, but a call without arguments may be incomplete.
-            if reason in _WHOLE or (call.has_arguments and reason not in _CUT and reason not in _GAVE_UP):
+            ends = reason in _WHOLE or (call.has_arguments and reason not in _CUT and reason not in _GAVE_UP)
+            if not reason:  # only the end mark
+                ends = call.is_complete and not call.has_placeholder_arguments
+            if ends and (is_over or call.is_complete or not call.has_arguments):
                 yield from call.close()
         if reason in _GAVE_UP:
             self.gave_up = reason
             return
-        self.finished = True
+        if self.finished and not self._is_open and reason == self._reason:
+            return
+        self.finished, self._is_open, self._reason = True, False, reason
         if self._cited:
             yield ProviderToolResult("web_search", "", {}, self._cited)
+            self._cited = []
         for call in self._calls:
-            if call.added:
+            if len(call.added) > call.added_sent:
+                call.added_sent = len(call.added)
                 with suppress(RecursionError):
-                    yield ProviderBlock(PROVIDER, {"call": call.number, "fields": merge_added_fields(call.added)})
-        yield ReplyFinished((_WHOLE | _CUT).get(reason, "other"))
+                    yield ProviderBlock(PROVIDER, {"call": call.number, "fields": merge_streamed_fields(call.added)})
+        yield ReplyFinished((_WHOLE | _CUT).get(reason, "other" if reason else "end"))
 
     def _fragment(self, fragment: object, *, is_whole: bool = False) -> Iterator[BlockEvent]:
         slot, call_id, function = (
             get_sdk_field(fragment, "index"),
-            get_nonempty_text(fragment, "id"),
+            get_nonempty_text_field(fragment, "id"),
             get_sdk_field(fragment, "function"),
         )
-        name, arguments = get_nonempty_text(function, "name"), get_json_text(function, "arguments")
+        if not isinstance(slot, int | float | str):
+            slot = None
+        if function is None:
+            function = fragment  # some servers leave out the object in between
+        name = get_nonempty_text_field(function, "name")
+        arguments = next(
+            (text for one in _ARGUMENT_FIELDS if (text := encode_field_as_json(function, one)) is not None), None
+        )
         if call_id is None and name is None and arguments is None:
             return
-        call = None if is_whole else self._find_call(slot, call_id, name)
+        call = None if is_whole else self._find_call(slot, call_id, name, arguments)
         if call is None:
             yield from self._take_added_fields()
             for earlier in self._calls:
                 yield from earlier.announce()
-            if self._last is not None and self._last.has_arguments:
-                yield from self._last.close()
-            self._last = call = _StreamedCall(len(self._calls), call_id)
+                if earlier.is_complete:
+                    yield from earlier.close()
+            call = _StreamedCall(len(self._calls), call_id)
             self._calls.append(call)
-            if isinstance(slot, int | str):
-                self._by_slot[slot] = call
-            self._slot = slot
-        elif name is not None and name == call.name and arguments == "".join(call.arguments) and call.is_complete:
-            return  # the same call once more
+        elif call.repeats(arguments):
+            return  # the same arguments once more
         elif call.id is None:
             call.id = call_id
+        self._last = call
+        if slot is not None:
+            self._by_slot[slot] = call
+        if call_id is not None:
+            self._by_id[call_id] = call
         self._collect_added_call_fields(call, fragment, function)
         if name is not None:
-            call.add_name(name, self._tool_names)
+            call.append_name_fragment(name, self._tool_names)
         if arguments is not None:
-            yield from call.announce()
-            call.arguments.append(arguments)
-            yield CallArgumentsDelta(call.number, arguments)
+            yield from call.append_arguments_fragment(arguments)
 
     def _collect_added_call_fields(self, call: _StreamedCall, fragment: object, function: object) -> None:
         added = _added_fields(fragment, _OWN_CALL_FIELDS)
@@ -517,25 +667,34 @@ class _ChunkReader:
         if added and self._has_room(added):
             call.added.append(added)
 
-    def _find_call(self, slot: object, call_id: str | None, name: str | None) -> _StreamedCall | None:
+    def _find_call(
+        self, slot: object, call_id: str | None, name: str | None, arguments: str | None
+    ) -> _StreamedCall | None:
         """Return the call to which a fragment belongs, or None if it starts a call.
 
-        Some servers number every call 0 and distinguish them by id. Some leave out the number, the id, or both.
+        Some servers number every call 0 and distinguish them by id. Some leave out the number, the id, or both. Some give
+        every fragment another id.
         """
-        last = self._last
-        if last is not None and slot in (None, self._slot):
-            if call_id is None:
-                return None if name is not None and last.is_complete else last
-            return last if last.id in (None, call_id) else None
-        earlier = self._by_slot.get(slot) if isinstance(slot, int | str) else None
-        if earlier is None or (name is not None if call_id is None else call_id != earlier.id):
+        by_id = self._by_id.get(call_id) if call_id is not None else None
+        found = self._last if slot is None else self._by_slot.get(slot)
+        if by_id is not None and found is not None and found.id != call_id:
+            found = by_id
+        if found is None:  # a fragment with neither name nor id cannot start a call
+            last = self._last
+            return last if name is None and call_id is None and last is not None and not last.is_complete else None
+        is_same_id = call_id is None or found.id in (None, call_id) or by_id is found
+        if name is None:
+            return found if is_same_id or arguments is not None else None
+        if not is_same_id:
             return None
-        return earlier
+        is_repeated = name == found.name and (arguments is None or found.repeats(arguments))
+        is_replaced = found.has_placeholder_arguments and call_id is not None and name == found.name
+        return found if is_repeated or is_replaced or not found.is_complete else None
 
     def _collect_search_sources(self, annotations: object) -> None:
         """Collect the sources of a provider's search, the only output that this API reports."""
         for note in cast("list[object]", annotations) if isinstance(annotations, list) else []:
-            cited: object = (to_plain_json(note) or {}).get("url_citation")
+            cited: object = (convert_to_json_object(note) or {}).get("url_citation")
             if isinstance(cited, dict) and len(self._cited) < MAX_CITED:
                 self._cited.append(cast("dict[str, Any]", cited))
 
@@ -592,7 +751,7 @@ def _assistant_message(
     calls = [_call(call, of_calls.get(number)) for number, call in enumerate(message.calls)]
     if not calls and not message.text:  # a message with blocks of another provider only is empty here
         return
-    added = merge_added_fields(
+    added = merge_streamed_fields(
         [cast("dict[str, Any]", found) for block in blocks if isinstance(found := block.get("message"), dict)]
     )
     content: Any = message.text or ("" if "text content" in forms else None)

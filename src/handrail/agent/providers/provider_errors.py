@@ -21,7 +21,7 @@ from handrail.agent.model_protocol import (
     RequestRejected,
 )
 
-_BUSY_STATUS = frozenset({408, 409, 425, 429})
+_BUSY_STATUS = frozenset({408, 409, 425, 429, 498})
 _BUSY_TYPES = frozenset(
     {
         "rate_limit_error",
@@ -32,7 +32,10 @@ _BUSY_TYPES = frozenset(
         "timeout_error",
         "engine_overloaded_error",
         "engine_overloaded",
+        "rate_limit",
+        "server_busy",
         "service_unavailable",
+        "throttling",
         "unavailable",
         "internal",
         "internal_error",
@@ -55,10 +58,12 @@ _DENIED_CODES = frozenset(
 _LENGTH_CODES = frozenset(
     {
         "context_length_exceeded",
+        "context_too_long",
         "context_window_exceeded",
         "contextwindowexceedederror",
         "exceed_context_size_error",
         "model_max_prompt_tokens_exceeded",
+        "prompt_too_long",
         "tokens_limit_reached",
         "request_too_large",
         "string_above_max_length",
@@ -73,7 +78,13 @@ _LENGTH_WORDS = re.compile(
     | (?:exceed\w*|longer\ than|larger\ than|over|beyond|greater\ than|overflow\w*)\b.{0,80}?\b(?:context|token\ limit|model\ (?:length|limit)|
         maximum\ (?:number\ of\ )?(?:input\ )?tokens|max_?(?:model_?len|seq_?len|input_?tokens))
     | (?:prompt|input|request|message|messages|conversation|text)\b.{0,40}?\bis\ too\ (?:long|large)
-    | (?:prompt|input|inputs|context|request|messages|string|entity|body|payload|content)\ too\ (?:long|large)
+    | (?:prompt|input|inputs|context|conversation|history|request|messages|string|entity|body|payload|content)\ too\ (?:long|large)
+    | (?:prompt|input|request|messages?)\b.{0,80}?\bsupports?\ (?:only\ )?(?:at\ most|up\ to)\ [\d,]{4,}\b(?!\ (?:completion|output))
+    | (?:prompt|input)[\ _](?:length|size|tokens?)\b.{0,60}?\b(?:exceed|(?:must|should)\ be\ (?:less|at\ most|smaller|<))
+    | (?:total|prompt|input)[\ _](?:length|tokens?)\b\D{0,12}[\d,]+\ ?>\ ?\d
+    | tokens\b.{0,60}?\b(?:greater|more|larger)\ than\b.{0,20}?\d+\ (?:allowed|permitted|supported)
+    | max_(?:prompt|input)_tokens\b.{0,20}?\bexceed | \bn_ctx\b | too\ many\ total\ text\ bytes
+    | 上下文.{0,12}?(?:超|限制) | (?:输入|提示词|请求)[^频次速率并发]{0,8}?(?:过长|超长|超出|超过)
     | too\ many\ (?:input\ |prompt\ )?tokens
     | input\ length\ and\ `?max_tokens`?\ exceed
     | (?:token|tokens|token\ count)\b.{0,60}?(?:\bexceed\w*|\bmust\ be\ <=?|\bcannot\ exceed).{0,80}?\b(?:limit|maximum|tokens|\d{3,})
@@ -82,7 +93,7 @@ _LENGTH_WORDS = re.compile(
     | (?:input\ or\ output\ tokens|messages)\ must\ be\ reduced
     | context\ (?:shift\ is\ disabled|the\ overflows)
     | context(?:_|\ )?window(?:_|\ )?exceed
-    | prompt\ 超长
+    | prompt\ 超长 | maximum\ (?:prompt|input)\ length
     """
 )
 _NUMBER = r"(\d{1,3}(?:,\d{3})+|\d+)"
@@ -93,7 +104,9 @@ _LIMIT_IN_WORDS = (
         rf"(?i)(?:context|prompt|model) (?:length|window|size)(?: \w+)?(?: of only| of| is| was|:)? \(?{_NUMBER}"
     ),
     re.compile(rf"\[1, ?{_NUMBER}\]"),
-    re.compile(rf"(?i)(?:maximum|max|limit(?: is| of)?|allowed|exceed|must be|only)\D{{0,60}}?[(: <=]{_NUMBER}"),
+    re.compile(
+        rf"(?i)(?:maximum|max|limit(?: is| of)?|allowed|exceed|must be|only|at most|up to)\D{{0,60}}?[(: <=]{_NUMBER}"
+    ),
 )
 _PICTURE_WORDS = re.compile(
     r"(?i)\bimages?\b|image_url|picture|\bvision\b|multi-?modal|media.?type|\bbase64|pixel|inline_?data"
@@ -108,15 +121,20 @@ _BUSY_WORDS = re.compile(
     r"(?i)overloaded|rate.?limit|too many requests|try again|temporarily|timed? ?out|capacity|unavailable|bad gateway"
 )
 
+_RATE_WORDS = re.compile(
+    r"(?i)\brate.?limit(?:s|ed|ing)?\b(?!\.?[/?#])|too many requests|\bthrottl|server (?:is )?(?:busy|overloaded)"
+)
+_SPENT_WORDS = re.compile(r"(?i)credit balance is too low|insufficient (?:balance|credits?|funds)|out of credits")
+
 _TAGS = re.compile(r"(?is)<(script|style|head)\b.*?</\1\s*>|<[^>]{0,2000}>")
 _TITLE = re.compile(r"(?is)<title[^>]{0,200}>(.{1,300}?)</title>")
 
 
-def describe_page(text: str) -> str:
+def extract_html_page_text(text: str) -> str:
     """Return a text without markup if it is an HTML page: its title, or the words on it."""
     head = text[:20_000]
     if not re.match(
-        r"(?is)\s*(?:\ufeff)?\s*(?:<!--.{0,2000}?-->\s*)?<(?:!doctype\s+html|html|head|body|title|h1|center)\b", head
+        r"(?is)\s*+(?:\ufeff)?\s*+(?:<!--.{0,2000}?-->\s*+)?<(?:!doctype\s+html|html|head|body|title|h1|center)\b", head
     ):
         return text
     title = _TITLE.search(head)
@@ -140,18 +158,18 @@ def make_reported_error(
             found = inner
     code: str | None = None
     if isinstance(found, str):
-        message = describe_page(found)
+        message = extract_html_page_text(found)
     else:
         given = get_sdk_field(found, "code") or get_sdk_field(found, "type") or get_sdk_field(found, "status")
-        kind = get_nonempty_text(found, "type") or get_nonempty_text(found, "status")
+        kind = get_nonempty_text_field(found, "type") or get_nonempty_text_field(found, "status")
         code = str(given) if isinstance(given, int | str) and not isinstance(given, bool) else None
         text = [get_sdk_field(found, key) for key in ("message", "msg", "detail", "error_message", "error_msg")]
-        message = next((describe_page(text) for text in text if isinstance(text, str) and text.strip()), "")
+        message = next((extract_html_page_text(text) for text in text if isinstance(text, str) and text.strip()), "")
         metadata = get_sdk_field(found, "metadata")  # of OpenRouter, with the words of the provider behind it
-        if raw := get_nonempty_text(metadata, "raw"):
+        if raw := get_nonempty_text_field(metadata, "raw"):
             message = f"{message}: {raw}" if message else raw
         if not message:
-            plain = to_plain_json(found)
+            plain = convert_to_json_object(found)
             message = json.dumps(plain, ensure_ascii=False)[:300] if plain else "no reason given"
         if code is not None and code.isdigit():
             status, code = (int(code) if status in (None, 200) and 400 <= int(code) <= 599 else status), kind or code
@@ -161,10 +179,37 @@ def make_reported_error(
         if isinstance(inner_headers, dict):
             more = {str(key).lower(): str(value) for key, value in cast("dict[object, object]", inner_headers).items()}
             headers = {**more, **(headers or {})}
-        after = get_sdk_field(found, "retry_after") or get_sdk_field(metadata, "retry_after_seconds")
-        if isinstance(after, int | float | str) and after and "retry-after" not in (headers or {}):
-            headers = {**(headers or {}), "retry-after": str(after)}
+    if (wait := _find_reported_wait(cast("object", error))) and "retry-after" not in {
+        key.lower() for key in headers or {}
+    }:
+        headers = {**(headers or {}), "retry-after": wait}
     return make_request_error(name, key_variable, status, code, message, headers or {})
+
+
+_WAIT_FIELDS: Mapping[str, str] = {
+    "retryafter": "",
+    "retryafterseconds": "s",
+    "retryafterms": "ms",
+    "retrydelay": "",
+    "estimatedtime": "s",
+}
+"""Fields of an error that tell when to ask again, without underscores, and the unit of a bare number."""
+
+
+def _find_reported_wait(value: object, depth: int = 5) -> str:
+    """Return when to ask again by the fields of an error, or ``""``."""
+    if depth and isinstance(value, list):
+        return next(
+            (found for item in cast("list[object]", value) if (found := _find_reported_wait(item, depth - 1))), ""
+        )
+    if not depth or not isinstance(value, dict):
+        return ""
+    given = cast("dict[object, object]", value)
+    for key, found in given.items():
+        unit = _WAIT_FIELDS.get(str(key).lower().replace("_", "").replace("-", ""))
+        if unit is not None and isinstance(found, int | float | str) and not isinstance(found, bool) and found:
+            return f"{found}{unit}" if str(found).replace(".", "", 1).isdecimal() else str(found)
+    return next((found for item in given.values() if (found := _find_reported_wait(item, depth - 1))), "")
 
 
 def make_request_error(
@@ -176,25 +221,36 @@ def make_request_error(
     :param status: the HTTP status; None or 200 for an error inside a stream
     :param code: the provider's error code
     """
-    text = " ".join(describe_page(message).split())[:500]
+    text = " ".join(extract_html_page_text(message).split())[:500]
     kind = (code or "").lower()
     is_in_stream = status is None or status < 400
-    if status in (401, 403) or kind in _DENIED_CODES:
+    is_limited = (
+        status not in (404, 422)
+        and (status is None or status < 500)
+        and not _is_rejection(kind)
+        and _RATE_WORDS.search(text) is not None
+    )
+    if (status in (401, 403) or kind in _DENIED_CODES) and not (
+        status == 403 and is_limited and kind not in _DENIED_CODES
+    ):
         return ProviderDenied(
             f"{name}: The provider rejected the key ({status or code}). Check {key_variable}, or the `api_key` "
             "that was passed, and the account's permissions."
         )
-    if kind in _SPENT_CODES or status == 402:
+    if kind in _SPENT_CODES or status == 402 or _SPENT_WORDS.search(text):
         return ProviderDenied(f"{name}: The account's quota is used up ({text}). Check the provider's billing page.")
     if (too_long := _find_length_refusal(name, status, kind, text)) is not None:
         return too_long
     about = _find_rejected_part(text)
     if about == "no pictures" and (status or 0) >= 400 and status not in _BUSY_STATUS:
-        return RequestRejected(f"{name}: The provider rejected the request ({status}: {text}).", about=about)
-    if status in _BUSY_STATUS or (status is not None and status >= 500) or kind in _BUSY_TYPES:
+        return RequestRejected(
+            f"{name}: The provider rejected the request ({status}: {text}). Send it without the picture, or choose a model that takes pictures.",
+            about=about,
+        )
+    if status in _BUSY_STATUS or (status or 0) >= 500 or kind in _BUSY_TYPES or (is_limited and not is_in_stream):
         return ProviderBusy(
             f"{name}: The provider is busy or failing ({status if not is_in_stream else code}: {text}). Try again later.",
-            retry_after_s=find_retry_after_s(headers, text),
+            retry_after_s=parse_retry_after_s(headers, text),
         )
     if status == 404:
         return RequestRejected(
@@ -204,13 +260,16 @@ def make_request_error(
         if _BUSY_WORDS.search(text):
             return ProviderBusy(
                 f"{name}: The provider is busy or failing ({code or 'unnamed'}: {text}). Try again later.",
-                retry_after_s=find_retry_after_s(headers, text),
+                retry_after_s=parse_retry_after_s(headers, text),
             )
         return ReplyStreamCut(
-            f"{name}: The provider interrupted the reply with an error ({code or 'unnamed'}: {text})."
+            f"{name}: The provider interrupted the reply with an error ({code or 'unnamed'}: {text}). Resume the run to ask again."
         )
     shown = code if is_in_stream else status
-    return RequestRejected(f"{name}: The provider rejected the request ({shown}: {text}).", about=about)
+    return RequestRejected(
+        f"{name}: The provider rejected the request ({shown}: {text}). Correct the setting or message that it names.",
+        about=about,
+    )
 
 
 def _find_rejected_part(text: str) -> RejectedPart:
@@ -227,9 +286,12 @@ def _find_length_refusal(name: str, status: int | None, kind: str, text: str) ->
     """Return the error for a request that is too long, or None if it was refused for another reason."""
     if status in (404, 408, 409) or (_PICTURE_WORDS.search(text) and kind not in _LENGTH_CODES):
         return None
-    if status == 429 and not re.search(r"(?i)request too large|must be reduced", text):
+    is_limit_of_rate = status == 429 or "rate_limit" in kind or re.search(r"(?i)per.minute|rate.?limit", text)
+    if is_limit_of_rate and not re.search(r"(?i)request too large|must be reduced", text):
         return None
     if kind not in _LENGTH_CODES and status != 413 and not _LENGTH_WORDS.search(text):
+        return None
+    if re.search(r"\btools?(?:\[|\.\d)", text):  # one text of a tool is too long
         return None
     limit = next((found for pattern in _LIMIT_IN_WORDS if (found := pattern.search(text)) is not None), None)
     tokens = int(limit[1].replace(",", "")) if limit is not None and len(limit[1]) < 12 else 0
@@ -258,15 +320,21 @@ def make_connection_error(name: str, address: object, error: Exception) -> Provi
 
 def make_stream_format_error(name: str, error: Exception) -> ReplyStreamCut:
     """Return the error for a stream that does not have the provider's format."""
-    return ReplyStreamCut(f"{name}: The provider sent an unreadable event ({str(error)[:300]}).")
+    return ReplyStreamCut(
+        f"{name}: The provider sent an unreadable event ({str(error)[:300]}). Resume the run to ask again, and check the base URL if it happens each time."
+    )
 
 
-def find_retry_after_s(headers: Mapping[str, str], text: str = "") -> float | None:
+def parse_retry_after_s(headers: Mapping[str, str], text: str = "") -> float | None:
     """Return the seconds that a provider asks to wait, by its headers or by its words, or None."""
     given = {key.lower(): value.strip() for key, value in headers.items()}
-    for key, scale in (("retry-after-ms", 1000.0), ("x-ms-retry-after-ms", 1000.0), ("retry-after", 1.0)):
-        if key in given and (seconds := _parse_wait_s(given[key], scale)) is not None:
-            return seconds
+    for key in ("retry-after-ms", "x-ms-retry-after-ms", "retry-after", "x-retry-after"):
+        scale = 1000.0 if key.endswith("-ms") else 1.0
+        for value in (given.get(key, ""), given.get(key, "").partition(",")[0]):  # a proxy may repeat it
+            if (seconds := _parse_wait_s(value, scale)) is not None:
+                return seconds
+    if (quota := re.search(r";\s*r=0\b.*?;\s*t=(\d+)", given.get("ratelimit", ""))) is not None:
+        return _parse_wait_s(quota[1])
     resets = [
         seconds
         for key, value in given.items()
@@ -337,30 +405,33 @@ def get_sdk_field(value: object, name: str) -> object:
     return getattr(value, name, None)
 
 
-def get_nonempty_text(value: object, name: str) -> str | None:
+def get_nonempty_text_field(value: object, name: str) -> str | None:
     """Return a field if it is a text that is not empty, else None."""
     found = get_sdk_field(value, name)
     return found if isinstance(found, str) and found else None
 
 
-def get_json_text(value: object, name: str) -> str | None:
+def encode_field_as_json(value: object, name: str) -> str | None:
     """Return a field as JSON text, or None if it is empty.
 
     Some servers send the object instead of the text.
     """
     found = get_sdk_field(value, name)
     if found is None or isinstance(found, str):
-        return get_nonempty_text(value, name)
+        return get_nonempty_text_field(value, name)
     return json.dumps(found, default=str) if found != {} else None
 
 
-def get_positive_count(value: object, name: str) -> int:
-    """Return a field if it is a positive integer, else 0."""
+def parse_positive_count_field(value: object, name: str) -> int:
+    """Return a field if it is a positive integer, else 0. Some servers send it as a float or as text."""
     found = get_sdk_field(value, name)
-    return found if isinstance(found, int) and found > 0 else 0
+    is_text = isinstance(found, str) and found.isdecimal() and len(found) < 16
+    if isinstance(found, str | float) and (is_text or (isinstance(found, float) and found.is_integer())):
+        found = int(found)
+    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else 0
 
 
-def get_amount(value: object, name: str) -> float | None:
+def get_nonnegative_number_field(value: object, name: str) -> float | None:
     """Return a field if it is a finite number that is not negative, else None."""
     found = get_sdk_field(value, name)
     if isinstance(found, bool) or not isinstance(found, int | float):
@@ -368,7 +439,7 @@ def get_amount(value: object, name: str) -> float | None:
     return float(found) if math.isfinite(found) and found >= 0 else None
 
 
-def to_plain_json(block: object) -> dict[str, Any] | None:
+def convert_to_json_object(block: object) -> dict[str, Any] | None:
     """Return the JSON of an SDK object, or None if it is not an object."""
     dump = getattr(block, "model_dump", None)
     if dump is None and not isinstance(block, dict):

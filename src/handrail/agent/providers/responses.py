@@ -37,13 +37,13 @@ from handrail.agent.model_protocol import (
 from handrail.agent.providers.event_stream_client import Event, EventStreamClient
 from handrail.agent.providers.openai import KEY_VARIABLE, map_sdk_errors
 from handrail.agent.providers.provider_errors import (
-    get_amount,
-    get_json_text,
-    get_nonempty_text,
-    get_positive_count,
+    convert_to_json_object,
+    encode_field_as_json,
+    get_nonempty_text_field,
+    get_nonnegative_number_field,
     get_sdk_field,
     make_reported_error,
-    to_plain_json,
+    parse_positive_count_field,
 )
 from handrail.catalog.provider_dialects import OPENAI_RESPONSES, ProviderSchemaDialect
 from handrail.catalog.schema_adapter import adapt_tool
@@ -131,7 +131,9 @@ class ResponsesModel:
         if reader.failure is not None:
             raise make_reported_error(self.name, KEY_VARIABLE, reader.failure)
         if not reader.finished:
-            raise ReplyStreamCut(f"{self.name}: The stream ended without response.completed.")
+            raise ReplyStreamCut(
+                f"{self.name}: The stream ended without the event response.completed. Resume the run to ask again."
+            )
 
 
 class _ItemReader:
@@ -158,7 +160,7 @@ class _ItemReader:
         index, kind = get_sdk_field(event, "output_index"), get_sdk_field(event, "type")
         match kind:
             case "response.output_text.delta" | "response.refusal.delta":
-                if text := get_nonempty_text(event, "delta"):
+                if text := get_nonempty_text_field(event, "delta"):
                     self._has_text = True
                     yield TextDelta(text)
             case "response.output_item.added" if isinstance(index, int):
@@ -171,12 +173,16 @@ class _ItemReader:
                     self._open[index] = False
                     self._calls = True
                     yield CallBlockOpened(
-                        index, get_nonempty_text(item, "call_id"), get_nonempty_text(item, "name") or ""
+                        index, get_nonempty_text_field(item, "call_id"), get_nonempty_text_field(item, "name") or ""
                     )
             case "response.function_call_arguments.delta" if isinstance(index, int) and index in self._open:
-                if piece := get_nonempty_text(event, "delta"):
+                if piece := get_nonempty_text_field(event, "delta"):
                     self._open[index] = True
                     yield CallArgumentsDelta(index, piece)
+            case "response.function_call_arguments.done" if isinstance(index, int) and self._open.get(index) is False:
+                if whole := encode_field_as_json(event, "arguments"):
+                    self._open[index] = True
+                    yield CallArgumentsDelta(index, whole)
             case "response.output_item.done" if isinstance(index, int):
                 yield from self._finish_item(index, get_sdk_field(event, "item"))
             case "response.completed" | "response.incomplete":
@@ -192,21 +198,23 @@ class _ItemReader:
 
     def _finish_item(self, index: int, item: object) -> Iterator[BlockEvent]:
         self._items.add(index)
-        kind = get_nonempty_text(item, "type") or ""
+        kind = get_nonempty_text_field(item, "type") or ""
         if kind == "function_call":
             if self._is_finished(index, item):
                 return
-            if (id := get_nonempty_text(item, "call_id")) is not None:
+            if (id := get_nonempty_text_field(item, "call_id")) is not None:
                 self._over.add((index, id))
             if index not in self._open:  # some servers send a whole item at once
                 self._calls = True
                 self._open[index] = False
-                yield CallBlockOpened(index, get_nonempty_text(item, "call_id"), get_nonempty_text(item, "name") or "")
-            if not self._open.pop(index) and (whole := get_json_text(item, "arguments")):
+                yield CallBlockOpened(
+                    index, get_nonempty_text_field(item, "call_id"), get_nonempty_text_field(item, "name") or ""
+                )
+            if not self._open.pop(index) and (whole := encode_field_as_json(item, "arguments")):
                 yield CallArgumentsDelta(index, whole)
             if get_sdk_field(item, "status") != "incomplete":
                 yield CallBlockClosed(index)
-        elif (block := to_plain_json(item)) is not None:
+        elif (block := convert_to_json_object(item)) is not None:
             if kind in _NATIVE:
                 yield _provider_tool_result(_NATIVE[kind], kind, block)
             elif kind == "reasoning" and block.get("encrypted_content"):  # other ids are known only to the provider
@@ -218,12 +226,12 @@ class _ItemReader:
         self._items = known
 
     def _is_finished(self, index: int, item: object) -> bool:
-        return (index, get_nonempty_text(item, "call_id") or "") in self._over
+        return (index, get_nonempty_text_field(item, "call_id") or "") in self._over
 
     def _find_texts(self, item: object) -> Iterator[str]:
         content = get_sdk_field(item, "content")
         for part in cast("list[object]", content) if isinstance(content, list) else ():
-            if text := get_nonempty_text(part, "text") or get_nonempty_text(part, "refusal"):
+            if text := get_nonempty_text_field(part, "text") or get_nonempty_text_field(part, "refusal"):
                 yield text
 
     def _end(self, response: object, *, whole: bool) -> Iterator[BlockEvent]:
@@ -233,13 +241,19 @@ class _ItemReader:
                 yield from map(TextDelta, self._find_texts(item))
             if not self._items or index in self._open:  # the server streamed no items, or not the end of this one
                 yield from self._finish_item_unless_known(index, item)
+        if whole:
+            yield from map(CallBlockClosed, self._open)
+            self._open.clear()
         usage = get_sdk_field(response, "usage")
         if usage is not None:
-            cached = get_positive_count(get_sdk_field(usage, "input_tokens_details"), "cached_tokens")
-            given = get_positive_count(usage, "input_tokens"), get_positive_count(usage, "output_tokens")
-            yield TokenUsage(*given, cached, cost=get_amount(usage, "cost"))
+            cached = parse_positive_count_field(get_sdk_field(usage, "input_tokens_details"), "cached_tokens")
+            given = (
+                parse_positive_count_field(usage, "input_tokens"),
+                parse_positive_count_field(usage, "output_tokens"),
+            )
+            yield TokenUsage(*given, cached, cost=get_nonnegative_number_field(usage, "cost"))
         self.finished = True
-        why = get_nonempty_text(get_sdk_field(response, "incomplete_details"), "reason") or ""
+        why = get_nonempty_text_field(get_sdk_field(response, "incomplete_details"), "reason") or ""
         yield ReplyFinished(("calls" if self._calls else "end") if whole else _INCOMPLETE.get(why, "other"))
 
 

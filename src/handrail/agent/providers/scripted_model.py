@@ -64,8 +64,8 @@ from handrail.agent.model_protocol import (
 from handrail.catalog.provider_dialects import MCP, ProviderSchemaDialect
 from handrail.contract.errors import Diagnostic, LoadError
 from handrail.contract.schema.argument_validation import format_json_path
-from handrail.contract.text.text_encodings import read_settings_text
-from handrail.contract.tool.manifest import find_model_faults
+from handrail.contract.text.text_encodings import decode_settings_text
+from handrail.contract.tool.manifest import find_model_validation_faults
 from handrail.contract.tool.tool_ids_and_wire_names import wire_name
 
 # The script as data, and the reader of its file.
@@ -182,7 +182,7 @@ def read_model_script(path: Path) -> ModelScript:
     """
     source = str(path)
     try:
-        text = read_settings_text(path.read_bytes())
+        text = decode_settings_text(path.read_bytes())
         data: object = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror or error if isinstance(error, OSError) else error
@@ -198,7 +198,7 @@ def read_model_script(path: Path) -> ModelScript:
 def _describe_script_errors(data: Any, error: ValidationError) -> dict[str, str]:
     """Return the problems by their place, with the nearest known name for an unknown one."""
     try:
-        found = find_model_faults(ModelScript, data)
+        found = find_model_validation_faults(ModelScript, data)
     except TypeError:  # it contains a date, which JSON does not have
         found = {}
     return found or {

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from handrail.arbiter.approvals.run_file_binding import RunFileFinder
+from handrail.arbiter.approvals.run_file_binding import ExecutedFileFinder
 from handrail.arbiter.call_state import Call, Lane
 from handrail.arbiter.output.shaper import OutputShaper
 from handrail.contract.approval_requests import (
@@ -43,7 +43,7 @@ from handrail.policy.rules.rules_and_modes import Rule, RuleBook, Scope, parse_r
 from handrail.record.commit_log import CommitLog, InterruptedCall, Record
 from handrail.runtime.files.session_roots import SessionRoots
 from handrail.store.database.workspace_database import TableWork
-from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
 from handrail.store.tables.approval_tables import ApprovalTable
 
 # The content of a request: the answers that it offers, its lifetime, and its wording.
@@ -80,7 +80,7 @@ class ApprovalLifetimes(Struct, frozen=True):
     grant_ns: int = 24 * HOUR_NS
 
 
-def new_id(prefix: str) -> str:
+def generate_prefixed_id(prefix: str) -> str:
     """Return a new id with 40 random bits, short enough to type."""
     return f"{prefix}_{''.join(secrets.choice(ID_ALPHABET) for _ in range(8))}"
 
@@ -133,7 +133,7 @@ def explain_closed_request(row: Approval, lifetimes: ApprovalLifetimes) -> str:
     return f"Request {row.id} was already answered with `{answer}` ({row.decided_by}). The first answer is final."
 
 
-def explain_unusable(approval_id: str, row: Approval | None, lifetimes: ApprovalLifetimes) -> str:
+def explain_unusable_approval(approval_id: str, row: Approval | None, lifetimes: ApprovalLifetimes) -> str:
     """Return the error text for an approval that can no longer be used."""
     if row is not None and row.state == "approved":
         lasting = _describe_lifetime(lifetimes.grant_ns)
@@ -147,16 +147,16 @@ def _describe_lifetime(lifetime_ns: int) -> str:
     return f"{hours / 24:g} days" if hours >= 48 else f"{hours:g} hours"
 
 
-def make_rule_of_answer(row: Approval) -> Rule | None:
+def make_rule_from_answer(row: Approval) -> Rule | None:
     """Return the rule that an answer stores; None if it stores none."""
-    text = None if row.choice is None else make_rule_for_choice(row.request, row.choice)
+    text = None if row.choice is None else format_rule_for_choice(row.request, row.choice)
     if text is None or row.choice is None:
         return None
     source, scope = _STORED[row.choice]
     return parse_rule(text, scope=scope, source=source)
 
 
-def make_rule_for_choice(request: ApprovalRequest, choice: ApprovalChoice) -> str | None:
+def format_rule_for_choice(request: ApprovalRequest, choice: ApprovalChoice) -> str | None:
     """Return the rule that this choice would store, as the request shows it."""
     if choice in _FOR_A_SESSION and request.is_shared:
         return None
@@ -198,7 +198,7 @@ EvaluateChanged = Callable[[Approval, Mapping[str, Any]], Mapping[str, str]]
 """
 
 
-class OpenSessions(NamedTuple):
+class OpenSessionAccess(NamedTuple):
     """Access to the open sessions of the process that holds a workspace.
 
     :param find_lane: returns the lane of an open session, by its id
@@ -239,7 +239,7 @@ class ApprovalBroker:
         self._listeners: list[Callable[[Approval], None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._sweeping: asyncio.Task[None] | None = None
-        self._sessions: OpenSessions | None = None
+        self._sessions: OpenSessionAccess | None = None
 
     # ── for frontends ────────────────────────────────────────────────────────────────────────────
 
@@ -334,16 +334,18 @@ class ApprovalBroker:
                 kind="invalid_input",
             )
         record = Record("approval-responded", "", "", {"revoked": found.text, "rule": found.id})
-        await self._table.commit(self._table.remove_rule(found.id), self._log.make_atomic_work([record]))
+        await self._table.commit(
+            self._table.build_remove_rule_work(found.id), self._log.build_record_insert_work([record])
+        )
         for lane in self._list_lanes():
             kept = tuple(
                 r for r in lane.rules if r.text != found.text or r.source not in (PROJECT_SOURCE, REJECTION_SOURCE)
             )
             if len(kept) < len(lane.rules):
-                lane.set_rules(lane.rules.replace_rules(*kept))
+                lane.set_rules_including_child_lanes(lane.rules.with_replaced_rules(*kept))
         return found
 
-    def watch_requests(self, listener: Callable[[Approval], None]) -> Callable[[], None]:
+    def subscribe_to_requests(self, listener: Callable[[Approval], None]) -> Callable[[], None]:
         """Call ``listener`` with each new or changed request, once it is durable.
 
         :return: a function that removes the listener
@@ -356,11 +358,11 @@ class ApprovalBroker:
 
         return stop
 
-    def use_open_sessions(self, sessions: OpenSessions) -> None:
+    def attach_open_sessions(self, sessions: OpenSessionAccess) -> None:
         """Apply answers to the sessions of this process from now on."""
         self._sessions = sessions
 
-    def stop_session(self, row: Approval, lane: Lane) -> None:
+    def stop_session_of_request(self, row: Approval, lane: Lane) -> None:
         """Stop the session of a request that was answered with ``stop``. Repeated calls have no further effect."""
         if row.choice == "stop" and row.state == "rejected":
             lane.closed_reason = lane.closed_reason or f"Session {lane.session_id} was stopped by the user."
@@ -370,12 +372,14 @@ class ApprovalBroker:
 
     # ── for calls ────────────────────────────────────────────────────────────────────────────────
 
-    def create_request(
+    def create_unstored_request(
         self, request: ApprovalRequest, *, kind: ApprovalKind = "approval", questions: Sequence[UserQuestion] = ()
     ) -> Approval:
         """Return a new request with id and times, which is not stored yet."""
         now = self._clock()
-        request = replace(request, id=new_id("apr"), created_ns=now, expires_ns=now + self.lifetimes.request_ns)
+        request = replace(
+            request, id=generate_prefixed_id("apr"), created_ns=now, expires_ns=now + self.lifetimes.request_ns
+        )
         return Approval(request, kind, questions=tuple(questions))
 
     async def store_request_with_records(self, asked: Approval, records: Sequence[Record], *, whole: bool) -> None:
@@ -388,7 +392,9 @@ class ApprovalBroker:
         self._check_pending_limits(asked.request.session_id)
         self._asking[asked.id] = asked.request.session_id
         try:
-            await self._table.commit(self._table.add_request(asked, whole=whole), self._log.make_atomic_work(records))
+            await self._table.commit(
+                self._table.build_add_request_work(asked, whole=whole), self._log.build_record_insert_work(records)
+            )
         finally:
             del self._asking[asked.id]
         self._notify_listeners(asked)
@@ -401,7 +407,7 @@ class ApprovalBroker:
         now = self._clock()
         for whose, most in ((session_id, MAX_PENDING_PER_SESSION), (None, MAX_PENDING_PER_WORKSPACE)):
             coming = {one for one, session in self._asking.items() if whose in (None, session)}
-            if len(coming | self._table.reader.pending_ids(now, whose)) >= most:
+            if len(coming | self._table.reader.read_pending_request_ids(now, whose)) >= most:
                 where = "workspace" if whose is None else "session"
                 raise ToolError(
                     f"{most:,} approval requests are pending in this {where}, which is the limit. Nothing was run. Ask the user "
@@ -409,10 +415,10 @@ class ApprovalBroker:
                     kind="limit",
                 )
 
-    def wait_for_decision(
+    def register_decision_waiter(
         self, asked: Approval, check: EvaluateChanged | None = None, call: Call | None = None
     ) -> asyncio.Future[Approval]:
-        """Return a future of the decision about a pending request. Call :meth:`stop_waiting` afterwards.
+        """Return a future of the decision about a pending request. Call :meth:`remove_decision_waiter` afterwards.
 
         :param check: evaluates arguments that a user changes
         :raises LogUnavailable: if the database cannot be read
@@ -425,7 +431,7 @@ class ApprovalBroker:
         self._set_timer()
         return waiting.answered
 
-    def stop_waiting(self, approval_id: str) -> None:
+    def remove_decision_waiter(self, approval_id: str) -> None:
         self._waiting.pop(approval_id, None)
 
     def list_requests_of_call(self, session_id: str, call_id: str) -> list[Approval]:
@@ -454,22 +460,22 @@ class ApprovalBroker:
         grants, now = tuple(granted), self._clock()
         try:
             await self._table.commit(
-                *(self._table.use(one.id, now) for one in grants), self._log.make_atomic_work(records)
+                *(self._table.use(one.id, now) for one in grants), self._log.build_record_insert_work(records)
             )
         except LogUnavailable:
             for one in grants:
                 row = self._table.reader.get(one.id)
                 if row is None or row.state != "approved" or (row.grant_expires_ns or 0) <= now:
-                    raise ToolError(explain_unusable(one.id, row, self.lifetimes), kind="conflict") from None
+                    raise ToolError(explain_unusable_approval(one.id, row, self.lifetimes), kind="conflict") from None
             raise
         for one in grants:
             self._notify_listeners(replace(one, state="used", is_answered=True))
 
     async def expire_or_withdraw_request(self, row: Approval, state: ApprovalState, *records: Record) -> Approval:
         """Move an open request to ``expired`` or ``withdrawn``, and return its present state."""
-        works = [self._table.expire_or_withdraw(row.id, row.state, state)]
+        works = [self._table.build_expire_or_withdraw_work(row.id, row.state, state)]
         if records:
-            works.append(self._log.make_atomic_work(records))
+            works.append(self._log.build_record_insert_work(records))
         try:
             await self._table.commit(*works)
         except LogUnavailable:
@@ -486,14 +492,14 @@ class ApprovalBroker:
 
         This does not wait. Until it is durable, the log shows that the call has ended.
         """
-        self._table.write_soon(self._table.withdraw_if_open(row.id))
+        self._table.write_soon(self._table.build_withdraw_if_open_work(row.id))
         if row.state in ("pending", "approved"):
             if len(self._leaving) >= _MOST_LEAVING:
                 self._leaving.clear()
             self._leaving.add(row.id)
             self._notify_listeners(replace(row, state="withdrawn", is_answered=True))
 
-    async def refuse_requests_of_session(
+    async def reject_requests_of_session(
         self, session_id: str, why: str = "its session was closed", by: str = "user"
     ) -> None:
         """Record refusals for the open requests of a session that will not be resumed."""
@@ -505,9 +511,9 @@ class ApprovalBroker:
                 self._log.record_soon([Record("rejected", session_id, row.request.call_id, refused)])
             self.withdraw(row)
 
-    async def expire_overdue(self) -> None:
+    async def expire_overdue_requests(self) -> None:
         """Expire requests whose time is over."""
-        for row in self._table.reader.list_overdue(self._clock()):
+        for row in self._table.reader.list_overdue_requests(self._clock()):
             await self.expire_or_withdraw_request(row, "expired", make_answer_record(row, {"choice": "expired"}))
 
     async def withdraw_interrupted_requests(self, interrupted: Iterable[InterruptedCall]) -> None:
@@ -518,8 +524,8 @@ class ApprovalBroker:
         for lost in interrupted:
             for row in self.list_requests_of_call(lost.session_id, lost.call_id):
                 self.withdraw(row)
-        for session_id in self._table.reader.list_waiting_subagents():
-            await self.refuse_requests_of_session(session_id, "its sub-agent ended with Handrail", "parent")
+        for session_id in self._table.reader.list_subagents_awaiting_approval():
+            await self.reject_requests_of_session(session_id, "its sub-agent ended with Handrail", "parent")
 
     def close(self) -> None:
         """Stop checking for expiry."""
@@ -548,7 +554,7 @@ class ApprovalBroker:
 
     def _apply_changed_arguments(self, decided: Approval, given: Mapping[str, Any]) -> Approval:
         """Return the decision with the changed arguments, after their evaluation."""
-        if decode_any_json(encode_any_json(dict(given), max_bytes=2**62)) != given:
+        if decode_json_with_fallback(encode_json_with_fallback(dict(given), max_bytes=2**62)) != given:
             raise ToolError(
                 f"The changed arguments for request {decided.id} are not plain JSON. Give a JSON object.",
                 kind="invalid_input",
@@ -585,7 +591,7 @@ class ApprovalBroker:
         if entry is None:  # the call is refused when its session is resumed
             return {}
         verdict = evaluate_changed_arguments(entry, given, authority, rules, roots)
-        return RunFileFinder(roots, None if lane is None else lane.environment.scratch).find_run_files(
+        return ExecutedFileFinder(roots, None if lane is None else lane.environment.scratch).fingerprint_executed_files(
             verdict.targets, given
         )
 
@@ -600,13 +606,15 @@ class ApprovalBroker:
         return None if self._sessions is None else self._sessions.find_lane(row.request.session_id)
 
     def _rule_works(self, decided: Approval, now: int) -> list[TableWork]:
-        rule = make_rule_of_answer(decided)
+        rule = make_rule_from_answer(decided)
         if rule is None:
             return []
         text = rule.text
         if rule.scope == "session":
-            return [self._table.store_session_rule(decided.request.session_id, text)]
-        return [self._table.store_rule(StoredProjectRule(new_id("rul"), text, now, decided.id))]
+            return [self._table.build_session_rule_work(decided.request.session_id, text)]
+        return [
+            self._table.build_store_rule_work(StoredProjectRule(generate_prefixed_id("rul"), text, now, decided.id))
+        ]
 
     async def _write_decision(self, decided: Approval, now: int, works: Sequence[TableWork]) -> Approval:
         record = make_answer_record(
@@ -625,7 +633,9 @@ class ApprovalBroker:
             },
         )
         try:
-            await self._table.commit(self._table.decide(decided, now), self._log.make_atomic_work([record]), *works)
+            await self._table.commit(
+                self._table.decide(decided, now), self._log.build_record_insert_work([record]), *works
+            )
         except LogUnavailable:
             row = self._table.reader.get(decided.id)
             if row is not None and (not row.is_pending or row.request.expires_ns <= now):
@@ -638,13 +648,13 @@ class ApprovalBroker:
     def _apply_rule_and_stop(self, row: Approval) -> None:
         """Apply the effects of an answer beyond its call: stored rules and a stopped session."""
         lane = self._find_lane_of_request(row)
-        if (rule := make_rule_of_answer(row)) is not None:
+        if (rule := make_rule_from_answer(row)) is not None:
             further = [one for one in self._list_lanes() if one is not lane] if rule.scope == "project" else []
             for concerned in further if lane is None else (lane, *further):
                 if rule not in concerned.rules.rules:
-                    concerned.set_rules(concerned.rules.with_rules(rule))
+                    concerned.set_rules_including_child_lanes(concerned.rules.with_rules(rule))
         if lane is not None:
-            self.stop_session(row, lane)
+            self.stop_session_of_request(row, lane)
 
     def _finish_request(self, row: Approval) -> None:
         self._notify_listeners(row)
@@ -665,7 +675,7 @@ class ApprovalBroker:
         if self._timer is not None or not self._waiting:
             return
         try:
-            due = self._table.reader.next_expiry_ns()
+            due = self._table.reader.read_next_expiry_ns()
         except LogUnavailable:
             due = self._clock() + _AGAIN_NS
         if due is not None:
@@ -678,7 +688,7 @@ class ApprovalBroker:
 
     async def _run_sweeps(self) -> None:
         try:
-            await self.expire_overdue()
+            await self.expire_overdue_requests()
         except LogUnavailable:
             pass  # the timer tries again; expired requests cannot be answered meanwhile
         self._set_timer()

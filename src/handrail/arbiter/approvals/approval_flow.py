@@ -16,23 +16,23 @@ from handrail.arbiter.approvals.approval_broker import (
     CHOICE_WITHOUT_RULE,
     ApprovalBroker,
     evaluate_changed_arguments,
-    make_rule_for_choice,
+    format_rule_for_choice,
 )
-from handrail.arbiter.approvals.run_file_binding import RunFileFinder, explain_changes
-from handrail.arbiter.call_locks import choose_locks
-from handrail.arbiter.call_state import Call, CallApprovals, CallRefusal, Lane
+from handrail.arbiter.approvals.run_file_binding import ExecutedFileFinder, explain_file_changes
+from handrail.arbiter.call_locks import set_required_locks
+from handrail.arbiter.call_state import Call, CallApprovals, CallRejection, Lane
 from handrail.arbiter.lock_table import LockResolver
 from handrail.arbiter.output.shaper import OutputShaper
-from handrail.arbiter.stoppable_execution import run_uninterrupted
+from handrail.arbiter.stoppable_execution import await_deferring_cancellation
 from handrail.arbiter.subagent_delegation import check_subagent_can_start
 from handrail.contract.approval_requests import Approval, ApprovalAnswer, ApprovalHandler, ApprovalKind, ApprovalRequest
 from handrail.contract.errors import LogUnavailable, ToolError
-from handrail.contract.services.job_and_tool_services import DEFAULT_COMMAND, TERMINAL_START_ID, parse_keys
+from handrail.contract.services.job_and_tool_services import DEFAULT_COMMAND, TERMINAL_START_ID, parse_key_names
 from handrail.contract.services.tool_runtime import UserQuestion
-from handrail.origins.listed_paths import folds_names
+from handrail.origins.listed_paths import is_name_folding_folder
 from handrail.policy import rule_suggestions
 from handrail.policy.call_evaluation import PolicyVerdict
-from handrail.policy.call_targets import CallTarget, format_command
+from handrail.policy.call_targets import CallTarget, format_command_for_message
 from handrail.policy.shell import command_wrappers
 from handrail.policy.shell.parser import ShellScript, parse_script
 from handrail.policy.shell.risky_options import SHELLS
@@ -40,9 +40,9 @@ from handrail.policy.shell.simple_commands import ShellCommand
 from handrail.record.commit_log import Record
 from handrail.runtime.shell_service import (
     ENTER_KEYS,
-    do_keys_run_unseen_line,
-    get_shell_text_for_rules,
+    do_keys_submit_unknown_line,
     may_read_typed_input,
+    normalise_shell_text_for_rules,
 )
 
 # Terminal input, as rules evaluate it: as shell text if a shell reads it. If the reader is unknown, a user must approve.
@@ -109,38 +109,38 @@ def find_typed_command(call: Call) -> CallTarget | None:
     """
     arguments = call.arguments
     assert arguments is not None
-    is_folding = folds_names(call.lane.environment.roots.workspace)
+    is_folding = is_name_folding_folder(call.lane.environment.roots.workspace)
     if call.tool_id == TERMINAL_START_ID:
         folder, command = arguments.get("cwd"), str(arguments.get("command", DEFAULT_COMMAND))
         if folder is None:
             return None
         whole = f"cd {shlex.quote(str(folder))} && {command}"
         script = parse_script(whole)
-        return CallTarget("shell.run", command, format_command(whole), script, is_folding=is_folding)
-    text, keys = str(arguments.get("text") or ""), parse_keys(str(arguments.get("keys") or ""))
+        return CallTarget("shell.run", command, format_command_for_message(whole), script, is_folding=is_folding)
+    text, keys = str(arguments.get("text") or ""), parse_key_names(str(arguments.get("keys") or ""))
     shared, terminal_id = call.lane.environment.terminals, str(arguments.get("id"))
     terminal = shared.find(terminal_id)
     command = _find_start_command(call.lane, terminal_id) if terminal is None else terminal.command
-    if command is not None and not runs_a_shell(command):
+    if command is not None and not starts_interactive_shell(command):
         shared.non_shells.add(terminal_id)
         return None
     open_line = terminal is not None and terminal.line_open
-    hidden = do_keys_run_unseen_line(text, keys, open_line)
+    hidden = do_keys_submit_unknown_line(text, keys, open_line)
     if not text and not hidden:
         return None
     whole = text.endswith("\n") or (bool(keys) and keys[0] in ENTER_KEYS)
-    taken = terminal is not None and terminal.is_input_uncertain
+    taken = terminal is not None and terminal.has_uncertain_input_target
     script = (
         _parse_typed_text(text, whole=whole, added=_ADDED if open_line else _TAKEN if taken else None, hidden=hidden)
         if text
         else ShellScript((), _KEYS, is_plain=False)
     )
-    shown = format_command(text or " ".join(keys))
-    value = get_shell_text_for_rules(text, open_line=taken or hidden)
+    shown = format_command_for_message(text or " ".join(keys))
+    value = normalise_shell_text_for_rules(text, open_line=taken or hidden)
     return CallTarget("shell.run", value, shown, script, is_folding=is_folding)
 
 
-def find_shell_folders(call: Call) -> tuple[str | None, ...]:
+def find_possible_shell_folders(call: Call) -> tuple[str | None, ...]:
     """Return the folders that the shell which a call types into may be in."""
     terminal = call.lane.environment.terminals.find(str((call.arguments or {}).get("id")))
     return () if terminal is None else terminal.process.current_folders()
@@ -190,7 +190,7 @@ def _changes_terminal(command: ShellCommand) -> bool:
 
 
 @lru_cache(maxsize=256)
-def runs_a_shell(command: str) -> bool:
+def starts_interactive_shell(command: str) -> bool:
     """Return whether a terminal that was started with this command reads shell commands.
 
     If that is unclear, the answer is yes.
@@ -243,8 +243,8 @@ class ApprovalFlow:
     async def request_permission(self, call: Call) -> None:
         """Obtain approval for ``call``, or apply the answer that an earlier process received.
 
-        :raises Refusal: if the answer is no, or the session has no user to ask
-        :raises Parked: if no user can answer now
+        :raises CallRejection: if the answer is no, or the session has no user to ask
+        :raises CallSuspended: if no user can answer now
         """
         assert call.verdict is not None
         call.copy_arguments()
@@ -255,7 +255,7 @@ class ApprovalFlow:
                 call, self._create_request(call, await self._find_run_files(call))
             )
         if row.is_pending:
-            row = await self._wait_for_decision(call, row, self.request_approval)
+            row = await self._wait_for_decision(call, row, self.ask_approval_handler)
         await self._apply_decision(call, row)
         call.queue_log_record("authorised", self._authorised_body(row))
         call.emit("approved", {"choice": row.choice, "approval": row.id})
@@ -263,7 +263,7 @@ class ApprovalFlow:
     async def enforce_earlier_rejection(self, call: Call) -> None:
         """Apply an earlier rejection although the current rules allow the call.
 
-        :raises Refusal: ``denied``
+        :raises CallRejection: ``denied``
         """
         row = self._find_earlier_request(call, "approval")
         if row is not None and not row.is_pending:
@@ -277,9 +277,9 @@ class ApprovalFlow:
                 f"{reason} A call that a tool makes cannot ask the user, so it is denied. Ask the user to add a rule that "
                 "allows it."
             )
-            raise CallRefusal("authorise", "denied", text)
+            raise CallRejection("authorise", "denied", text)
         if call.lane.approval_handler is None:
-            raise CallRefusal(
+            raise CallRejection(
                 "authorise",
                 "denied",
                 f"{reason} This session has no user to ask, so the call is denied. Continue without it and report what you "
@@ -289,20 +289,20 @@ class ApprovalFlow:
     async def _find_run_files(self, call: Call) -> Mapping[str, str]:
         """Return the workspace files that the call runs, with their present state.
 
-        :raises Refusal: if the command names too many files
+        :raises CallRejection: if the command names too many files
         """
         if not _may_run_workspace_files(call):
             return {}  # without a wait, so that the requests of one reply keep its order
         try:
             return await call.await_interruptible("authorise", lambda: asyncio.to_thread(self._run_files, call))
         except ToolError as error:
-            raise CallRefusal("authorise", error.kind, error.text) from None
+            raise CallRejection("authorise", error.kind, error.text) from None
 
     def _run_files(self, call: Call) -> Mapping[str, str]:
         assert call.verdict is not None and call.entry is not None and call.arguments is not None
         around, text = call.lane.environment, self._shaper.redactor.redact_text
-        folders = find_shell_folders(call) if call.entry.tool.types_input else ()
-        found = RunFileFinder(around.roots, around.scratch).find_run_files(
+        folders = find_possible_shell_folders(call) if call.entry.tool.types_input else ()
+        found = ExecutedFileFinder(around.roots, around.scratch).fingerprint_executed_files(
             call.verdict.targets, call.arguments, folders
         )
         return {text(path): mark for path, mark in found.items()}
@@ -310,7 +310,7 @@ class ApprovalFlow:
     async def check_approved_files_unchanged(self, call: Call) -> None:
         """Check that the files which the call runs are the same as when the user approved it.
 
-        :raises Refusal: ``conflict``
+        :raises CallRejection: ``conflict``
         """
         for row in call.approvals.granted:
             if row.kind != "approval":
@@ -319,8 +319,8 @@ class ApprovalFlow:
             if not approved and not _may_run_workspace_files(call):
                 continue
             now = await call.await_interruptible("intend", lambda: asyncio.to_thread(self._run_files, call))
-            if (fault := explain_changes(approved, now)) is not None:
-                raise CallRefusal("intend", "conflict", fault)
+            if (fault := explain_file_changes(approved, now)) is not None:
+                raise CallRejection("intend", "conflict", fault)
 
     def _create_request(self, call: Call, files: Mapping[str, str]) -> Approval:
         assert call.verdict is not None
@@ -328,23 +328,23 @@ class ApprovalFlow:
             one(call.verdict)
             for one in (
                 rule_suggestions.suggest_rule,
-                rule_suggestions.suggest_denying_rule,
+                rule_suggestions.suggest_exact_deny_rule,
                 rule_suggestions.suggest_wider_rule,
             )
         )
         targets = (
             self._shaper.redact_to_json(f"{target.capability} {target.shown}") for target in call.verdict.targets
         )
-        return self.broker.create_request(
+        return self.broker.create_unstored_request(
             replace(
-                self.build_request(call),
+                self.build_approval_request(call),
                 reason=self._shaper.redact_to_json(call.verdict.reason),
                 suggested_rule=self._rule_without_secrets(always),
                 suggested_deny=self._rule_without_secrets(never),
                 suggested_wider_rule=self._rule_without_secrets(wider),
                 targets=tuple(targets),
                 files=files,
-                concerns=tuple(map(self._shaper.redact_to_json, rule_suggestions.list_concerns(call.verdict))),
+                concerns=tuple(map(self._shaper.redact_to_json, rule_suggestions.list_approval_reasons(call.verdict))),
             )
         )
 
@@ -352,7 +352,7 @@ class ApprovalFlow:
         """Return the rule, or None if it contains a secret: rules are stored and shown in full."""
         return rule if rule is None or self._shaper.redact_to_json(rule) == rule else None
 
-    def build_request(self, call: Call) -> ApprovalRequest:
+    def build_approval_request(self, call: Call) -> ApprovalRequest:
         """Build the request of a call.
 
         The shown arguments are a redacted copy. The hash covers the arguments that run.
@@ -388,10 +388,12 @@ class ApprovalFlow:
         records, call.records = call.records, []
         whole = request.arguments == call.arguments
         try:
-            await run_uninterrupted(self.broker.store_request_with_records(asked, records, whole=whole), call.execution)
+            await await_deferring_cancellation(
+                self.broker.store_request_with_records(asked, records, whole=whole), call.execution
+            )
         except ToolError as error:
             call.records = records[:-1]  # the request was not created
-            raise CallRefusal("authorise", error.kind, error.text) from None
+            raise CallRejection("authorise", error.kind, error.text) from None
         call.approvals = call.approvals._replace(requests=(*call.approvals.requests, asked))
         call.emit(
             "approval-requested",
@@ -402,7 +404,7 @@ class ApprovalFlow:
     def _find_earlier_request(self, call: Call, kind: ApprovalKind) -> Approval | None:
         """Return the request that an earlier attempt at this call created; None if there is none.
 
-        :raises Refusal: ``conflict`` if the call differs from the request
+        :raises CallRejection: ``conflict`` if the call differs from the request
         """
         if not call.resumed and not call.replayable:
             return None
@@ -417,10 +419,10 @@ class ApprovalFlow:
             why = (
                 f"The definition of `{tool}` has changed since request {row.id}. Nothing was run. Make the call again."
             )
-            raise CallRefusal("authorise", "conflict", why)
+            raise CallRejection("authorise", "conflict", why)
         if self._shaper.hash_canonical_json(call.arguments) != request.arguments_hash:
             why = f"The arguments of this call differ from those of request {row.id}. Nothing was run. Make the call again."
-            raise CallRefusal("authorise", "conflict", why)
+            raise CallRejection("authorise", "conflict", why)
         return row
 
     # ── the wait ─────────────────────────────────────────────────────────────────────────────────
@@ -430,21 +432,23 @@ class ApprovalFlow:
     ) -> Approval:
         """Wait for the first answer, from the approval handler or any other frontend.
 
-        :raises Parked: if no user can answer now, or the process ends
-        :raises Refusal: if the call was stopped, or its frontend cannot ask
+        :raises CallSuspended: if no user can answer now, or the process ends
+        :raises CallRejection: if the call was stopped, or its frontend cannot ask
         """
         attendant = call.lane.approval_handler
         if attendant is None:
             raise CallSuspended(row.id)
 
         async def first() -> Approval | None:
-            arrival = self.broker.wait_for_decision(row, lambda asked, given: self._evaluate_changed(call, given), call)
+            arrival = self.broker.register_decision_waiter(
+                row, lambda asked, given: self._evaluate_changed(call, given), call
+            )
             asking = asyncio.ensure_future(ask(call, attendant, row))
             try:
                 await asyncio.wait((arrival, asking), return_when=asyncio.FIRST_COMPLETED)
                 return arrival.result() if arrival.done() else asking.result()
             finally:
-                self.broker.stop_waiting(row.id)
+                self.broker.remove_decision_waiter(row.id)
                 if not asking.done():
                     asking.cancel()
                     await asyncio.wait((asking,), timeout=call.execution.grace_s)
@@ -453,7 +457,7 @@ class ApprovalFlow:
 
         try:
             decided = await call.await_interruptible("authorise", first)
-        except CallRefusal:
+        except CallRejection:
             if call.execution.reason == "shutdown":
                 raise CallSuspended(row.id) from None
             raise
@@ -463,7 +467,7 @@ class ApprovalFlow:
             text = self._shaper.redact_to_json(str(error))[:300]  # redacted first: part of a secret would not be found
             error_text = error.text if isinstance(error, ToolError) else f"{type(error).__name__}: {text}"
             why = row.request.reason or f"`{call.tool_id}` asks a question."
-            raise CallRefusal(
+            raise CallRejection(
                 "authorise",
                 "denied",
                 f"{why} The user could not be asked ({error_text}), so the call is denied. Continue without it.",
@@ -472,7 +476,7 @@ class ApprovalFlow:
             raise CallSuspended(row.id)
         return decided
 
-    async def request_approval(self, call: Call, attendant: ApprovalHandler, row: Approval) -> Approval | None:
+    async def ask_approval_handler(self, call: Call, attendant: ApprovalHandler, row: Approval) -> Approval | None:
         """Return the decision of the approval handler; None if no user can answer now."""
         request = replace(row.request, arguments=self._shaper.redact_to_json(row.request.arguments))
         for _ in range(MAX_TRIES):
@@ -481,7 +485,7 @@ class ApprovalFlow:
                 raise TypeError(f"The approval handler returned a {type(answer).__name__}. Expected an ApprovalAnswer.")
             if answer.choice == "defer":
                 return None
-            if (narrowed := CHOICE_WITHOUT_RULE.get(answer.choice)) is not None and make_rule_for_choice(
+            if (narrowed := CHOICE_WITHOUT_RULE.get(answer.choice)) is not None and format_rule_for_choice(
                 request, answer.choice
             ) is None:
                 answer = replace(answer, choice=narrowed)
@@ -500,7 +504,7 @@ class ApprovalFlow:
 
     async def _reload_request(self, row: Approval) -> Approval:
         """Return the current row after another answer or the expiry came first."""
-        await self.broker.expire_overdue()
+        await self.broker.expire_overdue_requests()
         return self.broker.get(row.id)
 
     def _evaluate_changed(self, call: Call, given: Mapping[str, Any]) -> Mapping[str, str]:
@@ -518,7 +522,7 @@ class ApprovalFlow:
     async def _apply_decision(self, call: Call, row: Approval) -> None:
         """Apply the answer to the call. An approval answers *ask*; it does not override *deny*.
 
-        :raises Refusal: if the answer is no, or a current rule denies the call
+        :raises CallRejection: if the answer is no, or a current rule denies the call
         """
         lane = call.lane
         if row.state != "approved":
@@ -526,7 +530,7 @@ class ApprovalFlow:
         if row.changed_arguments is not None:
             await self._use_changed_arguments(call, row.changed_arguments)
         elif call.rules is not lane.rules and (verdict := self._evaluate(call)).action == "deny":
-            raise CallRefusal("authorise", "denied", verdict.reason)
+            raise CallRejection("authorise", "denied", verdict.reason)
         call.rules = lane.rules
         call.approvals = call.approvals._replace(granted=(*call.approvals.granted, row))
 
@@ -536,20 +540,20 @@ class ApprovalFlow:
         try:
             call.arguments, call.owns_arguments = call.entry.validate_arguments(dict(changed)), True
         except ToolError as error:
-            raise CallRefusal("validate", error.kind, error.text) from None
-        choose_locks(call, self._lock_resolver)
+            raise CallRejection("validate", error.kind, error.text) from None
+        set_required_locks(call, self._lock_resolver)
         check_subagent_can_start(call)
         verdict = await self._apply_watchdogs(call, self._evaluate(call))
         if verdict.action == "deny":
-            raise CallRefusal("authorise", "denied", verdict.reason)
+            raise CallRejection("authorise", "denied", verdict.reason)
         call.verdict = verdict
 
-    def _make_refusal(self, call: Call, row: Approval) -> CallRefusal:
+    def _make_refusal(self, call: Call, row: Approval) -> CallRejection:
         message = f": {row.message}" if row.message else ". Do not try it another way."
         stopped = f": {row.message}" if row.message else ". Nothing was run."
         if row.choice == "stop" and row.state == "rejected":
-            self.broker.stop_session(row, call.lane)
-            return CallRefusal(
+            self.broker.stop_session_of_request(row, call.lane)
+            return CallRejection(
                 "authorise",
                 "cancelled",
                 f"The user stopped this session{stopped}",
@@ -562,17 +566,17 @@ class ApprovalFlow:
                 text = (
                     f"The user did not answer{f': {row.message}' if row.message else '. Continue without the answer.'}"
                 )
-            return CallRefusal("authorise", "denied", text)
+            return CallRejection("authorise", "denied", text)
         if row.state == "expired":
             text = f"Request {row.id} expired without an answer, so the call is denied. Nothing was run. Continue without it."
-            return CallRefusal("authorise", "denied", text)
+            return CallRejection("authorise", "denied", text)
         if row.state == "withdrawn":
             text = f"Request {row.id} was withdrawn. Nothing was run."
-            return CallRefusal("authorise", "cancelled", text, stopped_by="user")
+            return CallRejection("authorise", "cancelled", text, stopped_by="user")
         text = (
             f"Approval {row.id} is already {row.state} and is valid for one run. Nothing was run. Make the call again."
         )
-        return CallRefusal("authorise", "conflict", text)
+        return CallRejection("authorise", "conflict", text)
 
     def _authorised_body(self, row: Approval) -> dict[str, Any]:
         fields = {
@@ -588,8 +592,8 @@ class ApprovalFlow:
     async def ask_questions_before_run(self, call: Call) -> None:
         """Ask the questions of the tool before it runs, and keep the answers for it.
 
-        :raises Refusal: if a user declined, or the tool rejects these arguments
-        :raises Parked: if no user can answer now
+        :raises CallRejection: if a user declined, or the tool rejects these arguments
+        :raises CallSuspended: if no user can answer now
         """
         assert call.entry is not None and call.arguments is not None
         call.copy_arguments()
@@ -600,13 +604,16 @@ class ApprovalFlow:
                 given = cast("Sequence[UserQuestion]", await call.await_interruptible("authorise", lambda: waits))
             asked = tuple(given)
         except ToolError as error:
-            raise CallRefusal("authorise", error.kind, error.text) from None
+            raise CallRejection("authorise", error.kind, error.text) from None
         if not asked:
             return
         row = self._find_earlier_request(call, "question")
         if row is None:
             row = await self._store_request_with_records(
-                call, self.broker.create_request(self.build_request(call), kind="question", questions=asked)
+                call,
+                self.broker.create_unstored_request(
+                    self.build_approval_request(call), kind="question", questions=asked
+                ),
             )
         if row.is_pending:
             row = await self._wait_for_decision(call, row, self._request_answers)
@@ -632,14 +639,16 @@ class ApprovalFlow:
         """
         attendant = call.lane.approval_handler
         assert attendant is not None
-        asked = self.broker.create_request(self.build_request(call), kind="question", questions=questions)
+        asked = self.broker.create_unstored_request(
+            self.build_approval_request(call), kind="question", questions=questions
+        )
         records, call.records = call.records, []
         call_record = Record(
             "approval-requested", call.lane.session_id, call.id, {"approval_id": asked.id, "kind": asked.kind}
         )
         await self.broker.store_request_with_records(asked, [*records, call_record], whole=False)
         call.emit("approval-requested", {"reason": "", "suggested_rule": None, "approval_id": asked.id})
-        arrival = self.broker.wait_for_decision(asked, call=call)
+        arrival = self.broker.register_decision_waiter(asked, call=call)
         asking = asyncio.ensure_future(self._request_answers(call, attendant, asked))
         try:
             await asyncio.wait((arrival, asking), return_when=asyncio.FIRST_COMPLETED)
@@ -648,7 +657,7 @@ class ApprovalFlow:
             self.broker.withdraw(asked)
             raise
         finally:
-            self.broker.stop_waiting(asked.id)
+            self.broker.remove_decision_waiter(asked.id)
             asking.cancel()
         if row is not None and row.state == "approved":
             await self.broker.consume_approvals((row,), ())
@@ -669,23 +678,23 @@ class ApprovalFlow:
     def check_definition_unchanged(call: Call) -> None:
         """Check that the tool is still defined as it was when the user approved the call.
 
-        :raises Refusal: ``conflict``
+        :raises CallRejection: ``conflict``
         """
         assert call.entry is not None
         now = call.lane.current_generation().resolve_tool_name(call.entry.id)
         if now is None or now.definition_hash != call.entry.definition_hash:
             why = f"The definition of `{call.tool_id}` has changed since this call was approved. Nothing was run. Make the call again."
-            raise CallRefusal("intend", "conflict", why)
+            raise CallRejection("intend", "conflict", why)
 
     async def consume_approvals(self, call: Call, records: Sequence[Record]) -> None:
         """Use up the granted requests, together with the record of the call's intent; see :meth:`ApprovalBroker.consume_approvals`."""
         asked, granted, answers = call.approvals
         await self.broker.consume_approvals(granted, records)
         used = {row.id for row in granted}
-        self.withdraw_requests(row for row in asked if row.id not in used)  # a rule has answered these meanwhile
+        self.withdraw_unused_requests(row for row in asked if row.id not in used)  # a rule has answered these meanwhile
         call.approvals = CallApprovals(answers=answers)
 
-    def withdraw_requests(self, rows: Iterable[Approval]) -> None:
+    def withdraw_unused_requests(self, rows: Iterable[Approval]) -> None:
         """Withdraw requests whose call was answered without using them."""
         for row in rows:
             self.broker.withdraw(row)

@@ -19,8 +19,8 @@ from handrail.arbiter.call_state import Call
 from handrail.arbiter.client_requests import pause_timeouts
 from handrail.contract.approval_requests import Approval, ApprovalHandler
 from handrail.contract.errors import LogUnavailable, ToolError
-from handrail.contract.text.host_names import WEB_PORTS, bracket_host, parse_host
-from handrail.policy.call_authorizer import HostDecision, format_host_refusal
+from handrail.contract.text.host_names import WEB_PORTS, bracket_ipv6_host, parse_host_address
+from handrail.policy.call_authorizer import HostDecision, format_host_denial
 from handrail.record.commit_log import Record
 
 ANSWER_S = 300.0
@@ -29,13 +29,13 @@ DEFERRED_S = 20.0
 """How long it waits for an answer from elsewhere if the frontend of the session cannot ask."""
 
 
-def normalise_host_name(host: str) -> str:
+def make_host_rule_pattern(host: str) -> str:
     """Return the pattern of the rule that opens ``host:port``: without the port for a port of the web."""
-    parsed = parse_host(host)
-    return bracket_host(parsed.name) if parsed.port in WEB_PORTS.values() else host
+    parsed = parse_host_address(host)
+    return bracket_ipv6_host(parsed.name) if parsed.port in WEB_PORTS.values() else host
 
 
-class HostRequests:
+class HostAccessRequests:
     """The requests for hosts of all sessions.
 
     :param approval_flow: asks the users
@@ -48,18 +48,18 @@ class HostRequests:
     def explain_refusal(self, call: Call, host: str) -> str | None:
         """Return why the programs of ``call`` may not reach ``host:port`` now; None if they may."""
         decision = self._decide(call, host)
-        return None if decision.action == "allow" else format_host_refusal(decision, host)
+        return None if decision.action == "allow" else format_host_denial(decision, host)
 
     async def request(self, call: Call, host: str) -> str | None:
         """Do the same, and ask the user if no rule decides and a user can answer."""
         decision = self._decide(call, host)
         if decision.action == "allow":
             return None
-        lane, name = call.lane, normalise_host_name(host)
+        lane, name = call.lane, make_host_rule_pattern(host)
         if decision.action == "ask" and (refused := lane.refused_hosts.get(name)) is not None:
             return refused
         if decision.action == "deny" or lane.approval_handler is None or call.parent is not None:
-            return format_host_refusal(decision, host)
+            return format_host_denial(decision, host)
         with pause_timeouts(call):
             try:
                 row = await self._wait_for_answer(call, lane.approval_handler, name, decision)
@@ -76,7 +76,7 @@ class HostRequests:
             call.allowed_hosts = call.allowed_hosts | {name}
             return None
         if row.state != "rejected":
-            return format_host_refusal(decision, host)
+            return format_host_denial(decision, host)
         return lane.refused_hosts.setdefault(name, _describe_rejection(row, name))
 
     def _decide(self, call: Call, host: str) -> HostDecision:
@@ -84,8 +84,8 @@ class HostRequests:
         lane = call.lane
         if call.redactor.active and call.redactor.redact_text(host) is not host:
             return HostDecision("deny", "The host contains a registered secret. Remove the secret from its name.")
-        decision = lane.authority.decide_host(call.verdict, call.entry.spec, host, rules=lane.rules)
-        if decision.action == "ask" and normalise_host_name(host) in call.allowed_hosts:
+        decision = lane.authority.decide_host_access(call.verdict, call.entry.spec, host, rules=lane.rules)
+        if decision.action == "ask" and make_host_rule_pattern(host) in call.allowed_hosts:
             return HostDecision("allow")
         return decision
 
@@ -135,7 +135,7 @@ class HostRequests:
         else:
             broker.withdraw(row)
         if row.choice == "stop" and row.state == "rejected":
-            broker.stop_session(row, lane)
+            broker.stop_session_of_request(row, lane)
             call.execution.stop("user")
         return row
 
@@ -154,13 +154,13 @@ class HostRequests:
         """Make a request durable, with its record."""
         reason = f"{decision.reason} The running command waits for the answer. `once` counts until the command ends."
         request = replace(
-            self._flow.build_request(call),
+            self._flow.build_approval_request(call),
             reason=reason,
             suggested_rule=f"allow net.fetch {name}",
             suggested_deny=f"deny net.fetch {name}",
             targets=(f"net.fetch {name}",),
         )
-        row = self._broker.create_request(request, kind="host")
+        row = self._broker.create_unstored_request(request, kind="host")
         event_data = {
             "approval_id": row.id,
             "kind": row.kind,
@@ -177,8 +177,8 @@ class HostRequests:
         return row
 
     async def _wait_for_decision(self, call: Call, handler: ApprovalHandler, row: Approval) -> Approval | None:
-        arrival = self._broker.wait_for_decision(row, _refuse_changes, call)
-        asking = asyncio.ensure_future(self._flow.request_approval(call, handler, row))
+        arrival = self._broker.register_decision_waiter(row, _refuse_changes, call)
+        asking = asyncio.ensure_future(self._flow.ask_approval_handler(call, handler, row))
         try:
             await asyncio.wait((arrival, asking), return_when=asyncio.FIRST_COMPLETED)
             if arrival.done():
@@ -189,7 +189,7 @@ class HostRequests:
             await asyncio.wait((arrival,), timeout=DEFERRED_S)
             return arrival.result() if arrival.done() else None
         finally:
-            self._broker.stop_waiting(row.id)
+            self._broker.remove_decision_waiter(row.id)
             asking.cancel()
 
     @staticmethod
@@ -199,7 +199,10 @@ class HostRequests:
         except (ToolError, LogUnavailable):
             raise
         except Exception as error:
-            raise ToolError(f"{type(error).__name__} in the approval handler.", kind="unavailable") from None
+            raise ToolError(
+                f"{type(error).__name__} in the approval handler. The user can correct it; continue without this host.",
+                kind="unavailable",
+            ) from None
 
 
 def _refuse_changes(row: Approval, _changed: Mapping[str, Any]) -> Mapping[str, str]:

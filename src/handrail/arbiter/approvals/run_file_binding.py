@@ -41,7 +41,7 @@ _MOST_LOOKUPS = 200_000
 _MOST_NAMED = 5
 
 
-class RunFileFinder:
+class ExecutedFileFinder:
     """A finder of the workspace files that calls of one session run.
 
     :param home: the home folder of its programs; None if unknown
@@ -51,7 +51,7 @@ class RunFileFinder:
         self._roots = roots
         self._home = None if home is None else os.path.realpath(home)
 
-    def find_run_files(
+    def fingerprint_executed_files(
         self, targets: Sequence[CallTarget], arguments: Mapping[str, Any], folders: Iterable[str | None] = ()
     ) -> dict[str, str]:
         """Return each file that a call may run, by path, with a mark of its present state.
@@ -79,9 +79,9 @@ class RunFileFinder:
             with contextlib.suppress(ToolError):  # most are not a path
                 if (there := self._folder(self._roots.workspace, self._roots.resolve_path(text).absolute)) is not None:
                     starts.append(there)
-        return _RunFileSearch(self, starts).find_marks(steps)
+        return _RunFileSearch(self, starts).compute_file_fingerprints(steps)
 
-    def resolve_in_workspace(self, folder: str, word: str) -> ResolvedPath | None:
+    def resolve_in_allowed_folders(self, folder: str, word: str) -> ResolvedPath | None:
         """Return where a word leads from a folder; None outside the workspace, the roots and the programs' home."""
         if word.startswith(HOME_MARK) and self._home is not None:
             word = self._home + word[len(HOME_MARK) :]
@@ -100,10 +100,10 @@ class RunFileFinder:
         return None
 
     def _folder(self, folder: str, word: str) -> str | None:
-        located = self.resolve_in_workspace(folder, word)
+        located = self.resolve_in_allowed_folders(folder, word)
         return located.absolute if located is not None and Path(located.absolute).is_dir() else None
 
-    def add_parent_folders(self, folders: Iterable[str]) -> Iterable[str]:
+    def list_folders_with_parents(self, folders: Iterable[str]) -> Iterable[str]:
         """Return the folders and their parents within the workspace, each once."""
         top = self._roots.workspace
         found: dict[str, None] = {}
@@ -118,14 +118,14 @@ class RunFileFinder:
 class _RunFileSearch:
     """A bounded search for files, which fails rather than leave a file out."""
 
-    def __init__(self, files: RunFileFinder, starts: Sequence[str]) -> None:
+    def __init__(self, files: ExecutedFileFinder, starts: Sequence[str]) -> None:
         self._files = files
         self._folders = list(dict.fromkeys(starts))
         self._found: dict[str, ResolvedPath] = {}
         self._looked_up = 0
         self._listed: dict[str, tuple[str, ...]] = {}
 
-    def find_marks(self, steps: Sequence[ExecutingCommand]) -> dict[str, str]:
+    def compute_file_fingerprints(self, steps: Sequence[ExecutingCommand]) -> dict[str, str]:
         for step in steps:
             self._follow_step(step)
         budget = MAX_HASHED_TOTAL_BYTES
@@ -151,7 +151,7 @@ class _RunFileSearch:
         for name in step.programs:
             for place in PROGRAM_FOLDERS:
                 self._add_file(self._folders[0], f"{place}/{name}")
-        for place in self._files.add_parent_folders((*self._folders, *inner)) if step.implied else ():
+        for place in self._files.list_folders_with_parents((*self._folders, *inner)) if step.implied else ():
             for name in step.implied:
                 self._add_file(place, name)
         if step.enters:
@@ -162,7 +162,7 @@ class _RunFileSearch:
         if len(word) > MAX_PATH_BYTES:
             return None
         self._count_lookups(1 + len(folder) // 32)  # the system takes longer for a path of many names
-        located = self._files.resolve_in_workspace(folder, word)
+        located = self._files.resolve_in_allowed_folders(folder, word)
         if located is None:
             return None
         try:
@@ -222,7 +222,7 @@ class _RunFileSearch:
         """Return the names in a folder of the workspace; empty for any other path."""
         names = self._listed.get(folder)
         if names is None:
-            located = self._files.resolve_in_workspace(folder, ".")
+            located = self._files.resolve_in_allowed_folders(folder, ".")
             try:
                 names = () if located is None else tuple(sorted(os.listdir(located.absolute)))  # noqa: PTH208 - names
             except OSError:
@@ -260,7 +260,7 @@ def _make_mark(located: ResolvedPath, most: int) -> tuple[str, int]:
         os.close(descriptor)
 
 
-def explain_changes(approved: Mapping[str, str], now: Mapping[str, str]) -> str | None:
+def explain_file_changes(approved: Mapping[str, str], now: Mapping[str, str]) -> str | None:
     """Return the error text if the files differ from the approved ones; None if they are the same."""
     if approved == now:
         return None

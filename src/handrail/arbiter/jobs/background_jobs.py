@@ -20,8 +20,8 @@ from typing import Any, cast
 import orjson
 
 from handrail.arbiter.approvals.approval_broker import ApprovalBroker
-from handrail.arbiter.call_arguments import read_recorded_result
-from handrail.arbiter.call_state import Call, CallRefusal, Lane, LiveJob
+from handrail.arbiter.call_arguments import parse_recorded_result
+from handrail.arbiter.call_state import Call, CallRejection, Lane, LiveJob
 from handrail.arbiter.jobs.output_stream import JobOutputFile, measure_disk_usage
 from handrail.arbiter.lock_table import LockResolver, format_locks, make_file_locks_shared
 from handrail.arbiter.output.audience_views import make_audience_results, neutralise_for_model
@@ -29,16 +29,16 @@ from handrail.arbiter.output.output_files import (
     JOB_SUFFIX,
     JobOutputQuota,
     delete_outputs_and_notes,
-    file_name_for_call,
+    make_file_name_for_call,
 )
 from handrail.arbiter.output.shaper import OutputShaper
-from handrail.arbiter.stoppable_execution import run_uninterrupted
-from handrail.arbiter.subagent_delegation import add_sessions_to_cut_error
+from handrail.arbiter.stoppable_execution import await_deferring_cancellation
+from handrail.arbiter.subagent_delegation import add_subagent_sessions_to_error
 from handrail.contract.calls_and_results import CallAnswer, ProposedCall, Result
 from handrail.contract.errors import HandrailError, LogUnavailable, ToolError
 from handrail.contract.services.channels_and_triggers import Notification
 from handrail.contract.services.job_and_tool_services import Job, JobState
-from handrail.contract.services.subagent_services import SubagentSessionRelations
+from handrail.contract.services.subagent_services import SubagentSessionStore
 from handrail.contract.session_protocols import StopReason
 from handrail.contract.struct import Struct, field
 from handrail.contract.text.neutralisation import escape_terminal_controls
@@ -76,7 +76,7 @@ _TOO_OFTEN = (
 )
 
 
-def interrupted_result(row: JobRow, *, begun: bool) -> Result:
+def make_interrupted_job_result(row: JobRow, *, begun: bool) -> Result:
     """Return the result of a job that ended with its process."""
     if row.given_up:
         return Result.error("interrupted", _GIVEN_UP, job_id=row.id, stopped_by="user")
@@ -84,7 +84,7 @@ def interrupted_result(row: JobRow, *, begun: bool) -> Result:
     return Result.error("interrupted", text, job_id=row.id)
 
 
-def get_job_state(result: Result) -> JobState:
+def derive_job_end_state(result: Result) -> JobState:
     """Return the end state of a job with this result."""
     if result.ok:
         return "done"
@@ -97,19 +97,19 @@ def get_job_state(result: Result) -> JobState:
     )
 
 
-def notification_id(job_id: str) -> str:
+def make_job_notification_id(job_id: str) -> str:
     """Return the id of the notification that a job leaves when it ends."""
     return f"job/{job_id}"
 
 
-def job_notification(row: JobRow, model: Result, now_ns: int) -> Notification:
+def make_job_end_notification(row: JobRow, model: Result, now_ns: int) -> Notification:
     """Return the notification of a job's end."""
     text = format_result_for_output(model).strip()
     if len(text) > MAX_NOTIFICATION_TEXT:
         text = f"{text[:MAX_NOTIFICATION_TEXT]}\n[… truncated; use read_job for the rest]"
     message = f"Job {row.id} ({row.job.tool_id}) is {row.job.state}."
     return Notification(
-        notification_id(row.id),
+        make_job_notification_id(row.id),
         row.job.session_id,
         "job",
         row.id,
@@ -130,7 +130,7 @@ def format_result_for_output(result: Result) -> str:
     return "\n".join(parts) + "\n" if parts else ""
 
 
-def arguments_in_one_line(shown: object, spec: ToolSpec) -> str:
+def format_arguments_on_one_line(shown: object, spec: ToolSpec) -> str:
     """Return the arguments of a call in one line."""
     if not isinstance(shown, dict):
         return ""
@@ -165,7 +165,7 @@ class JobLimits(Struct, frozen=True):
     retry_s: float = 1.0
 
 
-class BackgroundJobs:
+class BackgroundJobManager:
     """The background jobs of one workspace, in the process that holds it. Use it on the kernel's event loop.
 
     :param carry_out: takes the remaining steps of a call
@@ -192,7 +192,7 @@ class BackgroundJobs:
         self.limits = limits or JobLimits()
         self.outputs = JobOutputQuota(self.limits.output_bytes)
         self.clock = clock
-        self.tree: SubagentSessionRelations | None = None
+        self.tree: SubagentSessionStore | None = None
         """Tells which sessions belong to sub-agents; None if there are none."""
         self._notices = NotificationTable(log.database)
         self._ended = 0
@@ -200,17 +200,17 @@ class BackgroundJobs:
 
     # ── from a turn to a job ─────────────────────────────────────────────────────────────────────
 
-    async def start_as_job(self, call: Call, predecessors: Sequence[Call]) -> CallAnswer:
+    async def start_call_as_job(self, call: Call, predecessors: Sequence[Call]) -> CallAnswer:
         """Turn an authorised call into a job before it takes its locks, and return the answer for its proposer.
 
-        :raises Refusal: ``limit`` if its session has too many jobs
+        :raises CallRejection: ``limit`` if its session has too many jobs
         :raises LogUnavailable: if the job cannot be made durable; then nothing has changed
         """
         self._check_job_limit(call.session_id)
         call.copy_arguments()
         await call.wait_until_proposal_durable()
         live = self._new(call, "pending")
-        await run_uninterrupted(self._store_new(live), call.execution)
+        await await_deferring_cancellation(self._store_new(live), call.execution)
         return self._start_and_answer(live, predecessors)
 
     async def move_to_background(self, lane: Lane, call_id: str) -> Job:
@@ -237,7 +237,7 @@ class BackgroundJobs:
             raise ToolError(text, kind="invalid_input")
         try:
             self._check_job_limit(lane.session_id)
-        except CallRefusal as refusal:
+        except CallRejection as refusal:
             raise ToolError(refusal.text, kind=refusal.kind) from None
         try:
             handing = call.execution.start_handover()
@@ -268,15 +268,17 @@ class BackgroundJobs:
     def _check_job_limit(self, session_id: str) -> None:
         """Check the limit of unfinished jobs.
 
-        :raises Refusal: ``limit``
+        :raises CallRejection: ``limit``
         """
-        if self.count_unfinished(session_id) >= self.limits.max_unfinished:
+        if self.count_unfinished_jobs(session_id) >= self.limits.max_unfinished:
             text = (
                 f"This session has {self.limits.max_unfinished:,} unfinished jobs, which is the limit. Nothing was run."
             )
-            raise CallRefusal("lock", "limit", f"{text} Wait for some of them or stop them, then make the call again.")
+            raise CallRejection(
+                "lock", "limit", f"{text} Wait for some of them or stop them, then make the call again."
+            )
 
-    def count_unfinished(self, session_id: str) -> int:
+    def count_unfinished_jobs(self, session_id: str) -> int:
         """Return how many jobs of a session have not ended."""
         return sum(live.row.job.session_id == session_id for live in self.running.values())
 
@@ -288,9 +290,15 @@ class BackgroundJobs:
             job_id = f"{wire_name(spec.id)}_{randomness.token_hex(4)}"
         shown = self._shaper.redact_to_json(call.arguments)
         again = spec.idempotent and not call.approvals.granted and shown == call.arguments
-        path = Path(self._shaper.folder(call.session_id)) / f"{file_name_for_call(job_id)}{JOB_SUFFIX}"
+        path = Path(self._shaper.folder(call.session_id)) / f"{make_file_name_for_call(job_id)}{JOB_SUFFIX}"
         job = Job(
-            job_id, spec.id, call.id, call.session_id, state, self.clock(), summary=arguments_in_one_line(shown, spec)
+            job_id,
+            spec.id,
+            call.id,
+            call.session_id,
+            state,
+            self.clock(),
+            summary=format_arguments_on_one_line(shown, spec),
         )
         row = JobRow(
             job,
@@ -304,14 +312,14 @@ class BackgroundJobs:
         live = LiveJob(
             row,
             call,
-            self.open_output(row, ring=spec.long_running),
+            self.make_job_output_file(row, ring=spec.long_running),
             Result.output(None),
             self._skipped_locks(call, spec),
         )
         live.answer = self._start_answer(live)
         return live
 
-    def open_output(self, row: JobRow, *, ring: bool = False) -> JobOutputFile:
+    def make_job_output_file(self, row: JobRow, *, ring: bool = False) -> JobOutputFile:
         """Return the output file of a job."""
         return JobOutputFile(Path(row.output), self.outputs, ring=ring)
 
@@ -352,7 +360,7 @@ class BackgroundJobs:
         records, call.records = call.records, []
         self.running[live.row.id] = live
         try:
-            await self.table.commit(self.table.add(live.row), self.log.make_atomic_work(records))
+            await self.table.commit(self.table.add(live.row), self.log.build_record_insert_work(records))
         except BaseException:
             del self.running[live.row.id]
             call.records = [record for record in records if record.kind != "backgrounded"] + call.records
@@ -395,23 +403,23 @@ class BackgroundJobs:
             live.call.lane.notifications.stop_expecting(live.row.id)
         await self._remove_old_sometimes()
 
-    def mark_started(self, call: Call) -> None:
+    def mark_job_running(self, call: Call) -> None:
         """Mark the job of a call as running, since its tool is about to start."""
         live = call.job
         if live is not None and live.row.job.state == "pending":
             live.row = live.row.with_state("running")
-            self.table.write_soon(self.table.update_unfinished_job(live.row))
+            self.table.write_soon(self.table.build_update_unfinished_job_work(live.row))
 
     def _record_end(self, live: LiveJob, answer: CallAnswer) -> bool:
         """Update the row of a job whose task is done, and return whether the job has ended for good."""
         row, result = live.row, answer.result
-        if self.may_run_again(row, result):
+        if self.may_rerun_interrupted_job(row, result):
             live.row = row.with_state("pending")
-            self.table.write_soon(self.table.update_unfinished_job(live.row))
+            self.table.write_soon(self.table.build_update_unfinished_job_work(live.row))
             return False
         if live.call.output_stream is None or not live.call.output_stream.truncated:
             live.output.append_piece(format_result_for_output(answer.model))
-        live.row = row.with_state(get_job_state(result), self.clock())
+        live.row = row.with_state(derive_job_end_state(result), self.clock())
         live.output.mark_output_complete()
         return True
 
@@ -426,7 +434,7 @@ class BackgroundJobs:
             if not live.end_stored:
                 await self.table.commit(self.table.end(live.row))
                 live.end_stored = True
-            return await self.notify_of_job_end(live.call.lane, live.row, model)
+            return await self.notify_or_defer_job_end(live.call.lane, live.row, model)
         except LogUnavailable:
             with contextlib.suppress(LogUnavailable):  # closed for good, or ended elsewhere?
                 known = self.table.get(live.row.id)
@@ -434,12 +442,12 @@ class BackgroundJobs:
             return False
 
     @staticmethod
-    def may_run_again(row: JobRow, result: Result) -> bool:
+    def may_rerun_interrupted_job(row: JobRow, result: Result) -> bool:
         """Return whether a job ended only with its process and may run again."""
         by_its_end = result.metadata.get("stopped_by") == "shutdown" or "awaiting_approval" in result.metadata
         return by_its_end and row.arguments is not None and row.job.attempt < MAX_ATTEMPTS
 
-    async def notify_of_job_end(self, lane: Lane, row: JobRow, model: Result) -> bool:
+    async def notify_or_defer_job_end(self, lane: Lane, row: JobRow, model: Result) -> bool:
         """Notify the session of a job's end, or defer that until the session is opened again.
 
         :return: whether nothing is left to do now
@@ -448,26 +456,26 @@ class BackgroundJobs:
             self.defer_notification(row)
             return True
         try:
-            await lane.notifications.post(job_notification(row, model, self.clock()))
+            await lane.notifications.post(make_job_end_notification(row, model, self.clock()))
         except HandrailError:
             return False
-        self.table.write_soon(self.table.mark_notified(row.id))
+        self.table.write_soon(self.table.build_mark_notified_work(row.id))
         return True
 
     def defer_notification(self, row: JobRow) -> None:
         """Leave the notification for the next opening of the session. A sub-agent's session is never opened again."""
         if self.tree is not None and self.tree.is_subagent(row.job.session_id):
-            self.table.write_soon(self.table.mark_notified(row.id))
+            self.table.write_soon(self.table.build_mark_notified_work(row.id))
 
-    async def commit_and_mark_delivered(self, call: Call, records: Sequence[Record]) -> None:
+    async def record_call_end_and_delivery(self, call: Call, records: Sequence[Record]) -> None:
         """Record the outcome of a call whose answer contains notifications, and mark these as delivered, in one transaction.
 
         :raises LogUnavailable: if that cannot be made durable; the notifications stay pending
         """
         await call.wait_until_proposal_durable()
         await self.table.commit(
-            self.log.make_atomic_work(records),
-            self._notices.mark_delivered_work(call.session_id, call.delivered_notifications),
+            self.log.build_record_insert_work(records),
+            self._notices.build_mark_delivered_work(call.session_id, call.delivered_notifications),
         )
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────────────
@@ -486,7 +494,7 @@ class BackgroundJobs:
             live.call.execution.stop(reason)
         return found
 
-    async def stop_and_wait(self, reason: StopReason, session_id: str | None = None) -> None:
+    async def stop_jobs_and_wait(self, reason: StopReason, session_id: str | None = None) -> None:
         """Stop all jobs, or those of a session, and wait for their end, within a limit."""
         await asyncio.gather(*self._moving.values(), return_exceptions=True)
         waiting: list[asyncio.Task[None]] = []
@@ -516,18 +524,18 @@ class BackgroundJobs:
         gone = self.table.list_removable(self.clock(), self.limits.retention)
         if gone:
             await self.table.commit(self.table.remove(row.id for row in gone))
-            self.outputs.free_removed_outputs(row.output for row in gone)
+            self.outputs.release_bytes_of_outputs(row.output for row in gone)
             await asyncio.to_thread(delete_outputs_and_notes, [row.output for row in gone])
 
-    async def count_former_outputs(self) -> None:
+    async def charge_former_outputs_to_quota(self) -> None:
         """Count the outputs that a former process left. Call it at start.
 
         :raises LogUnavailable: if the database cannot be read
         """
-        rows = [row for row in self.table.list_by_end() if row.output]
+        rows = [row for row in self.table.list_jobs_by_end_time() if row.output]
         sizes = await asyncio.to_thread(lambda: [measure_disk_usage(row.output) for row in rows])
         for row, size in zip(rows, sizes, strict=True):
-            self.outputs.add_former_output(row.output, size, ended=row.job.has_ended)
+            self.outputs.register_former_output(row.output, size, ended=row.job.has_ended)
         self.outputs.remove_outputs_for_space()  # the limit may be lower now
 
     async def cancel_deferred_job(self, row: JobRow) -> JobRow:
@@ -544,11 +552,13 @@ class BackgroundJobs:
         record = Record("rejected", row.job.session_id, row.job.call_id, {"step": "lock", "result": result.to_dict()})
         row = row if outcome is None else replace(row, given_up=True)
         ended = row.with_state("cancelled" if outcome is None else "interrupted", self.clock())
-        await self.table.commit(self.table.end(ended), self.log.make_atomic_work([record] if outcome is None else []))
-        self.open_output(row).mark_output_complete()
+        await self.table.commit(
+            self.table.end(ended), self.log.build_record_insert_work([record] if outcome is None else [])
+        )
+        self.make_job_output_file(row).mark_output_complete()
         return ended
 
-    async def get_model_result(self, row: JobRow) -> Result:
+    async def get_model_visible_result(self, row: JobRow) -> Result:
         """Return the result of an ended job, as the model may see it.
 
         :raises LogUnavailable: if the log cannot be read
@@ -557,8 +567,8 @@ class BackgroundJobs:
         if outcome is None or outcome.kind == "interrupted":
             begun = outcome is not None and (outcome.body or {}).get("outcome") != "not-begun"
             handed = () if self.tree is None else self.tree.list_delegated_by_call(row.job.session_id, row.job.call_id)
-            return add_sessions_to_cut_error(interrupted_result(row, begun=begun), handed)
-        if (recorded := read_recorded_result(outcome)) is None:
+            return add_subagent_sessions_to_error(make_interrupted_job_result(row, begun=begun), handed)
+        if (recorded := parse_recorded_result(outcome)) is None:
             return Result.error(
                 "unavailable",
                 f"The result of job {row.id} is no longer in the log, or is damaged. Run the call again if you still need it.",
@@ -581,7 +591,7 @@ class JobRecovery:
 
     def __init__(
         self,
-        jobs: BackgroundJobs,
+        jobs: BackgroundJobManager,
         approvals: ApprovalBroker,
         make: Callable[[str, ProposedCall, Lane, Generation], Call],
     ) -> None:
@@ -603,18 +613,20 @@ class JobRecovery:
                 await self._jobs.table.commit(self._jobs.table.end(ended))
                 self._jobs.defer_notification(ended)
             elif row.job.state != "pending":
-                self._jobs.table.write_soon(self._jobs.table.update_unfinished_job(row.with_state("pending")))
+                self._jobs.table.write_soon(
+                    self._jobs.table.build_update_unfinished_job_work(row.with_state("pending"))
+                )
         await self._jobs.remove_old()
-        await self._jobs.count_former_outputs()
+        await self._jobs.charge_former_outputs_to_quota()
 
     async def _find_logged_end(self, row: JobRow) -> JobRow | None:
         """Return the end of a job that no process carries, from the log; None if it runs again."""
         outcome = await self._jobs.log.find_outcome(row.job.call_id)
         ended = outcome is not None and outcome.kind != "interrupted"
-        result = None if outcome is None or not ended else read_recorded_result(outcome)
+        result = None if outcome is None or not ended else parse_recorded_result(outcome)
         below = self._jobs.tree is not None and self._jobs.tree.is_subagent(row.job.session_id)
-        if result is not None and (below or not self._jobs.may_run_again(row, result)):
-            return row.with_state(get_job_state(result), self._jobs.clock())
+        if result is not None and (below or not self._jobs.may_rerun_interrupted_job(row, result)):
+            return row.with_state(derive_job_end_state(result), self._jobs.clock())
         oldest = self._jobs.clock() - self._jobs.limits.retention.age_ns
         again = (
             not below and row.arguments is not None and row.job.attempt < MAX_ATTEMPTS and row.job.created_ns > oldest
@@ -635,7 +647,7 @@ class JobRecovery:
 
         :raises LogUnavailable: if the database cannot be read
         """
-        rows = self._jobs.table.list_jobs_without_notice(lane.session_id)
+        rows = self._jobs.table.list_jobs_without_end_notification(lane.session_id)
         for row in rows:
             if (live := self._jobs.running.get(row.id)) is not None:
                 self._move_to_session(live, lane)
@@ -648,9 +660,9 @@ class JobRecovery:
                     await self._run_again(row, lane)
                     continue
                 await self._jobs.table.commit(self._jobs.table.end(ended))
-                self._jobs.open_output(ended).mark_output_complete()
+                self._jobs.make_job_output_file(ended).mark_output_complete()
                 row = ended
-            await self._jobs.notify_of_job_end(lane, row, await self._jobs.get_model_result(row))
+            await self._jobs.notify_or_defer_job_end(lane, row, await self._jobs.get_model_visible_result(row))
 
     @staticmethod
     def _move_to_session(live: LiveJob, lane: Lane) -> None:
@@ -676,11 +688,11 @@ class JobRecovery:
             proposed = ProposedCall(row.job.tool_id, row.arguments, problem=fault, problem_kind="conflict")
         row = row.with_state("pending", attempt=row.job.attempt + 1)
         call = self._make(row.job.call_id, proposed, lane, generation)
-        live = LiveJob(row, call, self._jobs.open_output(row), Result.output(None), ())
+        live = LiveJob(row, call, self._jobs.make_job_output_file(row), Result.output(None), ())
         call.job = live
         self._jobs.running[row.id] = live  # first: a stop from here on applies to this attempt
         try:
-            await self._jobs.table.commit(self._jobs.table.update_unfinished_job(row))
+            await self._jobs.table.commit(self._jobs.table.build_update_unfinished_job_work(row))
             known = self._jobs.table.get(row.id)
         except BaseException:
             self._remove_unstarted_job(live)
@@ -688,7 +700,7 @@ class JobRecovery:
         if known is None or known.job.has_ended:  # it was stopped before
             self._remove_unstarted_job(live)
             if known is not None:
-                await self._jobs.notify_of_job_end(lane, known, await self._jobs.get_model_result(known))
+                await self._jobs.notify_or_defer_job_end(lane, known, await self._jobs.get_model_visible_result(known))
             return
         live.output.append_piece(f"[the process ended; attempt {row.job.attempt}]\n")
         lane.running_calls[call.id] = call

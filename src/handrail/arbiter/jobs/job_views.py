@@ -9,14 +9,18 @@ from pathlib import Path
 
 from handrail.arbiter.call_state import Call, Lane, LiveJob
 from handrail.arbiter.jobs import output_stream
-from handrail.arbiter.jobs.background_jobs import BackgroundJobs, arguments_in_one_line, notification_id
+from handrail.arbiter.jobs.background_jobs import (
+    BackgroundJobManager,
+    format_arguments_on_one_line,
+    make_job_notification_id,
+)
 from handrail.arbiter.output.shaper import OutputShaper
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
-from handrail.contract.services.job_and_tool_services import BackgroundableCall, Job, JobOutput
+from handrail.contract.services.job_and_tool_services import BackgroundableCall, Job, JobOutputChunk
 from handrail.contract.session_protocols import StopReason
 from handrail.contract.text.neutralisation import escape_terminal_controls
-from handrail.contract.tool.spec import JobArgument
+from handrail.contract.tool.spec import JobArgumentSpec
 from handrail.store.tables.job_tables import JobRow
 
 _MOST_NAMED = 10
@@ -30,11 +34,11 @@ class JobView:
 
     _stopped_by: StopReason = "user"
 
-    def __init__(self, jobs: BackgroundJobs, session_id: str | None = None) -> None:
+    def __init__(self, jobs: BackgroundJobManager, session_id: str | None = None) -> None:
         self._jobs = jobs
         self._session_id = session_id
 
-    def check_named_job_exists(self, of_job: JobArgument, job_id: str) -> None:
+    def check_named_job_exists(self, of_job: JobArgumentSpec, job_id: str) -> None:
         """Check the job that a call names.
 
         :raises ToolError: ``invalid_input`` if it is not a job of the session and of the tool; ``conflict`` if it has ended and the
@@ -60,17 +64,17 @@ class JobView:
     async def get(self, job_id: str) -> Job:
         return self._to_job(self._row_after_pending_writes(self._find_row(job_id)))
 
-    async def read_output_bytes(self, job_id: str, *, cursor: int = 0, max_bytes: int = 65_536) -> JobOutput:
+    async def read_output_bytes(self, job_id: str, *, cursor: int = 0, max_bytes: int = 65_536) -> JobOutputChunk:
         row = self._find_row(job_id)
         return await asyncio.to_thread(
-            output_stream.read_output,
+            output_stream.read_output_from_cursor,
             row.output,
             cursor,
             max_bytes,
             grows=not self._row_after_pending_writes(row).job.has_ended,
         )
 
-    async def read_line_range(self, job_id: str, *, offset: int = 0, count: int = 200) -> JobOutput:
+    async def read_line_range(self, job_id: str, *, offset: int = 0, count: int = 200) -> JobOutputChunk:
         row = self._find_row(job_id)
         grows = not self._row_after_pending_writes(row).job.has_ended
         return await asyncio.to_thread(output_stream.read_output_lines, row.output, offset, count, grows=grows)
@@ -84,7 +88,7 @@ class JobView:
             except TimeoutError:
                 return None
             row = live.row
-        return await self._jobs.get_model_result(row) if row.job.has_ended else None
+        return await self._jobs.get_model_visible_result(row) if row.job.has_ended else None
 
     async def stop(self, job_id: str) -> Job:
         row = self._find_row(job_id)
@@ -138,7 +142,7 @@ class WorkspaceJobView(JobView):
     :param shaper: redacts the arguments of calls
     """
 
-    def __init__(self, jobs: BackgroundJobs, lanes: Callable[[], Iterable[Lane]], shaper: OutputShaper) -> None:
+    def __init__(self, jobs: BackgroundJobManager, lanes: Callable[[], Iterable[Lane]], shaper: OutputShaper) -> None:
         super().__init__(jobs)
         self._lanes = lanes
         self._shaper = shaper
@@ -164,7 +168,7 @@ class WorkspaceJobView(JobView):
 
     def _summarize_call(self, call: Call) -> str:
         return (
-            arguments_in_one_line(self._shaper.redact_to_json(call.arguments), call.entry.spec)
+            format_arguments_on_one_line(self._shaper.redact_to_json(call.arguments), call.entry.spec)
             if call.entry is not None
             else ""
         )
@@ -178,7 +182,7 @@ class SessionJobView(JobView):
 
     _stopped_by = "call"
 
-    def __init__(self, jobs: BackgroundJobs, call: Call) -> None:
+    def __init__(self, jobs: BackgroundJobManager, call: Call) -> None:
         super().__init__(jobs, call.session_id)
         self._call = call
 
@@ -198,5 +202,5 @@ class SessionJobView(JobView):
         call = self._call
         while call.parent is not None:
             call = call.parent
-        if (known := notification_id(job_id)) not in call.delivered_notifications:
+        if (known := make_job_notification_id(job_id)) not in call.delivered_notifications:
             call.delivered_notifications = (*call.delivered_notifications, known)

@@ -16,9 +16,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from handrail.arbiter.output.output_files import MAX_SIDECAR_BYTES, JobOutputQuota, read_removal_note
+from handrail.arbiter.output.output_files import MAX_SIDECAR_BYTES, JobOutputQuota, read_removal_note_as_output
 from handrail.arbiter.output.secret_redaction import SecretRedactor
-from handrail.contract.services.job_and_tool_services import JobOutput
+from handrail.contract.services.job_and_tool_services import JobOutputChunk
 
 MAX_EVENT_BYTES = 256 * 1024
 """Bytes of one call's output that listeners receive; later output is only stored."""
@@ -110,7 +110,7 @@ class JobOutputFile:
         """Mark the output as complete, so that it may be removed when the quota needs space."""
         if self._room is not None:
             path = str(self.path)
-            self._room.mark_removable(
+            self._room.mark_output_removable(
                 path, self.size - self._hole if self._descriptor >= 0 else measure_disk_usage(path)
             )
 
@@ -120,7 +120,7 @@ class JobOutputFile:
             os.close(descriptor)
 
 
-class OutputStream:
+class CallOutputWriter:
     """The output of one call. Use it on the kernel's event loop.
 
     :param tell: called with each piece while there are listeners; None if the frontend may not see the output
@@ -129,7 +129,7 @@ class OutputStream:
 
     def __init__(self, redactor: SecretRedactor, tell: Callable[[str], None] | None, *, keep: bool) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._stream = redactor.open_stream()
+        self._stream = redactor.create_stream_redactor()
         self._tell = tell
         self._keep = keep
         self._told = 0
@@ -146,7 +146,7 @@ class OutputStream:
 
     def flush_held_output(self) -> None:
         """Flush what was held back, since the output is complete."""
-        self._show(self._stream.redact_piece(self._decoder.decode(b"", final=True)) + self._stream.flush_rest())
+        self._show(self._stream.redact_piece(self._decoder.decode(b"", final=True)) + self._stream.flush_held_text())
 
     def start_storing_in_file(self, file: JobOutputFile) -> None:
         """Store the output in ``file`` from now on, starting with what is held, since the call has become a job."""
@@ -182,14 +182,14 @@ class OutputStream:
 # Reading a job's output file.
 
 
-def read_output(path: str, cursor: int, max_bytes: int, *, grows: bool) -> JobOutput:
+def read_output_from_cursor(path: str, cursor: int, max_bytes: int, *, grows: bool) -> JobOutputChunk:
     """Read a job's output from a cursor on, in whole characters. Blocks.
 
     :param cursor: below 0: from the beginning; beyond the end: nothing, with the cursor of the end
     :param grows: whether more output may follow
     """
     with _OutputReader(path) as file:
-        if not file.exists and (removed := read_removal_note(path, cursor)) is not None:
+        if not file.exists and (removed := read_removal_note_as_output(path, cursor)) is not None:
             return removed
         start = min(max(cursor, 0), file.size)
         asked, start = start, max(start, file.begins)
@@ -197,17 +197,19 @@ def read_output(path: str, cursor: int, max_bytes: int, *, grows: bool) -> JobOu
         if start + len(data) < file.size or grows:
             data = data[: _count_whole_char_bytes(data)]
         end = start + len(data)
-        return JobOutput(data.decode("utf-8", "replace"), end, grows or end < file.size, skipped_bytes=start - asked)
+        return JobOutputChunk(
+            data.decode("utf-8", "replace"), end, grows or end < file.size, skipped_bytes=start - asked
+        )
 
 
-def read_output_lines(path: str, offset: int, count: int, *, grows: bool) -> JobOutput:
+def read_output_lines(path: str, offset: int, count: int, *, grows: bool) -> JobOutputChunk:
     """Read ``count`` lines from line ``offset`` on. Blocks.
 
     A negative offset counts from the end. An unfinished last line counts.
     """
     count = min(max(count, 1), MAX_LINES)
     with _OutputReader(path) as file:
-        if not file.exists and (removed := read_removal_note(path, 0)) is not None:
+        if not file.exists and (removed := read_removal_note_as_output(path, 0)) is not None:
             return replace(removed, first_line=0)
         # Lines are counted from where the file begins now.
         first = max(file.count_lines() + offset, 0) if offset < 0 else offset
@@ -217,7 +219,7 @@ def read_output_lines(path: str, offset: int, count: int, *, grows: bool) -> Job
         if start + len(data) < end:
             data = data[: _count_whole_char_bytes(data)]
         end = start + len(data)
-        return JobOutput(data.decode("utf-8", "replace"), end, grows or end < file.size, first)
+        return JobOutputChunk(data.decode("utf-8", "replace"), end, grows or end < file.size, first)
 
 
 def measure_disk_usage(path: str) -> int:

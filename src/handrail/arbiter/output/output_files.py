@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from handrail.contract.services.job_and_tool_services import JobOutput
+from handrail.contract.services.job_and_tool_services import JobOutputChunk
 
 # The disk quota of job outputs in one workspace.
 #
@@ -69,13 +69,13 @@ class JobOutputQuota:
         """Free reserved bytes."""
         self._used -= size
 
-    def add_former_output(self, path: str, size: int, *, ended: bool) -> None:
+    def register_former_output(self, path: str, size: int, *, ended: bool) -> None:
         """Add an output of an earlier process. Add those of ended jobs in the order of their ends."""
         self._used += size
         if ended:
-            self.mark_removable(path, size)
+            self.mark_output_removable(path, size)
 
-    def mark_removable(self, path: str, size: int) -> None:
+    def mark_output_removable(self, path: str, size: int) -> None:
         """Mark an output as removable, since its job has ended.
 
         :param size: the bytes reserved for it
@@ -84,19 +84,19 @@ class JobOutputQuota:
             self._removable += size - self._ended.pop(path, 0)
             self._ended[path] = size
 
-    def free_removed_outputs(self, paths: Iterable[str]) -> None:
+    def release_bytes_of_outputs(self, paths: Iterable[str]) -> None:
         """Free the bytes of outputs that are removed together with their ended jobs."""
         for path in paths:
             size = self._ended.pop(path, 0)
             self._removable -= size
             self._used -= size
 
-    def free_folder_bytes(self, folder: Path) -> None:
+    def release_bytes_of_folder(self, folder: Path) -> None:
         """Free the bytes of all outputs in a removed folder."""
-        self.free_removed_outputs([path for path in self._ended if Path(path).parent == folder])
+        self.release_bytes_of_outputs([path for path in self._ended if Path(path).parent == folder])
 
 
-def read_removal_note(path: str, cursor: int) -> JobOutput | None:
+def read_removal_note_as_output(path: str, cursor: int) -> JobOutputChunk | None:
     """Return the note of a removed output as the output from a cursor on; None if there is none. Blocks."""
     try:
         with os.fdopen(os.open(f"{path}{REMOVED_SUFFIX}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
@@ -104,7 +104,7 @@ def read_removal_note(path: str, cursor: int) -> JobOutput | None:
         end = int(size)
     except (OSError, ValueError):
         return None
-    return JobOutput(note if cursor < end else "", end, has_more=False, skipped_bytes=max(end - max(cursor, 0), 0))
+    return JobOutputChunk(note if cursor < end else "", end, has_more=False, skipped_bytes=max(end - max(cursor, 0), 0))
 
 
 def delete_outputs_and_notes(paths: Iterable[str]) -> None:
@@ -192,7 +192,7 @@ class OutputFileQuota:
             f"the limit for truncated outputs of all sessions is {self._most / _MIB:,.4g} MiB (limits.output_files_mib)"
         )
 
-    def note_files_removed(self) -> None:
+    def mark_usage_outdated(self) -> None:
         """Note that files were removed elsewhere."""
         self._changed = True
 
@@ -309,7 +309,7 @@ def write_output_file(
     :raises OSError: if it cannot be written, or the quota is used up
     """
     with room.reserve_while_writing() as reserve:
-        path, descriptor = _create_file(folder, file_name_for_call(call_id), ending)
+        path, descriptor = _create_file(folder, make_file_name_for_call(call_id), ending)
         try:
             with os.fdopen(descriptor, "r+b") as file:
                 kept = total = 0
@@ -341,7 +341,7 @@ def _note_cut(file: BinaryIO, total: int) -> int:
     return end
 
 
-def file_name_for_call(call_id: str) -> str:
+def make_file_name_for_call(call_id: str) -> str:
     """Return a file name for ``call_id``: the id itself if it is a valid name, otherwise a part of it and a hash."""
     name = _NOT_IN_A_NAME.sub("_", call_id)[:_MAX_NAME]
     if name == call_id and name:

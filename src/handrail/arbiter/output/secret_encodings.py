@@ -135,11 +135,11 @@ class HtmlDecodedText:
         """Return where each piece ends, in the text and in its decoded form."""
         return _list_piece_ends(self._pieces), _list_piece_ends(self._read)
 
-    def source_start(self, index: int) -> int:
+    def map_to_source_start(self, index: int) -> int:
         """Return where the character at ``index`` of the decoded text starts in the original."""
         return self._source_index(index, index)
 
-    def source_end(self, index: int) -> int:
+    def map_to_source_end(self, index: int) -> int:
         """Return where the character before ``index`` of the decoded text ends in the original."""
         if index <= 0:
             return index
@@ -185,7 +185,7 @@ def _decode_html_reference(numbered: str, as_bytes: bool) -> str:
     return chr(number).encode().decode("latin-1") if as_bytes else chr(number)
 
 
-class SecretEncodings:
+class SecretEncodingMatcher:
     """All encodings of all secrets.
 
     :param secrets: label to the values of a secret
@@ -214,7 +214,7 @@ class SecretEncodings:
         self._starts = re.compile(_trie_pattern(starts))
         self._longest = max((form.max_length for form in self._forms), default=0)
 
-    def may_occur_in(self, text: str) -> bool:
+    def may_contain_secret(self, text: str) -> bool:
         """Return whether a full search is necessary. Quick, and True for every text with an occurrence."""
         if len(text) < _SHORT:
             if self._gate.search(text) is not None:
@@ -225,7 +225,7 @@ class SecretEncodings:
                     return True
         return "&" in text and _BY_NUMBER in text and self._has_needle_start(HtmlDecodedText(text, self._as_bytes).text)
 
-    def may_occur_in_bytes(self, data: bytes) -> bool:
+    def may_bytes_contain_secret(self, data: bytes) -> bool:
         """Return the same for bytes."""
         if len(data) < _SHORT:
             if self._binary_gate.search(data) is not None:
@@ -245,13 +245,13 @@ class SecretEncodings:
         steps = range(0, len(text), _SLICE)
         return any(self._gate.search(text, at, at + _SLICE + _GATE) is not None for at in steps)
 
-    def find_occurrences(self, text: str) -> list[SecretOccurrence]:
+    def find_secret_occurrences(self, text: str) -> list[SecretOccurrence]:
         """Return all occurrences in order, including overlapping ones; the longest first among those with one start."""
         found = self._find_occurrences(text)
         if _BY_NUMBER in text:
             read = HtmlDecodedText(text, self._as_bytes)
             found |= {
-                SecretOccurrence(read.source_start(start), read.source_end(end), label)
+                SecretOccurrence(read.map_to_source_start(start), read.map_to_source_end(end), label)
                 for start, end, label in self._find_occurrences(read.text)
             }
         return sorted(found, key=lambda one: (one.start, -one.end, one.label))
@@ -279,7 +279,7 @@ class SecretEncodings:
         whole = tail if _UNFINISHED.fullmatch(text, tail) else len(text)
         if _BY_NUMBER in text or whole < len(text):
             read = HtmlDecodedText(text[:whole], self._as_bytes)
-            held = min(held, whole, read.source_start(self._find_open_start(read.text)))
+            held = min(held, whole, read.map_to_source_start(self._find_open_start(read.text)))
         return held
 
     def _find_open_start(self, text: str) -> int:

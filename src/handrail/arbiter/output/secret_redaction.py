@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import orjson
 
-from handrail.arbiter.output.secret_encodings import SecretEncodings
+from handrail.arbiter.output.secret_encodings import SecretEncodingMatcher
 from handrail.contract.errors import UsageError
 from handrail.contract.session_protocols import SessionValueStore
 from handrail.contract.struct import Struct
@@ -43,9 +43,9 @@ class SecretRedactor:
         :raises ValueError: for a value that cannot be redacted; the text contains the name and never the value
         """
         self._secrets: dict[str, frozenset[str]] = {}
-        self.add_secrets(secrets or {})
+        self.register_secrets(secrets or {})
 
-    def add_secrets(self, secrets: Mapping[str, str]) -> None:
+    def register_secrets(self, secrets: Mapping[str, str]) -> None:
         """Register further secrets. A name may have several values.
 
         :raises ValueError: for a value that cannot be redacted; the text contains the name and never the value
@@ -58,9 +58,9 @@ class SecretRedactor:
                 raise ValueError(f"Secret `{name}` {fault}.")
             every[name] = every.get(name, frozenset()) | {value}
         labelled = {_make_label(name): sorted(values) for name, values in every.items()}
-        forms = SecretEncodings(labelled)
+        forms = SecretEncodingMatcher(labelled)
         for label in labelled:
-            for found in forms.find_occurrences(label):
+            for found in forms.find_secret_occurrences(label):
                 raise ValueError(
                     f"Secret `{found.label[8:-1]}` has a value that is part of the placeholder `{label}`. Use a longer, "
                     "random value."
@@ -69,7 +69,7 @@ class SecretRedactor:
         self._secrets, self._forms = every, forms
         self._clean = b""
         """The last long text without secrets, since arguments are searched once for the record and once for the user."""
-        self._binary = forms if ascii_only else SecretEncodings(labelled, as_bytes=True)
+        self._binary = forms if ascii_only else SecretEncodingMatcher(labelled, as_bytes=True)
         digits = set("0123456789.eE+-")
         self._numeric = any(
             set(form) <= digits
@@ -82,22 +82,22 @@ class SecretRedactor:
 
     def redact_text(self, text: str) -> str:
         """Return ``text`` without secrets; the same object if it contains none."""
-        if not self.active or not self._forms.may_occur_in(text):
+        if not self.active or not self._forms.may_contain_secret(text):
             return text
         return self._redact_occurrences_before(self._forms, text, len(text), 0)[0]
 
-    def redact_head(self, text: str, most: int) -> str:
+    def redact_text_head(self, text: str, most: int) -> str:
         """Return the first ``most`` characters of ``text`` without secrets.
 
         Only a fixed length is searched. A possible beginning of a secret at its end is left out.
         """
         if len(text) <= _LONG:
             return self.redact_text(text)[:most]
-        return self.open_stream().redact_piece(text[:_LONG])[:most]
+        return self.create_stream_redactor().redact_piece(text[:_LONG])[:most]
 
     def redact_bytes(self, data: bytes) -> bytes:
         """Return ``data`` without secrets in UTF-8."""
-        if not self.active or not self._binary.may_occur_in_bytes(data):
+        if not self.active or not self._binary.may_bytes_contain_secret(data):
             return data
         text = data.decode("latin-1")
         shown = self._redact_occurrences_before(self._binary, text, len(text), 0)[0]
@@ -107,7 +107,7 @@ class SecretRedactor:
         """Return whether UTF-8 or JSON text contains a secret."""
         if len(data) > _LONG and data == self._clean:
             return False
-        if self._binary.may_occur_in_bytes(data) and self._binary.find_occurrences(data.decode("latin-1")):
+        if self._binary.may_bytes_contain_secret(data) and self._binary.find_secret_occurrences(data.decode("latin-1")):
             return True
         if len(data) > _LONG:
             self._clean = data
@@ -129,9 +129,9 @@ class SecretRedactor:
         """
         return self._redact_parts(value) if self.active else value
 
-    def open_stream(self) -> RedactedStream:
+    def create_stream_redactor(self) -> StreamRedactor:
         """Return a redactor for text that arrives in pieces."""
-        return RedactedStream(self)
+        return StreamRedactor(self)
 
     def _redact_parts(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -163,7 +163,7 @@ class SecretRedactor:
         return walked if changed else value
 
     @staticmethod
-    def _redact_occurrences_before(forms: SecretEncodings, text: str, upto: int, covered: int) -> tuple[str, int]:
+    def _redact_occurrences_before(forms: SecretEncodingMatcher, text: str, upto: int, covered: int) -> tuple[str, int]:
         """Redact the occurrences that begin before ``upto``.
 
         :param covered: how many characters at the start belong to an occurrence whose label was already written
@@ -171,7 +171,7 @@ class SecretRedactor:
         """
         out: list[str] = []
         shown = covered
-        for found in forms.find_occurrences(text):
+        for found in forms.find_secret_occurrences(text):
             if found.start >= upto:
                 break
             if found.start >= shown:
@@ -185,7 +185,7 @@ class SecretRedactor:
         return "".join(out), shown - upto
 
 
-class RedactedStream:
+class StreamRedactor:
     """A redactor of text in pieces, with the same result as for the whole text. It holds back possible beginnings of secrets."""
 
     __slots__ = ("_covered", "_pending", "_redactor")
@@ -199,7 +199,7 @@ class RedactedStream:
         """Take the next piece, and return the text that can be shown now."""
         return chunk if not self._redactor.active else self._advance(self._pending + chunk, end=False)
 
-    def flush_rest(self) -> str:
+    def flush_held_text(self) -> str:
         """Return the rest, after the last piece."""
         return self._advance(self._pending, end=True) if self._pending else ""
 
@@ -215,7 +215,7 @@ def _make_label(name: str) -> str:
     return f"[secret:{name}]"
 
 
-class RedactedSessionValues(Struct, frozen=True):
+class RedactingSessionValueStore(Struct, frozen=True):
     """The values that tools keep in a session, redacted when they are stored (:class:`~handrail.contract.session_protocols.SessionValueStore`)."""
 
     values: SessionValueStore

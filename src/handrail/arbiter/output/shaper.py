@@ -99,7 +99,7 @@ def truncate_output(data: Any, encoded: bytes, spec: ToolSpec, redact: Callable[
     )
 
 
-def cut_to_bytes(encoded: bytes, count: int) -> str:
+def decode_truncated_utf8(encoded: bytes, count: int) -> str:
     """Return at most ``count`` bytes of UTF-8, ending at the end of a character."""
     return encoded[: max(0, count)].decode("utf-8", "ignore")
 
@@ -111,11 +111,11 @@ def _truncate_text(
     limit = max(0, max_output - size)
     if len(encoded) <= limit and kind == "text":
         return None  # only its escapes in JSON made it too long
-    parts = {"head": cut_to_bytes(encoded, limit)}
+    parts = {"head": decode_truncated_utf8(encoded, limit)}
     if kind == "text":  # a program says at the end how it went
         half = limit // 2
         parts = {
-            "head": cut_to_bytes(encoded, limit - half),
+            "head": decode_truncated_utf8(encoded, limit - half),
             "tail": encoded[len(encoded) - half :].decode("utf-8", "ignore"),
         }
     counts = _count_omitted(kind if key is None else f"{kind} of {key!r}", len(encoded), parts)
@@ -154,7 +154,7 @@ class _TextEnds:
             self._tail = (self._tail + piece)[-self._half :] if self._half else b""
             yield piece
 
-    def get_parts(self) -> dict[str, str]:
+    def get_head_and_tail(self) -> dict[str, str]:
         after_head = self.size - len(self._head)
         return {
             "head": self._head.decode("utf-8", "ignore"),
@@ -258,7 +258,7 @@ def shape_recorded_result(result: Result) -> AudienceOutputs:
     return AudienceOutputs(result, neutralise_for_model(result), {})
 
 
-def finished_event_data(result: Result) -> dict[str, Any]:
+def make_call_end_event_data(result: Result) -> dict[str, Any]:
     """Return the data of the event for a call's end. Only the caller receives the result."""
     fields: dict[str, Any] = {"type": result.type, "error_kind": result.error_kind}
     data: object = result.data
@@ -292,7 +292,7 @@ class OutputShaper:
         """Wait until everything is written, and end the threads."""
         self._threads.shutdown(wait=True)
 
-    def shape_small_output(self, spec: ToolSpec, value: Any, metadata: dict[str, Any]) -> AudienceOutputs | None:
+    def try_shape_small_output(self, spec: ToolSpec, value: Any, metadata: dict[str, Any]) -> AudienceOutputs | None:
         """Shape a plain, small output that all audiences may see; return None for any other, which needs :meth:`shape_output`.
 
         :param metadata: the arbiter's metadata, plain JSON; the result takes it over
@@ -458,7 +458,7 @@ class OutputShaper:
         """Truncate a result again that neutralisation made too long. The output file has the original text."""
         limit, error_text, more = call.spec.max_output, model.error_text, dict(model.metadata)
         if error_text is not None and len(error_text) > limit:
-            error_text = cut_to_bytes(error_text.encode(), limit)
+            error_text = decode_truncated_utf8(error_text.encode(), limit)
             more["truncated"] = True
         found = truncate_output(model.data, orjson.dumps(model.data), call.spec, str)
         if found is not None and "output_path" not in more and result.data is not None:
@@ -502,7 +502,7 @@ class OutputShaper:
             extra = [f"and {plain.more_notes} more"] if plain.more_notes else []
             more["conversions"] = self.redactor.redact_json([*plain.notes, *extra])
         for binary in plain.binaries:
-            call.require_thread()
+            call.require_worker_thread()
             content = self.redactor.redact_bytes(binary.data)
             binary.placeholder["bytes"] = len(content)
             try:
@@ -542,12 +542,12 @@ class OutputShaper:
 
     def _error_text(self, call: _ShapingContext, text: str, more: dict[str, Any]) -> str:
         if len(text) > _INLINE_BYTES:
-            call.require_thread()
+            call.require_worker_thread()
         text = self.redactor.redact_text(text.encode("utf-8", "backslashreplace").decode())
         encoded = text.encode()
         if len(encoded) <= call.spec.max_output:
             return text
-        head = cut_to_bytes(encoded, call.spec.max_output)
+        head = decode_truncated_utf8(encoded, call.spec.max_output)
         more |= {
             "truncated": True,
             "error_bytes": len(encoded),
@@ -560,14 +560,14 @@ class OutputShaper:
         self, call: _ShapingContext, key: str, text: LargeText, limit: int, more: dict[str, Any]
     ) -> dict[str, str]:
         """Write a large text into the output file in pieces, and return its ends."""
-        call.require_thread()
+        call.require_worker_thread()
         ends = _TextEnds(max(0, limit))
         with text.file:
-            pieces = ends.watch(read_redacted_pieces(text, self.redactor))
+            pieces = ends.watch(iterate_redacted_pieces(text, self.redactor))
             written = self._write_pieces(call, pieces, more)
             for _ in pieces:  # what a failed write has left
                 pass
-        parts = ends.get_parts()
+        parts = ends.get_head_and_tail()
         more |= {"truncated": True, **_count_omitted(f"text of {key!r}", ends.size, parts)}
         if written is not None:
             self._note_output_file(written, more)
@@ -577,7 +577,7 @@ class OutputShaper:
         self, call: _ShapingContext, text: str, more: dict[str, Any], prefix: str = "output_", ending: str = ".txt"
     ) -> None:
         """Write the output file; if that fails, add the reason to the metadata."""
-        call.require_thread()
+        call.require_worker_thread()
         encoded = (text.encode("utf-8", "backslashreplace"),)
         if (written := self._write_pieces(call, encoded, more, prefix, ending)) is not None:
             self._note_output_file(written, more, prefix)
@@ -612,7 +612,7 @@ class OutputShaper:
         """Return a reference to data that the prompt leaves out."""
         if isinstance(data, dict) and (own := cast("dict[str, Any]", data).get("artifact")) is not None:
             return str(own)
-        call.require_thread()
+        call.require_worker_thread()
         try:
             return self._artifacts.put(encoded, "application/json")
         except (OSError, HandrailError) as error:
@@ -631,25 +631,25 @@ def _take_large_text(data: object) -> tuple[str, LargeText | None, object]:
     return "", None, data
 
 
-def read_redacted_pieces(text: LargeText, redactor: SecretRedactor) -> Iterator[bytes]:
+def iterate_redacted_pieces(text: LargeText, redactor: SecretRedactor) -> Iterator[bytes]:
     """Yield a large text without secrets, in pieces. A note stands for a part that is not there.
 
     A secret that the missing part cuts is not shown in part: what may begin one is left out before the note, and so is
     the first part of the end, which may have the rest of one.
     """
     text.file.seek(0)
-    decoder, stream = codecs.getincrementaldecoder("utf-8")("replace"), redactor.open_stream()
+    decoder, stream = codecs.getincrementaldecoder("utf-8")("replace"), redactor.create_stream_redactor()
     while piece := text.file.read(_PIECE_BYTES):
         yield stream.redact_piece(decoder.decode(piece)).encode()
     rest = text.tail[-text.rest_bytes :] if text.rest_bytes else b""
-    if text.left_out_bytes:
-        decoder, stream = codecs.getincrementaldecoder("utf-8")("replace"), redactor.open_stream()
-        yield f"\n[{text.left_out_bytes:,} bytes are left out here]\n".encode()
+    if text.omitted_byte_count:
+        decoder, stream = codecs.getincrementaldecoder("utf-8")("replace"), redactor.create_stream_redactor()
+        yield f"\n[{text.omitted_byte_count:,} bytes are left out here]\n".encode()
     for at in range(0, len(rest), _PIECE_BYTES):
         shown = stream.redact_piece(decoder.decode(rest[at : at + _PIECE_BYTES]))
-        if at >= LONGEST_SECRET_BYTES or not text.left_out_bytes:
+        if at >= LONGEST_SECRET_BYTES or not text.omitted_byte_count:
             yield shown.encode()
-    yield (stream.redact_piece(decoder.decode(b"", final=True)) + stream.flush_rest()).encode()
+    yield (stream.redact_piece(decoder.decode(b"", final=True)) + stream.flush_held_text()).encode()
 
 
 class _ThreadRequired(Exception):
@@ -672,7 +672,7 @@ class _ShapingContext:
     def max_parts(self) -> int:
         return _INLINE_PARTS if self.inline else MAX_PARTS
 
-    def require_thread(self) -> None:
+    def require_worker_thread(self) -> None:
         if self.inline:
             raise _ThreadRequired
 

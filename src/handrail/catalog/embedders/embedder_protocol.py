@@ -18,7 +18,7 @@ class EmbedderError(Exception):
     """The embedder does not work now. The text says why and what to do. A search then uses words only."""
 
 
-class EmbeddingTextsRefused(EmbedderError):
+class EmbeddingTextsRejected(EmbedderError):
     """The embedder refuses these texts, because one is too long or there are too many. Otherwise it works."""
 
 
@@ -42,13 +42,13 @@ class Embedder(Protocol):
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Return one row of length 1 for each text, in order.
 
-        :raises EmbeddingTextsRefused: if it refuses these texts
+        :raises EmbeddingTextsRejected: if it refuses these texts
         :raises EmbedderError: if it does not work now
         """
         ...
 
 
-def disable_telemetry() -> None:
+def disable_onnx_telemetry() -> None:
     """Disable the telemetry of ONNX Runtime, unless the user has set its variable.
 
     Otherwise ONNX Runtime sends usage data to its maker, and writes an identifier of the machine to the user's cache. It reads
@@ -57,13 +57,13 @@ def disable_telemetry() -> None:
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
-def normalize_rows(rows: Vectors, texts: int) -> Vectors:
+def check_and_normalise_rows(rows: Vectors, texts: int) -> Vectors:
     """Return the rows of an embedder, normalized to length 1, after a check.
 
     An invalid row would spoil every comparison.
 
     :param texts: the expected number of rows
-    :raises EmbeddingTextsRefused: for a row with a value that is not a finite number
+    :raises EmbeddingTextsRejected: for a row with a value that is not a finite number
     :raises EmbedderError: for any other number of rows
     """
     import numpy
@@ -74,7 +74,7 @@ def normalize_rows(rows: Vectors, texts: int) -> Vectors:
         raise EmbedderError(f"the embedder returned {shape} numbers for {texts} texts; expected one row for each text")
     largest = abs(given).max(axis=1, keepdims=True)
     if not numpy.isfinite(largest).all():
-        raise EmbeddingTextsRefused("the embedder returned a value that is not a number")
+        raise EmbeddingTextsRejected("the embedder returned a value that is not a number")
     largest[largest == 0.0] = 1.0
     given /= largest  # so that no square overflows
     lengths = numpy.linalg.norm(given, axis=1, keepdims=True)

@@ -10,10 +10,10 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-from handrail.catalog.embedders.embedder_protocol import EmbedderError, EmbeddingTextsRefused, disable_telemetry
+from handrail.catalog.embedders.embedder_protocol import EmbedderError, EmbeddingTextsRejected, disable_onnx_telemetry
 from handrail.contract.struct import Struct
 from handrail.origins.import_guard import can_import_module
-from handrail.store.entry_point_cache import list_entry_points as of_group
+from handrail.store.entry_point_cache import list_entry_points_outside_workspaces as of_group
 
 if TYPE_CHECKING:
     from handrail.catalog.embedders.embedder_protocol import Embedder, Vectors
@@ -30,7 +30,7 @@ _ENDPOINT_HANG_S = 5.0
 """The maximum wait for an answer from an endpoint at shutdown, in seconds."""
 
 
-class EmbedderChoice(Struct, frozen=True):
+class EmbedderSettings(Struct, frozen=True):
     """The operator's choice of an embedder.
 
     :param name: one of :data:`SHIPPED_EMBEDDERS`, or an entry point of :data:`ENTRY_POINT_GROUP`
@@ -50,13 +50,13 @@ class EmbedderChoice(Struct, frozen=True):
         return f"<embedder {self.name}>"
 
 
-def installed_entry_points() -> Iterable[metadata.EntryPoint]:
+def list_installed_entry_points() -> Iterable[metadata.EntryPoint]:
     """Return the entry points of the packages in this environment."""
     return of_group(ENTRY_POINT_GROUP)
 
 
 def make_encoder_factory(
-    chosen: EmbedderChoice, entry_points: Callable[[], Iterable[metadata.EntryPoint]] = installed_entry_points
+    chosen: EmbedderSettings, entry_points: Callable[[], Iterable[metadata.EntryPoint]] = list_installed_entry_points
 ) -> Callable[[SearchCache | None], tuple[EncoderThread | None, str]]:
     """Return a function that makes the encoder for the first index, or returns why there is none."""
 
@@ -75,7 +75,7 @@ def make_encoder_factory(
 
 
 def make_embedder(
-    chosen: EmbedderChoice, entry_points: Callable[[], Iterable[metadata.EntryPoint]] = installed_entry_points
+    chosen: EmbedderSettings, entry_points: Callable[[], Iterable[metadata.EntryPoint]] = list_installed_entry_points
 ) -> tuple[Embedder | None, str]:
     """Return the chosen embedder, or the reason why there is none.
 
@@ -213,7 +213,7 @@ class EndpointEmbedder:
         try:
             with self._client.stream("POST", f"{self._url}/embeddings", json=body) as response:
                 if response.status_code != 200:
-                    kind = EmbeddingTextsRefused if response.status_code in _REFUSALS else EmbedderError
+                    kind = EmbeddingTextsRejected if response.status_code in _REFUSALS else EmbedderError
                     raise kind(f"{self._url} answered with status {response.status_code}")
                 for piece in response.iter_bytes():
                     content += piece
@@ -253,7 +253,7 @@ class FastEmbedEmbedder:
 
     def load(self) -> None:
         if self._held is None:
-            disable_telemetry()  # it is built on ONNX Runtime
+            disable_onnx_telemetry()  # it is built on ONNX Runtime
             try:
                 self._held = import_module("fastembed").TextEmbedding(self._model, threads=self._threads)
             except Exception as error:

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from handrail.catalog.embedders.embedder_protocol import EmbedderError, disable_telemetry
+from handrail.catalog.embedders.embedder_protocol import EmbedderError, disable_onnx_telemetry
 from handrail.origins.import_guard import can_import_module
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class MiniLMEmbedder:
             return self._session, self._pieces
         if why := explain_model_unavailable():
             raise EmbedderError(why)
-        disable_telemetry()
+        disable_onnx_telemetry()
         import onnxruntime
 
         path = _model_path()

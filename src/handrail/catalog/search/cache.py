@@ -58,7 +58,7 @@ def read_cache_file(path: Path, head: Mapping[str, Any]) -> tuple[Mapping[str, A
     """Return the head and the blocks of ``path``, or None if the file does not exist.
 
     :param head: values that the file's head must have
-    :raises Unusable: if it is another kind of file, or incomplete
+    :raises UnusableCacheFile: if it is another kind of file, or incomplete
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))

@@ -3,7 +3,7 @@
 A search waits for the vectors of its request for a bounded time. It does not wait at all while an earlier call blocks the
 embedder, and then searches by words. So a model that is still loading, or an endpoint that hangs, delays no search.
 
-If an embedder refuses texts (:class:`~handrail.catalog.embedders.embedder_protocol.EmbeddingTextsRefused`), it gets them one by one and
+If an embedder refuses texts (:class:`~handrail.catalog.embedders.embedder_protocol.EmbeddingTextsRejected`), it gets them one by one and
 shortened. Texts that it still refuses are excluded, and found by words. Only a complete failure turns semantic search off.
 """
 
@@ -20,13 +20,13 @@ from handrail.catalog.embedders.embedder_protocol import (
     AdaptiveEmbedder,
     Embedder,
     EmbedderError,
-    EmbeddingTextsRefused,
+    EmbeddingTextsRejected,
     MonolingualEmbedder,
-    normalize_rows,
+    check_and_normalise_rows,
 )
 from handrail.catalog.search.cache import SearchCache, hash_text
 from handrail.catalog.search.vector_index import BACKGROUND_REQUESTS, BACKGROUND_TOOLS
-from handrail.catalog.search.word_analysis import remove_filler
+from handrail.catalog.search.word_analysis import remove_filler_words
 from handrail.contract.struct import Struct, field
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _BATCH_SIZE = 16
 
 BACKGROUND_TEXTS = {
     "requests": BACKGROUND_REQUESTS,
-    "told": tuple(map(remove_filler, BACKGROUND_REQUESTS)),
+    "told": tuple(map(remove_filler_words, BACKGROUND_REQUESTS)),
     "tools": BACKGROUND_TOOLS,
 }
 """The texts to encode before all others."""
@@ -173,7 +173,7 @@ class EncoderThread:
         return self._embedder.language if isinstance(self._embedder, MonolingualEmbedder) else ""
 
     @property
-    def describe_excluded_tools(self) -> str:
+    def excluded_tools_description(self) -> str:
         """A text about the tools that are only found by words, because the embedder refuses their texts.
 
         It is empty if there are none.
@@ -182,18 +182,18 @@ class EncoderThread:
         several = "1 tool is" if number == 1 else f"{number} tools are"
         return f"{several} searched by words only, because the embedder refuses their texts" if number else ""
 
-    def is_excluded(self, key: bytes) -> bool:
+    def is_text_excluded(self, key: bytes) -> bool:
         """Return whether the embedder refuses the text of this key at any length; only for use on its thread."""
         return key in self._excluded
 
-    def background_tools(self) -> Vectors:
+    def reference_tool_vectors(self) -> Vectors:
         """Return the vectors of typical texts of tools; only for use on its thread."""
         return self._usual["tools"]
 
     def compute_common_tool_vectors(self) -> Vectors:
         """Return the vectors of common tools; only for use on its thread.
 
-        There are many for the local model. For others, they are the vectors of :meth:`background_tools`.
+        There are many for the local model. For others, they are the vectors of :meth:`reference_tool_vectors`.
         """
         return (
             self._embedder.compute_common_tool_vectors()
@@ -208,7 +208,7 @@ class EncoderThread:
         """
         return self._embedder.adapt_tool_vectors(tools) if isinstance(self._embedder, AdaptiveEmbedder) else tools
 
-    def wait_until_set_or_failed(self, done: threading.Event, timeout_s: float | None = None) -> bool:
+    def wait_for_event_or_failure(self, done: threading.Event, timeout_s: float | None = None) -> bool:
         """Wait until ``done`` is set or the embedder fails. Return whether it is set."""
         with self._change:
             self._change.wait_for(
@@ -277,7 +277,7 @@ class EncoderThread:
             rows = self._embedder.encode(texts)
         finally:
             self._busy_since = None
-        rows = normalize_rows(rows, len(texts))
+        rows = check_and_normalise_rows(rows, len(texts))
         if self._usual and rows.shape[1] != (before := self._usual["tools"].shape[1]):
             if self._cache is not None:
                 self._cache.delete_vectors(self._embedder.fingerprint)
@@ -300,7 +300,7 @@ class EncoderThread:
         missing = self._find_missing(texts)
         try:
             self._learn(missing, [texts[key] for key in missing])
-        except EmbeddingTextsRefused:  # too many at once. Each is short, so an embedder that refuses one is useless
+        except EmbeddingTextsRejected:  # too many at once. Each is short, so an embedder that refuses one is useless
             for key in missing:
                 self._learn([key], [texts[key]])
         self._usual = {
@@ -313,7 +313,7 @@ class EncoderThread:
             return
         try:
             seen = self._query_directions(asked.texts)
-        except EmbeddingTextsRefused:  # only this request falls back to words
+        except EmbeddingTextsRejected:  # only this request falls back to words
             asked.answered.set()
             return
         with self._change:
@@ -333,7 +333,7 @@ class EncoderThread:
         usual = self._usual["requests"].mean(axis=0)
         if not isinstance(self._embedder, AdaptiveEmbedder):
             return center_and_normalize(self._encode_each(texts), usual)
-        rows = self._encode_each([*texts, *map(remove_filler, texts)])
+        rows = self._encode_each([*texts, *map(remove_filler_words, texts)])
         directions: Any = center_and_normalize(rows[: len(texts)], usual)
         full_text_directions: Any = center_and_normalize(rows[len(texts) :], self._usual["told"].mean(axis=0))
         return self._embedder.adapt_request_vectors(
@@ -377,7 +377,7 @@ class EncoderThread:
         self.state = f"{len(texts) - len(pending.missing)} of {len(texts)} tools are encoded"
         try:
             self._learn(some, [texts[key] for key in some])
-        except EmbeddingTextsRefused:
+        except EmbeddingTextsRejected:
             self._check_embedder_works()
             if len(some) > 1:
                 self._alone = len(left)
@@ -396,7 +396,7 @@ class EncoderThread:
             self._requests.remove(pending)
             waiting = tuple(self._requests)
             if not waiting:
-                self.state = self.describe_excluded_tools
+                self.state = self.excluded_tools_description
         if self._save():
             needed = {key for one in waiting for key in one.texts or ()}
             self._known = {key: row for key, row in self._known.items() if key in needed}
@@ -433,17 +433,17 @@ class EncoderThread:
         """Encode as much of a refused text as the embedder accepts. If it accepts nothing, exclude the text."""
         try:
             self._keep((key,), self._encode_beginning(_first_half_of_text(text)))
-        except EmbeddingTextsRefused:
+        except EmbeddingTextsRejected:
             self._excluded.add(key)
 
     def _encode_each(self, texts: Sequence[str]) -> Vectors:
         """Return the vectors of a request's texts, shortened where the embedder refuses them.
 
-        :raises EmbeddingTextsRefused: if it accepts nothing of one of them
+        :raises EmbeddingTextsRejected: if it accepts nothing of one of them
         """
         try:
             return self._encode(texts)
-        except EmbeddingTextsRefused:
+        except EmbeddingTextsRejected:
             self._check_embedder_works()
         import numpy
 
@@ -452,12 +452,12 @@ class EncoderThread:
     def _encode_beginning(self, text: str) -> Vectors:
         """Return the vector of a text, or of as much of its beginning as the embedder accepts.
 
-        :raises EmbeddingTextsRefused: if it accepts nothing
+        :raises EmbeddingTextsRejected: if it accepts nothing
         """
         while True:
             try:
                 return self._encode([text])
-            except EmbeddingTextsRefused:
+            except EmbeddingTextsRejected:
                 if len(text) <= _SHORTEST:
                     raise
                 text = _first_half_of_text(text)
@@ -469,7 +469,7 @@ class EncoderThread:
         """
         try:
             self._encode(BACKGROUND_TOOLS[:1])
-        except EmbeddingTextsRefused as error:
+        except EmbeddingTextsRejected as error:
             raise EmbedderError(f"{error}, for every text") from None
 
     def _save(self) -> bool:

@@ -21,8 +21,8 @@ from typing import Any, cast
 
 from handrail.catalog.search.word_analysis import (
     MAX_COMPOUND_LETTERS,
+    extract_compound_words,
     extract_stemmed_terms,
-    find_compounds,
     join_e_mail_words,
     may_be_compound,
     split_words,
@@ -66,13 +66,13 @@ class SearchableTool(Struct, frozen=True):
         """A key that two documents share exactly if everything that is searched is the same."""
         version = self.version
         if not version:
-            found = extract_fields(self)
+            found = extract_searchable_fields(self)
             content = "\0".join((found.description, found.parameter_names, found.parameter_texts))
             version = hashlib.blake2b(content.encode("utf-8", "replace"), digest_size=16).hexdigest()
         return "\0".join((self.id, self.category, *self.aliases, "", *self.keywords, "", version))
 
 
-class SearchedFields(Struct, frozen=True):
+class SearchableToolFields(Struct, frozen=True):
     """The searchable texts of one tool. ``also`` has aliases and keywords."""
 
     name: str
@@ -83,7 +83,7 @@ class SearchedFields(Struct, frozen=True):
     category: str
 
 
-def extract_fields(document: SearchableTool) -> SearchedFields:
+def extract_searchable_fields(document: SearchableTool) -> SearchableToolFields:
     """Return the fields of ``document``, cut to their maximum lengths."""
     names: list[str] = []
     texts: list[str] = []
@@ -93,7 +93,7 @@ def extract_fields(document: SearchableTool) -> SearchedFields:
             texts.append(text)
         if len(names) == _PARAMETERS:
             break
-    return SearchedFields(
+    return SearchableToolFields(
         document.id[:_NAME],
         _text(document.description)[:_DESCRIPTION],
         " ".join(names),
@@ -191,7 +191,7 @@ class TermVector(Struct, frozen=True):
     length: float
 
 
-def make_term_vector(found: SearchedFields) -> TermVector:
+def make_term_vector(found: SearchableToolFields) -> TermVector:
     """Return the terms of one tool."""
     weights: dict[str, float] = {}
     length = 0.0
@@ -218,7 +218,7 @@ class DocumentScores(Struct, frozen=True):
     deviation: float
     score: Callable[[int], float]
 
-    def z_score(self, number: int) -> float:
+    def compute_z_score(self, number: int) -> float:
         """Return how many standard deviations the document is above the mean."""
         return (self.score(number) - self.mean) / self.deviation if self.deviation > 1e-9 else 0.0
 
@@ -313,7 +313,7 @@ class LexicalIndex:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def inverse_document_frequency(self, term: str) -> float:
+    def compute_inverse_document_frequency(self, term: str) -> float:
         """Return the inverse document frequency of ``term``, which is highest if no document has it."""
         place = self.terms.get(term)
         count = 0 if place is None else self.starts[place + 1] - self.starts[place]
@@ -327,7 +327,9 @@ class LexicalIndex:
         """
         found = split_words(text)
         out: dict[str, None] = {}
-        whole = [term for word in find_compounds(text, found) if (term := stem_unless_filler(word)) in self.terms]
+        whole = [
+            term for word in extract_compound_words(text, found) if (term := stem_unless_filler(word)) in self.terms
+        ]
         at = 0
         while at < len(found) and len(out) < _MOST_TERMS:
             word, after = found[at], found[at + 1] if at + 1 < len(found) else ""
@@ -357,12 +359,12 @@ class LexicalIndex:
         """Return the documents that have a term at any of these positions."""
         return set[int]().union(*(self.documents[self.starts[at] : self.starts[at + 1]] for at in places))
 
-    def max_score(self, wanted: Sequence[str]) -> float:
+    def compute_max_score(self, wanted: Sequence[str]) -> float:
         """Return the limit of the score of a document with all of ``wanted``.
 
         It includes terms that no document has.
         """
-        return (K1 + 1) * math.fsum(self.inverse_document_frequency(term) for term in dict.fromkeys(wanted))
+        return (K1 + 1) * math.fsum(self.compute_inverse_document_frequency(term) for term in dict.fromkeys(wanted))
 
     def score_documents(self, wanted: Sequence[str], pool: int, hollow: Collection[str] = ()) -> DocumentScores:
         """Return the BM25 scores of all documents for the terms ``wanted``, with the ``pool`` best ones.
@@ -375,7 +377,7 @@ class LexicalIndex:
         for term in list(dict.fromkeys(wanted))[:_MOST_TERMS]:
             place = self.terms.get(term)
             if place is not None:
-                places.append((place, self.inverse_document_frequency(term) * (K1 + 1)))
+                places.append((place, self.compute_inverse_document_frequency(term) * (K1 + 1)))
                 if term not in hollow:
                     telling.append(place)
         postings = sum(self.starts[place + 1] - self.starts[place] for place, _ in places)
@@ -422,7 +424,7 @@ class LexicalIndex:
             for place in telling:
                 bare[documents[self.starts[place] : self.starts[place + 1]]] = False
             total[bare] *= _SLIGHT
-        best = [number for number in top_numbers(numpy, total, pool) if total[number] > 0]
+        best = [number for number in find_top_value_indices(numpy, total, pool) if total[number] > 0]
         return DocumentScores(best, mean, deviation, lambda number: float(total[number]))
 
 
@@ -431,13 +433,13 @@ def _extend(documents: array[int], weights: array[float], held: Sequence[tuple[i
     weights.extend([weight for _, weight in held])
 
 
-def contains_whole_tool_name(request_words: Collection[str], name: str, category: str = "") -> bool:
+def has_all_tool_name_words(request_words: Collection[str], name: str, category: str = "") -> bool:
     """Return whether a request contains every word of a tool's name, at least two different ones.
 
     The part before the last separator of the name (a server, a namespace) may be missing. So may the category at its beginning,
     if two words or more remain.
 
-    :param said: the request's terms, from :meth:`LexicalIndex.extract_request_terms`
+    :param request_words: the request's terms, from :meth:`LexicalIndex.extract_request_terms`
     """
     if len(name) > _LONGEST_NAME:
         return False
@@ -472,7 +474,7 @@ def _loaded_numpy() -> Any:
     return None if getattr(getattr(numpy, "__spec__", None), "_initializing", False) else numpy
 
 
-def top_numbers(numpy: Any, total: Any, count: int) -> list[int]:
+def find_top_value_indices(numpy: Any, total: Any, count: int) -> list[int]:
     """Return the numbers of the ``count`` highest values, highest first.
 
     Of equal values, the lower number comes first.

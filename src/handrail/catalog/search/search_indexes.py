@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from handrail.catalog.embedders.embedder_selection import EmbedderChoice, make_encoder_factory
-from handrail.catalog.view import find_category_name, is_extension, list_useless_tools
+from handrail.catalog.embedders.embedder_selection import EmbedderSettings, make_encoder_factory
+from handrail.catalog.view import find_non_core_category_name, is_non_builtin_tool, list_unusable_resource_tools
 from handrail.contract.errors import ToolError
 from handrail.contract.services.job_and_tool_services import ToolMatch, ToolSearchResult
 from handrail.contract.tool_generation import BUILT_IN, Generation, ToolEntry
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from handrail.catalog.search.cache import SearchCache
     from handrail.catalog.search.encoder_thread import EncoderThread
     from handrail.catalog.search.lexical_index import SearchableTool
-    from handrail.catalog.search.tool_search_index import IndexResult
+    from handrail.catalog.search.tool_search_index import ToolIndexSearchResult
 
     Made = tuple[dict[str, str], searching.ToolIndex]
     """The versions of an index's documents by id, and the index."""
@@ -54,7 +54,7 @@ _PATIENCE_S = 30.0
 """The maximum wait at shutdown for a model that is busy. No model takes as long."""
 
 
-class GenerationSearchIndexes:
+class KernelSearchIndexes:
     """The search indexes of one kernel, bound to its event loop.
 
     Implements :class:`~handrail.catalog.loaded_tools.ToolFinder`.
@@ -74,7 +74,7 @@ class GenerationSearchIndexes:
         first_wait_s: float = FIRST_WAIT_S,
     ) -> None:
         self._folder = folder
-        self._make_encoder = encoder or make_encoder_factory(EmbedderChoice())
+        self._make_encoder = encoder or make_encoder_factory(EmbedderSettings())
         self._ahead_s, self._first_wait_s = ahead_s, first_wait_s
         self._ahead: asyncio.TimerHandle | None = None
         self._threads = ThreadPoolExecutor(2, "handrail-search")
@@ -218,7 +218,9 @@ class GenerationSearchIndexes:
         return self._cache
 
 
-def _make_hit(hit: searching.IndexHit, top: float, entry: ToolEntry, source: Callable[[ToolEntry], str]) -> ToolMatch:
+def _make_hit(
+    hit: searching.ToolIndexHit, top: float, entry: ToolEntry, source: Callable[[ToolEntry], str]
+) -> ToolMatch:
     """Return a hit for the caller.
 
     :param top: the score of the best hit
@@ -237,7 +239,7 @@ def _make_hit(hit: searching.IndexHit, top: float, entry: ToolEntry, source: Cal
 
 def _search_index(
     index: searching.ToolIndex, query: str, limit: int, *, extensions_of: Generation | None
-) -> tuple[IndexResult, bool]:
+) -> tuple[ToolIndexSearchResult, bool]:
     """Search an index.
 
     :param extensions_of: the generation of which only extensions are to be found, or None
@@ -245,7 +247,7 @@ def _search_index(
     """
     if extensions_of is None:
         return index.search(query, limit), False
-    among = index.search(query, limit, among=lambda tool_id: is_extension(extensions_of.entries[tool_id]))
+    among = index.search(query, limit, among=lambda tool_id: is_non_builtin_tool(extensions_of.entries[tool_id]))
     if not (among.hits and among.hits[0].weak):
         return among, False
     best = index.search(query, 1).hits
@@ -262,7 +264,7 @@ def _make_documents(generation: Generation) -> dict[str, SearchableTool]:
     """Return the searched documents: the tools that can be called."""
     from handrail.catalog.search.lexical_index import SearchableTool
 
-    idle = list_useless_tools(generation)
+    idle = list_unusable_resource_tools(generation)
     aliases: dict[str, list[str]] = {}
     for alias, tool_id in generation.aliases.items():
         aliases.setdefault(tool_id, []).append(alias)
@@ -271,7 +273,7 @@ def _make_documents(generation: Generation) -> dict[str, SearchableTool]:
             tool_id,
             entry.spec.description,
             entry.spec.parameters,
-            find_category_name(entry),
+            find_non_core_category_name(entry),
             tuple(aliases.get(tool_id, ())),
             version=entry.definition_hash,
         )

@@ -1,7 +1,7 @@
 """The search over a catalogue: for a need in plain words, the tools that serve it, or "nothing fits".
 
 A :class:`ToolIndex` is an immutable value over one list of documents. Search by words works at once. Search by meaning is added
-when the embedder's thread has the vectors. :attr:`IndexResult.search_method` names the methods behind an answer.
+when the embedder's thread has the vectors. :attr:`ToolIndexSearchResult.search_method` names the methods behind an answer.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from handrail.catalog.search.lexical_index import (
     LexicalIndex,
     SearchableTool,
     TermVector,
-    contains_whole_tool_name,
-    extract_fields,
+    extract_searchable_fields,
+    has_all_tool_name_words,
     make_embedding_text,
     make_term_vector,
 )
 from handrail.catalog.search.word_analysis import (
+    extract_identifier_like_words,
     extract_stemmed_terms,
-    find_hollow_terms,
-    find_identifier_spellings,
-    is_filler,
+    find_uninformative_terms,
+    is_filler_word,
     join_e_mail_words,
     split_request_into_needs,
     split_words,
@@ -82,15 +82,15 @@ class RequestTextScores(Struct, frozen=True):
     named: Collection[int] = ()
     unknown: Collection[int] = ()
 
-    def document_relevance(self, number: int) -> float:
+    def compute_document_relevance(self, number: int) -> float:
         """Return how far the document stands out for this text."""
         out = NAMED if number in self.named else 0.0
         if self.meaning is None or number in self.unknown:
-            return out + self.words.z_score(number)
-        return out + WORDS * self.words.score(number) + MEANING * self.meaning.z_score(number)
+            return out + self.words.compute_z_score(number)
+        return out + WORDS * self.words.score(number) + MEANING * self.meaning.compute_z_score(number)
 
     @property
-    def nearest_similarity(self) -> float:
+    def nearest_document_similarity(self) -> float:
         """The similarity of the nearest document to this text; 0 if unknown."""
         if self.meaning is None or not self.meaning.best:
             return 0.0
@@ -115,11 +115,11 @@ def rank_documents(
     """
     whole, parts = rows[0], rows[1:]
     candidates = _candidates(rows, permitted)
-    stands = {number: whole.document_relevance(number) for number in candidates}
+    stands = {number: whole.compute_document_relevance(number) for number in candidates}
     if not parts:
         best = sorted(candidates, key=lambda number: (-stands[number], number))[:limit]
         return [RankedDocument(number, stands[number], 0) for number in best]
-    serves = {number: [row.document_relevance(number) for row in parts] for number in candidates}
+    serves = {number: [row.compute_document_relevance(number) for row in parts] for number in candidates}
     heavy = _weigh_request_parts(parts)
     own = _share_of_best_document(serves, heavy)
     covered = [0.0] * len(parts)
@@ -139,7 +139,7 @@ def rank_documents(
 
 def _weigh_request_parts(parts: Sequence[RequestTextScores]) -> list[float]:
     """Return the weight of each part."""
-    near = [row.nearest_similarity for row in parts]
+    near = [row.nearest_document_similarity for row in parts]
     most = max(near)
     return [(each / most) ** _WEIGHED if most > 0 else 1.0 for each in near]
 
@@ -227,7 +227,7 @@ class HitEvidence(Struct, frozen=True):
     out_of_domain: float = 0.0
 
 
-def compute_confidences(hits: Sequence[HitEvidence], tools: int) -> list[float]:
+def compute_hit_confidences(hits: Sequence[HitEvidence], tools: int) -> list[float]:
     """Return the confidence of each hit: the share of hits with such evidence that serve their request.
 
     The fit assumes that half of all requests have a tool.
@@ -254,7 +254,7 @@ def compute_confidences(hits: Sequence[HitEvidence], tools: int) -> list[float]:
     return out
 
 
-def share_confidence_of_alike(sure: Sequence[float], alike: Sequence[Sequence[bool]]) -> list[float]:
+def pool_equivalent_hit_confidences(sure: Sequence[float], alike: Sequence[Sequence[bool]]) -> list[float]:
     """Return the confidence of each hit, shared among hits that do the same, because any of them serves.
 
     The fit used requests with one known tool each. For a tool among near copies, it tells how likely it is the known one.
@@ -267,7 +267,7 @@ def share_confidence_of_alike(sure: Sequence[float], alike: Sequence[Sequence[bo
     ]
 
 
-def find_weak_hits(hits: Sequence[HitEvidence], sure: Sequence[float]) -> list[bool]:
+def flag_weak_hits(hits: Sequence[HitEvidence], sure: Sequence[float]) -> list[bool]:
     """Return for each hit whether its evidence is too weak, absolutely or relative to others, to load it.
 
     :param sure: the confidences of the hits
@@ -278,7 +278,7 @@ def find_weak_hits(hits: Sequence[HitEvidence], sure: Sequence[float]) -> list[b
     return [value < max(NAMED_SURE, _BESIDE * best[each.part]) for each, value in zip(hits, sure, strict=True)]
 
 
-def estimate_any_tool_serves(hits: Sequence[HitEvidence], tools: int) -> float:
+def estimate_any_match_probability(hits: Sequence[HitEvidence], tools: int) -> float:
     """Return the probability that any tool serves the request.
 
     The fit assumes that as many requests have a tool as have none.
@@ -319,7 +319,7 @@ _HARDLY = 1 / 4
 _LAST_LATIN = "\u024f"
 
 
-def explain_unreadable_request(request: str, reads: str, known: Callable[[str], bool]) -> str:
+def explain_unsearchable_request(request: str, reads: str, known: Callable[[str], bool]) -> str:
     """Return why the search may not understand ``request``, and what to do; empty if it does.
 
     :param reads: the only language that the search reads; empty if it reads several, or it is unknown
@@ -329,9 +329,9 @@ def explain_unreadable_request(request: str, reads: str, known: Callable[[str], 
         return ""
     if _is_mostly_other_language(request):
         return f"most of the request is not in Latin letters, but this search reads {reads}; search again in {reads}"
-    empty = find_hollow_terms(request)
+    empty = find_uninformative_terms(request)
     known_words = {
-        stem_unless_filler(word) for word in split_words(request) if not is_filler(word) and word not in empty
+        stem_unless_filler(word) for word in split_words(request) if not is_filler_word(word) and word not in empty
     }
     if known_words and sum(map(known, known_words)) <= _HARDLY * len(known_words):
         return (
@@ -364,7 +364,7 @@ _WEAK = 0.5
 """The confidence below which a hit is weak."""
 
 
-class IndexHit(Struct, frozen=True):
+class ToolIndexHit(Struct, frozen=True):
     """One tool in a search result.
 
     :param score: how far it stands out among all tools, with the weights of :mod:`~handrail.catalog.search.tool_search_index`
@@ -382,7 +382,7 @@ class IndexHit(Struct, frozen=True):
     tail: bool
 
 
-class IndexResult(Struct, frozen=True):
+class ToolIndexSearchResult(Struct, frozen=True):
     """The result of a search.
 
     :param hits: best first; with ``nothing_fits`` they are the nearest ones
@@ -390,10 +390,10 @@ class IndexResult(Struct, frozen=True):
     :param fit_probability: the probability that a tool serves the request, if as many requests have a tool as have none
     :param search_method: the methods behind the result
     :param note: why the search used words only, for all tools or some; else empty
-    :param unread: with ``nothing_fits``, the result of :func:`~handrail.catalog.search.tool_search_index.explain_unreadable_request`
+    :param unread: with ``nothing_fits``, the result of :func:`~handrail.catalog.search.tool_search_index.explain_unsearchable_request`
     """
 
-    hits: tuple[IndexHit, ...]
+    hits: tuple[ToolIndexHit, ...]
     nothing_fits: bool
     fit_probability: float
     search_method: SearchMethod
@@ -407,7 +407,7 @@ class ToolIndex:
     :param documents: of several with one id, the last one counts
     :param encoder: makes vectors; without it, the search uses words only
     :param cache: stores the word index between two starts
-    :param without: why there is no encoder, for :attr:`IndexResult.note`
+    :param without: why there is no encoder, for :attr:`ToolIndexSearchResult.note`
     """
 
     def __init__(
@@ -446,7 +446,7 @@ class ToolIndex:
         new: dict[int, TermVector] = {}
         for number, each in enumerate(out._documents):
             if each.id in coming:
-                new[number] = make_term_vector(extract_fields(each))
+                new[number] = make_term_vector(extract_searchable_fields(each))
             else:
                 kept[before[each.id]] = number
         out._lexical = self._lexical.updated_copy(kept, new)
@@ -469,7 +469,7 @@ class ToolIndex:
 
     def wait_until_complete(self, timeout_s: float | None = None) -> bool:
         """Wait until the index is complete or the embedder fails. Return whether it is complete."""
-        return self._encoder is not None and self._encoder.wait_until_set_or_failed(self._ready, timeout_s)
+        return self._encoder is not None and self._encoder.wait_for_event_or_failure(self._ready, timeout_s)
 
     def search(
         self,
@@ -478,45 +478,47 @@ class ToolIndex:
         *,
         among: Callable[[str], bool] | None = None,
         patience_s: float = PATIENCE_S,
-    ) -> IndexResult:
+    ) -> ToolIndexSearchResult:
         """Return the tools that serve ``query``, best first, at most ``limit``.
 
         Any text is taken literally. Patterns and instructions in it have no meaning here.
 
         :param among: a test for ids that may be found; default: all
         """
-        return self.search_all([query], limit, among=among, patience_s=patience_s)
+        return self.search_multiple_queries([query], limit, among=among, patience_s=patience_s)
 
-    def search_all(
+    def search_multiple_queries(
         self,
         queries: Sequence[str],
         limit: int = 5,
         *,
         among: Callable[[str], bool] | None = None,
         patience_s: float = PATIENCE_S,
-    ) -> IndexResult:
+    ) -> ToolIndexSearchResult:
         """Return the tools that together serve all of ``queries``. Each may contain several needs."""
-        texts = request_texts(queries)
+        texts = build_request_texts(queries)
         if not texts or not self._documents or limit < 1:
-            return IndexResult((), True, 0.0, "lexical", "" if texts else "the request is empty")
+            return ToolIndexSearchResult((), True, 0.0, "lexical", "" if texts else "the request is empty")
         wanted = [self._lexical.extract_request_terms(text) for text in texts]
         vicinity, vectors, note = self._vectors(texts, patience_s)
         pool = POOL if among is None else max(POOL, len(self._documents))
         rows = self._score_texts(texts, wanted, vicinity, vectors, pool)
         order = rank_documents(rows, max(limit, _JUDGED), self._make_filter(among))
         evidence, alike = self._collect_evidence(order, rows, wanted, vicinity, vectors)
-        fit = estimate_any_tool_serves(evidence, len(self._documents))
+        fit = estimate_any_match_probability(evidence, len(self._documents))
         sure = self._compute_confidences(evidence, alike)
         order, evidence, sure = order[:limit], evidence[:limit], sure[:limit]
-        judged = zip(order, evidence, sure, find_weak_hits(evidence, sure), strict=True)
+        judged = zip(order, evidence, sure, flag_weak_hits(evidence, sure), strict=True)
         hits = tuple(self._hit(*each, texts, wanted) for each in judged)
         nothing = fit < (LEAST_BY_WORDS if vicinity is None else LEAST) or all(hit.tail for hit in hits)
         strange = self._unread(texts[0], vicinity) if nothing else ""
-        return IndexResult(hits, nothing, fit, "lexical" if vicinity is None else "lexical and meaning", note, strange)
+        return ToolIndexSearchResult(
+            hits, nothing, fit, "lexical" if vicinity is None else "lexical and meaning", note, strange
+        )
 
     def _find_named(self, text: str) -> frozenset[int]:
         """Return the documents that ``text`` names in a spelling that only names have."""
-        called = [each.casefold() for each in find_identifier_spellings(text)]
+        called = [each.casefold() for each in extract_identifier_like_words(text)]
         return frozenset(self._names[each] for each in called if each in self._names) if called else frozenset()
 
     @cached_property
@@ -539,7 +541,7 @@ class ToolIndex:
         """
         rows: list[RequestTextScores] = []
         for at, each in enumerate(wanted):
-            by_words = self._lexical.score_documents(each, pool, find_hollow_terms(texts[at]))
+            by_words = self._lexical.score_documents(each, pool, find_uninformative_terms(texts[at]))
             meaning = vicinity.score_by_similarity(vectors[at], pool, by_words.best) if vicinity is not None else None
             rows.append(RequestTextScores(by_words, meaning, self._find_named(texts[at]), self._unknown))
         return rows
@@ -555,10 +557,10 @@ class ToolIndex:
         """Return the evidence for each ranked document, and their similarity to each other, or None."""
         near, alike, elsewhere = None, None, None
         if vicinity is not None and order:
-            compared = vicinity.compare_to_requests([each.number for each in order], vectors)
+            compared = vicinity.compute_document_similarities([each.number for each in order], vectors)
             near, alike = compared[0].tolist(), compared[1].tolist()
             elsewhere = vicinity.compute_common_tool_similarity(vectors).tolist()
-        attainable = [self._lexical.max_score(each) for each in wanted]
+        attainable = [self._lexical.compute_max_score(each) for each in wanted]
         evidence = [
             self._evidence(each, rows, wanted[each.row], attainable, near and near[at], elsewhere)
             for at, each in enumerate(order)
@@ -568,14 +570,14 @@ class ToolIndex:
     def _compute_confidences(
         self, evidence: Sequence[HitEvidence], alike: Sequence[Sequence[float]] | None
     ) -> Sequence[float]:
-        sure = compute_confidences(evidence, len(self._documents))
+        sure = compute_hit_confidences(evidence, len(self._documents))
         if alike is None:
             return sure
-        return share_confidence_of_alike(sure, [[likeness >= _COPIES for likeness in each] for each in alike])
+        return pool_equivalent_hit_confidences(sure, [[likeness >= _COPIES for likeness in each] for each in alike])
 
     def _unread(self, text: str, vicinity: VectorIndex | None) -> str:
         reads = STEMS if vicinity is None or self._encoder is None else self._encoder.language
-        return explain_unreadable_request(text, reads, self._lexical.terms.__contains__)
+        return explain_unsearchable_request(text, reads, self._lexical.terms.__contains__)
 
     def _make_filter(self, among: Callable[[str], bool] | None) -> Callable[[int], bool] | None:
         if among is None:
@@ -593,7 +595,7 @@ class ToolIndex:
         if vicinity is None:
             return None, None, encoder.state
         vectors = encoder.encode_query([join_e_mail_words(text) for text in texts], patience_s)
-        left_out = encoder.describe_excluded_tools
+        left_out = encoder.excluded_tools_description
         if vectors is None:
             why = encoder.state if encoder.state != left_out else ""
             return None, None, why or f"the embedder returned no vector of the request within {patience_s:g} s"
@@ -620,9 +622,9 @@ class ToolIndex:
             row.words.score(found.number) / most if most > 0 else 0.0
             for row, most in zip(rows, attainable, strict=True)
         )
-        standing = max(row.document_relevance(found.number) for row in rows)
+        standing = max(row.compute_document_relevance(found.number) for row in rows)
         document = self._documents[found.number]
-        named = contains_whole_tool_name(wanted, document.id, document.category)
+        named = has_all_tool_name_words(wanted, document.id, document.category)
         if near is None or elsewhere is None or found.number in self._unknown:
             return HitEvidence(None, shared, standing, found.row, named)
         text = max(range(len(near)), key=near.__getitem__)
@@ -636,20 +638,20 @@ class ToolIndex:
         last: bool,
         texts: Sequence[str],
         wanted: Sequence[Sequence[str]],
-    ) -> IndexHit:
+    ) -> ToolIndexHit:
         document = self._documents[found.number]
         reasons = self._find_shared_words(document, texts[found.row], wanted[found.row])
         if evidence.similarity is not None:
             reasons.append(f"meaning {evidence.similarity:.2f}")
         if found.row:
             reasons.append(f"for “{_short(texts[found.row])}”")
-        return IndexHit(document.id, round(found.score, 4), round(sure, 3), tuple(reasons), sure < _WEAK, last)
+        return ToolIndexHit(document.id, round(found.score, 4), round(sure, 3), tuple(reasons), sure < _WEAK, last)
 
     def _find_shared_words(self, document: SearchableTool, text: str, understood: Sequence[str]) -> list[str]:
         """Return where the document has the request's words, in the request's spelling."""
         fields: dict[str, str] = {}
         for word in split_words(text):
-            if not is_filler(word):
+            if not is_filler_word(word):
                 fields.setdefault(stem_unless_filler(word) or word, word)
         for term in understood:
             fields.setdefault(term, term)
@@ -657,7 +659,7 @@ class ToolIndex:
         for name, there in self._terms_by_field(document):
             common = [term for term in fields if term in there]
             if common:
-                common.sort(key=lambda term: -self._lexical.inverse_document_frequency(term))
+                common.sort(key=lambda term: -self._lexical.compute_inverse_document_frequency(term))
                 out.append(f"{name}: {', '.join(fields[term] for term in common[:4])}")
                 for term in common:
                     fields.pop(term)
@@ -667,7 +669,7 @@ class ToolIndex:
         """Return the terms of each field of ``document``, cached for documents that are found often."""
         known = self._places.get(document.id)
         if known is None:
-            held = extract_fields(document)
+            held = extract_searchable_fields(document)
             contents = {
                 "name": held.name,
                 "alias or keyword": held.also,
@@ -692,7 +694,9 @@ class ToolIndex:
         return made
 
     def _build_lexical(self) -> LexicalIndex:
-        return LexicalIndex.build_from_vectors(make_term_vector(extract_fields(each)) for each in self._documents)
+        return LexicalIndex.build_from_vectors(
+            make_term_vector(extract_searchable_fields(each)) for each in self._documents
+        )
 
     def _request_vectors(self) -> None:
         """Request vectors for the documents. The encoder's thread reads the documents."""
@@ -716,7 +720,7 @@ class ToolIndex:
         from handrail.catalog.search.vector_index import VectorIndex
 
         assert self._encoder is not None
-        usual = self._encoder.background_tools()
+        usual = self._encoder.reference_tool_vectors()
         rows = numpy.zeros((len(self._documents), usual.shape[1]), numpy.float32)
         unknown: set[int] = set()
         for number, key in enumerate(self._keys):
@@ -732,11 +736,11 @@ class ToolIndex:
             out_of_domain=self._encoder.compute_common_tool_vectors(),
             adapt_tools=self._encoder.adapt_tool_vectors,
         )
-        if all(self._encoder.is_excluded(self._keys[number]) for number in unknown):
+        if all(self._encoder.is_text_excluded(self._keys[number]) for number in unknown):
             self._ready.set()
 
 
-def request_texts(queries: Sequence[str]) -> list[str]:
+def build_request_texts(queries: Sequence[str]) -> list[str]:
     """Return the request as a whole, then its parts if it has several."""
     needs = [query.strip() for query in queries if query.strip()]
     if not needs:

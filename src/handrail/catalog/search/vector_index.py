@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from handrail.catalog.search.lexical_index import DocumentScores, top_numbers
+from handrail.catalog.search.lexical_index import DocumentScores, find_top_value_indices
 from handrail.contract.struct import Struct
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def center_and_normalize(rows: Vectors, center: Vectors) -> Vectors:
     return (out / numpy.maximum(norms, 1e-9)).astype(numpy.float32)
 
 
-def stabilized_mean(rows: Vectors, usual: Vectors) -> Vectors:
+def compute_smoothed_mean(rows: Vectors, usual: Vectors) -> Vectors:
     """Return the mean of ``rows`` and of ``usual`` ones, which stabilize it while there are few rows."""
     known = rows[rows.any(axis=1)].sum(axis=0, dtype=numpy.float64)
     count = int(rows.any(axis=1).sum())
@@ -72,7 +72,7 @@ class VectorIndex:
         adapt_tools: Callable[[Vectors], Vectors] | None = None,
         exact_up_to: int = EXACT_UP_TO,
     ) -> None:
-        center = stabilized_mean(rows, usual)
+        center = compute_smoothed_mean(rows, usual)
         self._elsewhere = center_and_normalize(usual if out_of_domain is None else out_of_domain, center)
         self._plain: Any = None if adapt_tools is None else numpy.empty(rows.shape, numpy.int8)
         seen = (self._adapt_chunk(rows, begin, center, adapt_tools) for begin in range(0, len(rows), _CHUNK))
@@ -99,7 +99,7 @@ class VectorIndex:
         """
         return self._held.score_by_similarity(request, pool, asked)
 
-    def compare_to_requests(self, numbers: Sequence[int], requests: Vectors) -> tuple[Vectors, Vectors]:
+    def compute_document_similarities(self, numbers: Sequence[int], requests: Vectors) -> tuple[Vectors, Vectors]:
         """Return the similarity of each of these documents to each request, and to each of the documents.
 
         The documents have their plain directions here.
@@ -143,7 +143,7 @@ class _ExactVectors:
         """Implement :meth:`VectorIndex.score_by_similarity`."""
         # numpy's own loop, because the threads of BLAS wait for each other on a busy machine
         total = numpy.einsum("ij,j->i", self._rows, request)
-        best = top_numbers(numpy, total, pool)
+        best = find_top_value_indices(numpy, total, pool)
         return DocumentScores(best, float(total.mean()), float(total.std()), lambda number: float(total[number]))
 
 
@@ -187,7 +187,9 @@ class _SignedVectors:
         if pool >= count:
             chunks = [self._near(numpy.arange(at, min(at + _CHUNK, count)), request) for at in range(0, count, _CHUNK)]
             total = numpy.concatenate(chunks)
-            return DocumentScores(top_numbers(numpy, total, pool), mean, deviation, lambda number: float(total[number]))
+            return DocumentScores(
+                find_top_value_indices(numpy, total, pool), mean, deviation, lambda number: float(total[number])
+            )
         numbers = numpy.concatenate((self._find_candidates_for(request), numpy.array(asked, numpy.intp)))
         near = self._near(numbers, request)
         order = numpy.lexsort((numbers, -near))[: pool + len(asked)]  # an asked document may also be a likely one
@@ -342,7 +344,7 @@ _TURNED_CHUNK = 512
 
 
 @dataclass(frozen=True)
-class RequestsWithKnownTools:
+class LabelledToolRequests:
     """Requests with known tools.
 
     :param requests: their directions, moved by the adapter, one in each row
@@ -381,7 +383,7 @@ class RequestVectorAdapter(Struct, frozen=True):
     """
 
     rows: Vectors
-    served: Sequence[RequestsWithKnownTools] = ()
+    served: Sequence[LabelledToolRequests] = ()
 
     @classmethod
     def load_shipped(cls) -> RequestVectorAdapter:
@@ -395,7 +397,7 @@ class RequestVectorAdapter(Struct, frozen=True):
             held: Any = numpy.load(file, allow_pickle=False)
             groups = len([name for name in held.files if name.startswith("whose")])
             served = [
-                RequestsWithKnownTools(
+                LabelledToolRequests(
                     _directions(held[f"requests{at}"]), _directions(held[f"tools{at}"]), held[f"whose{at}"]
                 )
                 for at in range(groups)

@@ -108,10 +108,10 @@ def split_words(text: str) -> list[str]:
 def extract_stemmed_terms(text: str) -> list[str]:
     """Return the stems of the telling words of ``text``, in order, followed by those of compounds."""
     found = split_words(text)
-    return [term for word in (*found, *find_compounds(text, found)) if (term := stem_unless_filler(word))]
+    return [term for word in (*found, *extract_compound_words(text, found)) if (term := stem_unless_filler(word))]
 
 
-def find_compounds(text: str, found: Sequence[str]) -> list[str]:
+def extract_compound_words(text: str, found: Sequence[str]) -> list[str]:
     """Return the compounds of ``text``, each as one word.
 
     They are written with a hyphen, or as separate words that others join.
@@ -142,7 +142,7 @@ def may_be_compound(word: str, after: str) -> bool:
     return (word not in _FILLER or word in _PARTICLES) and (after not in _FILLER or after in _PARTICLES)
 
 
-def find_identifier_spellings(text: str) -> list[str]:
+def extract_identifier_like_words(text: str) -> list[str]:
     """Return the parts of ``text`` that are spelled as only names are: ``get_time``, ``clock.get``.
 
     A name has two words, one of them telling, so that "e.g." or "and/or" are not names. Only the first runs of a long text count.
@@ -151,17 +151,17 @@ def find_identifier_spellings(text: str) -> list[str]:
     for found in islice(_NAME.finditer(text), _NAMES):
         if _JOINED.search(found.group()):
             items = [word for word in split_words(found.group()) if len(word) > 1]
-            if len(items) > 1 and not all(is_filler(word) for word in items):
+            if len(items) > 1 and not all(is_filler_word(word) for word in items):
                 out.append(found.group())
     return out
 
 
-def is_filler(word: str) -> bool:
+def is_filler_word(word: str) -> bool:
     """Return whether ``word`` tells nothing about the need."""
     return word in _FILLER
 
 
-def find_hollow_terms(text: str) -> frozenset[str]:
+def find_uninformative_terms(text: str) -> frozenset[str]:
     """Return the terms of ``text`` that occur only as a single character, a number or a JSON literal.
 
     They are values, and remains of a pattern. A tool has one of them by chance. But "s3" and "x509" are names.
@@ -178,14 +178,14 @@ def find_hollow_terms(text: str) -> frozenset[str]:
     )
 
 
-def remove_filler(text: str) -> str:
+def remove_filler_words(text: str) -> str:
     """Return ``text`` without its filler words.
 
     The text stays unchanged if nothing would be left, or if it is not ASCII.
     """
     if not text.isascii():
         return text
-    return " ".join(word for word in split_words(text) if not is_filler(word)) or text
+    return " ".join(word for word in split_words(text) if not is_filler_word(word)) or text
 
 
 @lru_cache(maxsize=65_536)

@@ -18,7 +18,12 @@ from itertools import product
 from typing import Literal
 
 from handrail.contract.protected.approval_required import APPROVAL_REQUIRED, UNPROTECTED
-from handrail.contract.protected.never_written import KIND_DESCRIPTIONS, NEVER_WRITTEN, ProtectedNames, ProtectionKind
+from handrail.contract.protected.never_written import (
+    KIND_DESCRIPTIONS,
+    NEVER_WRITTEN,
+    ProtectedProgramFiles,
+    ProtectionKind,
+)
 from handrail.contract.struct import Struct
 
 WORKSPACE_FILE = "handrail.toml"
@@ -59,7 +64,7 @@ class PathProtection(Struct, frozen=True):
         """What the file is, as a predicate."""
         return KIND_DESCRIPTIONS[self.kind]
 
-    def refusal_text(self, shown: str) -> str:
+    def format_write_denial(self, shown: str) -> str:
         """Return why a write is refused, for the model."""
         if self.requires_approval:
             return f"{shown} {self.description}. {self._rule_hint(shown)}"
@@ -68,7 +73,7 @@ class PathProtection(Struct, frozen=True):
             "Describe the change to the user, who can make it."
         )
 
-    def question_text(self, shown: str) -> str:
+    def format_approval_reason(self, shown: str) -> str:
         """Return why a write requires approval although a rule allows it, for the model and the user."""
         return f"{shown} {self.description}, and no rule names it"
 
@@ -127,9 +132,9 @@ class _SingleNameIndex:
                 self._tails.setdefault(tail[-_ENDS:], []).append((head, tail, found))
 
     def find(self, name: str) -> PathProtection | None:
-        return self.exact.get(name) or self.find_by_pattern(name)
+        return self.exact.get(name) or self.match_name_pattern(name)
 
-    def find_by_pattern(self, name: str) -> PathProtection | None:
+    def match_name_pattern(self, name: str) -> PathProtection | None:
         for patterns in (self._heads.get(name[:_ENDS]), self._tails.get(name[-_ENDS:])):
             for head, tail, found in patterns or ():
                 if name.startswith(head) and name.endswith(tail) and len(name) >= len(head) + len(tail):
@@ -137,7 +142,7 @@ class _SingleNameIndex:
         return None
 
 
-def _index_rows(rows: Iterable[ProtectedNames], *, paths: bool) -> list[tuple[str, PathProtection]]:
+def _index_rows(rows: Iterable[ProtectedProgramFiles], *, paths: bool) -> list[tuple[str, PathProtection]]:
     return [
         (name, _BY_KIND[row.kind])
         for row in rows
@@ -168,13 +173,13 @@ def _find_by_name(name: str) -> PathProtection | None:
     """Return the protection of a single plain name, in any folder."""
     if (found := _NEVER.find(name) or _ASK.exact.get(name)) is not None:
         return found
-    return None if name in _FREE else _ASK.find_by_pattern(name)
+    return None if name in _FREE else _ASK.match_name_pattern(name)
 
 
 # Queries about one path or name.
 
 
-def find_protection(relative: str) -> PathProtection | None:
+def find_path_protection(relative: str) -> PathProtection | None:
     """Return why a path, relative to its root, is protected from tools and programs; None if it is not.
 
     The result is the strictest one for any of its names. Names are compared as the least exact file system does:
@@ -188,7 +193,7 @@ def find_protection(relative: str) -> PathProtection | None:
 
 
 @lru_cache(maxsize=256)
-def git_folder_prefix(root: str) -> str:
+def extract_path_from_git_folder(root: str) -> str:
     """Return the part of a root's path from its ``.git`` on, with a slash at its end; empty if the root is in no ``.git``.
 
     A path relative to such a root is protected like the same path of a repository in the workspace.
@@ -198,8 +203,8 @@ def git_folder_prefix(root: str) -> str:
     return "".join(f"{name}/" for name in names[start:])
 
 
-def find_tool_protection(relative: str) -> PathProtection | None:
-    """Return why a file tool does not write a path: :func:`find_protection`, or state of version control."""
+def find_tool_write_protection(relative: str) -> PathProtection | None:
+    """Return why a file tool does not write a path: :func:`find_path_protection`, or state of version control."""
     parts = relative.split("/")
     if not any(map(_may_be_protected_name, parts)):
         return None
@@ -210,13 +215,13 @@ def find_tool_protection(relative: str) -> PathProtection | None:
     return found
 
 
-def is_protected(relative: str) -> bool:
-    """Return whether no tool may write a path; see :func:`find_protection`."""
-    found = find_protection(relative)
+def is_always_write_protected(relative: str) -> bool:
+    """Return whether no tool may write a path; see :func:`find_path_protection`."""
+    found = find_path_protection(relative)
     return found is not None and not found.requires_approval
 
 
-def is_private_key(relative: str) -> bool:
+def is_private_key_path(relative: str) -> bool:
     """Return whether a path is a private key, which no tool reads either."""
     parts = relative.split("/")
     if not any(map(_may_be_protected_name, parts)):
@@ -237,16 +242,16 @@ _LOGINS = frozenset((".rhosts", ".shosts", ".k5login", ".k5users"))
 """Files that grant logins: protected like a key, and readable like any file."""
 
 
-def write_refusal_text(shown: str, relative: str | None = None) -> str:
+def format_protected_write_denial(shown: str, relative: str | None = None) -> str:
     """Return why a write to a protected path is refused, for the model.
 
     :param relative: the path as it was evaluated, if it is shown in another form
     """
-    found = find_protection(shown if relative is None else relative) or _RULES
-    return found.refusal_text(shown)
+    found = find_path_protection(shown if relative is None else relative) or _RULES
+    return found.format_write_denial(shown)
 
 
-def private_key_refusal_text(shown: str) -> str:
+def format_private_key_denial(shown: str) -> str:
     """Return why a private key is not read, for the model."""
     return f"{shown} is a private key, or in a place for keys. No tool can read it, and no rule can allow it."
 
@@ -269,7 +274,7 @@ def needs_full_path_check(name: str) -> bool:
     if not name.isascii() or name[:1] == "." or ":" in name or name[-1:] in ". " or name[3:4] == "~":
         return True
     low = name.lower()
-    return low in _ANY.exact or low == WORKSPACE_FILE or _ANY.find_by_pattern(low) is not None
+    return low in _ANY.exact or low == WORKSPACE_FILE or _ANY.match_name_pattern(low) is not None
 
 
 def has_path_dependent_entries(name: str) -> bool:
@@ -364,7 +369,7 @@ _SERVES = (
 Service = Literal["upload-pack", "receive-pack"]
 
 
-def git_server_command_option(service: Service, *, by_path: bool) -> str:
+def build_git_server_option(service: Service, *, by_path: bool) -> str:
     """Return the option with the command that serves a clone (``upload-pack``) or a push (``receive-pack``).
 
     git takes the first ``uploadpack`` or ``receivepack`` of a remote that it reads. That is the repository's own, not
@@ -377,6 +382,6 @@ def git_server_command_option(service: Service, *, by_path: bool) -> str:
 
 _SERVICES: tuple[Service, ...] = ("upload-pack", "receive-pack")
 SERVER_OPTIONS = frozenset(
-    git_server_command_option(service, by_path=by_path) for service, by_path in product(_SERVICES, (True, False))
+    build_git_server_option(service, by_path=by_path) for service, by_path in product(_SERVICES, (True, False))
 )
 """All of these options. With one of them git runs no more than without it."""

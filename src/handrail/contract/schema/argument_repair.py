@@ -20,7 +20,7 @@ from typing import Any, cast
 import jsonschema_rs as rs
 
 from handrail.contract.schema.argument_validation import ParametersSchema, format_json_path
-from handrail.contract.text.strict_json import InvalidJsonText, json_type_name, parse_object
+from handrail.contract.text.strict_json import InvalidJsonTextError, get_json_type_name, parse_json_object
 
 _MAX_ROUNDS = 4
 """A value that was read can contain more such values."""
@@ -44,7 +44,7 @@ def _repair_in_rounds(
     repaired: dict[str, Any] = copy.deepcopy(dict(arguments))
     notes: dict[str, str] = {}
     for _ in range(_MAX_ROUNDS):
-        wrong = [(error, _accepted(error)) for error in schema.iterate_errors(repaired)]
+        wrong = [(error, _accepted(error)) for error in schema.iterate_errors_within_budget(repaired)]
         if not wrong:
             return (repaired, notes) if notes and not schema.list_problems(repaired) else None
         for error, accepted in wrong:
@@ -62,9 +62,9 @@ def _accepted(error: rs.ValidationError) -> frozenset[str]:
         case kinds.AnyOf(context=branches) | kinds.OneOfNotValid(context=branches):
             return _accepted_by_branches(error, branches)
         case kinds.Enum(options=options):
-            return frozenset(json_type_name(option) for option in options)
+            return frozenset(get_json_type_name(option) for option in options)
         case kinds.Constant(expected_value=value):
-            return frozenset((json_type_name(value),))
+            return frozenset((get_json_type_name(value),))
         case _:
             return frozenset()
 
@@ -103,7 +103,7 @@ def _repair(
     if not isinstance(value, str) or not accepted or "string" in accepted:
         return False
     read = _read_json(value)
-    kind = json_type_name(read)
+    kind = get_json_type_name(read)
     if kind == "number" and "number" not in accepted and read.is_integer():
         kind = "integer"
     if read is None or not (kind in accepted or (kind == "integer" and "number" in accepted)):
@@ -116,7 +116,7 @@ def _repair(
 def _read_json(text: str) -> Any:
     """Return the value of a JSON text; None if it is null or not JSON."""
     try:
-        read = parse_object(f'{{"value":{text}}}', max_bytes=_MAX_TEXT_BYTES, raw_controls=True)
-    except InvalidJsonText:
+        read = parse_json_object(f'{{"value":{text}}}', max_bytes=_MAX_TEXT_BYTES, raw_controls=True)
+    except InvalidJsonTextError:
         return None
     return read["value"] if read.keys() == {"value"} else None

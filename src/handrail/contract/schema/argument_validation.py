@@ -34,12 +34,12 @@ from handrail.contract.schema.schema_check_cost import (
     SchemaCheckCost,
     SchemaTooCostly,
     count_json_values,
-    estimate_pattern_states,
+    estimate_regex_state_count,
     list_possible_patterns,
 )
-from handrail.contract.text.lazy_patterns import compile_on_first_use
-from handrail.contract.text.strict_json import MAX_ARGUMENT_DEPTH, json_type_name
-from handrail.contract.tool.spec import get_object_properties, iterate_schema_branches, members_or_nothing
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
+from handrail.contract.text.strict_json import MAX_ARGUMENT_DEPTH, get_json_type_name
+from handrail.contract.tool.spec import extract_property_schemas, get_list_items_or_empty, list_schema_branches
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
 # Integers: the places where a schema asks for them, and a conversion of whole numbers. JSON Schema counts ``1.0`` as an
@@ -55,7 +55,7 @@ def find_possible_integer_arguments(parameters: Mapping[str, Any]) -> tuple[tupl
         return (), ()
     integers: list[str] = []
     within: list[str] = []
-    for name, property_schema in get_object_properties(parameters).items():
+    for name, property_schema in extract_property_schemas(parameters).items():
         refers = _mentions_type(property_schema, b'ef":')  # $ref, $dynamicRef: to what is looked up nowhere here
         kinds = _types_allowed_by(property_schema)
         if refers or ("integer" in kinds and "number" not in kinds):
@@ -71,8 +71,8 @@ def _types_allowed_by(schema: Mapping[str, Any]) -> set[str]:
     """Return the types that a schema or one of its alternatives allows."""
     return {
         kind
-        for one in (schema, *iterate_schema_branches(schema))
-        for kind in (one.get("type"), *members_or_nothing(one.get("type")))
+        for one in (schema, *list_schema_branches(schema))
+        for kind in (one.get("type"), *get_list_items_or_empty(one.get("type")))
         if isinstance(kind, str)
     }
 
@@ -83,11 +83,11 @@ def _mentions_type(schema: object, what: bytes) -> bool:
 
 def _inner_schemas(fields: Mapping[str, Any]) -> Iterator[object]:
     """Yield the parts of a schema about the inside of a value, not about the value itself."""
-    for one in (fields, *iterate_schema_branches(fields)):
+    for one in (fields, *list_schema_branches(fields)):
         yield {key: value for key, value in one.items() if key not in ("type", "anyOf", "oneOf", "allOf")}
 
 
-def coerce_whole_numbers(value: Any) -> Any:
+def convert_whole_floats_to_int(value: Any) -> Any:
     """Return ``value`` with its whole numbers as ``int``; the same object if nothing changes.
 
     Only numbers are converted that every reader of JSON takes for the same.
@@ -96,11 +96,11 @@ def coerce_whole_numbers(value: Any) -> Any:
         return int(value) if value.is_integer() and abs(value) < _EXACT else value
     if isinstance(value, dict):
         given = cast("dict[str, Any]", value)
-        made = {key: coerce_whole_numbers(one) for key, one in given.items()}
+        made = {key: convert_whole_floats_to_int(one) for key, one in given.items()}
         return made if any(made[key] is not one for key, one in given.items()) else given
     if isinstance(value, (list, tuple)):
         held = cast("Sequence[Any]", value)
-        several = [coerce_whole_numbers(one) for one in held]
+        several = [convert_whole_floats_to_int(one) for one in held]
         return several if any(new is not old for new, old in zip(several, held, strict=True)) else held
     return value
 
@@ -120,7 +120,7 @@ _MAX_DEPTH_LISTED = 24
 _HARMLESS: frozenset[object] = frozenset({int, bool, type(None)})
 _LINEAR = rs.RegexOptions(size_limit=1024 * 1024, dfa_size_limit=1024 * 1024)
 _BOUNDED = rs.FancyRegexOptions(backtrack_limit=BACKTRACKS, size_limit=1024 * 1024, dfa_size_limit=1024 * 1024)
-_BACK_REFERENCE = compile_on_first_use(r"(?:[^\\]|^)(?:\\\\)*\\(?:[1-9]|k[<{'])")
+_BACK_REFERENCE = compile_regex_lazily(r"(?:[^\\]|^)(?:\\\\)*\\(?:[1-9]|k[<{'])")
 _OF_SEVERAL = frozenset(
     (
         *("required", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies"),
@@ -144,7 +144,7 @@ _APPLICATORS = frozenset(
 Path = Sequence[str | int]
 
 
-class InvalidSchema(ValueError):
+class InvalidSchemaError(ValueError):
     """A schema that cannot be used. ``problems`` has every ``(place, problem)``."""
 
     def __init__(self, problems: Sequence[tuple[str, str]]) -> None:
@@ -163,7 +163,7 @@ class CoarseProblemList(list[str]):
         self.checked = checked
 
 
-class UnfinishedArgumentCheck(ToolError):
+class ArgumentCheckBudgetError(ToolError):
     """An error for arguments whose check exceeds the budget. A bounded process may finish the check."""
 
     def __init__(
@@ -206,7 +206,7 @@ class ParametersSchema:
         """
         if not parsed and (fault := _explain_non_json_arguments(arguments)):
             return [fault]
-        estimate = None if self._effort.is_cheap(arguments) else self._effort.estimate(arguments)
+        estimate = None if self._effort.is_check_cheap(arguments) else self._effort.estimate(arguments)
         if estimate is not None and estimate.check > CHECK_BUDGET:
             return CoarseProblemList([self._explain_costly_argument(arguments)], checked=False)
         try:
@@ -220,16 +220,16 @@ class ParametersSchema:
         except ValueError as error:
             return [f"the arguments are not JSON values ({str(error)[:200]})"]
 
-    def iterate_errors(self, arguments: dict[str, Any]) -> Iterator[rs.ValidationError]:
+    def iterate_errors_within_budget(self, arguments: dict[str, Any]) -> Iterator[rs.ValidationError]:
         """Yield the errors of JSON ``arguments``; none if listing them exceeds the budget."""
-        if self._effort.is_cheap(arguments) or self._effort.estimate(arguments).listing <= LIST_BUDGET:
+        if self._effort.is_check_cheap(arguments) or self._effort.estimate(arguments).listing <= LIST_BUDGET:
             yield from self._validator.iter_errors(arguments)
 
-    def fits_at_any_cost(self, arguments: dict[str, Any]) -> bool:
+    def matches_without_budget(self, arguments: dict[str, Any]) -> bool:
         """Return whether ``arguments`` match, at any cost. For a process with its own limits."""
         return self._accepts(arguments)
 
-    def list_problems_at_any_cost(self, arguments: dict[str, Any]) -> list[str]:
+    def list_problems_without_budget(self, arguments: dict[str, Any]) -> list[str]:
         """Return the problems of ``arguments``, at any cost. For a process with its own limits."""
         return _list_error_texts(self._validator.iter_errors(arguments), self.parameters)
 
@@ -237,7 +237,7 @@ class ParametersSchema:
         """Return a text about the argument that is too large for its schema."""
         if len(arguments) > _MANY:
             return f"too many arguments to check: {len(arguments):,}; split the call into several smaller ones"
-        name = max(arguments, key=lambda one: self._effort.estimate_argument(one, arguments[one]).check)
+        name = max(arguments, key=lambda one: self._effort.estimate_argument_cost(one, arguments[one]).check)
         value = arguments[name]
         characters = (
             f"string of {len(value):,} characters"
@@ -251,10 +251,10 @@ class ParametersSchema:
 
     def _problems_by_argument(self, arguments: dict[str, Any]) -> list[str]:
         """Return texts about missing and wrong arguments, with details where they cost little."""
-        properties = get_object_properties(self.parameters)
+        properties = extract_property_schemas(self.parameters)
         texts = [
             f"`{format_json_path([name])}` is missing (expected {_expected_of(properties.get(name, {}))})"
-            for name in members_or_nothing(self.parameters.get("required"))
+            for name in get_list_items_or_empty(self.parameters.get("required"))
             if isinstance(name, str) and name not in arguments
         ]
         try:
@@ -267,7 +267,7 @@ class ParametersSchema:
                 return [*texts[:MAX_PROBLEMS], "more problems may exist"]
             if validator.is_valid({name: value}):
                 continue
-            cost = self._effort.estimate_argument(name, value).listing
+            cost = self._effort.estimate_argument_cost(name, value).listing
             if cost <= left:
                 left -= cost
                 texts += _list_error_texts(validator.iter_errors({name: value}), self.parameters)
@@ -290,7 +290,7 @@ class ParametersSchema:
                 arguments = {**arguments, name: int(value)}
         for name in arguments if self._within is None else self._within:
             value = arguments.get(name)
-            if isinstance(value, (dict, list, tuple)) and (made := coerce_whole_numbers(value)) is not value:
+            if isinstance(value, (dict, list, tuple)) and (made := convert_whole_floats_to_int(value)) is not value:
                 arguments = {**arguments, name: made}
         return arguments
 
@@ -304,19 +304,19 @@ def compile_schema(parameters: Mapping[str, Any]) -> ParametersSchema:
 
     A dialect named by ``$schema`` (drafts 4 to 2020-12) is respected; the default is 2020-12.
 
-    :raises InvalidSchema: (a ``ValueError``) if it is not a valid schema, describes something other than one object,
+    :raises InvalidSchemaError: (a ``ValueError``) if it is not a valid schema, describes something other than one object,
         refers to anything outside itself, or has a pattern that no bounded engine accepts
     """
     text = _schema_as_json(parameters)
     if (known := _compiled_schemas.get(text)) is not None:
         return known
     if (problem := _fault_in_size(parameters, text)) is not None:
-        raise InvalidSchema([("", problem)])
+        raise InvalidSchemaError([("", problem)])
     written = str(parameters.get("$schema", _NEWEST))
     declared = _DIALECT_BY_NAME.get(find_dialect(written), "")
     validator_of = _DIALECTS.get(declared)
     if validator_of is None:
-        raise InvalidSchema(
+        raise InvalidSchemaError(
             [("$schema", f"is {written[:200]!r}, which is not a known dialect; leave it out for {_NEWEST}")]
         )
     problems: dict[str, str] = {}
@@ -339,7 +339,7 @@ def compile_schema(parameters: Mapping[str, Any]) -> ParametersSchema:
             if text:
                 _compiled_schemas[text] = made
             return made
-    raise InvalidSchema(list(problems.items()))
+    raise InvalidSchemaError(list(problems.items()))
 
 
 def _fault_in_size(parameters: Mapping[str, Any], text: bytes) -> str | None:
@@ -377,14 +377,14 @@ def _compiled(
             effort.require_bounded_cost()
         validator = made(whole)
     except SchemaTooCostly as error:
-        raise InvalidSchema([("", str(error))]) from None
+        raise InvalidSchemaError([("", str(error))]) from None
     except rs.ValidationError as error:
-        raise InvalidSchema([(format_json_path(error.instance_path), _compile_fault(error))]) from None
+        raise InvalidSchemaError([(format_json_path(error.instance_path), _compile_fault(error))]) from None
     except (ValueError, rs.ReferencingError) as error:
-        raise InvalidSchema([("", str(error)[:300])]) from None
-    if compounds and effort.unknown_references:
-        names = ", ".join(repr(one[:100]) for one in effort.unknown_references[:5])
-        raise InvalidSchema([("", f"unresolvable references: {names}; write a reference as '#/$defs/NAME'")])
+        raise InvalidSchemaError([("", str(error)[:300])]) from None
+    if compounds and effort.unresolvable_references:
+        names = ", ".join(repr(one[:100]) for one in effort.unresolvable_references[:5])
+        raise InvalidSchemaError([("", f"unresolvable references: {names}; write a reference as '#/$defs/NAME'")])
     return ParametersSchema(
         parameters,
         validator,
@@ -404,7 +404,7 @@ def _compute_pattern_costs(parameters: Mapping[str, Any]) -> tuple[dict[str, flo
     for pattern in list_possible_patterns(parameters):
         if pattern in costs:
             continue
-        states = estimate_pattern_states(pattern)
+        states = estimate_regex_state_count(pattern)
         together += states
         if together > MAX_PATTERN_STATES:
             raise SchemaTooCostly(
@@ -431,7 +431,7 @@ def _is_linear(pattern: str) -> bool:
     return True
 
 
-def make_step_schema(step_parameters: Mapping[str, Any], name: str = "input") -> dict[str, Any]:
+def build_step_input_schema(step_parameters: Mapping[str, Any], name: str = "input") -> dict[str, Any]:
     """Return a schema with the one argument ``name``: the input of a stateful tool's step.
 
     The schema may refer to its own parts.
@@ -534,7 +534,7 @@ def _problem_texts(error: rs.ValidationError, schema: Mapping[str, Any]) -> Iter
             wanted = _expected_of(_sibling_properties(schema, error.schema_path).get(name, {}))
             yield f"`{format_json_path([*error.instance_path, name])}` is missing (expected {wanted})"
         case kinds.BacktrackLimitExceeded() | kinds.RegexEngineFailure():
-            yield f"{place}: the {json_type_name(error.instance)} takes too long to match against its pattern; send a simpler one"
+            yield f"{place}: the {get_json_type_name(error.instance)} takes too long to match against its pattern; send a simpler one"
         case kinds.Not(schema=unwanted) if together := _find_mutually_exclusive_keys(unwanted, error.instance):
             yield f"{place}: {' and '.join(f'`{one}`' for one in together)} exclude each other; pass only one of them"
         case kinds.AnyOf(context=branches) | kinds.OneOfNotValid(context=branches):
@@ -595,8 +595,8 @@ def _find_mutually_exclusive_keys(unwanted: object, given: object) -> list[str]:
     if not isinstance(unwanted, Mapping) or not isinstance(given, Mapping):
         return []
     fields = cast("Mapping[str, Any]", unwanted)
-    for one in (fields, *iterate_schema_branches(fields)):
-        names = [str(name) for name in members_or_nothing(one.get("required"))]
+    for one in (fields, *list_schema_branches(fields)):
+        names = [str(name) for name in get_list_items_or_empty(one.get("required"))]
         if len(names) > 1 and all(name in given for name in names):
             return names
     return []
@@ -625,7 +625,7 @@ def _sibling_properties(schema: Mapping[str, Any], schema_path: Path) -> dict[st
             node = node[part]
         except (KeyError, IndexError, TypeError):
             return {}
-    return get_object_properties(cast("Mapping[str, Any]", node)) if isinstance(node, Mapping) else {}
+    return extract_property_schemas(cast("Mapping[str, Any]", node)) if isinstance(node, Mapping) else {}
 
 
 _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
@@ -714,7 +714,7 @@ def _describe_size(value: object) -> str:
         return f"string of {len(value)} characters"
     if isinstance(value, list):
         return f"array of {len(cast('list[object]', value))} items"
-    return json_type_name(value)
+    return get_json_type_name(value)
 
 
 def _explain_non_json_arguments(arguments: dict[str, Any]) -> str | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import jsonschema_rs as rs
+
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 _TYPE_WORDS: Mapping[str, str] = {
     **dict.fromkeys(("int", "long"), "integer"),
@@ -56,15 +58,27 @@ def _is_list(value: object) -> bool:
     return isinstance(value, list)
 
 
+def _is_expression(value: object) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        rs.Draft202012Validator({"pattern": value})
+    except ValueError:
+        return False
+    return True
+
+
 _VALUE_CHECKS: Mapping[str, Callable[[object], bool]] = {
     **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _is_count),
     **dict.fromkeys(("minContains", "maxContains"), _is_count),
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _is_number),
+    "pattern": _is_expression,
     "multipleOf": lambda value: _is_number(value) and cast("float", value) > 0,
-    **dict.fromkeys(("title", "description", "format", "pattern", "$comment", "$ref", "$anchor", "$id"), _is_text),
+    **dict.fromkeys(("title", "description", "format", "$comment", "$ref", "$anchor", "$id"), _is_text),
     **dict.fromkeys(("contentEncoding", "contentMediaType", "$schema"), _is_text),
     **dict.fromkeys(("uniqueItems", "deprecated", "readOnly", "writeOnly"), _is_flag),
-    **dict.fromkeys(("enum", "examples"), _is_list),
+    "enum": lambda value: isinstance(value, list) and bool(cast("list[object]", value)),
+    "examples": _is_list,
 }
 """The words whose value must have a type. A word with another value is left out."""
 
@@ -82,7 +96,7 @@ def find_dialect(declared: object) -> str | None:
     return name if name in ("2020-12", "2019-09", "draft-07", "draft-06", "draft-05", "draft-04", "draft-03") else None
 
 
-def mend_foreign_schema(schema: object) -> dict[str, Any]:
+def normalise_foreign_schema(schema: object) -> dict[str, Any]:
     """Return the parameters of a tool from a schema that a server wrote.
 
     A missing schema, and an object without any word about its members, take every argument.
@@ -152,7 +166,7 @@ class _SchemaMender:
                 found[key] = {name: self.mend(one, depth + 1) for name, one in cast("dict[str, Any]", value).items()}
                 if key == "properties":
                     self._require_marked(found, cast("dict[str, Any]", value))
-            elif key == "properties":
+            elif key == "properties" and value is not None:
                 found[key] = {}  # some programs write an empty object as a list
         elif key == "items" and isinstance(value, list):
             rest = [self.mend(one, depth + 1) for one in cast("list[Any]", value)]

@@ -10,7 +10,7 @@ from typing import Any
 
 from handrail.contract.schema.argument_validation import ParametersSchema
 from handrail.contract.struct import Struct
-from handrail.contract.tool.spec import TargetTemplates, ToolKind, ToolSpec, get_object_properties
+from handrail.contract.tool.spec import TargetTemplates, ToolKind, ToolSpec, extract_property_schemas
 
 _LONGEST = 4_000
 
@@ -61,7 +61,7 @@ class LockedToolShape(Struct, frozen=True):
         both = f"{self.build_locked_spec(tool_id, answering).definition_hash} {answering.definition_hash}"
         return hashlib.sha256(both.encode()).hexdigest()
 
-    def find_problems(self, tool_id: str, answering: ToolSpec, schema: ParametersSchema) -> Iterator[str]:
+    def find_tool_incompatibilities(self, tool_id: str, answering: ToolSpec, schema: ParametersSchema) -> Iterator[str]:
         """Yield the reasons why a tool cannot answer for the locked id.
 
         :param schema: of its arguments
@@ -72,7 +72,7 @@ class LockedToolShape(Struct, frozen=True):
         if answering.mode != "direct":
             yield f"its mode is {answering.mode!r}; {tool_id} requires the mode 'direct'"
         names = list(self.parameters["properties"])
-        if missing := [name for name in names if name not in get_object_properties(answering.parameters)]:
+        if missing := [name for name in names if name not in extract_property_schemas(answering.parameters)]:
             yield f"the parameter {' and '.join(missing)} is missing; {tool_id} requires {', '.join(names)}"
             return
         for example in self.examples:

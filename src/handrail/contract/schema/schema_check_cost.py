@@ -18,7 +18,7 @@ from typing import Any, cast
 from urllib.parse import unquote, urldefrag, urljoin
 
 from handrail.contract.struct import Struct, field
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.text.strict_json import MAX_ARGUMENT_DEPTH
 
 MAX_VALUES = 8_000
@@ -113,7 +113,7 @@ class _SchemaRules(Struct, eq=False):
         """All schemas that it leads to."""
         return (*self.beside, *self.alternatives, *self.within)
 
-    def total_with_parts(self, parts: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
+    def sum_cost_with_parts(self, parts: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
         """Return rules, units per character, and look-around patterns, including those of its parts."""
         own = (self.own, self.text + self.names, self.looking + self.looking_at_names)
         size, text, looking = (own[n] + self.again * sum(part[n] for part in parts) for n in range(3))
@@ -220,11 +220,11 @@ class SchemaCheckCost:
         self._graph.check_cycles_and_sizes()
 
     @property
-    def unknown_references(self) -> Sequence[str]:
+    def unresolvable_references(self) -> Sequence[str]:
         """References that cannot be followed."""
         return self._graph.unknown
 
-    def is_cheap(self, arguments: Mapping[str, Any]) -> bool:
+    def is_check_cheap(self, arguments: Mapping[str, Any]) -> bool:
         """Return whether the check of ``arguments`` is cheap. A quick look is enough for most arguments."""
         if len(arguments) > _FEW or not self._is_cheap_for_short_values:
             return False
@@ -250,7 +250,7 @@ class SchemaCheckCost:
         apart = sum((self._levels_of(name).estimate([(1, 0, 0), *own]) for name, own in measured.items()), _NOTHING)
         return CostEstimate(min(whole.check, apart.check), min(whole.listing, apart.listing))
 
-    def estimate_argument(self, name: str, value: object) -> CostEstimate:
+    def estimate_argument_cost(self, name: str, value: object) -> CostEstimate:
         """Estimate the cost to check one argument alone."""
         measured = self._measure_arguments({name: value})
         if measured is None:
@@ -300,7 +300,7 @@ class SchemaCheckCost:
         found = self._by_name[name]
         if found is None:
             found = self._by_name[name] = self._graph.compute_bounds_by_level(
-                self._graph.property_rules(self._parameters, name)
+                self._graph.build_property_rules(self._parameters, name)
             )
         return found
 
@@ -484,7 +484,7 @@ class _SchemaGraph:
         while self._unfilled:
             self._fill(*self._unfilled.pop())
 
-    def property_rules(self, parameters: SchemaNode, name: str) -> _SchemaRules:
+    def build_property_rules(self, parameters: SchemaNode, name: str) -> _SchemaRules:
         """Return the root with one of its properties; with none for ``""``, so that its rules for others count."""
         properties = cast("SchemaNode", parameters.get("properties", {}))
         kept = {name: properties[name]} if name in properties else {}
@@ -594,7 +594,7 @@ class _SchemaGraph:
             rules, left = stack.pop()
             if left:
                 open_.discard(rules)
-                done[rules] = rules.total_with_parts(
+                done[rules] = rules.sum_cost_with_parts(
                     [done.get(one, (0.0, 0.0, 0.0)) for one in rules.reachable_schemas if one not in recursive]
                 )
             elif rules in open_:
@@ -697,11 +697,11 @@ _ASSERTING = frozenset(
 # The size of the automaton of a regular expression, estimated in one pass over its text.
 
 MOST = 1e15
-_COUNTED = compile_on_first_use(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
+_COUNTED = compile_regex_lazily(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
 _CLASS_OF_UNICODE, _NEGATED_CLASS, _ANY, _BEYOND_ASCII = 400.0, 12.0, 10.0, 4.0
 
 
-def estimate_pattern_states(pattern: str) -> float:
+def estimate_regex_state_count(pattern: str) -> float:
     """Estimate the states that an engine without backtracking needs for ``pattern``.
 
     A repeated part counts as often as it is repeated.

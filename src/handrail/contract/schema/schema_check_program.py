@@ -18,7 +18,7 @@ def compute_values(question: Mapping[str, Any], data: bytes) -> Iterator[object]
     :param data: not used
     """
     schema, arguments = compile_schema(question["parameters"]), question["arguments"]
-    fits = schema.fits_at_any_cost(arguments)
+    fits = schema.matches_without_budget(arguments)
     yield fits
     if not fits:
-        yield schema.list_problems_at_any_cost(arguments)
+        yield schema.list_problems_without_budget(arguments)

@@ -7,10 +7,10 @@ from typing import Any, Literal, Protocol
 
 from handrail.contract.errors import ToolError
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.tool.spec import ToolSpec
 
-_NAME = compile_on_first_use(r"(?:shared/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
+_NAME = compile_regex_lazily(r"(?:shared/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
 SHARED_PREFIX = "shared/"
 """The prefix of a channel that the whole workspace shares. Any other channel belongs to one session and its
 sub-agents."""
@@ -250,7 +250,7 @@ class NotificationQueue(Protocol):
         ...
 
 
-class NotificationInbox(NotificationQueue, Protocol):
+class NotificationSink(NotificationQueue, Protocol):
     """The notifications of a session, for code that posts them."""
 
     async def post(self, notice: Notification) -> None:

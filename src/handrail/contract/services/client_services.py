@@ -58,7 +58,7 @@ CLIENT_REQUEST_KINDS: Mapping[ClientRequestKind, tuple[ClientMethod, Mapping[str
 """Each kind with its minimal request."""
 
 
-def client_request_kind(method: ClientMethod, params: Mapping[str, Any]) -> ClientRequestKind:
+def classify_client_request(method: ClientMethod, params: Mapping[str, Any]) -> ClientRequestKind:
     """Return the kind of a request."""
     if method == "elicitation/create":
         return "url" if params.get("mode") == "url" else "form"
@@ -69,7 +69,7 @@ def client_request_kind(method: ClientMethod, params: Mapping[str, Any]) -> Clie
     return "roots"
 
 
-class ClientRequest(Struct, frozen=True):
+class RequestToClient(Struct, frozen=True):
     """One request to the client.
 
     :param params: in MCP's form
@@ -92,7 +92,7 @@ class ClientHandler(Protocol):
         ...
 
     async def send_requests(
-        self, call_id: str, requests: Mapping[str, ClientRequest]
+        self, call_id: str, requests: Mapping[str, RequestToClient]
     ) -> Mapping[str, Mapping[str, Any]]:
         """Send several requests at once, each under a key, and return the results under the same keys.
 
@@ -132,7 +132,7 @@ class ClientService(Protocol):
         """Return whether the tool may send such a request, and the client supports it."""
         ...
 
-    async def send_requests(self, requests: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
+    async def send_requests(self, requests: Mapping[str, RequestToClient]) -> Mapping[str, Mapping[str, Any]]:
         """Send requests; see :meth:`ClientHandler.send_requests`. The tool's time-out does not count the wait.
 
         :raises ToolError: ``denied`` without the capability of each method; ``unavailable`` if the session has no

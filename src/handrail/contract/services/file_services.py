@@ -8,8 +8,9 @@ from typing import Literal, NamedTuple, Protocol
 from handrail.contract.struct import Struct, field
 
 FileKind = Literal["file", "directory", "symlink", "other"]
-SearchOmission = Literal["hidden", "ignored", "binary", "case"]
-"""Why a search left a file out. ``case``: its name is in another letter case."""
+SearchOmission = Literal["hidden", "ignored", "binary", "case", "deeper", "inside"]
+"""Why a search left a file out. ``case``: its name is in another letter case. ``deeper``: it is below the folder of the pattern.
+``inside``: it is in a folder that the pattern names."""
 
 
 class FileStat(Struct, frozen=True):
@@ -70,7 +71,7 @@ class WriteResult(Struct, frozen=True):
     """The replaced content, for a diff; None if the file is new."""
 
 
-class EntryChange(Struct, frozen=True):
+class MoveOrDeleteResult(Struct, frozen=True):
     """The result of moving or deleting a file or folder.
 
     :param path: the path that it has now, or had before it was deleted
@@ -160,7 +161,7 @@ class FileService(Protocol):
         """
         ...
 
-    async def move(self, path: str, to: str) -> EntryChange:
+    async def move(self, path: str, to: str) -> MoveOrDeleteResult:
         """Move a file or folder to a path that does not exist yet, and create its parent folders.
 
         The rules must allow reading the old path and writing both. Each entry of a folder is checked.
@@ -169,7 +170,7 @@ class FileService(Protocol):
         """
         ...
 
-    async def delete(self, path: str, *, recursive: bool = False) -> EntryChange:
+    async def delete(self, path: str, *, recursive: bool = False) -> MoveOrDeleteResult:
         """Delete a file or an empty folder.
 
         :param recursive: also delete a folder with everything in it

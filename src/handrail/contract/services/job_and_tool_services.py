@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from handrail.contract.calls_and_results import Result
-from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.errors import ToolError, quote_text_or_length
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Job(Struct, frozen=True):
         return self.state in FINAL_JOB_STATES
 
 
-class JobOutput(Struct, frozen=True):
+class JobOutputChunk(Struct, frozen=True):
     """A piece of a job's output.
 
     :param cursor: the position in bytes at which to continue reading
@@ -85,11 +85,11 @@ class JobService(Protocol):
         """Return one job."""
         ...
 
-    async def read_output_bytes(self, job_id: str, *, cursor: int = 0, max_bytes: int = 65_536) -> JobOutput:
+    async def read_output_bytes(self, job_id: str, *, cursor: int = 0, max_bytes: int = 65_536) -> JobOutputChunk:
         """Read the output of a job from a position in bytes."""
         ...
 
-    async def read_line_range(self, job_id: str, *, offset: int = 0, count: int = 200) -> JobOutput:
+    async def read_line_range(self, job_id: str, *, offset: int = 0, count: int = 200) -> JobOutputChunk:
         """Read ``count`` lines of a job's output from line ``offset``. A negative offset counts from the end."""
         ...
 
@@ -325,10 +325,10 @@ _KEY_ALIASES: Mapping[str, str] = MappingProxyType(
     }
 )
 """Names of tmux and of other tools, in lower case, with ours."""
-_CTRL = compile_on_first_use(r"(?:c-|\^|ctrl\+|control[-+])(?=.)")
+_CTRL = compile_regex_lazily(r"(?:c-|\^|ctrl\+|control[-+])(?=.)")
 
 
-def parse_keys(text: str) -> tuple[str, ...]:
+def parse_key_names(text: str) -> tuple[str, ...]:
     """Return the names of :data:`KEYS` for names separated by spaces, also in the spelling of tmux (``C-c``, ``Enter``, ``BSpace``).
 
     :raises ToolError: ``invalid_input`` for an unknown name
@@ -340,7 +340,7 @@ def parse_keys(text: str) -> tuple[str, ...]:
         if low not in KEYS:
             near = " or ".join(f"`{one}`" for one in nearest_names(low, KEYS, 2))
             raise ToolError(
-                f"The key {quote_excerpt(name, 40)} is unknown. {f'Did you mean {near}?' if near else ''} Keys are enter, tab, space, "
+                f"The key {quote_text_or_length(name, 40)} is unknown. {f'Did you mean {near}?' if near else ''} Keys are enter, tab, space, "
                 "escape, backspace, delete, insert, up, down, left, right, home, end, page-up, page-down, ctrl-a to ctrl-z and "
                 "ctrl-backslash, or C-c and the other names of tmux. Type other text with `text`.".replace("  ", " "),
                 kind="invalid_input",

@@ -73,7 +73,7 @@ class RenameEdit(Struct, frozen=True):
     new_text: str
 
 
-class AnswerQuality(Struct, frozen=True):
+class ResultCompleteness(Struct, frozen=True):
     """The limits of an answer.
 
     :param servers: the programs that answered, such as ``ty``
@@ -88,43 +88,43 @@ class AnswerQuality(Struct, frozen=True):
     stale_reason: str = ""
 
 
-class LocationAnswer(Struct, frozen=True):
+class LocationQueryResult(Struct, frozen=True):
     """Places, sorted by path and line."""
 
     locations: tuple[CodeLocation, ...]
-    quality: AnswerQuality
+    quality: ResultCompleteness
 
 
-class SymbolAnswer(Struct, frozen=True):
+class SymbolQueryResult(Struct, frozen=True):
     """Symbols, in the order of a file or of a search."""
 
     symbols: tuple[CodeSymbol, ...]
-    quality: AnswerQuality
+    quality: ResultCompleteness
 
 
-class HoverAnswer(Struct, frozen=True):
+class HoverQueryResult(Struct, frozen=True):
     """The type and the documentation of a symbol; empty if there is none."""
 
     text: str
     location: CodeLocation
-    quality: AnswerQuality
+    quality: ResultCompleteness
 
 
-class DiagnosticAnswer(Struct, frozen=True):
+class FileDiagnosticsResult(Struct, frozen=True):
     """The problems of one file, for its present content."""
 
     diagnostics: tuple[CodeDiagnostic, ...]
-    quality: AnswerQuality
+    quality: ResultCompleteness
 
 
-class RenameAnswer(Struct, frozen=True):
+class RenamePreview(Struct, frozen=True):
     """What a renaming would change. Nothing is changed.
 
     :param other_changes: changes of whole files, such as a new name of a file
     """
 
     edits: tuple[RenameEdit, ...]
-    quality: AnswerQuality
+    quality: ResultCompleteness
     other_changes: tuple[str, ...] = ()
 
 
@@ -137,35 +137,35 @@ class LanguageService(Protocol):
     ``invalid_input`` for a symbol that does not exist or is ambiguous, ``denied`` for a file that rules hide.
     """
 
-    async def find_definitions(self, query: SymbolQuery) -> LocationAnswer:
+    async def find_definitions(self, query: SymbolQuery) -> LocationQueryResult:
         """Return where a symbol is defined."""
         ...
 
-    async def find_references(self, query: SymbolQuery) -> LocationAnswer:
+    async def find_references(self, query: SymbolQuery) -> LocationQueryResult:
         """Return where a symbol is used, and its definition."""
         ...
 
-    async def describe_symbol(self, query: SymbolQuery) -> HoverAnswer:
+    async def describe_symbol(self, query: SymbolQuery) -> HoverQueryResult:
         """Return the type and the documentation of a symbol."""
         ...
 
-    async def list_symbols(self, path: str | None = None, *, name: str | None = None) -> SymbolAnswer:
+    async def list_symbols(self, path: str | None = None, *, name: str | None = None) -> SymbolQueryResult:
         """Return the symbols that a file defines, or those of all files with a name.
 
         :param name: a part of the name; required without ``path``
         """
         ...
 
-    async def list_diagnostics(self, path: str) -> DiagnosticAnswer:
+    async def list_diagnostics(self, path: str) -> FileDiagnosticsResult:
         """Return the problems of a file."""
         ...
 
-    async def preview_rename(self, query: SymbolQuery, new_name: str) -> RenameAnswer:
+    async def preview_rename(self, query: SymbolQuery, new_name: str) -> RenamePreview:
         """Return what the renaming of a symbol would change."""
         ...
 
 
-def describe_quality(quality: AnswerQuality) -> Mapping[str, object]:
+def convert_completeness_to_json(quality: ResultCompleteness) -> Mapping[str, object]:
     """Return the limits of an answer as members of a result."""
     found: dict[str, object] = {"servers": list(quality.servers)}
     if quality.incomplete_reason:

@@ -44,14 +44,14 @@ class RecalledMemory(Struct, frozen=True):
     untrusted: str | None = None
 
 
-class RecalledMemories(Struct, frozen=True):
+class MemoryQueryResult(Struct, frozen=True):
     """The entries that a query found, the best first, and how many match."""
 
     memories: tuple[RecalledMemory, ...]
     total: int
 
 
-class MemoryWrite(Struct, frozen=True):
+class MemoryWriteRequest(Struct, frozen=True):
     """A fact to store.
 
     :param key: its subject. The latest fact with a key counts
@@ -77,7 +77,7 @@ class StoredMemory(Struct, frozen=True):
     untrusted: str | None = None
 
 
-class CompactedFacts(Struct, frozen=True):
+class FactCompactionResult(Struct, frozen=True):
     """The result of a compaction of the facts.
 
     :param number: the number by which a person can undo it
@@ -91,7 +91,7 @@ class CompactedFacts(Struct, frozen=True):
 class MemoryService(Protocol):
     """The memory of one session, for one call."""
 
-    async def recall(self, query: MemoryQuery) -> RecalledMemories:
+    async def recall(self, query: MemoryQuery) -> MemoryQueryResult:
         """Find notes, passages or facts.
 
         :raises ToolError: ``invalid_input`` for a query without any word, ``unavailable`` if the store cannot be used
@@ -99,14 +99,14 @@ class MemoryService(Protocol):
         """
         ...
 
-    async def remember(self, write: MemoryWrite) -> StoredMemory:
+    async def remember(self, write: MemoryWriteRequest) -> StoredMemory:
         """Store a fact for the user, if it passes the checks.
 
         :raises ToolError: with the reason why it is not stored
         """
         ...
 
-    async def fold_facts(self) -> CompactedFacts:
+    async def fold_facts(self) -> FactCompactionResult:
         """Fold facts with the same key into the latest one.
 
         :raises ToolError: ``unavailable`` if the store cannot be used

@@ -72,7 +72,7 @@ class PromptSpec:
     more: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
 
 
-class ResourceListing(Protocol):
+class SourceResources(Protocol):
     """The resources and prompts that one source lists in one generation."""
 
     @property
@@ -105,7 +105,7 @@ class ResourceListing(Protocol):
         ...
 
 
-class SourceRequest(Struct, frozen=True):
+class SourceRequestSpec(Struct, frozen=True):
     """The request that a call of a built-in tool sends to a source.
 
     :param method: MCP's method, by which rules may name it: ``mcp:SERVER:resources/read``
@@ -136,7 +136,7 @@ class ResourceService(Protocol):
     A call reaches only the source that it was evaluated for.
     """
 
-    async def list_sources(self) -> Sequence[ResourceListing]:
+    async def list_sources(self) -> Sequence[SourceResources]:
         """Return the listings of all sources in the generation of the call."""
         ...
 

@@ -100,7 +100,7 @@ class DelegatedSession(NamedTuple):
     session_id: str
 
 
-class SubagentSessionRelations(Protocol):
+class SubagentSessionStore(Protocol):
     """The stored relations between sessions and the sessions of their sub-agents.
 
     :raises LogUnavailable: by each method, if the database cannot be read
@@ -115,7 +115,7 @@ class SubagentSessionRelations(Protocol):
         ...
 
 
-def drop_delegating_tools(specs: list[ToolSpec], delegates: SubagentRunner | None) -> list[ToolSpec]:
+def drop_delegation_tools(specs: list[ToolSpec], delegates: SubagentRunner | None) -> list[ToolSpec]:
     """Return ``specs`` without the tools that need a runner of sub-agents, if there is none."""
     if delegates is not None:
         return specs

@@ -38,7 +38,7 @@ class WorkspaceTask(Struct, frozen=True):
     is_foreign: bool = False
 
 
-class TaskPage(Struct, frozen=True):
+class TaskQueryResult(Struct, frozen=True):
     """Some of the tasks that match.
 
     :param total: how many match
@@ -102,7 +102,7 @@ class TaskService(Protocol):
         words: str = "",
         limit: int = 50,
         offset: int = 0,
-    ) -> TaskPage:
+    ) -> TaskQueryResult:
         """Return tasks in the order of their ids.
 
         :param statuses: only tasks with one of these; empty for all

@@ -27,7 +27,7 @@ from handrail.contract.services.resource_services import ResourceService
 from handrail.contract.services.subagent_services import SubagentService
 from handrail.contract.services.task_services import TaskService
 from handrail.contract.struct import Struct
-from handrail.contract.text.neutralisation import fold_spelling, restore_path
+from handrail.contract.text.neutralisation import normalise_unicode_spelling, unescape_displayed_path
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.contract.tool.spec import ToolSession
 
@@ -128,7 +128,7 @@ class NetworkService(Protocol):
         ...
 
 
-class ExtractedPage(Struct, frozen=True):
+class ExtractedWebPage(Struct, frozen=True):
     """The text of a web page.
 
     :param part: ``main`` for the main content, ``whole`` for all of the page
@@ -149,7 +149,7 @@ class ExtractedPage(Struct, frozen=True):
     is_simplified: bool = False
 
 
-class PdfPages(Struct, frozen=True):
+class ExtractedPdfPages(Struct, frozen=True):
     """The text of pages of a PDF, from page ``first`` on, counted from 1.
 
     :param pages: fewer than the rest of the document if they reach a limit; empty if ``first`` is beyond its end
@@ -164,7 +164,7 @@ class PdfPages(Struct, frozen=True):
 class DocumentService(Protocol):
     """Text from documents, extracted in a process with its own limits."""
 
-    async def extract_page(self, page: bytes, *, charset: str | None = None, url: str) -> ExtractedPage:
+    async def extract_page(self, page: bytes, *, charset: str | None = None, url: str) -> ExtractedWebPage:
         """Return the main text of an HTML page.
 
         :param charset: of its response, if it had one
@@ -175,7 +175,7 @@ class DocumentService(Protocol):
 
     async def extract_pdf_pages(
         self, document: bytes, *, name: str, first: int = 1, count: int | None = None, max_bytes: int = 200_000
-    ) -> PdfPages:
+    ) -> ExtractedPdfPages:
         """Return the text of pages of a PDF.
 
         :param name: of the document, for messages
@@ -226,7 +226,7 @@ class UserQuestion(Struct, frozen=True):
     multi_select: bool = False
 
 
-class UserService(Protocol):
+class UserQuestionService(Protocol):
     """The user of the session."""
 
     async def ask(self, questions: Sequence[UserQuestion]) -> list[list[str]]:
@@ -384,7 +384,7 @@ class Runtime(Protocol):
         ...
 
     @property
-    def user(self) -> UserService:
+    def user(self) -> UserQuestionService:
         """Questions to the user."""
         ...
 
@@ -503,23 +503,23 @@ class Runtime(Protocol):
         ...
 
 
-async def find_meant_path(runtime: Runtime, path: str) -> str:
+async def resolve_intended_path(runtime: Runtime, path: str) -> str:
     """Return the path of a tool's argument as it is spelled on the disk, or as git knows it if it was deleted."""
     if path.isascii() and not {" ", "\\"} & set(path):
         return path
-    restored = restore_path(path)
+    restored = unescape_displayed_path(path)
     try:
-        there = resolve_tool_path(runtime, restore_path((await runtime.files.stat(path)).path))
+        there = resolve_tool_path(runtime, unescape_displayed_path((await runtime.files.stat(path)).path))
     except ToolError:
         return restored
-    spellings = {fold_spelling(resolve_tool_path(runtime, one)) for one in (path, restored)}
+    spellings = {normalise_unicode_spelling(resolve_tool_path(runtime, one)) for one in (path, restored)}
     # Through a link, another path leads there, and git has the link.
-    return there if "\\" in path or fold_spelling(there) in spellings else restored
+    return there if "\\" in path or normalise_unicode_spelling(there) in spellings else restored
 
 
-async def find_meant_paths(runtime: Runtime, paths: Sequence[str]) -> list[str]:
-    """Return the result of :func:`find_meant_path` for each path."""
-    return [await find_meant_path(runtime, path) for path in paths]
+async def resolve_intended_paths(runtime: Runtime, paths: Sequence[str]) -> list[str]:
+    """Return the result of :func:`resolve_intended_path` for each path."""
+    return [await resolve_intended_path(runtime, path) for path in paths]
 
 
 def resolve_tool_path(runtime: Runtime, path: str) -> str:

@@ -14,33 +14,33 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 
 WILDCARDS = frozenset("*?[")
 
 _STAR, _ACROSS, _FOLDERS = "[^/]*?", ".*?", "(?:[^/]*/)*?"
 _SPANS = frozenset((_STAR, _ACROSS, _FOLDERS))
-_ESCAPED = compile_on_first_use(r"\[([*?[{])\]")
+_ESCAPED = compile_regex_lazily(r"\[([*?[{$\\])\]")
 
 
-def escape_as_pattern(literal: str) -> str:
+def escape_glob_literal(literal: str) -> str:
     """Return a pattern that matches exactly ``literal``."""
     return "".join(f"[{c}]" if c in WILDCARDS else c for c in literal)
 
 
 def has_wildcard(pattern: str) -> bool:
     """Return whether ``pattern`` can match more than one text, apart from the contents of a folder."""
-    return len(literal_prefix(pattern)) < pattern_length(pattern)
+    return len(extract_literal_prefix(pattern)) < count_pattern_characters(pattern)
 
 
 @lru_cache(maxsize=4096)
-def literal_prefix(pattern: str) -> str:
+def extract_literal_prefix(pattern: str) -> str:
     """Return the text before the first wildcard, with escaped characters (``[*]``) unescaped."""
     out: list[str] = []
     index = 0
     while index < len(pattern):
         char = pattern[index]
-        if char == "[" and pattern[index + 2 : index + 3] == "]" and pattern[index + 1] in "*?[{":
+        if char == "[" and pattern[index + 2 : index + 3] == "]" and pattern[index + 1] in "*?[{$\\":
             out.append(pattern[index + 1])
             index += 3
             continue
@@ -51,12 +51,12 @@ def literal_prefix(pattern: str) -> str:
     return "".join(out)
 
 
-def pattern_length(pattern: str) -> int:
+def count_pattern_characters(pattern: str) -> int:
     """Return the number of characters of ``pattern``; an escaped one counts once."""
     return len(_ESCAPED.sub("x", pattern))
 
 
-def find_pattern_fault(pattern: str) -> str | None:
+def find_glob_pattern_fault(pattern: str) -> str | None:
     """Return why ``pattern`` is invalid, or None."""
     if "[" not in pattern:
         return None  # only a set of characters can be wrong
@@ -124,7 +124,7 @@ def build_any_path_glob_expression(patterns: Iterable[str]) -> str:
     return f"(?:{'|'.join(rest)})" if rest else "(?!)"
 
 
-def path_matches(pattern: str, path: str, *, any_case: bool = False) -> bool:
+def matches_path_glob(pattern: str, path: str, *, any_case: bool = False) -> bool:
     """Return whether ``path`` matches a path glob."""
     return compile_path_glob(pattern, any_case=any_case).match(path) is not None
 

@@ -15,19 +15,19 @@ from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import Literal, NamedTuple, cast
 
-from handrail.contract.errors import quote_excerpt
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.errors import quote_text_or_length
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 
 Address = IPv4Address | IPv6Address
 
 WEB_PORTS = {"http": 80, "https": 443}
 """The supported schemes, each with its port."""
 
-_LABEL = compile_on_first_use(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
-_NUMBER = compile_on_first_use(r"(?:[0-9]+|0x[0-9a-f]*)")
-_PORT = compile_on_first_use(r"[1-9][0-9]{0,4}")
-_URL = compile_on_first_use(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^?#]*)(\?[^#]*)?(#.*)?")
-_PLAIN = compile_on_first_use(rf"((?:{_LABEL.pattern}\.)*(?![0-9]){_LABEL.pattern})(?::([1-9][0-9]{{0,4}}))?")
+_LABEL = compile_regex_lazily(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
+_NUMBER = compile_regex_lazily(r"(?:[0-9]+|0x[0-9a-f]*)")
+_PORT = compile_regex_lazily(r"[1-9][0-9]{0,4}")
+_URL = compile_regex_lazily(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^?#]*)(\?[^#]*)?(#.*)?")
+_PLAIN = compile_regex_lazily(rf"((?:{_LABEL.pattern}\.)*(?![0-9]){_LABEL.pattern})(?::([1-9][0-9]{{0,4}}))?")
 """The form of nearly every host: a lower-case name whose last label is not a number, with an optional port."""
 _MAX_NAME = 253
 _LAST_PORT = 65_535
@@ -46,7 +46,7 @@ class HostAddress(NamedTuple):
     address: Address | None = None
 
     def __str__(self) -> str:
-        shown = bracket_host(self.name)
+        shown = bracket_ipv6_host(self.name)
         return shown if self.port is None else f"{shown}:{self.port}"
 
 
@@ -65,7 +65,7 @@ class ParsedUrl(NamedTuple):
     def host_header_value(self) -> str:
         """The value of a request's ``Host`` header: without the port if it is the scheme's own."""
         if self.host.port == WEB_PORTS[self.scheme]:
-            return bracket_host(self.host.name)
+            return bracket_ipv6_host(self.host.name)
         return str(self.host)
 
     def __str__(self) -> str:
@@ -103,13 +103,13 @@ class HostPattern(NamedTuple):
         return host.address is None and host.name.endswith(self.name) and len(host.name) > len(self.name)
 
 
-def bracket_host(name: str) -> str:
+def bracket_ipv6_host(name: str) -> str:
     """Return ``name`` in the form before a port."""
     return f"[{name}]" if ":" in name else name
 
 
 @lru_cache(maxsize=4096)
-def parse_host(text: str) -> HostAddress:
+def parse_host_address(text: str) -> HostAddress:
     """Parse ``host`` or ``host:port``, an IPv6 address in brackets.
 
     :raises ValueError: with the reason, for a text that readers may understand differently
@@ -128,7 +128,7 @@ def parse_host(text: str) -> HostAddress:
 
 
 @lru_cache(maxsize=1024)
-def parse_url(text: str) -> ParsedUrl:
+def parse_http_url(text: str) -> ParsedUrl:
     """Parse a whole URL.
 
     :raises ValueError: for a text that two readers might take for different hosts
@@ -143,9 +143,9 @@ def parse_url(text: str) -> ParsedUrl:
         raise ValueError(f"Invalid URL: {_shown(text)}. Remove the user name before the host.")
     authority, port = authority.removesuffix(":"), WEB_PORTS[scheme]
     try:  # in the form that the policy evaluates, which is parsed again there
-        host = parse_host(authority if ":" in authority else f"{authority}:{port}")
+        host = parse_host_address(authority if ":" in authority else f"{authority}:{port}")
     except ValueError:
-        host = parse_host(authority)  # which says what is wrong with it as it was written
+        host = parse_host_address(authority)  # which says what is wrong with it as it was written
     if host.port is None:
         host = HostAddress(host.name, port, host.address)
     return ParsedUrl(cast("Literal['http', 'https']", scheme), host, (path or "/") + (query or ""))
@@ -154,7 +154,7 @@ def parse_url(text: str) -> ParsedUrl:
 def rule_matches_host(pattern: str, host: str) -> bool:
     """Return whether a rule's ``pattern`` matches ``host[:port]``. No pattern matches an invalid host."""
     try:
-        return parse_host_pattern(pattern).matches_as_rule(parse_host(host))
+        return parse_host_pattern(pattern).matches_as_rule(parse_host_address(host))
     except ValueError:
         return False
 
@@ -166,7 +166,7 @@ def grant_covers_host(pattern: str, host: str) -> bool:
     opens no private address.
     """
     try:
-        return parse_host_pattern(pattern).matches_as_grant(parse_host(host))
+        return parse_host_pattern(pattern).matches_as_grant(parse_host_address(host))
     except ValueError:
         return False
 
@@ -177,7 +177,7 @@ def grant_names_address(pattern: str, address: Address, port: int) -> bool:
         want = parse_host_pattern(pattern)
     except ValueError:
         return False
-    return want.kind == "exact" and grant_covers_host(pattern, f"{bracket_host(str(address))}:{port}")
+    return want.kind == "exact" and grant_covers_host(pattern, f"{bracket_ipv6_host(str(address))}:{port}")
 
 
 def find_host_pattern_fault(pattern: str) -> str | None:
@@ -247,4 +247,4 @@ def _canonical_name(name: str) -> tuple[str, Address | None]:
 
 
 def _shown(text: str) -> str:
-    return quote_excerpt(text, 200)
+    return quote_text_or_length(text, 200)

@@ -21,6 +21,6 @@ class _UncompiledPattern:
         return getattr(found, name)
 
 
-def compile_on_first_use(source: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
+def compile_regex_lazily(source: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
     """Return a regular expression that is compiled when it is first used."""
     return cast("re.Pattern[AnyStr]", _UncompiledPattern(source, flags))

@@ -21,7 +21,7 @@ from difflib import SequenceMatcher
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 
 EscapeKind = Literal["control", "invisible", "direction", "marker", "action", "envelope"]
 OPEN, CLOSE = "⟦", "⟧"
@@ -33,16 +33,16 @@ _INVISIBLE = (
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
 _UNSEEN = f"[{_CONTROLS}{_DIRECTIONS}{_INVISIBLE}]"
-_RUN = compile_on_first_use(f"{_UNSEEN}{_UNSEEN}*")  # so that the search begins with a set of characters
-_IS_CONTROL = compile_on_first_use(f"[{_CONTROLS}]")
-_IS_DIRECTION = compile_on_first_use(f"[{_DIRECTIONS}]")
+_RUN = compile_regex_lazily(f"{_UNSEEN}{_UNSEEN}*")  # so that the search begins with a set of characters
+_IS_CONTROL = compile_regex_lazily(f"[{_CONTROLS}]")
+_IS_DIRECTION = compile_regex_lazily(f"[{_DIRECTIONS}]")
 
 _TAGS = (
     "function_calls?|function_results?|function=|invoke|tool_calls?|tool_use|tool_results?|tool_response|tool_output|"
     "system|system-reminder|system_prompt|skill|skills|available_skills|start_of_turn|end_of_turn|antml:[a-z_]+"
 )
 # Each alternative begins with one literal character, so that the search looks for a set of characters.
-_MARKS = compile_on_first_use(
+_MARKS = compile_regex_lazily(
     r"<(?=\|[\w ./:-]{1,64}\|>)"
     r"|<(?=\uff5c)"
     r"|<(?=</?SYS>>|/SYS>>)"
@@ -65,26 +65,26 @@ _IN_JSON_BY_START = (
     rb"H(?=uman:)",
     rb"\{[ \\trn]*\\\"type",
 )
-_IN_JSON = compile_on_first_use(b"|".join((rb"\x7f", *_IN_JSON_BY_START)))
+_IN_JSON = compile_regex_lazily(b"|".join((rb"\x7f", *_IN_JSON_BY_START)))
 _IN_LONG_JSON = tuple(zip((b"\\", b"<", b"[", b"A", b"H", b"{"), map(re.compile, _IN_JSON_BY_START), strict=True))
 """Each with its first character: a search for one character costs a tenth of one for a pattern."""
 _LONG_JSON = 2_000
 """Bytes from which several searches cost less than one."""
-_ESCAPE = compile_on_first_use("⟦(?:U\\+([0-9A-F]{4,6}(?:,[0-9A-F]{4,6})*)|([<\\[{AH]))⟧")
-_PART = compile_on_first_use(f"{_ESCAPE.pattern}|\\w+|\\s+|.", re.DOTALL)
+_ESCAPE = compile_regex_lazily("⟦(?:U\\+([0-9A-F]{4,6}(?:,[0-9A-F]{4,6})*)|([<\\[{AH]))⟧")
+_PART = compile_regex_lazily(f"{_ESCAPE.pattern}|\\w+|\\s+|.", re.DOTALL)
 _MAX_ALIGNED = 4_000
 """The most parts of a text that are aligned, which is quadratic."""
 
 _JOINING = "\u0600-\u08ff\u0900-\u0dff\u1000-\u109f\u1780-\u17ff\u1800-\u18af\ua840-\ua87f\U00011000-\U000117ff"
-_JOINS = compile_on_first_use(f"[{_JOINING}]")
-_RIGHT_TO_LEFT = compile_on_first_use("[\u0590-\u061b\u061d-\u08ff\ufb1d-\ufdff\ufe70-\ufefe]")
-_EMOJI = compile_on_first_use(
+_JOINS = compile_regex_lazily(f"[{_JOINING}]")
+_RIGHT_TO_LEFT = compile_regex_lazily("[\u0590-\u061b\u061d-\u08ff\ufb1d-\ufdff\ufe70-\ufefe]")
+_EMOJI = compile_regex_lazily(
     "[\u00a9\u00ae\u203c\u2049\u2122\u2139\u2194-\u21aa\u231a-\u23ff\u24c2\u25aa-\u25fe\u2600-\u27bf\u2934\u2935"
     "\u2b00-\u2bff\u3030\u303d\u3297\u3299\U0001f000-\U0001faff]"
 )
 
 
-class EscapedPiece(NamedTuple):
+class EscapedTextRange(NamedTuple):
     """One range of a text that is replaced by an escape."""
 
     start: int
@@ -111,10 +111,21 @@ def restore_escapes(text: str) -> str:
     return _ESCAPE.sub(_original, text) if OPEN in text else text
 
 
-def find_characters_to_escape(text: str) -> list[EscapedPiece]:
+def build_escape_regex_variants(pattern: str) -> tuple[str, str]:
+    """Return two regular expressions: one for the escapes in ``pattern`` as text, and one for what they stand for."""
+    if OPEN not in pattern:
+        return pattern, pattern
+    given = pattern.replace("⟦U\\+", "⟦U+")
+    return _ESCAPE.sub(lambda found: re.escape(found[0]), given), _ESCAPE.sub(
+        lambda found: re.escape(_original(found)), given
+    )
+
+
+def find_characters_to_escape(text: str) -> list[EscapedTextRange]:
     """Return every piece of ``text`` that needs an escape, in order."""
     pieces = [
-        EscapedPiece(m.start(), m.start() + 1, f"{OPEN}{m[0]}{CLOSE}", _kind_of_mark(m)) for m in _MARKS.finditer(text)
+        EscapedTextRange(m.start(), m.start() + 1, f"{OPEN}{m[0]}{CLOSE}", _kind_of_mark(m))
+        for m in _MARKS.finditer(text)
     ]
     if not text.isascii() or _IS_CONTROL.search(text):
         pieces += _unseen(text)
@@ -137,13 +148,13 @@ def may_need_escaping(json_text: bytes) -> bool:
     return b"\x7f" in json_text
 
 
-def _unseen(text: str) -> Iterator[EscapedPiece]:
+def _unseen(text: str) -> Iterator[EscapedTextRange]:
     for match in _RUN.finditer(text):
         start, end = match.span()
         if (kept := _end_of_belonging_part(text, start, end)) < end:
             run = text[kept:end]
             codes = ",".join(f"{ord(character):04X}" for character in run)
-            yield EscapedPiece(kept, end, f"{OPEN}U+{codes}{CLOSE}", _kind_of(run))
+            yield EscapedTextRange(kept, end, f"{OPEN}U+{codes}{CLOSE}", _kind_of(run))
 
 
 def _kind_of(run: str) -> EscapeKind:
@@ -217,7 +228,7 @@ class _FoundEscapes(NamedTuple):
     characters: frozenset[str]
     literal: frozenset[str]
 
-    def may_be_real(self, escape: str) -> bool:
+    def has_escaped_characters(self, escape: str) -> bool:
         """Return whether the text has the characters of an escape, perhaps as a part of a longer run."""
         if escape in self.real:
             return True
@@ -230,7 +241,7 @@ class EscapedText:
 
     text: str
     shown: str = field(init=False)
-    _pieces: list[EscapedPiece] = field(init=False)
+    _pieces: list[EscapedTextRange] = field(init=False)
     _starts: list[int] = field(init=False)
     """Where each piece begins in :attr:`shown`."""
 
@@ -248,7 +259,7 @@ class EscapedText:
         """Whether the escaped form differs from the text."""
         return bool(self._pieces)
 
-    def original_span(self, start: int, end: int) -> tuple[int, int] | None:
+    def map_to_original_span(self, start: int, end: int) -> tuple[int, int] | None:
         """Return the range of ``shown[start:end]`` in :attr:`text`; None if it begins or ends within an escape."""
         first, last = self._place(start), self._place(end)
         return None if first is None or last is None else (first, last)
@@ -269,11 +280,15 @@ class EscapedText:
         unclear: set[str] = set()
         restored: dict[str, str] = {}
         for escape in wanted:
-            if near.may_be_real(escape) and escape in near.literal:
+            if near.has_escaped_characters(escape) and escape in near.literal:
                 unclear.add(escape)
-            elif near.may_be_real(escape):
+            elif near.has_escaped_characters(escape):
                 restored[escape] = restore_escapes(escape)
-            elif escape not in near.literal and anywhere.may_be_real(escape) and escape not in anywhere.literal:
+            elif (
+                escape not in near.literal
+                and anywhere.has_escaped_characters(escape)
+                and escape not in anywhere.literal
+            ):
                 restored[escape] = restore_escapes(escape)
                 elsewhere.append(escape)
             elif escape not in near.literal:
@@ -295,7 +310,7 @@ class EscapedText:
         literal = frozenset(match[0] for match in _ESCAPE.finditer(self.text, start, end))
         return _FoundEscapes(frozenset(piece.shown for piece in pieces), characters, literal)
 
-    def _pieces_within(self, start: int, end: int) -> list[EscapedPiece]:
+    def _pieces_within(self, start: int, end: int) -> list[EscapedTextRange]:
         return self._pieces[bisect_left(self._pieces, start, key=_start) : bisect_right(self._pieces, end, key=_end)]
 
     def _align(self, new: Sequence[str], start: int, end: int) -> dict[int, bool]:
@@ -330,21 +345,21 @@ def _split_parts(text: str) -> list[str]:
     return [match[0] for match in _PART.finditer(text)]
 
 
-def _start(piece: EscapedPiece) -> int:
+def _start(piece: EscapedTextRange) -> int:
     return piece.start
 
 
-def _end(piece: EscapedPiece) -> int:
+def _end(piece: EscapedTextRange) -> int:
     return piece.end
 
 
 # Names and paths. Their escapes have the form above, and cover every character that a reader can miss or mistake.
 
-_EDGE_SPACES = compile_on_first_use(r"(?:(?<=/)|\A) +| +(?=/|\Z)")
+_EDGE_SPACES = compile_regex_lazily(r"(?:(?<=/)|\A) +| +(?=/|\Z)")
 
 
 def escape_terminal_controls(text: str) -> str:
-    """Return a name or path in the form to show, which :func:`restore_path` takes back.
+    """Return a name or path in the form to show, which :func:`unescape_displayed_path` takes back.
 
     Escaped are control and invisible characters, other spaces than U+0020, spaces at the start or end of a name, bytes
     that are not UTF-8, and text in the form of an escape.
@@ -365,14 +380,14 @@ def escape_terminal_controls(text: str) -> str:
     return "".join(out)
 
 
-def spell_out_path(text: str) -> str:
+def escape_non_ascii_path(text: str) -> str:
     """Return a path with an escape for every character beyond ASCII, so that it looks like no other path."""
     return re.sub(
         r"[^\x20-\x7e]+", lambda run: f"{OPEN}U+{','.join(f'{ord(char):04X}' for char in run[0])}{CLOSE}", text
     )
 
 
-def restore_path(text: str) -> str:
+def unescape_displayed_path(text: str) -> str:
     """Return the name or path that :func:`escape_terminal_controls` or :func:`neutralise_text` showed as ``text``.
 
     An escape of a character that neither of them escapes stays as it is, so that it cannot spell a ``/``.
@@ -393,7 +408,7 @@ def _is_escaped_in_paths(code: int) -> bool:
     return code <= 0x10FFFF and not (0xD800 <= code < 0xDC80 or 0xDCFF < code < 0xE000)
 
 
-def fold_spelling(name: str) -> str:
+def normalise_unicode_spelling(name: str) -> str:
     """Return one spelling for all names that look alike: accents as single characters, and every space as U+0020."""
     if name.isascii():
         return name

@@ -13,9 +13,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.errors import ToolError, quote_text_or_length
 from handrail.contract.struct import Struct, field
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 
 SectionKind = Literal["add", "update", "delete"]
 LineSign = Literal[" ", "-", "+"]
@@ -27,23 +27,23 @@ MAX_HUNKS = 5_000
 MAX_LINES = 50_000
 """The most lines of one patch, which is parsed on the event loop."""
 _MAX_PATH = 4096
-_HUNK_HEAD = compile_on_first_use(r"@@+ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@+ ?(.*)")
-_LOOSE_HEAD = compile_on_first_use(r"@@+(?:$|[ \t])")
-_MARKER = compile_on_first_use(r"\*\*\* (Add|Update|Delete) File: *(.*)")
+_HUNK_HEAD = compile_regex_lazily(r"@@+ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@+ ?(.*)")
+_LOOSE_HEAD = compile_regex_lazily(r"@@+(?:$|[ \t])")
+_MARKER = compile_regex_lazily(r"\*\*\* (Add|Update|Delete) File: *(.*)")
 _GIT_HEAD = "diff --git "
 _BEGIN, _END, _END_OF_FILE, _MOVE = "*** Begin Patch", "*** End Patch", "*** End of File", "*** Move to:"
 _NO_LINE_END = "\\ "
-_FENCE = compile_on_first_use(r"```+[\w-]*\s*")
-_HERE_DOCUMENT = compile_on_first_use(r"(?:apply_patch )?<<-?\s*(['\"]?)(\w+)\1\s*")
-_SIGNATURE = compile_on_first_use(r"--\s*")
+_FENCE = compile_regex_lazily(r"```+[\w-]*\s*")
+_HERE_DOCUMENT = compile_regex_lazily(r"(?:apply_patch )?<<-?\s*(['\"]?)(\w+)\1\s*")
+_SIGNATURE = compile_regex_lazily(r"--\s*")
 _PREFIXES = (("a", "b"), ("b", "a"), ("i", "w"), ("w", "i"), ("c", "i"), ("i", "c"), ("c", "w"), ("w", "c"), ("o", "w"))
 """The prefixes that git writes before the old and the new path (diff.mnemonicPrefix), also reversed."""
-_TIME = compile_on_first_use(r"(?<!\s)\s+\d{4}-\d\d-\d\d \d\d:\d\d.*")  # a run of blanks is read once
-_BACKUP = compile_on_first_use(r"(.+?)(?:\.orig|\.old|\.bak|~)")
-_NO_ANCHOR = compile_on_first_use(r"[-+\d,.…@\s]*")
+_TIME = compile_regex_lazily(r"(?<!\s)\s+\d{4}-\d\d-\d\d \d\d:\d\d.*")  # a run of blanks is read once
+_BACKUP = compile_regex_lazily(r"(.+?)(?:\.orig|\.old|\.bak|~)")
+_NO_ANCHOR = compile_regex_lazily(r"[-+\d,.…@\s]*")
 _MODES = {"100644": False, "100755": True}
 _ESCAPES = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13, '"': 34, "\\": 92}
-_QUOTED = compile_on_first_use(rb"\\([abtnvfr\"\\]|[0-7]{1,3})")
+_QUOTED = compile_regex_lazily(rb"\\([abtnvfr\"\\]|[0-7]{1,3})")
 
 
 class HunkLine(NamedTuple):
@@ -87,7 +87,7 @@ class PatchHunk(Struct, frozen=True):
         return tuple(line.text for line in self.lines if line.sign != "-")
 
     @property
-    def changes_text(self) -> bool:
+    def has_text_changes(self) -> bool:
         """Whether it changes anything, except line ends within the file."""
         return self.old != self.new or self.lacks_end[0] != self.lacks_end[1]
 
@@ -111,20 +111,20 @@ class PatchSection(Struct, frozen=True):
     has_content: bool = False
 
     @property
-    def only_updates(self) -> bool:
+    def is_in_place_update(self) -> bool:
         """Whether the file stays where it is, with another content."""
         return self.kind == "update" and self.to is None
 
     @property
-    def read_paths(self) -> tuple[str, ...]:
+    def paths_to_read(self) -> tuple[str, ...]:
         """The paths whose content decides about the change, or about what the answer says.
 
         A file that is there already is compared with what would be written.
         """
-        return self.written_paths if self.copied_from is None else (self.copied_from, *self.written_paths)
+        return self.paths_to_write if self.copied_from is None else (self.copied_from, *self.paths_to_write)
 
     @property
-    def written_paths(self) -> tuple[str, ...]:
+    def paths_to_write(self) -> tuple[str, ...]:
         """The paths that are created, changed or removed."""
         return (self.path,) if self.to is None else (self.path, self.to)
 
@@ -145,14 +145,14 @@ class PatchPaths(NamedTuple):
         return [*dict.fromkeys((*self.written, *self.read))]
 
 
-def list_patch_paths(text: str) -> PatchPaths:
+def extract_patch_paths(text: str) -> PatchPaths:
     """Return the paths of a patch.
 
     :raises ToolError: ``invalid_input`` if the text is not a patch
     """
     sections = parse_patch(text)
-    read = dict.fromkeys(path for one in sections for path in one.read_paths)
-    written = dict.fromkeys(path for one in sections for path in one.written_paths)
+    read = dict.fromkeys(path for one in sections for path in one.paths_to_read)
+    written = dict.fromkeys(path for one in sections for path in one.paths_to_write)
     return PatchPaths(tuple(read), tuple(written), frozenset(one.path for one in sections if one.kind == "delete"))
 
 
@@ -164,7 +164,7 @@ def parse_patch(text: str) -> tuple[PatchSection, ...]:
     """
     if (count := text.count("\n")) > MAX_LINES:
         raise ToolError(
-            f"The patch has {count:,} lines. At most {MAX_LINES:,} are possible. Split it into several calls, or create "
+            f"The patch has {count:,} lines. The maximum is {MAX_LINES:,}. Split it into several calls, or create "
             "large files with a program.",
             kind="limit",
         )
@@ -211,7 +211,7 @@ def _strip_wrapping(lines: list[str]) -> list[str]:
     while True:
         while first < last and not lines[first].strip():
             first += 1
-        while last > first and not lines[last - 1].strip():
+        while last > first and lines[last - 1] != " " and not lines[last - 1].strip():  # " " is an empty line of a hunk
             last -= 1
         if last - first < 2:
             return lines[first:last]
@@ -231,18 +231,18 @@ def _merge_updates(sections: Sequence[PatchSection]) -> Iterator[PatchSection]:
     found: dict[str, list[PatchSection]] = {}
     for one in sections:
         other = None
-        for path in one.written_paths:
+        for path in one.paths_to_write:
             other = found.get(_normalize(path))
-            if other is not None and not (one.only_updates and other[0].only_updates):
+            if other is not None and not (one.is_in_place_update and other[0].is_in_place_update):
                 raise _invalid(
-                    f"Two sections of the patch change {quote_excerpt(path, 200)}.",
+                    f"Two sections of the patch change {quote_text_or_length(path, 200)}.",
                     "Change each file in one section. To replace a whole file, use write.",
                 )
         if other is not None:
             other.append(one)
             continue
         groups.append([one])
-        for path in one.written_paths:
+        for path in one.paths_to_write:
             found[_normalize(path)] = groups[-1]
     for first, *further in groups:
         if not further:
@@ -263,7 +263,7 @@ def _check_path(path: str) -> str:
 
     :raises ToolError: ``invalid_input`` for a path that is empty, absolute, invalid or outside the workspace
     """
-    shown = quote_excerpt(path, 200)
+    shown = quote_text_or_length(path, 200)
     if not path.strip() or "\0" in path or len(path) > _MAX_PATH:
         raise _invalid(
             f"A path of the patch is invalid: {shown}.", "Name each file by a path relative to the workspace."
@@ -287,9 +287,9 @@ def _check_effect(section: PatchSection, *, has_returns: bool) -> None:
     """
     if section.kind != "update" or section.to is not None or section.is_executable is not None:
         return
-    if any(hunk.changes_text for hunk in section.hunks):
+    if any(hunk.has_text_changes for hunk in section.hunks):
         return
-    shown = quote_excerpt(section.path, 200)
+    shown = quote_text_or_length(section.path, 200)
     if has_returns:
         raise _invalid(
             f"The hunks of {shown} change only line ends.",
@@ -382,7 +382,7 @@ class _PatchReader(Struct):
 
     def _unexpected(self, line: str, where: str) -> ToolError:
         return _invalid(
-            f"Line {self.at + 1} of the patch is {quote_excerpt(line, 120)}, {where}.",
+            f"Line {self.at + 1} of the patch is {quote_text_or_length(line, 120)}, {where}.",
             "Begin each line of a hunk with a space (unchanged), `-` (removed) or `+` (added).",
         )
 
@@ -427,7 +427,7 @@ class _MarkedReader(_PatchReader):
                 blank += 1
             elif content or not _LOOSE_HEAD.match(line):
                 raise _invalid(
-                    f"Line {self.at + 1} of the patch is {quote_excerpt(line, 120)}, within the new file {path}.",
+                    f"Line {self.at + 1} of the patch is {quote_text_or_length(line, 120)}, within the new file {path}.",
                     "Begin each line of a new file with `+`.",
                 )
             self.at += 1
@@ -524,7 +524,7 @@ class _UnifiedReader(_PatchReader):
                 head.is_deleted = head.is_deleted or key == "deleted file"
                 if value.strip() not in _MODES:
                     raise _invalid(
-                        f"The patch gives {quote_excerpt(named, 200)} the mode {quote_excerpt(value.strip(), 20)}.",
+                        f"The patch gives {quote_text_or_length(named, 200)} the mode {quote_text_or_length(value.strip(), 20)}.",
                         "Only files with the modes 100644 and 100755 can be patched. Create links and submodules with a program.",
                     )
                 if key in ("new file", "new"):
@@ -644,7 +644,7 @@ class _UnifiedReader(_PatchReader):
         elif _normalize(old) != _normalize(new):
             old = self._choose_path(old, new)
         if not hunks and to is None and head.is_executable is None:
-            raise _invalid(f"The section of {quote_excerpt(old, 200)} changes nothing.")
+            raise _invalid(f"The section of {quote_text_or_length(old, 200)} changes nothing.")
         return PatchSection("update", _check_path(old), hunks, to, is_executable=head.is_executable)
 
     @staticmethod
@@ -657,7 +657,7 @@ class _UnifiedReader(_PatchReader):
             if (backup := _BACKUP.fullmatch(one)) is not None and _normalize(backup[1]) == _normalize(other):
                 return other
         raise _invalid(
-            f"The patch compares {quote_excerpt(old, 200)} with {quote_excerpt(new, 200)}.",
+            f"The patch compares {quote_text_or_length(old, 200)} with {quote_text_or_length(new, 200)}.",
             "Name the same file in both lines. To move a file, add the lines `rename from PATH` and `rename to PATH` "
             "after a line `diff --git a/PATH b/PATH`.",
         )
@@ -665,7 +665,8 @@ class _UnifiedReader(_PatchReader):
 
 def _binary_error(name: str) -> ToolError:
     return _invalid(
-        f"The patch of {quote_excerpt(name, 200)} is binary.", "Only text can be patched. Make the file with a program."
+        f"The patch of {quote_text_or_length(name, 200)} is binary.",
+        "Only text can be patched. Make the file with a program.",
     )
 
 

@@ -13,29 +13,29 @@ from typing import Any, cast
 
 import orjson
 
-from handrail.contract.errors import quote_excerpt
-from handrail.contract.text.lazy_patterns import compile_on_first_use
-from handrail.contract.text.text_encodings import read_settings_text
+from handrail.contract.errors import quote_text_or_length
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
+from handrail.contract.text.text_encodings import decode_settings_text
 
 MAX_ARGUMENT_BYTES = 512 * 1024
 MAX_ARGUMENT_VALUES = 20_000
 """JSON values in the arguments of a call, keys not counted. Each step of a call visits all of them."""
 MAX_ARGUMENT_DEPTH = 64
-_STRING = compile_on_first_use(r'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)', re.DOTALL)
+_STRING = compile_regex_lazily(r'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)', re.DOTALL)
 """Possessive, and a string may end with the text: so every position is read once, for any text."""
-_STRING_OR_NEXT = compile_on_first_use(rf"{_STRING.pattern}|[,\[{{]", re.DOTALL)
+_STRING_OR_NEXT = compile_regex_lazily(rf"{_STRING.pattern}|[,\[{{]", re.DOTALL)
 _AS_SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 
-class InvalidJsonText(ValueError):
+class InvalidJsonTextError(ValueError):
     """A text that is not acceptable JSON. ``str()`` says what was wrong and what was expected."""
 
 
-class ParsedArguments(str):
+class PreparsedArgumentText(str):
     """The text of arguments with its parsed value.
 
-    :func:`parse_arguments`, :func:`parse_model_json_fast` and :func:`parse_arguments_fast` return a copy of the value instead of parsing
+    :func:`parse_arguments`, :func:`try_parse_model_json_fast` and :func:`parse_arguments_fast` return a copy of the value instead of parsing
         again. Each caller gets its own copy: a tool may change it, and the history keeps the arguments of the model.
     """
 
@@ -45,13 +45,13 @@ class ParsedArguments(str):
     _value: dict[str, Any]
 
     @staticmethod
-    def parse(text: str) -> ParsedArguments:
+    def parse(text: str) -> PreparsedArgumentText:
         """Parse ``text``.
 
-        :raises InvalidJsonText: if :func:`parse_arguments` rejects it
+        :raises InvalidJsonTextError: if :func:`parse_arguments` rejects it
         """
-        made = ParsedArguments(text)
-        quick = parse_model_json_fast(text)
+        made = PreparsedArgumentText(text)
+        quick = try_parse_model_json_fast(text)
         made._value, made._compact = (parse_arguments(text), None) if quick is None else quick
         return made
 
@@ -60,7 +60,7 @@ class ParsedArguments(str):
         """The compact JSON of the value; None if only the strict parser could read the text."""
         return self._compact
 
-    def copy_value(self) -> dict[str, Any]:
+    def copy_parsed_value(self) -> dict[str, Any]:
         """Return a copy of the value."""
         value = self._value
         if not any(type(member) is dict or type(member) is list for member in value.values()):
@@ -69,21 +69,39 @@ class ParsedArguments(str):
 
 
 def parse_arguments(text: str | bytes, *, max_bytes: int = MAX_ARGUMENT_BYTES) -> dict[str, Any]:
-    """Parse a JSON object; see :func:`parse_object` for what is rejected.
+    """Parse a JSON object; see :func:`parse_json_object` for what is rejected.
 
     Empty text is an empty object: several providers send it for a tool without parameters. A string may contain a raw line
-    feed or tab, which several models write instead of the escape.
+    feed or tab, which several models write instead of the escape. An object may be encoded twice, as a JSON string, or be in a
+    Markdown fence.
 
-    :raises InvalidJsonText: if the text is rejected
+    :raises InvalidJsonTextError: if the text is rejected
     """
-    if type(text) is ParsedArguments:
-        return text.copy_value()
-    if not text.strip():
+    if type(text) is PreparsedArgumentText:
+        return text.copy_parsed_value()
+    stripped = text.strip()
+    if not stripped:
         return {}
-    return parse_object(text, max_bytes=max_bytes, max_values=MAX_ARGUMENT_VALUES, raw_controls=True)
+    if isinstance(stripped, str) and stripped[:1] in "`\ufeff" and (fenced := _FENCED.match(stripped)) is not None:
+        text = fenced[1]
+    if stripped[:1] in ('"', b'"') and len(text) <= max_bytes and (inner := _parse_inner_object(stripped)) is not None:
+        text = inner
+    return parse_json_object(text, max_bytes=max_bytes, max_values=MAX_ARGUMENT_VALUES, raw_controls=True)
 
 
-def parse_object(
+_FENCED = compile_regex_lazily(r"(?s)\ufeff?(?:```(?:json)?\s*)?(\{.*\})(?:\s*```)?\Z")
+
+
+def _parse_inner_object(text: str | bytes) -> str | None:
+    """Return the text of an object that is encoded in a JSON string, or None if it is another string."""
+    try:
+        inner: Any = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    return inner if isinstance(inner, str) and inner.lstrip().startswith("{") else None
+
+
+def parse_json_object(
     text: str | bytes,
     *,
     what: str = "the arguments",
@@ -99,14 +117,14 @@ def parse_object(
 
     :param what: the subject of the messages, in the plural
     :param raw_controls: whether strings may contain control characters that JSON requires to be escaped
-    :raises InvalidJsonText: if the text is rejected
+    :raises InvalidJsonTextError: if the text is rejected
     """
     if len(text) > max_bytes:
-        raise InvalidJsonText(
-            f"{what} have {len(text):,} bytes; the maximum is {max_bytes:,}. Pass the path of a file instead"
+        raise InvalidJsonTextError(
+            f"{what} are too large: {len(text):,} bytes. The maximum is {max_bytes:,} bytes. Make them smaller, or refer to a file"
         )
     try:
-        decoded = read_settings_text(text) if isinstance(text, bytes) else text
+        decoded = decode_settings_text(text) if isinstance(text, bytes) else text
         if not decoded.isascii():
             decoded.encode()
         check_nesting_depth(decoded, max_depth)
@@ -116,30 +134,34 @@ def parse_object(
         if isinstance(value, dict) and ("\\ud" in decoded or "\\uD" in decoded):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
-        raise InvalidJsonText(f"{what} are not UTF-8 (byte {error.start}); send JSON encoded as UTF-8") from None
+        raise InvalidJsonTextError(f"{what} are not UTF-8 (byte {error.start}); send JSON encoded as UTF-8") from None
     except json.JSONDecodeError as error:
-        raise InvalidJsonText(
+        raise InvalidJsonTextError(
             f"{what} are not JSON: {error.msg.removesuffix(' at')} at line {error.lineno}, column {error.colno}; send one JSON object"
         ) from None
-    except InvalidJsonText as error:
-        raise InvalidJsonText(f"{what} {error}") from None
+    except InvalidJsonTextError as error:
+        raise InvalidJsonTextError(f"{what} {error}") from None
     except UnicodeEncodeError:
-        raise InvalidJsonText(_LONE_SURROGATE.format(what=what)) from None
+        raise InvalidJsonTextError(_LONE_SURROGATE.format(what=what)) from None
     except ValueError as error:  # an integer with more digits than Python converts
-        raise InvalidJsonText(f"{what} contain a number that cannot be read: {error}; send a shorter number") from None
+        raise InvalidJsonTextError(
+            f"{what} contain a number that cannot be read: {error}; send a shorter number"
+        ) from None
     if not isinstance(value, dict):
-        raise InvalidJsonText(f'{what} are a JSON {json_type_name(value)}; expected an object such as {{"path": "…"}}')
+        raise InvalidJsonTextError(
+            f'{what} are a JSON {get_json_type_name(value)}; expected an object such as {{"path": "…"}}'
+        )
     return value  # pyright: ignore[reportUnknownVariableType] - a cast is a call, and this is the way of each one
 
 
 def _check_number(text: str, max_values: int) -> None:
-    if value_count_upper_bound(text, max_values) > max_values:
-        raise InvalidJsonText(
+    if compute_value_count_bound(text, max_values) > max_values:
+        raise InvalidJsonTextError(
             f"contain more than {max_values:,} values; split the call into several, or pass the path of a file"
         )
 
 
-def json_type_name(value: object) -> str:
+def get_json_type_name(value: object) -> str:
     """Return JSON's name for the type of ``value``."""
     if value is None:
         return "null"
@@ -159,7 +181,7 @@ def json_type_name(value: object) -> str:
 def check_nesting_depth(text: str, limit: int = MAX_ARGUMENT_DEPTH) -> None:
     """Check the depth of nesting before a recursive parser sees the text.
 
-    :raises InvalidJsonText: if the text nests deeper than ``limit``
+    :raises InvalidJsonTextError: if the text nests deeper than ``limit``
     """
     if text.count("[") + text.count("{") <= limit:
         return
@@ -168,10 +190,10 @@ def check_nesting_depth(text: str, limit: int = MAX_ARGUMENT_DEPTH) -> None:
     if (
         max(map(operator.sub, opened, itertools.count())) > limit
     ):  # unclosed brackets count too: a parser would recurse into them
-        raise InvalidJsonText(f"are nested deeper than {limit} levels; flatten them")
+        raise InvalidJsonTextError(f"are nested deeper than {limit} levels; flatten them")
 
 
-def value_count_upper_bound(text: str, enough: int) -> int:
+def compute_value_count_bound(text: str, enough: int) -> int:
     """Return an upper bound of the number of values in a JSON text.
 
     The count stops just past ``enough``. It is exact only if a rough count exceeds ``enough``.
@@ -228,8 +250,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         seen: set[str] = set()
         twice = sorted({key for key, _ in pairs if key in seen or seen.add(key)})
-        raise InvalidJsonText(
-            f"contain duplicate keys in one object: {', '.join(quote_excerpt(k, 80) for k in twice[:5])}; use each key once"
+        raise InvalidJsonTextError(
+            f"contain duplicate keys in one object: {', '.join(quote_text_or_length(k, 80) for k in twice[:5])}; use each key once"
         )
     return found
 
@@ -239,11 +261,11 @@ def _finite(text: str) -> float:
     if math.isfinite(value):
         return value
     shown = text if len(text) <= 40 else f"a number of {len(text):,} characters"
-    raise InvalidJsonText(f"contain {shown}, which is too large for a number; send a smaller one")
+    raise InvalidJsonTextError(f"contain {shown}, which is too large for a number; send a smaller one")
 
 
 def _no_constant(name: str) -> Any:
-    raise InvalidJsonText(f"contain {name}, which is not JSON; use a number or null")
+    raise InvalidJsonTextError(f"contain {name}, which is not JSON; use a number or null")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
@@ -253,7 +275,7 @@ _LENIENT_DECODER = json.JSONDecoder(
 """Made once: ``json.loads`` with hooks makes a decoder for every text."""
 
 
-def parse_model_json_fast(text: str | bytes) -> tuple[dict[str, Any], bytes] | None:
+def try_parse_model_json_fast(text: str | bytes) -> tuple[dict[str, Any], bytes] | None:
     """Parse text in the usual form of models quickly, and return the object with its compact JSON.
 
     The compact JSON must equal the text, except for one space after the colon of a name and before a name. So nothing
@@ -262,8 +284,8 @@ def parse_model_json_fast(text: str | bytes) -> tuple[dict[str, Any], bytes] | N
     :return: None if only :func:`~handrail.contract.text.strict_json.parse_arguments` can decide; it returns an equal object
         for every text that is accepted here
     """
-    if type(text) is ParsedArguments:
-        return None if text.compact_json is None else (text.copy_value(), text.compact_json)
+    if type(text) is PreparsedArgumentText:
+        return None if text.compact_json is None else (text.copy_parsed_value(), text.compact_json)
     if len(text) > MAX_ARGUMENT_BYTES:
         return None
     try:
@@ -286,9 +308,9 @@ def parse_model_json_fast(text: str | bytes) -> tuple[dict[str, Any], bytes] | N
 def parse_arguments_fast(text: str | bytes) -> dict[str, Any]:
     """Return the value of :func:`~handrail.contract.text.strict_json.parse_arguments`, the quick way if possible.
 
-    :raises InvalidJsonText: if the text is rejected
+    :raises InvalidJsonTextError: if the text is rejected
     """
-    quick = parse_model_json_fast(text)
+    quick = try_parse_model_json_fast(text)
     return parse_arguments(text) if quick is None else quick[0]
 
 

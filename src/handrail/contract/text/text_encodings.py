@@ -15,7 +15,7 @@ from collections import Counter
 
 from handrail.contract.errors import ToolError, decode_text
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 
 UTF_8_MARK = b"\xef\xbb\xbf"
 _SAMPLE_BYTES = 4 * 1024
@@ -98,7 +98,7 @@ class _LegacyEncoding(Struct, frozen=True):
 
 
 def _legacy(name: str, codec: str, common: str, letters: str, *, case: bool = False) -> _LegacyEncoding:
-    return _LegacyEncoding(TextEncoding(name, codec), common, compile_on_first_use(f"[{letters}]"), case)
+    return _LegacyEncoding(TextEncoding(name, codec), common, compile_regex_lazily(f"[{letters}]"), case)
 
 
 _LATIN_LETTERS = (
@@ -197,20 +197,20 @@ _ALIASES = {codecs.lookup(one.encoding.codec).name: one.encoding for one in _LEG
     for alias in aliases
 }
 """Encodings that a file may name, by Python's name."""
-_DECLARATION = compile_on_first_use(
+_DECLARATION = compile_regex_lazily(
     rb"coding[:=][ \t]*\"?([-\w.]+)|<\?xml[^>]*encoding=[\"']([-\w.]+)|charset=[\"']?([-\w.]+)", re.IGNORECASE
 )
 _DECLARED_WITHIN = 1_024
-_JAPANESE_ESCAPE = compile_on_first_use(rb"\x1b\$[@B]")
-_HIGH = compile_on_first_use(rb"[\x80-\xff]")
-_C1_BYTES = compile_on_first_use(rb"[\x80-\x9f]")
-_CONTROL = compile_on_first_use(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
-_ODD = compile_on_first_use(
+_JAPANESE_ESCAPE = compile_regex_lazily(rb"\x1b\$[@B]")
+_HIGH = compile_regex_lazily(rb"[\x80-\xff]")
+_C1_BYTES = compile_regex_lazily(rb"[\x80-\x9f]")
+_CONTROL = compile_regex_lazily(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
+_ODD = compile_regex_lazily(
     "[a-zß-öø-ÿ][À-ÖØ-ÞĂĄĆČĎĐĘĚĞİŁŃŇŐŒŘŚŞŠŤŮŰŸŹŻŽ]|\\w[¡-©«-±´¶-¹»-¿×÷‚„†‡ˆ‰‹›“”˜˘˙¨˝¸ˇ]\\w|(?:\\A|\\s)[©µ±]\\w"
     "|[a-zà-ž][²³][a-zà-ž]|[ß-öø-ÿ][A-Z]|[─-▟][A-Za-zß-ž]|[À-ÖØ-öø-þ]{3}"
 )
 """Sequences that Western and Central European words do not have."""
-_ODD_CASE = compile_on_first_use("[а-яёα-ώ][А-ЯЁΑ-Ω]|[A-Za-z][а-яёА-ЯЁΑ-Ωα-ώ]|[а-яёА-ЯЁΑ-Ωα-ώ][A-Za-z]")
+_ODD_CASE = compile_regex_lazily("[а-яёα-ώ][А-ЯЁΑ-Ω]|[A-Za-z][а-яёА-ЯЁΑ-Ωα-ώ]|[а-яёА-ЯЁΑ-Ωα-ώ][A-Za-z]")
 _PLAUSIBLE = 0.55
 _SYLLABARY = 200
 """The fewest common characters of a script with several bytes each."""
@@ -218,7 +218,7 @@ _ALPHABET, _FREQUENT, _FEW_LETTERS = 45, 14, 3
 """The most letters of a script with one byte each, the number of its frequent ones, and how many letters tell nothing."""
 
 
-class FileText(Struct, frozen=True):
+class DecodedFileText(Struct, frozen=True):
     """The text of a file, with its encoding.
 
     :param data: the bytes, with the mark
@@ -230,13 +230,13 @@ class FileText(Struct, frozen=True):
     encoding: TextEncoding
 
 
-def read_file_text(data: bytes) -> FileText:
+def decode_file_text(data: bytes) -> DecodedFileText:
     """Return the text of a file. A file that is not text is read as UTF-8 with invalid bytes, which stay the same."""
     encoding = detect_text_encoding(data) or UTF_8
     body = data[len(encoding.mark) :] if encoding.mark else data
     if encoding.is_utf8:
-        return FileText(data, decode_text(body, "surrogateescape"), encoding)
-    return FileText(data, _decode_in_pieces(body, encoding.codec), encoding)
+        return DecodedFileText(data, decode_text(body, "surrogateescape"), encoding)
+    return DecodedFileText(data, _decode_in_pieces(body, encoding.codec), encoding)
 
 
 def replace_invalid_bytes(text: str) -> str:
@@ -259,14 +259,14 @@ def convert_to_plain_utf8(data: bytes) -> tuple[bytes, TextEncoding | None]:
     return (body.replace(b"\r", b"\n") if b"\r" in body and b"\n" not in body else body), encoding
 
 
-def strip_mark(text: str, encoding: TextEncoding) -> str:
+def strip_byte_order_mark(text: str, encoding: TextEncoding) -> str:
     """Return a text from a model without the byte order mark that the file has anyway."""
     if not encoding.mark:
         return text
     return text.removeprefix("\ufeff").removeprefix("⟦U+FEFF⟧")
 
 
-def read_settings_text(data: bytes) -> str:
+def decode_settings_text(data: bytes) -> str:
     """Return the text of a settings file: UTF-8, or the encoding of its byte order mark.
 
     :raises UnicodeDecodeError: for other bytes

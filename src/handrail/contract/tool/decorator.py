@@ -29,8 +29,8 @@ from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.schema.argument_validation import format_json_path
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
-from handrail.contract.tool.manifest import find_model_faults
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
+from handrail.contract.tool.manifest import find_model_validation_faults
 from handrail.contract.tool.requires import NO_REQUIREMENTS, Requires
 from handrail.contract.tool.spec import (
     CallMode,
@@ -72,7 +72,7 @@ class _UntitledSchemaGenerator(GenerateJsonSchema):
         return False
 
 
-def read_function_signature(
+def inspect_function_parameters(
     function: Callable[..., Any],
     shown: str,
     descriptions: Mapping[str, str],
@@ -316,12 +316,12 @@ def _needs_no_conversion(annotation: Any) -> bool:
 
 # Docstrings: the description of a function and of its parameters, in Google or reST form.
 
-_SECTION = compile_on_first_use(
+_SECTION = compile_regex_lazily(
     r"(Args|Arguments|Parameters|Params|Returns?|Yields?|Raises|Examples?|Notes?|Attributes|See Also|Warnings?):\s*\Z"
 )
 _ARGUMENT_SECTIONS = frozenset({"Args", "Arguments", "Parameters", "Params"})
-_GOOGLE = compile_on_first_use(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)\Z")
-_REST = compile_on_first_use(r":(\w+)\b([^:]*):\s*(.*)\Z")
+_GOOGLE = compile_regex_lazily(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)\Z")
+_REST = compile_regex_lazily(r":(\w+)\b([^:]*):\s*(.*)\Z")
 
 
 class ParsedDocstring(Struct, frozen=True):
@@ -332,7 +332,7 @@ class ParsedDocstring(Struct, frozen=True):
     parameters: Mapping[str, str]
 
 
-def read_docstring(text: str | None) -> ParsedDocstring:
+def parse_docstring(text: str | None) -> ParsedDocstring:
     """Parse a docstring. Sections and fields other than those of parameters are left out."""
     lines = inspect.cleandoc(text or "").splitlines()
     prose: list[str] = []
@@ -461,10 +461,10 @@ class FunctionTool(Tool, Generic[P, R]):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         if self.blocking:
             return await asyncio.to_thread(self.run_in_current_thread, args, runtime)
-        return self.return_value_to_json(await self.start_call(args, runtime))
+        return self.convert_return_value_to_json(await self.start_call(args, runtime))
 
     def start_call(self, args: dict[str, Any], runtime: Runtime | None) -> Coroutine[Any, Any, Any]:
-        """Return the function's coroutine, for callers that await it and pass its value to :meth:`return_value_to_json`.
+        """Return the function's coroutine, for callers that await it and pass its value to :meth:`convert_return_value_to_json`.
 
         Not for a :attr:`blocking` function.
 
@@ -472,7 +472,7 @@ class FunctionTool(Tool, Generic[P, R]):
         """
         return self._target(**self._prepare_call(args, runtime))
 
-    def return_value_to_json(self, returned: object) -> object:
+    def convert_return_value_to_json(self, returned: object) -> object:
         """Convert the function's return value to JSON values."""
         return returned if type(returned) in _VERBATIM_OPTIONS else _jsonable(returned, self.spec.id)
 
@@ -481,7 +481,7 @@ class FunctionTool(Tool, Generic[P, R]):
 
         Only for a :attr:`blocking` function.
         """
-        return self.return_value_to_json(self._target(**self._prepare_call(args, runtime)))
+        return self.convert_return_value_to_json(self._target(**self._prepare_call(args, runtime)))
 
     def _prepare_call(self, args: dict[str, Any], runtime: Runtime | None) -> dict[str, Any]:
         if self._adapters:
@@ -548,7 +548,7 @@ def _make_tool(
             )
             raise UsageError(f"Cannot make `{shown}` a tool: unknown option {option!r}. {hint}")
     _check_steps(function, shown, stateful=options.get("mode") == "stateful")
-    documented = read_docstring(unwrap_function(function).__doc__)
+    documented = parse_docstring(unwrap_function(function).__doc__)
     description = options.get("description") or documented.summary
     if not description:
         raise UsageError(
@@ -557,7 +557,7 @@ def _make_tool(
     tool_id = options.get("id") or getattr(function, "__name__", "")
     if not tool_id or tool_id == "<lambda>":
         raise UsageError(f"Cannot make `{shown}` a tool: the function has no name. Write @tool(id=…).")
-    parameters = read_function_signature(function, shown, documented.parameters, options.get("parameters"), names)
+    parameters = inspect_function_parameters(function, shown, documented.parameters, options.get("parameters"), names)
     given = {name: value for name, value in options.items() if name in _PLAIN_OPTIONS}
     spec = ToolSpec(
         id=tool_id,
@@ -592,7 +592,7 @@ def _requires(given: Requires | Mapping[str, Any] | None, shown: str) -> Require
         return Requires.model_validate(given)
     except pydantic.ValidationError as error:
         try:
-            found = find_model_faults(Requires, given)
+            found = find_model_validation_faults(Requires, given)
         except TypeError:  # it contains a value that is not JSON
             found = {format_json_path(f["loc"]): f["msg"] for f in error.errors(include_input=False)}
         faults = "; ".join(f"{place}: {problem}".removeprefix(": ") for place, problem in found.items())

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from handrail.contract.errors import Diagnostic, LoadError
 from handrail.contract.schema.argument_validation import format_json_path
-from handrail.contract.text.strict_json import InvalidJsonText, json_type_name, parse_object
-from handrail.contract.text.text_encodings import read_settings_text
+from handrail.contract.text.strict_json import InvalidJsonTextError, get_json_type_name, parse_json_object
+from handrail.contract.text.text_encodings import decode_settings_text
 from handrail.contract.tool.requires import NetRequires, Requires
 from handrail.contract.tool.spec import FIELDS, ConfigKey, LockSpec, TargetTemplates, ToolSpec, find_spec_faults
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
@@ -31,7 +31,7 @@ from handrail.contract.tool.tool_protocol import check_spec
 Location = tuple[str | int, ...]
 
 
-def find_model_faults(
+def find_model_validation_faults(
     model: type[BaseModel],
     data: Mapping[str, Any],
     prefix: tuple[str, ...] = (),
@@ -181,7 +181,7 @@ def _lock(value: object) -> LockSpec:
     raise ValueError('expected "RESOURCE:S", "RESOURCE:X" or {"resource": "…", "mode": "S" or "X"}')
 
 
-def strip_tool_folder(value: object) -> str:
+def normalise_tool_relative_path(value: object) -> str:
     """Return the path relative to the tool's own folder, whatever folder it had where it was written."""
     if not isinstance(value, str):
         raise ValueError("expected text")
@@ -202,7 +202,7 @@ def _templates(value: object) -> str | tuple[str, ...]:
 Lock = Annotated[LockSpec, PlainValidator(_lock)]
 Templates = Annotated[str | tuple[str, ...], PlainValidator(_templates)]
 Word = Annotated[str, Field(min_length=1, max_length=MAX_WORD)]
-ExecPath = Annotated[str, PlainValidator(strip_tool_folder)]
+ExecPath = Annotated[str, PlainValidator(normalise_tool_relative_path)]
 
 
 class LlmView(_ManifestView):
@@ -277,19 +277,19 @@ class ToolManifest(_ManifestView):
         return ToolSpec(id=self.llm.name, description=self.llm.description, parameters=self.llm.parameters, **runtime)
 
 
-def parse_manifest(text: str | bytes, source: str) -> ToolSpec:
+def parse_manifest_text(text: str | bytes, source: str) -> ToolSpec:
     """Parse the text of a manifest: at most 1 MiB of strict JSON.
 
     :raises LoadError: with every fault, each with ``source`` and the place in it
     """
     try:
-        data = parse_object(text, what="the manifest's contents", max_bytes=MAX_MANIFEST_BYTES)
-    except InvalidJsonText as error:
+        data = parse_json_object(text, what="the manifest's contents", max_bytes=MAX_MANIFEST_BYTES)
+    except InvalidJsonTextError as error:
         raise LoadError([Diagnostic(source, "", str(error))]) from None
-    return _read(data, read_settings_text(text) if isinstance(text, bytes) else text, source)
+    return _read(data, decode_settings_text(text) if isinstance(text, bytes) else text, source)
 
 
-def read_manifest(data: Mapping[str, Any], source: str) -> ToolSpec:
+def parse_manifest_data(data: Mapping[str, Any], source: str) -> ToolSpec:
     """Read a manifest from JSON-able data.
 
     :raises LoadError: with every fault, each with ``source`` and the place in it
@@ -330,9 +330,9 @@ def _read_part_by_part(data: Mapping[str, Any]) -> tuple[ToolSpec, dict[str, str
         view = data.get(name, {} if name == "runtime" else None)
         if isinstance(view, dict):
             views[name] = _with_one_name(cast("dict[str, Any]", view), name, faults)
-            faults.update(find_model_faults(model, views[name], (name,), _MISSING))
+            faults.update(find_model_validation_faults(model, views[name], (name,), _MISSING))
         elif name in data:
-            faults[name] = f"is a JSON {json_type_name(view)}; expected an object"
+            faults[name] = f"is a JSON {get_json_type_name(view)}; expected an object"
         else:
             faults[name] = "is missing; expected an object with name, description and parameters"
     return _repair_manifest_views(views), faults

@@ -13,7 +13,7 @@ from handrail.contract.errors import Diagnostic
 from handrail.contract.schema.argument_validation import format_json_path
 from handrail.contract.tool.manifest import describe_unknown_key
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool_ids_and_wire_names import LOCKED_IDS, find_id_fault
+from handrail.contract.tool.tool_ids_and_wire_names import LOCKED_IDS, find_tool_id_fault
 
 SHORTEST_TIMEOUT_MS, LONGEST_TIMEOUT_MS = 100, 7 * 24 * 3_600_000
 LEAST_OUTPUT, MOST_OUTPUT = 1_024, 16 * 1024 * 1024
@@ -80,7 +80,7 @@ class ToolSettings(_ToolSettingsTable):
     def _check_answering_id(cls, tool: str | None) -> str | None:
         if tool in LOCKED_IDS:
             raise ValueError("is a locked id itself; expected the id of another tool")
-        if tool is not None and (problem := find_id_fault(tool)) is not None:
+        if tool is not None and (problem := find_tool_id_fault(tool)) is not None:
             raise ValueError(problem)
         return tool
 
@@ -107,13 +107,13 @@ class ToolSettingsLayer(NamedTuple):
     where: tuple[str, ...] = ("tools",)
     known: bool = False
 
-    def make_fault(self, tool: str, problem: str, *, key: str | None = None) -> Diagnostic:
+    def build_setting_fault(self, tool: str, problem: str, *, key: str | None = None) -> Diagnostic:
         """Return a fault in the layer's settings for ``tool``."""
         inner = () if key is None else ("config", key) if self.where == ("tools",) else (key,)
         return Diagnostic(self.source, format_json_path((*self.where, tool, *inner)), problem)
 
 
-def make_settings_layer(source: str, values: ToolConfig, *, known: bool = False) -> ToolSettingsLayer:
+def build_tool_settings_layer(source: str, values: ToolConfig, *, known: bool = False) -> ToolSettingsLayer:
     """Return a layer of the ``tool_config`` values of an agent's manifest or a program.
 
     :param known: whether each id must be the id of a tool
@@ -122,7 +122,7 @@ def make_settings_layer(source: str, values: ToolConfig, *, known: bool = False)
     return ToolSettingsLayer(source, tools, ("tool_config",), known)
 
 
-def apply_settings(spec: ToolSpec, layers: Iterable[ToolSettingsLayer]) -> tuple[ToolSpec, list[Diagnostic]]:
+def apply_tool_settings(spec: ToolSpec, layers: Iterable[ToolSettingsLayer]) -> tuple[ToolSpec, list[Diagnostic]]:
     """Return the declaration with the operator's limits and values, and the faults of invalid values.
 
     :param layers: the weakest first
@@ -138,17 +138,17 @@ def apply_settings(spec: ToolSpec, layers: Iterable[ToolSettingsLayer]) -> tuple
         limits = own.explicit_limits
         if limits and spec.provider_support:
             problem = f"{' and '.join(limits)}: the provider of the model runs this tool, so limits of the kernel do not apply; remove the setting"
-            faults.append(layer.make_fault(spec.id, problem))
+            faults.append(layer.build_setting_fault(spec.id, problem))
         changes |= limits
         for key, given in own.config.items():
             problem = _fault_in_value(spec, key, given)
             if problem is not None:
-                faults.append(layer.make_fault(spec.id, problem, key=key))
+                faults.append(layer.build_setting_fault(spec.id, problem, key=key))
             elif isinstance(given, str):
                 values[key] = given
         if (size := len(json.dumps(values))) > MAX_CONFIG_BYTES:
             problem = f"the values of the settings have {size:,} bytes together; the maximum for a program is {MAX_CONFIG_BYTES:,}. Put the rest into a file, and its path here"
-            return spec, [*faults, layer.make_fault(spec.id, problem)]
+            return spec, [*faults, layer.build_setting_fault(spec.id, problem)]
     if values:
         changes["config"] = {
             key: replace(one, default=values[key]) if key in values else one for key, one in spec.config.items()
@@ -156,7 +156,7 @@ def apply_settings(spec: ToolSpec, layers: Iterable[ToolSettingsLayer]) -> tuple
     return (replace(spec, **changes) if changes else spec), faults
 
 
-def settings_line(tool: str, key: str, *, secret: bool = False) -> str:
+def format_tool_setting_line(tool: str, key: str, *, secret: bool = False) -> str:
     """Return the configuration line that sets one setting of a tool, for texts to the operator."""
     value = '{ secret = "…" }' if secret else '"…"'
     return f'{key} = {value} under [tools."{tool}".config] of handrail.toml'

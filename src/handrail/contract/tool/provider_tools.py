@@ -131,7 +131,7 @@ def make_provider_tool_id(name: str) -> str:
     return f"native.{name}"
 
 
-def list_providers_offered_tool(name: str, chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def collect_provider_tool_options(name: str, chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the providers that are offered the tool, each with its options.
 
     If no provider is named, all that have the tool are offered it.
@@ -169,7 +169,7 @@ def make_provider_tool_spec(name: str, chosen: Mapping[str, Mapping[str, Any]]) 
         side_effect="external",
         locks=(),
         category="native",
-        provider_support=list_providers_offered_tool(name, chosen),
+        provider_support=collect_provider_tool_options(name, chosen),
     )
 
 

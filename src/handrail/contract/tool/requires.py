@@ -20,19 +20,19 @@ from handrail.contract.struct import Struct, field
 from handrail.contract.text.glob_patterns import (
     build_any_path_glob_expression,
     compile_path_glob,
-    escape_as_pattern,
-    find_pattern_fault,
+    escape_glob_literal,
+    extract_literal_prefix,
+    find_glob_pattern_fault,
     has_wildcard,
-    literal_prefix,
 )
 from handrail.contract.text.host_names import (
     HostPattern,
     find_host_pattern_fault,
     grant_covers_host,
-    parse_host,
+    parse_host_address,
     parse_host_pattern,
 )
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 
 Capability = Literal["fs.read", "fs.write", "net.fetch", "shell.run"]
 """The permissions of a rule besides tools: the four things that a call can touch outside the kernel."""
@@ -63,7 +63,7 @@ NAMED_CAPABILITIES: Mapping[str, str] = {
 """The closed list behind ``requires.capabilities``; an unknown name is a fault at load."""
 
 VARIABLES = ("workspace", "ad-hoc", "user-data", "output")
-_VARIABLE = compile_on_first_use(r"\{([^{}]*)\}")
+_VARIABLE = compile_regex_lazily(r"\{([^{}]*)\}")
 
 AccessCheck = Callable[[Capability, str | Sequence[str]], str | None]
 """A function that evaluates one access: a canonical absolute path, a host, a shell text, or an argv as a sequence.
@@ -216,7 +216,7 @@ class CapabilitySet(Struct, frozen=True):
 
     layers: tuple[CapabilityLayer, ...] = field(default=())
 
-    def with_layers(self, *layers: CapabilityLayer) -> CapabilitySet:
+    def with_added_layers(self, *layers: CapabilityLayer) -> CapabilitySet:
         """Return the set with further layers."""
         return CapabilitySet((*self.layers, *layers))
 
@@ -226,11 +226,18 @@ class CapabilitySet(Struct, frozen=True):
             return self
         return CapabilitySet(tuple(replace(layer, hosts=()) for layer in self.layers))
 
-    def without_writing(self) -> CapabilitySet:
+    def find_owner_denying_all_hosts(self, *, is_confined: bool) -> str | None:
+        """Return whose limit leaves no hosts, or None if only the narrow sandbox of a confined call does."""
+        owners = [layer.owner for layer in self.layers if not layer.hosts]
+        if is_confined and len(owners) == len(self.layers):
+            return None
+        return owners[0] if owners else "this call"
+
+    def without_writes_or_network(self) -> CapabilitySet:
         """Return the set without writable paths and hosts."""
         return CapabilitySet(tuple(replace(layer, fs_write=(), hosts=()) for layer in self.layers))
 
-    def find_refusing_layer(self, capability: Capability, target: str | Sequence[str]) -> CapabilityLayer | None:
+    def find_denying_layer(self, capability: Capability, target: str | Sequence[str]) -> CapabilityLayer | None:
         """Return the first layer that does not cover ``target`` (an absolute path, ``host[:port]``, or an argv)."""
         if not self.layers:
             return CapabilityLayer("nothing")
@@ -241,9 +248,11 @@ class CapabilitySet(Struct, frozen=True):
 
     def allows(self, capability: Capability, target: str | Sequence[str]) -> bool:
         """Return whether every layer covers ``target``."""
-        return self.find_refusing_layer(capability, target) is None
+        return self.find_denying_layer(capability, target) is None
 
-    def make_coverage_test(self, capability: Literal["fs.read", "fs.write", "net.fetch"]) -> Callable[[str], object]:
+    def build_fast_coverage_predicate(
+        self, capability: Literal["fs.read", "fs.write", "net.fetch"]
+    ) -> Callable[[str], object]:
         """Return a fast form of :meth:`allows` for many paths or hosts.
 
         Check a false answer again with :meth:`allows`. A layer that has all the patterns of another one is left out,
@@ -272,7 +281,7 @@ class CapabilitySet(Struct, frozen=True):
         """Return whether any target at all could be allowed in every layer, by declarations alone."""
         return bool(self.layers) and all(bool(_patterns(layer, capability)) for layer in self.layers)
 
-    def covering_folders(self, capability: Literal["fs.read", "fs.write"]) -> tuple[str, ...]:
+    def compute_covering_folders(self, capability: Literal["fs.read", "fs.write"]) -> tuple[str, ...]:
         """Return the absolute folders that hold everything that could be allowed; a sandbox mounts these.
 
         A folder is included only if every layer reaches into it or above it.
@@ -301,7 +310,7 @@ def expand_requires(requires: Requires, variables: PathVariables, owner: str) ->
     )
 
 
-def union_of_layers(owner: str, layers: Iterable[CapabilityLayer]) -> CapabilityLayer:
+def unite_capability_layers(owner: str, layers: Iterable[CapabilityLayer]) -> CapabilityLayer:
     """Return one layer that allows what any of ``layers`` allows."""
     every = tuple(layers)
     shell: list[ShellRequires] = []
@@ -331,7 +340,7 @@ def _faults_in_path(pattern: str) -> list[str]:
         found.append(f"{pattern!r} contains '..'; name the folder itself")
     if "\0" in pattern:
         found.append(f"{pattern!r} contains a NUL character; remove it")
-    if problem := find_pattern_fault(pattern):
+    if problem := find_glob_pattern_fault(pattern):
         found.append(problem)
     return found
 
@@ -346,7 +355,7 @@ def _expand_patterns(patterns: Iterable[str], variables: PathVariables, *, readi
         name = match.group(1) if match else "workspace"
         roots = ("/",) if pattern.startswith("/") else variables.list_folders_of_variable(name, reading=reading)
         tail = [part for part in pattern[match.end() if match else 0 :].split("/") if part not in ("", ".")]
-        found += ["/".join((escape_as_pattern(root.rstrip("/")), *tail)) or "/" for root in roots]
+        found += ["/".join((escape_glob_literal(root.rstrip("/")), *tail)) or "/" for root in roots]
     return tuple(dict.fromkeys(found))
 
 
@@ -389,7 +398,7 @@ def _allow_nothing(_target: str) -> bool:
 
 def _do_all_cover(layers: Sequence[Sequence[HostPattern]], text: str) -> bool:
     try:
-        host = parse_host(text)
+        host = parse_host_address(text)
     except ValueError:
         return False
     for patterns in layers:
@@ -403,7 +412,7 @@ def _do_all_cover(layers: Sequence[Sequence[HostPattern]], text: str) -> bool:
 
 def _literal_folder(pattern: object) -> str:
     text = str(pattern)
-    prefix = literal_prefix(text)
+    prefix = extract_literal_prefix(text)
     if not has_wildcard(text):
         return prefix.rstrip("/") or "/"
     return prefix.rpartition("/")[0] or "/"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
-from handrail.contract.services.resource_services import SOURCE_PREFIX, ResourceListing, SourceRequest
+from handrail.contract.services.resource_services import SOURCE_PREFIX, SourceRequestSpec, SourceResources
 from handrail.contract.services.tool_runtime import Runtime
 
 
-class ResourceProvider(ResourceListing, Protocol):
+class ResourceProvider(SourceResources, Protocol):
     """The resources and prompts of one source, and the methods to get them.
 
     It accepts the names and URIs that it lists. It returns MCP's results as plain data, with binary parts as
@@ -71,7 +71,7 @@ class PollableResourceProvider(Protocol):
 
 
 def find_resource_provider(
-    offerings: Sequence[ResourceProvider], request: SourceRequest, named: object
+    offerings: Sequence[ResourceProvider], request: SourceRequestSpec, named: object
 ) -> tuple[ResourceProvider, str] | None:
     """Find the provider that has the named resource or prompt, and its name for it.
 
@@ -99,7 +99,7 @@ def _lists_resource(offering: ResourceProvider, uri: str) -> bool:
     return any(spec.uri == uri for spec in offering.resources)
 
 
-def _kind_and_name(request: SourceRequest, named: object) -> tuple[str, object]:
+def _kind_and_name(request: SourceRequestSpec, named: object) -> tuple[str, object]:
     """Return whether a URI or a prompt is named, and its text."""
     if request.argument != "ref":
         return request.argument, named
@@ -108,7 +108,7 @@ def _kind_and_name(request: SourceRequest, named: object) -> tuple[str, object]:
     return kind, ref.get(kind)
 
 
-def _has_item(offering: ResourceProvider, kind: str, name: str, request: SourceRequest) -> bool:
+def _has_item(offering: ResourceProvider, kind: str, name: str, request: SourceRequestSpec) -> bool:
     if kind == "name":
         return any(prompt.name == name for prompt in offering.prompts)
     if request.argument == "ref" and any(one.uri_template == name for one in offering.templates):

@@ -11,10 +11,10 @@ from typing import Any, Literal, NamedTuple, Protocol, cast, get_args, get_origi
 from pydantic_core import to_json
 
 from handrail.contract.struct import Struct, field
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.text.strict_json import encode_canonical_json
 from handrail.contract.tool.requires import CAPABILITIES, NO_REQUIREMENTS, Requires
-from handrail.contract.tool.tool_ids_and_wire_names import find_id_fault, wire_name
+from handrail.contract.tool.tool_ids_and_wire_names import find_tool_id_fault, wire_name
 
 # Stateful tools: one call opens a state, later calls take steps of it, and one closes it.
 #
@@ -33,7 +33,7 @@ StateEnd = Literal["done", "closed", "expired", "failed", "timeout", "cancelled"
 """
 
 
-class ToolSessionArguments(Struct, frozen=True):
+class ToolSessionArgumentNames(Struct, frozen=True):
     """The arguments of a built-in tool that continues the tool session of another call.
 
     :param argument: the argument with the id of the tool session
@@ -44,7 +44,7 @@ class ToolSessionArguments(Struct, frozen=True):
     input: str | None = None
 
 
-class JobArgument(Struct, frozen=True):
+class JobArgumentSpec(Struct, frozen=True):
     """The argument of a built-in tool that names a job of the session.
 
     :param argument: the argument with the id of the job
@@ -104,9 +104,9 @@ _CHOICES: Mapping[str, Sequence[str]] = {
 }
 _WAITS_FOR = {"ask": "people", "jobs": "jobs", "agents": "agents"}
 """Capabilities with which a tool waits for work that may itself wait for locks."""
-_CONTROL_IN_JSON = compile_on_first_use(rb"\\[ubf]")
+_CONTROL_IN_JSON = compile_regex_lazily(rb"\\[ubf]")
 """All control characters in JSON text except DEL, which is not escaped."""
-_PLACEHOLDER = compile_on_first_use(r"\{([^{}]+)\}|<([^<>]+)>")
+_PLACEHOLDER = compile_regex_lazily(r"\{([^{}]+)\}|<([^<>]+)>")
 
 
 class LockSpec(Struct, frozen=True):
@@ -129,11 +129,11 @@ class LockSpec(Struct, frozen=True):
         return LockSpec(resource, mode)
 
     @property
-    def argument_names(self) -> tuple[str, ...]:
+    def required_argument_names(self) -> tuple[str, ...]:
         """The argument names that the template needs."""
-        return template_argument_names(self.resource)
+        return extract_template_argument_names(self.resource)
 
-    def fill_resource(self, arguments: Mapping[str, Any]) -> str:
+    def fill_resource_template(self, arguments: Mapping[str, Any]) -> str:
         """Return the text of the resource for these arguments. The arbiter makes paths canonical."""
         return fill_template(self.resource, arguments)
 
@@ -167,7 +167,7 @@ class ToolSpec(Struct, frozen=True, weakref=True):
     """None: not declared, so ``workspace:S`` for reads and ``workspace:X`` otherwise. ``()``: no locks."""
     targets: TargetTemplates = field(default_factory=dict[str, str])
     """Capability to argument templates, ``{"fs.read": "{path}", "fs.write": ["{path}", "{to}"]}``; see
-    :func:`infer_targets`. A rule evaluates each of them. An empty tuple infers none for its capability."""
+    :func:`infer_capability_targets`. A rule evaluates each of them. An empty tuple infers none for its capability."""
     timeout_ms: int = DEFAULT_TIMEOUT_MS
     timeout_argument: str | None = None
     """The argument, in milliseconds, with which a caller may shorten ``timeout_ms``."""
@@ -241,14 +241,14 @@ class ToolSpec(Struct, frozen=True, weakref=True):
     def effective_targets(self) -> Mapping[str, tuple[str, ...]]:
         """The declared targets, or those inferred from the parameters, as all templates of each capability."""
         if not self.targets:
-            return infer_targets(self.parameters, self.side_effect)
-        return {capability: to_template_tuple(templates) for capability, templates in self.targets.items()}
+            return infer_capability_targets(self.parameters, self.side_effect)
+        return {capability: normalise_target_templates(templates) for capability, templates in self.targets.items()}
 
-    def llm_view(self) -> dict[str, Any]:
+    def build_llm_view(self) -> dict[str, Any]:
         """Return everything that goes into a model's tools parameter, built from a closed list."""
         return {"name": wire_name(self.id), "description": self.description, "parameters": dict(self.parameters)}
 
-    def runtime_view(self) -> dict[str, Any]:
+    def build_runtime_view(self) -> dict[str, Any]:
         """Return all other fields, JSON-able, as the log and ``handrail tools --json`` show them."""
         view = {name: getattr(self, name) for name in _RUNTIME_VIEW}
         view["requires"] = self.requires.model_dump(mode="json")
@@ -273,7 +273,7 @@ class ToolSpec(Struct, frozen=True, weakref=True):
     @property
     def definition_hash(self) -> str:
         """The SHA-256 of the canonical JSON of both views. An approval is bound to it."""
-        whole = {"id": self.id, "llm": self.llm_view(), "runtime": self.runtime_view()}
+        whole = {"id": self.id, "llm": self.build_llm_view(), "runtime": self.build_runtime_view()}
         return hashlib.sha256(encode_canonical_json(whole)).hexdigest()
 
 
@@ -283,15 +283,15 @@ MAX_DOCUMENTATION = 500_000
 _RUNTIME_VIEW = tuple(name for name in ToolSpec.__struct_fields__ if name not in _LLM_VIEW)
 
 
-def to_template_tuple(templates: str | Sequence[str]) -> tuple[str, ...]:
+def normalise_target_templates(templates: str | Sequence[str]) -> tuple[str, ...]:
     """Return the templates of one capability in ``targets``, which may be a single text."""
     return (templates,) if isinstance(templates, str) else tuple(templates)
 
 
-def infer_targets(parameters: Mapping[str, Any], side_effect: SideEffect) -> dict[str, tuple[str, ...]]:
+def infer_capability_targets(parameters: Mapping[str, Any], side_effect: SideEffect) -> dict[str, tuple[str, ...]]:
     """Infer targets from ``format: path | host | command`` of all top-level parameters, also within lists."""
     found: dict[str, tuple[str, ...]] = {}
-    for name, schema in get_object_properties(parameters).items():
+    for name, schema in extract_property_schemas(parameters).items():
         for declared in _formats_of(schema):
             capability = (
                 ("fs.read" if side_effect == "read" else "fs.write")
@@ -305,7 +305,7 @@ def infer_targets(parameters: Mapping[str, Any], side_effect: SideEffect) -> dic
 
 def find_path_arguments(parameters: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the parameters with ``format: path``, or with a list of such texts."""
-    properties = get_object_properties(parameters)
+    properties = extract_property_schemas(parameters)
     return tuple(name for name, schema in properties.items() if "path" in _formats_of(schema))
 
 
@@ -315,18 +315,18 @@ def find_patch_arguments(parameters: Mapping[str, Any]) -> frozenset[str]:
     A template of one of them in ``targets`` or ``locks`` stands for the paths of the patch. For ``fs.read`` these are the files
     whose content decides about the change.
     """
-    properties = get_object_properties(parameters)
+    properties = extract_property_schemas(parameters)
     return frozenset(name for name, schema in properties.items() if schema.get("format") == "patch")
 
 
 def _formats_of(schema: Mapping[str, Any]) -> Iterable[str]:
     """Return the formats of a text parameter, of its alternatives, and of the items of a list."""
-    alternatives = [schema, *iterate_schema_branches(schema)]
+    alternatives = [schema, *list_schema_branches(schema)]
     items = [cast("Mapping[str, Any]", one["items"]) for one in alternatives if isinstance(one.get("items"), Mapping)]
     return dict.fromkeys(str(one["format"]) for one in (*alternatives, *items) if "format" in one)
 
 
-def get_object_properties(parameters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def extract_property_schemas(parameters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the top-level properties that are objects."""
     properties: Any = parameters.get("properties")
     if not isinstance(properties, Mapping):
@@ -338,18 +338,18 @@ def get_object_properties(parameters: Mapping[str, Any]) -> dict[str, Mapping[st
     }
 
 
-def iterate_schema_branches(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def list_schema_branches(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the alternatives and parts of a schema that are written in it."""
-    found = [one for keyword in ("anyOf", "oneOf", "allOf") for one in members_or_nothing(schema.get(keyword))]
+    found = [one for keyword in ("anyOf", "oneOf", "allOf") for one in get_list_items_or_empty(schema.get(keyword))]
     return [cast("Mapping[str, Any]", one) for one in found if isinstance(one, Mapping)]
 
 
-def members_or_nothing(value: object) -> Sequence[object]:
+def get_list_items_or_empty(value: object) -> Sequence[object]:
     """Return the members of a list; nothing for any other value."""
     return cast("list[object]", value) if isinstance(value, list) else ()
 
 
-def template_argument_names(template: str) -> tuple[str, ...]:
+def extract_template_argument_names(template: str) -> tuple[str, ...]:
     """Return the argument names in ``{name}`` or seed-style ``<name>`` of a template."""
     return tuple(a or b for a, b in _PLACEHOLDER.findall(template))
 
@@ -367,7 +367,7 @@ def fill_template(template: str, arguments: Mapping[str, Any]) -> str:
 def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
     """Return ``(place, problem)`` for every fault of ``spec`` that needs no compiled schema."""
     found: list[tuple[str, str]] = []
-    if problem := find_id_fault(spec.id):
+    if problem := find_tool_id_fault(spec.id):
         found.append(("llm.name", problem))
     if not spec.description.strip():
         found.append(("llm.description", "is empty; write a sentence on when to use the tool"))
@@ -382,13 +382,13 @@ def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
     values |= {f"runtime.{name}": getattr(spec, name) for name in MODEL_TEXT_FIELDS}
     if not _is_plain_ascii(values):
         for place, value in values.items():
-            if value and (problem := find_invisible_character(value)):
+            if value and (problem := explain_invisible_character(value)):
                 found.append((place, problem))
     found += [(f"runtime.{place}", problem) for place, problem in spec.requires.find_faults()]
     for place, choices in _CHOICES.items():  # Python does not enforce a Literal
         if (chosen := getattr(spec, place)) not in choices:
             found.append((f"runtime.{place}", f"is {chosen!r}; expected {', '.join(choices)}"))
-    known = get_object_properties(spec.parameters)
+    known = extract_property_schemas(spec.parameters)
     for field_name in ("locks", "locks_background"):
         declared: Sequence[LockSpec] = getattr(spec, field_name) or ()
         for index, lock in enumerate(declared):
@@ -397,7 +397,7 @@ def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
                     f"runtime.{field_name}[{index}]",
                     f"{lock} names the unknown parameter {name!r}",
                 )
-                for name in lock.argument_names
+                for name in lock.required_argument_names
                 if name not in known
             ]
     if (argument := spec.background_argument) is not None and known.get(argument, {}).get("type") != "boolean":
@@ -416,10 +416,10 @@ def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
             found.append((place, f"is not a capability; available: {', '.join(CAPABILITIES)}"))
         if not templates and templates != ():
             found.append((place, "is empty; name the arguments, as in '{path}', or remove the capability"))
-        for template in to_template_tuple(templates):
+        for template in normalise_target_templates(templates):
             found += [
                 (place, f"{template!r} names the unknown parameter {name!r}")
-                for name in template_argument_names(template)
+                for name in extract_template_argument_names(template)
                 if name not in known
             ]
     if spec.timeout_argument is not None and spec.timeout_argument not in known:
@@ -483,7 +483,7 @@ def _is_plain_ascii(value: object) -> bool:
     return b"\\" not in text or _CONTROL_IN_JSON.search(text) is None
 
 
-def find_invisible_character(value: object) -> str | None:
+def explain_invisible_character(value: object) -> str | None:
     """Return the problem with the first character that people would not see, or see differently.
 
     Such a text could say something to the model that no user has approved.
@@ -552,7 +552,7 @@ def _are_templates(value: object) -> bool:
     return all(isinstance(one, str) or _are_texts(one) for one in listed)
 
 
-class FieldType(NamedTuple):
+class SpecFieldType(NamedTuple):
     """The type of one field of a spec, from its annotation in :class:`~handrail.contract.tool.spec.ToolSpec`.
 
     It is the one table of fields, for specs made in Python and for manifests.
@@ -562,13 +562,13 @@ class FieldType(NamedTuple):
     is_optional: bool
 
 
-def _field_type(annotation: Any) -> FieldType:
+def _field_type(annotation: Any) -> SpecFieldType:
     held = [one for one in get_args(annotation) if one is not NoneType]
     is_optional = isinstance(annotation, UnionType) and len(held) == 1
-    return FieldType(held[0] if is_optional else annotation, is_optional)
+    return SpecFieldType(held[0] if is_optional else annotation, is_optional)
 
 
-FIELDS: Mapping[str, FieldType] = {name: _field_type(one) for name, one in get_type_hints(ToolSpec).items()}
+FIELDS: Mapping[str, SpecFieldType] = {name: _field_type(one) for name, one in get_type_hints(ToolSpec).items()}
 
 _TEXT, _OBJECT = "text", "a mapping"
 _BY_TYPE: Mapping[Any, tuple[Callable[[object], bool], str]] = {
@@ -604,7 +604,7 @@ _DEFAULTS = dict(zip(reversed(ToolSpec.__struct_fields__), reversed(ToolSpec.__s
 _OF_A_MODEL = {"id": "llm.name", "description": "llm.description", "parameters": "llm.parameters"}
 
 
-def find_type_faults(spec: ToolSpec) -> Iterator[tuple[str, str]]:
+def find_spec_type_faults(spec: ToolSpec) -> Iterator[tuple[str, str]]:
     """Yield ``(place, problem)`` for each field with a value of a wrong type.
 
     If there is any, the rest of the spec cannot be checked.

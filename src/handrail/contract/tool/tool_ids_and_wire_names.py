@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
 from itertools import pairwise
 
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 
 MAX_WIRE_NAME = 64
-ID_PATTERN = compile_on_first_use(r"[A-Za-z][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*\Z")
+ID_PATTERN = compile_regex_lazily(r"[A-Za-z][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*\Z")
 LOCKED_IDS = (
     "read",
     "write",
@@ -66,15 +67,15 @@ RESOURCE_IDS = (
 require approval."""
 _INTERNAL = frozenset(SESSION_INTERNAL)
 _INTERNAL_FAMILIES = tuple(one[:-1] for one in SESSION_INTERNAL if one.endswith("*"))
-_NOT_ON_THE_WIRE = compile_on_first_use(r"[^A-Za-z0-9_-]")
+_NOT_ON_THE_WIRE = compile_regex_lazily(r"[^A-Za-z0-9_-]")
 
 
-def is_session_internal(tool_id: str) -> bool:
+def is_session_internal_tool(tool_id: str) -> bool:
     """Return whether a tool is one of :data:`SESSION_INTERNAL`."""
     return tool_id in _INTERNAL or tool_id.startswith(_INTERNAL_FAMILIES)
 
 
-def find_id_fault(tool_id: str) -> str | None:
+def find_tool_id_fault(tool_id: str) -> str | None:
     """Return why ``tool_id`` is not a valid id of a tool, or None if it is."""
     if len(tool_id) > 128:
         return f"the id has {len(tool_id)} characters; the maximum is 128"
@@ -94,6 +95,44 @@ def wire_name(tool_id: str) -> str:
         return name
     digest = hashlib.sha256(tool_id.encode()).hexdigest()[:10]
     return f"{name[: MAX_WIRE_NAME - 11]}_{digest}"
+
+
+_OTHER_NAMES: Mapping[str, str] = {
+    other: tool_id
+    for tool_id, others in {
+        "read": "cat fsread openfile readfile readtextfile view viewfile",
+        "write": "createfile fswrite savefile writefile writetofile",
+        "edit": "applydiff editfile replace replaceinfile replacestringinfile searchreplace strreplace strreplacebasededittool "
+        "strreplaceeditor",
+        "bash": "command exec execbash execcommand executebash executecommand localshell runbash runcommand runinterminal "
+        "runshellcommand runterminalcmd runterminalcommand sh shell shellcommand terminal",
+        "glob": "filesearch findfiles globfilesearch list listdir listdirectory listfiles ls",
+        "grep": "codesearch grepsearch rg ripgrep search searchcode searchfilecontent searchfiles searchtext",
+        "todo": "managetodolist todoread todowrite updateplan updatetodolist writetodos",
+        "web_fetch": "fetch fetchurl fetchwebpage openurl readurl visiturl",
+        "web_search": "googlesearch googlewebsearch searchweb",
+        "task": "agent delegate dispatchagent runsubagent spawnagent subagent",
+        "question": "askfollowupquestion askuser askuserquestion requestuserinput",
+    }.items()
+    for other in others.split()
+}
+"""Names that other agents have for a tool, in lower case and without signs."""
+_MARKS = compile_regex_lazily(r"<\|[^|<>]{0,40}\|>.*\Z|\(.*\Z|:\d+\Z")
+_SEPARATORS = compile_regex_lazily(r"[.:/]|__")
+_PREFIXES = frozenset({"container", "default_api", "functions", "handrail", "mcp", "repo_browser", "tool", "tools"})
+_SIGNS = compile_regex_lazily(r"[^a-z0-9]+")
+
+
+def guess_intended_tool_id(name: str, known: Iterable[str]) -> str | None:
+    """Return the known id that an unknown name means: in another spelling, with a prefix, or of another agent."""
+    wanted = name[:_COMPARED].strip()
+    while wanted.startswith("<|") and "|>" in wanted:
+        wanted = wanted.partition("|>")[2]
+    wanted = _MARKS.sub("", wanted).lower()
+    ids = {_SIGNS.sub("", one.lower()): one for one in known}
+    parts = itertools.dropwhile(_PREFIXES.__contains__, filter(None, _SEPARATORS.split(wanted)))
+    spelling = _SIGNS.sub("", "".join(parts))
+    return ids.get(spelling) or ids.get(_SIGNS.sub("", _OTHER_NAMES.get(spelling, "")))
 
 
 def nearest_names(name: str, known: Iterable[str], count: int = 3, *, cutoff: float = 0.5) -> list[str]:

@@ -9,15 +9,21 @@ from typing import Any, Generic, TypeVar
 
 from handrail.contract.permission_modes import Mode
 from handrail.contract.schema.argument_validation import (
-    InvalidSchema,
+    InvalidSchemaError,
     ParametersSchema,
+    build_step_input_schema,
     compile_schema,
-    make_step_schema,
 )
-from handrail.contract.services.resource_services import SourceRequest
+from handrail.contract.services.resource_services import SourceRequestSpec
 from handrail.contract.services.tool_runtime import Runtime, UserQuestion
 from handrail.contract.struct import Struct
-from handrail.contract.tool.spec import JobArgument, ToolSessionArguments, ToolSpec, find_spec_faults, find_type_faults
+from handrail.contract.tool.spec import (
+    JobArgumentSpec,
+    ToolSessionArgumentNames,
+    ToolSpec,
+    find_spec_faults,
+    find_spec_type_faults,
+)
 
 
 class Tool(abc.ABC):
@@ -41,11 +47,11 @@ class Tool(abc.ABC):
     origin: str | None = None
     """``mcp:SERVER:TOOL`` for a tool of an upstream MCP server, by which rules may name it."""
 
-    source_request: SourceRequest | None = None
+    source_request: SourceRequestSpec | None = None
     """The request that its call sends to a source of resources and prompts; rules evaluate it. For built-in tools
     only."""
 
-    state_arguments: ToolSessionArguments | None = None
+    state_arguments: ToolSessionArgumentNames | None = None
     """The arguments that name the tool session that a call steps. Rules evaluate the call as one of that tool. For
     built-in tools only."""
 
@@ -53,7 +59,7 @@ class Tool(abc.ABC):
     """Whether its arguments are typed into a terminal of the session, whose program decides how a call is evaluated.
     For built-in tools only."""
 
-    job_argument: JobArgument | None = None
+    job_argument: JobArgumentSpec | None = None
     """The argument that names a job of the session. A call with an unknown job is rejected before approval. For
     built-in tools only."""
 
@@ -115,7 +121,7 @@ class Tool(abc.ABC):
 T = TypeVar("T")
 
 
-class CheckedSpec(Struct, frozen=True):
+class SpecCheckResult(Struct, frozen=True):
     """The results of the checks of a spec.
 
     :param problems: ``(place, problem)``, all of them; if there are any, there is no usable schema
@@ -155,24 +161,24 @@ class SpecValueCache(Generic[T]):
         return made
 
 
-def _check(spec: ToolSpec) -> CheckedSpec:
-    if wrong := tuple(find_type_faults(spec)):
-        return CheckedSpec(wrong, None, "")
+def _check(spec: ToolSpec) -> SpecCheckResult:
+    if wrong := tuple(find_spec_type_faults(spec)):
+        return SpecCheckResult(wrong, None, "")
     problems = find_spec_faults(spec)
     schema = step = None
     try:
         schema = compile_schema(spec.parameters)
-    except InvalidSchema as error:
+    except InvalidSchemaError as error:
         problems += [(f"llm.parameters.{where}".rstrip("."), problem) for where, problem in error.problems]
     if spec.step_parameters is not None:
         try:
-            step = compile_schema(make_step_schema(spec.step_parameters))
-        except InvalidSchema as error:
+            step = compile_schema(build_step_input_schema(spec.step_parameters))
+        except InvalidSchemaError as error:
             faults = [
                 (where.removeprefix("properties.input").lstrip("."), problem) for where, problem in error.problems
             ]
             problems += [(f"runtime.step_parameters.{where}".rstrip("."), problem) for where, problem in faults]
-    return CheckedSpec(tuple(problems), schema, "" if problems else spec.definition_hash, step)
+    return SpecCheckResult(tuple(problems), schema, "" if problems else spec.definition_hash, step)
 
 
 check_spec = SpecValueCache(_check, keeps=lambda made: not made.problems)

@@ -133,12 +133,12 @@ class TriggerTool(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         arguments = {key: value for key, value in args.items() if key not in COMMON_PARAMETERS}
-        return describe_trigger(
+        return format_trigger_for_model(
             await runtime.triggers.add_custom_trigger(self, arguments, args["prompt"], name=args.get("name"))
         )
 
 
-def describe_trigger(trigger: Trigger) -> dict[str, object]:
+def format_trigger_for_model(trigger: Trigger) -> dict[str, object]:
     """Return a trigger in the form for a model."""
     shown: dict[str, object] = {"trigger_id": trigger.name, "kind": trigger.kind, "prompt": trigger.prompt}
     if trigger.interval_ns is not None:

@@ -34,13 +34,13 @@ from handrail.frontends.acp.editor_session_setup import (
     AcpFrontendSettings,
     McpServer,
     OpenWorkspacePool,
-    note_unused_servers,
+    describe_unconfigured_servers,
     open_editor_session,
 )
 from handrail.frontends.mcp.client_messages import INVALID_REQUEST
 
 if TYPE_CHECKING:
-    from handrail.session.transcript_search import StoredSessionFacts
+    from handrail.session.transcript_search import StoredSessionSummary
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,7 +50,7 @@ PAGE_SIZE = 50
 _log = logging.getLogger("handrail.acp")
 
 
-def map_request_failures(handler: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+def convert_exceptions_to_request_errors(handler: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
     """Wrap a request's handler so that its failures become error answers."""
 
     @functools.wraps(handler)
@@ -137,7 +137,7 @@ class AcpAgent:
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────
 
-    @map_request_failures
+    @convert_exceptions_to_request_errors
     async def initialize(
         self,
         protocol_version: int,
@@ -163,14 +163,14 @@ class AcpAgent:
             auth_methods=[],
         )
 
-    @map_request_failures
+    @convert_exceptions_to_request_errors
     async def authenticate(self, method_id: str) -> schema.AuthenticateResponse:
         text = "Sign-in is not required. The key of the model comes from the environment."
         raise RequestError(INVALID_PARAMS, text)
 
     # ── sessions ─────────────────────────────────────────────────────────────────────────────────
 
-    @map_request_failures
+    @convert_exceptions_to_request_errors
     async def new_session(
         self,
         cwd: str,
@@ -183,7 +183,7 @@ class AcpAgent:
             session_id=conversation.session.id, modes=conversation.modes, config_options=conversation.options
         )
 
-    @map_request_failures
+    @convert_exceptions_to_request_errors
     async def load_session(
         self,
         cwd: str,
@@ -204,7 +204,7 @@ class AcpAgent:
             raise
         return schema.LoadSessionResponse(modes=conversation.modes, config_options=conversation.options)
 
-    @map_request_failures
+    @convert_exceptions_to_request_errors
     async def resume_session(
         self,
         session_id: str,
@@ -216,7 +216,7 @@ class AcpAgent:
         conversation = await self._reopen_session(folder, session_id, mcp_servers)
         return schema.ResumeSessionResponse(modes=conversation.modes, config_options=conversation.options)
 
-    @map_request_failures
+    @convert_exceptions_to_request_errors
     async def fork_session(
         self,
         session_id: str,
@@ -231,7 +231,7 @@ class AcpAgent:
             session_id=conversation.session.id, modes=conversation.modes, config_options=conversation.options
         )
 
-    @map_request_failures
+    @convert_exceptions_to_request_errors
     async def list_sessions(self, cwd: str | None = None, cursor: str | None = None) -> schema.ListSessionsResponse:
         """List the sessions of one workspace or, when none is named, of those that this client has open."""
         self._require_initialized()
@@ -245,7 +245,7 @@ class AcpAgent:
         )
         if cwd is None and self._settings.only_workspace is not None:
             folders = [self._settings.only_workspace]
-        found: list[tuple[str, StoredSessionFacts]] = []
+        found: list[tuple[str, StoredSessionSummary]] = []
         for folder in folders:
             for facts in await asyncio.to_thread(self._resumable_sessions, folder, first + PAGE_SIZE + 1):
                 found.append((folder, facts))
@@ -256,16 +256,18 @@ class AcpAgent:
             next_cursor=str(first + PAGE_SIZE) if rest else None,
         )
 
-    def _resumable_sessions(self, folder: str, limit: int) -> list[StoredSessionFacts]:
+    def _resumable_sessions(self, folder: str, limit: int) -> list[StoredSessionSummary]:
         try:
             with self._settings.open_reader(folder) as reader:
                 return reader.list_resumable(limit=limit)
         except StartError:
             return []  # the workspace has no stored state
         except sqlite3.Error as error:
-            raise StartError(f"Could not read the stored sessions of {folder}: {error}") from None
+            raise StartError(
+                f"Could not read the stored sessions of {folder}: {error}. Run `handrail doctor`."
+            ) from None
 
-    @map_request_failures
+    @convert_exceptions_to_request_errors
     async def close_session(self, session_id: str) -> schema.CloseSessionResponse:
         """Suspend a session, so that it can be loaded again.
 
@@ -275,12 +277,12 @@ class AcpAgent:
         await self._leave_session(session_id)
         return schema.CloseSessionResponse()
 
-    @map_request_failures
+    @convert_exceptions_to_request_errors
     async def set_session_mode(self, session_id: str, mode_id: str) -> schema.SetSessionModeResponse:
         self._require_session(session_id).set_mode(mode_id)
         return schema.SetSessionModeResponse()
 
-    @map_request_failures
+    @convert_exceptions_to_request_errors
     async def set_config_option(
         self, config_id: str, session_id: str, value: str | bool
     ) -> schema.SetSessionConfigOptionResponse:
@@ -290,7 +292,7 @@ class AcpAgent:
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────
 
-    @map_request_failures
+    @convert_exceptions_to_request_errors
     async def prompt(self, session_id: str, prompt: Sequence[Block]) -> schema.PromptResponse:
         return await self._require_session(session_id).run_prompt(*parse_prompt_blocks(prompt))
 
@@ -337,7 +339,7 @@ class AcpAgent:
             )
         return folder
 
-    def _get_stored_session(self, folder: str, session_id: str, *, may_be_open: bool = False) -> StoredSessionFacts:
+    def _get_stored_session(self, folder: str, session_id: str, *, may_be_open: bool = False) -> StoredSessionSummary:
         """Return the stored facts of a session.
 
         :raises RequestError: if the session does not exist, is closed, or is open and may not be
@@ -396,7 +398,7 @@ class AcpAgent:
         except BaseException:
             await self._workspaces.release_workspace(folder)
             raise
-        conversation.startup_notes += note_unused_servers(kernel, servers or ())
+        conversation.startup_notes += describe_unconfigured_servers(kernel, servers or ())
         self._open[conversation.session.id] = conversation
         loop = asyncio.get_running_loop()
         loop.call_soon(conversation.send_slash_commands)  # after the client has got the ID of the session
@@ -424,7 +426,7 @@ class AcpAgent:
     async def _release_left_session(self, conversation: EditorSession) -> None:
         """Release the models and the workspace of a session that was left."""
         try:
-            await conversation.close_unused_models()
+            await conversation.close_models_if_unused()
         finally:
             await self._workspaces.release_workspace(conversation.folder)
 
@@ -439,6 +441,6 @@ class AcpAgent:
             _log.warning("Could not suspend session %s: %s", session_id, error)
 
 
-def _session_info(folder: str, facts: StoredSessionFacts) -> schema.SessionInfo:
+def _session_info(folder: str, facts: StoredSessionSummary) -> schema.SessionInfo:
     used = datetime.fromtimestamp(facts.used_ns / 1e9, UTC).isoformat().replace("+00:00", "Z")
     return schema.SessionInfo(session_id=facts.id, cwd=folder, title=facts.topic or facts.task or None, updated_at=used)

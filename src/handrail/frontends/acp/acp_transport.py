@@ -17,10 +17,10 @@ from pydantic import BaseModel, ValidationError
 from handrail.frontends.mcp.client_messages import (
     INVALID_REQUEST,
     PARSE_ERROR,
-    find_message_problem,
-    make_error_message,
+    make_json_rpc_error,
     parse_message,
     to_json_line,
+    validate_client_message,
 )
 
 if TYPE_CHECKING:
@@ -67,12 +67,12 @@ class JsonLinesTransport:
             try:
                 message: Any = parse_message(line)
             except ValueError as error:
-                await self.send(make_error_message(None, PARSE_ERROR, f"Invalid JSON in a line: {error}"))
+                await self.send(make_json_rpc_error(None, PARSE_ERROR, f"Invalid JSON in a line: {error}"))
                 continue
             if message is not None:
                 return message
             await self.send(
-                make_error_message(None, INVALID_REQUEST, "Invalid message. Expected one JSON object, not null.")
+                make_json_rpc_error(None, INVALID_REQUEST, "Invalid message. Expected one JSON object, not null.")
             )  # None means the end of messages
         return None
 
@@ -115,7 +115,7 @@ class ValidatingTransport:
 
     async def receive(self) -> dict[str, Any] | None:
         while (message := cast("object", await self._messages.receive())) is not None:
-            if (answer := find_message_problem(message)) is not None:
+            if (answer := validate_client_message(message)) is not None:
                 await self.send(answer)
             elif (sound := _sanitize_message(cast("dict[str, Any]", message))) is not None:
                 return sound

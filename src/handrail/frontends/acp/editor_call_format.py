@@ -13,10 +13,10 @@ from acp import schema
 
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ToolError
-from handrail.contract.text.neutralisation import restore_path
-from handrail.contract.text.patch_text import list_patch_paths
+from handrail.contract.text.neutralisation import unescape_displayed_path
+from handrail.contract.text.patch_text import extract_patch_paths
 from handrail.contract.tool.spec import ToolSpec, find_patch_arguments
-from handrail.frontends.cli.terminal_output import escape_invisible, to_one_line
+from handrail.frontends.cli.terminal_output import escape_invisible_characters, escape_to_one_line
 
 Content = schema.ContentToolCallContent | schema.FileEditToolCallContent | schema.TerminalToolCallContent
 
@@ -56,13 +56,13 @@ def make_call_title(tool_id: str, arguments: Mapping[str, Any], by: str = "") ->
     else:
         first = next((value for value in arguments.values() if isinstance(value, str) and value), "")
         title = f"{tool_id}: {first}" if first else tool_id
-    return _cut_title(to_one_line(f"{by}: {title}" if by else title))
+    return _cut_title(escape_to_one_line(f"{by}: {title}" if by else title))
 
 
 def _list_patched_files(text: str) -> list[str]:
     """Return the files that a patch changes; none if it cannot be read."""
     try:
-        return [*list_patch_paths(text).written]
+        return [*extract_patch_paths(text).written]
     except ToolError:
         return []
 
@@ -71,7 +71,9 @@ def _cut_title(text: str) -> str:
     return text if len(text) <= MAX_TITLE else f"{text[: MAX_TITLE - 1]}…"
 
 
-def list_call_files(spec: ToolSpec | None, arguments: Mapping[str, Any], workdir: str) -> list[schema.ToolCallLocation]:
+def extract_call_file_locations(
+    spec: ToolSpec | None, arguments: Mapping[str, Any], workdir: str
+) -> list[schema.ToolCallLocation]:
     """Return the files that a call names, as absolute paths."""
     if spec is None:
         return []
@@ -94,7 +96,7 @@ def list_call_files(spec: ToolSpec | None, arguments: Mapping[str, Any], workdir
 
 def to_protocol_path(path: str, workdir: str) -> str:
     """Return an argument or a shown path in the form that the protocol requires."""
-    real = restore_path(path)
+    real = unescape_displayed_path(path)
     if any("\ud800" <= char < "\ue000" for char in real):  # bytes that are not UTF-8, which JSON cannot hold
         real = path
     return os.path.normpath(os.path.join(workdir, real))  # noqa: PTH118 - text only: nothing is looked up
@@ -112,7 +114,7 @@ class EditorDiff(NamedTuple):
     is_complete: bool
 
 
-def parse_file_diff(text: str, path: str, workdir: str | None = None) -> EditorDiff:
+def parse_unified_diff(text: str, path: str, workdir: str | None = None) -> EditorDiff:
     """Parse the unified diff of one file, or of several.
 
     :param path: the absolute path of the file
@@ -187,7 +189,7 @@ def _parse_hunk(lines: Sequence[str], at: int, head: re.Match[str]) -> _DiffHunk
 def make_text_content(words: str) -> schema.ContentToolCallContent:
     """Return text as the content of a call."""
     return schema.ContentToolCallContent(
-        type="content", content=schema.TextContentBlock(type="text", text=escape_invisible(words))
+        type="content", content=schema.TextContentBlock(type="text", text=escape_invisible_characters(words))
     )
 
 
@@ -213,13 +215,13 @@ def make_result_content(result: Result, workdir: str) -> tuple[list[Content], li
         fields = cast("dict[str, Any]", data)
         diff, path, files = (fields.get(name) for name in ("diff", "path", "files"))
         if isinstance(diff, str) and isinstance(files, list):
-            found = parse_file_diff(diff, "", workdir)
+            found = parse_unified_diff(diff, "", workdir)
             left_out = [] if found.is_complete else [make_fenced_content(diff)]
             paths = dict.fromkeys(part.path for part in found.parts)
             return [*found.parts, *left_out], [schema.ToolCallLocation(path=one) for one in [*paths][:MAX_LOCATIONS]]
         if isinstance(diff, str) and isinstance(path, str):
             where = to_protocol_path(path, workdir)
-            found = parse_file_diff(diff, where)
+            found = parse_unified_diff(diff, where)
             left_out = [] if found.is_complete else [make_text_content("Part of the change is not shown.")]
             return [*found.parts, *left_out], [schema.ToolCallLocation(path=where, line=found.first_line)]
         if (inner := _job_result(fields)) is not None:
@@ -254,7 +256,7 @@ def _has_no_text(data: object) -> bool:
 
     Without content, an editor would show the JSON of the result.
     """
-    return data in (None, "", [], {}) or find_program_run(data).output == ""
+    return data in (None, "", [], {}) or parse_program_run(data).output == ""
 
 
 def _data_content(data: object) -> list[Content]:
@@ -262,7 +264,7 @@ def _data_content(data: object) -> list[Content]:
     if data in (None, "", [], {}):
         return []
     if isinstance(data, dict):
-        fields, run = cast("dict[str, Any]", data), find_program_run(cast("dict[str, Any]", data))
+        fields, run = cast("dict[str, Any]", data), parse_program_run(cast("dict[str, Any]", data))
         if run.output is not None or fields.keys() <= _EXIT_KEYS:
             return [*([make_fenced_content(run.output)] if run.output else []), *_exit_content(run), *run.notes]
         if all(isinstance(value, (str, int, float)) for value in fields.values()):
@@ -286,7 +288,7 @@ class ProgramRunSummary(NamedTuple):
     notes: list[Content]
 
 
-def find_program_run(data: object) -> ProgramRunSummary:
+def parse_program_run(data: object) -> ProgramRunSummary:
     """Return the run of a program that a result's data describe."""
     fields = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
     output: str | None = next((fields[name] for name in _TEXT_KEYS if isinstance(fields.get(name), str)), None)
@@ -340,5 +342,7 @@ def make_plan_update(todos: object) -> schema.AgentPlanUpdate | None:
         task = cast("Mapping[str, Any]", one)
         content, status = task.get("content"), task.get("status")
         if isinstance(content, str) and status in ("pending", "in_progress", "completed"):
-            entries.append(schema.PlanEntry(content=escape_invisible(content), priority="medium", status=status))
+            entries.append(
+                schema.PlanEntry(content=escape_invisible_characters(content), priority="medium", status=status)
+            )
     return schema.AgentPlanUpdate(session_update="plan", entries=entries)

@@ -23,9 +23,9 @@ from handrail.agent.model_protocol import (
     Model,
     TextPart,
     UserMessage,
-    detect_picture_types,
-    load_stored_pictures,
-    make_user_message,
+    convert_pictures_to_blobs,
+    create_message_with_stored_pictures,
+    load_pictures_into_messages,
     takes_pictures,
 )
 from handrail.agent.run_events import (
@@ -85,7 +85,7 @@ def _select_option(
     )
 
 
-def list_slash_commands(skills: Sequence[SkillInfo]) -> schema.AvailableCommandsUpdate:
+def make_slash_commands_update(skills: Sequence[SkillInfo]) -> schema.AvailableCommandsUpdate:
     """Return the slash commands: compaction, and the skills with their origin.
 
     A skill with the name of another command is left out.
@@ -190,7 +190,7 @@ class EditorSession(Struct, eq=False):
         self.session.set_mode(wanted)
         self._send_mode(wanted)
 
-    def show_mode_change(self, event: Event) -> None:
+    def forward_mode_change(self, event: Event) -> None:
         """Send the new mode to the editor if an event of the session reports one."""
         if event.kind == "mode-changed":
             self._send_mode(event.data["mode"])
@@ -242,7 +242,9 @@ class EditorSession(Struct, eq=False):
 
     def send_slash_commands(self) -> None:
         """Send the slash commands that the user can pick."""
-        self.updates.queue_update(list_slash_commands(self.session.skills if self.updates.has_tool("skill") else ()))
+        self.updates.queue_update(
+            make_slash_commands_update(self.session.skills if self.updates.has_tool("skill") else ())
+        )
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────
 
@@ -282,14 +284,14 @@ class EditorSession(Struct, eq=False):
         """Compact the conversation, and report the result to the user."""
         try:
             self._send_startup_notes()
-            self.updates.send_text_piece(str(await self.agent.compact()))
+            self.updates.queue_model_text(str(await self.agent.compact()))
             return schema.PromptResponse(stop_reason="end_turn")
         except HandrailError as error:
             if self._is_cancelled:
                 return schema.PromptResponse(stop_reason="cancelled")
             raise RequestError(INTERNAL_ERROR, str(error)) from None
         finally:
-            self.updates.complete_subagent_calls()
+            self.updates.show_subagent_calls_completed()
             await self.updates.wait_until_delivered()
 
     async def _run_task(self, task: str, pictures: Sequence[Blob]) -> schema.PromptResponse:
@@ -297,20 +299,20 @@ class EditorSession(Struct, eq=False):
         try:
             if not self._is_cancelled:  # the user may cancel before the work begins
                 self._send_startup_notes()
-                user_message = await make_user_message(task, pictures, self.session.history)
+                user_message = await create_message_with_stored_pictures(task, pictures, self.session.history)
                 async with aclosing(self.agent.run(user_message)) as events:
                     async for event in events:
                         match event:
                             case TextDelta(text):
-                                self.updates.send_text_piece(text)
+                                self.updates.queue_model_text(text)
                             case CallAnswered(_, _, answer):
-                                self.updates.show_answer(answer)
+                                self.updates.show_call_answer(answer)
                             case ReplyInterrupted(reason, again):
-                                self.updates.send_text_piece(
+                                self.updates.queue_model_text(
                                     f"\n\n[The reply was cut off: {reason}{'; retrying' if again else ''}]\n\n"
                                 )
                             case NotificationsDelivered(notices):
-                                self.updates.send_notification_thought(
+                                self.updates.send_notification_as_thought(
                                     "".join(f"[{one.source}: {one.text}]\n" for one in notices)
                                 )
                             case RunFinished():
@@ -323,12 +325,12 @@ class EditorSession(Struct, eq=False):
                 return schema.PromptResponse(stop_reason="cancelled")
             raise RequestError(INTERNAL_ERROR, str(error)) from None
         finally:
-            self.updates.complete_subagent_calls()
+            self.updates.show_subagent_calls_completed()
             await self.updates.wait_until_delivered()
 
     def _send_startup_notes(self) -> None:
         for remark in self.startup_notes:
-            self.updates.send_text_piece(f"{remark}\n\n")
+            self.updates.queue_model_text(f"{remark}\n\n")
         self.startup_notes.clear()
 
     def _response(self, outcome: RunOutcome | None) -> schema.PromptResponse:
@@ -337,9 +339,9 @@ class EditorSession(Struct, eq=False):
         if outcome.status == "failed":
             raise RequestError(INTERNAL_ERROR, outcome.detail or "The model returned no complete reply.")
         if outcome.status not in ("answered", "cancelled"):
-            self.updates.send_text_piece(f"\n\n[{outcome.detail}]")
+            self.updates.queue_model_text(f"\n\n[{outcome.detail}]")
         if outcome.status == "awaiting_approval":
-            self.updates.send_text_piece(" Answer with `handrail approve`, then send another prompt.")
+            self.updates.queue_model_text(" Answer with `handrail approve`, then send another prompt.")
         reason = "cancelled" if self._is_leaving else _stop_reason(outcome)
         return schema.PromptResponse(stop_reason=reason, usage=_usage(outcome))
 
@@ -352,7 +354,7 @@ class EditorSession(Struct, eq=False):
         """
         history = self.session.history
         found = restore_conversation([] if history is None else await history.read_stored_messages())
-        messages = found.messages if history is None else await load_stored_pictures(found.messages, history)
+        messages = found.messages if history is None else await load_pictures_into_messages(found.messages, history)
         plan = await self._replay_messages(messages)
         if found.open is not None:
             self._replay_open_exchange(found.open)
@@ -360,7 +362,9 @@ class EditorSession(Struct, eq=False):
             self.updates.queue_update(update)
         await self.updates.wait_until_delivered()
         if (failure := self.updates.failure) is not None:
-            raise UsageError(f"Could not send part of the conversation: {type(failure).__name__}: {failure}.")
+            raise UsageError(
+                f"Could not send part of the conversation: {type(failure).__name__}: {failure}. Load the session again."
+            )
         if self.updates.is_closed:
             raise UsageError(
                 "The session was closed, or the client disconnected, before the conversation was sent. Load the session again."
@@ -375,7 +379,7 @@ class EditorSession(Struct, eq=False):
                 case UserMessage(text, pictures):
                     self.updates.replay_user_text(text)
                     for picture in pictures:
-                        self.updates.replay_image(picture)
+                        self.updates.replay_user_image(picture)
                 case AssistantMessage():
                     calls = self._replay_reply(
                         message, [f"{self.session.id}/past-{number}.{n}" for n in range(len(message.calls))]
@@ -394,14 +398,14 @@ class EditorSession(Struct, eq=False):
         calls: dict[str, tuple[str, HistoryCallPart]] = {}
         for part in message.parts:
             if isinstance(part, TextPart):
-                self.updates.send_text_piece(part.text)
+                self.updates.queue_model_text(part.text)
             elif isinstance(part, HistoryCallPart):
                 calls[part.wire_id] = (next(ids), part)
-                self.updates.show_call(calls[part.wire_id][0], self._tool_id_of(part.name), part.arguments)
+                self.updates.show_new_call(calls[part.wire_id][0], self._tool_id_of(part.name), part.arguments)
         return calls
 
     def _tool_id_of(self, name: str) -> str:
-        return self.updates.get_tool_id(name)
+        return self.updates.resolve_tool_id(name)
 
     def _replay_open_exchange(self, exchange: UnansweredExchange) -> None:
         calls = self._replay_reply(exchange.message, exchange.call_ids)
@@ -416,14 +420,14 @@ class EditorSession(Struct, eq=False):
             result = Result.from_dict(cast("Mapping[str, Any]", wire))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             result = Result.output(text)
-        self.updates.show_result(call_id, self._tool_id_of(call.name), result, "failed" if failed else "completed")
+        self.updates.show_call_result(call_id, self._tool_id_of(call.name), result, "failed" if failed else "completed")
         data: Any = result.data
         return cast("dict[str, Any]", data).get("todos") if call.name == "todo" and isinstance(data, dict) else None
 
     # ── end of the session ───────────────────────────────────────────────────────────────────────
 
     async def suspend(self) -> None:
-        """Suspend the session. Call :meth:`close_unused_models` afterwards.
+        """Suspend the session. Call :meth:`close_models_if_unused` afterwards.
 
         Running calls are stopped and answered. Calls that wait for approval, and sub-agents in the background, continue.
         """
@@ -443,7 +447,7 @@ class EditorSession(Struct, eq=False):
         """Whether sub-agents still work with its models."""
         return any(agent.subagents.is_busy for agent, _ in self._all_agents())
 
-    async def close_unused_models(self) -> None:
+    async def close_models_if_unused(self) -> None:
         """Close its models when no sub-agent works with them."""
         async with AsyncExitStack() as closing:
             for agent, model in self._all_agents():
@@ -525,7 +529,7 @@ def parse_prompt_blocks(blocks: Sequence[Block]) -> tuple[str, list[Blob]]:
             f"The prompt has {len(task):,} characters. The limit is {MAX_PROMPT_CHARACTERS:,}. Name a file instead.",
         )
     try:
-        return task, detect_picture_types(pictures)
+        return task, convert_pictures_to_blobs(pictures)
     except UsageError as error:
         raise RequestError(INVALID_PARAMS, str(error)) from None
 

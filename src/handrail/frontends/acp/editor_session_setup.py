@@ -20,7 +20,7 @@ from handrail.contract.approval_requests import (
     ApprovalRequest,
 )
 from handrail.contract.errors import ToolError
-from handrail.contract.services.client_services import ClientMethod, ClientRequest, UnsupportedClientRequest
+from handrail.contract.services.client_services import ClientMethod, RequestToClient, UnsupportedClientRequest
 from handrail.contract.services.tool_runtime import UserQuestion
 from handrail.contract.session_protocols import ClientInfo, Session
 from handrail.contract.struct import Struct, field
@@ -29,9 +29,13 @@ from handrail.frontends.acp import editor_call_format
 from handrail.frontends.acp.editor_session import EditorSession
 from handrail.frontends.acp.editor_terminals import EditorTerminals, choose_output_display
 from handrail.frontends.acp.editor_updates import Update, UpdateSender
-from handrail.frontends.cli.terminal_approvals import format_program_files, format_request_lines, preview_edit_diff
-from handrail.frontends.cli.terminal_output import to_one_line
-from handrail.frontends.mcp.approval_forms import TITLED_SINCE, make_question_form, read_question_answers
+from handrail.frontends.cli.terminal_approvals import (
+    format_approval_request_lines,
+    format_program_files,
+    preview_edit_diff,
+)
+from handrail.frontends.cli.terminal_output import escape_to_one_line
+from handrail.frontends.mcp.approval_forms import TITLED_SINCE, make_question_form, parse_question_form_answers
 from handrail.runtime.call_runtime import NO_USER_ATTACHED
 
 if TYPE_CHECKING:
@@ -39,7 +43,7 @@ if TYPE_CHECKING:
     from handrail.agent.run_budget import Budget
     from handrail.contract.agent_manifest import AgentManifest
     from handrail.kernel.kernel_interface import Kernel
-    from handrail.session.transcript_search import SessionReader
+    from handrail.session.transcript_search import StoredSessionReader
 
 
 # The user at an editor: approval requests for calls, and questions of tools.
@@ -58,14 +62,14 @@ def make_permission_options(request: ApprovalRequest) -> list[tuple[ApprovalChoi
         (request.suggested_wider_rule, "session-wider", "project-wider"),
     ):
         if rule is not None:
-            shown = to_one_line(rule)
+            shown = escape_to_one_line(rule)
             if not request.is_shared:
                 found.append((cast("ApprovalChoice", session), "allow_always", f"Always in this session: {shown}"))
             found.append((cast("ApprovalChoice", project), "allow_always", f"Always in this project: {shown}"))
     found.append(("reject", "reject_once", "Reject"))
     if request.suggested_deny is not None:
         found.append(
-            ("reject-always", "reject_always", f"Never in this project: {to_one_line(request.suggested_deny)}")
+            ("reject-always", "reject_always", f"Never in this project: {escape_to_one_line(request.suggested_deny)}")
         )
     return found
 
@@ -145,17 +149,17 @@ class EditorApprovalHandler:
         drawn = False
         if changes is not None and (isinstance(path, str) or request.tool_id == "apply_patch"):
             read = (
-                editor_call_format.parse_file_diff(changes, editor_call_format.to_protocol_path(path, workdir))
+                editor_call_format.parse_unified_diff(changes, editor_call_format.to_protocol_path(path, workdir))
                 if isinstance(path, str)
-                else editor_call_format.parse_file_diff(changes, "", workdir)
+                else editor_call_format.parse_unified_diff(changes, "", workdir)
             )
             drawn = bool(read.parts) and read.is_complete
             found += read.parts if drawn else []
-        origin = f"Requested by {to_one_line(request.origin)}.\n" if request.origin else ""
+        origin = f"Requested by {escape_to_one_line(request.origin)}.\n" if request.origin else ""
         lines = (
-            [f"{request.id}  {to_one_line(request.reason)}", *format_program_files(request)]
+            [f"{request.id}  {escape_to_one_line(request.reason)}", *format_program_files(request)]
             if drawn
-            else format_request_lines(request, changes)
+            else format_approval_request_lines(request, changes)
         )
         found.insert(0, editor_call_format.make_text_content(origin + lines[0]))
         if len(lines) > 1:
@@ -168,7 +172,7 @@ class EditorApprovalHandler:
             kind=spec.kind if spec is not None else "other",
             status="pending",
             content=list(found),
-            locations=editor_call_format.list_call_files(spec, request.arguments, workdir),
+            locations=editor_call_format.extract_call_file_locations(spec, request.arguments, workdir),
             raw_input=dict(request.arguments),
         )
 
@@ -192,7 +196,7 @@ class EditorApprovalHandler:
             text = "The client returned an invalid answer to `elicitation/create`. Continue without it."
             raise ToolError(text, kind="unavailable") from None
         filled = {"action": answer.action, "content": getattr(answer, "content", None)}
-        answers = read_question_answers(questions, filled, TITLED_SINCE)
+        answers = parse_question_form_answers(questions, filled, TITLED_SINCE)
         if answers is None or isinstance(answers, str):
             raise ToolError(answers or "The user did not answer. Continue without the answer.", kind="denied")
         return answers
@@ -232,7 +236,9 @@ class EditorApprovalHandler:
             schema.PermissionOption(
                 option_id=f"option-{number}",
                 kind="allow_once",
-                name=to_one_line(f"{option.label}: {option.description}" if option.description else option.label),
+                name=escape_to_one_line(
+                    f"{option.label}: {option.description}" if option.description else option.label
+                ),
             )
             for number, option in enumerate(question.options, 1)
         ]
@@ -240,7 +246,7 @@ class EditorApprovalHandler:
         spec = self._spec_of(request.tool_id)
         call = schema.ToolCallUpdate(
             tool_call_id=request.call_id,
-            title=to_one_line(question.header or request.tool_id),
+            title=escape_to_one_line(question.header or request.tool_id),
             kind=spec.kind if spec is not None else "other",
             status="pending",
             content=[editor_call_format.make_text_content(question.question)],
@@ -263,7 +269,7 @@ class EditorApprovalHandler:
 # The editor's content of files, with unsaved changes, for tools that read.
 
 
-class UnsavedEditorFiles:
+class AcpEditorClientHandler:
     """The unsaved files of an editor.
 
     A :class:`~handrail.contract.services.client_services.ClientHandler` with :class:`~handrail.contract.services.client_services.EditorClientHandler`. It answers no requests
@@ -284,7 +290,7 @@ class UnsavedEditorFiles:
         return False
 
     async def send_requests(
-        self, call_id: str, requests: Mapping[str, ClientRequest]
+        self, call_id: str, requests: Mapping[str, RequestToClient]
     ) -> Mapping[str, Mapping[str, Any]]:
         methods: list[ClientMethod] = [ask.method for ask in requests.values()]
         raise UnsupportedClientRequest(*methods)
@@ -376,7 +382,7 @@ class OpenWorkspacePool:
             await asyncio.wait(tasks)
 
 
-def note_unused_servers(kernel: Kernel, servers: Sequence[McpServer]) -> list[str]:
+def describe_unconfigured_servers(kernel: Kernel, servers: Sequence[McpServer]) -> list[str]:
     """Return a note about MCP servers that the client names and the operator has not configured.
 
     Handrail starts only servers that the operator has configured.
@@ -406,7 +412,7 @@ class AcpFrontendSettings(Struct, frozen=True):
     """
 
     open_workspace: WorkspaceOpener
-    open_reader: Callable[[str], AbstractContextManager[SessionReader]]
+    open_reader: Callable[[str], AbstractContextManager[StoredSessionReader]]
     open_agent_model: Callable[[AgentManifest], Model]
     budget: Callable[[AgentManifest], Budget]
     only_workspace: str | None = None
@@ -452,11 +458,11 @@ async def open_editor_session(
         kernel.workdir,
         spec_of,
         forms=forms,
-        introduce=telling.show_subagent_request,
-        decided=telling.show_subagent_decision,
+        introduce=telling.show_subagent_approval_request,
+        decided=telling.show_subagent_approval_decision,
         list_pending=list_pending,
     )
-    editor = UnsavedEditorFiles(client) if offered.fs is not None and offered.fs.read_text_file else None
+    editor = AcpEditorClientHandler(client) if offered.fs is not None and offered.fs.read_text_file else None
     try:
         session = await kernel.session(
             session_id,
@@ -477,7 +483,7 @@ async def open_editor_session(
     if editor is not None:
         editor.session_id = session.id
     session.watch_events(telling.show_call_event)
-    session.watch_events(conversation.show_mode_change)
+    session.watch_events(conversation.forward_mode_change)
     return conversation
 
 

@@ -71,7 +71,7 @@ class CommandTerminal:
             return None
         return [schema.TerminalToolCallContent(type="terminal", terminal_id=self.terminal_id)]
 
-    def show_output(self, text: str) -> None:
+    def append_terminal_output(self, text: str) -> None:
         """Show a further piece of the output."""
         if not text:
             return
@@ -117,7 +117,7 @@ class CommandTerminal:
         """Show the output as text, because no terminal is available."""
         self.mode, text, self._waiting = "text", self._waiting.decode("utf-8", "replace"), bytearray()
         if text and self._exit_message is None:
-            self.show_output(text)
+            self.append_terminal_output(text)
 
 
 class EditorTerminals:

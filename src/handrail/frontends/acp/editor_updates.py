@@ -106,7 +106,7 @@ class UpdateSender:
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────
 
-    def send_text_piece(self, words: str) -> None:
+    def queue_model_text(self, words: str) -> None:
         """Send a piece of the model's text. Queued pieces are joined."""
         words = editor_call_format.escape_control_characters(words)
         last = self._waiting[-1] if self._waiting else None
@@ -115,7 +115,7 @@ class UpdateSender:
         elif words:
             self.queue_update(schema.AgentMessageChunk(session_update="agent_message_chunk", content=text_block(words)))
 
-    def send_notification_thought(self, words: str) -> None:
+    def send_notification_as_thought(self, words: str) -> None:
         """Send a notification that the model got, apart from messages of the user and results of calls."""
         self.queue_update(
             schema.AgentThoughtChunk(
@@ -133,12 +133,12 @@ class UpdateSender:
             )
         )
 
-    def replay_image(self, picture: UserPicture) -> None:
+    def replay_user_image(self, picture: UserPicture) -> None:
         """Send an image of an earlier message of the user."""
         content = schema.ImageContentBlock(type="image", data=picture.base64, mime_type=picture.media_type)
         self.queue_update(schema.UserMessageChunk(session_update="user_message_chunk", content=content))
 
-    def get_tool_id(self, name: str) -> str:
+    def resolve_tool_id(self, name: str) -> str:
         """Return a tool's ID by any of its names, or the name itself for an unknown tool."""
         spec = self._spec_of(name)
         return name if spec is None else spec.id
@@ -147,15 +147,15 @@ class UpdateSender:
         """Return whether the session has a tool."""
         return self._spec_of(name) is not None
 
-    def show_subagent_request(self, request: ApprovalRequest) -> None:
+    def show_subagent_approval_request(self, request: ApprovalRequest) -> None:
         """Show a sub-agent's call that requires approval, if the client does not know it yet."""
         if request.call_id not in self._known_calls:
             by = request.origin.partition(" of ")[0]
-            self.show_call(request.call_id, request.tool_id, request.arguments, by=by)
+            self.show_new_call(request.call_id, request.tool_id, request.arguments, by=by)
             if by:
                 self._subagent_calls[request.call_id] = request.tool_id
 
-    def show_subagent_decision(self, request: ApprovalRequest, approved: bool) -> None:
+    def show_subagent_approval_decision(self, request: ApprovalRequest, approved: bool) -> None:
         """Show the decision about a sub-agent's call.
 
         No event reports the end of such a call, so it is shown as running until the prompt is answered.
@@ -165,7 +165,7 @@ class UpdateSender:
             if not approved:
                 del self._subagent_calls[request.call_id]
 
-    def complete_subagent_calls(self) -> None:
+    def show_subagent_calls_completed(self) -> None:
         """Show all calls of sub-agents as completed, because the prompt is answered."""
         for call_id, tool_id in self._subagent_calls.items():
             self._update_call(call_id, tool_id, status="completed")
@@ -181,7 +181,9 @@ class UpdateSender:
         match event.kind:
             case "proposed":
                 given: Any = event.data.get("arguments")
-                self.show_call(call_id, event.tool_id, cast("dict[str, Any]", given) if isinstance(given, dict) else {})
+                self.show_new_call(
+                    call_id, event.tool_id, cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+                )
             case "started":
                 self._on_started(call_id, event.tool_id)
             case "progress":
@@ -207,7 +209,7 @@ class UpdateSender:
         if not answered:
             self._finished_jobs.add(call_id)
         if (screen := self._terminals.end(call_id)) is not None:
-            run = editor_call_format.find_program_run(event.data)
+            run = editor_call_format.parse_program_run(event.data)
             unknown = 0 if ended == "completed" else 1
             screen.show_command_end(
                 unknown if run.exit_code is None and run.signal_name is None else run.exit_code, run.signal_name
@@ -217,7 +219,7 @@ class UpdateSender:
                     call_id, event.tool_id, content=[editor_call_format.make_text_content(editor_call_format.NO_OUTPUT)]
                 )
 
-    def show_call(self, call_id: str, tool_id: str, arguments: Mapping[str, Any], *, by: str = "") -> None:
+    def show_new_call(self, call_id: str, tool_id: str, arguments: Mapping[str, Any], *, by: str = "") -> None:
         """Show a new call.
 
         :param by: the sub-agent that makes the call; empty for the agent itself
@@ -231,12 +233,12 @@ class UpdateSender:
                 title=editor_call_format.make_call_title(tool_id, arguments, by),
                 kind=spec.kind if spec is not None else "other",
                 status="pending",
-                locations=editor_call_format.list_call_files(spec, arguments, self._workdir),
+                locations=editor_call_format.extract_call_file_locations(spec, arguments, self._workdir),
                 raw_input=dict(arguments),
             )
         )
 
-    def show_answer(self, answer: CallAnswer) -> None:
+    def show_call_answer(self, answer: CallAnswer) -> None:
         """Show the answer of a call, in the form for the user."""
         result = answer.result
         if answer.call_id in self._finished_jobs:  # everything was shown, except that the call became a job
@@ -256,14 +258,14 @@ class UpdateSender:
             )
             return
         approval_id = result.metadata.get("awaiting_approval")
-        self.show_result(answer.call_id, answer.tool_id, result, "pending" if approval_id else None)
+        self.show_call_result(answer.call_id, answer.tool_id, result, "pending" if approval_id else None)
         data: object = result.data
         if answer.tool_id == "todo" and result.ok and isinstance(data, dict):
             plan = editor_call_format.make_plan_update(cast("dict[str, Any]", data).get("todos"))
             if plan is not None:
                 self.queue_update(plan)
 
-    def show_result(
+    def show_call_result(
         self, call_id: str, tool_id: str, result: Result, status: schema.ToolCallStatus | None = None
     ) -> None:
         content, places = editor_call_format.make_result_content(result, self._workdir)
@@ -305,9 +307,9 @@ class UpdateSender:
 
         Return None if the result itself has all content: without a terminal, or for a call that is not a program.
         """
-        run = editor_call_format.find_program_run(result.data)
+        run = editor_call_format.parse_program_run(result.data)
         if screen.mode != "text" and not screen.has_shown_output and run.output is not None:
-            screen.show_output(run.output)
+            screen.append_terminal_output(run.output)
         screen.show_command_end(run.exit_code, run.signal_name)
         if screen.content is None or (run.output is None and not screen.has_shown_output and result.ok):
             return None
@@ -320,13 +322,13 @@ class UpdateSender:
 
     def _update_call(self, call_id: str, tool_id: str, **fields: Any) -> None:
         if call_id not in self._known_calls:  # the call was proposed before this client connected
-            self.show_call(call_id, tool_id, {})
+            self.show_new_call(call_id, tool_id, {})
         self.queue_update(schema.ToolCallProgress(session_update="tool_call_update", tool_call_id=call_id, **fields))
 
     def _on_progress(self, call_id: str, event: Event) -> None:
         piece = event.data.get("output")
         if isinstance(piece, str) and (screen := self._terminals.get(call_id)) is not None:
-            screen.show_output(piece)
+            screen.append_terminal_output(piece)
             return
         message = event.data.get("message")
         if not isinstance(message, str) or not message or len(self._waiting) > MAX_QUEUED_PROGRESS:

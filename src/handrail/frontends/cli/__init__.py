@@ -5,9 +5,9 @@ from __future__ import annotations
 
 def main() -> None:
     """Run the ``handrail`` program. The kernel is loaded only when a command needs it."""
-    from handrail.origins.search_path_cleanup import remove_current_folder
+    from handrail.origins.search_path_cleanup import remove_untrusted_sys_path_entries
 
-    remove_current_folder()
+    remove_untrusted_sys_path_entries()
     import gc
     import os
     import sys

@@ -201,6 +201,6 @@ def _report_failure(error: Exception) -> int:
 
 
 def _print_error(text: str) -> None:
-    from handrail.frontends.cli.terminal_output import print_note
+    from handrail.frontends.cli.terminal_output import print_stderr_note
 
-    print_note(text)
+    print_stderr_note(text)

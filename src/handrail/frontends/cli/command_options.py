@@ -13,7 +13,7 @@ import click
 from handrail.contract.permission_modes import MODES
 from handrail.contract.struct import Struct
 from handrail.frontends.cli.shell_completion import agents, complete_files, complete_folders
-from handrail.frontends.cli.text_layout import color_setting
+from handrail.frontends.cli.text_layout import apply_color_option
 from handrail.origins.import_guard import guard_imports_and_programs
 
 if TYPE_CHECKING:
@@ -124,22 +124,22 @@ def is_headless(environment: Mapping[str, str]) -> bool:
     return environment.get("CI", "").strip().lower() not in ("", *_NO)
 
 
-def call_options(function: Callable[Concatenate[CommandOptions, P], int]) -> Callable[..., int]:
+def add_call_options(function: Callable[Concatenate[CommandOptions, P], int]) -> Callable[..., int]:
     """Add the options of a command that makes calls, and pass them as one :class:`CommandOptions`."""
     return _add_options(function, (*_WORKSPACE[:2], *_CONFIGURATION, _AGENT, *_SESSION, *_WORKSPACE[2:]))
 
 
-def agent_options(function: Callable[Concatenate[CommandOptions, P], int]) -> Callable[..., int]:
+def add_agent_options(function: Callable[Concatenate[CommandOptions, P], int]) -> Callable[..., int]:
     """Add the options of a command that uses an agent's tools, sessions or jobs, and makes no calls."""
     return _add_options(function, (*_WORKSPACE[:2], *_CONFIGURATION, _AGENT, *_WORKSPACE[2:]))
 
 
-def configuration_options(function: Callable[Concatenate[CommandOptions, P], int]) -> Callable[..., int]:
+def add_configuration_options(function: Callable[Concatenate[CommandOptions, P], int]) -> Callable[..., int]:
     """Add the options of a command that reads a workspace and its configuration, and makes no calls."""
     return _add_options(function, (*_WORKSPACE[:2], *_CONFIGURATION, *_WORKSPACE[2:]))
 
 
-def workspace_options(function: Callable[Concatenate[CommandOptions, P], int]) -> Callable[..., int]:
+def add_workspace_options(function: Callable[Concatenate[CommandOptions, P], int]) -> Callable[..., int]:
     """Add the options of a command that only reads the stored state of a workspace."""
     return _add_options(function, _WORKSPACE)
 
@@ -162,7 +162,7 @@ def _add_options(
         headless = given.pop("headless", False) or is_headless(os.environ)
         agent, mode = given.pop("agent", None), given.pop("mode", None)
         setting = CommandOptions(workspace, state, config, rules, headless, as_json, allow_home, settings, agent, mode)
-        with guard_imports_and_programs(os.path.expanduser(workspace)), color_setting(is_off=no_color):  # noqa: PTH111
+        with guard_imports_and_programs(os.path.expanduser(workspace)), apply_color_option(is_off=no_color):  # noqa: PTH111
             return function(setting, *args, **kwargs)
 
     wrapped: Callable[..., int] = update_wrapper(gathered, function)
@@ -176,7 +176,7 @@ def _add_options(
 _TEN_YEARS = {"seconds": 10 * 365 * 86_400, "days": 10 * 365}
 
 
-class DurationRange(click.FloatRange):
+class DurationParamType(click.FloatRange):
     """An option type for a duration in seconds or days, up to ten years.
 
     Unlike :class:`click.FloatRange` it rejects ``nan`` and infinite values.
@@ -235,7 +235,7 @@ class ModelOptions(Struct, frozen=True):
         return open_model(spec, base_url=self.base_url or its_own or None, text_calls=self.text_calls)
 
     @property
-    def resume_options(self) -> str:
+    def resume_command_arguments(self) -> str:
         """The options for the same model, for the command that resumes a session."""
         given = {"--model": self.model, "--base-url": self.base_url, "--text-tool-calls": self.text_calls}
         return "".join(f" {option} {quote(value)}" for option, value in given.items() if value is not None)
@@ -248,7 +248,7 @@ class ModelOptions(Struct, frozen=True):
         return Budget.combine_limits(manifest.budgets, **bounds, calls=self.max_calls, seconds=self.max_seconds)
 
 
-def model_options(of: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+def add_model_options(of: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Add the model options to a command, and pass them as one :class:`ModelOptions` in the keyword argument ``asked``.
 
     :param of: the scope of each limit, such as " for each prompt"; "" if the command is one run
@@ -285,7 +285,7 @@ def model_options(of: str) -> Callable[[Callable[..., int]], Callable[..., int]]
         ),
         click.option(
             "--max-seconds",
-            type=DurationRange("seconds", above=True),
+            type=DurationParamType("seconds", above=True),
             help=f"Maximum wall-clock time in seconds{of}. Default: the agent's, or no limit.",
         ),
     )

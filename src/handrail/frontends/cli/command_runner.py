@@ -16,7 +16,7 @@ import click
 
 from handrail.frontends.cli.command_group import INTERRUPTED
 from handrail.frontends.cli.command_options import CommandOptions
-from handrail.frontends.cli.terminal_output import ask_yes_or_no, print_note, to_one_line
+from handrail.frontends.cli.terminal_output import ask_yes_or_no, escape_to_one_line, print_stderr_note
 
 if TYPE_CHECKING:
     from handrail.config import MergedConfiguration
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from handrail.kernel.kernel_interface import Kernel
     from handrail.record.commit_log import InterruptedCall
     from handrail.record.log_reader import LogReader
-    from handrail.session.transcript_search import SessionReader, StoredSessionFacts
+    from handrail.session.transcript_search import StoredSessionReader, StoredSessionSummary
     from handrail.store.state_folders import StateFolders
 
 
@@ -45,7 +45,7 @@ class InterruptHandler:
         """The function that stops the calls. Without it the first signal ends the program."""
         self._task: asyncio.Task[int] | None = None
 
-    def handle_signals_for(self, task: asyncio.Task[int]) -> None:
+    def install_signal_handlers(self, task: asyncio.Task[int]) -> None:
         """Handle the signals on the running loop, for ``task``."""
         self._task = task
         if sys.platform == "win32":
@@ -69,7 +69,7 @@ class WarningPrinter(logging.Handler):
         message = record.getMessage()
         if record.exc_info and (error := record.exc_info[1]) is not None:
             message += f" ({type(error).__name__}: {error})"
-        print_note(f"handrail: {message}")
+        print_stderr_note(f"handrail: {message}")
 
 
 def run_on_event_loop(main: Callable[[InterruptHandler], Awaitable[int]]) -> int:
@@ -82,7 +82,7 @@ def run_on_event_loop(main: Callable[[InterruptHandler], Awaitable[int]]) -> int
     async def watched() -> int:
         task = asyncio.current_task()
         assert task is not None
-        interruption.handle_signals_for(task)
+        interruption.install_signal_handlers(task)
         return await main(interruption)
 
     try:
@@ -107,7 +107,7 @@ async def open_configured_kernel(setting: CommandOptions, frontend: str = "cli")
     from handrail.kernel.workspace_opening import open_kernel
 
     _check_rules(setting.rules)
-    offer_state_of_former_path(setting)
+    offer_moved_workspace_state(setting)
     async with open_kernel(
         setting.workspace,
         rules=setting.rules,
@@ -121,56 +121,72 @@ async def open_configured_kernel(setting: CommandOptions, frontend: str = "cli")
     ) as kernel:
         gc.freeze()  # also forgets that a collection is due
         gc.set_threshold(25_000, 10, 10)
-        print_startup_notes(kernel.config, kernel.interrupted_calls)
+        print_startup_warnings(kernel.config, kernel.interrupted_calls)
         _print_project_note(setting)
         yield kernel
 
 
-def offer_state_of_former_path(setting: CommandOptions) -> None:
+def offer_moved_workspace_state(setting: CommandOptions) -> None:
     """Offer the state of the former path, if the folder of the workspace was moved and has no state yet.
 
     On a terminal, the user is asked. Otherwise a note names the command.
     """
     from handrail.contract.errors import HandrailError
-    from handrail.store.state_adoption import adopt_state, choose_adoptable, find_adoptable, has_state
+    from handrail.store.state_adoption import (
+        adopt_state,
+        find_adoptable_states,
+        has_workspace_database,
+        select_adoptable_state,
+    )
     from handrail.store.state_folders import locate_folders
 
     try:
         folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
-        if has_state(folders) or not (found := find_adoptable(folders)):
+        if has_workspace_database(folders) or not (found := find_adoptable_states(folders)):
             return
     except HandrailError:  # opening the workspace reports it
         return
     former = found[0].stored.workspace or "another path"
     question = f"handrail: {folders.workspace} was at {former} before, where it has a log, sessions and stored answers."
     if len(found) == 1 and sys.stdin.isatty() and sys.stderr.isatty():
-        print_note(question)
+        print_stderr_note(question)
         if ask_yes_or_no("Continue with them here?", err=True):
-            adopt_state(folders, choose_adoptable(folders, None))
+            adopt_state(folders, select_adoptable_state(folders, None))
     else:
-        print_note(f"{question} To continue with them, run first: handrail state adopt")
+        print_stderr_note(f"{question} To continue with them, run first: handrail state adopt")
+
+
+def print_former_paths(folders: StateFolders) -> None:
+    """Print a note for each stored state whose folder was moved to the path of this workspace."""
+    from handrail.store.state_adoption import find_adoptable_states
+
+    for one in find_adoptable_states(folders):
+        where = "an unknown path" if one.stored.workspace is None else str(one.stored.workspace)
+        print_stderr_note(
+            f"This folder was at {escape_to_one_line(where)} before. To continue with its state: handrail state adopt {one.stored.key}"
+        )
 
 
 def _print_project_note(setting: CommandOptions) -> None:
     """Print a note if the stored answers were given for another folder."""
-    from handrail.store.project_identity import is_same_project
+    from handrail.store.project_identity import is_recorded_project_folder
     from handrail.store.state_folders import locate_folders
 
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
-    if not is_same_project(folders):
-        print_note(
-            f"handrail: The stored answers of {to_one_line(str(folders.workspace))} were given for another folder at this path, so those "
+    if not is_recorded_project_folder(folders):
+        print_stderr_note(
+            f"handrail: The stored answers of {escape_to_one_line(str(folders.workspace))} were given for another folder at this path, so those "
             "that allow do not hold. To let them hold here, run: handrail rules --adopt"
         )
 
 
-def print_startup_notes(config: MergedConfiguration, interrupted: Iterable[InterruptedCall]) -> None:
+def print_startup_warnings(config: MergedConfiguration, interrupted: Iterable[InterruptedCall]) -> None:
     """Print a note about ignored workspace settings, and about earlier calls with an unknown outcome."""
-    if (remark := config.untrusted_warning) is not None:
-        print_note(f"handrail: {remark}")
+    if (remark := config.untrusted_workspace_warning) is not None:
+        print_stderr_note(f"handrail: {remark}")
     for lost in interrupted:
-        print_note(
-            f"handrail: Call {lost.call_id} ({to_one_line(str(lost.tool))}) was interrupted earlier. Its outcome is unknown."
+        print_stderr_note(
+            f"handrail: Call {lost.call_id} ({escape_to_one_line(str(lost.tool))}) was interrupted earlier. Its outcome is unknown."
         )
 
 
@@ -188,7 +204,7 @@ def _check_rules(rules: Iterable[str]) -> None:
         raise UsageError("\n".join(faults))
 
 
-def approval_handler_for(setting: CommandOptions, *, waits: bool = False) -> ApprovalHandler | None:
+def choose_approval_handler(setting: CommandOptions, *, waits: bool = False) -> ApprovalHandler | None:
     """Return the approval handler of a command, or None in headless mode.
 
     On a terminal it asks the user there. Without one it defers the requests.
@@ -210,11 +226,11 @@ class WaitingApprovalHandler:
     """An :class:`~handrail.contract.approval_requests.ApprovalHandler` that waits until a request is answered elsewhere."""
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
-        print_note(f"{request.id} waits for approval. To answer: handrail approve {request.id}")
+        print_stderr_note(f"{request.id} waits for approval. To answer: handrail approve {request.id}")
         raise await _wait_forever()
 
     async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
-        print_note(f"Session {session_id} has a question for you. To answer: handrail approve")
+        print_stderr_note(f"Session {session_id} has a question for you. To answer: handrail approve")
         raise await _wait_forever()
 
 
@@ -227,24 +243,24 @@ async def _wait_forever() -> Exception:
 
 
 @contextmanager
-def open_sessions_and_log(setting: CommandOptions) -> Generator[tuple[SessionReader, LogReader]]:
+def open_session_and_log_readers(setting: CommandOptions) -> Generator[tuple[StoredSessionReader, LogReader]]:
     """Open the stored sessions and the log of a workspace, also while another process holds it.
 
     :raises DatabaseNotCreated: if the workspace has no stored state
     :raises StartError: if the state cannot be read
     """
     from handrail.record.log_reader import LogReader
-    from handrail.session.transcript_search import SessionReader
+    from handrail.session.transcript_search import StoredSessionReader
     from handrail.store.lease import WorkspaceLease
     from handrail.store.state_folders import locate_folders
 
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     with LogReader.open_database(folders.database_file) as log:
         holder = WorkspaceLease.find_holder(folders)
-        yield SessionReader(log.connection, None if holder is None else holder.token), log
+        yield StoredSessionReader(log.connection, None if holder is None else holder.token), log
 
 
-def find_resumable_session(setting: CommandOptions, session_id: str) -> StoredSessionFacts:
+def find_resumable_session(setting: CommandOptions, session_id: str) -> StoredSessionSummary:
     """Return the session to resume.
 
     :param session_id: ``""`` for the last one that is not open and has messages
@@ -253,10 +269,10 @@ def find_resumable_session(setting: CommandOptions, session_id: str) -> StoredSe
     from handrail.store.database.sqlite_connection import DatabaseNotCreated
 
     try:
-        with open_sessions_and_log(setting) as (reader, _):
+        with open_session_and_log_readers(setting) as (reader, _):
             found = reader.get(session_id) if session_id else reader.find_latest_resumable()
             if found is None and session_id:
-                raise unknown_session_error(reader, session_id)
+                raise make_unknown_session_error(reader, session_id)
     except DatabaseNotCreated:
         found = None
     if found is None:
@@ -275,7 +291,7 @@ def find_resumable_session(setting: CommandOptions, session_id: str) -> StoredSe
     return found
 
 
-def use_session_agent(setting: CommandOptions, session_id: str) -> CommandOptions:
+def apply_session_agent(setting: CommandOptions, session_id: str) -> CommandOptions:
     """Return the options with the agent of a session.
 
     :raises UsageError: if the options name another agent
@@ -283,7 +299,7 @@ def use_session_agent(setting: CommandOptions, session_id: str) -> CommandOption
     from handrail.store.database.sqlite_connection import DatabaseNotCreated
 
     try:
-        with open_sessions_and_log(setting) as (reader, _):
+        with open_session_and_log_readers(setting) as (reader, _):
             found = reader.get(session_id)
     except DatabaseNotCreated:
         found = None
@@ -296,13 +312,13 @@ def use_session_agent(setting: CommandOptions, session_id: str) -> CommandOption
     return replace(setting, agent=found.agent)
 
 
-def use_request_agent(setting: CommandOptions, approval_id: str) -> CommandOptions:
+def apply_approval_request_agent(setting: CommandOptions, approval_id: str) -> CommandOptions:
     """Return the options with the agent of an approval request.
 
     :raises UsageError: if the options name another agent
     """
     row = find_approval_request(setting, approval_id)
-    return setting if row is None else use_session_agent(setting, row.request.session_id)
+    return setting if row is None else apply_session_agent(setting, row.request.session_id)
 
 
 def find_approval_request(setting: CommandOptions, approval_id: str) -> Approval | None:
@@ -311,13 +327,13 @@ def find_approval_request(setting: CommandOptions, approval_id: str) -> Approval
     from handrail.store.tables.approval_tables import ApprovalReader
 
     try:
-        with open_sessions_and_log(setting) as (_, log):
+        with open_session_and_log_readers(setting) as (_, log):
             return ApprovalReader(log.connection).get(approval_id)
     except DatabaseNotCreated:
         return None
 
 
-def unknown_session_error(reader: SessionReader, session_id: str) -> click.UsageError:
+def make_unknown_session_error(reader: StoredSessionReader, session_id: str) -> click.UsageError:
     from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
     near = nearest_names(session_id, [facts.id for facts in reader.list_sessions(limit=200)], 1)
@@ -341,11 +357,11 @@ def warn_about_missing_records(command: str, folders: StateFolders, reader: LogR
     try:
         missing = read_unwritten_records(reader.connection, folders.workspace_state_folder)
     except (DatabaseError, OSError, StartError) as error:
-        print_note(f"handrail {command}: {error}")
+        print_stderr_note(f"handrail {command}: {error}")
         return
     if missing:
         calls = ", ".join(dict.fromkeys(record.call_id for record in missing if record.call_id))
-        print_note(
+        print_stderr_note(
             f"handrail {command}: {len(missing)} records are not in the log yet ({calls}). Their process was killed. The "
             "next process that opens the workspace writes them."
         )

@@ -1,6 +1,6 @@
 """The renderer of the terminal: texts wrapped at words, Markdown, diffs, and tables, in color only where that is wanted.
 
-Every text that it writes is escaped by :func:`~handrail.frontends.cli.terminal_output.escape_controls`, also in a pipe. Styles are
+Every text that it writes is escaped by :func:`~handrail.frontends.cli.terminal_output.escape_for_terminal`, also in a pipe. Styles are
 names such as ``bold`` or ``bold red``.
 """
 
@@ -13,21 +13,21 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from handrail.frontends.cli.terminal_output import MAX_CELL, MAX_NAME, escape_controls, to_one_line
+from handrail.frontends.cli.terminal_output import MAX_CELL, MAX_NAME, escape_for_terminal, escape_to_one_line
 from handrail.frontends.cli.text_layout import (
     MIN_WIDTH,
     StyledText,
-    count_cells,
     fold_text,
-    has_color,
-    measure_terminal,
-    wrap_styled,
+    get_terminal_width,
+    measure_display_width,
+    should_use_color,
+    wrap_styled_text,
     wrap_words,
 )
 
 if TYPE_CHECKING:
     from handrail.contract.calls_and_results import Result
-    from handrail.contract.undo_reports import UndonePath, UndoReport
+    from handrail.contract.undo_reports import UndoPathResult, UndoReport
 
 _CODES = {
     "bold": "1",
@@ -66,8 +66,8 @@ class TerminalRenderer:
 
     def __init__(self, stream: TextIO | None = None, *, width: int | None = None) -> None:
         self.stream = sys.stdout if stream is None else stream
-        self.width = measure_terminal(self.stream) if width is None else width
-        self.is_colored = has_color(self.stream)
+        self.width = get_terminal_width(self.stream) if width is None else width
+        self.is_colored = should_use_color(self.stream)
         self._has_status = False
         self._breaks_words = width is not None or self.stream.isatty()
         """Whether words that are too wide are broken. In a pipe they stay whole."""
@@ -85,16 +85,18 @@ class TerminalRenderer:
         :param further: what further lines begin with; None for the width of ``indent``, at least 2, so that no text can
             place a line of its own at the left edge
         """
-        rest = " " * max(2, count_cells(indent)) if further is None else further
+        rest = " " * max(2, measure_display_width(indent)) if further is None else further
+        room, first_room = self.width - measure_display_width(rest), self.width - measure_display_width(indent)
         first = True
         for line in _split_lines(parts):
-            for piece in wrap_styled(line, self.width - count_cells(indent), break_words=self._breaks_words):
+            first_width = first_room if first else room
+            for piece in wrap_styled_text(line, room, break_words=self._breaks_words, first_width=first_width):
                 self.write_line((indent if first else rest, ""), *piece)
                 first = False
 
     def print_block(self, text: str, *, style: str = "", mark: str = "  │ ") -> None:
         """Write the lines of a text, each after ``mark``. A part of a folded line has another mark."""
-        room = max(8, self.width - count_cells(mark))
+        room = max(8, self.width - measure_display_width(mark))
         for line in _fold_blank_lines(_lines_of(text)):
             for number, piece in enumerate(fold_text(line, room) if self._breaks_words else (line,)):
                 self.write_line((mark.replace("│", "┆") if number else mark, "dim"), (piece, style))
@@ -102,7 +104,7 @@ class TerminalRenderer:
     def print_diff(self, text: str, *, mark: str = "  │ ") -> None:
         """Write a unified diff, with its lines in color."""
         for line in _lines_of(text):
-            self.print_block(line, style=diff_style(line), mark=mark)
+            self.print_block(line, style=choose_diff_line_style(line), mark=mark)
 
     def print_heading(self, text: str, about: str = "") -> None:
         """Write the heading of a group."""
@@ -138,14 +140,16 @@ class TerminalRenderer:
         :param arguments: the arguments; None for those that are not known
         """
         text, style = (mark, "") if isinstance(mark, str) else mark
-        subject = "" if arguments is None else describe_arguments(arguments)
+        subject = "" if arguments is None else format_call_arguments(arguments)
         most = 3 * self.width
-        shown = to_one_line(subject if len(subject) <= most else f"{subject[:most]}… ({len(subject) - most:,} more)")
+        shown = escape_to_one_line(
+            subject if len(subject) <= most else f"{subject[:most]}… ({len(subject) - most:,} more)"
+        )
         note_parts = [part for note in notes for part in (("  ", ""), note)]
         self.print_text(
             (text, style),
             " ",
-            (to_one_line(tool), "bold"),
+            (escape_to_one_line(tool), "bold"),
             f"  {shown}" if shown else "",
             *note_parts,
             indent=indent,
@@ -157,12 +161,12 @@ class TerminalRenderer:
         if not result.ok:
             self.print_text((f"{result.error_text}", ""), indent=mark.replace("│", " "))
             return
-        lines, is_diff = summarize_result(result.data)
+        lines, is_diff = format_result_preview(result.data)
         for line in lines:
             piece = _plain_line(line)
-            room = self.width - count_cells(mark)
-            shown = piece if count_cells(piece) <= room else f"{fold_text(piece, max(1, room - 1))[0]}…"
-            self.write_line((mark, "dim"), (shown, diff_style(line) if is_diff else "dim"))
+            room = self.width - measure_display_width(mark)
+            shown = piece if measure_display_width(piece) <= room else f"{fold_text(piece, max(1, room - 1))[0]}…"
+            self.write_line((mark, "dim"), (shown, choose_diff_line_style(line) if is_diff else "dim"))
         if result.metadata.get("truncated"):
             path = result.metadata.get("output_path")
             self.print_text(f"The output is truncated.{f' The full output is in {path}.' if path else ''}", indent=mark)
@@ -210,7 +214,7 @@ class TerminalRenderer:
             line: list[StyledText] = [(indent, "")]
             for column, ((_, style), pieces, width) in enumerate(zip(row, cells, widths, strict=True)):
                 piece = pieces[number] if number < len(pieces) else ""
-                gap = " " * (width - count_cells(piece))
+                gap = " " * (width - measure_display_width(piece))
                 line += [(gap, ""), (piece, style)] if column in right else [(piece, style), (gap, "")]
                 line.append(("  ", ""))
             self.write_line(*_strip_end(line))
@@ -218,7 +222,7 @@ class TerminalRenderer:
     def show_status(self, text: str) -> None:
         """Show a line at the end of a terminal that the next output replaces. Elsewhere, show nothing."""
         if self.is_colored:
-            shown = fold_text(to_one_line(text), self.width - 1)[0]
+            shown = fold_text(escape_to_one_line(text), self.width - 1)[0]
             self.stream.write(f"\r\x1b[K{self.style_text(shown, 'dim')}")
             self.stream.flush()
             self._has_status = True
@@ -239,7 +243,7 @@ class TerminalRenderer:
 
     def style_text(self, text: str, style: str) -> str:
         """Return a text for one line: escaped, and in its style if the stream has colors."""
-        shown = escape_controls(text).replace("\n", "\\n").replace("\t", "    ")
+        shown = escape_for_terminal(text).replace("\n", "\\n").replace("\t", "    ")
         if not self._is_unicode:
             shown = shown.translate(_ASCII)
         if not shown or not style or not self.is_colored:
@@ -252,7 +256,7 @@ _SUBJECTS = ("command", "path", "pattern", "url", "query", "to", "name", "id", "
 _MAX_ARGUMENT = 60
 
 
-def describe_arguments(arguments: Mapping[str, Any]) -> str:
+def format_call_arguments(arguments: Mapping[str, Any]) -> str:
     """Return the arguments of a call in one line: the value of the one that says most, then the others by name."""
     first = next((name for name in _SUBJECTS if isinstance(arguments.get(name), str) and arguments[name]), None)
     rest = {name: value for name, value in arguments.items() if name != first}
@@ -266,7 +270,7 @@ def describe_arguments(arguments: Mapping[str, Any]) -> str:
     return "  ".join(descriptions)
 
 
-def summarize_result(data: object) -> tuple[list[str], bool]:
+def format_result_preview(data: object) -> tuple[list[str], bool]:
     """Return the lines of a result that show most, and whether they are a diff."""
     if isinstance(data, str):
         return _head_lines(data.splitlines()), False
@@ -334,7 +338,7 @@ def _fold_blank_lines(lines: Iterable[str]) -> Iterator[str]:
             yield line
 
 
-def diff_style(line: str) -> str:
+def choose_diff_line_style(line: str) -> str:
     """Return the style of a line of a unified diff."""
     return next((style for begin, style in _DIFF_STYLES if line.startswith(begin)), "")
 
@@ -345,7 +349,7 @@ def _lines_of(text: str) -> list[str]:
 
 def _plain_line(line: str) -> str:
     """Return a line as it will be written, so that its width is known."""
-    return escape_controls(line).expandtabs(4)
+    return escape_for_terminal(line).expandtabs(4)
 
 
 def _split_lines(parts: Iterable[Cell]) -> Iterator[list[StyledText]]:
@@ -363,7 +367,10 @@ def _split_lines(parts: Iterable[Cell]) -> Iterator[list[StyledText]]:
 def _clean_row(row: Sequence[Cell]) -> list[StyledText]:
     given = [(cell, "") if isinstance(cell, str) else cell for cell in row]
     last = len(given) - 1
-    return [(to_one_line(text, MAX_CELL if at == last else MAX_NAME), style) for at, (text, style) in enumerate(given)]
+    return [
+        (escape_to_one_line(text, MAX_CELL if at == last else MAX_NAME), style)
+        for at, (text, style) in enumerate(given)
+    ]
 
 
 def _strip_end(line: list[StyledText]) -> list[StyledText]:
@@ -375,10 +382,10 @@ def _strip_end(line: list[StyledText]) -> list[StyledText]:
 def _choose_widths(head: Sequence[str], rows: Sequence[Sequence[StyledText]], room: int) -> list[int]:
     """Return the width of each column. If they do not fit, the widest ones shrink, down to their longest word."""
     columns = [[title, *(row[number][0] for row in rows)] for number, title in enumerate(head)]
-    widths = [max(map(count_cells, column)) for column in columns]
+    widths = [max(map(measure_display_width, column)) for column in columns]
     most = room - 2 * (len(widths) - 1)
     least = [
-        min(width, max(count_cells(word) for text in column for word in (text.split() or [""])), most // 2)
+        min(width, max(measure_display_width(word) for text in column for word in (text.split() or [""])), most // 2)
         for width, column in zip(widths, columns, strict=True)
     ]
     least[-1] = min(least[-1], MIN_WIDTH)
@@ -396,7 +403,7 @@ def _choose_widths(head: Sequence[str], rows: Sequence[Sequence[StyledText]], ro
 # Markdown of a model, line by line as it arrives. Nothing is hidden: an address stays visible, and HTML is text.
 
 _FENCE = re.compile(r"\s{0,3}(```+|~~~+)\s*([\w+-]*)")
-_HEADING = re.compile(r"(#{1,6})\s+(.*?)\s*#*$")
+_HEADING = re.compile(r"(#{1,6})\s+(.*)$")
 _ITEM = re.compile(r"(\s*)([-*+]|\d{1,3}[.)])\s+(.*)$")
 _QUOTE = re.compile(r"\s{0,3}>\s?(.*)$")
 _LINE = re.compile(r"\s{0,3}([-*_])(\s*\1){2,}\s*$")
@@ -434,19 +441,19 @@ class MarkdownFormatter:
             self._fence = fence[1]
             return None
         if found := _HEADING.match(line):
-            return "", "", [(found[2], "bold underline" if len(found[1]) == 1 else "bold")], False
+            return "", "", [(found[2].rstrip("#").rstrip(), "bold underline" if len(found[1]) == 1 else "bold")], False
         if _LINE.match(line):
             return "", "", [("─" * 20, "dim")], False
         if found := _ITEM.match(line):
             mark = f"{found[1]}{'•' if found[2] in '-*+' else found[2]} "
-            return mark, " " * len(mark), format_inline(found[3]), False
+            return mark, " " * len(mark), format_inline_markdown(found[3]), False
         if found := _QUOTE.match(line):
-            return "▌ ", "▌ ", format_inline(found[1], "dim"), False
+            return "▌ ", "▌ ", format_inline_markdown(found[1], "dim"), False
         indent = line[: len(line) - len(line.lstrip())]
-        return indent, indent, format_inline(line.lstrip()), False
+        return indent, indent, format_inline_markdown(line.lstrip()), False
 
 
-def format_inline(text: str, style: str = "") -> list[StyledText]:
+def format_inline_markdown(text: str, style: str = "") -> list[StyledText]:
     """Return a line of Markdown as styled texts. The address of a link follows its text."""
     parts: list[StyledText] = []
     end = 0
@@ -485,13 +492,14 @@ def format_undo_report(report: UndoReport) -> Iterator[str]:
         yield f"{verb} {shown}: {given_back:,} {'path' if given_back == 1 else 'paths'}."
     elif report.paths:
         yield (
-            f"{verb} nothing of {shown}. `handrail undo --overwrite` also undoes files that changed since, and keeps them."
+            f"{verb} nothing of {shown}. `handrail undo --overwrite` also undoes files that changed since, and keeps them. "
+            "`handrail undo CALL` undoes another call."
         )
     else:
         yield f"Nothing to undo: the changes of {shown} are undone already."
 
 
-def _format_undone_path(one: UndonePath, *, is_dry_run: bool) -> str:
+def _format_undone_path(one: UndoPathResult, *, is_dry_run: bool) -> str:
     verbs = {"restored": "restore", "removed": "remove"}
     outcome = verbs.get(one.outcome, one.outcome) if is_dry_run else one.outcome
     return f"{outcome:<11} {one.path}" + (f": {one.detail}" if one.detail else "")

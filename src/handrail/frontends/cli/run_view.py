@@ -7,8 +7,8 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from handrail.frontends.cli.renderer import MarkdownFormatter, TerminalRenderer, describe_arguments
-from handrail.frontends.cli.terminal_output import print_json, print_requested_text, to_one_line
+from handrail.frontends.cli.renderer import MarkdownFormatter, TerminalRenderer, format_call_arguments
+from handrail.frontends.cli.terminal_output import escape_to_one_line, print_json, print_terminal_safe_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from handrail.contract.calls_and_results import CallAnswer, ProposedCall
 
 
-class JsonView:
+class JsonLinesRunView:
     """A view that prints one JSON object per line on stdout."""
 
-    def show_session(self, session_id: str) -> None:
+    def receive_session_opened(self, session_id: str) -> None:
         print_json({"event": "session", "id": session_id}, lines=True)
         sys.stdout.flush()
 
@@ -84,7 +84,7 @@ def event_data(event: AgentEvent) -> dict[str, Any] | None:
             return {"event": "delayed", "attempt": attempt, "of": attempts, "delay_s": delay_s, "reason": reason}
 
 
-class RunView:
+class TerminalRunView:
     """A view of a run for people: the model's text on stdout, calls and results on stderr.
 
     On a terminal, the text is rendered as Markdown, line by line as it arrives. Elsewhere it is exact.
@@ -104,7 +104,7 @@ class RunView:
         self._is_after_call = False
         self._session_id = ""
 
-    def show_session(self, session_id: str) -> None:
+    def receive_session_opened(self, session_id: str) -> None:
         self._session_id = session_id
 
     def show(self, event: AgentEvent) -> None:
@@ -142,7 +142,7 @@ class RunView:
             self._text.write_line()
         self._is_after_call = self._is_after_call and not text.strip()
         if not self._is_rendered:
-            print_requested_text(text, end="")
+            print_terminal_safe_text(text, end="")
             sys.stdout.flush()
             self._in_text = not text.endswith("\n")
             return
@@ -158,7 +158,7 @@ class RunView:
             if self._is_rendered:
                 self._text.print_markdown_line(self._markdown, self._line)
             else:
-                print_requested_text("")
+                print_terminal_safe_text("")
             sys.stdout.flush()
         self._line, self._in_text, self._is_after_call = "", False, True
 
@@ -173,13 +173,13 @@ class RunView:
         result, view = answer.result, self._calls
         mark, style = ("✓", "green") if result.ok else ("✗", "red")
         note = f"{result.metadata.get('duration_ms', 0):.0f} ms" if result.ok else str(result.error_kind)
-        head = f"{mark} {to_one_line(answer.tool_id or call.name)}  {note}  "
-        subject = to_one_line(describe_arguments(_arguments_of(call) or {}))
+        head = f"{mark} {escape_to_one_line(answer.tool_id or call.name)}  {note}  "
+        subject = escape_to_one_line(format_call_arguments(_arguments_of(call) or {}))
         room = max(0, view.width - len(head))
         with suppress(OSError):
             view.write_line(
                 (f"{mark} ", style),
-                (to_one_line(answer.tool_id or call.name), "bold"),
+                (escape_to_one_line(answer.tool_id or call.name), "bold"),
                 (f"  {note}", "" if result.ok else "red"),
                 (
                     f"  {subject if len(subject) <= room else f'{subject[: max(0, room - 1)]}…'}" if subject else "",
@@ -192,7 +192,7 @@ class RunView:
     def _print_provider_tool(self, event: ProviderToolUsed) -> None:
         kept = (event.problem and f"not saved: {event.problem}") or ", ".join(event.artifacts)
         mark, style = ("✗", "red") if event.failed or event.problem else ("✓", "green")
-        asked = describe_arguments(event.arguments) if event.arguments else ""
+        asked = format_call_arguments(event.arguments) if event.arguments else ""
         self._print_note(mark, style, event.name, "  ".join(part for part in ("by the provider", asked, kept) if part))
 
     def _print_outcome(self, outcome: RunOutcome) -> None:
@@ -203,13 +203,15 @@ class RunView:
                 self._print_command(f"to answer: handrail approve{only}")
             if self._again is not None:
                 self._print_command(f"to resume: handrail run --resume {self._session_id}{self._again}")
-        self._print(describe_effort(outcome), style="dim")
+        self._print(format_run_statistics(outcome), style="dim")
 
     def _print_note(self, mark: str, style: str, subject: str, about: str) -> None:
         self.end_text()
         with suppress(OSError):
             text = about.replace("\r\n", "\n")
-            self._calls.print_text((mark, style), " ", (to_one_line(subject), "bold"), f"  {text}", further="    ")
+            self._calls.print_text(
+                (mark, style), " ", (escape_to_one_line(subject), "bold"), f"  {text}", further="    "
+            )
             sys.stderr.flush()
 
     def _print(self, text: str, *, style: str = "") -> None:
@@ -226,7 +228,7 @@ class RunView:
             sys.stderr.flush()
 
 
-def describe_effort(outcome: RunOutcome) -> str:
+def format_run_statistics(outcome: RunOutcome) -> str:
     """Return the turns, calls, tokens, cost and time of a run in one line."""
     about = "about " if outcome.tokens_estimated else ""
     tokens = f"{about}{outcome.input_tokens + outcome.output_tokens:,} tokens"

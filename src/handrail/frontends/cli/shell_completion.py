@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from handrail.frontends.cli.terminal_output import to_one_line
+from handrail.frontends.cli.terminal_output import escape_to_one_line
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
@@ -39,7 +39,7 @@ def _completer(look: Callable[[click.Context, str], Iterable[str | tuple[str, st
         try:
             for found in look(ctx, incomplete):
                 value, about = (found, None) if isinstance(found, str) else found
-                if value.startswith(incomplete) and to_one_line(value) == value:
+                if value.startswith(incomplete) and escape_to_one_line(value) == value:
                     items.append(CompletionItem(value, help=about))
                 if len(items) == _MAX_ITEMS:
                     break
@@ -56,13 +56,13 @@ def _tools(ctx: click.Context, incomplete: str) -> Iterator[str]:
     with _log(ctx) as connection:
         if connection is not None:
             from handrail.record.hash_chain import SALT_BYTES
-            from handrail.store.json_fallback_encoding import decode_any_json
+            from handrail.store.json_fallback_encoding import decode_json_with_fallback
 
             newest = (
                 "SELECT body FROM record WHERE kinds = 'generation' AND body IS NOT NULL ORDER BY sequence DESC LIMIT 1"
             )
             row = connection.execute(newest).fetchone()
-            tools = decode_any_json(row[0][SALT_BYTES:])[0]["tools"] if row is not None else {}
+            tools = decode_json_with_fallback(row[0][SALT_BYTES:])[0]["tools"] if row is not None else {}
     if tools:
         yield from sorted(tool for tool, about in tools.items() if not about.get("unavailable"))
     else:
@@ -106,10 +106,10 @@ def _calls(ctx: click.Context, incomplete: str) -> Iterator[str]:
 
 def _running_work(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
     """Yield the sessions, calls and jobs that run now in any workspace."""
-    from handrail.kernel.workspace_activity import read_activity
-    from handrail.store.state_folders import find_state_root
+    from handrail.kernel.workspace_activity import list_active_workspaces
+    from handrail.store.state_folders import resolve_state_root
 
-    for one in read_activity(find_state_root(ctx.params.get("state"))):
+    for one in list_active_workspaces(resolve_state_root(ctx.params.get("state"))):
         for session in one.sessions:
             yield session.id, _one_line(session.task)
             yield from ((call.call_id, call.tool or "") for call in session.calls)
@@ -139,19 +139,19 @@ def _agents(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
     from pathlib import Path
 
     from handrail.config import default_config_folder
-    from handrail.registry.agent_folders import find_agents
+    from handrail.registry.agent_folders import load_agent_manifests
 
     given = ctx.params.get("config")
     folder = default_config_folder() if given is None else Path(given).absolute().parent
-    for name, checked in find_agents(folder).items():
+    for name, checked in load_agent_manifests(folder).items():
         yield name, _one_line(checked.manifest.description)
 
 
 def _state_keys(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
-    from handrail.store.state_folders import find_state_root
+    from handrail.store.state_folders import resolve_state_root
     from handrail.store.state_inventory import list_stored_state
 
-    for kept in list_stored_state(find_state_root(ctx.params.get("state"))):
+    for kept in list_stored_state(resolve_state_root(ctx.params.get("state"))):
         yield kept.key, _one_line(None if kept.workspace is None else str(kept.workspace))
 
 
@@ -159,9 +159,9 @@ def _memory_ids(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]
     from contextlib import closing
 
     from handrail.store.memory.knowledge_store import KnowledgeStore
-    from handrail.store.state_folders import find_state_root
+    from handrail.store.state_folders import resolve_state_root
 
-    with closing(KnowledgeStore(find_state_root(ctx.params.get("state")))) as knowledge:
+    with closing(KnowledgeStore(resolve_state_root(ctx.params.get("state")))) as knowledge:
         for entry in knowledge.list_entries(history=True, limit=_MAX_ITEMS):
             yield entry.id, _one_line(entry.text)
 
@@ -198,4 +198,4 @@ def _log(ctx: click.Context) -> Generator[Connection | None]:
 
 
 def _one_line(text: str | None) -> str:
-    return to_one_line((text or "")[:80])
+    return escape_to_one_line((text or "")[:80])

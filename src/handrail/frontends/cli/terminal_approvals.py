@@ -19,7 +19,12 @@ from handrail.contract.errors import HandrailError, ToolError
 from handrail.contract.services.file_services import FileService
 from handrail.contract.services.tool_runtime import UserQuestion
 from handrail.frontends.cli.renderer import TerminalRenderer
-from handrail.frontends.cli.terminal_output import escape_invisible, print_note_block, print_prompt, to_one_line
+from handrail.frontends.cli.terminal_output import (
+    escape_invisible_characters,
+    escape_to_one_line,
+    print_prompt,
+    print_stderr_block,
+)
 
 # The effect of an edit on the current file, for the user who approves it. Nothing is written.
 
@@ -56,13 +61,15 @@ def _open_files(workspace: str) -> FileService:
 
 async def _preview_patch(patch: object, workspace: str) -> str | None:
     from handrail.tools.files.patch_plan import plan_patch
-    from handrail.tools.files.patch_tool import show_patch
+    from handrail.tools.files.patch_tool import format_patch_diffs
 
     if not isinstance(patch, str):
         return None
     try:
         plan = await plan_patch(patch, _open_files(workspace))
-        return await asyncio.to_thread(show_patch, plan) or "The patch is applied already. No file would change."
+        return (
+            await asyncio.to_thread(format_patch_diffs, plan) or "The patch is applied already. No file would change."
+        )
     except HandrailError as error:
         return f"With the current files, this call would fail: {error}"
 
@@ -84,19 +91,19 @@ async def _read_current(path: str, workspace: str) -> bytes | None:
 
 
 def _edit_diff(tool_id: str, path: str, before: bytes | None, arguments: Mapping[str, Any]) -> str:
-    from handrail.contract.text.text_encodings import read_file_text, strip_mark
+    from handrail.contract.text.text_encodings import decode_file_text, strip_byte_order_mark
     from handrail.tools.files.lines_and_diffs import make_diff_of_texts
     from handrail.tools.files.text_changes import (
+        adapt_content_to_original,
         apply_line_replacements,
         convert_patch_operations,
         replace_exact_text,
-        rewrite_text,
     )
 
-    file = read_file_text(before or b"")
-    given = {key: strip_mark(one, file.encoding) for key, one in arguments.items() if isinstance(one, str)}
+    file = decode_file_text(before or b"")
+    given = {key: strip_byte_order_mark(one, file.encoding) for key, one in arguments.items() if isinstance(one, str)}
     if tool_id == "write":
-        after = given["content"] if before is None else rewrite_text(file.text, given["content"])
+        after = given["content"] if before is None else adapt_content_to_original(file.text, given["content"])
     elif before is None:
         raise ToolError(
             f"The file {path} does not exist. Reject the call, or create the file first.", kind="invalid_input"
@@ -176,14 +183,16 @@ class TerminalApprovalHandler:
         if not self._is_counted:
             self._waiting += 1
         if self._is_typing:
-            _print_lines("", f"{to_one_line(request.tool_id)} requires approval. Press Enter to see the request.")
+            _print_lines(
+                "", f"{escape_to_one_line(request.tool_id)} requires approval. Press Enter to see the request."
+            )
         async with self._turn, self._enter_request_queue() as place:
             changes = None if self._workspace is None else await preview_edit_diff(request, self._workspace)
             self._forget_input()
             with suppress(OSError):
                 view = TerminalRenderer(sys.stderr)
                 view.write_line()
-                print_request(view, request, changes, place=place, asker=self.asker)
+                print_approval_request(view, request, changes, place=place, asker=self.asker)
                 view.write_line()
                 _print_choices(view, request)
                 sys.stderr.flush()
@@ -229,7 +238,7 @@ class TerminalApprovalHandler:
                 with suppress(OSError):
                     view = TerminalRenderer(sys.stderr)
                     view.write_line()
-                    print_question(view, question)
+                    print_user_question(view, question)
                     sys.stderr.flush()
                 try:
                     chosen = await self._read_choice(question)
@@ -253,7 +262,7 @@ class TerminalApprovalHandler:
                 continue
             if text == ":defer":
                 return None
-            chosen = choose_options(question, text)
+            chosen = parse_question_answer(question, text)
             if chosen is not None:
                 return chosen
             _print_lines(f"  Type numbers from 1 to {len(question.options)}, or your own answer.")
@@ -261,7 +270,7 @@ class TerminalApprovalHandler:
     async def _read_line(self, ask: str) -> str:
         """Read one line of input, without its line end.
 
-        :raises Closed: at the end of input
+        :raises TerminalInputClosed: at the end of input
         """
         print_prompt(ask)
         loop = asyncio.get_running_loop()
@@ -313,7 +322,7 @@ def _is_offered(request: ApprovalRequest, choice: ApprovalChoice) -> bool:
     return choice != "reject-always" or request.suggested_deny is not None
 
 
-def print_request(
+def print_approval_request(
     view: TerminalRenderer, request: ApprovalRequest, changes: str | None = None, *, place: str = "", asker: str = ""
 ) -> None:
     """Print the whole request: the tool, who asks, why, every argument, and the diff of an edit.
@@ -323,31 +332,31 @@ def print_request(
     """
     heading = [(f"  {place}", "bold cyan")] if place else []
     heading += [(f"  {request.id}", "dim")] if request.id else []
-    view.print_text((f"{to_one_line(request.tool_id)} requires approval", "bold yellow"), *heading)
+    view.print_text((f"{escape_to_one_line(request.tool_id)} requires approval", "bold yellow"), *heading)
     if who := request.origin or asker:
-        view.print_text((f"asked by {to_one_line(who)}", "dim"), indent="  ", further="    ")
+        view.print_text((f"asked by {escape_to_one_line(who)}", "dim"), indent="  ", further="    ")
     concerns = request.concerns or (request.reason,)
     for number, concern in enumerate(concerns[:_MAX_SHOWN_CONCERNS]):
         mark = "" if len(concerns) == 1 else "  " if number else "! "
-        view.print_text((mark, "bold red"), escape_invisible(concern), indent="  ", further="      ")
+        view.print_text((mark, "bold red"), escape_invisible_characters(concern), indent="  ", further="      ")
     if (more := len(concerns) - _MAX_SHOWN_CONCERNS) > 0:
         view.print_text(f"and {more:,} more parts", indent="    ")
     for name, value in request.arguments.items():
         _print_argument(view, _format_argument_name(name), value)
-    print_files(view, request)
+    print_program_files(view, request)
     if changes is not None:
         view.print_text("changes to the current file:", indent="  ")
-        view.print_diff(escape_invisible(changes))
+        view.print_diff(escape_invisible_characters(changes))
 
 
-def format_request_lines(request: ApprovalRequest, changes: str | None = None) -> list[str]:
+def format_approval_request_lines(request: ApprovalRequest, changes: str | None = None) -> list[str]:
     """Return the whole request as lines, for a client that wraps them itself."""
-    return _written_lines(lambda view: print_request(view, request, changes))
+    return _written_lines(lambda view: print_approval_request(view, request, changes))
 
 
 def format_program_files(request: ApprovalRequest) -> list[str]:
-    """Return the files that the call runs as lines; see :func:`print_files`."""
-    return _written_lines(lambda view: print_files(view, request))
+    """Return the files that the call runs as lines; see :func:`print_program_files`."""
+    return _written_lines(lambda view: print_program_files(view, request))
 
 
 def _written_lines(write: Callable[[TerminalRenderer], None]) -> list[str]:
@@ -356,14 +365,14 @@ def _written_lines(write: Callable[[TerminalRenderer], None]) -> list[str]:
     return written.getvalue().splitlines()
 
 
-def print_files(view: TerminalRenderer, request: ApprovalRequest) -> None:
+def print_program_files(view: TerminalRenderer, request: ApprovalRequest) -> None:
     """Print the files that the call runs, up to a limit, and the effect of a stored rule on them."""
     if not request.files:
         return
     view.print_text("may run these files of the workspace, only with their current content:", indent="  ")
     for path, mark in [*request.files.items()][:_MAX_SHOWN_FILES]:
         large = "" if not mark.startswith("identity:") else "  (large: checked by size and times, not by content)"
-        view.print_block(f"{to_one_line(path)}{large}")
+        view.print_block(f"{escape_to_one_line(path)}{large}")
     if (more := len(request.files) - _MAX_SHOWN_FILES) > 0:
         view.print_block(f"and {more} more")
     if request.suggested_rule is not None or request.suggested_wider_rule is not None:
@@ -375,15 +384,17 @@ def _print_choices(view: TerminalRenderer, request: ApprovalRequest) -> None:
     choices = [("o", "allow once, with exactly these arguments")]
     if (rule := request.suggested_rule) is not None:
         if not request.is_shared:
-            choices.append(("s", f"allow in this session: stores the rule  {to_one_line(rule)}"))
-        choices.append(("p", f"allow in every session: stores the rule  {to_one_line(rule)}"))
+            choices.append(("s", f"allow in this session: stores the rule  {escape_to_one_line(rule)}"))
+        choices.append(("p", f"allow in every session: stores the rule  {escape_to_one_line(rule)}"))
     if (wider := request.suggested_wider_rule) is not None:
         keys = "pw" if request.is_shared else "sw, pw"
-        choices.append((keys, f"the same with a wider rule: stores the rule  {to_one_line(wider)}"))
+        choices.append((keys, f"the same with a wider rule: stores the rule  {escape_to_one_line(wider)}"))
     choices.append(("c JSON", "allow once, with these arguments instead"))
     choices.append(("r TEXT", "reject; the model gets TEXT"))
     if request.suggested_deny is not None:
-        choices.append(("never", f"reject in every session: stores the rule  {to_one_line(request.suggested_deny)}"))
+        choices.append(
+            ("never", f"reject in every session: stores the rule  {escape_to_one_line(request.suggested_deny)}")
+        )
     choices.append(("stop", "reject, and stop the session's work"))
     choices.append(("defer", "answer later: handrail approve, in any terminal"))
     for key, effect in choices:
@@ -395,17 +406,17 @@ def parse_changed_arguments(text: str | bytes) -> dict[str, Any]:
 
     :raises ValueError: if they are not a JSON object; the text is a full sentence
     """
-    from handrail.contract.text.strict_json import InvalidJsonText, parse_arguments
+    from handrail.contract.text.strict_json import InvalidJsonTextError, parse_arguments
 
     try:
         return parse_arguments(text)
-    except InvalidJsonText as error:
+    except InvalidJsonTextError as error:
         raise ValueError(f"Invalid arguments: {error}") from None
 
 
 def _format_argument_name(name: str) -> str:
     """Return the name on one line, in quotes if it is not a single word, so that none looks like a choice."""
-    shown = to_one_line(name)
+    shown = escape_to_one_line(name)
     return shown if len(shown.split()) == 1 and shown == shown.strip() else f'"{shown}"'
 
 
@@ -416,29 +427,31 @@ def _print_argument(view: TerminalRenderer, name: str, value: Any) -> None:
     """
     if isinstance(value, str) and "\n" in value:
         view.print_text((f"{name}:", "bold"), f" {value.count(chr(10)) + 1:,} lines", indent="  ")
-        view.print_block(escape_invisible(value))
+        view.print_block(escape_invisible_characters(value))
         return
     text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
     style = "bold" if name == "command" else ""
-    view.print_text((f"{name}: ", "bold"), (escape_invisible(text), style), indent="  ", further="    ")
+    view.print_text((f"{name}: ", "bold"), (escape_invisible_characters(text), style), indent="  ", further="    ")
 
 
-def print_question(view: TerminalRenderer, question: UserQuestion, *, indent: str = "") -> None:
+def print_user_question(view: TerminalRenderer, question: UserQuestion, *, indent: str = "") -> None:
     """Print a question with its options."""
-    head = f"{to_one_line(question.header)}: " if question.header else ""
-    first, *further = escape_invisible(question.question).split("\n")
+    head = f"{escape_to_one_line(question.header)}: " if question.header else ""
+    first, *further = escape_invisible_characters(question.question).split("\n")
     view.print_text((f"{head}{first}", "bold"), indent=indent)
     for line in further:
         view.print_block(line, mark=f"{indent}│ ")
     for number, option in enumerate(question.options, 1):
-        about = f"  {to_one_line(option.description)}" if option.description else ""
-        view.print_text((str(number), "bold"), f"  {to_one_line(option.label)}", (about, "dim"), indent=f"{indent}  ")
+        about = f"  {escape_to_one_line(option.description)}" if option.description else ""
+        view.print_text(
+            (str(number), "bold"), f"  {escape_to_one_line(option.label)}", (about, "dim"), indent=f"{indent}  "
+        )
     if question.options:
         instruction = "Type numbers with commas, or text." if question.multi_select else "Type a number, or text."
         view.print_text((instruction, "dim"), indent=f"{indent}  ")
 
 
-def choose_options(question: UserQuestion, text: str) -> list[str] | None:
+def parse_question_answer(question: UserQuestion, text: str) -> list[str] | None:
     """Return the answer that a text gives: the labels of the numbered options, or the text itself.
 
     :return: None if a number has no option
@@ -452,7 +465,7 @@ def choose_options(question: UserQuestion, text: str) -> list[str] | None:
 
 
 def _print_lines(*lines: str) -> None:
-    print_note_block("\n".join(lines))
+    print_stderr_block("\n".join(lines))
 
 
 def _parse_numbers(parts: Sequence[str]) -> list[int] | None:

@@ -2,7 +2,7 @@
 
 Names, paths, titles, errors and outputs come from models, servers, files and programs. Each function that writes escapes
 control characters first, also for a pipe, because a pager or log viewer may show it on a terminal later. Two outputs are exact
-in a pipe or a file, since programs read them: JSON, which escapes such characters, and a payload (:func:`print_requested_text`).
+in a pipe or a file, since programs read them: JSON, which escapes such characters, and a payload (:func:`print_terminal_safe_text`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 from unicodedata import category
 
-from handrail.contract.text.lazy_patterns import compile_on_first_use
-from handrail.frontends.cli.text_layout import measure_terminal, wrap_words
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
+from handrail.frontends.cli.text_layout import get_terminal_width, wrap_words
 
 if TYPE_CHECKING:
     from handrail.contract.calls_and_results import Result
@@ -31,12 +31,12 @@ _HIDDEN = (
 )
 # Letters, marks and symbols that look empty or like a blank, although they are printable.
 _BLANK = "\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\ufffc\U000e0100-\U000e01ef"
-_INERT = compile_on_first_use(f"[{_HIDDEN}]")
-_LOOKS_EMPTY = compile_on_first_use(f"[{_BLANK}]")
-_JSON_ESCAPED = compile_on_first_use(f"[{_HIDDEN}{_BLANK}]")
+_INERT = compile_regex_lazily(f"[{_HIDDEN}]")
+_LOOKS_EMPTY = compile_regex_lazily(f"[{_BLANK}]")
+_JSON_ESCAPED = compile_regex_lazily(f"[{_HIDDEN}{_BLANK}]")
 _MAX_MARKS = 8
 """Maximum number of combining marks on one letter. Hundreds would cover the lines above and below."""
-_MARK_PILE = compile_on_first_use(rf"[^\x00-\x7f\w\s]{{{_MAX_MARKS + 1},}}")
+_MARK_PILE = compile_regex_lazily(rf"[^\x00-\x7f\w\s]{{{_MAX_MARKS + 1},}}")
 """Text that may be a pile of combining marks: neither letters nor blanks."""
 NAMES = {"\x1b": "\\e", "\r": "\\r", "\x07": "\\a", "\x08": "\\b", "\x00": "\\0"}
 MAX_NAME = 200
@@ -45,20 +45,20 @@ MAX_CELL = 8_000
 """Maximum characters of the last cell of a row."""
 
 
-def escape_controls(text: str) -> str:
+def escape_for_terminal(text: str) -> str:
     """Return ``text`` with control and invisible characters escaped, so that it cannot control a terminal."""
     shown = _INERT.sub(_escape_match, text.replace("\r\n", "\n"))
     return shown if shown.isascii() else _MARK_PILE.sub(partial(_escape_excess_marks, _escape_character), shown)
 
 
-def escape_invisible(text: str) -> str:
-    """Return ``text`` like :func:`escape_controls`, with characters that look empty escaped too.
+def escape_invisible_characters(text: str) -> str:
+    """Return ``text`` like :func:`escape_for_terminal`, with characters that look empty escaped too.
 
     Use it for text by which the user makes a decision.
     """
     if all(line.isprintable() for line in text.split("\n")) and _LOOKS_EMPTY.search(text) is None:
-        return escape_controls(text)
-    return escape_controls(
+        return escape_for_terminal(text)
+    return escape_for_terminal(
         "".join(
             c if c in "\n\t" or (c.isprintable() and _LOOKS_EMPTY.match(c) is None) else _escape_character(c)
             for c in text
@@ -66,18 +66,18 @@ def escape_invisible(text: str) -> str:
     )
 
 
-def to_one_line(text: str, most: int | None = None) -> str:
-    """Return untrusted text as one line, escaped like :func:`escape_invisible`.
+def escape_to_one_line(text: str, most: int | None = None) -> str:
+    """Return untrusted text as one line, escaped like :func:`escape_invisible_characters`.
 
     :param most: maximum characters; the number of the others follows
     """
     left = 0 if most is None else len(text) - most
-    shown = escape_invisible(text[:most] if left > 0 else text).replace("\n", "\\n").replace("\t", "\\t")
+    shown = escape_invisible_characters(text[:most] if left > 0 else text).replace("\n", "\\n").replace("\t", "\\t")
     return f"{shown}… ({left:,} more)" if left > 0 else shown
 
 
 def _escape_to_one_line(text: str) -> str:
-    return escape_controls(text).replace("\n", "\\n").replace("\t", "\\t")
+    return escape_for_terminal(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def format_terminal_json(value: Any, indent: int | None = None) -> str:
@@ -117,30 +117,30 @@ def print_escaped_line(text: str = "") -> None:
 
 def print_escaped_lines(text: str) -> None:
     """Write lines, escaped."""
-    sys.stdout.write(escape_controls(text) + "\n")
+    sys.stdout.write(escape_for_terminal(text) + "\n")
 
 
-def print_requested_text(text: str, end: str = "\n") -> None:
+def print_terminal_safe_text(text: str, end: str = "\n") -> None:
     """Write requested text, such as a file's: escaped on a terminal, exact in a pipe or a file."""
-    sys.stdout.write((escape_controls(text) if sys.stdout.isatty() else text) + end)
+    sys.stdout.write((escape_for_terminal(text) if sys.stdout.isatty() else text) + end)
 
 
-def print_note(text: str) -> None:
+def print_stderr_note(text: str) -> None:
     """Write a note to stderr. Its further lines are indented, so that none looks like another note.
 
     If stderr takes no output (a full disk, a closed pipe), the note is lost without an error.
     """
-    first, *further = escape_controls(text).replace("\t", "\\t").split("\n")
-    print_note_block(
+    first, *further = escape_for_terminal(text).replace("\t", "\\t").split("\n")
+    print_stderr_block(
         "\n".join([first, *(line if not line or line.startswith("  ") else f"  {line}" for line in further)])
     )
 
 
-def print_note_block(text: str) -> None:
-    """Write lines to stderr, escaped, with the error handling of :func:`print_note`. A terminal gets them wrapped at words."""
-    shown = escape_controls(text)
+def print_stderr_block(text: str) -> None:
+    """Write lines to stderr, escaped, with the error handling of :func:`print_stderr_note`. A terminal gets them wrapped at words."""
+    shown = escape_for_terminal(text)
     if sys.stderr.isatty():
-        width = measure_terminal(sys.stderr)
+        width = get_terminal_width(sys.stderr)
         shown = "\n".join(piece for line in shown.split("\n") for piece in _wrap_note(line, width))
     with suppress(OSError):
         sys.stderr.write(shown + "\n")
@@ -158,35 +158,35 @@ def _wrap_note(line: str, width: int) -> list[str]:
 
 def print_prompt(text: str) -> None:
     """Write a prompt for the user's input."""
-    sys.stderr.write(escape_controls(text))
+    sys.stderr.write(escape_for_terminal(text))
     sys.stderr.flush()
 
 
-def read_edited_line(prompt: str) -> str:
+def read_line_with_editing(prompt: str) -> str:
     """Read a line from the terminal, with the editing and the history of Python's readline if it is there.
 
     :raises EOFError: at the end of the input
     """
     with suppress(ImportError):
         import_module("readline")  # input() then uses it
-    return input(escape_controls(prompt))
+    return input(escape_for_terminal(prompt))
 
 
 def ask_for_line(question: str) -> str:
     """Ask a question and return the line that the user types, which may be empty."""
     import click
 
-    return str(click.prompt(escape_controls(question), default="", show_default=False))
+    return str(click.prompt(escape_for_terminal(question), default="", show_default=False))
 
 
 def ask_yes_or_no(question: str, *, err: bool = False) -> bool:
     """Ask the user a yes-or-no question, and return the answer.
 
-    :raises Abort: if the input ends
+    :raises click.Abort: if the input ends
     """
     import click
 
-    return click.confirm(escape_controls(question), default=False, err=err)
+    return click.confirm(escape_for_terminal(question), default=False, err=err)
 
 
 def print_json(value: Any, *, lines: bool = False) -> None:
@@ -202,15 +202,15 @@ def print_result(result: Result) -> None:
     """Print a result for the user: its data on stdout, its error and notes on stderr."""
     if result.data is not None:
         # Write all at once, also if Python does not buffer, so that a reader which stops early has got all of it.
-        print_requested_text("\n".join(format_data_as_lines(result.data)))
+        print_terminal_safe_text("\n".join(format_data_as_lines(result.data)))
     sys.stdout.flush()
     if not result.ok:
-        print_note(f"{result.error_kind}: {result.error_text}")
+        print_stderr_note(f"{result.error_kind}: {result.error_text}")
     if result.metadata.get("truncated"):
         whole = result.metadata.get("output_path")
-        print_note(f"The output is truncated.{f' The full output is in {whole}.' if whole else ''}")
+        print_stderr_note(f"The output is truncated.{f' The full output is in {whole}.' if whole else ''}")
     if "log_error" in result.metadata:
-        print_note(f"warning: The outcome could not be recorded: {result.metadata['log_error']}")
+        print_stderr_note(f"warning: The outcome could not be recorded: {result.metadata['log_error']}")
 
 
 def format_data_as_lines(data: Any) -> list[str]:
@@ -250,7 +250,7 @@ _DAY_NS = 86_400 * 10**9
 _UNITS = ((_DAY_NS, "d"), (3_600 * 10**9, "h"), (60 * 10**9, "min"), (10**9, "s"))
 
 
-def format_age(at_ns: int) -> str:
+def format_time_since(at_ns: int) -> str:
     """Return the time since ``at_ns`` in its largest unit."""
     passed = max(0, time.time_ns() - at_ns)
     for size, unit in _UNITS:
@@ -266,7 +266,7 @@ def first_sentence(text: str) -> str:
     return line if end is None else line[: end.end()]
 
 
-def format_bytes(count: int) -> str:
+def format_byte_count(count: int) -> str:
     """Return a number of bytes in a readable unit."""
     if count < 1024:
         return f"{count} bytes"
@@ -296,7 +296,7 @@ class ProgressLine:
     def show(self, what: str, done: int, total: int) -> None:
         """Show how many bytes of how many are copied."""
         percent = 100 if not total else done * 100 // total
-        self._update(f"{what}: {percent} % of {format_bytes(total)}")
+        self._update(f"{what}: {percent} % of {format_byte_count(total)}")
 
     def show_count(self, what: str, count: int) -> None:
         """Show a number of items."""

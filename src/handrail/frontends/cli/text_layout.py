@@ -8,12 +8,12 @@ from contextlib import contextmanager, suppress
 from typing import TextIO
 from unicodedata import category, east_asian_width
 
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 
 DEFAULT_WIDTH = 80
 """Columns of a terminal of unknown size, and of a pipe or a file."""
 MIN_WIDTH = 20
-_PIECE = compile_on_first_use(r"\s+|\S+")
+_PIECE = compile_regex_lazily(r"\s+|\S+")
 
 StyledText = tuple[str, str]
 """A text, and its style."""
@@ -22,7 +22,7 @@ _color_is_off = False
 
 
 @contextmanager
-def color_setting(*, is_off: bool) -> Generator[None]:
+def apply_color_option(*, is_off: bool) -> Generator[None]:
     """Write without colors in the block if ``is_off``, also on a terminal."""
     global _color_is_off
     before, _color_is_off = _color_is_off, _color_is_off or is_off
@@ -32,14 +32,14 @@ def color_setting(*, is_off: bool) -> Generator[None]:
         _color_is_off = before
 
 
-def has_color(stream: TextIO) -> bool:
+def should_use_color(stream: TextIO) -> bool:
     """Return whether a stream gets colors: it is a terminal, and neither the options nor the environment forbid it."""
     if _color_is_off or os.environ.get("NO_COLOR") or os.environ.get("TERM", "") in ("", "dumb"):
         return False
     return stream.isatty()
 
 
-def measure_terminal(stream: TextIO) -> int:
+def get_terminal_width(stream: TextIO) -> int:
     """Return the columns for a stream: those of ``COLUMNS`` or of its terminal, else 80."""
     given = os.environ.get("COLUMNS", "")
     if given.isascii() and given.isdigit() and int(given):
@@ -50,7 +50,7 @@ def measure_terminal(stream: TextIO) -> int:
     return DEFAULT_WIDTH
 
 
-def count_cells(text: str) -> int:
+def measure_display_width(text: str) -> int:
     """Return the columns that a text takes on a terminal."""
     return len(text) if text.isascii() else sum(map(_cells_of, text))
 
@@ -63,7 +63,7 @@ def _cells_of(character: str) -> int:
 
 def fold_text(text: str, width: int) -> list[str]:
     """Return a text in pieces of at most ``width`` columns, broken anywhere."""
-    if count_cells(text) <= width:
+    if measure_display_width(text) <= width:
         return [text]
     pieces, piece, used = list[str](), "", 0
     for character in text:
@@ -77,26 +77,33 @@ def fold_text(text: str, width: int) -> list[str]:
 
 def wrap_words(text: str, width: int, *, break_words: bool = True) -> list[str]:
     """Return one line of text in lines of at most ``width`` columns, broken between words if possible."""
-    wrapped = wrap_styled([(text, "")], width, break_words=break_words)
+    wrapped = wrap_styled_text([(text, "")], width, break_words=break_words)
     return ["".join(part for part, _ in line) for line in wrapped]
 
 
-def wrap_styled(parts: Iterable[StyledText], width: int, *, break_words: bool = True) -> list[list[StyledText]]:
+def wrap_styled_text(
+    parts: Iterable[StyledText], width: int, *, break_words: bool = True, first_width: int | None = None
+) -> list[list[StyledText]]:
     """Return styled texts in lines of at most ``width`` columns, broken between words if possible.
 
     White space at the beginning stays.
 
     :param break_words: break a word that is wider than a line anywhere; otherwise it stays whole, to be copied
+    :param first_width: the width of the first line, if it is another
     """
     given = list(parts)
     width = max(width, 1)
-    if sum(count_cells(text) for text, _ in given) <= width:
+    first_width = width if first_width is None else max(first_width, 1)
+    if sum(measure_display_width(text) for text, _ in given) <= first_width:
         return [given]
     lines: list[list[StyledText]] = [[]]
-    used = 0
+    used = width - first_width
     for before, word in _words_of(given):
         gap = before
-        size, space = sum(count_cells(text) for text, _ in word), sum(count_cells(text) for text, _ in gap)
+        size, space = (
+            sum(measure_display_width(text) for text, _ in word),
+            sum(measure_display_width(text) for text, _ in gap),
+        )
         if lines[-1] and used + space + size > width:
             lines.append([])
             used, space, gap = 0, 0, []
@@ -111,7 +118,7 @@ def wrap_styled(parts: Iterable[StyledText], width: int, *, break_words: bool = 
                     lines.append([])
                     used = 0
                 lines[-1].append((piece, style))
-                used += count_cells(piece)
+                used += measure_display_width(piece)
     return lines
 
 
@@ -133,7 +140,7 @@ def _words_of(parts: Iterable[StyledText]) -> Iterator[tuple[list[StyledText], l
 
 
 def _fold_word(text: str, first: int, width: int) -> list[str]:
-    if count_cells(text) <= first:
+    if measure_display_width(text) <= first:
         return [text]
     if first < 1:
         return ["", *fold_text(text, width)]

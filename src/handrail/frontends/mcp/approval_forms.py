@@ -11,17 +11,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from handrail.contract.approval_requests import ApprovalAnswer, ApprovalChoice, ApprovalRequest
-from handrail.contract.services.client_services import ClientRequest
+from handrail.contract.services.client_services import RequestToClient
 from handrail.contract.services.tool_runtime import UserQuestion
-from handrail.frontends.cli.terminal_approvals import format_request_lines
-from handrail.frontends.cli.terminal_output import escape_invisible, to_one_line
+from handrail.frontends.cli.terminal_approvals import format_approval_request_lines
+from handrail.frontends.cli.terminal_output import escape_invisible_characters, escape_to_one_line
 
 TITLED_SINCE = "2025-11-25"
 """The first protocol version in which options have titles and several can be chosen."""
 DECISION = "decision"
 
 
-def make_approval_form(request: ApprovalRequest, changes: str | None, version: str) -> ClientRequest:
+def make_approval_form(request: ApprovalRequest, changes: str | None, version: str) -> RequestToClient:
     """Return the form that asks the user for approval of a call.
 
     It has one field, because some clients cannot leave an optional one empty. Some show only the first lines of the message
@@ -32,9 +32,9 @@ def make_approval_form(request: ApprovalRequest, changes: str | None, version: s
     """
     choices = _approval_choices(request)
     decision = _choice_field("Your decision", "", choices, version)
-    first, *further = format_request_lines(request, changes)
+    first, *further = format_approval_request_lines(request, changes)
     if (rule := request.suggested_rule or request.suggested_wider_rule) is not None:
-        first += f"\n  rule that “Session” and “Always” store: {to_one_line(rule)}"
+        first += f"\n  rule that “Session” and “Always” store: {escape_to_one_line(rule)}"
     further.append(f"  Other answers: handrail approve {request.id}")
     return _make_form("\n".join((first, *further)), {DECISION: decision}, (DECISION,))
 
@@ -43,14 +43,14 @@ def _approval_choices(request: ApprovalRequest) -> list[tuple[ApprovalChoice, st
     """Return at most four choices. ``handrail approve`` offers all of them."""
     found: list[tuple[ApprovalChoice, str]] = [("once", "Once: only this call")]
     if (rule := request.suggested_rule or request.suggested_wider_rule) is not None:
-        shown, wider = to_one_line(rule), request.suggested_rule is None
+        shown, wider = escape_to_one_line(rule), request.suggested_rule is None
         if not request.is_shared:
             found.append(("session-wider" if wider else "session", f"Session: {shown}"))
         found.append(("project-wider" if wider else "project", f"Always: {shown}"))
     return [*found, ("reject", "Reject")]
 
 
-def read_approval_answer(request: ApprovalRequest, filled: Mapping[str, Any]) -> ApprovalAnswer:
+def parse_approval_form_answer(request: ApprovalRequest, filled: Mapping[str, Any]) -> ApprovalAnswer:
     """Return the user's answer in a form of :func:`make_approval_form`.
 
     A declined or dismissed form defers the request, so that it can still be answered elsewhere. Many clients decline without
@@ -70,15 +70,15 @@ def read_approval_answer(request: ApprovalRequest, filled: Mapping[str, Any]) ->
 _OWN_WORDS = "What you want to add to your choice, if anything."
 
 
-def make_question_form(questions: Sequence[UserQuestion], version: str) -> ClientRequest:
+def make_question_form(questions: Sequence[UserQuestion], version: str) -> RequestToClient:
     """Return one form for all questions, with a field for each, named ``q1``, ``q2`` and so on."""
     fields: dict[str, Any] = {}
     required: list[str] = []
     for number, question in enumerate(questions, 1):
         name = f"q{number}"
-        title = to_one_line(question.header) or f"Question {number}"
+        title = escape_to_one_line(question.header) or f"Question {number}"
         labels = [(option.label, _option_text(option.label, option.description)) for option in question.options]
-        text = escape_invisible(question.question)
+        text = escape_invisible_characters(question.question)
         if not labels:
             fields[name] = {"type": "string", "title": title, "description": text}
             required.append(name)
@@ -98,11 +98,11 @@ def make_question_form(questions: Sequence[UserQuestion], version: str) -> Clien
                     "description": text,
                     "default": False,
                 }
-    shown = [escape_invisible(question.question) for question in questions]
+    shown = [escape_invisible_characters(question.question) for question in questions]
     return _make_form("\n".join(shown), fields, tuple(required))
 
 
-def read_question_answers(
+def parse_question_form_answers(
     questions: Sequence[UserQuestion], filled: Mapping[str, Any], version: str
 ) -> list[list[str]] | str | None:
     """Return one list of answers per question, a text if the user declined, or None without an answer."""
@@ -130,7 +130,9 @@ def read_question_answers(
 
 
 def _option_text(label: str, description: str) -> str:
-    return f"{to_one_line(label)}: {to_one_line(description)}" if description else to_one_line(label)
+    return (
+        f"{escape_to_one_line(label)}: {escape_to_one_line(description)}" if description else escape_to_one_line(label)
+    )
 
 
 def _choice_field(title: str, description: str, options: Sequence[tuple[str, str]], version: str) -> dict[str, Any]:
@@ -142,6 +144,6 @@ def _choice_field(title: str, description: str, options: Sequence[tuple[str, str
     return {**field, "enum": [value for value, _ in options], "enumNames": [shown for _, shown in options]}
 
 
-def _make_form(message: str, fields: Mapping[str, Any], required: Sequence[str]) -> ClientRequest:
+def _make_form(message: str, fields: Mapping[str, Any], required: Sequence[str]) -> RequestToClient:
     schema = {"type": "object", "properties": dict(fields), "required": list(required)}
-    return ClientRequest("elicitation/create", {"mode": "form", "message": message, "requestedSchema": schema})
+    return RequestToClient("elicitation/create", {"mode": "form", "message": message, "requestedSchema": schema})

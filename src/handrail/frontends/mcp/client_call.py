@@ -21,8 +21,8 @@ from pydantic import ValidationError
 
 from handrail.contract.calls_and_results import CallAnswer, Event
 from handrail.contract.errors import ToolError
-from handrail.contract.schema.argument_validation import InvalidSchema, compile_schema
-from handrail.contract.services.client_services import ClientMethod, ClientRequest
+from handrail.contract.schema.argument_validation import InvalidSchemaError, compile_schema
+from handrail.contract.services.client_services import ClientMethod, RequestToClient
 from handrail.contract.struct import Struct, field
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class _ClientRequestGroup(Struct, eq=False):
     :param asks: the unanswered requests: the client's key to the caller's key and the request
     """
 
-    asks: dict[str, tuple[str, ClientRequest]]
+    asks: dict[str, tuple[str, RequestToClient]]
     waiting: asyncio.Future[None]
     answers: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
 
@@ -157,7 +157,7 @@ class McpClientCall:
         if self.task is not None:
             self.task.cancel()
 
-    async def send_events_until_answered(self, request: OpenClientRequest) -> CallAnswer | dict[str, ClientRequest]:
+    async def send_events_until_answered(self, request: OpenClientRequest) -> CallAnswer | dict[str, RequestToClient]:
         """Send the client the events of the call until it has an answer.
 
         In the stateless version, also return if the call has questions, with the questions. If this is cancelled, the call is stopped.
@@ -242,7 +242,7 @@ class McpClientCall:
         return lacks is None
 
     async def send_requests(
-        self, requests: Mapping[str, ClientRequest], *, believed: bool = True
+        self, requests: Mapping[str, RequestToClient], *, believed: bool = True
     ) -> Mapping[str, Mapping[str, Any]]:
         """Ask the client, and return every answer by its key.
 
@@ -266,7 +266,7 @@ class McpClientCall:
         return {**answers, **(await self._ask_on_return(left) if left else {})}
 
     async def _ask_on_stream(
-        self, request: OpenClientRequest, asks: Mapping[str, ClientRequest]
+        self, request: OpenClientRequest, asks: Mapping[str, RequestToClient]
     ) -> Mapping[str, Mapping[str, Any]]:
         """Send all requests at once on the stream of the client's open request."""
         put = {key: asyncio.ensure_future(_send_request(request, ask)) for key, ask in asks.items()}
@@ -284,11 +284,11 @@ class McpClientCall:
                 one.cancel()
         return {key: one.result() for key, one in put.items()}
 
-    async def _ask_on_return(self, asks: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
+    async def _ask_on_return(self, asks: Mapping[str, RequestToClient]) -> Mapping[str, Mapping[str, Any]]:
         if not self.may_hold():
             text = "Too many calls wait for answers of this client. Wait until some are answered, then call again."
             raise ToolError(text, kind="limit")
-        named: dict[str, tuple[str, ClientRequest]] = {}
+        named: dict[str, tuple[str, RequestToClient]] = {}
         for key, ask in asks.items():
             name, number = key, 2
             while name in self._used_keys:
@@ -306,13 +306,13 @@ class McpClientCall:
             self.on_change()
         return group.answers
 
-    def list_unanswered_requests(self) -> dict[str, ClientRequest]:
+    def list_unanswered_requests(self) -> dict[str, RequestToClient]:
         """Return the unanswered requests by the client's key."""
         return {
             name: ask for group in self._groups if not group.waiting.done() for name, (_, ask) in group.asks.items()
         }
 
-    def add_client_answers(self, given: Mapping[str, Any]) -> None:
+    def apply_client_answers(self, given: Mapping[str, Any]) -> None:
         """Take the client's answers. A request with a missing or invalid answer stays open."""
         for group in self._groups:
             for name, (key, ask) in tuple(group.asks.items()):
@@ -328,7 +328,7 @@ class McpClientCall:
         self.is_task = True
         self._outbox.clear()
 
-    def mark_task_seen(self, request: OpenClientRequest) -> None:
+    def record_task_state_request(self, request: OpenClientRequest) -> None:
         """Record that the client requested the state of the task, also after it was abandoned."""
         self.last_request, self._is_abandoned = request, False
 
@@ -348,7 +348,7 @@ class McpClientCall:
             self._wake.set()
 
 
-def parse_client_answer(ask: ClientRequest, given: object) -> Mapping[str, Any] | None:
+def parse_client_answer(ask: RequestToClient, given: object) -> Mapping[str, Any] | None:
     """Return a client's answer in MCP's form, or None if it is invalid."""
     if not isinstance(given, Mapping):
         return None
@@ -371,25 +371,25 @@ def _matches_schema(schema: Any, content: dict[str, Any]) -> bool:
     try:
         opened = {"additionalProperties": True, **cast("Mapping[str, Any]", schema)}  # clients may add fields
         return not compile_schema(opened).list_problems(dict(content))
-    except InvalidSchema:
+    except InvalidSchemaError:
         return True  # the caller sent an invalid schema, and has to check the answer
 
 
-def _answer_model(ask: ClientRequest) -> type[types.Result]:
+def _answer_model(ask: RequestToClient) -> type[types.Result]:
     if ask.method == "sampling/createMessage":
         tools = ask.params.get("tools") or ask.params.get("toolChoice")
         return types.CreateMessageResultWithTools if tools else types.CreateMessageResult
     return _ANSWER_MODELS[ask.method]
 
 
-async def _send_request(request: OpenClientRequest, ask: ClientRequest) -> Mapping[str, Any]:
+async def _send_request(request: OpenClientRequest, ask: RequestToClient) -> Mapping[str, Any]:
     """Send one request to a client of a handshake version, on the stream of its open request."""
     related = ServerMessageMetadata(related_request_id=request.context.request_id)
     answer = await request.context.session.send_request(to_sdk_request_model(ask), _answer_model(ask), metadata=related)
     return answer.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def to_sdk_request_model(ask: ClientRequest) -> Any:
+def to_sdk_request_model(ask: RequestToClient) -> Any:
     """Return the request as a model of the SDK.
 
     :raises ToolError: ``invalid_input`` if the parameters do not match the method

@@ -93,7 +93,7 @@ class McpClientState:
         """End the subscriptions."""
         self.listen.close()
 
-    def notify_of_listing_changes(self, what: str, shown: Callable[[], Sequence[object]]) -> None:
+    def watch_listing_changes(self, what: str, shown: Callable[[], Sequence[object]]) -> None:
         """Notify the client from now on when the tools, resources or prompts in this listing change.
 
         :param what: ``tools``, ``resources`` or ``prompts``
@@ -121,7 +121,7 @@ class McpClientState:
             return False
         return self.subscription_counts.pop(uri, None) is not None
 
-    def may_listing_have_changed(self) -> bool:
+    def detect_possible_listing_change(self) -> bool:
         """Return whether a listing may have changed since the last check.
 
         The check is cheap because it runs after each call.
@@ -134,9 +134,9 @@ class McpClientState:
         """Schedule a comparison of the listings."""
         if not self._check_scheduled and self._current_listings:
             self._check_scheduled = True
-            self._spawn(self.notify_listing_changes())
+            self._spawn(self.send_listing_change_notifications())
 
-    async def notify_listing_changes(self) -> None:
+    async def send_listing_change_notifications(self) -> None:
         """Notify the client of each listing that has changed."""
         self._check_scheduled = False
         for what, shown in self._current_listings.items():
@@ -226,7 +226,7 @@ class McpClientManager:
         self._closed = True
         for _, timer in self._held_calls.values():
             timer.cancel()
-        await asyncio.gather(*(self.close_client(state) for state in tuple(self._clients)))
+        await asyncio.gather(*(self.stop_and_close_client(state) for state in tuple(self._clients)))
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -240,7 +240,7 @@ class McpClientManager:
     # ── the client of a request ──────────────────────────────────────────────────────────────────
 
     @asynccontextmanager
-    async def use_client(
+    async def acquire_request_client(
         self, context: ServerRequestContext[Any], state: str | None = None
     ) -> AsyncGenerator[McpClientState]:
         """Yield the client of a request, and count it as busy meanwhile.
@@ -262,7 +262,7 @@ class McpClientManager:
         A proxy may send the requests of several clients over one connection. If a request has a proxy's header fields, it
         counts as a separate client.
         """
-        who = get_request_credential()
+        who = get_request_principal()
         if who is not None or not self._over_http:
             return who
         request: Any = context.request
@@ -272,11 +272,11 @@ class McpClientManager:
 
     def _client_of_state(self, context: ServerRequestContext[Any], state: str | None) -> McpClientState | None:
         held = self._held_calls.get(state) if state is not None else None
-        if held is None or not held[0].is_shared or get_request_credential() is not None:
+        if held is None or not held[0].is_shared or get_request_principal() is not None:
             return None
         return next((visit for visit in self._clients if visit.client is held[0]), None)
 
-    def close_disconnected(self, connection: object) -> None:
+    def close_disconnected_sessions(self, connection: object) -> None:
         """Close the sessions of a client without credentials after its connection ends, once they are idle."""
         for forms in (False, True):
             if (state := self._stateless_clients.get((connection, forms))) is not None:
@@ -288,21 +288,23 @@ class McpClientManager:
             for key in [key for key, one in self._stateless_clients.items() if one is client]:
                 del self._stateless_clients[key]
                 self._last_used.pop(key, None)
-            self.spawn_server_task(self.close_client(client))
+            self.spawn_server_task(self.stop_and_close_client(client))
 
     async def _find_client(self, context: ServerRequestContext[Any]) -> McpClientState:
         if context.protocol_version in MODERN_PROTOCOL_VERSIONS:
             key = (self._identify_client(context), self._answers_forms(context))
             if (state := self._stateless_clients.get(key)) is None:
                 async with self._opening:
-                    state = self._stateless_clients.get(key) or await self._admit_client(key, read_client_info(context))
+                    state = self._stateless_clients.get(key) or await self._admit_client(
+                        key, extract_client_info(context)
+                    )
             self._last_used[key] = time.monotonic()
             return state
         connection = _connection_of(context)
         if (state := connection.state.get(_CLIENT_KEY)) is None:
             async with self._opening:
                 if (state := connection.state.get(_CLIENT_KEY)) is None:
-                    state = await self._open_client(info=read_client_info(context))
+                    state = await self._open_client(info=extract_client_info(context))
                     connection.state[_CLIENT_KEY] = state
                     name = connection.session_id or ""
                     self._clients_by_connection[name] = state
@@ -312,7 +314,7 @@ class McpClientManager:
 
     def _on_connection_closed(self, name: str, client: McpClientState) -> None:
         self._clients_by_connection.pop(name, None)
-        self.spawn_server_task(self.close_client(client))
+        self.spawn_server_task(self.stop_and_close_client(client))
 
     def _answers_forms(self, context: ServerRequestContext[Any]) -> bool:
         return (
@@ -341,7 +343,7 @@ class McpClientManager:
                 raise MCPError(INTERNAL_ERROR, f"Too many clients are connected. {limit}")
         for other in over:
             del self._last_used[other]
-            self.spawn_server_task(self.close_client(self._stateless_clients.pop(other)))
+            self.spawn_server_task(self.stop_and_close_client(self._stateless_clients.pop(other)))
         unknown = isinstance(key[0], _AnonymousClient)
         state = self._stateless_clients[key] = await self._open_client(
             asks=key[1] or not unknown, shared=self._over_http, info=info
@@ -349,13 +351,13 @@ class McpClientManager:
         state.is_disconnected = unknown
         return state
 
-    async def reopen_client(self, session_id: str, context: ServerRequestContext[Any]) -> McpClientState:
+    async def reopen_suspended_client(self, session_id: str, context: ServerRequestContext[Any]) -> McpClientState:
         """Open a suspended session again for its unfinished tasks.
 
         :raises HandrailError: if another client has the session open, or it cannot be opened
         """
         modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
-        info = read_client_info(context)
+        info = extract_client_info(context)
         return await self._open_client(session_id, shared=self._over_http and modern, info=info)
 
     async def _open_client(
@@ -391,7 +393,7 @@ class McpClientManager:
         self._clients.add(state)
         return state
 
-    async def close_client(self, client: McpClientState) -> None:
+    async def stop_and_close_client(self, client: McpClientState) -> None:
         """Stop the calls of a disconnected client, and close its session.
 
         If its tasks can still be requested, the session is suspended instead.
@@ -420,7 +422,7 @@ class McpClientManager:
         self._held_calls[state] = (client, timer)
         return state
 
-    def resume_call(self, client: ConnectedMcpClient, state: str) -> McpClientCall:
+    def take_held_call(self, client: ConnectedMcpClient, state: str) -> McpClientCall:
         """Return the held call that a state token names.
 
         :raises MCPError: if the token is unknown or expired, or belongs to another client
@@ -453,7 +455,7 @@ def _connection_of(context: ServerRequestContext[Any]) -> Connection:
     return context.session._connection  # pyright: ignore[reportPrivateUsage]
 
 
-def read_client_info(context: ServerRequestContext[Any]) -> ClientInfo | None:
+def extract_client_info(context: ServerRequestContext[Any]) -> ClientInfo | None:
     """Return what the client of a request says about itself in the handshake or in the request."""
     client_params = context.session.client_params
     return (
@@ -461,7 +463,7 @@ def read_client_info(context: ServerRequestContext[Any]) -> ClientInfo | None:
     )
 
 
-def get_request_credential() -> tuple[str, str | None, str | None] | None:
+def get_request_principal() -> tuple[str, str | None, str | None] | None:
     """Return the credential of the current request, or None if the server requires no credentials."""
     token = get_access_token()
     return None if token is None else principal_components(token)

@@ -9,9 +9,10 @@ Source: https://www.jsonrpc.org/specification
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import orjson
@@ -19,11 +20,12 @@ import orjson
 from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.errors import ToolError
 from handrail.contract.struct import Struct
+from handrail.contract.text.strict_json import InvalidJsonTextError, parse_arguments
 
 if TYPE_CHECKING:
     from handrail.contract.approval_requests import ApprovalRequest
     from handrail.contract.calls_and_results import CallAnswer
-    from handrail.contract.services.client_services import ClientMethod, ClientRequest
+    from handrail.contract.services.client_services import ClientMethod, RequestToClient
     from handrail.contract.services.tool_runtime import UserQuestion
     from handrail.contract.session_protocols import Session
     from handrail.frontends.mcp.connected_client import ConnectedMcpClient
@@ -61,7 +63,7 @@ class ClientMessages(Struct, frozen=True):
     request_ids: Sequence[str | int] = ()
 
 
-def read_client_messages(raw: bytes, *, serves_batches: bool) -> ClientMessages:
+def parse_client_messages(raw: bytes, *, serves_batches: bool) -> ClientMessages:
     """Read the messages in a line or body. Nothing is lost: what cannot be served gets an error, if it expects an answer.
 
     :param raw: within the limits of length and depth
@@ -77,7 +79,7 @@ def read_client_messages(raw: bytes, *, serves_batches: bool) -> ClientMessages:
             values = list(_parse_leniently(text))
         except ValueError as error:
             why = f"Invalid JSON: {error}. Send each message again as one line of JSON."
-            return ClientMessages(errors=[make_error_message(find_message_id(raw, raw), PARSE_ERROR, why)])
+            return ClientMessages(errors=[make_json_rpc_error(recover_message_id(raw, raw), PARSE_ERROR, why)])
     if len(values) == 1 and isinstance(
         values[0][0], list
     ):  # read again, because orjson reads a large integer as a float
@@ -88,18 +90,18 @@ def read_client_messages(raw: bytes, *, serves_batches: bool) -> ClientMessages:
 def _read_batch(items: list[object], *, serves_batches: bool) -> ClientMessages:
     if not items or len(items) > MAX_BATCH:
         why = f"Invalid batch of {len(items):,} messages. Expected 1 to {MAX_BATCH}."
-        return ClientMessages(errors=[make_error_message(None, INVALID_REQUEST, why)])
+        return ClientMessages(errors=[make_json_rpc_error(None, INVALID_REQUEST, why)])
     texts = [(item, json.dumps(item, ensure_ascii=False)) for item in items]
     if serves_batches:
         return _collect(texts, is_batch=True)
     why = f"Only protocol version {BATCH_VERSION} has batches. Send each message by itself."
     errors: list[JsonObject] = []
     for item in items:
-        problem = find_message_problem(item)
+        problem = validate_client_message(item)
         if problem is not None:
             errors.append(problem)
         elif (asked := _request_id(item)) is not None:
-            errors.append(make_error_message(asked, INVALID_REQUEST, why))
+            errors.append(make_json_rpc_error(asked, INVALID_REQUEST, why))
     return ClientMessages(errors=errors)
 
 
@@ -107,8 +109,9 @@ def _collect(values: Sequence[tuple[object, str]], *, is_batch: bool) -> ClientM
     texts: list[str] = []
     errors: list[JsonObject] = []
     asked: list[str | int] = []
-    for value, text in values:
-        if (problem := find_message_problem(value)) is not None:
+    for given, said in values:
+        value, text = _mend_message(given, said)
+        if (problem := validate_client_message(value)) is not None:
             errors.append(problem)
         elif _is_servable(cast("JsonObject", value)):
             message = cast("JsonObject", value)
@@ -118,8 +121,55 @@ def _collect(values: Sequence[tuple[object, str]], *, is_batch: bool) -> ClientM
     return ClientMessages(texts, errors, is_batch, asked)
 
 
+def _mend_message(value: object, text: str) -> tuple[object, str]:
+    """Return a message and its text in the form that the SDKs read, if it has an odd value that means only one thing."""
+    message = cast("JsonObject", value) if isinstance(value, dict) else {}
+    params: Any = message.get("params")
+    change: Callable[[JsonObject], JsonObject] | None = None
+    if isinstance(params, dict):
+        fields = cast("JsonObject", params)
+        if message.get("method") == "tools/call" and isinstance(fields.get("arguments"), (str, list)):
+            change = _mend_call
+        elif message.get("method") == "initialize" and (
+            isinstance(fields.get("protocolVersion"), str) or "capabilities" in fields
+        ):
+            change = _mend_handshake
+    asked = message.get("id")
+    has_float_id = isinstance(asked, float) and asked.is_integer() and not is_valid_request_id(asked)
+    if change is None and not has_float_id:
+        return cast("object", value), text
+    exact: JsonObject = json.loads(text)  # orjson reads a large integer as a float
+    if has_float_id:
+        exact["id"] = int(exact["id"])
+    if change is not None:
+        exact["params"] = change(exact["params"])
+    return exact, json.dumps(exact, ensure_ascii=False)
+
+
+def _mend_call(params: JsonObject) -> JsonObject:
+    """Read arguments that are the JSON text of an object, and an empty list, which some programs write for one."""
+    arguments: Any = params["arguments"]
+    if isinstance(arguments, str):
+        with contextlib.suppress(InvalidJsonTextError):
+            return {**params, "arguments": parse_arguments(arguments)}
+    return params if arguments else {**params, "arguments": {}}
+
+
+def _mend_handshake(params: JsonObject) -> JsonObject:
+    """Give a handshake the members that some clients leave out or send as null, a list or a truth."""
+    capabilities, client = params.get("capabilities"), params.get("clientInfo")
+    offered = cast("JsonObject", capabilities) if isinstance(capabilities, dict) else {}
+    named = cast("JsonObject", client) if isinstance(client, dict) else {"name": client}
+    texts = {key: one if isinstance(one := named.get(key), str) else "unknown" for key in ("name", "version")}
+    kept: JsonObject = {
+        key: one if isinstance(one, dict) else {} for key, one in offered.items() if one or isinstance(one, dict)
+    }
+    version = params.get("protocolVersion", BATCH_VERSION)
+    return {**params, "protocolVersion": version, "capabilities": kept, "clientInfo": {**named, **texts}}
+
+
 def parse_message(text: str) -> object:
-    """Parse one message that :func:`read_client_messages` returned.
+    """Parse one message that :func:`parse_client_messages` returned.
 
     :raises ValueError: for another text that is not JSON
     """
@@ -146,33 +196,33 @@ def _parse_leniently(text: str) -> Iterator[tuple[object, str]]:
             position += 1
 
 
-def find_message_problem(value: object) -> JsonObject | None:
+def validate_client_message(value: object) -> JsonObject | None:
     """Return the error for an invalid message, or None if it is valid or expects no answer."""
     if not isinstance(value, dict):
-        return make_error_message(None, INVALID_REQUEST, f"Invalid message. {_EXPECTED}")
+        return make_json_rpc_error(None, INVALID_REQUEST, f"Invalid message. {_EXPECTED}")
     message = cast("JsonObject", value)
     if "method" not in message and message.keys() & {"result", "error"}:
         return None
     asked, method, params = message.get("id"), message.get("method"), message.get("params")
-    if "id" in message and not is_message_id(asked):
-        return make_error_message(None, INVALID_REQUEST, "Invalid `id`. Expected a string or an integer.")
+    if "id" in message and not is_valid_request_id(asked):
+        return make_json_rpc_error(None, INVALID_REQUEST, "Invalid `id`. Expected a string or an integer.")
     if not isinstance(method, str):
         if "method" in message and "id" not in message:
             return None
-        return make_error_message(asked, INVALID_REQUEST, f"Invalid `method`. {_EXPECTED}")
+        return make_json_rpc_error(asked, INVALID_REQUEST, f"Invalid `method`. {_EXPECTED}")
     if "id" not in message:
         return None
     if message.get("jsonrpc", "2.0") != "2.0":
-        return make_error_message(asked, INVALID_REQUEST, 'Invalid `jsonrpc`. Expected "2.0".')
+        return make_json_rpc_error(asked, INVALID_REQUEST, 'Invalid `jsonrpc`. Expected "2.0".')
     if params is not None and not isinstance(params, dict):
-        return make_error_message(asked, INVALID_REQUEST, "Invalid `params`. Expected a JSON object.")
+        return make_json_rpc_error(asked, INVALID_REQUEST, "Invalid `params`. Expected a JSON object.")
     return None
 
 
 def _is_servable(message: JsonObject) -> bool:
     """Return whether a message without a problem can be served: an invalid notification or answer is dropped."""
     if "method" not in message:
-        return is_message_id(message.get("id"))
+        return is_valid_request_id(message.get("id"))
     form = isinstance(message["method"], str) and message.get("jsonrpc", "2.0") == "2.0"
     return form and (message.get("params") is None or isinstance(message["params"], dict))
 
@@ -180,17 +230,17 @@ def _is_servable(message: JsonObject) -> bool:
 def _request_id(value: object) -> str | int | None:
     message = cast("JsonObject", value) if isinstance(value, dict) else {}
     asked = message.get("id")
-    return asked if "method" in message and is_message_id(asked) else None
+    return asked if "method" in message and is_valid_request_id(asked) else None
 
 
-def is_message_id(given: object) -> bool:
+def is_valid_request_id(given: object) -> bool:
     """Return whether a value can be the ID of a request. An integer may be of any size."""
     if isinstance(given, float):  # orjson reads a large integer as a float
         return given.is_integer() and abs(given) >= 2**63
     return isinstance(given, (int, str)) and not isinstance(given, bool)
 
 
-def find_message_id(head: bytes, tail: bytes) -> str | int | None:
+def recover_message_id(head: bytes, tail: bytes) -> str | int | None:
     """Return the ID of a message that was not read, or None if it cannot be found with certainty.
 
     :param head: the beginning of the message
@@ -203,7 +253,7 @@ def find_message_id(head: bytes, tail: bytes) -> str | int | None:
         return None
 
 
-def get_asked_version(text: str) -> object:
+def parse_requested_protocol_version(text: str) -> object:
     """Return the protocol version that a message requests, if it is a handshake."""
     message: Any = parse_message(text)
     params: Any = message.get("params") if message.get("method") == "initialize" else None
@@ -218,12 +268,12 @@ def to_json_line(message: object) -> bytes:
         return json.dumps(message, default=str).encode() + b"\n"
 
 
-def make_error_message(asked: str | int | None, code: int, text: str) -> JsonObject:
+def make_json_rpc_error(asked: str | int | None, code: int, text: str) -> JsonObject:
     """Return a JSON-RPC error message."""
     return {"jsonrpc": "2.0", "id": asked, "error": {"code": code, "message": text}}
 
 
-class BatchAnswers:
+class BatchResponseCollector:
     """The answers to batches, which are sent as one array each, as soon as all are there."""
 
     def __init__(self) -> None:
@@ -296,7 +346,7 @@ class EarlyClient:
         return self._adopter is not None and self._adopter.supports(call_id, method, params)
 
     async def send_requests(
-        self, call_id: str, requests: Mapping[str, ClientRequest]
+        self, call_id: str, requests: Mapping[str, RequestToClient]
     ) -> Mapping[str, Mapping[str, Any]]:
         if self._adopter is None:
             raise ToolError("The client is not ready for requests yet. Make the call again.", kind="unavailable")

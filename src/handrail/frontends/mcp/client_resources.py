@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from handrail.contract.errors import HandrailError
-from handrail.contract.result_conversions import ARTIFACT_URI, artifact_uri, list_artifact_media_types
+from handrail.contract.result_conversions import ARTIFACT_URI, build_artifact_uri, list_artifact_media_types
 from handrail.contract.services.resource_services import SOURCE_PREFIX
 from handrail.contract.struct import Struct
 from handrail.record.artifacts import ArtifactStore
@@ -62,7 +62,7 @@ class CallOutputResources:
         """Number of changes of the listing so far."""
 
     @property
-    def resource_listing(self) -> list[dict[str, Any]]:
+    def listed_resources(self) -> list[dict[str, Any]]:
         """The outputs in the form of MCP's resource listing, the oldest first."""
         return list(self._kept.values())
 
@@ -72,7 +72,7 @@ class CallOutputResources:
         :param refs: the artifacts of the result, with their media types
         """
         for ref, media_type in refs.items():
-            self._keep(artifact_uri(ref), ref, f"from {tool_id}", media_type)
+            self._keep(build_artifact_uri(ref), ref, f"from {tool_id}", media_type)
         named = result.metadata.get("output_path")
         path = Path(named) if isinstance(named, str) else None
         if path is None or path.parent != self._folders / self._guest.session.id:
@@ -90,10 +90,10 @@ class CallOutputResources:
             gone, _ = self._kept.popitem(last=False)
             self._files.pop(gone, None)
 
-    async def read_listed_output(self, uri: str) -> list[dict[str, Any]] | None:
+    async def read_output_resource(self, uri: str) -> list[dict[str, Any]] | None:
         """Return the content of a listed output in MCP's form, or None for another URI.
 
-        :raises TooLong: if the output is over the limit for one answer
+        :raises CallOutputTooLong: if the output is over the limit for one answer
         :raises OSError: if it cannot be read
         """
         if (known := self._kept.get(uri)) is None:
@@ -110,10 +110,10 @@ class CallOutputResources:
             )
         return [{"uri": uri, "mimeType": media_type, "blob": base64.b64encode(found).decode()}]
 
-    async def read_full_data(self, result: Result) -> object:
+    async def read_full_result_data(self, result: Result) -> object:
         """Return the full data of a truncated result, from its output file.
 
-        :raises TooLong: if the data are over the limit for one answer
+        :raises CallOutputTooLong: if the data are over the limit for one answer
         :raises OSError: if they cannot be read, or were not saved as JSON
         """
         named = result.metadata.get("output_path")
@@ -169,7 +169,7 @@ def _read_file(path: Path) -> bytes:
 # The resources and prompts of tool sources.
 
 
-class SourceListings(Struct, frozen=True):
+class SourceResourcesAndPrompts(Struct, frozen=True):
     """The resources, templates and prompts of all sources of one generation, in MCP's form.
 
     The operator's own come first.
@@ -180,10 +180,10 @@ class SourceListings(Struct, frozen=True):
     prompts: tuple[dict[str, Any], ...]
 
 
-_listings: weakref.WeakKeyDictionary[Generation, SourceListings] = weakref.WeakKeyDictionary()
+_listings: weakref.WeakKeyDictionary[Generation, SourceResourcesAndPrompts] = weakref.WeakKeyDictionary()
 
 
-def collect_source_listings(generation: Generation) -> SourceListings:
+def collect_resources_and_prompts(generation: Generation) -> SourceResourcesAndPrompts:
     """Return the resources, templates and prompts of a generation's sources.
 
     The listing is made once for each generation. If two sources use one name, the third-party one gets its source's name
@@ -202,7 +202,7 @@ def collect_source_listings(generation: Generation) -> SourceListings:
         templates += [_template_entry(template, offering) for template in offering.templates]
         for prompt in offering.prompts:
             prompts.append({**_prompt_entry(prompt, offering), "name": _unique_name(prompt.name, offering, names)})
-    found = _listings[generation] = SourceListings(tuple(resources), tuple(templates), tuple(prompts))
+    found = _listings[generation] = SourceResourcesAndPrompts(tuple(resources), tuple(templates), tuple(prompts))
     return found
 
 
@@ -292,7 +292,7 @@ class SkillPrompts:
         """
         return [_skill_prompt(skill, name) for name, skill in self._skills_by_prompt(taken).items()]
 
-    def find_skill(self, name: str, taken: Collection[str]) -> SkillInfo | None:
+    def find_skill_by_prompt_name(self, name: str, taken: Collection[str]) -> SkillInfo | None:
         """Return the skill of a prompt name, or None."""
         return self._skills_by_prompt(taken).get(name)
 

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 from handrail.contract.approval_requests import ApprovalAnswer, ApprovalRequest, ApprovalService
 from handrail.contract.calls_and_results import CallAnswer, ProposedCall, Result, make_call_id
 from handrail.contract.errors import ToolError
-from handrail.contract.services.client_services import ClientMethod, ClientRequest
+from handrail.contract.services.client_services import ClientMethod, RequestToClient
 from handrail.contract.services.tool_runtime import UserQuestion
 from handrail.frontends.cli.terminal_approvals import preview_edit_diff
-from handrail.frontends.cli.terminal_output import escape_invisible
+from handrail.frontends.cli.terminal_output import escape_invisible_characters
 from handrail.frontends.mcp.approval_forms import (
     make_approval_form,
     make_question_form,
-    read_approval_answer,
-    read_question_answers,
+    parse_approval_form_answer,
+    parse_question_form_answers,
 )
 from handrail.frontends.mcp.client_call import McpClientCall, OpenClientRequest
 
@@ -114,11 +114,11 @@ class ConnectedMcpClient:
             return Result.error("limit", text)
         same = _hash_call(tool_id, proposed)
         if (waiting := self.awaiting_approval.get(same)) is not None and waiting not in self.calls:
-            client_call = self.add_attended_call(waiting, given)
+            client_call = self.register_client_call(waiting, given)
             client_call.start(self._collect_answer(waiting, same))
             return client_call
         turn = self.session.start_turn()
-        client_call = self.add_attended_call(make_call_id(self.session.id, turn.number, 0), given)
+        client_call = self.register_client_call(make_call_id(self.session.id, turn.number, 0), given)
 
         async def carried_out() -> CallAnswer:
             (answer,) = await turn.call_all([proposed])
@@ -128,11 +128,11 @@ class ConnectedMcpClient:
         client_call.start(carried_out())
         return client_call
 
-    def keep_early_answer(self, tool_id: str, proposed: ProposedCall, answer: CallAnswer) -> None:
+    def keep_answer_awaiting_approval(self, tool_id: str, proposed: ProposedCall, answer: CallAnswer) -> None:
         """Keep the answer to a call that was made before this client was known, if the call waits for approval."""
         self._keep_if_awaiting_approval(_hash_call(tool_id, proposed), answer)
 
-    def add_attended_call(self, call: str, given: Mapping[str, Any] | None = None) -> McpClientCall:
+    def register_client_call(self, call: str, given: Mapping[str, Any] | None = None) -> McpClientCall:
         """Add a call whose messages and requests are sent to the client from now on."""
         client_call = McpClientCall(call, given)
         client_call.may_hold = lambda: len(self.held_calls) < MAX_HELD_CALLS and self._hold()
@@ -178,7 +178,7 @@ class ConnectedMcpClient:
 
     def _on_event(self, event: Event) -> None:
         if event.kind in ("progress", "log"):
-            if (client_call := self.calls.get(get_client_call_id(event.call_id))) is not None:
+            if (client_call := self.calls.get(get_root_call_id(event.call_id))) is not None:
                 client_call.queue_call_event(event)
         elif event.kind == "list-changed":
             self.on_listing_changed()
@@ -188,7 +188,7 @@ class ConnectedMcpClient:
     # ── the user ─────────────────────────────────────────────────────────────────────────────────
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
-        client_call = self.calls.get(get_client_call_id(request.call_id))
+        client_call = self.calls.get(get_root_call_id(request.call_id))
         if client_call is None or not client_call.supports(FORM_METHOD, {}):
             return ApprovalAnswer("defer")
         form = make_approval_form(
@@ -197,7 +197,7 @@ class ConnectedMcpClient:
         filled = await self._ask_form(client_call, f"approval-{request.id}", form)
         if filled is not None and filled.get("action") == "decline":
             self.declined_requests.add(request.id)
-        return ApprovalAnswer("defer") if filled is None else read_approval_answer(request, filled)
+        return ApprovalAnswer("defer") if filled is None else parse_approval_form_answer(request, filled)
 
     async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
         asked = self._find_asking_call(questions)
@@ -212,7 +212,7 @@ class ConnectedMcpClient:
             filled = await self._ask_form(
                 client_call, f"question-{approval_id}", make_question_form(questions, version)
             )
-            answers = None if filled is None else read_question_answers(questions, filled, version)
+            answers = None if filled is None else parse_question_form_answers(questions, filled, version)
         finally:
             self._open_questions.discard(approval_id)
         if isinstance(answers, str):
@@ -230,12 +230,12 @@ class ConnectedMcpClient:
                 and row.id not in self._open_questions
                 and tuple(row.questions) == tuple(questions)
             ):
-                client_call = self.calls.get(get_client_call_id(row.request.call_id))
+                client_call = self.calls.get(get_root_call_id(row.request.call_id))
                 if client_call is not None:
                     return row.id, client_call
         return None
 
-    async def _ask_form(self, call: McpClientCall, key: str, form: ClientRequest) -> Mapping[str, Any] | None:
+    async def _ask_form(self, call: McpClientCall, key: str, form: RequestToClient) -> Mapping[str, Any] | None:
         """Ask the client to fill in a form, and return the answer, or None after a timeout or an error."""
         held = call.last_request is not None and call.last_request.is_stateless
         try:
@@ -247,24 +247,24 @@ class ConnectedMcpClient:
     # ── requests to the client ───────────────────────────────────────────────────────────────────
 
     def supports(self, call_id: str, method: ClientMethod, params: Mapping[str, Any]) -> bool:
-        client_call = self.calls.get(get_client_call_id(call_id))
+        client_call = self.calls.get(get_root_call_id(call_id))
         return client_call is not None and client_call.supports(method, params)
 
     async def send_requests(
-        self, call_id: str, requests: Mapping[str, ClientRequest]
+        self, call_id: str, requests: Mapping[str, RequestToClient]
     ) -> Mapping[str, Mapping[str, Any]]:
-        client_call = self.calls.get(get_client_call_id(call_id))
+        client_call = self.calls.get(get_root_call_id(call_id))
         if client_call is None:
             text = "The client that made this call has disconnected. Continue without its answer."
             raise ToolError(text, kind="unavailable")
         return await client_call.send_requests({key: _with_origin(ask) for key, ask in requests.items()})
 
     def detach(self, call_id: str) -> None:
-        if (client_call := self.calls.get(get_client_call_id(call_id))) is not None:
+        if (client_call := self.calls.get(get_root_call_id(call_id))) is not None:
             client_call.close_client_stream()
 
 
-def get_client_call_id(call: str) -> str:
+def get_root_call_id(call: str) -> str:
     """Return the ID of the client's call that a nested call belongs to."""
     match = _ROOT.fullmatch(call)
     return call if match is None else match.group(1)
@@ -275,7 +275,7 @@ def _version(call: McpClientCall) -> str:
     return "" if line is None else line.context.protocol_version
 
 
-def _with_origin(ask: ClientRequest) -> ClientRequest:
+def _with_origin(ask: RequestToClient) -> RequestToClient:
     """Return the request with the name of the upstream server that makes it, for the user to see."""
     if not ask.origin:
         return ask
@@ -284,9 +284,9 @@ def _with_origin(ask: ClientRequest) -> ClientRequest:
     params: dict[str, Any] = {**ask.params, "_meta": {**kept, "handrail/origin": ask.origin}}
     if ask.method == FORM_METHOD and isinstance(message := params.get("message"), str):
         # Hiding and reordering characters are written out, and each further line is marked as the server's text.
-        text = escape_invisible(message).replace("\n", "\n| ")
+        text = escape_invisible_characters(message).replace("\n", "\n| ")
         params["message"] = f"{ask.origin} asks: {text}"
-    return ClientRequest(ask.method, params, ask.origin)
+    return RequestToClient(ask.method, params, ask.origin)
 
 
 def _hash_call(tool_id: str, proposed: ProposedCall) -> str:

@@ -22,7 +22,7 @@ from mcp.server.streamable_http import MCP_SESSION_ID_HEADER, StreamableHTTPServ
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from handrail.frontends.mcp.client_manager import CONNECTION_KEY, get_request_credential
+from handrail.frontends.mcp.client_manager import CONNECTION_KEY, get_request_principal
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -64,6 +64,8 @@ def find_request_ambiguity(scope: Scope) -> str | None:
         before = found.setdefault(name, value)
         if before is not value and (name in _SINGLE_FIELDS or before != value):
             return f"Its header field {name.decode('latin-1')!r} occurs twice. Send it once."
+        if name in _SINGLE_FIELDS and not value:
+            return f"Its header field {name.decode('latin-1')!r} is empty. Send its value, or leave it out."
     if b"content-length" in found and b"transfer-encoding" in found:
         return "It has both Content-Length and Transfer-Encoding. Send only one of the two."
     return None
@@ -77,11 +79,11 @@ class AmbiguousRequestFilter:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (fault := find_request_ambiguity(scope)) is not None:
-            return await send_http_refusal(send, 400, f"The request is ambiguous. {fault}")
+            return await reject_http_request(send, 400, f"The request is ambiguous. {fault}")
         return await self._app(scope, receive, send)
 
 
-async def send_http_refusal(send: Send, status: int, text: str, receive: Receive | None = None) -> None:
+async def reject_http_request(send: Send, status: int, text: str, receive: Receive | None = None) -> None:
     """Answer a request with a JSON-RPC error, and close its connection.
 
     :param receive: the receiver of the rest of the body, which is discarded, within bounds, before the close
@@ -97,7 +99,7 @@ async def send_http_refusal(send: Send, status: int, text: str, receive: Receive
         await send({"type": "http.response.body", "body": b""})
 
 
-async def send_json(send: Send, status: int, value: object) -> None:
+async def send_json_response(send: Send, status: int, value: object) -> None:
     """Answer a request with JSON, or without a body if ``value`` is None. The connection stays open."""
     body = b"" if value is None else orjson.dumps(value)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
@@ -131,7 +133,7 @@ class _StrictHttpParser(h11.Connection):
 class TimedHttpConnection(H11Protocol):
     """One connection, which is closed if a request is not complete in time.
 
-    If too many connections are open, the one that has waited longest for a request is closed, else the new one.
+    If too many connections are open, those that have waited longest for a request are closed, else the newest ones.
     """
 
     most = MAX_CONNECTIONS
@@ -139,6 +141,7 @@ class TimedHttpConnection(H11Protocol):
     """Called with each connection that has ended."""
     _awaited: type[h11.Request | h11.EndOfMessage] | None = None
     _timer: asyncio.TimerHandle | None = None
+    _is_making_room = False
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -149,9 +152,20 @@ class TimedHttpConnection(H11Protocol):
         self.app_state = {**self.app_state, CONNECTION_KEY: self}
         self.began = self.loop.time()
         self._await_next()
-        if len(self.connections) > self.most:
-            waiting = (one for one in self.connections if isinstance(one, TimedHttpConnection) and one.is_waiting)
-            min(waiting, key=lambda one: one.began, default=self).transport.abort()
+        if len(self.connections) > self.most and not self._is_making_room:
+            type(self)._is_making_room = True
+            self.loop.call_soon(self._make_room)
+
+    def _make_room(self) -> None:
+        """Close as many connections as there are too many. A client can open hundreds before this runs."""
+        type(self)._is_making_room = False
+        found = [one for one in self.connections if isinstance(one, TimedHttpConnection)]
+        found = [one for one in found if not one.transport.is_closing()]
+        longest = sorted(found, key=lambda one: one.began if one.is_waiting else float("inf"))
+        newest = sorted((one for one in longest if not one.is_waiting), key=lambda one: -one.began)
+        waiting = longest[: len(longest) - len(newest)]
+        for one in [*waiting, *newest][: max(len(found) - self.most, 0)]:
+            one.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -188,7 +202,7 @@ class TimedHttpConnection(H11Protocol):
             self._timer = None
 
 
-def make_connection_class(most: int, ended: Callable[[object], object]) -> type[TimedHttpConnection]:
+def make_bounded_connection_class(most: int, ended: Callable[[object], object]) -> type[TimedHttpConnection]:
     """Return the connection class for at most ``most`` connections, and half of the process's file limit.
 
     :param ended: called when a connection has ended
@@ -201,7 +215,7 @@ def make_connection_class(most: int, ended: Callable[[object], object]) -> type[
     return type("BoundedConnection", (TimedHttpConnection,), {"most": most, "ended": staticmethod(ended)})
 
 
-class CredentialRequestLimit:
+class CredentialConcurrencyLimiter:
     """An ASGI middleware that limits the concurrent requests of one credential."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
@@ -210,12 +224,12 @@ class CredentialRequestLimit:
         self._in_flight = Counter[object]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (who := get_request_credential()) is None:
+        if (who := get_request_principal()) is None:
             return await self._app(scope, receive, send)
         if self._in_flight[who] >= self._most:
             limit = f"The limit is {self._most:,}. Wait until some have ended, or close streams."
             text = f"Too many concurrent requests of this credential. {limit}"
-            return await send_http_refusal(send, 429, text)
+            return await reject_http_request(send, 429, text)
         self._in_flight[who] += 1
         try:
             return await self._app(scope, receive, send)
@@ -225,7 +239,7 @@ class CredentialRequestLimit:
                 del self._in_flight[who]
 
 
-class HttpSessionManager(StreamableHTTPSessionManager):
+class BoundedHttpSessionManager(StreamableHTTPSessionManager):
     """The session manager of the handshake versions, which makes room for new sessions.
 
     The least used session makes room, and no owner displaces the sessions of others.

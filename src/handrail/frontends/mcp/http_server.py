@@ -41,30 +41,30 @@ from starlette.routing import BaseRoute, Route
 
 from handrail.config.mcp_settings import McpServeSettings, PrefixedSecretReference
 from handrail.contract.errors import StartError, UsageError
-from handrail.contract.text.strict_json import InvalidJsonText
+from handrail.contract.text.strict_json import InvalidJsonTextError
 from handrail.frontends.mcp.client_manager import McpClientManager, McpFrontendSettings
-from handrail.frontends.mcp.client_messages import BATCH_VERSION, ClientMessages, read_client_messages, to_json_line
+from handrail.frontends.mcp.client_messages import BATCH_VERSION, ClientMessages, parse_client_messages, to_json_line
 from handrail.frontends.mcp.http_limits import (
     MAX_CONNECTIONS,
     AmbiguousRequestFilter,
-    CredentialRequestLimit,
-    HttpSessionManager,
-    make_connection_class,
-    send_http_refusal,
-    send_json,
+    BoundedHttpSessionManager,
+    CredentialConcurrencyLimiter,
+    make_bounded_connection_class,
+    reject_http_request,
+    send_json_response,
 )
 from handrail.frontends.mcp.mcp_server import build_mcp_server
-from handrail.frontends.mcp.mcp_stdio_server import MAX_MESSAGE_BYTES, check_message_shape
+from handrail.frontends.mcp.mcp_stdio_server import MAX_MESSAGE_BYTES, check_message_complexity
 from handrail.frontends.mcp.token_verifiers import (
     MIN_TOKEN_LENGTH,
-    AnyTokenVerifier,
+    CombinedTokenVerifier,
     IntrospectionSettings,
     IntrospectionTokenVerifier,
     JwtTokenVerifier,
     StaticTokenVerifier,
-    check_secure_url,
     make_token_check_failure_response,
     read_token_file,
+    require_secure_url,
 )
 from handrail.runtime.secret_store import NO_SECRETS, SecretStore
 
@@ -182,7 +182,7 @@ class HttpFrontendSettings:
         scopes = scopes or own.scopes
         host, port = _host_and_port(address)
         if auth_server is not None:
-            check_secure_url(auth_server, "--auth-server")
+            require_secure_url(auth_server, "--auth-server")
         if public_url is not None:
             _check_public(public_url)
         for origin in origins:
@@ -243,7 +243,7 @@ def _check_public(url: str) -> None:
         raise UsageError(
             f"Invalid value for `--public-url`: {url!r}. Expected a URL with a path, such as https://…{PATH}."
         )
-    check_secure_url(url, "--public-url")
+    require_secure_url(url, "--public-url")
 
 
 def _check_origin(origin: str) -> None:
@@ -278,7 +278,7 @@ def _secret_value(named: PrefixedSecretReference, secrets: SecretStore, place: s
 
     :raises StartError: if the secret has no value
     """
-    if (why := secrets.explain_missing(named.secret)) is not None:
+    if (why := secrets.explain_missing_secret(named.secret)) is not None:
         raise StartError(f"The secret of `{place}` is not available: {why}. Set it, and start again.")
     return named.prefix + secrets.select([named.secret])[named.secret]
 
@@ -294,7 +294,7 @@ def _introspection_settings(
             f"{place} requires an authorization server. Set `auth_server` in [mcp.serve], or pass `--auth-server URL`."
         )
     if given.url:
-        check_secure_url(given.url, f"{place} url")
+        require_secure_url(given.url, f"{place} url")
     secret = _secret_value(given.client_secret, secrets, f"{place} client_secret")
     return IntrospectionSettings(given.client_id, secret, given.url, given.method, given.cache_s)
 
@@ -308,13 +308,13 @@ async def serve_http(
     :raises StartError: if the server cannot listen on the address
     """
     logging.getLogger("uvicorn").addHandler(logging.NullHandler())  # otherwise any request could fill the terminal
-    async with run_http_server(kernel, serving, settings) as (address, running):
+    async with open_http_server(kernel, serving, settings) as (address, running):
         on_address(address)
         await running
 
 
 @asynccontextmanager
-async def run_http_server(
+async def open_http_server(
     kernel: Kernel, serving: McpFrontendSettings, settings: HttpFrontendSettings
 ) -> AsyncGenerator[tuple[str, asyncio.Task[None]]]:
     """Serve clients until the block ends, and yield the address and the server's task."""
@@ -324,7 +324,7 @@ async def run_http_server(
     clients = McpClientManager(kernel, serving, over_http=True)
     try:
         security = _security_settings(settings, port)
-        manager = HttpSessionManager(
+        manager = BoundedHttpSessionManager(
             app=build_mcp_server(clients),
             event_store=BoundedEventStore(),
             retry_interval=RETRY_MS,
@@ -336,7 +336,7 @@ async def run_http_server(
             at_work=clients.has_running_calls,
         )
         address = f"http://{host}:{port}{PATH}"
-        protocol = make_connection_class(MAX_CONNECTIONS, clients.close_disconnected)
+        protocol = make_bounded_connection_class(MAX_CONNECTIONS, clients.close_disconnected_sessions)
         app = _build_app(manager, settings, address, security, max(4, protocol.most // 4))
         config = uvicorn.Config(
             app,
@@ -345,7 +345,7 @@ async def run_http_server(
             access_log=False,
             lifespan="off",
             server_header=False,
-            limit_concurrency=protocol.most + 1,
+            limit_concurrency=protocol.most + BACKLOG,
             timeout_graceful_shutdown=GRACE_S,
             ws="none",
         )
@@ -409,7 +409,9 @@ def _build_app(
 ) -> Starlette:
     """:param most_of_one: maximum number of concurrent requests of one credential"""
     resource = listening.public_url or address
-    endpoint: ASGIApp = CredentialRequestLimit(RequestBodyLimit(StreamableHTTPASGIApp(manager), security), most_of_one)
+    endpoint: ASGIApp = CredentialConcurrencyLimiter(
+        RequestBodyLimiter(StreamableHTTPASGIApp(manager), security), most_of_one
+    )
     routes: list[BaseRoute] = []
     middleware: list[Middleware] = [Middleware(AmbiguousRequestFilter)]
     if (verifier := _token_verifier(listening, resource)) is not None:
@@ -445,10 +447,10 @@ def _token_verifier(listening: HttpFrontendSettings, resource: str) -> TokenVeri
         found.append(IntrospectionTokenVerifier(listening.auth_server, resource, listening.introspection))
     elif listening.auth_server is not None:
         found.append(JwtTokenVerifier(listening.auth_server, resource))
-    return AnyTokenVerifier(found) if found else None
+    return CombinedTokenVerifier(found) if found else None
 
 
-class RequestBodyLimit:
+class RequestBodyLimiter:
     """An ASGI middleware that rejects bodies that are too long, or nested too deeply.
 
     It reads nothing of a request with an unknown host or an unknown page origin.
@@ -467,7 +469,7 @@ class RequestBodyLimit:
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         too_long = f"The message is too long. The limit is {MAX_MESSAGE_BYTES:,} bytes. Pass a path to a file instead."
         if declared.isdigit() and int(declared[:20]) > MAX_MESSAGE_BYTES:
-            return await send_http_refusal(send, 413, too_long, receive)
+            return await reject_http_request(send, 413, too_long, receive)
         pieces: list[bytes] = []
         size = 0
         while True:
@@ -477,22 +479,22 @@ class RequestBodyLimit:
             pieces.append(message.get("body", b""))
             size += len(pieces[-1])
             if size > MAX_MESSAGE_BYTES:
-                return await send_http_refusal(send, 413, too_long, receive)
+                return await reject_http_request(send, 413, too_long, receive)
             if not message.get("more_body", False):
                 break
         body = b"".join(pieces)
         try:
-            check_message_shape(body.decode("utf-8", "replace"))
-        except InvalidJsonText as error:
-            return await send_http_refusal(send, 400, f"The parameters {error}")
+            check_message_complexity(body.decode("utf-8", "replace"))
+        except InvalidJsonTextError as error:
+            return await reject_http_request(send, 400, f"The parameters {error}")
         version = next((value for name, value in scope["headers"] if name == b"mcp-protocol-version"), b"")
-        messages = read_client_messages(body, serves_batches=version in (b"", BATCH_VERSION.encode()))
+        messages = parse_client_messages(body, serves_batches=version in (b"", BATCH_VERSION.encode()))
         if len(messages.texts) == 1 and not messages.errors:
             return await self._app(scope, _replay(messages.texts[0], receive), send)
         if messages.texts:
             return await _serve_together(self._app, messages, scope, receive, send)
         errors: Any = list(messages.errors)
-        return await send_json(send, 400 if errors else 202, errors[0] if len(errors) == 1 else errors or None)
+        return await send_json_response(send, 400 if errors else 202, errors[0] if len(errors) == 1 else errors or None)
 
 
 def _replay(text: str, receive: Receive) -> Receive:

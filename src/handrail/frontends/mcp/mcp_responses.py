@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 from handrail.catalog.view import CORE_CATEGORY, DISCOVERY_TOOLS, get_view
 from handrail.contract.calls_and_results import Result
-from handrail.contract.result_conversions import result_to_mcp_content
+from handrail.contract.result_conversions import convert_result_to_mcp_content
 from handrail.frontends.mcp.client_resources import collect_result_artifacts
 from handrail.frontends.mcp.tool_listing import (
     CALL_TOOL,
     PAGE_SIZE,
     collect_tool_guidance,
     get_output_schema,
-    get_page_at_index,
-    keep_standard_formats,
+    paginate_from_index,
+    remove_nonstandard_formats,
 )
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 _DOTTED_ID = re.compile(r"\b[A-Za-z][\w-]*(?:\.[\w-]+)+")
 
 
-def get_page_by_cursor(key: str, items: Sequence[Any], cursor: str | None) -> dict[str, Any]:
+def paginate_by_cursor(key: str, items: Sequence[Any], cursor: str | None) -> dict[str, Any]:
     """Return the page of a listing that a cursor names.
 
     :raises MCPError: for an invalid cursor
     """
-    return get_page_at_index(key, items, 0 if cursor is None else _cursor_position(cursor))
+    return paginate_from_index(key, items, 0 if cursor is None else _cursor_position(cursor))
 
 
 def _cursor_position(cursor: str) -> int:
@@ -85,7 +85,7 @@ def to_mcp_result_with_outputs(
             shown = Result(result.type, f"{head}{gap}{cut.get('tail', '')}", result.error_text, result.metadata)
         elif cut.keys() == {"head"}:
             shown = Result(result.type, cut["head"], result.error_text, result.metadata)
-    wire = result_to_mcp_content(shown, stored)
+    wire = convert_result_to_mcp_content(shown, stored)
     if result.metadata.get("truncated"):
         wire["content"].append({"type": "text", "text": _truncation_note(result, uri)})
     if isinstance(note := result.metadata.get("scratch_note"), str):
@@ -136,7 +136,7 @@ def _truncation_note(result: Result, uri: str | None) -> str:
     return f"{text}. The rest was not saved.]"
 
 
-def present_found_tools(kernel: Kernel, discovery: Discovery, tool_id: str, result: Result) -> Result:
+def adapt_tool_search_result(kernel: Kernel, discovery: Discovery, tool_id: str, result: Result) -> Result:
     """Return a finder's result with the names that a client calls.
 
     If the listing has not all tools, add the input schema of each found tool: a client that lists tools only once has no
@@ -158,7 +158,7 @@ def present_found_tools(kernel: Kernel, discovery: Discovery, tool_id: str, resu
             one: dict[str, Any] = {"name": entry.wire_name}
             if "loaded" in data:
                 one["description"] = entry.spec.description
-            one["inputSchema"] = keep_standard_formats(entry.spec.parameters)
+            one["inputSchema"] = remove_nonstandard_formats(entry.spec.parameters)
             if entry.spec.guidance.strip() and entry.id not in collect_tool_guidance(kernel, "core"):
                 one["guidance"] = entry.spec.guidance.strip()
             schemas.append(one)
@@ -173,7 +173,9 @@ def _list_loaded_before(kernel: Kernel, name: object) -> Sequence[str]:
     """Return the tools of a category that was loaded before, or a tool that was."""
     if not isinstance(name, str):
         return ()
-    view = get_view(kernel.generation, kernel.config.settings.catalog.to_options(kernel.default_agent.core_tools))
+    view = get_view(
+        kernel.generation, kernel.config.settings.catalog.to_catalog_options(kernel.default_agent.core_tools)
+    )
     return view.category_members.get(name, () if name == CORE_CATEGORY else (name,))
 
 
@@ -208,7 +210,7 @@ _FURTHER_CLIENT_ARGUMENTS = frozenset({"action", "tool", "toolName"})
 """Arguments that such clients add, too. They are removed only next to one of the others."""
 
 
-def remove_client_arguments(
+def strip_client_added_arguments(
     arguments: Mapping[str, Any], schema: Mapping[str, Any], removed: set[str]
 ) -> Mapping[str, Any]:
     """Return the arguments without those that a client adds to every call and that the tool does not declare.

@@ -28,24 +28,24 @@ from pydantic import BaseModel
 from handrail.arbiter.output.audience_views import neutralise_for_model
 from handrail.contract.calls_and_results import CallAnswer, ProposedCall, Result
 from handrail.contract.errors import ErrorKind, HandrailError, ToolError
-from handrail.contract.result_conversions import result_to_mcp_content
+from handrail.contract.result_conversions import convert_result_to_mcp_content
 from handrail.frontends.mcp.client_call import LOG_LEVELS, McpClientCall, OpenClientRequest, to_sdk_request_model
 from handrail.frontends.mcp.client_manager import McpClientManager
 from handrail.frontends.mcp.client_resources import SKILL_TOOL as SKILL
 from handrail.frontends.mcp.client_resources import (
     CallOutputTooLong,
+    collect_resources_and_prompts,
     collect_result_artifacts,
-    collect_source_listings,
     inline_artifacts,
 )
 from handrail.frontends.mcp.mcp_responses import (
-    get_page_by_cursor,
-    present_found_tools,
-    remove_client_arguments,
+    adapt_tool_search_result,
+    paginate_by_cursor,
+    strip_client_added_arguments,
     to_mcp_result,
     unwrap_tool_call,
 )
-from handrail.frontends.mcp.task_extension import McpTaskManager, list_unsupported_requests
+from handrail.frontends.mcp.task_extension import McpTaskManager, get_unsupported_request_methods
 from handrail.frontends.mcp.tool_listing import (
     CALL_TOOL,
     CALL_TOOL_ENTRY,
@@ -104,7 +104,7 @@ def map_kernel_errors(method: str, answer: Handler) -> Handler:
             raise MCPError(INTERNAL_ERROR, text, {"handrail/error_kind": kind})
         result = Result.error(kind, text)
         about = {f"handrail/{key}": value for key, value in result.metadata.items()}
-        return {**result_to_mcp_content(result, {}), "resultType": "complete", "_meta": about}
+        return {**convert_result_to_mcp_content(result, {}), "resultType": "complete", "_meta": about}
 
     return said
 
@@ -239,7 +239,7 @@ def build_mcp_server(clients: McpClientManager) -> Server[dict[str, Any]]:
         "handrail",
         version=version("handrail"),
         instructions=build_server_instructions(clients.kernel, clients.settings.discovery),
-        get_tool_input_schema=handlers.get_header_check_schema,
+        get_tool_input_schema=handlers.get_header_validation_schema,
         cache_hints=_HINTS,  # each client has its own listings, and they may change at any time
     )
     server.extensions.update(EXTENSIONS)
@@ -278,19 +278,19 @@ class McpRequestHandlers:
 
     # ── tools ────────────────────────────────────────────────────────────────────────────────────
 
-    def get_header_check_schema(self, name: str) -> Mapping[str, Any] | None:
+    def get_header_validation_schema(self, name: str) -> Mapping[str, Any] | None:
         """Return the input schema of a tool, by which the SDK checks the headers of a call."""
         entry = self._kernel.generation.resolve_tool_name(name)
         return None if entry is None else entry.spec.parameters
 
     async def on_list_tools(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        async with self._clients.use_client(context) as client_state:
-            client_state.notify_of_listing_changes("tools", lambda: tuple(self._listed_tools(client_state)))
+        async with self._clients.acquire_request_client(context) as client_state:
+            client_state.watch_listing_changes("tools", lambda: tuple(self._listed_tools(client_state)))
             discovery = self._clients.settings.discovery
             tools = [to_mcp_tool(self._kernel, discovery, spec) for spec in self._listed_tools(client_state)]
             if self._has_call_tool():
                 tools.append(dict(CALL_TOOL_ENTRY))
-            return get_page_by_cursor("tools", tools, params.cursor)
+            return paginate_by_cursor("tools", tools, params.cursor)
 
     def _listed_tools(self, client: McpClientState) -> Sequence[ToolSpec]:
         return list_client_tools(self._kernel, self._clients.settings.discovery, client.client.session)
@@ -304,18 +304,18 @@ class McpRequestHandlers:
         return core and self._kernel.generation.resolve_tool_name(CALL_TOOL) is None
 
     async def on_call_tool(self, context: Context, params: types.CallToolRequestParams) -> Any:
-        async with self._clients.use_client(context, params.request_state) as client_state:
+        async with self._clients.acquire_request_client(context, params.request_state) as client_state:
             line = _open_request(context, client_state)
             name, arguments = params.name, cast("Mapping[str, Any]", params.arguments or {})
             removed: set[str] = set()
             if name == CALL_TOOL and self._has_call_tool():
-                arguments = remove_client_arguments(arguments, CALL_TOOL_ENTRY["inputSchema"], removed)
+                arguments = strip_client_added_arguments(arguments, CALL_TOOL_ENTRY["inputSchema"], removed)
                 name, arguments = unwrap_tool_call(arguments)
             entry = self._kernel.generation.resolve_tool_name(name)
             if entry is not None:
-                arguments = remove_client_arguments(arguments, entry.spec.parameters, removed)
+                arguments = strip_client_added_arguments(arguments, entry.spec.parameters, removed)
             if entry is not None:
-                self._tasks.check_background_call(line, entry.spec, arguments)
+                self._tasks.require_task_support(line, entry.spec, arguments)
             spec = entry.spec if entry is not None else None
             proposed = ProposedCall(name, arguments, client_meta=_request_meta(context) or None)
             found = await self._run_call(client_state, line, params, proposed, spec)
@@ -328,12 +328,12 @@ class McpRequestHandlers:
             if found.tool_id == SKILL:  # stateless clients share a session, so another client may have got the text
                 given = client_state.skills.restore_skill_text(result)
                 result = given if line.is_stateless else result
-            result = present_found_tools(self._kernel, self._clients.settings.discovery, found.tool_id, result)
+            result = adapt_tool_search_result(self._kernel, self._clients.settings.discovery, found.tool_id, result)
             if (waits := result.metadata.get("awaiting_approval")) is not None:
                 result = self._explain_approval(client_state.client, found.tool_id, str(waits), result)
             content = await to_mcp_result(self._kernel, client_state, found.tool_id, result)
-            if client_state.may_listing_have_changed():
-                await client_state.notify_listing_changes()
+            if client_state.detect_possible_listing_change():
+                await client_state.send_listing_change_notifications()
             return content
 
     def _explain_approval(self, client: ConnectedMcpClient, tool_id: str, approval_id: str, result: Result) -> Result:
@@ -370,7 +370,7 @@ class McpRequestHandlers:
         connected = client.client
         given = _input_responses(request.context)
         if params.request_state is not None:
-            client_call = self._clients.resume_call(connected, params.request_state)
+            client_call = self._clients.take_held_call(connected, params.request_state)
         else:
             entry = self._kernel.generation.resolve_tool_name(proposed.name)
             tool_id = entry.id if entry is not None else proposed.name
@@ -379,7 +379,7 @@ class McpRequestHandlers:
             if early is not None and "awaiting_approval" not in early.model.metadata:
                 return early
             if early is not None:
-                connected.keep_early_answer(tool_id, proposed, early)
+                connected.keep_answer_awaiting_approval(tool_id, proposed, early)
             begun = connected.start_call(tool_id, proposed, given)
             if isinstance(begun, Result):
                 return CallAnswer("", proposed.name, begun, begun)
@@ -387,14 +387,14 @@ class McpRequestHandlers:
         held = False
         try:
             if params.request_state is not None:
-                client_call.add_client_answers(given)
+                client_call.apply_client_answers(given)
             with self._tasks.move_slow_call_to_background(request, spec, connected, client_call):
                 found = await client_call.send_events_until_answered(request)
             if isinstance(found, CallAnswer):
                 if (
                     request.accepts_tasks
                     and spec is not None
-                    and (task := await self._tasks.make_task_of_job(connected, client_call, found))
+                    and (task := await self._tasks.convert_job_to_task(connected, client_call, found))
                 ):
                     held = True
                     return task
@@ -412,23 +412,23 @@ class McpRequestHandlers:
     # ── resources ────────────────────────────────────────────────────────────────────────────────
 
     async def on_list_resources(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        async with self._clients.use_client(context) as client_state:
-            client_state.notify_of_listing_changes("resources", lambda: self._listed_resources(client_state))
-            return get_page_by_cursor("resources", self._listed_resources(client_state), params.cursor)
+        async with self._clients.acquire_request_client(context) as client_state:
+            client_state.watch_listing_changes("resources", lambda: self._listed_resources(client_state))
+            return paginate_by_cursor("resources", self._listed_resources(client_state), params.cursor)
 
     def _listed_resources(self, client: McpClientState) -> list[dict[str, Any]]:
-        return [*collect_source_listings(self._kernel.generation).resources, *client.outputs.resource_listing]
+        return [*collect_resources_and_prompts(self._kernel.generation).resources, *client.outputs.listed_resources]
 
     async def on_list_templates(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        return get_page_by_cursor(
-            "resourceTemplates", collect_source_listings(self._kernel.generation).templates, params.cursor
+        return paginate_by_cursor(
+            "resourceTemplates", collect_resources_and_prompts(self._kernel.generation).templates, params.cursor
         )
 
     async def on_read_resource(self, context: Context, params: types.ReadResourceRequestParams) -> Any:
-        async with self._clients.use_client(context, params.request_state) as client_state:
+        async with self._clients.acquire_request_client(context, params.request_state) as client_state:
             uri = str(params.uri)
             try:
-                own = await client_state.outputs.read_listed_output(uri)
+                own = await client_state.outputs.read_output_resource(uri)
             except (OSError, CallOutputTooLong) as error:
                 raise MCPError(types.INTERNAL_ERROR, f"Could not read `{uri}`: {error}", {"uri": uri}) from None
             if own is not None:
@@ -460,7 +460,7 @@ class McpRequestHandlers:
         given: object = result.data
         if result.ok and result.metadata.get("truncated"):
             try:
-                given = await client.outputs.read_full_data(result)
+                given = await client.outputs.read_full_result_data(result)
             except (OSError, CallOutputTooLong) as error:
                 size = result.metadata.get("output_bytes", 0)
                 text = f"The output of {size:,} bytes could not be returned in full: {error}"
@@ -479,12 +479,12 @@ class McpRequestHandlers:
         return inline_artifacts(data, await client.outputs.read_artifacts(refs) if refs else {})
 
     async def on_subscribe(self, context: Context, params: types.SubscribeRequestParams) -> types.EmptyResult:
-        async with self._clients.use_client(context) as client_state:
+        async with self._clients.acquire_request_client(context) as client_state:
             await self._subscribe(client_state, _open_request(context, client_state), str(params.uri))
             return types.EmptyResult()
 
     async def on_unsubscribe(self, context: Context, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
-        async with self._clients.use_client(context) as client_state:
+        async with self._clients.acquire_request_client(context) as client_state:
             await self._unsubscribe(client_state, str(params.uri))
             return types.EmptyResult()
 
@@ -503,14 +503,14 @@ class McpRequestHandlers:
     async def on_listen(
         self, context: Context, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
-        async with self._clients.use_client(context) as client_state:
+        async with self._clients.acquire_request_client(context) as client_state:
             line, wanted = _open_request(context, client_state), params.notifications
             tasks = await self._tasks.watch_task_states(
                 context, client_state, (wanted.model_extra or {}).get("taskIds")
             )
-            client_state.notify_of_listing_changes("tools", lambda: tuple(self._listed_tools(client_state)))
-            client_state.notify_of_listing_changes("prompts", lambda: self._listed_prompts(client_state))
-            client_state.notify_of_listing_changes("resources", lambda: self._listed_resources(client_state))
+            client_state.watch_listing_changes("tools", lambda: tuple(self._listed_tools(client_state)))
+            client_state.watch_listing_changes("prompts", lambda: self._listed_prompts(client_state))
+            client_state.watch_listing_changes("resources", lambda: self._listed_resources(client_state))
             subscribed: list[str] = []
             client_state.listener_count += 1
             try:
@@ -529,23 +529,26 @@ class McpRequestHandlers:
     # ── prompts, completion, logging ─────────────────────────────────────────────────────────────
 
     def _listed_prompts(self, client: McpClientState) -> Sequence[dict[str, Any]]:
-        offered = collect_source_listings(self._kernel.generation).prompts
+        offered = collect_resources_and_prompts(self._kernel.generation).prompts
         return [*offered, *client.skills.list_prompts({one["name"] for one in offered})]
 
     async def on_list_prompts(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        async with self._clients.use_client(context) as client_state:
-            client_state.notify_of_listing_changes("prompts", lambda: self._listed_prompts(client_state))
-            return get_page_by_cursor("prompts", self._listed_prompts(client_state), params.cursor)
+        async with self._clients.acquire_request_client(context) as client_state:
+            client_state.watch_listing_changes("prompts", lambda: self._listed_prompts(client_state))
+            return paginate_by_cursor("prompts", self._listed_prompts(client_state), params.cursor)
 
     async def on_get_prompt(self, context: Context, params: types.GetPromptRequestParams) -> Any:
-        async with self._clients.use_client(context, params.request_state) as client_state:
+        async with self._clients.acquire_request_client(context, params.request_state) as client_state:
             line, arguments, about = (
                 _open_request(context, client_state),
                 dict(params.arguments or {}),
                 {"name": params.name},
             )
-            taken = {one["name"] for one in collect_source_listings(self._kernel.generation).prompts}
-            if params.name not in taken and (skill := client_state.skills.find_skill(params.name, taken)) is not None:
+            taken = {one["name"] for one in collect_resources_and_prompts(self._kernel.generation).prompts}
+            if (
+                params.name not in taken
+                and (skill := client_state.skills.find_skill_by_prompt_name(params.name, taken)) is not None
+            ):
                 task = client_state.skills.get_task_argument(arguments)
                 found = await self._run_call(client_state, line, params, ProposedCall(SKILL, {"name": skill.name}))
                 if not isinstance(found, CallAnswer):
@@ -563,7 +566,7 @@ class McpRequestHandlers:
             )
 
     async def on_complete(self, context: Context, params: types.CompleteRequestParams) -> dict[str, Any]:
-        async with self._clients.use_client(context) as client_state:
+        async with self._clients.acquire_request_client(context) as client_state:
             asked: dict[str, Any] = {
                 "ref": params.ref.model_dump(mode="json", by_alias=True, exclude_none=True),
                 "argument": params.argument.model_dump(mode="json", by_alias=True, exclude_none=True),
@@ -580,7 +583,7 @@ class McpRequestHandlers:
             }
 
     async def on_set_level(self, context: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
-        async with self._clients.use_client(context) as client_state:
+        async with self._clients.acquire_request_client(context) as client_state:
             client_state.log_level = LOG_LEVELS.index(params.level)
             return types.EmptyResult()
 
@@ -622,7 +625,7 @@ def _input_responses(context: Context) -> Mapping[str, Any]:
 def _missing_capabilities(call: McpClientCall, answer: CallAnswer) -> dict[str, Any]:
     """Return the capabilities that this failed call needs and the client did not declare."""
     found: dict[str, Any] = {}
-    for method in list_unsupported_requests(answer.model):
+    for method in get_unsupported_request_methods(answer.model):
         found |= call.missing_capabilities.get(method, {})
     return found
 

@@ -27,9 +27,9 @@ from handrail.contract.session_protocols import ClientInfo
 from handrail.contract.text.strict_json import (
     MAX_ARGUMENT_BYTES,
     MAX_ARGUMENT_VALUES,
-    InvalidJsonText,
+    InvalidJsonTextError,
     check_nesting_depth,
-    value_count_upper_bound,
+    compute_value_count_bound,
 )
 from handrail.contract.tool_generation import BUILT_IN, ToolEntry
 from handrail.frontends.mcp.client_messages import (
@@ -37,12 +37,12 @@ from handrail.frontends.mcp.client_messages import (
     INVALID_PARAMS,
     KEPT_END_BYTES,
     PARSE_ERROR,
-    BatchAnswers,
+    BatchResponseCollector,
     EarlyClient,
-    find_message_id,
-    get_asked_version,
-    make_error_message,
-    read_client_messages,
+    make_json_rpc_error,
+    parse_client_messages,
+    parse_requested_protocol_version,
+    recover_message_id,
     to_json_line,
 )
 from handrail.frontends.mcp.client_resources import SKILL_TOOL
@@ -52,9 +52,9 @@ from handrail.frontends.mcp.tool_listing import (
     CALL_TOOL_ENTRY,
     EXTENSIONS,
     McpFrontendSettings,
-    get_page_at_index,
     list_client_tools,
     make_server_info,
+    paginate_from_index,
     to_mcp_tool,
 )
 
@@ -73,7 +73,7 @@ _CONTENT_LENGTH = re.compile(rb"(?i)\s*content-length\s*:\s*(\d{1,15})\s*\Z")
 
 
 @asynccontextmanager
-async def open_stdio() -> AsyncGenerator[tuple[LimitedLineReader, PipeWriter] | None]:
+async def take_over_stdio_streams() -> AsyncGenerator[tuple[LimitedMessageReader, PipeWriter] | None]:
     """Yield the client's lines on stdin, and the output to it on stdout.
 
     Yield None if the event loop cannot watch stdin and stdout. Until the block ends, stdin is empty for other code, and stdout goes to stderr.
@@ -99,10 +99,10 @@ async def open_stdio() -> AsyncGenerator[tuple[LimitedLineReader, PipeWriter] | 
         outgoing, _ = await loop.connect_write_pipe(lambda: flow, os.fdopen(os.dup(wire_out), "wb", buffering=0))
         transports.append(outgoing)
         writer = asyncio.StreamWriter(outgoing, flow, None, loop)
-        batches = BatchAnswers()
+        batches = BatchResponseCollector()
         output = PipeWriter(writer, batches=batches)
-        ended, framed = output.limit_flush_time, output.use_headers
-        yield LimitedLineReader(reader, output.write_line, ended, batches, framed), output
+        ended, framed = output.limit_flush_time, output.enable_content_length_headers
+        yield LimitedMessageReader(reader, output.write_line, ended, batches, framed), output
     finally:
         for transport in transports:
             transport.close()
@@ -120,20 +120,20 @@ def _is_watchable(descriptor: int) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
 
 
-def check_message_shape(text: str) -> None:
+def check_message_complexity(text: str) -> None:
     """Check the nesting depth and the number of values of a message, before it is parsed.
 
-    :raises InvalidJsonText: for a message over :data:`MAX_MESSAGE_DEPTH` or :data:`MAX_MESSAGE_VALUES`. Its text continues
+    :raises InvalidJsonTextError: for a message over :data:`MAX_MESSAGE_DEPTH` or :data:`MAX_MESSAGE_VALUES`. Its text continues
         the subject "The parameters".
     """
-    if value_count_upper_bound(text, MAX_MESSAGE_VALUES) > MAX_MESSAGE_VALUES:
-        raise InvalidJsonText(
+    if compute_value_count_bound(text, MAX_MESSAGE_VALUES) > MAX_MESSAGE_VALUES:
+        raise InvalidJsonTextError(
             f"contain more than {MAX_MESSAGE_VALUES:,} values. Send less in one message, or a path to a file."
         )
     check_nesting_depth(text, MAX_MESSAGE_DEPTH)
 
 
-class LimitedLineReader:
+class LimitedMessageReader:
     """An iterator over the messages in the lines of a stream, within limits of length, depth and number of values.
 
     A message that cannot be served is answered here, and not passed on. A message after a ``Content-Length`` header, as
@@ -150,7 +150,7 @@ class LimitedLineReader:
         reader: asyncio.StreamReader,
         reply: Callable[[bytes], None],
         ended: Callable[[], None] = lambda: None,
-        batches: BatchAnswers | None = None,
+        batches: BatchResponseCollector | None = None,
         framed: Callable[[], None] = lambda: None,
     ) -> None:
         self._reader = reader
@@ -163,7 +163,7 @@ class LimitedLineReader:
         self._read: deque[str] = deque()
         """Messages that are read and not passed on yet."""
 
-    def __aiter__(self) -> LimitedLineReader:
+    def __aiter__(self) -> LimitedMessageReader:
         return self
 
     async def __anext__(self) -> str:
@@ -208,15 +208,15 @@ class LimitedLineReader:
             return self._read_line(ended.partial)
         except ValueError:
             text = "Invalid headers of a message. Send each message as one line of JSON without headers."
-            return self._reply(to_json_line(make_error_message(None, PARSE_ERROR, text)))
+            return self._reply(to_json_line(make_json_rpc_error(None, PARSE_ERROR, text)))
         return self._refuse_long(skipped, size)
 
     def _read_line(self, line: bytes) -> None:
         try:
-            check_message_shape(line.decode(errors="replace"))
-        except InvalidJsonText as error:
+            check_message_complexity(line.decode(errors="replace"))
+        except InvalidJsonTextError as error:
             return self._refuse(line, line, f"The parameters {error}")
-        messages = read_client_messages(line, serves_batches=self._serves_batches)
+        messages = parse_client_messages(line, serves_batches=self._serves_batches)
         if messages.is_batch and self._batches is not None:
             if answers := self._batches.add(messages):
                 self._reply(to_json_line(answers))
@@ -225,7 +225,9 @@ class LimitedLineReader:
                 self._reply(to_json_line(error))
         for text in messages.texts:
             if '"initialize"' in text:
-                self._serves_batches = self._batches is not None and get_asked_version(text) == BATCH_VERSION
+                self._serves_batches = (
+                    self._batches is not None and parse_requested_protocol_version(text) == BATCH_VERSION
+                )
             self._read.append(f"{text}\n")
         return None
 
@@ -235,8 +237,8 @@ class LimitedLineReader:
 
     def _refuse(self, head: bytes, tail: bytes, text: str) -> None:
         """Answer a request that was not read, if its ID can be found."""
-        if (found := find_message_id(head, tail)) is not None:
-            self._reply(to_json_line(make_error_message(found, INVALID_PARAMS, text)))
+        if (found := recover_message_id(head, tail)) is not None:
+            self._reply(to_json_line(make_json_rpc_error(found, INVALID_PARAMS, text)))
 
 
 class _SkippedMessage:
@@ -263,16 +265,16 @@ class PipeWriter:
     """
 
     def __init__(
-        self, writer: asyncio.StreamWriter, patience_s: float = 5.0, batches: BatchAnswers | None = None
+        self, writer: asyncio.StreamWriter, patience_s: float = 5.0, batches: BatchResponseCollector | None = None
     ) -> None:
         self._writer = writer
         self._patience_s = patience_s
-        self._batches = batches or BatchAnswers()
+        self._batches = batches or BatchResponseCollector()
         self._has_headers = False
         self._bound: float | None = None
         self._flushing: set[asyncio.Timeout] = set()
 
-    def use_headers(self) -> None:
+    def enable_content_length_headers(self) -> None:
         """Begin each message with a ``Content-Length`` header, as the client's messages do."""
         self._has_headers = True
 
@@ -354,7 +356,7 @@ async def serve_stdio(
     :param started: called when the server is loaded
     """
     serving = serving or McpFrontendSettings()
-    async with open_stdio() as ends:
+    async with take_over_stdio_streams() as ends:
         if ends is None:
             server = import_module("handrail.frontends.mcp.mcp_server")
             started()
@@ -366,7 +368,7 @@ async def serve_stdio(
             if await reception.answer_until_server_needed(lines):
                 server = await reception.load_server_module()
                 started()
-                streams = reception.replay_client_lines(lines), reception.make_answer_filter()
+                streams = reception.replay_client_lines(lines), reception.make_early_answer_filter()
                 await server.serve_single_client(kernel, serving, streams, reception.client)
         except* ConnectionError:
             pass  # the client has disconnected
@@ -449,10 +451,10 @@ class StartupResponder:
         async for line in lines:
             yield line
 
-    def make_answer_filter(self) -> EarlyAnswerFilter:
+    def make_early_answer_filter(self) -> DuplicateAnswerFilter:
         """Return the writer for the server's answers, which drops repeated ones."""
         tells = self._client_info is not None and "protocolVersion" in self._client_info
-        return EarlyAnswerFilter(self._output, self._answered, tells=tells)
+        return DuplicateAnswerFilter(self._output, self._answered, tells=tells)
 
     def _load(self) -> asyncio.Task[Any]:
         if self._loading is None:
@@ -552,7 +554,7 @@ class StartupResponder:
         tools = [to_mcp_tool(kernel, discovery, spec) for spec in list_client_tools(kernel, discovery, None)]
         if discovery == "core" and kernel.generation.resolve_tool_name(CALL_TOOL) is None:
             tools.append(dict(CALL_TOOL_ENTRY))
-        page = get_page_at_index("tools", tools, 0)
+        page = paginate_from_index("tools", tools, 0)
         return self._complete_result(page, make_server_info(kernel, discovery)["serverInfo"]) if newer else page
 
     @staticmethod
@@ -582,7 +584,7 @@ class StartupResponder:
         return True
 
 
-class EarlyAnswerFilter:
+class DuplicateAnswerFilter:
     """A writer that passes on the server's messages, except answers to requests that were answered early.
 
     :param given: the early answers by request ID

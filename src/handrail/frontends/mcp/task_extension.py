@@ -38,7 +38,7 @@ from handrail.frontends.mcp.client_call import (
     find_missing_capability,
     to_sdk_request_model,
 )
-from handrail.frontends.mcp.client_manager import McpClientManager, get_request_credential
+from handrail.frontends.mcp.client_manager import McpClientManager, get_request_principal
 from handrail.frontends.mcp.mcp_responses import to_mcp_result
 from handrail.store import operator_decisions
 from handrail.store.tables.job_tables import JobRetention
@@ -128,7 +128,7 @@ class McpTaskManager:
     # ── from a call to a task ────────────────────────────────────────────────────────────────────
 
     @staticmethod
-    def check_background_call(request: OpenClientRequest, spec: ToolSpec, arguments: Mapping[str, Any]) -> None:
+    def require_task_support(request: OpenClientRequest, spec: ToolSpec, arguments: Mapping[str, Any]) -> None:
         """Check that a background call which may ask its client can be answered with a task.
 
         :raises MCPError: if the client accepts no tasks, because the call could never ask it
@@ -160,7 +160,7 @@ class McpTaskManager:
                 await client.session.move_to_background(call.call_id)
                 return
 
-    async def make_task_of_job(
+    async def convert_job_to_task(
         self, client: ConnectedMcpClient, call: McpClientCall, answer: CallAnswer
     ) -> dict[str, Any] | None:
         """Return the new task if the call became a job, or None if the call has its result.
@@ -210,7 +210,7 @@ class McpTaskManager:
             followed.guest.end_call(followed.exchange)
             followed.notify_changed()
         if reopened is not None:
-            await self._clients.close_client(reopened)
+            await self._clients.stop_and_close_client(reopened)
 
     def _schedule_client_check(self, job_id: str, followed: _VisibleTaskState) -> None:
         if followed.timer is not None:
@@ -229,7 +229,7 @@ class McpTaskManager:
     # ── requests about a task ────────────────────────────────────────────────────────────────────
 
     async def on_get(self, context: Context, params: TaskIdParams) -> dict[str, Any]:
-        async with self._clients.use_client(context) as client_state:
+        async with self._clients.acquire_request_client(context) as client_state:
             line, job = await self._require_task(context, params.task_id)
             followed = await self._find_running_task(job, line)
             return {**await self._task_state(client_state, job, params.task_id, followed), "resultType": "complete"}
@@ -302,14 +302,14 @@ class McpTaskManager:
                 return  # the job is no longer stored
 
     async def on_update(self, context: Context, params: TaskUpdateParams) -> dict[str, Any]:
-        async with self._clients.use_client(context):
+        async with self._clients.acquire_request_client(context):
             line, job = await self._require_task(context, params.task_id)
             if (followed := await self._find_running_task(job, line)) is not None:
-                followed.exchange.add_client_answers(params.input_responses)
+                followed.exchange.apply_client_answers(params.input_responses)
             return {"resultType": "complete"}
 
     async def on_cancel(self, context: Context, params: TaskIdParams) -> dict[str, Any]:
-        async with self._clients.use_client(context):
+        async with self._clients.acquire_request_client(context):
             _, job = await self._require_task(context, params.task_id)
             if not job.has_ended:
                 self._clients.spawn_server_task(self._stop(job.id))
@@ -356,7 +356,7 @@ class McpTaskManager:
             path, made = Path(self._kernel.state_folder) / KEY_FILE, secrets.token_bytes(_KEY_BYTES)
             # If the key cannot be stored, the IDs are valid as long as this process runs.
             self._key = self._key or await asyncio.to_thread(operator_decisions.create_private_file, path, made) or made
-        whose = orjson.dumps([job_id.encode("utf-8", "replace").decode(), get_request_credential()])
+        whose = orjson.dumps([job_id.encode("utf-8", "replace").decode(), get_request_principal()])
         seal = hmac.digest(self._key, whose, hashlib.sha256)[:_SEAL_BYTES]
         return f"{job_id}.{base64.urlsafe_b64encode(seal).decode()}"
 
@@ -370,15 +370,15 @@ class McpTaskManager:
         async with self._reopening:
             if job.id not in self._followed:
                 try:
-                    client_state = await self._clients.reopen_client(job.session_id, request.context)
+                    client_state = await self._clients.reopen_suspended_client(job.session_id, request.context)
                 except HandrailError:
                     return None
                 self._follow_task(
-                    job, client_state.client, client_state.client.add_attended_call(job.call_id), client_state
+                    job, client_state.client, client_state.client.register_client_call(job.call_id), client_state
                 )
         followed = self._followed.get(job.id)
         if followed is not None:
-            followed.exchange.mark_task_seen(request)
+            followed.exchange.record_task_state_request(request)
             followed.is_unseen = False
             self._schedule_client_check(job.id, followed)
         return followed
@@ -426,7 +426,7 @@ class McpTaskManager:
         return {"status": "completed", "result": await to_mcp_result(self._kernel, client, job.tool_id, result)}
 
 
-def list_unsupported_requests(result: Result) -> Sequence[ClientMethod]:
+def get_unsupported_request_methods(result: Result) -> Sequence[ClientMethod]:
     """Return the methods of the requests to the client for which a call failed."""
     named: Any = result.metadata.get("unsupported_client_requests")
     found: Sequence[ClientMethod] = named or ()
@@ -437,7 +437,7 @@ def make_missing_capability_error(result: Result) -> dict[str, Any] | None:
     """Return the protocol error for a call that failed for an undeclared client capability, or None."""
     text = result.error_text or ""
     needed: dict[str, Any] = {}
-    for method in list_unsupported_requests(result):
+    for method in get_unsupported_request_methods(result):
         needed |= find_missing_capability(None, method, {}) or {}
     if not needed:
         return None

@@ -85,7 +85,7 @@ def read_token_file(path: str) -> dict[str, str]:
                 raise StartError(f"Other users can read {path}. Run `chmod 600` on it.")
             text = file.read(MAX_TOKEN_FILE_BYTES + 1).decode("utf-8")
     except (OSError, UnicodeError) as error:
-        raise StartError(f"Could not read the tokens in {path}: {error}") from None
+        raise StartError(f"Could not read the tokens in {path}: {error}. Check the path and its permissions.") from None
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -147,7 +147,7 @@ class JwtTokenVerifier(TokenVerifier):
         return AccessToken(
             token="",
             client_id=client,
-            scopes=get_token_scopes(claims),
+            scopes=parse_token_scopes(claims),
             expires_at=int(claims["exp"]) + LEEWAY_S,
             resource=self._resource,
             subject=subject if isinstance(subject, str) else None,
@@ -183,7 +183,7 @@ class JwtTokenVerifier(TokenVerifier):
         return found
 
 
-class AnyTokenVerifier(TokenVerifier):
+class CombinedTokenVerifier(TokenVerifier):
     """A verifier that accepts each token that one of several verifiers accepts."""
 
     def __init__(self, verifiers: Sequence[TokenVerifier]) -> None:
@@ -196,7 +196,7 @@ class AnyTokenVerifier(TokenVerifier):
         return None
 
 
-def check_secure_url(url: str, what: str) -> str:
+def require_secure_url(url: str, what: str) -> str:
     """Check that a URL is safe for tokens and keys: https, or http on this machine.
 
     :param what: the name of the option or setting
@@ -277,7 +277,7 @@ async def _fetch_json(url: str) -> dict[str, Any]:
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
-def get_token_scopes(claims: Mapping[str, Any]) -> list[str]:
+def parse_token_scopes(claims: Mapping[str, Any]) -> list[str]:
     """Return the scopes of a token, from any of the forms in use."""
     given: Any = claims.get("scope") or claims.get("scp") or []
     words = given.split() if isinstance(given, str) else cast("list[Any]", given) if isinstance(given, list) else []
@@ -350,7 +350,7 @@ class IntrospectionTokenVerifier(TokenVerifier):
     async def verify_token(self, token: str) -> AccessToken | None:
         """Return the access that a token gives, or None for a rejected one.
 
-        :raises Unchecked: if the authorization server cannot be reached, or does not answer
+        :raises TokenCheckFailed: if the authorization server cannot be reached, or does not answer
         """
         if not token or len(token) > MAX_TOKEN_LENGTH or not (token.isascii() and token.isprintable()):
             return None
@@ -398,7 +398,7 @@ class IntrospectionTokenVerifier(TokenVerifier):
     async def _fetch_claims(self, token: str) -> Mapping[str, Any]:
         """Return the claims of a token, as the authorization server reports them.
 
-        :raises Unchecked: if the server cannot be reached, or its answer is invalid
+        :raises TokenCheckFailed: if the server cannot be reached, or its answer is invalid
         """
         import httpx2
 
@@ -457,7 +457,7 @@ class IntrospectionTokenVerifier(TokenVerifier):
         return AccessToken(
             token="",
             client_id=client,
-            scopes=get_token_scopes(claims),
+            scopes=parse_token_scopes(claims),
             expires_at=None if ends is None else int(ends),
             resource=self._resource,
             subject=subject if isinstance(subject, str) else None,

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import orjson
 
-from handrail.catalog.loaded_tools import InteractionTools
-from handrail.catalog.tool_prompt import format_unloaded_tool_index, sort_by_guidance
+from handrail.catalog.loaded_tools import InteractionLoadedTools
+from handrail.catalog.tool_prompt import format_unloaded_tool_index, list_tools_with_guidance
 from handrail.catalog.view import CatalogOptions, get_view
-from handrail.contract.schema.argument_validation import InvalidSchema, ParametersSchema, compile_schema
-from handrail.contract.services.subagent_services import drop_delegating_tools
+from handrail.contract.schema.argument_validation import InvalidSchemaError, ParametersSchema, compile_schema
+from handrail.contract.services.subagent_services import drop_delegation_tools
 from handrail.contract.struct import Struct
 from handrail.contract.tool.tool_ids_and_wire_names import FRONTEND_IDS, wire_name
 from handrail.contract.tool_generation import BUILT_IN
@@ -82,13 +82,13 @@ def list_client_tools(kernel: Kernel, discovery: Discovery, session: Session | N
     :param session: the client's session; None for a client without one
     """
     if discovery == "all":
-        return drop_delegating_tools(
+        return drop_delegation_tools(
             [entry.spec for entry in get_view(kernel.generation, CatalogOptions()).available_tools.values()], None
         )
     if session is not None:
         return session.active_tools
-    options = kernel.config.settings.catalog.to_options(kernel.default_agent.core_tools)
-    return drop_delegating_tools(InteractionTools("", options).loaded_tool_specs(kernel.generation), None)
+    options = kernel.config.settings.catalog.to_catalog_options(kernel.default_agent.core_tools)
+    return drop_delegation_tools(InteractionLoadedTools("", options).loaded_tool_specs(kernel.generation), None)
 
 
 def to_mcp_tool(kernel: Kernel, discovery: Discovery, spec: ToolSpec) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def to_mcp_tool(kernel: Kernel, discovery: Discovery, spec: ToolSpec) -> dict[st
             "name": wire_name(spec.id),
             "title": _make_title(spec.id),
             "description": f"{spec.description} {beside}" if beside else spec.description,
-            "inputSchema": keep_standard_formats(spec.parameters),
+            "inputSchema": remove_nonstandard_formats(spec.parameters),
             "annotations": {
                 "readOnlyHint": spec.side_effect == "read",
                 "destructiveHint": spec.side_effect != "read",
@@ -116,7 +116,7 @@ def to_mcp_tool(kernel: Kernel, discovery: Discovery, spec: ToolSpec) -> dict[st
         }
         declared = _find_output_schema(kernel, spec)
         if declared is not None and (spec.output_schema is None or get_output_schema(kernel, spec) is not None):
-            known["outputSchema"] = keep_standard_formats(declared)
+            known["outputSchema"] = remove_nonstandard_formats(declared)
         own = spec.client_listing or {}
         known |= {**own, "_meta": {**own.get("_meta", {}), **_make_hints(kernel, spec)}}
     return known
@@ -129,13 +129,13 @@ def _make_title(tool_id: str) -> str:
 
 def _make_hints(kernel: Kernel, spec: ToolSpec) -> dict[str, Any]:
     """Return hints for clients that load tools when they need them. Other clients ignore them."""
-    options = kernel.config.settings.catalog.to_options(kernel.default_agent.core_tools)
+    options = kernel.config.settings.catalog.to_catalog_options(kernel.default_agent.core_tools)
     if spec.id in get_view(kernel.generation, options).core_tools:
         return {"anthropic/alwaysLoad": True}
     return {"anthropic/searchHint": re.split(r"(?<=[.:;])\s", f"{spec.description} ", maxsplit=1)[0][:_MAX_HINT]}
 
 
-def keep_standard_formats(schema: Mapping[str, Any]) -> dict[str, Any]:
+def remove_nonstandard_formats(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema without the formats that are not :data:`STANDARD_FORMATS`.
 
     Some model providers refuse a whole request for one format that they do not know.
@@ -154,7 +154,7 @@ def keep_standard_formats(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def _keep_in_schemas(value: object) -> object:
     if isinstance(value, Mapping):
-        return keep_standard_formats(cast("Mapping[str, Any]", value))
+        return remove_nonstandard_formats(cast("Mapping[str, Any]", value))
     if isinstance(value, list):
         return [_keep_in_schemas(one) for one in cast("list[object]", value)]
     return value
@@ -168,7 +168,7 @@ def get_output_schema(kernel: Kernel, spec: ToolSpec) -> ParametersSchema | None
     if spec.id not in made:
         try:
             made[spec.id] = compile_schema({"additionalProperties": True, **declared})
-        except InvalidSchema:
+        except InvalidSchemaError:
             made[spec.id] = None
     return made[spec.id]
 
@@ -186,7 +186,7 @@ def _shipped_output_schemas() -> Mapping[str, Mapping[str, Any]]:
     return orjson.loads((files("handrail.tools") / "output_schemas.json").read_bytes())
 
 
-def get_page_at_index(key: str, items: Sequence[Any], start: int) -> dict[str, Any]:
+def paginate_from_index(key: str, items: Sequence[Any], start: int) -> dict[str, Any]:
     """Return the page of a listing that begins at index ``start``."""
     page: dict[str, Any] = {key: list(items[start : start + PAGE_SIZE])}
     if start + PAGE_SIZE < len(items):
@@ -226,7 +226,7 @@ def collect_tool_guidance(kernel: Kernel, discovery: Discovery) -> Mapping[str, 
     made = _guidance_lines.setdefault(kernel.generation, {})
     key: _ListingKey = (discovery, kernel.default_agent.core_tools)
     if key not in made:
-        specs = sort_by_guidance(list_client_tools(kernel, discovery, None))
+        specs = list_tools_with_guidance(list_client_tools(kernel, discovery, None))
         kept: dict[str, str] = {}
         left = MAX_GUIDANCE
         for spec in specs:
@@ -240,7 +240,7 @@ def collect_tool_guidance(kernel: Kernel, discovery: Discovery) -> Mapping[str, 
 
 def build_server_instructions(kernel: Kernel, discovery: Discovery) -> str:
     """Return the server's instructions: rules, guidance of the listed tools, and an index of the others."""
-    options = kernel.config.settings.catalog.to_options(kernel.default_agent.core_tools)
+    options = kernel.config.settings.catalog.to_catalog_options(kernel.default_agent.core_tools)
     index = format_unloaded_tool_index(get_view(kernel.generation, options), options.index_tokens)
     guidance = "\n".join(collect_tool_guidance(kernel, discovery).values())
     return "\n\n".join(filter(None, (INSTRUCTIONS, guidance, index)))

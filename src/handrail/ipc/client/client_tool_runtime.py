@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from handrail.arbiter.client_requests import make_log_event_data
 from handrail.arbiter.output.json_conversion import ValueTooLarge
-from handrail.arbiter.stoppable_execution import STOPPED_TEXT, stop_error_kind
+from handrail.arbiter.stoppable_execution import STOPPED_TEXT, get_stop_error_kind
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import ErrorKind, ToolError
-from handrail.contract.json_codec import MalformedData, expect_object
+from handrail.contract.json_codec import MalformedDataError, expect_json_object
 from handrail.contract.services.client_services import LOG_LEVELS, ClientService, LogLevel
 from handrail.contract.services.tool_runtime import Runtime, SecretService, UserContext
 from handrail.contract.session_protocols import StopReason
@@ -30,16 +30,16 @@ from handrail.ipc.codec.protocol_rpc import (
     RUNTIME_SERVICES,
     WIRE_CODEC,
     MethodSignature,
-    list_async_methods,
+    collect_async_methods,
+    inspect_method_signature,
     make_protocol_proxy,
-    read_method_signature,
 )
 from handrail.ipc.codec.tool_value_encoding import decode_tool_error, encode_return_value
 from handrail.ipc.server.client_proxies import RemoteClientService
 from handrail.ipc.wire.message_frames import Message
-from handrail.ipc.wire.operation_dispatch import OperationRefused
+from handrail.ipc.wire.operation_dispatch import RemoteRequestError
 from handrail.ipc.wire.peer_connection import ConnectionLost, IpcConnection
-from handrail.runtime.secret_store import NO_SECRETS, DeclaredSecrets, SecretStore
+from handrail.runtime.secret_store import NO_SECRETS, SecretStore, ToolSecretService
 from handrail.session.session_events import DROPPABLE_KINDS
 
 if TYPE_CHECKING:
@@ -58,12 +58,12 @@ if TYPE_CHECKING:
         NetworkService,
         ShellService,
         ToolStateService,
-        UserService,
+        UserQuestionService,
     )
     from handrail.contract.tool.spec import ToolSession
 
 
-class OutputListeners:
+class OutputListenerRegistry:
     """The listeners for the output of programs, by number."""
 
     def __init__(self) -> None:
@@ -94,7 +94,10 @@ class RemoteCancellationToken:
 
     def raise_if_requested(self) -> None:
         if self.reason is not None:
-            raise ToolError(f"The call was {STOPPED_TEXT[self.reason]}.", kind=stop_error_kind(self.reason))
+            raise ToolError(
+                f"The call was {STOPPED_TEXT[self.reason]}. Check its effect before you repeat it.",
+                kind=get_stop_error_kind(self.reason),
+            )
 
 
 _MAX_PIECE_BYTES = 64 * 1024
@@ -122,7 +125,7 @@ class ClientToolRuntime:
         net: NetworkService
         resources: ResourceService
         tool_session: ToolSession
-        user: UserService
+        user: UserQuestionService
         search: SearchService
         shell: ShellService
         skills: SkillService
@@ -139,7 +142,7 @@ class ClientToolRuntime:
         number: int,
         spec: ToolSpec,
         context: Mapping[str, Any],
-        streams: OutputListeners,
+        streams: OutputListenerRegistry,
         secrets: SecretStore = NO_SECRETS,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -149,7 +152,7 @@ class ClientToolRuntime:
         self._streams = streams
         self._pending_partial: Message | None = None
         self.tool_id = spec.id
-        self.secrets: SecretService = DeclaredSecrets(spec, secrets)
+        self.secrets: SecretService = ToolSecretService(spec, secrets)
         self.cancellation = RemoteCancellationToken()
 
     def __getattr__(self, name: str) -> Any:
@@ -178,7 +181,7 @@ class ClientToolRuntime:
 
     @property
     def user_context(self) -> UserContext | None:
-        return WIRE_CODEC.get_type_form(UserContext | None).read(self._context["user_context"])
+        return WIRE_CODEC.get_type_codec(UserContext | None).read(self._context["user_context"])
 
     @property
     def client_meta(self) -> Mapping[str, Any]:
@@ -239,7 +242,7 @@ class ClientToolRuntime:
         self._run_on_loop(self._queue_partial_result, {"run": self._number, "value": value})
 
     async def call(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
-        method = read_method_signature(list_async_methods(Runtime)[CALL_METHOD])
+        method = inspect_method_signature(collect_async_methods(Runtime)[CALL_METHOD])
         return await self.invoke_runtime_service(
             CALL_METHOD, method, {"tool_id": tool_id, "arguments": dict(arguments)}
         )
@@ -264,18 +267,18 @@ class ClientToolRuntime:
     async def _request(self, service: str, method: MethodSignature, fields: Mapping[str, Any]) -> Any:
         body = {"run": self._number, "arguments": fields}
         try:
-            answer = expect_object(await self._connection.request(RUNTIME_PREFIX + service, body, settle=True))
+            answer = expect_json_object(await self._connection.request(RUNTIME_PREFIX + service, body, settle=True))
             if (failure := decode_tool_error(answer)) is not None:
                 raise failure
             return method.result_form.read(answer.get("value"))
         except ConnectionLost:
             text = f"`{service}` is unavailable: the process that holds the workspace has disconnected. Try again."
             raise ToolError(text, kind="unavailable") from None
-        except OperationRefused as refused:
+        except RemoteRequestError as refused:
             self.cancellation.raise_if_requested()
             kinds: Mapping[str, ErrorKind] = {"limit": "limit", "answer_too_large": "limit", "not_running": "cancelled"}
             raise ToolError(refused.text, kind=kinds.get(refused.kind, "backend")) from None
-        except MalformedData as error:
+        except MalformedDataError as error:
             raise ToolError(
                 f"`{service}` returned an invalid answer: {error}. Use the same Handrail version for all processes.",
                 kind="backend",
@@ -331,7 +334,7 @@ class ClientToolRuntime:
                 self._loop.call_soon_threadsafe(call, body)
 
     def _send(self, what: str, body: Message) -> None:
-        with contextlib.suppress(OperationRefused):  # too long for a message
+        with contextlib.suppress(RemoteRequestError):  # too long for a message
             self._connection.notify(what, body, skip_when_behind=what in DROPPABLE_KINDS)
 
     def _queue_partial_result(self, body: Message) -> None:
@@ -349,7 +352,7 @@ class ClientToolRuntime:
         try:
             if self._connection.notify("partial", body, skip_when_behind=not at_once):
                 self._pending_partial = None
-        except OperationRefused:  # too long for a message
+        except RemoteRequestError:  # too long for a message
             self._pending_partial = None
 
 

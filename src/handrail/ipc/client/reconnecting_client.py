@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from handrail.contract.errors import HandrailError, StartError, UsageError
-from handrail.ipc.codec.wire_encoding import error_from_refusal
+from handrail.ipc.codec.wire_encoding import restore_error
 from handrail.ipc.wire.message_frames import Message
-from handrail.ipc.wire.operation_dispatch import LEAVING, OperationRefused, OperationTable
+from handrail.ipc.wire.operation_dispatch import LEAVING, OperationTable, RemoteRequestError
 from handrail.ipc.wire.peer_connection import ConnectionLost, IpcConnection
 from handrail.ipc.wire.socket_handshake import (
     ConnectionRejected,
@@ -74,7 +74,7 @@ class ReconnectingClient:
         self.on_connected: list[Callable[[IpcConnection], Awaitable[None]]] = []
         """The callbacks that are awaited with each new connection, before the first request."""
 
-    async def get_connection(self) -> IpcConnection:
+    async def wait_for_connection(self) -> IpcConnection:
         """Return the connection to the current lease holder. If it is lost, wait for the next lease holder.
 
         :raises StartError: if there is no lease holder within the time limit
@@ -116,7 +116,7 @@ class ReconnectingClient:
         while True:
             connection = self._connection
             if connection is None or connection.lost_reason is not None or self._search is not None or self._closed:
-                connection = await self.get_connection()
+                connection = await self.wait_for_connection()
             try:
                 number, answer = connection.send_request(op, body)
                 self._request_sent.set()
@@ -128,9 +128,9 @@ class ReconnectingClient:
             except ConnectionLost as lost:
                 if lost.sent and not repeatable:
                     raise
-            except OperationRefused as refused:
+            except RemoteRequestError as refused:
                 if refused.kind != LEAVING:
-                    raise error_from_refusal(refused) from None
+                    raise restore_error(refused) from None
                 await connection.closed.wait()
 
     def notify(self, op: str, body: Mapping[str, Any]) -> None:
@@ -167,8 +167,8 @@ class ReconnectingClient:
                 deadline, late = began + _SLOW_TIMEOUT_S, late + (loop.time() - asked >= greeting_s)
             except ConnectionRejected as error:
                 if error.kind != LEAVING:
-                    refusal_error = error_from_refusal(OperationRefused(error.kind, error.holder_text))
-                    raise (error if isinstance(refusal_error, OperationRefused) else refusal_error) from None
+                    refusal_error = restore_error(RemoteRequestError(error.kind, error.holder_text))
+                    raise (error if isinstance(refusal_error, RemoteRequestError) else refusal_error) from None
                 problem = str(error)
             else:
                 # From here on, notifications go to this lease holder; the callbacks repeat the earlier ones.
@@ -179,7 +179,7 @@ class ReconnectingClient:
                         await joined(connection)
                 except (
                     ConnectionLost,
-                    OperationRefused,
+                    RemoteRequestError,
                 ) as error:  # this lease holder has disconnected, or is shutting down
                     problem = str(error)
                     connection.drop("the connection attempt failed", quietly=True)
@@ -227,7 +227,7 @@ class ReconnectingClient:
         """
         while True:
             connection = self._connection
-            if connection is not None and connection.awaits_answers:
+            if connection is not None and connection.has_pending_requests:
                 await asyncio.sleep(_WATCH_INTERVAL_S)
             else:
                 self._request_sent.clear()
@@ -263,7 +263,7 @@ class ReconnectingClient:
 
     async def _reconnect(self) -> None:
         try:
-            await self.get_connection()
+            await self.wait_for_connection()
         except HandrailError as error:
             logger.warning("cannot connect to another process: %s", error)
 

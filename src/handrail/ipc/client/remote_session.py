@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from handrail.catalog.loaded_tools import InteractionTools
+from handrail.catalog.loaded_tools import InteractionLoadedTools
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.agent_manifest import AgentManifest
 from handrail.contract.approval_requests import (
@@ -30,7 +30,7 @@ from handrail.contract.services.subagent_services import (
     SubagentRunner,
     SubagentTask,
     SubagentType,
-    drop_delegating_tools,
+    drop_delegation_tools,
 )
 from handrail.contract.session_protocols import CallProposal, ChildSession, StopReason
 from handrail.contract.text.neutralisation import escape_terminal_controls
@@ -40,23 +40,23 @@ from handrail.contract.tool_generation import Generation
 from handrail.contract.undo_reports import UndoReport
 from handrail.ipc.client.reconnecting_client import ReconnectingClient
 from handrail.ipc.codec import wire_encoding
-from handrail.ipc.codec.protocol_rpc import WIRE_CODEC, RequestSender, make_lease_holder_invoker, make_protocol_proxy
-from handrail.ipc.codec.wire_encoding import error_from_refusal
-from handrail.ipc.server.client_proxies import list_client_request_kinds
+from handrail.ipc.codec.protocol_rpc import WIRE_CODEC, HolderSender, make_lease_holder_caller, make_protocol_proxy
+from handrail.ipc.codec.wire_encoding import restore_error
+from handrail.ipc.server.client_proxies import get_supported_client_request_kinds
 from handrail.ipc.wire.message_frames import Message
-from handrail.ipc.wire.operation_dispatch import LEAVING, TRANSFERRED, OperationRefused
+from handrail.ipc.wire.operation_dispatch import LEAVING, TRANSFERRED, RemoteRequestError
 from handrail.ipc.wire.peer_connection import ConnectionLost, IpcConnection
 from handrail.policy.rules.rules_and_modes import parse_optional_mode
 from handrail.session.local_session import (
     CLOSED,
     ENDED,
     SUSPENDED,
-    check_rules_match,
-    new_session_id,
+    generate_session_id,
     parse_session_rules,
+    require_matchable_rules,
 )
 from handrail.session.session_context import SessionOptions
-from handrail.session.session_events import EventQueue, iterate_events
+from handrail.session.session_events import EventQueue, add_listener, iterate_events
 from handrail.session.turn import to_proposed_call
 from handrail.store.tables.approval_tables import ApprovalReader
 
@@ -103,7 +103,7 @@ class RemoteSession:
         self._rules = [rule_to_json_data(rule) for rule in options.get("rules", ())]
         self._forget = forget
         self._turns = 0
-        self._catalog = InteractionTools(session_id, CatalogOptions())
+        self._catalog = InteractionLoadedTools(session_id, CatalogOptions())
         """The loaded tools of its model, as in the lease holder."""
         self.on_child_opened: Callable[[RemoteSession], None] = lambda _: None
         """Called with each sub-agent session that it opens."""
@@ -111,6 +111,7 @@ class RemoteSession:
         """By id of a provider tool: the reason why the session's rules exclude it, or None."""
         self._listeners: list[Callable[[Event], None]] = []
         self._readers: list[EventQueue] = []
+        self.stop_listeners: list[Callable[[], None]] = []
         self._closed_reason: str | None = None
         self.subagent_types: Sequence[SubagentType] = ()
         self.skills: Sequence[SkillInfo] = ()
@@ -153,10 +154,10 @@ class RemoteSession:
         rule_count = len(self._rules)
         try:
             self._read_opened(await connection.request("open", self._opening_body()))
-        except OperationRefused as refused:
+        except RemoteRequestError as refused:
             if refused.kind == LEAVING:
                 raise
-            self._end(f"cannot be opened with the next process that holds the workspace: {error_from_refusal(refused)}")
+            self._end(f"cannot be opened with the next process that holds the workspace: {restore_error(refused)}")
             return
         if self._is_headless_interaction:  # in the middle of a headless interaction
             await connection.request("begin", self._interaction_body(""))
@@ -176,7 +177,7 @@ class RemoteSession:
     def _opening_body(self) -> Message:
         view = {
             "interaction": self._catalog.interaction_number,
-            "loaded_tools": list(self._catalog.active.shortest_steps()),
+            "loaded_tools": list(self._catalog.active.build_minimal_loading_steps()),
         }
         options = self._options
         return {
@@ -189,7 +190,7 @@ class RemoteSession:
             "mode": self._mode,
             "shared": bool(getattr(self.attendant, "is_shared", False)),
             "user_context": options.get("user_context"),
-            "client": None if self.client is None else list_client_request_kinds(self.client, ""),
+            "client": None if self.client is None else get_supported_client_request_kinds(self.client, ""),
             "client_info": options.get("client_info"),
             "editor": isinstance(self.client, EditorClientHandler),
         }
@@ -200,21 +201,21 @@ class RemoteSession:
         :param call: the id for the lease holder: of a turn, without the position in it
         """
         if self.client is not None:
-            kinds = list_client_request_kinds(self.client, call_id)
+            kinds = get_supported_client_request_kinds(self.client, call_id)
             self._ipc_client.notify("client_capabilities", {"session": self.id, "call": call, "kinds": kinds})
 
     def _read_opened(self, fields: Message) -> None:
         if "generation" in fields:
-            self._own_generation = wire_encoding.read_generation(fields["generation"], self._tools)
+            self._own_generation = wire_encoding.decode_generation(fields["generation"], self._tools)
         self._turns = max(self._turns, fields["turns"])
         self._mode = parse_optional_mode(fields["mode"])
         self._catalog.replace_catalog_options(WIRE_CODEC.get_type_reader(CatalogOptions)(fields["catalog"]))
-        self._catalog.active.apply_steps(fields["loaded_tools"])
+        self._catalog.active.apply_loading_steps(fields["loaded_tools"])
         self._provider_tools = dict(fields["native"])
-        self.skills = self.skills or WIRE_CODEC.get_type_form(Sequence[SkillInfo]).read(
+        self.skills = self.skills or WIRE_CODEC.get_type_codec(Sequence[SkillInfo]).read(
             fields["skills"]
         )  # they stay the same
-        self.subagent_types = WIRE_CODEC.get_type_form(Sequence[SubagentType]).read(fields["agents"])
+        self.subagent_types = WIRE_CODEC.get_type_codec(Sequence[SubagentType]).read(fields["agents"])
 
     # ── loaded tools ─────────────────────────────────────────────────────────────────────────────
 
@@ -224,7 +225,7 @@ class RemoteSession:
 
     @property
     def active_tools(self) -> list[ToolSpec]:
-        return drop_delegating_tools(self._catalog.loaded_tool_specs(self._tools), self.delegates)
+        return drop_delegation_tools(self._catalog.loaded_tool_specs(self._tools), self.delegates)
 
     async def start_interaction(self, text: str = "", *, headless: bool = False) -> None:
         self._check_open()
@@ -245,7 +246,7 @@ class RemoteSession:
     def update_loaded_tools(self, interaction: int, steps: Iterable[str]) -> None:
         """Update the loaded tools, because the lease holder has changed them."""
         if interaction == self._catalog.interaction_number:
-            self._catalog.active.apply_steps(steps)
+            self._catalog.active.apply_loading_steps(steps)
 
     # ── calls ────────────────────────────────────────────────────────────────────────────────────
 
@@ -258,7 +259,7 @@ class RemoteSession:
             answers = await self.execute_calls(self._turns, self._ipc_client.token, generation.number, (proposed,))
             return answers[0].result
         self._send_client_capabilities(f"{self.id}/key:{key}", f"{self.id}/key:{key}")
-        body = {"session": self.id, "call": wire_encoding.write_call(proposed), "key": key}
+        body = {"session": self.id, "call": wire_encoding.encode_proposed_call(proposed), "key": key}
         while True:
             try:
                 return WIRE_CODEC.get_type_reader(Result)(await self._ipc_client.request("keyed", body, settle=True))
@@ -288,13 +289,13 @@ class RemoteSession:
         ids = [make_call_id(self.id, number, (first or 0) + index) for index in range(len(calls))]
         if self._closed_reason is not None:
             return self._closed_answers(ids)
-        items = [wire_encoding.write_call(call) for call in calls]
+        items = [wire_encoding.encode_proposed_call(call) for call in calls]
         body: Message = {"session": self.id, "turn": number, "token": token, "generation": generation}
         if first is None:
             body["calls"] = items
         else:
             try:
-                body |= {"position": first, "call": items[0], "behind": await self.history.pending_write_number()}
+                body |= {"position": first, "call": items[0], "behind": await self.history.get_pending_write_number()}
             except HandrailError as error:
                 text = f"Nothing was run, because the conversation cannot be stored: {error}"
                 return _same_answers(ids, Result.error("unavailable", text))
@@ -304,7 +305,7 @@ class RemoteSession:
             answers = await self._ipc_client.request("reply" if first is None else "call", body, settle=True)
         except ConnectionLost:
             return await self._recover_after_loss(ids, calls)
-        except OperationRefused as refused:
+        except RemoteRequestError as refused:
             if refused.kind != TRANSFERRED:
                 raise
             return await self._recover_after_loss(ids, calls)
@@ -314,7 +315,7 @@ class RemoteSession:
             if self._closed_reason is None:
                 raise
             return self._closed_answers(ids)
-        return [wire_encoding.read_answer(answer) for answer in (answers if first is None else [answers])]
+        return [wire_encoding.decode_call_answer(answer) for answer in (answers if first is None else [answers])]
 
     def _closed_answers(self, ids: Sequence[str], kind: ErrorKind = "cancelled") -> Sequence[CallAnswer]:
         """Return the answers to calls in a session that is no longer open.
@@ -369,7 +370,7 @@ class RemoteSession:
                 response = await self._ipc_client.request("recall", body)
             except ConnectionLost:  # calls that it resumed are no longer suspended; their records have the answers
                 continue
-            return [(wire_encoding.read_answer(answer), begun) for answer, begun in response]
+            return [(wire_encoding.decode_call_answer(answer), begun) for answer, begun in response]
 
     async def resume_suspended_calls(self) -> list[CallAnswer]:
         """Resume suspended calls; see :meth:`handrail.session.local_session.LocalSession.resume_suspended_calls`."""
@@ -382,7 +383,7 @@ class RemoteSession:
                     answers = await self._ipc_client.request(
                         "resume_suspended_calls", {"session": self.id}, settle=True
                     )
-                    return [wire_encoding.read_answer(answer) for answer in answers]
+                    return [wire_encoding.decode_call_answer(answer) for answer in answers]
                 return await self.recover_results(waiting)
             except ConnectionLost:  # the log has the calls that it resumed; the others still wait
                 continue
@@ -393,7 +394,7 @@ class RemoteSession:
     async def open_child(self, call_id: str, delegation: SubagentTask) -> ChildSession:
         options: SessionOptions = {"approval_handler": self.attendant, "agent": delegation.agent}
         shared = (self._generation, options, self.workdir, self._forget)
-        child = RemoteSession(new_session_id(), self._ipc_client, *shared)
+        child = RemoteSession(generate_session_id(), self._ipc_client, *shared)
         handed = WIRE_CODEC.encode_value(SubagentTask, delegation)
         body = {"id": child.id, "session": self.id, "call": call_id, "delegation": handed}
         answer = await self._ipc_client.request("child", body, settle=True)
@@ -414,13 +415,13 @@ class RemoteSession:
         self._rules += texts
         self._provider_tools = {}
         self._ipc_client.notify("rules", {"session": self.id, "rules": list(texts)})
-        check_rules_match(found, self._tools)
+        require_matchable_rules(found, self._tools)
 
     @property
     def mode(self) -> Mode:
         return self._mode or DEFAULT_MODE
 
-    def update_mode(self, mode: str) -> None:
+    def apply_mode_change(self, mode: str) -> None:
         """Update the mode, because the lease holder has changed it. The next lease holder receives it, too."""
         self._mode, self._provider_tools = parse_optional_mode(mode), {}
 
@@ -433,13 +434,13 @@ class RemoteSession:
     @property
     def notifications(self) -> NotificationQueue:
         return make_protocol_proxy(
-            NotificationQueue, "notices.", make_lease_holder_invoker(self._ipc_client, session=self.id)
+            NotificationQueue, "notices.", make_lease_holder_caller(self._ipc_client, session=self.id)
         )
 
     @property
     def jobs(self) -> JobService:
         """The background jobs of the session, which run in the lease holder."""
-        return make_protocol_proxy(JobService, "jobs.", make_lease_holder_invoker(self._ipc_client, session=self.id))
+        return make_protocol_proxy(JobService, "jobs.", make_lease_holder_caller(self._ipc_client, session=self.id))
 
     async def undo(self, call: str | None = None, *, dry_run: bool = False, overwrite: bool = False) -> UndoReport:
         session = self.id if call is None else None
@@ -459,7 +460,7 @@ class RemoteSession:
         See :meth:`handrail.contract.session_protocols.Session.read_parent_instructions`.
         """
         answer = await self._ipc_client.request("instructions", {"session": self.id}, repeatable=True)
-        return WIRE_CODEC.get_type_form(Sequence[tuple[str, str]]).read(answer)
+        return WIRE_CODEC.get_type_codec(Sequence[tuple[str, str]]).read(answer)
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────
 
@@ -475,6 +476,9 @@ class RemoteSession:
                     self._ipc_client.notify("unwatch", {"session": self.id})
 
         return stop
+
+    def watch_stop(self, listener: Callable[[], None]) -> Callable[[], None]:
+        return add_listener(self.stop_listeners, listener)
 
     def dispatch_event(self, event: Event) -> None:
         """Call the listeners with an event."""
@@ -579,13 +583,13 @@ class RemoteTurn:
         token: int,
         generation: Generation,
         number: int,
-        catalog: InteractionTools,
+        catalog: InteractionLoadedTools,
         ruled: Mapping[str, str | None],
         delegates: SubagentRunner | None,
     ) -> None:
         self._execute_calls = execute_calls
         self._catalog = catalog
-        self._loaded = catalog.get_tools_for_turn(generation)
+        self._loaded = catalog.begin_turn(generation)
         self._provider_tools = ruled
         self._delegates = delegates
         self._token = token
@@ -595,11 +599,11 @@ class RemoteTurn:
 
     @property
     def tool_specs(self) -> list[ToolSpec]:
-        return drop_delegating_tools(self._catalog.loaded_tool_specs(self.generation, self._loaded), self._delegates)
+        return drop_delegation_tools(self._catalog.loaded_tool_specs(self.generation, self._loaded), self._delegates)
 
     @property
     def tool_index(self) -> str:
-        return self._catalog.format_index(self.generation)
+        return self._catalog.format_deferred_tool_index(self.generation)
 
     @property
     def provider_tools(self) -> list[ProviderToolOffer]:
@@ -635,7 +639,7 @@ class RemoteHistory:
         self._latest: PendingHistoryWrite | None = None
         # These requests are repeatable: duplicates are recognised by their content, or are harmless.
         there = make_protocol_proxy(
-            ConversationHistory, "history.", make_lease_holder_invoker(ipc_client, session=session_id)
+            ConversationHistory, "history.", make_lease_holder_caller(ipc_client, session=session_id)
         )
         self.read_stored_messages, self.store_attachment, self.load_attachment = (
             there.read_stored_messages,
@@ -652,7 +656,7 @@ class RemoteHistory:
         self._latest = PendingHistoryWrite(self._ipc_client, body, number)
         return self._latest
 
-    async def pending_write_number(self) -> int:
+    async def get_pending_write_number(self) -> int:
         """Return the number of the write that a new call must wait for; 0 if all writes are durable.
 
         While the last write is in flight over the same connection, the lease holder lets the call wait for it.
@@ -714,20 +718,23 @@ APPROVALS_PREFIX = "approvals."
 """The prefix of the operations of :class:`ApprovalService`."""
 
 
-class RemoteApprovals:
+class RemoteApprovalService:
     """A :class:`~handrail.contract.approval_requests.ApprovalService` in a client process.
 
     :param reader: returns a reader of the lease holder's database, which shows the durable state
     """
 
     def __init__(
-        self, reader: Callable[[], ApprovalReader], holder: RequestSender, clock: Callable[[], int] = time.time_ns
+        self,
+        reader: Callable[[], ApprovalReader],
+        holder: HolderSender,
+        clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._reader = reader
         self._once_proxy = make_protocol_proxy(
-            ApprovalService, APPROVALS_PREFIX, make_lease_holder_invoker(holder, repeatable=False)
+            ApprovalService, APPROVALS_PREFIX, make_lease_holder_caller(holder, repeatable=False)
         )
-        self._repeat_proxy = make_protocol_proxy(ApprovalService, APPROVALS_PREFIX, make_lease_holder_invoker(holder))
+        self._repeat_proxy = make_protocol_proxy(ApprovalService, APPROVALS_PREFIX, make_lease_holder_caller(holder))
         self._clock = clock
 
     def list_pending(self, session_id: str | None = None) -> list[Approval]:

@@ -14,7 +14,7 @@ from handrail.arbiter.output.json_conversion import ValueTooLarge
 from handrail.arbiter.tool_runner import run_in_daemon_thread
 from handrail.contract.approval_requests import ApprovalHandler
 from handrail.contract.errors import ToolError, UsageError
-from handrail.contract.json_codec import expect_object
+from handrail.contract.json_codec import expect_json_object
 from handrail.contract.services.client_services import ClientHandler, EditorClientHandler
 from handrail.contract.services.subagent_services import NO_MODEL, SubagentRunner
 from handrail.contract.services.tool_runtime import Runtime, UserQuestion
@@ -25,7 +25,7 @@ from handrail.contract.tool.resource_provider import PollableResourceProvider, R
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.contract.tool.trigger_tools import TriggerContext, TriggerEvent, TriggerTool
-from handrail.ipc.client.client_tool_runtime import ClientToolRuntime, OutputListeners
+from handrail.ipc.client.client_tool_runtime import ClientToolRuntime, OutputListenerRegistry
 from handrail.ipc.client.remote_session import RemoteSession
 from handrail.ipc.codec import wire_encoding
 from handrail.ipc.codec.protocol_rpc import (
@@ -40,12 +40,12 @@ from handrail.ipc.codec.tool_value_encoding import INLINE_PARTS, encode_return_v
 from handrail.ipc.codec.wire_encoding import (
     ClientWatchdogDescription,
     ResourceProviderDescription,
+    collect_tools_from_objects,
     describe_client_tools,
-    flatten_tool_list,
 )
 from handrail.ipc.server.client_proxies import APPROVAL_PREFIX, BUFFERS_PREFIX, CLIENT_PREFIX, SUBAGENT_PREFIX
 from handrail.ipc.wire.message_frames import Message
-from handrail.ipc.wire.operation_dispatch import OperationRefused, OperationSpec, logger
+from handrail.ipc.wire.operation_dispatch import OperationSpec, RemoteRequestError, logger
 from handrail.ipc.wire.peer_connection import IpcConnection
 from handrail.policy.watchdogs.api import (
     DEFAULT_TIMEOUT_MS,
@@ -56,7 +56,7 @@ from handrail.policy.watchdogs.api import (
 )
 from handrail.runtime.call_runtime import NO_USER_ATTACHED
 from handrail.runtime.secret_store import NO_SECRETS, SecretStore
-from handrail.session.inbound.trigger_waits import next_class_firing_ns
+from handrail.session.inbound.trigger_waits import compute_next_class_firing_ns
 
 __all__ = ["ToolHost", "describe_client_tools"]
 
@@ -124,7 +124,7 @@ class ToolHost:
         self._redact = redact
         self._connection: IpcConnection | None = None
         self._running: dict[int, _RunningCall] = {}
-        self._streams = OutputListeners()
+        self._streams = OutputListenerRegistry()
         self._orphaned: set[asyncio.Task[Any]] = set()
         self._states = OpenToolStates()
         self._subscriptions: dict[int, Callable[[], Awaitable[None]]] = {}
@@ -158,7 +158,7 @@ class ToolHost:
         """The current listings of its resource providers, for the lease holder."""
         items = [
             ResourceProviderDescription(
-                wire_encoding.snapshot_provider_listing(one), isinstance(one, PollableResourceProvider)
+                wire_encoding.snapshot_source_resources(one), isinstance(one, PollableResourceProvider)
             )
             for one in self._offerings
         ]
@@ -185,7 +185,7 @@ class ToolHost:
 
         :raises LoadError: with all faults
         """
-        for found in flatten_tool_list(tools):
+        for found in collect_tools_from_objects(tools):
             self._tools[found.tool.spec.id, found.tool.spec.definition_hash] = found.tool
 
     def attach_connection(self, connection: IpcConnection) -> None:
@@ -241,7 +241,7 @@ class ToolHost:
         found = self._find_provider(offering)
         give = _PROVIDER_METHODS.get(method)
         if give is None:
-            raise OperationRefused(
+            raise RemoteRequestError(
                 "malformed", f"Unknown method: {method[:80]!r}. Expected one of: {', '.join(_PROVIDER_METHODS)}."
             )
         runtime = self._make_runtime(run, ToolSpec(WIRE_CODEC.get_type_reader(str)(around.get("tool_id")), ""), around)
@@ -249,7 +249,7 @@ class ToolHost:
 
     def _make_runtime(self, run: int, spec: ToolSpec, around: Mapping[str, Any]) -> ClientToolRuntime:
         if self._connection is None:
-            raise OperationRefused("unavailable", "The process of the tool is not ready yet. Try again.")
+            raise RemoteRequestError("unavailable", "The process of the tool is not ready yet. Try again.")
         return ClientToolRuntime(self._connection, run, spec, around, self._streams, self._secrets)
 
     async def _run_stoppable(
@@ -295,7 +295,7 @@ class ToolHost:
     async def _next_due(self, tool: str, definition: str, arguments: dict[str, Any], now_ns: int) -> Message:
         found = self._find_trigger(tool, definition)
         try:
-            return {"value": next_class_firing_ns(found, arguments, now_ns)}
+            return {"value": compute_next_class_firing_ns(found, arguments, now_ns)}
         except ToolError as error:
             return encode_tool_error(error)
 
@@ -315,7 +315,7 @@ class ToolHost:
 
     async def _watchdog(self, number: int, call: WatchdogCall, spec: ToolSpec | None) -> Message:
         if not 0 <= number < len(self._watchdogs):
-            raise OperationRefused("unavailable", "The process no longer has this watchdog. Start a new turn.")
+            raise RemoteRequestError("unavailable", "The process no longer has this watchdog. Start a new turn.")
         watchdog = self._watchdogs[number]
         try:
             if spec is not None and _skips_tool(watchdog, spec):
@@ -328,7 +328,7 @@ class ToolHost:
 
     def _find_provider(self, number: int) -> ResourceProvider:
         if not 0 <= number < len(self._offerings):
-            raise OperationRefused(
+            raise RemoteRequestError(
                 "unavailable", "The process no longer has these resources and prompts. Start a new turn."
             )
         return self._offerings[number]
@@ -363,11 +363,11 @@ class ToolHost:
     def _find_trigger(self, tool: str, definition: str) -> TriggerTool:
         """Return a trigger class.
 
-        :raises Refused: if the tool does not exist or is not a trigger class
+        :raises RemoteRequestError: if the tool does not exist or is not a trigger class
         """
         found = self._find_tool(tool, definition)
         if not isinstance(found, TriggerTool):
-            raise OperationRefused(
+            raise RemoteRequestError(
                 "malformed", f"{tool[:80]!r} is not a trigger class. Pass a class that this process registered."
             )
         return found
@@ -375,11 +375,11 @@ class ToolHost:
     def _find_tool(self, tool: str, definition: str) -> Tool:
         """Return a tool by its id and definition hash.
 
-        :raises Refused: if the tool does not exist
+        :raises RemoteRequestError: if the tool does not exist
         """
         found = self._tools.get((tool, definition))
         if found is None:
-            raise OperationRefused(
+            raise RemoteRequestError(
                 "unavailable", "The process no longer has this tool. Use another tool, or start a new turn."
             )
         return found
@@ -398,9 +398,14 @@ _PROVIDER_METHODS: Mapping[
     str, Callable[[ResourceProvider, Mapping[str, Any], Runtime], Coroutine[Any, Any, object]]
 ] = {
     "read": lambda of, given, on: of.read(_read_text(given, "uri"), on),
-    "prompt": lambda of, given, on: of.get_prompt(_read_text(given, "name"), expect_object(given.get("arguments")), on),
+    "prompt": lambda of, given, on: of.get_prompt(
+        _read_text(given, "name"), expect_json_object(given.get("arguments")), on
+    ),
     "complete": lambda of, given, on: of.complete(
-        expect_object(given.get("ref")), expect_object(given.get("argument")), expect_object(given.get("context")), on
+        expect_json_object(given.get("ref")),
+        expect_json_object(given.get("argument")),
+        expect_json_object(given.get("context")),
+        on,
     ),
 }
 """The methods of a resource provider for calls, by name."""
@@ -435,13 +440,13 @@ async def _wait_for_trigger(tool: TriggerTool, waiting: TriggerContext) -> Trigg
     if not tool.is_scheduled:
         return await tool.wait(waiting)
     since = waiting.since_ns if waiting.position is None else waiting.position
-    at = next_class_firing_ns(tool, waiting.arguments, since)
+    at = compute_next_class_firing_ns(tool, waiting.arguments, since)
     if at is None:  # the answer of its class has changed: it never fires again
         return TriggerEvent(is_last=True)
     while (now := time.time_ns()) < at:  # noqa: ASYNC110 - the wall clock counts, not the loop's clock
         await asyncio.sleep(min((at - now) / 1e9, _MAX_SLEEP_S))
     now = max(at, time.time_ns())  # missed times are not reported one by one
-    return TriggerEvent(position=now, is_last=next_class_firing_ns(tool, waiting.arguments, now) is None)
+    return TriggerEvent(position=now, is_last=compute_next_class_firing_ns(tool, waiting.arguments, now) is None)
 
 
 async def _make_run_answer(tool_id: str, running: _RunningCall) -> Message:
@@ -515,7 +520,9 @@ class OpenToolStates:
             if steps.has_ended:
                 self._open.pop(number, None)
         return (
-            tool.return_value_to_json(value) if isinstance(tool, FunctionTool) and value is not END_OF_STEPS else value
+            tool.convert_return_value_to_json(value)
+            if isinstance(tool, FunctionTool) and value is not END_OF_STEPS
+            else value
         )
 
     def end_state(self, state: int) -> None:

@@ -14,7 +14,14 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast, get_args, get_origi
 
 from handrail.contract.calls_and_results import ProposedCall
 from handrail.contract.errors import ERROR_KINDS, HandrailError, ToolError
-from handrail.contract.json_codec import Codec, MalformedData, Reader, TypeJsonForm, expect_list, read_exact_fields
+from handrail.contract.json_codec import (
+    Codec,
+    JsonTypeCodec,
+    MalformedDataError,
+    Reader,
+    decode_exact_fields,
+    expect_json_list,
+)
 from handrail.contract.sandbox_protocol import CompletedProcess
 from handrail.contract.services.channels_and_triggers import ChannelService, CustomTriggerTool, TriggerService
 from handrail.contract.services.client_services import ClientService
@@ -23,7 +30,7 @@ from handrail.contract.services.history_and_skill_services import SkillService, 
 from handrail.contract.services.job_and_tool_services import CatalogService, JobService, TerminalService
 from handrail.contract.services.language_services import LanguageService
 from handrail.contract.services.memory_service import MemoryService
-from handrail.contract.services.resource_services import ResourceListing, ResourceService, SourceResponse
+from handrail.contract.services.resource_services import ResourceService, SourceResources, SourceResponse
 from handrail.contract.services.subagent_services import SubagentService
 from handrail.contract.services.task_services import TaskService
 from handrail.contract.services.tool_runtime import (
@@ -33,14 +40,14 @@ from handrail.contract.services.tool_runtime import (
     Runtime,
     ShellService,
     ToolStateService,
-    UserService,
+    UserQuestionService,
 )
 from handrail.contract.struct import Struct
 from handrail.contract.tool.spec import ToolSession
 from handrail.ipc.codec import wire_encoding
 from handrail.ipc.codec.tool_value_encoding import decode_return_value, encode_return_value
 from handrail.ipc.codec.wire_encoding import ResourceProviderListing
-from handrail.ipc.wire.operation_dispatch import LEAVING, OperationRefused, OperationSpec
+from handrail.ipc.wire.operation_dispatch import LEAVING, OperationSpec, RemoteRequestError
 from handrail.ipc.wire.peer_connection import IpcConnection
 
 T = TypeVar("T")
@@ -57,23 +64,23 @@ class TriggerClassRef(Struct, frozen=True):
     definition: str
 
 
-def decode_written_call(value: Any) -> ProposedCall:
-    """Read what :func:`~handrail.ipc.codec.wire_encoding.write_call` writes."""
-    given = expect_list(value)
+def validate_and_decode_call(value: Any) -> ProposedCall:
+    """Read what :func:`~handrail.ipc.codec.wire_encoding.encode_proposed_call` writes."""
+    given = expect_json_list(value)
     if len(given) != 6:
-        raise MalformedData("expected a call as name, arguments, provider id, fault, kind of fault and metadata")
+        raise MalformedDataError("expected a call as name, arguments, provider id, fault, kind of fault and metadata")
     name, arguments, provider_id, fault, kind, client_meta = given
     if type(name) is not str or type(arguments) is not str or type(kind) is not str or kind not in ERROR_KINDS:
-        raise MalformedData("expected the name and the arguments of a call as texts, and a kind of fault")
+        raise MalformedDataError("expected the name and the arguments of a call as texts, and a kind of fault")
     if any(one is not None and type(one) is not str for one in (provider_id, fault)):
-        raise MalformedData("expected the provider id and the fault of a call as texts")
+        raise MalformedDataError("expected the provider id and the fault of a call as texts")
     if client_meta is not None and not isinstance(client_meta, dict):
-        raise MalformedData("expected the metadata of a call as an object")
-    return wire_encoding.read_call(given)
+        raise MalformedDataError("expected the metadata of a call as an object")
+    return wire_encoding.decode_proposed_call(given)
 
 
 def _read_source_response(value: Any) -> SourceResponse:
-    fields = read_exact_fields(value, {"data": lambda data: data, "source": WIRE_CODEC.get_type_reader(str)})
+    fields = decode_exact_fields(value, {"data": lambda data: data, "source": WIRE_CODEC.get_type_reader(str)})
     data = decode_return_value(fields["data"])
     return SourceResponse(cast("Mapping[str, Any]", data) if isinstance(data, Mapping) else {}, fields["source"])
 
@@ -86,21 +93,21 @@ def _read_trigger_class(value: Any) -> TriggerClassRef:
     return WIRE_CODEC.get_type_reader(TriggerClassRef)(value)
 
 
-def _write_listing(one: ResourceListing) -> Any:
-    return WIRE_CODEC.encode_value(ResourceProviderListing, wire_encoding.snapshot_provider_listing(one))
+def _write_listing(one: SourceResources) -> Any:
+    return WIRE_CODEC.encode_value(ResourceProviderListing, wire_encoding.snapshot_source_resources(one))
 
 
 WIRE_CODEC = Codec(
     {
-        object: TypeJsonForm(decode_return_value, (object,), encode_return_value),
-        SourceResponse: TypeJsonForm(
+        object: JsonTypeCodec(decode_return_value, (object,), encode_return_value),
+        SourceResponse: JsonTypeCodec(
             _read_source_response,
             (SourceResponse,),
             lambda given: {"data": encode_return_value(dict(given.data)), "source": given.source},
         ),
-        ResourceListing: TypeJsonForm(_read_listing, (object,), _write_listing),
-        ProposedCall: TypeJsonForm(decode_written_call, (ProposedCall,), wire_encoding.write_call),
-        CustomTriggerTool: TypeJsonForm(
+        SourceResources: JsonTypeCodec(_read_listing, (object,), _write_listing),
+        ProposedCall: JsonTypeCodec(validate_and_decode_call, (ProposedCall,), wire_encoding.encode_proposed_call),
+        CustomTriggerTool: JsonTypeCodec(
             _read_trigger_class,
             (object,),
             lambda tool: {"tool": tool.spec.id, "definition": tool.spec.definition_hash},
@@ -118,9 +125,9 @@ class MethodSignature(NamedTuple):
     :param callback: the argument that is a callback for pieces before the answer; it is sent as a number, or None
     """
 
-    forms: Mapping[str, TypeJsonForm[Any]]
+    forms: Mapping[str, JsonTypeCodec[Any]]
     readers: Mapping[str, Reader[Any]]
-    result_form: TypeJsonForm[Any]
+    result_form: JsonTypeCodec[Any]
     callback: str | None
     signature: inspect.Signature
 
@@ -134,18 +141,18 @@ class MethodSignature(NamedTuple):
 
 
 @cache
-def read_method_signature(function: Callable[..., Any]) -> MethodSignature:
+def inspect_method_signature(function: Callable[..., Any]) -> MethodSignature:
     """Read the annotations of a function, or of a method whose first parameter is ``self``."""
     hints = get_type_hints(function, localns={"CompletedProcess": CompletedProcess}, include_extras=True)
     signature = inspect.signature(function)
     parameters = [one for one in signature.parameters.values() if one.name != "self"]
     hears = next((one.name for one in parameters if _is_callback(hints[one.name])), None)
     takes = {
-        one.name: WIRE_CODEC.get_type_form(int | None if one.name == hears else hints[one.name]) for one in parameters
+        one.name: WIRE_CODEC.get_type_codec(int | None if one.name == hears else hints[one.name]) for one in parameters
     }
     readers = {name: form.read for name, form in takes.items()}
     return MethodSignature(
-        takes, readers, WIRE_CODEC.get_type_form(hints["return"]), hears, signature.replace(parameters=parameters)
+        takes, readers, WIRE_CODEC.get_type_codec(hints["return"]), hears, signature.replace(parameters=parameters)
     )
 
 
@@ -154,7 +161,7 @@ def _is_callback(annotation: Any) -> bool:
 
 
 @cache
-def list_async_methods(protocol: type) -> Mapping[str, Callable[..., Any]]:
+def collect_async_methods(protocol: type) -> Mapping[str, Callable[..., Any]]:
     """Return the asynchronous methods of a Protocol and its bases by name. Other methods are not requests.
 
     Their annotations are read at the first use of a method: reading all of them would take longer than most calls.
@@ -193,13 +200,13 @@ def make_protocol_proxy(protocol: type[T], prefix: str, ask: RemoteMethodInvoker
 
 @cache
 def _proxy_class(protocol: type) -> Callable[[str, RemoteMethodInvoker], Any]:
-    members = {name: _make_proxy_method(name, function) for name, function in list_async_methods(protocol).items()}
+    members = {name: _make_proxy_method(name, function) for name, function in collect_async_methods(protocol).items()}
     return type(f"Remote{protocol.__name__}", (_ProxyBase,), members)
 
 
 def _make_proxy_method(name: str, function: Callable[..., Any]) -> Any:
     async def asking(self: _ProxyBase, *args: Any, **kwargs: Any) -> Any:
-        method = read_method_signature(function)
+        method = inspect_method_signature(function)
         bound = method.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return await self._ask(self._prefix + name, method, method.encode_arguments(bound.arguments))  # pyright: ignore[reportPrivateUsage]
@@ -217,9 +224,9 @@ def make_connection_invoker(connection: IpcConnection, *, settle: bool = False, 
     async def ask(op: str, method: MethodSignature, fields: dict[str, Any]) -> Any:
         try:
             return method.result_form.read(await connection.request(op, {**keys, **fields}, settle=settle))
-        except OperationRefused as refused:
-            raise wire_encoding.error_from_refusal(refused) from None
-        except MalformedData as error:
+        except RemoteRequestError as refused:
+            raise wire_encoding.restore_error(refused) from None
+        except MalformedDataError as error:
             raise ToolError(
                 f"`{op}` returned an invalid answer: {error}. Use the same Handrail version for all processes.",
                 kind="backend",
@@ -228,7 +235,7 @@ def make_connection_invoker(connection: IpcConnection, *, settle: bool = False, 
     return ask
 
 
-class RequestSender(Protocol):
+class HolderSender(Protocol):
     """A sender of requests to the lease holder.
 
     See :meth:`handrail.ipc.client.reconnecting_client.ReconnectingClient.request`.
@@ -237,7 +244,7 @@ class RequestSender(Protocol):
     async def request(self, op: str, body: Any = None, *, settle: bool = False, repeatable: bool = False) -> Any: ...
 
 
-def make_lease_holder_invoker(sender: RequestSender, *, repeatable: bool = True, **keys: Any) -> RemoteMethodInvoker:
+def make_lease_holder_caller(sender: HolderSender, *, repeatable: bool = True, **keys: Any) -> RemoteMethodInvoker:
     """Return an :class:`RemoteMethodInvoker` for the current lease holder.
 
     :param repeatable: the methods are idempotent: send the request to the next holder if one disconnects before it answers
@@ -269,12 +276,12 @@ class RequestHandler:
         """The fields of the request, each with its reader."""
         *others, last = self._functions
         keys = (name for one in others for name in inspect.signature(one).parameters if name != "self")
-        return {**dict.fromkeys(keys, WIRE_CODEC.get_type_reader(str)), **read_method_signature(last).readers}
+        return {**dict.fromkeys(keys, WIRE_CODEC.get_type_reader(str)), **inspect_method_signature(last).readers}
 
     async def answer_peer_request(self, given: Mapping[str, Any]) -> Any:
         """Answer the request, and return the encoded result."""
         found = await self._handler(**given)
-        write = read_method_signature(self._functions[-1]).result_form.write
+        write = inspect_method_signature(self._functions[-1]).result_form.write
         return found if write is None else write(found)
 
 
@@ -299,7 +306,7 @@ def make_protocol_handlers(
 
     return {
         prefix + name: RequestHandler(partial(carry_out, name), resolve_target, function)
-        for name, function in list_async_methods(protocol).items()
+        for name, function in collect_async_methods(protocol).items()
     }
 
 
@@ -319,17 +326,17 @@ def make_request_operation(
 
     async def handled(body: Any) -> Any:
         if is_leaving():
-            raise OperationRefused(LEAVING, SHUTDOWN_TEXT)
+            raise RemoteRequestError(LEAVING, SHUTDOWN_TEXT)
         try:
-            given = read_exact_fields(body, handler.field_readers)
-        except MalformedData as error:
-            raise OperationRefused("UsageError", f"Invalid request `{name}`: {error}.") from None
+            given = decode_exact_fields(body, handler.field_readers)
+        except MalformedDataError as error:
+            raise RemoteRequestError("UsageError", f"Invalid request `{name}`: {error}.") from None
         try:
             return await handler.answer_peer_request(given)
-        except OperationRefused:
+        except RemoteRequestError:
             raise
         except HandrailError as error:
-            raise wire_encoding.refusal_from_error(error) from None
+            raise wire_encoding.convert_to_remote_error(error) from None
 
     return OperationSpec(handled, inline, at_once, cancel_when_lost)
 
@@ -339,7 +346,7 @@ def make_notification_handler(handler: Callable[..., None]) -> Callable[[Any], N
     function = getattr(handler, "__func__", handler)
 
     def heard(body: Any) -> None:
-        handler(**read_exact_fields(body, read_method_signature(function).readers))
+        handler(**decode_exact_fields(body, inspect_method_signature(function).readers))
 
     return heard
 
@@ -368,7 +375,7 @@ RUNTIME_SERVICES: Mapping[str, type] = {
     "tool_session": ToolSession,
     "transcript": TranscriptService,
     "triggers": TriggerService,
-    "user": UserService,
+    "user": UserQuestionService,
 }
 """The services of a runtime with asynchronous methods."""
 CALL_METHOD = "call"
@@ -389,10 +396,10 @@ class RuntimeServiceMethod(NamedTuple):
 
 
 @cache
-def list_runtime_methods() -> Mapping[str, RuntimeServiceMethod]:
+def collect_runtime_methods() -> Mapping[str, RuntimeServiceMethod]:
     """Return the asynchronous methods of a runtime and its services, by operation name."""
-    found = {CALL_METHOD: RuntimeServiceMethod(attrgetter(CALL_METHOD), list_async_methods(Runtime)[CALL_METHOD])}
+    found = {CALL_METHOD: RuntimeServiceMethod(attrgetter(CALL_METHOD), collect_async_methods(Runtime)[CALL_METHOD])}
     for door, protocol in RUNTIME_SERVICES.items():
-        for name, function in list_async_methods(protocol).items():
+        for name, function in collect_async_methods(protocol).items():
             found[f"{door}.{name}"] = RuntimeServiceMethod(attrgetter(f"{door}.{name}"), function)
     return found

@@ -21,7 +21,7 @@ from handrail.arbiter.output.json_conversion import (
 )
 from handrail.contract.calls_and_results import Blob, Result
 from handrail.contract.errors import ERROR_KINDS, LogUnavailable, ToolError
-from handrail.contract.json_codec import MalformedData, expect_list, expect_object, reader_of
+from handrail.contract.json_codec import MalformedDataError, expect_json_list, expect_json_object, reader_of
 from handrail.ipc.wire.message_frames import Message
 
 INLINE_PARTS = 2_000
@@ -82,35 +82,35 @@ def decode_return_value(message: object) -> object:
 
     It is a :class:`Result` if the tool returned one, or if there are notes about converted values.
 
-    :raises Malformed: if :func:`encode_return_value` cannot have produced the message
+    :raises MalformedDataError: if :func:`encode_return_value` cannot have produced the message
     """
-    packed = expect_object(message)
+    packed = expect_json_object(message)
     if "data" not in packed:
-        raise MalformedData("a packed value has no data")
+        raise MalformedDataError("a packed value has no data")
     data = packed["data"]
-    for blob in expect_list(packed.get("blobs", [])):
-        data = _insert_blob(data, expect_list(blob))
+    for blob in expect_json_list(packed.get("blobs", [])):
+        data = _insert_blob(data, expect_json_list(blob))
     metadata: dict[str, Any] = {}
     if "notes" in packed:
-        metadata["conversions"] = [_read_text(note) for note in expect_list(packed["notes"])]
+        metadata["conversions"] = [_read_text(note) for note in expect_json_list(packed["notes"])]
     if (result := packed.get("result")) is None:
         return Result("output", data, None, metadata) if metadata else data
-    fields = expect_object(result)
+    fields = expect_json_object(result)
     if fields.get("type") not in ("output", "error"):
-        raise MalformedData(f"a result's type is {str(fields.get('type'))[:40]!r}; expected output or error")
+        raise MalformedDataError(f"a result's type is {str(fields.get('type'))[:40]!r}; expected output or error")
     value = fields.get("error_text")
     return Result(
         fields["type"],
         data,
         None if value is None else _read_text(value),
-        {**expect_object(fields.get("metadata", {})), **metadata},
+        {**expect_json_object(fields.get("metadata", {})), **metadata},
     )
 
 
 def _insert_blob(data: Any, located: list[Any]) -> Any:
     if len(located) != 3:
-        raise MalformedData("expected a binary part as path, bytes and media type")
-    way = expect_list(located[0])
+        raise MalformedDataError("expected a binary part as path, bytes and media type")
+    way = expect_json_list(located[0])
     blob = Blob(_read_bytes(located[1]), _read_text(located[2]))
     if not way:
         return blob
@@ -122,7 +122,7 @@ def _insert_blob(data: Any, located: list[Any]) -> Any:
         inner[last]  # raises if the place does not exist
         inner[last] = blob
     except (KeyError, IndexError, TypeError):
-        raise MalformedData(f"a binary part has no place in the data: {way[:8]!r:.200}") from None
+        raise MalformedDataError(f"a binary part has no place in the data: {way[:8]!r:.200}") from None
     return data
 
 
@@ -155,10 +155,10 @@ def decode_tool_error(message: Mapping[str, Any]) -> Exception | None:
 
     An error that is not a :class:`ToolError` becomes an exception of a new class with the same name and text.
 
-    :raises Malformed: if :func:`encode_tool_error` cannot have produced the message
+    :raises MalformedDataError: if :func:`encode_tool_error` cannot have produced the message
     """
     if "error" in message:
-        fields = expect_object(message["error"])
+        fields = expect_json_object(message["error"])
         kind = _read_text(fields.get("kind"))
         data = None if fields.get("data") is None else decode_return_value(fields["data"])
         return ToolError(
@@ -168,9 +168,9 @@ def decode_tool_error(message: Mapping[str, Any]) -> Exception | None:
         )
     if "raised" not in message:
         return None
-    raised = expect_list(message["raised"])
+    raised = expect_json_list(message["raised"])
     if len(raised) != 2:
-        raise MalformedData("expected an exception as class name and text")
+        raise MalformedDataError("expected an exception as class name and text")
     name, error_text = _read_text(raised[0]), _read_text(raised[1])
     return type(name if name.isidentifier() else "Exception", (_RemoteException,), {})(error_text)
 

@@ -18,32 +18,32 @@ from handrail.contract.errors import (
     ToolError,
     UsageError,
 )
-from handrail.contract.json_codec import MalformedData, reader_of, write
+from handrail.contract.json_codec import MalformedDataError, reader_of, write
 from handrail.contract.permission_modes import Mode
 from handrail.contract.rule_forms import RuleWithExamples
 from handrail.contract.schema.argument_validation import compile_schema
 from handrail.contract.services.resource_services import (
     PromptSpec,
-    ResourceListing,
     ResourceSpec,
     ResourceTemplate,
-    SourceRequest,
+    SourceRequestSpec,
+    SourceResources,
 )
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.struct import Struct, field
 from handrail.contract.tool.decorator import FunctionTool
 from handrail.contract.tool.operator_tool_settings import ToolConfig, ToolSettings
-from handrail.contract.tool.spec import ToolSessionArguments, ToolSpec
+from handrail.contract.tool.spec import ToolSessionArgumentNames, ToolSpec
 from handrail.contract.tool.tool_protocol import SpecValueCache, Tool
 from handrail.contract.tool.trigger_tools import TriggerTool
-from handrail.contract.tool_generation import DiscoveredTool, Generation, ThirdPartyOrigin, ToolEntry
+from handrail.contract.tool_generation import DiscoveredTool, Generation, ThirdPartySourceInfo, ToolEntry
 from handrail.ipc.wire.message_frames import Message
-from handrail.ipc.wire.operation_dispatch import OperationRefused
+from handrail.ipc.wire.operation_dispatch import RemoteRequestError
 from handrail.policy.rules.rules_and_modes import RuleBook, parse_rule
 from handrail.registry.sources.code_sources import sort_tools_and_faults
 from handrail.registry.sources.operator_resources import parse_uri_template_shape
-from handrail.runtime.secret_store import NO_SECRETS, SecretStore, list_secret_settings
-from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.runtime.secret_store import NO_SECRETS, SecretStore, list_secret_setting_keys
+from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
 
 _spec_data: SpecValueCache[dict[str, Any]] = SpecValueCache(lambda spec: write(ToolSpec, spec))
 """Encoded specs, cached by spec, because most tools of a generation were in the previous one."""
@@ -95,12 +95,12 @@ class ClientToolDescription(Struct, frozen=True):
     has_questions: bool
     trigger: TriggerMode
     adds_itself: bool
-    source_request: SourceRequest | None
-    state_arguments: ToolSessionArguments | None
+    source_request: SourceRequestSpec | None
+    state_arguments: ToolSessionArgumentNames | None
     settings: tuple[str, ...]
 
 
-def flatten_tool_list(tools: Iterable[object]) -> tuple[DiscoveredTool, ...]:
+def collect_tools_from_objects(tools: Iterable[object]) -> tuple[DiscoveredTool, ...]:
     """Return the tools in a list of tools, tool classes and modules.
 
     :raises LoadError: with all faults
@@ -119,7 +119,7 @@ def describe_client_tools(tools: Sequence[object], secrets: SecretStore = NO_SEC
     """
     described: list[Message] = []
     faults: list[Diagnostic] = []
-    for found in flatten_tool_list(tools):
+    for found in collect_tools_from_objects(tools):
         tool, spec, kind = found.tool, found.tool.spec, type(found.tool)
         trigger: TriggerMode = "" if not isinstance(tool, TriggerTool) else "time" if tool.is_scheduled else "wait"
         try:
@@ -136,7 +136,7 @@ def describe_client_tools(tools: Sequence[object], secrets: SecretStore = NO_SEC
                     "state_arguments": tool.state_arguments,
                     "settings": [
                         key
-                        for key in list_secret_settings(spec)
+                        for key in list_secret_setting_keys(spec)
                         if secrets.explain_unset_secret_setting(spec, key) is None
                     ],
                 }
@@ -147,10 +147,12 @@ def describe_client_tools(tools: Sequence[object], secrets: SecretStore = NO_SEC
             )
     if faults:
         raise LoadError(faults)
-    return decode_any_json(encode_any_json(described, 1 << 62))  # the same values that the lease holder will receive
+    return decode_json_with_fallback(
+        encode_json_with_fallback(described, 1 << 62)
+    )  # the same values that the lease holder will receive
 
 
-def read_tool_descriptions(descriptions: object, process: str) -> list[ClientToolDescription]:
+def decode_tool_descriptions(descriptions: object, process: str) -> list[ClientToolDescription]:
     """Read the descriptions of the tools that a client process registers.
 
     :param process: the name of the process in faults
@@ -164,7 +166,7 @@ def read_tool_descriptions(descriptions: object, process: str) -> list[ClientToo
         try:
             one = reader_of(ClientToolDescription)(item)
             if one.spec.definition_hash != one.definition:
-                raise MalformedData(
+                raise MalformedDataError(
                     f"The definition of {one.spec.id[:80]!r} changed in transit. Use the same Handrail version for all processes."
                 )
             read.append(replace(one, source="".join(c if c.isprintable() else "?" for c in one.source[:_MAX_SOURCE])))
@@ -212,7 +214,7 @@ class ResourceProviderListing(Struct, frozen=True):
         )
 
 
-def snapshot_provider_listing(one: ResourceListing) -> ResourceProviderListing:
+def snapshot_source_resources(one: SourceResources) -> ResourceProviderListing:
     """Return a snapshot of the listing of a source."""
     return ResourceProviderListing(
         one.source, one.is_third_party, tuple(one.resources), tuple(one.templates), tuple(one.prompts)
@@ -275,15 +277,15 @@ class ClientGreeting(Struct, frozen=True):
     builtins: bool = True
 
 
-def read_client_greeting(fields: Message) -> ClientGreeting:
+def parse_client_greeting(fields: Message) -> ClientGreeting:
     """Read a greeting.
 
-    :raises Refused: if a field is invalid; the text names it
+    :raises RemoteRequestError: if a field is invalid; the text names it
     """
     try:
         return reader_of(ClientGreeting)({name: one for name, one in fields.items() if name not in _VERSION_FIELDS})
-    except MalformedData as error:
-        raise OperationRefused(
+    except MalformedDataError as error:
+        raise RemoteRequestError(
             "StartError", f"Invalid greeting: {error}. Use the same Handrail version for all processes."
         ) from None
 
@@ -292,7 +294,7 @@ _VERSION_FIELDS = ("handrail", "protocol")
 """The fields of a greeting that belong to the handshake; see :mod:`handrail.ipc.wire.socket_handshake`."""
 
 
-def write_generation(generation: Generation) -> dict[str, Any]:
+def encode_generation(generation: Generation) -> dict[str, Any]:
     """Encode a generation."""
     entries = [_write_entry(entry) for entry in generation.entries.values()]
     return {
@@ -301,7 +303,7 @@ def write_generation(generation: Generation) -> dict[str, Any]:
         "aliases": dict(generation.aliases),
         "quarantined": [asdict(fault) for fault in generation.quarantined],
         "beyond": sorted(generation.other_tool_ids),
-        "offerings": write(_Listings, tuple(map(snapshot_provider_listing, generation.resource_providers))),
+        "offerings": write(_Listings, tuple(map(snapshot_source_resources, generation.resource_providers))),
     }
 
 
@@ -319,7 +321,7 @@ def _write_entry(entry: ToolEntry) -> dict[str, Any]:
     }
 
 
-def read_generation(data: Mapping[str, Any], before: Generation | None = None) -> Generation:
+def decode_generation(data: Mapping[str, Any], before: Generation | None = None) -> Generation:
     """Decode a generation; its tools are stubs.
 
     :param before: a generation whose unchanged tools are reused
@@ -332,7 +334,7 @@ def read_generation(data: Mapping[str, Any], before: Generation | None = None) -
 
 
 def _read_entry(fields: Mapping[str, Any], before: ToolEntry | None) -> ToolEntry:
-    foreign = None if fields["foreign"] is None else ThirdPartyOrigin(*fields["foreign"])
+    foreign = None if fields["foreign"] is None else ThirdPartySourceInfo(*fields["foreign"])
     state = (
         fields["source"],
         fields["unavailable_reason"],
@@ -372,13 +374,13 @@ def _read_entry(fields: Mapping[str, Any], before: ToolEntry | None) -> ToolEntr
     )
 
 
-def write_rules(rules: RuleBook) -> dict[str, Any]:
+def encode_rule_book(rules: RuleBook) -> dict[str, Any]:
     items = [[rule.text, rule.scope, rule.source, rule.narrows, rule.any_case] for rule in rules]
     return {"mode": rules.mode, "rules": items}
 
 
-def read_rules(data: Any) -> RuleBook:
-    """Decode rules that :func:`write_rules` encoded."""
+def decode_rule_book(data: Any) -> RuleBook:
+    """Decode rules that :func:`encode_rule_book` encoded."""
     return RuleBook(
         tuple(
             replace(parse_rule(text, scope=scope, source=source), narrows=narrows, any_case=any_case)
@@ -388,7 +390,7 @@ def read_rules(data: Any) -> RuleBook:
     )
 
 
-def write_call(call: ProposedCall) -> list[Any]:
+def encode_proposed_call(call: ProposedCall) -> list[Any]:
     """Encode a call.
 
     Arguments are sent as text, so that the lease holder reads them as strictly as a model's.
@@ -407,7 +409,7 @@ def write_call(call: ProposedCall) -> list[Any]:
     return [call.name, text, call.provider_id, fault, call.problem_kind, call.client_meta]
 
 
-def read_call(data: Any) -> ProposedCall:
+def decode_proposed_call(data: Any) -> ProposedCall:
     name, text, provider_id, fault, fault_kind, client_meta = data
     try:
         arguments: str | bytes = text
@@ -425,27 +427,27 @@ def _is_escaped(text: str) -> bool:
     return True
 
 
-def write_answer(answer: CallAnswer) -> list[Any]:
+def encode_call_answer(answer: CallAnswer) -> list[Any]:
     model = None if answer.model is answer.result else answer.model.to_dict()
     return [answer.call_id, answer.tool_id, answer.result.to_dict(), model]
 
 
-def read_answer(data: Any) -> CallAnswer:
+def decode_call_answer(data: Any) -> CallAnswer:
     call_id, tool_id, result, model = data
     whole = Result.from_dict(result)
     return _new_answer(CallAnswer, (call_id, tool_id, whole, whole if model is None else Result.from_dict(model)))
 
 
-def refusal_from_error(error: HandrailError) -> OperationRefused:
+def convert_to_remote_error(error: HandrailError) -> RemoteRequestError:
     """Convert an error into a refusal. The faults of a LoadError are included."""
     if isinstance(error, LoadError):
-        return OperationRefused("LoadError", json.dumps([asdict(fault) for fault in error.diagnostics]))
+        return RemoteRequestError("LoadError", json.dumps([asdict(fault) for fault in error.diagnostics]))
     if isinstance(error, ToolError):
-        return OperationRefused("ToolError", json.dumps([error.text, error.kind, error.data]))
-    return OperationRefused(type(error).__name__, str(error))
+        return RemoteRequestError("ToolError", json.dumps([error.text, error.kind, error.data]))
+    return RemoteRequestError(type(error).__name__, str(error))
 
 
-def error_from_refusal(refused: OperationRefused) -> HandrailError:
+def restore_error(refused: RemoteRequestError) -> HandrailError:
     """Convert a refusal back into the error it was made from, or return ``refused`` for any other error."""
     try:
         if refused.kind == "LoadError":

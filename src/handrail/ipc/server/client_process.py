@@ -12,11 +12,11 @@ from typing import Annotated, Any, Protocol, cast
 
 from handrail.arbiter.approvals.approval_broker import ApprovalBroker
 from handrail.arbiter.call_state import Call
-from handrail.catalog.loaded_tools import InteractionTools
+from handrail.catalog.loaded_tools import InteractionLoadedTools
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.calls_and_results import DEFAULT_PROBLEM_KIND, CallAnswer, Event, ProposedCall, Result
 from handrail.contract.errors import HandrailError, UsageError
-from handrail.contract.json_codec import MalformedData, Reader, read_exact_fields
+from handrail.contract.json_codec import MalformedDataError, Reader, decode_exact_fields
 from handrail.contract.permission_modes import Mode
 from handrail.contract.rule_forms import RuleWithExamples
 from handrail.contract.services.channels_and_triggers import NotificationQueue
@@ -50,13 +50,18 @@ from handrail.ipc.server.client_proxies import (
 )
 from handrail.ipc.server.client_tools import ClientProcessTools
 from handrail.ipc.wire.message_frames import Message
-from handrail.ipc.wire.operation_dispatch import LEAVING, TRANSFERRED, OperationRefused, OperationSpec, OperationTable
+from handrail.ipc.wire.operation_dispatch import LEAVING, TRANSFERRED, OperationSpec, OperationTable, RemoteRequestError
 from handrail.ipc.wire.peer_connection import IpcConnection
 from handrail.policy.decision_explanation import PolicyExplanation
 from handrail.record.commit_log import CommitLog
-from handrail.registry.agent_folders import check_given_agents
+from handrail.registry.agent_folders import parse_agent_tables
 from handrail.session.local_session import LocalSession, ParentRef
-from handrail.session.session_context import AgentContext, ClientProcessRegistrations, SessionOpening, SessionOptions
+from handrail.session.session_context import (
+    AgentContext,
+    ClientProcessRegistrations,
+    SessionOpenParameters,
+    SessionOptions,
+)
 from handrail.session.session_events import DROPPABLE_KINDS
 from handrail.session.turn import LocalTurn
 
@@ -79,13 +84,13 @@ _new_call: Callable[..., ProposedCall] = _tuple.__new__
 
 def _check_turn(number: int) -> int:
     if not 0 < number < MAX_TURNS:
-        raise MalformedData(f"expected a number from 1 to {MAX_TURNS - 1:,}")
+        raise MalformedDataError(f"expected a number from 1 to {MAX_TURNS - 1:,}")
     return number
 
 
 def _check_entry(entry: HistoryEntry) -> HistoryEntry:
     if not 0 <= entry[0] < 1 << 62:
-        raise MalformedData("expected a message as position (from 0) and data")
+        raise MalformedDataError("expected a message as position (from 0) and data")
     return entry
 
 
@@ -106,15 +111,15 @@ _get_reply_fields = cast("Callable[[Any], tuple[Any, ...]]", itemgetter(*_REPLY_
 
 @cache
 def _reply_readers() -> Mapping[str, Reader[Any]]:
-    return {name: WIRE_CODEC.get_type_form(kind).read for name, kind in _REPLY_FIELDS.items()}
+    return {name: WIRE_CODEC.get_type_codec(kind).read for name, kind in _REPLY_FIELDS.items()}
 
 
-def read_reply_request(body: Any) -> tuple[str, int, int, int, Sequence[ProposedCall]]:
+def decode_reply_request(body: Any) -> tuple[str, int, int, int, Sequence[ProposedCall]]:
     """Read the fields of a ``reply`` request, in the order of their table.
 
     Nearly all requests of client processes are replies, so a valid reply with one call takes a fast path.
 
-    :raises Refused: if a field is invalid; the text names it
+    :raises RemoteRequestError: if a field is invalid; the text names it
     """
     try:
         session, turn, token, generation, calls = _get_reply_fields(body)
@@ -133,13 +138,13 @@ def read_reply_request(body: Any) -> tuple[str, int, int, int, Sequence[Proposed
     except (KeyError, TypeError, ValueError):
         pass
     try:
-        session, turn, token, generation, calls = read_exact_fields(body, _reply_readers()).values()
-    except MalformedData as error:
-        raise OperationRefused("UsageError", f"Invalid request `reply`: {error}.") from None
+        session, turn, token, generation, calls = decode_exact_fields(body, _reply_readers()).values()
+    except MalformedDataError as error:
+        raise RemoteRequestError("UsageError", f"Invalid request `reply`: {error}.") from None
     return session, turn, token, generation, calls
 
 
-class KernelForClients(Protocol):
+class ClientFacingKernel(Protocol):
     """The parts of the local kernel that client processes need."""
 
     @property
@@ -156,7 +161,7 @@ class KernelForClients(Protocol):
         """Stop a call, a job, a session or everything; see :meth:`SessionManager.stop_work`."""
         ...
 
-    def make_agent_context(self, agent: str, registrations: ClientProcessRegistrations) -> AgentContext:
+    def create_agent_environment(self, agent: str, registrations: ClientProcessRegistrations) -> AgentContext:
         """Return a new context of an agent with the registrations of a process.
 
         :raises LoadError: with all faults
@@ -170,7 +175,7 @@ class KernelForClients(Protocol):
         """
         ...
 
-    async def open_session(self, opening: SessionOpening, id: str | None = None) -> LocalSession: ...
+    async def open_session(self, opening: SessionOpenParameters, id: str | None = None) -> LocalSession: ...
 
     async def open_child_session(
         self, context_of: Callable[[str], AgentContext], under: ParentRef, frontend: str, id: str | None = None
@@ -197,11 +202,11 @@ class KernelForClients(Protocol):
         ...
 
 
-class ServerForClients(Protocol):
+class ClientFacingServer(Protocol):
     """The parts of the server that a :class:`ClientProcess` needs."""
 
     @property
-    def host(self) -> KernelForClients: ...
+    def host(self) -> ClientFacingKernel: ...
 
     @property
     def is_shutting_down(self) -> bool: ...
@@ -221,10 +226,10 @@ class ServerForClients(Protocol):
 class ClientProcess:
     """A connected client process, with its registrations and sessions.
 
-    :raises Refused: if the greeting is invalid or the requested agent cannot be loaded
+    :raises RemoteRequestError: if the greeting is invalid or the requested agent cannot be loaded
     """
 
-    def __init__(self, server: ServerForClients, connection: IpcConnection, hello: Message) -> None:
+    def __init__(self, server: ClientFacingServer, connection: IpcConnection, hello: Message) -> None:
         self._server = server
         self._host = server.host
         self._connection = connection
@@ -240,7 +245,7 @@ class ClientProcess:
         """The number of the newest generation that was dropped."""
         self._contexts: dict[str, AgentContext] = {}
         """By agent: the context of the process, and those of further agents that its sessions use."""
-        greeting = wire_encoding.read_client_greeting(hello)
+        greeting = wire_encoding.parse_client_greeting(hello)
         self.frontend: str = greeting.face[:_MAX_FRONTEND_CHARS]
         self._secrets = greeting.secrets
         self._cleanups: list[Callable[[], Awaitable[object]]] = []
@@ -261,14 +266,14 @@ class ClientProcess:
                 tool_config=greeting.tool_config,
                 tool_settings=greeting.tool_settings,
                 catalog=greeting.catalog,
-                agents=check_given_agents(greeting.agents),
+                agents=parse_agent_tables(greeting.agents),
                 builtins=greeting.builtins,
             )
             self.context = self._get_or_make_context(greeting.agent)
         except HandrailError as error:
-            raise wire_encoding.refusal_from_error(error) from None
+            raise wire_encoding.convert_to_remote_error(error) from None
         except ValueError as error:  # a secret that cannot be redacted
-            raise OperationRefused("UsageError", f"Invalid `secrets`: {error}") from None
+            raise RemoteRequestError("UsageError", f"Invalid `secrets`: {error}") from None
         self._token: int = self._host.describe_kernel()["token"]
         self.requests: Mapping[str, RequestHandler] = {
             "open": make_request_handler(self._open),
@@ -301,18 +306,18 @@ class ClientProcess:
             "mode": make_notification_handler(self._set_mode),
             "client_capabilities": make_notification_handler(self._set_client_capabilities),
             "delegates": make_notification_handler(self._set_subagent_runner),
-            "offering.updated": make_notification_handler(self._subscriptions.call_callback),
+            "offering.updated": make_notification_handler(self._subscriptions.invoke_change_callback),
         }
         self.operations = self._operations()
 
-    def make_greeting_answer(self) -> Message:
+    def make_greeting_response(self) -> Message:
         """Return the answer to the greeting of the process."""
         context = self.context
         return {
             **self._host.describe_kernel(),
             "agent": context.manifest.to_data(),
-            "generation": wire_encoding.write_generation(context.generation),
-            "rules": wire_encoding.write_rules(context.rules),
+            "generation": wire_encoding.encode_generation(context.generation),
+            "rules": wire_encoding.encode_rule_book(context.rules),
         }
 
     def handle_disconnect(self, reason: str) -> None:
@@ -381,7 +386,9 @@ class ClientProcess:
         return context
 
     def _make_context(self, agent: str) -> AgentContext:
-        return self._host.make_agent_context(agent, replace(self._registrations, tools=tuple(self._client_tools.tools)))
+        return self._host.create_agent_environment(
+            agent, replace(self._registrations, tools=tuple(self._client_tools.tools))
+        )
 
     def _make_providers(
         self, told: Sequence[wire_encoding.ResourceProviderDescription]
@@ -398,10 +405,10 @@ class ClientProcess:
         before = self.context.generation
         for agent, context in self._contexts.items():
             context.generations.watchers.remove(self._send_generation)
-            context.use_own_generations(fresh[agent])
+            context.replace_generations(fresh[agent])
             context.generations.watchers.append(self._send_generation)
             self._send_generation(context.generation)
-        return self.context.generation.make_diff_from(before)
+        return self.context.generation.compute_diff_from(before)
 
     def _keep_generation(self, generation: Generation) -> None:
         self._generations[generation.number] = generation
@@ -411,7 +418,7 @@ class ClientProcess:
 
     def _send_generation(self, generation: Generation) -> None:
         self._keep_generation(generation)
-        encoded_generation = wire_encoding.write_generation(generation)
+        encoded_generation = wire_encoding.encode_generation(generation)
         for agent, context in self._contexts.items():
             if context.generation is generation:
                 self._connection.notify("generation", {"agent": agent, "generation": encoded_generation})
@@ -448,7 +455,7 @@ class ClientProcess:
         }
         options |= {"rules": rules, "mode": mode, "topic": topic, "user_context": user_context}
         options |= {"client_info": client_info}
-        opening = SessionOpening(context, self._get_or_make_context, self.frontend, options)
+        opening = SessionOpenParameters(context, self._get_or_make_context, self.frontend, options)
         return self._register_session(await self._host.open_session(opening, id), context, interaction, loaded_tools)
 
     async def _open_child(self, id: str, session: str, call: str, delegation: SubagentTask) -> Message:
@@ -488,25 +495,26 @@ class ClientProcess:
         catalog.preload_index(context.generation)
         session.change_notifier.on_tools_loaded = partial(self._send_loaded_tools, session.id, catalog)
         session.change_notifier.on_mode_changed = partial(self._send_mode, session.id)
+        session.watch_stop(partial(self._send_stop, session.id))
         fields: Message = {
             "mode": session.mode,
             "turns": session.last_turn,
             "catalog": WIRE_CODEC.encode_value(CatalogOptions, catalog.options),
-            "loaded_tools": list(catalog.active.shortest_steps()),
+            "loaded_tools": list(catalog.active.build_minimal_loading_steps()),
             "native": _list_provider_tools(session),
             "skills": WIRE_CODEC.encode_value(Sequence[SkillInfo], session.skills),
             "agents": WIRE_CODEC.encode_value(Sequence[SubagentType], session.subagent_types),
         }
         if context is self.context:  # the process knows these tools already
             return fields
-        return fields | {"generation": wire_encoding.write_generation(context.generation)}
+        return fields | {"generation": wire_encoding.encode_generation(context.generation)}
 
     async def _start_interaction(self, session: str, interaction: int, text: str, headless: bool) -> Any:
         opened = self._find_session(session)
         await opened.start_interaction(text, interaction, headless=headless)
         return _list_provider_tools(opened)
 
-    def _send_loaded_tools(self, session_id: str, catalog: InteractionTools, steps: Sequence[str]) -> None:
+    def _send_loaded_tools(self, session_id: str, catalog: InteractionLoadedTools, steps: Sequence[str]) -> None:
         """Send the change of the loaded tools, before the answer of the call that made it."""
         self._connection.notify(
             "loaded_tools", {"session_id": session_id, "interaction": catalog.interaction_number, "steps": list(steps)}
@@ -515,6 +523,10 @@ class ClientProcess:
     def _send_mode(self, session_id: str, mode: Mode) -> None:
         """Send the new mode of a session, before the answer of the call that changed it."""
         self._connection.notify("mode", {"session_id": session_id, "mode": mode})
+
+    def _send_stop(self, session_id: str) -> None:
+        """Send that a user stopped a session, so that its agent ends its run."""
+        self._connection.notify("stopped", {"session_id": session_id})
 
     def _find_session(self, session_id: str) -> LocalSession:
         session = self._sessions.get(session_id)
@@ -525,17 +537,17 @@ class ClientProcess:
     async def _answer_reply_calls(self, body: Any) -> list[Any]:
         """Answer all calls of one reply. Every error is sent by its class and text."""
         if self._server.is_shutting_down:
-            raise OperationRefused(LEAVING, SHUTDOWN_TEXT)
-        session, turn, token, generation, calls = read_reply_request(body)
+            raise RemoteRequestError(LEAVING, SHUTDOWN_TEXT)
+        session, turn, token, generation, calls = decode_reply_request(body)
         found = self._sessions.get(session) or self._find_session(session)
         tools = self._tools_for_turn(found, token, generation)
         if len(calls) == 1:
-            answers: Sequence[CallAnswer] = (await found.call_in_turn(turn, tools, calls[0]),)
+            answers: Sequence[CallAnswer] = (await found.run_single_call_turn(turn, tools, calls[0]),)
         else:
             answers = await found.open_numbered_turn(turn, tools).call_all(calls)
         if self._server.is_shutting_down and any(_was_ended_by_shutdown(answer.result) for answer in answers):
-            raise OperationRefused(TRANSFERRED, "The process that held the workspace has ended. Try again.")
-        return [wire_encoding.write_answer(answer) for answer in answers]
+            raise RemoteRequestError(TRANSFERRED, "The process that held the workspace has ended. Try again.")
+        return [wire_encoding.encode_call_answer(answer) for answer in answers]
 
     def _tools_for_turn(self, session: LocalSession, token: int, generation: int) -> Generation:
         """Return the tools of a turn.
@@ -566,7 +578,7 @@ class ClientProcess:
         """
         found = self._find_session(session)
         if behind not in (0, self._last_stored.get(session)):
-            raise OperationRefused(
+            raise RemoteRequestError(
                 TRANSFERRED,
                 f"The messages of session {session} before this call did not arrive, or were refused. Start a new turn.",
             )
@@ -579,21 +591,21 @@ class ClientProcess:
                 if found.is_closed:
                     raise
                 opened = None  # the log or the history has calls of the turn: another lease holder received them
-        if opened is None or (opened.number, opened.proposed_count) != (turn, position):
-            raise OperationRefused(
+        if opened is None or (opened.number, opened.proposed_call_count) != (turn, position):
+            raise RemoteRequestError(
                 TRANSFERRED, f"Turn {turn} of session {session} did not start with this lease holder. Start a new turn."
             )
         answer = await opened.start_streamed_call(call)
         if self._server.is_shutting_down and _was_ended_by_shutdown(answer.result):
-            raise OperationRefused(TRANSFERRED, "The process that held the workspace has ended. Try again.")
-        return wire_encoding.write_answer(answer)
+            raise RemoteRequestError(TRANSFERRED, "The process that held the workspace has ended. Try again.")
+        return wire_encoding.encode_call_answer(answer)
 
     async def _call_with_key(self, session: str, call: ProposedCall, key: str) -> Result:
         given = call.arguments
         arguments = given.decode("utf-8", "replace") if isinstance(given, bytes) else given
         result = await self._find_session(session).call(call.name, arguments, key=key)
         if self._is_shutting_down() and _was_ended_by_shutdown(result):  # repeated with its key, the log answers it
-            raise OperationRefused(LEAVING, SHUTDOWN_TEXT)
+            raise RemoteRequestError(LEAVING, SHUTDOWN_TEXT)
         return result
 
     async def _recover_results(self, session: str, calls: Sequence[str]) -> Any:
@@ -602,7 +614,7 @@ class ClientProcess:
         A call that has not started had no effect and may be proposed again.
         """
         answers = await self._find_session(session).recover_results(calls)
-        return [[wire_encoding.write_answer(answer), await self._has_begun(answer)] for answer in answers]
+        return [[wire_encoding.encode_call_answer(answer), await self._has_begun(answer)] for answer in answers]
 
     async def _has_begun(self, answer: CallAnswer) -> bool:
         outcome = await self._host.log.find_outcome(answer.call_id)
@@ -613,11 +625,12 @@ class ClientProcess:
         )
 
     async def _list_suspended_calls(self, session: str) -> list[str]:
-        return await self._find_session(session).calls_awaiting_approval()
+        return await self._find_session(session).list_calls_awaiting_approval()
 
     async def _resume_suspended_calls(self, session: str) -> list[Any]:
         return [
-            wire_encoding.write_answer(answer) for answer in await self._find_session(session).resume_suspended_calls()
+            wire_encoding.encode_call_answer(answer)
+            for answer in await self._find_session(session).resume_suspended_calls()
         ]
 
     async def _read_parent_instructions(self, session: str) -> Sequence[tuple[str, str]]:

@@ -10,17 +10,17 @@ from typing import Any
 from handrail.contract.approval_requests import ApprovalAnswer, ApprovalHandler, ApprovalRequest
 from handrail.contract.calls_and_results import Result
 from handrail.contract.errors import HandrailError, ToolError
-from handrail.contract.json_codec import MalformedData
+from handrail.contract.json_codec import MalformedDataError
 from handrail.contract.services.client_services import (
     CLIENT_REQUEST_KINDS,
     METHOD_CAPABILITIES,
     ClientHandler,
     ClientMethod,
-    ClientRequest,
     ClientRequestKind,
     ClientService,
     EditorClientHandler,
-    client_request_kind,
+    RequestToClient,
+    classify_client_request,
 )
 from handrail.contract.services.resource_services import PromptSpec, ResourceSpec, ResourceTemplate
 from handrail.contract.services.subagent_services import SubagentRunner, SubagentTask
@@ -35,7 +35,7 @@ from handrail.ipc.codec.wire_encoding import (
     ResourceProviderListing,
 )
 from handrail.ipc.wire.message_frames import Message
-from handrail.ipc.wire.operation_dispatch import OperationRefused
+from handrail.ipc.wire.operation_dispatch import RemoteRequestError
 from handrail.ipc.wire.peer_connection import ConnectionLost, IpcConnection
 from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision
 
@@ -76,14 +76,14 @@ class RemoteApprovalHandler:
 # ── the client ───────────────────────────────────────────────────────────────────────────────────
 
 
-def list_client_request_kinds(peer: ClientHandler, call_id: str) -> list[ClientRequestKind]:
+def get_supported_client_request_kinds(peer: ClientHandler, call_id: str) -> list[ClientRequestKind]:
     """Return the kinds of request that the client of a call supports."""
     return [
         kind for kind, (method, params) in CLIENT_REQUEST_KINDS.items() if _is_supported(peer, call_id, method, params)
     ]
 
 
-def list_tool_request_kinds(peer: ClientService) -> list[ClientRequestKind]:
+def get_supported_tool_request_kinds(peer: ClientService) -> list[ClientRequestKind]:
     """Return the kinds of request that a tool may send and its client supports."""
     return [kind for kind, (method, params) in CLIENT_REQUEST_KINDS.items() if peer.supports(method, params)]
 
@@ -123,10 +123,10 @@ class RemoteClientHandler:
 
     def supports(self, call_id: str, method: ClientMethod, params: Mapping[str, Any]) -> bool:
         turn = call_id if call_id in self._by_call else call_id.rpartition(".")[0]
-        return client_request_kind(method, params) in self._by_call.get(turn, self._latest)
+        return classify_client_request(method, params) in self._by_call.get(turn, self._latest)
 
     async def send_requests(
-        self, call_id: str, requests: Mapping[str, ClientRequest]
+        self, call_id: str, requests: Mapping[str, RequestToClient]
     ) -> Mapping[str, Mapping[str, Any]]:
         try:
             return await self._proxy.send_requests(call_id, requests)
@@ -172,13 +172,13 @@ class RemoteClientService:
         self._supported = frozenset(open)
 
     def supports(self, method: ClientMethod, params: Mapping[str, Any] | None = None) -> bool:
-        return method in METHOD_CAPABILITIES and client_request_kind(method, params or {}) in self._supported
+        return method in METHOD_CAPABILITIES and classify_client_request(method, params or {}) in self._supported
 
-    async def send_requests(self, requests: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
+    async def send_requests(self, requests: Mapping[str, RequestToClient]) -> Mapping[str, Mapping[str, Any]]:
         for key, ask in requests.items():
-            if not isinstance(ask, ClientRequest):  # pyright: ignore[reportUnnecessaryIsInstance] - a tool may pass anything
+            if not isinstance(ask, RequestToClient):  # pyright: ignore[reportUnnecessaryIsInstance] - a tool may pass anything
                 raise ToolError(
-                    f"Invalid client request {key!r}: expected a ClientRequest. Pass one.", kind="invalid_input"
+                    f"Invalid client request {key!r}: expected a RequestToClient. Pass one.", kind="invalid_input"
                 )
         return await self._proxy.send_requests(requests)
 
@@ -226,7 +226,7 @@ class RemoteWatchdog:
     """A watchdog of a client process. It runs there within its timeout, and any failure denies the call.
 
     :param number: the number by which that process knows it
-    :param told: its name, timeout and filters
+    :param description: its name, timeout and filters
     """
 
     def __init__(self, connection: IpcConnection, number: int, description: ClientWatchdogDescription) -> None:
@@ -257,13 +257,13 @@ class RemoteWatchdog:
             return WatchdogDecision(
                 "deny", "The process of the watchdog has disconnected. Ask the user to start it again."
             )
-        except OperationRefused as refused:
+        except RemoteRequestError as refused:
             return WatchdogDecision("deny", f"The watchdog could not be called: {refused.text}")
         if (failure := decode_tool_error(answer)) is not None:
             raise failure
         try:
             return WIRE_CODEC.get_type_reader(WatchdogDecision)(answer.get("value"))
-        except MalformedData as error:
+        except MalformedDataError as error:
             return WatchdogDecision("deny", f"The process of the watchdog returned an invalid answer: {error}.")
 
 
@@ -288,7 +288,7 @@ class ResourceChangeCallbacks:
     def remove(self, number: int) -> None:
         self._callbacks.pop(number, None)
 
-    def call_callback(self, number: int, uri: str) -> None:
+    def invoke_change_callback(self, number: int, uri: str) -> None:
         """Call the callback of a subscription, because the client process reported a change."""
         if (value := self._callbacks.get(number)) is not None:
             value(uri)
@@ -385,8 +385,8 @@ class RemoteResourceProvider:
                 f"The process of {self.source or 'the source'} has disconnected. Ask the user to start it again.",
                 kind="unavailable",
             ) from None
-        except OperationRefused as refused:
-            error = wire_encoding.error_from_refusal(refused)
+        except RemoteRequestError as refused:
+            error = wire_encoding.restore_error(refused)
             raise error if isinstance(error, ToolError) else ToolError(str(error), kind="unavailable") from None
 
 

@@ -16,10 +16,10 @@ from typing import Any
 import orjson
 
 from handrail.arbiter.client_requests import MAX_PROGRESS_CHARACTERS
-from handrail.arbiter.generator_steps import END_OF_STEPS, unwrap_runtime
-from handrail.arbiter.stoppable_execution import StoppableExecution
+from handrail.arbiter.generator_steps import END_OF_STEPS, get_current_step_runtime
+from handrail.arbiter.stoppable_execution import StoppableTaskRunner
 from handrail.contract.errors import ToolError
-from handrail.contract.json_codec import MalformedData, expect_object, read_exact_fields
+from handrail.contract.json_codec import MalformedDataError, decode_exact_fields, expect_json_object
 from handrail.contract.services.client_services import METHOD_CAPABILITIES, LogLevel
 from handrail.contract.services.tool_runtime import Runtime, UserContext, UserQuestion
 from handrail.contract.session_protocols import StopReason
@@ -31,17 +31,17 @@ from handrail.ipc.codec.protocol_rpc import (
     WIRE_CODEC,
     RuntimeServiceMethod,
     TriggerClassRef,
-    list_runtime_methods,
+    collect_runtime_methods,
+    inspect_method_signature,
     make_notification_handler,
-    read_method_signature,
 )
 from handrail.ipc.codec.tool_value_encoding import decode_return_value, decode_tool_error, encode_tool_error
-from handrail.ipc.codec.wire_encoding import ClientToolDescription, read_tool_descriptions
-from handrail.ipc.server.client_proxies import list_tool_request_kinds
+from handrail.ipc.codec.wire_encoding import ClientToolDescription, decode_tool_descriptions
+from handrail.ipc.server.client_proxies import get_supported_tool_request_kinds
 from handrail.ipc.wire.message_frames import Message
-from handrail.ipc.wire.operation_dispatch import OperationRefused, OperationSpec
+from handrail.ipc.wire.operation_dispatch import OperationSpec, RemoteRequestError
 from handrail.ipc.wire.peer_connection import ConnectionLost, IpcConnection
-from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
 
 _DISCONNECTED_TEXT = "The process that provides `{}` has disconnected. Nothing was run. Ask the user to start it again."
 _CLIENT_CAPABILITIES = frozenset(METHOD_CAPABILITIES.values())
@@ -85,7 +85,7 @@ class ClientProcessTools:
             RUNTIME_PREFIX + name: OperationSpec(
                 partial(self._call_service, name, service_method), cancel_when_lost=True
             )
-            for name, service_method in list_runtime_methods().items()
+            for name, service_method in collect_runtime_methods().items()
         }
         """The requests that the client process may send: the runtime services of the calls that it runs."""
         self.notifications: Mapping[str, Callable[[Any], None]] = {
@@ -108,7 +108,9 @@ class ClientProcessTools:
         :raises LoadError: with all faults; the old tools stay
         """
         process = self.process_display_name
-        self.tools = tuple(_make_client_tool(one, process, self) for one in read_tool_descriptions(described, process))
+        self.tools = tuple(
+            _make_client_tool(one, process, self) for one in decode_tool_descriptions(described, process)
+        )
         return self.tools
 
     def end_tool_state(self, state: int) -> None:
@@ -158,33 +160,33 @@ class ClientProcessTools:
             raise asyncio.CancelledError
         run = _RunningToolCall(next(self._numbers), tool_id, runtime)
         self._runs[run.number] = run
-        if isinstance(cancellation, StoppableExecution):
+        if isinstance(cancellation, StoppableTaskRunner):
             cancellation.on_stop = partial(self._stop, run)
         try:
             asking = asyncio.ensure_future(self._connection.request(op, {"run": run.number, **body}))
             return _read_return_value(await self._wait_for_answer(run, asking))
         except ConnectionLost as lost:
             raise self._disconnect_error(run, lost) from None
-        except OperationRefused as refused:
+        except RemoteRequestError as refused:
             raise _refusal_error(run, refused) from None
-        except MalformedData as error:
+        except MalformedDataError as error:
             raise ToolError(
                 f"The process of `{tool_id}` returned an invalid answer: {error}. Ask the user to restart it.",
                 kind="backend",
             ) from None
         finally:
-            if isinstance(cancellation, StoppableExecution):
+            if isinstance(cancellation, StoppableTaskRunner):
                 cancellation.on_stop = None
             run.over = True
             del self._runs[run.number]
             await _end_service_tasks(run.doors)
 
-    async def ask_questions(self, tool: ClientTool, args: dict[str, Any]) -> Sequence[UserQuestion]:
+    async def request_tool_questions(self, tool: ClientTool, args: dict[str, Any]) -> Sequence[UserQuestion]:
         """Return the tool's questions to the user; see :meth:`~handrail.contract.tool.tool_protocol.Tool.questions`."""
         body = {"arguments": _to_exact_arguments(tool.spec.id, args)}
         return await self._send_tool_request(tool, "questions", body, Sequence[UserQuestion], settle=True)
 
-    async def has_no_firing_time(self, tool: ClientTool, arguments: Mapping[str, Any]) -> bool:
+    async def would_trigger_never_fire(self, tool: ClientTool, arguments: Mapping[str, Any]) -> bool:
         """Return whether a trigger with times would never fire."""
         body = {"arguments": dict(arguments), "now_ns": time.time_ns()}
         return await self._send_tool_request(tool, "due", body, int | None) is None
@@ -213,15 +215,15 @@ class ClientProcessTools:
         tool_id = tool.spec.id
         asked = {"tool": tool_id, "definition": tool.definition, **body}
         try:
-            fields = expect_object(await self._connection.request(asks, asked, settle=settle))
+            fields = expect_json_object(await self._connection.request(asks, asked, settle=settle))
             if (failure := decode_tool_error(fields)) is not None:
                 raise failure
-            return WIRE_CODEC.get_type_form(gives).read(fields.get("value"))
+            return WIRE_CODEC.get_type_codec(gives).read(fields.get("value"))
         except ConnectionLost:
             raise _ClientDisconnected(_DISCONNECTED_TEXT.format(tool_id), kind="unavailable") from None
-        except OperationRefused as refused:
+        except RemoteRequestError as refused:
             raise ToolError(f"`{tool_id}` is unavailable: {refused.text}", kind="unavailable") from None
-        except MalformedData as error:
+        except MalformedDataError as error:
             raise ToolError(
                 f"The process of `{tool_id}` returned an invalid answer: {error}. Ask the user to restart it.",
                 kind="backend",
@@ -256,15 +258,15 @@ class ClientProcessTools:
 
     async def _call_service(self, name: str, service_method: RuntimeServiceMethod, body: Any) -> Message:
         """Call a runtime service of a call that the process is running."""
-        of, method = service_method.get_function, read_method_signature(service_method.function)
+        of, method = service_method.get_function, inspect_method_signature(service_method.function)
         try:
-            asked = read_exact_fields(body, {"run": WIRE_CODEC.get_type_reader(int), "arguments": expect_object})
-            arguments = read_exact_fields(asked["arguments"], method.readers)
-        except MalformedData as error:
-            raise OperationRefused("malformed", f"Invalid request `{name}`: {error}.") from None
+            asked = decode_exact_fields(body, {"run": WIRE_CODEC.get_type_reader(int), "arguments": expect_json_object})
+            arguments = decode_exact_fields(asked["arguments"], method.readers)
+        except MalformedDataError as error:
+            raise RemoteRequestError("malformed", f"Invalid request `{name}`: {error}.") from None
         run = self._runs.get(asked["run"])
         if run is None or run.over:
-            raise OperationRefused(
+            raise RemoteRequestError(
                 "not_running", f"`{name}` is only available during a call: run {asked['run']} is not running."
             )
         if method.callback is not None and (stream := arguments[method.callback]) is not None:
@@ -294,7 +296,7 @@ class ClientProcessTools:
                 named.tool,
                 named.definition,
             ):
-                await tool.check_time(arguments)
+                await tool.require_firing_time(arguments)
                 return tool
         raise ToolError(
             f"{named.tool[:80]!r} is not a trigger class of this process. Pass one of its trigger classes.",
@@ -344,7 +346,7 @@ def _get_constant_call_values(runtime: Runtime, *, clients: bool) -> Message:
         "capabilities": WIRE_CODEC.encode_value(CapabilitySet, runtime.capabilities),
         "config": dict(runtime.config),
         "max_output": runtime.max_output_bytes,
-        "client": list_tool_request_kinds(runtime.client) if clients else [],
+        "client": get_supported_tool_request_kinds(runtime.client) if clients else [],
     }
 
 
@@ -360,7 +362,7 @@ def _to_exact_arguments(tool_id: str, args: dict[str, Any]) -> Any:
     except TypeError:  # keys that are not texts, half characters, integers of more than 64 bits
         pass
     try:
-        exact = decode_any_json(encode_any_json(args, 1 << 62)) == _tuples_to_lists(args)
+        exact = decode_json_with_fallback(encode_json_with_fallback(args, 1 << 62)) == _tuples_to_lists(args)
     except RecursionError:
         exact = False
     if not exact:
@@ -386,9 +388,9 @@ def _read_return_value(answer: object) -> object:
 
     :raises Exception: the exception that the tool raised
     :raises asyncio.CancelledError: if the tool ended because the call was stopped
-    :raises Malformed: if the answer is invalid
+    :raises MalformedDataError: if the answer is invalid
     """
-    fields = expect_object(answer)
+    fields = expect_json_object(answer)
     if fields.get("cancelled") is True:
         raise asyncio.CancelledError
     if fields.get("over") is True:
@@ -398,7 +400,7 @@ def _read_return_value(answer: object) -> object:
     return decode_return_value(fields.get("value"))
 
 
-def _refusal_error(run: _RunningToolCall, refused: OperationRefused) -> ToolError:
+def _refusal_error(run: _RunningToolCall, refused: RemoteRequestError) -> ToolError:
     if refused.kind == "answer_too_large":
         return ToolError(f"`{run.tool_id}` ran. {refused.text} Request less at once.", kind="limit")
     if refused.kind == "limit":
@@ -469,11 +471,11 @@ class ClientTool(Tool):
         return await self._client_tools.execute_tool(self, args, runtime)
 
 
-class AskingClientTool(ClientTool):
+class ClientToolWithUpfrontQuestions(ClientTool):
     """A tool of a client process that may have questions for the user before it runs."""
 
     async def questions(self, args: dict[str, Any]) -> Sequence[UserQuestion]:
-        return await self._client_tools.ask_questions(self, args)
+        return await self._client_tools.request_tool_questions(self, args)
 
 
 class StatefulClientTool(ClientTool):
@@ -484,7 +486,7 @@ class StatefulClientTool(ClientTool):
         step: Message = {"state": next(home.state_numbers), "first": True, "sent": None, "closes": False}
         while True:
             try:
-                value = await home.execute_tool(self, args, unwrap_runtime(runtime), step)
+                value = await home.execute_tool(self, args, get_current_step_runtime(runtime), step)
             except BaseException:
                 home.end_tool_state(step["state"])  # its generator may have advanced although the answer failed
                 raise
@@ -499,17 +501,17 @@ class StatefulClientTool(ClientTool):
 
     async def _close(self, args: dict[str, Any], runtime: Runtime, step: Message) -> None:
         try:
-            now = unwrap_runtime(runtime)
+            now = get_current_step_runtime(runtime)
         except ToolError:  # it ends without a call
             self._client_tools.end_tool_state(step["state"])
         else:
             await self._client_tools.execute_tool(self, args, now, step)
 
 
-class AskingStatefulClientTool(StatefulClientTool):
+class StatefulClientToolWithQuestions(StatefulClientTool):
     """A stateful tool of a client process that may have questions for the user before it is opened."""
 
-    questions = AskingClientTool.questions
+    questions = ClientToolWithUpfrontQuestions.questions
 
 
 class ClientTriggerTool(ClientTool, TriggerTool):
@@ -523,15 +525,15 @@ class ClientTriggerTool(ClientTool, TriggerTool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         if self.blocking:  # it has its own `execute`, which runs in its process
             return await ClientTool.execute(self, args, runtime)
-        await self.check_time({key: value for key, value in args.items() if key not in COMMON_PARAMETERS})
+        await self.require_firing_time({key: value for key, value in args.items() if key not in COMMON_PARAMETERS})
         return await TriggerTool.execute(self, args, runtime)
 
-    async def check_time(self, arguments: Mapping[str, Any]) -> None:
+    async def require_firing_time(self, arguments: Mapping[str, Any]) -> None:
         """Check that a trigger with times fires at least once.
 
         :raises ToolError: ``invalid_input`` if it would never fire
         """
-        if self._by_time and await self._client_tools.has_no_firing_time(self, arguments):
+        if self._by_time and await self._client_tools.would_trigger_never_fire(self, arguments):
             raise ToolError(
                 f"The trigger was not added: with these arguments, `{self.spec.id}` would never fire. Change the arguments.",
                 kind="invalid_input",
@@ -543,9 +545,9 @@ class ClientTriggerTool(ClientTool, TriggerTool):
 
 _TOOL_CLASSES: Mapping[tuple[bool, bool], Callable[[ClientToolDescription, str, ClientProcessTools], ClientTool]] = {
     (False, False): ClientTool,
-    (False, True): AskingClientTool,
+    (False, True): ClientToolWithUpfrontQuestions,
     (True, False): StatefulClientTool,
-    (True, True): AskingStatefulClientTool,
+    (True, True): StatefulClientToolWithQuestions,
 }
 """The classes by whether the tool is stateful, and whether it has questions."""
 

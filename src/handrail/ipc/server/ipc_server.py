@@ -15,9 +15,9 @@ from typing import Any
 from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.session_protocols import StoppedWork
 from handrail.ipc.codec.protocol_rpc import make_request_handler, make_request_operation
-from handrail.ipc.server.client_process import ClientProcess, KernelForClients
+from handrail.ipc.server.client_process import ClientFacingKernel, ClientProcess
 from handrail.ipc.wire.message_frames import Message
-from handrail.ipc.wire.operation_dispatch import LEAVING, OperationRefused, OperationTable, logger
+from handrail.ipc.wire.operation_dispatch import LEAVING, OperationTable, RemoteRequestError, logger
 from handrail.ipc.wire.peer_connection import IpcConnection
 from handrail.ipc.wire.socket_handshake import CONTROL_GREETING, SocketListener, listen_on_socket
 from handrail.session.local_session import ABORTED, LocalSession
@@ -34,7 +34,7 @@ _CLOSE_TIMEOUT_S = 5.0
 class IpcServer:
     """A server that lets client processes use one kernel."""
 
-    def __init__(self, host: KernelForClients) -> None:
+    def __init__(self, host: ClientFacingKernel) -> None:
         self.host = host
         self.clients: set[ClientProcess] = set()
         self.is_shutting_down = False
@@ -84,13 +84,13 @@ class IpcServer:
 
     def _accept(self, connection: IpcConnection, hello: Message) -> tuple[OperationTable, Message]:
         if self.is_shutting_down:
-            raise OperationRefused(LEAVING, "The process that holds the workspace is shutting down. Try again.")
+            raise RemoteRequestError(LEAVING, "The process that holds the workspace is shutting down. Try again.")
         if hello.items() >= CONTROL_GREETING.items():
             return self._control_operations(), {}
         client = ClientProcess(self, connection, hello)
         self.clients.add(client)
         connection.add_loss_callback(client.handle_disconnect)
-        return client.operations, client.make_greeting_answer()
+        return client.operations, client.make_greeting_response()
 
     def _control_operations(self) -> OperationTable:
         """Return the operations of a process that only answers approval requests or stops work.

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from handrail.store.json_fallback_encoding import encode_any_json
+from handrail.store.json_fallback_encoding import encode_json_with_fallback
 
 MAX_FRAME = 128 * 1024 * 1024
 """The maximum size of one message, in bytes; a call's arguments may take 100 MB."""
@@ -40,12 +40,12 @@ class FrameTooLong(ValueError):
 def encode_frame(message: Mapping[str, Any]) -> bytes:
     """Encode ``message`` as a frame. :mod:`handrail.store.json_fallback_encoding` writes values that are not JSON.
 
-    :raises TooLong: if it is longer than :data:`MAX_FRAME`
+    :raises FrameTooLong: if it is longer than :data:`MAX_FRAME`
     """
     try:
         body = orjson.dumps(message)
     except Exception:  # it contains values that JSON cannot express
-        body = encode_any_json(message, _UNLIMITED)
+        body = encode_json_with_fallback(message, _UNLIMITED)
     if len(body) > MAX_FRAME:
         raise FrameTooLong(len(body))
     return len(body).to_bytes(_LENGTH_BYTES, "big") + body
@@ -70,7 +70,7 @@ class FrameReceiveBuffer:
         self._end = 0
 
     @property
-    def pending_bytes(self) -> int:
+    def pending_byte_count(self) -> int:
         """The number of received bytes of an incomplete message."""
         return self._end
 

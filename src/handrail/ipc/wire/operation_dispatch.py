@@ -20,7 +20,7 @@ MAX_RUNNING = 16_384
 logger = logging.getLogger("handrail.ipc")
 
 OperationHandler = Callable[[Any], Coroutine[Any, Any, Any]]
-"""Answers one request: takes its body, returns the body of the answer, raises :class:`OperationRefused`. JSON, hence ``Any``."""
+"""Answers one request: takes its body, returns the body of the answer, raises :class:`RemoteRequestError`. JSON, hence ``Any``."""
 
 LEAVING = "leaving"
 """The kind of refusal of a lease holder that shuts down: nothing was started. Repeat the request with the next holder."""
@@ -29,7 +29,7 @@ TRANSFERRED = "handed-on"
 next holder takes those that had not started."""
 
 
-class OperationRefused(HandrailError):
+class RemoteRequestError(HandrailError):
     """The peer refused a request. A handler raises it to refuse one.
 
     :param kind: a word for programs; the wire itself uses ``unknown_op``, ``limit``, ``answer_too_large``, ``cancelled``
@@ -192,7 +192,7 @@ def _make_failure(number: int, error: BaseException) -> Message:
 
     It contains only errors that Handrail raises on purpose. Defects are logged here.
     """
-    if isinstance(error, OperationRefused):
+    if isinstance(error, RemoteRequestError):
         kind, text = error.kind, error.text
     elif isinstance(error, HandrailError):
         kind, text = type(error).__name__, str(error)

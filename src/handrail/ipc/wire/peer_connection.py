@@ -27,7 +27,7 @@ from typing import Any, Protocol, cast
 from handrail.contract.errors import HandrailError, UsageError
 from handrail.contract.struct import Struct
 from handrail.ipc.wire.message_frames import MAX_FRAME, FrameReceiveBuffer, FrameTooLong, Message, encode_frame
-from handrail.ipc.wire.operation_dispatch import OperationRefused, OperationTable, RequestDispatcher, logger
+from handrail.ipc.wire.operation_dispatch import OperationTable, RemoteRequestError, RequestDispatcher, logger
 
 MAX_QUEUED_BYTES = 2 * MAX_FRAME
 """The maximum number of queued bytes for a peer that does not read. Beyond it, the connection is dropped."""
@@ -134,7 +134,7 @@ class IpcConnection(asyncio.BufferedProtocol):
         return self._transport
 
     @property
-    def unanswered_request_count(self) -> int:
+    def unanswered_peer_request_count(self) -> int:
         """The number of unanswered requests of the peer."""
         return len(self._dispatcher)
 
@@ -150,7 +150,7 @@ class IpcConnection(asyncio.BufferedProtocol):
         If the wait is cancelled, the other side cancels its handler.
 
         :param settle: if cancelled, wait until the other side's handler has ended
-        :raises Refused: if the other side refuses the request
+        :raises RemoteRequestError: if the other side refuses the request
         :raises ConnectionLost: if the connection is or was lost
         """
         number, answer = self.send_request(op, body)
@@ -161,7 +161,7 @@ class IpcConnection(asyncio.BufferedProtocol):
             raise
 
     @property
-    def awaits_answers(self) -> bool:
+    def has_pending_requests(self) -> bool:
         """Whether a request waits for its answer."""
         return bool(self._pending)
 
@@ -178,7 +178,7 @@ class IpcConnection(asyncio.BufferedProtocol):
         try:
             data = encode_frame({"id": number, "op": op, "body": body})
         except FrameTooLong as error:
-            raise OperationRefused(
+            raise RemoteRequestError(
                 "limit", f"Request too large: {error}. Pass less data, or the path of a file."
             ) from None
         self._next_id = number + 1
@@ -210,7 +210,7 @@ class IpcConnection(asyncio.BufferedProtocol):
         try:
             data = encode_frame({"op": op, "body": body})
         except FrameTooLong as error:
-            raise OperationRefused("limit", f"Notification too large: {error}. Send less data.") from None
+            raise RemoteRequestError("limit", f"Notification too large: {error}. Send less data.") from None
         self._send(data, owed=True)
         return self.lost_reason is None
 
@@ -299,7 +299,7 @@ class IpcConnection(asyncio.BufferedProtocol):
             self.drop("the handling of a message failed", quietly=True)
 
     def eof_received(self) -> bool:
-        half = self._frames.pending_bytes
+        half = self._frames.pending_byte_count
         self._mark_lost("the other side closed it" + (" in the middle of a message" if half else ""))
         self.transport.abort()
         return False
@@ -363,7 +363,7 @@ class IpcConnection(asyncio.BufferedProtocol):
         fields = cast("Message", error) if isinstance(error, dict) else {}
         kind, text = fields.get("kind"), fields.get("text")
         if type(kind) is str and type(text) is str:
-            answer.set_exception(OperationRefused(kind, text))
+            answer.set_exception(RemoteRequestError(kind, text))
         else:
             self._pending[number] = answer
             self.drop(f"the answer to request {number} contains neither a result nor an error")
@@ -407,7 +407,7 @@ class IpcConnection(asyncio.BufferedProtocol):
         self._pending[number] = ended
         try:
             await ended
-        except (OperationRefused, ConnectionLost):
+        except (RemoteRequestError, ConnectionLost):
             pass
         finally:
             self._pending.pop(number, None)

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from handrail.contract.errors import StartError, UsageError
 from handrail.ipc.wire.message_frames import Message, encode_frame
-from handrail.ipc.wire.operation_dispatch import OperationRefused, OperationTable, logger
+from handrail.ipc.wire.operation_dispatch import OperationTable, RemoteRequestError, logger
 from handrail.ipc.wire.peer_connection import IpcConnection, explain_user_mismatch, read_peer_credentials
 
 PROTOCOL_VERSION = 3
@@ -115,7 +115,7 @@ async def listen_on_socket(
 
     def admit(connection: IpcConnection, hello: Message) -> tuple[OperationTable, Message]:
         if listener is None or len(listener.connections) > max_connections:
-            raise OperationRefused(
+            raise RemoteRequestError(
                 "full", f"Too many connected processes: {max_connections}. Close one of them, then try again."
             )
         return accept(connection, hello)
@@ -275,7 +275,7 @@ def _open_socket_file(
     try:
         descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     except FileNotFoundError:
-        raise NoLeaseHolder(f"No process listens at {path}.") from None
+        raise NoLeaseHolder(f"No process listens at {path}. Start a Handrail process for this workspace.") from None
     except OSError as error:
         raise StartError(f"Cannot open {path}: {error.strerror or error}. Check its permissions.") from None
     try:
@@ -359,7 +359,7 @@ def get_handrail_version() -> str:
 
 
 AcceptClient = Callable[[IpcConnection, Message], tuple[OperationTable, Message]]
-"""Accepts a process: returns the operations that it may request and the answer to its greeting, or raises :class:`OperationRefused`."""
+"""Accepts a process: returns the operations that it may request and the answer to its greeting, or raises :class:`RemoteRequestError`."""
 
 
 class HandshakeServer:
@@ -399,7 +399,7 @@ class HandshakeServer:
             return
         try:
             operations, welcome = self._accept(connection, values)
-        except OperationRefused as refusal:
+        except RemoteRequestError as refusal:
             self._reject(connection, refusal.kind, refusal.text)
             return
         self.end("")

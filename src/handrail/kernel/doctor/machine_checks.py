@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from handrail.agent.providers import is_importable
+from handrail.agent.providers import is_module_importable
 from handrail.catalog.tool_prompt import CatalogTokenCosts, compute_token_costs
 from handrail.catalog.view import get_view
 from handrail.config import MergedConfiguration
@@ -79,7 +79,7 @@ def check_sandbox(tier: SandboxTier, workspace: str) -> Iterator[DoctorCheck]:
             one = SandboxMechanism("processes", True, held)  # noqa: PLW2901
         yield DoctorCheck(f"sandbox {one.name}", _mechanism_state(one, tier), one.detail, one.remedy)
     if tier.is_confining:
-        who = sandbox_user.user_change_mechanism(workspace)
+        who = sandbox_user.describe_user_change_mechanism(workspace)
         yield DoctorCheck("sandbox identity", _mechanism_state(who, tier), who.detail, who.remedy)
 
 
@@ -200,7 +200,7 @@ def _check_installation(workspace: str) -> Iterator[DoctorCheck]:
 
 def _check_extras() -> Iterator[DoctorCheck]:
     for extra, (module, use) in _EXTRAS.items():
-        if is_importable(module):
+        if is_module_importable(module):
             yield DoctorCheck(f"extra {extra}", "ok", f"installed, for {use}")
         else:
             remedy = f"pip install 'handrail[{extra}]'"
@@ -253,7 +253,7 @@ def compute_agent_token_costs(
 ) -> CatalogTokenCosts:
     """Return the token costs of an agent's tools, at the start of a turn and in total."""
     given = found.settings.catalog
-    return compute_token_costs(get_view(generation, given.to_options(agent.core_tools)), given.index_tokens)
+    return compute_token_costs(get_view(generation, given.to_catalog_options(agent.core_tools)), given.index_tokens)
 
 
 def check_token_costs(

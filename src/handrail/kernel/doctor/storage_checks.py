@@ -13,7 +13,7 @@ from pathlib import Path
 
 from handrail.contract.errors import StartError
 from handrail.kernel.doctor.machine_checks import DoctorCheck, run_check_isolated
-from handrail.origins.listed_paths import can_avoid_mounts, folds_names
+from handrail.origins.listed_paths import can_respelling_bypass_mounts, is_name_folding_folder
 from handrail.record.commit_log import read_unwritten_records
 from handrail.record.log_reader import LogReader
 from handrail.runtime.files import atomic_write
@@ -33,7 +33,7 @@ def check_storage(folders: StateFolders) -> list[DoctorCheck]:
     """Check the folders and their content, without writing or waiting."""
     return [
         *run_check_isolated("workspace", lambda: _check_workspace(folders)),
-        *run_check_isolated("file names", lambda: check_file_names(str(folders.workspace))),
+        *run_check_isolated("file names", lambda: check_file_name_aliasing(str(folders.workspace))),
         *run_check_isolated("hard links", lambda: _check_hard_links(folders)),
         *run_check_isolated("state", lambda: _check_state(folders)),
         *run_check_isolated("log", lambda: _check_log(folders)),
@@ -45,15 +45,15 @@ def _check_workspace(folders: StateFolders) -> Iterator[DoctorCheck]:
     yield from _check_folder("workspace", folders.workspace, "the file tools cannot change files there")
 
 
-def check_file_names(folder: str) -> Iterator[DoctorCheck]:
+def check_file_name_aliasing(folder: str) -> Iterator[DoctorCheck]:
     """Check whether a folder is on a file system that takes several spellings for one name."""
-    if not folds_names(folder):
+    if not is_name_folding_folder(folder):
         return
     about = (
         f"{folder} is on a file system that takes several spellings for one name, such as another letter case. Rules, "
         "locks and protected names count for all spellings of a file"
     )
-    if can_avoid_mounts(folder):
+    if can_respelling_bypass_mounts(folder):
         about += (
             ". A program makes no new file in the folders around a file that rules hide from programs or keep, and a sandbox "
             "closes at most 400 entries of such folders"

@@ -21,7 +21,7 @@ from handrail.contract.tool.requires import (
     CapabilityLayer,
     ShellRequires,
     expand_requires,
-    union_of_layers,
+    unite_capability_layers,
 )
 from handrail.contract.tool_generation import IN_PROCESS, Generation, ToolEntry
 from handrail.kernel.agent_loading import load_agent, load_tools_and_rules, make_placeholder_secrets, make_tool_sources
@@ -32,13 +32,13 @@ from handrail.kernel.doctor.machine_checks import (
     check_token_costs,
     run_check_isolated,
 )
-from handrail.kernel.doctor.storage_checks import check_file_names, check_lease_holder, check_storage
+from handrail.kernel.doctor.storage_checks import check_file_name_aliasing, check_lease_holder, check_storage
 from handrail.kernel.kernel_assembly import collect_process_rules, parse_rule_texts
 from handrail.kernel.sandbox_selection import choose_unlimited_sandbox, make_limited_sandbox
 from handrail.origins.import_guard import can_import_module
-from handrail.policy.call_targets import ceiling_layer
+from handrail.policy.call_targets import build_ceiling_capability_layer
 from handrail.policy.rules.rules_and_modes import MODE_DESCRIPTIONS
-from handrail.policy.rules.validation import find_rules_without_tools
+from handrail.policy.rules.validation import iterate_missing_tool_warnings
 from handrail.registry.sources.executable_tools import ToolConfinement
 from handrail.sandbox import tier_probe
 from handrail.store.state_folders import StateFolders, locate_folders
@@ -74,13 +74,13 @@ def check_mcp_servers(servers: Iterable[McpServerStatus]) -> Iterator[DoctorChec
 
 def _check_unlisted_servers(config: MergedConfiguration) -> Iterator[DoctorCheck]:
     """Check the files of other programs, and the names of servers."""
-    from handrail.upstream.server_config_loader import find_unlisted_faults
+    from handrail.upstream.server_config_loader import list_general_config_faults
 
-    for fault in find_unlisted_faults(config):
+    for fault in list_general_config_faults(config):
         yield DoctorCheck("mcp servers", "problem", str(fault), "correct it, or remove it from [mcp] of handrail.toml")
 
 
-def check_configured_servers(config: MergedConfiguration, folders: StateFolders) -> Iterator[DoctorCheck]:
+def check_configured_mcp_servers(config: MergedConfiguration, folders: StateFolders) -> Iterator[DoctorCheck]:
     """Check the servers of a configuration, without connecting to them."""
     from handrail.kernel.agent_loading import make_placeholder_secrets
     from handrail.upstream.server_config_loader import load_enabled_servers
@@ -111,13 +111,13 @@ def check_language_servers(config: MergedConfiguration, workspace: str) -> Itera
     from handrail.runtime.language_servers.server_programs import (
         ConfiguredServer,
         find_server_program,
-        list_languages,
+        merge_configured_languages,
     )
 
     configured = {name: ConfiguredServer(**one.model_dump()) for name, one in config.settings.language_servers.items()}
     found: list[str] = []
     missing: list[str] = []
-    for definition in list_languages(configured):
+    for definition in merge_configured_languages(configured):
         try:
             found.append(f"{definition.language} ({find_server_program(definition, workspace).argv[0]})")
         except ToolError as error:
@@ -206,7 +206,7 @@ def _check_configuration(
     yield from check_disabled_protections(found)
     yield from run_check_isolated("sandbox provider", lambda: _check_provider(found))
     if folders is not None:
-        yield from run_check_isolated("mcp servers", lambda: check_configured_servers(found, folders))
+        yield from run_check_isolated("mcp servers", lambda: check_configured_mcp_servers(found, folders))
         workspace = str(folders.workspace)
         yield from run_check_isolated("language servers", lambda: check_language_servers(found, workspace))
         yield from run_check_isolated("tools", lambda: _check_known_tools(found, list(_load_entries(found, folders))))
@@ -239,7 +239,7 @@ def _check_files(found: MergedConfiguration) -> Iterator[DoctorCheck]:
     yield DoctorCheck("configuration", "ok", str(found.file or f"no file (looked in {found.folder})"))
     yield DoctorCheck("mode", "ok", f"{found.settings.mode}: {MODE_DESCRIPTIONS[found.settings.mode]}")
     if found.workspace is not None:
-        if (remark := found.untrusted_warning) is not None:
+        if (remark := found.untrusted_workspace_warning) is not None:
             yield DoctorCheck("workspace file", "warning", remark, "handrail trust")
         else:
             yield DoctorCheck("workspace file", "ok", str(found.workspace.path))
@@ -260,7 +260,7 @@ def _check_agent(found: MergedConfiguration, folders: StateFolders) -> Iterator[
     """Check the configured agent for faults that prevent its start, and the rules for unknown tools."""
     loaded = load_agent(found, found.settings.agent, folders)
     for folder in (*loaded.further_roots.readable, *loaded.further_roots.writable):
-        yield from check_file_names(folder)
+        yield from check_file_name_aliasing(folder)
     confinement = ToolConfinement(make_limited_sandbox(found), _refuse_to_run, _refuse_to_run)
     sources = make_tool_sources(found, loaded.checked_agent, folders, confinement, make_placeholder_secrets(found))
     generation, _, faults = load_tools_and_rules(sources, 1, loaded)
@@ -282,7 +282,7 @@ def _check_rules_without_tools(found: MergedConfiguration, generation: Generatio
     except LoadError:
         return  # which the check of the servers says
     rules = parse_rule_texts(collect_process_rules(found, ()), generation)
-    if idle := list(find_rules_without_tools(rules, {*generation.entries, *generation.other_tool_ids}, servers)):
+    if idle := list(iterate_missing_tool_warnings(rules, {*generation.entries, *generation.other_tool_ids}, servers)):
         remedy = (
             "correct the name, unless its tool or server comes later; handrail tools and handrail mcp list show them"
         )
@@ -356,7 +356,7 @@ class CapabilityReport(Struct, frozen=True):
         return asdict(self)
 
 
-def report_agent_capabilities(config: MergedConfiguration, folders: StateFolders, agent: str) -> CapabilityReport:
+def compute_agent_capabilities(config: MergedConfiguration, folders: StateFolders, agent: str) -> CapabilityReport:
     """Return the capabilities that a kernel would give an agent now, without running anything.
 
     :raises UsageError: if the agent does not exist; the text names the existing ones
@@ -368,16 +368,16 @@ def report_agent_capabilities(config: MergedConfiguration, folders: StateFolders
     generation, _, faults = load_tools_and_rules(sources, 1, loaded)
     if generation is None or faults:
         raise LoadError(faults)
-    variables = loaded.get_requirement_variables(folders.requires_variables)
+    variables = loaded.get_requirement_variables(folders.requirement_path_variables)
     own = expand_requires(loaded.manifest.requires, variables, agent)
-    ceiling = ceiling_layer(config.settings.ceiling, variables)
+    ceiling = build_ceiling_capability_layer(config.settings.ceiling, variables)
     entries = list(generation.entries.values())
     layers = [expand_requires(entry.spec.requires, variables, entry.id) for entry in entries]
     return CapabilityReport(
         loaded.manifest.id,
-        tuple(format_permission_layer(own)),
-        tuple(format_permission_layer(union_of_layers(agent, [own, *layers]))),
-        None if ceiling is None else tuple(format_permission_layer(ceiling)),
+        tuple(format_capability_layer(own)),
+        tuple(format_capability_layer(unite_capability_layers(agent, [own, *layers]))),
+        None if ceiling is None else tuple(format_capability_layer(ceiling)),
         tuple(_compute_shares(own, entries, layers)),
     )
 
@@ -385,14 +385,14 @@ def report_agent_capabilities(config: MergedConfiguration, folders: StateFolders
 def _compute_shares(
     own: CapabilityLayer, entries: list[ToolEntry], layers: list[CapabilityLayer]
 ) -> Iterator[ToolCapabilities]:
-    items = [tuple(format_permission_layer(layer)) for layer in layers]
-    counts = Counter(line for one in (*items, tuple(format_permission_layer(own))) for line in one)
+    items = [tuple(format_capability_layer(layer)) for layer in layers]
+    counts = Counter(line for one in (*items, tuple(format_capability_layer(own))) for line in one)
     for entry, has in zip(entries, items, strict=True):
         adds = tuple(line for line in has if counts[line] == 1)
         yield ToolCapabilities(entry.id, has, adds, entry.sandbox, entry.unavailable_reason)
 
 
-def format_permission_layer(layer: CapabilityLayer) -> Iterator[str]:
+def format_capability_layer(layer: CapabilityLayer) -> Iterator[str]:
     """Yield the permissions of a layer, one per line, sorted."""
     yield from (f"fs.read {pattern}" for pattern in sorted(layer.fs_read))
     yield from (f"fs.write {pattern}" for pattern in sorted(layer.fs_write))

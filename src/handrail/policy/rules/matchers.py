@@ -14,36 +14,34 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 
-from handrail.contract.protected.path_protection import find_protection, normalise_file_name
+from handrail.contract.protected.path_protection import find_path_protection, normalise_file_name
 from handrail.contract.services.resource_services import SOURCE_PREFIX
 from handrail.contract.struct import Struct
 from handrail.contract.text.glob_patterns import (
     WILDCARDS,
     build_any_path_glob_expression,
     compile_text_glob,
-    escape_as_pattern,
-    find_pattern_fault,
+    count_pattern_characters,
+    escape_glob_literal,
+    extract_literal_prefix,
+    find_glob_pattern_fault,
     has_wildcard,
-    literal_prefix,
-    path_matches,
-    pattern_length,
+    matches_path_glob,
 )
-from handrail.contract.text.host_names import HostPattern, parse_host, parse_host_pattern, rule_matches_host
-from handrail.contract.text.lazy_patterns import compile_on_first_use
-from handrail.contract.text.neutralisation import fold_spelling, restore_path
+from handrail.contract.text.host_names import HostPattern, parse_host_address, parse_host_pattern, rule_matches_host
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
+from handrail.contract.text.neutralisation import normalise_unicode_spelling, unescape_displayed_path
 from handrail.contract.tool.requires import Capability
+from handrail.policy.rules.pattern_faults import CONFINED_VARIABLE, READ_ONLY_VARIABLE, WORKSPACE_VARIABLE
 from handrail.policy.rules.pattern_lexer import (
     ANY_ARGUMENTS,
     ArgvPattern,
     PatternSyntaxError,
-    bare_program_name,
     split_pattern,
+    strip_standard_program_folder,
 )
 from handrail.policy.rules.rules_and_modes import (
-    CONFINED_VARIABLE,
-    READ_ONLY_VARIABLE,
     STRICTNESS,
-    WORKSPACE_VARIABLE,
     Rule,
     RuleBook,
     is_glob,
@@ -103,7 +101,7 @@ class RuleRanking:
         """The ranking without the ask rules of an untrusted workspace file; None when there are none."""
         if any(_only_asks(rule) for rule in rules):
             self._beneath = RuleRanking([rule for rule in rules if not _only_asks(rule)], kind)
-        self.ranked = sorted((rank_rule(rule, kind) for rule in rules), key=lambda r: r.rank, reverse=True)
+        self.ranked = sorted((compile_ranked_rule(rule, kind) for rule in rules), key=lambda r: r.rank, reverse=True)
         self._by_program: dict[str, list[RankedRule]] = {}
         self._inside: _RankedPathRules | None = None
         self._outside: _RankedPathRules | None = None
@@ -170,7 +168,7 @@ class RuleRanking:
         program = argv[0] if argv else ""
         found = self._by_program.get(program)
         if found is None:
-            names = (None, program, bare_program_name(program))
+            names = (None, program, strip_standard_program_folder(program))
             found = [r for r in self.ranked if r.argv is None or r.argv.program in names]
             if len(self._by_program) >= _ARGV_CACHE:
                 self._by_program.clear()
@@ -225,19 +223,19 @@ def rank_rule_book(book: RuleBook, pick: Callable[[RuleBook], Iterable[Rule]], k
     return (
         own
         if book.parent is None
-        else SubagentRuleRanking(own, rank_rule_book(book.parent.inherited_rules, pick, kind))
+        else SubagentRuleRanking(own, rank_rule_book(book.parent.inheritable_rule_book, pick, kind))
     )
 
 
 @lru_cache(maxsize=16_384)  # checked where rules are loaded, which may be a thread, and needed again by each tool
-def rank_rule(rule: Rule, kind: SubjectKind) -> RankedRule:
+def compile_ranked_rule(rule: Rule, kind: SubjectKind) -> RankedRule:
     """Prepare ``rule`` for the comparison with subjects of ``kind``.
 
     A pattern that makes no sense for the kind matches nothing. In a deny it matches everything, because its intended meaning is
     unknown.
     """
     written = rule.pattern.removeprefix(f"{WORKSPACE_VARIABLE}/") if kind == "path" else rule.pattern
-    literal, length = len(literal_prefix(written)), pattern_length(written)
+    literal, length = len(extract_literal_prefix(written)), count_pattern_characters(written)
     argv: ArgvPattern | None = None
     matches: Callable[[Any], bool]
     if rule.is_unconditional:
@@ -251,12 +249,12 @@ def rank_rule(rule: Rule, kind: SubjectKind) -> RankedRule:
     elif rule.pattern == CONFINED_VARIABLE:  # compared with a whole call, see policy/confinement.py
         matches = _never
     elif kind == "command" and rule.pattern == READ_ONLY_VARIABLE:
-        literal, length, matches = 0, 1, read_only_proof.changes_nothing
+        literal, length, matches = 0, 1, read_only_proof.is_command_provably_read_only
     else:
         try:
             words = _pattern_words_of_rule(rule, kind)
             whole = " ".join((*words[:-1], "*") if words[-1:] == (ANY_ARGUMENTS,) else words)
-            literal, length = len(literal_prefix(whole)), pattern_length(whole)
+            literal, length = len(extract_literal_prefix(whole)), count_pattern_characters(whole)
             if kind == "command":
                 literal = literal if has_wildcard(whole) else _LITERAL_RANK
                 argv = ArgvPattern(words, allowing=rule.action == "allow")
@@ -265,12 +263,12 @@ def rank_rule(rule: Rule, kind: SubjectKind) -> RankedRule:
                 matches = _arguments_test(words, allowing=rule.action == "allow")
         except (PatternSyntaxError, ValueError):
             matches = _always if rule.action == "deny" else _never
-    permission = permission_rank(rule)
+    permission = rank_permission_specificity(rule)
     rank = (int(rule.is_final), permission, literal, length, STRICTNESS[rule.action])
     return RankedRule(rule, rank, matches, argv)
 
 
-def permission_rank(rule: Rule) -> int:
+def rank_permission_specificity(rule: Rule) -> int:
     """Return how exactly a rule names its permission: 0 for ``*``, 1 for a glob or side effect, 2 for a name."""
     if rule.permission == "*":
         return 0
@@ -286,7 +284,7 @@ def _pattern_words_of_rule(rule: Rule, kind: SubjectKind) -> tuple[str, ...]:
     """
     words = split_pattern(rule.pattern)
     if kind == "command" and rule.action != "allow" and words:
-        return (bare_program_name(words[0]), *words[1:])
+        return (strip_standard_program_folder(words[0]), *words[1:])
     return words
 
 
@@ -346,9 +344,9 @@ class _RankedPathRules:
         """Return the first rule that matches a path, or the one that matches every path."""
         if not absolute.isascii():
             is_outside = relative is absolute
-            absolute = fold_spelling(absolute)
-            relative = absolute if is_outside else fold_spelling(relative)
-        places = self._names.find_matching_globs(absolute if self._split_absolute else relative)
+            absolute = normalise_unicode_spelling(absolute)
+            relative = absolute if is_outside else normalise_unicode_spelling(relative)
+        places = self._names.find_candidate_globs(absolute if self._split_absolute else relative)
         if (self._any_relative is not None and self._any_relative.match(relative) is not None) or (
             self._any_absolute is not None and self._any_absolute.match(absolute) is not None
         ):
@@ -369,7 +367,7 @@ def _required_last_name(pattern: str) -> str | None:
     return None if not name or "**" in name else name
 
 
-_WILDCARD_PARTS = compile_on_first_use(r"\[.[^\]]*\]|[*?\[]")
+_WILDCARD_PARTS = compile_regex_lazily(r"\[.[^\]]*\]|[*?\[]")
 """The separators between the literal texts of a glob: a set, or a wildcard."""
 
 
@@ -393,7 +391,7 @@ class _GlobNameIndex:
     def add(self, name: str, place: int) -> None:
         name = name.casefold()
         if not has_wildcard(name):
-            self._exact.setdefault(literal_prefix(name), []).append(place)
+            self._exact.setdefault(extract_literal_prefix(name), []).append(place)
             return
         first = min(at for sign in WILDCARDS if (at := name.find(sign)) >= 0)
         last = max(name.rfind(sign) for sign in (*WILDCARDS, "]"))
@@ -405,7 +403,7 @@ class _GlobNameIndex:
         else:
             self._inner.append((max(_WILDCARD_PARTS.split(name), key=len), place))
 
-    def find_matching_globs(self, path: str) -> set[int]:
+    def find_candidate_globs(self, path: str) -> set[int]:
         """Return the positions of every glob that a name of ``path`` could match."""
         path = path.casefold()
         found: set[int] = set()
@@ -442,8 +440,8 @@ def _compared_path_pattern(rule: Rule, *, inside: bool) -> tuple[_Form, str]:
     """
     if not rule.pattern or rule.pattern == "*":
         return "every", ""
-    pattern = fold_spelling(restore_path(normalize_path_pattern(rule.pattern)))
-    if find_pattern_fault(pattern) is not None:
+    pattern = normalise_unicode_spelling(unescape_displayed_path(normalize_path_pattern(rule.pattern)))
+    if find_glob_pattern_fault(pattern) is not None:
         return ("every" if rule.action == "deny" else "none"), ""
     if pattern.startswith("/"):
         return "absolute", pattern
@@ -464,7 +462,7 @@ def normalize_path_pattern(pattern: str) -> str:
     return absolute + "/".join(parts) if parts else absolute or "**"
 
 
-def names_protected_path(rule: Rule, path: PathSubject) -> bool:
+def rule_names_protected_path(rule: Rule, path: PathSubject) -> bool:
     """Return whether an allow rule names a protected path.
 
     Its pattern has no wildcard, and is the path or a protected folder of it.
@@ -472,9 +470,9 @@ def names_protected_path(rule: Rule, path: PathSubject) -> bool:
     if rule.action != "allow" or not rule.pattern:
         return False
     pattern = normalize_path_pattern(rule.pattern)
-    if find_pattern_fault(pattern) is not None or has_wildcard(pattern):
+    if find_glob_pattern_fault(pattern) is not None or has_wildcard(pattern):
         return False
-    literal = literal_prefix(pattern)
+    literal = extract_literal_prefix(pattern)
     place = path.absolute if literal.startswith("/") or path.relative is None else path.relative
     if literal == place:
         return True
@@ -482,12 +480,12 @@ def names_protected_path(rule: Rule, path: PathSubject) -> bool:
     below = len(names) - literal.count("/") - 1
     head = "/".join(names[: len(names) - below])
     exact = None if path.exact_names is None else _exact_names_of(path, place)
-    if literal != head and (exact is None or not _matches_same_letters(escape_as_pattern(literal), head, exact)):
+    if literal != head and (exact is None or not _matches_same_letters(escape_glob_literal(literal), head, exact)):
         return False
     if below == 0:
         return True
     inside = (path.relative or place).split("/")[:-below]
-    found = find_protection("/".join(inside[-_MAX_PROTECTED_NAMES:] if path.relative is None else inside))
+    found = find_path_protection("/".join(inside[-_MAX_PROTECTED_NAMES:] if path.relative is None else inside))
     return found is not None and found.requires_approval
 
 
@@ -503,7 +501,7 @@ def _path_test(rule: Rule) -> Callable[[Any], bool]:
         if form in ("every", "none"):
             return form == "every"
         place = path.absolute if form == "absolute" or path.relative is None else path.relative
-        if path_matches(pattern, fold_spelling(place), any_case=rule.any_case):
+        if matches_path_glob(pattern, normalise_unicode_spelling(place), any_case=rule.any_case):
             return True
         if path.exact_names is None:
             return False
@@ -535,7 +533,7 @@ def _matches_same_letters(pattern: str, place: str, exact: int) -> bool:
     if wanted[:exact] != names[:exact] or len(wanted) <= exact:
         return False
     left = _fold_letters("/".join(wanted[exact:]))
-    return find_pattern_fault(left) is None and path_matches(left, _fold_letters("/".join(names[exact:])))
+    return find_glob_pattern_fault(left) is None and matches_path_glob(left, _fold_letters("/".join(names[exact:])))
 
 
 def _fold_letters(text: str) -> str:
@@ -547,7 +545,7 @@ def _matches_folded(pattern: str, place: str) -> bool:
     folded = "/".join(
         _fold_pattern_part(part) if has_wildcard(part) else normalise_file_name(part) for part in pattern.split("/")
     )
-    return find_pattern_fault(folded) is not None or path_matches(
+    return find_glob_pattern_fault(folded) is not None or matches_path_glob(
         folded, "/".join(map(normalise_file_name, place.split("/")))
     )
 
@@ -585,10 +583,10 @@ class _RankedHostRules:
     def find_winner(self, host: str) -> RankedRule | None:
         """Return the first rule that matches a host, or None.
 
-        :param host: in the form of :func:`handrail.policy.call_targets.host_of_url`
+        :param host: in the form of :func:`handrail.policy.call_targets.extract_host_and_port`
         """
         try:
-            have = parse_host(host)
+            have = parse_host_address(host)
         except ValueError:
             have = None
         first = len(self._ranked)
@@ -645,13 +643,13 @@ def _whole_compared_argument(rule: Rule) -> str | None:
     return _REQUEST_ARGUMENTS.get(rule.permission.rpartition(":")[2]) if rule.permission.startswith("mcp:") else None
 
 
-def exact_server_request_pattern(origin: str | None, arguments: Mapping[str, Any]) -> str | None:
+def build_exact_server_request_pattern(origin: str | None, arguments: Mapping[str, Any]) -> str | None:
     """Return a pattern for exactly what a request to a server is about; None for any other call."""
     argument = None if origin is None else _REQUEST_ARGUMENTS.get(origin.rpartition(":")[2])
     named = None if argument is None else arguments.get(argument)
     if not isinstance(named, str):
         return None
-    return escape_as_pattern(named.partition(":")[2] if named.startswith(SOURCE_PREFIX) else named)
+    return escape_glob_literal(named.partition(":")[2] if named.startswith(SOURCE_PREFIX) else named)
 
 
 def _named_test(argument: str, regex: re.Pattern[str]) -> Callable[[Any], bool]:

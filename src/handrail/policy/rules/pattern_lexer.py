@@ -11,11 +11,16 @@ import shlex
 import sys
 from collections.abc import Iterable, Sequence, Set
 
-from handrail.contract.text.glob_patterns import compile_text_glob, escape_as_pattern, has_wildcard, literal_prefix
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.glob_patterns import (
+    compile_text_glob,
+    escape_glob_literal,
+    extract_literal_prefix,
+    has_wildcard,
+)
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.policy.shell.simple_commands import GLOB, has_marks, is_marked, is_open
 
-_PART = compile_on_first_use(
+_PART = compile_regex_lazily(
     r"""(?P<blank>[ \t\n]+)|'(?P<raw>[^']*)'|"(?P<quoted>(?:[^"\\]|\\.)*)"|\\(?P<escaped>.)|(?P<bare>[^\s'"\\]+)""",
     re.DOTALL,
 )
@@ -60,7 +65,9 @@ def split_pattern(pattern: str) -> tuple[str, ...]:
         if kind == "bare":
             word.append(text)
         else:
-            word.append(escape_as_pattern(re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL) if kind == "quoted" else text))
+            word.append(
+                escape_glob_literal(re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL) if kind == "quoted" else text)
+            )
     if word is not None:
         words.append(_finish_word("".join(word), bare=bare))
     return tuple(words)
@@ -101,7 +108,7 @@ def list_unquoted_words(pattern: str) -> tuple[str, ...]:
     return (*found, bare) if bare and plain else tuple(found)
 
 
-def quote_argv(argv: Iterable[str]) -> str:
+def build_exact_argv_pattern(argv: Iterable[str]) -> str:
     """Return a pattern that matches exactly ``argv``."""
     return " ".join(f"'{word}'" if word in _SPELLINGS_OF_ANY else shlex.quote(word) for word in argv)
 
@@ -155,7 +162,7 @@ class ArgvPattern:
     @property
     def program_prefix(self) -> str:
         """The literal beginning of the first word, with which the name of every matching program begins."""
-        return literal_prefix(self._words[0][0]) if self._words else ""
+        return extract_literal_prefix(self._words[0][0]) if self._words else ""
 
     def matches(self, argv: Sequence[str]) -> bool:
         """Return whether the pattern matches a command.
@@ -168,13 +175,13 @@ class ArgvPattern:
                 has_marks(argv[: len(self._words)]) or any(map(is_open, argv[len(self._words) :]))
             )
         if argv and argv[0][:1] == "/":
-            argv = (bare_program_name(argv[0]), *argv[1:])
+            argv = (strip_standard_program_folder(argv[0]), *argv[1:])
         return self._matches_as_written(argv) or (bool(self._options) and self._matches_in_any_order(argv))
 
-    def may_match(self, argv: Sequence[str]) -> bool:
+    def may_match_after_expansion(self, argv: Sequence[str]) -> bool:
         """Return whether a pattern that does not allow may match a command, whatever the shell makes of its marked words."""
         if argv and argv[0][:1] == "/":
-            argv = (bare_program_name(argv[0]), *argv[1:])
+            argv = (strip_standard_program_folder(argv[0]), *argv[1:])
         if self._options and any(map(is_open, argv)):
             return self._words[0][0] == argv[0] or self._words[0][1] is not None
         for (want, regex), have in zip(self._words, argv, strict=False):
@@ -253,13 +260,13 @@ STANDARD_FOLDERS = ("/bin/", "/usr/bin/", "/usr/local/bin/", "/sbin/", "/usr/sbi
 """The folders of the system's programs. A program in one of them is the one of its bare name."""
 
 
-def bare_program_name(program: str) -> str:
+def strip_standard_program_folder(program: str) -> str:
     """Return the bare name of a program in a standard folder, and any other name unchanged."""
     folder, slash, name = program.rpartition("/")
     return name if slash and name and f"{folder}/" in STANDARD_FOLDERS else program
 
 
-_SHORT_OPTIONS = compile_on_first_use(r"-[A-Za-z0-9]{1,4}")
+_SHORT_OPTIONS = compile_regex_lazily(r"-[A-Za-z0-9]{1,4}")
 """A cluster of short options; a longer word with one dash, such as ``-delete``, is one option."""
 _SAME_OPTIONS = {
     "--force": "-f",

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.policy.shell.command_wrappers import ENVIRONMENT_MANAGERS, RUNNERS
 from handrail.policy.shell.risky_options import SHELLS
 
@@ -313,8 +313,8 @@ _NEVER_SUBCOMMANDS: Mapping[str, frozenset[str]] = {
     "bundle": frozenset({"exec", "config"}),
     "go": frozenset({"env", "tool"}),
 }
-_SUBCOMMAND = compile_on_first_use(r"[A-Za-z][A-Za-z0-9_.:@/+-]*")
-_MODULE = compile_on_first_use(r"[A-Za-z_][A-Za-z0-9_.]*")
+_SUBCOMMAND = compile_regex_lazily(r"[A-Za-z][A-Za-z0-9_.:@/+-]*")
+_MODULE = compile_regex_lazily(r"[A-Za-z_][A-Za-z0-9_.]*")
 _MOST_LEVELS = 3
 
 

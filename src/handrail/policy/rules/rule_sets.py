@@ -10,16 +10,17 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
+from handrail.policy.rules.pattern_faults import READ_ONLY_VARIABLE
 from handrail.policy.rules.rules_and_modes import (
     CONFINED_RULE_TEXTS,
+    EXAMPLE_DENIALS,
     MODE_RULE_TEXTS,
-    READ_ONLY_VARIABLE,
     Rule,
     Scope,
     format_shipped_rules,
-    is_tool_id,
-    make_shipped_rule,
+    is_permission_tool_id,
     parse_rule,
+    parse_shipped_rule,
 )
 
 RuleSetName = Literal["developer", "reviewer", "ci"]
@@ -41,6 +42,12 @@ class RuleSet(NamedTuple):
 
 _LOCAL_GIT = tuple(f"allow git.{verb}" for verb in ("add", "commit", "create_branch", "merge", "stash"))
 _SHOWING_GIT = tuple(f"allow bash git {verb} …" for verb in ("diff", "log", "show", "blame", "grep"))
+_WRITING = dict.fromkeys(
+    text.partition(" ")[2]
+    for text in (*MODE_RULE_TEXTS["accept-edits"], *MODE_RULE_TEXTS["auto"])
+    if text.startswith("allow ") and text not in CONFINED_RULE_TEXTS and not text.startswith("allow fs.write **/")
+)
+"""What the rules of a mode let a tool write. A rule that denies it has to be as exact as the one of the mode."""
 _SENDING = ("bash git push …", "git.push", "bash npm publish …", "bash cargo publish …")
 
 RULE_SETS: Mapping[RuleSetName, RuleSet] = {
@@ -62,9 +69,10 @@ RULE_SETS: Mapping[RuleSetName, RuleSet] = {
             "For an agent that looks and changes nothing. Allows reading, and git commands that show history. Asks about every other "
             "command. Denies every write.",
             (
-                *("deny effect:write", "deny fs.write", "ask bash", "ask python", f"allow bash {READ_ONLY_VARIABLE}"),
+                *("deny effect:write", "ask bash", "ask python", f"allow bash {READ_ONLY_VARIABLE}"),
                 *_SHOWING_GIT,
-                *(f"deny {what}" for what in _SENDING),
+                *(f"deny {what}" for what in (*_WRITING, "file.delete **", *_SENDING)),
+                *EXAMPLE_DENIALS,
             ),
         ),
         RuleSet(
@@ -85,7 +93,7 @@ RULE_SETS: Mapping[RuleSetName, RuleSet] = {
 """The shipped rule sets by name."""
 
 
-def find_rule_set(text: str) -> RuleSet | None:
+def resolve_rule_set_reference(text: str) -> RuleSet | None:
     """Return the rule set that an entry of a list of rules selects, or None if the entry is a rule.
 
     :raises ValueError: if no set has this name
@@ -108,11 +116,15 @@ def parse_entry(text: str, *, scope: Scope, source: str = "", known: Iterable[st
     :param known: every known tool id and alias; if given, a rule whose permission names none of them is an error
     :raises ValueError: as :func:`~handrail.policy.rules.rules_and_modes.parse_rule`, or if no set has the name
     """
-    chosen = find_rule_set(text)
+    chosen = resolve_rule_set_reference(text)
     if chosen is None:
         return [parse_rule(text, scope=scope, source=source, known=known)]
-    found = (make_shipped_rule(one, scope, f"{SET_SOURCE}{chosen.name}") for one in chosen.texts)
-    return [rule for rule in found if known is None or rule.permission in known or not is_tool_id(rule.permission)]
+    found = (parse_shipped_rule(one, scope, f"{SET_SOURCE}{chosen.name}") for one in chosen.texts)
+    return [
+        rule
+        for rule in found
+        if known is None or rule.permission in known or not is_permission_tool_id(rule.permission)
+    ]
 
 
 def format_rule_set(chosen: RuleSet) -> list[str]:
@@ -120,7 +132,7 @@ def format_rule_set(chosen: RuleSet) -> list[str]:
     return format_shipped_rules(chosen.texts)
 
 
-def find_selected(entries: Iterable[str]) -> list[RuleSetName]:
+def list_selected_rule_sets(entries: Iterable[str]) -> list[RuleSetName]:
     """Return the sets that a list of rules selects, each once."""
-    found = (find_rule_set(entry) for entry in entries)
+    found = (resolve_rule_set_reference(entry) for entry in entries)
     return list(dict.fromkeys(one.name for one in found if one is not None))

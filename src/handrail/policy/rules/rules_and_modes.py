@@ -11,25 +11,36 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 from weakref import WeakValueDictionary
 
 from handrail.contract.errors import UsageError
 from handrail.contract.permission_modes import DEFAULT_MODE, MODES, Mode
-from handrail.contract.text.glob_patterns import WILDCARDS, compile_text_glob, escape_as_pattern, find_pattern_fault
-from handrail.contract.text.host_names import find_host_pattern_fault
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.glob_patterns import (
+    WILDCARDS,
+    compile_text_glob,
+    escape_glob_literal,
+    find_glob_pattern_fault,
+)
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.tool.requires import CAPABILITIES, Capability
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import (
     ID_PATTERN,
     RESOURCE_IDS,
     SESSION_INTERNAL,
-    is_session_internal,
+    is_session_internal_tool,
     nearest_names,
 )
-from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS, PatternSyntaxError, list_unquoted_words, split_pattern
+from handrail.policy.rules.pattern_faults import (
+    CONFINED_VARIABLE,
+    READ_ONLY_VARIABLE,
+    expand_home,
+    explain_command_pattern_fault,
+    explain_host_pattern_fault,
+    explain_path_pattern_fault,
+)
+from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS
 
 Action = Literal["allow", "ask", "deny"]
 Scope = Literal["default", "manifest", "mode", "project", "session"]
@@ -40,35 +51,22 @@ FINAL_SCOPES: frozenset[Scope] = frozenset({"manifest", "mode"})
 """The scopes with final denies, which no more specific rule outweighs."""
 
 EFFECT_PREFIX = "effect:"
-READ_ONLY_VARIABLE = "{read-only}"
-"""A variable of command patterns. It matches commands that are proved to change nothing (see ``read_only_proof``)."""
-CONFINED_VARIABLE = "{confined}"
-"""A variable of command patterns. It answers for calls that stay confined (see :mod:`handrail.policy.confinement`)."""
 CONFINED_RULE_TEXTS = (f"allow bash {CONFINED_VARIABLE}", f"allow python {CONFINED_VARIABLE}")
 """The rules for commands and code that stay confined. They are part of the shipped rules, of the mode ``auto`` and of rule sets."""
-_COMMAND_VARIABLES = f"{READ_ONLY_VARIABLE}, for commands that provably change nothing, and {CONFINED_VARIABLE}, for calls that stay confined"
-
-WORKSPACE_VARIABLE = "{workspace}"
-_VARIABLE = compile_on_first_use(r"(?<!\[)\{([^{}/\s]*)\}")
-_COMMAND_VARIABLE = compile_on_first_use(r"\{[^{}/\s]+\}")
-_OPERATOR = compile_on_first_use(r"&&|\|\|?|;|&|[0-9]*(?:>>?|>\||<|<<|<<<|>&|<&)\S*|&>>?\S*")
-_CLAUDE_RULE = compile_on_first_use(r"(?P<tool>[A-Za-z]+)\((?P<inner>.*)\)")
-_HOME_SPELLINGS = compile_on_first_use(r"(?:~|\$HOME|\$\{HOME\})(?=/|$)")
-_URL = compile_on_first_use(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_EXPANSION = compile_on_first_use(r"^~|`|\$[A-Za-z0-9_{(@*#?!$'\"-]|\{[^{}]*(?:,|\.\.)[^{}]*\}|^[()]|[()]$")
-"""What a shell expands in a bare word of a command."""
-_PATH_VARIABLE = compile_on_first_use(r"^~[^/]*(?=/|$)|(?:^|(?<=/))\$\{?[A-Za-z_]\w*\}?(?=/|$)")
-"""A name in a path pattern that a shell expands."""
-_ESCAPED_WILDCARD = compile_on_first_use(r"\\[*?\[{]")
-_KEYWORDS = frozenset(
-    (
-        *("!", "{", "}", "[[", "case", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in"),
-        *("select", "then", "until", "while"),
-    )
-)
+_CLAUDE_RULE = compile_regex_lazily(r"(?P<tool>[A-Za-z]+)\((?P<inner>.*)\)")
+_CLAUDE_PERMISSIONS = {
+    "Read": "fs.read",
+    "Edit": "fs.write",
+    "Write": "fs.write",
+    "MultiEdit": "fs.write",
+    "WebFetch": "net.fetch",
+}
+"""The permissions for the tools of that program whose rules are about a path or a host."""
+_PROGRAM = compile_regex_lazily(r"[a-z][a-z0-9+-]*")
+_MCP_NAME = compile_regex_lazily(r"mcp__(?P<server>.+?)__(?P<tool>.+)")
 _EFFECTS = ("effect:read", "effect:write", "effect:external")
 _FAMILIES = frozenset(name.partition(".")[0] for name in CAPABILITIES)
-_PERMISSION_CHARACTERS = compile_on_first_use(r"[A-Za-z0-9_.:*?\[\]!/-]+")
+_PERMISSION_CHARACTERS = compile_regex_lazily(r"[A-Za-z0-9_.:*?\[\]!/-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +130,10 @@ def parse_rule(text: str, *, scope: Scope, source: str = "", known: Iterable[str
     written = text.strip().removeprefix("allow ").removeprefix("deny ").removeprefix("ask ")
     if (other := _CLAUDE_RULE.fullmatch(written)) is not None:
         action = parts[0] if parts[0] in ACTIONS else "allow"
-        meant = f"{action} {other['tool'].lower()} {other['inner'].replace(':*', f' {ANY_ARGUMENTS}')}".strip()
+        permission = _CLAUDE_PERMISSIONS.get(other["tool"], other["tool"].lower())
+        meant = (
+            f"{action} {permission} {other['inner'].removeprefix('domain:').replace(':*', f' {ANY_ARGUMENTS}')}".strip()
+        )
         raise ValueError(f"Invalid rule {text!r}: a permission has no parentheses. Write {meant!r}.")
     if len(parts) < 2:
         raise ValueError(f"Invalid rule: {text!r}. Write ACTION PERMISSION [PATTERN], as in 'allow bash git status'.")
@@ -140,11 +141,14 @@ def parse_rule(text: str, *, scope: Scope, source: str = "", known: Iterable[str
     pattern = parts[2] if len(parts) == 3 else ""
     if action not in ACTIONS:
         near = nearest_names(action.lower(), ACTIONS, 1)
+        names_tool = action == "bash" or action in CAPABILITIES or action in (known or ())
+        hint = f"Write {f'allow {text.strip()}'!r}." if names_tool else f"Did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            f"Invalid rule {text!r}: {action!r} is not an action. A rule begins with allow, ask or deny."
-            + (f" Did you mean {near[0]!r}?" if near else "")
+            f"Invalid rule {text!r}: {action!r} is not an action. A rule begins with allow, ask or deny. {hint}".rstrip()
         )
     if problem := _fault_in_permission(permission, known):
+        if pattern and _PROGRAM.fullmatch(permission):
+            problem = f"{problem} For a command, write {f'{action} bash {permission} {pattern}'!r}."
         raise ValueError(f"Invalid rule {text!r}: {problem}")
     if permission in _PATH_PERMISSIONS:
         pattern = expand_home(pattern)
@@ -161,7 +165,7 @@ def is_glob(permission: str) -> bool:
     return not WILDCARDS.isdisjoint(permission)
 
 
-def is_tool_id(permission: str) -> bool:
+def is_permission_tool_id(permission: str) -> bool:
     """Return whether a permission is the id of one tool."""
     is_other = permission in CAPABILITIES or permission.startswith((EFFECT_PREFIX, "mcp:"))
     return not is_other and not is_glob(permission)
@@ -179,7 +183,7 @@ def is_capability_glob(permission: str) -> bool:
 def _fault_in_permission(permission: str, known: Iterable[str] | None) -> str | None:
     if not _PERMISSION_CHARACTERS.fullmatch(permission):
         return f"{permission!r} is not a permission. Use a tool's id, a glob over ids, mcp:SERVER:TOOL, a capability or '*'."
-    if problem := find_pattern_fault(permission):
+    if problem := find_glob_pattern_fault(permission):
         return problem
     if permission.startswith("mcp:"):
         parts = permission.split(":")
@@ -209,8 +213,10 @@ def _fault_in_id(permission: str, known: Iterable[str] | None) -> str | None:
         return None
     if known is None and permission.partition(".")[0] not in _FAMILIES:
         return None
-    near = nearest_names(permission, (*CAPABILITIES, *names), 1)
+    near = [] if permission in _FAMILIES else nearest_names(permission, (*CAPABILITIES, *names), 1)
     what = "a capability" if known is None else "a tool or a capability"
+    if (upstream := _MCP_NAME.fullmatch(permission)) is not None:
+        return f"{permission!r} is not {what}. Write {'mcp:{server}:{tool}'.format_map(upstream.groupdict())!r}."
     hint = f"Did you mean {near[0]!r}?" if near else f"Capabilities are {', '.join(CAPABILITIES)}."
     return f"{permission!r} is not {what}. {hint}"
 
@@ -223,89 +229,13 @@ def _fault_in_pattern(permission: str, pattern: str) -> str | None:
     if permission.startswith(EFFECT_PREFIX):
         return f"a side effect takes no pattern. Remove {pattern!r}."
     if permission == "net.fetch":
-        return explain_host_fault(pattern)
+        return explain_host_pattern_fault(pattern)
     if permission in ("bash", "shell.run"):
-        return find_command_pattern_fault(pattern)
-    return find_path_pattern_fault(pattern) if permission in _PATH_PERMISSIONS else None
+        return explain_command_pattern_fault(pattern)
+    return explain_path_pattern_fault(pattern) if permission in _PATH_PERMISSIONS else None
 
 
 _PATH_PERMISSIONS = frozenset({"fs.read", "fs.write", "fs.*"})
-
-
-def expand_home(pattern: str) -> str:
-    """Return a path pattern with the user's home folder in place of ``~``, ``$HOME`` or ``${HOME}`` at its beginning."""
-    return (
-        _HOME_SPELLINGS.sub(lambda _: escape_as_pattern(str(Path.home())).replace("{", "[{]"), pattern, count=1)
-        if (_HOME_SPELLINGS.match(pattern))
-        else pattern
-    )
-
-
-def explain_host_fault(pattern: str) -> str | None:
-    """Return why a host pattern can match no host, with the host that it may mean, or None."""
-    fault = find_host_pattern_fault(pattern)
-    meant = _URL.sub("", pattern).partition("/")[0].rpartition("@")[2]
-    if fault is None or meant in ("", pattern) or find_host_pattern_fault(meant) is not None:
-        return fault
-    return f"{fault}. A rule has a host alone, without scheme and path: {meant!r}"
-
-
-@lru_cache(maxsize=4096)
-def find_command_pattern_fault(pattern: str) -> str | None:
-    """Return why a command pattern can match no command, or None."""
-    try:
-        words = split_pattern(pattern)
-        plain = list_unquoted_words(pattern)
-    except PatternSyntaxError as fault:
-        return str(fault)
-    if pattern in (READ_ONLY_VARIABLE, CONFINED_VARIABLE):
-        return None
-    if operator := next((word for word in plain if _OPERATOR.fullmatch(word)), None):
-        return (
-            f"the pattern {pattern!r} contains {operator!r}, but a rule is about one simple command. Write one rule for each "
-            "command, and rules of fs.read and fs.write for redirections. If you mean the character itself, quote it."
-        )
-    if (bare := next((word for word in plain if _EXPANSION.search(word)), None)) is not None:
-        return (
-            f"the pattern {pattern!r} contains {bare!r}, which a shell expands, and a rule is compared with the words after that. "
-            f"Write the words themselves, or {ANY_ARGUMENTS!r} for any arguments. If you mean the character itself, quote it."
-        )
-    if (variable := _COMMAND_VARIABLE.search(" ".join(plain))) is not None:
-        if variable.group() in (READ_ONLY_VARIABLE, CONFINED_VARIABLE):
-            return f"{variable.group()} is a whole pattern, and has no words next to it. Remove the other words."
-        return f"unknown variable {variable.group()!r}. Command patterns have {_COMMAND_VARIABLES}. If you mean the braces, quote them."
-    if plain[:1] == words[:1] and words[0] in _KEYWORDS:
-        return f"{words[0]!r} is a word of the shell, and a rule is about one command in it. Write a rule for that command."
-    if ANY_ARGUMENTS in words[:-1] or words == (ANY_ARGUMENTS,):
-        return f"{ANY_ARGUMENTS!r} stands for any arguments, so it is the last word after a program, as in 'pytest {ANY_ARGUMENTS}'."
-    if words[0] == "":
-        return f"the pattern {pattern!r} begins with an empty word. Begin it with the name of a program."
-    return next((problem for word in words if (problem := find_pattern_fault(word))), None)
-
-
-def find_path_pattern_fault(pattern: str) -> str | None:
-    """Return why a path pattern can match no path, or None."""
-    if ".." in pattern.split("/"):
-        return f"the path pattern {pattern!r} contains '..', so it never matches. Write the resolved path."
-    if _URL.match(pattern):
-        return f"the path pattern {pattern!r} is a URL. Write a path relative to the workspace, or one that begins with '/'."
-    if (home := expand_home(pattern)) != pattern:
-        return f"the path pattern {pattern!r} is not expanded in a rule about a tool. Write the path: {home!r}."
-    if (variable := _PATH_VARIABLE.search(pattern)) is not None:
-        return (
-            f"the path pattern {pattern!r} contains {variable.group()!r}, which a rule does not expand. Write the path. "
-            "Only ~ and $HOME at the beginning are expanded. (Write a literal dollar as [$].)"
-        )
-    if _ESCAPED_WILDCARD.search(pattern):
-        return f"the path pattern {pattern!r} contains a backslash, which escapes nothing. Write a literal wildcard as [*]."
-    for match in _VARIABLE.finditer(pattern):
-        if match.group() != WORKSPACE_VARIABLE:
-            near = nearest_names(match.group(1), ("workspace",), 1)
-            hint = f"Did you mean {WORKSPACE_VARIABLE!r}?" if near else f"The only variable is {WORKSPACE_VARIABLE}."
-            return f"unknown variable {match.group()} in the path pattern {pattern!r}. {hint} (Write a literal brace as [{{].)"
-        if match.start() or pattern[match.end() : match.end() + 1] not in ("", "/"):
-            return f"the variable in {pattern!r} is only part of a name. Write it first, alone or before a '/'."
-    return find_pattern_fault(pattern)
 
 
 _FEW = 10
@@ -340,7 +270,7 @@ class RuleBook:
         return self._shared or self
 
     @property
-    def folder_name(self) -> str:
+    def session_folder_name(self) -> str:
         """The name of the session's own folder, which is the session's id; empty without a folder rule."""
         rule = self.folder_rule
         return "" if rule is None else rule.pattern.removesuffix("/**").rpartition("/")[2]
@@ -360,7 +290,7 @@ class RuleBook:
         book = shared.derive(("with", *new), lambda: (*shared.rules, *new), shared.mode)
         return book.with_folder_rule(self.folder_rule)
 
-    def replace_rules(self, *rules: Rule) -> RuleBook:
+    def with_replaced_rules(self, *rules: Rule) -> RuleBook:
         """Return the book with these rules in place of its own."""
         folder = self.folder_rule
         own = tuple(rule for rule in rules if rule != folder)
@@ -383,9 +313,9 @@ class RuleBook:
         return cast("T", found)
 
     def list_rules_about_tool(self, spec: ToolSpec, origin: str | None) -> list[Rule]:
-        """Return the rules about calls of this tool, in the book's order; see :func:`is_about_tool`."""
+        """Return the rules about calls of this tool, in the book's order; see :func:`rule_applies_to_tool`."""
         named, others = self.shared.prepare("rules by tool", self.shared._index_by_tool)
-        found = [one for one in (*named.get(spec.id, ()), *others) if is_about_tool(one[1], spec, origin)]
+        found = [one for one in (*named.get(spec.id, ()), *others) if rule_applies_to_tool(one[1], spec, origin)]
         return [rule for _, rule in sorted(found, key=lambda one: one[0])]
 
     def _index_by_tool(self) -> tuple[dict[str, list[tuple[int, Rule]]], list[tuple[int, Rule]]]:
@@ -393,21 +323,21 @@ class RuleBook:
         named: dict[str, list[tuple[int, Rule]]] = {}
         others: list[tuple[int, Rule]] = []
         for place, rule in enumerate(self.rules):
-            if is_tool_id(rule.permission):
+            if is_permission_tool_id(rule.permission):
                 named.setdefault(rule.permission, []).append((place, rule))
             elif rule.permission not in CAPABILITIES:
                 others.append((place, rule))
         return named, others
 
     def list_rules_about_capability(self, capability: Capability) -> tuple[Rule, ...]:
-        """Return the rules about a capability, in the book's order; see :func:`is_about_capability`."""
+        """Return the rules about a capability, in the book's order; see :func:`rule_applies_to_capability`."""
         key, rules = ("rules by capability", capability), self.rules
-        found = self.shared.prepare(key, lambda: tuple(r for r in rules if is_about_capability(r, capability)))
+        found = self.shared.prepare(key, lambda: tuple(r for r in rules if rule_applies_to_capability(r, capability)))
         folder = self.folder_rule
-        return (*found, folder) if folder is not None and is_about_capability(folder, capability) else found
+        return (*found, folder) if folder is not None and rule_applies_to_capability(folder, capability) else found
 
     @property
-    def inherited_rules(self) -> RuleBook:
+    def inheritable_rule_book(self) -> RuleBook:
         """The part of the book that also binds the sessions below.
 
         Left out are the shipped rules, which every book has, and what the mode asks about: the mode of a session below is never
@@ -417,11 +347,11 @@ class RuleBook:
         return self.shared.prepare("inherited rules", lambda: _share_equal_book(tuple(kept), self.mode, self.parent))
 
     @property
-    def all_rules(self) -> Iterator[Rule]:
+    def own_and_parent_rules(self) -> Iterator[Rule]:
         """The rules of the book, and those of its parents that bind it."""
         yield from self
         if self.parent is not None:
-            yield from self.parent.inherited_rules.all_rules
+            yield from self.parent.inheritable_rule_book.own_and_parent_rules
 
     def list_rules_of_scope(self, scope: Scope) -> tuple[Rule, ...]:
         return tuple(rule for rule in self if rule.scope == scope)
@@ -584,7 +514,7 @@ SECRET_FILE_NAMES: tuple[str, ...] = tuple(
 """Names of files that often contain secrets. Without another rule, they require approval, at any depth and in any case."""
 
 
-def default_rules(readable: Iterable[str] = ()) -> tuple[Rule, ...]:
+def build_default_rules(readable: Iterable[str] = ()) -> tuple[Rule, ...]:
     """Return the shipped rules.
 
     :param readable: absolute folders outside the workspace that the session may read, such as its saved outputs
@@ -596,7 +526,7 @@ def default_rules(readable: Iterable[str] = ()) -> tuple[Rule, ...]:
         f"ask {tool} channel=shared/*" for tool in ("send_message", "wait_channel")
     ]  # also other sessions use these
     texts.append("allow terminal.send id=* keys=ctrl-c")  # this only interrupts a program
-    for root in ("", *(escape_as_pattern(folder.rstrip("/")) + "/" for folder in readable)):
+    for root in ("", *(escape_glob_literal(folder.rstrip("/")) + "/" for folder in readable)):
         texts.append(f"allow fs.read {root.rstrip('/') or '**'}")  # the folder itself and all in it
         names += [f"ask fs.read {root}**/{name}" for name in SECRET_FILE_NAMES]
         names += [f"allow fs.read {root}**/{name}" for name in SECRET_NAME_EXCEPTIONS]
@@ -606,19 +536,19 @@ def default_rules(readable: Iterable[str] = ()) -> tuple[Rule, ...]:
 
 def make_folder_reading_rule(folder: str) -> Rule:
     """Return the shipped rule to read in an absolute ``folder`` outside the workspace."""
-    return _rule(f"allow fs.read {escape_as_pattern(folder.rstrip('/'))}/**")
+    return _rule(f"allow fs.read {escape_glob_literal(folder.rstrip('/'))}/**")
 
 
-def limit_reading_rules_to_folder(folder: str) -> list[Rule]:
+def build_folder_limited_reading_rules(folder: str) -> list[Rule]:
     """Return the shipped rules for reading, applied to an absolute ``folder`` outside the workspace only."""
-    own = escape_as_pattern(folder.rstrip("/"))
-    rules = (rule for rule in default_rules((folder,)) if rule.permission == "fs.read")
+    own = escape_glob_literal(folder.rstrip("/"))
+    rules = (rule for rule in build_default_rules((folder,)) if rule.permission == "fs.read")
     return [rule for rule in rules if rule.pattern == own or rule.pattern.startswith(f"{own}/")]
 
 
-def default_book(readable: Iterable[str] = ()) -> RuleBook:
+def build_default_rule_book(readable: Iterable[str] = ()) -> RuleBook:
     """Return a book with the shipped rules only."""
-    return RuleBook(default_rules(readable))
+    return RuleBook(build_default_rules(readable))
 
 
 def _rule(text: str) -> Rule:
@@ -638,7 +568,9 @@ _GIT_TOOLS = ("git.add", "git.commit", "git.create_branch", "git.checkout", "git
 """The built-in git tools that change only the workspace, like the commands that this mode allows."""
 _SECRETS = tuple(f"ask fs.write **/{name}" for name in SECRET_FILE_NAMES)
 _EXAMPLES = tuple(f"allow fs.write **/{name}" for name in SECRET_NAME_EXCEPTIONS)
-_NAMES = frozenset((*_SECRETS, *_EXAMPLES))
+EXAMPLE_DENIALS = tuple(f"deny fs.write **/{name}" for name in SECRET_NAME_EXCEPTIONS)
+"""The rules that deny to write the files for which the mode ``auto`` has rules that allow it."""
+_NAMES = frozenset((*_SECRETS, *_EXAMPLES, *EXAMPLE_DENIALS))
 
 MODE_DESCRIPTIONS: Mapping[Mode, str] = {
     "plan": "Read only: denies tools that write or have external effects. Runs commands that provably change nothing, and tools that "
@@ -676,7 +608,13 @@ def format_shipped_rules(texts: Sequence[str]) -> list[str]:
     """Return shipped rules as lines for people. Rules about secret names become one line."""
     lines = [text for text in texts if text not in _NAMES]
     if not _NAMES.isdisjoint(texts):
-        lines.append(f"ask fs.write **/NAME, for each of {len(_SECRETS)} names of secret files (--json lists them)")
+        about = "names of secret files (--json lists them)"
+        denies = not set(EXAMPLE_DENIALS).isdisjoint(texts)
+        lines.append(
+            f"deny fs.write **/NAME, for each of {len(EXAMPLE_DENIALS)} examples of {about}"
+            if denies
+            else f"ask fs.write **/NAME, for each of {len(_SECRETS)} {about}"
+        )
     return lines
 
 
@@ -696,10 +634,10 @@ def parse_mode(text: str) -> Mode:
 @lru_cache(maxsize=len(MODES))
 def mode_rules(mode: Mode) -> tuple[Rule, ...]:
     """Return the rules of a mode, with scope ``mode``."""
-    return tuple(make_shipped_rule(text, "mode", f"mode {mode}") for text in MODE_RULE_TEXTS[mode])
+    return tuple(parse_shipped_rule(text, "mode", f"mode {mode}") for text in MODE_RULE_TEXTS[mode])
 
 
-def make_shipped_rule(text: str, scope: Scope, source: str) -> Rule:
+def parse_shipped_rule(text: str, scope: Scope, source: str) -> Rule:
     """Return the rule of a shipped text, which is not checked. Names of secret files are compared in any case."""
     action, permission, pattern = (*text.split(" ", 2), "")[:3]
     return Rule(cast("Action", action), permission, pattern, scope, source, any_case=text in _NAMES)
@@ -750,13 +688,13 @@ __all__ = [
 ]
 
 
-def is_about_tool(rule: Rule, spec: ToolSpec, origin: str | None) -> bool:
+def rule_applies_to_tool(rule: Rule, spec: ToolSpec, origin: str | None) -> bool:
     """Return whether a rule is about calls of this tool, whatever their arguments."""
     permission, tool_id = rule.permission, spec.id
     if permission in CAPABILITIES:  # most rules are about files
         return False
     if rule.governed_side_effect:
-        return rule.governed_side_effect == spec.side_effect and not is_session_internal(tool_id)
+        return rule.governed_side_effect == spec.side_effect and not is_session_internal_tool(tool_id)
     if permission.startswith("mcp:"):
         return origin is not None and _matches_origin(permission, origin)
     if origin is not None and rule.scope == "default":
@@ -766,7 +704,7 @@ def is_about_tool(rule: Rule, spec: ToolSpec, origin: str | None) -> bool:
     return permission == tool_id
 
 
-def rule_bounds_call(rule: Rule, spec: ToolSpec) -> bool:
+def rule_limits_call_effects(rule: Rule, spec: ToolSpec) -> bool:
     """Return whether a call that this rule allows does no more than the rule says.
 
     A ``{read-only}`` rule holds only for a call that runs read-only. Only a call that just runs its command does. A
@@ -782,7 +720,7 @@ def _matches_origin(permission: str, origin: str) -> bool:
     return len(wanted) == len(have) and all(compile_text_glob(w).match(h) for w, h in zip(wanted, have, strict=True))
 
 
-def is_about_capability(rule: Rule, capability: Capability) -> bool:
+def rule_applies_to_capability(rule: Rule, capability: Capability) -> bool:
     """Return whether a rule is about this capability, by its name or a pattern."""
     permission = rule.permission
     if is_capability_glob(permission):

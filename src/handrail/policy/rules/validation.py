@@ -15,28 +15,30 @@ from typing import Any, cast
 from handrail.contract.agent_manifest import AgentManifest
 from handrail.contract.errors import ToolError
 from handrail.contract.rule_forms import RuleExample, to_rule_with_examples
-from handrail.contract.text.glob_patterns import compile_text_glob, has_wildcard, literal_prefix
+from handrail.contract.text.glob_patterns import compile_text_glob, extract_literal_prefix, has_wildcard
 from handrail.contract.tool.requires import CAPABILITIES, CapabilityLayer
-from handrail.contract.tool.spec import STEP_INPUT, ToolSpec, get_object_properties
+from handrail.contract.tool.spec import STEP_INPUT, ToolSpec, extract_property_schemas
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
-from handrail.policy.call_targets import get_subject_kind, host_of_url
+from handrail.policy.call_targets import extract_host_and_port, get_rule_subject_kind
 from handrail.policy.rules.matchers import (
     SUBJECT_KINDS,
     PathSubject,
     RankedRule,
     SubjectKind,
+    compile_ranked_rule,
     normalize_path_pattern,
-    rank_rule,
 )
-from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS, ArgvPattern, PatternSyntaxError, split_pattern
-from handrail.policy.rules.rule_sets import find_rule_set, parse_entry
-from handrail.policy.rules.rules_and_modes import (
+from handrail.policy.rules.pattern_faults import (
     CONFINED_VARIABLE,
     READ_ONLY_VARIABLE,
+    explain_command_pattern_fault,
+    explain_host_pattern_fault,
+    explain_path_pattern_fault,
+)
+from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS, ArgvPattern, PatternSyntaxError, split_pattern
+from handrail.policy.rules.rule_sets import parse_entry, resolve_rule_set_reference
+from handrail.policy.rules.rules_and_modes import (
     Rule,
-    explain_host_fault,
-    find_command_pattern_fault,
-    find_path_pattern_fault,
     is_capability_glob,
     is_glob,
     parse_rule,
@@ -84,13 +86,18 @@ def _explain_rule_never_matches(rule: Rule, spec: ToolSpec) -> str | None:
     if rule.pattern == CONFINED_VARIABLE:
         one = f"{CONFINED_VARIABLE} is only for tools whose calls just run a command, such as bash. Calls of {spec.id} do more."
         return None if spec.single_command or spec.confinement_gap else one
-    match get_subject_kind(spec):
+    kind = get_rule_subject_kind(spec)
+    name, sign, value = rule.pattern.partition("=")
+    if kind in ("path", "command") and sign and name in extract_property_schemas(spec.parameters):
+        meant = f"{rule.action} {spec.id} {value}"
+        return f"a pattern of {spec.id} is a {kind}, without the name of the argument. Write {meant!r}."
+    match kind:
         case "path":
-            return find_path_pattern_fault(rule.pattern)
+            return explain_path_pattern_fault(rule.pattern)
         case "host":
-            return explain_host_fault(rule.pattern)
+            return explain_host_pattern_fault(rule.pattern)
         case "command":
-            return find_command_pattern_fault(rule.pattern) or _explain_undeclared_program(rule, spec)
+            return explain_command_pattern_fault(rule.pattern) or _explain_undeclared_program(rule, spec)
         case "arguments":
             return _fault_in_arguments(rule, spec)
 
@@ -124,6 +131,22 @@ _PROBES: tuple[tuple[str, ...], ...] = (
 )
 """Further words of a command that an allow rule may match."""
 _MOST_PROBES = 200
+
+
+def _fault_in_program(rule: Rule) -> str | None:
+    """Return why no command has the program of a rule about commands, or None.
+
+    A rule from an answer may name such a program, because a call may try to run it.
+    """
+    if rule.permission not in ("bash", "shell.run") or not rule.pattern:
+        return None
+    first = split_pattern(rule.pattern)[0]
+    program = extract_literal_prefix(first)
+    if first[0] == "-":
+        return f"Invalid rule {rule.text!r}: {first!r} is an option. Begin the pattern with the name of a program, or with '*'."
+    if has_wildcard(first) or " " not in program or "/" in program:
+        return None
+    return f"Invalid rule {rule.text!r}: no program is called {program!r}. Write its words without the quotes: {program!r}."
 
 
 def _fault_in_allowed_command(rule: Rule) -> str | None:
@@ -161,7 +184,7 @@ def _example_commands(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 def _fill(word: str, filler: str) -> str:
     """Return a text that a word of a pattern matches, with ``filler`` for its wildcards."""
-    return literal_prefix(word) if not has_wildcard(word) else re.sub(r"\[.[^\]]*\]|[*?\[]", filler, word)
+    return extract_literal_prefix(word) if not has_wildcard(word) else re.sub(r"\[.[^\]]*\]|[*?\[]", filler, word)
 
 
 def _explain_required_approval(argv: tuple[str, ...], literal: frozenset[int]) -> str:
@@ -182,7 +205,9 @@ def _propose_command(rule: Rule, words: Sequence[str]) -> str:
     if words[0] in command_wrappers.ENVIRONMENT_MANAGERS and words[1:2] in (("run",), ("exec",)):
         return f"Name the program, as in 'allow {rule.permission} {words[0]} {words[1]} pytest {ANY_ARGUMENTS}', or write {confined}."
     if words[0] in command_wrappers.WRAPPER_NAMES:
-        return f"Write a rule about that command alone, as in 'allow {rule.permission} make {ANY_ARGUMENTS}', or {confined}."
+        start = command_wrappers.find_wrapped_command_start(words)
+        command = f"make {ANY_ARGUMENTS}" if start is None or has_wildcard(words[start]) else " ".join(words[start:])
+        return f"Write a rule about that command alone, as in 'allow {rule.permission} {command}', or {confined}."
     return f"Write every word of the command, or {confined}."
 
 
@@ -191,7 +216,7 @@ def _fault_in_arguments(rule: Rule, spec: ToolSpec) -> str | None:
         words = split_pattern(rule.pattern)
     except PatternSyntaxError as fault:
         return str(fault)
-    properties = get_object_properties(spec.parameters)
+    properties = extract_property_schemas(spec.parameters)
     if spec.mode == "stateful":
         properties = {**properties, STEP_INPUT: spec.step_parameters or {}}
     words = tuple("*" if word == ANY_ARGUMENTS else word for word in words)
@@ -259,15 +284,17 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def check_rule(
+def validate_rule_and_examples(
     rule: Rule, match: Sequence[RuleExample], not_match: Sequence[RuleExample], specs: Mapping[str, ToolSpec] | None
 ) -> None:
     """Check one rule by itself, and against the available tools.
 
     :raises ValueError: if the rule can match none of their calls, or fails one of its examples
     """
-    problem = _fault_in_allowed_command(rule) or (
-        explain_rule_matches_no_tool(rule, specs) if specs is not None else None
+    problem = (
+        _fault_in_program(rule)
+        or _fault_in_allowed_command(rule)
+        or (explain_rule_matches_no_tool(rule, specs) if specs is not None else None)
     )
     if not problem and (match or not_match):
         problem = find_failing_example(rule, match, not_match, specs)
@@ -275,16 +302,16 @@ def check_rule(
         raise ValueError(problem)
 
 
-def fault_outside_folders(rule: Rule, layer: CapabilityLayer) -> str | None:
+def explain_inaccessible_rule_path(rule: Rule, layer: CapabilityLayer) -> str | None:
     """Return why no call can access the absolute path of a rule, or None.
 
     :param layer: what the agent and all of its tools may access
     """
     if rule.permission not in ("fs.read", "fs.write", "fs.*") or rule.pattern[:1] != "/":
         return None
-    start = literal_prefix(normalize_path_pattern(rule.pattern))
+    start = extract_literal_prefix(normalize_path_pattern(rule.pattern))
     folders = dict.fromkeys((*layer.fs_read, *layer.fs_write))
-    tops = [literal_prefix(folder).rstrip("/") for folder in folders]
+    tops = [extract_literal_prefix(folder).rstrip("/") for folder in folders]
     if any(top.startswith(start) or f"{start}/".startswith(f"{top}/") for top in tops):
         return None
     return (
@@ -293,7 +320,7 @@ def fault_outside_folders(rule: Rule, layer: CapabilityLayer) -> str | None:
     )
 
 
-def find_rules_without_tools(
+def iterate_missing_tool_warnings(
     rules: Iterable[Rule], tool_ids: Collection[str], servers: Collection[str]
 ) -> Iterator[str]:
     """Yield a warning for each rule about a server or a glob that names no tool now. Tools and servers may come later.
@@ -404,7 +431,7 @@ def find_failing_example(
     kinds = _subject_kinds(rule, specs)
     if kinds is None:
         return None
-    tests = [rank_rule(rule, kind) for kind in kinds]
+    tests = [compile_ranked_rule(rule, kind) for kind in kinds]
     for examples, wanted, place in ((match, True, "match"), (not_match, False, "not_match")):
         for example in examples:
             problems = [_explain_example_mismatch(test, kind, example) for test, kind in zip(tests, kinds, strict=True)]
@@ -431,7 +458,9 @@ def _subject_kinds(rule: Rule, specs: Mapping[str, ToolSpec] | None) -> tuple[Su
         return ("command",) if permission == "bash" else None
     about: tuple[SubjectKind, ...] = tuple(
         dict.fromkeys(
-            get_subject_kind(spec) for tool_id, spec in specs.items() if _permission_names_tool(permission, tool_id)
+            get_rule_subject_kind(spec)
+            for tool_id, spec in specs.items()
+            if _permission_names_tool(permission, tool_id)
         )
     )
     return about or None
@@ -452,7 +481,7 @@ def _explain_example_mismatch(test: RankedRule, kind: SubjectKind, example: Rule
             if not isinstance(example, str):
                 return "write the example of a host as text"
             try:
-                return None if test.matches(host_of_url(example)) else "the pattern does not match this host"
+                return None if test.matches(extract_host_and_port(example)) else "the pattern does not match this host"
             except ToolError as error:
                 return error.text.rstrip(".")
         case "arguments":
@@ -517,7 +546,7 @@ def _format_example(example: RuleExample) -> str:
     return repr(example if isinstance(example, (str, Mapping)) else list(example))
 
 
-def get_specs(entries: Mapping[str, Any]) -> dict[str, ToolSpec]:
+def extract_tool_specs(entries: Mapping[str, Any]) -> dict[str, ToolSpec]:
     """Return the specs of a generation's entries, by id."""
     return {tool_id: entry.spec for tool_id, entry in entries.items()}
 
@@ -525,7 +554,7 @@ def get_specs(entries: Mapping[str, Any]) -> dict[str, ToolSpec]:
 # The rules of an agent manifest: their scope is *manifest*, so a deny among them is final.
 
 
-def load_agent_rules(
+def parse_agent_rules(
     agent: AgentManifest,
     source: str,
     known: Collection[str] | None,
@@ -547,7 +576,7 @@ def load_agent_rules(
         entry = to_rule_with_examples(given)
         text = entry.rule
         try:
-            if find_rule_set(text) is not None:
+            if resolve_rule_set_reference(text) is not None:
                 chosen = parse_entry(text, scope="manifest", source=source, known=known)
                 rules += chosen
                 places += [index] * len(chosen)
@@ -555,7 +584,7 @@ def load_agent_rules(
             rule = parse_rule(text, scope="manifest", source=source, known=known)
             if known is not None:
                 _check_glob_matches_a_tool(rule, known)
-            check_rule(rule, entry.match, entry.not_match, specs)
+            validate_rule_and_examples(rule, entry.match, entry.not_match, specs)
         except ValueError as error:
             faults.append((f"rules[{index}]", _explain_in_agent_names(text, agent, others, str(error))))
         else:

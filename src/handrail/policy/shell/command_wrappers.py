@@ -10,31 +10,31 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 
 MAX_DEPTH = 8
 """The maximum number of wrappers around one command."""
 
-_TIMEOUT_DURATION = compile_on_first_use(r"(?:\d+(?:\.\d*)?|\.\d+)[smhd]?")
-_NUMBER = compile_on_first_use(r"[+-]?\d{1,9}")
-_SIGNAL = compile_on_first_use(r"[A-Z]{2,10}\d?|\d{1,2}")
-_MODE = compile_on_first_use(r"[0L]|\d{1,9}[KM]?")
-_CLASS = compile_on_first_use(r"[0-3]")
-_LEVEL = compile_on_first_use(r"[0-7]")
+_TIMEOUT_DURATION = compile_regex_lazily(r"(?:\d+(?:\.\d*)?|\.\d+)[smhd]?")
+_NUMBER = compile_regex_lazily(r"[+-]?\d{1,9}")
+_SIGNAL = compile_regex_lazily(r"[A-Z]{2,10}\d?|\d{1,2}")
+_MODE = compile_regex_lazily(r"[0L]|\d{1,9}[KM]?")
+_CLASS = compile_regex_lazily(r"[0-3]")
+_LEVEL = compile_regex_lazily(r"[0-7]")
 RESERVED_WORDS = frozenset(
     {"!", "{", "}", "[[", "]]", "case", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in"}
     | {"select", "then", "until", "while", "coproc"}
 )
-_ASSIGNMENT = compile_on_first_use(r"([A-Za-z_][A-Za-z0-9_]*)=", re.DOTALL)
-_LOOKS_LIKE_ASSIGNMENT = compile_on_first_use(r"[A-Za-z_][A-Za-z0-9_]*(?:\[.*\])?\+?=", re.DOTALL)
+_ASSIGNMENT = compile_regex_lazily(r"([A-Za-z_][A-Za-z0-9_]*)=", re.DOTALL)
+_LOOKS_LIKE_ASSIGNMENT = compile_regex_lazily(r"[A-Za-z_][A-Za-z0-9_]*(?:\[.*\])?\+?=", re.DOTALL)
 
-HARMLESS_VARIABLES = compile_on_first_use(
+HARMLESS_VARIABLES = compile_regex_lazily(
     r"LANG|LANGUAGE|LC_[A-Z]+|TZ|TERM|COLUMNS|LINES|NO_COLOR|FORCE_COLOR|CLICOLOR(?:_FORCE)?|CI"
     r"|PYTHON(?:UNBUFFERED|DONTWRITEBYTECODE|HASHSEED|UTF8)|RUST_BACKTRACE|CARGO_TERM_COLOR|NODE_ENV|NODE_NO_WARNINGS"
     r"|SOURCE_DATE_EPOCH|DEBIAN_FRONTEND|PIP_NO_INPUT|GIT_TERMINAL_PROMPT|GIT_OPTIONAL_LOCKS"
 )
 """Variables that a command may set. None of them names a program, a file or an option."""
-_POWERFUL_VARIABLES = compile_on_first_use(
+_POWERFUL_VARIABLES = compile_regex_lazily(
     r"_|PATH|IFS|ENV|HOME|PWD|OLDPWD|CDPATH|SHELL|USER|LOGNAME|TMPDIR|TEMP|TMP|HOSTNAME|UID|EUID|PPID|RANDOM|SECONDS|REPLY|LINENO"
     r"|EDITOR|VISUAL|PAGER|BROWSER|TERMINFO.*|TERMCAP|DISPLAY|CC|CXX|CPP|LD|AR|AS|NM|RANLIB|STRIP|GZIP|GZIP_OPT|BZIP2?|XZ_.*|ZSTD_.*|FC"
     r"|PS[0-9]|PROMPT.*|OPT(?:ARG|IND|ERR)|DIRSTACK|FUNC.*|GLOB.*|HIST.*|MAIL.*|IGNOREEOF|FIGNORE|EXECIGNORE|INPUTRC|FCEDIT|TIMEFORMAT|MAPFILE"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from handrail.contract.protected import path_protection
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.policy.shell import (
     command_wrappers,
     destroying_forms,
@@ -28,7 +28,7 @@ from handrail.policy.shell.simple_commands import ANY_TEXT, SPLIT, is_marked, is
 _MAX_DEPTH = 4
 
 
-def stays_confined(argv: Sequence[str]) -> bool:
+def command_may_stay_confined(argv: Sequence[str]) -> bool:
     """Return whether nothing in the words of a command contradicts that it stays confined."""
     return explain_not_confined(argv) is None
 
@@ -52,14 +52,23 @@ def _why_script_not_confined(script: ShellScript, depth: int) -> str | None:
     for command in script.commands:
         if (reason := _why_not_confined(command.argv, depth)) is not None:
             return reason
-        if command.folders != (".",) and (reason := _why_lost_elsewhere(command.argv, command.folders)) is not None:
+        if command.folders != (".",) and (reason := explain_loss_elsewhere(command.argv, command.folders)) is not None:
             return reason
     return None if script.commands else "the text contains no command"
 
 
-def _why_lost_elsewhere(argv: Sequence[str], folders: Sequence[str]) -> str | None:
-    """Return why a command in another folder may remove something, or None."""
-    if program_name(command_wrappers.split_wrapper_layers(argv)[-1]) not in ("rm", "mv", "unlink", "find"):
+def explain_loss_elsewhere(argv: Sequence[str], folders: Sequence[str]) -> str | None:
+    """Return why a command in another folder may remove or replace something, or None."""
+    if folders == (".",):
+        return None
+    for inner in unwrap_executed_commands(argv):
+        if (
+            program_name(inner) in ("rm", "mv", "unlink", "find")
+            or destroying_forms.find_removed_paths(inner)
+            or any(destroying_forms.find_replaced_paths(inner))
+        ):
+            break
+    else:
         return None
     if not folders or any(folder[:1] == "/" or folder[:2] == ".." or ".git" in folder.split("/") for folder in folders):
         return f"{argv[0]} runs in a folder that the text does not name, or outside the workspace"
@@ -71,11 +80,13 @@ def _why_not_confined(argv: tuple[str, ...], depth: int) -> str | None:
     if depth == 0:
         return "the command runs a command in a command, on too many levels"
     *_, inner = command_wrappers.split_wrapper_layers(argv)
-    if read_only_proof.changes_nothing(argv):
+    if read_only_proof.is_command_provably_read_only(argv):
         return None
     if not inner or is_marked(inner[0]):
         return "the text does not name the program"
-    reason = destroying_forms.explain_destruction(inner) or explain_network_need(inner) or _why_protected(inner)
+    reason = (
+        destroying_forms.explain_irreversible_destruction(inner) or explain_network_need(inner) or _why_protected(inner)
+    )
     if reason is not None:
         return reason
     program = program_name(inner)
@@ -104,6 +115,8 @@ def explain_network_need(argv: Sequence[str]) -> str | None:
     words = [word for word in argv[1:] if word[:1] != "-"]
     if program == "rsync" and (host := next(filter(_REMOTE.match, words), None)) is not None:
         return f"rsync needs the network for {show_marks(host)}"
+    if program == "curl" and _names_loopback_alone(argv[1:]):
+        return None
     verbs = _NETWORK.get(program)
     if verbs is None or tuple(words[:1]) in _OFFLINE.get(program, ()) or tuple(words[:2]) in _OFFLINE.get(program, ()):
         return None
@@ -113,6 +126,38 @@ def explain_network_need(argv: Sequence[str]) -> str | None:
         if verb and tuple(words[: len(verb.split())]) == tuple(verb.split()):
             return f"{argv[0]} {verb} needs the network"
     return None
+
+
+def _names_loopback_alone(words: Sequence[str]) -> bool:
+    """Return whether the words of curl name only servers in its sandbox, such as one that an earlier call has started.
+
+    Each word has to be such a server, or the value of an option that is data.
+    """
+    servers = 0
+    is_value = False
+    for word in words:
+        if is_value:
+            is_value = False
+        elif word[:1] == "-":
+            is_value = word in _CURL_DATA_OPTIONS
+            if not is_value and _CURL_FLAGS.fullmatch(word) is None:
+                return False
+        elif _LOOPBACK.fullmatch(word):
+            servers += 1
+        else:
+            return False
+    return servers > 0
+
+
+_CURL_DATA_OPTIONS = frozenset(
+    ["-X", "--request", "-H", "--header", "-d", "--data", "--json", "-m", "--max-time", "--retry", "--connect-timeout"]
+)
+_CURL_FLAGS = compile_regex_lazily(
+    r"-[sSfvikILG#]+|--(?:silent|show-error|fail|verbose|include|insecure|head|location|get|compressed|retry-connrefused)"
+)
+
+
+_LOOPBACK = compile_regex_lazily(r"(?:https?://)?(?:localhost|127\.0\.0\.1|\[::1\])(?::\d+)?(?:[/?#][^{}]*)?")
 
 
 def _make_verb_list(text: str) -> tuple[str, ...]:
@@ -245,7 +290,7 @@ def _why_protected(argv: Sequence[str]) -> str | None:
         path = posixpath.normpath(word)
         if path[:1] == "/" or path[:2] == ".." or not (set(path) - {"."}):
             continue
-        found = path_protection.find_tool_protection(path)
+        found = path_protection.find_tool_write_protection(path)
         if found is not None and found.applies_to_programs:
             return f"the word {show_marks(word)!r} names a path that no tool writes"
     return None
@@ -280,16 +325,30 @@ def _shell(argv: tuple[str, ...], depth: int) -> str | None:
         index < len(argv)
         and argv[index][:1] not in ("-", "+")
         and not is_open(argv[index])
-        and "/dev/" not in argv[index]
+        and _is_plain_file(argv[index])
     ):
         return None
     return f"{argv[0]} runs its input, or a text that is not plain"
 
 
+def _is_plain_file(path: str) -> bool:
+    """Return whether a path does not lead to the input of a shell, such as ``/dev/stdin`` or ``fd/0`` in ``/proc/self``."""
+    return not {"dev", "proc", "fd", "stdin"} & {*path.split("/")}
+
+
+def _sourced_file(argv: tuple[str, ...], depth: int) -> str | None:
+    """Check a file of commands for the shell itself, such as the one that activates a virtual environment."""
+    del depth
+    file = "".join(argv[1:2])
+    if file and file[0] != "-" and not any(map(is_marked, argv)) and _is_plain_file(file):
+        return None
+    return f"{program_name(argv)} runs a file that the text does not name"
+
+
 def _find(argv: tuple[str, ...], depth: int) -> str | None:
     if any(word in ("-fls", "-fprint", "-fprint0", "-fprintf") for word in argv):
         return "find writes the file that an option names"
-    for inner in risky_options.iterate_find_commands(argv):
+    for inner in risky_options.iterate_find_exec_commands(argv):
         if inner[:1] == ("rm",) and destroying_forms.is_find_limited_to_caches(argv):
             continue
         if (reason := _why_not_confined(inner, depth - 1)) is not None:
@@ -297,14 +356,14 @@ def _find(argv: tuple[str, ...], depth: int) -> str | None:
     return None
 
 
-def list_run_commands(argv: Sequence[str]) -> list[tuple[str, ...]]:
+def unwrap_executed_commands(argv: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the commands that a command runs through its wrappers, ``xargs`` or ``find``; the command alone if it is none of them."""
     *_, inner = command_wrappers.split_wrapper_layers(argv)
     program = program_name(inner)
     if program in ("xargs", "gxargs") and not isinstance(found := _command_of_xargs(tuple(inner)), str):
         return [found]
     if program in ("find", "gfind", "bfs"):
-        return list(risky_options.iterate_find_commands(inner)) or [tuple(inner)]
+        return list(risky_options.iterate_find_exec_commands(inner)) or [tuple(inner)]
     return [tuple(inner)]
 
 
@@ -390,7 +449,7 @@ def _sed(argv: tuple[str, ...], depth: int) -> str | None:
     return None if risk is None else risk.reason
 
 
-_IN_PLACE = compile_on_first_use(r"-(?P<letters>[nErsuz]*)i.*|--in-place(?:=.*)?")
+_IN_PLACE = compile_regex_lazily(r"-(?P<letters>[nErsuz]*)i.*|--in-place(?:=.*)?")
 
 
 _MAKES_FROM_TEXT = frozenset({"-E", "-", "-f-", "--file=-", "--makefile=-", "/dev/stdin"})
@@ -413,7 +472,7 @@ def _make(argv: tuple[str, ...], depth: int) -> str | None:
 
 def _git(argv: tuple[str, ...], depth: int) -> str | None:
     del depth
-    risk = risky_options.git_risk(_without_patch_folder(argv))
+    risk = risky_options.find_git_command_risk(_without_patch_folder(argv))
     return None if risk is None else risk.reason
 
 
@@ -486,6 +545,7 @@ _CHECKS: Mapping[str, _Check] = {
     **dict.fromkeys(("xargs", "gxargs"), _xargs),
     **dict.fromkeys(("python", "python3"), _python),
     **dict.fromkeys(("sed", "gsed"), _sed),
+    **dict.fromkeys(("source", "."), _sourced_file),
     **dict.fromkeys(("make", "gmake"), _make),
     **dict.fromkeys(
         (
@@ -520,7 +580,9 @@ def explain_possible_destruction(script: ShellScript, text: str) -> str | None:
     """Return which words of a text that is not understood may destroy something, or None. When in doubt, there is a reason."""
     for command in script.commands:
         if (
-            reason := destroying_forms.explain_destruction(command_wrappers.split_wrapper_layers(command.argv)[-1])
+            reason := destroying_forms.explain_irreversible_destruction(
+                command_wrappers.split_wrapper_layers(command.argv)[-1]
+            )
         ) is not None:
             return reason
     bare = _QUOTES.sub("", text)
@@ -530,22 +592,27 @@ def explain_possible_destruction(script: ShellScript, text: str) -> str | None:
         return f"the text names {match.group()!r}, and it is not understood"
     for word in _SEPARATORS.split(bare):
         path = posixpath.normpath(word) if word else ""
-        if path and path[:1] != "/" and set(path) - {"."} and path_protection.find_tool_protection(path) is not None:
+        if (
+            path
+            and path[:1] != "/"
+            and set(path) - {"."}
+            and path_protection.find_tool_write_protection(path) is not None
+        ):
             return f"the text names {word!r}, a path that no tool writes, and it is not understood"
     return None
 
 
-_QUOTES = compile_on_first_use(r"['\"\\]")
-_SEPARATORS = compile_on_first_use(r"[\s;|&()<>`{}$!,=:]+")
+_QUOTES = compile_regex_lazily(r"['\"\\]")
+_SEPARATORS = compile_regex_lazily(r"[\s;|&()<>`{}$!,=:]+")
 _NAMES = "|".join(sorted((re.escape(name) for name in destroying_forms.PROGRAM_NAMES - {"git", "find", "sed", "tar", "cp", "tee", "ln", "install"}), reverse=True))  # fmt: skip
-_DESTROYING_WORDS = compile_on_first_use(
+_DESTROYING_WORDS = compile_regex_lazily(
     rf"(?<![\w.-])(?:{_NAMES})(?![\w-])|-delete\b|--delete|>\||(?<![>&<])>(?!>|&)\s*[^\s&/]|\bof="
     r"|\b(?:clean|reset|checkout|restore|stash|switch|reflog|gc|prune|update-ref|filter-branch|filter-repo)\b|\s-D\b|--force|\s-f\b"
     r"|\b(?:rmtree|unlink|rmdir|removedirs|remove|rmSync|unlinkSync|rmdirSync|truncate|rename|replace|writeFile|write_text|write_bytes|fs\.rm"
     r"|shutil|os\.system|subprocess|popen|exec|eval|base64|xxd|decode|fromhex|chr)\b|\\x|\$'",
     re.IGNORECASE,
 )
-_REPOSITORY = compile_on_first_use(r"\.(?:git|hg|svn|jj)\b", re.IGNORECASE)
+_REPOSITORY = compile_regex_lazily(r"\.(?:git|hg|svn|jj)\b", re.IGNORECASE)
 
 
 def changes_repository(script: ShellScript) -> bool:
@@ -555,7 +622,7 @@ def changes_repository(script: ShellScript) -> bool:
 
 def _writes_repository(argv: Sequence[str]) -> bool:
     *_, inner = command_wrappers.split_wrapper_layers(argv)
-    if not inner or read_only_proof.changes_nothing(inner):
+    if not inner or read_only_proof.is_command_provably_read_only(inner):
         return False
     if program_name(inner) in _VERSION_CONTROL:
         return True

@@ -1,7 +1,7 @@
 """The commands that delete or overwrite what cannot be brought back: programs, sub-commands and options.
 
 They require approval in every mode, also under a rule that allows the program. Only a rule that names every word allows them.
-:func:`explain_destruction` decides by the words alone. :func:`find_replaced_paths` and :func:`find_removed_paths` return the
+:func:`explain_irreversible_destruction` decides by the words alone. :func:`find_replaced_paths` and :func:`find_removed_paths` return the
 paths of which the file system decides whether something is lost.
 """
 
@@ -12,7 +12,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.policy.shell.nested_commands import program_name
 from handrail.policy.shell.simple_commands import has_marks, is_marked
 
@@ -62,19 +62,23 @@ BUILD_OUTPUTS = frozenset(
     }
 )
 """Names of folders that hold only build outputs if git ignores them."""
-_GENERATED = compile_on_first_use(r".*\.(?:py[cod]|o|obj|class|egg-info|tsbuildinfo)")
+_GENERATED = compile_regex_lazily(r".*\.(?:py[cod]|o|obj|class|egg-info|tsbuildinfo)")
 _Check = Callable[[Sequence[str]], str | None]
 
 
-def explain_destruction(argv: Sequence[str]) -> str | None:
+def explain_irreversible_destruction(argv: Sequence[str]) -> str | None:
     """Return why a command may delete or overwrite what cannot be brought back, as half a sentence, or None."""
     check = _PROGRAMS.get(program_name(argv))
     return None if check is None else check(argv)
 
 
-def may_destroy(argv: Sequence[str]) -> bool:
+def may_command_destroy_data(argv: Sequence[str]) -> bool:
     """Return whether a command may delete or overwrite something by its words, also what can be brought back."""
-    return explain_destruction(argv) is not None or bool(find_removed_paths(argv)) or any(find_replaced_paths(argv))
+    return (
+        explain_irreversible_destruction(argv) is not None
+        or bool(find_removed_paths(argv))
+        or any(find_replaced_paths(argv))
+    )
 
 
 def is_cache(path: str) -> bool:
@@ -222,7 +226,7 @@ def _chmod(argv: Sequence[str]) -> str | None:
     return f"{argv[0]} -R takes modes away" if re.match(r"[0-3]\d\d\Z|0[0-3]\d\d\Z|[ugoa]*[-=]", argv[1]) else None
 
 
-_SED_WHOLE = compile_on_first_use(
+_SED_WHOLE = compile_regex_lazily(
     r"(?:(?:0|1),\$!?|/\.?\*?/)?\s*\{?\s*d\s*;?\s*\}?|\$!\s*d|/\^/\s*d|s(?P<sign>[/|#,])\^?\.[*+]\$?(?P=sign)(?P=sign)g?"
 )
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.policy.shell import command_wrappers, program_risks, read_only_proof
 from handrail.policy.shell.parser import ShellScript
 
@@ -123,17 +123,17 @@ _LOADED_ENDINGS: Mapping[str, tuple[str, ...]] = {
     "tclsh": (".tcl",), "julia": (".jl",), "rscript": (".R", ".r"), "guile": (".scm",), "emacs": (".el",), "groovy": (".groovy",),
 }  # fmt: skip
 """The endings with which an interpreter finds the file of a module that its options or its code name."""
-_BARE = compile_on_first_use(r"[A-Za-z0-9][\w.+-]*")
-_LOADED_NAME = compile_on_first_use(r"[\w][\w./:-]{0,254}")
-_MODULE_OPTION = compile_on_first_use(r"-[A-Za-z]{0,15}?m(?P<name>.+)")
+_BARE = compile_regex_lazily(r"[A-Za-z0-9][\w.+-]*")
+_LOADED_NAME = compile_regex_lazily(r"[\w][\w./:-]{0,254}")
+_MODULE_OPTION = compile_regex_lazily(r"-[A-Za-z]{0,15}?m(?P<name>.+)")
 """Python's option ``-m``, alone or after others, such as ``-Im``. The module follows, attached or as the next word."""
-_MODULE = compile_on_first_use(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
-_SIGNS = compile_on_first_use(r"[\s;|&()<>`{}$!,\"'\\]+")
-_PARTS = compile_on_first_use(r"[=:@,]+")
-_QUOTES = compile_on_first_use(r"['\"\\]")
-_HOME = compile_on_first_use(r"\$HOME\b|\$\{HOME\}|(?<![^\s'\"=:])~(?=/|\s|\Z)")
-_HERE = compile_on_first_use(r"\$PWD\b|\$\{PWD\}|\$\(pwd\)|`pwd`|\$OLDPWD\b")
-_VARIABLE = compile_on_first_use(r"\$\w+")
+_MODULE = compile_regex_lazily(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+_SIGNS = compile_regex_lazily(r"[\s;|&()<>`{}$!,\"'\\]+")
+_PARTS = compile_regex_lazily(r"[=:@,]+")
+_QUOTES = compile_regex_lazily(r"['\"\\]")
+_HOME = compile_regex_lazily(r"\$HOME\b|\$\{HOME\}|(?<![^\s'\"=:])~(?=/|\s|\Z)")
+_HERE = compile_regex_lazily(r"\$PWD\b|\$\{PWD\}|\$\(pwd\)|`pwd`|\$OLDPWD\b")
+_VARIABLE = compile_regex_lazily(r"\$\w+")
 MAX_PATH_BYTES = 4_095
 """The maximum bytes of a path. A longer word names no file."""
 HOME_MARK = "\0HOME"
@@ -162,7 +162,7 @@ def find_executing_commands(script: ShellScript, text: str) -> tuple[ExecutingCo
 
     A text that only handles data has none, except for the programs that it starts.
     """
-    if script.unclear is None and all(_treats_words_as_data(command.argv) for command in script.commands):
+    if script.unclear is None and all(treats_words_as_data(command.argv) for command in script.commands):
         return tuple(_bare_program_names(script))
     steps = [_make_command_step(command.argv) for command in script.commands]
     redirected = tuple(file.target for file in script.files)
@@ -175,12 +175,12 @@ def find_executing_commands(script: ShellScript, text: str) -> tuple[ExecutingCo
     return tuple(steps)
 
 
-def _treats_words_as_data(argv: Sequence[str]) -> bool:
+def treats_words_as_data(argv: Sequence[str]) -> bool:
     """Return whether a command treats all of its words as data."""
     *_, inner = command_wrappers.split_wrapper_layers(argv)
     if not inner or "/" in inner[0]:
         return not inner
-    if read_only_proof.changes_nothing(inner):
+    if read_only_proof.is_command_provably_read_only(inner):
         return True
     return program_risks.program_name(inner) in _ONLY_DATA and program_risks.find_hidden_program_risk(inner) is None
 

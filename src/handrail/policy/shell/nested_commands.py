@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.policy.shell import command_wrappers
 from handrail.policy.shell.parser import parse_script
 from handrail.policy.shell.risky_options import SHELLS
@@ -28,12 +28,12 @@ _MAX_SIGNS = 200
 """The maximum number of structural signs in a nested text, of which there may be many."""
 _MAX_PIECES = 60
 
-_CUT = compile_on_first_use(r"[\n;|&(){}\[\]`!=:,\"'<>$\\@%^]+")
+_CUT = compile_regex_lazily(r"[\n;|&(){}\[\]`!=:,\"'<>$\\@%^]+")
 """Signs at which a command may begin inside a text of any language."""
-_GLOBS = compile_on_first_use(r"[*?\[\]~{}]")
-_LISTED = compile_on_first_use(r"""["']\s*,\s*["']""")
+_GLOBS = compile_regex_lazily(r"[*?\[\]~{}]")
+_LISTED = compile_regex_lazily(r"""["']\s*,\s*["']""")
 """The separator of two words in a list of literals, as in ``['rm', '-rf']``."""
-_CALLS = compile_on_first_use(
+_CALLS = compile_regex_lazily(
     r"system|exec|popen|spawn|subprocess|shell|\bsh\b|run\b|call|`|qx|fork|command|\bpipe|getline|\||program|process"
     r"|!|(?<![a-z])e\b|%x?\(|\bcmd|passthru|\bterm|syscmd|terminal|job_start|host\b|open\b",
     re.IGNORECASE,
@@ -46,19 +46,19 @@ _LEADS = frozenset(
 )  # fmt: skip
 """Words of other languages before a command."""
 _UNQUOTED = str.maketrans("", "", "'\"\\")
-_NOT_PLAIN = compile_on_first_use(r"[\s;|&()<>`$=:!,'\"{}\[\]\\]")
-_TAKES_SCRIPT = compile_on_first_use(r"-[A-Za-z]*c|--?[Cc]ommands?")
-_ASSIGNED = compile_on_first_use(r"""(?<![\w-])[A-Za-z_]\w*\+?=(?P<value>'[^']*'|"(?:[^"\\]|\\.)*"|[^\s;|&()<>]+)""")
-_NAMED_VALUE = compile_on_first_use(r"[A-Za-z_]\w*\+?=")
-_GIVES_WORK = compile_on_first_use(r"-{1,2}(?:c|e|f|ex|cmd|command|execute|eval|file|query|Q|x|R|b|batch)(?:=.*)?")
+_NOT_PLAIN = compile_regex_lazily(r"[\s;|&()<>`$=:!,'\"{}\[\]\\]")
+_TAKES_SCRIPT = compile_regex_lazily(r"-[A-Za-z]*c|--?[Cc]ommands?")
+_ASSIGNED = compile_regex_lazily(r"""(?<![\w-])[A-Za-z_]\w*\+?=(?P<value>'[^']*'|"(?:[^"\\]|\\.)*"|[^\s;|&()<>]+)""")
+_NAMED_VALUE = compile_regex_lazily(r"[A-Za-z_]\w*\+?=")
+_GIVES_WORK = compile_regex_lazily(r"-{1,2}(?:c|e|f|ex|cmd|command|execute|eval|file|query|Q|x|R|b|batch)(?:=.*)?")
 _READS_INPUT = frozenset(
     (option, file)
     for option in ("-f", "--file", "--justfile", "--taskfile", "--makefile", "build", "run", "playbook")
     for file in ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 )
 _CONTAINER_PROGRAMS = frozenset({"docker", "podman", "nerdctl", "finch", "kubectl", "oc", "ctr", "docker-compose"})
-_KEEPS_INPUT = compile_on_first_use(r"-[a-hj-z]*i[a-z]*|--interactive|--stdin")
-_ALIAS = compile_on_first_use(r"(?:-c)?alias\.(?P<name>[^=]+)=(?P<value>.*)", re.DOTALL)
+_KEEPS_INPUT = compile_regex_lazily(r"-[a-hj-z]*i[a-z]*|--interactive|--stdin")
+_ALIAS = compile_regex_lazily(r"(?:-c)?alias\.(?P<name>[^=]+)=(?P<value>.*)", re.DOTALL)
 
 
 class PossibleCommand(NamedTuple):
@@ -144,7 +144,7 @@ _FORMS: Mapping[str, NestedCommandForm] = {
 _ANYWHERE = NestedCommandForm(anywhere=True)
 _CODE = NestedCommandForm(code=True)
 PROGRAM_PREFIXES = ("ld-linux", "ld-musl", "s6-", "qemu-", "proxychains", "ld.so")
-_VERSIONED = compile_on_first_use(r"(?P<name>[a-z][a-z+_-]*?)-?[0-9][0-9.]*[a-z]?(?:-(?:dbg|debug|intel64))?")
+_VERSIONED = compile_regex_lazily(r"(?P<name>[a-z][a-z+_-]*?)-?[0-9][0-9.]*[a-z]?(?:-(?:dbg|debug|intel64))?")
 _PROGRAM_ENDINGS = (".exe", ".cmd", ".bat", ".com")
 """Endings of Windows programs, which WSL starts as well."""
 
@@ -188,7 +188,7 @@ class WatchedPrograms:
         self._everything = everything
         self._names = tuple(sorted({other for name in names for other in _all_names(name)}))
 
-    def may_be_in_text(self, text: str, *, certain: bool = True) -> bool:
+    def may_text_contain_program(self, text: str, *, certain: bool = True) -> bool:
         """Return whether such a rule may be about a command in this text."""
         if self._everything and certain:
             return True
@@ -228,7 +228,7 @@ def find_possible_commands(argv: Sequence[str], watched: WatchedPrograms) -> Ite
 
     :data:`TOO_MANY_READINGS` comes last if there are more of them than the search examines.
     """
-    return _CommandSearch(watched).find_readings(tuple(argv))
+    return _CommandSearch(watched).iterate_possible_commands(tuple(argv))
 
 
 def find_possible_commands_in_text(text: str, watched: WatchedPrograms, *, fed: bool) -> Iterator[PossibleCommand]:
@@ -238,12 +238,12 @@ def find_possible_commands_in_text(text: str, watched: WatchedPrograms, *, fed: 
 
     :param fed: a command of the script runs its input, so that any words of the text may be a command
     """
-    if not watched.may_be_in_text(text):
+    if not watched.may_text_contain_program(text):
         return
     search = _CommandSearch(watched)
     texts = [text] if fed else [match.group("value").strip("'\"") for match in _ASSIGNED.finditer(text)]
     for one in texts:
-        for words in search.split_pieces(one):
+        for words in search.split_at_command_boundaries(one):
             for start in range(len(words)) if fed else (0,):
                 if watched.may_begin_watched_command(words[start], certain=True):
                     yield PossibleCommand(words[start:])
@@ -322,7 +322,7 @@ class _CommandSearch:
         self._texts = _MAX_TEXTS
         self.complete = True
 
-    def find_readings(self, first: tuple[str, ...]) -> Iterator[PossibleCommand]:
+    def iterate_possible_commands(self, first: tuple[str, ...]) -> Iterator[PossibleCommand]:
         waiting: list[tuple[tuple[str, ...], int, bool]] = [(first, MAX_DEPTH, True)]
         known = {first: True}
         for words, left, certain in waiting:  # the loop appends to it
@@ -403,10 +403,10 @@ class _CommandSearch:
                 yield rest
             if rest is not command.argv:
                 for word in filter(_NOT_PLAIN.search, rest):
-                    yield from self.split_pieces(word)
+                    yield from self.split_at_command_boundaries(word)
         cut = any(_CUT.search(one.argv[0]) or any(map(_GLOBS.search, one.source)) for one in script.commands)
         if cut or not script.is_plain:
-            yield from self.split_pieces(text)
+            yield from self.split_at_command_boundaries(text)
 
     def _commands_in_code(self, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         """Yield commands in code of another language, if the code may start programs."""
@@ -415,10 +415,10 @@ class _CommandSearch:
             return
         for word in texts:
             if self._may_read(word, certain=True):
-                yield from self.split_pieces(_LISTED.sub(" ", word))
+                yield from self.split_at_command_boundaries(_LISTED.sub(" ", word))
 
     def _may_read(self, text: str, *, certain: bool) -> bool:
-        if not self._watched.may_be_in_text(text, certain=certain):
+        if not self._watched.may_text_contain_program(text, certain=certain):
             return False
         if self._texts == 0:
             self.complete = False
@@ -426,11 +426,11 @@ class _CommandSearch:
         self._texts -= 1
         return True
 
-    def split_pieces(self, text: str) -> Iterator[tuple[str, ...]]:
+    def split_at_command_boundaries(self, text: str) -> Iterator[tuple[str, ...]]:
         """Yield the pieces between the signs of a text at which a command may begin."""
         pieces = _CUT.split(text)
         if len(pieces) > _MAX_PIECES:
-            pieces = [piece for piece in pieces if self._watched.may_be_in_text(piece)]
+            pieces = [piece for piece in pieces if self._watched.may_text_contain_program(piece)]
             self.complete = self.complete and len(pieces) <= _MAX_PIECES
         for piece in pieces[:_MAX_PIECES]:
             words = piece.split()

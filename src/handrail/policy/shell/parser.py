@@ -18,10 +18,15 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.policy.shell import reader
-from handrail.policy.shell.reader import MAX_COMMANDS, MOVES, UnclearText, read_text
-from handrail.policy.shell.simple_commands import ShellCommand, ShellRedirection, redirection_capability, remove_quotes
+from handrail.policy.shell.reader import MAX_COMMANDS, MOVES, UnclearSyntax, read_text
+from handrail.policy.shell.simple_commands import (
+    ShellCommand,
+    ShellRedirection,
+    get_redirection_capability,
+    remove_quotes,
+)
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -80,7 +85,7 @@ _CONSTRUCTS = {
     ";;": "a ';;'",
 }
 _UNNAMED = "a construct of the kind"
-_CONTROL = compile_on_first_use(r"[\x00-\x08\x0b-\x1f\x7f]")
+_CONTROL = compile_regex_lazily(r"[\x00-\x08\x0b-\x1f\x7f]")
 _HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp", "Zs"})
 _NOT_LITERAL = frozenset("*?[]~{}")
 _SIGNS = "|&;<>()[]{}$`"
@@ -122,7 +127,7 @@ def parse_script(text: str, most_signs: int = MAX_SIGNS) -> ShellScript:
     not_plain = ""
     try:
         read = read_text(text)
-    except UnclearText as unclear:
+    except UnclearSyntax as unclear:
         not_plain = str(unclear)
     if (read is None or not read.is_plain) and sum(map(text.count, _SIGNS)) > most_signs:
         not_plain = not_plain or "its structure is not plain"
@@ -211,8 +216,8 @@ def _explain_misleading_character(text: str) -> str | None:
 _MAX_PLAIN = 2_000
 _SAFE_WORD = r"""(?:[A-Za-z0-9_./:@%+,=-]++|'[^'\n]*+'|"[^"$`\\!\n]*+")++"""
 _TOKEN = rf"(?:&&|\|\||[;|]|(?:2>&1|[12]?>/dev/null)(?![^ ;|&])|{_SAFE_WORD})"
-_PLAIN_TEXT = compile_on_first_use(rf"(?: *+{_TOKEN})++ *+", re.ASCII)
-_PLAIN_TOKENS = compile_on_first_use(rf"({_TOKEN})", re.ASCII)
+_PLAIN_TEXT = compile_regex_lazily(rf"(?: *+{_TOKEN})++ *+", re.ASCII)
+_PLAIN_TOKENS = compile_regex_lazily(rf"({_TOKEN})", re.ASCII)
 _OPERATORS = frozenset({"&&", "||", ";", "|"})
 _PLAIN_REDIRECTIONS = frozenset({"2>&1", ">/dev/null", "1>/dev/null", "2>/dev/null"})
 
@@ -374,7 +379,7 @@ def _read_tree_redirection(node: Node, raw: bytes) -> ShellRedirection:
     words = [part for is_word, part in parts if is_word]
     operator = "".join(part for is_word, part in parts if not is_word)
     target = "\0".join(remove_quotes(word) for word in words)
-    return ShellRedirection(operator, target, redirection_capability(operator, target))
+    return ShellRedirection(operator, target, get_redirection_capability(operator, target))
 
 
 def _recover_commands(root: Node, raw: bytes) -> tuple[ShellCommand, ...]:
@@ -421,7 +426,7 @@ _NO_PROGRAMS = SHELL_WORDS - {"cd", "echo", "exit", "false", "printf", "pwd", "t
 """The words that do not begin a plain command."""
 
 
-def get_single_program_argv(script: ShellScript) -> tuple[str, ...] | None:
+def get_simple_command_argv(script: ShellScript) -> tuple[str, ...] | None:
     """Return the argv of a script that is one program with literal arguments; None if it needs a shell."""
     if script.unclear is not None or not script.is_plain or len(script.commands) != 1:
         return None
@@ -432,6 +437,6 @@ def get_single_program_argv(script: ShellScript) -> tuple[str, ...] | None:
 
 
 @lru_cache(maxsize=64)
-def get_single_program_text_argv(text: str) -> tuple[str, ...] | None:
-    """Return :func:`get_single_program_argv` of a text."""
-    return get_single_program_argv(parse_script(text))
+def parse_single_program_argv(text: str) -> tuple[str, ...] | None:
+    """Return :func:`get_simple_command_argv` of a text."""
+    return get_simple_command_argv(parse_script(text))

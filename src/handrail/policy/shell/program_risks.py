@@ -12,19 +12,19 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.policy.shell import command_wrappers, destroying_forms, nested_commands
 from handrail.policy.shell import risky_options as program_forms
 from handrail.policy.shell.command_wrappers import ENVIRONMENT_MANAGERS, RUNNERS
 from handrail.policy.shell.nested_commands import program_name
 from handrail.policy.shell.parser import SHELL_WORDS
-from handrail.policy.shell.risky_options import CommandRisk, make_options_check, risk_naming_every_word
+from handrail.policy.shell.risky_options import CommandRisk, build_risk_naming_every_word, make_options_check
 from handrail.policy.shell.simple_commands import ShellCommand, is_marked, is_open
 
 MAX_WAIT_S = 10
 _MAX_DEPTH = 3
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
-_DURATION = compile_on_first_use(r"(\d+(?:\.\d*)?|\.\d+)([smhd]?)|inf(?:inity)?", re.IGNORECASE)
+_DURATION = compile_regex_lazily(r"(\d+(?:\.\d*)?|\.\d+)([smhd]?)|inf(?:inity)?", re.IGNORECASE)
 
 _RUN_VERBS = frozenset({"run", "exec", "x"})
 
@@ -52,19 +52,19 @@ def _unparsable_command_risk(argv: Sequence[str]) -> CommandRisk | None:
     No rule can be applied to such a command.
     """
     reason = nested_commands.explain_inner_command_unparsable(argv)
-    return None if reason is None else risk_naming_every_word(argv, reason)
+    return None if reason is None else build_risk_naming_every_word(argv, reason)
 
 
 _FORMS: Mapping[str, _Form] = {
-    "git": program_forms.git_risk,
+    "git": program_forms.find_git_command_risk,
     "sed": program_forms.find_sed_risk,
     "gsed": program_forms.find_sed_risk,
-    "find": program_forms.find_program_risk,
+    "find": program_forms.assess_find_command_risk,
     "tar": program_forms.find_tar_risk,
     "gtar": program_forms.find_tar_risk,
     "bsdtar": program_forms.find_tar_risk,
-    "make": program_forms.make_program_risk,
-    "gmake": program_forms.make_program_risk,
+    "make": program_forms.assess_make_command_risk,
+    "gmake": program_forms.assess_make_command_risk,
     "uniq": program_forms.find_second_operand_risk,
     "xxd": program_forms.find_second_operand_risk,
     "less": program_forms.find_less_risk,
@@ -120,8 +120,8 @@ _FORMS: Mapping[str, _Form] = {
     "javac": program_forms.make_single_dash_check("runs a processor or plugin", "-processor", "-Xplugin", "-J", "@"),
     "printf": program_forms.make_leading_option_check("sets a variable of the shell", "-v"),
     "wait": program_forms.make_leading_option_check("sets a variable of the shell", "-p"),
-    **dict.fromkeys(("test", "["), program_forms.find_test_risk),
-    **dict.fromkeys(("export", "read"), program_forms.find_variable_risk),
+    **dict.fromkeys(("test", "["), program_forms.find_test_command_risk),
+    **dict.fromkeys(("export", "read"), program_forms.find_variable_setting_risk),
 }  # fmt: skip
 
 
@@ -132,8 +132,8 @@ def find_hidden_program_risk(argv: Sequence[str]) -> CommandRisk | None:
     word in its place could be one.
     """
     form = find_form_risk(argv)
-    reason = destroying_forms.explain_destruction(argv)
-    destruction = None if reason is None else risk_naming_every_word(argv, reason)
+    reason = destroying_forms.explain_irreversible_destruction(argv)
+    destruction = None if reason is None else build_risk_naming_every_word(argv, reason)
     if form is not None and reason is not None and program_name(argv) == "find":
         destruction = CommandRisk(reason, form.words)  # the words of its tests only find fewer files
     return program_forms.combine_risks(destruction, make_unknown_word_risk(argv), form)
@@ -175,11 +175,11 @@ def find_form_risk(argv: Sequence[str], depth: int = _MAX_DEPTH) -> CommandRisk 
     if form is not None:
         return form(argv)
     if program in RUNNERS or program.startswith(nested_commands.PROGRAM_PREFIXES):
-        return risk_naming_every_word(argv, f"{program} runs the command that its arguments name")
+        return build_risk_naming_every_word(argv, f"{program} runs the command that its arguments name")
     if program in _CHANGE_THE_SHELL:
-        return risk_naming_every_word(argv, f"{program} changes or runs something in the shell itself")
+        return build_risk_naming_every_word(argv, f"{program} changes or runs something in the shell itself")
     if program in _OPEN_A_SHELL_INSIDE:
-        return risk_naming_every_word(argv, f"{program} has its own commands, which can start a shell")
+        return build_risk_naming_every_word(argv, f"{program} has its own commands, which can start a shell")
     return program_forms.find_interpreter_risk(program, argv) or _unparsable_command_risk(argv)
 
 
@@ -193,12 +193,12 @@ def _environment_runner_risk(argv: Sequence[str], depth: int) -> CommandRisk | N
         return None
     reason = f"{argv[0]} {argv[at]} runs the program that its arguments name"
     if depth == 0 or at + 1 >= len(argv) or argv[at + 1][:1] == "-":
-        return risk_naming_every_word(
+        return build_risk_naming_every_word(
             argv, reason
         )  # it is unknown which option takes a value, and so which word is the program
     program = argv[at + 1 :]
-    destroys = destroying_forms.explain_destruction(program)
-    destruction = None if destroys is None else risk_naming_every_word(program, destroys)
+    destroys = destroying_forms.explain_irreversible_destruction(program)
+    destruction = None if destroys is None else build_risk_naming_every_word(program, destroys)
     inner = program_forms.combine_risks(destruction, find_form_risk(program, depth - 1))
     if inner is None:
         return CommandRisk(reason, frozenset(range(at + 2)))
@@ -255,7 +255,7 @@ def pure_sleep_seconds(commands: Sequence[ShellCommand]) -> float | None:
     return total if total > MAX_WAIT_S else None
 
 
-class SleepCommandRefusal(Struct, frozen=True):
+class SleepCommandDenial(Struct, frozen=True):
     """The answer to a command that only waits.
 
     :param as_job: whether the command would run as a background job, which blocks nothing
@@ -265,7 +265,7 @@ class SleepCommandRefusal(Struct, frozen=True):
     as_job: bool = False
 
     @property
-    def refusal_text_for_model(self) -> str:
+    def denial_text_for_model(self) -> str:
         """The text of the refusal, for the model."""
         length = "for ever" if self.seconds == float("inf") else f"{self.seconds:g} s"
         if self.as_job:

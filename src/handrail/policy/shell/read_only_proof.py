@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
-from handrail.contract.errors import quote_excerpt
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.errors import quote_text_or_length
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.policy.shell import command_wrappers, program_risks, risky_options
 from handrail.policy.shell.parser import ShellScript
 
@@ -24,7 +24,7 @@ def explain_command_not_read_only(argv: Sequence[str]) -> str | None:
     return _why_not(tuple(argv))
 
 
-def changes_nothing(argv: Sequence[str]) -> bool:
+def is_command_provably_read_only(argv: Sequence[str]) -> bool:
     """Return whether this command is proved to change nothing."""
     return _why_not(tuple(argv)) is None
 
@@ -125,7 +125,7 @@ def _find(argv: Sequence[str]) -> str | None:
         runs = (runs and word not in (";", "+")) or word in ("-exec", "-execdir")
         if not runs:
             words.append(word)
-    for inner in risky_options.iterate_find_commands(argv):
+    for inner in risky_options.iterate_find_exec_commands(argv):
         if inner[:1] == ("find",):
             return "find runs find on each file"
         if (reason := explain_command_not_read_only(inner)) is not None:
@@ -264,7 +264,7 @@ def _git(argv: Sequence[str]) -> str | None:
         )
     check = _GIT.get(command)
     if check is None:
-        return f"git {quote_excerpt(command, 40)} is not known to change nothing"
+        return f"git {quote_text_or_length(command, 40)} is not known to change nothing"
     return check(rest)
 
 
@@ -288,7 +288,7 @@ _SUMMARIES = frozenset(
     }
     | {"--quiet", "-s"}
 )
-_HEAD = compile_on_first_use(r"(?:HEAD|@)(?:[~^][0-9]*)*")
+_HEAD = compile_regex_lazily(r"(?:HEAD|@)(?:[~^][0-9]*)*")
 
 
 def explain_git_shows_stored_files(argv: Sequence[str]) -> str | None:
@@ -428,7 +428,7 @@ def _git_only_lists(rest: Sequence[str]) -> bool:
             word[:1] != "-" or word in ("--porcelain", "-v", "--stat", "--oneline", "-p") for word in rest[2:]
         )
     is_option = [word[:1] == "-" for word in rest[2:]]
-    return rest[0] == "config" and not any(is_option) and risky_options.only_reads_config(rest[1:])
+    return rest[0] == "config" and not any(is_option) and risky_options.git_config_only_reads(rest[1:])
 
 
 _PROGRAMS: Mapping[str, _Check] = {

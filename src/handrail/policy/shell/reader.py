@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple
 
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.policy.shell.command_wrappers import RESERVED_WORDS, is_harmless_variable
 from handrail.policy.shell.simple_commands import (
     ANY_TEXT,
@@ -24,11 +24,12 @@ from handrail.policy.shell.simple_commands import (
     SPLIT_OR_EXPANDED,
     ShellCommand,
     ShellRedirection,
-    count_printed_words,
+    classify_printed_word_count,
+    count_assignable_names,
+    get_redirection_capability,
     is_marked,
-    merge_folders,
     merge_loop_values,
-    redirection_capability,
+    merge_possible_working_folders,
     remove_quotes,
 )
 
@@ -40,7 +41,10 @@ MAX_READ = 4 * MAX_COMMANDS
 _MAX_DEPTH = 16
 
 
-class UnclearText(Exception):
+CHANGES_FOLDER = "the text changes the folder"  # so the file of a redirection is unknown
+
+
+class UnclearSyntax(Exception):
     """The text has a construct that is not understood. This is a condition rather than an error."""
 
 
@@ -61,12 +65,12 @@ class ParsedShellText(NamedTuple):
 def read_text(text: str) -> ParsedShellText:
     """Return the commands of a text. If there are too many, return just enough of them to show that.
 
-    :raises UnclearText: for any other text than those that are understood
+    :raises UnclearSyntax: for any other text than those that are understood
     """
     reader = _TextReader(text)
     reader.read_list(())
     if reader.documents:
-        raise UnclearText("the text contains a here-document without its text")
+        raise UnclearSyntax("the text contains a here-document without its text")
     for found in (reader.commands, reader.files, reader.parts):
         if len(found) > 1:
             found.sort(key=itemgetter(0))
@@ -78,40 +82,38 @@ def read_text(text: str) -> ParsedShellText:
     )
 
 
-_BLANK = compile_on_first_use(r"(?:[ \t]|(?<=[ \t])\\\n)+")
-_SIGN = compile_on_first_use(r"&&|\|\||\|&|;;|[|;&\n()]")
-_REDIRECT = compile_on_first_use(r"[0-9]*(?:<<<|<<-|<<|>>|>&|>\||<&|<>|<|>)|&>>|&>")
-_LITERAL = compile_on_first_use(
+_BLANK = compile_regex_lazily(r"(?:[ \t]|(?<=[ \t])\\\n)+")
+_SIGN = compile_regex_lazily(r"&&|\|\||\|&|;;|[|;&\n()]")
+_REDIRECT = compile_regex_lazily(r"[0-9]*(?:<<<|<<-|<<|>>|>&|>\||<&|<>|<|>)|&>>|&>")
+_LITERAL = compile_regex_lazily(
     r"""(?:[^\s'"\\|&;()<>`$*?\[\]~{}]|\\[^\n]|'[^']*'|"(?:[^"\\$`]|\\[^\n])*")+""",
 )
-_PLAIN_WORD = compile_on_first_use(r"[ \t]*([\w./:@%+,-]+)(?=[ \t\n|&;]|\Z)")
+_PLAIN_WORD = compile_regex_lazily(r"[ \t]*([\w./:@%+,-]+)(?=[ \t\n|&;]|\Z)")
 """A word without any special character. No number of a descriptor precedes a redirection in it."""
-_BARE = compile_on_first_use(r"""[^\s'"\\|&;()<>`$]+""")
+_BARE = compile_regex_lazily(r"""[^\s'"\\|&;()<>`$]+""")
 _SKIPPED = frozenset(" \t\n#")
 _ENDS = frozenset(" \t\n|&;()<>")
-_QUOTED_TEXT = compile_on_first_use(r'(?:[^"\\$`]|\\[^\n])+')
-_HERE_TEXT = compile_on_first_use(r"(?:[^\\$`]|\\[^\n])+")
-_NAME = compile_on_first_use(r"[A-Za-z_][A-Za-z0-9_]*")
-_PARAMETER = compile_on_first_use(
+_QUOTED_TEXT = compile_regex_lazily(r'(?:[^"\\$`]|\\[^\n])+')
+_HERE_TEXT = compile_regex_lazily(r"(?:[^\\$`]|\\[^\n])+")
+_NAME = compile_regex_lazily(r"[A-Za-z_][A-Za-z0-9_]*")
+_PARAMETER = compile_regex_lazily(
     r"\$(?:(?P<special>[?#$!])|(?P<other>[@*_0-9-])|(?P<name>[A-Za-z_]\w*)"
     r"|\{(?P<braced>[A-Za-z_]\w*|[?#$!@*0-9])(?::?[-+][\w./:@% -]*|%%?[\w.*?/:@-]*|\#\#?[\w.*?/:@-]*)?\}|\{\#[A-Za-z_]\w*\})",
     re.ASCII,
 )
-_ASSIGNMENT = compile_on_first_use(r"([A-Za-z_][A-Za-z0-9_]*)\+?=")
-_LOOKS_LIKE_ASSIGNMENT = compile_on_first_use(r"[A-Za-z_][A-Za-z0-9_]*(?:\[.*\])?\+?=", re.DOTALL)
-_HOME_IN_VALUE = compile_on_first_use(r"[A-Za-z_][A-Za-z0-9_]*\+?=(?:.*:)?~")
-_DESCRIPTOR_NAME = compile_on_first_use(r"\{[A-Za-z_]\w*\}")
-_NUMBERS = compile_on_first_use(r"\{\d+\.\.\d+\}")
-_WILDCARDS = compile_on_first_use(r"[*?]+")
-_QUOTES = compile_on_first_use(r"[\"'\\]")
-_RUNS_TEXT = compile_on_first_use(r"\b(?:source|eval)\s|(?:^|[;&|({\n]|\b(?:do|then|else)\b)\s*\.\s")
-_HEREDOC_WORD = compile_on_first_use(r"""(?:'([\w.-]+)'|"([\w.-]+)"|\\?([\w.-]+))""", re.ASCII)
+_ASSIGNMENT = compile_regex_lazily(r"([A-Za-z_][A-Za-z0-9_]*)\+?=")
+_LOOKS_LIKE_ASSIGNMENT = compile_regex_lazily(r"[A-Za-z_][A-Za-z0-9_]*(?:\[.*\])?\+?=", re.DOTALL)
+_HOME_IN_VALUE = compile_regex_lazily(r"[A-Za-z_][A-Za-z0-9_]*\+?=(?:.*:)?~")
+_DESCRIPTOR_NAME = compile_regex_lazily(r"\{[A-Za-z_]\w*\}")
+_NUMBERS = compile_regex_lazily(r"\{\d+\.\.\d+\}")
+_WILDCARDS = compile_regex_lazily(r"[*?]+")
+_HEREDOC_WORD = compile_regex_lazily(r"""(?:'([\w.-]+)'|"([\w.-]+)"|\\?([\w.-]+))""", re.ASCII)
 _RESERVED_INITIALS = frozenset(word[0] for word in RESERVED_WORDS)
 OPENING = frozenset({">", ">>", ">|", "<", "&>", "&>>", ">&"})
 MOVES = frozenset({"cd", "pushd", "popd", "source", ".", "eval"})
 """Builtins after which a relative path may name another file."""
 _ARITHMETIC = frozenset({"-eq", "-ne", "-lt", "-le", "-gt", "-ge"})
-_NUMBER = compile_on_first_use(rf"-?\d+|{NO_OPTION}")
+_NUMBER = compile_regex_lazily(rf"-?\d+|{NO_OPTION}")
 
 
 class _HereDocument(NamedTuple):
@@ -135,6 +137,7 @@ class _TextReader:
         self._folders: tuple[str, ...] = (".",)
         self.documents: list[_HereDocument] = []
         self._values: dict[str, str] = {}
+        self._names: Mapping[str, int] | None = None
         self._assigned: tuple[str, str] | None = None
         """The variable that the last command only sets, and its literal value."""
         self._depth = 0
@@ -156,13 +159,13 @@ class _TextReader:
             self._skip_blanks(lines=True)
             if self.at >= len(text):
                 if ends:
-                    raise UnclearText(f"the text has no {ends[0]!r} at its end")
+                    raise UnclearSyntax(f"the text has no {ends[0]!r} at its end")
                 if joined:
-                    raise UnclearText("the text ends with an operator")
+                    raise UnclearSyntax("the text ends with an operator")
                 return ""
             if ends and (end := self._take_end(ends)) is not None:
                 if joined or not found:
-                    raise UnclearText(f"the text has no command before {end!r}")
+                    raise UnclearSyntax(f"the text has no command before {end!r}")
                 return end
             if len(self.commands) >= MAX_READ:
                 self.at = len(text)
@@ -182,12 +185,12 @@ class _TextReader:
                 self._folders = start
                 self.commands[begun:] = [(at, replace(one, in_background=True)) for at, one in self.commands[begun:]]
             elif joined != "&&":
-                self._folders = merge_folders(start, self._folders)
+                self._folders = merge_possible_working_folders(start, self._folders)
             if joined != "&&":
                 start = self._folders
             if joined not in ("&&", "||"):
                 if not joined and not (self.at >= len(text) or self._is_at_end(ends)):
-                    raise UnclearText(f"the text is not plain at {text[self.at : self.at + 20]!r}")
+                    raise UnclearSyntax(f"the text is not plain at {text[self.at : self.at + 20]!r}")
                 joined = ""
 
     def _is_at_end(self, ends: Sequence[str]) -> bool:
@@ -232,11 +235,11 @@ class _TextReader:
 
     def _read_command(self) -> None:
         if self._depth >= _MAX_DEPTH:
-            raise UnclearText(f"the text is nested more than {_MAX_DEPTH} levels deep")
+            raise UnclearSyntax(f"the text is nested more than {_MAX_DEPTH} levels deep")
         self._depth += 1
         if self.text.startswith("(", self.at):
             if self.text.startswith("((", self.at):
-                raise UnclearText("the text contains an arithmetic command, which is not supported")
+                raise UnclearSyntax("the text contains an arithmetic command, which is not supported")
             self.at += 1
             before = self._folders
             self._read_nested((")",))
@@ -265,7 +268,7 @@ class _TextReader:
                     end = self._read_nested(("elif", "else", "fi"))
                 if end == "else":
                     self._read_nested(("fi",))
-                self._folders = merge_folders(before, self._folders)
+                self._folders = merge_possible_working_folders(before, self._folders)
             case "while" | "until":
                 first = (len(self.commands), len(self.files))
                 self._read_nested(("do",))
@@ -274,7 +277,7 @@ class _TextReader:
             case "for":
                 self._read_for(before)
             case _:
-                raise UnclearText(f"the text contains the shell keyword {word!r}, which is not supported")
+                raise UnclearSyntax(f"the text contains the shell keyword {word!r}, which is not supported")
 
     def _read_nested(self, ends: Sequence[str]) -> str:
         self.is_plain = False
@@ -285,13 +288,13 @@ class _TextReader:
         self._skip_blanks()
         match = _NAME.match(self.text, self.at)
         if match is None or not self._ends_at(match.end()):
-            raise UnclearText("the text contains a loop without a plain variable")
+            raise UnclearSyntax("the text contains a loop without a plain variable")
         name = match.group()
         self._check_variable(name)
         self.at = match.end()
         self._skip_blanks()
         if not self._take_word("in"):
-            raise UnclearText("the text contains a loop over the arguments of the shell, which is not supported")
+            raise UnclearSyntax("the text contains a loop over the arguments of the shell, which is not supported")
         words: list[str] = []
         sources: list[str] = []
         while True:
@@ -299,7 +302,7 @@ class _TextReader:
             if self.at >= len(self.text) or self.text[self.at] in ";\n":
                 break
             if self.text[self.at] in _ENDS:
-                raise UnclearText("the text contains a loop that is not plain")
+                raise UnclearSyntax("the text contains a loop that is not plain")
             word, source = self._read_word()
             words.append(word)
             sources.append(source)
@@ -307,7 +310,7 @@ class _TextReader:
         self._take_operator((";", "\n"))
         self._skip_blanks(lines=True)
         if not self._take_word("do"):
-            raise UnclearText("the text contains a loop without 'do'")
+            raise UnclearSyntax("the text contains a loop without 'do'")
         known = self._values.get(name)
         self._values[name] = merge_loop_values(words) if self._is_assigned_once(name) else ANY_TEXT
         first = (len(self.commands), len(self.files))
@@ -320,8 +323,9 @@ class _TextReader:
 
     def _is_assigned_once(self, name: str) -> bool:
         """Return whether nothing in the text but one loop or assignment can set this variable."""
-        bare = _QUOTES.sub("", self.text)
-        return _RUNS_TEXT.search(bare) is None and len(re.findall(rf"(?<![\w$.{{/-]){name}(?!\w)", bare)) == 1
+        if self._names is None:
+            self._names = count_assignable_names(self.text)
+        return self._names.get(name) == 1
 
     def _leave_loop(self, before: tuple[str, ...], first: tuple[int, int]) -> None:
         """Leave a loop. If it changes the folder, no folder of its commands is known."""
@@ -329,7 +333,7 @@ class _TextReader:
             return
         commands, files = first
         if any(file.target[:1] != "/" for _, file in self.files[files:]):
-            raise UnclearText("the text changes the folder in a loop that redirects, so the file is unknown")
+            raise UnclearSyntax(f"{CHANGES_FOLDER} in a loop that redirects, so the file is unknown")
         self.commands[commands:] = [(at, replace(one, folders=())) for at, one in self.commands[commands:]]
         self._folders = ()
 
@@ -341,7 +345,7 @@ class _TextReader:
         while True:
             self._skip_blanks(lines=True)
             if self.at >= len(self.text):
-                raise UnclearText("the text contains a [[ without ]]")
+                raise UnclearSyntax("the text contains a [[ without ]]")
             if self._take_word("]]"):
                 break
             sign = self._take_operator(("&&", "||", "(", ")")) or ("!" if self._take_word("!") else "")
@@ -353,14 +357,14 @@ class _TextReader:
                 words.append(self.text[self.at - 1])
                 continue
             if self.text[self.at] in _ENDS:
-                raise UnclearText("the text contains a [[ … ]] test that is not plain")
+                raise UnclearSyntax("the text contains a [[ … ]] test that is not plain")
             words.append(self._read_word()[0].replace(SPLIT, ANY_TEXT))
         words.append("]]")
         for before, word, after in zip(words, words[1:], words[2:], strict=False):
             if word in _ARITHMETIC and not (_NUMBER.fullmatch(before) and _NUMBER.fullmatch(after)):
-                raise UnclearText("the text compares something in [[ … ]] as a number, which can run code in its value")
+                raise UnclearSyntax("the text compares in [[ … ]] as a number, which can run code in its value")
             if word in ("-v", "-R"):
-                raise UnclearText(f"the text contains a test with {word}, which can run code in a subscript")
+                raise UnclearSyntax(f"the text contains a test with {word}, which can run code in a subscript")
         source = self.text[start : self.at]
         self.parts.append((start, ("test", source)))
         self.commands.append((start, ShellCommand(tuple(words), (), (source,), self._folders)))
@@ -382,7 +386,7 @@ class _TextReader:
             if match is not None and (argv or match.group(1) not in RESERVED_WORDS):
                 self._tokens += 1
                 if self._tokens > MAX_WORDS:
-                    raise UnclearText(f"the text has more than {MAX_WORDS:,} words")
+                    raise UnclearSyntax(f"the text has more than {MAX_WORDS:,} words")
                 if not argv:
                     first = match.start(1)
                 argv.append(match.group(1))
@@ -396,7 +400,7 @@ class _TextReader:
             if (char in "<>&" or char.isdigit()) and (match := _REDIRECT.match(text, self.at)) is not None:
                 redirections += self._read_redirection(match.group(), match.end())
                 if len(redirections) > MAX_COMMANDS:
-                    raise UnclearText(f"one command has more than {MAX_COMMANDS} redirections")
+                    raise UnclearSyntax(f"one command has more than {MAX_COMMANDS} redirections")
                 continue
             if char in _ENDS:
                 break
@@ -407,23 +411,23 @@ class _TextReader:
                 continue
             word, written = self._read_word()
             if written[0] == "{" and _DESCRIPTOR_NAME.fullmatch(written) and text[self.at : self.at + 1] in ("<", ">"):
-                raise UnclearText(f"the text sets the variable {written} to a descriptor, which is not supported")
+                raise UnclearSyntax(f"the text sets the variable {written} to a descriptor, which is not supported")
             if not argv:
                 first = at
                 if _LOOKS_LIKE_ASSIGNMENT.match(written):
-                    raise UnclearText("the text contains a variable assignment that is not plain")
+                    raise UnclearSyntax("the text contains a variable assignment that is not plain")
                 if is_marked(word):
-                    raise UnclearText(f"the word {_short(written)} names a command that the shell may expand")
+                    raise UnclearSyntax(f"the word {_short(written)} names a command that the shell may expand")
                 if written in RESERVED_WORDS:
-                    raise UnclearText(f"the text contains the shell keyword {written!r} where it has no meaning")
+                    raise UnclearSyntax(f"the text contains the shell keyword {written!r} where it has no meaning")
             argv.append(word)
             source.append(written)
             last = self.at
         if not argv:
             if redirections:
-                raise UnclearText("the text contains a redirection without a command")
+                raise UnclearSyntax("the text contains a redirection without a command")
             if not assigned:
-                raise UnclearText(f"the text has no command before {text[self.at : self.at + 1] or 'its end'!r}")
+                raise UnclearSyntax(f"the text has no command before {text[self.at : self.at + 1] or 'its end'!r}")
         for name in assigned:
             if not (name == "IFS" and argv[:1] == ["read"] and self.text[start : start + 5] == "IFS= "):
                 self._check_variable(name)
@@ -434,7 +438,7 @@ class _TextReader:
         if argv[0] == "[":
             self.is_plain = False
             if argv[-1] != "]":
-                raise UnclearText("the text contains a [ without ]")
+                raise UnclearSyntax("the text contains a [ without ]")
             self.parts.append((first, ("test", text[first:last])))
         else:
             self.parts.append((first, ("command", *source)))
@@ -448,7 +452,7 @@ class _TextReader:
 
     def _check_variable(self, name: str) -> None:
         if not is_harmless_variable(name):
-            raise UnclearText(f"the text sets the variable {name}, which can change what programs do")
+            raise UnclearSyntax(f"the text sets the variable {name}, which can change what programs do")
 
     def _read_assignment(self, match: re.Match[str]) -> str:
         """Read ``NAME=VALUE``, and return the value with its marks; empty if it is added to another one."""
@@ -457,7 +461,7 @@ class _TextReader:
         value = ""
         self.at = match.end()
         if self.at < len(self.text) and self.text[self.at] == "(":
-            raise UnclearText("the text contains an assignment of a list, which is not supported")
+            raise UnclearSyntax("the text contains an assignment of a list, which is not supported")
         if not self._ends_at(self.at):
             value = self._read_word()[0]
         self.parts.append((start, ("assignment", self.text[start : self.at])))
@@ -495,7 +499,7 @@ class _TextReader:
             self._open_document(start, sign)
             return []
         if self.at >= len(self.text) or self.text[self.at] in _ENDS:
-            raise UnclearText(f"the redirection {operator!r} has no target")
+            raise UnclearSyntax(f"the redirection {operator!r} has no target")
         word, written = self._read_word()
         if sign == "<<<":
             self.is_plain = False
@@ -506,8 +510,8 @@ class _TextReader:
         if redirection.capability is not None:
             target = redirection.target
             if target[:1] != "/" and not self._folders:
-                raise UnclearText(
-                    f"the text changes the folder before it redirects to {_short(target)}, so the file is unknown (write "
+                raise UnclearSyntax(
+                    f"{CHANGES_FOLDER} before it redirects to {_short(target)}, so the file is unknown (write "
                     "its absolute path, or do not change the folder)"
                 )
             for folder in self._folders if target[:1] != "/" else (".",):
@@ -518,7 +522,7 @@ class _TextReader:
     def _open_document(self, start: int, sign: str) -> None:
         match = _HEREDOC_WORD.match(self.text, self.at)
         if match is None or not self._ends_at(match.end()):
-            raise UnclearText("the text contains a here-document whose end is not plain")
+            raise UnclearSyntax("the text contains a here-document whose end is not plain")
         self.is_plain = False
         self.at = match.end()
         end = next(group for group in match.groups() if group is not None)
@@ -532,7 +536,7 @@ class _TextReader:
             start = self.at
             while True:
                 if self.at >= len(self.text):
-                    raise UnclearText(f"the text contains a here-document without its end {document.end!r}")
+                    raise UnclearSyntax(f"the text contains a here-document without its end {document.end!r}")
                 end = self.text.find("\n", self.at)
                 end = len(self.text) if end < 0 else end
                 line = self.text[self.at : end]
@@ -554,9 +558,9 @@ class _TextReader:
             elif self.text[self.at] == "$":
                 self._read_expansion(quoted=True)
             else:
-                raise UnclearText("the text contains a here-document with a backquote or a line continuation")
+                raise UnclearSyntax("the text contains a here-document with a backquote or a line continuation")
         if self.at != end:
-            raise UnclearText("the text contains a here-document that is not plain")
+            raise UnclearSyntax("the text contains a here-document that is not plain")
         self.at = after
 
     # ── words ────────────────────────────────────────────────────────────────────────────────────
@@ -566,42 +570,42 @@ class _TextReader:
         text, start = self.text, self.at
         self._tokens += 1
         if self._tokens > MAX_WORDS:
-            raise UnclearText(f"the text has more than {MAX_WORDS:,} words")
+            raise UnclearSyntax(f"the text has more than {MAX_WORDS:,} words")
         match = _LITERAL.match(text, start)
         if match is not None and self._ends_at(match.end()):
             self.at = match.end()
             written = match.group()
             if len(written) > MAX_WORDS and sum(map(written.count, "'\"\\")) > 2 * MAX_WORDS:
-                raise UnclearText(f"one word has more than {MAX_WORDS:,} parts")
+                raise UnclearSyntax(f"one word has more than {MAX_WORDS:,} parts")
             return remove_quotes(written), written
         pieces: list[tuple[str, bool]] = []
         while self.at < len(text) and (char := text[self.at]) not in _ENDS:
             if len(pieces) > MAX_WORDS:
-                raise UnclearText(f"one word has more than {MAX_WORDS:,} parts")
+                raise UnclearSyntax(f"one word has more than {MAX_WORDS:,} parts")
             if char == "'":
                 end = text.find("'", self.at + 1)
                 if end < 0:
-                    raise UnclearText("the text has a quote that is not closed")
+                    raise UnclearSyntax("the text has a quote that is not closed")
                 pieces.append((text[self.at + 1 : end], True))
                 self.at = end + 1
             elif char == '"':
                 pieces.append((self._read_quoted(), True))
             elif char == "\\":
                 if self.at + 1 >= len(text) or text[self.at + 1] == "\n":
-                    raise UnclearText("the text contains a line continuation (a backslash at its end) in a word")
+                    raise UnclearSyntax("the text contains a line continuation (a backslash at its end) in a word")
                 pieces.append((text[self.at + 1], True))
                 self.at += 2
             elif char == "$":
                 pieces.append((self._read_expansion(quoted=False), True))
             elif char == "`":
-                raise UnclearText("the text contains a command substitution in backquotes (write it as $(…))")
+                raise UnclearSyntax("the text contains a command substitution in backquotes (write it as $(…))")
             else:
                 match = _BARE.match(text, self.at)
                 assert match is not None
                 pieces.append((match.group(), False))
                 self.at = match.end()
         if self.at == start:
-            raise UnclearText(f"the text is not plain at {text[start : start + 20]!r}")
+            raise UnclearSyntax(f"the text is not plain at {text[start : start + 20]!r}")
         written = text[start : self.at]
         word = _mark_expansions(pieces, written)
         if is_marked(word):
@@ -618,7 +622,7 @@ class _TextReader:
                 out.append(QUOTED_ESCAPE.sub(r"\1", match.group()))
                 self.at = match.end()
             if self.at >= len(text):
-                raise UnclearText("the text has a quote that is not closed")
+                raise UnclearSyntax("the text has a quote that is not closed")
             char = text[self.at]
             if char == '"':
                 self.at += 1
@@ -626,9 +630,9 @@ class _TextReader:
             if char == "$":
                 out.append(self._read_expansion(quoted=True))
             elif char == "`":
-                raise UnclearText("the text contains a command substitution in backquotes (write it as $(…))")
+                raise UnclearSyntax("the text contains a command substitution in backquotes (write it as $(…))")
             else:
-                raise UnclearText("the text contains a line continuation (a backslash at the end of a line) in quotes")
+                raise UnclearSyntax("the text contains a line continuation (a backslash at its end) in quotes")
 
     def _read_expansion(self, *, quoted: bool) -> str:
         """Read what begins with ``$``, and return a mark for it."""
@@ -639,9 +643,7 @@ class _TextReader:
         if match is None:
             following = text[start + 1 : start + 2]
             if following in ("{", "[") or (following in ("'", '"') and not quoted):
-                raise UnclearText(
-                    f"the text contains the expansion {_short(text[start : start + 20])}, which is not supported"
-                )
+                raise UnclearSyntax(f"the expansion {_short(text[start : start + 20])} is not supported")
             self.at += 1
             return "$"
         self.is_plain = False
@@ -665,9 +667,9 @@ class _TextReader:
     def _read_substitution(self, *, quoted: bool) -> str:
         text, start = self.text, self.at
         if text.startswith("$((", start):
-            raise UnclearText("the text contains an arithmetic expansion, which is not supported")
+            raise UnclearSyntax("the text contains an arithmetic expansion, which is not supported")
         if self._depth >= _MAX_DEPTH:
-            raise UnclearText(f"the text is nested more than {_MAX_DEPTH} levels deep")
+            raise UnclearSyntax(f"the text is nested more than {_MAX_DEPTH} levels deep")
         self._depth += 1
         self.is_plain = False
         self.at += 2
@@ -677,11 +679,11 @@ class _TextReader:
         self.parts.append((start, ("substitution",)))
         self.read_list((")",))
         if self.documents:
-            raise UnclearText("the text contains a here-document without its text")
+            raise UnclearSyntax("the text contains a here-document without its text")
         self._folders, self.documents = before, documents
         self._depth -= 1
         inner = [command.argv for _, command in self.commands[first:]]
-        if len(inner) == 1 and (words := count_printed_words(inner[0])):
+        if len(inner) == 1 and (words := classify_printed_word_count(inner[0])):
             return NO_OPTION if quoted or words == 1 else SPLIT
         return ANY_TEXT if quoted else SPLIT
 
@@ -713,7 +715,7 @@ class _TextReader:
     def _end_line(self) -> None:
         self._tokens += 1
         if self._tokens > MAX_WORDS:
-            raise UnclearText(f"the text has more than {MAX_WORDS:,} words")
+            raise UnclearSyntax(f"the text has more than {MAX_WORDS:,} words")
         self.at += 1
         if self.documents:
             self._read_documents()
@@ -755,9 +757,9 @@ def _mark_expansions(pieces: Sequence[tuple[str, bool]], written: str) -> str:
         name, slash, rest = pieces[0][0].partition("/")
         pieces = ((NO_OPTION, True), (slash + rest, False), *pieces[1:])
         if not name[1:].replace("-", "").replace("_", "").replace(".", "").isalnum() and name != "~":
-            raise UnclearText(f"the word {_short(written)} begins with a '~' that is not plain (quote it)")
+            raise UnclearSyntax(f"the word {_short(written)} begins with a '~' that is not plain (quote it)")
     if _HOME_IN_VALUE.match(written):
-        raise UnclearText(f"the word {_short(written)} has a '~' after '=', which the shell may expand (quote it)")
+        raise UnclearSyntax(f"the word {_short(written)} has a '~' after '=', which the shell may expand (quote it)")
     if _NUMBERS.fullmatch(written):
         return NO_OPTION
     bare = [text for text, is_literal in pieces if not is_literal]
@@ -781,17 +783,17 @@ def _redirection(operator: str, target: str, written: str) -> ShellRedirection:
     if sign == ">&" and written.isascii() and written.isdigit():
         return ShellRedirection(operator, written)
     if is_marked(target):
-        raise UnclearText(f"the text redirects to {_short(written)}, which the shell may expand (quote it)")
+        raise UnclearSyntax(f"the text redirects to {_short(written)}, which the shell may expand (quote it)")
     both = sign in ("&>", "&>>", ">&")
     if sign not in OPENING or (both and operator != sign):
-        raise UnclearText(f"the text redirects with {operator!r}, which is not supported")
+        raise UnclearSyntax(f"the text redirects with {operator!r}, which is not supported")
     if not target or (sign == ">&" and (target[0].isdigit() or target[0] == "-")):
-        raise UnclearText(f"the text redirects with {operator!r} to {_short(written)}, which is not supported")
+        raise UnclearSyntax(f"the text redirects with {operator!r} to {_short(written)}, which is not supported")
     if target.startswith(("/dev/tcp/", "/dev/udp/")):
-        raise UnclearText(f"the text redirects to {_short(target)}, which the shell opens as a network connection")
+        raise UnclearSyntax(f"the text redirects to {_short(target)}, which the shell opens as a network connection")
     if target == "/dev/stdin" or target.startswith("/dev/fd/"):
-        raise UnclearText(f"the text redirects to {_short(target)}, which the shell opens as a descriptor")
-    return ShellRedirection(operator, target, redirection_capability(operator, target))
+        raise UnclearSyntax(f"the text redirects to {_short(target)}, which the shell opens as a descriptor")
+    return ShellRedirection(operator, target, get_redirection_capability(operator, target))
 
 
 def _short(word: str) -> str:

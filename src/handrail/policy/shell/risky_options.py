@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from handrail.contract.protected.path_protection import SERVER_OPTIONS
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.policy.shell.command_wrappers import is_harmless_variable
 from handrail.policy.shell.simple_commands import ANY_TEXT, GLOB, NO_OPTION, SPLIT, has_marks, is_marked, show_marks
 
@@ -62,7 +62,7 @@ SHELLS = frozenset(
         ),
     )
 )
-_STANDARD_INPUT = compile_on_first_use(r"-|/dev/stdin|/dev/fd/\d+|/proc/.+/fd/\d+")
+_STANDARD_INPUT = compile_regex_lazily(r"-|/dev/stdin|/dev/fd/\d+|/proc/.+/fd/\d+")
 
 
 def _is_standard_input(word: str) -> bool:
@@ -72,7 +72,7 @@ def _is_standard_input(word: str) -> bool:
     )
 
 
-def risk_naming_every_word(argv: Sequence[str], reason: str) -> CommandRisk:
+def build_risk_naming_every_word(argv: Sequence[str], reason: str) -> CommandRisk:
     """Return a risk for which a rule has to name every word."""
     return CommandRisk(reason, frozenset(range(len(argv))))
 
@@ -152,7 +152,9 @@ def find_shell_set_options_risk(argv: Sequence[str]) -> CommandRisk | None:
         if word == "--":
             return None
         if word in ("keyword", "histexpand", "history") or (word[:1] in ("-", "+") and not {"k", "H"}.isdisjoint(word)):
-            return risk_naming_every_word(argv, f"{argv[0]} {word} changes how the words of later commands are read")
+            return build_risk_naming_every_word(
+                argv, f"{argv[0]} {word} changes how the words of later commands are read"
+            )
     return None
 
 
@@ -161,13 +163,13 @@ _TEST_SIGNS = frozenset(
 )
 
 
-def find_test_risk(argv: Sequence[str]) -> CommandRisk | None:
+def find_test_command_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of ``test`` and ``[``, which can look into the shell's variables and so run code, or None."""
     words = [word for word in argv[1:] if word != "]"]
     while words[:1] == ["!"]:
         words = words[1:]
     if any(word in ("-v", "-R") for word in words):
-        return risk_naming_every_word(argv, f"{argv[0]} looks into the shell's variables, which can run code")
+        return build_risk_naming_every_word(argv, f"{argv[0]} looks into the shell's variables, which can run code")
     if not has_marks(words) or (len(words) == 1 and not _SPLITS.search(words[0])):
         return None
     fits = (len(words) == 2 and words[0][:1] == "-" and not is_marked(words[0])) or (
@@ -175,16 +177,16 @@ def find_test_risk(argv: Sequence[str]) -> CommandRisk | None:
     )
     if fits and not any(map(_SPLITS.search, words)):
         return None
-    return risk_naming_every_word(
+    return build_risk_naming_every_word(
         argv, f"{argv[0]} has words that only the shell knows where an operator may stand (quote them)"
     )
 
 
-_SPLITS = compile_on_first_use(f"[{GLOB}{SPLIT}]")
-_VARIABLE_NAME = compile_on_first_use(r"([A-Za-z_]\w*)(?:=.*)?", re.DOTALL | re.ASCII)
+_SPLITS = compile_regex_lazily(f"[{GLOB}{SPLIT}]")
+_VARIABLE_NAME = compile_regex_lazily(r"([A-Za-z_]\w*)(?:=.*)?", re.DOTALL | re.ASCII)
 
 
-def find_variable_risk(argv: Sequence[str]) -> CommandRisk | None:
+def find_variable_setting_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of ``export`` and ``read``, which set variables of the shell, or None."""
     for word in argv[1:]:
         match = _VARIABLE_NAME.fullmatch(word)
@@ -194,7 +196,7 @@ def find_variable_risk(argv: Sequence[str]) -> CommandRisk | None:
             continue
         if argv[0] == "export" and word == "-p":
             continue
-        return risk_naming_every_word(argv, f"{argv[0]} {show_marks(word)} changes the shell itself")
+        return build_risk_naming_every_word(argv, f"{argv[0]} {show_marks(word)} changes the shell itself")
     return None
 
 
@@ -218,7 +220,7 @@ _CURL = make_options_check(
     *("--json", "--form", "--form-string", "--url-query", "--variable", "--netrc", "--netrc-file", "--netrc-optional"),
     *("--unix-socket", "--abstract-unix-socket", "--cert", "--key", "--engine", "--proto-redir", "--create-dirs", "--ssl-sessions"),
 )  # fmt: skip
-_OTHER_SCHEME = compile_on_first_use(r"(?!https?:)[A-Za-z][A-Za-z0-9+.-]*:/")
+_OTHER_SCHEME = compile_regex_lazily(r"(?!https?:)[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 def find_curl_risk(argv: Sequence[str]) -> CommandRisk | None:
@@ -245,7 +247,7 @@ def find_less_risk(argv: Sequence[str]) -> CommandRisk | None:
     return _risk_of_options(argv, found, f"less {argv[found[0]]} can run a command or write a file") if found else None
 
 
-def find_program_risk(argv: Sequence[str]) -> CommandRisk | None:
+def assess_find_command_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of a ``find`` command, or None."""
     for index, word in enumerate(argv):
         if word in ("-exec", "-execdir", "-ok", "-okdir"):
@@ -255,7 +257,7 @@ def find_program_risk(argv: Sequence[str]) -> CommandRisk | None:
     return None
 
 
-def iterate_find_commands(argv: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def iterate_find_exec_commands(argv: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yield the commands of ``find -exec``, with a mark for each file that it finds."""
     index = 1
     while index < len(argv):
@@ -282,7 +284,7 @@ def find_tar_risk(argv: Sequence[str]) -> CommandRisk | None:
     return _risk_from(argv, found[0], f"tar {argv[found[0]]} can run a program or write elsewhere") if found else None
 
 
-def make_program_risk(argv: Sequence[str]) -> CommandRisk | None:
+def assess_make_command_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of a ``make`` command, or None."""
     found = [
         index
@@ -306,10 +308,10 @@ def find_package_runner_risk(argv: Sequence[str]) -> CommandRisk | None:
     for word in argv[1:]:
         if word[:1] == "-":
             if word in ("-c", "-e", "-p", "--call", "--eval", "--print"):
-                return risk_naming_every_word(argv, f"{argv[0]} {word} runs code given on the command line")
+                return build_risk_naming_every_word(argv, f"{argv[0]} {word} runs code given on the command line")
             continue
         if word in ("exec", "x", "dlx", "eval", "repl", "config", "set-script", "tool"):
-            return risk_naming_every_word(argv, f"{argv[0]} {word} can run any program, or change what is run")
+            return build_risk_naming_every_word(argv, f"{argv[0]} {word} can run any program, or change what is run")
         return None
     return None
 
@@ -343,7 +345,7 @@ _GIT_RUNS = frozenset(
     | {"credential", "remote-ext", "remote-fd", "for-each-repo", "maintenance", "p4", "svn", "cvsserver", "web--browse"}
     | {"upload-pack", "receive-pack", "interpret-trailers", "citool", "http-backend", "fsmonitor--daemon", "var"}
 )  # fmt: skip
-_GIT_HARMLESS_SETTING = compile_on_first_use(
+_GIT_HARMLESS_SETTING = compile_regex_lazily(
     r"(?:(?:color|advice|column)\.\w+(?:\.\w+)?|(?:user|author|committer)\.(?:name|email)|init\.defaultbranch|push\.default|pull\.(?:rebase|ff)"
     r"|core\.(?:quotepath|abbrev|autocrlf|safecrlf|eol|filemode|ignorecase|precomposeunicode|commentchar|longpaths|whitespace)"
     r"|diff\.(?:renames|renamelimit|algorithm|context|interhunkcontext|noprefix|mnemonicprefix|colormoved|indentheuristic|statgraphwidth)"
@@ -361,10 +363,10 @@ _GIT_CONFIG_SCOPES = frozenset(
     {"--global", "--system", "--local", "--worktree", "-z", "--null", "--name-only", "--show-origin", "--show-scope"}
     | {"--bool", "--int", "--path", "--type=bool", "--type=int", "--type=path", "--includes", "--no-includes"}
 )
-_GIT_CONFIG_KEY = compile_on_first_use(r"[A-Za-z][\w-]*(?:\..+)?\.[A-Za-z][\w-]*")
+_GIT_CONFIG_KEY = compile_regex_lazily(r"[A-Za-z][\w-]*(?:\..+)?\.[A-Za-z][\w-]*")
 
 
-def git_risk(argv: Sequence[str]) -> CommandRisk | None:
+def find_git_command_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of a ``git`` command, or None."""
     before: list[CommandRisk] = []
     index = 1
@@ -396,7 +398,7 @@ def is_harmless_git_option(argv: Sequence[str], index: int) -> bool:
 def _git_subcommand_risks(argv: Sequence[str], index: int) -> Iterator[CommandRisk | None]:
     """Return the risks of git's sub-command, at ``index``, and of each of the words after it."""
     command, rest = argv[index], argv[index + 1 :]
-    if command in _GIT_RUNS or (command == "config" and not only_reads_config(rest)):
+    if command in _GIT_RUNS or (command == "config" and not git_config_only_reads(rest)):
         yield _risk_from(argv, index, f"git {command} runs programs, or configures which programs run")
         return
     if (command == "bisect" and tuple(rest[:1]) == ("run",)) or (command == "submodule" and "foreach" in rest):
@@ -419,7 +421,7 @@ def _is_risky_for_git(command: str, word: str) -> bool:
     return word[:1] == "-" and word[:2] != "--" and not frozenset(letters).isdisjoint(word[1:])
 
 
-def only_reads_config(words: Sequence[str]) -> bool:
+def git_config_only_reads(words: Sequence[str]) -> bool:
     """Return whether ``git config`` only reads, by the first word that is not a scope.
 
     Further words do not count: ``git config KEY VALUE get`` writes. A key alone is read.
@@ -441,14 +443,14 @@ def _between(delimiter: str) -> str:
 
 _ADDRESS = rf"(?:\d+|\$|/{_between('/')}/)"
 _SUBSTITUTE = "|".join(rf"s{d}{_between(d)}{d}(?:[^{d}\\\n]|\\[^\n])*{d}[gpiI0-9]*" for d in ("/", r"\|", "#", ","))
-_PLAIN_SED = compile_on_first_use(rf"(?:(?:{_ADDRESS}(?:,{_ADDRESS})?!?)?(?:[pdqlnN=]|{_SUBSTITUTE})(?:;[ ]*|\Z))+")
+_PLAIN_SED = compile_regex_lazily(rf"(?:(?:{_ADDRESS}(?:,{_ADDRESS})?!?)?(?:[pdqlnN=]|{_SUBSTITUTE})(?:;[ ]*|\Z))+")
 _SED_PLAIN_OPTIONS = frozenset(
     {"--quiet", "--silent", "--regexp-extended", "--posix", "--null-data", "--version", "--help"}
 )
-_SED_PLAIN_CLUSTER = compile_on_first_use(r"-[nErsuz]+")
-_SED_WITH_VALUE = compile_on_first_use(r"-[nErsuzb]*(?:(?P<script>[ef])|l)|--(?:l[a-z-]*)")
+_SED_PLAIN_CLUSTER = compile_regex_lazily(r"-[nErsuz]+")
+_SED_WITH_VALUE = compile_regex_lazily(r"-[nErsuzb]*(?:(?P<script>[ef])|l)|--(?:l[a-z-]*)")
 """Options whose value is the next word. For ``-i`` it is the rest of the same word."""
-_AWK_RUNS = compile_on_first_use(r"system|getline|[|>@]|fflush|close")
+_AWK_RUNS = compile_regex_lazily(r"system|getline|[|>@]|fflush|close")
 
 
 def find_sed_risk(argv: Sequence[str]) -> CommandRisk | None:
@@ -508,7 +510,7 @@ def find_awk_risk(argv: Sequence[str]) -> CommandRisk | None:
             index += 1
             break
         if word[:2] not in ("-F", "-v"):
-            return risk_naming_every_word(argv, f"awk {word} can run code from a file")
+            return build_risk_naming_every_word(argv, f"awk {word} can run code from a file")
         index += 2 if len(word) == 2 else 1
     if index < len(argv) and _AWK_RUNS.search(_without_awk_comparisons(argv[index])):
         return CommandRisk("this awk program can run commands or write files", frozenset((0, index)))
@@ -517,29 +519,29 @@ def find_awk_risk(argv: Sequence[str]) -> CommandRisk | None:
 
 # Interpreters.
 
-_PYTHON = compile_on_first_use(r"(?:python|pypy)[0-9.]*(?:\.exe)?")
-_VERSIONED = compile_on_first_use(r"(?P<name>[a-z]+?)[0-9.]+")
+_PYTHON = compile_regex_lazily(r"(?:python|pypy)[0-9.]*(?:\.exe)?")
+_VERSIONED = compile_regex_lazily(r"(?P<name>[a-z]+?)[0-9.]+")
 _PYTHON_CODE_MODULES = frozenset({"timeit", "pdb", "code", "codeop", "asyncio", "idlelib", "ipython", "trace"})
 _ENDS_AT_ONCE = frozenset({"--version", "--help"})
 """Alone, these print something and exit. ``-v`` and ``-h`` do not: python and bash then read their input."""
 _HARMLESS: dict[str, re.Pattern[str]] = {
-    "node": compile_on_first_use(r"-v|-h|-c|--check|--test|--no-warnings|--trace-warnings|--enable-source-maps"),
-    "nodejs": compile_on_first_use(r"-c|--check|--test|--no-warnings|--trace-warnings"),
-    "perl": compile_on_first_use(r"-[wWtT]+"),
-    "ruby": compile_on_first_use(r"-w|-W[0-9]?"),
-    "php": compile_on_first_use(r"-l|-q"),
-    "lua": compile_on_first_use(r"(?!)"),
-    "luajit": compile_on_first_use(r"(?!)"),
-    "rscript": compile_on_first_use(r"--vanilla"),
-    "julia": compile_on_first_use(r"--project|-q"),
+    "node": compile_regex_lazily(r"-v|-h|-c|--check|--test|--no-warnings|--trace-warnings|--enable-source-maps"),
+    "nodejs": compile_regex_lazily(r"-c|--check|--test|--no-warnings|--trace-warnings"),
+    "perl": compile_regex_lazily(r"-[wWtT]+"),
+    "ruby": compile_regex_lazily(r"-w|-W[0-9]?"),
+    "php": compile_regex_lazily(r"-l|-q"),
+    "lua": compile_regex_lazily(r"(?!)"),
+    "luajit": compile_regex_lazily(r"(?!)"),
+    "rscript": compile_regex_lazily(r"--vanilla"),
+    "julia": compile_regex_lazily(r"--project|-q"),
     **dict.fromkeys(
         ("guile", "racket", "octave", "ocaml", "elixir", "erl", "clojure", "clj", "scala", "raku", "sbcl"),
-        compile_on_first_use(r"(?!)"),
+        compile_regex_lazily(r"(?!)"),
     ),
-    "groovy": compile_on_first_use(r"(?!)"),
-    "jshell": compile_on_first_use(r"(?!)"),
+    "groovy": compile_regex_lazily(r"(?!)"),
+    "jshell": compile_regex_lazily(r"(?!)"),
 }
-_SHELL_HARMLESS = compile_on_first_use(r"-[eux]+")
+_SHELL_HARMLESS = compile_regex_lazily(r"-[eux]+")
 
 
 def find_interpreter_risk(program: str, argv: Sequence[str]) -> CommandRisk | None:
@@ -568,10 +570,10 @@ def _by_options(argv: Sequence[str], harmless: re.Pattern[str]) -> CommandRisk |
         if word[:1] not in ("-", "+"):
             return None
         if not harmless.fullmatch(word):
-            return risk_naming_every_word(argv, f"{argv[0]} {word} can run code given on the command line")
+            return build_risk_naming_every_word(argv, f"{argv[0]} {word} can run code given on the command line")
         if word == "--test":  # finds its files itself
             return None
-    return risk_naming_every_word(argv, f"{argv[0]} without a file runs its standard input")
+    return build_risk_naming_every_word(argv, f"{argv[0]} without a file runs its standard input")
 
 
 def _python_risk(argv: Sequence[str]) -> CommandRisk | None:
@@ -590,9 +592,9 @@ def _python_risk(argv: Sequence[str]) -> CommandRisk | None:
         if word[:2] == "-m":
             module = word[2:] or (argv[index + 1] if index + 1 < len(argv) else "")
             if module.partition(".")[0].lower() in _PYTHON_CODE_MODULES or not module:
-                return risk_naming_every_word(argv, f"{argv[0]} -m {module} runs code given on the command line")
+                return build_risk_naming_every_word(argv, f"{argv[0]} -m {module} runs code given on the command line")
             return None
         if not re.fullmatch(r"-[bBdEIOPqsSu]+|-[WX].+", word):
-            return risk_naming_every_word(argv, f"{argv[0]} {word} can run code given on the command line")
+            return build_risk_naming_every_word(argv, f"{argv[0]} {word} can run code given on the command line")
         index += 1
-    return risk_naming_every_word(argv, f"{argv[0]} without a file runs its standard input")
+    return build_risk_naming_every_word(argv, f"{argv[0]} without a file runs its standard input")

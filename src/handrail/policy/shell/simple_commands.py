@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 
 ANY_TEXT, GLOB, NO_OPTION, SPLIT = "\x01\x02\x03\x04"
 """The marks in a word of an argv for a part that only the shell knows.
@@ -21,9 +22,12 @@ ANY_TEXT, GLOB, NO_OPTION, SPLIT = "\x01\x02\x03\x04"
 
 No text that is understood has such a character, so a marked word equals no literal word.
 """
-_MARKS = compile_on_first_use(r"[\x01-\x04]")
-SPLIT_OR_EXPANDED = compile_on_first_use(r"[\s*?\[\]\\]")
+_MARKS = compile_regex_lazily(r"[\x01-\x04]")
+SPLIT_OR_EXPANDED = compile_regex_lazily(r"[\s*?\[\]\\]")
 """The characters of a variable's value that a shell splits or expands if the variable is not quoted."""
+_QUOTES = compile_regex_lazily(r"[\"'\\]")
+_RUNS_TEXT = compile_regex_lazily(r"\b(?:source|eval)\s|(?:^|[;&|({\n]|\b(?:do|then|else)\b)[^\S\n]*\.\s")
+_NAME = compile_regex_lazily(r"(?<![\w$.{/-])[A-Za-z_]\w*")
 _MAX_FOLDERS = 4
 _SHOWN_MARKS = str.maketrans({ANY_TEXT: "$…", GLOB: "*", NO_OPTION: "$…", SPLIT: "$…"})
 
@@ -59,7 +63,7 @@ def merge_loop_values(words: Sequence[str]) -> str:
     return prefix[:mark] + (NO_OPTION if plain or not prefix[:mark] else ANY_TEXT)
 
 
-def merge_folders(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+def merge_possible_working_folders(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
     """Return the folders of two ways through a text; none if one of them is unknown."""
     if one == other or not one or not other:
         return one if one == other else ()
@@ -102,10 +106,10 @@ class ShellCommand:
     """Whether a ``&`` follows it or the list that it is in, so that the shell goes on meanwhile."""
 
 
-_PART = compile_on_first_use(
+_PART = compile_regex_lazily(
     r"""\\(?P<escaped>.)|'(?P<raw>[^']*)'|"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>[^'"\\]+)""", re.DOTALL
 )
-QUOTED_ESCAPE = compile_on_first_use(r'\\([\\"$`])')
+QUOTED_ESCAPE = compile_regex_lazily(r'\\([\\"$`])')
 
 
 def remove_quotes(word: str) -> str:
@@ -120,7 +124,7 @@ def remove_quotes(word: str) -> str:
     return "".join(out)
 
 
-def redirection_capability(operator: str, target: str) -> Literal["fs.read", "fs.write"] | None:
+def get_redirection_capability(operator: str, target: str) -> Literal["fs.read", "fs.write"] | None:
     """Return the access of a redirection to the file that it names."""
     if target in ("/dev/null", "/dev/stdout", "/dev/stderr"):
         return None
@@ -129,7 +133,13 @@ def redirection_capability(operator: str, target: str) -> Literal["fs.read", "fs
     return "fs.read" if operator.lstrip("0123456789") == "<" else "fs.write"
 
 
-def count_printed_words(argv: tuple[str, ...]) -> int:
+def count_assignable_names(text: str) -> Mapping[str, int]:
+    """Return how often a text has each name that a command could set; nothing if it can run a text that is not in it."""
+    bare = _QUOTES.sub("", text)
+    return {} if _RUNS_TEXT.search(bare) is not None else Counter(_NAME.findall(bare))
+
+
+def classify_printed_word_count(argv: tuple[str, ...]) -> int:
     """Return 1 if a command prints one word that is no option, 2 if it prints such a text, and 0 for any other command."""
     if argv in _ONE_WORD:
         return 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.policy.shell import confinement_proof, destroying_forms, read_only_proof
 from handrail.policy.shell.nested_commands import program_name
 from handrail.policy.shell.parser import ShellScript
@@ -42,7 +42,7 @@ def find_stored_file_accesses(script: ShellScript, text: str) -> list[StoredCont
     for command in script.commands:
         if "git" not in " ".join(command.argv):
             continue
-        for argv in confinement_proof.list_run_commands(command.argv):
+        for argv in confinement_proof.unwrap_executed_commands(command.argv):
             access = _find_access(argv, command.folders)
             if access.scope:
                 found.append(access)
@@ -58,7 +58,9 @@ def _find_access(argv: Sequence[str], folders: tuple[str, ...]) -> StoredContent
     if not argv:
         return StoredContentAccess("", folders, "")
     if program_name(argv) != "git":
-        match = _PRINTING_WORDS.search(" ".join(argv)) if not read_only_proof.changes_nothing(argv) else None
+        match = (
+            _PRINTING_WORDS.search(" ".join(argv)) if not read_only_proof.is_command_provably_read_only(argv) else None
+        )
         return StoredContentAccess("" if match is None else "history", folders, "" if match is None else match.group())
     index = destroying_forms.find_git_command_index(argv)
     if index is None:
@@ -80,8 +82,8 @@ def _join(folder: str, further: str) -> str:
     return further if further[:1] == "/" or folder == "." else f"{folder}/{further}"
 
 
-_EXPANDED = compile_on_first_use(r"[$`*?\[{]")
-_PRINTING_WORDS = compile_on_first_use(
+_EXPANDED = compile_regex_lazily(r"[$`*?\[{]")
+_PRINTING_WORDS = compile_regex_lazily(
     r"\bgit\b[^\n]*?\b(?:log|show|diff|blame|annotate|grep|cat-file|archive|format-patch|stash|range-diff|fast-export|bundle|whatchanged"
     r"|difftool|diff-tree|diff-index|diff-files|reflog|unpack-file|merge-tree)\b"
 )

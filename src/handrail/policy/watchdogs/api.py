@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from handrail.contract.struct import Struct
-from handrail.origins.program_lookup import ProgramMissing, build_program_environment, resolve_command_program
+from handrail.origins.program_lookup import ProgramNotFoundError, build_program_environment, resolve_command_program
 from handrail.policy.call_evaluation import PolicyVerdict
 from handrail.policy.findings import TraceStep
 from handrail.policy.rules.rules_and_modes import ACTIONS, STRICTNESS, Action
@@ -76,7 +76,7 @@ def ask(reason: str) -> WatchdogDecision:
     return WatchdogDecision("ask", reason)
 
 
-def call_as_json(call: WatchdogCall) -> dict[str, Any]:
+def serialize_watchdog_call(call: WatchdogCall) -> dict[str, Any]:
     """Return the call as the JSON object that an external watchdog reads."""
     return asdict(call)
 
@@ -128,11 +128,11 @@ class ExternalWatchdog:
         :raises ProgramRefused: if a call could change the program
         """
         if self._command is None:
-            with contextlib.suppress(ProgramMissing):
+            with contextlib.suppress(ProgramNotFoundError):
                 self._command = resolve_command_program(self.argv)
 
     async def __call__(self, call: WatchdogCall) -> WatchdogDecision:
-        question = json.dumps(call_as_json(call), ensure_ascii=True, default=str).encode() + b"\n"
+        question = json.dumps(serialize_watchdog_call(call), ensure_ascii=True, default=str).encode() + b"\n"
         mark = secrets.token_hex(16)
         command = self._command = self._command or resolve_command_program(self.argv)
         # Own descriptors, because wait() with asyncio's pipes also waits for every process that holds them open.

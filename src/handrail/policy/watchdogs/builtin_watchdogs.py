@@ -17,10 +17,10 @@ from itertools import pairwise
 from typing import Any, TypeVar, cast
 from urllib.parse import parse_qsl, urlsplit
 
-from handrail.contract.errors import quote_excerpt
+from handrail.contract.errors import quote_text_or_length
 from handrail.contract.struct import Struct, field
 from handrail.contract.text.glob_patterns import build_any_path_glob_expression
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.rules.rules_and_modes import SECRET_FILE_NAMES, Action
 from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision, allow
@@ -41,12 +41,12 @@ _WRAPPERS = {
     "timeout": 1,
 }
 """Words before a program, and how many of their own arguments follow."""
-_ASSIGNMENT = compile_on_first_use(r"[A-Za-z_]\w*\+?=")
-_PLAIN = compile_on_first_use(r"(?:[^\\'\"`$|;&\n() \t#<>]|\$(?!\())+")
-_PLAIN_QUOTED = compile_on_first_use(r'(?:[^"\\`$]|\$(?!\())+')
+_ASSIGNMENT = compile_regex_lazily(r"[A-Za-z_]\w*\+?=")
+_PLAIN = compile_regex_lazily(r"(?:[^\\'\"`$|;&\n() \t#<>]|\$(?!\())+")
+_PLAIN_QUOTED = compile_regex_lazily(r'(?:[^"\\`$]|\$(?!\())+')
 
 
-class RoughCommand(Struct):
+class ApproximateShellCommand(Struct):
     """One command of a shell text.
 
     :param words: without quotes, and without the files of redirections
@@ -81,7 +81,7 @@ class RoughCommand(Struct):
         return argv[0].rsplit("/", 1)[-1].lower() if argv else ""
 
 
-async def read_shell_text(reader: Callable[[str], _T], text: str) -> _T:
+async def apply_reader_to_shell_text(reader: Callable[[str], _T], text: str) -> _T:
     """Return the result of ``reader`` for a shell text.
 
     A long text is read in a thread, so that the event loop continues.
@@ -89,7 +89,7 @@ async def read_shell_text(reader: Callable[[str], _T], text: str) -> _T:
     return reader(text) if len(text) <= _SHORT else await asyncio.to_thread(reader, text)
 
 
-def split_commands(text: str) -> list[RoughCommand]:
+def split_commands(text: str) -> list[ApproximateShellCommand]:
     """Return the commands of ``text``, those in substitutions included."""
     reader = _RoughParser(text[:MAX_CHARACTERS])
     reader.read()
@@ -101,7 +101,7 @@ class _RoughParser:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.found: list[RoughCommand] = []
+        self.found: list[ApproximateShellCommand] = []
         self._at: int = 0
         self._pipelines = 0
 
@@ -154,7 +154,7 @@ class _RoughParser:
         else:
             part.pipeline = pipeline
 
-    def _piece(self, part: RoughCommand) -> str | None:
+    def _piece(self, part: ApproximateShellCommand) -> str | None:
         """Read a piece of a word, up to its last character. Return None for a line continuation."""
         text, size = self.text, len(self.text)
         character = text[self._at]
@@ -174,8 +174,8 @@ class _RoughParser:
             return run.group()
         return character
 
-    def _begin(self, pipeline: int, depth: int) -> RoughCommand:
-        part = RoughCommand(pipeline, depth)
+    def _begin(self, pipeline: int, depth: int) -> ApproximateShellCommand:
+        part = ApproximateShellCommand(pipeline, depth)
         self.found.append(part)
         return part
 
@@ -211,7 +211,7 @@ class _CommandInProgress:
 
     __slots__ = ("_redirected", "part", "word")
 
-    def __init__(self, part: RoughCommand) -> None:
+    def __init__(self, part: ApproximateShellCommand) -> None:
         self.part = part
         self.word: list[str] | None = None
         self._redirected = False
@@ -262,23 +262,23 @@ _READERS = _ENCODERS | {
     "jq",
     "find",
 }
-_INTERPRETERS = compile_on_first_use(r"(?:python|pypy)[\d.]*|node|nodejs|deno|bun|ruby|perl|php")
-_OPENS_NETWORK = compile_on_first_use(
+_INTERPRETERS = compile_regex_lazily(r"(?:python|pypy)[\d.]*|node|nodejs|deno|bun|ruby|perl|php")
+_OPENS_NETWORK = compile_regex_lazily(
     r"urllib|requests\.|httpx|http\.client|aiohttp|socket|fetch\(|https?\.request|axios|Net::HTTP|LWP|open-uri|curl_|fsockopen"
 )
-_WHOLE_ENVIRONMENT = compile_on_first_use(
+_WHOLE_ENVIRONMENT = compile_regex_lazily(
     r"os\.environ(?!\s*\[|\.get)|process\.env(?![\w.\[])|%ENV|\bENV\.to_h|getenv\(\)|/proc/\w+/environ"
 )
-_SECRET_FILES = compile_on_first_use(
+_SECRET_FILES = compile_regex_lazily(
     r"(?:^|/)(?:\.netrc|\.npmrc|\.pypirc|\.git-credentials|\.bash_history|\.zsh_history|\.pgpass|\.my\.cnf)$"
     r"|/?\.(?:ssh|gnupg|aws|kube|azure|config/gcloud|docker)(?:/|$)|^/etc/(?:shadow|sudoers)|^/proc/\w+/environ|\.tfstate"
 )
-_SECRET_NAMES = compile_on_first_use(
+_SECRET_NAMES = compile_regex_lazily(
     build_any_path_glob_expression(f"**/{name}" for name in SECRET_FILE_NAMES) + r"\Z",
     re.DOTALL | re.IGNORECASE | re.ASCII,
 )
-_HARMLESS = compile_on_first_use(r"\.(?:example|sample|template|dist|pub)$")
-_SECRET_VARIABLE = compile_on_first_use(
+_HARMLESS = compile_regex_lazily(r"\.(?:example|sample|template|dist|pub)$")
+_SECRET_VARIABLE = compile_regex_lazily(
     r"\$\{?[A-Za-z_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_?KEY|ACCESS_KEY|CREDENTIAL)[A-Za-z_]*",
     re.IGNORECASE,
 )
@@ -290,14 +290,14 @@ _CONNECTION_OPTIONS = frozenset(
     }
 )
 """Options whose value is for the connection, or names an output file, so that it is not sent as content."""
-_DATA_OPTIONS = compile_on_first_use(
+_DATA_OPTIONS = compile_regex_lazily(
     r"(?:-d|-F|-T|--data(?:-\w+)?|--form(?:-string)?|--json|--upload-file|--post-data|--post-file|--body-\w+)"
 )
-_DEVICE = compile_on_first_use(r"/dev/(?:tcp|udp)/([^/\s'\"]+)")
-_REMOTE = compile_on_first_use(r"[a-z+]+://|[\w.-]+@[\w.-]+:|^/|^\.\.?/|^[A-Za-z]:\\")
-_LOOPBACK = compile_on_first_use(r"(?:localhost|127(?:\.\d+){3}|0\.0\.0\.0|\[?::1\]?)(?::\d+)?", re.IGNORECASE)
-_ENCODED = compile_on_first_use(r"[A-Za-z0-9+/=_~-]+")
-_PRECHECK = compile_on_first_use(
+_DEVICE = compile_regex_lazily(r"/dev/(?:tcp|udp)/([^/\s'\"]+)")
+_REMOTE = compile_regex_lazily(r"[a-z+]+://|[\w.-]+@[\w.-]+:|^/|^\.\.?/|^[A-Za-z]:\\")
+_LOOPBACK = compile_regex_lazily(r"(?:localhost|127(?:\.\d+){3}|0\.0\.0\.0|\[?::1\]?)(?::\d+)?", re.IGNORECASE)
+_ENCODED = compile_regex_lazily(r"[A-Za-z0-9+/=_~-]+")
+_PRECHECK = compile_regex_lazily(
     r"curl|wget|https?\b|xh\b|aria2c|lynx|w3m|\bnc\b|ncat|netcat|socat|telnet|dig\b|nslookup|\bhost\b|drill|getent|ping|"
     r"resolvectl|scp|sftp|rsync|ftp|rclone|s3cmd|gsutil|croc|wormhole|ssh|mail|mutt|msmtp|/dev/(?:tc|ud)p|push|python|pypy|"
     r"node|deno|\bbun\b|ruby|perl|\bphp\b",
@@ -327,7 +327,7 @@ class ExfiltrationWatchdog:
         for capability, value in call.targets:
             if (
                 capability == "shell.run"
-                and (reason := await read_shell_text(explain_command_exfiltration, value)) is not None
+                and (reason := await apply_reader_to_shell_text(explain_command_exfiltration, value)) is not None
             ):
                 return WatchdogDecision(self.action, reason)
         for text in _texts(call.arguments):
@@ -354,7 +354,7 @@ def explain_command_exfiltration(text: str) -> str | None:
     )
 
 
-def _explain_part_exfiltration(at: int, found: Sequence[RoughCommand]) -> str | None:
+def _explain_part_exfiltration(at: int, found: Sequence[ApproximateShellCommand]) -> str | None:
     """Return why one command of a text looks like exfiltration, or None."""
     part = found[at]
     if part.program in NETWORK_PROGRAMS and not _is_local_command(part):
@@ -390,7 +390,9 @@ def explain_address_exfiltration(url: str) -> str | None:
 
 
 def _check_network_program(
-    part: RoughCommand, together: Sequence[RoughCommand], before: Sequence[RoughCommand]
+    part: ApproximateShellCommand,
+    together: Sequence[ApproximateShellCommand],
+    before: Sequence[ApproximateShellCommand],
 ) -> str | None:
     program, argv = part.program, part.unwrapped_argv
     for other in before:
@@ -405,7 +407,7 @@ def _check_network_program(
     return _explain_lookup_exfiltration(argv, program) if program in _NAME_LOOKUPS else None
 
 
-def _explain_piped_exfiltration(other: RoughCommand, part: RoughCommand) -> str | None:
+def _explain_piped_exfiltration(other: ApproximateShellCommand, part: ApproximateShellCommand) -> str | None:
     """Return why the output of another command, sent to a network program, looks like data, or None."""
     program, argv = other.program, other.unwrapped_argv
     into, same_depth = part.program, other.depth == part.depth
@@ -481,18 +483,18 @@ def _find_secret_path(words: Sequence[str]) -> str | None:
             if not path or "://" in path or path.startswith("-") or _HARMLESS.search(path):
                 continue
             if _SECRET_FILES.search(path) or _SECRET_NAMES.match(path):
-                return path if len(path) <= 100 else quote_excerpt(path, 100)
+                return path if len(path) <= 100 else quote_text_or_length(path, 100)
     return None
 
 
-def _prints_environment(part: RoughCommand) -> bool:
+def _prints_environment(part: ApproximateShellCommand) -> bool:
     argv = part.unwrapped_argv
     if part.program == "printenv" or (part.program in ("env", "set") and len(argv) == 1):
         return True
     return part.program in ("export", "declare", "typeset") and "-p" in argv[1:]
 
 
-def _is_local_command(part: RoughCommand) -> bool:
+def _is_local_command(part: ApproximateShellCommand) -> bool:
     """Return whether all hosts that the command names are this machine."""
     hosts = [m[1] for word in part.unwrapped_argv[1:] if (m := re.match(r"(?:[a-z+]+://)(?:[^/@]*@)?([^/?#]+)", word))]
     if not hosts and part.program in _RAW_CLIENTS | _WEB_CLIENTS | _NAME_LOOKUPS:
@@ -500,12 +502,12 @@ def _is_local_command(part: RoughCommand) -> bool:
     return bool(hosts) and all(_LOOPBACK.fullmatch(host) for host in hosts)
 
 
-def _check_push(part: RoughCommand, found: Sequence[RoughCommand]) -> str | None:
+def _check_push(part: ApproximateShellCommand, found: Sequence[ApproximateShellCommand]) -> str | None:
     words = [word for word in part.unwrapped_argv[1:] if not word.startswith("-")]
     if words[:1] != ["push"]:
         return None
     if len(words) > 1 and _REMOTE.search(words[1]):
-        return f"git would push to {quote_excerpt(words[1], 100)}, which is not a remote of this repository"
+        return f"git would push to {quote_text_or_length(words[1], 100)}, which is not a remote of this repository"
     for other in found:
         argv = other.unwrapped_argv
         if other.program == "git" and {"remote", "config"} & set(argv) and {"add", "set-url"} & set(argv):
@@ -513,7 +515,7 @@ def _check_push(part: RoughCommand, found: Sequence[RoughCommand]) -> str | None
     return None
 
 
-def _check_program_text(part: RoughCommand) -> str | None:
+def _check_program_text(part: ApproximateShellCommand) -> str | None:
     argv = part.unwrapped_argv
     for flag, text in pairwise(argv):
         if flag in ("-c", "-e", "-r", "-E", "--eval", "eval") and _OPENS_NETWORK.search(text):
@@ -601,11 +603,11 @@ The text is searched for the beginnings. Each continuation is short or one run o
 
 def _compile_shape(begins: str, goes_on: str) -> re.Pattern[str]:
     start = re.escape(begins)
-    return compile_on_first_use(start + (rf"(?<!\w{start})" if begins[0].isalpha() else "") + goes_on)
+    return compile_regex_lazily(start + (rf"(?<!\w{start})" if begins[0].isalpha() else "") + goes_on)
 
 
 _COMPILED = tuple((name, begins, _compile_shape(begins, rest)) for name, (begins, rest) in KEY_SHAPES.items())
-_PLACEHOLDER = compile_on_first_use(r"example|xxxx|your|placeholder|dummy|redacted|\.\.\.", re.IGNORECASE)
+_PLACEHOLDER = compile_regex_lazily(r"example|xxxx|your|placeholder|dummy|redacted|\.\.\.", re.IGNORECASE)
 
 
 class OutgoingSecretsWatchdog:
@@ -636,7 +638,7 @@ class OutgoingSecretsWatchdog:
                 self.action, "the arguments contain a registered secret, which the call would send out"
             )
         commands = [value for capability, value in call.targets if capability == "shell.run"]
-        if commands and not any([await read_shell_text(_text_uses_network, text) for text in commands]):
+        if commands and not any([await apply_reader_to_shell_text(_text_uses_network, text) for text in commands]):
             return allow()
         if (what := find_known_key_kind(encoded.decode())) is not None:
             return WatchdogDecision(

@@ -9,7 +9,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any, cast
 
-from handrail.contract.agent_manifest import AGENT_TOOL_PREFIX, AgentManifest, ToolProfile, tool_pattern_matches
+from handrail.contract.agent_manifest import AGENT_TOOL_PREFIX, AgentManifest, ToolProfile, matches_tool_pattern
 from handrail.contract.errors import Diagnostic, ToolError
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.struct import Struct, field
@@ -30,7 +30,7 @@ from handrail.contract.tool_generation import (
     SourceRank,
     ToolSource,
 )
-from handrail.store.entry_point_cache import list_entry_points as of_group
+from handrail.store.entry_point_cache import list_entry_points_outside_workspaces as of_group
 
 
 class PassedToolsSource(Struct, frozen=True):
@@ -185,7 +185,7 @@ class ProviderToolSource(Struct, frozen=True):
 # Agents as tools, as a source: the agents that another agent's manifest lists among its tools.
 
 
-class AgentSource(Struct, frozen=True):
+class SubagentToolSource(Struct, frozen=True):
     """A source of the agents that are tools of another agent.
 
     :param agent: the agent that has the tools
@@ -198,7 +198,7 @@ class AgentSource(Struct, frozen=True):
     is_third_party: bool = False
 
     def load(self) -> SourceContents:
-        from handrail.tools.delegation_tools import AgentTool
+        from handrail.tools.delegation_tools import AgentDelegationTool
 
         # A pattern for all tools does not include agents.
         patterns = [pattern for pattern in self.agent.tools if pattern.startswith(AGENT_TOOL_PREFIX)]
@@ -206,9 +206,11 @@ class AgentSource(Struct, frozen=True):
             one
             for one in self.others
             if one.accepts_delegation_from(self.agent)
-            and any(tool_pattern_matches(pattern, AGENT_TOOL_PREFIX + one.id) for pattern in patterns)
+            and any(matches_tool_pattern(pattern, AGENT_TOOL_PREFIX + one.id) for pattern in patterns)
         )
-        return SourceContents(tuple(DiscoveredTool(AgentTool(one.id, one.description), AGENT_SOURCE) for one in chosen))
+        return SourceContents(
+            tuple(DiscoveredTool(AgentDelegationTool(one.id, one.description), AGENT_SOURCE) for one in chosen)
+        )
 
 
 # Tools of installed Python packages, from the entry point group ``handrail.tools``.

@@ -26,16 +26,16 @@ from dataclasses import replace
 from typing import Any, cast
 
 from handrail.contract.errors import ToolError
-from handrail.contract.result_conversions import recognise_result
+from handrail.contract.result_conversions import convert_known_result_shape
 from handrail.contract.sandbox_protocol import ProgramSpec, Sandbox, SandboxProfile
-from handrail.contract.services.tool_runtime import Runtime, find_meant_path
+from handrail.contract.services.tool_runtime import Runtime, resolve_intended_path
 from handrail.contract.struct import Struct
-from handrail.contract.text.strict_json import InvalidJsonText, parse_object
+from handrail.contract.text.strict_json import InvalidJsonTextError, parse_json_object
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.contract.tool.spec import ToolSpec, find_path_arguments
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess, ProtectedPathViolation
-from handrail.sandbox.filters.resource_limits import explain_reached_limit
+from handrail.sandbox.filters.resource_limits import infer_reached_limit
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 MAX_ANSWER_DEPTH = 128
@@ -81,7 +81,7 @@ class PerCallExecutableTool(Tool):
 
     def parse_program_answer(self, answer: dict[str, Any]) -> object:
         """Return the program's answer as data, or as a result if it has a known shape."""
-        return recognise_result(answer) or answer
+        return convert_known_result_shape(answer) or answer
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         args = await spell_paths_as_on_disk(self.spec, args, runtime)
@@ -100,7 +100,7 @@ class PerCallExecutableTool(Tool):
         def keep(piece: bytes) -> None:
             kept.extend(piece)
             del kept[: -2 * MAX_TAIL_BYTES]
-            runtime.set_partial_result({"stdout_tail": keep_output_tail(kept)})
+            runtime.set_partial_result({"stdout_tail": extract_output_tail(kept)})
 
         try:
             output, errors, _dropped = await process.communicate(
@@ -110,8 +110,8 @@ class PerCallExecutableTool(Tool):
                 code = await process.wait()
             except ProtectedPathViolation as veto:
                 fields = {
-                    "stdout": keep_output_tail(output),
-                    **_evidence(veto.exit_code or 0, keep_output_tail(errors)),
+                    "stdout": extract_output_tail(output),
+                    **_evidence(veto.exit_code or 0, extract_output_tail(errors)),
                 }
                 raise ToolError(veto.text, kind="denied", data=fields) from None
         except asyncio.CancelledError:
@@ -123,7 +123,7 @@ class PerCallExecutableTool(Tool):
             raise
         finally:
             await process.kill()
-        return parse_finished_program(output, errors, code, self.parse_program_answer)
+        return parse_program_result(output, errors, code, self.parse_program_answer)
 
     def adapt_profile(
         self, profile: SandboxProfile, environment: Mapping[str, str], config: Mapping[str, str]
@@ -149,11 +149,11 @@ def encode_json_line(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
-def parse_finished_program(
+def parse_program_result(
     output: bytes,
     errors: bytes,
     code: int,
-    recognised: Callable[[dict[str, Any]], object] = lambda answer: recognise_result(answer) or answer,
+    recognised: Callable[[dict[str, Any]], object] = lambda answer: convert_known_result_shape(answer) or answer,
 ) -> object:
     """Return the answer of a finished program.
 
@@ -162,7 +162,7 @@ def parse_finished_program(
     :raises ToolError: ``failed`` for an exit code, ``limit`` for too much output, ``backend`` if the program broke the
         protocol; ``data`` has its stderr
     """
-    error_tail = keep_output_tail(errors)
+    error_tail = extract_output_tail(errors)
     if len(output) > MAX_ANSWER_BYTES:
         raise ToolError(
             f"The tool's answer is too large. The limit is {MAX_ANSWER_BYTES:,} bytes. Request less, or "
@@ -174,20 +174,20 @@ def parse_finished_program(
     problem = "stdout is empty"
     if output.strip():
         try:
-            answer = parse_object(
+            answer = parse_json_object(
                 output,
                 what="the contents of its stdout",
                 max_bytes=MAX_ANSWER_BYTES,
                 max_depth=MAX_ANSWER_DEPTH,
             )
-        except InvalidJsonText as error:
+        except InvalidJsonTextError as error:
             problem = str(error)
     if code != 0:
-        result = recognise_result(answer)
+        result = convert_known_result_shape(answer)
         if result is not None and not result.ok:
             return result
         evidence = _evidence(code, error_tail) | ({} if answer is None else {"answer": answer})
-        if (bound := explain_reached_limit(code, errors)) is not None:
+        if (bound := infer_reached_limit(code, errors)) is not None:
             text = f"The tool failed: {describe_exit(code)}: {bound.text}{_last_line(error_tail)}"
             raise ToolError(text, kind="limit" if bound.is_certain else "failed", data=evidence)
         raise ToolError(
@@ -215,7 +215,7 @@ def describe_exit(code: int) -> str:
     return f"signal {-code} ({name}) ended the program"
 
 
-def keep_output_tail(errors: bytes | bytearray) -> str:
+def extract_output_tail(errors: bytes | bytearray) -> str:
     """Return the end of a program's output, from the beginning of a line or word.
 
     A cut secret would not match its registered form, so the text never begins in the middle of a word.
@@ -249,5 +249,5 @@ async def spell_paths_as_on_disk(spec: ToolSpec, args: dict[str, Any], runtime: 
 
 
 async def _spell_path(runtime: Runtime, path: str) -> str:
-    found = await find_meant_path(runtime, path)
+    found = await resolve_intended_path(runtime, path)
     return found if path.startswith("/") or not found.startswith("/") else posixpath.relpath(found, runtime.workdir)

@@ -24,13 +24,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from handrail.contract.calls_and_results import Blob
 from handrail.contract.errors import Diagnostic, LoadError, ToolError
 from handrail.contract.schema.argument_validation import format_json_path
-from handrail.contract.services.client_services import ClientRequest
+from handrail.contract.services.client_services import RequestToClient
 from handrail.contract.services.resource_services import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
-from handrail.contract.text.strict_json import InvalidJsonText, parse_object
-from handrail.contract.text.text_encodings import detect_text_encoding, read_file_text, replace_invalid_bytes
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
+from handrail.contract.text.strict_json import InvalidJsonTextError, parse_json_object
+from handrail.contract.text.text_encodings import decode_file_text, detect_text_encoding, replace_invalid_bytes
 
 # URI templates, matched in reverse: from a URI to the values that produce it.
 #
@@ -41,9 +41,9 @@ from handrail.contract.text.text_encodings import detect_text_encoding, read_fil
 
 MAX_URI = 4096
 MAX_EXPRESSIONS = 8
-VARIABLE = compile_on_first_use(r"\{(\+?)([A-Za-z_][A-Za-z0-9_]*)\}")
+VARIABLE = compile_regex_lazily(r"\{(\+?)([A-Za-z_][A-Za-z0-9_]*)\}")
 """A variable of an operator's template."""
-_EXPRESSION = compile_on_first_use(r"\{([+#./;?&]?)[^{}]*\}")
+_EXPRESSION = compile_regex_lazily(r"\{([+#./;?&]?)[^{}]*\}")
 _STOPS = {"": "/?#", "+": "", "#": "", ".": "/?#", "/": "?#", ";": "/?#", "?": "#", "&": "#"}
 """By the kind of an expression, the characters that end a value. Kinds after the first two begin with their own character."""
 
@@ -178,8 +178,8 @@ def _find_text_positions(uri: str, text: str) -> int:
 RESOURCES_FILE = "resources.json"
 MAX_RESOURCES_FILE_BYTES = 4 * 1024 * 1024
 MAX_RESOURCE_BYTES = 16 * 1024 * 1024
-_PLACEHOLDER = compile_on_first_use(r"\{\{\s*([A-Za-z_][A-Za-z0-9_.-]*)\s*\}\}")
-_TEXTUAL = compile_on_first_use(r"text/|application/([^;]*\+)?(json|xml|yaml|toml|javascript|x-sh)\b")
+_PLACEHOLDER = compile_regex_lazily(r"\{\{\s*([A-Za-z_][A-Za-z0-9_.-]*)\s*\}\}")
+_TEXTUAL = compile_regex_lazily(r"text/|application/([^;]*\+)?(json|xml|yaml|toml|javascript|x-sh)\b")
 _Text = Annotated[str, Field(min_length=1, max_length=4_096)]
 _Uri = Annotated[str, Field(min_length=3, max_length=4_096, pattern=r"^[A-Za-z][A-Za-z0-9+.-]*:\S*$")]
 ReadFile = Callable[[Path, int], bytes]
@@ -315,7 +315,7 @@ class FileResourceProvider:
         values = {argument.name: arguments.get(argument.name, "") for argument in one.arguments}
         if one.ask:
             asks = {
-                key: ClientRequest(asked.method, _fill_placeholders(asked.params, values))
+                key: RequestToClient(asked.method, _fill_placeholders(asked.params, values))
                 for key, asked in one.ask.items()
             }
             values |= _format_answers(await runtime.client.send_requests(asks))
@@ -435,9 +435,11 @@ def parse_resources(content: bytes, place: str, folder: Path, read_file: ReadFil
     :raises LoadError: with every fault
     """
     try:
-        parsed = parse_object(content, what="the file's contents", max_bytes=MAX_RESOURCES_FILE_BYTES, max_depth=64)
+        parsed = parse_json_object(
+            content, what="the file's contents", max_bytes=MAX_RESOURCES_FILE_BYTES, max_depth=64
+        )
         resources_file = _ResourcesFile.model_validate(parsed)
-    except InvalidJsonText as error:
+    except InvalidJsonTextError as error:
         raise LoadError([Diagnostic(place, "", str(error))]) from None
     except ValidationError as error:
         faults = [
@@ -582,7 +584,7 @@ def _contents(uri: str, media_type: str, content: str | bytes) -> dict[str, Any]
     if isinstance(content, bytes) and (not media_type or _TEXTUAL.match(media_type)):
         encoding = detect_text_encoding(content)
         if encoding is not None and (media_type or encoding.codec.startswith("utf-")):
-            text = read_file_text(content).text
+            text = decode_file_text(content).text
             content = text if replace_invalid_bytes(text) == text else content
     if isinstance(content, str):
         return {"contents": [{**fields, "text": content}]}

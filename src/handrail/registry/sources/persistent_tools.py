@@ -28,17 +28,17 @@ from pathlib import Path
 from typing import Any, cast
 
 from handrail.contract.errors import ToolError
-from handrail.contract.result_conversions import from_envelope
+from handrail.contract.result_conversions import convert_envelope_to_result
 from handrail.contract.sandbox_protocol import ConnectionAttempt, Process, ProgramSpec, SandboxProfile
 from handrail.contract.services.client_services import (
     CLIENT_REQUEST_KINDS,
     LOG_LEVELS,
     METHOD_CAPABILITIES,
     ClientMethod,
-    ClientRequest,
+    RequestToClient,
 )
 from handrail.contract.services.tool_runtime import Runtime
-from handrail.contract.text.strict_json import InvalidJsonText, parse_object
+from handrail.contract.text.strict_json import InvalidJsonTextError, parse_json_object
 from handrail.contract.tool.spec import ToolSpec
 from handrail.registry.sources.executable_tools import (
     MAX_ANSWER_BYTES,
@@ -155,7 +155,7 @@ class ProgramCallMessages:
                 await asyncio.wait((asking,))
 
 
-def list_answerable_requests(spec: ToolSpec, runtime: Runtime) -> list[ClientMethod] | None:
+def list_supported_client_requests(spec: ToolSpec, runtime: Runtime) -> list[ClientMethod] | None:
     """Return the requests that a tool may send and its client answers; None for a tool that sends none."""
     if _CLIENT_CAPABILITIES.isdisjoint(spec.requires.capabilities):
         return None
@@ -165,14 +165,14 @@ def list_answerable_requests(spec: ToolSpec, runtime: Runtime) -> list[ClientMet
     )
 
 
-def _parse_asked_requests(asks: object) -> dict[str, ClientRequest]:
+def _parse_asked_requests(asks: object) -> dict[str, RequestToClient]:
     """Return the requests in the ``ask`` of a message.
 
     :raises ToolError: if they are invalid; their number and size are checked later
     """
     if not isinstance(asks, Mapping):
         raise _invalid_message("`ask` is an object with one request under each key")
-    found: dict[str, ClientRequest] = {}
+    found: dict[str, RequestToClient] = {}
     for key, one in cast("Mapping[str, Any]", asks).items():
         request_fields = _require_object(one, "a request in `ask`")
         method: Any = request_fields.get("method")
@@ -182,7 +182,7 @@ def _parse_asked_requests(asks: object) -> dict[str, ClientRequest]:
                 f"Request {key[:80]!r} is invalid. Expected a `method` ({', '.join(METHOD_CAPABILITIES)}) and an "
                 "object `params`."
             )
-        found[key] = ClientRequest(cast("ClientMethod", method), cast("Mapping[str, Any]", params))
+        found[key] = RequestToClient(cast("ClientMethod", method), cast("Mapping[str, Any]", params))
     return found
 
 
@@ -220,7 +220,7 @@ class _ProcessCrashed(Exception):
         self.may_repeat = may_repeat
 
 
-class PersistentTool(PerCallExecutableTool):
+class PersistentProcessTool(PerCallExecutableTool):
     """A program that stays running and receives one call after another."""
 
     def __init__(
@@ -236,11 +236,11 @@ class PersistentTool(PerCallExecutableTool):
         super().__init__(spec, executable, folder, confinement)
         self._digest = digest
         self._backoff_ms = backoff_ms
-        self._beside: list[PersistentTool] | None = []
+        self._beside: list[PersistentProcessTool] | None = []
         """Additional processes, for calls that arrive while this one waits for a client; None in such a process."""
         self._reset()
 
-    def has_equivalent_process(self, other: PersistentTool) -> bool:
+    def has_equivalent_process(self, other: PersistentProcessTool) -> bool:
         """Return whether the processes of both tools are interchangeable."""
         return (
             type(self) is type(other)
@@ -279,7 +279,7 @@ class PersistentTool(PerCallExecutableTool):
             self._behalf = None
             self._one_at_a_time.release()
 
-    async def _choose_instance(self) -> PersistentTool:
+    async def _choose_instance(self) -> PersistentProcessTool:
         """Return the process for the next call: this one, unless its present call waits for a client."""
         if not self._one_at_a_time.locked() or self._beside is None:
             await self._one_at_a_time.acquire()
@@ -297,7 +297,7 @@ class PersistentTool(PerCallExecutableTool):
             turn.cancel()
         return self if mine else self._add_instance(self._beside)
 
-    def _add_instance(self, beside: list[PersistentTool]) -> PersistentTool:
+    def _add_instance(self, beside: list[PersistentProcessTool]) -> PersistentProcessTool:
         for other in beside:
             if not other._one_at_a_time.locked():
                 return other
@@ -339,7 +339,7 @@ class PersistentTool(PerCallExecutableTool):
         assert self._exit is not None
         call_id = runtime.call_id
         sent: dict[str, Any] = {"id": call_id, "arguments": args}
-        if (offered := list_answerable_requests(self.spec, runtime)) is not None:
+        if (offered := list_supported_client_requests(self.spec, runtime)) is not None:
             sent["client_requests"] = offered
         kept = False
         guarded = process if isinstance(process, GuardedProcess) else None
@@ -361,7 +361,7 @@ class PersistentTool(PerCallExecutableTool):
                 await self._stop_process()
         self._fruitless = 0
         if "error" in answer:
-            return from_envelope(_to_error_envelope(answer["error"]))
+            return convert_envelope_to_result(_to_error_envelope(answer["error"]))
         found: Any = answer["result"]
         return self.parse_program_answer(cast("dict[str, Any]", found)) if isinstance(found, dict) else found
 
@@ -448,10 +448,10 @@ async def _raise_for_changed_names(process: GuardedProcess, answer: dict[str, An
 
 def _parse_answer(line: bytes, call_id: str) -> dict[str, Any]:
     try:
-        answer = parse_object(
+        answer = parse_json_object(
             line, what="the contents of its answer", max_bytes=MAX_ANSWER_BYTES, max_depth=MAX_ANSWER_DEPTH
         )
-    except InvalidJsonText as error:
+    except InvalidJsonTextError as error:
         raise ToolError(
             f"The tool sent an invalid answer: {error}. Expected one JSON object per line on stdout, and "
             "log lines on stderr. Ask the user to repair the tool.",

@@ -18,12 +18,17 @@ from pathlib import Path
 from typing import Any, cast
 
 from handrail.contract.errors import Diagnostic, LoadError
-from handrail.contract.result_conversions import from_card
+from handrail.contract.result_conversions import convert_card_to_result
 from handrail.contract.sandbox_protocol import SandboxProfile
 from handrail.contract.services.tool_runtime import Runtime, UserContext
 from handrail.contract.struct import Struct
-from handrail.contract.text.strict_json import parse_object
-from handrail.contract.tool.manifest import MAX_MANIFEST_BYTES, parse_manifest, read_manifest, strip_tool_folder
+from handrail.contract.text.strict_json import parse_json_object
+from handrail.contract.tool.manifest import (
+    MAX_MANIFEST_BYTES,
+    normalise_tool_relative_path,
+    parse_manifest_data,
+    parse_manifest_text,
+)
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.contract.tool_generation import DiscoveredTool, SourceContents, SourceRank
@@ -34,7 +39,7 @@ from handrail.registry.sources.operator_resources import (
     FileResourceProvider,
     parse_resources,
 )
-from handrail.registry.sources.persistent_tools import PersistentTool, fingerprint_program_files
+from handrail.registry.sources.persistent_tools import PersistentProcessTool, fingerprint_program_files
 
 # Python modules as tools: ``execute(topic, params, config=None, telemetry=None)`` and metadata, in a tool folder.
 #
@@ -75,10 +80,10 @@ class PerCallModuleTool(PerCallExecutableTool):
         return replace(profile, readable=(*profile.readable, *_list_interpreter_folders()))
 
     def parse_program_answer(self, answer: dict[str, Any]) -> object:
-        return from_card(answer)
+        return convert_card_to_result(answer)
 
 
-class PersistentModuleTool(PerCallModuleTool, PersistentTool):
+class PersistentModuleTool(PerCallModuleTool, PersistentProcessTool):
     """A tool in a Python module, whose worker process stays running between calls."""
 
 
@@ -106,7 +111,7 @@ def is_module_for_worker(executable: Path) -> bool:
     return executable.suffix == ".py" and executable.is_file() and not executable.lstat().st_mode & 0o111
 
 
-def read_module_spec(content: bytes, place: str, name: str) -> ToolSpec | None:
+def parse_module_tool_spec(content: bytes, place: str, name: str) -> ToolSpec | None:
     """Return the tool that a module declares in ``METADATA``, or None. The module is not run.
 
     :param name: the name of the tool if the metadata has none
@@ -133,7 +138,7 @@ def read_module_spec(content: bytes, place: str, name: str) -> ToolSpec | None:
     if not isinstance(data, dict):
         raise LoadError([*faults, Diagnostic(place, METADATA_NAME, f"is a {type(data).__name__}; expected a dict")])
     try:
-        spec = read_manifest(_build_manifest(cast("dict[str, Any]", data), name), place)
+        spec = parse_manifest_data(_build_manifest(cast("dict[str, Any]", data), name), place)
     except LoadError as error:
         raise LoadError([*faults, *error.diagnostics]) from None
     if faults:
@@ -150,7 +155,7 @@ def read_module_runtime_view(place: str) -> dict[str, Any]:
     return {}
 
 
-def find_module_fault(content: bytes, place: str) -> str | None:
+def explain_module_fault(content: bytes, place: str) -> str | None:
     """Return the reason why a module with a manifest cannot run as a tool, or None."""
     try:
         return _fault_in_execute(_parse_module(content, place))
@@ -239,7 +244,7 @@ _offerings: dict[Path, tuple[bytes, FileResourceProvider]] = {}
 """By file, its content and the parsed resources."""
 
 
-class FolderSource(Struct, frozen=True):
+class ToolFolderSource(Struct, frozen=True):
     """Every ``*.json`` and every module with metadata directly in a folder. A missing folder has no tools.
 
     :param path: absolute; the global and an agent's folder are in the configuration folder, never in a workspace
@@ -306,7 +311,7 @@ class FolderSource(Struct, frozen=True):
         """
         if not is_module_for_worker(module) or module.with_suffix(".json").exists():
             return None
-        spec = read_module_spec(read_file_within_limit(module, MAX_MANIFEST_BYTES), str(module), module.stem)
+        spec = parse_module_tool_spec(read_file_within_limit(module, MAX_MANIFEST_BYTES), str(module), module.stem)
         return None if spec is None else self._make_module_tool(spec, folder, module)
 
     def _make_module_tool(self, spec: ToolSpec, folder: Path, module: Path) -> PerCallExecutableTool:
@@ -317,10 +322,10 @@ class FolderSource(Struct, frozen=True):
             PersistentModuleTool(spec, str(module), str(folder), self.confinement, digest=digest)
         )
 
-    def _reuse_previous(self, made: PersistentTool) -> PersistentTool:
+    def _reuse_previous(self, made: PersistentProcessTool) -> PersistentProcessTool:
         """Return the previous tool if it is equivalent, since it may have a running process."""
         before = self.find_previous_tool(made.spec.id)
-        return before if isinstance(before, PersistentTool) and before.has_equivalent_process(made) else made
+        return before if isinstance(before, PersistentProcessTool) and before.has_equivalent_process(made) else made
 
     def _load_manifest_tool(self, folder: Path, manifest: Path) -> PerCallExecutableTool:
         """Return the tool of a manifest.
@@ -335,7 +340,7 @@ class FolderSource(Struct, frozen=True):
         if is_module_for_worker(executable) and executable.parent == folder:
             if spec is None:
                 raise LoadError(faults)
-            if problem := find_module_fault(read_file_within_limit(executable, MAX_MANIFEST_BYTES), str(executable)):
+            if problem := explain_module_fault(read_file_within_limit(executable, MAX_MANIFEST_BYTES), str(executable)):
                 raise LoadError([*faults, Diagnostic(str(executable), "", problem)])
             return self._make_module_tool(spec, folder, executable)
         unbuilt = spec is not None and bool(spec.build) and not os.path.lexists(folder / named)
@@ -356,13 +361,15 @@ class FolderSource(Struct, frozen=True):
         if not spec.persistent:
             return PerCallExecutableTool(spec, str(executable), str(seen), self.confinement)
         digest = None if unbuilt else fingerprint_program_files(executable, seen, own=seen != folder)
-        return self._reuse_previous(PersistentTool(spec, str(executable), str(seen), self.confinement, digest=digest))
+        return self._reuse_previous(
+            PersistentProcessTool(spec, str(executable), str(seen), self.confinement, digest=digest)
+        )
 
 
 def _spec_of(content: bytes, manifest: Path, faults: list[Diagnostic]) -> ToolSpec | None:
     """Return the parsed manifest, or None if it has faults, which are added to ``faults``."""
     try:
-        return parse_manifest(content, str(manifest))
+        return parse_manifest_text(content, str(manifest))
     except LoadError as error:
         faults += error.diagnostics
         return None
@@ -397,10 +404,10 @@ def find_folder_tampering_risk(folder: Path, workspaces: Iterable[str]) -> str |
         found = ancestor.lstat()
         if found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX:
             return f"its parent folder {ancestor} is writable by every user; run: chmod o-w {ancestor}"
-    return find_permission_problem(folder)
+    return explain_unsafe_permissions(folder)
 
 
-def find_permission_problem(path: Path) -> str | None:
+def explain_unsafe_permissions(path: Path) -> str | None:
     """Return the reason why another user could change the file or folder at ``path``, or None."""
     return _explain_loose_permissions(path, path.lstat())
 
@@ -443,7 +450,7 @@ def _problem_with_sources(folder: Path, named: str) -> str | None:
     own = folder / named.split("/", 1)[0]
     if own.is_symlink() or not own.is_dir():
         return f"the folder {own.name!r} next to the manifest is missing; put the sources of {named!r} there"
-    problem = find_permission_problem(own)
+    problem = explain_unsafe_permissions(own)
     return None if problem is None else f"{own.name} {problem}"
 
 
@@ -458,8 +465,8 @@ def _find_executable_name(content: bytes, spec: ToolSpec | None, faults: list[Di
         return spec.exec_path
     if _hides_executable(faults):
         return None
-    runtime: Any = parse_object(content, max_bytes=MAX_MANIFEST_BYTES).get("runtime", {})
-    return strip_tool_folder(runtime["exec_path"]) if runtime.get("exec_path") is not None else None
+    runtime: Any = parse_json_object(content, max_bytes=MAX_MANIFEST_BYTES).get("runtime", {})
+    return normalise_tool_relative_path(runtime["exec_path"]) if runtime.get("exec_path") is not None else None
 
 
 def find_executable_problem(folder: Path, named: str, executable: Path) -> str | None:
@@ -480,7 +487,7 @@ def find_executable_problem(folder: Path, named: str, executable: Path) -> str |
         return f"{named!r} is not executable; run: chmod +x {executable}"
     part = executable
     while part != folder:
-        if problem := find_permission_problem(part):
+        if problem := explain_unsafe_permissions(part):
             return f"{part.relative_to(folder)} {problem}"
         part = part.parent
     return None

@@ -14,24 +14,24 @@ from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.contract.tool_generation import Generation, ToolSource
-from handrail.registry.agent_folders import BundleSource, find_unknown_tool_names, select_tools_of_agent
+from handrail.registry.agent_folders import BundleSealSource, find_unknown_tool_names, select_tools_of_agent
 from handrail.registry.definition_pins import NO_PINS, DefinitionPins
 from handrail.registry.generation_loader import LoadCache, load_generation
 from handrail.registry.sources.code_sources import (
-    AgentSource,
     BuiltinSource,
     PassedResourcesSource,
     PassedToolsSource,
     ProviderToolSource,
+    SubagentToolSource,
     ToolEntryPointsSource,
     find_entry_point_sources,
 )
 from handrail.registry.sources.executable_tools import ToolConfinement
-from handrail.registry.sources.tool_folder_source import FolderSource
+from handrail.registry.sources.tool_folder_source import ToolFolderSource
 from handrail.runtime.secret_store import NO_SECRETS, SecretStore
 
 
-class SourceLoadOutcome(Struct, frozen=True):
+class SourceLoadResult(Struct, frozen=True):
     """The result of loading the sources: a generation, or faults.
 
     :param known: the ids that the agent's rules may name; every id if the manifest is faulty, None if unknown
@@ -91,20 +91,20 @@ class AgentToolSources:
             raise LoadError(looked.faults)
         return looked.generation
 
-    def try_load_generation(self, number: int, only: Collection[ToolSource] | None = None) -> SourceLoadOutcome:
+    def try_load_generation(self, number: int, only: Collection[ToolSource] | None = None) -> SourceLoadResult:
         """Load as :meth:`load_generation_of_agent` does, and return faults instead of raising them."""
         checked = self.manifest
         try:
             everything = self._load_all_tools(number, only)
         except LoadError as error:
-            return SourceLoadOutcome(None, None, frozenset(), (*checked.faults, *error.diagnostics))
-        checked = checked.with_faults(find_unknown_tool_names(checked.manifest, everything))
+            return SourceLoadResult(None, None, frozenset(), (*checked.faults, *error.diagnostics))
+        checked = checked.with_added_faults(find_unknown_tool_names(checked.manifest, everything))
         faults = (*checked.faults, *self._find_settings_of_no_tool(everything))
         if faults:
-            return SourceLoadOutcome(None, frozenset(everything.entries), frozenset(), faults)
+            return SourceLoadResult(None, frozenset(everything.entries), frozenset(), faults)
         tier = self.confinement.sandbox.tier
         generation = select_tools_of_agent(checked.manifest, everything, tier, self.secrets, self.other_agents_tools())
-        return SourceLoadOutcome(generation, frozenset(generation.entries), generation.other_tool_ids, ())
+        return SourceLoadResult(generation, frozenset(generation.entries), generation.other_tool_ids, ())
 
     def _load_all_tools(self, number: int, only: Collection[ToolSource] | None) -> Generation:
         before = tuple(source for source, _ in self.cache.found if not _is_closed(source))
@@ -133,7 +133,7 @@ class AgentToolSources:
                 if tool_id not in others:
                     close = nearest_names(tool_id, everything.entries, 1)
                     hint = f"did you mean {close[0]!r}?" if close else "handrail tools lists the ids"
-                    yield layer.make_fault(tool_id, f"tool {tool_id!r} does not exist; {hint}")
+                    yield layer.build_setting_fault(tool_id, f"tool {tool_id!r} does not exist; {hint}")
 
     def _find_previous_tool(self, tool_id: str) -> Tool | None:
         entry = self.cache.entries.get(tool_id)
@@ -141,18 +141,18 @@ class AgentToolSources:
 
     def _all(self) -> list[ToolSource]:
         return [
-            BundleSource(self.global_folder.parent),
+            BundleSealSource(self.global_folder.parent),
             *((BuiltinSource(self.manifest.manifest.profile),) if self.builtins else ()),
             ProviderToolSource(self.manifest.manifest.native),
-            AgentSource(self.manifest.manifest, self.agents),
-            FolderSource(
+            SubagentToolSource(self.manifest.manifest, self.agents),
+            ToolFolderSource(
                 self.global_folder,
                 "global",
                 self.confinement,
                 (self.workspace,),
                 find_previous_tool=self._find_previous_tool,
             ),
-            FolderSource(
+            ToolFolderSource(
                 self.agent_folder,
                 "agent",
                 self.confinement,

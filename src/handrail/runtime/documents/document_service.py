@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import ProgramSpec, Sandbox, SandboxLimits, SandboxProfile
-from handrail.contract.services.tool_runtime import ExtractedPage, PdfPages
+from handrail.contract.services.tool_runtime import ExtractedPdfPages, ExtractedWebPage
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
 from handrail.origins.bounded_program import encode_input, make_argv, parse_json_lines, run_bounded_program
 from handrail.origins.import_guard import build_trusted_search_path
 from handrail.origins.program_lookup import ProgramRefused, find_own_interpreter
-from handrail.runtime.shell_service import end_process
+from handrail.runtime.shell_service import kill_process_despite_cancellation
 
 
-class DocumentExtractor(NamedTuple):
+class DocumentExtractorSettings(NamedTuple):
     """A module that extracts text with its ``compute_values``, and the limits of its process.
 
     :param cpu_s: processor time, start-up included
@@ -43,13 +43,13 @@ class DocumentExtractor(NamedTuple):
         return f"{self.cpu_s} s of processor time and {self.memory_mib} MiB"
 
 
-PAGE_EXTRACTOR = DocumentExtractor("handrail.runtime.documents.page_text", 2, 1024, 30.0)
-PDF_EXTRACTOR = DocumentExtractor("handrail.runtime.documents.pdf_text", 10, 1024, 50.0)  # a read may take 60 s
+PAGE_EXTRACTOR = DocumentExtractorSettings("handrail.runtime.documents.page_text", 2, 1024, 30.0)
+PDF_EXTRACTOR = DocumentExtractorSettings("handrail.runtime.documents.pdf_text", 10, 1024, 50.0)  # a read may take 60 s
 MAX_PAGES = 500
 """The most pages of a PDF that are read at once."""
 _MAX_ANSWER = 64 * 1024 * 1024
 _AT_ONCE = 2
-_slots: dict[tuple[asyncio.AbstractEventLoop, DocumentExtractor], asyncio.Semaphore] = {}
+_slots: dict[tuple[asyncio.AbstractEventLoop, DocumentExtractorSettings], asyncio.Semaphore] = {}
 """Processes of all sessions at a time. Slow PDFs do not keep web pages waiting."""
 _PROCESSES = 16
 _NOTHING = CapabilitySet((CapabilityLayer("extraction of text"),))
@@ -67,7 +67,7 @@ class SandboxedDocuments:
         self._sandbox = sandbox
         self._profile = profile
 
-    async def extract_page(self, page: bytes, *, charset: str | None = None, url: str) -> ExtractedPage:
+    async def extract_page(self, page: bytes, *, charset: str | None = None, url: str) -> ExtractedWebPage:
         question: dict[str, object] = {"charset": charset, "url": url, "only_strip_tags": False}
         async with _get_slots(PAGE_EXTRACTOR):
             found, *_ = await self._run_extractor(PAGE_EXTRACTOR, question, page)
@@ -86,7 +86,7 @@ class SandboxedDocuments:
                 "or a page with less content.",
                 kind="failed",
             )
-        return ExtractedPage(
+        return ExtractedWebPage(
             text=found["text"],
             part=found["part"],
             title=found.get("title", ""),
@@ -99,7 +99,7 @@ class SandboxedDocuments:
 
     async def extract_pdf_pages(
         self, document: bytes, *, name: str, first: int = 1, count: int | None = None, max_bytes: int = 200_000
-    ) -> PdfPages:
+    ) -> ExtractedPdfPages:
         question: dict[str, object] = {
             "first": first,
             "count": min(count or MAX_PAGES, MAX_PAGES),
@@ -117,10 +117,10 @@ class SandboxedDocuments:
                 f"{_PROGRAM_HINT}.",
                 kind="limit",
             )
-        return PdfPages(tuple(str(one["text"]) for one in pages), begin, total)
+        return ExtractedPdfPages(tuple(str(one["text"]) for one in pages), begin, total)
 
     async def _run_extractor(
-        self, extractor: DocumentExtractor, question: dict[str, object], document: bytes
+        self, extractor: DocumentExtractorSettings, question: dict[str, object], document: bytes
     ) -> list[dict[str, Any]]:
         """Return the values of the answer, at least one. It has an ``error`` if the document has no text to return."""
         folders = list(dict.fromkeys((str(Path(__file__).parents[3]), *build_trusted_search_path())))
@@ -143,7 +143,7 @@ class SandboxedDocuments:
         argv: tuple[str, ...],
         data: bytes,
         output: bytearray,
-        extractor: DocumentExtractor,
+        extractor: DocumentExtractorSettings,
         readable: tuple[str, ...],
     ) -> None:
         memory_bytes = extractor.memory_mib << 20
@@ -165,7 +165,7 @@ class SandboxedDocuments:
         try:
             await process.communicate(data, 0, lambda piece: output.extend(piece[: _MAX_ANSWER - len(output)]))
         finally:
-            await end_process(process)
+            await kill_process_despite_cancellation(process)
 
 
 def _make_pdf_error(name: str, why: str, text: str) -> ToolError:
@@ -189,7 +189,7 @@ def _make_pdf_error(name: str, why: str, text: str) -> ToolError:
     )
 
 
-def _get_slots(extractor: DocumentExtractor) -> asyncio.Semaphore:
+def _get_slots(extractor: DocumentExtractorSettings) -> asyncio.Semaphore:
     loop = asyncio.get_running_loop()
     for other in [one for one in _slots if one[0].is_closed()]:
         del _slots[other]

@@ -96,7 +96,7 @@ class PageText(NamedTuple):
     scripts: int
 
 
-def decode_page(data: bytes, charset: str | None) -> str:
+def decode_web_page(data: bytes, charset: str | None) -> str:
     """Decode a page: by the charset of its response, else by its meta element, else by detection."""
     from resiliparse.parse.encoding import (  # pyright: ignore[reportMissingModuleSource]
         bytes_to_str,
@@ -114,7 +114,7 @@ def decode_page(data: bytes, charset: str | None) -> str:
     return bytes_to_str(data, mapped or detect_encoding(data[:200_000]) or "utf-8", errors="replace").replace("\0", "�")
 
 
-def extract_page_text(page: str, url: str) -> PageText:
+def extract_main_page_text(page: str, url: str) -> PageText:
     """Return the text of a page's main content.
 
     :param url: of the page, for links
@@ -343,8 +343,8 @@ def compute_values(question: Mapping[str, Any], data: bytes) -> Iterator[dict[st
 
     :param question: the ``charset`` and the ``url`` of the page, and whether to ``only_strip_tags``
     """
-    page = decode_page(data, question["charset"])
+    page = decode_web_page(data, question["charset"])
     if question["only_strip_tags"]:
         yield {"text": strip_tags(page), "part": "whole"}
     else:
-        yield extract_page_text(page, question["url"])._asdict()
+        yield extract_main_page_text(page, question["url"])._asdict()

@@ -25,10 +25,10 @@ from handrail.contract.struct import Struct
 from handrail.runtime.files.secure_open import (
     FOLDER_FLAGS,
     READ_FLAGS,
-    check_regular,
-    not_regular_error,
+    build_not_regular_file_error,
     open_root,
-    os_error_for_model,
+    require_regular_file,
+    translate_os_error_for_model,
 )
 from handrail.runtime.files.session_roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, openat2
 from handrail.runtime.guard.quarantine import open_parent
@@ -46,7 +46,7 @@ _NAME_LOCKS = [threading.Lock() for _ in range(256)]
 """Locks for the last step of a write: writers of one name take turns; several names share a lock."""
 
 
-class FileWriteOutcome(Struct, frozen=True):
+class FileWriteResult(Struct, frozen=True):
     """The result of writing a file: whether it is new, its old content and its new hash."""
 
     created: bool
@@ -58,13 +58,13 @@ KeepContent = Callable[[bytes | None, int | None, bytes, int], None]
 """Keeps what a write replaces: the content and permissions before (None for a new file), and those after."""
 
 
-def replace_file(
+def write_file_atomically(
     located: ResolvedPath,
     data: bytes,
     over: bytes | Literal["new", "seen"],
     seen: str | None,
     keep: KeepContent | None = None,
-) -> FileWriteOutcome:
+) -> FileWriteResult:
     """Write ``data`` to the file that ``located`` names, creating parent folders.
 
     :param over: the expected old content: these bytes, ``"new"`` (no file), or ``"seen"`` (no file, or content with the
@@ -87,10 +87,10 @@ def replace_file(
         before = read_current_file(parent, name, located)
         _check_expected(located, before, over, seen)
         _write_and_swap(parent, name, data, before, located, keep)
-        sync_folder_of(parent, located)
+        sync_parent_folder(parent, located)
     finally:
         os.close(parent)
-    return FileWriteOutcome(before is None, before.data if before else None, hashlib.sha256(data).hexdigest())
+    return FileWriteResult(before is None, before.data if before else None, hashlib.sha256(data).hexdigest())
 
 
 class CurrentFile(Struct, frozen=True):
@@ -100,7 +100,7 @@ class CurrentFile(Struct, frozen=True):
     stat: os.stat_result
 
 
-def read_open_file_whole(descriptor: int, size: int) -> bytes:
+def read_open_file_within_limit(descriptor: int, size: int) -> bytes:
     """Read all bytes of an open regular file, at most one more than :data:`MAX_EDIT_BYTES`."""
     parts: list[bytes] = []
     offset = 0
@@ -119,7 +119,7 @@ def open_or_create_parent(root: int, path: str, located: ResolvedPath) -> int:
         return openat2(root, path or ".", FOLDER_FLAGS, STRICT)
     except OSError as error:
         if error.errno != errno.ENOENT:
-            raise os_error_for_model(error, located, "opening the folder of") from error
+            raise translate_os_error_for_model(error, located, "opening the folder of") from error
     here = os.dup(root)
     try:
         for name in path.split("/"):
@@ -151,21 +151,21 @@ def read_current_file(parent: int, name: str, located: ResolvedPath) -> CurrentF
                 f"`{located.display_path}` is now a symbolic link. List the folder again, then retry.", kind="conflict"
             ) from error
         if error.errno == errno.ENXIO:
-            raise not_regular_error(located) from error
+            raise build_not_regular_file_error(located) from error
         raise
     try:
-        found = check_regular(descriptor, located)
+        found = require_regular_file(descriptor, located)
         if found.st_nlink > 1:
             raise ToolError(
                 f"`{located.display_path}` has {found.st_nlink} hard links, so a write could change a file outside the "
                 "workspace. Copy it to a new name, and write the copy.",
                 kind="denied",
             )
-        data = read_open_file_whole(descriptor, found.st_size) if found.st_size <= MAX_EDIT_BYTES else b""
+        data = read_open_file_within_limit(descriptor, found.st_size) if found.st_size <= MAX_EDIT_BYTES else b""
         if max(found.st_size, len(data)) > MAX_EDIT_BYTES:
             raise ToolError(
-                f"`{located.display_path}` has {found.st_size} bytes. Files over {MAX_EDIT_BYTES >> 20} MiB can be read, "
-                "but not edited. Change it with a program instead.",
+                f"`{located.display_path}` is too large to edit: {found.st_size:,} bytes. "
+                f"The maximum is {MAX_EDIT_BYTES:,}. You can read it. Change it with a program instead.",
                 kind="limit",
             )
         return CurrentFile(data, found)
@@ -184,17 +184,17 @@ def _check_expected(
             )
     elif over == "seen":
         if before is not None:
-            check_seen(located, before.data, seen)
+            check_unchanged_since_seen(located, before.data, seen)
     elif before is None:
         raise ToolError(
             f"`{located.display_path}` no longer exists. It existed when you read it. List the folder again.",
             kind="conflict",
         )
     elif before.data != over:
-        raise changed_file_error(located)
+        raise build_changed_file_error(located)
 
 
-def check_seen(located: ResolvedPath, data: bytes, seen: str | None) -> None:
+def check_unchanged_since_seen(located: ResolvedPath, data: bytes, seen: str | None) -> None:
     """Check that ``data`` is the content that the session saw last.
 
     :raises ToolError: ``conflict`` if it is not
@@ -204,10 +204,10 @@ def check_seen(located: ResolvedPath, data: bytes, seen: str | None) -> None:
             f"`{located.display_path}` has not been read in this session. Read it, then write.", kind="conflict"
         )
     if hashlib.sha256(data).hexdigest() != seen:
-        raise changed_file_error(located)
+        raise build_changed_file_error(located)
 
 
-def changed_file_error(located: ResolvedPath) -> ToolError:
+def build_changed_file_error(located: ResolvedPath) -> ToolError:
     """Return the error for a file that has changed since it was read."""
     return ToolError(
         f"`{located.display_path}` has changed since it was read. Nothing was written. Read it again and repeat the edit.",
@@ -286,7 +286,7 @@ def sync_descriptor(descriptor: int) -> None:
             raise
 
 
-def sync_folder_of(parent: int, located: ResolvedPath) -> None:
+def sync_parent_folder(parent: int, located: ResolvedPath) -> None:
     """Make the name of a written file durable.
 
     :raises ToolError: ``backend`` if that fails: the file is written then
@@ -327,7 +327,7 @@ def _set_owner_like(descriptor: int, like: os.stat_result) -> None:
 def _publish_as_new_file(parent: int, temporary: str, name: str, located: ResolvedPath) -> None:
     """Give the temporary file a name that no file has."""
     try:
-        rename_exclusively(parent, temporary, name)
+        rename_without_overwriting(parent, temporary, name)
     except FileExistsError as error:
         raise ToolError(
             f"`{located.display_path}` was just created by another process. Read it first, then write.", kind="conflict"
@@ -340,11 +340,11 @@ def _publish_over_unchanged_file(
     """Give the temporary file the name of a file that still is exactly ``before``."""
     now = read_current_file(parent, name, located)
     if now is None or now.data != before.data:
-        raise changed_file_error(located)
+        raise build_changed_file_error(located)
     try:
         exchanged = _rename(parent, temporary, name, _RENAME_EXCHANGE)
     except FileNotFoundError as error:
-        raise changed_file_error(located) from error
+        raise build_changed_file_error(located) from error
     if not exchanged:  # a file system without exchange: the check above must suffice
         os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
         return
@@ -355,7 +355,7 @@ def _publish_over_unchanged_file(
         same = False
     if not same:
         _rename(parent, temporary, name, _RENAME_EXCHANGE)
-        raise changed_file_error(located)
+        raise build_changed_file_error(located)
 
 
 def exchange_names(parent: int, one: str, other: str) -> bool:
@@ -366,7 +366,7 @@ def exchange_names(parent: int, one: str, other: str) -> bool:
     return _rename(parent, one, other, _RENAME_EXCHANGE)
 
 
-def rename_exclusively(parent: int, old: str, new: str, new_parent: int | None = None) -> None:
+def rename_without_overwriting(parent: int, old: str, new: str, new_parent: int | None = None) -> None:
     """Rename an entry to a name that no entry of its new folder has.
 
     :param new_parent: the new folder; None for the same one
@@ -447,7 +447,7 @@ def find_outside_hard_links(trees: Sequence[FolderTree]) -> Mapping[str, tuple[i
     return {path: file for file, (paths, names) in known.items() if len(paths) < names for path in sorted(paths)}
 
 
-def replace_by_private_copies(root: str, files: Iterable[tuple[str, tuple[int, int]]]) -> set[str]:
+def replace_hard_links_by_copies(root: str, files: Iterable[tuple[str, tuple[int, int]]]) -> set[str]:
     """Replace each of these paths below ``root`` by a copy of its file, and return the paths done.
 
     Paths of the same file get one copy each.

@@ -21,11 +21,11 @@ from weakref import WeakKeyDictionary
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.client_services import EditorClientHandler
-from handrail.contract.services.file_services import EntryChange, FileChange, ResolvedPath, WriteResult
+from handrail.contract.services.file_services import FileChange, MoveOrDeleteResult, ResolvedPath, WriteResult
 from handrail.contract.text.text_encodings import convert_to_plain_utf8, detect_text_encoding
 from handrail.contract.tool.requires import AccessCheck
 from handrail.runtime.files.atomic_write import MAX_EDIT_BYTES
-from handrail.runtime.files.joint_changes import ChangeJournal
+from handrail.runtime.files.joint_changes import MultiFileChangeJournal
 from handrail.runtime.files.rooted_file_service import ChangeTracker, OpenFileContent, RootedFiles, SeenFileHashes
 from handrail.runtime.files.session_roots import SessionRoots
 from handrail.runtime.ripgrep import HiddenFileRecord
@@ -83,7 +83,7 @@ class EditorFiles(RootedFiles):
         buffers: EditorClientHandler,
         hidden: HiddenFileRecord | None = None,
         track_change: Callable[[ResolvedPath], ChangeTracker | None] = lambda _: None,
-        journal: ChangeJournal | None = None,
+        journal: MultiFileChangeJournal | None = None,
     ) -> None:
         super().__init__(roots, seen, may, hidden, track_change, journal)
         self._buffers = buffers
@@ -110,11 +110,11 @@ class EditorFiles(RootedFiles):
                     self._texts.record(located.absolute, data)
         return shown
 
-    async def move(self, path: str, to: str) -> EntryChange:
+    async def move(self, path: str, to: str) -> MoveOrDeleteResult:
         await self._refuse_unsaved(self._authorize("fs.write", path))
         return await super().move(path, to)
 
-    async def delete(self, path: str, *, recursive: bool = False) -> EntryChange:
+    async def delete(self, path: str, *, recursive: bool = False) -> MoveOrDeleteResult:
         await self._refuse_unsaved(self._authorize("fs.write", path))
         return await super().delete(path, recursive=recursive)
 
@@ -128,7 +128,7 @@ class EditorFiles(RootedFiles):
         except ToolError:  # the file cannot be read: the change itself reports why
             return
         if unsaved is not None:
-            raise unsaved_changes_error(located)
+            raise build_unsaved_changes_error(located)
 
     async def _open_and_use_content(
         self, located: ResolvedPath, take: Callable[[OpenFileContent], _T], *, note: bool = True
@@ -142,7 +142,7 @@ class EditorFiles(RootedFiles):
         if unsaved is None:
             return await super()._open_and_use_content(located, take, note=note)
         if not note:
-            raise unsaved_changes_error(located)
+            raise build_unsaved_changes_error(located)
         on_disk = await super()._open_and_use_content(located, lambda content: content.stat, note=True)
         return take(OpenFileContent(-1, on_disk, unsaved))
 
@@ -173,7 +173,7 @@ class EditorFiles(RootedFiles):
         return shown
 
 
-def unsaved_changes_error(located: ResolvedPath) -> ToolError:
+def build_unsaved_changes_error(located: ResolvedPath) -> ToolError:
     """Return the error for a write to a file with unsaved changes."""
     return ToolError(
         f"`{located.display_path}` was not changed: the user has unsaved changes to it in their editor. Ask the "

@@ -41,7 +41,7 @@ class TreeEntry(NamedTuple):
     size: int
 
 
-def list_tree(located: ResolvedPath) -> list[TreeEntry]:
+def list_tree_entries(located: ResolvedPath) -> list[TreeEntry]:
     """Return the entries of the tree at ``located``, the top first.
 
     :raises ToolError: if it does not exist, is too large, or has an entry that is not a file, folder or link
@@ -58,7 +58,7 @@ def move_entry(
 ) -> None:
     """Give an entry a path that no entry has, and create the folders of that path.
 
-    :param checked: the tree as :func:`list_tree` returned it
+    :param checked: the tree as :func:`list_tree_entries` returned it
     :param keep: keeps the tree for undo; called directly before the move
     :raises ToolError: ``conflict`` if the target exists or the tree has changed
     """
@@ -70,9 +70,9 @@ def move_entry(
     ):
         if keep is not None:
             keep()
-        atomic_write.rename_exclusively(parent, old, new, new_parent)
+        atomic_write.rename_without_overwriting(parent, old, new, new_parent)
         if _has_changed(new_parent, new, target, checked):
-            atomic_write.rename_exclusively(new_parent, new, old, parent)
+            atomic_write.rename_without_overwriting(new_parent, new, old, parent)
             raise _changed_error(source)
         os.fsync(new_parent)
         os.fsync(parent)
@@ -83,15 +83,15 @@ def delete_entry(
 ) -> None:
     """Delete a file, or a folder with everything in it.
 
-    :param checked: the tree as :func:`list_tree` returned it
+    :param checked: the tree as :func:`list_tree_entries` returned it
     :param keep: keeps the tree for undo; called directly before the deletion, with the name that it has then
     :raises ToolError: ``conflict`` if the tree has changed, ``failed`` if a part of it cannot be deleted
     """
     name, aside = _name_of(located), f".handrail-{secrets.token_hex(8)}.tmp"
     with _open_parent(located) as parent, _map_errors(located, "deleting"):
-        atomic_write.rename_exclusively(parent, name, aside, parent)
+        atomic_write.rename_without_overwriting(parent, name, aside, parent)
         if _has_changed(parent, aside, located, checked):
-            atomic_write.rename_exclusively(parent, aside, name, parent)
+            atomic_write.rename_without_overwriting(parent, aside, name, parent)
             raise _changed_error(located)
         try:
             if keep is not None:
@@ -102,7 +102,7 @@ def delete_entry(
                 os.unlink(aside, dir_fd=parent)
         except OSError:
             with contextlib.suppress(OSError):
-                atomic_write.rename_exclusively(parent, aside, name, parent)
+                atomic_write.rename_without_overwriting(parent, aside, name, parent)
             raise
         os.fsync(parent)
 
@@ -162,7 +162,7 @@ def _map_errors(located: ResolvedPath, doing: str) -> Generator[None]:
                 f"`{located.display_path}` is on another file system. Nothing was changed. Copy it with a program instead.",
                 kind="failed",
             ) from error
-        raise secure_open.os_error_for_model(error, located, doing) from error
+        raise secure_open.translate_os_error_for_model(error, located, doing) from error
 
 
 def _name_of(located: ResolvedPath) -> str:

@@ -19,18 +19,18 @@ from handrail.contract.protected.path_protection import (
     GIT,
     GIT_NAMES,
     PathProtection,
-    find_protection,
+    find_path_protection,
     normalise_file_name,
 )
 from handrail.contract.services.file_services import ResolvedPath
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.runtime.files import secure_open
 from handrail.runtime.files.session_roots import PATH_FLAGS, is_beneath
 from handrail.runtime.guard import git_config_checks as vcs
 from handrail.sandbox.view.cached_folder_tree import raise_if_resource_shortage
 
 _HEAD = "head"
-_REFERENCE = compile_on_first_use(rb"\s*(?:ref:|[0-9a-fA-F]{40})")
+_REFERENCE = compile_regex_lazily(rb"\s*(?:ref:|[0-9a-fA-F]{40})")
 _GIT_FOLDERS = frozenset(("objects", "refs"))
 _MOST_ENTRIES = 5_000
 """How many entries of a folder are checked for links."""
@@ -45,13 +45,13 @@ def check_write_spares_git(located: ResolvedPath, data: bytes) -> None:
     assert located.root is not None
     for path in vcs.find_paths_git_names_near(located.root, located.absolute):
         if is_beneath(located.absolute, path):
-            raise ToolError(PathProtection("hook").refusal_text(located.display_path), kind="denied")
+            raise ToolError(PathProtection("hook").format_write_denial(located.display_path), kind="denied")
     if (found := _find_link_protection(located)) is not None:
-        raise ToolError(found.refusal_text(located.display_path), kind="denied")
+        raise ToolError(found.format_write_denial(located.display_path), kind="denied")
     parts = located.relative_path.split("/")
     for count in range(len(parts)):
         if _is_git_directory(located, parts[:count]):
-            raise ToolError(PathProtection("state").refusal_text(located.display_path), kind="denied")
+            raise ToolError(PathProtection("state").format_write_denial(located.display_path), kind="denied")
     relative = located.relative_path
     low = relative.lower() if relative.isascii() else "".join(map(normalise_file_name, relative))
     if any(name in low for name in _GIT_NAME_HINTS):
@@ -78,7 +78,7 @@ def _check_git_marking_names(located: ResolvedPath, parts: Sequence[str], data: 
         folder = parts[:index]
         if not _path_entry_exists(located, [*folder, "HEAD"]):
             continue
-        raise ToolError((found or PathProtection("vcs")).refusal_text(located.display_path), kind="denied")
+        raise ToolError((found or PathProtection("vcs")).format_write_denial(located.display_path), kind="denied")
 
 
 def _find_link_protection(located: ResolvedPath) -> PathProtection | None:
@@ -113,7 +113,7 @@ def _protected_links(root: str, folder: str, *, inner: bool = True) -> Iterator[
         link = entry.is_symlink()
         if not link and not (inner and entry.is_dir(follow_symlinks=False)):
             continue
-        found = find_protection(f"{below}/{entry.name}" if below else entry.name)
+        found = find_path_protection(f"{below}/{entry.name}" if below else entry.name)
         if found is None or found.requires_approval:
             continue
         if link:

@@ -35,7 +35,7 @@ _VERSION = 1
 _Stage = Literal["prepared", "decided", "reverting"]
 
 
-class JointChange(NamedTuple):
+class MultiFileChange(NamedTuple):
     """The change of one file that happens together with others.
 
     :param before: what must be there now; None if nothing
@@ -96,7 +96,7 @@ class _FileStep(Struct):
             os.close(parent)
 
 
-class ChangeJournal:
+class MultiFileChangeJournal:
     """The journal of the joint changes in one workspace. Thread-safe.
 
     :param folder: a folder that only the kernel uses, created when it is first needed
@@ -108,7 +108,7 @@ class ChangeJournal:
         self._own: set[str] = set()
         """The journals of changes that this process makes now."""
 
-    def change_atomically(self, changes: Sequence[JointChange]) -> None:
+    def change_atomically(self, changes: Sequence[MultiFileChange]) -> None:
         """Make all changes or none.
 
         :raises ToolError: ``conflict`` if a file is not as expected; ``unavailable`` if the journal cannot be written;
@@ -203,7 +203,7 @@ class _JournalFile(Struct):
             os.close(descriptor)
 
 
-def _carry_out(journal: _JournalFile, changes: Sequence[JointChange]) -> None:
+def _carry_out(journal: _JournalFile, changes: Sequence[MultiFileChange]) -> None:
     """Make all changes or none.
 
     :raises ToolError: if one of them is not possible; the others are reverted
@@ -234,7 +234,7 @@ def _carry_out(journal: _JournalFile, changes: Sequence[JointChange]) -> None:
     _finish(journal, steps)
 
 
-def _read_expected(change: JointChange) -> _ContentState | None:
+def _read_expected(change: MultiFileChange) -> _ContentState | None:
     """Return the state of a file that is as expected.
 
     :raises ToolError: ``conflict`` if it is not
@@ -249,7 +249,7 @@ def _read_expected(change: JointChange) -> _ContentState | None:
     if change.before is None:
         raise _existing_error(located)
     if found is None or found.data != change.before:
-        raise atomic_write.changed_file_error(located)
+        raise atomic_write.build_changed_file_error(located)
     return _ContentState(hashlib.sha256(found.data).hexdigest(), stat.S_IMODE(found.stat.st_mode))
 
 
@@ -266,7 +266,7 @@ def _name_of(located: ResolvedPath) -> str:
     return located.relative_path.rpartition("/")[2]
 
 
-def _find_missing_folders(change: JointChange) -> Iterable[tuple[str, str]]:
+def _find_missing_folders(change: MultiFileChange) -> Iterable[tuple[str, str]]:
     """Yield the folders that are made for a new file, the outermost first."""
     root, parts = change.located.root or "", change.located.relative_path.split("/")[:-1]
     if change.after is None:
@@ -277,7 +277,7 @@ def _find_missing_folders(change: JointChange) -> Iterable[tuple[str, str]]:
             yield root, folder
 
 
-def _prepare(change: JointChange, step: _FileStep) -> None:
+def _prepare(change: MultiFileChange, step: _FileStep) -> None:
     """Write the new content next to its target.
 
     :raises OSError: if that fails
@@ -313,11 +313,11 @@ def _take(step: _FileStep, located: ResolvedPath) -> None:
     """
     with step.open_parent() as parent:
         if _read_state(parent, step.name) != step.before:
-            raise _existing_error(located) if step.before is None else atomic_write.changed_file_error(located)
+            raise _existing_error(located) if step.before is None else atomic_write.build_changed_file_error(located)
         _exchange(step, parent)
         old = step.temporary if _read_state(parent, step.temporary) is not None else step.aside
         if step.before is not None and _read_state(parent, old) != step.before:
-            raise atomic_write.changed_file_error(located)  # another process has just changed it
+            raise atomic_write.build_changed_file_error(located)  # another process has just changed it
 
 
 def _exchange(step: _FileStep, parent: int) -> None:
@@ -326,9 +326,9 @@ def _exchange(step: _FileStep, parent: int) -> None:
     :raises OSError: if that fails
     """
     if step.after is None:
-        atomic_write.rename_exclusively(parent, step.name, step.temporary)
+        atomic_write.rename_without_overwriting(parent, step.name, step.temporary)
     elif step.before is None:
-        atomic_write.rename_exclusively(parent, step.temporary, step.name)
+        atomic_write.rename_without_overwriting(parent, step.temporary, step.name)
     elif not atomic_write.exchange_names(parent, step.temporary, step.name):
         os.rename(step.name, step.aside, src_dir_fd=parent, dst_dir_fd=parent)
         os.rename(step.temporary, step.name, src_dir_fd=parent, dst_dir_fd=parent)
@@ -351,7 +351,7 @@ def _read_state(parent: int, name: str) -> _ContentState | None:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             return _ContentState("", 0)
-        digest = hashlib.sha256(atomic_write.read_open_file_whole(descriptor, found.st_size))
+        digest = hashlib.sha256(atomic_write.read_open_file_within_limit(descriptor, found.st_size))
         return _ContentState(digest.hexdigest(), stat.S_IMODE(found.st_mode))
     finally:
         os.close(descriptor)
@@ -397,12 +397,12 @@ def _revert_step(step: _FileStep, parent: int) -> None:
     now, kept = _read_state(parent, step.name), _read_state(parent, step.temporary)
     if step.before is None:
         if kept is None and step.after is not None and now == step.after:
-            atomic_write.rename_exclusively(parent, step.name, step.temporary)
+            atomic_write.rename_without_overwriting(parent, step.name, step.temporary)
     elif now is None:
         old = step.temporary if step.after is None or kept == step.before else step.aside
         if _read_state(parent, old) is not None:
             with contextlib.suppress(FileExistsError):
-                atomic_write.rename_exclusively(parent, old, step.name)
+                atomic_write.rename_without_overwriting(parent, old, step.name)
     elif now == step.after and now != step.before:
         if kept == step.before:
             atomic_write.exchange_names(parent, step.temporary, step.name)
@@ -514,4 +514,4 @@ def _map_errors(located: ResolvedPath) -> Generator[None]:
     except FileExistsError:
         raise _existing_error(located) from None
     except OSError as error:
-        raise secure_open.os_error_for_model(error, located, "writing") from error
+        raise secure_open.translate_os_error_for_model(error, located, "writing") from error

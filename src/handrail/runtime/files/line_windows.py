@@ -122,7 +122,7 @@ class LineIndexCache:
         self._kept: OrderedDict[tuple[int, int], tuple[tuple[int, int, int], LineIndex]] = OrderedDict()
         self._lock = Lock()
 
-    def index_for(self, found: os.stat_result) -> LineIndex:
+    def get_or_create_line_index(self, found: os.stat_result) -> LineIndex:
         """Return the index for a file, creating it if the file has changed."""
         key, state = (found.st_dev, found.st_ino), (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         with self._lock:

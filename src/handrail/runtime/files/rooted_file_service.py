@@ -23,18 +23,18 @@ from typing import Literal, Protocol, TypeVar
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import (
-    find_tool_protection,
-    git_folder_prefix,
-    is_private_key,
-    private_key_refusal_text,
+    extract_path_from_git_folder,
+    find_tool_write_protection,
+    format_private_key_denial,
+    is_private_key_path,
 )
 from handrail.contract.services.file_services import (
-    EntryChange,
     FileByteRange,
     FileChange,
     FileKind,
     FileLineRange,
     FileStat,
+    MoveOrDeleteResult,
     ResolvedPath,
     WriteResult,
 )
@@ -43,7 +43,7 @@ from handrail.contract.tool.requires import AccessCheck, Capability
 from handrail.runtime.files import atomic_write, entry_moves, secure_open
 from handrail.runtime.files.atomic_write import MAX_EDIT_BYTES
 from handrail.runtime.files.git_write_checks import check_write_spares_git
-from handrail.runtime.files.joint_changes import ChangeJournal, JointChange
+from handrail.runtime.files.joint_changes import MultiFileChange, MultiFileChangeJournal
 from handrail.runtime.files.line_windows import LineIndex, LineIndexCache, ReadRange, read_line_window
 from handrail.runtime.files.session_roots import CACHED, PATH_FLAGS, SessionRoots, find_openat2_problem, is_beneath
 from handrail.runtime.guard.running_programs import running_programs
@@ -170,7 +170,7 @@ class RootedFiles:
         may: AccessCheck,
         hidden: HiddenFileRecord | None = None,
         track_change: Callable[[ResolvedPath], ChangeTracker | None] = lambda _: None,
-        journal: ChangeJournal | None = None,
+        journal: MultiFileChangeJournal | None = None,
     ) -> None:
         self._roots = roots
         self._seen = seen
@@ -231,7 +231,7 @@ class RootedFiles:
                         f"as: iconv -f {encoding.name} -t UTF-8.",
                         kind="limit",
                     )
-                index = _indexes.index_for(content.stat)
+                index = _indexes.get_or_create_line_index(content.stat)
                 got = read_line_window(content.read, index, first, count, max_bytes, max_line, encoding)
             return FileLineRange(
                 *(located.display_path, got.lines, got.first, got.next, got.total, content.size, got.cut),
@@ -253,7 +253,7 @@ class RootedFiles:
                                 f"`{located.display_path}` has more than {MAX_LIST_ENTRIES} entries. Use glob with a pattern instead.",
                                 kind="limit",
                             )
-                        shown = self._roots.format_path(f"{located.absolute.rstrip('/')}/{entry.name}")
+                        shown = self._roots.format_path_for_display(f"{located.absolute.rstrip('/')}/{entry.name}")
                         try:
                             found.append(_file_stat(shown, entry.stat(follow_symlinks=False)))
                         except FileNotFoundError:  # it was removed after it was listed
@@ -276,7 +276,7 @@ class RootedFiles:
                     kind="limit",
                 )
             if require_seen:
-                atomic_write.check_seen(located, content.data, seen)
+                atomic_write.check_unchanged_since_seen(located, content.data, seen)
             return content.data
 
         return await self._open_and_use_content(located, take, note=False)
@@ -291,9 +291,9 @@ class RootedFiles:
             with self._tracked(located) as tracker:
                 try:
                     keep = None if tracker is None else tracker.keep
-                    done = atomic_write.replace_file(located, data, expected, seen, keep)
+                    done = atomic_write.write_file_atomically(located, data, expected, seen, keep)
                 except OSError as error:
-                    raise secure_open.os_error_for_model(error, located, "writing") from error
+                    raise secure_open.translate_os_error_for_model(error, located, "writing") from error
             self._seen.record(located.absolute, done.sha256)
             return WriteResult(located.display_path, done.created, len(data), done.sha256, done.before)
 
@@ -319,7 +319,7 @@ class RootedFiles:
                 check_write_spares_git(located, change.after or b"")
             with contextlib.ExitStack() as tracked:
                 steps = [
-                    JointChange(
+                    MultiFileChange(
                         located,
                         change.before,
                         change.after,
@@ -359,10 +359,10 @@ class RootedFiles:
             return change.like is None
         return self._seen.find_seen_hash(located.absolute) == hashlib.sha256(change.before).hexdigest()
 
-    async def move(self, path: str, to: str) -> EntryChange:
+    async def move(self, path: str, to: str) -> MoveOrDeleteResult:
         source, target = self._locate_entry(path), self._authorize("fs.write", to)
         self._require_writable(source, target)
-        is_respelled = target.absolute == source.absolute and self._roots.find_link(to, target) is None
+        is_respelled = target.absolute == source.absolute and self._roots.find_final_symlink(to, target) is None
         if is_respelled and Path(to).name != Path(source.absolute).name:
             raise ToolError(
                 f"`{source.display_path}` was not renamed: its file system takes the new name for the old one. Move it to "
@@ -374,17 +374,19 @@ class RootedFiles:
                 f"`{target.display_path}` is `{source.display_path}` or lies in it. Use another target.",
                 kind="invalid_input",
             )
-        entries = await _run_in_thread(lambda: entry_moves.list_tree(source))
+        entries = await _run_in_thread(lambda: entry_moves.list_tree_entries(source))
         for entry in entries:
             self._authorize("fs.read", beneath(source.absolute, entry.relative), is_canonical=True)
             self._authorize("fs.write", beneath(source.absolute, entry.relative), is_canonical=True)
             self._authorize("fs.write", beneath(target.absolute, entry.relative), is_canonical=True)
 
-        def act() -> EntryChange:
+        def act() -> MoveOrDeleteResult:
             for entry in entries:
                 head = _read_head(source, entry.relative) if entry.kind == "file" else b""
                 for place in (source, target):
-                    check_write_spares_git(self._roots.locate_canonical(beneath(place.absolute, entry.relative)), head)
+                    check_write_spares_git(
+                        self._roots.locate_canonical_path(beneath(place.absolute, entry.relative)), head
+                    )
             with self._tracked(target) as tracker:
                 names = [entry.relative for entry in entries]
                 keep = None if tracker is None else partial(tracker.keep_moved, source, names)
@@ -396,10 +398,10 @@ class RootedFiles:
         async with self._reserve_entry(source), self._reserve_entry(target):
             return await _run_to_completion(act)
 
-    async def delete(self, path: str, *, recursive: bool = False) -> EntryChange:
+    async def delete(self, path: str, *, recursive: bool = False) -> MoveOrDeleteResult:
         located = self._locate_entry(path)
         self._require_writable(located)
-        entries = await _run_in_thread(lambda: entry_moves.list_tree(located))
+        entries = await _run_in_thread(lambda: entry_moves.list_tree_entries(located))
         if len(entries) > 1 and not recursive:
             raise ToolError(
                 f"`{located.display_path}` is a folder with {len(entries) - 1} entries. Pass `recursive` to delete all of them.",
@@ -414,9 +416,11 @@ class RootedFiles:
         ):
             await self.read_for_edit(path)  # a file that has changed since it was read is not deleted
 
-        def act() -> EntryChange:
+        def act() -> MoveOrDeleteResult:
             for entry in entries:
-                check_write_spares_git(self._roots.locate_canonical(beneath(located.absolute, entry.relative)), b"")
+                check_write_spares_git(
+                    self._roots.locate_canonical_path(beneath(located.absolute, entry.relative)), b""
+                )
             with self._tracked(located) as tracker:
                 names = [entry.relative for entry in entries]
                 keep = None if tracker is None else partial(tracker.keep_deleted, names)
@@ -457,7 +461,7 @@ class RootedFiles:
         :raises ToolError: if it may not be written, is a link, or contains a root
         """
         located = self._authorize("fs.write", path)
-        if (link := self._roots.find_link(path, located)) is not None:
+        if (link := self._roots.find_final_symlink(path, located)) is not None:
             raise ToolError(
                 f"`{link}` is a symbolic link to `{located.display_path}`. Links are neither moved nor deleted by name. "
                 "Name the file itself, or use a program.",
@@ -483,7 +487,7 @@ class RootedFiles:
     async def _reserve_entry(self, located: ResolvedPath) -> AsyncGenerator[None]:
         """Reserve an entry while it is moved or deleted, so that no program that has a file of it mounted over is ended."""
         async with running_programs.reserve_file_replacement(located.absolute, located.display_path):
-            if (name := running_programs.find_mount_beneath(located.absolute)) is not None:
+            if (name := running_programs.find_program_mounting_beneath(located.absolute)) is not None:
                 raise ToolError(
                     f"`{located.display_path}` was not changed: {name} runs with a file in it mounted over. "
                     "Wait until it has ended, or stop it, then retry.",
@@ -496,15 +500,15 @@ class RootedFiles:
 
         :param is_canonical: whether ``path`` is canonical already, and names an entry that may be a link
         """
-        located = self._roots.locate_canonical(path) if is_canonical else self._roots.resolve_path(path)
+        located = self._roots.locate_canonical_path(path) if is_canonical else self._roots.resolve_path(path)
         if not located.is_inside:
             raise ToolError(self._roots.explain_path_outside_roots(located), kind="denied")
         if capability == "fs.write":
-            found = find_tool_protection(git_folder_prefix(located.root or "") + located.relative_path)
+            found = find_tool_write_protection(extract_path_from_git_folder(located.root or "") + located.relative_path)
             if found is not None and not found.requires_approval:  # the rules decide on the others
-                raise ToolError(found.refusal_text(located.display_path), kind="denied")
-        elif is_private_key(located.relative_path):
-            raise ToolError(private_key_refusal_text(located.display_path), kind="denied")
+                raise ToolError(found.format_write_denial(located.display_path), kind="denied")
+        elif is_private_key_path(located.relative_path):
+            raise ToolError(format_private_key_denial(located.display_path), kind="denied")
         refused = self._may(capability, located.absolute)
         if refused is not None:
             if capability == "fs.read":
@@ -529,10 +533,10 @@ class RootedFiles:
 
         def read() -> _T:
             with _OpenWithModelErrors(located, secure_open.READ_FLAGS, "reading") as descriptor:
-                found = secure_open.check_regular(descriptor, located)
+                found = secure_open.require_regular_file(descriptor, located)
                 self._check_not_hidden_alias(found, located)
                 whole = (
-                    atomic_write.read_open_file_whole(descriptor, found.st_size)
+                    atomic_write.read_open_file_within_limit(descriptor, found.st_size)
                     if found.st_size <= MAX_EDIT_BYTES
                     else None
                 )
@@ -577,13 +581,13 @@ class _OpenWithModelErrors:
         try:
             self._descriptor = secure_open.open_beneath(self._located, self._flags)
         except OSError as error:
-            raise secure_open.os_error_for_model(error, self._located, self._doing) from error
+            raise secure_open.translate_os_error_for_model(error, self._located, self._doing) from error
         return self._descriptor
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         os.close(self._descriptor)
         if isinstance(error, OSError):
-            raise secure_open.os_error_for_model(error, self._located, self._doing) from error
+            raise secure_open.translate_os_error_for_model(error, self._located, self._doing) from error
 
 
 def _read_without_waiting(located: ResolvedPath) -> OpenFileContent | None:
@@ -595,9 +599,9 @@ def _read_without_waiting(located: ResolvedPath) -> OpenFileContent | None:
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EINVAL):
             return None
-        raise secure_open.os_error_for_model(error, located, "reading") from error
+        raise secure_open.translate_os_error_for_model(error, located, "reading") from error
     try:
-        found = secure_open.check_regular(descriptor, located)
+        found = secure_open.require_regular_file(descriptor, located)
         if found.st_size > INLINE_BYTES:
             return None
         buffer = bytearray(found.st_size + 1)
@@ -618,9 +622,9 @@ def _read_head(located: ResolvedPath, relative: str) -> bytes:
         return os.pread(descriptor, 256, 0)
 
 
-def _describe_change(located: ResolvedPath, entries: Sequence[entry_moves.TreeEntry]) -> EntryChange:
+def _describe_change(located: ResolvedPath, entries: Sequence[entry_moves.TreeEntry]) -> MoveOrDeleteResult:
     size = sum(entry.size for entry in entries)
-    return EntryChange(located.display_path, entries[0].kind, len(entries), size)
+    return MoveOrDeleteResult(located.display_path, entries[0].kind, len(entries), size)
 
 
 def beneath(folder: str, relative: str) -> str:

@@ -14,10 +14,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from handrail.contract.agent_manifest import AgentFurtherRoot
+from handrail.contract.agent_manifest import AgentAdditionalRoot
 from handrail.contract.errors import ToolError
 from handrail.contract.services.file_services import ResolvedPath
-from handrail.origins.listed_paths import spell_as_listed
+from handrail.origins.listed_paths import canonicalize_path_spelling
 from handrail.runtime.files.session_roots import (
     AT_FDCWD,
     BENEATH,
@@ -25,7 +25,7 @@ from handrail.runtime.files.session_roots import (
     NO_SYMLINKS,
     PATH_FLAGS,
     FurtherRoots,
-    explain_lost_root,
+    find_lost_root_error,
     is_beneath,
     openat2,
 )
@@ -62,7 +62,7 @@ def open_beneath(located: ResolvedPath, flags: int, resolve: int = 0) -> int:
         os.close(root)
 
 
-def check_regular(descriptor: int, located: ResolvedPath) -> os.stat_result:
+def require_regular_file(descriptor: int, located: ResolvedPath) -> os.stat_result:
     """Return the status of an open regular file, and refuse everything else.
 
     :raises ToolError: ``invalid_input`` for a folder, ``denied`` for a device, FIFO or socket
@@ -74,10 +74,10 @@ def check_regular(descriptor: int, located: ResolvedPath) -> os.stat_result:
         raise ToolError(
             f"`{located.display_path}` is a folder. A file was expected. Name a file in it.", kind="invalid_input"
         )
-    raise not_regular_error(located)
+    raise build_not_regular_file_error(located)
 
 
-def not_regular_error(located: ResolvedPath) -> ToolError:
+def build_not_regular_file_error(located: ResolvedPath) -> ToolError:
     """Return the error for a file that is not a regular file."""
     return ToolError(
         f"`{located.display_path}` is a device, FIFO or socket. Only regular files can be read or written. Use another file.",
@@ -85,7 +85,7 @@ def not_regular_error(located: ResolvedPath) -> ToolError:
     )
 
 
-def os_error_for_model(error: OSError, located: ResolvedPath, doing: str) -> ToolError:
+def translate_os_error_for_model(error: OSError, located: ResolvedPath, doing: str) -> ToolError:
     """Return the error for the model that corresponds to an error of the kernel.
 
     :param doing: the operation as a gerund, such as ``reading``
@@ -94,7 +94,7 @@ def os_error_for_model(error: OSError, located: ResolvedPath, doing: str) -> Too
     if (
         error.errno in _PATH_ERRORS
         and located.root is not None
-        and (lost := explain_lost_root(located.root)) is not None
+        and (lost := find_lost_root_error(located.root)) is not None
     ):
         return lost
     match error.errno:
@@ -111,7 +111,7 @@ def os_error_for_model(error: OSError, located: ResolvedPath, doing: str) -> Too
                 kind="conflict",
             )
         case errno.ENXIO | errno.ENODEV:
-            return not_regular_error(located)
+            return build_not_regular_file_error(located)
         case errno.ENAMETOOLONG:
             return ToolError(
                 f"The path `{shown}` is too long for the file system. Use a shorter path.", kind="invalid_input"
@@ -139,7 +139,7 @@ _SYSTEM_FOLDERS = ("/proc", "/sys", "/dev", "/run", "/boot", "/etc", "/usr/local
 
 
 def resolve_further_roots(
-    roots: Sequence[AgentFurtherRoot], workspace: str, apart: Iterable[str | Path]
+    roots: Sequence[AgentAdditionalRoot], workspace: str, apart: Iterable[str | Path]
 ) -> tuple[FurtherRoots, list[tuple[str, str]]]:
     """Resolve the folders that ``roots`` name now, and return them with the problems found.
 
@@ -178,7 +178,7 @@ def is_git_directory(folder: str) -> bool:
     return all(os.path.lexists(f"{folder}/{name}") for name in names)
 
 
-def _find_further_root_problem(root: AgentFurtherRoot, real: str, workspace: str, own: Sequence[str]) -> str | None:
+def _find_further_root_problem(root: AgentAdditionalRoot, real: str, workspace: str, own: Sequence[str]) -> str | None:
     if not real or not Path(real).is_dir():
         return f"The folder {root.path!r} does not exist. Create it, or remove this root."
     if what := explain_too_broad_workspace(Path(real)):
@@ -200,7 +200,7 @@ def _find_further_root_problem(root: AgentFurtherRoot, real: str, workspace: str
 
 
 def _find_nested_root_problems(
-    roots: Sequence[AgentFurtherRoot], found: dict[str, Literal["read", "write"]]
+    roots: Sequence[AgentAdditionalRoot], found: dict[str, Literal["read", "write"]]
 ) -> Iterator[tuple[str, str]]:
     """Yield a problem for each read-only root that lies in a writable one."""
     for index, root in enumerate(roots):
@@ -216,7 +216,7 @@ def _find_nested_root_problems(
 
 
 def _find_work_tree_problems(
-    roots: Sequence[AgentFurtherRoot], found: Collection[str], workspace: str
+    roots: Sequence[AgentAdditionalRoot], found: Collection[str], workspace: str
 ) -> Iterator[tuple[str, str]]:
     """Yield a problem for each repository around the workspace whose work tree is not a root.
 
@@ -234,10 +234,10 @@ def _find_work_tree_problems(
             )
 
 
-def _resolve_root(root: AgentFurtherRoot) -> str:
+def _resolve_root(root: AgentAdditionalRoot) -> str:
     """Return the canonical path of a root; empty if its text cannot name a folder."""
     try:
-        return spell_as_listed(os.path.realpath(Path(root.path).expanduser()))
+        return canonicalize_path_spelling(os.path.realpath(Path(root.path).expanduser()))
     except (OSError, RuntimeError, ToolError, ValueError):
         return ""
 

@@ -21,14 +21,14 @@ from pathlib import Path
 from handrail.contract.errors import StartError, ToolError
 from handrail.contract.services.file_services import ResolvedPath
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.text.neutralisation import (
+    escape_non_ascii_path,
     escape_terminal_controls,
-    fold_spelling,
-    restore_path,
-    spell_out_path,
+    normalise_unicode_spelling,
+    unescape_displayed_path,
 )
-from handrail.origins.listed_paths import is_exact_on_device, spell_as_listed
+from handrail.origins.listed_paths import canonicalize_path_spelling, is_exact_on_device
 
 # The kernel's own path resolution (openat2), called by ctypes.
 
@@ -90,7 +90,7 @@ _MOST_LOOKS = 8
 """How often a path is resolved while links on its way are replaced."""
 
 
-def resolve_canonical(path: str) -> str:
+def resolve_canonical_path(path: str) -> str:
     """Return :func:`os.path.realpath` of an absolute path without NUL, with the names that the folders list.
 
     If no part of the path is a link, and the folder is known to be exact, this takes three short system calls.
@@ -105,10 +105,10 @@ def resolve_canonical(path: str) -> str:
                 device = os.fstat(descriptor).st_dev
             finally:
                 os.close(descriptor)
-            return path if is_exact_on_device(path, device) else spell_as_listed(path)
+            return path if is_exact_on_device(path, device) else canonicalize_path_spelling(path)
         if ctypes.get_errno() == errno.ENOENT:  # so no earlier part of the path is a link
-            return spell_as_listed(path)
-    return spell_as_listed(_resolve_links(path))
+            return canonicalize_path_spelling(path)
+    return canonicalize_path_spelling(_resolve_links(path))
 
 
 def _resolve_links(path: str) -> str:
@@ -120,7 +120,7 @@ def _resolve_links(path: str) -> str:
             if error.errno != errno.EINVAL:
                 raise
     raise ToolError(
-        f"`{escape_terminal_controls(path)}` changes while it is resolved. Try again when nothing replaces its folders.",
+        f"`{escape_terminal_controls(path)}` changed while it was being resolved. Try again when no program replaces its folders.",
         kind="conflict",
     )
 
@@ -174,13 +174,13 @@ class SessionRoots:
         readable: Sequence[str | os.PathLike[str]] = (),
         further: FurtherRoots = NO_FURTHER_ROOTS,
     ) -> None:
-        self.workspace = spell_as_listed(os.path.realpath(workspace))
+        self.workspace = canonicalize_path_spelling(os.path.realpath(workspace))
         if not Path(self.workspace).is_dir():
             raise StartError(
                 f"The workspace '{escape_terminal_controls(str(workspace))}' is not a folder. Create it, or name another one."
             )
         self._workspace_prefix = f"{self.workspace.rstrip('/')}/"
-        self.readable: tuple[str, ...] = tuple(spell_as_listed(os.path.realpath(root)) for root in readable)
+        self.readable: tuple[str, ...] = tuple(canonicalize_path_spelling(os.path.realpath(root)) for root in readable)
         self.further = further
         self.writable: frozenset[str] = frozenset((self.workspace, *further.writable))
         # The longest first, so that a root within a root is found by its own name.
@@ -201,7 +201,7 @@ class SessionRoots:
         """
         if path.isascii() and " " not in path and "\\" not in path:
             return self.resolve_exact_path(path)
-        _check_path(restore_path(path))
+        _check_path(unescape_displayed_path(path))
         meant, alike = self._find_meant_path(path)
         located = self.resolve_exact_path(meant)
         return located._replace(same_looking=alike) if alike else located
@@ -213,11 +213,11 @@ class SessionRoots:
         """
         if not (0 < len(path) <= MAX_NAME_BYTES and path.isascii() and "\0" not in path):
             _check_path(path)
-        absolute = resolve_canonical(os.path.join(self.workspace, path))  # noqa: PTH118 - keeps an absolute path as it is
+        absolute = resolve_canonical_path(os.path.join(self.workspace, path))  # noqa: PTH118 - keeps an absolute path as it is
         if len(absolute) * _MAX_CHARACTER_BYTES > MAX_PATH_BYTES < len(os.fsencode(absolute)):
             raise _path_too_long_error(path)
-        located = self.locate_canonical(absolute)
-        if not located.is_inside and (lost := explain_lost_root(self.workspace)) is not None:
+        located = self.locate_canonical_path(absolute)
+        if not located.is_inside and (lost := find_lost_root_error(self.workspace)) is not None:
             raise lost
         return located
 
@@ -229,7 +229,7 @@ class SessionRoots:
 
         :raises ToolError: ``invalid_input`` if several look the same, and none is spelled so
         """
-        restored = restore_path(path)
+        restored = unescape_displayed_path(path)
         if self._exists(restored):
             return restored, () if restored != path else self._list_other_forms(path)
         for other in dict.fromkeys((path, _unquote_git_path(path))):
@@ -237,7 +237,7 @@ class SessionRoots:
                 return other, ()
         found = ""
         for part in path.split("/"):
-            name = restore_path(part)
+            name = unescape_displayed_path(part)
             if name == part and (not part.isascii() or " " in part) and not self._exists(found + part):
                 name = self._find_same_looking(found, part) or part
             found += f"{name}/"
@@ -249,25 +249,25 @@ class SessionRoots:
     def _list_other_forms(self, path: str) -> tuple[str, ...]:
         """Return the entries that differ from ``path`` only in how an accent is encoded, spelled out."""
         forms = dict.fromkeys(unicodedata.normalize(form, path) for form in ("NFC", "NFD"))
-        return tuple(spell_out_path(form) for form in forms if form != path and self._exists(form))
+        return tuple(escape_non_ascii_path(form) for form in forms if form != path and self._exists(form))
 
     def _find_same_looking(self, folder: str, name: str) -> str | None:
         """Return the only entry of ``folder`` that looks like ``name``; None if there is none.
 
         :raises ToolError: ``invalid_input`` if there are several
         """
-        place = resolve_canonical(os.path.join(self.workspace, folder).rstrip("/") or "/")  # noqa: PTH118 - see above
-        if not self.locate_canonical(place).is_inside:
+        place = resolve_canonical_path(os.path.join(self.workspace, folder).rstrip("/") or "/")  # noqa: PTH118 - see above
+        if not self.locate_canonical_path(place).is_inside:
             return None
-        wanted = fold_spelling(name)
+        wanted = normalise_unicode_spelling(name)
         try:
             with os.scandir(place) as entries:
                 names = [one.name for one in islice(entries, MAX_COMPARED_NAMES)]
         except (OSError, ValueError):
             return None
-        found = [one for one in names if one != name and fold_spelling(one) == wanted]
+        found = [one for one in names if one != name and normalise_unicode_spelling(one) == wanted]
         if len(found) > 1:
-            shown = " and ".join(f"`{spell_out_path(folder + one)}`" for one in sorted(found)[:3])
+            shown = " and ".join(f"`{escape_non_ascii_path(folder + one)}`" for one in sorted(found)[:3])
             raise ToolError(
                 f"`{escape_terminal_controls(folder + name)}` could mean several files, which look the same: {shown}. Use "
                 "one of these spellings.",
@@ -275,7 +275,7 @@ class SessionRoots:
             )
         return found[0] if found else None
 
-    def find_link(self, path: str, located: ResolvedPath) -> str | None:
+    def find_final_symlink(self, path: str, located: ResolvedPath) -> str | None:
         """Return the shown path of a link if the last name of ``path`` is one; None if it is not.
 
         :param located: the resolved ``path``
@@ -284,15 +284,15 @@ class SessionRoots:
         folder, _, name = os.path.join(self.workspace, path).rstrip("/").rpartition("/")  # noqa: PTH118 - see above
         if name in ("", ".", ".."):
             return None
-        entry = spell_as_listed(f"{resolve_canonical(folder or '/').rstrip('/')}/{name}")
-        return None if entry == located.absolute else self.format_path(entry)
+        entry = canonicalize_path_spelling(f"{resolve_canonical_path(folder or '/').rstrip('/')}/{name}")
+        return None if entry == located.absolute else self.format_path_for_display(entry)
 
-    def locate_canonical(self, absolute: str) -> ResolvedPath:
+    def locate_canonical_path(self, absolute: str) -> ResolvedPath:
         """Return the location of a path that is already canonical, without asking the file system."""
         for root, within, writable in self._roots_by_length:
             if absolute.startswith(within) or absolute == root:
                 inner = absolute[len(within) :] or "."
-                shown = inner if root == self.workspace else self.format_path(absolute)
+                shown = inner if root == self.workspace else self.format_path_for_display(absolute)
                 if shown is inner:
                     shown = escape_terminal_controls(inner)
                 return ResolvedPath(absolute, shown, True, root, writable, inner)
@@ -308,7 +308,7 @@ class SessionRoots:
             "folder to [[roots]] in the agent's manifest."
         )
 
-    def format_path(self, absolute: str) -> str:
+    def format_path_for_display(self, absolute: str) -> str:
         """Return a canonical path as results and messages show it."""
         if absolute == self.workspace:
             return "."
@@ -317,7 +317,7 @@ class SessionRoots:
         return escape_terminal_controls(absolute)
 
 
-_GIT_ESCAPE = compile_on_first_use(rb'\\([0-7]{3}|x[0-9a-f]{2}|[abfnrtv"\\])')
+_GIT_ESCAPE = compile_regex_lazily(rb'\\([0-7]{3}|x[0-9a-f]{2}|[abfnrtv"\\])')
 _GIT_CHARACTERS = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
 
 
@@ -365,7 +365,7 @@ def _check_path(path: str) -> None:
         raise _path_too_long_error(path)
 
 
-def explain_lost_root(root: str) -> ToolError | None:
+def find_lost_root_error(root: str) -> ToolError | None:
     """Return the error for a root that is no longer a folder at its canonical path; else None.
 
     Another folder at the same path is accepted, such as a fresh checkout.

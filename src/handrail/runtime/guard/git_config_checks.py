@@ -18,8 +18,8 @@ from typing import NamedTuple
 from handrail.contract.protected.path_protection import normalise_file_name
 from handrail.runtime.files.secure_open import READ_FLAGS, is_git_directory
 from handrail.runtime.guard import git_config_reader
-from handrail.runtime.guard.git_config_reader import UnreadableConfig, find_changed_unsafe_keys, parse_config
-from handrail.runtime.guard.quarantine import FileSnapshot, read_single_named_file
+from handrail.runtime.guard.git_config_reader import UnreadableGitConfigError, find_changed_unsafe_keys, parse_config
+from handrail.runtime.guard.quarantine import FileSnapshot, snapshot_single_link_file
 from handrail.sandbox.view.cached_folder_tree import FolderTree, ProtectedEntry, raise_if_resource_shortage
 from handrail.sandbox.view.protected_mounts import find_links_on_path
 
@@ -48,9 +48,9 @@ _GIT_TARGETS: dict[str, tuple[tuple[object, ...], GitNamedPaths]] = {}
 def snapshot_configs(tree: FolderTree) -> dict[str, FileSnapshot]:
     """Return the git configuration files and repository pointers, with their current content."""
     found: dict[str, FileSnapshot] = {}
-    for entry in tree.list_protected().values():
+    for entry in tree.get_protected_entries().values():
         if entry.why.kind == "vcs" and not entry.folder and not entry.link:
-            kept = read_single_named_file(tree.root, entry.path)
+            kept = snapshot_single_link_file(tree.root, entry.path)
             if kept is not None:
                 found[entry.path] = kept
     return found
@@ -63,8 +63,8 @@ def find_paths_named_by_git(tree: FolderTree) -> GitNamedPaths:
     repository (``core.hooksPath``), a file of the work tree may be included, and a command may be a script of the work
     tree.
     """
-    places = [*((folder, None) for folder in tree.list_repositories()), *_find_outer_repositories(tree.root)]
-    person = git_config_reader.read_paths_named_by_user()
+    places = [*((folder, None) for folder in tree.list_git_directories()), *_find_outer_repositories(tree.root)]
+    person = git_config_reader.read_user_and_system_git_paths()
     key = (
         tree.version,
         person,
@@ -96,7 +96,7 @@ def find_paths_git_names_near(root: str, path: str) -> Iterator[str]:
     """
     if root in _GIT_TARGETS:
         yield from _GIT_TARGETS[root][1].targets
-    person = git_config_reader.read_paths_named_by_user()
+    person = git_config_reader.read_user_and_system_git_paths()
     yield from _resolve_named(root, person, root, {})
     folder = path.rpartition("/")[0]
     while folder:
@@ -144,7 +144,7 @@ class RepositoryLocation(NamedTuple):
     is_valid: bool
 
 
-def find_repository_of(folder: str) -> RepositoryLocation | None:
+def find_enclosing_repository(folder: str) -> RepositoryLocation | None:
     """Return the repository that git would find from a folder if it saw all files; None without one."""
     while folder:
         if (place := _find_git_directory(folder)) is not None:
@@ -152,6 +152,8 @@ def find_repository_of(folder: str) -> RepositoryLocation | None:
         folder = folder.rpartition("/")[0]
     else:
         return None
+    if Path(place).is_symlink():  # as some programs that manage many repositories make it
+        place = os.path.realpath(place)
     common, _, name = place.rpartition("/worktrees/")
     is_linked = bool(common) and "/" not in name
     if not is_linked:
@@ -267,11 +269,11 @@ def find_rebase_exec_steps(tree: FolderTree) -> dict[str, tuple[bytes, ...]]:
     Git runs these commands when the user continues the operation.
     """
     found: dict[str, tuple[bytes, ...]] = {}
-    for folder in tree.list_repositories():
+    for folder in tree.list_git_directories():
         for name in _STEPS:
             path = f"{folder}/{name}"
             if os.path.lexists(path):
-                kept = read_single_named_file(tree.root, path)
+                kept = snapshot_single_link_file(tree.root, path)
                 lines = () if kept is None else map(bytes.strip, kept.data.splitlines())
                 found[path] = (_NO_FILE,) if kept is None else tuple(filter(_runs_command, lines))
     return found
@@ -279,7 +281,7 @@ def find_rebase_exec_steps(tree: FolderTree) -> dict[str, tuple[bytes, ...]]:
 
 def remove_rebase_exec_steps(tree: FolderTree, path: str, known: Collection[bytes]) -> FileSnapshot | None:
     """Return the file without unknown steps that run a command; None if it is not a regular file."""
-    kept = read_single_named_file(tree.root, path)
+    kept = snapshot_single_link_file(tree.root, path)
     if kept is None:
         return None
     lines = [line for line in kept.data.splitlines(keepends=True) if not _runs_command(line) or line.strip() in known]
@@ -317,7 +319,7 @@ def _runs_command(line: bytes) -> bool:
     return bool(words) and not words[0].startswith(b"#") and words[0] not in _RUNS_NOTHING
 
 
-def explain_git_fault(tree: FolderTree, entry: ProtectedEntry, before: FileSnapshot | None) -> str | None:
+def explain_protected_entry_fault(tree: FolderTree, entry: ProtectedEntry, before: FileSnapshot | None) -> str | None:
     """Return why a protected entry may not stay as it is; None if it may.
 
     :param before: the earlier content; None if the entry is new
@@ -328,7 +330,7 @@ def explain_git_fault(tree: FolderTree, entry: ProtectedEntry, before: FileSnaps
     if entry.why.kind != "vcs" or entry.folder or entry.link:
         return "it is new" if before is None else "it is not a regular file with one name"
     folder = entry.path.rpartition("/")[0]
-    repositories = set(tree.list_repositories())
+    repositories = set(tree.list_git_directories())
     if name in _CONFIGS and folder in repositories:
         return _explain_config_fault(tree, entry.path, folder, before)
     if name in _POINTERS and (name == ".git" or folder in repositories):
@@ -339,21 +341,21 @@ def explain_git_fault(tree: FolderTree, entry: ProtectedEntry, before: FileSnaps
 def explain_lost_config_restoration(tree: FolderTree, path: str, before: FileSnapshot) -> str | None:
     """Return why a missing configuration must be restored; None if it need not be."""
     folder = path.rpartition("/")[0]
-    if normalise_file_name(path.rpartition("/")[2]) not in _CONFIGS or folder not in tree.list_repositories():
+    if normalise_file_name(path.rpartition("/")[2]) not in _CONFIGS or folder not in tree.list_git_directories():
         return None  # its repository is missing too
     keys = _find_unlisted_keys(tree, folder, before.data, b"")
     return None if not keys else f"it is gone, and it had {', '.join(keys[:5])}"
 
 
 def _explain_config_fault(tree: FolderTree, path: str, folder: str, before: FileSnapshot | None) -> str | None:
-    now = read_single_named_file(tree.root, path)
+    now = snapshot_single_link_file(tree.root, path)
     if now is None:
         return "it is not a regular file with one name"
     if before is not None and now.data == before.data:
         return None
     try:
         keys = _find_unlisted_keys(tree, folder, b"" if before is None else before.data, now.data)
-    except UnreadableConfig as error:
+    except UnreadableGitConfigError as error:
         return f"git cannot read it: {error}"
     return None if not keys else f"{', '.join(keys[:5])} may not be set by a tool"
 
@@ -365,13 +367,13 @@ def _find_unlisted_keys(tree: FolderTree, folder: str, before: bytes, after: byt
 
     try:
         had = parse_config(before)
-    except UnreadableConfig:
+    except UnreadableGitConfigError:
         had = []  # git could not read it either, so none of its entries applied
     return find_changed_unsafe_keys(had, parse_config(after), inside)
 
 
 def _explain_pointer_fault(tree: FolderTree, path: str, repositories: Collection[str]) -> str | None:
-    now = read_single_named_file(tree.root, path)
+    now = snapshot_single_link_file(tree.root, path)
     if now is None:
         return "it is not a regular file with one name"
     text = now.data.decode("utf-8", "surrogateescape").strip()

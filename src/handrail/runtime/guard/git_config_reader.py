@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.sandbox.view.cached_folder_tree import raise_if_resource_shortage
 
 MAX_CONFIG_BYTES = 1024 * 1024
@@ -32,19 +32,19 @@ class GitConfigLine(NamedTuple):
     value: str | None
 
 
-class UnreadableConfig(ValueError):
+class UnreadableGitConfigError(ValueError):
     """An error for a file that git, or some version of git, would not read."""
 
 
 def parse_config(data: bytes) -> list[GitConfigLine]:
     """Return the entries of one file in order, without its includes.
 
-    :raises Unreadable: with the problem and its line
+    :raises UnreadableGitConfigError: with the problem and its line
     """
     if len(data) > MAX_CONFIG_BYTES:
-        raise UnreadableConfig(f"it has {len(data)} bytes; the limit is {MAX_CONFIG_BYTES}")
+        raise UnreadableGitConfigError(f"it has {len(data)} bytes; the limit is {MAX_CONFIG_BYTES}")
     if b"\0" in data:
-        raise UnreadableConfig("it contains a NUL character")
+        raise UnreadableGitConfigError("it contains a NUL character")
     text = data.decode("utf-8", "surrogateescape")
     return _ConfigReader(text.removeprefix("\ufeff").replace("\r\n", "\n")).entries()
 
@@ -161,15 +161,15 @@ class _ConfigReader:
             else:
                 value.append(char)
 
-    def _fault(self, what: str) -> UnreadableConfig:
+    def _fault(self, what: str) -> UnreadableGitConfigError:
         line = self._text.count("\n", 0, min(self._at, len(self._text))) + 1
-        return UnreadableConfig(f"line {line}: {what}")
+        return UnreadableGitConfigError(f"line {line}: {what}")
 
 
 # Harmless entries, which run nothing.
 
-_FLAG = compile_on_first_use(r"true|false|yes|no|on|off|[0-9]{1,4}|", re.IGNORECASE)
-_NAME = compile_on_first_use(r"(?!-)[A-Za-z0-9_][A-Za-z0-9._/+@-]*")
+_FLAG = compile_regex_lazily(r"true|false|yes|no|on|off|[0-9]{1,4}|", re.IGNORECASE)
+_NAME = compile_regex_lazily(r"(?!-)[A-Za-z0-9_][A-Za-z0-9._/+@-]*")
 _REFERENCE = re.compile(r"(?!-)[^\x00-\x20\x7f\\?\[$`;|&<>\"'()!]+")
 _TEXT = re.compile(r"[^\x00-\x1f\x7f]*")
 _SCHEME = re.compile(r"(?:https?|ssh|git|git\+ssh|ssh\+git|file)://(?!-)[^\s\x00-\x1f\x7f]+", re.IGNORECASE)
@@ -309,7 +309,7 @@ _PATH_KEYS = frozenset(
     )
 )
 """Keys whose whole value is one path."""
-_PATHLESS_KEYS = compile_on_first_use(
+_PATHLESS_KEYS = compile_regex_lazily(
     r"(?:user|author|committer|color|column|safe|branch|url|maintenance|gui|advice|transfer|extensions|i18n)\..*"
     r"|core\.worktree|remote\..*\.(?:url|pushurl|fetch|push|tagopt|skipfetchall|prune|mirror|promisor|partialclonefilter)"
     r"|submodule\..*\.(?:url|path|branch|active|ignore|fetchrecursesubmodules)|http\..*\.?(?:sslcert|sslkey|sslcainfo|proxy)"
@@ -317,7 +317,16 @@ _PATHLESS_KEYS = compile_on_first_use(
     re.DOTALL,
 )
 """Keys whose value is not a path that git runs or reads settings from."""
-_PARTS = compile_on_first_use(r"[\s;|&()<>\"'`$={},]+")
+_PARTS = compile_regex_lazily(r"[\s;|&()<>\"'`$={},]+")
+_RUNS_A_PROGRAM = compile_regex_lazily(
+    r"(?:^|\s)(?:-[A-Za-z]*[cxO]|--(?:exec|extcmd|upload-pack|receive-pack|open-files-in-pager)(?:\s|=)|run\s|foreach\s)"
+)
+"""An option or word in an alias with which a command of git runs a program that the alias names."""
+_HOME = compile_regex_lazily(r"\$(?:HOME\b|\{HOME\})")
+_OTHER_FOLDER = compile_regex_lazily(r"(?:\$\w++|\$\{[^{}]*+\}|\$\([^()]*+\)|`[^`]*+`)\"?'?/")
+"""A folder in a command that only a shell knows, such as ``$(git rev-parse --show-toplevel)/``; often the work tree."""
+_OPTION_BEFORE_PATH = compile_regex_lazily(r"^-[A-Za-z](?=[^-])|^--?[\w-]*+(?=/)")
+_MOST_FOLDERS = 8
 
 
 class GitNamedPath(NamedTuple):
@@ -354,7 +363,7 @@ def read_paths_named_in_file(
     return tuple(found), entries
 
 
-def read_paths_named_by_user(environment: Mapping[str, str] | None = None) -> tuple[GitNamedPath, ...]:
+def read_user_and_system_git_paths(environment: Mapping[str, str] | None = None) -> tuple[GitNamedPath, ...]:
     """Return the paths that the settings of the user and of the machine name, for any repository.
 
     :param environment: the environment of this process if None
@@ -425,7 +434,7 @@ def _read_config_entries(path: str, follow: bool) -> tuple[GitConfigLine, ...]:
     except OSError as error:
         raise_if_resource_shortage(error, path)
         entries = ()
-    except UnreadableConfig:
+    except UnreadableGitConfigError:
         entries = ()
     finally:
         os.close(descriptor)
@@ -457,7 +466,11 @@ def _collect(
 
 
 def _expand_home(value: str) -> str:
-    return str(Path(value).expanduser()) if value.startswith("~/") else value
+    """Return a path with the home folder in the place of ``~``, or of ``~USER``."""
+    try:
+        return str(Path(value).expanduser()) if value.startswith("~") else value
+    except RuntimeError:  # there is no such user
+        return value
 
 
 def _can_be_program_path(word: str, *, first: bool) -> bool:
@@ -467,7 +480,7 @@ def _can_be_program_path(word: str, *, first: bool) -> bool:
 
     :param first: whether the word is the program of a command
     """
-    if word.startswith("-") or "://" in word or "\0" in word:
+    if "://" in word or "\0" in word or (word.startswith("-") and "/" not in word):
         return False
     return "/" in word or (not first and "." in word.strip(".") and not word.replace(".", "").isdecimal())
 
@@ -477,14 +490,19 @@ def _find_program_path_words(entry: GitConfigLine) -> Iterator[str]:
     value = entry.value or ""
     if _PATHLESS_KEYS.fullmatch(entry.key) or is_harmless_git_setting(entry, lambda _: True):
         return
-    if entry.key.startswith("alias.") and not value.lstrip().startswith("!") and " -c" not in f" {value}":
+    if entry.key.startswith("alias.") and not value.lstrip().startswith("!") and not _RUNS_A_PROGRAM.search(value):
         return  # a command of git itself
+    text = _OTHER_FOLDER.sub("./", _HOME.sub("~", value.removeprefix("!")))
     try:
-        words = shlex.split(value.removeprefix("!"))
+        words = shlex.split(text)
     except ValueError:
         words = []
-    parts = [part for part in _PARTS.split(value.removeprefix("!")) if part]
+    parts = [part for part in _PARTS.split(text) if part]
+    folders = [*dict.fromkeys(parts[at + 1] for at, part in enumerate(parts[:-1]) if part in ("cd", "pushd"))]
     for number, part in enumerate((*parts, *words)):
         first = number == 0 or number == len(parts)
         if _can_be_program_path(part, first=first):
-            yield part
+            named = _OPTION_BEFORE_PATH.sub("", part)
+            yield named
+            if not named.startswith(("/", "~")):
+                yield from (f"{folder}/{named}" for folder in folders[:_MOST_FOLDERS])

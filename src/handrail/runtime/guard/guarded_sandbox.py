@@ -21,11 +21,11 @@ from handrail.contract.sandbox_protocol import PathDenials, Process, ProgramSpec
 from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.origins.listed_paths import can_avoid_mounts
-from handrail.runtime.files.atomic_write import replace_by_private_copies
+from handrail.origins.listed_paths import can_respelling_bypass_mounts
+from handrail.runtime.files.atomic_write import replace_hard_links_by_copies
 from handrail.runtime.guard.post_run_check import GuardedFolder, PostRunCheck, ProtectedPathViolation
 from handrail.runtime.guard.running_programs import running_programs
-from handrail.runtime.undo.workspace_snapshots import NeedsThread, ProgramChangeTracker, WorkspaceSnapshots
+from handrail.runtime.undo.workspace_snapshots import ProgramChangeTracker, ScanNeedsThread, WorkspaceSnapshots
 from handrail.sandbox.start.spawn import ProcessWrapper
 from handrail.sandbox.view import protected_mounts
 from handrail.sandbox.view.cached_folder_tree import FolderScanTooLong
@@ -46,7 +46,7 @@ _LAST_CHECK_PAUSES_S = (0.05, 0.25, 1.0)
 _T = TypeVar("_T")
 
 
-def pause_after_check_s(spent_s: float) -> float:
+def compute_check_pause_s(spent_s: float) -> float:
     """Return how long to wait after a check that took this much processor time, in seconds."""
     return max(CHECK_INTERVAL_S, _PAUSE_FACTOR * spent_s)
 
@@ -92,7 +92,7 @@ class GuardedSandbox:
         holder, begun_s = object(), asyncio.get_running_loop().time()
         while True:
             prepared = await self._run_with_exclusive_folders(look, (*places, *read_only))
-            repositories = (path for place in places for path in place.tree.list_repositories())
+            repositories = (path for place in places for path in place.tree.list_git_directories())
             if await running_programs.register(
                 holder, prepared.profile, repositories, changeable=prepared.changeable, begun_s=begun_s
             ):
@@ -136,9 +136,9 @@ class GuardedSandbox:
             return await self._sandbox.start(capabilities, profile, program)
         except OSError as error:
             raise ToolError(
-                f"The program was not started: {error.strerror or error}. The system or this process may be short "
-                "of descriptors, processes or memory. Stop what uses them, or ask the user to raise the limit "
-                "(ulimit -n), then call again.",
+                f"The program could not be started: {error.strerror or error}. The system or this process may have "
+                "no free file descriptors, processes or memory. Stop programs that are not needed, or ask the user to "
+                "raise the limits (such as ulimit -n), then call again.",
                 kind="unavailable",
             ) from error
 
@@ -158,7 +158,7 @@ class GuardedSandbox:
                     kind="conflict",
                 )
 
-    async def check_running_programs(self) -> float:
+    async def quarantine_new_protected_files(self) -> float:
         """Check the folders in which programs run, and move away new files under protected names.
 
         :return: the processor time that it took, in seconds
@@ -190,7 +190,7 @@ class GuardedSandbox:
     async def _check_and_reschedule(self) -> None:
         pause = CHECK_INTERVAL_S
         try:
-            pause = pause_after_check_s(await self.check_running_programs())
+            pause = compute_check_pause_s(await self.quarantine_new_protected_files())
         except (ToolError, OSError):
             pass  # a shortage: the next check may succeed, and the last one must
         finally:
@@ -215,7 +215,7 @@ class GuardedSandbox:
                 for place in places:
                     place.tree.max_files = _FILES_AT_ONCE
                 return work()
-            except (NeedsThread, FolderScanTooLong):
+            except (ScanNeedsThread, FolderScanTooLong):
                 pass
             finally:
                 for place in places:
@@ -266,13 +266,13 @@ def _prepare_start(
         place.refresh()
         if writes and place in places:
             pinned += _find_pinned(place, profile.denials)
-            pinned += place.tree.list_repositories() if profile.repositories_read_only else ()
+            pinned += place.tree.list_git_directories() if profile.repositories_read_only else ()
         hidden = _find_hidden(place, profile, writes=writes)
         masked += hidden
-        if place.tree.can_avoid_mounts and profile.denials is not None:
+        if place.tree.can_respelling_bypass_mounts and profile.denials is not None:
             listed += _find_folders_to_list(place, profile, hidden, writes=writes and place in places)
         masked += protected_mounts.find_blocking_pipes(place.tree, every=git)
-    masked += filter(protected_mounts.is_pipe, pinned)  # a file that a configuration includes may be a FIFO
+    masked += filter(protected_mounts.is_named_pipe, pinned)  # a file that a configuration includes may be a FIFO
     shared = _make_files_private(places, {*pinned, *masked}) if writes else ()
     if aftermath is not None:
         aftermath.set_baseline()
@@ -307,12 +307,12 @@ def _find_folders_to_list(
     assert denials is not None
     shown = hidden if profile.may_read is None else ()
     fixed = place.find_rule_read_only_paths(denials) if writes else ()
-    found = [path for path in (*shown, *fixed) if can_avoid_mounts(path.rpartition("/")[0] or "/")]
+    found = [path for path in (*shown, *fixed) if can_respelling_bypass_mounts(path.rpartition("/")[0] or "/")]
     folders = dict.fromkeys(
         folder
         for path in found
         for folder in (place.root, *protected_mounts.find_folders_between(path, (place.root,)))
-        if path != place.root and can_avoid_mounts(folder)
+        if path != place.root and can_respelling_bypass_mounts(folder)
     )
     by_path = {folder.path: folder for folder in place.tree.order}
     known = [by_path[path] for path in folders if path in by_path]
@@ -350,18 +350,18 @@ def _make_files_private(places: Sequence[GuardedFolder], closed: Collection[str]
 
     :param closed: paths that the program cannot write anyway
     """
-    found = places[0].find_outside_named_files(places[1:])
-    wanted = {path: file for path, file in found.items() if not protected_mounts.is_beneath_any(path, closed)}
+    found = places[0].find_externally_linked_files(places[1:])
+    wanted = {path: file for path, file in found.items() if not protected_mounts.is_within_any_folder(path, closed)}
     if not wanted:
         return ()
     if _on_event_loop():
-        raise NeedsThread
+        raise ScanNeedsThread
     in_use = running_programs.find_mounted_paths(wanted)
     done: set[str] = set()
     for place in places:
         top = place.root.rstrip("/") + "/"
         mine = ((path, file) for path, file in wanted.items() if path.startswith(top) and path not in in_use)
-        done |= replace_by_private_copies(place.root, mine)
+        done |= replace_hard_links_by_copies(place.root, mine)
         place.refresh()
     return tuple(path for path in wanted if path not in done)
 
@@ -461,7 +461,7 @@ class GuardedProcess(ProcessWrapper):
     async def wait(self) -> int:
         """Wait for the end of the program and for the last check, and return the exit code.
 
-        :raises Vetoed: if the program changed protected files
+        :raises ProtectedPathViolation: if the program changed protected files
         :raises ToolError: if the check could not run, or the process failed
         """
         code, error = 0, None
@@ -518,7 +518,7 @@ class GuardedProcess(ProcessWrapper):
     async def end_call(self) -> None:
         """End a call of a long-running process, and check what it changed.
 
-        :raises Vetoed: if it changed protected files
+        :raises ProtectedPathViolation: if it changed protected files
         """
         if self._aftermath is None:
             return

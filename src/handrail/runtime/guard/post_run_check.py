@@ -25,7 +25,7 @@ from handrail.runtime.guard.quarantine import (
     OriginalPathState,
     OriginalPathStates,
     QuarantineFolder,
-    make_folder_readable,
+    grant_folder_access_to_owner,
     open_parent,
     restore_file,
 )
@@ -99,7 +99,9 @@ class GuardedFolder:
     def find_paths_to_pin(self, denials: PathDenials | None) -> tuple[str, ...]:
         """Return the paths to mount read-only: protected files, and files that git's settings name."""
         key = ("pins", None if denials is None else denials.key)
-        found = self._cache_by_tree_version(key, lambda: protected_mounts.find_read_only_protected(self.tree, denials))
+        found = self._cache_by_tree_version(
+            key, lambda: protected_mounts.find_read_only_protected_paths(self.tree, denials)
+        )
         self.git_targets = vcs.find_paths_named_by_git(self.tree)
         return (*found, *(path for path in self.git_targets.targets if os.path.lexists(path)))
 
@@ -109,7 +111,7 @@ class GuardedFolder:
             return tuple(self.tree.list_unreadable_folders())
         key = ("hides", denials.key)
         return self._cache_by_tree_version(
-            key, lambda: protected_mounts.find_unreadable_paths(self.tree, denials.is_hidden, key)
+            key, lambda: protected_mounts.find_hidden_and_unreadable_paths(self.tree, denials.is_hidden, key)
         )
 
     def find_rule_read_only_paths(self, denials: PathDenials) -> tuple[str, ...]:
@@ -118,10 +120,10 @@ class GuardedFolder:
             return ()
         key = ("fixes", denials.key)
         return self._cache_by_tree_version(
-            key, lambda: protected_mounts.find_outermost_read_only(self.tree, denials.is_read_only, key)
+            key, lambda: protected_mounts.find_outermost_matching_paths(self.tree, denials.is_read_only, key)
         )
 
-    def find_outside_named_files(self, others: Sequence[GuardedFolder]) -> Mapping[str, tuple[int, int]]:
+    def find_externally_linked_files(self, others: Sequence[GuardedFolder]) -> Mapping[str, tuple[int, int]]:
         """Return the files in this and the other places that have names outside of them."""
         trees = [place.tree for place in (self, *others)]
         versions = tuple((tree.root, tree.version) for tree in trees)
@@ -219,7 +221,7 @@ class PostRunCheck:
         again = [  # a program may reach these below the mounts
             entry.path
             for place, before in zip(self._places, self._before, strict=True)
-            for entry in (before.entries.values() if place.tree.can_avoid_mounts else ())
+            for entry in (before.entries.values() if place.tree.can_respelling_bypass_mounts else ())
             if not entry.link and not protected_mounts.is_writable_by_programs(entry, self._denials)
         ]
         order = sorted(range(len(self._places)), key=lambda number: len(self._places[number].root), reverse=True)
@@ -246,7 +248,7 @@ class PostRunCheck:
         for place, before in zip(self._places, self._before, strict=True):
             place.refresh()
             place.git_targets = vcs.find_paths_named_by_git(place.tree)
-            now = place.tree.list_protected()
+            now = place.tree.get_protected_entries()
             fresh = [
                 path
                 for path, entry in now.items()
@@ -318,7 +320,7 @@ class PostRunCheck:
                 place.refresh()
                 if self._vcs:
                     running_programs.remember_checked_paths(
-                        path for path in tree.list_protected() if path not in before.entries
+                        path for path in tree.get_protected_entries() if path not in before.entries
                     )
 
     def quarantine_while_running(self) -> None:
@@ -344,13 +346,13 @@ class PostRunCheck:
 
     def _take_state(self, place: GuardedFolder) -> _FolderState:
         tree = place.tree
-        entries = tree.list_protected()
-        links = protected_mounts.find_fixed_links(tree, entries.values(), self._denials)
+        entries = tree.get_protected_entries()
+        links = protected_mounts.find_protected_links(tree, entries.values(), self._denials)
         return _FolderState(
             tree.version,
             entries,
             frozenset(folder.path for folder in tree.order),
-            frozenset(tree.list_repositories()),
+            frozenset(tree.list_git_directories()),
             frozenset(tree.list_unreadable_folders()),
             {path: _read_link(path) for path in self._find_fixed_links(place, entries, links)},
             frozenset(() if self._denials is None else place.find_rule_read_only_paths(self._denials)),
@@ -378,7 +380,9 @@ class PostRunCheck:
         pinned = {*(entry.path for entry in folders), *place.git_targets.targets}
         ways = (way for path in links for way in protected_mounts.find_links_on_path(place.root, path))
         yield from (
-            path for path in (*ways, *place.git_targets.links) if not protected_mounts.is_beneath_any(path, pinned)
+            path
+            for path in (*ways, *place.git_targets.links)
+            if not protected_mounts.is_within_any_folder(path, pinned)
         )
 
     @staticmethod
@@ -396,7 +400,7 @@ class PostRunCheck:
         place.refresh()
         for _ in range(_MAX_OPENING_ROUNDS):
             shut = [path for path in place.tree.list_unreadable_folders() if path not in before.closed]
-            opened = [path for path in shut if make_folder_readable(place.root, path)]
+            opened = [path for path in shut if grant_folder_access_to_owner(place.root, path)]
             if not opened:
                 return
             place.refresh()
@@ -423,7 +427,7 @@ class PostRunCheck:
         self, place: GuardedFolder, before: _FolderState, *, meanwhile: bool
     ) -> Iterator[tuple[str, PathProtection | None, str]]:
         """Yield ``(path, protection, problem)`` for everything that may not stay."""
-        now = place.tree.list_protected()
+        now = place.tree.get_protected_entries()
         yield from self._find_faults_by_name(place, before, now)
         for path, kept in before.configs.items():
             if path not in now and (problem := vcs.explain_lost_config_restoration(place.tree, path, kept)) is not None:
@@ -441,7 +445,9 @@ class PostRunCheck:
         """Yield the faults of protected names, and note what rules or a clone allow."""
         tree = place.tree
         fresh = [
-            path for path in tree.list_repositories() if path not in before.repositories and path not in before.folders
+            path
+            for path in tree.list_git_directories()
+            if path not in before.repositories and path not in before.folders
         ]
         moved = self._identify_mounted(place)
         judged = self._vcs or running_programs.may_change_git_config(tree.root)
@@ -457,18 +463,20 @@ class PostRunCheck:
             if _is_name_unchanged(path, entry, before):
                 continue
             by_keys = judged or path in running_programs.vouched
-            problem = vcs.explain_git_fault(tree, entry, before.configs.get(path)) if by_keys else "it is new"
+            problem = (
+                vcs.explain_protected_entry_fault(tree, entry, before.configs.get(path)) if by_keys else "it is new"
+            )
             if problem is not None:
                 yield _find_path_to_move(path, entry, fresh, by_keys=by_keys), entry.why, problem
 
     def _is_allowed_by_rule_or_clone(self, path: str, entry: ProtectedEntry, cloned: Collection[str]) -> bool:
         """Return whether a rule opens a protected name, or the file is in a cloned work tree."""
         return protected_mounts.is_writable_by_programs(entry, self._denials) or (
-            entry.why.requires_approval and protected_mounts.is_beneath_any(path, cloned)
+            entry.why.requires_approval and protected_mounts.is_within_any_folder(path, cloned)
         )
 
     def _note_made(self, tree: FolderTree, path: str, entry: ProtectedEntry, cloned: Collection[str]) -> None:
-        if not entry.why.applies_to_programs and not protected_mounts.is_beneath_any(path, cloned):
+        if not entry.why.applies_to_programs and not protected_mounts.is_within_any_folder(path, cloned):
             self._kept_paths[escape_terminal_controls(path[len(tree.root.rstrip("/")) + 1 :])] = None
 
     def _restore_lost_mounted_file(
@@ -481,7 +489,7 @@ class PostRunCheck:
         away, never deleted.
         """
         tree = place.tree
-        fate = place.originals.determine_file_fate(path, original)
+        fate = place.originals.classify_file_change(path, original)
         entry = before.entries.get(path)
         if _may_mounted_content_stay(tree, entry, original, fate):
             return
@@ -497,12 +505,12 @@ class PostRunCheck:
         except OSError as error:
             raise_if_resource_shortage(error, path)  # the next look retries
             became = f"could not be put back ({error.strerror}) and the user has to look at it"
-        self._add_finding(f"{shown} {became}, because {_CHANGED_BELOW_MOUNT[tree.can_avoid_mounts]}")
+        self._add_finding(f"{shown} {became}, because {_CHANGED_BELOW_MOUNT[tree.can_respelling_bypass_mounts]}")
 
     def _restore_and_describe(self, root: str, path: str, original: OriginalPathState, fate: FileFate) -> str:
         """Restore a path and return the result as a message says it."""
         moved = ""
-        if fate == "replaced" and (kept := self._quarantine.move_in(root, path)) is not None:
+        if fate == "replaced" and (kept := self._quarantine.move_into_quarantine(root, path)) is not None:
             moved = f"; the file in its place was moved to {kept}" if kept else "; the file in its place was removed"
         if original.snapshot is None:
             return f"has changed{moved}"
@@ -534,9 +542,9 @@ class PostRunCheck:
         self, tree: FolderTree, path: str, why: PathProtection | None, what: str, before: _FolderState
     ) -> None:
         shown = escape_terminal_controls(path[len(tree.root.rstrip("/")) + 1 :])
-        is_repository = path not in before.configs and path in tree.list_repositories()
+        is_repository = path not in before.configs and path in tree.list_git_directories()
         try:
-            kept = self._quarantine.move_in(tree.root, path)
+            kept = self._quarantine.move_into_quarantine(tree.root, path)
             became = "is gone again" if kept is None else f"was moved to {kept}" if kept else "was removed"
             if (original := before.configs.get(path)) is not None:
                 restore_file(tree.root, path, original)
@@ -567,7 +575,7 @@ class PostRunCheck:
         try:
             rest = vcs.remove_rebase_exec_steps(tree, path, known)
             if rest is None:
-                self._quarantine.move_in(tree.root, path)
+                self._quarantine.move_into_quarantine(tree.root, path)
             else:
                 restore_file(tree.root, path, rest)
         except OSError as error:
@@ -585,7 +593,7 @@ class PostRunCheck:
         shown = escape_terminal_controls(path[len(root.rstrip("/")) + 1 :])
         try:
             with contextlib.suppress(FileNotFoundError):
-                self._quarantine.move_in(root, path)
+                self._quarantine.move_into_quarantine(root, path)
             parent = open_parent(root, path)
             if parent is None:
                 return
@@ -650,7 +658,7 @@ def _find_faults_by_denials(
             if path not in prior_hidden:
                 yield path, None, _TOO_MANY_HIDDEN_REASON
     for path in place.find_rule_read_only_paths(denials):
-        if path not in before.fixed and not protected_mounts.is_beneath_any(path, before.fixed):
+        if path not in before.fixed and not protected_mounts.is_within_any_folder(path, before.fixed):
             yield path, None, "a rule denies writing it"
 
 
@@ -664,7 +672,7 @@ def _may_mounted_content_stay(
         return original.folder  # a program cannot remove a mount, and a missing file is harmless
     if entry is None or entry.why.kind != "vcs" or original.folder:
         return False
-    return vcs.explain_git_fault(tree, entry, original.snapshot) is None
+    return vcs.explain_protected_entry_fault(tree, entry, original.snapshot) is None
 
 
 def _find_outermost_link(place: GuardedFolder, path: str) -> str:

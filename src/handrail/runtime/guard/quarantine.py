@@ -19,12 +19,12 @@ from typing import Literal
 from handrail.contract.errors import ToolError
 from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import escape_terminal_controls
-from handrail.origins.listed_paths import can_avoid_mounts
+from handrail.origins.listed_paths import can_respelling_bypass_mounts
 from handrail.runtime.files.secure_open import FOLDER_FLAGS, READ_FLAGS, open_root
 from handrail.runtime.files.session_roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, PATH_FLAGS, openat2
 from handrail.runtime.guard.git_config_reader import MAX_CONFIG_BYTES
 from handrail.sandbox.view.cached_folder_tree import FolderTree, raise_if_resource_shortage
-from handrail.store.project_identity import read_birth_ns
+from handrail.store.project_identity import read_creation_time_ns
 from handrail.store.state_folders import remove_tree
 
 MAX_COPIED_BYTES = 64 * 1024 * 1024
@@ -44,7 +44,7 @@ class QuarantineFolder:
     def __init__(self, folder: str) -> None:
         self.folder = folder
 
-    def move_in(self, root: str, path: str) -> str | None:
+    def move_into_quarantine(self, root: str, path: str) -> str | None:
         """Move ``path``, which lies below ``root``, into the quarantine.
 
         :return: the new path; empty if the file could only be removed; None if it no longer exists
@@ -102,7 +102,7 @@ def open_parent(root: str, path: str) -> int | None:
         os.close(top)
 
 
-def make_folder_readable(root: str, path: str) -> bool:
+def grant_folder_access_to_owner(root: str, path: str) -> bool:
     """Give the owner of a folder access to it, and return whether that worked."""
     try:
         top = open_root(root)
@@ -220,7 +220,7 @@ def _disarm_quarantined_folder(place: Path) -> None:
         for name in (*folder.files, *folder.links):
             if name.casefold() == "head":
                 with contextlib.suppress(OSError):
-                    Path(folder.child_paths(name)[0]).rename(folder.child_paths(f"{name}{_SUFFIX}")[0])
+                    Path(folder.get_child_paths(name)[0]).rename(folder.get_child_paths(f"{name}{_SUFFIX}")[0])
 
 
 # Originals: the state of files when a program started, to compare and restore them after its end.
@@ -290,11 +290,11 @@ class OriginalPathStates:
         kept = (
             None
             if folder or self._bytes >= MAX_KEPT_BYTES
-            else read_single_named_file(self._root, path, any_links=True)
+            else snapshot_single_link_file(self._root, path, any_links=True)
         )
         original = OriginalPathState(
             identity,
-            read_birth_ns(path),
+            read_creation_time_ns(path),
             folder,
             status.st_nlink,
             folder or status.st_ctime_ns < time.time_ns() - _TICK_NS,
@@ -314,7 +314,7 @@ class OriginalPathStates:
         """The number of remembered paths."""
         return len(self._known)
 
-    def determine_file_fate(self, path: str, original: OriginalPathState) -> FileFate:
+    def classify_file_change(self, path: str, original: OriginalPathState) -> FileFate:
         """Return what happened to ``path`` since its state was taken.
 
         ``edited`` is the same file with other content. Nothing in the sandbox can have written it, since the mount
@@ -327,7 +327,7 @@ class OriginalPathStates:
             return "gone"
         identity = _file_identity(status)
         if original.folder:
-            same = identity[:3] == original.identity[:3] and read_birth_ns(path) == original.birth_ns
+            same = identity[:3] == original.identity[:3] and read_creation_time_ns(path) == original.birth_ns
             return "same" if same else "replaced"
         # Without the content, which is too long to read, this is the best available answer.
         if identity == original.identity and (original.settled or original.snapshot is None):
@@ -335,13 +335,13 @@ class OriginalPathStates:
         if original.snapshot is not None and self._has_content(path, status, original.snapshot):
             return "same"
         same_file = identity[:3] == original.identity[:3] and original.birth_ns is not None
-        alone = status.st_nlink == original.links == 1 and not can_avoid_mounts(path.rpartition("/")[0])
-        return "edited" if same_file and alone and read_birth_ns(path) == original.birth_ns else "replaced"
+        alone = status.st_nlink == original.links == 1 and not can_respelling_bypass_mounts(path.rpartition("/")[0])
+        return "edited" if same_file and alone and read_creation_time_ns(path) == original.birth_ns else "replaced"
 
     def _has_content(self, path: str, status: os.stat_result, kept: FileSnapshot) -> bool:
         if not stat.S_ISREG(status.st_mode) or status.st_size != len(kept.data):
             return False
-        now = read_single_named_file(self._root, path, any_links=True)
+        now = snapshot_single_link_file(self._root, path, any_links=True)
         return now is not None and now.data == kept.data
 
     def identify(self, path: str) -> tuple[tuple[int, ...], int | None] | None:
@@ -350,7 +350,7 @@ class OriginalPathStates:
             status = os.lstat(path)
         except OSError:
             return None
-        return _file_identity(status)[:3], read_birth_ns(path)
+        return _file_identity(status)[:3], read_creation_time_ns(path)
 
     def _forget(self, path: str) -> None:
         known = self._known.pop(path, None)
@@ -358,7 +358,7 @@ class OriginalPathStates:
             self._bytes -= len(known.snapshot.data)
 
 
-def read_single_named_file(root: str, path: str, *, any_links: bool = False) -> FileSnapshot | None:
+def snapshot_single_link_file(root: str, path: str, *, any_links: bool = False) -> FileSnapshot | None:
     """Return the content of a short regular file with one name; None for everything else.
 
     It never waits for a FIFO.

@@ -14,14 +14,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from handrail.contract.protected.path_protection import find_protection
+from handrail.contract.protected.path_protection import find_path_protection
 from handrail.contract.sandbox_protocol import ConnectionAttempt, PathDenials, Process, SandboxProfile
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.origins.program_lookup import SYSTEM_FOLDERS, list_path_folders
-from handrail.runtime.guard.git_config_checks import find_repository_of
+from handrail.origins.program_lookup import SYSTEM_FOLDERS, list_path_variable_folders
+from handrail.runtime.guard.git_config_checks import find_enclosing_repository
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess
 from handrail.sandbox.view.toolchains import find_toolchains
 
@@ -31,13 +31,13 @@ _MOST_PROGRAMS = 3
 
 _Failure = Literal["network", "loopback", "read-only", "unix-sockets", "services", "root"]
 _SIGNS: dict[_Failure, re.Pattern[bytes]] = {
-    "loopback": compile_on_first_use(
+    "loopback": compile_regex_lazily(
         rb"(?:127\.\d+\.\d+\.\d+|localhost|::1|0\.0\.0\.0)[^\n]{0,200}?"
         rb"(?:refused|Couldn't connect|Could not connect|Failed to connect)"
         rb"|(?:refused|[Ff]ailed to connect|Couldn't connect)[^\n]{0,200}?(?:127\.\d+\.\d+\.\d+|localhost|::1)",
         re.IGNORECASE,
     ),
-    "network": compile_on_first_use(
+    "network": compile_regex_lazily(
         rb"could(?:n't| not) resolve|unable to resolve|failed to resolve|cannot resolve|resolution failed"
         rb"|name or service not known|nodename nor servname|failure in name resolution|NameResolutionError"
         rb"|\bENOTFOUND\b|\bEAI_AGAIN\b|\bEAI_NONAME\b|no such host|lookup address information|dns error"
@@ -46,20 +46,20 @@ _SIGNS: dict[_Failure, re.Pattern[bytes]] = {
         rb"|\(from versions: none\)",
         re.IGNORECASE,
     ),
-    "read-only": compile_on_first_use(
+    "read-only": compile_regex_lazily(
         rb"read-only file ?system|\bEROFS\b"
         rb"|['\"\xe2\x80\x98 ]/(?:usr|etc|opt|var|bin|sbin|lib\w*|srv|boot|sys|proc)\b[^\n]{0,200}permission denied"
         rb"|permission denied[^\n]{0,40}['\"\xe2\x80\x98 ]/(?:usr|etc|opt|var|bin|sbin|lib\w*|srv|boot|sys|proc)\b",
         re.IGNORECASE,
     ),
-    "unix-sockets": compile_on_first_use(rb"address family not supported|\bEAFNOSUPPORT\b", re.IGNORECASE),
-    "services": compile_on_first_use(
+    "unix-sockets": compile_regex_lazily(rb"address family not supported|\bEAFNOSUPPORT\b", re.IGNORECASE),
+    "services": compile_regex_lazily(
         rb"cannot connect to the docker daemon|connect[^\n]{0,200}[ '\"(:/](?:/var)?/run/[^\s'\"]+\.(?:sock|s\.PGSQL)"
         rb"|socket [\"'](?:/var)?/run/[^\n]{0,200}(?:failed|no such file)"
         rb"|failed to connect to (?:the )?(?:\w+ )?(?:scope )?bus\b|not been booted with systemd",
         re.IGNORECASE,
     ),
-    "root": compile_on_first_use(
+    "root": compile_regex_lazily(
         rb"unable to acquire the dpkg|are you root\?|superuser privileges|(?:must|need to|has to) be (?:run as )?root\b"
         rb"|unless you are root|\"no new privileges\"|effective user id is not 0"
         rb"|\b(?:chown|chgrp|mount|umount|chroot|mknod|setcap|iptables|ping|unshare|su|sudo): [^\n]{0,200}"
@@ -70,12 +70,12 @@ _SIGNS: dict[_Failure, re.Pattern[bytes]] = {
 }
 """The words with which programs tell of a failure, in the order of the notes."""
 _SILENT = (
-    (compile_on_first_use(r"(?<![\w.-])curl(?![\w.-])"), frozenset((5, 6, 7))),
-    (compile_on_first_use(r"(?<![\w.-])wget(?![\w.-])"), frozenset((4,))),
+    (compile_regex_lazily(r"(?<![\w.-])curl(?![\w.-])"), frozenset((5, 6, 7))),
+    (compile_regex_lazily(r"(?<![\w.-])wget(?![\w.-])"), frozenset((4,))),
 )
 """Programs that may say nothing, with their exit codes for a host that they did not reach."""
-_LOOPBACK_NAME = compile_on_first_use(r"127\.\d+\.\d+\.\d+|localhost|\[?::1\]?|0\.0\.0\.0")
-_REFUSED = compile_on_first_use(rb"connection refused|\bECONNREFUSED\b", re.IGNORECASE)
+_LOOPBACK_NAME = compile_regex_lazily(r"127\.\d+\.\d+\.\d+|localhost|\[?::1\]?|0\.0\.0\.0")
+_REFUSED = compile_regex_lazily(rb"connection refused|\bECONNREFUSED\b", re.IGNORECASE)
 _PATH_SIGNS = (
     b"ermission denied",
     b"ead-only file system",
@@ -84,7 +84,7 @@ _PATH_SIGNS = (
     b"EROFS",
     b"EBUSY",
 )
-_MISSING_PROGRAM = compile_on_first_use(
+_MISSING_PROGRAM = compile_regex_lazily(
     r"(?:^|[\s:])([\w][\w.+-]*): (?:command )?not found\b"
     r"|\benv: ['\u2018\"]?([\w][\w.+-]*)['\u2019\"]?: No such file"
     r"|\bspawn ([\w][\w.+-]*) ENOENT"
@@ -93,12 +93,12 @@ _MISSING_PROGRAM = compile_on_first_use(
     r"|make: ([\w][\w.+-]*): No such file or directory",
     re.MULTILINE,
 )
-_MISSING_PATH = compile_on_first_use(
-    r"(/[^\s:'\"\u2018\u2019]+)['\"\u2019]?: No such file or directory"
+_MISSING_PATH = compile_regex_lazily(
+    r"(?<![^\s:'\"\u2018\u2019])[^\s:'\"\u2018\u2019/]*+(/[^\s:'\"\u2018\u2019]++)['\"\u2019]?: No such file or directory"
     r"|No such file or directory[^\n/]{0,20}['\" ](/[^\s:'\"]+)"
 )
-_NO_REPOSITORY = compile_on_first_use(
-    rb"not a git repository|object directory [^\n]+ does not exist; check|unable to normalize alternate object path"
+_NO_REPOSITORY = compile_regex_lazily(
+    rb"not a git repository|does not exist; check \.git/objects/info/alternates|unable to normalize alternate object path"
 )
 _PRIVATE_FOLDERS = ("/etc", "/tmp", "/dev", "/proc", "/run")  # noqa: S108 - names to compare with
 _HOME_PROGRAMS = (
@@ -118,7 +118,7 @@ _HOME_PROGRAMS = (
 """Folders of a home in which installers put programs."""
 
 
-class ProgramEnd(Struct, frozen=True):
+class ProgramTermination(Struct, frozen=True):
     """How a program ended, with what its sandbox allowed.
 
     :param command: its shell text, or its program and arguments
@@ -133,7 +133,7 @@ class ProgramEnd(Struct, frozen=True):
     attempts: Sequence[ConnectionAttempt] = ()
 
 
-def explain_refusals(process: Process, end: ProgramEnd) -> tuple[str, ...]:
+def explain_sandbox_denials(process: Process, end: ProgramTermination) -> tuple[str, ...]:
     """Return notes for the model on what the sandbox kept the program from."""
     if not isinstance(process, GuardedProcess):
         return ()
@@ -143,7 +143,7 @@ def explain_refusals(process: Process, end: ProgramEnd) -> tuple[str, ...]:
     notes += paths
     if (
         _NO_REPOSITORY.search(output_tail) is not None
-        and (note := explain_outside_repository(process.profile)) is not None
+        and (note := explain_invisible_repository(process.profile)) is not None
     ):
         notes.append(note)
     if end.exit_code != 0:
@@ -166,7 +166,7 @@ def _explain_refused_hosts(attempts: Sequence[ConnectionAttempt]) -> Iterator[st
             yield f"The host {one.host}:{one.port} was {missed}: {one.refusal_reason}"
 
 
-def _find_failures(end: ProgramEnd, output_tail: bytes) -> set[_Failure]:
+def _find_failures(end: ProgramTermination, output_tail: bytes) -> set[_Failure]:
     found: set[_Failure] = {failure for failure, sign in _SIGNS.items() if sign.search(output_tail) is not None}
     for program, codes in _SILENT:
         if end.exit_code in codes and program.search(end.command) is not None:
@@ -176,7 +176,7 @@ def _find_failures(end: ProgramEnd, output_tail: bytes) -> set[_Failure]:
     return found
 
 
-def _explain_failure(failure: _Failure, profile: SandboxProfile, end: ProgramEnd) -> str:
+def _explain_failure(failure: _Failure, profile: SandboxProfile, end: ProgramTermination) -> str:
     match failure:
         case "network":
             return _explain_network(profile, end.capabilities)
@@ -242,7 +242,12 @@ def explain_no_network(profile: SandboxProfile, capabilities: CapabilitySet) -> 
             "it only reads, and such calls run without. If it must reach a host, use a command that is meant to, such as "
             "curl."
         )
-    owner = next((layer.owner for layer in capabilities.layers if not layer.hosts), "this call")
+    owner = capabilities.find_owner_denying_all_hosts(is_confined=profile.confined)
+    if owner is None:
+        return (
+            "it runs confined. Continue without it, or ask the user for two rules: one that names the call, such as "
+            "`allow bash COMMAND …` or `allow python`, and `allow net.fetch HOST`."
+        )
     return f"{owner} has no hosts. Continue without it, or ask the user to allow hosts there."
 
 
@@ -255,7 +260,7 @@ def _explain_missing_programs(output_text: str) -> Iterator[str]:
 
 def _explain_missing(name: str) -> str | None:
     """Return where a program is on this machine that its sandbox does not show; None if it is nowhere."""
-    for folder in list_path_folders():
+    for folder in list_path_variable_folders():
         if _is_program(Path(folder, name)):
             return (
                 f"`{name}` is in {escape_terminal_controls(folder)} on this machine, but it lies outside the folders that the "
@@ -302,9 +307,9 @@ def _explain_outside_paths(output_text: str, profile: SandboxProfile) -> Iterato
             return
 
 
-def explain_outside_repository(profile: SandboxProfile) -> str | None:
+def explain_invisible_repository(profile: SandboxProfile) -> str | None:
     """Return where the repository of a working directory is if programs do not see it, and how the user grants it."""
-    found = find_repository_of(profile.cwd or profile.workspace)
+    found = find_enclosing_repository(profile.cwd or profile.workspace)
     if found is None:
         return None
     seen = (profile.workspace, *profile.writable, *profile.read_only_roots)
@@ -384,7 +389,7 @@ def _explain_hidden(path: str, shown: str, denials: PathDenials | None) -> str:
 
 
 def _explain_read_only(path: str, relative: str, process: GuardedProcess) -> str:
-    why, shown = find_protection(relative), escape_terminal_controls(relative)
+    why, shown = find_path_protection(relative), escape_terminal_controls(relative)
     if path in process.in_use:
         return (
             f"`{shown}` cannot be changed now: {process.in_use[path]} runs with it mounted over. Wait until "
@@ -413,7 +418,7 @@ def _explain_read_only(path: str, relative: str, process: GuardedProcess) -> str
             "bash never has. Do without it (git push origin BRANCH, git checkout -b NAME --no-track), use "
             "such a tool, or ask the user."
         )
-    return why.refusal_text(shown)
+    return why.format_write_denial(shown)
 
 
 def _mentions(output_tail: bytes, shown: str, *, is_file: bool) -> bool:

@@ -18,7 +18,7 @@ from handrail.contract.sandbox_protocol import SandboxProfile
 from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.runtime.files.session_roots import is_beneath
-from handrail.sandbox.view.protected_mounts import is_beneath_any
+from handrail.sandbox.view.protected_mounts import is_within_any_folder
 
 _MOST_VOUCHED = 100_000
 WAIT_S = 5.0
@@ -79,7 +79,7 @@ class RunningPrograms:
             if found is None:
                 roots = () if changeable is None else (profile.workspace, *profile.writable)
                 self._programs[holder] = _RunningProgram(
-                    format_program(profile), paths, roots, profile.call, profile.on_file_needed
+                    format_running_program_name(profile), paths, roots, profile.call, profile.on_file_needed
                 )
                 return True
             change = self._add_waiter()
@@ -111,7 +111,7 @@ class RunningPrograms:
         with self._lock:
             return {path: one.name for one in self._programs.values() for path in one.mounted_paths.intersection(paths)}
 
-    def find_mount_beneath(self, folder: str) -> str | None:
+    def find_program_mounting_beneath(self, folder: str) -> str | None:
         """Return the name of a running program that has a path in ``folder`` mounted over; None if there is none."""
         with self._lock:
             programs = tuple(self._programs.values())
@@ -183,7 +183,7 @@ class RunningPrograms:
         if not others:
             return None
         within = frozenset(repositories)
-        for path in sorted(path for path in paths if is_beneath_any(path, within)):
+        for path in sorted(path for path in paths if is_within_any_folder(path, within)):
             for one in others:
                 if _may_replace(one, path):
                     return one.name if one.current_call in one.name else f"{one.name} ({one.current_call})", path
@@ -216,12 +216,12 @@ class RunningPrograms:
 
 
 def _may_replace(holder: _RunningProgram, path: str) -> bool:
-    return any(is_beneath(path, root) for root in holder.config_folders) and not is_beneath_any(
+    return any(is_beneath(path, root) for root in holder.config_folders) and not is_within_any_folder(
         path, holder.mounted_paths
     )
 
 
-def format_program(profile: SandboxProfile) -> str:
+def format_running_program_name(profile: SandboxProfile) -> str:
     """Return how an answer names a running program: by its tool, and its call or job."""
     tool = f"a program of {profile.tool}" if profile.tool else "a program"
     return f"{tool} ({profile.call})" if profile.call else tool

@@ -18,12 +18,12 @@ SYMBOL_KINDS = (
 """The protocol's kinds of symbols, from 1 on."""
 
 
-def to_uri(path: str) -> str:
+def convert_path_to_uri(path: str) -> str:
     """Return the URI of an absolute path."""
     return f"file://{quote(path.encode('utf-8', 'surrogateescape'), safe=_SAFE)}"
 
 
-def to_path(uri: object) -> str | None:
+def convert_uri_to_path(uri: object) -> str | None:
     """Return the absolute path of a URI; None if it is not that of a file on this machine."""
     if not isinstance(uri, str):
         return None
@@ -37,7 +37,7 @@ def to_path(uri: object) -> str | None:
     return path if path.startswith("/") and "\0" not in path else None
 
 
-def to_offset(line: str, column: int, encoding: PositionEncoding) -> int:
+def convert_column_to_offset(line: str, column: int, encoding: PositionEncoding) -> int:
     """Return the protocol's offset of the character before which there are ``column`` characters."""
     if encoding == "utf-32" or line.isascii():
         return column
@@ -47,7 +47,7 @@ def to_offset(line: str, column: int, encoding: PositionEncoding) -> int:
     )
 
 
-def to_column(line: str, offset: int, encoding: PositionEncoding) -> int:
+def convert_offset_to_column(line: str, offset: int, encoding: PositionEncoding) -> int:
     """Return how many characters are before the protocol's offset."""
     if encoding == "utf-32" or line.isascii():
         return min(offset, len(line))
@@ -68,13 +68,13 @@ def split_lines(text: str) -> list[str]:
     return re.split(r"\r\n|\n|\r", text)
 
 
-def find_word(line: str, word: str) -> Iterator[int]:
+def find_whole_word_positions(line: str, word: str) -> Iterator[int]:
     """Yield where a word begins in a line, not as a part of another word."""
     for match in re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", line):
         yield match.start()
 
 
-def get_range(value: Any) -> tuple[int, int, int, int] | None:
+def parse_protocol_range(value: Any) -> tuple[int, int, int, int] | None:
     """Return a range of the protocol as the line and offset of its start and end; None if it is malformed."""
     try:
         start, end = value["start"], value["end"]
@@ -84,15 +84,15 @@ def get_range(value: Any) -> tuple[int, int, int, int] | None:
     return found if all(type(one) is int and one >= 0 for one in found) else None
 
 
-def list_locations(result: Any) -> Iterator[tuple[str, tuple[int, int, int, int]]]:
+def parse_locations(result: Any) -> Iterator[tuple[str, tuple[int, int, int, int]]]:
     """Yield the path and the range of each place in an answer: locations, or links to them."""
     several = cast("list[Any]", result) if isinstance(result, list) else [result]
     for one in several:
         if not isinstance(one, dict):
             continue
         fields = cast("dict[str, Any]", one)
-        path = to_path(fields.get("uri", fields.get("targetUri")))
-        found = get_range(fields.get("range", fields.get("targetSelectionRange")))
+        path = convert_uri_to_path(fields.get("uri", fields.get("targetUri")))
+        found = parse_protocol_range(fields.get("range", fields.get("targetSelectionRange")))
         if path is not None and found is not None:
             yield path, found
 
@@ -116,7 +116,7 @@ class SymbolEntry:
         self.is_name = is_name
         self.container = container
 
-    def has_name(self, wanted: str) -> bool:
+    def matches_qualified_name(self, wanted: str) -> bool:
         """Return whether this is the symbol that a name such as ``Parser.parse`` means."""
         container, _, name = wanted.replace("::", ".").rpartition(".")
         own = self.name.partition("(")[0].replace("::", ".").rpartition(".")
@@ -128,7 +128,7 @@ class SymbolEntry:
         return around == container or around.endswith(f".{container}")
 
 
-def list_symbol_entries(
+def parse_symbol_entries(
     result: Any, path: str | None = None, container: str = "", depth: int = 0
 ) -> Iterator[SymbolEntry]:
     """Yield the symbols of an answer, with those that they contain.
@@ -147,17 +147,20 @@ def list_symbol_entries(
         location: Any = fields.get("location")
         if isinstance(location, dict):
             place = cast("dict[str, Any]", location)
-            where, span = to_path(place.get("uri")), get_range(place.get("range")) or (0, 0, 0, 0)
+            where, span = (
+                convert_uri_to_path(place.get("uri")),
+                parse_protocol_range(place.get("range")) or (0, 0, 0, 0),
+            )
             around = str(fields.get("containerName") or container)
             if where is not None:
                 yield SymbolEntry(name, fields.get("kind"), where, span, False, around)
-        elif path is not None and (span := get_range(fields.get("selectionRange"))) is not None:
+        elif path is not None and (span := parse_protocol_range(fields.get("selectionRange"))) is not None:
             yield SymbolEntry(name, fields.get("kind"), path, span, True, container)
         inner = f"{container}.{name}" if container else name
-        yield from list_symbol_entries(fields.get("children"), path, inner, depth + 1)
+        yield from parse_symbol_entries(fields.get("children"), path, inner, depth + 1)
 
 
-def list_text_edits(result: Any) -> tuple[dict[str, list[tuple[tuple[int, int, int, int], str]]], list[str]]:
+def parse_workspace_edit(result: Any) -> tuple[dict[str, list[tuple[tuple[int, int, int, int], str]]], list[str]]:
     """Return the edits of a workspace edit by path, and its changes of whole files as texts."""
     edits: dict[str, list[tuple[tuple[int, int, int, int], str]]] = {}
     others: list[str] = []
@@ -168,8 +171,8 @@ def list_text_edits(result: Any) -> tuple[dict[str, list[tuple[tuple[int, int, i
         for one in cast("list[Any]", documents):
             change = cast("dict[str, Any]", one) if isinstance(one, dict) else {}
             if "kind" in change:
-                named = to_path(change.get("oldUri", change.get("uri"))) or "?"
-                new = to_path(change.get("newUri"))
+                named = convert_uri_to_path(change.get("oldUri", change.get("uri"))) or "?"
+                new = convert_uri_to_path(change.get("newUri"))
                 others.append(f"{change['kind']} {named}" + (f" to {new}" if new else ""))
             else:
                 document = change.get("textDocument")
@@ -178,19 +181,19 @@ def list_text_edits(result: Any) -> tuple[dict[str, list[tuple[tuple[int, int, i
     elif isinstance(changes := fields.get("changes"), dict):
         several += cast("dict[str, Any]", changes).items()
     for uri, found in several:
-        path = to_path(uri)
+        path = convert_uri_to_path(uri)
         for one in cast("list[Any]", found) if isinstance(found, list) and path is not None else []:
             edit = cast("dict[str, Any]", one) if isinstance(one, dict) else {}
-            span, text = get_range(edit.get("range")), edit.get("newText")
+            span, text = parse_protocol_range(edit.get("range")), edit.get("newText")
             if span is not None and isinstance(text, str) and path is not None:
                 edits.setdefault(path, []).append((span, text))
     return edits, others
 
 
-def read_markup(contents: Any) -> str:
+def extract_hover_text(contents: Any) -> str:
     """Return the text of a hover."""
     if isinstance(contents, list):
-        return "\n\n".join(filter(None, map(read_markup, cast("list[Any]", contents))))
+        return "\n\n".join(filter(None, map(extract_hover_text, cast("list[Any]", contents))))
     if isinstance(contents, dict):
         fields = cast("dict[str, Any]", contents)
         value = fields.get("value")

@@ -11,39 +11,39 @@ from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import SandboxProfile
 from handrail.contract.services.file_services import ResolvedPath
 from handrail.contract.services.language_services import (
-    AnswerQuality,
     CodeDiagnostic,
     CodeLocation,
     CodeSymbol,
-    DiagnosticAnswer,
     DiagnosticSeverity,
-    HoverAnswer,
-    LocationAnswer,
-    RenameAnswer,
+    FileDiagnosticsResult,
+    HoverQueryResult,
+    LocationQueryResult,
     RenameEdit,
-    SymbolAnswer,
+    RenamePreview,
+    ResultCompleteness,
     SymbolQuery,
+    SymbolQueryResult,
 )
 from handrail.contract.struct import Struct, field
 from handrail.contract.tool.requires import AccessCheck, CapabilitySet
 from handrail.runtime.files.session_roots import SessionRoots, is_beneath
 from handrail.runtime.language_servers.code_positions import (
     SymbolEntry,
-    find_word,
-    get_range,
-    list_locations,
-    list_symbol_entries,
-    list_text_edits,
-    read_markup,
+    convert_column_to_offset,
+    convert_offset_to_column,
+    extract_hover_text,
+    find_whole_word_positions,
+    parse_locations,
+    parse_protocol_range,
+    parse_symbol_entries,
+    parse_workspace_edit,
     split_lines,
-    to_column,
-    to_offset,
 )
 from handrail.runtime.language_servers.running_server import OpenDocument, RunningLanguageServer
-from handrail.runtime.language_servers.server_connection import ServerRefusal
+from handrail.runtime.language_servers.server_connection import ServerErrorResponse
 from handrail.runtime.language_servers.server_pool import LanguageServerEnvironment, LanguageServerPool
 from handrail.runtime.language_servers.server_programs import LanguageDefinition
-from handrail.runtime.language_servers.workspace_files import WorkspaceFiles
+from handrail.runtime.language_servers.workspace_files import WorkspaceFileSnapshot
 
 _MAX_LINE = 500
 """The most characters of a source line in an answer."""
@@ -67,9 +67,9 @@ class _SymbolPosition(Struct):
     line: int
     column: int
 
-    def to_params(self, server: RunningLanguageServer) -> dict[str, Any]:
+    def build_position_params(self, server: RunningLanguageServer) -> dict[str, Any]:
         """Return the place in the form of the protocol."""
-        offset = to_offset(self.document.lines[self.line], self.column, server.encoding)
+        offset = convert_column_to_offset(self.document.lines[self.line], self.column, server.encoding)
         return {"textDocument": {"uri": self.document.uri}, "position": {"line": self.line, "character": offset}}
 
 
@@ -111,11 +111,11 @@ class _AnswerFiles(Struct):
                 self._lines[path] = ()
         return self._lines[path]
 
-    def list_read_files(self) -> list[str]:
+    def list_files_in_result(self) -> list[str]:
         """Return the files whose lines are in the answer."""
         return [*self._lines, *(one.path for one in self.server.documents.values() if one.path in self._located)]
 
-    def make_location(self, path: str, span: _Span) -> CodeLocation | None:
+    def make_visible_location(self, path: str, span: _Span) -> CodeLocation | None:
         """Return a place for an answer; None, and count it, if the call may not see the file."""
         located = self.locate(path)
         if located is None:
@@ -126,12 +126,14 @@ class _AnswerFiles(Struct):
             return CodeLocation(located.display_path, line + 1, offset + 1, None)
         lines = self.read_lines(located.absolute)
         text = lines[line] if line < len(lines) else ""
-        column = to_column(text, offset, self.server.encoding)
+        column = convert_offset_to_column(text, offset, self.server.encoding)
         return CodeLocation(located.display_path, line + 1, column + 1, text[:_MAX_LINE])
 
-    def make_locations(self, places: Iterable[tuple[str, _Span]]) -> tuple[CodeLocation, ...]:
+    def make_visible_locations(self, places: Iterable[tuple[str, _Span]]) -> tuple[CodeLocation, ...]:
         """Return the places that the call may see, sorted and each once."""
-        found = {one for path, span in dict.fromkeys(places) if (one := self.make_location(path, span)) is not None}
+        found = {
+            one for path, span in dict.fromkeys(places) if (one := self.make_visible_location(path, span)) is not None
+        }
         return tuple(sorted(found, key=lambda one: (one.text is None, one.path, one.line, one.column)))
 
 
@@ -156,52 +158,61 @@ class PooledLanguageService:
         self._capabilities = capabilities
         self._may = may
 
-    async def find_definitions(self, query: SymbolQuery) -> LocationAnswer:
-        async def ask(server: RunningLanguageServer, files: _AnswerFiles, target: _SymbolPosition) -> LocationAnswer:
-            result, incomplete = await server.ask_all("textDocument/definition", target.to_params(server))
-            places = list(list_locations(result))
-            locations = await asyncio.to_thread(files.make_locations, places)
-            return LocationAnswer(locations, _make_quality(server, files, incomplete))
+    async def find_definitions(self, query: SymbolQuery) -> LocationQueryResult:
+        async def ask(
+            server: RunningLanguageServer, files: _AnswerFiles, target: _SymbolPosition
+        ) -> LocationQueryResult:
+            result, incomplete = await server.ask_all("textDocument/definition", target.build_position_params(server))
+            places = list(parse_locations(result))
+            locations = await asyncio.to_thread(files.make_visible_locations, places)
+            return LocationQueryResult(locations, _make_quality(server, files, incomplete))
 
         async def choose(
             server: RunningLanguageServer, files: _AnswerFiles, entries: Sequence[SymbolEntry], incomplete: str
-        ) -> LocationAnswer:
+        ) -> LocationQueryResult:
             places = [(one.path, _find_name_span(one, files.read_lines(one.path), server)) for one in entries]
-            locations = await asyncio.to_thread(files.make_locations, places)
-            return LocationAnswer(locations, _make_quality(server, files, incomplete))
+            locations = await asyncio.to_thread(files.make_visible_locations, places)
+            return LocationQueryResult(locations, _make_quality(server, files, incomplete))
 
         return await self._ask_about(query, ask, choose)
 
-    async def find_references(self, query: SymbolQuery) -> LocationAnswer:
-        async def ask(server: RunningLanguageServer, files: _AnswerFiles, target: _SymbolPosition) -> LocationAnswer:
+    async def find_references(self, query: SymbolQuery) -> LocationQueryResult:
+        async def ask(
+            server: RunningLanguageServer, files: _AnswerFiles, target: _SymbolPosition
+        ) -> LocationQueryResult:
             limit = await self._open_unindexed_files(server, target)
-            params = {**target.to_params(server), "context": {"includeDeclaration": True}}
+            params = {**target.build_position_params(server), "context": {"includeDeclaration": True}}
             result, incomplete = await server.ask_all("textDocument/references", params)
-            locations = await asyncio.to_thread(files.make_locations, list(list_locations(result)))
-            return LocationAnswer(locations, _make_quality(server, files, incomplete or limit))
+            locations = await asyncio.to_thread(files.make_visible_locations, list(parse_locations(result)))
+            return LocationQueryResult(locations, _make_quality(server, files, incomplete or limit))
 
         return await self._ask_about(query, ask)
 
-    async def describe_symbol(self, query: SymbolQuery) -> HoverAnswer:
-        async def ask(server: RunningLanguageServer, files: _AnswerFiles, target: _SymbolPosition) -> HoverAnswer:
+    async def describe_symbol(self, query: SymbolQuery) -> HoverQueryResult:
+        async def ask(server: RunningLanguageServer, files: _AnswerFiles, target: _SymbolPosition) -> HoverQueryResult:
             await _check_declaration(server, files, target)
-            result = await server.ask("textDocument/hover", target.to_params(server))
+            result = await server.ask("textDocument/hover", target.build_position_params(server))
             contents = cast("dict[str, Any]", result).get("contents") if isinstance(result, dict) else None
-            span = (target.line, to_offset(target.document.lines[target.line], target.column, server.encoding), 0, 0)
-            location = files.make_location(target.document.path, span)
+            span = (
+                target.line,
+                convert_column_to_offset(target.document.lines[target.line], target.column, server.encoding),
+                0,
+                0,
+            )
+            location = files.make_visible_location(target.document.path, span)
             if location is None:
                 raise ToolError("The file of the symbol is hidden by a rule. Use another symbol.", kind="denied")
-            return HoverAnswer(read_markup(contents).strip(), location, _make_quality(server, files, ""))
+            return HoverQueryResult(extract_hover_text(contents).strip(), location, _make_quality(server, files, ""))
 
         return await self._ask_about(query, ask)
 
-    async def preview_rename(self, query: SymbolQuery, new_name: str) -> RenameAnswer:
-        async def ask(server: RunningLanguageServer, files: _AnswerFiles, target: _SymbolPosition) -> RenameAnswer:
+    async def preview_rename(self, query: SymbolQuery, new_name: str) -> RenamePreview:
+        async def ask(server: RunningLanguageServer, files: _AnswerFiles, target: _SymbolPosition) -> RenamePreview:
             limit = await self._open_unindexed_files(server, target)
-            params = {**target.to_params(server), "newName": new_name}
+            params = {**target.build_position_params(server), "newName": new_name}
             try:
                 result, incomplete = await server.ask_all("textDocument/rename", params)
-            except ServerRefusal as refusal:
+            except ServerErrorResponse as refusal:
                 raise ToolError(
                     f"The symbol cannot be renamed to `{new_name[:100]}`: {refusal}. Use another symbol or name.",
                     kind="invalid_input",
@@ -211,34 +222,36 @@ class PooledLanguageService:
                     "The language server cannot rename this symbol. Name a symbol that the workspace defines.",
                     kind="invalid_input",
                 )
-            edits, others = list_text_edits(result)
+            edits, others = parse_workspace_edit(result)
             found = await asyncio.to_thread(_make_rename_edits, files, edits)
-            return RenameAnswer(found, _make_quality(server, files, incomplete or limit), tuple(others[:20]))
+            return RenamePreview(found, _make_quality(server, files, incomplete or limit), tuple(others[:20]))
 
         return await self._ask_about(query, ask)
 
-    async def list_symbols(self, path: str | None = None, *, name: str | None = None) -> SymbolAnswer:
+    async def list_symbols(self, path: str | None = None, *, name: str | None = None) -> SymbolQueryResult:
         if path is None:
             if not name:
-                raise ToolError("The file and the name are missing. Pass `path` or `symbol`.", kind="invalid_input")
+                raise ToolError("Both `path` and `name` are missing. Pass at least one of them.", kind="invalid_input")
             return await self._search_symbols(name)
 
-        async def ask(server: RunningLanguageServer, files: _AnswerFiles, absolute: str) -> SymbolAnswer:
+        async def ask(server: RunningLanguageServer, files: _AnswerFiles, absolute: str) -> SymbolQueryResult:
             document = await server.open_document(absolute)
             entries = await _list_document_symbols(server, document)
             wanted = [one for one in entries if name is None or name.lower() in one.name.lower()]
             symbols = await asyncio.to_thread(_make_symbols, files, wanted)
-            return SymbolAnswer(symbols, _make_quality(server, files, ""))
+            return SymbolQueryResult(symbols, _make_quality(server, files, ""))
 
         return await self._ask_about_file(path, ask)
 
-    async def list_diagnostics(self, path: str) -> DiagnosticAnswer:
-        async def ask(server: RunningLanguageServer, files: _AnswerFiles, absolute: str) -> DiagnosticAnswer:
+    async def list_diagnostics(self, path: str) -> FileDiagnosticsResult:
+        async def ask(server: RunningLanguageServer, files: _AnswerFiles, absolute: str) -> FileDiagnosticsResult:
             document = await server.open_document(absolute)
-            found, stale = await server.get_diagnostics(document)
+            found, stale = await server.fetch_diagnostics(document)
             diagnostics = await asyncio.to_thread(_make_diagnostics, files, document, found)
             quality = _make_quality(server, files, "")
-            return DiagnosticAnswer(diagnostics, AnswerQuality(quality.servers, "", quality.hidden_count, stale))
+            return FileDiagnosticsResult(
+                diagnostics, ResultCompleteness(quality.servers, "", quality.hidden_count, stale)
+            )
 
         return await self._ask_about_file(path, ask)
 
@@ -257,7 +270,7 @@ class PooledLanguageService:
         return located
 
     def _find_language(self, located: ResolvedPath) -> LanguageDefinition:
-        definition = self._pool.find_language(located.absolute)
+        definition = self._pool.find_language_of_file(located.absolute)
         if definition is None:
             known = ", ".join(f"{one.language} ({' '.join(one.files)})" for one in self._pool.languages)
             raise ToolError(
@@ -301,17 +314,17 @@ class PooledLanguageService:
             for attempt in range(_MOST_ATTEMPTS):
                 files = _AnswerFiles(ground, self._may, server)
                 answer = await ask(server, files)
-                if attempt == _MOST_ATTEMPTS - 1 or not server.have_changed(files.list_read_files()):
+                if attempt == _MOST_ATTEMPTS - 1 or not server.have_files_changed(files.list_files_in_result()):
                     break
-                await server.begin_question()
+                await server.sync_files_before_request()
             else:
                 raise AssertionError
             return answer
 
-        slot = self._pool.get_slot(definition, ground)
+        slot = self._pool.get_or_create_slot(definition, ground)
         try:
             return await slot.ask(ground, question)
-        except ServerRefusal as refusal:
+        except ServerErrorResponse as refusal:
             raise ToolError(
                 f"The language server for {definition.language} refused the question: {refusal}. Ask about another symbol, or use "
                 "grep and read.",
@@ -362,7 +375,7 @@ class PooledLanguageService:
             if span[0] >= len(document.lines):
                 raise _unknown_symbol(symbol, incomplete)
             line = document.lines[span[0]]
-            column = to_column(line, span[1], server.encoding)
+            column = convert_offset_to_column(line, span[1], server.encoding)
             return await ask(server, files, _SymbolPosition(document, span[0], column))
 
         for definition, ground in await self._list_present_languages():
@@ -381,13 +394,13 @@ class PooledLanguageService:
         unknown = [one for one in refusals if one.data is not None]
         raise ToolError((unknown or refusals)[0].text, kind=(unknown or refusals)[0].kind)
 
-    async def _search_symbols(self, name: str) -> SymbolAnswer:
-        async def ask(server: RunningLanguageServer, files: _AnswerFiles) -> SymbolAnswer:
+    async def _search_symbols(self, name: str) -> SymbolQueryResult:
+        async def ask(server: RunningLanguageServer, files: _AnswerFiles) -> SymbolQueryResult:
             result, incomplete = await server.ask_all("workspace/symbol", {"query": _last_name(name)})
-            symbols = await asyncio.to_thread(_make_symbols, files, list(list_symbol_entries(result)))
-            return SymbolAnswer(symbols, _make_quality(server, files, incomplete))
+            symbols = await asyncio.to_thread(_make_symbols, files, list(parse_symbol_entries(result)))
+            return SymbolQueryResult(symbols, _make_quality(server, files, incomplete))
 
-        answers: list[SymbolAnswer] = []
+        answers: list[SymbolQueryResult] = []
         refusals: list[ToolError] = []
         for definition, ground in await self._list_present_languages():
             try:
@@ -401,9 +414,9 @@ class PooledLanguageService:
                 else ToolError("The workspace has no file of a language with a server. Use grep.", kind="unavailable")
             )
         reasons = [one.quality.incomplete_reason for one in answers] + [one.text for one in refusals]
-        return SymbolAnswer(
+        return SymbolQueryResult(
             tuple(symbol for one in answers for symbol in one.symbols),
-            AnswerQuality(
+            ResultCompleteness(
                 tuple(name for one in answers for name in one.quality.servers),
                 next(filter(None, reasons), ""),
                 sum(one.quality.hidden_count for one in answers),
@@ -412,12 +425,12 @@ class PooledLanguageService:
 
     async def _list_present_languages(self) -> list[tuple[LanguageDefinition, LanguageServerEnvironment]]:
         """Return the languages of the workspace's files, the most frequent first, with one file's project each."""
-        files = WorkspaceFiles(self._roots.workspace, lambda _: False)
+        files = WorkspaceFileSnapshot(self._roots.workspace, lambda _: False)
         await asyncio.to_thread(files.look)
         counts: dict[str, int] = {}
         first: dict[str, tuple[LanguageDefinition, str]] = {}
         for path in sorted(files.stamps, key=lambda one: (one.count("/"), one)):
-            if (definition := self._pool.find_language(path)) is not None:
+            if (definition := self._pool.find_language_of_file(path)) is not None:
                 counts[definition.language] = counts.get(definition.language, 0) + 1
                 first.setdefault(definition.language, (definition, path))
         ordered = sorted(first.values(), key=lambda one: -counts[one[0].language])
@@ -450,15 +463,15 @@ async def _check_declaration(server: RunningLanguageServer, files: _AnswerFiles,
     :raises ToolError: ``denied`` if it may not
     """
     try:
-        result = await server.ask("textDocument/definition", target.to_params(server))
-    except ServerRefusal:
+        result = await server.ask("textDocument/definition", target.build_position_params(server))
+    except ServerErrorResponse:
         return  # it knows no declarations, so it shows none
-    if any(files.locate(path) is None for path, _ in list_locations(result)):
+    if any(files.locate(path) is None for path, _ in parse_locations(result)):
         raise ToolError("The symbol is declared in a file that a rule hides. Use another symbol.", kind="denied")
 
 
-def _make_quality(server: RunningLanguageServer, files: _AnswerFiles, incomplete: str) -> AnswerQuality:
-    return AnswerQuality((server.name,), incomplete, files.hidden_count)
+def _make_quality(server: RunningLanguageServer, files: _AnswerFiles, incomplete: str) -> ResultCompleteness:
+    return ResultCompleteness((server.name,), incomplete, files.hidden_count)
 
 
 def _last_name(symbol: str) -> str:
@@ -488,7 +501,7 @@ def _ambiguous_symbol(symbol: str, found: Sequence[CodeSymbol]) -> ToolError:
 
 async def _list_document_symbols(server: RunningLanguageServer, document: OpenDocument) -> list[SymbolEntry]:
     result = await server.ask("textDocument/documentSymbol", {"textDocument": {"uri": document.uri}})
-    return list(list_symbol_entries(result, document.path))
+    return list(parse_symbol_entries(result, document.path))
 
 
 async def _find_target(
@@ -513,7 +526,7 @@ async def _find_target(
     line = query.line - 1
     text = document.lines[line]
     if query.symbol:
-        column = next(find_word(text, _last_name(query.symbol)), None)
+        column = next(find_whole_word_positions(text, _last_name(query.symbol)), None)
         if column is None:
             raise ToolError(
                 f"`{query.symbol[:200]}` is not in line {query.line} of {shown}: {text.strip()[:200]!r}. Pass the line that has it.",
@@ -526,22 +539,22 @@ async def _find_target(
             f"Line {query.line} of {shown} defines no symbol: {text.strip()[:200]!r}. Pass `symbol`, the name in that line.",
             kind="invalid_input",
         )
-    return _SymbolPosition(document, line, to_column(text, entries[0].span[1], server.encoding))
+    return _SymbolPosition(document, line, convert_offset_to_column(text, entries[0].span[1], server.encoding))
 
 
 async def _find_symbol_in_file(
     server: RunningLanguageServer, files: _AnswerFiles, document: OpenDocument, symbol: str, shown: str
 ) -> _SymbolPosition:
-    entries = [one for one in await _list_document_symbols(server, document) if one.has_name(symbol)]
+    entries = [one for one in await _list_document_symbols(server, document) if one.matches_qualified_name(symbol)]
     if len(entries) > 1:
         raise _ambiguous_symbol(symbol, await asyncio.to_thread(_make_symbols, files, entries))
     if entries:
         span = _find_name_span(entries[0], document.lines, server)
         if span[0] < len(document.lines):
             text = document.lines[span[0]]
-            return _SymbolPosition(document, span[0], to_column(text, span[1], server.encoding))
+            return _SymbolPosition(document, span[0], convert_offset_to_column(text, span[1], server.encoding))
     for number, text in enumerate(document.lines):
-        for column in find_word(text, _last_name(symbol)):
+        for column in find_whole_word_positions(text, _last_name(symbol)):
             return _SymbolPosition(document, number, column)
     raise ToolError(
         f"`{symbol[:200]}` is not in {shown}. Check the name, or leave `path` out to search the workspace.",
@@ -561,8 +574,8 @@ async def _find_named_entries(
     incomplete = ""
     try:
         result, incomplete = await server.ask_all("workspace/symbol", {"query": name})
-        found = [one for one in list_symbol_entries(result) if one.has_name(symbol)]
-    except ServerRefusal:
+        found = [one for one in parse_symbol_entries(result) if one.matches_qualified_name(symbol)]
+    except ServerErrorResponse:
         pass  # it has no such search
     own = _keep_visible_entries(files, _drop_declarations(found), server)
     if own or not name:
@@ -572,15 +585,15 @@ async def _find_named_entries(
     for path in await asyncio.to_thread(_find_files_with, server, name, _MAX_SEARCHED_FILES):
         document = await server.open_document(path)
         entries = await _list_document_symbols(server, document)
-        defined += [one for one in entries if one.has_name(symbol)]
-        places = ((number, find_word(text, name)) for number, text in enumerate(document.lines))
+        defined += [one for one in entries if one.matches_qualified_name(symbol)]
+        places = ((number, find_whole_word_positions(text, name)) for number, text in enumerate(document.lines))
         first = next(((number, column) for number, columns in places for column in columns), None)
         used += [] if first is None else [_SymbolPosition(document, *first)]
     if own := _keep_visible_entries(files, _drop_declarations(defined), server):
         return own, incomplete
     for position in used:
-        result = await server.ask("textDocument/definition", position.to_params(server))
-        entries = [SymbolEntry(name, None, where, span, True, "") for where, span in list_locations(result)]
+        result = await server.ask("textDocument/definition", position.build_position_params(server))
+        entries = [SymbolEntry(name, None, where, span, True, "") for where, span in parse_locations(result)]
         if own := _keep_visible_entries(files, entries, server):
             return own, incomplete
     return [], incomplete
@@ -612,11 +625,11 @@ def _find_name_span(entry: SymbolEntry, lines: Sequence[str], server: RunningLan
     if entry.is_name or line >= len(lines):
         return entry.span
     name = entry.name.partition("(")[0].replace("::", ".").rpartition(".")[2]
-    start = to_column(lines[line], offset, server.encoding)
+    start = convert_offset_to_column(lines[line], offset, server.encoding)
     for number in range(line, min(max(last, line) + 1, line + _NAME_LINES, len(lines))):
-        for column in find_word(lines[number], name):
+        for column in find_whole_word_positions(lines[number], name):
             if number > line or column >= start:
-                found = to_offset(lines[number], column, server.encoding)
+                found = convert_column_to_offset(lines[number], column, server.encoding)
                 return number, found, number, found + len(name)
     return entry.span
 
@@ -626,14 +639,14 @@ def _find_files_with(server: RunningLanguageServer, word: str, most: int) -> lis
     wanted = word.encode()
     found: list[str] = []
     for path in sorted(server.files.stamps):
-        if not server.definition.has_file(path):
+        if not server.definition.matches_file_name(path):
             continue
         try:
             with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123
                 content = file.read(1 << 22)
         except OSError:
             continue
-        if wanted in content and any(True for _ in find_word(content.decode("utf-8", "replace"), word)):
+        if wanted in content and any(True for _ in find_whole_word_positions(content.decode("utf-8", "replace"), word)):
             found.append(path)
             if len(found) >= most:
                 break
@@ -645,7 +658,7 @@ def _make_symbols(files: _AnswerFiles, entries: Iterable[SymbolEntry]) -> tuple[
     for one in entries:
         located = files.locate(one.path)
         lines = files.read_lines(located.absolute) if located is not None and located.is_inside else ()
-        location = files.make_location(one.path, _find_name_span(one, lines, files.server))
+        location = files.make_visible_location(one.path, _find_name_span(one, lines, files.server))
         if location is not None:
             found.append(CodeSymbol(one.name, one.kind, location, one.container))
     return tuple(found)
@@ -655,11 +668,11 @@ def _make_diagnostics(files: _AnswerFiles, document: OpenDocument, found: Iterab
     kept: list[CodeDiagnostic] = []
     for one in found:
         fields = cast("dict[str, Any]", one) if isinstance(one, dict) else {}
-        span = get_range(fields.get("range"))
+        span = parse_protocol_range(fields.get("range"))
         message = fields.get("message")
         if span is None or not isinstance(message, str):
             continue
-        location = files.make_location(document.path, span)
+        location = files.make_visible_location(document.path, span)
         if location is None:
             continue
         severity, code = fields.get("severity"), fields.get("code")
@@ -683,14 +696,14 @@ def _make_rename_edits(files: _AnswerFiles, edits: dict[str, list[tuple[_Span, s
         for span, text in several:
             by_line.setdefault(span[0], []).append((span, text))
         for line, changes in sorted(by_line.items()):
-            location = files.make_location(path, min(changes)[0])
+            location = files.make_visible_location(path, min(changes)[0])
             if location is None:
                 continue
             lines = files.read_lines(path) if location.text is not None else ()
             new = lines[line] if line < len(lines) else ""
             for span, text in sorted(changes, reverse=True):
-                start = to_column(new, span[1], files.server.encoding)
-                end = to_column(new, span[3], files.server.encoding) if span[2] == line else len(new)
+                start = convert_offset_to_column(new, span[1], files.server.encoding)
+                end = convert_offset_to_column(new, span[3], files.server.encoding) if span[2] == line else len(new)
                 new = f"{new[:start]}{text}{new[end:]}"
             found.append(RenameEdit(location, new[:_MAX_LINE]))
     return tuple(found)

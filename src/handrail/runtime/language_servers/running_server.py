@@ -16,10 +16,15 @@ from typing import Any, cast
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import Process
 from handrail.contract.struct import Struct, field
-from handrail.runtime.language_servers.code_positions import PositionEncoding, split_lines, to_uri
-from handrail.runtime.language_servers.server_connection import LanguageServerConnection, ServerRefusal
+from handrail.runtime.language_servers.code_positions import PositionEncoding, convert_path_to_uri, split_lines
+from handrail.runtime.language_servers.server_connection import LanguageServerConnection, ServerErrorResponse
 from handrail.runtime.language_servers.server_programs import LanguageDefinition
-from handrail.runtime.language_servers.workspace_files import FileChanges, FileStamp, WorkspaceFiles, read_stamp
+from handrail.runtime.language_servers.workspace_files import (
+    FileChanges,
+    FileStamp,
+    WorkspaceFileSnapshot,
+    read_file_stamp,
+)
 
 UNUSED_QUESTIONS = 20
 """After so many questions without use, a document is closed."""
@@ -55,7 +60,7 @@ _CAPABILITIES: dict[str, Any] = {
 }
 
 
-class ServerTimes(Struct, frozen=True):
+class ServerTimeouts(Struct, frozen=True):
     """The times of a server, in seconds.
 
     :param start_s: how long a server may take to initialise
@@ -108,9 +113,9 @@ class RunningLanguageServer:
         definition: LanguageDefinition,
         process: Process,
         root: str,
-        files: WorkspaceFiles,
+        files: WorkspaceFileSnapshot,
         read_text: Callable[[str], str],
-        times: ServerTimes,
+        times: ServerTimeouts,
     ) -> None:
         self.definition = definition
         self.name = definition.language
@@ -138,7 +143,7 @@ class RunningLanguageServer:
         :raises TimeoutError: if it does not answer
         """
         self.name = Path(program).name
-        uri = to_uri(self._root)
+        uri = convert_path_to_uri(self._root)
         found = await self.connection.request(
             "initialize",
             {
@@ -170,7 +175,7 @@ class RunningLanguageServer:
             items: Any = fields.get("items")
             return [None] * min(len(cast("list[Any]", items)), 100) if isinstance(items, list) else []
         if method == "workspace/workspaceFolders":
-            return [{"uri": to_uri(self._root), "name": Path(self._root).name}]
+            return [{"uri": convert_path_to_uri(self._root), "name": Path(self._root).name}]
         if method == "client/registerCapability":
             several: Any = fields.get("registrations")
             for one in cast("list[Any]", several) if isinstance(several, list) else []:
@@ -185,7 +190,7 @@ class RunningLanguageServer:
 
     # Questions.
 
-    async def begin_question(self) -> None:
+    async def sync_files_before_request(self) -> None:
         """Tell the server every change of the files since the last question.
 
         :raises StaleServerError: if the server must be replaced first
@@ -198,7 +203,7 @@ class RunningLanguageServer:
         if not changes.is_empty:
             await self._send_changes(changes)
         for document in list(self.documents.values()):
-            if document.path not in self.files.stamps and read_stamp(document.path) != document.stamp:
+            if document.path not in self.files.stamps and read_file_stamp(document.path) != document.stamp:
                 await self._refresh(document)  # a file in a folder that is not compared, such as one of packages
             if self._question - document.last_question > UNUSED_QUESTIONS and document.path in self.documents:
                 self._close(document)
@@ -211,7 +216,7 @@ class RunningLanguageServer:
             if (document := self.documents.get(path)) is not None:
                 self._close(document)
         events = [
-            {"uri": to_uri(path), "type": kind}
+            {"uri": convert_path_to_uri(path), "type": kind}
             for kind, paths in ((_DELETED, changes.deleted), (_CREATED, changes.created), (_CHANGED, changes.changed))
             for path in paths
         ]
@@ -221,7 +226,7 @@ class RunningLanguageServer:
         self._changes_sent += 1
 
     async def _refresh(self, document: OpenDocument) -> None:
-        stamp = read_stamp(document.path)
+        stamp = read_file_stamp(document.path)
         try:
             text = await asyncio.to_thread(self._read_text, document.path)
         except ToolError:
@@ -258,9 +263,11 @@ class RunningLanguageServer:
         """
         document = self.documents.get(path)
         if document is None:
-            stamp = read_stamp(path)
+            stamp = read_file_stamp(path)
             text = await asyncio.to_thread(self._read_text, path)
-            document = OpenDocument(path, to_uri(path), text, stamp, self._question, lines=split_lines(text))
+            document = OpenDocument(
+                path, convert_path_to_uri(path), text, stamp, self._question, lines=split_lines(text)
+            )
             self.documents[path] = document
             language = self.definition.get_language_id(path)
             about = {"uri": document.uri, "languageId": language, "version": 1, "text": text}
@@ -269,12 +276,12 @@ class RunningLanguageServer:
         document.last_question = self._question
         return document
 
-    def have_changed(self, paths: Sequence[str]) -> bool:
+    def have_files_changed(self, paths: Sequence[str]) -> bool:
         """Return whether one of these files is not as it was when the question began."""
         for path in paths:
             document = self.documents.get(path)
             known = self.files.stamps.get(path) or (document.stamp if document is not None else None)
-            if known is not None and read_stamp(path) != known:
+            if known is not None and read_file_stamp(path) != known:
                 return True
         return False
 
@@ -285,12 +292,12 @@ class RunningLanguageServer:
     async def ask(self, method: str, params: object) -> Any:
         """Send a request, and again if the server asks for that.
 
-        :raises ServerRefusal: if the server answers with another error
+        :raises ServerErrorResponse: if the server answers with another error
         """
         for attempt in range(_MOST_REPEATS + 1):
             try:
                 return await self.connection.request(method, params, max(self._left_s, 0.001))
-            except ServerRefusal as refusal:
+            except ServerErrorResponse as refusal:
                 if refusal.code not in _REPEATED_CODES or attempt == _MOST_REPEATS:
                     raise
             await self.connection.wait_for_change(_CHECK_AGAIN_S)
@@ -331,7 +338,7 @@ class RunningLanguageServer:
             else (f"{self.name} has just started, and its results still grow. Ask again later")
         )
 
-    async def get_diagnostics(self, document: OpenDocument) -> tuple[list[Any], str]:
+    async def fetch_diagnostics(self, document: OpenDocument) -> tuple[list[Any], str]:
         """Return the diagnostics of a document, and why they may be old; empty if they are current."""
         if not self._pulls and (pushed := await self._wait_for_pushed(document)) is not None:
             return pushed

@@ -47,7 +47,7 @@ class LanguageServerFailure(Exception):
     """The server has ended, or its output cannot be understood. The text is the reason."""
 
 
-class ServerRefusal(Exception):
+class ServerErrorResponse(Exception):
     """An error that the server answered.
 
     :param code: of JSON-RPC or of the protocol
@@ -188,7 +188,7 @@ class LanguageServerConnection:
         """Send a request and return the result.
 
         :raises LanguageServerFailure: if the server ends
-        :raises ServerRefusal: if it answers with an error
+        :raises ServerErrorResponse: if it answers with an error
         :raises TimeoutError: if it does not answer in time
         """
         self._raise_if_lost()
@@ -213,7 +213,7 @@ class LanguageServerConnection:
             self._send({"jsonrpc": "2.0", "method": method, "params": params})
 
     @property
-    def waiting_requests(self) -> int:
+    def pending_request_count(self) -> int:
         """How many requests have no answer yet."""
         return len(self._waiting)
 
@@ -289,7 +289,7 @@ class LanguageServerConnection:
             error = _to_object(message["error"])
             code = error.get("code")
             error_text = str(error.get("message", "no details"))[:_MAX_QUOTED]
-            answer.set_exception(ServerRefusal(code if isinstance(code, int) else 0, error_text))
+            answer.set_exception(ServerErrorResponse(code if isinstance(code, int) else 0, error_text))
         else:
             answer.set_result(message.get("result"))
 

@@ -14,19 +14,19 @@ from typing import NamedTuple, TypeVar
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import Process, ProgramSpec, Sandbox, SandboxLimits, SandboxProfile
-from handrail.contract.text.text_encodings import read_file_text, replace_invalid_bytes
+from handrail.contract.text.text_encodings import decode_file_text, replace_invalid_bytes
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
 from handrail.runtime.files import secure_open
 from handrail.runtime.files.session_roots import SessionRoots
-from handrail.runtime.language_servers.running_server import RunningLanguageServer, ServerTimes, StaleServerError
-from handrail.runtime.language_servers.server_connection import LanguageServerFailure, ServerRefusal
+from handrail.runtime.language_servers.running_server import RunningLanguageServer, ServerTimeouts, StaleServerError
+from handrail.runtime.language_servers.server_connection import LanguageServerFailure, ServerErrorResponse
 from handrail.runtime.language_servers.server_programs import (
     ConfiguredServer,
     LanguageDefinition,
     find_server_program,
-    list_languages,
+    merge_configured_languages,
 )
-from handrail.runtime.language_servers.workspace_files import WorkspaceFiles
+from handrail.runtime.language_servers.workspace_files import WorkspaceFileSnapshot
 
 MEMORY_BYTES = 2 * 1024 * 1024 * 1024
 """The maximum memory of all processes of one server together."""
@@ -52,12 +52,18 @@ class LanguageServerEnvironment(NamedTuple):
     profile: SandboxProfile
     capabilities: CapabilitySet
 
-    def make_key(self, language: str) -> Hashable:
+    def make_sharing_key(self, language: str) -> Hashable:
         """Return a key that is equal for sessions that may share a server."""
         profile = self.profile
         folders = (profile.workspace, profile.writable, profile.read_only_roots, profile.hidden)
         reads = tuple(layer.fs_read for layer in self.capabilities.layers)
-        return self.root, language, folders, reads, None if profile.denials is None else profile.denials.reading_key
+        return (
+            self.root,
+            language,
+            folders,
+            reads,
+            None if profile.denials is None else profile.denials.read_denials_cache_key,
+        )
 
     def is_hidden(self, path: str) -> bool:
         """Return whether rules hide a path from programs."""
@@ -68,7 +74,7 @@ class LanguageServerEnvironment(NamedTuple):
 
         :raises ToolError: if it cannot be read
         """
-        located = self.roots.locate_canonical(path)
+        located = self.roots.locate_canonical_path(path)
         if not located.is_inside:
             raise ToolError(self.roots.explain_path_outside_roots(located), kind="denied")
         if self.is_hidden(path):
@@ -80,18 +86,18 @@ class LanguageServerEnvironment(NamedTuple):
         try:
             descriptor = secure_open.open_beneath(located, secure_open.READ_FLAGS)
         except OSError as error:
-            raise secure_open.os_error_for_model(error, located, "reading") from error
+            raise secure_open.translate_os_error_for_model(error, located, "reading") from error
         with os.fdopen(descriptor, "rb") as file:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
-                secure_open.check_regular(descriptor, located)
+                secure_open.require_regular_file(descriptor, located)
             if found.st_size > MAX_DOCUMENT_BYTES:
                 raise ToolError(
                     f"`{located.display_path}` has {found.st_size:,} bytes. A language server gets files of up to "
                     f"{MAX_DOCUMENT_BYTES:,} bytes. Use grep.",
                     kind="limit",
                 )
-            return replace_invalid_bytes(read_file_text(file.read(MAX_DOCUMENT_BYTES)).text)
+            return replace_invalid_bytes(decode_file_text(file.read(MAX_DOCUMENT_BYTES)).text)
 
 
 class ServerSlot:
@@ -143,14 +149,14 @@ class ServerSlot:
             self.last_used_s = self._loop.time()
             self._lock.release()
             if self.server is not None and not self._pool.is_closed:
-                self._idle = self._loop.call_later(self._pool.times.idle_s, self.stop_soon)
+                self._idle = self._loop.call_later(self._pool.times.idle_s, self.schedule_idle_stop)
 
     async def _ask_until_answered(self, question: Callable[[RunningLanguageServer], Awaitable[_T]]) -> _T:
         replaced = 0
         while True:
             try:
                 server = self.server or await self._start()
-                await server.begin_question()
+                await server.sync_files_before_request()
                 answer = await question(server)
             except StaleServerError:
                 await self.stop_server()
@@ -198,7 +204,7 @@ class ServerSlot:
 
     async def _start(self) -> RunningLanguageServer:
         if self._pool.is_closed:
-            raise make_closed_error()
+            raise make_kernel_closing_error()
         if self._loop.time() < self._failed_until_s:
             raise self._failed_error()
         if len(self._failures) >= _MOST_FAILURES:
@@ -206,8 +212,8 @@ class ServerSlot:
         ground, definition = self._ground, self.definition
         found = await asyncio.to_thread(find_server_program, definition, ground.profile.workspace)
         await self._pool.make_room()
-        self._home = await asyncio.to_thread(self._pool.make_home)
-        files = WorkspaceFiles(ground.root, ground.is_hidden)
+        self._home = await asyncio.to_thread(self._pool.create_server_home)
+        files = WorkspaceFileSnapshot(ground.root, ground.is_hidden)
         try:
             await asyncio.to_thread(files.look)
             process = await self._start_process(found.argv, found.folders)
@@ -219,7 +225,7 @@ class ServerSlot:
         )
         try:
             await server.initialize(found.argv[0])
-        except (TimeoutError, ServerRefusal) as error:
+        except (TimeoutError, ServerErrorResponse) as error:
             reason = str(error) or f"it did not initialise within {self._pool.times.start_s:.0f} s"
             self._failures = [reason] * _MOST_FAILURES
             await self.stop_server()
@@ -229,7 +235,7 @@ class ServerSlot:
             raise
         if self._pool.is_closed:
             await self.stop_server()
-            raise make_closed_error()
+            raise make_kernel_closing_error()
         return server
 
     async def _start_process(self, argv: tuple[str, ...], folders: tuple[str, ...]) -> Process:
@@ -247,7 +253,7 @@ class ServerSlot:
             limits=SandboxLimits(call_memory_bytes=MEMORY_BYTES, processes=_PROCESSES),
             quarantine="",
             tool="lsp",
-            on_file_needed=lambda: self._loop.call_soon_threadsafe(self.stop_soon),
+            on_file_needed=lambda: self._loop.call_soon_threadsafe(self.schedule_idle_stop),
         )
         layers = tuple(CapabilityLayer(one.owner, fs_read=one.fs_read) for one in self._ground.capabilities.layers)
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -257,7 +263,7 @@ class ServerSlot:
         finally:
             os.close(nothing)
 
-    def stop_soon(self) -> None:
+    def schedule_idle_stop(self) -> None:
         """Stop the server as soon as it answers no question."""
         if self._stopping is None or self._stopping.done():
             self._stopping = self._loop.create_task(self._stop_when_idle())
@@ -294,7 +300,7 @@ async def _end_server(server: RunningLanguageServer | None, home: str) -> None:
         await asyncio.to_thread(shutil.rmtree, home, ignore_errors=True)
 
 
-def make_closed_error() -> ToolError:
+def make_kernel_closing_error() -> ToolError:
     """Return the error for a question while the kernel closes."""
     return ToolError("The kernel is closing, so language servers are not available. Stop here.", kind="unavailable")
 
@@ -312,12 +318,12 @@ class LanguageServerPool:
         homes: Callable[[], str],
         configured: Mapping[str, ConfiguredServer],
         environment: Mapping[str, str],
-        times: ServerTimes | None = None,
+        times: ServerTimeouts | None = None,
     ) -> None:
         self.sandbox = sandbox
         self.environment = environment
-        self.times = times or ServerTimes()
-        self.languages = list_languages(configured)
+        self.times = times or ServerTimeouts()
+        self.languages = merge_configured_languages(configured)
         self.is_closed = False
         self._homes = homes
         self._slots: dict[Hashable, ServerSlot] = {}
@@ -327,18 +333,18 @@ class LanguageServerPool:
         """Return the servers that run."""
         return [slot.server for slot in self._slots.values() if slot.server is not None]
 
-    def find_language(self, path: str) -> LanguageDefinition | None:
+    def find_language_of_file(self, path: str) -> LanguageDefinition | None:
         """Return the language of a file, by its name."""
-        return next((one for one in self.languages if one.has_file(path)), None)
+        return next((one for one in self.languages if one.matches_file_name(path)), None)
 
-    def get_slot(self, definition: LanguageDefinition, ground: LanguageServerEnvironment) -> ServerSlot:
+    def get_or_create_slot(self, definition: LanguageDefinition, ground: LanguageServerEnvironment) -> ServerSlot:
         """Return the place of the server for a language and a session.
 
         :raises ToolError: ``unavailable`` if the kernel closes
         """
         if self.is_closed:
-            raise make_closed_error()
-        key = ground.make_key(definition.language)
+            raise make_kernel_closing_error()
+        key = ground.make_sharing_key(definition.language)
         slot = self._slots.get(key)
         if slot is None:
             for other, idle in list(self._slots.items()):
@@ -353,7 +359,7 @@ class LanguageServerPool:
         if len(self.list_running_servers()) >= MAX_SERVERS and running:
             await min(running, key=lambda slot: slot.last_used_s).stop_server()
 
-    def make_home(self) -> str:
+    def create_server_home(self) -> str:
         """Return a new, empty HOME for a server. The first one removes what a killed kernel left."""
         base = self._homes()
         if not self._is_swept:

@@ -11,8 +11,13 @@ from pathlib import Path
 
 from handrail.contract.errors import ToolError
 from handrail.contract.struct import Struct, field
-from handrail.origins.program_lookup import ProgramMissing, ProgramRefused, find_program, list_path_folders
-from handrail.sandbox.view.toolchains import find_installation
+from handrail.origins.program_lookup import (
+    ProgramNotFoundError,
+    ProgramRefused,
+    find_program,
+    list_path_variable_folders,
+)
+from handrail.sandbox.view.toolchains import find_installation_mounts
 
 
 class LanguageDefinition(Struct, frozen=True):
@@ -37,7 +42,7 @@ class LanguageDefinition(Struct, frozen=True):
     index_files: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
 
-    def has_file(self, path: str) -> bool:
+    def matches_file_name(self, path: str) -> bool:
         """Return whether a file is of this language, by its name."""
         name = path.rpartition("/")[2]
         return any(fnmatchcase(name, pattern) for pattern in self.files)
@@ -110,7 +115,7 @@ class ServerProgram(Struct, frozen=True):
     folders: tuple[str, ...]
 
 
-def list_languages(configured: Mapping[str, ConfiguredServer]) -> tuple[LanguageDefinition, ...]:
+def merge_configured_languages(configured: Mapping[str, ConfiguredServer]) -> tuple[LanguageDefinition, ...]:
     """Return all languages with a server: the known ones, as far as the operator did not change them, and the operator's."""
     known = {one.language: one for one in KNOWN_LANGUAGES}
     for language, own in configured.items():
@@ -131,19 +136,19 @@ def find_server_program(definition: LanguageDefinition, workspace: str) -> Serve
     :raises ToolError: ``unavailable`` if none is installed, with the command that installs one
     """
     refused: list[str] = []
-    folders = [*list_path_folders(), f"{sys.prefix}/bin"]
+    folders = [*list_path_variable_folders(), f"{sys.prefix}/bin"]
     for command in definition.commands:
         name = str(Path(command[0]).expanduser()) if command[0].startswith("~") else command[0]
         try:
             program = find_program(name, outside=(workspace,), path=folders)
-        except ProgramMissing:
+        except ProgramNotFoundError:
             continue
         except ProgramRefused as error:
             refused.append(str(error))
             continue
         further = tuple(os.path.realpath(Path(one).expanduser()) for one in definition.folders)
         argv = (f"{os.path.realpath(os.path.dirname(program))}/{os.path.basename(program)}", *command[1:])  # noqa: PTH119, PTH120
-        return ServerProgram(argv, tuple(dict.fromkeys((*find_installation(program, workspace), *further))))
+        return ServerProgram(argv, tuple(dict.fromkeys((*find_installation_mounts(program, workspace), *further))))
     raise ToolError(explain_missing_program(definition, refused), kind="unavailable")
 
 

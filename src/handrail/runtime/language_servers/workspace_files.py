@@ -37,7 +37,7 @@ class FileChanges(NamedTuple):
         return not (self.created or self.changed or self.deleted)
 
 
-class WorkspaceFiles(Struct):
+class WorkspaceFileSnapshot(Struct):
     """The files below a root, as they were at the last look. For one thread at a time.
 
     :param is_hidden: returns whether rules hide a path from programs; such files are left out
@@ -92,7 +92,7 @@ class WorkspaceFiles(Struct):
                 if path in known_hidden or (path not in before and self.is_hidden(path)):
                     hidden[path] = found.st_ino
                     continue
-                stamps[path] = make_stamp(found)
+                stamps[path] = make_file_stamp(found)
         self.stamps, self.hidden, self.packages = stamps, hidden, packages
         self._recent = frozenset(path for path, one in stamps.items() if one[3] > begun_ns - _RECENT_NS)
         return FileChanges(
@@ -102,15 +102,15 @@ class WorkspaceFiles(Struct):
         )
 
 
-def make_stamp(found: os.stat_result) -> FileStamp:
+def make_file_stamp(found: os.stat_result) -> FileStamp:
     """Return the stamp of a file."""
     return found.st_mtime_ns, found.st_size, found.st_ino, found.st_ctime_ns
 
 
-def read_stamp(path: str) -> FileStamp | None:
+def read_file_stamp(path: str) -> FileStamp | None:
     """Return the present stamp of a file; None if it does not exist."""
     try:
-        return make_stamp(os.stat(path))  # noqa: PTH116 - for every file of an answer
+        return make_file_stamp(os.stat(path))  # noqa: PTH116 - for every file of an answer
     except OSError:
         return None
 

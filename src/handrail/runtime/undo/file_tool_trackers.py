@@ -11,14 +11,14 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 
 from handrail.contract.services.file_services import ResolvedPath
-from handrail.runtime.undo.undo_restoration import WorkspaceFolder
-from handrail.runtime.undo.workspace_snapshots import WorkspaceSnapshots, find_session, get_folder_state
+from handrail.runtime.undo.undo_restoration import WorkspaceFolderHandle
+from handrail.runtime.undo.workspace_snapshots import WorkspaceSnapshots, get_folder_state, parse_session_id
 from handrail.store.undo_store import ABSENT, PathChange, PathState, UndoableOperation
 
 logger = logging.getLogger("handrail.runtime")
 
 
-class FileToolTracker:
+class FileChangeRecorder:
     """The tracker of one change by a file tool.
 
     :param located: the path that is written, deleted, or the target of a move
@@ -91,13 +91,14 @@ class FileToolTracker:
     def _keep_tree(self, top: str, entries: Sequence[str]) -> list[tuple[str, PathState]]:
         """Keep the entries of a tree, as far as the time suffices."""
         deadline = time.monotonic() + self._snapshots.limits.keep_ms / 1000
-        with WorkspaceFolder(self._snapshots) as workspace:
+        with WorkspaceFolderHandle(self._snapshots) as workspace:
             return [
-                (one, workspace.keep_state(_path(top, one), content=time.monotonic() < deadline)) for one in entries
+                (one, workspace.store_path_state(_path(top, one), content=time.monotonic() < deadline))
+                for one in entries
             ]
 
     def _record(self, changes: Iterable[PathChange], problem: str = "") -> None:
-        now, session, name = time.time_ns(), find_session(self._callers), self._callers[0]
+        now, session, name = time.time_ns(), parse_session_id(self._callers), self._callers[0]
         operation = UndoableOperation(0, "tool", name, session, self._tool, now, now, self._callers, problem=problem)
         made = [PathChange(os.fsencode(one), ABSENT, self._read_folder(one)) for one in self._missing]
         self._operation = self._snapshots.store.add_operation(operation, [*changes, *made])

@@ -16,14 +16,14 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from handrail.contract.protected.path_protection import find_protection
+from handrail.contract.protected.path_protection import find_path_protection
 from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import escape_terminal_controls
-from handrail.contract.undo_reports import UndonePath, UndoOutcome
-from handrail.runtime.files.atomic_write import exchange_names, rename_exclusively
+from handrail.contract.undo_reports import UndoOutcome, UndoPathResult
+from handrail.runtime.files.atomic_write import exchange_names, rename_without_overwriting
 from handrail.runtime.files.secure_open import FOLDER_FLAGS, READ_FLAGS, open_root
 from handrail.runtime.files.session_roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, PATH_FLAGS, openat2
-from handrail.runtime.undo.workspace_snapshots import WorkspaceSnapshots, copy_content, hash_content, is_kept
+from handrail.runtime.undo.workspace_snapshots import WorkspaceSnapshots, copy_content, hash_open_file, is_kept
 from handrail.store.undo_store import ABSENT, PathChange, PathState, UndoableOperation
 
 _STRICT = BENEATH | NO_SYMLINKS | NO_MAGICLINKS
@@ -38,7 +38,7 @@ class _UndoStep(Struct, frozen=True):
     earlier: PathState
 
     @property
-    def is_removed_first(self) -> bool:
+    def needs_removal_first(self) -> bool:
         """Whether what is there now goes before anything else comes."""
         return self.earlier.kind == "absent" or (self.present.kind == "folder" and self.earlier.kind != "folder")
 
@@ -52,7 +52,7 @@ class UndoPlan(Struct, frozen=True):
 
     operations: tuple[UndoableOperation, ...]
     steps: tuple[_UndoStep, ...]
-    left: tuple[UndonePath, ...]
+    left: tuple[UndoPathResult, ...]
 
     @property
     def calls(self) -> tuple[str, ...]:
@@ -68,9 +68,9 @@ class UndoPlan(Struct, frozen=True):
         """Return the paths that change."""
         return [os.fsdecode(one.path) for one in self.steps]
 
-    def preview(self) -> tuple[UndonePath, ...]:
+    def preview(self) -> tuple[UndoPathResult, ...]:
         """Return the outcome of each path if all goes well."""
-        return _sort([*(UndonePath(_show(one.path), _find_outcome(one)) for one in self.steps), *self.left])
+        return _sort([*(UndoPathResult(_show(one.path), _find_outcome(one)) for one in self.steps), *self.left])
 
 
 def plan_undo(snapshots: WorkspaceSnapshots, operations: Sequence[UndoableOperation], *, overwrite: bool) -> UndoPlan:
@@ -85,19 +85,22 @@ def plan_undo(snapshots: WorkspaceSnapshots, operations: Sequence[UndoableOperat
             chains.setdefault(change.path, []).append((operation, change))
     own = {name for one in operations for name in (one.name, *one.callers)}
     steps: list[_UndoStep] = []
-    left: list[UndonePath] = []
+    left: list[UndoPathResult] = []
     kept: list[bytes] = []
-    with WorkspaceFolder(snapshots) as workspace:
+    with WorkspaceFolderHandle(snapshots) as workspace:
         for path, chain in chains.items():
-            present = workspace.read_state(path)
+            present = workspace.read_path_state(path)
             earlier, reason = _follow_changes_back(snapshots, path, present, chain, own, overwrite=overwrite)
             if reason is not None:
-                left.append(UndonePath(_show(path), *reason))
+                left.append(UndoPathResult(_show(path), *reason))
                 kept += [path] if earlier.kind != "absent" else []
             if not earlier.is_same(present) and (reason is None or reason[0] == "conflict"):
                 steps.append(_UndoStep(path, present, earlier))
-    staying = {folder for path in kept for folder in _list_parents(path)}
-    steps = [one for one in steps if one.earlier.kind != "absent" or one.path not in staying]
+        staying = {folder for path in kept for folder in _list_parents(path)}
+        steps = [one for one in steps if one.earlier.kind != "absent" or one.path not in staying]
+        for path in workspace.find_unremovable_folders(steps):
+            left.append(UndoPathResult(_show(path), "conflict", _NEWER_FILES))
+            steps = [one for one in steps if one.path != path]
     return UndoPlan(tuple(operations), tuple(steps), tuple(left))
 
 
@@ -142,15 +145,15 @@ def _is_forbidden(snapshots: WorkspaceSnapshots, path: bytes, earlier: PathState
     """Return whether undoing an undo would put a call's content under a protected name."""
     if earlier.kind not in ("file", "link"):
         return False
-    found = find_protection(os.fsdecode(path))
+    found = find_path_protection(os.fsdecode(path))
     if found is None or found.requires_approval:
         return False
-    return earlier.sha is None or snapshots.store.was_left_by_call(path, earlier.sha)
+    return earlier.sha is None or snapshots.store.was_written_by_call(path, earlier.sha)
 
 
-def carry_out_undo(
+def execute_undo_plan(
     snapshots: WorkspaceSnapshots, plan: UndoPlan, undo_id: str, in_use: Mapping[str, str]
-) -> tuple[UndonePath, ...]:
+) -> tuple[UndoPathResult, ...]:
     """Change the workspace as planned, record the changes as an operation, and return the outcome of each path.
 
     :param in_use: absolute paths that running programs have mounted over, with a program's name
@@ -167,7 +170,7 @@ def carry_out_undo(
         number = store.add_operation(UndoableOperation(0, "undo", undo_id, session, "", now, now), changes)
     failed: dict[bytes, str] = {}
     try:
-        with WorkspaceFolder(snapshots) as workspace:
+        with WorkspaceFolderHandle(snapshots) as workspace:
             for path, reason in _carry_out_steps(workspace, plan.steps, in_use):
                 failed.setdefault(path, reason)
     finally:
@@ -176,9 +179,9 @@ def carry_out_undo(
             store.remove_operation(number)
         store.in_use -= needed
     done = [
-        UndonePath(_show(one.path), "conflict", failed[one.path])
+        UndoPathResult(_show(one.path), "conflict", failed[one.path])
         if one.path in failed
-        else UndonePath(_show(one.path), _find_outcome(one))
+        else UndoPathResult(_show(one.path), _find_outcome(one))
         for one in plan.steps
     ]
     if not any(one.outcome == "conflict" for one in (*done, *plan.left)):
@@ -187,7 +190,7 @@ def carry_out_undo(
 
 
 def _carry_out_steps(
-    workspace: WorkspaceFolder, steps: Sequence[_UndoStep], in_use: Mapping[str, str]
+    workspace: WorkspaceFolderHandle, steps: Sequence[_UndoStep], in_use: Mapping[str, str]
 ) -> Iterator[tuple[bytes, str]]:
     """Carry out the steps, each when its folder is there, and yield those that fail with the reason."""
     ordered = sorted(steps, key=lambda one: one.path)
@@ -197,7 +200,7 @@ def _carry_out_steps(
             workspace.set_folder_mode(step.path, step.earlier.mode | 0o700)
     for is_removal in (True, False):
         for step in reversed(ordered) if is_removal else ordered:
-            if step.path in failed or not (step.is_removed_first if is_removal else step.earlier.kind != "absent"):
+            if step.path in failed or not (step.needs_removal_first if is_removal else step.earlier.kind != "absent"):
                 continue
             name = in_use.get(workspace.absolute(step.path))
             try:
@@ -206,7 +209,7 @@ def _carry_out_steps(
                 if is_removal:
                     workspace.remove(step.path, step.present)
                 else:
-                    workspace.put(step.path, ABSENT if step.is_removed_first else step.present, step.earlier)
+                    workspace.put(step.path, ABSENT if step.needs_removal_first else step.present, step.earlier)
             except (_PathConflict, OSError) as error:
                 failed.add(step.path)
                 yield step.path, str(error) if isinstance(error, _PathConflict) else error.strerror or str(error)
@@ -220,9 +223,10 @@ class _PathConflict(Exception):
 
 
 _RACE = "it changed while the undo ran"
+_NEWER_FILES = "the folder has newer files, which stay"
 
 
-class WorkspaceFolder:
+class WorkspaceFolderHandle:
     """The workspace by the descriptors of its folders. For one thread."""
 
     def __init__(self, snapshots: WorkspaceSnapshots) -> None:
@@ -233,7 +237,7 @@ class WorkspaceFolder:
         self._closed_folders: dict[str, int] = {}
         """The permissions of folders that had to be opened for a change."""
 
-    def __enter__(self) -> WorkspaceFolder:
+    def __enter__(self) -> WorkspaceFolderHandle:
         top = open_root(self._snapshots.root)
         try:
             self._root = openat2(top, ".", FOLDER_FLAGS, _STRICT)
@@ -251,7 +255,7 @@ class WorkspaceFolder:
         """Return the absolute path of a path below the workspace."""
         return f"{self._snapshots.root.rstrip('/')}/{os.fsdecode(path)}"
 
-    def read_state(self, path: bytes) -> PathState:
+    def read_path_state(self, path: bytes) -> PathState:
         """Return what is at a path now."""
         try:
             parent, name = self._open_parent(os.fsdecode(path))
@@ -259,7 +263,31 @@ class WorkspaceFolder:
             return ABSENT  # a folder on the way is missing, or is a link
         return self._read_entry(parent, name)
 
-    def keep_state(self, path: bytes, *, content: bool) -> PathState:
+    def find_unremovable_folders(self, steps: Sequence[_UndoStep]) -> list[bytes]:
+        """Return the folders that cannot be removed, because they have entries that stay."""
+        going = {one.path for one in steps if one.needs_removal_first}
+        found: list[bytes] = []
+        for step in sorted(steps, key=lambda one: one.path, reverse=True):
+            if step.path not in going or step.present.kind != "folder":
+                continue
+            if any(step.path + b"/" + name not in going for name in self._list_names(step.path)):
+                going.discard(step.path)
+                found.append(step.path)
+        return found
+
+    def _list_names(self, path: bytes) -> list[bytes]:
+        """Return the names in a folder, or none if it cannot be read."""
+        try:
+            descriptor = openat2(self._root, os.fsdecode(path), FOLDER_FLAGS, _STRICT)
+        except OSError:
+            return []
+        try:
+            with os.scandir(descriptor) as entries:
+                return [os.fsencode(one.name) for one in entries]
+        finally:
+            os.close(descriptor)
+
+    def store_path_state(self, path: bytes, *, content: bool) -> PathState:
         """Return what is at a path now, and keep the content of a file. Call it within a transaction of the store.
 
         :param content: whether the content is kept; without it, the state cannot be given back
@@ -302,7 +330,7 @@ class WorkspaceFolder:
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 return None
-            sha = hash_content(descriptor)
+            sha = hash_open_file(descriptor)
             if keep and not self._store.has_content(sha):
                 self._snapshots.keep_content(descriptor)
             return sha
@@ -317,7 +345,7 @@ class WorkspaceFolder:
                 os.rmdir(name, dir_fd=parent)
             except OSError as error:
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise _PathConflict("the folder has newer files, which stay") from None
+                    raise _PathConflict(_NEWER_FILES) from None
                 raise
             return
         self._keep(parent, name, present)
@@ -327,7 +355,7 @@ class WorkspaceFolder:
             os.unlink(aside, dir_fd=parent)
             return
         try:
-            rename_exclusively(parent, aside, name)
+            rename_without_overwriting(parent, aside, name)
         except FileExistsError:
             raise _PathConflict(f"{_RACE}; one of the newer versions is now {aside}") from None
         raise _PathConflict(_RACE)
@@ -346,7 +374,7 @@ class WorkspaceFolder:
         try:
             self._make(parent, aside, earlier)
             if present.kind == "absent":
-                rename_exclusively(parent, aside, name)
+                rename_without_overwriting(parent, aside, name)
                 return
             self._keep(parent, name, present)
             if not exchange_names(parent, aside, name):
@@ -378,7 +406,7 @@ class WorkspaceFolder:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(name, flags, 0o600, dir_fd=parent)
         try:
-            data = self._store.get_bytes(state.sha)
+            data = self._store.read_small_content(state.sha)
             if data is not None:
                 rest = memoryview(data)
                 while rest:
@@ -392,14 +420,14 @@ class WorkspaceFolder:
 
     def _copy_large(self, target: int, sha: bytes) -> None:
         try:
-            source = os.open(self._store.large_file(sha), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            source = os.open(self._store.locate_large_content(sha), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             raise _PathConflict("its earlier content is no longer kept") from None
         try:
             copy_content(source, target, os.fstat(source).st_size)
         finally:
             os.close(source)
-        if hash_content(target) != sha:
+        if hash_open_file(target) != sha:
             raise _PathConflict("its kept content is damaged")
 
     def _give_owner(self, parent: int, name: str) -> None:
@@ -474,5 +502,5 @@ def _show(path: bytes) -> str:
     return escape_terminal_controls(os.fsdecode(path)) or "."
 
 
-def _sort(paths: Iterable[UndonePath]) -> tuple[UndonePath, ...]:
+def _sort(paths: Iterable[UndoPathResult]) -> tuple[UndoPathResult, ...]:
     return tuple(sorted(paths, key=lambda one: one.path))

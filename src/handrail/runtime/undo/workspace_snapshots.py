@@ -65,7 +65,7 @@ _HEAVY_NAMES = frozenset(
 """Folders that a tool makes again. They are kept only if they have few files."""
 
 
-class UndoLimits(Struct, frozen=True):
+class UndoRetentionLimits(Struct, frozen=True):
     """How much is kept for undo.
 
     :param file_bytes: the largest file
@@ -105,7 +105,7 @@ class _ScanCoverage(Struct):
 _ChangedFile = tuple[_CoveredFolder, str, os.stat_result]
 
 
-class NeedsThread(Exception):
+class ScanNeedsThread(Exception):
     """An error for a look that takes too long for an event loop. Nothing was changed."""
 
 
@@ -150,7 +150,7 @@ class WorkspaceSnapshots:
     :param root: the workspace, absolute and canonical
     """
 
-    def __init__(self, root: str, store: UndoStore, limits: UndoLimits) -> None:
+    def __init__(self, root: str, store: UndoStore, limits: UndoRetentionLimits) -> None:
         self.root = root
         self.store = store
         self.limits = limits
@@ -177,7 +177,7 @@ class WorkspaceSnapshots:
 
         :param tree: the workspace as of a look just now
         :param profile: with all paths that are mounted over
-        :raises NeedsThread: if it takes too long for the event loop
+        :raises ScanNeedsThread: if it takes too long for the event loop
         :raises OSError: if nothing can be kept
         """
         if tree.root != self.root or not callers:
@@ -200,7 +200,7 @@ class WorkspaceSnapshots:
 
         :param tree: the workspace as of a look just now
         :param further: the folders outside the workspace in which files changed
-        :raises NeedsThread: if it takes too long for the event loop
+        :raises ScanNeedsThread: if it takes too long for the event loop
         """
         with self._lock:
             tracker.ended_ns = tracker.ended_ns or time.time_ns()
@@ -216,9 +216,9 @@ class WorkspaceSnapshots:
         Only files that were kept are looked at, since it is not known which files the rules hide.
         """
         with self._lock:
-            if self._is_recovered or not self.store.exists or not self.store.list_open_runs():
+            if self._is_recovered or not self.store.exists or not self.store.list_interrupted_runs():
                 return
-            known = self.store.load_known()
+            known = self.store.load_known_files()
             tree = FolderTree(self.root)
             tree.refresh()
             paths = ((folder, name) for folder in tree.order for name in folder.files)
@@ -229,7 +229,7 @@ class WorkspaceSnapshots:
         """Look at the workspace, and record the changes of the programs that have ended.
 
         :raises OSError: if the store fails; what is known is then read again
-        :raises NeedsThread: if it takes too long for the event loop
+        :raises ScanNeedsThread: if it takes too long for the event loop
         """
         try:
             if self._files is None:
@@ -252,11 +252,11 @@ class WorkspaceSnapshots:
 
         :raises OSError: if the store cannot be read
         """
-        self._files = self.store.load_known()
+        self._files = self.store.load_known_files()
         if self._is_recovered:
             return
         self._is_recovered = True
-        for callers, tool, started_ns in self.store.list_open_runs():
+        for callers, tool, started_ns in self.store.list_interrupted_runs():
             tracker = ProgramChangeTracker(callers, tool, frozenset())
             tracker.started_ns, tracker.ended_ns = started_ns, time.time_ns()
             tracker.is_recovered = True
@@ -280,7 +280,7 @@ class WorkspaceSnapshots:
                     0,
                     "program",
                     tracker.name,
-                    find_session(tracker.callers),
+                    parse_session_id(tracker.callers),
                     tracker.tool,
                     tracker.started_ns,
                     tracker.ended_ns,
@@ -340,12 +340,12 @@ class WorkspaceSnapshots:
 
         :param closed: paths that are left out, since no program can change them
         :raises OSError: if the store fails
-        :raises NeedsThread: if it takes too long for the event loop
+        :raises ScanNeedsThread: if it takes too long for the event loop
         """
         coverage = self._choose_covered_folders(tree, closed)
         changed = _find_changed(coverage)
         if len(changed) > _FEW_FILES and _on_event_loop():
-            raise NeedsThread
+            raise ScanNeedsThread
         stored: dict[tuple[str, str], StoredFileState | None] = {}
         self._note_folders_and_links(tree)
         if tree.version != coverage.noted_version:
@@ -353,13 +353,13 @@ class WorkspaceSnapshots:
         if changed or stored:
             with self.store.transaction():
                 keeper = _FileKeeper(self.root, self.store, self.limits)
-                for folder, name, kept in keeper.keep_all(changed):
+                for folder, name, kept in keeper.store_changed_files(changed):
                     self._note(_join(folder.relative, name), self._get_last_known_state(folder, name))
                     if kept is not None:
                         folder.known[name] = stored[folder.relative, name] = kept
                     elif folder.known.pop(name, None) is not None:
                         stored[folder.relative, name] = None
-                self.store.save_known(stored)
+                self.store.save_known_files(stored)
         if tree.version != coverage.noted_version:
             self._listed = {folder.relative: folder.files for folder in tree.order}
             coverage.noted_version = tree.version
@@ -463,7 +463,7 @@ class WorkspaceSnapshots:
             return get_folder_state(self._folders[path])
         return _UNKNOWN if name in self._listed.get(folder, ()) else ABSENT
 
-    def find_running(self, calls: Iterable[str]) -> frozenset[str]:
+    def find_running_calls(self, calls: Iterable[str]) -> frozenset[str]:
         """Return those of ``calls`` whose programs still run."""
         with self._lock:
             running = (one for one in self._running if not one.ended_ns)
@@ -473,7 +473,7 @@ class WorkspaceSnapshots:
 class _FileKeeper:
     """Keeps the content of files, within the limits of one start."""
 
-    def __init__(self, root: str, store: UndoStore, limits: UndoLimits) -> None:
+    def __init__(self, root: str, store: UndoStore, limits: UndoRetentionLimits) -> None:
         self._root = root
         self._store = store
         self._limits = limits
@@ -481,7 +481,9 @@ class _FileKeeper:
         self._folder: _CoveredFolder | None = None
         self._parent = -1
 
-    def keep_all(self, files: Iterable[_ChangedFile]) -> Iterator[tuple[_CoveredFolder, str, StoredFileState | None]]:
+    def store_changed_files(
+        self, files: Iterable[_ChangedFile]
+    ) -> Iterator[tuple[_CoveredFolder, str, StoredFileState | None]]:
         """Keep files and yield each with its state; None for one that is gone. Long files come last."""
         late: list[_ChangedFile] = []
         try:
@@ -530,15 +532,15 @@ class _FileKeeper:
 
     def _keep_large(self, descriptor: int, size: int) -> bytes | None:
         """Keep a long file as a file, which shares blocks with the original if the file system can."""
-        temporary = self._store.large_file(b"").parent / f".new-{secrets.token_hex(8)}"
+        temporary = self._store.locate_large_content(b"").parent / f".new-{secrets.token_hex(8)}"
         target = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             copy_content(descriptor, target, size)
-            sha = hash_content(target)
+            sha = hash_open_file(target)
             self._store.in_use.add(sha)
             if not self._store.has_content(sha):
-                temporary.rename(self._store.large_file(sha))
-                self._store.add_content(sha, os.fstat(target).st_size, None)
+                temporary.rename(self._store.locate_large_content(sha))
+                self._store.add_content_row(sha, os.fstat(target).st_size, None)
             return sha
         finally:
             os.close(target)
@@ -572,7 +574,7 @@ def copy_content(source: int, target: int, size: int) -> None:
             rest -= count
 
 
-def hash_content(descriptor: int) -> bytes:
+def hash_open_file(descriptor: int) -> bytes:
     """Return the hash of an open file."""
     digest, offset = hashlib.sha256(), 0
     while piece := os.pread(descriptor, _PIECE, offset):
@@ -581,7 +583,7 @@ def hash_content(descriptor: int) -> bytes:
     return digest.digest()
 
 
-def find_session(callers: Sequence[str]) -> str:
+def parse_session_id(callers: Sequence[str]) -> str:
     """Return the session of a call: the ids of calls begin with it."""
     return next((one.partition("/")[0] for one in callers if "/" in one), "")
 

@@ -68,7 +68,7 @@ def probe_abi() -> int:
     return max(0, int(found))
 
 
-def build_ruleset(
+def compute_ruleset(
     version: int, folders: Mapping[str, Literal["ro", "rw"]], *, tcp: bool = False, connect: Iterable[int] = ()
 ) -> LandlockRuleset:
     """Return the ruleset for a sandbox with these mounts.
@@ -78,7 +78,7 @@ def build_ruleset(
     :param tcp: whether to leave TCP in the sandbox's own network namespace unrestricted
     :param connect: the ports that may be connected to without ``tcp``
     """
-    files = handled_file_rights(version)
+    files = get_handled_file_rights(version)
     rights = [
         ("/", READ_DIR),
         *((path, READ_RIGHTS) for path in (*_SYSTEM, *_find_folders_beside_usr())),
@@ -103,7 +103,7 @@ def _find_folders_beside_usr() -> tuple[str, ...]:
     return tuple(path for path in _OF_USR if os.path.isdir(path) and not os.path.islink(path))  # noqa: PTH112, PTH114
 
 
-def handled_file_rights(version: int) -> int:
+def get_handled_file_rights(version: int) -> int:
     """Return the rights on files that a kernel of this version can restrict."""
     bits = 13 if version < 2 else 14 if version < 3 else 15 if version < 5 else 16
     return (1 << bits) - 1

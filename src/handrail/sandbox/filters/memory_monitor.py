@@ -1,14 +1,15 @@
-"""A monitor of a sandbox's total memory, with files in /tmp and pipes. It ends a sandbox that exceeds its limit.
+"""A monitor of a sandbox's total memory, with files in /tmp, pipes and terminals. It ends a sandbox that exceeds its limit.
 
 The kernel bounds the private memory of each process (:mod:`handrail.sandbox.filters.resource_limits`). An ordinary user can bound
 shared memory, files in memory and the sum over all processes only by polling. So a program that runs for longer is polled,
 and its sandbox ended when it holds too much. While the whole machine uses less than one call may, a poll is one read of
 ``/proc/meminfo``.
 
-Two more limits are enforced this way. The size of the private /tmp and /dev/shm does not include the kernel's memory for
+Three more limits are enforced this way. The size of the private /tmp and /dev/shm does not include the kernel's memory for
 their files and extended attributes, so each poll asks both file systems for their number of files. All pipes of a user
 share one limit, above which the kernel gives every new pipe of that user two pages. So each poll makes a pipe, and counts
-those of the sandbox once it gets a short one.
+those of the sandbox once it gets a short one. All programs of the machine share its pseudo-terminals, so each poll counts
+those of the sandbox.
 
 Polling has gaps: memory that is allocated between two polls, and memory that no process has in its descriptors or address
 space at that moment (on its way through a socket, or handed from one short-lived process to the next). If a control group
@@ -47,6 +48,8 @@ _MOST_PIPES = 256
 _WHOLE_PIPE = 64 * 1024
 _FILE_BYTES = 4096
 """A file system in memory may have one file for this many of its bytes."""
+MOST_TERMINALS = 256
+"""The limit of pseudo-terminals in one sandbox. A machine usually has 3072 for all."""
 _IN_MEMORY = ("/tmp", "/dev/shm")  # noqa: S108 - the sandbox's
 
 
@@ -73,11 +76,13 @@ class MemoryMonitor:
         first = self._process.first_process_pid
         if not first or not self._process.has_checked_mounts:  # until then its /tmp is the machine's
             self._schedule_poll()
-        elif (held := count_memory_files(first)) > self._files:
+        elif (held := count_tmpfs_files(first)) > self._files:
             self._process.end_for_reached_limit(_too_many_files(held, self._files))
-        elif (short := are_new_pipes_short()) or (self._bound is not None and _may_exceed(self._bound)):
+        elif (terminals := count_terminals(first)) > MOST_TERMINALS:
+            self._process.end_for_reached_limit(_too_many_terminals(terminals))
+        elif (short := are_new_pipes_undersized()) or (self._bound is not None and _may_exceed(self._bound)):
             looking = _get_poll_thread(os.getpid())
-            looked = self._process.loop.run_in_executor(looking, explain_exceeded_limit, first, self._bound, short)
+            looked = self._process.loop.run_in_executor(looking, find_exceeded_limit_error, first, self._bound, short)
             looked.add_done_callback(self._handle_result)
         else:
             self._schedule_poll()
@@ -95,7 +100,7 @@ class MemoryMonitor:
             self._process.end_for_reached_limit(found)
 
 
-def explain_exceeded_limit(first: int, bound: int | None, short: bool) -> ToolError | None:
+def find_exceeded_limit_error(first: int, bound: int | None, short: bool) -> ToolError | None:
     """Return the error for a sandbox that exceeds a limit; None if it does not.
 
     :param first: its first process
@@ -128,12 +133,20 @@ def _too_many_files(held: int, most: int) -> ToolError:
     )
 
 
-def compute_max_files(size: int) -> int:
+def _too_many_terminals(held: int) -> ToolError:
+    return ToolError(
+        f"The program was ended: it had {held:,} pseudo-terminals open, which all programs of the machine share. A call may "
+        f"have {MOST_TERMINALS}. Open fewer at a time, and close each after use.",
+        kind="limit",
+    )
+
+
+def compute_max_memory_files(size: int) -> int:
     """Return how many files the file systems in memory with ``size`` bytes may have together."""
     return size // _FILE_BYTES
 
 
-def count_memory_files(first: int) -> int:
+def count_tmpfs_files(first: int) -> int:
     """Return how many files a sandbox has in memory; extended attributes count as in the kernel.
 
     :param first: its first process; the result is 0 if it has ended
@@ -146,10 +159,18 @@ def count_memory_files(first: int) -> int:
     return held
 
 
+def count_terminals(first: int) -> int:
+    """Return how many pseudo-terminals a sandbox has; 0 if its first process has ended."""
+    try:
+        return sum(map(str.isdecimal, os.listdir(f"/proc/{first}/root/dev/pts")))  # noqa: PTH208 - while others wait
+    except OSError:
+        return 0
+
+
 _short_pipes: tuple[float, bool] = (float("-inf"), False)
 
 
-def are_new_pipes_short() -> bool:
+def are_new_pipes_undersized() -> bool:
     """Return whether new pipes of this user are short, because the user reached the kernel's limit.
 
     The answer is shared by all sandboxes, and at most half a poll interval old. Root always gets full pipes.

@@ -88,9 +88,9 @@ def submit_start_in_cgroups(
         if (thread := _get_cgroup_starter_thread(os.getpid(), groups)) is not None:
             return thread.submit(start, program, argv)
         if (thread := _get_cgroup_starter_thread(os.getpid(), ())) is not None:
-            return thread.submit(start, *wrap_command_in_cgroups(groups, program, argv))
+            return thread.submit(start, *build_cgroup_entry_command(groups, program, argv))
     done = Future[int]()
-    done.set_result(start(*wrap_command_in_cgroups(groups, program, argv)) if groups else start(program, argv))
+    done.set_result(start(*build_cgroup_entry_command(groups, program, argv)) if groups else start(program, argv))
     return done
 
 
@@ -134,7 +134,7 @@ def _make_cgroup_starter_thread(groups: tuple[Path, ...]) -> ThreadPoolExecutor 
     return thread
 
 
-def wrap_command_in_cgroups(groups: Sequence[Path], program: str, argv: Sequence[str]) -> tuple[str, list[str]]:
+def build_cgroup_entry_command(groups: Sequence[Path], program: str, argv: Sequence[str]) -> tuple[str, list[str]]:
     """Return the program and argv to start instead: a shell that enters the groups first."""
     entrances = (str(find_cgroup_entry_file(group)) for group in groups)
     return _SHELL, [_SHELL, "-c", _ENTER_SCRIPT, _SHELL, *entrances, "--", program, *argv[1:]]
@@ -277,7 +277,7 @@ def build_rlimits(limits: SandboxLimits) -> dict[int, tuple[int, int]]:
 
 
 @lru_cache(maxsize=1)
-def read_inotify_limits() -> tuple[tuple[str, int], ...]:
+def compute_sandbox_inotify_limits() -> tuple[tuple[str, int], ...]:
     """Return the settings of a sandbox's user namespace that limit inotify instances and watches.
 
     Each is a file below ``/proc/sys/user`` with its number: a share of the user's limit. Linux has these files since
@@ -327,7 +327,7 @@ class ReachedLimit(NamedTuple):
     is_certain: bool
 
 
-def explain_reached_limit(code: int, output: bytes) -> ReachedLimit | None:
+def infer_reached_limit(code: int, output: bytes) -> ReachedLimit | None:
     """Return the limit that ended a program, as far as its exit code and last output show; else None.
 
     :param code: as from :meth:`handrail.contract.sandbox_protocol.Process.wait`, or from a shell

@@ -143,7 +143,7 @@ NETLINK_ROUTE = 0
 """The only permitted netlink protocol, which getifaddrs(3) uses."""
 
 
-def detect_filter_architecture() -> Machine | None:
+def get_supported_architecture() -> Machine | None:
     """Return this machine's architecture if a filter for it exists; else None."""
     found = os.uname().machine
     return found if found in ("x86_64", "aarch64") else None
@@ -158,7 +158,7 @@ def build_filter(name: Machine | None = None, *, unix_sockets: bool = False) -> 
         folder they see
     :raises ValueError: if there is no filter for this machine
     """
-    chosen = name or detect_filter_architecture()
+    chosen = name or get_supported_architecture()
     if chosen is None:
         raise ValueError(f"No system call filter exists for {os.uname().machine}. Use x86_64 or aarch64.")
     return _assemble(_build_steps(chosen, unix_sockets=unix_sockets))

@@ -26,8 +26,8 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from handrail.contract.errors import ToolError
-from handrail.contract.network_route import DIRECT_ROUTE, NetworkRoute, make_proxy_credentials
-from handrail.contract.text.host_names import Address, HostAddress, bracket_host, grant_names_address
+from handrail.contract.network_route import DIRECT_ROUTE, OutboundConnectionSettings, build_proxy_authorization_header
+from handrail.contract.text.host_names import Address, HostAddress, bracket_ipv6_host, grant_names_address
 from handrail.contract.tool.requires import CapabilitySet
 
 HostGate = Callable[[str, int], str | None]
@@ -149,7 +149,7 @@ class EgressCheck:
         resolver: HostResolver | None = None,
         is_own: Callable[[Address], bool] | None = None,
         request: HostRequest | None = None,
-        route: NetworkRoute = DIRECT_ROUTE,
+        route: OutboundConnectionSettings = DIRECT_ROUTE,
     ) -> None:
         self._route = route
         self._capabilities = capabilities
@@ -161,9 +161,9 @@ class EgressCheck:
     def explain_refusal(self, host: HostAddress) -> str | None:
         """Return why ``host`` (with its port) must not be reached, by its name alone; None if it may be."""
         assert host.port is not None
-        if self._gate is not None and (refused := self._gate(bracket_host(host.name), host.port)) is not None:
+        if self._gate is not None and (refused := self._gate(bracket_ipv6_host(host.name), host.port)) is not None:
             return refused
-        layer = self._capabilities.find_refusing_layer("net.fetch", str(host))
+        layer = self._capabilities.find_denying_layer("net.fetch", str(host))
         if layer is None:
             return None
         return (
@@ -181,7 +181,7 @@ class EgressCheck:
         if refused is not None and self._request is not None:
             # Asked before the name is resolved: a name server would learn a name that nobody allowed.
             assert host.port is not None
-            refused = await self._request(bracket_host(host.name), host.port) or self.explain_refusal(host)
+            refused = await self._request(bracket_ipv6_host(host.name), host.port) or self.explain_refusal(host)
         if refused is not None:
             raise ToolError(refused, kind="denied")
         if self._route.problem:
@@ -320,7 +320,7 @@ class EgressCheck:
         if fault is None:
             return None
         assert host.port is not None
-        literal = f"{bracket_host(str(address))}:{host.port}"
+        literal = f"{bracket_ipv6_host(str(address))}:{host.port}"
         for layer in self._capabilities.layers:
             if not any(grant_names_address(pattern, address, host.port) for pattern in layer.hosts):
                 leads = f"{host}" if host.address is not None else f"{host} resolves to {address}, which"
@@ -330,7 +330,7 @@ class EgressCheck:
                     f'["{literal}"]}}}}.'
                 )
         if host.address is None and self._gate is not None:
-            return self._gate(bracket_host(str(address)), host.port)
+            return self._gate(bracket_ipv6_host(str(address)), host.port)
         return None
 
 
@@ -340,8 +340,8 @@ async def _open_tunnel(connection: socket.socket, way: CheckedHostAddresses) -> 
     :raises ToolError: ``backend`` if it does not
     """
     loop = asyncio.get_running_loop()
-    place = f"{bracket_host(way.host.name)}:{way.host.port}"
-    credentials = make_proxy_credentials(way.proxy)
+    place = f"{bracket_ipv6_host(way.host.name)}:{way.host.port}"
+    credentials = build_proxy_authorization_header(way.proxy)
     more = f"Proxy-Authorization: {credentials}\r\n" if credentials else ""
     await loop.sock_sendall(connection, f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n{more}\r\n".encode())
     head = b""

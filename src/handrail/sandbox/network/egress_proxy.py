@@ -18,10 +18,10 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from handrail.contract.errors import ToolError
-from handrail.contract.network_route import make_proxy_credentials
+from handrail.contract.network_route import build_proxy_authorization_header
 from handrail.contract.sandbox_protocol import ConnectionAttempt
 from handrail.contract.struct import Struct
-from handrail.contract.text.host_names import HostAddress, bracket_host, parse_host, parse_url
+from handrail.contract.text.host_names import HostAddress, bracket_ipv6_host, parse_host_address, parse_http_url
 from handrail.sandbox.network import http_and_tls_parsers
 from handrail.sandbox.network.egress_check import EgressCheck
 from handrail.sandbox.network.http_and_tls_parsers import MalformedHead, RequestHead
@@ -208,7 +208,7 @@ class EgressProxy:
 
     def _report_attempt(self, method: str, host: HostAddress, refused: str | None) -> None:
         if self._on_attempt is not None:
-            self._on_attempt(ConnectionAttempt(bracket_host(host.name), host.port or 0, method, refused))
+            self._on_attempt(ConnectionAttempt(bracket_ipv6_host(host.name), host.port or 0, method, refused))
 
     async def _send_refusal(self, here: ConnectionStreams, refused: _RefusedWithStatus) -> None:
         body = f"handrail: {refused.text}\n".encode("utf-8", "replace")
@@ -218,13 +218,13 @@ class EgressProxy:
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),
         ]
-        await self._send_counted(here, http_and_tls_parsers.format_head(line, fields) + body)
+        await self._send_counted(here, http_and_tls_parsers.encode_http_head(line, fields) + body)
 
     # ── tunnels ──────────────────────────────────────────────────────────────────────────────────
 
     async def _tunnel(self, request: RequestHead, here: ConnectionStreams) -> None:
         try:
-            host = parse_host(request.target)
+            host = parse_host_address(request.target)
         except ValueError as error:
             raise _RefusedWithStatus(HTTPStatus.BAD_REQUEST, str(error)) from None
         if host.port is None:
@@ -237,7 +237,7 @@ class EgressProxy:
             await self._send_counted(here, b"HTTP/1.1 200 Connection established\r\n\r\n")
             try:
                 await self._forward_first_messages(host, here, there)
-            except http_and_tls_parsers.NotTLS as error:
+            except http_and_tls_parsers.NotTlsHandshake as error:
                 self._report_attempt("CONNECT", host, str(error))
                 await self._send_counted(here, http_and_tls_parsers.UNRECOGNIZED_NAME)
                 return
@@ -250,7 +250,7 @@ class EgressProxy:
     ) -> None:
         """Forward the first messages of a tunnel if they are allowed. Later data is not inspected.
 
-        :raises NotTLS: if the tunnel must be closed
+        :raises NotTlsHandshake: if the tunnel must be closed
         """
         first = b""
         if host.port != TLS_PORT:
@@ -268,11 +268,11 @@ class EgressProxy:
         answered = http_and_tls_parsers.HandshakeReader(http_and_tls_parsers.SERVER_HELLO)
         try:
             answer = (await self._read_handshake(answered, there)).body
-        except http_and_tls_parsers.NotTLS:  # an alert, which ends it
+        except http_and_tls_parsers.NotTlsHandshake:  # an alert, which ends it
             answer = b""
         await self._send_counted(here, answered.records + answered.rest)
         rest = handshake.rest
-        if http_and_tls_parsers.is_hello_retry(answer):
+        if http_and_tls_parsers.is_hello_retry_request(answer):
             again = await self._read_handshake(
                 http_and_tls_parsers.HandshakeReader(http_and_tls_parsers.CLIENT_HELLO, again=True), here, rest
             )
@@ -299,7 +299,7 @@ class EgressProxy:
     ) -> http_and_tls_parsers.HandshakeReader:
         """Read until the handshake message is complete.
 
-        :raises NotTLS: if it cannot become one
+        :raises NotTlsHandshake: if it cannot become one
         """
         piece = first
         while not (piece and handshake.feed(piece)):
@@ -307,17 +307,17 @@ class EgressProxy:
                 async with asyncio.timeout(self._limits.head_s):
                     piece = await ends.reader.read(_CHUNK_BYTES)
             except TimeoutError:
-                raise http_and_tls_parsers.NotTLS("the TLS hello did not arrive in time") from None
+                raise http_and_tls_parsers.NotTlsHandshake("the TLS hello did not arrive in time") from None
             if not piece:
                 raise _ConnectionEndedSilently
         return handshake
 
     def _check_hello(self, host: HostAddress, handshake: http_and_tls_parsers.HandshakeReader) -> None:
-        refused = http_and_tls_parsers.explain_hello_refusal(
+        refused = http_and_tls_parsers.explain_forbidden_client_hello(
             http_and_tls_parsers.parse_hello(handshake.body), host.name, is_address=host.address is not None
         )
         if refused is not None:
-            raise http_and_tls_parsers.NotTLS(refused)
+            raise http_and_tls_parsers.NotTlsHandshake(refused)
 
     async def _forward_both_directions(
         self, host: HostAddress, here: ConnectionStreams, there: ConnectionStreams
@@ -369,7 +369,7 @@ class EgressProxy:
 
     async def _forward(self, request: RequestHead, here: ConnectionStreams) -> None:
         try:
-            url = parse_url(request.target)
+            url = parse_http_url(request.target)
         except ValueError as error:
             text = f"{str(error).rstrip('.')}. Send a full http:// URL to the proxy, or open a tunnel with CONNECT."
             raise _RefusedWithStatus(HTTPStatus.BAD_REQUEST, text) from None
@@ -388,12 +388,12 @@ class EgressProxy:
                 *_body_framing_fields(request.fields),
                 (b"connection", b"close"),
             ]
-            if credentials := make_proxy_credentials(proxy):
+            if credentials := build_proxy_authorization_header(proxy):
                 fields.append((b"proxy-authorization", credentials.encode()))
             target = str(url) if proxy else url.target
             await self._send_counted(
                 there,
-                http_and_tls_parsers.format_head(f"{request.method} {target} HTTP/1.1".encode(), fields),
+                http_and_tls_parsers.encode_http_head(f"{request.method} {target} HTTP/1.1".encode(), fields),
                 outwards=True,
             )
             upload = asyncio.ensure_future(self._forward_body(here, there, request.framing, outwards=True))
@@ -419,13 +419,13 @@ class EgressProxy:
                 break
             fields = http_and_tls_parsers.remove_hop_by_hop_fields(answer.fields)
             if answer.status < HTTPStatus.OK:
-                await self._send_counted(here, http_and_tls_parsers.format_head(answer.line, fields))
+                await self._send_counted(here, http_and_tls_parsers.encode_http_head(answer.line, fields))
                 continue
             framing = _body_framing_fields(answer.fields)
             if request.is_http_1_0 or request.method == "HEAD":
                 framing = [field for field in framing if field[0] != b"transfer-encoding"]
             await self._send_counted(
-                here, http_and_tls_parsers.format_head(answer.line, [*fields, *framing, (b"connection", b"close")])
+                here, http_and_tls_parsers.encode_http_head(answer.line, [*fields, *framing, (b"connection", b"close")])
             )
             await self._forward_body(there, here, answer.framing, chunked=not request.is_http_1_0)
             return
@@ -569,7 +569,7 @@ class TcpForwarder:
 
     def _report(self, refused: str | None) -> None:
         if self._on_attempt is not None:
-            host = bracket_host(self._target.name)
+            host = bracket_ipv6_host(self._target.name)
             self._on_attempt(ConnectionAttempt(host, self._target.port or 0, "TCP", refused))
 
 

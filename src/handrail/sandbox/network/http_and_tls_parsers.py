@@ -10,18 +10,18 @@ from collections.abc import Iterable
 from typing import Literal
 
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 
 MAX_HEAD_BYTES = 32 * 1024
 MAX_FIELDS = 128
 MAX_BODY_BYTES = 1 << 40
 
-_TOKEN = compile_on_first_use(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_VALUE = compile_on_first_use(rb"[\t\x20-\x7e\x80-\xff]*")
-_REQUEST_LINE = compile_on_first_use(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e]+) HTTP/1\.([01])")
-_STATUS_LINE = compile_on_first_use(rb"HTTP/1\.[01] ([1-5][0-9]{2})(?: [\t\x20-\x7e\x80-\xff]*)?")
-_LENGTH = compile_on_first_use(rb"[0-9]{1,15}")
-_CHUNK = compile_on_first_use(rb"([0-9A-Fa-f]{1,12})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
+_TOKEN = compile_regex_lazily(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = compile_regex_lazily(rb"[\t\x20-\x7e\x80-\xff]*")
+_REQUEST_LINE = compile_regex_lazily(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e]+) HTTP/1\.([01])")
+_STATUS_LINE = compile_regex_lazily(rb"HTTP/1\.[01] ([1-5][0-9]{2})(?: [\t\x20-\x7e\x80-\xff]*)?")
+_LENGTH = compile_regex_lazily(rb"[0-9]{1,15}")
+_CHUNK = compile_regex_lazily(rb"([0-9A-Fa-f]{1,12})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
 
 _HOP_BY_HOP_FIELDS = frozenset(
     (
@@ -78,7 +78,7 @@ def parse_request_head(head: bytes) -> RequestHead:
     """Parse the head of a request.
 
     :param head: up to and including the empty line
-    :raises Malformed: with the problem
+    :raises MalformedHead: with the problem
     """
     line, fields = _split_head(head)
     match = _REQUEST_LINE.fullmatch(line)
@@ -97,7 +97,7 @@ def parse_response_head(head: bytes, method: str) -> ResponseHead:
     """Parse the head of a response.
 
     :param method: of the request that it answers
-    :raises Malformed: with the problem
+    :raises MalformedHead: with the problem
     """
     line, fields = _split_head(head)
     match = _STATUS_LINE.fullmatch(line)
@@ -121,7 +121,7 @@ def remove_hop_by_hop_fields(fields: HeadFields) -> HeadFields:
     return [(name, value) for name, value in fields if name not in _HOP_BY_HOP_FIELDS and name not in named]
 
 
-def format_head(line: bytes, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+def encode_http_head(line: bytes, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return a head in the form in which it is sent."""
     return b"\r\n".join((line, *(name + b": " + value for name, value in fields), b"", b""))
 
@@ -129,7 +129,7 @@ def format_head(line: bytes, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
 def parse_chunk_size(line: bytes) -> int:
     """Return the length of the next chunk from its line, without the line end.
 
-    :raises Malformed: for anything but hexadecimal digits and extensions
+    :raises MalformedHead: for anything but hexadecimal digits and extensions
     """
     match = _CHUNK.fullmatch(line)
     if match is None:
@@ -183,7 +183,7 @@ UNRECOGNIZED_NAME = b"\x15\x03\x03\x00\x02\x02\x70"
 """The alert that ends a handshake for another host name."""
 
 
-class NotTLS(ValueError):
+class NotTlsHandshake(ValueError):
     """An error for data that is not a TLS handshake, or cannot be read in the clear."""
 
 
@@ -198,7 +198,7 @@ class ClientHello(Struct, frozen=True):
     is_encrypted: bool
 
 
-def explain_hello_refusal(hello: ClientHello, name: str, *, is_address: bool) -> str | None:
+def explain_forbidden_client_hello(hello: ClientHello, name: str, *, is_address: bool) -> str | None:
     """Return why a tunnel to the host ``name`` must not carry this hello; None if it may."""
     if hello.is_encrypted:
         return (
@@ -243,7 +243,7 @@ class HandshakeReader:
     def feed(self, data: bytes) -> bool:
         """Add data, and return whether the message is complete.
 
-        :raises NotTLS: if it cannot become a handshake message
+        :raises NotTlsHandshake: if it cannot become a handshake message
         """
         self.rest += data
         while (record := self._next_record()) is not None:
@@ -251,11 +251,11 @@ class HandshakeReader:
             if kind == HANDSHAKE:
                 self._message += content
                 if self._message[0] != self._kind:
-                    raise NotTLS("another handshake message was expected")
+                    raise NotTlsHandshake("another handshake message was expected")
                 if self._is_complete():
                     return True
             elif self._message:
-                raise NotTLS("the handshake message is interrupted")
+                raise NotTlsHandshake("the handshake message is interrupted")
         return False
 
     def _next_record(self) -> tuple[int, bytes] | None:
@@ -264,14 +264,14 @@ class HandshakeReader:
             return None
         kind = self.rest[0]
         if kind != HANDSHAKE and kind not in self._skipped:
-            raise NotTLS("the data is not a TLS handshake")
+            raise NotTlsHandshake("the data is not a TLS handshake")
         if len(self.rest) < 5:
             return None
         length = int.from_bytes(self.rest[3:5])
         if self.rest[1] != 3 or not 0 < length <= _MOST_IN_A_RECORD:
-            raise NotTLS("the data is not a TLS record")
+            raise NotTlsHandshake("the data is not a TLS record")
         if len(self.records) + 5 + length > MAX_HELLO_BYTES:
-            raise NotTLS("the handshake message is too long")
+            raise NotTlsHandshake("the handshake message is too long")
         if len(self.rest) < 5 + length:
             return None
         content, self.records = self.rest[5 : 5 + length], self.records + self.rest[: 5 + length]
@@ -283,7 +283,7 @@ class HandshakeReader:
         if len(self._message) < max(4, size):
             return False
         if len(self._message) > size and self._kind == CLIENT_HELLO:
-            raise NotTLS("data follows the hello in its record")
+            raise NotTlsHandshake("data follows the hello in its record")
         self.body = self._message[4:size]
         return True
 
@@ -291,25 +291,25 @@ class HandshakeReader:
 def parse_hello(body: bytes) -> ClientHello:
     """Parse the body of a ClientHello.
 
-    :raises NotTLS: if the body is not exactly one
+    :raises NotTlsHandshake: if the body is not exactly one
     """
     reader = _HelloReader(body)
     reader.take(2 + 32)  # version, random
     reader.take(reader.number(1))  # session id
     reader.take(reader.number(2))  # cipher suites
     reader.take(reader.number(1))  # compression methods
-    if reader.at_end:
+    if reader.is_fully_consumed:
         return ClientHello(None, False)
     extensions = _HelloReader(reader.take(reader.number(2)))
-    reader.expect_end()
+    reader.require_end()
     server_name: str | None = None
     hidden = False
     seen: set[int] = set()
-    while not extensions.at_end:
+    while not extensions.is_fully_consumed:
         kind = extensions.number(2)
         data = extensions.take(extensions.number(2))
         if kind in seen:
-            raise NotTLS("the hello has a duplicate extension")
+            raise NotTlsHandshake("the hello has a duplicate extension")
         seen.add(kind)
         if kind == _SERVER_NAME:
             server_name = _parse_server_name(data)
@@ -317,7 +317,7 @@ def parse_hello(body: bytes) -> ClientHello:
     return ClientHello(server_name, hidden)
 
 
-def is_hello_retry(server_hello: bytes) -> bool:
+def is_hello_retry_request(server_hello: bytes) -> bool:
     """Return whether a ServerHello is a HelloRetryRequest, after which the client sends another hello."""
     return server_hello[2:34] == _RETRY_RANDOM
 
@@ -325,12 +325,12 @@ def is_hello_retry(server_hello: bytes) -> bool:
 def _parse_server_name(data: bytes) -> str:
     reader = _HelloReader(data)
     names = _HelloReader(reader.take(reader.number(2)))
-    reader.expect_end()
+    reader.require_end()
     kind = names.number(1)
     name = names.take(names.number(2))
-    names.expect_end()  # two names would be ambiguous
+    names.require_end()  # two names would be ambiguous
     if kind != 0 or not name or not name.isascii():
-        raise NotTLS("the server name in the hello is not a host name")
+        raise NotTlsHandshake("the server name in the hello is not a host name")
     return name.decode()
 
 
@@ -340,18 +340,18 @@ class _HelloReader:
         self._at = 0
 
     @property
-    def at_end(self) -> bool:
+    def is_fully_consumed(self) -> bool:
         return self._at == len(self._data)
 
     def take(self, count: int) -> bytes:
         if self._at + count > len(self._data):
-            raise NotTLS("the hello is shorter than its length field says")
+            raise NotTlsHandshake("the hello is shorter than its length field says")
         self._at += count
         return self._data[self._at - count : self._at]
 
     def number(self, size: int) -> int:
         return int.from_bytes(self.take(size))
 
-    def expect_end(self) -> None:
-        if not self.at_end:
-            raise NotTLS("data follows the end of the hello")
+    def require_end(self) -> None:
+        if not self.is_fully_consumed:
+            raise NotTlsHandshake("data follows the end of the hello")

@@ -23,7 +23,7 @@ from typing import Protocol
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import Process, SandboxProfile
-from handrail.contract.text.host_names import Address, parse_host
+from handrail.contract.text.host_names import Address, parse_host_address
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.origins.program_lookup import ProgramRefused, find_own_interpreter
 from handrail.sandbox.network.egress_check import EgressCheck, HostResolver
@@ -75,7 +75,7 @@ def build_proxy_environment(capabilities: CapabilitySet) -> dict[str, str]:
     return found
 
 
-def move_proxy(environment: Mapping[str, str], port: int) -> dict[str, str]:
+def replace_proxy_port(environment: Mapping[str, str], port: int) -> dict[str, str]:
     """Return an environment that directs requests to the proxy behind this port."""
     address = _format_proxy_address(port)
     return {name: address if name in _PROXY_VARIABLES else value for name, value in environment.items()}
@@ -195,9 +195,9 @@ async def begin_program_with_proxy(
         listener = await (_make_listener(process) if ahead is None else ahead.take_socket())
         proxy = await start_proxy(listener, capabilities, profile)
         for text in profile.tcp:
-            target = parse_host(text)
+            target = parse_host_address(text)
             assert target.port is not None
-            inside = await open_listener_in_namespace(process.first_process_pid, process.pid, target.port)
+            inside = await open_listener_in_sandbox(process.first_process_pid, process.pid, target.port)
             forwarders.append(TcpForwarder(EgressCheck(capabilities, profile.check_host), target, profile.on_attempt))
             forwarders[-1].serve(inside)
         begin()
@@ -213,7 +213,7 @@ async def _make_listener(process: WaitingSandbox) -> socket.socket:
     if not await process.wait_until_pid_known():
         await process.wait()  # raises with the reason
         raise ToolError("The sandbox ended before its network was set up. Try again.", kind="backend")
-    return await open_listener_in_namespace(process.first_process_pid, process.pid)
+    return await open_listener_in_sandbox(process.first_process_pid, process.pid)
 
 
 async def start_proxy(
@@ -231,7 +231,7 @@ async def start_proxy(
     return proxy
 
 
-async def open_listener_in_namespace(child: int, parent: int, port: int = PROXY_PORT) -> socket.socket:
+async def open_listener_in_sandbox(child: int, parent: int, port: int = PROXY_PORT) -> socket.socket:
     """Return a socket that listens on a port in a sandbox's network namespace.
 
     :param child: the process id of the sandbox's first process
@@ -241,7 +241,7 @@ async def open_listener_in_namespace(child: int, parent: int, port: int = PROXY_
     opened: list[int] = []
     try:
         user, network = open_sandbox_namespaces(child, parent, opened)
-        return await open_listener(user, network, port)
+        return await open_namespace_listener(user, network, port)
     except OSError as error:
         raise _make_setup_error(error) from None
     finally:
@@ -249,11 +249,11 @@ async def open_listener_in_namespace(child: int, parent: int, port: int = PROXY_
             os.close(descriptor)
 
 
-async def open_listener(user: int, network: int, port: int) -> socket.socket:
+async def open_namespace_listener(user: int, network: int, port: int) -> socket.socket:
     """Return a socket that listens on a port in a network namespace.
 
     :param user: the user namespace that owns it
-    :raises ToolError: as :func:`open_listener_in_namespace`
+    :raises ToolError: as :func:`open_listener_in_sandbox`
     """
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -358,7 +358,7 @@ async def _receive_listening_socket(channel: socket.socket, pid: int) -> socket.
 def _parse_granted_loopback(pattern: str) -> Address | None:
     """Return the loopback address that ``pattern`` names literally; else None."""
     try:
-        address = parse_host(pattern.removesuffix(":*")).address
+        address = parse_host_address(pattern.removesuffix(":*")).address
     except ValueError:
         return None
     return address if address is not None and address.is_loopback else None

@@ -76,13 +76,13 @@ class SessionNetwork(Struct, eq=False):
     is_closed: bool = False
 
     @property
-    def enter_argv(self) -> list[str]:
+    def namespace_entry_argv(self) -> list[str]:
         """The arguments before a program that starts it in this namespace."""
         own = f"/proc/{os.getpid()}/fd"
         user = [f"--user={own}/{self.user}"] if os.geteuid() != 0 else []  # real root may enter any network namespace
         return ["nsenter", "--preserve-credentials", *user, f"--net={own}/{self.network}", "--"]
 
-    async def take_port(self) -> ProxyPort:
+    async def acquire_proxy_port(self) -> ProxyPort:
         """Return a port that no other sandbox uses.
 
         :raises ToolError: ``backend`` if none can be listened on
@@ -92,7 +92,7 @@ class SessionNetwork(Struct, eq=False):
         for tries_left in reversed(range(_MAX_PORT_FAULTS)):
             number, self.next_number = self.next_number, self.next_number + 1
             try:
-                listener = await sandbox_network.open_listener(self.user, self.network, number)
+                listener = await sandbox_network.open_namespace_listener(self.user, self.network, number)
             except ToolError:  # a program may listen there
                 if not tries_left:
                     raise
@@ -158,7 +158,7 @@ def _make_network(binary: str) -> SessionNetwork | None:
         return None
     try:
         tried = subprocess.run(
-            [NSENTER, *network.enter_argv[1:], "/bin/true"],
+            [NSENTER, *network.namespace_entry_argv[1:], "/bin/true"],
             env={},
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -12,7 +12,7 @@ from handrail.contract.errors import UsageError
 _SYSTEM_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
-def load_trusted_authorities(ca_file: str = "") -> ssl.SSLContext:
+def load_trusted_ssl_context(ca_file: str = "") -> ssl.SSLContext:
     """Return the trusted authorities: those of the system or of ``SSL_CERT_FILE``, and those of a file.
 
     :raises UsageError: if the file cannot be used

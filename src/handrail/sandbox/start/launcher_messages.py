@@ -143,7 +143,7 @@ def _read_own_namespaces() -> str:
     return " ".join(str(Path("/proc/self/ns", kind).readlink()) for kind in _NAMESPACES)
 
 
-def encode_preparation(
+def encode_launcher_setup(
     mode: LaunchMode,
     ruleset: LandlockRuleset | None,
     limits: Mapping[int, tuple[int, int]],
@@ -173,7 +173,7 @@ def encode_preparation(
             for item in ("port", struct.pack("=Q", port), struct.pack("=Q", rights))
         )
     table = table or ExpectedMounts()
-    looked = mount_comparison.list_checked_paths(table)
+    looked = mount_comparison.list_paths_to_identify(table)
     folders = dict.fromkeys(path[: path.rindex("/") + 1] for path in table.kept)
     items: list[str | bytes] = [
         mode,
@@ -195,12 +195,12 @@ def encode_preparation(
     return _encode_part(items)
 
 
-def encode_program_call(folder: str, argv: Sequence[str], environment: Mapping[str, str]) -> bytes:
+def encode_program_start_message(folder: str, argv: Sequence[str], environment: Mapping[str, str]) -> bytes:
     """Return the message that starts a program."""
     return b"g" + _encode_part([folder, str(len(argv)), *argv, *_format_environment(environment)])
 
 
-def encode_shell_call(folder: str, text: str) -> bytes:
+def encode_shell_start_message(folder: str, text: str) -> bytes:
     """Return the message that starts a waiting shell's text.
 
     :param folder: the folder to enter first; empty to stay

@@ -26,7 +26,7 @@ def fail(channel: int, why: object) -> NoReturn:
     os._exit(125)
 
 
-def read_part(channel: int, letter: int) -> list[bytes]:
+def read_message_part(channel: int, letter: int) -> list[bytes]:
     """Read the letter's next part: its length, then items with their lengths."""
 
     def exactly(wanted: int) -> bytes:
@@ -47,7 +47,7 @@ def read_part(channel: int, letter: int) -> list[bytes]:
     return items
 
 
-def take_counted_items(items: list[bytes]) -> list[bytes]:
+def pop_counted_items(items: list[bytes]) -> list[bytes]:
     """Remove and return the items of a list that starts with their count."""
     count = int(items.pop(0))
     found = items[:count]
@@ -72,14 +72,14 @@ class MountWatch:
         self.renamed = False
         """Whether the kernel has reported a rename in one of the folders."""
         self.polled = not self.watch_folder_renames(folders)
-        self.first = self.read_table()
+        self.first = self.read_mount_table()
 
     def watch_folder_renames(self, folders: list[bytes]) -> bool:
         """Ask the kernel for SIGIO on each rename in the folders; return whether it supports that.
 
         Unlike inotify, this does not use up a limit that the user's editors share.
         """
-        signal.signal(signal.SIGIO, self.handle_rename)
+        signal.signal(signal.SIGIO, self.note_rename_signal)
         try:
             for folder in folders:
                 self.folders.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -88,7 +88,7 @@ class MountWatch:
             return False
         return True
 
-    def handle_rename(self, _number: int, _frame: object) -> None:
+    def note_rename_signal(self, _number: int, _frame: object) -> None:
         self.renamed = True
 
     @property
@@ -96,7 +96,7 @@ class MountWatch:
         """How long to wait before :meth:`lost` checks again; None if the kernel reports every change."""
         return 0.05 if self.polled else None
 
-    def read_table(self) -> bytes:
+    def read_mount_table(self) -> bytes:
         text, place = b"", 0
         while piece := os.pread(self.table, 65536, place):
             text += piece
@@ -105,24 +105,26 @@ class MountWatch:
 
     def describe_mounts_for_holder(self, looked: list[bytes]) -> bytes:
         """Return the table, and device and inode of these paths, in the form that the holder reads."""
-        message = b"".join(len(item).to_bytes(4, "big") + item for item in (self.first, *map(read_identity, looked)))
+        message = b"".join(
+            len(item).to_bytes(4, "big") + item for item in (self.first, *map(read_device_and_inode, looked))
+        )
         return b"T" + len(message).to_bytes(4, "big") + message
 
     def find_lost_mount(self, has_event: bool) -> bytes | None:
         """Return the mount point of a mount that has changed or ended; None if there is none.
 
-        :param told: whether the kernel has reported a change of the table, which it does only once
+        :param has_event: whether the kernel has reported a change of the table, which it does only once
         """
         renamed, self.renamed = self.renamed, False
         if not (self.changed.poll(0) or has_event or renamed or self.polled):
             return None
-        was, now = self.parse_fixed_mount_facts(self.first), self.parse_fixed_mount_facts(self.read_table())
+        was, now = self.parse_fixed_mount_facts(self.first), self.parse_fixed_mount_facts(self.read_mount_table())
         lost: list[bytes] = []
         for number, facts in was.items():
             if (there := now.pop(number, None)) != facts:
                 lost.append(self.find_moved_folder(facts[0], there[0] if there is not None else b""))
         lost = lost or [facts[0] for facts in now.values()]
-        return unescape_path(min(lost, key=len)) if lost else None
+        return unescape_mountinfo_path(min(lost, key=len)) if lost else None
 
     @staticmethod
     def find_moved_folder(point: bytes, other: bytes) -> bytes:
@@ -145,7 +147,7 @@ class MountWatch:
         }
 
 
-def read_identity(path: bytes) -> bytes:
+def read_device_and_inode(path: bytes) -> bytes:
     try:
         found = os.stat(path)  # noqa: PTH116 - no more is imported than is needed
     except OSError:
@@ -153,12 +155,12 @@ def read_identity(path: bytes) -> bytes:
     return b"%d:%d" % (found.st_dev, found.st_ino)
 
 
-def unescape_path(path: bytes) -> bytes:
+def unescape_mountinfo_path(path: bytes) -> bytes:
     first, *rest = path.split(b"\\")
     return first + b"".join(bytes([int(part[:3], 8)]) + part[3:] for part in rest)
 
 
-def watch_program(
+def wait_for_program_and_exit(
     program: int, lifeline: int, others: list[int], child_ended: int, mounts: MountWatch | None
 ) -> NoReturn:
     """Wait until the program or a mount has ended, or the lifeline is closed, then end this process.
@@ -175,9 +177,9 @@ def watch_program(
         code = reap_children(program)
         lost = mounts.find_lost_mount(has_event) if mounts else None
         if lost is not None:
-            end_sandbox(lifeline, 137, lost)
+            kill_sandbox_and_exit(lifeline, 137, lost)
         if code is not None:
-            end_sandbox(lifeline, code, b"")
+            kill_sandbox_and_exit(lifeline, code, b"")
         tables, patience = ([mounts.table], mounts.poll_interval) if mounts else ([], None)
         ready, _, changed = select.select(waiting, [], tables, patience)
         has_event = bool(changed)
@@ -201,7 +203,7 @@ def reap_children(program: int) -> int | None:
             return code if code >= 0 else 128 - code
 
 
-def end_sandbox(lifeline: int, code: int, lost: bytes) -> NoReturn:
+def kill_sandbox_and_exit(lifeline: int, code: int, lost: bytes) -> NoReturn:
     """End all other processes, report to the holder, and exit with this code.
 
     :param lost: the mount point of a mount that has ended
@@ -259,7 +261,7 @@ def apply_landlock_ruleset(ruleset: bytes, file_rights: int, rules: list[bytes])
     checked("Landlock cannot be put into force", 446, put, 0)
 
 
-def become_program(argv: list[bytes], environment: list[bytes]) -> int:
+def exec_program(argv: list[bytes], environment: list[bytes]) -> int:
     """Become the program as the C library finds and starts it; return an error number if that fails."""
     pairs = [name + b"=" + value for name, value in zip(environment[::2], environment[1::2], strict=True)]
     path = next((pair[5:] for pair in pairs if pair.startswith(b"PATH=")), None)
@@ -271,7 +273,7 @@ def become_program(argv: list[bytes], environment: list[bytes]) -> int:
     return ctypes.get_errno()
 
 
-def report_failed_start(channel: int, name: bytes, number: int) -> NoReturn:
+def report_failed_start_and_exit(channel: int, name: bytes, number: int) -> NoReturn:
     """Report why a program could not be run, and exit, both as a shell does.
 
     :param number: of the error
@@ -283,7 +285,7 @@ def report_failed_start(channel: int, name: bytes, number: int) -> NoReturn:
     os._exit(127 if number == 2 else 126)
 
 
-def check_no_shared_namespace(namespaces: list[bytes], channel: int) -> None:
+def require_private_namespaces(namespaces: list[bytes], channel: int) -> None:
     """Check that this process shares no namespace with the machine.
 
     :param namespaces: those of the machine
@@ -304,11 +306,11 @@ def prefer_sandboxes_for_oom_kill() -> None:
 
 def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> NoReturn:
     os.close(spare)
-    items = read_part(channel, letter)
+    items = read_message_part(channel, letter)
     mode, namespaces, ruleset, file_rights, _prlimit, terminal, _capset, _signals = items[:8]
     del items[:8]
-    counts, limits, rules, looked, folders = (take_counted_items(items) for _ in range(5))
-    check_no_shared_namespace(namespaces.split(), channel)
+    counts, limits, rules, looked, folders = (pop_counted_items(items) for _ in range(5))
+    require_private_namespaces(namespaces.split(), channel)
     if (why := write_namespace_limits(counts)) is not None:
         fail(channel, why)
     mounts = MountWatch(folders) if looked else None
@@ -319,7 +321,7 @@ def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> 
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     program = os.fork()
     if program:
-        watch_program(program, lifeline, [channel, letter, *others], child_ended, mounts)
+        wait_for_program_and_exit(program, lifeline, [channel, letter, *others], child_ended, mounts)
     os.close(lifeline)
     prefer_sandboxes_for_oom_kill()
     try:
@@ -342,7 +344,7 @@ def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> 
         os.write(channel, b"r")
         if not os.read(channel, 1):
             os._exit(125)
-        folder, count, *given = read_part(channel, letter)
+        folder, count, *given = read_message_part(channel, letter)
         os.chdir(folder)
         argv, rest = given[: int(count)], given[int(count) :]
         os.set_inheritable(channel, False)
@@ -350,7 +352,7 @@ def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> 
     except (OSError, ValueError) as error:
         fail(channel, error)
     os.write(channel, b"x")
-    report_failed_start(channel, argv[0], become_program(argv, rest))
+    report_failed_start_and_exit(channel, argv[0], exec_program(argv, rest))
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ class OutputPipe:
         self._drained = False
         self._more: asyncio.Future[None] | None = None
 
-    def collect_output(self, cap: int, on_output: Callable[[bytes], None] | None = None) -> None:
+    def start_collecting_output(self, cap: int, on_output: Callable[[bytes], None] | None = None) -> None:
         """Keep the first ``cap`` bytes from now on, and count the rest. ``on_output`` gets all pieces."""
         if self._cap is None and self._fd >= 0:
             self._loop.add_reader(self._fd, self._read_pieces, _READS_PER_TURN)
@@ -121,7 +121,8 @@ class OutputPipe:
             end = self._buffer.find(b"\n", self._searched)
             if end >= max_bytes or (end < 0 and len(self._buffer) >= max_bytes):
                 raise ToolError(
-                    f"A line of output is longer than {max_bytes} bytes. Shorter lines were expected.", kind="limit"
+                    f"A line of output is longer than {max_bytes} bytes. Shorter lines were expected. Redirect the output to a file, or make the program print shorter lines.",
+                    kind="limit",
                 )
             if end >= 0 or self._fd < 0:
                 line = bytes(self._buffer[: end + 1]) if end >= 0 else bytes(self._buffer)
@@ -197,7 +198,7 @@ class OutputPipe:
     def peek_ended_output(self) -> bytes:
         """Return the output of an ended process without consuming it."""
         if self._fd >= 0:
-            self.collect_output(PEEK_BYTES)
+            self.start_collecting_output(PEEK_BYTES)
             self.read_rest_after_end()
             self.close_if_fully_read()
         return bytes(self._buffer)
@@ -246,20 +247,20 @@ class PipedProcess:
 
     async def read_line(self, max_bytes: int) -> bytes:
         if self._stderr is not None:
-            self._stderr.collect_output(PEEK_BYTES)  # the process must not block on a full, unread pipe
+            self._stderr.start_collecting_output(PEEK_BYTES)  # the process must not block on a full, unread pipe
         return await self._stdout.read_line(max_bytes)
 
     async def read(self, max_bytes: int) -> bytes:
         if self._stderr is not None:
-            self._stderr.collect_output(PEEK_BYTES)
+            self._stderr.start_collecting_output(PEEK_BYTES)
         return await self._stdout.read_some(max_bytes)
 
     async def communicate(
         self, stdin: bytes, max_bytes: int, on_output: Callable[[bytes], None] | None = None
     ) -> tuple[bytes, bytes, int]:
-        self._stdout.collect_output(max_bytes, on_output)
+        self._stdout.start_collecting_output(max_bytes, on_output)
         if self._stderr is not None:
-            self._stderr.collect_output(max_bytes)
+            self._stderr.start_collecting_output(max_bytes)
         self._input.write_all_and_close(stdin)
         try:
             await self._wait_until_no_writer()

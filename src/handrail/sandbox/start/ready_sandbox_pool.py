@@ -22,7 +22,7 @@ from handrail.contract.tool.requires import CapabilitySet
 from handrail.sandbox.bubblewrap import BubblewrapSandbox, SessionNetworkMembership
 from handrail.sandbox.filters import resource_limits
 from handrail.sandbox.network.sandbox_network import EarlyProxyListener
-from handrail.sandbox.start.sandboxed_process import SandboxedProcess, wait_until_all_dismantled
+from handrail.sandbox.start.sandboxed_process import SandboxedProcess, wait_until_sandboxes_dismantled
 from handrail.sandbox.view.mount_comparison import host_mounts
 
 MAX_READY = 8
@@ -45,7 +45,7 @@ class _CallKind(Struct, frozen=True):
     program: ProgramSpec
 
 
-def add_pool(sandbox: Sandbox) -> Sandbox:
+def wrap_bubblewrap_in_pool(sandbox: Sandbox) -> Sandbox:
     """Return ``sandbox`` with a pool before it if it is a bubblewrap sandbox; else ``sandbox`` itself."""
     return SandboxPool(sandbox) if isinstance(sandbox, BubblewrapSandbox) else sandbox
 
@@ -93,7 +93,7 @@ class SandboxPool:
         return self._sandbox.tier
 
     @property
-    def ready_count(self) -> int:
+    def ready_sandbox_count(self) -> int:
         """The number of sandboxes that wait for a call."""
         return len(self._ready)
 
@@ -108,7 +108,7 @@ class SandboxPool:
             # A new sandbox starts the shell with its text, which is faster.
             plan = await self._sandbox.make_plan(capabilities, profile, program)
             ahead = await self._sandbox.find_network(capabilities, profile)
-            process = self._sandbox.start_waiting(plan, place=ahead)
+            process = self._sandbox.start_waiting_sandbox(plan, place=ahead)
         begun = await self._sandbox.begin_program(process, plan, capabilities, profile, ahead)
         shell = tuple(program.argv[:-1]) == SHELL_ARGV
         sample = ProgramSpec((*SHELL_ARGV, "true") if shell else ("true",), merge_stderr=program.merge_stderr)
@@ -137,7 +137,7 @@ class SandboxPool:
         await asyncio.gather(*self._tasks)
         await self._end(list(self._ready))  # a task that was about to start a sandbox has added it meanwhile
         self._sandbox.close_networks()
-        await wait_until_all_dismantled()
+        await wait_until_sandboxes_dismantled()
         resource_limits.end_cgroup_starter_threads()
         host_mounts.forget()
 
@@ -209,7 +209,7 @@ class SandboxPool:
             place = await self._sandbox.find_network(kind.capabilities, kind.profile)
             if self._closed or kind.profile.scratch not in self._in_use:
                 return False  # the pool or the session was closed while the network was made
-            process = await self._sandbox.start_waiting_in_thread(plan, place)
+            process = await self._sandbox.start_waiting_sandbox_in_thread(plan, place)
         except (ToolError, OSError):
             return False  # if the problem persists, the next call reports it
         if self._closed or kind.profile.scratch not in self._in_use:  # it ended meanwhile

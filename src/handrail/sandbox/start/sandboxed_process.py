@@ -40,7 +40,7 @@ _MAX_KEPT_LETTER = 1 << 16
 _SETUP_S = 5.0
 """How long a kill waits for bubblewrap to end by itself before it has reported its first process."""
 DISMANTLING_S = 10.0
-"""How long :func:`wait_until_all_dismantled` waits at most."""
+"""How long :func:`wait_until_sandboxes_dismantled` waits at most."""
 
 _VANISHED_PATH = re.compile(
     r"bwrap: Can't (?!exec).*(?:Unable to (?:find|remount).*"
@@ -259,11 +259,11 @@ class SandboxedProcess(PipedProcess):
         if described is None:
             return
         mounts, self._answer = described
-        wrong = mount_comparison.find_misplaced(table, mounts)
+        wrong = mount_comparison.find_first_mount_mismatch(table, mounts)
         if wrong is not None:
             mount_comparison.host_mounts.forget()
             self._read_bubblewrap_status()
-            self._setup_error = mount_comparison.replaced_mount_error(wrong)
+            self._setup_error = mount_comparison.make_replaced_mount_error(wrong)
             self._cut_lifeline()
             self._signal_all()
             return
@@ -336,7 +336,7 @@ class SandboxedProcess(PipedProcess):
         _UNREAPED.add(self)
         if mount_point := report[1:]:
             mount_comparison.host_mounts.forget()
-            self._limit_error = mount_comparison.ended_mount_error(os.fsdecode(mount_point))
+            self._limit_error = mount_comparison.make_ended_mount_error(os.fsdecode(mount_point))
         self._finish(report[0])
 
     def _handle_outer_exit(self) -> None:
@@ -423,7 +423,7 @@ class SandboxedProcess(PipedProcess):
         return ToolError(f"The sandbox could not be set up: {text[:2000]}. Try again.", kind="backend")
 
 
-async def wait_until_all_dismantled() -> None:
+async def wait_until_sandboxes_dismantled() -> None:
     """Wait until all ended sandboxes of this event loop have no namespaces left, up to a limit."""
     loop = asyncio.get_running_loop()
     with contextlib.suppress(TimeoutError):
@@ -525,7 +525,7 @@ class SandboxTerminal(ProcessWrapper):
         self._descriptor = os.dup(process.stdin_descriptor)
         process.add_sandbox_empty_callback(self._close)
 
-    def wrap_process(self, process: Process) -> SandboxTerminal:
+    def replace_wrapped_process(self, process: Process) -> SandboxTerminal:
         """Use another wrapper around its process, and return this terminal."""
         self._process = process
         return self

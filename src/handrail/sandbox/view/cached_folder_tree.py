@@ -21,14 +21,14 @@ from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import (
     GIT_NAMES,
     PathProtection,
-    find_protection,
-    git_folder_prefix,
+    extract_path_from_git_folder,
+    find_path_protection,
     has_path_dependent_entries,
     needs_full_path_check,
     normalise_file_name,
 )
 from handrail.contract.struct import Struct
-from handrail.origins.listed_paths import can_avoid_mounts, forget_folder
+from handrail.origins.listed_paths import can_respelling_bypass_mounts, forget_folder
 
 _TICK_NS = 25_000_000
 """Longer than a tick of any kernel's coarse clock, which file systems take their times from and which lags by a tick.
@@ -131,11 +131,11 @@ class CachedFolder:
         self.matches: dict[Hashable, tuple[str, ...]] = {}
         self._entries: object = None
 
-    def child_paths(self, name: str) -> tuple[str, str]:
+    def get_child_paths(self, name: str) -> tuple[str, str]:
         """Return the absolute path of an entry, and its path relative to the root."""
         return f"{self.path.rstrip('/')}/{name}", f"{self.relative}/{name}" if self.relative else name
 
-    def compared_child_path(self, name: str) -> str:
+    def get_child_protection_path(self, name: str) -> str:
         """Return the path by which an entry is protected."""
         compared = ".git" if self.is_repository else self.compared
         return f"{compared}/{name}" if compared else name
@@ -239,9 +239,9 @@ class CachedFolder:
             for name in names:
                 why = GIT_NAMES.get(name) if self.is_repository else None
                 if why is None and (led or needs_full_path_check(name)):
-                    why = find_protection(self.compared_child_path(name))
+                    why = find_path_protection(self.get_child_protection_path(name))
                 if why is not None and not (folder and normalise_file_name(name) == ".git"):
-                    yield ProtectedEntry(self.child_paths(name)[0], why, folder, link)
+                    yield ProtectedEntry(self.get_child_paths(name)[0], why, folder, link)
 
 
 class FolderTree:
@@ -258,7 +258,7 @@ class FolderTree:
         """Every folder, the outer before the inner."""
         self.file_count = 0
         """The number of files in all folders."""
-        self.can_avoid_mounts = False
+        self.can_respelling_bypass_mounts = False
         """Whether programs reach some path below a mount by another spelling. There each protected entry counts by itself."""
         self.max_files = sys.maxsize
         """How many files a look may read. Evaluating a file takes longer than reading it."""
@@ -279,7 +279,7 @@ class FolderTree:
         """
         changed, self._unfinished, self._left = self._unfinished, True, self.max_files
         if not self.order:
-            self.order = [CachedFolder(self.root, "", False, git_folder_prefix(self.root).rstrip("/"))]
+            self.order = [CachedFolder(self.root, "", False, extract_path_from_git_folder(self.root).rstrip("/"))]
         status, now_ns, gone = os.lstat, time.time_ns(), False
         for folder in self.order:
             try:
@@ -335,7 +335,7 @@ class FolderTree:
         found: dict[tuple[int, int], tuple[list[str], int]] = {}
         for folder in self.order:
             for name, linked in folder.linked.items():
-                found.setdefault(linked.file, ([], linked.names))[0].append(folder.child_paths(name)[0])
+                found.setdefault(linked.file, ([], linked.names))[0].append(folder.get_child_paths(name)[0])
         return found
 
     def list_hard_linked_files(self) -> Mapping[tuple[int, int], tuple[Sequence[str], int]]:
@@ -355,21 +355,21 @@ class FolderTree:
             folder = waiting.pop()
             order.append(folder)
             if folder.device not in avoidable:
-                avoidable[folder.device] = can_avoid_mounts(folder.path)
+                avoidable[folder.device] = can_respelling_bypass_mounts(folder.path)
             # A rule may open a folder that requires approval; its unwritable entries stay protected.
             whole = () if avoidable[folder.device] else folder.protected
             within = {entry.path for entry in whole if entry.folder and not entry.why.requires_approval}
             for name in reversed(folder.folders):
-                path, relative = folder.child_paths(name)
+                path, relative = folder.get_child_paths(name)
                 inside = folder.is_in_protected or path in within
                 below = known.get(path)
-                compared = folder.compared_child_path(name)
+                compared = folder.get_child_protection_path(name)
                 if below is None or below.is_in_protected != inside or below.compared != compared:
                     below = CachedFolder(path, relative, inside, compared)
                     self._read_first(below)
                 waiting.append(below)
         self.order = order
-        self.can_avoid_mounts = any(avoidable.values())
+        self.can_respelling_bypass_mounts = any(avoidable.values())
 
     def _read_first(self, folder: CachedFolder) -> None:
         now_ns = time.time_ns()
@@ -381,11 +381,11 @@ class FolderTree:
             return
         self._read_folder(folder)
 
-    def list_protected(self) -> dict[str, ProtectedEntry]:
+    def get_protected_entries(self) -> dict[str, ProtectedEntry]:
         """Return the protected entries as of the last look, by path."""
         return {entry.path: entry for folder in self.order for entry in folder.protected}
 
-    def list_repositories(self) -> list[str]:
+    def list_git_directories(self) -> list[str]:
         """Return the absolute paths of the git directories as of the last look."""
         return [folder.path for folder in self.order if folder.is_repository]
 
@@ -393,7 +393,7 @@ class FolderTree:
         """Return the folders that could not be read."""
         return [folder.path for folder in self.order if folder.is_closed]
 
-    def find_matching_names(
+    def find_matching_entries(
         self, named: Callable[[str], bool], key: Hashable
     ) -> Iterator[tuple[CachedFolder, tuple[str, ...]]]:
         """Yield each folder with the names in it for which ``named`` is true, cached by ``key``.

@@ -87,11 +87,13 @@ class LaunchPlan(Struct, frozen=True):
         """Return the same plan with the proxy of its program behind another port."""
         if port == sandbox_network.PROXY_PORT:
             return self
-        environment = tuple(sandbox_network.move_proxy(dict(self.environment), port).items())
+        environment = tuple(sandbox_network.replace_proxy_port(dict(self.environment), port).items())
         if self.program is None:
             return replace(self, environment=environment)
         folder, argv, given = self.program
-        call = launcher_messages.encode_program_call(folder, argv, sandbox_network.move_proxy(given, port))
+        call = launcher_messages.encode_program_start_message(
+            folder, argv, sandbox_network.replace_proxy_port(given, port)
+        )
         return replace(self, environment=environment, call=call)
 
     @property
@@ -159,12 +161,12 @@ class LaunchPlanner:
             else launcher_messages.find_prestartable_shell_text(argv, profile.environment)
         )
         if text is not None and (ready_made or len(os.fsencode(text)) > launcher_messages.MAX_TEXT_BYTES):
-            call = launcher_messages.encode_shell_call("" if cwd == made.start else cwd, text)
+            call = launcher_messages.encode_shell_start_message("" if cwd == made.start else cwd, text)
             return LaunchPlan(
                 made, "shell", tuple(environment.items()), call, None, program.merge_stderr, program.terminal
             )
         _check_lengths(argv)
-        call = launcher_messages.encode_program_call(cwd, argv, environment)
+        call = launcher_messages.encode_program_start_message(cwd, argv, environment)
         started = cwd, argv, environment
         return LaunchPlan(made, "exec", (), call, secrets, program.merge_stderr, program.terminal, started)
 
@@ -189,7 +191,7 @@ class LaunchPlanner:
         )
         alike = self._remembered.pop(place, [])
         known = next((one for one in alike if one.request == asked), None)
-        if known is None or not known.lookups.is_unchanged():
+        if known is None or not known.lookups.are_lookups_unchanged():
             if known is not None:
                 alike.remove(known)
             known = self._build(capabilities, profile, git, asked)
@@ -204,15 +206,15 @@ class LaunchPlanner:
     ) -> _CachedPlan:
         look = LookupCache()
         found = toolchains.find_toolchains(profile.workspace, look)
-        folders = mount_options.folder_access(capabilities, profile, found, look)
+        folders = mount_options.compute_mount_access(capabilities, profile, found, look)
         options: Sequence[str] = mount_options.build_mount_options(folders, profile, look)
         person = sandbox_user.find_sandbox_user(profile.workspace, look)
         staged: list[str] = []
         if person is not None:
-            sandbox_user.grant_user_folder_access(profile, person, look)
+            sandbox_user.give_user_folder_access(profile, person, look)
         table = mount_comparison.derive_expected_mounts(options, look)  # once the scratch belongs to that user
         if person is not None:
-            options, staged = sandbox_user.make_sources_reachable(options, person, look)
+            options, staged = sandbox_user.replace_unreachable_sources(options, person, look)
         connected = sandbox_network.needs_proxy(capabilities, profile)
         system_calls = self._system_calls
         made = SandboxSetup(
@@ -281,7 +283,11 @@ def _build_permitted_environment(
     profile: SandboxProfile, found: toolchains.ToolchainSet, git: Mapping[str, str], look: LookupCache
 ) -> dict[str, str]:
     """Return the environment without the call's own variables: a list of permitted variables."""
-    ours = {name: value for name in toolchains.LOCALE_VARIABLES if (value := look.read_variable(name)) is not None}
+    ours = {
+        name: value
+        for name in toolchains.LOCALE_VARIABLES
+        if (value := look.read_environment_variable(name)) is not None
+    }
     return {
         "LANG": toolchains.DEFAULT_LOCALE,
         **toolchains.select_locale_variables(ours),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from handrail.contract.errors import ToolError
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.sandbox.view.cached_folder_tree import raise_if_resource_shortage
 from handrail.sandbox.view.sandbox_user import LookupCache
 
@@ -38,7 +38,7 @@ _VALUES = {
     "--remount-ro": 1,
 }
 _MADE = frozenset(("--tmpfs", "--dev", "--proc"))
-_ESCAPED = compile_on_first_use(r"\\([0-7]{3})")
+_ESCAPED = compile_regex_lazily(r"\\([0-7]{3})")
 
 
 class ExpectedMount(NamedTuple):
@@ -168,7 +168,7 @@ def _unescape_path(text: str) -> str:
     return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), text) if "\\" in text else text
 
 
-def escape_path(path: str) -> str:
+def escape_mountinfo_path(path: str) -> str:
     """Write a path as mountinfo(5) does."""
     for sign in "\\ \t\n":
         path = path.replace(sign, f"\\{ord(sign):03o}")
@@ -240,11 +240,11 @@ def _format_device_and_inode(path: str, look: LookupCache) -> str:
         descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         opened, shown = os.fstat(descriptor), os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - as it is there
         if what is None or shown != path or what[:2] != (opened.st_dev, opened.st_ino):
-            raise replaced_mount_error(path)
+            raise make_replaced_mount_error(path)
         return f"{what.device}:{what.inode}"
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            raise replaced_mount_error(path) from None
+            raise make_replaced_mount_error(path) from None
         raise_if_resource_shortage(error, path)
         raise ToolError(
             f"`{path}` cannot be mounted in a sandbox: {error.strerror}. Ask the user to give the user that "
@@ -309,7 +309,7 @@ def _index_mounts(table: ExpectedMounts) -> tuple[dict[str, _RequiredMountAtPlac
     wanted: dict[str, _RequiredMountAtPlace] = {}
     looked: list[str] = []
     for number, mount in enumerate(table.mounts):
-        place = escape_path(mount.point)
+        place = escape_mountinfo_path(mount.point)
         while place in wanted:
             place += "\n"
         places.append(place)
@@ -324,17 +324,17 @@ def _index_mounts(table: ExpectedMounts) -> tuple[dict[str, _RequiredMountAtPlac
     return wanted, (*looked, *(folder for folder, _ in table.passed))
 
 
-def list_checked_paths(table: ExpectedMounts) -> tuple[str, ...]:
-    """Return the paths in the sandbox whose device and inode :func:`find_misplaced` needs."""
+def list_paths_to_identify(table: ExpectedMounts) -> tuple[str, ...]:
+    """Return the paths in the sandbox whose device and inode :func:`find_first_mount_mismatch` needs."""
     return _index_mounts(table)[1]
 
 
 @lru_cache(maxsize=64)  # the kernel gives the same numbers again once they are free
-def find_misplaced(table: ExpectedMounts, described: bytes) -> str | None:
+def find_first_mount_mismatch(table: ExpectedMounts, described: bytes) -> str | None:
     """Return the first path in a sandbox whose mount is not the expected one; None if all are right.
 
     :param described: items, each after its length in 4 bytes: the sandbox's own mountinfo(5), and ``DEVICE:INODE`` of
-        each path of :func:`list_checked_paths`, empty for a missing one
+        each path of :func:`list_paths_to_identify`, empty for a missing one
     """
     wanted, looked = _index_mounts(table)
     text, *identities = _split_items(described)
@@ -434,12 +434,12 @@ def _find_innermost(point: str, latest: Mapping[str, int]) -> int:
     return latest[point]
 
 
-def replaced_mount_error(path: str) -> ToolError:
+def make_replaced_mount_error(path: str) -> ToolError:
     """Return the error for a mount that shows another file than the one it was made for."""
     return ToolError(f"`{path}` was replaced while the sandbox was prepared. Try again.", kind="conflict")
 
 
-def ended_mount_error(path: str) -> ToolError:
+def make_ended_mount_error(path: str) -> ToolError:
     """Return the error for a sandbox that was ended because one of its mounts had ended."""
     return ToolError(
         f"`{path}` was replaced, moved or removed while a program was running. This ended its mount in "

@@ -20,7 +20,7 @@ from handrail.contract.protected.path_protection import WORKSPACE_FILE
 from handrail.contract.sandbox_protocol import SandboxProfile
 from handrail.contract.struct import Struct
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
-from handrail.sandbox.filters.resource_limits import read_inotify_limits
+from handrail.sandbox.filters.resource_limits import compute_sandbox_inotify_limits
 from handrail.sandbox.view import mount_comparison, protected_mounts
 from handrail.sandbox.view.cached_folder_tree import raise_if_resource_shortage
 from handrail.sandbox.view.mount_comparison import ExpectedMounts
@@ -45,7 +45,7 @@ def build_mount_options(
 ) -> tuple[str, ...]:
     """Return the mount options in the order in which they are applied.
 
-    :param folders: the result of :func:`folder_access`
+    :param folders: the result of :func:`compute_mount_access`
     :raises ToolError: ``invalid_input`` for a path with a NUL character
     """
     system = _build_program_options(), look(_configuration_now), _build_proc_options()
@@ -123,7 +123,7 @@ def _find_restricting_mounts(
     kept: dict[str, MountAccess | Literal["hidden"]] = {}
     for path in fixed:
         around = _find_innermost(folders, path)
-        if around is not None and folders[around] == "rw" and protected_mounts.path_to_mount_exists(path, look):
+        if around is not None and folders[around] == "rw" and protected_mounts.is_mount_target_present(path, look):
             _keep_in_place(kept, protected_mounts.find_folders_between(path, (around,)))
             kept[path] = "ro"
     for path in profile.masked:
@@ -135,8 +135,8 @@ def _find_restricting_mounts(
     return [
         (path, _how_to_mask_path(look.identify(path)) if access == "hidden" else access)
         for path, access in kept.items()
-        if (access != "rw" or (path not in folders and not protected_mounts.is_beneath_any(path, pinned)))
-        and not protected_mounts.is_beneath_any(path.rpartition("/")[0], masked)  # a hidden folder is empty
+        if (access != "rw" or (path not in folders and not protected_mounts.is_within_any_folder(path, pinned)))
+        and not protected_mounts.is_within_any_folder(path.rpartition("/")[0], masked)  # a hidden folder is empty
     ]
 
 
@@ -158,21 +158,21 @@ def _list_entry_by_entry(
     others = {*folders, *map(look.resolve, profile.hidden)}  # these have mounts already
     for folder in sorted(profile.listed, key=len):
         around = _find_innermost(folders, folder)
-        if around is None or protected_mounts.is_beneath_any(folder, frozenset(profile.masked)):
+        if around is None or protected_mounts.is_within_any_folder(folder, frozenset(profile.masked)):
             continue
         found[folder] = (folder, "listed")
         for name, kind in look(_list_entries, folder):
             path = f"{folder.rstrip('/')}/{name}"
-            access = "ro" if protected_mounts.is_beneath_any(path, pinned) else folders[around]
+            access = "ro" if protected_mounts.is_within_any_folder(path, pinned) else folders[around]
             if kind != "other" and path not in kept and path not in others:
                 found.setdefault(path, (path, kind if kind.startswith("link:") else access))
     for path, access in kept.items():
-        if protected_mounts.is_beneath_any(path.rpartition("/")[0], frozenset(profile.masked)):
+        if protected_mounts.is_within_any_folder(path.rpartition("/")[0], frozenset(profile.masked)):
             continue
         if path in others and access == "rw":
             continue
         shown = _how_to_mask_path(look.identify(path)) if access == "hidden" else access
-        is_fixed = access == "rw" and protected_mounts.is_beneath_any(path, pinned)
+        is_fixed = access == "rw" and protected_mounts.is_within_any_folder(path, pinned)
         found.setdefault(path, (path, "ro" if is_fixed else shown))
     return list(found.values())
 
@@ -203,8 +203,8 @@ def _keep_hidden(
     around = _find_innermost(folders, path)
     if around is None:
         return
-    if not protected_mounts.path_to_mount_exists(path, look):  # it existed a moment ago, and may have been moved
-        raise mount_comparison.replaced_mount_error(path)
+    if not protected_mounts.is_mount_target_present(path, look):  # it existed a moment ago, and may have been moved
+        raise mount_comparison.make_replaced_mount_error(path)
     ways = protected_mounts.find_folders_between(path, (around,)) if folders[around] == "rw" else []
     if len(ways) < _MAX_DEPTH:  # a path that is hidden for its depth stays hidden wherever it is moved
         _keep_in_place(kept, ways)
@@ -220,7 +220,7 @@ def _workspace_configuration_files(profile: SandboxProfile, look: LookupCache) -
             yield path
 
 
-def folder_access(
+def compute_mount_access(
     capabilities: CapabilitySet, profile: SandboxProfile, toolchains: ToolchainSet, look: LookupCache
 ) -> dict[str, MountAccess]:
     """Return each folder or file to mount with its access, the outer before the inner.
@@ -341,7 +341,7 @@ def _find_covered_parts(
 
 
 def _find_reached(capabilities: CapabilitySet, capability: _Patterned, place: str) -> Iterator[str]:
-    for folder in capabilities.covering_folders(capability):
+    for folder in capabilities.compute_covering_folders(capability):
         if is_beneath(folder, place):
             yield folder
         elif is_beneath(place, folder):
@@ -386,11 +386,11 @@ def _build_proc_options() -> tuple[str, ...]:
     read-only.
 
     The launcher writes the settings of the sandbox's own user namespace
-    (:func:`handrail.sandbox.filters.resource_limits.read_inotify_limits`). No other process can, since that takes a capability in that
+    (:func:`handrail.sandbox.filters.resource_limits.compute_sandbox_inotify_limits`). No other process can, since that takes a capability in that
     namespace, which the launcher gives up.
     """
     private = ("--remount-ro", "/proc") if os.geteuid() == 0 else ("--ro-bind", "/proc/sys", "/proc/sys")
-    settings = ("--bind", _USER_SETTINGS, _USER_SETTINGS) if read_inotify_limits() else ()
+    settings = ("--bind", _USER_SETTINGS, _USER_SETTINGS) if compute_sandbox_inotify_limits() else ()
     return ("--proc", "/proc", *private, *settings, "--dev", "/dev")
 
 
@@ -417,7 +417,7 @@ class _ConfigurationFolderView:
         self._good_until = float("-inf")
         self._copies: dict[str, PublicConfigCopy] = {}
 
-    def mount_options_of_last_scan(self, now: float) -> tuple[str, ...]:
+    def get_last_scanned_mount_options(self, now: float) -> tuple[str, ...]:
         """Return the mount options of the last scan; :meth:`gone` finds the entries missing since.
 
         :raises ToolError: ``unavailable`` if root's programs cannot get a copy
@@ -464,7 +464,7 @@ _configuration = _ConfigurationFolderView()
 
 
 def _configuration_now() -> tuple[str, ...]:
-    return _configuration.mount_options_of_last_scan(time.monotonic())
+    return _configuration.get_last_scanned_mount_options(time.monotonic())
 
 
 def _resolve_shown(path: str) -> str:

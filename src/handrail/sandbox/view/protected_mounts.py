@@ -16,8 +16,8 @@ from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import (
     WORKSPACE_FILE,
     PathProtection,
-    find_protection,
-    git_folder_prefix,
+    extract_path_from_git_folder,
+    find_path_protection,
 )
 from handrail.contract.sandbox_protocol import PathDenials, SandboxProfile
 from handrail.sandbox.view.cached_folder_tree import CachedFolder, FolderTree, ProtectedEntry
@@ -75,17 +75,17 @@ def is_writable_by_programs(entry: ProtectedEntry, denials: PathDenials | None) 
     )
 
 
-def find_read_only_protected(tree: FolderTree, denials: PathDenials | None = None) -> tuple[str, ...]:
+def find_read_only_protected_paths(tree: FolderTree, denials: PathDenials | None = None) -> tuple[str, ...]:
     """Return the protected paths of a tree that programs may not write, to be bound read-only.
 
     A link cannot be mounted over. Its target inside the tree can, and so can the target of a link in a protected
     folder. If the target is a repository, its protected parts are found as such.
     """
     found: dict[str, None] = {}
-    repositories = set(tree.list_repositories())
-    for entry in tree.list_protected().values():
+    repositories = set(tree.list_git_directories())
+    for entry in tree.get_protected_entries().values():
         path = entry.path
-        if is_writable_by_programs(entry, denials) or is_beneath_any(path.rpartition("/")[0], found):
+        if is_writable_by_programs(entry, denials) or is_within_any_folder(path.rpartition("/")[0], found):
             continue
         if entry.link:
             path = os.path.realpath(path)
@@ -94,12 +94,16 @@ def find_read_only_protected(tree: FolderTree, denials: PathDenials | None = Non
         found[path] = None
     for link in _find_inner_links(tree):
         path = os.path.realpath(link)
-        if path.startswith(tree.root.rstrip("/") + "/") and Path(path).is_file() and not is_beneath_any(path, found):
+        if (
+            path.startswith(tree.root.rstrip("/") + "/")
+            and Path(path).is_file()
+            and not is_within_any_folder(path, found)
+        ):
             found[path] = None
     return tuple(found)
 
 
-def find_fixed_links(
+def find_protected_links(
     tree: FolderTree, entries: Iterable[ProtectedEntry], denials: PathDenials | None = None
 ) -> dict[str, PathProtection]:
     """Return the links of a tree that programs may not change, by name or folder, with their protection.
@@ -108,7 +112,11 @@ def find_fixed_links(
     """
     found = {entry.path: entry.why for entry in entries if entry.link and not is_writable_by_programs(entry, denials)}
     for path in _find_inner_links(tree):
-        if (why := find_protection(git_folder_prefix(tree.root) + path[len(tree.root.rstrip("/")) + 1 :])) is not None:
+        if (
+            why := find_path_protection(
+                extract_path_from_git_folder(tree.root) + path[len(tree.root.rstrip("/")) + 1 :]
+            )
+        ) is not None:
             found[path] = why
     return found
 
@@ -117,7 +125,7 @@ def _find_inner_links(tree: FolderTree) -> Iterator[str]:
     """Yield the links in folders that are protected with all their contents."""
     for folder in tree.order:
         if folder.is_in_protected:
-            yield from (folder.child_paths(name)[0] for name in folder.links)
+            yield from (folder.get_child_paths(name)[0] for name in folder.links)
 
 
 def find_links_on_path(root: str, path: str) -> tuple[str, ...]:
@@ -163,23 +171,23 @@ def find_blocking_pipes(tree: FolderTree, *, every: bool) -> tuple[str, ...]:
     :param every: whether to return all FIFOs in the tree; for git itself, whose configuration may name any file
     """
     found: dict[str, None] = {}
-    repositories = frozenset(tree.list_repositories())
+    repositories = frozenset(tree.list_git_directories())
     for folder in tree.order:
         if not folder.pipes and not folder.links:
             continue
-        of_git = is_beneath_any(folder.path, repositories)
+        of_git = is_within_any_folder(folder.path, repositories)
         for name in folder.pipes:
             if every or of_git or name in _READ_BY_DEFAULT:
-                found[folder.child_paths(name)[0]] = None
+                found[folder.get_child_paths(name)[0]] = None
         for name in folder.links:
             if of_git or name in _READ_BY_DEFAULT:
-                target = os.path.realpath(folder.child_paths(name)[0])
-                if is_pipe(target):
+                target = os.path.realpath(folder.get_child_paths(name)[0])
+                if is_named_pipe(target):
                     found[target] = None
     return tuple(found)
 
 
-def is_pipe(path: str) -> bool:
+def is_named_pipe(path: str) -> bool:
     """Return whether a FIFO is at the path itself."""
     try:
         return stat.S_ISFIFO(os.lstat(path).st_mode)
@@ -198,37 +206,37 @@ def find_hard_links_of_pinned(trees: Sequence[FolderTree], pinned: Collection[st
             names.setdefault(file, []).extend(paths)
     found: dict[str, None] = {}
     for paths in names.values():
-        free = [path for path in paths if not is_beneath_any(path, places)]
+        free = [path for path in paths if not is_within_any_folder(path, places)]
         if len(free) < len(paths):
             found.update(dict.fromkeys(free))
     return tuple(found)
 
 
-def find_outermost_read_only(tree: FolderTree, named: Callable[[str], bool], key: Hashable) -> tuple[str, ...]:
+def find_outermost_matching_paths(tree: FolderTree, named: Callable[[str], bool], key: Hashable) -> tuple[str, ...]:
     """Return the outermost paths of a tree for which ``named`` is true, to be bound read-only.
 
     A folder with other paths in it is bound by the paths in it.
     """
-    judged = [(folder, frozenset(names)) for folder, names in tree.find_matching_names(named, key)]
+    judged = [(folder, frozenset(names)) for folder, names in tree.find_matching_entries(named, key)]
     mixed: set[str] = set()
     for folder, names in reversed(judged):  # the inner before the outer
-        children = (folder.child_paths(name)[0] for name in folder.folders)
+        children = (folder.get_child_paths(name)[0] for name in folder.folders)
         if len(names) < len(folder.files) + len(folder.folders) or any(child in mixed for child in children):
             mixed.add(folder.path)
     if named(tree.root) and tree.root not in mixed:
         return (tree.root,)
     outermost: dict[str, None] = {}
     for folder, names in judged:
-        if not names or is_beneath_any(folder.path, outermost):
+        if not names or is_within_any_folder(folder.path, outermost):
             continue
         for name in sorted(names):
-            path = folder.child_paths(name)[0]
+            path = folder.get_child_paths(name)[0]
             if path not in mixed:
                 outermost[path] = None
     return tuple(outermost)
 
 
-def find_unreadable_paths(tree: FolderTree, hidden: Callable[[str], bool], key: Hashable) -> tuple[str, ...]:
+def find_hidden_and_unreadable_paths(tree: FolderTree, hidden: Callable[[str], bool], key: Hashable) -> tuple[str, ...]:
     """Return the paths of a tree for which ``hidden`` is true, and the folders that could not be read.
 
     A folder is hidden as a whole if it and everything in it is hidden.
@@ -237,7 +245,7 @@ def find_unreadable_paths(tree: FolderTree, hidden: Callable[[str], bool], key: 
     :param key: equal for equal answers
     """
     named: dict[str, tuple[CachedFolder, tuple[str, ...]]] = {}
-    for folder, names in tree.find_matching_names(hidden, key):
+    for folder, names in tree.find_matching_entries(hidden, key):
         if names or folder.is_closed:
             named[folder.path] = (folder, names)
     if not named:
@@ -246,14 +254,14 @@ def find_unreadable_paths(tree: FolderTree, hidden: Callable[[str], bool], key: 
     files: dict[str, list[str]] = {}
     folders: list[str] = []
     for path, (folder, names) in named.items():
-        if is_beneath_any(path, whole):
+        if is_within_any_folder(path, whole):
             continue
         if folder.is_closed:
             folders.append(path)
             continue
         inside = set(folder.folders)
         for name in names:
-            there = folder.child_paths(name)[0]
+            there = folder.get_child_paths(name)[0]
             if name not in inside:
                 files.setdefault(path, []).append(there)
             elif there in whole:
@@ -278,9 +286,11 @@ def fold_mounts_into_folders(
     entries: dict[str, int] = {}
     for tree in trees:
         for folder in reversed(tree.order):  # the inner before the outer
-            inner = sum(entries.get(folder.child_paths(name)[0], 0) for name in folder.folders)
+            inner = sum(entries.get(folder.get_child_paths(name)[0], 0) for name in folder.folders)
             entries[folder.path] = inner + len(folder.files) + len(folder.links) + len(folder.folders)
-    candidates = [(count / max(1, entries.get(path, 1)), path) for path, count in folding.beneath_of().items()]
+    candidates = [
+        (count / max(1, entries.get(path, 1)), path) for path, count in folding.count_paths_by_folder().items()
+    ]
     for _, path in sorted(candidates, key=lambda one: (-one[0], -one[1].count("/"), one[1])):
         if folding.cost <= MAX_UNFOLDED_MOUNTS:
             break
@@ -329,12 +339,12 @@ class _MountFolders:
     def cost(self) -> int:
         return len(self._kinds) + len(self._ways)
 
-    def beneath_of(self) -> dict[str, int]:
+    def count_paths_by_folder(self) -> dict[str, int]:
         return {way: len(paths) for way, paths in self._beneath.items()}
 
     def fold_into_folder(self, folder: str) -> None:
         """Mount over this folder instead of the paths in it."""
-        if is_beneath_any(folder, self._kinds):
+        if is_within_any_folder(folder, self._kinds):
             return
         inner = [path for path in self._beneath[folder] if path in self._kinds]
         kinds = {self._kinds.pop(path) for path in inner}
@@ -362,7 +372,7 @@ def _find_fully_matching_folders(
     whole: set[str] = set()
     known = {folder.path: folder for folder in tree.order}
     candidates = {
-        folder.child_paths(name)[0] for folder, names in named.values() for name in names if name in folder.folders
+        folder.get_child_paths(name)[0] for folder, names in named.values() for name in names if name in folder.folders
     }
     for path in sorted(candidates, key=lambda one: one.count("/"), reverse=True):
         folder = known.get(path)
@@ -373,13 +383,13 @@ def _find_fully_matching_folders(
         if (
             names.issuperset(folder.files)
             and not folder.links
-            and all(folder.child_paths(name)[0] in whole for name in folder.folders)
+            and all(folder.get_child_paths(name)[0] in whole for name in folder.folders)
         ):
             whole.add(path)
     return frozenset(whole)
 
 
-def is_beneath_any(path: str, folders: Container[str]) -> bool:
+def is_within_any_folder(path: str, folders: Container[str]) -> bool:
     """Return whether ``path`` is one of ``folders`` or lies in one."""
     if path in folders:
         return True
@@ -389,7 +399,7 @@ def is_beneath_any(path: str, folders: Container[str]) -> bool:
     return False
 
 
-def path_to_mount_exists(path: str, look: LookupCache) -> bool:
+def is_mount_target_present(path: str, look: LookupCache) -> bool:
     """Return whether something is at a path that is to be mounted over.
 
     :raises ToolError: ``conflict`` if a part of the path has become a link since it was found

@@ -81,7 +81,7 @@ class LookupCache:
         """Return :func:`os.path.realpath` of a path."""
         return path if self.is_canonical(path) else self(os.path.realpath, path)
 
-    def read_variable(self, name: str) -> str | None:
+    def read_environment_variable(self, name: str) -> str | None:
         """Return an environment variable of this process."""
         value = os.environ.get(name)
         self._variables[os.fsencode(name)] = None if value is None else os.fsencode(value)
@@ -94,7 +94,7 @@ class LookupCache:
             self._answers[asked] = look(*what)
         return self._answers[asked]  # pyright: ignore[reportReturnType] - what this look gave
 
-    def is_unchanged(self) -> bool:
+    def are_lookups_unchanged(self) -> bool:
         """Return whether all lookups still give the same answers.
 
         It runs at every start, mostly with cold caches, so it is written for speed.
@@ -166,7 +166,7 @@ def find_sandbox_user(workspace: str, look: LookupCache | None = None) -> Sandbo
     return None if look(os.geteuid) != 0 else _find_owner(workspace, look)[0]
 
 
-def user_change_mechanism(workspace: str) -> SandboxMechanism:
+def describe_user_change_mechanism(workspace: str) -> SandboxMechanism:
     """Return the same as a mechanism for the doctor."""
     uid = os.geteuid()
     if uid != 0:
@@ -190,20 +190,20 @@ def _find_owner(workspace: str, look: LookupCache) -> tuple[SandboxUser | None, 
     if (missing := look(explain_missing_user_tools)) is not None:
         return None, missing, "install perl"
     user = SandboxUser(found.uid, _find_group(found.uid, found.gid))
-    if (refused := look(explain_user_failure, user)) is not None:
+    if (refused := look(probe_sandbox_user_failure, user)) is not None:
         return None, f"user {user.uid} cannot make a sandbox: {refused}", "allow user namespaces to ordinary users"
     return user, "", ""
 
 
 @lru_cache(maxsize=16)
-def explain_user_failure(user: SandboxUser) -> str | None:
+def probe_sandbox_user_failure(user: SandboxUser) -> str | None:
     """Return why a sandbox of this user fails, found by making one; None if it works."""
     from handrail.sandbox.start.spawn import find_bubblewrap_programs  # which imports this module
 
     binary = next(find_bubblewrap_programs(), None)
     if binary is None:
         return "bubblewrap is not installed"
-    program, argv = build_user_command(user, (), binary, ["bwrap", *_SMALLEST, "--", "/bin/true"])
+    program, argv = build_command_as_user(user, (), binary, ["bwrap", *_SMALLEST, "--", "/bin/true"])
     try:
         done = subprocess.run(
             argv, executable=program, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRY_S, check=False, env={}
@@ -230,7 +230,9 @@ def _find_group(uid: int, otherwise: int) -> int:
         return otherwise
 
 
-def make_sources_reachable(options: Sequence[str], user: SandboxUser, look: LookupCache) -> tuple[list[str], list[str]]:
+def replace_unreachable_sources(
+    options: Sequence[str], user: SandboxUser, look: LookupCache
+) -> tuple[list[str], list[str]]:
     """Return bubblewrap's options with reachable sources for the user, and the folders replaced."""
     found = list(options)
     sources: dict[str, str] = {}
@@ -240,7 +242,7 @@ def make_sources_reachable(options: Sequence[str], user: SandboxUser, look: Look
     return found, list(sources)
 
 
-def build_user_command(
+def build_command_as_user(
     user: SandboxUser, sources: Sequence[str], binary: str, argv: Sequence[str]
 ) -> tuple[str, list[str]]:
     """Return the program and argv to start in place of ``binary``, so that it runs as the user."""
@@ -254,7 +256,7 @@ def _read_script() -> str:
     return Path(__file__).with_name("become.pl").read_text("utf-8")
 
 
-def grant_user_folder_access(profile: SandboxProfile, user: SandboxUser, look: LookupCache) -> None:
+def give_user_folder_access(profile: SandboxProfile, user: SandboxUser, look: LookupCache) -> None:
     """Give the user the scratch folder, and check that they can read the other folders of the call.
 
     :raises ToolError: ``unavailable`` for a folder of a tool that only root can read

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from handrail.contract.struct import Struct, field
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.origins.program_lookup import (
     SYSTEM_FOLDERS,
     ProgramRefused,
@@ -54,13 +54,17 @@ class ToolchainSet(Struct, frozen=True):
 def find_toolchains(workspace: str, look: LookupCache | None = None) -> ToolchainSet:
     """Return the toolchains of a workspace, cached by the variables and the version files that choose them."""
     look = look or LookupCache()
-    folders = tuple(look.read_variable(name) or "" for name in _FOLDER_VARIABLES)
+    folders = tuple(look.read_environment_variable(name) or "" for name in _FOLDER_VARIABLES)
     files = [f"{workspace}/.python-version", f"{workspace}/.venv/pyvenv.cfg"]
     if folders[0].startswith("/"):
         files.append(f"{folders[0]}/pyvenv.cfg")
     chosen = tuple(look(_read_change_time, file) if look.identify(file) else None for file in files)
     return _find_toolchains_cached(
-        workspace, look.read_variable("PATH") or "", look.read_variable("PYENV_VERSION") or "", folders, chosen
+        workspace,
+        look.read_environment_variable("PATH") or "",
+        look.read_environment_variable("PYENV_VERSION") or "",
+        folders,
+        chosen,
     )
 
 
@@ -163,7 +167,7 @@ def read_git_identity(workspace: str) -> Mapping[str, str]:
     return found
 
 
-def find_installation(program: str, workspace: str) -> tuple[str, ...]:
+def find_installation_mounts(program: str, workspace: str) -> tuple[str, ...]:
     """Return what to mount for a program at an absolute path.
 
     This is the installation around it and what that depends on; without an installation, the program's folder.
@@ -310,7 +314,7 @@ DEFAULT_LOCALE = "C.UTF-8"
 _KEPT_LOCALES = ("LANG", "LC_ALL", "LC_CTYPE")
 LOCALE_VARIABLES = (*_KEPT_LOCALES, "TZ")
 """The variables that :func:`select_locale_variables` reads."""
-_READ_ALIKE = compile_on_first_use(r"C|POSIX|[A-Za-z0-9_]+\.UTF-?8(?:@[A-Za-z0-9_]+)?", re.IGNORECASE)
+_READ_ALIKE = compile_regex_lazily(r"C|POSIX|[A-Za-z0-9_]+\.UTF-?8(?:@[A-Za-z0-9_]+)?", re.IGNORECASE)
 
 
 def select_locale_variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -121,7 +121,7 @@ class ChannelBroker:
                     kind="conflict",
                 )
             if there is None and len(self.table.list_names(key.scope)) >= MAX_CHANNELS:
-                await self.table.remove_idle(key.scope, self._clock() - IDLE_NS)
+                await self.table.remove_idle_channels(key.scope, self._clock() - IDLE_NS)
             if there is None and len(self.table.list_names(key.scope)) >= MAX_CHANNELS:
                 raise ToolError(
                     f"The maximum of {MAX_CHANNELS} channels is reached. Use an existing channel.", kind="limit"
@@ -208,17 +208,17 @@ class ChannelBroker:
                     table.record_delivery(key, reader, kept, call) if call else table.consume_message(key, kept.number)
                 )
             return None if kept is None else (kept, missed)
-        position = table.find_position(key, reader)
+        position = table.find_reader_position(key, reader)
         missed = table.count_lost_messages(key, reader)
-        if position is not None and (kept := table.find_undelivered(key, reader, sender)) is not None:
+        if position is not None and (kept := table.find_undelivered_message(key, reader, sender)) is not None:
             await table.store_reader_position(key, reader, position, (kept, call))
             return kept, missed
-        waiting = table.list_after(key, 0 if position is None else position.number)
+        waiting = table.list_messages_after(key, 0 if position is None else position.number)
         at = next((at for at, one in enumerate(waiting) if sender in (None, one.message.sender)), None)
         if at is None:
             return None
         kept = waiting[at]
-        if position is not None and (oldest := table.find_oldest_after(key)) is not None:
+        if position is not None and (oldest := table.find_oldest_message_after(key)) is not None:
             missed += max(oldest.position - position.position - 1, 0)
         giving = (kept, call) if call else None
         await table.store_reader_position(
@@ -236,9 +236,9 @@ class ChannelBroker:
         waiting = self._waiting.get(key, {})
         before = list(takewhile(lambda one: one[0] is not changed, waiting.items()))
         if not before:
-            return self.table.find_oldest_after(key, 0, sender)
+            return self.table.find_oldest_message_after(key, 0, sender)
         anybodys = sender is None and all(wanted is None for _, wanted in before)
-        free = self.table.list_after(key, limit=len(before) + 1 if anybodys else CHANNEL_CAPACITY)
+        free = self.table.list_messages_after(key, limit=len(before) + 1 if anybodys else CHANNEL_CAPACITY)
         for other, wanted in before:
             theirs = next((kept for kept in free if wanted in (None, kept.message.sender)), None)
             if theirs is not None:
@@ -260,25 +260,25 @@ class ChannelBroker:
     async def _return_messages(self, key: ChannelKey, given: UnsettledDelivery) -> None:
         async with self._lock(key):
             if given.call:
-                await self.table.finish_deliveries(key, (), (given,))
+                await self.table.settle_deliveries(key, (), (given,))
             elif self.table.find_kind(key) == "queue":
                 await self.table.return_message_to_queue(given.number)
             else:
-                await self.table.mark_undelivered(key, given)
+                await self.table.mark_message_undelivered(key, given)
             await self._deliver_to_watchers(key)
         self._wake_waiting(key)
 
     async def _settle_receiving_calls(self, key: ChannelKey) -> bool:
         """Look up the outcomes of calls that received messages, and return whether some are still unknown."""
         taken, back, unsettled = list[UnsettledDelivery](), list[UnsettledDelivery](), False
-        for given in self.table.list_deliveries(key):
+        for given in self.table.list_unsettled_deliveries(key):
             well = self._call_succeeded(given.call)
             if well is None and given.call in self._calls:
                 unsettled = True
                 continue
             (taken if well else back).append(given)
             self._calls.discard(given.call)
-        await self.table.finish_deliveries(key, taken, back)
+        await self.table.settle_deliveries(key, taken, back)
         return unsettled
 
     async def add_watcher(self, key: ChannelKey, watcher: ChannelWatcher) -> None:
@@ -306,8 +306,8 @@ class ChannelBroker:
             return
         if self.table.find_kind(key) == "broadcast":
             for watcher in tuple(watchers):
-                read = self.table.find_position(key, watcher.reader_name)
-                for kept in self.table.list_after(key, 0 if read is None else read.number):
+                read = self.table.find_reader_position(key, watcher.reader_name)
+                for kept in self.table.list_messages_after(key, 0 if read is None else read.number):
                     if watcher.wants(kept.message) and not await watcher.take_message(kept):
                         break
                     await self.table.store_reader_position(
@@ -315,7 +315,7 @@ class ChannelBroker:
                     )
             return
         full: list[ChannelWatcher] = []
-        for kept in self.table.list_after(key):
+        for kept in self.table.list_messages_after(key):
             taker = next((watcher for watcher in watchers if watcher.wants(kept.message)), None)
             if taker is None or taker in full:
                 continue
@@ -329,15 +329,15 @@ class ChannelBroker:
         if self._work:
             await asyncio.wait(set(self._work))
         with suppress(LogUnavailable):
-            for key in self.table.list_unsettled():
+            for key in self.table.list_channels_with_unsettled_deliveries():
                 async with self._lock(key):
                     await self._settle_receiving_calls(key)
 
     async def remove_session(self, session_id: str) -> None:
         """Remove the channels of a session that is closed."""
-        for key in self.table.list_unsettled():
+        for key in self.table.list_channels_with_unsettled_deliveries():
             if key.scope == session_id:
-                self._calls.difference_update(given.call for given in self.table.list_deliveries(key))
+                self._calls.difference_update(given.call for given in self.table.list_unsettled_deliveries(key))
         await self.table.remove_session(session_id)
         for key in [key for key in self._waiting if key.scope == session_id]:
             self._wake_waiting(key)
@@ -432,7 +432,7 @@ class WorkspaceNotifications:
         self._redactor = redactor
         self._sessions: dict[str, SessionNotifications] = {}
 
-    def list_session_notifications(self, session_id: str) -> SessionNotifications:
+    def attach_session(self, session_id: str) -> SessionNotifications:
         """Return the notifications of a session."""
         found = self._sessions.get(session_id)
         if found is None:
@@ -444,11 +444,11 @@ class WorkspaceNotifications:
         """Release a session that is no longer open. Its pending notifications stay stored."""
         if (found := self._sessions.get(session_id)) is not None:
             found.is_detached = True
-            self.drop_if_unused(found)
+            self.drop_unused_session(found)
 
-    def drop_if_unused(self, of: SessionNotifications) -> None:
+    def drop_unused_session(self, of: SessionNotifications) -> None:
         """Drop an object whose session is not open and which expects no notification."""
-        if of.is_detached and not of.is_expecting and self._sessions.get(of.session_id) is of:
+        if of.is_detached and not of.is_expecting_notifications and self._sessions.get(of.session_id) is of:
             del self._sessions[of.session_id]
 
     async def store_notification(self, notice: Notification, *along: TableWork) -> None:
@@ -476,7 +476,7 @@ class WorkspaceNotifications:
 class SessionNotifications:
     """The notifications of one session.
 
-    Implements :class:`~handrail.contract.services.channels_and_triggers.NotificationInbox`.
+    Implements :class:`~handrail.contract.services.channels_and_triggers.NotificationSink`.
     """
 
     def __init__(self, store: WorkspaceNotifications, session_id: str) -> None:
@@ -488,7 +488,7 @@ class SessionNotifications:
         self._changed = asyncio.Event()
 
     @property
-    def is_expecting(self) -> bool:
+    def is_expecting_notifications(self) -> bool:
         """Whether running work will post a notification."""
         return bool(self._expected)
 
@@ -515,7 +515,7 @@ class SessionNotifications:
 
     def stop_expecting(self, source: str) -> None:
         self._expected.discard(source)
-        self._store.drop_if_unused(self)
+        self._store.drop_unused_session(self)
         self._wake_waiting()
 
     def record_posted_notification(self, source: str) -> None:

@@ -25,9 +25,9 @@ from handrail.session.inbound.channel_broker import (
     SessionNotifications,
     WorkspaceNotifications,
 )
-from handrail.session.inbound.trigger_waits import TriggerId, TriggerWaiters, WaitResult, next_class_firing_ns
-from handrail.session.memory.meaning_comparer import MeaningComparer
-from handrail.session.transcript_search import SessionTranscript
+from handrail.session.inbound.trigger_waits import TriggerId, TriggerWaiters, WaitResult, compute_next_class_firing_ns
+from handrail.session.memory.meaning_comparer import EmbeddingComparer
+from handrail.session.transcript_search import SessionTranscriptSearch
 from handrail.store.database.sqlite_connection import map_to_log_unavailable
 from handrail.store.database.workspace_database import TableWork, WorkspaceDatabase
 from handrail.store.tables.inbound_tables import StoredChannelMessage, TriggerTable
@@ -56,7 +56,7 @@ def get_local_utc_offset(at_s: int) -> int:
     return time.localtime(at_s).tm_gmtoff
 
 
-def next_firing_ns(trigger: Trigger, now_ns: int, zone: UtcOffset = get_local_utc_offset) -> int | None:
+def compute_next_firing_ns(trigger: Trigger, now_ns: int, zone: UtcOffset = get_local_utc_offset) -> int | None:
     """Return the time at which a trigger fires after ``now_ns``, or None if it never fires again."""
     if trigger.interval_ns is not None:
         if trigger.is_one_shot and (trigger.next_ns is None or trigger.next_ns <= now_ns):
@@ -219,7 +219,7 @@ class TriggerScheduler:
         await self.table.remove_subagent_triggers()
         for trigger in self.table.list_all():
             self._store(trigger)
-        await self.fire_due()
+        await self.fire_due_triggers()
 
     async def aclose(self) -> None:
         """Stop firing. The triggers stay stored."""
@@ -309,7 +309,7 @@ class TriggerScheduler:
             if self._watching.get(id) is not watch:  # removed meanwhile
                 self._broker.unwatch(watch.key, watch)
 
-    async def start_class_wait(self, trigger: Trigger, of: CustomTriggerTool, workdir: str) -> None:
+    async def start_custom_trigger_wait(self, trigger: Trigger, of: CustomTriggerTool, workdir: str) -> None:
         """Let a trigger wait as its class defines. An earlier fault is cleared."""
         id = (trigger.session_id, trigger.name)
         async with self._changing:
@@ -334,7 +334,7 @@ class TriggerScheduler:
             self._waits.start(id, of, workdir)
         self._set_timer()
 
-    def is_waiting_here(self, trigger: Trigger) -> bool:
+    def is_waiting_in_process(self, trigger: Trigger) -> bool:
         """Return whether the trigger waits for something in this process."""
         return trigger.tool is None or (trigger.session_id, trigger.name) in self._classes
 
@@ -359,7 +359,9 @@ class TriggerScheduler:
                 message=neutralise_text(what.text) if what.text else None,
                 untrusted=f"what {trigger.tool} has seen",
                 # Stored together: the next process may see another event first and would use the same delivery id.
-                along=self.table.remove_work(trigger) if what.last else self.table.put_work(after),
+                along=self.table.build_remove_trigger_work(trigger)
+                if what.last
+                else self.table.build_store_trigger_work(after),
             )
             if is_posted:
                 (self._detach if what.last else self._store)(after)
@@ -373,7 +375,7 @@ class TriggerScheduler:
         """Return the trigger with the next time of its class, or with its fault if the class fails."""
         of = self._classes[trigger.session_id, trigger.name]
         try:
-            return replace(trigger, next_ns=next_class_firing_ns(of, trigger.arguments or {}, now))
+            return replace(trigger, next_ns=compute_next_class_firing_ns(of, trigger.arguments or {}, now))
         except ToolError as error:
             return replace(trigger, next_ns=None, problem=str(error))
 
@@ -381,7 +383,7 @@ class TriggerScheduler:
         await self.table.put(trigger)
         self._store(trigger)
 
-    async def fire_due(self) -> None:
+    async def fire_due_triggers(self) -> None:
         """Fire the triggers that are due, once each, and set the timer for the next."""
         now, again_s = self.clock(), _RETRY_S
         try:
@@ -401,7 +403,7 @@ class TriggerScheduler:
         finally:
             self._set_timer(again_s)
 
-    async def fire_due_in_task(self) -> None:
+    async def fire_due_triggers_in_task(self) -> None:
         """Fire the triggers that are due in a separate task, which a cancelled caller does not stop."""
         self._on_timer()
         if self._firing is not None:
@@ -430,9 +432,9 @@ class TriggerScheduler:
     def _after_firing(self, trigger: Trigger, now: int) -> Trigger | None:
         """Return the trigger after its firing, or None if it never fires again."""
         if trigger.tool is None:
-            following = next_firing_ns(trigger, now)
+            following = compute_next_firing_ns(trigger, now)
             return None if following is None else replace(trigger, next_ns=following)
-        if not self.is_waiting_here(trigger):
+        if not self.is_waiting_in_process(trigger):
             return replace(trigger, next_ns=None)  # until its session is opened with its class
         after = self._compute_next_class_time(trigger, now)
         return None if after.next_ns is None and after.problem is None else after
@@ -504,7 +506,7 @@ class TriggerScheduler:
             self._timer.cancel()
             self._timer = None
         if self._firing is None or self._firing.done():
-            self._firing = asyncio.get_running_loop().create_task(self.fire_due())
+            self._firing = asyncio.get_running_loop().create_task(self.fire_due_triggers())
 
 
 class SessionTriggers:
@@ -544,13 +546,13 @@ class SessionTriggers:
         )
         made = await self._scheduler.add(replace(made, next_ns=now if immediate else now + every), name)
         if immediate:
-            await self._scheduler.fire_due_in_task()
+            await self._scheduler.fire_due_triggers_in_task()
         return made
 
     async def add_schedule(self, cron: str, prompt: str, *, name: str | None = None) -> Trigger:
         now = self._scheduler.clock()
         made = Trigger("schedule", self._session_id, "schedule", _check_prompt(prompt), now, cron=normalise_cron(cron))
-        return await self._scheduler.add(replace(made, next_ns=next_firing_ns(made, now)), name)
+        return await self._scheduler.add(replace(made, next_ns=compute_next_firing_ns(made, now)), name)
 
     async def watch_channel(
         self, channel: str, prompt: str, *, name: str | None = None, sender: str | None = None
@@ -566,7 +568,7 @@ class SessionTriggers:
         self, of: CustomTriggerTool, arguments: Mapping[str, Any], prompt: str, *, name: str | None = None
     ) -> Trigger:
         now, tool = self._scheduler.clock(), of.spec.id
-        at = next_class_firing_ns(of, arguments, now) if of.is_scheduled else None
+        at = compute_next_class_firing_ns(of, arguments, now) if of.is_scheduled else None
         if of.is_scheduled and at is None:
             text = f"The trigger was not added: by {tool} it would never fire. Change the arguments."
             raise ToolError(text, kind="invalid_input")
@@ -576,7 +578,7 @@ class SessionTriggers:
             own, self._session_id, "class", _check_prompt(prompt), now, next_ns=at, tool=tool, arguments=kept
         )
         made = await self._scheduler.add(made, name)
-        await self._scheduler.start_class_wait(made, of, self._workdir)
+        await self._scheduler.start_custom_trigger_wait(made, of, self._workdir)
         return made
 
     async def list_triggers(self) -> Sequence[Trigger]:
@@ -584,7 +586,8 @@ class SessionTriggers:
             self._scheduler.list_triggers(self._session_id), key=lambda trigger: (trigger.created_ns, trigger.name)
         )
         return [
-            trigger if self._scheduler.is_waiting_here(trigger) else _with_unknown_class(trigger) for trigger in found
+            trigger if self._scheduler.is_waiting_in_process(trigger) else _with_unknown_class(trigger)
+            for trigger in found
         ]
 
     async def remove(self, name: str) -> Trigger:
@@ -602,7 +605,7 @@ class SessionTriggers:
         for trigger in self._scheduler.list_triggers(self._session_id):
             await self._scheduler.start_channel_watch(trigger, self._channels)
             if trigger.tool is not None and (of := self._find(trigger.tool)) is not None:
-                await self._scheduler.start_class_wait(trigger, of, self._workdir)
+                await self._scheduler.start_custom_trigger_wait(trigger, of, self._workdir)
 
 
 def _with_unknown_class(trigger: Trigger) -> Trigger:
@@ -626,7 +629,7 @@ class SessionInboundServices(NamedTuple):
     notifications: SessionNotifications
     channels: SessionChannels
     triggers: SessionTriggers
-    transcript: SessionTranscript
+    transcript: SessionTranscriptSearch
 
 
 class WorkspaceInboundServices:
@@ -637,7 +640,7 @@ class WorkspaceInboundServices:
         store: WorkspaceStore,
         redactor: SecretRedactor,
         clock: Callable[[], int] = time.time_ns,
-        comparer: MeaningComparer | None = None,
+        comparer: EmbeddingComparer | None = None,
     ) -> None:
         self._comparer = comparer
         self.notifications = WorkspaceNotifications(store.notifications, redactor)
@@ -657,10 +660,8 @@ class WorkspaceInboundServices:
         """
         channels = SessionChannels(self.channels, session_id, root_id, agent)
         triggers = SessionTriggers(self.triggers, session_id, channels, workdir, partial(_find_trigger_class, current))
-        transcript = SessionTranscript(session_id, self._database, self._comparer)
-        return SessionInboundServices(
-            self.notifications.list_session_notifications(session_id), channels, triggers, transcript
-        )
+        transcript = SessionTranscriptSearch(session_id, self._database, self._comparer)
+        return SessionInboundServices(self.notifications.attach_session(session_id), channels, triggers, transcript)
 
     async def resume_session(self, triggers: SessionTriggers) -> None:
         """Resume the triggers of a session that is open. The first session starts the triggers of all."""
@@ -707,7 +708,7 @@ def _find_trigger_class(current: Callable[[], Generation], tool_id: str) -> Trig
 def _call_succeeded(database: WorkspaceDatabase, call_id: str) -> bool | None:
     """Return whether a call succeeded, by the log; None if the log does not say."""
     with map_to_log_unavailable(database.path):
-        outcome = LogReader(database.read_connection).find_outcome(call_id)
+        outcome = LogReader(database.shared_read_connection).find_outcome(call_id)
     if outcome is None:
         return None
     result: Any = (outcome.body or {}).get("result")

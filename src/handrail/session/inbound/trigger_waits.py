@@ -12,7 +12,7 @@ from handrail.contract.services.channels_and_triggers import CustomTriggerTool, 
 from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import neutralise_text
 from handrail.contract.tool.trigger_tools import TriggerContext, TriggerEvent
-from handrail.store.json_fallback_encoding import encode_any_json
+from handrail.store.json_fallback_encoding import encode_json_with_fallback
 
 logger = logging.getLogger("handrail.session")
 
@@ -116,7 +116,7 @@ class TriggerWaiters:
             pause = min(pause * 2, MAX_PAUSE_S)
 
 
-def next_class_firing_ns(of: CustomTriggerTool, arguments: Mapping[str, Any], now_ns: int) -> int | None:
+def compute_next_class_firing_ns(of: CustomTriggerTool, arguments: Mapping[str, Any], now_ns: int) -> int | None:
     """Return when a trigger of a class fires next, at least a second from now, or None for never.
 
     :raises ToolError: ``failed`` if the class fails or returns an invalid time
@@ -148,6 +148,6 @@ def _check_event(given: Any) -> TriggerEvent:
     text: Any = given.text if isinstance(given, TriggerEvent) else None
     if not isinstance(given, TriggerEvent) or not isinstance(text, str):
         raise TypeError(f"wait() returned {type(given).__name__}. Expected a Fired with a text.")
-    if (size := len(encode_any_json(given.position, max_bytes=2**62))) > MAX_POSITION:
+    if (size := len(encode_json_with_fallback(given.position, max_bytes=2**62))) > MAX_POSITION:
         raise ValueError(f"wait() returned a position of {size:,} bytes. The maximum is {MAX_POSITION:,}.")
     return given

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
-from handrail.catalog.embedders.embedder_protocol import EmbedderError, normalize_rows
+from handrail.catalog.embedders.embedder_protocol import EmbedderError, check_and_normalise_rows
 from handrail.store.memory.knowledge_store import KnowledgeUnavailable
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ MakeEmbedder = Callable[[], "tuple[Embedder | None, str]"]
 """Makes the model at its first use, or returns why there is none."""
 
 
-class VectorStore(Protocol):
+class PassageVectorCache(Protocol):
     """A store of the vectors of passages by number. Its methods are called in the comparer's thread."""
 
     def load_vectors(self, numbers: Sequence[int], model: str) -> dict[int, bytes]: ...
@@ -44,7 +44,7 @@ class VectorStore(Protocol):
     def store_vectors(self, vectors: Mapping[int, bytes], model: str) -> None: ...
 
 
-class MeaningComparer:
+class EmbeddingComparer:
     """A comparer of texts by the vectors of a model, in one thread. Vectors stay in memory, unless a store is passed.
 
     :param make_embedder: makes the model
@@ -63,7 +63,7 @@ class MeaningComparer:
         self._closed = threading.Event()
 
     async def compare(
-        self, query: str, passages: Mapping[int, str], *, vectors: VectorStore | None = None
+        self, query: str, passages: Mapping[int, str], *, vectors: PassageVectorCache | None = None
     ) -> dict[int, float] | None:
         """Return the similarity of each passage to the query by number, from -1 to 1; None if it is not ready in time.
 
@@ -87,7 +87,9 @@ class MeaningComparer:
             self._rest_until = time.monotonic() + _PAUSE_S
             logger.info("memory: the meaning of passages is not compared: %s", error)
 
-    def _compare(self, query: str, passages: Mapping[int, str], vectors: VectorStore | None) -> dict[int, float] | None:
+    def _compare(
+        self, query: str, passages: Mapping[int, str], vectors: PassageVectorCache | None
+    ) -> dict[int, float] | None:
         if self._embedder is None:
             self._embedder, self._why_none = self._make_embedder()
         if self._embedder is None:
@@ -102,7 +104,7 @@ class MeaningComparer:
         return {number: float(row @ wanted) for number, row in known.items()}
 
     def _load_stored(
-        self, embedder: Embedder, vectors: VectorStore, passages: Mapping[int, str]
+        self, embedder: Embedder, vectors: PassageVectorCache, passages: Mapping[int, str]
     ) -> dict[int, Any] | None:
         """Return the stored vectors of passages, or None after many had to be made."""
         import numpy
@@ -119,7 +121,9 @@ class MeaningComparer:
             known |= self._make_missing(embedder, vectors, {number: passages[number] for number in missing})
         return known
 
-    def _make_missing(self, embedder: Embedder, vectors: VectorStore, passages: Mapping[int, str]) -> dict[int, Any]:
+    def _make_missing(
+        self, embedder: Embedder, vectors: PassageVectorCache, passages: Mapping[int, str]
+    ) -> dict[int, Any]:
         import numpy
 
         made = dict(zip(passages, self._encode(embedder, [*passages.values()]), strict=True))
@@ -139,7 +143,7 @@ class MeaningComparer:
             if self._closed.is_set():
                 raise EmbedderError("the kernel is closed")
             some = every[start : start + _BATCH]
-            rows = normalize_rows(embedder.encode([text for _, text in some]), len(some))
+            rows = check_and_normalise_rows(embedder.encode([text for _, text in some]), len(some))
             self._vectors.update((key, row) for (key, _), row in zip(some, rows, strict=True))
         found = [self._vectors[key] for key in keys]
         for key in keys:

@@ -13,27 +13,27 @@ from typing import Any, cast
 from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.contract.errors import ToolError
 from handrail.contract.services.memory_service import (
-    CompactedFacts,
+    FactCompactionResult,
     MemoryQuery,
+    MemoryQueryResult,
     MemoryService,
-    MemoryWrite,
-    RecalledMemories,
+    MemoryWriteRequest,
     RecalledMemory,
     StoredMemory,
 )
 from handrail.contract.session_protocols import SessionValueStore
 from handrail.contract.struct import Struct, field
 from handrail.record.log_reader import LogReader
-from handrail.session.memory.meaning_comparer import MeaningComparer
-from handrail.session.memory.transcript_index import PassageFilter, to_object_list
+from handrail.session.memory.meaning_comparer import EmbeddingComparer
+from handrail.session.memory.transcript_index import PassageFilter, filter_json_objects
 from handrail.session.memory.write_checks import (
-    check_repetition,
-    check_secrets,
-    clean_write,
-    find_untrusted_view,
-    read_instructions,
+    find_untrusted_content_reason,
+    normalise_memory_write,
+    read_instruction_files,
+    reject_repeated_write,
+    reject_secrets_in_write,
 )
-from handrail.session.transcript_search import SessionTranscript
+from handrail.session.transcript_search import SessionTranscriptSearch
 from handrail.store.database.sqlite_connection import map_to_log_unavailable
 from handrail.store.database.workspace_database import WorkspaceDatabase
 from handrail.store.memory.knowledge_store import (
@@ -41,8 +41,8 @@ from handrail.store.memory.knowledge_store import (
     KnowledgeEntry,
     KnowledgeStore,
     KnowledgeUnavailable,
-    SessionWriteLimit,
-    UnknownEntry,
+    SessionWriteLimitError,
+    UnknownKnowledgeEntry,
 )
 from handrail.store.memory.passage_index import (
     CREATE_INDEX,
@@ -57,7 +57,7 @@ MAX_ENTRY_CHARACTERS = 2_000
 """The maximum number of characters of a note or passage in an answer."""
 
 
-class SessionMemory(Struct, frozen=True):
+class SessionMemoryFactory(Struct, frozen=True):
     """The memory of one session (:class:`~handrail.contract.services.memory_service.SessionMemoryService`).
 
     :param instructions: the operator's text for the agent, which every session of it has
@@ -68,11 +68,11 @@ class SessionMemory(Struct, frozen=True):
     agent: str
     workspace: Path
     knowledge: KnowledgeStore
-    transcript: SessionTranscript
+    transcript: SessionTranscriptSearch
     values: SessionValueStore
     database: WorkspaceDatabase
     redactor: SecretRedactor
-    comparer: MeaningComparer | None
+    comparer: EmbeddingComparer | None
     instructions: str = ""
     clock: Callable[[], int] = field(default=time.time_ns)
 
@@ -83,10 +83,10 @@ class SessionMemory(Struct, frozen=True):
 class _CallMemory(Struct, frozen=True):
     """The memory for one call."""
 
-    memory: SessionMemory
+    memory: SessionMemoryFactory
     call_id: str
 
-    async def recall(self, query: MemoryQuery) -> RecalledMemories:
+    async def recall(self, query: MemoryQuery) -> MemoryQueryResult:
         if query.mode != "range" and not query.query.strip():
             raise ToolError(f"Mode {query.mode!r} needs `query`. Pass words, an ID or a key.", kind="invalid_input")
         match query.store:
@@ -101,15 +101,15 @@ class _CallMemory(Struct, frozen=True):
             self.memory.transcript.recalled.add(one.id, one.text)
         return found
 
-    async def remember(self, write: MemoryWrite) -> StoredMemory:
-        memory, write = self.memory, clean_write(write)
-        check_secrets(write, memory.redactor.redact_text)
-        instructions = await asyncio.to_thread(lambda: [*read_instructions(memory.workspace)])
+    async def remember(self, write: MemoryWriteRequest) -> StoredMemory:
+        memory, write = self.memory, normalise_memory_write(write)
+        reject_secrets_in_write(write, memory.redactor.redact_text)
+        instructions = await asyncio.to_thread(lambda: [*read_instruction_files(memory.workspace)])
         own = [("the operator's instructions of this agent", memory.instructions)] if memory.instructions else []
         with _map_store_failures():
             if not await asyncio.to_thread(memory.knowledge.contains, write.text):
                 texts = [*instructions, *own]
-                await asyncio.to_thread(check_repetition, write, memory.transcript.recalled, texts)
+                await asyncio.to_thread(reject_repeated_write, write, memory.transcript.recalled, texts)
         await memory.database.writer.flush()
         untrusted = await asyncio.to_thread(self._find_untrusted_view)
         new = KnowledgeEntry(
@@ -128,13 +128,13 @@ class _CallMemory(Struct, frozen=True):
         with _map_store_failures():
             try:
                 stored = await asyncio.to_thread(memory.knowledge.store, new)
-            except UnknownEntry:
+            except UnknownKnowledgeEntry:
                 raise ToolError(
                     f"The fact was not stored: `replaces` names {write.replaces!r:.80}, which is not a current fact. Use "
                     "the ID of a fact from memory.query.",
                     kind="invalid_input",
                 ) from None
-            except SessionWriteLimit:
+            except SessionWriteLimitError:
                 raise ToolError(
                     f"The fact was not stored: this session has stored {MOST_WRITES_PER_SESSION} facts, the maximum. "
                     "Tell the user what else is worth keeping.",
@@ -143,34 +143,34 @@ class _CallMemory(Struct, frozen=True):
         entry = stored.entry
         return StoredMemory(entry.id, entry.text, stored.is_merged, None if entry.is_confirmed else entry.untrusted)
 
-    async def fold_facts(self) -> CompactedFacts:
+    async def fold_facts(self) -> FactCompactionResult:
         with _map_store_failures():
             folded = await asyncio.to_thread(self.memory.knowledge.compact)
-        return CompactedFacts(folded.number, folded.folded)
+        return FactCompactionResult(folded.number, folded.folded)
 
     def _find_untrusted_view(self) -> str:
         with LogReader.open_database(self.memory.database.path) as reader, map_to_log_unavailable(reader.connection):
-            return find_untrusted_view(reader, self.memory.session_id)
+            return find_untrusted_content_reason(reader, self.memory.session_id)
 
     # The user's facts
 
-    async def _recall_facts(self, query: MemoryQuery) -> RecalledMemories:
+    async def _recall_facts(self, query: MemoryQuery) -> MemoryQueryResult:
         knowledge = self.memory.knowledge
         if query.mode == "semantic":
             return await self._rank_facts(query)
         if query.mode == "hash":
-            entries = await asyncio.to_thread(knowledge.find_exactly, query.query.strip())
+            entries = await asyncio.to_thread(knowledge.find_exact_matches, query.query.strip())
             entries = [one for one in entries if _is_within(one.created_ns, query)]
-            return RecalledMemories(tuple(map(_to_recalled_fact, entries[: query.limit])), len(entries))
+            return MemoryQueryResult(tuple(map(_to_recalled_fact, entries[: query.limit])), len(entries))
         entries = await asyncio.to_thread(
             knowledge.list_entries, from_ns=query.from_ns, to_ns=query.to_ns, latest_only=True, limit=query.limit
         )
         total = await asyncio.to_thread(
             knowledge.count_entries, from_ns=query.from_ns, to_ns=query.to_ns, latest_only=True
         )
-        return RecalledMemories(tuple(map(_to_recalled_fact, entries)), total)
+        return MemoryQueryResult(tuple(map(_to_recalled_fact, entries)), total)
 
-    async def _rank_facts(self, query: MemoryQuery) -> RecalledMemories:
+    async def _rank_facts(self, query: MemoryQuery) -> MemoryQueryResult:
         knowledge, comparer, terms = self.memory.knowledge, self.memory.comparer, _parse_terms(query.query)
         found = await asyncio.to_thread(knowledge.find, terms, query.from_ns, query.to_ns)
         meaning = None
@@ -183,14 +183,14 @@ class _CallMemory(Struct, frozen=True):
         loaded = ranked[: 3 * query.limit]
         entries = [*(await asyncio.to_thread(knowledge.load, loaded)).values()]
         total = len(ranked) - (len(loaded) - len(entries))
-        return RecalledMemories(tuple(map(_to_recalled_fact, entries[: query.limit])), total)
+        return MemoryQueryResult(tuple(map(_to_recalled_fact, entries[: query.limit])), total)
 
     # The conversation and calls of the session
 
-    async def _recall_passages(self, query: MemoryQuery) -> RecalledMemories:
+    async def _recall_passages(self, query: MemoryQuery) -> MemoryQueryResult:
         transcript, chosen = self.memory.transcript, PassageFilter(from_ns=query.from_ns, to_ns=query.to_ns)
         if query.mode == "semantic":
-            found = await transcript.search_chosen(query.query, chosen, query.limit)
+            found = await transcript.search_filtered_passages(query.query, chosen, query.limit)
             passages, total = list(found.passages), found.total
         else:
             index = await transcript.refresh_index()
@@ -200,18 +200,18 @@ class _CallMemory(Struct, frozen=True):
                 total = len(passages)
             else:
                 passages = await asyncio.to_thread(index.list_latest, chosen, query.limit)
-                total = await asyncio.to_thread(index.count_all, chosen)
+                total = await asyncio.to_thread(index.count_matching_passages, chosen)
         shown = tuple(
             RecalledMemory(
                 one.id, one.text[:MAX_ENTRY_CHARACTERS], one.at_ns, kind=one.tool or one.kind, untrusted=one.untrusted
             )
             for one in passages
         )
-        return RecalledMemories(shown, total)
+        return MemoryQueryResult(shown, total)
 
     # The notes of the session
 
-    async def _recall_notes(self, query: MemoryQuery) -> RecalledMemories:
+    async def _recall_notes(self, query: MemoryQuery) -> MemoryQueryResult:
         if query.from_ns is not None or query.to_ns is not None:
             raise ToolError("Notes have no time. Omit `from` and `to` for the store `working`.", kind="invalid_input")
         notes = await self._read_notes()
@@ -220,7 +220,7 @@ class _CallMemory(Struct, frozen=True):
             notes = [one for one in notes if wanted in (one.id, one.key, one.text)]
         elif query.mode == "semantic":
             notes = await asyncio.to_thread(_rank_notes, notes, query.query)
-        return RecalledMemories(tuple(notes[: query.limit]), len(notes))
+        return MemoryQueryResult(tuple(notes[: query.limit]), len(notes))
 
     async def _read_notes(self) -> list[RecalledMemory]:
         memory = self.memory
@@ -232,7 +232,7 @@ class _CallMemory(Struct, frozen=True):
         ]
         return found + [
             RecalledMemory(f"todo/{todo.get('id')}", f"{todo.get('status')}: {todo.get('content')}")
-            for todo in to_object_list(todos)
+            for todo in filter_json_objects(todos)
         ]
 
 

@@ -170,7 +170,7 @@ class TranscriptIndex:
         with self._lock:
             return count_passages(self._connection, terms, chosen.sql_condition, most=_MOST_COUNTED)
 
-    def count_all(self, chosen: PassageFilter = ALL_PASSAGES) -> int:
+    def count_matching_passages(self, chosen: PassageFilter = ALL_PASSAGES) -> int:
         """Return how many passages ``chosen`` selects."""
         where = chosen.sql_condition.replace("rowid", "number", 1)
         with self._lock:
@@ -237,7 +237,7 @@ def extract_message_passages(kept: Sequence[StoredSessionMessage]) -> Iterator[T
         elif role == "assistant":
             yield from (_call_passage(call) for call in open_.values())
             open_ = {}
-            parts = to_object_list(data.get("parts"))
+            parts = filter_json_objects(data.get("parts"))
             texts = [str(part["text"]) for part in parts if isinstance(part.get("text"), str)]
             if any(text.strip() for text in texts):
                 yield TranscriptPassage(id, "assistant", at_ns, "\n".join(texts))
@@ -248,7 +248,7 @@ def extract_message_passages(kept: Sequence[StoredSessionMessage]) -> Iterator[T
                     call_id = known if isinstance(known, str) and known else f"{id}/{wire}"
                     open_[wire] = _TranscriptCall(call_id, at_ns, name, part.get("arguments"))
         elif role == "results":
-            for one in to_object_list(data.get("results")):
+            for one in filter_json_objects(data.get("results")):
                 if (call := open_.get(str(one.get("of")))) is not None:
                     call.result = _parse_json(one.get("text"))
     yield from (_call_passage(call) for call in open_.values())
@@ -285,7 +285,7 @@ def extract_log_passages(
             continue
         if len(found) >= MOST_CALLS or size > MOST_BYTES:
             return LogPassages(found, unanswered, is_partial=True)
-        hidden = [is_hidden_from_model(reader, one) for one in list_calling_call_ids(proposal.call_id)]
+        hidden = [is_hidden_from_model(reader, one) for one in list_ancestor_call_ids(proposal.call_id)]
         outcome = reader.find_outcome(proposal.call_id)
         if outcome is None or None in hidden:
             unanswered.add(proposal.call_id)
@@ -308,7 +308,7 @@ def is_hidden_from_model(reader: LogReader, call_id: str) -> bool | None:
     return None if outcome is None else outcome.body is None or "hidden_by" in outcome.body
 
 
-def list_calling_call_ids(call_id: str) -> Iterator[str]:
+def list_ancestor_call_ids(call_id: str) -> Iterator[str]:
     """Return the ids of the calls that led to this call, the outermost first.
 
     A call id is ``session/turn.index``, with a further number for each level.
@@ -366,6 +366,6 @@ def _parse_json(text: object) -> object:
         return text
 
 
-def to_object_list(value: object) -> list[dict[str, Any]]:
+def filter_json_objects(value: object) -> list[dict[str, Any]]:
     items = cast("list[object]", value) if isinstance(value, list) else []
     return [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]

@@ -18,19 +18,19 @@ from handrail.config.secret_detection import (
 )
 from handrail.contract.agent_manifest import MANIFEST_KEYS
 from handrail.contract.errors import ToolError
-from handrail.contract.services.memory_service import MemoryWrite
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.services.memory_service import MemoryWriteRequest
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.policy.watchdogs.builtin_watchdogs import find_known_key_kind
 from handrail.record.log_reader import LoggedRecord, LogReader
 from handrail.session.instruction_files import iterate_parent_repository_folders
-from handrail.store.memory.knowledge_store import NEAR_DUPLICATE, is_near_duplicate, list_trigrams
-from handrail.store.tables.session_tables import SessionRow, read_session_rows
+from handrail.store.memory.knowledge_store import NEAR_DUPLICATE, extract_trigrams, is_near_duplicate
+from handrail.store.tables.session_tables import SessionRow, select_session_rows
 
 MIN_CHARACTERS = 20
 MAX_CHARACTERS = 2_000
 _MOST_RECALLED = 500
 _MOST_INSTRUCTION_BYTES = 128 * 1024
-_PASSWORD = compile_on_first_use(
+_PASSWORD = compile_regex_lazily(
     r"(?i)\b(?:pass(?:word|wd|phrase|code)|pwd|secret|token|credential|api[ _-]?key|access[ _-]?key|private[ _-]?key|pin)s?\b"
     r"[\"'`]*(?:\s+(?:for|of|to|on)\s+\S+(?:\s+\S+)?)?\s*(?P<how>[:=]|\bis\b|\bare\b|->|→)+\s*[\"'`]*(?P<value>[^\s\"'`]{4,})"
 )
@@ -86,7 +86,7 @@ class RecalledTexts:
         return None
 
 
-def clean_write(write: MemoryWrite) -> MemoryWrite:
+def normalise_memory_write(write: MemoryWriteRequest) -> MemoryWriteRequest:
     """Return a write with valid texts, without surrounding spaces.
 
     :raises ToolError: ``invalid_input`` for a text that is too short or too long
@@ -100,10 +100,10 @@ def clean_write(write: MemoryWrite) -> MemoryWrite:
         )
     tags = tuple(dict.fromkeys(stripped for tag in write.tags if (stripped := _make_valid(tag).strip())))
     key = _make_valid(write.key).strip() if write.key is not None else None
-    return MemoryWrite(text, key or None, tags, write.replaces)
+    return MemoryWriteRequest(text, key or None, tags, write.replaces)
 
 
-def check_secrets(write: MemoryWrite, redact: Callable[[str], str]) -> None:
+def reject_secrets_in_write(write: MemoryWriteRequest, redact: Callable[[str], str]) -> None:
     """Check that a write contains no registered secret, and nothing with the form of one.
 
     :raises ToolError: ``denied`` otherwise, without the secret
@@ -116,7 +116,9 @@ def check_secrets(write: MemoryWrite, redact: Callable[[str], str]) -> None:
             raise _secret_error(what)
 
 
-def check_repetition(write: MemoryWrite, recalled: RecalledTexts, instructions: Iterable[tuple[str, str]]) -> None:
+def reject_repeated_write(
+    write: MemoryWriteRequest, recalled: RecalledTexts, instructions: Iterable[tuple[str, str]]
+) -> None:
     """Check that a write repeats neither the instructions nor what this session recalled.
 
     :param instructions: texts that the model gets anyway, by their names
@@ -137,7 +139,7 @@ def check_repetition(write: MemoryWrite, recalled: RecalledTexts, instructions: 
             )
 
 
-def read_instructions(workspace: Path) -> Iterator[tuple[str, str]]:
+def read_instruction_files(workspace: Path) -> Iterator[tuple[str, str]]:
     """Yield the instruction files of a workspace and its repository, by path."""
     for folder in iterate_parent_repository_folders(workspace):
         for path in (folder / name for name in MANIFEST_KEYS):
@@ -153,7 +155,7 @@ def read_instructions(workspace: Path) -> Iterator[tuple[str, str]]:
                 os.close(descriptor)
 
 
-def find_untrusted_view(reader: LogReader, session_id: str) -> str:
+def find_untrusted_content_reason(reader: LogReader, session_id: str) -> str:
     """Return what a session's model saw that may not come from the user; empty if there is nothing.
 
     All that was ever in the session counts, since the model may still have it in its context. In doubt, it is untrusted.
@@ -161,7 +163,7 @@ def find_untrusted_view(reader: LogReader, session_id: str) -> str:
     :raises sqlite3.Error: if the log cannot be read
     """
     for _ in range(_MOST_FORKS):
-        rows = read_session_rows(reader.connection, "WHERE id = ?", (session_id,))
+        rows = select_session_rows(reader.connection, "WHERE id = ?", (session_id,))
         if not rows:
             return "the session is unknown"
         if (why := _find_untrusted(reader, rows[0])) is not None:
@@ -251,14 +253,14 @@ def _repeats(text: str, instructions: str) -> bool:
     plain = _flatten(text)
     if plain in _flatten(instructions):
         return True
-    wanted = list_trigrams(text)
+    wanted = extract_trigrams(text)
     lines = instructions.splitlines()
     for start in range(len(lines)):
         for end in range(start + 1, min(start + 4, len(lines)) + 1):
             part = " ".join(line.strip(" >#*-\t") for line in lines[start:end])
             if len(part) > 2 * len(text) + 20:
                 break
-            found = list_trigrams(part)
+            found = extract_trigrams(part)
             if 2 * len(wanted & found) >= NEAR_DUPLICATE * (len(wanted) + len(found)):
                 return True
     return False

@@ -253,7 +253,7 @@ class QueuedWrite:
         return self.request_flush().__await__()
 
 
-def resolve_on_loop(futures: Sequence[asyncio.Future[Any]], failure: str | None) -> None:
+def complete_durability_futures(futures: Sequence[asyncio.Future[Any]], failure: str | None) -> None:
     """Resolve futures, on the thread of their loop."""
     for future in futures:
         if not future.done():
@@ -274,7 +274,7 @@ class SinkUnavailable(Exception):
     """The sink cannot take any item now (full disk, read-only, damaged); the text says why."""
 
 
-class SinkLost(SinkUnavailable):
+class SinkPermanentlyLost(SinkUnavailable):
     """The sink never takes an item of this process again; waiting items are dropped."""
 
 
@@ -337,7 +337,7 @@ class GroupWriter(Generic[T]):
     """A writer thread that takes items from any thread and writes them in order, in groups.
 
     After a failure, waiting callers receive the error. Items without a waiter are kept, at most ``max_retained``, and are
-    written again every ``retry_s`` seconds and with each commit. :attr:`lost` counts dropped items. After :class:`SinkLost`
+    written again every ``retry_s`` seconds and with each commit. :attr:`lost` counts dropped items. After :class:`SinkPermanentlyLost`
     nothing is kept.
 
     :param linger_s: how long items without a waiter may gather before they are written
@@ -394,7 +394,7 @@ class GroupWriter(Generic[T]):
         """The number of items that are not durable yet."""
         return len(self._queue) + self._in_flight
 
-    def has_room_below(self, backlog: int) -> bool:
+    def has_backlog_below(self, backlog: int) -> bool:
         """Return whether the writer accepts items now and fewer than ``backlog`` of them are not durable."""
         return self._refusal is None and len(self._queue) + self._in_flight < backlog and not self._closing
 
@@ -603,7 +603,7 @@ class GroupWriter(Generic[T]):
         for future in waiting:
             loops.setdefault(future.get_loop(), []).append(future)
         for loop, futures in loops.items():
-            answer = partial(resolve_on_loop, futures, failure)
+            answer = partial(complete_durability_futures, futures, failure)
             if (bell := self._loops.get(loop)) is not None:
                 bell.schedule(answer)
             else:
@@ -644,7 +644,7 @@ class GroupWriter(Generic[T]):
         except SinkUnavailable as error:
             self._refusal = str(error) or "The log cannot be written."
             self._resolve_all_futures(waiting, self._refusal)
-            self._sink_lost = isinstance(error, SinkLost)
+            self._sink_lost = isinstance(error, SinkPermanentlyLost)
             return _entries_to_retry(batch)
         except Exception as error:
             if len(batch) > 1 and batch[-1][1] is not _PROMISE:

@@ -22,8 +22,8 @@ from pathlib import Path
 from time import monotonic
 
 from handrail.contract.errors import StartError
-from handrail.contract.text.lazy_patterns import compile_on_first_use
-from handrail.store.state_folders import StateFolders, unwritable_state_error
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
+from handrail.store.state_folders import StateFolders, make_unwritable_state_error
 
 CAPACITY_BYTES = 256 * 1024
 """Bytes of the file. Larger notes are written to the database at once."""
@@ -41,7 +41,7 @@ _LEFT = ".left"
 _EMPTY = _FORMAT.ljust(CAPACITY_BYTES, b"\0")
 _LOOK_EVERY_S = 1.0
 _MISSING = "Calls that had just started may then be missing in the log"
-_NAME = compile_on_first_use(r"journal-(\d+)(\.left)?")
+_NAME = compile_regex_lazily(r"journal-(\d+)(\.left)?")
 _sync = getattr(os, "fdatasync", os.fsync)
 
 IS_SUPPORTED = hasattr(os, "pwrite")
@@ -50,7 +50,7 @@ IS_SUPPORTED = hasattr(os, "pwrite")
 class Journal:
     """The journal file of one holder of the workspace, named by its fencing token. For one thread.
 
-    A new holder renames it first (:func:`orphan_current_journals`) and reads it afterwards. So a holder that was only paused either notices that
+    A new holder renames it first (:func:`mark_journals_orphaned`) and reads it afterwards. So a holder that was only paused either notices that
     it lost the lease, or its note is found.
 
     :raises OSError: if it cannot be created
@@ -81,7 +81,7 @@ class Journal:
             self.close_and_delete()
             raise
 
-    def write_note(self, content: bytes) -> bool:
+    def append_journal_entry(self, content: bytes) -> bool:
         """Make ``content`` durable, and return whether that is certain.
 
         It is not if the note does not fit, the disk is nearly full, or another process has counted a token.
@@ -119,7 +119,7 @@ class Journal:
             self._look_again = now + _LOOK_EVERY_S
         return self._nearly_full
 
-    def overwrite_from_start(self) -> None:
+    def rewind_to_start(self) -> None:
         """Overwrite the notes from now on, since the database contains all of them."""
         self._end = len(_FORMAT)
 
@@ -145,7 +145,7 @@ class Journal:
             self.path.unlink()
 
 
-def orphan_current_journals(folder: Path) -> None:
+def mark_journals_orphaned(folder: Path) -> None:
     """Rename the journals of the present holder. Call it before a new token is counted.
 
     :raises OSError: if the folder cannot be read
@@ -162,7 +162,7 @@ def orphan_current_journals(folder: Path) -> None:
                 ) from None
 
 
-def list_orphaned(folder: Path) -> list[tuple[int, Path]]:
+def list_orphaned_journals(folder: Path) -> list[tuple[int, Path]]:
     """Return the orphaned journals with the tokens of their holders, the oldest first.
 
     :raises OSError: if the folder cannot be read
@@ -180,7 +180,7 @@ def list_journals(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(name[1]), Path(path)) for path, name in named if name)
 
 
-def read_notes(path: Path) -> Iterator[tuple[int, bytes]]:
+def read_journal_entries(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the notes of a journal with their numbers.
 
     :raises FileNotFoundError: if it was removed
@@ -203,7 +203,7 @@ def read_notes(path: Path) -> Iterator[tuple[int, bytes]]:
         ) from None
     if (begun := content[: len(_FORMAT)]) != _FORMAT:
         if begun.strip(b"\0"):
-            raise StartError(unreadable_text(path))
+            raise StartError(describe_unreadable_journal(path))
         return  # the journal never had a note
     at, expected = len(_FORMAT), None
     while len(content) - at >= _HEAD.size + _DIGEST:
@@ -217,20 +217,22 @@ def read_notes(path: Path) -> Iterator[tuple[int, bytes]]:
         at, expected = begin + length, number + 1
 
 
-def skip_written_notes(kept: Iterable[tuple[int, Path]], marked: tuple[int, int]) -> Iterator[tuple[Path, bytes]]:
+def iterate_unwritten_entries(
+    kept: Iterable[tuple[int, Path]], marked: tuple[int, int]
+) -> Iterator[tuple[Path, bytes]]:
     """Yield the notes in ``kept`` that the database does not contain, in order.
 
     :param marked: the token and the number of the latest note that the database contains
-    :raises StartError: see :func:`read_notes`; a removed journal is skipped
+    :raises StartError: see :func:`read_journal_entries`; a removed journal is skipped
     """
     for token, path in kept:
         with suppress(FileNotFoundError):
-            for number, content in read_notes(path):
+            for number, content in read_journal_entries(path):
                 if (token, number) > marked:
                     yield path, content
 
 
-def unreadable_text(path: Path) -> str:
+def describe_unreadable_journal(path: Path) -> str:
     """Return the error text for a journal of another version."""
     return (
         f"Journal {path} was written by another version of Handrail. Start that version once, which completes the log, or "
@@ -279,7 +281,7 @@ class LogHeadFile:
                 return
             os.pwrite(self._descriptor, _pack_head(sequence, digest), 0)
 
-    def force_sequence(self, sequence: int, digest: bytes) -> None:
+    def overwrite_log_head(self, sequence: int, digest: bytes) -> None:
         """Store this number in any case, since a user acknowledged that the log ends earlier.
 
         :raises StartError: if it cannot be written
@@ -290,7 +292,7 @@ class LogHeadFile:
             os.pwrite(self._descriptor, _pack_head(sequence, digest), 0)
             os.fsync(self._descriptor)
         except OSError as error:
-            raise unwritable_state_error(self._path.parent, error) from None
+            raise make_unwritable_state_error(self._path.parent, error) from None
 
     def close(self) -> None:
         if self._descriptor >= 0:

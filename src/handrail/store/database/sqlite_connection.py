@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from handrail.contract.errors import LogUnavailable, StartError
 from handrail.contract.struct import Struct
-from handrail.origins.import_guard import find_entry_points
+from handrail.origins.import_guard import list_trusted_entry_points
 from handrail.store import operator_decisions
 from handrail.store.database.group_writer import SinkUnavailable
 from handrail.store.database.schema_migrations import APPLICATION_ID, MIGRATIONS, VERSION
-from handrail.store.state_folders import unwritable_state_error
+from handrail.store.state_folders import make_unwritable_state_error
 
 if TYPE_CHECKING:
     from importlib import metadata
@@ -41,9 +41,9 @@ Engine = Callable[..., sqlite3.Connection]
 """A function with the parameters of :func:`sqlite3.connect`."""
 
 
-def engine_entry_points() -> Iterable[metadata.EntryPoint]:
+def find_engine_entry_points() -> Iterable[metadata.EntryPoint]:
     """Return the entry points of engines in this environment."""
-    return find_entry_points(ENTRY_POINT_GROUP)
+    return list_trusted_entry_points(ENTRY_POINT_GROUP)
 
 
 def connect_engine(path: Path, database: str | Path, **options: Any) -> sqlite3.Connection:
@@ -61,7 +61,9 @@ def connect_engine(path: Path, database: str | Path, **options: Any) -> sqlite3.
     except (sqlite3.Error, StartError):
         raise
     except Exception as error:
-        raise StartError(f"Store `{name}` cannot open {path}: {type(error).__name__}: {error}") from error
+        raise StartError(
+            f"Store `{name}` cannot open {path}: {type(error).__name__}: {error}. Check the path and its permissions."
+        ) from error
     if not isinstance(connection, sqlite3.Connection):
         raise StartError(
             f"Store `{name}` returned {type(connection).__name__} for {path}. Expected sqlite3.Connection. "
@@ -87,7 +89,7 @@ def read_engine_name(path: Path) -> str:
     return name
 
 
-def record_engine(path: Path, wanted: str) -> None:
+def record_or_check_engine(path: Path, wanted: str) -> None:
     """Store the engine for a database that does not exist yet, or check that an existing one was created by it.
 
     :raises StartError: if another engine created it, or ``wanted`` is not installed
@@ -101,7 +103,7 @@ def record_engine(path: Path, wanted: str) -> None:
             with suppress(FileNotFoundError):
                 _engine_file(path).unlink()
         except OSError as error:
-            raise unwritable_state_error(path.parent, error) from None
+            raise make_unwritable_state_error(path.parent, error) from None
     elif (made_by := read_engine_name(path)) != wanted:
         raise StartError(
             f"The state of this workspace was created by store `{made_by}`, but `[state] store` is `{wanted}`. "
@@ -115,7 +117,7 @@ def _engine_file(path: Path) -> Path:
 
 @lru_cache(maxsize=16)
 def _load_engine(name: str) -> Engine:
-    points = {point.name: point for point in engine_entry_points()}
+    points = {point.name: point for point in find_engine_entry_points()}
     if name not in points:
         there = ", ".join((BUILT_IN_ENGINE, *sorted(points)))
         raise StartError(f"Store `{name}` of `[state] store` is not installed. Available: {there}.")
@@ -123,7 +125,7 @@ def _load_engine(name: str) -> Engine:
         made: Any = points[name].load()
     except Exception as error:
         raise StartError(
-            f"Store `{name}` from {points[name].value} cannot be loaded: {type(error).__name__}: {error}"
+            f"Store `{name}` from {points[name].value} cannot be loaded: {type(error).__name__}: {error}. Install its package, or correct the setting `store`."
         ) from error
     if not callable(made):
         raise StartError(
@@ -154,7 +156,7 @@ def read_fencing_token(connection: sqlite3.Connection) -> int:
     return row[0]
 
 
-def read_written_journal_note(connection: sqlite3.Connection) -> tuple[int, int]:
+def read_last_written_journal_entry(connection: sqlite3.Connection) -> tuple[int, int]:
     """Return the token of the last journal, and the number of its last note that the database contains.
 
     :raises sqlite3.Error: if they cannot be read
@@ -187,7 +189,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
                 return _read_only(path, "mode=ro&immutable=1")
             except (sqlite3.Error, OSError):
                 pass
-        raise to_start_error(path, error) from None
+        raise make_database_start_error(path, error) from None
 
 
 def _read_only(path: Path, how: str) -> sqlite3.Connection:
@@ -216,7 +218,7 @@ def map_to_log_unavailable(source: Path | sqlite3.Connection) -> Generator[None]
     """Map errors of reading to :class:`LogUnavailable`. Wrap each read of a running kernel in it, with the opening.
 
     :param source: the database, by its file or a connection
-    :raises LogUnavailable: if it cannot be read or a row is :func:`damaged <damaged_row_error>`
+    :raises LogUnavailable: if it cannot be read or a row is :func:`damaged <make_damaged_row_error>`
     """
     try:
         yield
@@ -227,7 +229,7 @@ def map_to_log_unavailable(source: Path | sqlite3.Connection) -> Generator[None]
         raise LogUnavailable(explain_database_error(path, error)) from None
 
 
-def damaged_row_error(row: str) -> sqlite3.DatabaseError:
+def make_damaged_row_error(row: str) -> sqlite3.DatabaseError:
     """Return an error for damage that SQLite does not detect, in the form of the damage that it detects.
 
     :param row: names the damaged row
@@ -242,10 +244,14 @@ def _file_of(connection: sqlite3.Connection) -> Path:
         return Path("handrail.db")
 
 
-def to_start_error(path: Path, error: Exception) -> StartError:
+_WRITE_FAILURES = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE")
+"""Failures for lack of space. SQLite names a quota or a limit on the size of files as an input or output error."""
+
+
+def make_database_start_error(path: Path, error: Exception) -> StartError:
     """Return a :class:`StartError` for a database failure, with the next step."""
     if isinstance(error, OSError):
-        return unwritable_state_error(path.parent, error)
+        return make_unwritable_state_error(path.parent, error)
     return StartError(explain_database_error(path, error))
 
 
@@ -256,9 +262,12 @@ def explain_database_error(path: Path, error: Exception) -> str:
     if isinstance(error, SinkUnavailable):
         return str(error)
     if isinstance(error, OSError):
-        return str(unwritable_state_error(path.parent, error))
-    if name.startswith("SQLITE_FULL"):
-        return f"The log {path} cannot be written: {message}. Free some disk space there. Until then every call is refused."
+        return str(make_unwritable_state_error(path.parent, error))
+    if name.startswith(_WRITE_FAILURES):
+        return (
+            f"The log {path} cannot be written: {message}. Free some disk space there, check the disk, or choose another "
+            "folder with --state DIR. Until then every call is refused."
+        )
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_IOERR")):
         return (
             f"The log {path} cannot be written: {message}. Make its folder writable and check the disk, or choose another "
@@ -288,11 +297,11 @@ def create_private_file(path: Path) -> None:
     except FileExistsError:
         pass
     except OSError as error:
-        raise unwritable_state_error(path.parent, error) from None
+        raise make_unwritable_state_error(path.parent, error) from None
     try:
         found = path.lstat()
     except OSError as error:
-        raise unwritable_state_error(path.parent, error) from None
+        raise make_unwritable_state_error(path.parent, error) from None
     problem = None
     if not stat.S_ISREG(found.st_mode):
         problem = "is a link" if stat.S_ISLNK(found.st_mode) else "is not a plain file"

@@ -12,20 +12,20 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from handrail.contract.errors import StartError
 from handrail.store.database import journal
-from handrail.store.database.group_writer import GroupWriter, QueuedWrite, SinkLost, SinkUnavailable
+from handrail.store.database.group_writer import GroupWriter, QueuedWrite, SinkPermanentlyLost, SinkUnavailable
 from handrail.store.database.journal import Journal, LogHeadFile
 from handrail.store.database.sqlite_connection import (
     BUILT_IN_ENGINE,
     explain_database_error,
+    make_database_start_error,
     open_reader,
     open_writer,
     read_engine_name,
     read_fencing_token,
-    read_written_journal_note,
+    read_last_written_journal_entry,
     roll_back,
-    to_start_error,
 )
-from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
 from handrail.store.lease import WorkspaceLease
 from handrail.store.state_folders import StateFolders
 
@@ -118,7 +118,7 @@ class _FileStates(NamedTuple):
     log: _FileState
     shared_memory: _FileState | None
 
-    def is_same_files(self, other: _FileStates) -> bool:
+    def has_same_files(self, other: _FileStates) -> bool:
         """Return whether both name the same files."""
         return self.database.identity == other.database.identity and self.log.identity == other.log.identity
 
@@ -168,7 +168,7 @@ class WorkspaceDatabase:
                 connection.close()
                 raise
         except (sqlite3.Error, OSError, TypeError) as error:
-            raise to_start_error(path, error) from None
+            raise make_database_start_error(path, error) from None
 
     def build_fenced_value_sql(self, value: str) -> str:
         """Return an SQL expression that is ``value`` while this process holds the token, and NULL afterwards.
@@ -189,18 +189,18 @@ class WorkspaceDatabase:
             finally:
                 with_reader.close()
         except (sqlite3.Error, SinkUnavailable) as error:
-            raise to_start_error(self.path, error) from None
+            raise make_database_start_error(self.path, error) from None
         self._sink.tables.append(table)
         if hasattr(table, "head"):
             self._sink.headed = cast("ChainedTable", table)
         if hasattr(table, "journalled_as"):
-            self.enable_journal(cast("JournalledTable", table))
+            self.enable_journal_for_table(cast("JournalledTable", table))
 
-    def enable_journal(self, table: JournalledTable) -> None:
+    def enable_journal_for_table(self, table: JournalledTable) -> None:
         """Allow the journal for a table. An attached table needs no call."""
         self._sink.journalled[table.journalled_as] = table
 
-    async def write_former_journal_notes(self) -> None:
+    async def replay_orphaned_journals(self) -> None:
         """Write the notes that a former holder did not write. Call it at start, after all tables are known.
 
         :raises LogUnavailable: if they cannot be written
@@ -209,7 +209,7 @@ class WorkspaceDatabase:
             await self.write_works_atomically([])
 
     @property
-    def read_connection(self) -> sqlite3.Connection:
+    def shared_read_connection(self) -> sqlite3.Connection:
         """A shared read-only connection for short reads, which sees durable rows."""
         if self._reading is None:
             self._reading = open_reader(self.path)
@@ -219,11 +219,11 @@ class WorkspaceDatabase:
         """Write soon, without blocking (see :meth:`GroupWriter.queue_without_waiting`)."""
         self.writer.queue_without_waiting((table, payload))
 
-    def write_soon_awaitable(self, table: DatabaseTable, payload: Any) -> QueuedWrite:
+    def queue_awaitable_write(self, table: DatabaseTable, payload: Any) -> QueuedWrite:
         """Write soon, or at once if the result is awaited (see :meth:`GroupWriter.queue_awaitable`)."""
         return self.writer.queue_awaitable((table, payload))
 
-    async def write_now(self, table: DatabaseTable, payload: Any) -> None:
+    async def write_durably(self, table: DatabaseTable, payload: Any) -> None:
         """Write now, and return when it is durable (see :meth:`GroupWriter.commit`)."""
         await self.writer.commit((table, payload))
 
@@ -260,7 +260,7 @@ class _DatabaseSink:
         self._judged: tuple[_FileStates | None, str | None] = None, None
         """The files as another process left them, and what is wrong with them."""
         self.journalled: dict[str, JournalledTable] = {}
-        self.former = journal.list_orphaned(folders.workspace_state_folder)
+        self.former = journal.list_orphaned_journals(folders.workspace_state_folder)
         """The journals of former holders that are not written yet, with their tokens."""
         self._journal: Journal | None = None
         self._marked = 0
@@ -289,7 +289,7 @@ class _DatabaseSink:
                 self._journal = self._new_journal(connection)
             return (
                 self._journal is not None
-                and self._journal.write_note(content)
+                and self._journal.append_journal_entry(content)
                 and self._explain_lost_visibility() is None
             )
         except Exception:  # the database may still be writable
@@ -330,13 +330,13 @@ class _DatabaseSink:
             self.head.advance(*self.headed.head())
         if self._journal is not None:
             self._marked = self._journal.last
-            self._journal.overwrite_from_start()
+            self._journal.rewind_to_start()
 
     def _roll_back_failed_write(self, connection: sqlite3.Connection, error: Exception) -> SinkUnavailable | None:
         """Roll back a failed write. Return the error to raise unless one of the items is faulty."""
         unavailable = self._roll_back(connection, error)
         if unavailable is None and self.former:  # the former journal is faulty, not these items
-            return SinkUnavailable(journal.unreadable_text(self.former[-1][1]))
+            return SinkUnavailable(journal.describe_unreadable_journal(self.former[-1][1]))
         return unavailable
 
     def _explain_lost_visibility(self) -> str | None:
@@ -344,7 +344,7 @@ class _DatabaseSink:
         found, was = self._stat_files(), self._files
         if found == was:
             return None
-        if found is None or was is None or not found.is_same_files(was):
+        if found is None or was is None or not found.has_same_files(was):
             return (
                 f"The database {self._path} or its -wal file was removed, renamed or replaced while this process had it open. "
                 "No call is run, since nothing can be logged. Put the files back, or restart this process."
@@ -359,7 +359,7 @@ class _DatabaseSink:
     def _find_fault_after(self, *, was_erased: bool) -> str | None:
         """Return the result of :meth:`_explain_lost_visibility` after a write of this process."""
         found, was = self._stat_files(), self._files
-        if found is None or was is None or not found.is_same_files(was) or found.database.size < was.database.size:
+        if found is None or was is None or not found.has_same_files(was) or found.database.size < was.database.size:
             return self._explain_lost_visibility()
         if found.log.size < was.log.size and not was_erased:
             return self._explain_lost_visibility()
@@ -513,12 +513,14 @@ class _DatabaseSink:
         """Write the journal notes that former holders did not write to the database."""
         works: list[TableWork] = []
         try:
-            for path, content in journal.skip_written_notes(self.former, read_written_journal_note(connection)):
+            for path, content in journal.iterate_unwritten_entries(
+                self.former, read_last_written_journal_entry(connection)
+            ):
                 try:
-                    for name, noted in decode_any_json(content):
+                    for name, noted in decode_json_with_fallback(content):
                         works.append((self.journalled[name], self.journalled[name].unpack(noted)))
                 except (LookupError, TypeError, ValueError) as error:
-                    raise SinkUnavailable(journal.unreadable_text(path)) from error
+                    raise SinkUnavailable(journal.describe_unreadable_journal(path)) from error
         except StartError as error:
             raise SinkUnavailable(str(error)) from None
         self._write(
@@ -566,10 +568,10 @@ class _DatabaseSink:
             return SinkUnavailable(explain_database_error(self._path, error))
         return None
 
-    def _lost_lease_error(self) -> SinkLost:
+    def _lost_lease_error(self) -> SinkPermanentlyLost:
         if self._lost is None:
             self._lost = self._fence.mark_superseded()
-        return SinkLost(self._lost)
+        return SinkPermanentlyLost(self._lost)
 
     def _close_connection(self) -> None:
         connection, self._connection = self._connection, None
@@ -610,7 +612,7 @@ def _encode_note(batch: Sequence[TableWork], chained: ChainedTable | None) -> by
         if name is None or (noted := cast("JournalledTable", table).pack(payload)) is None:
             return None
         packed.append((name, noted))
-    content = encode_any_json(packed, max_bytes=_UNBOUNDED)
+    content = encode_json_with_fallback(packed, max_bytes=_UNBOUNDED)
     return (
         content if content.lstrip(b" ").startswith(b"[") else None
     )  # else it is a substitute for an unencodable value

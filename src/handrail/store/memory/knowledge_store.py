@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, cast
 
 from handrail.contract.errors import StartError
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
-from handrail.store.database.sqlite_connection import connect_engine, create_private_file, record_engine
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
+from handrail.store.database.sqlite_connection import connect_engine, create_private_file, record_or_check_engine
 from handrail.store.memory.passage_index import CREATE_INDEX, QueryTerms, RankedPassage, find_passages, parse_query
 from handrail.store.state_folders import prepare_knowledge_folder
 
@@ -74,11 +74,11 @@ class KnowledgeUnavailable(Exception):
     """The file with the knowledge cannot be used now. The text says why and what to do."""
 
 
-class UnknownEntry(Exception):
+class UnknownKnowledgeEntry(Exception):
     """No current entry has this id."""
 
 
-class SessionWriteLimit(Exception):
+class SessionWriteLimitError(Exception):
     """The session has stored as many entries as it may."""
 
 
@@ -114,14 +114,14 @@ class KnowledgeEntry(Struct, frozen=True):
         return not self.untrusted or self.confirmed_ns is not None
 
 
-class WriteOutcome(NamedTuple):
+class KnowledgeWriteResult(NamedTuple):
     """The stored entry, and whether a stored one that says the same was kept instead of a new one."""
 
     entry: KnowledgeEntry
     is_merged: bool
 
 
-class CompactionOutcome(NamedTuple):
+class KnowledgeCompactionResult(NamedTuple):
     """The number by which a compaction can be undone, and the ids of the entries that became history."""
 
     number: int
@@ -130,17 +130,17 @@ class CompactionOutcome(NamedTuple):
 
 # The similarity of texts.
 
-_WORD = compile_on_first_use(r"[^\W_]+(?:['’][^\W_]+)?")
+_WORD = compile_regex_lazily(r"[^\W_]+(?:['’][^\W_]+)?")
 _NEGATIONS = frozenset(["no", "not", "never", "none", "nothing", "without", "cannot"])
 
 
-def compute_similarity(one: str, other: str) -> float:
+def compute_trigram_similarity(one: str, other: str) -> float:
     """Return how many trigrams two texts share, from 0 to 1 (Dice)."""
-    first, second = list_trigrams(one), list_trigrams(other)
+    first, second = extract_trigrams(one), extract_trigrams(other)
     return 2 * len(first & second) / (len(first) + len(second) or 1)
 
 
-def list_trigrams(text: str) -> set[str]:
+def extract_trigrams(text: str) -> set[str]:
     """Return the trigrams of a text, without case and repeated spaces."""
     plain = f" {' '.join(text.lower().split())} "
     return {plain[at : at + 3] for at in range(len(plain) - 2)}
@@ -166,7 +166,7 @@ def _list_facts(text: str, other: str) -> list[str]:
 
 def is_near_duplicate(text: str, stored: str) -> bool:
     """Return whether a text says the same as a stored one."""
-    return compute_similarity(text, stored) >= NEAR_DUPLICATE and has_same_facts(text, stored)
+    return compute_trigram_similarity(text, stored) >= NEAR_DUPLICATE and has_same_facts(text, stored)
 
 
 class KnowledgeStore:
@@ -230,7 +230,7 @@ class KnowledgeStore:
         if self._connection is None:
             prepare_knowledge_folder(self._state)
             if self._engine is not None and not self.path.exists():
-                record_engine(self.path, self._engine)
+                record_or_check_engine(self.path, self._engine)
             create_private_file(self.path)
             connection = connect_engine(
                 self.path, self.path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False
@@ -272,34 +272,34 @@ class KnowledgeStore:
 
     # Writing
 
-    def store(self, new: KnowledgeEntry, *, limit: int = MOST_WRITES_PER_SESSION) -> WriteOutcome:
+    def store(self, new: KnowledgeEntry, *, limit: int = MOST_WRITES_PER_SESSION) -> KnowledgeWriteResult:
         """Store an entry, unless a current one says the same.
 
         An entry that a person has to confirm replaces no confirmed one until then.
 
         :param new: its id is replaced
         :param limit: the maximum number of entries of one session
-        :raises UnknownEntry: if ``replaces`` names no current entry
-        :raises SessionWriteLimit: if the session has stored that many
+        :raises UnknownKnowledgeEntry: if ``replaces`` names no current entry
+        :raises SessionWriteLimitError: if the session has stored that many
         :raises KnowledgeUnavailable: if the file cannot be used
         """
         with self._transaction() as connection:
             replaced = self._find_current(connection, new.replaces) if new.replaces is not None else None
             if (same := _find_same(connection, new.text, without=new.replaces)) is not None:
-                return WriteOutcome(self._merge(connection, same, new), is_merged=True)
+                return KnowledgeWriteResult(self._merge(connection, same, new), is_merged=True)
             (count,) = connection.execute("SELECT count(*) FROM entry WHERE session = ?", (new.session,)).fetchone()
             if count >= limit:
-                raise SessionWriteLimit
+                raise SessionWriteLimitError
             entry = _with_id(new)
             _insert(connection, entry)
             if replaced is not None and (entry.is_confirmed or not replaced.is_confirmed):
                 _move_to_history(connection, [replaced.id], entry.id, None)
-            return WriteOutcome(entry, is_merged=False)
+            return KnowledgeWriteResult(entry, is_merged=False)
 
     def _find_current(self, connection: sqlite3.Connection, id: str) -> KnowledgeEntry:
         found = _select(connection, "WHERE id = ? AND superseded_by IS NULL", (id,))
         if not found:
-            raise UnknownEntry(id)
+            raise UnknownKnowledgeEntry(id)
         return found[0]
 
     def contains(self, text: str) -> bool:
@@ -323,7 +323,7 @@ class KnowledgeStore:
     def confirm(self, id: str, at_ns: int) -> KnowledgeEntry:
         """Confirm a current entry, and let it replace the one that it was stored for.
 
-        :raises UnknownEntry: if there is no such entry
+        :raises UnknownKnowledgeEntry: if there is no such entry
         :raises KnowledgeUnavailable: if the file cannot be used
         """
         with self._transaction() as connection:
@@ -334,7 +334,7 @@ class KnowledgeStore:
                 _move_to_history(connection, [one.id for one in current], id, None)
             return self._find_current(connection, id)
 
-    def compact(self) -> CompactionOutcome:
+    def compact(self) -> KnowledgeCompactionResult:
         """Fold entries with the same key into the latest one, as history.
 
         An entry that no person confirmed never folds a confirmed one.
@@ -357,7 +357,7 @@ class KnowledgeStore:
                 else:
                     _move_to_history(connection, [id], by, last + 1)
                     folded.append(id)
-            return CompactionOutcome(last + 1 if folded else last, tuple(folded))
+            return KnowledgeCompactionResult(last + 1 if folded else last, tuple(folded))
 
     def restore(self, *, compaction: int | None = None, id: str | None = None) -> list[str]:
         """Make history current again, and return the ids: the entries of a compaction, or one entry.
@@ -418,7 +418,9 @@ class KnowledgeStore:
             self._remove_traces()
         return len(rows)
 
-    def count_purged(self, workspace: str, *, before_ns: int | None = None, session: str | None = None) -> int:
+    def count_purgeable_entries(
+        self, workspace: str, *, before_ns: int | None = None, session: str | None = None
+    ) -> int:
         """Return how many entries :meth:`purge` would delete."""
         where, values = _select_origin(workspace, before_ns, session)
         with self._reading() as connection:
@@ -446,7 +448,7 @@ class KnowledgeStore:
                     added += 1
         return added
 
-    def rename_workspace(self, old: str, new: str) -> None:
+    def reassign_workspace_entries(self, old: str, new: str) -> None:
         """Record that a workspace was moved.
 
         :raises KnowledgeUnavailable: if the file cannot be used
@@ -501,7 +503,7 @@ class KnowledgeStore:
                     found[number] = entries[0]
             return found
 
-    def find_exactly(self, wanted: str) -> list[KnowledgeEntry]:
+    def find_exact_matches(self, wanted: str) -> list[KnowledgeEntry]:
         """Return the current entries with this id, key or text, the latest first."""
         where = f"WHERE (id = ? OR key = ? OR text = ?) AND {_IS_LATEST} ORDER BY number DESC"
         with self._reading() as connection:
@@ -513,7 +515,7 @@ class KnowledgeStore:
             found = [] if connection is None else _select(connection, "WHERE id = ?", (id,))
         return found[0] if found else None
 
-    def list_history(self, id: str) -> list[KnowledgeEntry]:
+    def list_replaced_entries(self, id: str) -> list[KnowledgeEntry]:
         """Return the entries that an entry replaced, the latest first."""
         with self._reading() as connection:
             where = "WHERE superseded_by = ? ORDER BY number DESC"

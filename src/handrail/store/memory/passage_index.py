@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 
 CREATE_INDEX = (
     "CREATE VIRTUAL TABLE passage USING fts5(text, context, tokenize = 'porter unicode61 remove_diacritics 2')"
@@ -34,8 +34,8 @@ _NEIGHBOUR_DISTANCE = 8
 _NEIGHBOUR_HITS = 20
 """The number of best passages that lift their neighbours."""
 
-_TERM = compile_on_first_use(r'"([^"]+)"|(\S+)')
-_WORD = compile_on_first_use(r"\w+")
+_TERM = compile_regex_lazily(r'"([^"]+)"|(\S+)')
+_WORD = compile_regex_lazily(r"\w+")
 _TRIMMED_CHARACTERS = ".,;:!?()[]{}<>'\"`*"
 _STOP_WORDS = frozenset(
     [

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from handrail.contract.approval_requests import Approval, ApprovalRequest, ApprovalState, StoredProjectRule
-from handrail.contract.json_codec import expect_object, reader_of, write
-from handrail.store.database.sqlite_connection import damaged_row_error, map_to_log_unavailable
+from handrail.contract.json_codec import expect_json_object, reader_of, write
+from handrail.store.database.sqlite_connection import make_damaged_row_error, map_to_log_unavailable
 from handrail.store.database.workspace_database import SingleRowStatement, Statement, TableWork, WorkspaceDatabase
-from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
 
 _COLUMNS = "state, answered, grant_expires_ns, kind, request, decision"
 _UNDECIDED: dict[str, Any] = {
@@ -57,17 +57,17 @@ class ApprovalReader:
             f"{where} AND session = ? ORDER BY created_ns, rowid LIMIT ?", (now_ns, session_id, limit)
         )
 
-    def pending_ids(self, now_ns: int, session_id: str | None = None) -> set[str]:
+    def read_pending_request_ids(self, now_ns: int, session_id: str | None = None) -> set[str]:
         """Return the ids of the requests that can be answered at ``now_ns``, of one session or of all."""
         where, values = ("", (now_ns,)) if session_id is None else (" AND session = ?", (now_ns, session_id))
         sql = f"SELECT id FROM approval WHERE state = 'pending' AND expires_ns > ?{where}"  # noqa: S608 - of this file
         return {str(found) for (found,) in self._read_rows(sql, values)}
 
-    def list_overdue(self, now_ns: int) -> list[Approval]:
+    def list_overdue_requests(self, now_ns: int) -> list[Approval]:
         """Return the pending requests whose time is over."""
         return self._read_approvals("WHERE state = 'pending' AND expires_ns <= ? ORDER BY created_ns, rowid", (now_ns,))
 
-    def next_expiry_ns(self) -> int | None:
+    def read_next_expiry_ns(self) -> int | None:
         """Return when the next pending request expires; None if there is none."""
         ((due,),) = self._read_rows("SELECT min(expires_ns) FROM approval WHERE state = 'pending'")
         return due if isinstance(due, int) else None
@@ -76,7 +76,7 @@ class ApprovalReader:
         """Return the requests of a session whose calls have no result yet, the oldest first."""
         return self._read_approvals("WHERE session = ? AND answered = 0 ORDER BY created_ns, rowid", (session_id,))
 
-    def list_waiting_subagents(self) -> list[str]:
+    def list_subagents_awaiting_approval(self) -> list[str]:
         """Return the sub-agents' sessions that have requests of calls without a result."""
         sql = (
             "SELECT DISTINCT session FROM approval WHERE answered = 0 "
@@ -134,7 +134,7 @@ class ApprovalTable:
         :raises LogUnavailable: if the database cannot be opened
         """
         with map_to_log_unavailable(self._database.path):
-            return ApprovalReader(self._database.read_connection)
+            return ApprovalReader(self._database.shared_read_connection)
 
     async def commit(self, *works: TableWork) -> None:
         """Write the works in one transaction.
@@ -147,7 +147,7 @@ class ApprovalTable:
         """Write a work soon, without waiting."""
         self._database.write_soon(*work)
 
-    def add_request(self, asked: Approval, *, whole: bool) -> TableWork:
+    def build_add_request_work(self, asked: Approval, *, whole: bool) -> TableWork:
         """Add a new request.
 
         :param whole: whether ``asked.request.arguments`` are exactly the proposed ones
@@ -162,22 +162,22 @@ class ApprovalTable:
         """Move a request from ``approved`` to ``used``, unless it has expired, since its call starts."""
         return _STATEMENTS, _UseApproval(approval_id, now_ns)
 
-    def expire_or_withdraw(self, approval_id: str, before: ApprovalState, after: ApprovalState) -> TableWork:
+    def build_expire_or_withdraw_work(self, approval_id: str, before: ApprovalState, after: ApprovalState) -> TableWork:
         """Move a request from ``before`` to ``expired`` or ``withdrawn``."""
         return _STATEMENTS, _EndRequest(approval_id, before, after)
 
-    def withdraw_if_open(self, approval_id: str) -> TableWork:
+    def build_withdraw_if_open_work(self, approval_id: str) -> TableWork:
         """Withdraw a request if it is open, since its call has its result."""
         return _STATEMENTS, _ReleaseRequest(approval_id)
 
-    def store_rule(self, rule: StoredProjectRule) -> TableWork:
+    def build_store_rule_work(self, rule: StoredProjectRule) -> TableWork:
         """Store a project rule, unless one with the same text exists."""
         return _STATEMENTS, rule
 
-    def store_session_rule(self, session_id: str, text: str) -> TableWork:
+    def build_session_rule_work(self, session_id: str, text: str) -> TableWork:
         return _STATEMENTS, _AddSessionRule(session_id, text)
 
-    def remove_rule(self, rule_id: str) -> TableWork:
+    def build_remove_rule_work(self, rule_id: str) -> TableWork:
         return _STATEMENTS, _RemoveRule(rule_id)
 
 
@@ -287,13 +287,13 @@ def _insert_statement(asked: Approval, whole: bool) -> Statement:
             asked.request.created_ns,
             asked.request.expires_ns,
             int(whole),
-            encode_any_json(request, max_bytes=2**62),
+            encode_json_with_fallback(request, max_bytes=2**62),
         ),
     )
 
 
 def _encode_decision(decided: Approval) -> bytes:
-    return encode_any_json({name: getattr(decided, name) for name in _UNDECIDED}, max_bytes=2**62)
+    return encode_json_with_fallback({name: getattr(decided, name) for name in _UNDECIDED}, max_bytes=2**62)
 
 
 def _parse_row(row: tuple[Any, ...]) -> Approval:
@@ -303,7 +303,7 @@ def _parse_row(row: tuple[Any, ...]) -> Approval:
     """
     state, answered, grant_expires_ns, kind, request, decision = row
     try:
-        asked = expect_object(decode_any_json(request))
+        asked = expect_json_object(decode_json_with_fallback(request))
         approval = reader_of(Approval)(
             {
                 "questions": asked.pop("questions", []),
@@ -312,11 +312,11 @@ def _parse_row(row: tuple[Any, ...]) -> Approval:
                 "state": state,
                 "grant_expires_ns": grant_expires_ns,
                 "is_answered": bool(answered),
-                **(_UNDECIDED if decision is None else expect_object(decode_any_json(decision))),
+                **(_UNDECIDED if decision is None else expect_json_object(decode_json_with_fallback(decision))),
             }
         )
     except (ValueError, RecursionError):
-        raise damaged_row_error("the row of an approval request") from None
+        raise make_damaged_row_error("the row of an approval request") from None
     if approval.choice is None and approval.state in ("approved", "rejected"):
-        raise damaged_row_error("the row of an approval request")
+        raise make_damaged_row_error("the row of an approval request")
     return approval

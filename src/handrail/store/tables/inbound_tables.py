@@ -23,7 +23,7 @@ from handrail.contract.services.channels_and_triggers import (
 )
 from handrail.store.database.sqlite_connection import map_to_log_unavailable
 from handrail.store.database.workspace_database import SingleRowStatement, Statement, TableWork, WorkspaceDatabase
-from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
 
 _UNBOUNDED = 2**62
 
@@ -99,22 +99,22 @@ class ChannelTable:
             (
                 "INSERT INTO channel_message (scope, channel, at_ns, consumed, position, body) "
                 "SELECT scope, name, ?, 0, sent, ? FROM channel WHERE scope = ? AND name = ?",
-                (message.at_ns, encode_any_json(body, max_bytes=_UNBOUNDED), *key),
+                (message.at_ns, encode_json_with_fallback(body, max_bytes=_UNBOUNDED), *key),
             ),
         ]
         if kind == "broadcast":
             work.append((_TRIM.format(where=""), (*key, *key, CHANNEL_CAPACITY)))
             work.append((_OWED_TO_NOBODY, (*key, *key)))
-        await self._database.write_now(_STATEMENTS, work)
+        await self._database.write_durably(_STATEMENTS, work)
 
-    def find_oldest_after(
+    def find_oldest_message_after(
         self, key: ChannelKey, after: int = 0, sender: str | None = None
     ) -> StoredChannelMessage | None:
         """Return the oldest available message after a number; None if there is none."""
-        found = self.list_after(key, after, limit=1 if sender is None else CHANNEL_CAPACITY)
+        found = self.list_messages_after(key, after, limit=1 if sender is None else CHANNEL_CAPACITY)
         return next((kept for kept in found if sender is None or kept.message.sender == sender), None)
 
-    def list_after(
+    def list_messages_after(
         self, key: ChannelKey, number: int = 0, *, limit: int = CHANNEL_CAPACITY
     ) -> list[StoredChannelMessage]:
         """Return available messages, the oldest first, without damaged ones.
@@ -127,7 +127,7 @@ class ChannelTable:
 
     async def consume_message(self, key: ChannelKey, number: int) -> None:
         """Consume a message of a queue. Some consumed messages stay for the history."""
-        await self._database.write_now(
+        await self._database.write_durably(
             _STATEMENTS,
             [
                 SingleRowStatement(
@@ -139,27 +139,27 @@ class ChannelTable:
 
     async def return_message_to_queue(self, number: int) -> None:
         """Make a consumed message available again, since it reached no reader."""
-        await self._database.write_now(
+        await self._database.write_durably(
             _STATEMENTS, [("UPDATE channel_message SET consumed = 0 WHERE number = ?", (number,))]
         )
 
     async def record_delivery(self, key: ChannelKey, reader: str, kept: StoredChannelMessage, call: str) -> None:
         """Deliver a message to a call. It counts as consumed once the call has succeeded."""
-        await self._database.write_now(_STATEMENTS, [(_GIVE, (*key, kept.number, reader, call))])
+        await self._database.write_durably(_STATEMENTS, [(_GIVE, (*key, kept.number, reader, call))])
 
-    def list_deliveries(self, key: ChannelKey) -> list[UnsettledDelivery]:
+    def list_unsettled_deliveries(self, key: ChannelKey) -> list[UnsettledDelivery]:
         """Return the deliveries of a channel whose calls have no known outcome."""
         sql = "SELECT number, reader, call FROM channel_delivery WHERE scope = ? AND channel = ? AND call <> ''"
         return [UnsettledDelivery(*row) for row in self._rows(sql, key)]
 
-    def list_unsettled(self) -> list[ChannelKey]:
+    def list_channels_with_unsettled_deliveries(self) -> list[ChannelKey]:
         """Return the channels with such deliveries."""
         return [
             ChannelKey(*row)
             for row in self._rows("SELECT DISTINCT scope, channel FROM channel_delivery WHERE call <> ''", ())
         ]
 
-    async def finish_deliveries(
+    async def settle_deliveries(
         self, key: ChannelKey, taken: Sequence[UnsettledDelivery], back: Sequence[UnsettledDelivery]
     ) -> None:
         """Mark delivered messages as consumed, or make them available again.
@@ -177,13 +177,15 @@ class ChannelTable:
         if taken and queue:
             work.append((_TRIM.format(where=" AND consumed = 1"), (*key, *key, CHANNEL_CAPACITY)))
         if work:
-            await self._database.write_now(_STATEMENTS, work)
+            await self._database.write_durably(_STATEMENTS, work)
 
-    async def mark_undelivered(self, key: ChannelKey, given: UnsettledDelivery) -> None:
+    async def mark_message_undelivered(self, key: ChannelKey, given: UnsettledDelivery) -> None:
         """Mark a message of a broadcast as undelivered for its reader."""
-        await self._database.write_now(_STATEMENTS, [(_GIVE, (*key, given.number, given.reader, ""))])
+        await self._database.write_durably(_STATEMENTS, [(_GIVE, (*key, given.number, given.reader, ""))])
 
-    def find_undelivered(self, key: ChannelKey, reader: str, sender: str | None = None) -> StoredChannelMessage | None:
+    def find_undelivered_message(
+        self, key: ChannelKey, reader: str, sender: str | None = None
+    ) -> StoredChannelMessage | None:
         """Return the oldest stored message of a broadcast that is undelivered for a reader; None if there is none."""
         sql = (
             f"SELECT {_COLUMNS} FROM channel_message AS m WHERE {_HERE} AND number IN (SELECT number FROM channel_delivery "  # noqa: S608
@@ -192,7 +194,7 @@ class ChannelTable:
         found = (_parse_message(key, *row) for row in self._rows(sql, (*key, *key, reader)))
         return next((kept for kept in found if kept is not None and sender in (None, kept.message.sender)), None)
 
-    def find_position(self, key: ChannelKey, reader: str) -> BroadcastReaderPosition | None:
+    def find_reader_position(self, key: ChannelKey, reader: str) -> BroadcastReaderPosition | None:
         """Return how far a reader of a broadcast has read; None if it never has."""
         sql = "SELECT number, position FROM channel_reader WHERE scope = ? AND channel = ? AND reader = ?"
         row = self._row(sql, (*key, reader))
@@ -226,18 +228,18 @@ class ChannelTable:
         if giving is not None:
             kept, call = giving
             work.append((_GIVE if call else _UNGIVE, (*key, kept.number, reader, *((call,) if call else ()))))
-        await self._database.write_now(_STATEMENTS, work)
+        await self._database.write_durably(_STATEMENTS, work)
 
     async def remove_reader(self, key: ChannelKey, reader: str) -> None:
         """Remove a reader."""
         where = "WHERE scope = ? AND channel = ? AND reader = ?"
         tables = ("channel_reader", "channel_delivery")
-        await self._database.write_now(
+        await self._database.write_durably(
             _STATEMENTS,
             [(f"DELETE FROM {table} {where}", (*key, reader)) for table in tables],  # noqa: S608
         )
 
-    async def remove_idle(self, scope: str, before_ns: int) -> None:
+    async def remove_idle_channels(self, scope: str, before_ns: int) -> None:
         """Remove the empty queues of a scope, and the broadcasts without a message since ``before_ns``.
 
         A later message creates its channel again.
@@ -254,11 +256,11 @@ class ChannelTable:
         ]
         for table in ("channel_message", "channel_reader", "channel_delivery"):
             work.append((f"DELETE FROM {table} WHERE scope = ? AND {left}", (scope, scope)))  # noqa: S608
-        await self._database.write_now(_STATEMENTS, work)
+        await self._database.write_durably(_STATEMENTS, work)
 
     async def remove_session(self, session_id: str) -> None:
         """Remove all that belongs to a session, since it is closed for good."""
-        await self._database.write_now(
+        await self._database.write_durably(
             _STATEMENTS,
             [
                 ("DELETE FROM channel WHERE scope = ?", (session_id,)),
@@ -275,11 +277,11 @@ class ChannelTable:
 
     def _rows(self, sql: str, values: Sequence[str | int]) -> list[Any]:
         with map_to_log_unavailable(self._database.path):
-            return self._database.read_connection.execute(sql, values).fetchall()
+            return self._database.shared_read_connection.execute(sql, values).fetchall()
 
     def _row(self, sql: str, values: Sequence[str | int]) -> Any:
         with map_to_log_unavailable(self._database.path):
-            return self._database.read_connection.execute(sql, values).fetchone()
+            return self._database.shared_read_connection.execute(sql, values).fetchone()
 
 
 _COLUMNS = "number, at_ns, position, body"
@@ -308,7 +310,7 @@ _TRIM = (
 
 def _parse_message(key: ChannelKey, number: int, at_ns: int, place: int, body: object) -> StoredChannelMessage | None:
     try:
-        data: Mapping[str, Any] = decode_any_json(body) if isinstance(body, bytes) else {}
+        data: Mapping[str, Any] = decode_json_with_fallback(body) if isinstance(body, bytes) else {}
         sender, text, more = data["sender"], data["text"], data["data"]
     except (ValueError, RecursionError, KeyError, TypeError):
         return None
@@ -355,7 +357,7 @@ class NotificationTable:
         if along:
             await self._database.write_works_atomically([(_NOTICE_STATEMENTS, ("post", notice)), *along])
         else:
-            await self._database.write_now(_NOTICE_STATEMENTS, ("post", notice))
+            await self._database.write_durably(_NOTICE_STATEMENTS, ("post", notice))
 
     async def mark_delivered(self, session_id: str, ids: Sequence[str]) -> None:
         """Mark notifications as delivered. Durable on return.
@@ -363,9 +365,9 @@ class NotificationTable:
         :raises LogUnavailable: if it cannot be made durable
         """
         if ids:
-            await self._database.write_now(*self.mark_delivered_work(session_id, ids))
+            await self._database.write_durably(*self.build_mark_delivered_work(session_id, ids))
 
-    def mark_delivered_work(self, session_id: str, ids: Sequence[str]) -> TableWork:
+    def build_mark_delivered_work(self, session_id: str, ids: Sequence[str]) -> TableWork:
         """Return the work that marks notifications as delivered, for a common transaction."""
         return _NOTICE_STATEMENTS, ("take", session_id, tuple(ids))
 
@@ -379,7 +381,7 @@ class NotificationTable:
         sql = "SELECT id, body FROM notification WHERE session = ? AND delivered = 0 ORDER BY number"
         with map_to_log_unavailable(self._database.path):
             found, damaged, size = list[Notification](), list[str](), 0
-            with closing(self._database.read_connection.execute(sql, (session_id,))) as rows:
+            with closing(self._database.shared_read_connection.execute(sql, (session_id,))) as rows:
                 for id, body in rows:
                     size += len(body) if isinstance(body, bytes) else 0
                     if len(found) + len(damaged) >= MAX_NOTIFICATIONS_AT_ONCE or (
@@ -402,12 +404,12 @@ class NotificationTable:
         """
         sql = "SELECT count(*) FROM notification WHERE session = ? AND delivered = 0"
         with map_to_log_unavailable(self._database.path):
-            return cast("int", self._database.read_connection.execute(sql, (session_id,)).fetchone()[0])
+            return cast("int", self._database.shared_read_connection.execute(sql, (session_id,)).fetchone()[0])
 
 
 def _parse_notification(id: object, session_id: str, body: object) -> Notification | None:
     try:
-        data: Mapping[str, Any] = decode_any_json(body) if isinstance(body, bytes) else {}
+        data: Mapping[str, Any] = decode_json_with_fallback(body) if isinstance(body, bytes) else {}
         kind, source, text, at_ns = data["kind"], data["source"], data["text"], int(data["at_ns"])
         more, untrusted = data["data"], data["untrusted"]
     except (ValueError, RecursionError, KeyError, TypeError):
@@ -442,7 +444,7 @@ class _NotificationStatements:
                 }
                 yield (
                     "INSERT INTO notification (id, session, delivered, body) VALUES (?, ?, 0, ?) ON CONFLICT (id) DO NOTHING",
-                    (notice.id, notice.session_id, encode_any_json(body, max_bytes=_UNBOUNDED)),
+                    (notice.id, notice.session_id, encode_json_with_fallback(body, max_bytes=_UNBOUNDED)),
                 )
                 continue
             _, session, ids = change
@@ -480,45 +482,45 @@ class TriggerTable:
     def list_all(self) -> list[Trigger]:
         """Return all triggers, without damaged ones."""
         with map_to_log_unavailable(self._database.path):
-            rows = self._database.read_connection.execute(
+            rows = self._database.shared_read_connection.execute(
                 "SELECT body FROM session_trigger ORDER BY session, name"
             ).fetchall()
         return [trigger for (body,) in rows if (trigger := _parse_trigger(body)) is not None]
 
     @staticmethod
-    def put_work(trigger: Trigger) -> TableWork:
+    def build_store_trigger_work(trigger: Trigger) -> TableWork:
         """Return the work that stores a trigger."""
         sql = "INSERT INTO session_trigger (session, name, body) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET body = excluded.body"
-        body = encode_any_json(asdict(trigger), max_bytes=_UNBOUNDED)
+        body = encode_json_with_fallback(asdict(trigger), max_bytes=_UNBOUNDED)
         return _TRIGGER_STATEMENTS, [(sql, (trigger.session_id, trigger.name, body))]
 
     @staticmethod
-    def remove_work(trigger: Trigger) -> TableWork:
+    def build_remove_trigger_work(trigger: Trigger) -> TableWork:
         """Return the work that removes a trigger."""
         sql = "DELETE FROM session_trigger WHERE session = ? AND name = ?"
         return _TRIGGER_STATEMENTS, [(sql, (trigger.session_id, trigger.name))]
 
     async def put(self, trigger: Trigger) -> None:
         """Store a trigger."""
-        await self._database.write_now(*self.put_work(trigger))
+        await self._database.write_durably(*self.build_store_trigger_work(trigger))
 
     async def remove(self, trigger: Trigger) -> None:
-        await self._database.write_now(*self.remove_work(trigger))
+        await self._database.write_durably(*self.build_remove_trigger_work(trigger))
 
     async def remove_subagent_triggers(self) -> None:
         """Remove the triggers of sub-agents' sessions, and their positions in channels."""
         below = "(SELECT id FROM session WHERE parent_session IS NOT NULL)"
         with map_to_log_unavailable(self._database.path):
             sql = f"SELECT session, name FROM session_trigger WHERE session IN {below}"  # noqa: S608 - our own words
-            found = self._database.read_connection.execute(sql).fetchall()
+            found = self._database.shared_read_connection.execute(sql).fetchall()
         if found:
             readers = [("DELETE FROM channel_reader WHERE reader = ?", (f"trigger/{s}/{name}",)) for s, name in found]
             sql = f"DELETE FROM session_trigger WHERE session IN {below}"  # noqa: S608
-            await self._database.write_now(_TRIGGER_STATEMENTS, [(sql, ()), *readers])
+            await self._database.write_durably(_TRIGGER_STATEMENTS, [(sql, ()), *readers])
 
     async def remove_session(self, session_id: str) -> None:
         """Remove the triggers of a session, since it is closed for good."""
-        await self._database.write_now(
+        await self._database.write_durably(
             _TRIGGER_STATEMENTS, [("DELETE FROM session_trigger WHERE session = ?", (session_id,))]
         )
 
@@ -526,7 +528,7 @@ class TriggerTable:
 def _parse_trigger(body: object) -> Trigger | None:
     """Parse a stored trigger; return None if it is damaged."""
     try:
-        data: Mapping[str, Any] = decode_any_json(body) if isinstance(body, bytes) else {}
+        data: Mapping[str, Any] = decode_json_with_fallback(body) if isinstance(body, bytes) else {}
         trigger = Trigger(**data)
     except (ValueError, RecursionError, TypeError):
         return None

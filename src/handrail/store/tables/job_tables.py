@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, cast, get_args
 from handrail.contract.services.job_and_tool_services import FINAL_JOB_STATES, Job, JobState
 from handrail.contract.struct import Struct
 from handrail.contract.tool.spec import OutputExposure, StateEnd
-from handrail.store.database.sqlite_connection import damaged_row_error, map_to_log_unavailable
+from handrail.store.database.sqlite_connection import make_damaged_row_error, map_to_log_unavailable
 from handrail.store.database.workspace_database import SingleRowStatement, Statement, TableWork, WorkspaceDatabase
-from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
 
 _COLUMNS = "id, session, call, tool, state, created_ns, ended_ns, attempt, notified, details"
 _OPEN = "state IN ('pending', 'running')"
@@ -90,7 +90,7 @@ class JobTable:
         """Add a new job."""
         return _STATEMENTS, row
 
-    def update_unfinished_job(self, row: JobRow) -> TableWork:
+    def build_update_unfinished_job_work(self, row: JobRow) -> TableWork:
         """Move an unfinished job to the state and attempt of ``row``. Has no effect if it has ended."""
         return _STATEMENTS, _MoveJob(row)
 
@@ -98,7 +98,7 @@ class JobTable:
         """Move an unfinished job to its final state. The whole commit fails if it has already ended."""
         return _STATEMENTS, _EndJob(row)
 
-    def mark_notified(self, job_id: str) -> TableWork:
+    def build_mark_notified_work(self, job_id: str) -> TableWork:
         """Mark the session of a job as notified of its end."""
         return _STATEMENTS, _MarkNotified(job_id)
 
@@ -124,11 +124,11 @@ class JobTable:
         """Return the unfinished jobs, the oldest first."""
         return self._read_rows(f"WHERE {_OPEN} ORDER BY created_ns, id", ())
 
-    def list_by_end(self) -> list[JobRow]:
+    def list_jobs_by_end_time(self) -> list[JobRow]:
         """Return all jobs, the ended ones in the order of their ends."""
         return self._read_rows("ORDER BY ended_ns, id", ())
 
-    def list_jobs_without_notice(self, session_id: str) -> list[JobRow]:
+    def list_jobs_without_end_notification(self, session_id: str) -> list[JobRow]:
         """Return the jobs of a session that are unfinished, or ended without a notification, the oldest first."""
         return self._read_rows("WHERE session = ? AND notified = 0 ORDER BY created_ns, id", (session_id,))
 
@@ -143,7 +143,7 @@ class JobTable:
 
     def _read_rows(self, where: str, values: Sequence[str | int]) -> list[JobRow]:
         with map_to_log_unavailable(self._database.path):
-            found = self._database.read_connection.execute(f"SELECT {_COLUMNS} FROM job {where}", values)  # noqa: S608
+            found = self._database.shared_read_connection.execute(f"SELECT {_COLUMNS} FROM job {where}", values)  # noqa: S608
             return [_parse_job(row) for row in found]
 
 
@@ -216,7 +216,9 @@ _DETAILS = ("about", "arguments", "definition", "output", "untrusted", "exposure
 
 def _encode_details(row: JobRow) -> bytes:
     what = (row.job.summary, row.arguments, row.definition, row.output, row.untrusted, row.exposure)
-    return encode_any_json(dict(zip(_DETAILS, (*what, row.prompt_mask, row.given_up), strict=True)), max_bytes=2**62)
+    return encode_json_with_fallback(
+        dict(zip(_DETAILS, (*what, row.prompt_mask, row.given_up), strict=True)), max_bytes=2**62
+    )
 
 
 def _parse_job(row: tuple[Any, ...]) -> JobRow:
@@ -226,10 +228,10 @@ def _parse_job(row: tuple[Any, ...]) -> JobRow:
     """
     id, session, call, tool, state, created_ns, ended_ns, attempt, is_notified, encoded = row
     try:
-        details = cast("dict[str, Any]", decode_any_json(encoded))
+        details = cast("dict[str, Any]", decode_json_with_fallback(encoded))
         about, arguments, definition, output, untrusted, exposure, masked, up = (details[name] for name in _DETAILS)
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise damaged_row_error(f"the row of job {str(id)[:80]!r}") from None
+        raise make_damaged_row_error(f"the row of job {str(id)[:80]!r}") from None
     texts = (id, session, call, tool, about, definition, output, untrusted)
     numbers = (created_ns, attempt, is_notified, 0 if ended_ns is None else ended_ns)
     sound = (
@@ -241,7 +243,7 @@ def _parse_job(row: tuple[Any, ...]) -> JobRow:
         and (arguments is None or isinstance(arguments, dict))
     )
     if not sound:
-        raise damaged_row_error(f"the row of job {str(id)[:80]!r}")
+        raise make_damaged_row_error(f"the row of job {str(id)[:80]!r}")
     job = Job(id, tool, call, session, state, created_ns, ended_ns, about, attempt)
     given = cast("dict[str, Any] | None", arguments)
     return JobRow(job, given, definition, output, untrusted, bool(is_notified), exposure, bool(masked), bool(up))
@@ -310,7 +312,7 @@ class ToolSessionTable:
             )
         )
 
-    async def mark_open_interrupted(self, now_ns: int) -> None:
+    async def mark_open_sessions_interrupted(self, now_ns: int) -> None:
         """Mark open tool sessions as interrupted, and remove old ones. Call it at start.
 
         :raises LogUnavailable: if that cannot be made durable
@@ -338,7 +340,7 @@ class ToolSessionTable:
             return None
         sql = f"SELECT {_STATE_COLUMNS} FROM tool_session WHERE id = ? AND session = ?"  # noqa: S608
         with map_to_log_unavailable(self._database.path):
-            found = self._database.read_connection.execute(sql, (state_id, session_id)).fetchone()
+            found = self._database.shared_read_connection.execute(sql, (state_id, session_id)).fetchone()
             return None if found is None else _parse_tool_session(found)
 
 
@@ -351,7 +353,7 @@ def _parse_tool_session(row: tuple[Any, ...]) -> ToolSessionRow:
     texts = (id, session, call, tool)
     whole = isinstance(opened_ns, int) and (ended_ns is None or isinstance(ended_ns, int))
     if not whole or not all(isinstance(text, str) for text in texts) or ended not in ("", *get_args(StateEnd)):
-        raise damaged_row_error(f"the row of tool session {str(row[0])[:80]!r}")
+        raise make_damaged_row_error(f"the row of tool session {str(row[0])[:80]!r}")
     return ToolSessionRow(id, session, call, tool, opened_ns, ended_ns, cast("StateEnd", ended) if ended else None)
 
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, cast
 
 from handrail.contract.services.history_and_skill_services import HistoryEntry
 from handrail.store.database.group_writer import QueuedWrite
-from handrail.store.database.sqlite_connection import damaged_row_error, map_to_log_unavailable, open_reader
+from handrail.store.database.sqlite_connection import make_damaged_row_error, map_to_log_unavailable, open_reader
 from handrail.store.database.workspace_database import Statement, WorkspaceDatabase
-from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
 
 _UNBOUNDED = 2**62
 _POSITIONS = 2**63
@@ -22,9 +22,9 @@ class SessionMessageTable:
 
     def __init__(self, database: WorkspaceDatabase) -> None:
         self._database = database
-        database.enable_journal(_STATEMENTS)
+        database.enable_journal_for_table(_STATEMENTS)
 
-    def queue_messages(self, session_id: str, entries: Sequence[HistoryEntry], at_ns: int) -> QueuedWrite:
+    def queue_message_writes(self, session_id: str, entries: Sequence[HistoryEntry], at_ns: int) -> QueuedWrite:
         """Queue messages before all later writes. They replace those at their positions.
 
         Awaiting the result waits until they are durable.
@@ -32,7 +32,7 @@ class SessionMessageTable:
         :param at_ns: wall-clock time in nanoseconds; that of the last message counts as a use of the session
         :raises LogUnavailable: when awaited, if they cannot be made durable
         """
-        return self._database.write_soon_awaitable(_STATEMENTS, _MessageBatch(session_id, at_ns, tuple(entries)))
+        return self._database.queue_awaitable_write(_STATEMENTS, _MessageBatch(session_id, at_ns, tuple(entries)))
 
     async def read(self, session_id: str) -> list[HistoryEntry]:
         """Return a session's messages by position. A damaged row becomes an empty message.
@@ -45,14 +45,14 @@ class SessionMessageTable:
         with map_to_log_unavailable(self._database.path):
             return await asyncio.to_thread(self._read_rows, session_id)
 
-    def read_latest(self, session_id: str, count: int) -> list[Mapping[str, Any]]:
+    def read_latest_messages(self, session_id: str, count: int) -> list[Mapping[str, Any]]:
         """Return the last ``count`` messages of a session, the latest first.
 
         :raises LogUnavailable: if the database cannot be read
         """
         sql = "SELECT body FROM message WHERE session = ? ORDER BY position DESC LIMIT ?"
         with map_to_log_unavailable(self._database.path):
-            rows = self._database.read_connection.execute(sql, (session_id, count)).fetchall()
+            rows = self._database.shared_read_connection.execute(sql, (session_id, count)).fetchall()
         return [_decode_body(body) for (body,) in rows]
 
     def _read_rows(self, session_id: str) -> list[HistoryEntry]:
@@ -73,14 +73,14 @@ def read_session_messages(connection: sqlite3.Connection, session_id: str, *, li
     found: list[HistoryEntry] = []
     for position, body in connection.execute(sql, (session_id, limit)):
         if not isinstance(position, int):
-            raise damaged_row_error(f"a message of {session_id}")
+            raise make_damaged_row_error(f"a message of {session_id}")
         found.append((position, _decode_body(body)))
     return found
 
 
 def _decode_body(body: object) -> Mapping[str, Any]:
     try:
-        found: Any = decode_any_json(body) if isinstance(body, bytes) else None
+        found: Any = decode_json_with_fallback(body) if isinstance(body, bytes) else None
     except (ValueError, RecursionError):
         return {}
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
@@ -116,7 +116,7 @@ class _MessageStatements:
                 yield (
                     "INSERT INTO message (session, position, at_ns, body) VALUES (?, ?, ?, ?) "
                     "ON CONFLICT (session, position) DO UPDATE SET at_ns = excluded.at_ns, body = excluded.body",
-                    (session, position, at_ns, encode_any_json(body, max_bytes=_UNBOUNDED)),
+                    (session, position, at_ns, encode_json_with_fallback(body, max_bytes=_UNBOUNDED)),
                 )
 
 
@@ -142,7 +142,7 @@ def search_session_messages(connection: sqlite3.Connection, session_id: str, tex
     sql = "SELECT body FROM message WHERE session = ? AND instr(body, ?) > 0 ORDER BY position"
     for (body,) in connection.execute(sql, (session_id, text.encode())):
         try:
-            data: object = decode_any_json(body) if isinstance(body, bytes) else None
+            data: object = decode_json_with_fallback(body) if isinstance(body, bytes) else None
         except (ValueError, RecursionError):
             continue
         if isinstance(data, dict):
@@ -167,7 +167,7 @@ def read_latest_session_messages(
         if rows > most or (rows > 1 and size > max_bytes):
             return found[::-1], True
         try:
-            data: object = decode_any_json(body) if isinstance(body, bytes) else None
+            data: object = decode_json_with_fallback(body) if isinstance(body, bytes) else None
         except (ValueError, RecursionError):
             continue
         if isinstance(data, dict) and isinstance(position, int) and isinstance(at_ns, int):

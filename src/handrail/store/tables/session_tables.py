@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from handrail.contract.errors import UsageError
 from handrail.contract.services.subagent_services import DelegatedSession
 from handrail.contract.struct import Struct, field
-from handrail.store.database.sqlite_connection import damaged_row_error, map_to_log_unavailable
+from handrail.store.database.sqlite_connection import make_damaged_row_error, map_to_log_unavailable
 from handrail.store.database.workspace_database import SqlValue, Statement, WorkspaceDatabase
-from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
 from handrail.store.state_folders import check_session_id
 
 MAX_VALUE_BYTES = 4 * 1024 * 1024
@@ -60,14 +60,14 @@ class SessionTable:
         """
         check_session_id(row.id)
         opened = replace(row, holder=self._database.token, used_ns=max(row.used_ns, row.opened_ns))
-        await self._database.write_now(_STATEMENTS, ("open", opened))
+        await self._database.write_durably(_STATEMENTS, ("open", opened))
 
     async def record_suspended(self, session_id: str, at_ns: int) -> None:
         """Record that a session is no longer open. All its data is kept.
 
         :raises LogUnavailable: if it cannot be made durable
         """
-        await self._database.write_now(_STATEMENTS, ("suspend", session_id, at_ns, self._database.token))
+        await self._database.write_durably(_STATEMENTS, ("suspend", session_id, at_ns, self._database.token))
 
     def record_mode(self, session_id: str, mode: str, before: str) -> None:
         """Record soon the mode of a session and the one before it, among its details."""
@@ -84,14 +84,14 @@ class SessionTable:
         :raises LogUnavailable: if it cannot be made durable
         """
         check_session_id(row.id)
-        await self._database.write_now(_STATEMENTS, ("fork", parent, replace(row, holder=None), paths))
+        await self._database.write_durably(_STATEMENTS, ("fork", parent, replace(row, holder=None), paths))
 
     async def close(self, session_id: str, at_ns: int) -> None:
         """Close a session for good. Its messages and tool values are removed; the log is kept.
 
         :raises LogUnavailable: if it cannot be made durable
         """
-        await self._database.write_now(_STATEMENTS, ("close", session_id, at_ns))
+        await self._database.write_durably(_STATEMENTS, ("close", session_id, at_ns))
 
     def get(self, session_id: str) -> SessionRow | None:
         """Return a session; None if it does not exist.
@@ -99,24 +99,24 @@ class SessionTable:
         :raises LogUnavailable: if the database cannot be read
         """
         with map_to_log_unavailable(self._database.path):
-            rows = read_session_rows(self._database.read_connection, "WHERE id = ?", (session_id,))
+            rows = select_session_rows(self._database.shared_read_connection, "WHERE id = ?", (session_id,))
         return rows[0] if rows else None
 
-    def list_open_subagents(self, session_id: str) -> list[SessionRow]:
+    def list_open_subagent_sessions(self, session_id: str) -> list[SessionRow]:
         """Return the sub-agents' sessions of this session that are not closed, the oldest first.
 
         :raises LogUnavailable: if the database cannot be read
         """
-        return [row for row in self.list_subagents(session_id) if row.closed_ns is None]
+        return [row for row in self.list_subagent_sessions(session_id) if row.closed_ns is None]
 
-    def list_subagents(self, session_id: str) -> list[SessionRow]:
+    def list_subagent_sessions(self, session_id: str) -> list[SessionRow]:
         """Return all sub-agents' sessions of this session, the oldest first.
 
         :raises LogUnavailable: if the database cannot be read
         """
         with map_to_log_unavailable(self._database.path):
             where = "WHERE parent_session = ? ORDER BY opened_ns, id"
-            return read_session_rows(self._database.read_connection, where, (session_id,))
+            return select_session_rows(self._database.shared_read_connection, where, (session_id,))
 
     def is_subagent(self, session_id: str) -> bool:
         """Return whether a session belongs to a sub-agent."""
@@ -127,7 +127,7 @@ class SessionTable:
         """Return the sub-agents that a call has started."""
         return [
             DelegatedSession(row.agent, row.id)
-            for row in self.list_open_subagents(session_id)
+            for row in self.list_open_subagent_sessions(session_id)
             if row.parent_call == call_id
         ]
 
@@ -137,7 +137,9 @@ class SessionTable:
         :raises LogUnavailable: if the database cannot be read
         """
         with map_to_log_unavailable(self._database.path):
-            return read_session_rows(self._database.read_connection, "ORDER BY opened_ns DESC LIMIT ?", (limit,))
+            return select_session_rows(
+                self._database.shared_read_connection, "ORDER BY opened_ns DESC LIMIT ?", (limit,)
+            )
 
 
 LAST_USED = """max(used_ns, coalesce((
@@ -148,7 +150,7 @@ The time of a message is not copied to the row, since each message would have to
 """
 
 
-def read_session_rows(connection: sqlite3.Connection, where: str, values: Sequence[str | int]) -> list[SessionRow]:
+def select_session_rows(connection: sqlite3.Connection, where: str, values: Sequence[str | int]) -> list[SessionRow]:
     """Return sessions through any connection.
 
     :param where: the rest of the query, after ``FROM session``
@@ -168,7 +170,7 @@ def _parse_row(row: tuple[Any, ...]) -> SessionRow:
     texts = (id, agent, frontend, *("" if text is None else text for text in (topic, under, under_call)))
     numbers = (opened_ns, used_ns, 0 if closed_ns is None else closed_ns, 0 if holder is None else holder)
     if not all(isinstance(text, str) for text in texts) or not all(isinstance(number, int) for number in numbers):
-        raise damaged_row_error(f"the row of session {str(id)[:80]!r}")
+        raise make_damaged_row_error(f"the row of session {str(id)[:80]!r}")
     return SessionRow(
         id,
         opened_ns,
@@ -187,13 +189,13 @@ def _parse_row(row: tuple[Any, ...]) -> SessionRow:
 
 def _decode_details(encoded: object) -> Mapping[str, Any]:
     try:
-        found: Any = decode_any_json(encoded) if isinstance(encoded, bytes) else None
+        found: Any = decode_json_with_fallback(encoded) if isinstance(encoded, bytes) else None
     except (ValueError, RecursionError):
         return {}
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
-class SessionToolValues:
+class SessionToolStateTable:
     """The values that tools keep in sessions, across restarts."""
 
     def __init__(self, database: WorkspaceDatabase) -> None:
@@ -205,14 +207,16 @@ class SessionToolValues:
         :raises LogUnavailable: if it cannot be read
         """
         with map_to_log_unavailable(self._database.path):
-            row = self._database.read_connection.execute(
+            row = self._database.shared_read_connection.execute(
                 "SELECT value FROM state WHERE session = ? AND tool = ? AND key = ?",
                 (_storable_text(session_id), _storable_text(tool_id), _storable_text(key)),
             ).fetchone()
             try:
-                return None if row is None else decode_any_json(row[0])
+                return None if row is None else decode_json_with_fallback(row[0])
             except (ValueError, TypeError, RecursionError):
-                raise damaged_row_error(f"the value {key[:80]!r} of tool {tool_id} in session {session_id}") from None
+                raise make_damaged_row_error(
+                    f"the value {key[:80]!r} of tool {tool_id} in session {session_id}"
+                ) from None
 
     async def put(self, session_id: str, tool_id: str, key: str, value: Any) -> None:
         """Store ``value``; None removes the key. Durable on return.
@@ -220,16 +224,16 @@ class SessionToolValues:
         :raises UsageError: if it is larger than 4 MiB as JSON
         :raises LogUnavailable: if it cannot be made durable
         """
-        encoded = None if value is None else encode_any_json(value, max_bytes=2**62)
+        encoded = None if value is None else encode_json_with_fallback(value, max_bytes=2**62)
         if encoded is not None and len(encoded) > MAX_VALUE_BYTES:
             raise UsageError(
                 f"The value of {key[:80]!r} is too large: {len(encoded):,} bytes. The limit is {MAX_VALUE_BYTES:,}. "
                 "Store large values in a file or an artifact, and keep its name."
             )
         names = (_storable_text(session_id), _storable_text(tool_id), _storable_text(key))
-        await self._database.write_now(_STATEMENTS, ("put", *names, encoded))
+        await self._database.write_durably(_STATEMENTS, ("put", *names, encoded))
 
-    def for_tool(self, session_id: str, tool_id: str) -> StoredToolState:
+    def bind_tool_state(self, session_id: str, tool_id: str) -> StoredToolState:
         """Return the values of one tool, as its runtime offers them."""
         return StoredToolState(self, session_id, tool_id)
 
@@ -237,7 +241,7 @@ class SessionToolValues:
 class StoredToolState:
     """One tool's values in one session (:class:`handrail.contract.services.tool_runtime.ToolStateService`)."""
 
-    def __init__(self, state: SessionToolValues, session_id: str, tool_id: str) -> None:
+    def __init__(self, state: SessionToolStateTable, session_id: str, tool_id: str) -> None:
         self._state = state
         self._session_id = session_id
         self._tool_id = tool_id
@@ -336,7 +340,7 @@ def _row_values(row: SessionRow) -> tuple[SqlValue, ...]:
         None if row.topic is None else _storable_text(row.topic),
         _storable_text(row.frontend),
         int(row.headless),
-        encode_any_json(dict(row.details)),
+        encode_json_with_fallback(dict(row.details)),
         row.used_ns,
         row.holder,
         row.parent_session,
@@ -356,7 +360,7 @@ MAX_HASHES = 10_000
 _TRIMMED_EVERY = 1_000
 
 
-class SessionRules:
+class SessionRuleTable:
     """The rules that users stored "for this session", as texts. They are written together with the answer."""
 
     def __init__(self, database: WorkspaceDatabase) -> None:
@@ -371,14 +375,14 @@ class SessionRules:
         return tuple(str(text) for (text,) in rows)
 
 
-class ReadFileHashes:
+class ReadFileHashTable:
     """Path and SHA-256 (hexadecimal) of the files that sessions have read. Safe from any thread."""
 
     def __init__(self, database: WorkspaceDatabase) -> None:
         self._database = database
         self._noted = 0
 
-    def record_hash(self, session_id: str, path: str, sha256: str | None) -> None:
+    def queue_file_hash_write(self, session_id: str, path: str, sha256: str | None) -> None:
         """Store a hash soon, without waiting; None removes the path. A path that cannot be stored is ignored."""
         try:
             path.encode()
@@ -388,7 +392,7 @@ class ReadFileHashes:
         trim = self._noted % _TRIMMED_EVERY == 0
         self._database.write_soon(_MEMORY_STATEMENTS, (session_id, path, sha256, time.time_ns(), trim))
 
-    def list_hashes(self, session_id: str) -> list[tuple[str, str]]:
+    def list_path_hash_pairs(self, session_id: str) -> list[tuple[str, str]]:
         """Return pairs of path and hash, the least recently used first.
 
         :raises LogUnavailable: if the database cannot be read
@@ -399,7 +403,7 @@ class ReadFileHashes:
 
 def _read_pairs(database: WorkspaceDatabase, sql: str, session_id: str) -> list[tuple[object, ...]]:
     with map_to_log_unavailable(database.path):
-        return database.read_connection.execute(sql, (session_id,)).fetchall()
+        return database.shared_read_connection.execute(sql, (session_id,)).fetchall()
 
 
 _MemoryChange = tuple[str, str, str | None, int, bool]

@@ -6,9 +6,9 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from handrail.store.database.sqlite_connection import damaged_row_error, map_to_log_unavailable
+from handrail.store.database.sqlite_connection import make_damaged_row_error, map_to_log_unavailable
 from handrail.store.database.workspace_database import Statement, WorkspaceDatabase
-from handrail.store.json_fallback_encoding import decode_any_json, encode_any_json
+from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
 
 
 class TaskTable:
@@ -17,13 +17,13 @@ class TaskTable:
     def __init__(self, database: WorkspaceDatabase) -> None:
         self._database = database
 
-    def list_rows(self) -> list[tuple[int, Mapping[str, Any]]]:
+    def list_task_rows(self) -> list[tuple[int, Mapping[str, Any]]]:
         """Return the id and the fields of every task, in the order of the ids.
 
         :raises LogUnavailable: if the database cannot be read
         """
         with map_to_log_unavailable(self._database.path):
-            rows = self._database.read_connection.execute("SELECT id, body FROM task ORDER BY id").fetchall()
+            rows = self._database.shared_read_connection.execute("SELECT id, body FROM task ORDER BY id").fetchall()
         return [(number, _decode(number, body)) for number, body in rows]
 
     async def store(self, task_id: int, fields: Mapping[str, Any], removed: Sequence[int] = ()) -> None:
@@ -31,16 +31,18 @@ class TaskTable:
 
         :raises LogUnavailable: if it cannot be made durable
         """
-        await self._database.write_now(_STATEMENTS, (task_id, encode_any_json(dict(fields)), tuple(removed)))
+        await self._database.write_durably(
+            _STATEMENTS, (task_id, encode_json_with_fallback(dict(fields)), tuple(removed))
+        )
 
 
 def _decode(number: int, body: object) -> Mapping[str, Any]:
     try:
-        fields: Any = decode_any_json(body) if isinstance(body, bytes) else None
+        fields: Any = decode_json_with_fallback(body) if isinstance(body, bytes) else None
     except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):
-        raise damaged_row_error(f"task {number}")
+        raise make_damaged_row_error(f"task {number}")
     return fields  # pyright: ignore[reportUnknownVariableType]
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 from handrail.contract.calls_and_results import Blob
 from handrail.contract.errors import ToolError
 from handrail.contract.services.tool_runtime import Runtime
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 
 PDF_START = b"%PDF-"
 MAX_PDF_BYTES = 128 * 1024 * 1024
@@ -30,7 +30,7 @@ _IMAGES = (
 )
 _OLD_FORMS = {"png": "image/png", "jpeg": "image/jpeg", "gif": "image/gif", "svg": "image/svg+xml"}
 """The names of forms before version 4 of the notebook format."""
-_TERMINAL_CODES = compile_on_first_use(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_TERMINAL_CODES = compile_regex_lazily(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _NO_TEXT = "(This page has no text. It may be a scan: convert it to images with a program in bash, and read these.)"
 
 
@@ -40,11 +40,11 @@ async def read_pdf(runtime: Runtime, path: str, first: int, count: int | None, m
     :raises ToolError: ``invalid_input`` for pages beyond the end, ``limit`` for a file that is too large
     """
     shown, document = await _read_whole_file(runtime, path)
-    answer = await make_pdf_answer(runtime, document, shown, first, count, max_bytes)
+    answer = await extract_pdf_text(runtime, document, shown, first, count, max_bytes)
     return {"path": shown, **answer, "size": len(document)}
 
 
-async def make_pdf_answer(
+async def extract_pdf_text(
     runtime: Runtime, document: bytes, name: str, first: int, count: int | None, max_bytes: int
 ) -> dict[str, object]:
     """Return the text of the pages from ``first`` on that fit, with their numbers and the number of all pages.
@@ -93,7 +93,7 @@ def detect_image_type(data: bytes) -> str | None:
     return next((kind for magic, kind in _IMAGES if data.startswith(magic)), None)
 
 
-async def read_notebook(
+async def read_notebook_cells(
     runtime: Runtime, path: str, first: int, count: int | None, max_bytes: int
 ) -> dict[str, object] | None:
     """Read the cells from ``first`` on that fit into an answer; None if the file has another form or is too large.

@@ -10,34 +10,40 @@ from typing import Any, TypeVar
 from handrail.contract.errors import ToolError
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.struct import Struct
-from handrail.contract.text.neutralisation import EscapedText, escape_terminal_controls, restore_path
-from handrail.contract.text.text_encodings import UTF_8, FileText, read_file_text, replace_invalid_bytes, strip_mark
+from handrail.contract.text.neutralisation import EscapedText, escape_terminal_controls, unescape_displayed_path
+from handrail.contract.text.text_encodings import (
+    UTF_8,
+    DecodedFileText,
+    decode_file_text,
+    replace_invalid_bytes,
+    strip_byte_order_mark,
+)
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.contract.tool.tool_protocol import Tool
-from handrail.tools.files.document_text import read_notebook
+from handrail.tools.files.document_text import read_notebook_cells
 from handrail.tools.files.lines_and_diffs import (
     MAX_TEXT,
     LineReplacement,
     UnifiedDiff,
     check_line_count,
     compute_line_replacements,
-    describe_line_ends,
-    find_line_mark,
+    describe_line_end_change,
+    detect_line_separator,
     find_replaced_lines,
     make_diff_of_replacements,
     make_diff_of_texts,
     split_lines,
 )
-from handrail.tools.files.reading_and_search import get_max_answer_bytes, read_bytes, read_lines_or_image
+from handrail.tools.files.reading_and_search import compute_max_result_bytes, read_bytes, read_lines_or_image
 from handrail.tools.files.text_changes import (
-    EscapeNotes,
+    EscapeWarnings,
+    adapt_content_to_original,
     apply_line_replacements,
-    check_differs,
     check_patch_operations,
+    check_replacement_differs,
     convert_patch_operations,
     replace_exact_text,
-    rewrite_text,
 )
 from handrail.tools.tool_declarations import (
     FILE,
@@ -100,8 +106,8 @@ class ReadTool(Tool):
             if args.get("unit") == "bytes":
                 return await read_bytes(runtime, path, offset or 0, args.get("limit"))
             if "unit" not in args and path.lower().endswith(".ipynb"):
-                most = get_max_answer_bytes(runtime)
-                cells = await read_notebook(runtime, path, offset or 1, args.get("limit"), most)
+                most = compute_max_result_bytes(runtime)
+                cells = await read_notebook_cells(runtime, path, offset or 1, args.get("limit"), most)
                 if cells is not None:
                     return cells
             return await read_lines_or_image(runtime, path, offset or 1, args.get("limit"))
@@ -128,12 +134,12 @@ class WriteTool(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        path, content, notes = args["path"], args["content"], EscapeNotes()
-        before = await read_if_seen(path, runtime)
+        path, content, notes = args["path"], args["content"], EscapeWarnings()
+        before = await try_read_for_edit(path, runtime)
         if before is None:
             notes.take(EscapedText("").restore_copied_escapes(content))
             written = await runtime.files.write(path, UTF_8.encode(content))
-            file = read_file_text(written.previous_content or b"")
+            file = decode_file_text(written.previous_content or b"")
             diff = await _make_diff(written.path, file, content, created=written.previous_content is None)
             return {
                 "path": written.path,
@@ -143,9 +149,9 @@ class WriteTool(Tool):
                 **notes.to_data(),
             }
 
-        def change() -> tuple[FileText, str, bytes]:
-            file = read_file_text(before)
-            text = rewrite_text(file.text, strip_mark(content, file.encoding), notes)
+        def change() -> tuple[DecodedFileText, str, bytes]:
+            file = decode_file_text(before)
+            text = adapt_content_to_original(file.text, strip_byte_order_mark(content, file.encoding), notes)
             return file, text, file.encoding.encode(text)
 
         file, text, after = await _run_in_thread_if_large(len(before) + len(content), change)
@@ -156,7 +162,7 @@ class WriteTool(Tool):
             "created": False,
             "size": written.size,
             **diff,
-            **describe_change(file, text, notes),
+            **describe_text_format(file, text, notes),
         }
 
 
@@ -181,15 +187,15 @@ class EditTool(Tool):
     )
 
     def check(self, args: dict[str, Any]) -> None:
-        check_differs(args["old"], args["new"])
+        check_replacement_differs(args["old"], args["new"])
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        path, notes = args["path"], EscapeNotes()
+        path, notes = args["path"], EscapeWarnings()
         before = await _read_file(path, runtime)
 
         def change() -> tuple[_ChangedFile, int]:
-            file = read_file_text(before)
-            old, new = (strip_mark(args[name], file.encoding) for name in ("old", "new"))
+            file = decode_file_text(before)
+            old, new = (strip_byte_order_mark(args[name], file.encoding) for name in ("old", "new"))
             done = replace_exact_text(
                 path, file.text, old, new, replace_all=args.get("replace_all", False), notes=notes
             )
@@ -236,11 +242,11 @@ class MultiEditTool(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        path, mode, notes = args["path"], args.get("mode", "strict"), EscapeNotes()
+        path, mode, notes = args["path"], args.get("mode", "strict"), EscapeWarnings()
         before = await _read_file(path, runtime)
 
         def change() -> tuple[_ChangedFile, list[dict[str, object]], int]:
-            file = read_file_text(before)
+            file = decode_file_text(before)
             text = file.text
             failed: list[dict[str, object]] = []
             count = work = 0
@@ -251,7 +257,7 @@ class MultiEditTool(Tool):
                         f"The edits of {path} are too many for its size. Split them into several calls.", kind="limit"
                     )
                 try:
-                    old, new = (strip_mark(edit[name], file.encoding) for name in ("old", "new"))
+                    old, new = (strip_byte_order_mark(edit[name], file.encoding) for name in ("old", "new"))
                     replace_all = edit.get("replace_all", False)
                     done = replace_exact_text(path, text, old, new, replace_all=replace_all, notes=notes)
                     if not file.encoding.is_utf8:  # an edit that cannot be written fails by itself
@@ -335,13 +341,16 @@ class FilePatchTool(Tool):
         check_patch_operations(args["operations"])
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        path, notes = args["path"], EscapeNotes()
+        path, notes = args["path"], EscapeWarnings()
         before = await _read_file(path, runtime)
 
         def change() -> _ChangedFile:
-            file = read_file_text(before)
+            file = decode_file_text(before)
             operations: list[dict[str, Any]] = [
-                {key: strip_mark(one, file.encoding) if isinstance(one, str) else one for key, one in operation.items()}
+                {
+                    key: strip_byte_order_mark(one, file.encoding) if isinstance(one, str) else one
+                    for key, one in operation.items()
+                }
                 for operation in args["operations"]
             ]
             blocks = convert_patch_operations(file.text, operations, notes)
@@ -358,33 +367,33 @@ class _ChangedFile(Struct, frozen=True):
     :param after: the new bytes
     """
 
-    file: FileText
+    file: DecodedFileText
     text: str
     after: bytes
     blocks: list[LineReplacement]
 
     @staticmethod
-    def make(file: FileText, text: str, blocks: list[LineReplacement]) -> _ChangedFile:
+    def make(file: DecodedFileText, text: str, blocks: list[LineReplacement]) -> _ChangedFile:
         return _ChangedFile(file, text, file.encoding.encode(text), blocks)
 
     @staticmethod
-    def compare(file: FileText, text: str) -> _ChangedFile:
+    def compare(file: DecodedFileText, text: str) -> _ChangedFile:
         """Find the changed lines by comparison."""
-        mark = find_line_mark(file.text)
+        mark = detect_line_separator(file.text)
         blocks = compute_line_replacements(split_lines(file.text, mark), split_lines(text, mark))
         return _ChangedFile.make(file, text, blocks)
 
     def make_diff(self, path: str) -> UnifiedDiff:
-        mark = find_line_mark(self.file.text)
+        mark = detect_line_separator(self.file.text)
         return make_diff_of_replacements(path, split_lines(self.file.text, mark), self.blocks, mark=mark)
 
 
-def describe_change(file: FileText, text: str, notes: EscapeNotes) -> dict[str, object]:
+def describe_text_format(file: DecodedFileText, text: str, notes: EscapeWarnings) -> dict[str, object]:
     """Return what is special about a changed file: its encoding, its line ends, escapes and invalid bytes."""
     found: dict[str, object] = {}
     if file.encoding != UTF_8:
         found["encoding"] = file.encoding.label
-    if (ends := describe_line_ends(file.text, text)) is not None:
+    if (ends := describe_line_end_change(file.text, text)) is not None:
         found["line_ends"] = ends
     lost = text.count("\ufffd") - file.text.count("\ufffd")
     if lost > 0 and replace_invalid_bytes(file.text) != file.text:
@@ -392,7 +401,7 @@ def describe_change(file: FileText, text: str, notes: EscapeNotes) -> dict[str, 
     return found | notes.to_data()
 
 
-async def read_if_seen(path: str, runtime: Runtime, *, max_bytes: int = MAX_TEXT) -> bytes | None:
+async def try_read_for_edit(path: str, runtime: Runtime, *, max_bytes: int = MAX_TEXT) -> bytes | None:
     """Return the content of a file that may be replaced; None if there is none."""
     try:
         return await runtime.files.read_for_edit(path, max_bytes=max_bytes)
@@ -409,7 +418,7 @@ async def _read_file(path: str, runtime: Runtime) -> bytes:
     return content
 
 
-async def _replace_file(path: str, changed: _ChangedFile, notes: EscapeNotes, runtime: Runtime) -> dict[str, object]:
+async def _replace_file(path: str, changed: _ChangedFile, notes: EscapeWarnings, runtime: Runtime) -> dict[str, object]:
     before = changed.file.data
     written = await runtime.files.write(path, changed.after, expected=before)
     diff = await _run_in_thread_if_large(len(before) + len(changed.after), lambda: changed.make_diff(written.path))
@@ -417,11 +426,11 @@ async def _replace_file(path: str, changed: _ChangedFile, notes: EscapeNotes, ru
         "path": written.path,
         "size": written.size,
         **diff.to_data(),
-        **describe_change(changed.file, changed.text, notes),
+        **describe_text_format(changed.file, changed.text, notes),
     }
 
 
-async def _make_diff(path: str, file: FileText, text: str, *, created: bool = False) -> dict[str, object]:
+async def _make_diff(path: str, file: DecodedFileText, text: str, *, created: bool = False) -> dict[str, object]:
     size = len(file.text) + len(text)
     diff = await _run_in_thread_if_large(size, lambda: make_diff_of_texts(path, file.text, text, created=created))
     return diff.to_data()
@@ -448,7 +457,7 @@ async def _explain_error(error: ToolError, path: str, runtime: Runtime) -> ToolE
 
 
 async def _missing_file_error(error: ToolError, path: str, runtime: Runtime) -> ToolError:
-    folder, name = posixpath.split(restore_path(path).rstrip("/"))
+    folder, name = posixpath.split(unescape_displayed_path(path).rstrip("/"))
     try:
         names = [posixpath.basename(entry.path) for entry in await runtime.files.list(folder or ".")]
     except ToolError:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Literal, NamedTuple
 
-from handrail.contract.errors import ToolError, quote_excerpt
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.errors import ToolError, quote_text_or_length
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.text.neutralisation import OPEN, neutralise_text
 from handrail.contract.text.patch_text import HunkLine, PatchHunk
 from handrail.contract.text.text_encodings import replace_invalid_bytes
@@ -36,7 +36,7 @@ _MOST_SHOWN = 20
 _NEAR_LINES = 6
 _HEADING = 80
 """The characters of a heading that git writes at most."""
-_FUNCTION_LINE = compile_on_first_use(r"[A-Za-z_$]")
+_FUNCTION_LINE = compile_regex_lazily(r"[A-Za-z_$]")
 """The start of a line that git takes for a heading, without a driver for the language."""
 _TYPOGRAPHY = str.maketrans(
     {
@@ -120,7 +120,7 @@ class FileLines:
         """Return whether these lines are exactly here."""
         return start >= 0 and list(self.bodies[start : start + len(wanted)]) == list(wanted)
 
-    def find_line(self, text: str) -> Sequence[int]:
+    def find_similar_lines(self, text: str) -> Sequence[int]:
         """Return the indexes of the lines that are ``text`` without the blanks around it, or else begin with it."""
         for grade in ("indent", "typography"):
             keys = self._keys_of(grade, grade, as_shown=False)
@@ -145,7 +145,7 @@ class FileLines:
         self._count_work(at - first)
         return at
 
-    def find_heading(self, before: int) -> str:
+    def find_hunk_heading(self, before: int) -> str:
         """Return the line that git would show as the heading of a hunk that begins here."""
         for at in range(before - 1, -1, -1):
             if _FUNCTION_LINE.match(self.bodies[at]):
@@ -242,10 +242,12 @@ def _find_candidates(file: FileLines, hunk: PatchHunk, *, is_brief: bool) -> lis
         after = [place for place in found if place.core[0] >= scopes[0][0]]
         if not within and not after:
             lines = _join_numbers(place.first + 1 for place in found)
-            raise HunkMismatch(f"Its lines are at {lines}, which is not after {quote_excerpt(hunk.anchors[-1], 200)}.")
+            raise HunkMismatch(
+                f"Its lines are at {lines}, which is not after {quote_text_or_length(hunk.anchors[-1], 200)}."
+            )
         found = within or after
     elif hunk.anchors and (len(found) > 1 or found[0].grade != "exact"):
-        raise HunkMismatch(f"The line {quote_excerpt(hunk.anchors[0], 200)} of its `@@` is not in the file.")
+        raise HunkMismatch(f"The line {quote_text_or_length(hunk.anchors[0], 200)} of its `@@` is not in the file.")
     return found
 
 
@@ -256,13 +258,13 @@ def _find_scopes(file: FileLines, anchors: Sequence[str]) -> list[tuple[int, int
     """
     scopes = [(-1, len(file.bodies))]
     for anchor in anchors:
-        within = (line for line in file.find_line(anchor) if any(first < line < end for first, end in scopes))
+        within = (line for line in file.find_similar_lines(anchor) if any(first < line < end for first, end in scopes))
         inner = list(islice(within, _MOST_SCOPES + 1))
         if not inner:
             return None
         if len(inner) > _MOST_SCOPES:
             raise HunkMismatch(
-                f"The line {quote_excerpt(anchor, 200)} of its `@@` occurs more than {_MOST_SCOPES} times. Name a more "
+                f"The line {quote_text_or_length(anchor, 200)} of its `@@` occurs more than {_MOST_SCOPES} times. Name a more "
                 "distinctive line."
             )
         scopes = [(line, file.find_block_end(line)) for line in inner]
@@ -281,7 +283,7 @@ def _find_insertion(file: FileLines, hunk: PatchHunk, scopes: Sequence[tuple[int
             "It has only added lines, and nothing says where they belong. Add context: the unchanged lines before and after them."
         )
     if scopes is None:
-        raise HunkMismatch(f"The line {quote_excerpt(hunk.anchors[0], 200)} of its `@@` is not in the file.")
+        raise HunkMismatch(f"The line {quote_text_or_length(hunk.anchors[0], 200)} of its `@@` is not in the file.")
     return _make_locations(hunk, hunk.lines, [first + 1 for first, _ in scopes], "exact")
 
 
@@ -415,7 +417,7 @@ def _keep_under_heading(file: FileLines, rows: list[list[HunkLocation]]) -> None
     for row in rows:
         heading = row[0].hunk.heading[:_HEADING].rstrip()
         if 1 < len(row) <= _MOST_PLACES and heading:
-            fitting = [place for place in row if file.find_heading(place.first) == heading]
+            fitting = [place for place in row if file.find_hunk_heading(place.first) == heading]
             if len(fitting) == 1:
                 row[:] = fitting
 
@@ -455,10 +457,8 @@ def _explain_missing(file: FileLines, hunk: PatchHunk) -> str:
             0,
         )
         near = min(max(start + differing, 0), max(len(bodies) - 1, 0))
-        found = quote_excerpt(_show(bodies[near]), 200) if start + differing == near and bodies else "missing"
-        explanation = (
-            f"Line {start + differing + 1} is {found}, and the hunk expects {quote_excerpt(old[differing], 200)}."
-        )
+        found = quote_text_or_length(_show(bodies[near]), 200) if start + differing == near and bodies else "missing"
+        explanation = f"Line {start + differing + 1} is {found}, and the hunk expects {quote_text_or_length(old[differing], 200)}."
     first = max(min(near - _NEAR_LINES // 2 + 1, len(bodies) - _NEAR_LINES), 0)
     lines = [f"{first + at + 1}: {_show(line)[:200]}" for at, line in enumerate(bodies[first : first + _NEAR_LINES])]
     return (
@@ -488,7 +488,7 @@ def _show(line: str) -> str:
     return neutralise_text(replace_invalid_bytes(line))
 
 
-def adapt_indentation(place: HunkLocation, file: FileLines) -> list[str]:
+def reindent_added_lines(place: HunkLocation, file: FileLines) -> list[str]:
     """Return the added lines of a hunk with the indentation of the file.
 
     Lines that were matched with another indentation say how the patch was indented. If only the context differs, the added

@@ -9,31 +9,31 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
-from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.errors import ToolError, quote_text_or_length
 from handrail.contract.services.tool_runtime import Runtime
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.text.neutralisation import OPEN, EscapedText, neutralise_text
-from handrail.contract.text.strict_json import json_type_name
-from handrail.contract.text.text_encodings import UTF_8, FileText, TextEncoding, read_file_text
+from handrail.contract.text.strict_json import get_json_type_name
+from handrail.contract.text.text_encodings import UTF_8, DecodedFileText, TextEncoding, decode_file_text
 from handrail.contract.tool.tool_protocol import Tool
-from handrail.tools.files.editing_tools import describe_change, read_if_seen
+from handrail.tools.files.editing_tools import describe_text_format, try_read_for_edit
 from handrail.tools.files.lines_and_diffs import (
     convert_line_ends,
     detect_line_end,
     make_diff_of_texts,
-    show_line_ends,
+    normalise_line_ends,
 )
-from handrail.tools.files.text_changes import EscapeNotes
+from handrail.tools.files.text_changes import EscapeWarnings
 from handrail.tools.tool_declarations import FILE, file_change_spec, file_read_spec, make_closed_object_schema
 
 # Places in a JSON text, by JSON Pointer (RFC 6901): the value there, and the text with another value there. Pure functions.
 #
 # A change replaces the characters of one value and leaves all others unchanged: order, numbers, blanks and line ends.
 
-_BLANK = compile_on_first_use(r"[ \t\n\r]*")
-_INDENT = compile_on_first_use(r"[{\[]\n([ \t]+)\S")
-_INVALID_BYTE = compile_on_first_use("[\udc80-\udcff]")
-_INDEX = compile_on_first_use(r"(?:0|[1-9][0-9]{0,17})\Z")
+_BLANK = compile_regex_lazily(r"[ \t\n\r]*")
+_INDENT = compile_regex_lazily(r"[{\[]\n([ \t]+)\S")
+_INVALID_BYTE = compile_regex_lazily("[\udc80-\udcff]")
+_INDEX = compile_regex_lazily(r"(?:0|[1-9][0-9]{0,17})\Z")
 
 
 def _reject_constant(name: str) -> Any:
@@ -152,7 +152,7 @@ def locate_json_value(text: str, pointer: str) -> JsonValueSpan | MissingJsonVal
     return place
 
 
-def get_json_value(text: str, pointer: str) -> Any:
+def extract_json_value(text: str, pointer: str) -> Any:
     """Return the value at a pointer.
 
     :raises ToolError: see :func:`locate_json_value`; also if the value is missing
@@ -228,7 +228,7 @@ def _format_value(value: Any, text: str, depth: int) -> str:
 
 
 def _detect_indent(text: str) -> str | None:
-    found = _INDENT.search(show_line_ends(text))
+    found = _INDENT.search(normalise_line_ends(text))
     return None if found is None else found[1]
 
 
@@ -295,7 +295,7 @@ def _skip_blanks(text: str, at: int) -> int:
 
 
 def _short(text: str) -> str:
-    return quote_excerpt(text, 80)
+    return quote_text_or_length(text, 80)
 
 
 MAX_FILE = 4 * 1024 * 1024
@@ -321,8 +321,8 @@ class JsonReadTool(Tool):
             raise ToolError(text, kind="limit")
         pointer: str = args.get("pointer", "")
         file = await asyncio.to_thread(lambda: _read_json_text(found.data))
-        value = await asyncio.to_thread(lambda: get_json_value(file.text, pointer))
-        answer = {"path": found.path, "pointer": pointer, "type": json_type_name(value), "value": value}
+        value = await asyncio.to_thread(lambda: extract_json_value(file.text, pointer))
+        answer = {"path": found.path, "pointer": pointer, "type": get_json_type_name(value), "value": value}
         return answer if file.encoding == UTF_8 else {**answer, "encoding": file.encoding.label}
 
 
@@ -347,20 +347,20 @@ class JsonWriteTool(Tool):
 
     def check(self, args: dict[str, Any]) -> None:
         if args.get("remove", False) == ("value" in args):
-            raise ToolError("Pass exactly one of `value` and `remove: true`.", kind="invalid_input")
+            raise ToolError("Pass either `value` or `remove: true`, but not both.", kind="invalid_input")
         parse_json_pointer(args.get("pointer", ""))
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         path, pointer, remove = args["path"], args.get("pointer", ""), args.get("remove", False)
-        notes = EscapeNotes()
+        notes = EscapeWarnings()
         replaces_whole = not pointer and not remove
         if replaces_whole:
-            before = await read_if_seen(path, runtime, max_bytes=MAX_FILE)
+            before = await try_read_for_edit(path, runtime, max_bytes=MAX_FILE)
         else:
             before = await runtime.files.read_for_edit(path, max_bytes=MAX_FILE)
 
-        def change() -> tuple[FileText, str, bytes]:
-            file = read_file_text(before or b"") if replaces_whole else _read_json_text(before or b"")
+        def change() -> tuple[DecodedFileText, str, bytes]:
+            file = decode_file_text(before or b"") if replaces_whole else _read_json_text(before or b"")
             if remove:
                 text = remove_json_value(file.text, pointer)
             else:
@@ -379,7 +379,7 @@ class JsonWriteTool(Tool):
             "created": created,
             "size": written.size,
             **diff.to_data(),
-            **describe_change(file, text, notes),
+            **describe_text_format(file, text, notes),
         }
 
 
@@ -400,7 +400,7 @@ def _format_whole(value: Any, before: str) -> str:
     return convert_line_ends(text + end, detect_line_end(before))
 
 
-def _restore_strings(value: Any, before: str, pointer: str, notes: EscapeNotes) -> Any:
+def _restore_strings(value: Any, before: str, pointer: str, notes: EscapeWarnings) -> Any:
     """Return a value with the escapes in its texts restored that a model copied from the old value, or from the file."""
     if OPEN not in json.dumps(value, ensure_ascii=False):
         return value
@@ -436,8 +436,8 @@ def _list_strings(value: Any) -> Iterator[str]:
             yield from _list_strings(item)
 
 
-def _read_json_text(data: bytes) -> FileText:
-    file = read_file_text(data)
+def _read_json_text(data: bytes) -> DecodedFileText:
+    file = decode_file_text(data)
     if file.encoding.is_utf8 and (invalid := _INVALID_BYTE.search(file.text)) is not None:
         start = len(UTF_8.encode(file.text[: invalid.start()]))
         text = f"The file is not valid JSON: byte {start} is not UTF-8. Check that `path` is a JSON file."

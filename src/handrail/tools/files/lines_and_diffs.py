@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from itertools import accumulate
 
-from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.errors import ToolError, quote_text_or_length
 from handrail.contract.struct import Struct
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.text.text_encodings import replace_invalid_bytes
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
@@ -23,18 +23,18 @@ _REFINED = 2_000
 """The most changed lines for which a minimal difference is worth its quadratic search."""
 _PIECE = 256 * 1024
 """The characters that one native call processes. It blocks the interpreter meanwhile, in any thread."""
-_ANY_LINE = compile_on_first_use(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+_ANY_LINE = compile_regex_lazily(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _LINES = 64 * 1024
 """The lines that one native call processes."""
 
 
-def find_line_mark(text: str) -> str:
+def detect_line_separator(text: str) -> str:
     r"""Return the character at the end of each line: ``\n``, or ``\r`` in a text without any ``\n``."""
     return "\r" if "\r" in text and "\n" not in text else "\n"
 
 
 def split_lines(text: str, mark: str = "\n") -> list[str]:
-    """Split a text into lines with their ends, at each ``mark`` (see :func:`find_line_mark`), as in ``read``."""
+    """Split a text into lines with their ends, at each ``mark`` (see :func:`detect_line_separator`), as in ``read``."""
     lines: list[str] = []
     at = 0
     while at < len(text):
@@ -68,15 +68,15 @@ def convert_line_ends(text: str, end: str) -> str:
     return plain if end == "\n" else plain.replace("\n", end)
 
 
-def show_line_ends(text: str) -> str:
+def normalise_line_ends(text: str) -> str:
     r"""Return ``text`` with ``\n`` at the end of each line, as ``read`` shows it."""
-    return text.replace("\r", "\n") if find_line_mark(text) == "\r" else text.replace("\r\n", "\n")
+    return text.replace("\r", "\n") if detect_line_separator(text) == "\r" else text.replace("\r\n", "\n")
 
 
 _END_NAMES = {"\n": "LF", "\r\n": "CRLF", "\r": "CR"}
 
 
-def describe_line_ends(before: str, after: str) -> str | None:
+def describe_line_end_change(before: str, after: str) -> str | None:
     """Return the line ends of a changed text, and those before if they were others; None if all were and are LF."""
     if "\r" not in before and "\r" not in after:
         return None
@@ -89,14 +89,18 @@ def describe_line_ends(before: str, after: str) -> str | None:
 def _describe_ends(text: str) -> tuple[tuple[str, ...], str]:
     """Return the kinds of line ends in ``text``, and a text about them."""
     windows, lines = text.count("\r\n"), text.count("\n")
-    counts = {"CRLF": windows, "LF": lines - windows, "CR": text.count("\r") if find_line_mark(text) == "\r" else 0}
+    counts = {
+        "CRLF": windows,
+        "LF": lines - windows,
+        "CR": text.count("\r") if detect_line_separator(text) == "\r" else 0,
+    }
     kinds = tuple(kind for kind, count in counts.items() if count)
     if len(kinds) < 2:
         return kinds, "".join(kinds)
     return kinds, "mixed (" + ", ".join(f"{counts[kind]} {kind}" for kind in kinds) + ")"
 
 
-def fit_line_ends(replaced: str, new: str, end: str, mark: str = "\n") -> str:
+def preserve_line_ends(replaced: str, new: str, end: str, mark: str = "\n") -> str:
     r"""Return ``new`` with the line ends of the lines ``replaced``.
 
     An equal line keeps its end. Any other line takes the end of the line that it replaces.
@@ -139,7 +143,7 @@ def _line_end(line: str, mark: str) -> str:
 
 def find_line_end_at(text: str, at: int) -> str:
     """Return the end of the line around a position, or of the line before it if that line has none."""
-    mark = find_line_mark(text)
+    mark = detect_line_separator(text)
     place = text.find(mark, at)
     if place == -1:
         place = text.rfind(mark, 0, at)
@@ -218,7 +222,7 @@ def replace_all_occurrences(text: str, old: str, new: str) -> str:
 
 def find_replaced_lines(text: str, spans: Sequence[SpanReplacement]) -> list[LineReplacement]:
     """Return the whole lines that ``spans`` change."""
-    mark = find_line_mark(text)
+    mark = detect_line_separator(text)
     lines = split_lines(text, mark)
     starts = [0]
     for at in range(0, len(lines), _LINES):
@@ -342,7 +346,7 @@ def make_diff_of_texts(path: str, before: str, after: str, *, created: bool) -> 
     removed, added = before.count("\n"), after.count("\n")
     if max(removed, added) > MAX_LINES:
         return UnifiedDiff("", added, removed, added + removed)
-    mark = find_line_mark(before or after)
+    mark = detect_line_separator(before or after)
     lines = split_lines(before, mark)
     blocks = compute_line_replacements(lines, split_lines(after, mark))
     return make_diff_of_replacements(path, lines, blocks, created=created, mark=mark)
@@ -392,7 +396,7 @@ def _append(out: list[str], sign: str, lines: Sequence[str], mark: str, *, keep_
             out.append("\\ No newline at end of file")
 
 
-def find_lines_of_text(text: str, part: str, at_most: int = 10) -> list[int]:
+def find_line_numbers_of_text(text: str, part: str, at_most: int = 10) -> list[int]:
     """Return the lines, counted from 1, where the first occurrences of ``part`` begin, including overlaps."""
     found: list[int] = []
     at, line, counted = text.find(part), 1, 0
@@ -408,7 +412,7 @@ def explain_missing_text(text: str, part: str) -> str:
     """Explain why ``part`` was not found: other whitespace, other case, or the most similar line."""
     if "\ufffd" in part:
         return "`old` contains U+FFFD, which replaces bytes that are not UTF-8. Leave out those characters."
-    mark = find_line_mark(text)
+    mark = detect_line_separator(text)
     lines = [line.removesuffix(_line_end(line, mark)) for line in split_lines(text, mark)]
     wanted = part.replace("\r\n", "\n").split("\n")
     while len(wanted) > 1 and not wanted[-1].strip():
@@ -446,4 +450,4 @@ def _find_line_sequence(lines: Sequence[str], wanted: Sequence[str]) -> int | No
 
 
 def _quote_line(line: str) -> str:
-    return quote_excerpt(replace_invalid_bytes(line), 200)
+    return quote_text_or_length(replace_invalid_bytes(line), 200)

@@ -15,27 +15,27 @@ from handrail.contract.services.file_services import FileChange, FileService
 from handrail.contract.struct import Struct, field
 from handrail.contract.text.neutralisation import EscapedText
 from handrail.contract.text.patch_text import PatchHunk, PatchSection, parse_patch
-from handrail.contract.text.text_encodings import UTF_8, FileText, detect_text_encoding, read_file_text
+from handrail.contract.text.text_encodings import UTF_8, DecodedFileText, decode_file_text, detect_text_encoding
 from handrail.tools.files.hunk_locator import (
     GRADES,
     FileLines,
     HunkLocation,
     HunkMismatch,
     MatchGrade,
-    adapt_indentation,
     locate_hunks,
+    reindent_added_lines,
 )
 from handrail.tools.files.lines_and_diffs import (
     LineReplacement,
     UnifiedDiff,
     check_line_count,
     check_text_size,
-    find_line_mark,
+    detect_line_separator,
     make_diff_of_replacements,
     make_diff_of_texts,
     split_lines,
 )
-from handrail.tools.files.text_changes import EscapeNotes, PatchedText, apply_line_replacements
+from handrail.tools.files.text_changes import EscapeWarnings, PatchedText, apply_line_replacements
 
 FileAction = Literal["created", "updated", "moved", "deleted"]
 _T = TypeVar("_T")
@@ -58,13 +58,13 @@ class PatchedFile(Struct, frozen=True):
 
     section: PatchSection
     action: FileAction
-    before: FileText | None
+    before: DecodedFileText | None
     text: str = ""
     blocks: Sequence[LineReplacement] = ()
     grade: MatchGrade = "exact"
     applied_hunks: tuple[int, ...] = ()
     is_applied: bool = False
-    notes: EscapeNotes = field(default_factory=EscapeNotes)
+    notes: EscapeWarnings = field(default_factory=EscapeWarnings)
 
     @property
     def path(self) -> str:
@@ -110,7 +110,7 @@ class PatchedFile(Struct, frozen=True):
         text = self.before.text
         if self.action == "deleted" and detect_text_encoding(self.before.data) is None:
             return UnifiedDiff(f"--- a/{former}\n+++ /dev/null\nBinary file of {len(self.before.data):,} bytes", 0, 0)
-        mark = find_line_mark(text)
+        mark = detect_line_separator(text)
         lines = split_lines(text, mark)
         blocks = [LineReplacement(0, len(lines), ())] if self.action == "deleted" and lines else list(self.blocks)
         diff = make_diff_of_replacements(shown, lines, blocks, mark=mark)
@@ -293,16 +293,16 @@ async def _plan_creation(section: PatchSection, files: FileService) -> PatchedFi
             "or use `*** Update File`.",
             kind="invalid_input",
         )
-    notes = EscapeNotes()
+    notes = EscapeWarnings()
     content = notes.take(EscapedText("").restore_copied_escapes("".join(_list_new_text(section.hunks))))
     after, present = UTF_8.encode(content), await _read(section.path, files)
     if present is None:
         return PatchedFile(section, "created", None, content, notes=notes)
     if present == after:
-        return PatchedFile(section, "created", read_file_text(present), content, is_applied=True)
+        return PatchedFile(section, "created", decode_file_text(present), content, is_applied=True)
     if present == b"":
         blocks = [LineReplacement(0, 0, tuple(split_lines(content)))]
-        return PatchedFile(section, "updated", read_file_text(b""), content, blocks, notes=notes)
+        return PatchedFile(section, "updated", decode_file_text(b""), content, blocks, notes=notes)
     raise _existing_error(section.path)
 
 
@@ -330,7 +330,7 @@ async def _plan_deletion(section: PatchSection, files: FileService) -> PatchedFi
     if before is None:
         error = await _missing_error(section.path, files)
         raise _MissingSource(ToolError(error.text.partition(" To create")[0], kind=error.kind))
-    file = read_file_text(before)
+    file = decode_file_text(before)
     if section.has_content:
         bodies = _split_bodies(file.text)
         wanted = [line.text.rstrip() for hunk in section.hunks for line in hunk.lines if line.sign != "+"]
@@ -348,7 +348,7 @@ async def _update(section: PatchSection, before: bytes) -> PatchedFile:
 
     :raises HunkMismatch: with one text for each hunk that does not fit
     """
-    hunks = [hunk for hunk in section.hunks if hunk.changes_text]
+    hunks = [hunk for hunk in section.hunks if hunk.has_text_changes]
     if hunks and detect_text_encoding(before) is None:
         raise ToolError(f"{section.path} is a binary file. Only text can be patched.", kind="invalid_input")
     check_line_count(section.path, before)
@@ -362,7 +362,7 @@ async def _run_in_thread_if_large(size: int, work: Callable[[], _T]) -> _T:
 
 def _split_bodies(text: str) -> list[str]:
     """Return the lines of a text without their ends."""
-    mark = find_line_mark(text)
+    mark = detect_line_separator(text)
     return [line.removesuffix(mark).removesuffix("\r") for line in split_lines(text, mark)]
 
 
@@ -373,7 +373,7 @@ def apply_hunks(section: PatchSection, hunks: Sequence[PatchHunk], before: bytes
     :raises HunkMismatch: with one text for each hunk that does not fit
     :raises ToolError: ``limit`` if the new text is too long
     """
-    file, notes = read_file_text(before), EscapeNotes()
+    file, notes = decode_file_text(before), EscapeWarnings()
     if not hunks:
         return PatchedFile(section, "updated", file, file.text)
     lines = FileLines(_split_bodies(file.text))
@@ -392,7 +392,7 @@ def apply_hunks(section: PatchSection, hunks: Sequence[PatchHunk], before: bytes
         raise HunkMismatch(
             "\0".join(f"{section.path}, hunk {number}: {problems[number]}" for number in sorted(problems))
         )
-    joined = patched.join_blocks(blocks, has_end=has_end)
+    joined = patched.merge_adjacent_replacements(blocks, has_end=has_end)
     grade = GRADES[max(GRADES.index(place.grade) for place in places)]
     applied = tuple(sorted(place.hunk.number for place in places if place.is_applied))
     check_text_size(len(file.text) + sum(len(new) for block in joined for new in block.new))
@@ -415,7 +415,7 @@ def _replace_lines(place: HunkLocation, lines: FileLines, patched: PatchedText) 
     """Return the changes of one hunk. Lines of context stay as they are in the file."""
     if place.is_applied:
         return []
-    added = iter(adapt_indentation(place, lines))
+    added = iter(reindent_added_lines(place, lines))
     found: list[LineReplacement] = []
     first = at = place.first
     new: list[str] = []

@@ -11,7 +11,7 @@ from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.text.patch_text import parse_patch
 from handrail.contract.tool.spec import LockSpec
 from handrail.contract.tool.tool_protocol import Tool
-from handrail.tools.files.editing_tools import describe_change
+from handrail.tools.files.editing_tools import describe_text_format
 from handrail.tools.files.lines_and_diffs import UnifiedDiff
 from handrail.tools.files.patch_plan import PatchedFile, PatchPlan, plan_patch
 from handrail.tools.tool_declarations import file_change_spec, make_closed_object_schema
@@ -61,7 +61,7 @@ class ApplyPatchTool(Tool):
         return await asyncio.to_thread(_make_answer, plan, names)
 
 
-def show_patch(plan: PatchPlan) -> str:
+def format_patch_diffs(plan: PatchPlan) -> str:
     """Return the diffs of all files of a patch."""
     return "\n".join(diff.text for _, diff in _list_diffs(plan, {}) if diff.text)
 
@@ -104,5 +104,5 @@ def _describe_file(file: PatchedFile, diff: UnifiedDiff, names: dict[str, str]) 
     if file.applied_hunks:
         found["already_applied_hunks"] = list(file.applied_hunks)
     if file.before is not None and file.action != "deleted":
-        return found | describe_change(file.before, file.text, file.notes)
+        return found | describe_text_format(file.before, file.text, file.notes)
     return found | file.notes.to_data()

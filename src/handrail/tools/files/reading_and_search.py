@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -37,7 +38,7 @@ _BINARIES = (
 )
 
 
-def get_max_answer_bytes(runtime: Runtime) -> int:
+def compute_max_result_bytes(runtime: Runtime) -> int:
     """Return how many bytes of text, counted as JSON, fit into an answer.
 
     This is less than the output limit of the tool, so that an answer of whole lines is not truncated.
@@ -51,7 +52,7 @@ async def read_lines_or_image(runtime: Runtime, path: str, first: int, count: in
 
     :raises ToolError: ``invalid_input`` for another binary file, or lines beyond the end
     """
-    most = get_max_answer_bytes(runtime)
+    most = compute_max_result_bytes(runtime)
     if path.lower().endswith(".pdf") and (await runtime.files.read_bytes(path, max_bytes=5)).data == PDF_START:
         return await read_pdf(runtime, path, first, count, most)
     found = await runtime.files.read_lines(path, first=first, count=count, max_bytes=most)
@@ -94,7 +95,7 @@ def _lines_data(found: FileLineRange, lines: Sequence[str], text: str) -> dict[s
 
 async def read_bytes(runtime: Runtime, path: str, start: int, count: int | None) -> dict[str, object]:
     """Read a range of bytes: as text, cut at whole characters, if it is UTF-8, else in base64."""
-    most = get_max_answer_bytes(runtime)
+    most = compute_max_result_bytes(runtime)
     found = await runtime.files.read_bytes(path, start=start, max_bytes=min(count or most, most))
     return {"path": found.path, **format_byte_range(found.data, found.start, found.size, most)}
 
@@ -134,7 +135,7 @@ async def _image_data(runtime: Runtime, path: str, size: int) -> dict[str, objec
     head = (await runtime.files.read_bytes(path, max_bytes=_SNIFF_BYTES)).data
     media_type = detect_image_type(head)
     if head.startswith(PDF_START):
-        return await read_pdf(runtime, path, 1, None, get_max_answer_bytes(runtime))
+        return await read_pdf(runtime, path, 1, None, compute_max_result_bytes(runtime))
     if media_type is None:
         what = next((name for magic, name in _BINARIES if head.startswith(magic)), "unknown type")
         raise ToolError(
@@ -258,7 +259,10 @@ class GlobTool(Tool):
             hidden=args.get("hidden", False),
             ignored=args.get("ignored", False),
         )
-        return {"paths": list(found.paths), **_describe_omitted_entries(found, "a narrower pattern or path")}
+        return {
+            "paths": list(found.paths),
+            **_describe_omitted_entries(found, "a narrower pattern or path", _find_glob_hints(args["pattern"])),
+        }
 
 
 class GrepTool(Tool):
@@ -310,7 +314,14 @@ class GrepTool(Tool):
         return {
             "matches": [{"path": m.path, "line": m.line, "text": m.text} for m in found.matches],
             **_describe_encodings(found),
-            **_describe_omitted_entries(found, "a narrower pattern, path or glob"),
+            **_describe_omitted_entries(
+                found,
+                "a narrower pattern, path or glob",
+                [
+                    *_find_glob_hints(args.get("glob", "")),
+                    *([] if args.get("literal") else _find_regex_hints(args["pattern"])),
+                ],
+            ),
         }
 
 
@@ -410,7 +421,28 @@ def _describe_encodings(found: FileSearchResult) -> dict[str, object]:
     return fields
 
 
-def _describe_omitted_entries(found: FileSearchResult, narrower: str) -> dict[str, object]:
+def _find_glob_hints(pattern: str) -> Iterator[str]:
+    """Yield what may be wrong with the form of a glob that found nothing."""
+    outside = re.sub(r"\{[^{}]*\}|\[[^]]*\]", "", pattern)
+    if "\\" in pattern:
+        yield "A backslash does not separate folders. Write `/` between them."
+    if ("(" in pattern and "|" in pattern) or re.search(r"[@?+*!]\(", pattern):
+        yield "Parentheses are part of a name. Write alternatives as `{a,b}`."
+    if "," in outside or re.search(r"\s\S*[*?]", outside):
+        yield "The glob is one pattern. Write several as `{a,b}`, e.g. `{*.ts,*.tsx}`."
+    if "[" in outside or "{" in outside:
+        yield "A bracket or brace of the glob is not closed. Close it, or write `[[]` or `[{]` for the character."
+
+
+def _find_regex_hints(pattern: str) -> Iterator[str]:
+    """Yield what may be wrong with the form of a regular expression that found nothing."""
+    if re.search(r"(?<!\[)\\\|", pattern):
+        yield "`\\|` is the character `|`. Write alternatives as `a|b`."
+    if re.fullmatch(r"/(?:[^/\\]|\\.)+/[gimsuy]*", pattern):
+        yield "Slashes are part of the text. Leave out the slashes around the pattern."
+
+
+def _describe_omitted_entries(found: FileSearchResult, narrower: str, hints: Iterable[str] = ()) -> dict[str, object]:
     """Return what the list leaves out, if anything."""
     fields: dict[str, object] = {}
     if found.is_truncated:
@@ -422,6 +454,8 @@ def _describe_omitted_entries(found: FileSearchResult, narrower: str) -> dict[st
         left_out = [explain(count) for why, explain in _OMISSIONS.items() if (count := found.omissions.get(why, 0))]
         if left_out:
             fields["left_out"] = left_out
+        elif given := list(hints):
+            fields["hints"] = given
     return fields
 
 
@@ -437,5 +471,7 @@ _OMISSIONS: Mapping[SearchOmission, Callable[[int], str]] = {
     "binary": _explain_omission(
         "with binary content", "To see the content, use read with `unit: bytes`, or a program in bash."
     ),
+    "deeper": _explain_omission("in deeper folders", "To include them, write `**/` before the name."),
+    "inside": _explain_omission("in a folder of this name", "To include them, write `/**` after the name."),
     "case": _explain_omission("in another letter case", "To find them, write the pattern in their case."),
 }

@@ -271,13 +271,13 @@ def _read_package(text: str) -> _Facts:
 
 
 def _read_makefile(text: str) -> _Facts:
-    targets = [match[1] for match in re.finditer(r"^([A-Za-z][\w-]*)\s*:(?!=)", text, re.MULTILINE)]
+    targets = [match[1] for match in re.finditer(r"^([A-Za-z][\w-]*+)[^\S\n]*+:(?!=)", text, re.MULTILINE)]
     tests = [f"make {name}" for name in targets if name in ("test", "tests", "check")]
     return [f"make {name}" for name in targets if name in ("run", "start", "serve", "all", "build")], tests
 
 
 def _read_justfile(text: str) -> _Facts:
-    targets = [match[1] for match in re.finditer(r"^@?([A-Za-z][\w-]*)[^\n:=]*:(?!=)", text, re.MULTILINE)]
+    targets = [match[1] for match in re.finditer(r"^@?([A-Za-z][\w-]*+)[^\n:=]*+:(?!=)", text, re.MULTILINE)]
     tests = [f"just {name}" for name in targets if name in ("test", "tests", "check")]
     return [f"just {name}" for name in targets if name in ("run", "start", "serve", "build")], tests
 

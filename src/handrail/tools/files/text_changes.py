@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice, pairwise
 from typing import Any
 
-from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.errors import ToolError, quote_text_or_length
 from handrail.contract.struct import Struct, field
 from handrail.contract.text.neutralisation import OPEN, EscapedText, RestoredText, neutralise_text
 from handrail.contract.text.text_encodings import replace_invalid_bytes
@@ -25,14 +25,14 @@ from handrail.tools.files.lines_and_diffs import (
     convert_line_ends,
     count_line_characters,
     detect_line_end,
+    detect_line_separator,
     explain_missing_text,
     find_line_end_at,
-    find_line_mark,
-    find_lines_of_text,
+    find_line_numbers_of_text,
     find_uniform_line_end,
-    fit_line_ends,
+    normalise_line_ends,
+    preserve_line_ends,
     replace_all_occurrences,
-    show_line_ends,
     split_lines,
 )
 
@@ -42,7 +42,7 @@ _MAX_SHOWN = 512 * 1024
 """The most characters of a text in which escapes are searched."""
 
 
-class EscapeNotes(Struct):
+class EscapeWarnings(Struct):
     """Notes for a result about escapes in new text whose meaning was not certain."""
 
     elsewhere: dict[str, None] = field(default_factory=dict[str, None])
@@ -77,7 +77,7 @@ def _join(escapes: dict[str, None]) -> str:
 # Exact replacements.
 
 
-def check_differs(old: str, new: str) -> None:
+def check_replacement_differs(old: str, new: str) -> None:
     if old == new:
         raise ToolError("`old` and `new` are equal. Pass a `new` that differs.", kind="invalid_input")
 
@@ -107,7 +107,7 @@ class _ShownText:
     _escaped: EscapedText | None = dataclasses.field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.plain = show_line_ends(self.text)
+        self.plain = normalise_line_ends(self.text)
         self._returns = []
         if len(self.plain) < len(self.text):
             at = self.text.find("\r\n")
@@ -122,13 +122,13 @@ class _ShownText:
             yield at, at + len(old)
             at = self.plain.find(old, at + step)
 
-    def find_escaped(self, old: str, step: int) -> Iterator[tuple[int, int]]:
+    def find_escaped_matches(self, old: str, step: int) -> Iterator[tuple[int, int]]:
         """Yield the range in :attr:`plain` of each occurrence of ``old`` in the escaped form."""
         if OPEN not in old or (view := self.escaped) is None or not view.has_escapes:
             return
         at = view.shown.find(old)
         while at != -1:
-            if (span := view.original_span(at, at + len(old))) is not None:
+            if (span := view.map_to_original_span(at, at + len(old))) is not None:
                 yield span
             at = view.shown.find(old, at + step)
 
@@ -139,11 +139,11 @@ class _ShownText:
             self._escaped = EscapedText(self.plain)
         return self._escaped
 
-    def to_original(self, at: int) -> int:
+    def map_to_original_offset(self, at: int) -> int:
         """Return the place in the text of a place in :attr:`plain`."""
         return at + bisect_left(self._returns, at)
 
-    def restore(self, new: str, start: int, end: int, notes: EscapeNotes) -> str:
+    def restore(self, new: str, start: int, end: int, notes: EscapeWarnings) -> str:
         """Return ``new`` with the escapes restored that a model copied. It replaces a range of :attr:`plain`."""
         if OPEN not in new:
             return new
@@ -155,7 +155,7 @@ class _ShownText:
 
 
 def replace_exact_text(
-    path: str, text: str, old: str, new: str, *, replace_all: bool, notes: EscapeNotes | None = None
+    path: str, text: str, old: str, new: str, *, replace_all: bool, notes: EscapeWarnings | None = None
 ) -> ReplacedText:
     """Replace ``old`` by ``new`` in ``text``. Both are in the form that ``read`` shows.
 
@@ -164,8 +164,8 @@ def replace_exact_text(
     :raises ToolError: ``invalid_input`` if ``old`` is missing or occurs more than once, ``limit`` if the text becomes too
         large
     """
-    check_differs(old, new)
-    notes = notes or EscapeNotes()
+    check_replacement_differs(old, new)
+    notes = notes or EscapeWarnings()
     end = find_uniform_line_end(text)
     if convert_line_ends(old, "\n") == convert_line_ends(new, "\n"):
         return _replace_literally(path, text, old, new, replace_all=replace_all)
@@ -175,13 +175,13 @@ def replace_exact_text(
         return _replace_literally(
             path, text, convert_line_ends(old, end), convert_line_ends(new, end), replace_all=replace_all
         )
-    mark = find_line_mark(text)
+    mark = detect_line_separator(text)
     shown = _ShownText(text)
     old, new = (convert_line_ends(one, "\n") for one in (old, new))
     if mark == "\r":
         old = old.replace("\r", "\n")
     step, most = (len(old), None) if replace_all else (1, _MANY)
-    places = sorted({*islice(shown.find(old, step), most), *islice(shown.find_escaped(old, step), most)})
+    places = sorted({*islice(shown.find(old, step), most), *islice(shown.find_escaped_matches(old, step), most)})
     if not places and "\r" in shown.plain:
         mark, shown.plain = "", shown.plain.replace("\r", "\n")
         places = list(islice(shown.find(old, step), most))
@@ -192,12 +192,16 @@ def replace_exact_text(
         raise _ambiguous_error(path, len(places), lines)
     spans: list[SpanReplacement] = []
     for start, stop in places:
-        first, last = shown.to_original(start), shown.to_original(stop)
+        first, last = shown.map_to_original_offset(start), shown.map_to_original_offset(stop)
         if spans and first < spans[-1].end:
             continue
         made = shown.restore(new, start, stop, notes)
+        next_end = find_line_end_at(text, last)
+        if "\n" in made and mark == "\n" and "\n" not in (made[-1], old[0]) and text.startswith(next_end, last):
+            made += "\n"  # so that the last line keeps its end before further lines
+            last += len(next_end)
         if "\n" in made:
-            made = fit_line_ends(text[first:last], made, end or find_line_end_at(text, last), mark)
+            made = preserve_line_ends(text[first:last], made, end or find_line_end_at(text, last), mark)
         spans.append(SpanReplacement(first, last, made))
     return _replace_spans(text, spans)
 
@@ -208,7 +212,7 @@ def _replace_literally(path: str, text: str, old: str, new: str, *, replace_all:
         raise _missing_error(path, text, old)
     if not replace_all:
         if text.find(old, at + 1) != -1:
-            raise _ambiguous_error(path, _count_occurrences(text, old), find_lines_of_text(text, old, 11))
+            raise _ambiguous_error(path, _count_occurrences(text, old), find_line_numbers_of_text(text, old, 11))
         return _replace_spans(text, [SpanReplacement(at, at + len(old), new)])
     count = text.count(old)
     if count > _MANY:
@@ -242,19 +246,19 @@ def _replace_spans(text: str, spans: Sequence[SpanReplacement]) -> ReplacedText:
 def _count_occurrences(text: str, part: str) -> int:
     """Return how often ``part`` occurs, including overlaps."""
     plain = text.count(part)
-    return plain if plain > 1 else len(find_lines_of_text(text, part))
+    return plain if plain > 1 else len(find_line_numbers_of_text(text, part))
 
 
 # A whole new text.
 
 
-def rewrite_text(before: str, content: str, notes: EscapeNotes | None = None) -> str:
+def adapt_content_to_original(before: str, content: str, notes: EscapeWarnings | None = None) -> str:
     r"""Return ``content``, which replaces the whole text ``before``, with the line ends and characters of that.
 
     A line that the model copied stays the same, with invalid bytes. Line ends with ``\r`` in ``content`` are kept as they
     are.
     """
-    notes = notes or EscapeNotes()
+    notes = notes or EscapeWarnings()
     has_invalid = "\ufffd" in content and not before.isascii() and replace_invalid_bytes(before) != before
     end = find_uniform_line_end(before)
     if OPEN not in content and not has_invalid and (end is not None or "\r" in content):
@@ -262,7 +266,7 @@ def rewrite_text(before: str, content: str, notes: EscapeNotes | None = None) ->
     shown = _ShownText(before)
     if "\r" in content:
         return shown.restore(content, 0, len(shown.plain), notes)
-    mark = find_line_mark(before)
+    mark = detect_line_separator(before)
     lines = split_lines(before, mark)
     view = shown.escaped
     seen = split_lines(replace_invalid_bytes(shown.plain if view is None else view.shown))
@@ -275,7 +279,7 @@ def rewrite_text(before: str, content: str, notes: EscapeNotes | None = None) ->
         out += lines[at : block.first]
         new = shown.restore("".join(block.new), starts[block.first], starts[block.last], notes)
         around = find_line_end_at(lines[block.first - 1], 0) if block.first else default
-        out.append(fit_line_ends("".join(lines[block.first : block.last]), new, around, mark) if new else "")
+        out.append(preserve_line_ends("".join(lines[block.first : block.last]), new, around, mark) if new else "")
         at = block.last
     return "".join(out)
 
@@ -311,7 +315,7 @@ def check_patch_operations(operations: Sequence[dict[str, Any]]) -> None:
 
 
 def convert_patch_operations(
-    text: str, operations: Sequence[dict[str, Any]], notes: EscapeNotes | None = None
+    text: str, operations: Sequence[dict[str, Any]], notes: EscapeWarnings | None = None
 ) -> list[LineReplacement]:
     """Return the changes of checked ``operations``. All line numbers refer to ``text``.
 
@@ -320,9 +324,9 @@ def convert_patch_operations(
 
     :raises ToolError: ``invalid_input`` if lines do not exist or overlap, ``conflict`` if ``expect`` does not match
     """
-    patched = PatchedText(text, notes or EscapeNotes())
+    patched = PatchedText(text, notes or EscapeWarnings())
     blocks = sorted(
-        (patched.make_block(number, operation) for number, operation in enumerate(operations, 1)),
+        (patched.build_line_replacement(number, operation) for number, operation in enumerate(operations, 1)),
         key=lambda block: (block.first, block.last),
     )
     for before, block in pairwise(blocks):
@@ -331,12 +335,12 @@ def convert_patch_operations(
                 f"Two operations change line {block.first + 1}. Change each line in one operation only.",
                 kind="invalid_input",
             )
-    return patched.join_blocks(blocks)
+    return patched.merge_adjacent_replacements(blocks)
 
 
 def apply_line_replacements(text: str, blocks: Sequence[LineReplacement]) -> str:
     """Return ``text`` with ``blocks`` applied."""
-    lines = split_lines(text, find_line_mark(text))
+    lines = split_lines(text, detect_line_separator(text))
     out: list[str] = []
     line = at = 0
     for block in blocks:
@@ -355,17 +359,19 @@ class PatchedText:
     """
 
     text: str
-    notes: EscapeNotes
+    notes: EscapeWarnings
     lines: Sequence[str] = dataclasses.field(init=False)
     end: str = dataclasses.field(init=False)
     _shown: _ShownText | None = dataclasses.field(default=None, init=False)
     _starts: list[int] = dataclasses.field(default_factory=list[int], init=False)
 
     def __post_init__(self) -> None:
-        self.lines = split_lines(self.text, find_line_mark(self.text))
+        self.lines = split_lines(self.text, detect_line_separator(self.text))
         self.end = detect_line_end(self.text)
 
-    def join_blocks(self, blocks: Iterable[LineReplacement], *, has_end: bool | None = None) -> list[LineReplacement]:
+    def merge_adjacent_replacements(
+        self, blocks: Iterable[LineReplacement], *, has_end: bool | None = None
+    ) -> list[LineReplacement]:
         """Return ``blocks``, which ascend and do not overlap, without any that touch each other.
 
         :param has_end: whether the last line gets a line end; None keeps what it has
@@ -388,7 +394,7 @@ class PatchedText:
             joined[-1] = LineReplacement(tail.first, tail.last, (*tail.new[:-1], last))
         return joined
 
-    def make_block(self, number: int, operation: dict[str, Any]) -> LineReplacement:
+    def build_line_replacement(self, number: int, operation: dict[str, Any]) -> LineReplacement:
         """Return the change of one operation."""
         op, total = operation["op"], len(self.lines)
         if op == "replace":
@@ -424,7 +430,7 @@ class PatchedText:
             new = self._shown.restore(new, self._starts[first], self._starts[last], self.notes)
         before = self.lines[first - 1] if first else ""
         end = find_line_end_at(before, 0) if before.endswith(self.end[-1]) else self.end
-        fitted = fit_line_ends("".join(self.lines[first:last]), new, end, self.end[-1])
+        fitted = preserve_line_ends("".join(self.lines[first:last]), new, end, self.end[-1])
         return tuple(split_lines(fitted, self.end[-1]))
 
 
@@ -441,7 +447,7 @@ def _check_old_lines(number: int, operation: dict[str, Any], have: Sequence[str]
     shown = replace_invalid_bytes("\n".join(found))
     if want not in (found, shown.split("\n"), neutralise_text(shown).split("\n")):
         raise ToolError(
-            f"`expect` of operation {number} does not match {where}: {quote_excerpt(shown, 500)}. Nothing was changed. "
+            f"`expect` of operation {number} does not match {where}: {quote_text_or_length(shown, 500)}. Nothing was changed. "
             "Read the file again and correct the line numbers.",
             kind="conflict",
         )

@@ -10,8 +10,8 @@ from itertools import islice
 from typing import Any
 
 from handrail.contract.errors import ToolError
-from handrail.contract.services.tool_runtime import Runtime, find_meant_paths
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.services.tool_runtime import Runtime, resolve_intended_paths
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools.git import git_output_parsers
@@ -23,22 +23,22 @@ from handrail.tools.git.git_output_parsers import (
     STATUS,
     TIMEOUT_MS,
     WRITES_CONFIG,
-    make_limited_list,
-    read_state_without_conflicts,
+    make_limited_list_fields,
+    require_conflict_free_status,
 )
 from handrail.tools.git.git_repository import (
     GitRepository,
     check_single_commit,
     decode_git_output,
-    name_commit,
+    make_commit_revision,
     open_repository,
     parse_git_output,
     run_in_thread_if_many,
 )
-from handrail.tools.git.query_tools import make_diff_data
+from handrail.tools.git.query_tools import read_diff_data
 from handrail.tools.tool_declarations import make_closed_object_schema
 
-_IN_THE_WAY = compile_on_first_use(r"would be overwritten by (?:checkout|merge)|(?:commit your changes or stash them)")
+_IN_THE_WAY = compile_regex_lazily(r"would be overwritten by (?:checkout|merge)|(?:commit your changes or stash them)")
 
 
 class GitAddTool(Tool):
@@ -67,11 +67,11 @@ class GitAddTool(Tool):
 
     def check(self, args: dict[str, Any]) -> None:
         if args.get("all", False) == ("paths" in args):
-            raise ToolError("Pass exactly one of `paths` and `all: true`.", kind="invalid_input")
+            raise ToolError("Pass either `paths` or `all: true`, but not both.", kind="invalid_input")
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         repository = await open_repository(runtime, args.get("repository", "."), writing=True)
-        return await stage_changes(repository, await find_meant_paths(runtime, args.get("paths", [])))
+        return await stage_changes(repository, await resolve_intended_paths(runtime, args.get("paths", [])))
 
 
 async def stage_changes(repository: GitRepository, paths: Sequence[str], *, new: bool = True) -> dict[str, Any]:
@@ -84,7 +84,7 @@ async def stage_changes(repository: GitRepository, paths: Sequence[str], *, new:
     """
     about = repository.make_pathspecs(paths)
     untracked = "--untracked-files=all" if new else "--untracked-files=no"
-    state = await repository.parse_command_output(git_output_parsers.parse_status, *STATUS, untracked, "--", *about)
+    state = await repository.run_and_parse_git(git_output_parsers.parse_status, *STATUS, untracked, "--", *about)
     count = len(state.changed) + len(state.untracked) + len(state.unmerged)
 
     def wanted_paths() -> tuple[list[bytes], set[bytes]]:
@@ -114,7 +114,7 @@ def _describe_staged_files(
     hidden: Iterable[bytes],
 ) -> dict[str, Any]:
     """Return the staged files, and the reason for each one that was left out."""
-    answer = make_limited_list("staged", staged, repository.to_display_path)
+    answer = make_limited_list_fields("staged", staged, repository.to_display_path)
     left: dict[str, Iterable[bytes]] = {
         "Rules deny reading this file.": hidden,
         "This folder is a separate repository.": [path for path in state.untracked if path.endswith(b"/")],
@@ -182,7 +182,7 @@ class GitCommitTool(Tool):
         if args.get("all", False):
             await stage_changes(repository, (), new=False)
         then = "Resolve each, and pass it to git.add."
-        state = await read_state_without_conflicts(repository, "{} files have conflicts.", then)
+        state = await require_conflict_free_status(repository, "{} files have conflicts.", then)
         if (
             not amend
             and not await run_in_thread_if_many(
@@ -251,12 +251,12 @@ async def describe_head(repository: GitRepository, *, changes: bool = False) -> 
     found: dict[str, Any] = {"branch": decode_git_output(head).strip() or None}
     if not head:
         found["detached"] = True
-    commits = await parse_git_output(log, git_output_parsers.parse_commits)
+    commits = await parse_git_output(log, git_output_parsers.parse_commit_log)
     if commits:
         found |= {name: commits[0][name] for name in ("commit", "subject", "author")}
     for output in rest:
         differing = await parse_git_output(output, git_output_parsers.parse_raw_diff)
-        found |= make_limited_list(
+        found |= make_limited_list_fields(
             "files", differing, lambda one: {"path": repository.to_display_path(one.path), "change": one.change}
         )
     return found
@@ -363,12 +363,12 @@ class GitCheckoutTool(Tool):
             check_single_commit(args["ref"])
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        paths, track = await find_meant_paths(runtime, args.get("paths", [])), args.get("track", False)
+        paths, track = await resolve_intended_paths(runtime, args.get("paths", [])), args.get("track", False)
         repository = await open_repository(runtime, args.get("repository", "."), writing=True, changes_files=True)
         ref = [check_single_commit(args["ref"])] if "ref" in args else []
-        await refuse_wrong_content(repository, ref[0] if ref else None, paths)
+        await check_checkout_content_unaltered(repository, ref[0] if ref else None, paths)
         if paths:
-            ref = [name_commit(args["ref"])] if ref else []
+            ref = [make_commit_revision(args["ref"])] if ref else []
             names = b"".join(
                 repository.to_work_tree_path(path).encode("utf-8", "surrogateescape") + b"\0" for path in paths
             )
@@ -406,7 +406,9 @@ def map_overwrite_error(error: ToolError) -> ToolError:
     )
 
 
-async def refuse_wrong_content(repository: GitRepository, ref: str | None, paths: Sequence[str] = ()) -> None:
+async def check_checkout_content_unaltered(
+    repository: GitRepository, ref: str | None, paths: Sequence[str] = ()
+) -> None:
     """Refuse to write files that would get the wrong content.
 
     These are files that rules hide, which the sandbox covers, and files that a filter changes, whose program is not run.
@@ -425,7 +427,7 @@ async def refuse_wrong_content(repository: GitRepository, ref: str | None, paths
     if done.exit_code:
         return  # the commit does not exist; the command itself reports that
     names = [name for name in done.output.split(b"\0") if name]
-    await refuse_hidden_files(repository, await repository.find_rule_hidden_paths(names, len(names)))
+    await check_no_hidden_files(repository, await repository.find_rule_hidden_paths(names, len(names)))
     if not repository.unrun_filters or not names:
         return
     listed = b"\0".join((*names, b""))
@@ -437,7 +439,7 @@ async def refuse_wrong_content(repository: GitRepository, ref: str | None, paths
         raise ToolError(repository.make_filter_error_text(f"{len(names)} files"), kind="unavailable")
 
 
-async def refuse_hidden_files(repository: GitRepository, hidden: Collection[bytes]) -> None:
+async def check_no_hidden_files(repository: GitRepository, hidden: Collection[bytes]) -> None:
     """Refuse to continue if there are hidden files.
 
     :raises ToolError: ``denied`` with the names
@@ -493,18 +495,20 @@ class GitMergeTool(Tool):
 
     def check(self, args: dict[str, Any]) -> None:
         if args.get("abort", False) == ("ref" in args):
-            raise ToolError("Pass exactly one of `ref`, the branch to merge, and `abort: true`.", kind="invalid_input")
+            raise ToolError(
+                "Pass either `ref` (the branch to merge) or `abort: true`, but not both.", kind="invalid_input"
+            )
         if "ref" in args:
             check_single_commit(args["ref"])
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         repository = await open_repository(runtime, args.get("repository", "."), writing=True, changes_files=True)
         if args.get("abort", False):
-            await refuse_wrong_content(repository, "HEAD", [repository.top])
+            await check_checkout_content_unaltered(repository, "HEAD", [repository.top])
             await repository.run_git_command("merge", "--abort")
             return {"result": "aborted", **await describe_head(repository)}
         ref = check_single_commit(args["ref"])
-        await refuse_wrong_content(repository, ref)
+        await check_checkout_content_unaltered(repository, ref)
         before = await describe_head(repository)
         how = {"auto": "--ff", "only": "--ff-only", "never": "--no-ff"}[args.get("fast_forward", "auto")]
         words = [
@@ -527,7 +531,7 @@ class GitMergeTool(Tool):
             raise map_overwrite_error(error) from None
         if done.exit_code:
             then = "Resolve each, pass it to git.add, then call git.commit; or call git.merge with `abort`."
-            await read_state_without_conflicts(repository, "The merge left conflicts in {} files.", then)
+            await require_conflict_free_status(repository, "The merge left conflicts in {} files.", then)
             raise map_overwrite_error(await repository.make_error_with_hints((*words, ref), done))
         after = await describe_head(repository)
         if before.get("commit") == after.get("commit"):
@@ -599,16 +603,16 @@ class GitStashTool(Tool):
             raise ToolError(f"Stash {index} does not exist. {there}", kind="invalid_input")
         chosen, stash = stashes[index], f"stash@{{{index}}}"
         if action == "show":
-            return {**chosen, **await make_diff_data(repository, [f"{stash}^1", stash], {})}
+            return {**chosen, **await read_diff_data(repository, [f"{stash}^1", stash], {})}
         if action != "drop":
-            await refuse_wrong_content(repository, stash)
+            await check_checkout_content_unaltered(repository, stash)
         try:
             done = await repository.run_git_command("stash", action, "--quiet", stash, codes=(0, 1))
         except ToolError as error:
             raise map_overwrite_error(error) from None
         if done.exit_code:
             then = "The stash is kept. Resolve each, and pass it to git.add."
-            await read_state_without_conflicts(repository, "Restoring the stash left conflicts in {} files.", then)
+            await require_conflict_free_status(repository, "Restoring the stash left conflicts in {} files.", then)
             raise map_overwrite_error(await repository.make_error_with_hints(("stash", action), done))
         return {"done": action, **chosen}
 
@@ -622,14 +626,14 @@ async def _push_stash(repository: GitRepository, args: dict[str, Any]) -> dict[s
             "Commit to a separate branch instead (git.create_branch, git.checkout, git.commit).",
             kind="unavailable",
         )
-    state = await repository.parse_command_output(git_output_parsers.parse_status, *STATUS, "--untracked-files=no")
+    state = await repository.run_and_parse_git(git_output_parsers.parse_status, *STATUS, "--untracked-files=no")
     if state.headers.get("branch.oid") == "(initial)":
         raise ToolError(
             "The repository has no commits yet, which a stash needs. Create the first with git.commit.",
             kind="failed",
         )
     unstaged = (one.path for one in state.changed if one.worktree != ".")
-    await refuse_hidden_files(repository, await repository.find_rule_hidden_paths(unstaged, len(state.changed)))
+    await check_no_hidden_files(repository, await repository.find_rule_hidden_paths(unstaged, len(state.changed)))
     before = len(await _list_stashes(repository))
     words = ["stash", "push", "--quiet"]
     words += ["--include-untracked"] if args.get("untracked", False) else []
@@ -647,7 +651,7 @@ async def _list_stashes(repository: GitRepository) -> list[dict[str, Any]]:
     ):
         return []
     form = "%H%x00%cI%x00%gs"
-    return await repository.parse_command_output(
+    return await repository.run_and_parse_git(
         _parse_stashes,
         "log",
         "--walk-reflogs",

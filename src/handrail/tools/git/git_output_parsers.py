@@ -140,7 +140,7 @@ def parse_raw_diff(output: bytes) -> list[DiffPathEntry]:
     return found
 
 
-def parse_commits(output: bytes) -> list[dict[str, Any]]:
+def parse_commit_log(output: bytes) -> list[dict[str, Any]]:
     """Parse the output of ``git log -z --format=COMMIT``."""
     fields = output.split(b"\0")
     return [
@@ -197,7 +197,7 @@ MOST_LISTED = 500
 STATUS = ("status", "--porcelain=v2", "--branch", "-z", "--ignore-submodules=dirty", "--find-renames")
 
 
-def make_limited_list(name: str, found: Sequence[_T], row: Callable[[_T], Any]) -> dict[str, Any]:
+def make_limited_list_fields(name: str, found: Sequence[_T], row: Callable[[_T], Any]) -> dict[str, Any]:
     """Return the rows of ``found`` under ``name``, and the number of rows beyond the limit."""
     fields: dict[str, Any] = {name: [row(one) for one in found[:MOST_LISTED]]}
     if len(found) > MOST_LISTED:
@@ -217,14 +217,14 @@ def describe_conflict(repository: GitRepository, one: tuple[bytes, str]) -> dict
     return {"path": repository.to_display_path(path), "change": how}
 
 
-async def read_state_without_conflicts(repository: GitRepository, problem: str, then: str) -> ParsedGitStatus:
+async def require_conflict_free_status(repository: GitRepository, problem: str, then: str) -> ParsedGitStatus:
     """Return the state of the tracked files, if they have no conflicts.
 
     :param problem: the first sentence of the error; ``{}`` in it is the number of files
     :param then: the next step, a sentence
     :raises ToolError: ``conflict`` with the files, if there are any
     """
-    state = await repository.parse_command_output(parse_status, *STATUS, "--untracked-files=no")
+    state = await repository.run_and_parse_git(parse_status, *STATUS, "--untracked-files=no")
     if state.unmerged:
         text = f"{problem.format(len(state.unmerged))} {then}"
         found = [describe_conflict(repository, one) for one in state.unmerged[:MOST_LISTED]]

@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple, TypeVar
 
 from handrail.contract.errors import ErrorKind, ToolError, decode_text
 from handrail.contract.sandbox_protocol import CompletedProcess
-from handrail.contract.services.tool_runtime import Runtime, find_meant_path, resolve_tool_path
+from handrail.contract.services.tool_runtime import Runtime, resolve_intended_path, resolve_tool_path
 from handrail.contract.struct import Struct
-from handrail.contract.text.host_names import ParsedUrl, parse_url
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.host_names import ParsedUrl, parse_http_url
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
@@ -78,9 +78,9 @@ _BY_FORM: Sequence[tuple[re.Pattern[str], str]] = tuple(
     )
 )
 """Pairs of a key, as ``git config --list`` shows it, and the value that runs no program."""
-_REQUIRED = compile_on_first_use(r"filter\..*\.required", re.DOTALL)
-_HOOK = compile_on_first_use(r"hook\.(.*)\.[a-z]+", re.DOTALL)
-_FILTER = compile_on_first_use(r"filter\.(.*)\.(clean|smudge|process)", re.DOTALL)
+_REQUIRED = compile_regex_lazily(r"filter\..*\.required", re.DOTALL)
+_HOOK = compile_regex_lazily(r"hook\.(.*)\.[a-z]+", re.DOTALL)
+_FILTER = compile_regex_lazily(r"filter\.(.*)\.(clean|smudge|process)", re.DOTALL)
 
 NO_PROTOCOL = "none"
 
@@ -191,16 +191,16 @@ _FEW = 500
 """The most paths that are processed on the event loop."""
 _MOST_SAID = 2_000
 _MOST_WORDS = 100_000
-_UNKNOWN = compile_on_first_use(
+_UNKNOWN = compile_regex_lazily(
     r"unknown revision|bad revision|not a valid object name|invalid reference|Not a valid|ambiguous argument|"
     r"invalid object name|not something we can merge|no such ref|did not match any file\(s\) known to git|"
     r"not a tree object|is not a commit|cannot be resolved to branch|invalid upstream|reference is not a tree"
 )
-_HALF_DONE = compile_on_first_use(rb"^error: (?:unable to|could not|cannot)", re.MULTILINE)
+_HALF_DONE = compile_regex_lazily(rb"^error: (?:unable to|could not|cannot)", re.MULTILINE)
 """``git checkout`` exits with 0 even if it could not replace a file."""
-_CONFIG_IN_USE = compile_on_first_use(r"config file .*: Device or resource busy")
+_CONFIG_IN_USE = compile_regex_lazily(r"config file .*: Device or resource busy")
 """Another program is running, for which the file is mounted."""
-_IDENTITY = compile_on_first_use(
+_IDENTITY = compile_regex_lazily(
     r"tell me who you are|no (?:name|email) was given|empty ident|auto-detect", re.IGNORECASE
 )
 _NO_IDENTITY = (
@@ -277,7 +277,7 @@ class GitRepository(Struct, frozen=True):
             return "."
         if not absolute.startswith(self.top.rstrip("/") + "/"):
             raise ToolError(
-                f"{path} is outside the repository at {self.display_top}. Pass a file or folder of it.",
+                f"{path} is outside the repository at {self.display_top_folder}. Pass a file or folder of it.",
                 kind="invalid_input",
             )
         return absolute[len(self.top.rstrip("/")) + 1 :]
@@ -304,7 +304,7 @@ class GitRepository(Struct, frozen=True):
         return escape_terminal_controls(f"{prefix}/{path}" if prefix else path)
 
     @property
-    def display_top(self) -> str:
+    def display_top_folder(self) -> str:
         return escape_terminal_controls(posixpath.relpath(self.top, self.runtime.workdir))
 
     async def find_rule_hidden_paths(self, paths: Iterable[bytes], most: int) -> set[bytes]:
@@ -329,7 +329,7 @@ class GitRepository(Struct, frozen=True):
             return False
         return True
 
-    async def parse_command_output(self, reader: Callable[[bytes], _T], *words: str) -> _T:
+    async def run_and_parse_git(self, reader: Callable[[bytes], _T], *words: str) -> _T:
         """Return the result of ``reader`` for a command's output. A long output is read in a thread."""
         return await parse_git_output(await self.read_git_output(*words), reader)
 
@@ -385,7 +385,7 @@ async def open_repository(
     :raises ToolError: ``failed`` if there is none, ``unavailable`` if this git is too old, ``denied`` if its work tree is
         outside the workspace
     """
-    place, outermost = resolve_tool_path(runtime, await find_meant_path(runtime, folder)), runtime.workdir
+    place, outermost = resolve_tool_path(runtime, await resolve_intended_path(runtime, folder)), runtime.workdir
     if is_beneath(place, outermost):
         outermost = await _find_outermost_folder(runtime)
     environment = make_git_environment(outermost, writing=writing)
@@ -490,7 +490,7 @@ def check_single_commit(given: str) -> str:
     return check_revision(given)
 
 
-def name_commit(given: str) -> str:
+def make_commit_revision(given: str) -> str:
     """Return a revision in the form that git accepts only for a commit.
 
     Rules are about paths from the top of the work tree. In a tree, paths begin at another folder.
@@ -580,10 +580,10 @@ def _no_repository_error(folder: str, done: CompletedProcess) -> ToolError:
 
 # Kinds of remotes: an address on the web, a path, or one that these tools do not reach.
 
-_SCHEME = compile_on_first_use(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_HELPER = compile_on_first_use(r"[A-Za-z0-9+-]+::")
-_SSH = compile_on_first_use(r"[^/:]+:(?!//)")
-_CREDENTIALS = compile_on_first_use(r"(://)[^/?#]*@")
+_SCHEME = compile_regex_lazily(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_HELPER = compile_regex_lazily(r"[A-Za-z0-9+-]+::")
+_SSH = compile_regex_lazily(r"[^/:]+:(?!//)")
+_CREDENTIALS = compile_regex_lazily(r"(://)[^/?#]*@")
 
 NO_SSH = (
     "uses SSH, which is not supported: the sandbox has no SSH keys or network route. "
@@ -591,7 +591,7 @@ NO_SSH = (
 )
 
 
-def get_transport_kind(url: str) -> Literal["web", "path", "ssh", "other"]:
+def classify_git_transport(url: str) -> Literal["web", "path", "ssh", "other"]:
     """Return the kind of transport that git would use for an address."""
     if _HELPER.match(url):
         return "other"
@@ -610,7 +610,7 @@ def parse_web_url(url: str) -> ParsedUrl:
 
     :raises ToolError: ``invalid_input`` or ``unavailable``, with the accepted forms
     """
-    kind = get_transport_kind(url)
+    kind = classify_git_transport(url)
     if kind == "ssh":
         raise ToolError(f"{strip_url_credentials(url)} {NO_SSH}", kind="unavailable")
     if kind == "other":
@@ -619,7 +619,7 @@ def parse_web_url(url: str) -> ParsedUrl:
             kind="unavailable",
         )
     try:
-        return parse_url(url)
+        return parse_http_url(url)
     except ValueError as error:
         raise ToolError(str(error), kind="invalid_input") from None
 

@@ -11,24 +11,24 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import quote, urlencode
 
-from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.errors import ToolError, quote_text_or_length
 from handrail.contract.services.tool_runtime import HttpResponse, Runtime
-from handrail.contract.text.host_names import parse_url
-from handrail.contract.text.lazy_patterns import compile_on_first_use
+from handrail.contract.text.host_names import parse_http_url
+from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.tool.requires import NetRequires
 from handrail.contract.tool.spec import ConfigKey
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools.git.change_tools import check_branch_name
 from handrail.tools.git.git_output_parsers import FOLDER, READS, git_read_spec
 from handrail.tools.git.git_repository import decode_git_output, open_repository, strip_url_credentials
-from handrail.tools.git.remote_tools import find_push_address
+from handrail.tools.git.remote_tools import read_push_url
 from handrail.tools.tool_declarations import make_closed_object_schema
 
 _MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _TIMEOUT_MS = 60_000
 _TRUNKS = frozenset({"main", "master", "trunk", "develop", "release", "production"})
-_SSH_ADDRESS = compile_on_first_use(r"(?:[^@/\s]+@)?(?P<host>[^:/\s]+):(?P<path>[^/].*)\Z")
-_SSH_URL = compile_on_first_use(r"(?:git\+)?ssh://(?:[^@/\s]+@)?(?P<host>[^:/\s]+)(?::\d+)?/(?P<path>.+)\Z")
+_SSH_ADDRESS = compile_regex_lazily(r"(?:[^@/\s]+@)?(?P<host>[^:/\s]+):(?P<path>[^/].*)\Z")
+_SSH_URL = compile_regex_lazily(r"(?:git\+)?ssh://(?:[^@/\s]+@)?(?P<host>[^:/\s]+)(?::\d+)?/(?P<path>.+)\Z")
 _PAGES = 10
 
 ForgeKind = Literal["github", "gitea"]
@@ -142,10 +142,10 @@ class GitPullRequestTool(Tool):
         repository = await open_repository(runtime, args.get("repository", "."))
         head = args.get("head") or await _find_current_branch(repository)
         check_branch_name(head)
-        source = _choose_forge(runtime, await find_push_address(repository, args.get("remote", "origin")))
+        source = _choose_forge(runtime, await read_push_url(repository, args.get("remote", "origin")))
         forge = source
         if "into" in args:
-            forge = _choose_forge(runtime, await find_push_address(repository, args["into"]))
+            forge = _choose_forge(runtime, await read_push_url(repository, args["into"]))
             if forge.api != source.api:
                 text = f"{source.full_name} and {forge.full_name} are on different servers. Pass remotes on the same server."
                 raise ToolError(text, kind="invalid_input")
@@ -209,7 +209,7 @@ def _choose_forge(runtime: Runtime, address: str) -> _BoundForge:
         if host.lower() != belongs.lower():
             continue
         token = runtime.secrets.get(f"{kind}_token")
-        target = parse_url(api).host
+        target = parse_http_url(api).host
         is_here = target.name == "localhost" or (target.address is not None and target.address.is_loopback)
         if not api.lower().startswith("https://") and not is_here:
             text = f"The token of {kind} is sent with https only, and {kind}_url is {api}. Ask the user to change it."
@@ -339,7 +339,7 @@ def _explain(response: HttpResponse) -> str:
         return f"status {response.status}"
     further = [one if isinstance(one, str) else _text(one, "message") for one in _list(answer.get("errors"))]
     messages = "; ".join(part.rstrip(".") for part in (_text(answer, "message"), *further) if part)
-    return quote_excerpt(messages, 300) if messages else f"status {response.status}"
+    return quote_text_or_length(messages, 300) if messages else f"status {response.status}"
 
 
 def _make_error(forge: _BoundForge, response: HttpResponse, subject: str) -> ToolError:
@@ -348,8 +348,8 @@ def _make_error(forge: _BoundForge, response: HttpResponse, subject: str) -> Too
     wait = response.header("retry-after")
     if status == 429 or (status == 403 and (wait or response.header("x-ratelimit-remaining") == "0")):
         reset = response.header("x-ratelimit-reset")
-        when = f" Retry after: {quote_excerpt(wait, 40)} s." if wait else ""
-        when = when or (f" The limit is reset at {quote_excerpt(reset, 40)} (Unix time)." if reset else "")
+        when = f" Retry after: {quote_text_or_length(wait, 40)} s." if wait else ""
+        when = when or (f" The limit is reset at {quote_text_or_length(reset, 40)} (Unix time)." if reset else "")
         return ToolError(f"{kind} allows no further request now.{when} Try again later.", kind="limit")
     if status == 401:
         text = f'{kind} refused the token: {explanation}. Ask the user to renew {kind}_token under [tools."git.pr".config].'

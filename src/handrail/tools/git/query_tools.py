@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from handrail.contract.errors import ToolError
-from handrail.contract.services.tool_runtime import Runtime, find_meant_path, find_meant_paths
+from handrail.contract.services.tool_runtime import Runtime, resolve_intended_path, resolve_intended_paths
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools.git import git_output_parsers
@@ -20,14 +20,14 @@ from handrail.tools.git.git_output_parsers import (
     describe_conflict,
     describe_hidden_paths,
     describe_skipped_filters,
-    make_limited_list,
+    make_limited_list_fields,
 )
 from handrail.tools.git.git_repository import (
     GitCommandError,
     GitRepository,
     check_revision,
     decode_git_output,
-    name_commit,
+    make_commit_revision,
     open_repository,
     parse_git_output,
     run_in_thread_if_many,
@@ -70,13 +70,13 @@ class GitStatusTool(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         repository = await open_repository(runtime, args.get("repository", "."))
         untracked = "normal" if args.get("untracked", True) else "no"
-        state = await repository.parse_command_output(
+        state = await repository.run_and_parse_git(
             git_output_parsers.parse_status, *STATUS, "--show-stash", f"--untracked-files={untracked}"
         )
         count = len(state.changed)
         unstaged = (one for one in state.changed if one.worktree != ".")
         kept = await repository.find_rule_hidden_paths((one.path for one in unstaged if one.is_file), count)
-        answer: dict[str, Any] = {"repository": repository.display_top, **_branch_data(state)}
+        answer: dict[str, Any] = {"repository": repository.display_top_folder, **_branch_data(state)}
         for name, word in _STATES.items():
             if await repository.has_git_folder_entry(name):
                 answer["state"] = word
@@ -94,10 +94,10 @@ def _status_lists(
     seen = [one for one in state.changed if one.worktree != "." and one.path not in kept]
     return {
         "clean": not (staged or seen or state.untracked or state.unmerged),
-        **make_limited_list("staged", staged, lambda one: _change_data(repository, one, one.index)),
-        **make_limited_list("unstaged", seen, lambda one: _change_data(repository, one, one.worktree)),
-        **make_limited_list("untracked", state.untracked, repository.to_display_path),
-        **make_limited_list("conflicts", state.unmerged, lambda one: describe_conflict(repository, one)),
+        **make_limited_list_fields("staged", staged, lambda one: _change_data(repository, one, one.index)),
+        **make_limited_list_fields("unstaged", seen, lambda one: _change_data(repository, one, one.worktree)),
+        **make_limited_list_fields("untracked", state.untracked, repository.to_display_path),
+        **make_limited_list_fields("conflicts", state.unmerged, lambda one: describe_conflict(repository, one)),
         **describe_hidden_paths(repository, kept, "Their changes are unknown."),
     }
 
@@ -174,9 +174,9 @@ class GitLogTool(Tool):
         ]
         words += ["--no-show-signature", "--no-ext-diff", "--no-textconv", "--no-notes", "--decorate=short"]
         words += [check_revision(args["ref"])] if "ref" in args else []
-        about = repository.make_pathspecs(await find_meant_paths(runtime, args.get("paths", ())))
+        about = repository.make_pathspecs(await resolve_intended_paths(runtime, args.get("paths", ())))
         try:
-            found = await repository.parse_command_output(git_output_parsers.parse_commits, *words, "--", *about)
+            found = await repository.run_and_parse_git(git_output_parsers.parse_commit_log, *words, "--", *about)
         except GitCommandError as error:
             if "does not have any commits yet" not in error.message:
                 raise
@@ -221,12 +221,12 @@ class GitBlameTool(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        path = await find_meant_path(runtime, args["path"])
+        path = await resolve_intended_path(runtime, args["path"])
         folder = path.rstrip("/").rpartition("/")[0]
         repository = await open_repository(runtime, folder or ("/" if path.startswith("/") else "."))
         first, count = args.get("first", 1), args.get("count", 300)
         words = ["blame", "--porcelain", "--no-textconv", "--no-progress", "-L", f"{first},+{count + 1}"]
-        words += [name_commit(args["ref"])] if "ref" in args else []
+        words += [make_commit_revision(args["ref"])] if "ref" in args else []
         try:
             output = await repository.read_git_output(*words, "--", f"./{repository.to_work_tree_path(path)}")
         except GitCommandError as error:
@@ -418,8 +418,8 @@ class GitDiffTool(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         staged, base, to = args.get("staged", False), args.get("from"), args.get("to")
         repository = await open_repository(runtime, args.get("repository", "."))
-        ends = [name_commit(end) for end in (base, to) if end is not None]
-        found = await make_diff_data(
+        ends = [make_commit_revision(end) for end in (base, to) if end is not None]
+        found = await read_diff_data(
             repository,
             ["--cached", *ends] if staged else ends,
             args,
@@ -463,26 +463,26 @@ class GitShowTool(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         repository = await open_repository(runtime, args.get("repository", "."))
         ref = args.get("ref", "HEAD")
-        commit_name = name_commit(ref)
+        commit_name = make_commit_revision(ref)
         if "file" in args:
             return await _file_data(repository, ref, args["file"])
         words = ("log", "-z", "--max-count=1", "--no-color", "--no-show-signature", "--no-notes", "--decorate=short")
-        found = await repository.parse_command_output(
-            git_output_parsers.parse_commits, *words, f"--format={git_output_parsers.COMMIT}", commit_name, "--"
+        found = await repository.run_and_parse_git(
+            git_output_parsers.parse_commit_log, *words, f"--format={git_output_parsers.COMMIT}", commit_name, "--"
         )
         if not found:
             raise ToolError(f"`ref` is not a commit: {ref}. Pass a commit, branch or tag.", kind="invalid_input")
         commit = found[0]
         parent = commit["parents"][0] if commit["parents"] else _EMPTY_TREES[len(commit["commit"])]
-        changes = await make_diff_data(repository, [parent, commit["commit"]], args)
+        changes = await read_diff_data(repository, [parent, commit["commit"]], args)
         if len(commit["parents"]) > 1:
             commit["compared_to"] = parent
         return {**commit, **changes}
 
 
 async def _file_data(repository: GitRepository, ref: str, path: str) -> dict[str, Any]:
-    inner = repository.to_work_tree_path(await find_meant_path(repository.runtime, path))
-    at = f"{name_commit(ref)}:{'' if inner == '.' else inner}"
+    inner = repository.to_work_tree_path(await resolve_intended_path(repository.runtime, path))
+    at = f"{make_commit_revision(ref)}:{'' if inner == '.' else inner}"
     kind = decode_git_output(await repository.read_git_output("cat-file", "-t", at)).strip()
     if kind != "blob":
         what = "a folder" if kind == "tree" else f"a {kind}"
@@ -494,7 +494,7 @@ async def _file_data(repository: GitRepository, ref: str, path: str) -> dict[str
     return found | {"content": await parse_git_output(content, decode_git_output)}
 
 
-async def make_diff_data(
+async def read_diff_data(
     repository: GitRepository, ends: Sequence[str], args: dict[str, Any], names: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """Return the files of a diff with their counts, and its patch.
@@ -503,11 +503,11 @@ async def make_diff_data(
     :param args: the arguments of the call, with ``paths``, ``context`` and ``counts_only``
     :param names: a command that lists differing names without reading files, unlike ``git diff``
     """
-    paths = await find_meant_paths(repository.runtime, args.get("paths", ()))
+    paths = await resolve_intended_paths(repository.runtime, args.get("paths", ()))
     about = repository.make_pathspecs(paths)
     listing = names or ["diff", *ends, "--no-renames", *_PLAIN]
     options = ("--raw", "-z", "--ignore-submodules=dirty")
-    changed = await repository.parse_command_output(
+    changed = await repository.run_and_parse_git(
         git_output_parsers.parse_raw_diff, listing[0], *options, *listing[1:], "--", *about
     )
     kept = await repository.find_rule_hidden_paths(
@@ -516,7 +516,7 @@ async def make_diff_data(
     about = repository.make_pathspecs(paths or [repository.top], kept)
     words = ["diff", *ends, *_PLAIN, "--find-renames"]
     counted, patch = await asyncio.gather(
-        repository.parse_command_output(
+        repository.run_and_parse_git(
             git_output_parsers.parse_raw_diff, *words, "--raw", "--numstat", "-z", "--", *about
         ),
         _read_patch(repository, [*words, f"--unified={args.get('context', 3)}", "--", *about], args),
@@ -525,7 +525,7 @@ async def make_diff_data(
     def lists() -> dict[str, Any]:
         lines = [(one.added, one.deleted) for one in counted if one.added is not None and one.deleted is not None]
         return {
-            **make_limited_list("files", counted, lambda one: _diff_row(repository, one)),
+            **make_limited_list_fields("files", counted, lambda one: _diff_row(repository, one)),
             "added": sum(added for added, _ in lines),
             "deleted": sum(deleted for _, deleted in lines),
             **describe_hidden_paths(repository, kept, "Their changes are omitted."),

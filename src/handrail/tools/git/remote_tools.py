@@ -6,9 +6,9 @@ import posixpath
 from typing import Any
 
 from handrail.contract.errors import ToolError
-from handrail.contract.protected.path_protection import git_server_command_option
-from handrail.contract.services.tool_runtime import Runtime, find_meant_path, resolve_tool_path
-from handrail.contract.text.neutralisation import escape_terminal_controls, restore_path
+from handrail.contract.protected.path_protection import build_git_server_option
+from handrail.contract.services.tool_runtime import Runtime, resolve_intended_path, resolve_tool_path
+from handrail.contract.text.neutralisation import escape_terminal_controls, unescape_displayed_path
 from handrail.contract.tool.requires import NetRequires
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.contract.tool.tool_protocol import Tool
@@ -17,8 +17,8 @@ from handrail.tools.git.change_tools import check_branch_name
 from handrail.tools.git.git_output_parsers import FOLDER, WRITES_CONFIG
 from handrail.tools.git.git_repository import (
     GitRepository,
+    classify_git_transport,
     decode_git_output,
-    get_transport_kind,
     is_beneath,
     is_same_web_url,
     make_git_environment,
@@ -64,7 +64,7 @@ class GitInitTool(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        path = await find_meant_path(runtime, args.get("path", "."))
+        path = await resolve_intended_path(runtime, args.get("path", "."))
         branch = check_branch_name(args.get("branch", "main"))
         word = _folder_argument(runtime, path)
         try:
@@ -137,7 +137,8 @@ class GitCloneTool(Tool):
     def check(self, args: dict[str, Any]) -> None:
         if ("url" in args) == ("source" in args):
             raise ToolError(
-                "Pass exactly one of `url`, an http(s) address, and `source`, a folder.", kind="invalid_input"
+                "Pass either `url` (an http or https address) or `source` (a folder), but not both.",
+                kind="invalid_input",
             )
         if "url" in args:
             parse_web_url(args["url"])
@@ -146,17 +147,19 @@ class GitCloneTool(Tool):
         if "url" in args:
             origin, protocols = str(parse_web_url(args["url"])), _WEB
         else:
-            origin, protocols = resolve_tool_path(runtime, await find_meant_path(runtime, args["source"])), _PATH
+            origin, protocols = resolve_tool_path(runtime, await resolve_intended_path(runtime, args["source"])), _PATH
             if not is_beneath(origin, runtime.workdir):
                 raise ToolError(
                     f"`source` is outside the workspace: {args['source']}. Use a folder inside it.", kind="denied"
                 )
-        path = restore_path(args.get("path", "")) or posixpath.basename(origin.rstrip("/")).removesuffix(".git")
+        path = unescape_displayed_path(args.get("path", "")) or posixpath.basename(origin.rstrip("/")).removesuffix(
+            ".git"
+        )
         word = _folder_argument(runtime, path)
         words = ["clone", "--quiet", "--no-recurse-submodules", "--no-local", "--origin=origin"]
         words += [f"--branch={check_branch_name(args['branch'])}"] if "branch" in args else []
         words += [f"--depth={args['depth']}"] if "depth" in args else []
-        words += [git_server_command_option("upload-pack", by_path=protocols == _PATH), "--", origin, word]
+        words += [build_git_server_option("upload-pack", by_path=protocols == _PATH), "--", origin, word]
         around = make_git_environment(runtime.workdir, writing=True, protocols=protocols)
         done = await run_git_unchecked(runtime, runtime.workdir, words, around)
         if done.exit_code:
@@ -174,7 +177,7 @@ class GitCloneTool(Tool):
             (one.removeprefix("HEAD -> ") for one in references.split(", ") if one.startswith("HEAD -> ")), None
         )
         return {
-            "repository": found.display_top,
+            "repository": found.display_top_folder,
             "from": strip_url_credentials(origin),
             "branch": branch,
             "commit": commit or None,
@@ -233,7 +236,7 @@ class GitPushTool(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         repository = await open_repository(runtime, args.get("repository", "."), writing=True)
         remote: str = args.get("remote", "origin")
-        address = await find_push_address(repository, remote)
+        address = await read_push_url(repository, remote)
         protocols = _allowed_protocols(repository, remote, address, args.get("url"))
         branch = (
             args.get("branch")
@@ -253,7 +256,7 @@ class GitPushTool(Tool):
             raise ToolError(f"Branch {branch!r} does not exist or has no commit. {hint}", kind="invalid_input")
         words = ["push", "--porcelain", "--no-verify", "--no-signed", "--no-recurse-submodules", "--no-follow-tags"]
         words += ["--set-upstream"] if args.get("set_upstream", False) else []
-        words += [git_server_command_option("receive-pack", by_path=protocols == _PATH)]
+        words += [build_git_server_option("receive-pack", by_path=protocols == _PATH)]
         try:
             done = await repository.run_git_command(
                 *words, remote, f"{reference}:{reference}", codes=(0, 1), protocols=protocols
@@ -267,7 +270,7 @@ class GitPushTool(Tool):
         )
 
 
-async def find_push_address(repository: GitRepository, remote: str) -> str:
+async def read_push_url(repository: GitRepository, remote: str) -> str:
     """Return the address of a push to ``remote``, after git's configuration is applied.
 
     :raises ToolError: if the remote does not exist, or has several addresses
@@ -313,7 +316,7 @@ def _allowed_protocols(repository: GitRepository, remote: str, address: str, giv
     :raises ToolError: if the address differs, or these tools cannot reach it
     """
     shown = strip_url_credentials(address)
-    kind = get_transport_kind(address)
+    kind = classify_git_transport(address)
     if kind == "web":
         parse_web_url(shown)
         if given is None:

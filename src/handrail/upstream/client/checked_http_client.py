@@ -14,10 +14,10 @@ import httpcore2
 import httpx2
 
 from handrail.contract.errors import ToolError, UsageError
-from handrail.contract.network_route import DIRECT_ROUTE, NetworkRoute
-from handrail.contract.text.host_names import parse_host
+from handrail.contract.network_route import DIRECT_ROUTE, OutboundConnectionSettings
+from handrail.contract.text.host_names import parse_host_address
 from handrail.sandbox.network.egress_check import EgressCheck
-from handrail.sandbox.network.trusted_authorities import load_trusted_authorities
+from handrail.sandbox.network.trusted_authorities import load_trusted_ssl_context
 from handrail.upstream.oauth_sign_in import SignInRequired
 
 CONNECT_S = 30.0
@@ -106,7 +106,7 @@ class _EgressBackend(httpcore2.AsyncNetworkBackend):
             async with asyncio.timeout(timeout):
                 named = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
                 connection = await self._egress.connect_to_checked_address(
-                    await self._egress.authorize_and_resolve_host(parse_host(named))
+                    await self._egress.authorize_and_resolve_host(parse_host_address(named))
                 )
                 try:
                     return _TcpStream(*await asyncio.open_connection(sock=connection))
@@ -150,7 +150,7 @@ class _ProxyBackend(httpcore2.AsyncNetworkBackend):
 class _EgressTransport(httpx2.AsyncHTTPTransport):
     """A transport that checks each host, and reaches it directly or through the configured proxy."""
 
-    def __init__(self, egress: EgressCheck, trust: ssl.SSLContext, route: NetworkRoute) -> None:
+    def __init__(self, egress: EgressCheck, trust: ssl.SSLContext, route: OutboundConnectionSettings) -> None:
         super().__init__(verify=trust, trust_env=False)
         self._egress = egress
         self._route = route
@@ -172,10 +172,10 @@ class _EgressTransport(httpx2.AsyncHTTPTransport):
     async def _check_host(self, host: str, port: int) -> None:
         """Check a host that a proxy will reach. The proxy resolves its name, so only a literal address can be checked.
 
-        :raises ConnectError: if the host may not be reached
+        :raises httpx2.ConnectError: if the host may not be reached
         """
         try:
-            parsed = parse_host(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            parsed = parse_host_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
             if parsed.address is not None:
                 await self._egress.authorize_and_resolve_host(parsed)
             elif (refused := self._egress.explain_refusal(parsed)) is not None:
@@ -208,7 +208,7 @@ class _EgressTransport(httpx2.AsyncHTTPTransport):
 
 
 def make_checked_http_client(
-    egress: EgressCheck, auth: httpx2.Auth | None = None, route: NetworkRoute = DIRECT_ROUTE
+    egress: EgressCheck, auth: httpx2.Auth | None = None, route: OutboundConnectionSettings = DIRECT_ROUTE
 ) -> httpx2.AsyncClient:
     """Return an HTTP client for one server.
 
@@ -219,7 +219,7 @@ def make_checked_http_client(
     if route.problem:
         raise UsageError(f"{route.problem}.")
     return httpx2.AsyncClient(
-        transport=_EgressTransport(egress, load_trusted_authorities(route.ca_file), route),
+        transport=_EgressTransport(egress, load_trusted_ssl_context(route.ca_file), route),
         auth=auth,
         timeout=httpx2.Timeout(None, connect=CONNECT_S),
         trust_env=False,

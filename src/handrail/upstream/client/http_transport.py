@@ -12,7 +12,7 @@ import asyncio
 import base64
 import contextlib
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, cast
@@ -20,8 +20,9 @@ from urllib.parse import urljoin
 
 import httpx2
 
-from handrail.contract.network_route import DIRECT_ROUTE, NetworkRoute
-from handrail.contract.text.host_names import parse_url
+from handrail.contract.network_route import DIRECT_ROUTE, OutboundConnectionSettings
+from handrail.contract.text.event_stream_text import EventStreamCleaner
+from handrail.contract.text.host_names import parse_http_url
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.sandbox.network.egress_check import EgressCheck, HostGate
 from handrail.upstream.client.checked_http_client import (
@@ -32,13 +33,13 @@ from handrail.upstream.client.checked_http_client import (
 from handrail.upstream.client.json_rpc_messages import (
     Message,
     encode_message,
-    is_broken_answer,
+    is_truncated_rpc_response,
     parse_json_rpc_messages,
 )
 from handrail.upstream.client.upstream_session import (
     MAX_MESSAGE_BYTES,
-    AnswerTooLong,
     McpTransport,
+    ResponseTooLong,
     RpcError,
     TransportCallbacks,
     UpstreamConnectionLost,
@@ -68,7 +69,7 @@ def make_http_transport(
     state: Path,
     prompt: SignInPrompt | None = None,
     register_secret: Callable[[str], None] = lambda value: None,
-    route: NetworkRoute = DIRECT_ROUTE,
+    route: OutboundConnectionSettings = DIRECT_ROUTE,
 ) -> McpTransport:
     """Return a transport for one connection to a server with a URL.
 
@@ -137,7 +138,7 @@ class StreamableHttpTransport:
             asyncio.get_running_loop().call_later(_ABANDON_S, task.cancel)
         return self._modern
 
-    def guard_protected_names(self) -> AbstractAsyncContextManager[None]:
+    def watch_protected_paths(self) -> AbstractAsyncContextManager[None]:
         return contextlib.nullcontext()  # a remote server cannot write here
 
     def set_version(self, protocol: str, *, modern: bool) -> None:
@@ -228,7 +229,9 @@ class StreamableHttpTransport:
             )
         elif status >= 300 or status == 202:
             error_body = await _read_error_body(response)
-            if self._session and _is_about_ended_session(status, error_body):
+            if answers := [one for one in parse_json_rpc_messages(error_body) if "result" in one]:
+                ears.on_message({**answers[0], "id": number}, number)
+            elif self._session and _is_about_ended_session(status, error_body):
                 ears.on_request_failed(number, _make_session_error(status, error_body))
                 ears.on_connection_lost(_make_session_error(status, error_body))
             else:
@@ -279,13 +282,13 @@ class StreamableHttpTransport:
         """Deliver the events of a stream, and return whether the answer to ``number`` was among them."""
         assert self._ears is not None
         try:
-            async for event in httpx2.EventSource(response, max_event_size=MAX_MESSAGE_BYTES):
+            async for event in iterate_events(response):
                 place.advance(event)
-                if event.event not in ("message", "") or not event.data:
-                    continue
                 data = event.data.encode("utf-8", "replace")
                 messages = parse_json_rpc_messages(data)
-                if number is not None and not messages and is_broken_answer(data):
+                if not messages and event.event not in ("message", ""):
+                    continue
+                if number is not None and not messages and is_truncated_rpc_response(data):
                     self._ears.on_request_failed(
                         number, UpstreamConnectionLost("the server's answer is not valid JSON")
                     )
@@ -298,7 +301,7 @@ class StreamableHttpTransport:
             if number is not None:
                 self._ears.on_request_failed(
                     number,
-                    AnswerTooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB"),
+                    ResponseTooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB"),
                 )
             return True
         except httpx2.HTTPError:
@@ -347,6 +350,35 @@ class _StreamPosition:
             self.pause_s = min(max(event.retry / 1000, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
 
 
+class _CleanEvents(httpx2.AsyncByteStream):
+    """The body of a response as a clean stream of events."""
+
+    def __init__(self, response: httpx2.Response) -> None:
+        self._response = response
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        cleaner = EventStreamCleaner()
+        async for piece in self._response.aiter_bytes():
+            if cleaned := cleaner.feed(piece):
+                yield cleaned
+        if cleaned := cleaner.close():
+            yield cleaned
+
+
+def iterate_events(response: httpx2.Response) -> AsyncIterator[httpx2.ServerSentEvent]:
+    """Return the events of a stream.
+
+    :raises httpx2.SSEError: for an event that exceeds the limit, and for a response of another type
+    """
+    clean = httpx2.Response(
+        response.status_code,
+        headers={"content-type": response.headers.get("content-type", "")},
+        stream=_CleanEvents(response),
+        request=response.request,
+    )
+    return aiter(httpx2.EventSource(clean, max_event_size=MAX_MESSAGE_BYTES))
+
+
 async def read_limited_body(response: httpx2.Response, handler: TransportCallbacks, number: int) -> bytes:
     """Return the whole body; empty after reporting an error if it exceeds the limit."""
     kept = bytearray()
@@ -355,7 +387,7 @@ async def read_limited_body(response: httpx2.Response, handler: TransportCallbac
         if len(kept) > MAX_MESSAGE_BYTES:
             handler.on_request_failed(
                 number,
-                AnswerTooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB"),
+                ResponseTooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB"),
             )
             return b""
     return bytes(kept)
@@ -405,7 +437,15 @@ def _response_error(response: httpx2.Response, error_body: bytes) -> Exception:
     if status in (301, 302, 303, 307, 308):
         return RpcError(-32600, "the server redirects to another server; if that is intended, configure its URL")
     code = -32603 if status >= 500 else -32600
-    return RpcError(code, f"the server answered {status} {response.reason_phrase}".strip())
+    said = f"the server answered {status} {response.reason_phrase}".strip()
+    detail = _TAGS.sub(" ", error_body[:_MAX_DETAIL_BYTES].decode("utf-8", "replace"))
+    detail = " ".join(detail.split())[:_MAX_DETAIL]
+    return RpcError(code, f"{said}: {detail}" if detail else said)
+
+
+_TAGS = re.compile(r"(?is)<(script|style)\b.{0,4000}?</\1\s*>|<[^>]{0,2000}>")
+_MAX_DETAIL_BYTES, _MAX_DETAIL = 20_000, 300
+"""How much of an error's body is read and shown."""
 
 
 def encode_header_value(value: str) -> str:
@@ -449,7 +489,7 @@ class LegacySseTransport:
     def abandon_request(self, request: int) -> bool:
         return False
 
-    def guard_protected_names(self) -> AbstractAsyncContextManager[None]:
+    def watch_protected_paths(self) -> AbstractAsyncContextManager[None]:
         return contextlib.nullcontext()  # a remote server cannot write here
 
     def set_version(self, protocol: str, *, modern: bool) -> None:
@@ -529,17 +569,17 @@ class LegacySseTransport:
 
         :raises ValueError: if the server names an endpoint on another server
         """
-        async for event in httpx2.EventSource(response, max_event_size=MAX_MESSAGE_BYTES):
+        async for event in iterate_events(response):
             if event.event == "endpoint" and not endpoint.done():
                 target = urljoin(url, event.data)
-                here, there = parse_url(url), parse_url(target)
+                here, there = parse_http_url(url), parse_http_url(target)
                 if (here.scheme, here.host) != (there.scheme, there.host):
                     raise ValueError(f"the server names an endpoint on {there.host}, which is another server")
                 endpoint.set_result(target)
             elif event.event in ("message", "") and event.data:
                 data = event.data.encode("utf-8", "replace")
                 messages = parse_json_rpc_messages(data)
-                if not messages and is_broken_answer(data):
+                if not messages and is_truncated_rpc_response(data):
                     ears.on_request_failed(None, UpstreamConnectionLost("the server's answer is not valid JSON"))
                 for message in messages:
                     ears.on_message(message, None)

@@ -7,6 +7,7 @@ does not have. Such text costs the odd character at most, and never the message 
 from __future__ import annotations
 
 import json
+import math
 import re
 from itertools import islice
 from typing import Any, cast
@@ -35,14 +36,14 @@ def parse_json_rpc_messages(text: bytes) -> list[Message]:
     return [cast("Message", one) for one in several if _is_message(one)]
 
 
-def begins_like_answer(text: bytes) -> bool:
+def looks_like_rpc_response(text: bytes) -> bool:
     """Return whether a text begins like an answer, and not like a line of a log."""
     return _ANSWER.match(text) is not None
 
 
-def is_broken_answer(text: bytes) -> bool:
+def is_truncated_rpc_response(text: bytes) -> bool:
     """Return whether a text is an answer that broke off, so that its request waits for no other."""
-    return begins_like_answer(text) and _parse_json(text) is None
+    return looks_like_rpc_response(text) and _parse_json(text) is None
 
 
 def encode_message(message: Message) -> bytes:
@@ -87,5 +88,17 @@ def _ignore_constant(_: str) -> None:
     return None
 
 
-_LENIENT = json.JSONDecoder(strict=False, parse_constant=_ignore_constant)
-"""A decoder for text that is not quite JSON: NaN becomes null, and control characters are text."""
+def _read_float(text: str) -> float | str:
+    return value if math.isfinite(value := float(text)) else text
+
+
+def _read_integer(text: str) -> int | str:
+    return int(text) if len(text) < _MAX_DIGITS else text
+
+
+_MAX_DIGITS = 300
+_LENIENT = json.JSONDecoder(
+    strict=False, parse_constant=_ignore_constant, parse_float=_read_float, parse_int=_read_integer
+)
+"""A decoder for text that is not quite JSON: NaN becomes null, control characters are text, and a number that is too large
+becomes its text."""

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from handrail.upstream.client.upstream_session import AnswerTooLong, RpcError, UpstreamConnectionLost
+from handrail.upstream.client.upstream_session import ResponseTooLong, RpcError, UpstreamConnectionLost
 
 if TYPE_CHECKING:
     from handrail.upstream.client.upstream_session import UpstreamSession
@@ -73,7 +73,7 @@ class ServerResourceSubscriptions:
         """Subscribe to a resource.
 
         :raises RpcError: if the server refuses
-        :raises Lost: if the connection ends meanwhile
+        :raises UpstreamConnectionLost: if the connection ends meanwhile
         """
         if len(self._told) >= MAX_SUBSCRIPTIONS and uri not in self._told:
             raise RpcError(-32600, f"the limit is {MAX_SUBSCRIPTIONS} resource subscriptions for each server")
@@ -104,7 +104,7 @@ class ServerResourceSubscriptions:
             return
         self._wanted.set()
         if self._conversation is not None and self._conversation.era == "legacy":
-            with contextlib.suppress(RpcError, UpstreamConnectionLost, AnswerTooLong):
+            with contextlib.suppress(RpcError, UpstreamConnectionLost, ResponseTooLong):
                 await self._conversation.request("resources/unsubscribe", {"uri": uri})
 
     def _remove_callback(self, uri: str, callback: Callable[[str], None]) -> bool:
@@ -120,7 +120,7 @@ class ServerResourceSubscriptions:
 
     async def _resubscribe(self, conversation: UpstreamSession) -> None:
         for uri in tuple(self._told):
-            with contextlib.suppress(RpcError, UpstreamConnectionLost, AnswerTooLong):
+            with contextlib.suppress(RpcError, UpstreamConnectionLost, ResponseTooLong):
                 await conversation.request("resources/subscribe", {"uri": uri})
 
     def _mark_covered(self, named: frozenset[str]) -> None:
@@ -173,7 +173,7 @@ class ServerResourceSubscriptions:
                     if error.code == _METHOD_NOT_FOUND:
                         self._deaf = True
                         return
-                except (UpstreamConnectionLost, AnswerTooLong):
+                except (UpstreamConnectionLost, ResponseTooLong):
                     return
                 lasted = asyncio.get_running_loop().time() - began
                 failures = 0 if lasted >= STABLE_STREAM_S else failures + 1

@@ -14,18 +14,18 @@ from contextlib import asynccontextmanager
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import Process
-from handrail.registry.sources.executable_tools import describe_exit, keep_output_tail
+from handrail.registry.sources.executable_tools import describe_exit, extract_output_tail
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess, ProtectedPathViolation
 from handrail.upstream.client.json_rpc_messages import (
     Message,
-    begins_like_answer,
     encode_message,
-    is_broken_answer,
+    is_truncated_rpc_response,
+    looks_like_rpc_response,
     parse_json_rpc_messages,
 )
 from handrail.upstream.client.upstream_session import (
     MAX_MESSAGE_BYTES,
-    AnswerTooLong,
+    ResponseTooLong,
     TransportCallbacks,
     UpstreamConnectionLost,
 )
@@ -56,6 +56,8 @@ class StdioTransport:
         self._reader: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
         self._garbage = 0
+        self._spread = bytearray()
+        """The lines so far of a message that a server writes over several lines."""
         self._announced: int | None = None
         """The length in the headers that are being read."""
         self._body_bytes: int | None = None
@@ -87,7 +89,7 @@ class StdioTransport:
         return False
 
     @asynccontextmanager
-    async def guard_protected_names(self) -> AsyncGenerator[None]:
+    async def watch_protected_paths(self) -> AsyncGenerator[None]:
         guarded = self._process if isinstance(self._process, GuardedProcess) else None
         if guarded is None:
             yield
@@ -192,16 +194,39 @@ class StdioTransport:
         for message in messages:
             ears.on_message(message, None)
         if messages:
+            self._spread.clear()
             self._garbage = 0
             return
         self._garbage += 1
-        if is_broken_answer(line):
+        if is_truncated_rpc_response(line):
+            self._spread.clear()
             ears.on_request_failed(_find_id(line), UpstreamConnectionLost("the server's answer is not valid JSON"))
+            return
+        self._collect_spread_message(ears, line)
+
+    def _collect_spread_message(self, ears: TransportCallbacks, line: bytes) -> None:
+        """Collect a message that a server writes over several lines, as JSON with indents."""
+        bare = line.rstrip()
+        if bare not in (b"{", b"[") and not self._spread:
+            return
+        if bare in (b"{", b"["):
+            self._spread.clear()
+        self._spread += line + b"\n"
+        if len(self._spread) > MAX_MESSAGE_BYTES:
+            self._spread.clear()
+        elif bare in (b"}", b"]"):
+            messages = parse_json_rpc_messages(bytes(self._spread))
+            self._spread.clear()
+            self._garbage = 0 if messages else self._garbage
+            for message in messages:
+                ears.on_message(message, None)
+        else:
+            self._garbage -= 1
 
     @staticmethod
     def _too_long(ears: TransportCallbacks, edges: bytes) -> None:
-        if begins_like_answer(edges):
-            why = AnswerTooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB")
+        if looks_like_rpc_response(edges):
+            why = ResponseTooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB")
             ears.on_request_failed(_find_id(edges), why)
 
     async def _describe_ending(self, process: Process) -> str:
@@ -253,4 +278,4 @@ async def _errors_of(process: Process) -> str:
         _, errors, _ = await process.communicate(b"", 0)
     except ToolError:
         return ""
-    return keep_output_tail(bytearray(errors))
+    return extract_output_tail(bytearray(errors))

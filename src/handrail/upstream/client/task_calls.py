@@ -16,11 +16,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from handrail.contract.errors import ToolError
-from handrail.contract.services.client_services import ClientMethod, ClientRequest
+from handrail.contract.services.client_services import ClientMethod, RequestToClient
 from handrail.upstream.client.upstream_session import (
     GRANT_BY_METHOD,
     INTERNAL_ERROR,
-    AnswerTooLong,
+    ResponseTooLong,
     RpcError,
     UpstreamConnectionLost,
 )
@@ -39,7 +39,7 @@ _PAUSES_S = (0.05, 0.1, 0.2, 0.25)
 """Delays in seconds before the next attempt, if the server asks nothing and only wants the request again."""
 
 
-async def request_answering_input(
+async def send_request_answering_input(
     once: Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]],
     params: Mapping[str, Any],
     runtime: Runtime | None,
@@ -80,9 +80,9 @@ async def answer_input_requests(
 ) -> dict[str, Mapping[str, Any]]:
     """Return the client's answers to a server's requests, by key.
 
-    :raises ToolError: as :func:`request_answering_input` does
+    :raises ToolError: as :func:`send_request_answering_input` does
     """
-    asks: dict[str, ClientRequest] = {}
+    asks: dict[str, RequestToClient] = {}
     for key, request in requests.items():
         fields = cast("dict[str, Any]", request) if isinstance(request, dict) else {}
         method, params = fields.get("method"), fields.get("params")
@@ -98,7 +98,7 @@ async def answer_input_requests(
             )
         given = dict(cast("dict[str, Any]", params)) if isinstance(params, dict) else {}
         given.pop("_meta", None)
-        asks[key] = ClientRequest(cast("ClientMethod", method), given, name)
+        asks[key] = RequestToClient(cast("ClientMethod", method), given, name)
     if runtime is None:
         raise ToolError(
             f"MCP server {name} requested input outside a tool call, so the request was rejected. Continue without it.",
@@ -115,12 +115,12 @@ CANCEL_TIMEOUT_S = 5.0
 _cancelling: set[asyncio.Task[None]] = set()
 
 
-def can_be_called_only_as_task(item: Mapping[str, Any]) -> bool:
+def requires_task_call(item: Mapping[str, Any]) -> bool:
     """Return whether a tool of the older era can be called only as a task."""
     return _object(item.get("execution")).get("taskSupport") == "required"
 
 
-async def call_tool_to_end(
+async def call_tool_until_result(
     conversation: UpstreamSession,
     params: Mapping[str, Any],
     runtime: Runtime | None,
@@ -308,7 +308,7 @@ async def _cancel_task(conversation: UpstreamSession, task_id: str, runtime: Run
     try:
         async with asyncio.timeout(CANCEL_TIMEOUT_S):
             await conversation.request("tasks/cancel", {"taskId": task_id}, runtime)
-    except (RpcError, UpstreamConnectionLost, AnswerTooLong, TimeoutError):
+    except (RpcError, UpstreamConnectionLost, ResponseTooLong, TimeoutError):
         pass  # it has ended, or the server is disconnected
 
 

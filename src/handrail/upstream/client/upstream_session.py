@@ -10,14 +10,15 @@ Source: https://modelcontextprotocol.io/specification/2025-11-25/basic/lifecycle
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard, cast
 
 from handrail.contract.errors import ToolError
-from handrail.contract.services.client_services import CLIENT_REQUEST_KINDS, ClientMethod, ClientRequest
+from handrail.contract.services.client_services import CLIENT_REQUEST_KINDS, ClientMethod, RequestToClient
 from handrail.contract.struct import Struct, field
-from handrail.upstream.client.json_rpc_messages import Message
+from handrail.upstream.client.json_rpc_messages import Message, encode_message
 from handrail.upstream.server_definition import CAPABILITY_BY_GRANT
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class RpcError(Exception):
         self.data = data
 
 
-class AnswerTooLong(Exception):
+class ResponseTooLong(Exception):
     """An answer exceeds the size limit. The connection stays open."""
 
 
@@ -62,13 +63,13 @@ _NAME_PARAMETERS = {"tools/call": "name", "prompts/get": "name", "resources/read
 _TASKS = "io.modelcontextprotocol/tasks"
 
 
-def list_announced_extensions(method: str) -> dict[str, Any]:
+def make_extension_announcement(method: str) -> dict[str, Any]:
     """Return the extensions to announce in the newer era: tasks, for requests that may become one."""
     follows = method in ("tools/call", "subscriptions/listen") or method.startswith("tasks/")
     return {"extensions": {_TASKS: {}}} if follows else {}
 
 
-def protocol_headers(version: str, method: str, params: Mapping[str, Any] | None = None) -> dict[str, str]:
+def make_protocol_headers(version: str, method: str, params: Mapping[str, Any] | None = None) -> dict[str, str]:
     """Return the header fields that describe a message over HTTP in the newer era."""
     found = {"mcp-protocol-version": version, "mcp-method": method}
     key = _NAME_PARAMETERS.get(method, "taskId" if method.startswith("tasks/") else None)
@@ -77,7 +78,7 @@ def protocol_headers(version: str, method: str, params: Mapping[str, Any] | None
     return found
 
 
-def error_response(number: str | int, code: int, text: str) -> Message:
+def make_error_response(number: str | float, code: int, text: str) -> Message:
     """Return an error as the answer to a request of a server."""
     return {"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": text}}
 
@@ -107,7 +108,7 @@ class McpTransport(Protocol):
     async def open(self, handler: TransportCallbacks) -> None:
         """Connect, and deliver messages to ``handler`` from now on.
 
-        :raises Lost: if the server cannot be reached
+        :raises UpstreamConnectionLost: if the server cannot be reached
         """
         ...
 
@@ -115,7 +116,7 @@ class McpTransport(Protocol):
         """Send a message.
 
         :param headers: additional header fields, for transports that have them
-        :raises Lost: if it cannot be sent
+        :raises UpstreamConnectionLost: if it cannot be sent
         """
         ...
 
@@ -123,7 +124,7 @@ class McpTransport(Protocol):
         """Abandon a request, and return whether the transport itself notifies the server."""
         ...
 
-    def guard_protected_names(self) -> AbstractAsyncContextManager[None]:
+    def watch_protected_paths(self) -> AbstractAsyncContextManager[None]:
         """Return a context for a call, which fails if the call changes a protected name.
 
         :raises ToolError: ``denied``, at the end of the context
@@ -140,6 +141,8 @@ class McpTransport(Protocol):
 
 
 HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+_EARLY_VERSION = re.compile(r"2024-(?:0\d|10)-\d\d")
+"""Versions before the first one of :data:`HANDSHAKE_VERSIONS`, whose messages are the same."""
 MODERN_VERSIONS = ("2026-07-28",)
 METHOD_NOT_FOUND, INVALID_REQUEST, INTERNAL_ERROR = -32601, -32600, -32603
 UNSUPPORTED_VERSION = -32022
@@ -224,7 +227,7 @@ class UpstreamSession:
         with that hint.
 
         :param hint: the era of the last connection
-        :raises Lost: if the connection ends
+        :raises UpstreamConnectionLost: if the connection ends
         :raises RpcError: if the server refuses
         :raises TimeoutError: if the server does not answer
         """
@@ -246,7 +249,7 @@ class UpstreamSession:
         try:
             async with asyncio.timeout(min(PROBE_S, timeout_s / 2)):
                 found = await self.request(
-                    "server/discover", {}, headers=protocol_headers(version, "server/discover"), version=version
+                    "server/discover", {}, headers=make_protocol_headers(version, "server/discover"), version=version
                 )
         except RpcError as error:
             data = _object(error.data).get("supported")
@@ -274,7 +277,9 @@ class UpstreamSession:
         }
         self.transport.set_version("", modern=False)
         found = await self.request("initialize", offered)
-        version = found.get("protocolVersion")
+        version = found.get("protocolVersion", HANDSHAKE_VERSIONS[0])
+        if isinstance(version, str) and _EARLY_VERSION.fullmatch(version):
+            version = HANDSHAKE_VERSIONS[0]
         if version not in HANDSHAKE_VERSIONS:
             raise RpcError(
                 INVALID_REQUEST,
@@ -324,8 +329,8 @@ class UpstreamSession:
         :param acknowledged: set when the server acknowledges a subscription
         :param version: the newer era's version for this request, before a version is agreed
         :raises RpcError: if the server answered with an error
-        :raises Lost: if the connection ends before the answer
-        :raises TooLong: if the answer exceeds the size limit
+        :raises UpstreamConnectionLost: if the connection ends before the answer
+        :raises ResponseTooLong: if the answer exceeds the size limit
         """
         if self.end_reason is not None:
             raise UpstreamConnectionLost(self.end_reason.why, unsent=True)
@@ -334,7 +339,7 @@ class UpstreamSession:
         version = version or (self.protocol if self.era == "modern" else "")
         fields: dict[str, Any] = dict(params)
         if version:
-            headers = {**protocol_headers(version, method, fields), **(headers or {})}
+            headers = {**make_protocol_headers(version, method, fields), **(headers or {})}
         if meta := {**fields.get("_meta", {}), **self._meta(number, method, version, runtime)}:
             fields["_meta"] = meta
         message: Message = {"jsonrpc": "2.0", "id": number, "method": method}
@@ -373,7 +378,7 @@ class UpstreamSession:
                 f"{_META}clientInfo": self._client,
                 f"{_META}clientCapabilities": {
                     **self._client_capabilities(runtime),
-                    **list_announced_extensions(method),
+                    **make_extension_announcement(method),
                 },
             }
             if runtime is not None:
@@ -383,7 +388,7 @@ class UpstreamSession:
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Send a notification.
 
-        :raises Lost: if it cannot be sent
+        :raises UpstreamConnectionLost: if it cannot be sent
         """
         message: Message = {"jsonrpc": "2.0", "method": method}
         if params:
@@ -417,7 +422,7 @@ class UpstreamSession:
             params = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
             if number is None:
                 self._handle_notification(method, params, related)
-            elif isinstance(number, (str, int)):
+            elif isinstance(number, (str, int, float)):
                 self._handle_server_request(number, method, params, related)
             return
         result, error = message.get("result"), message.get("error")
@@ -454,8 +459,8 @@ class UpstreamSession:
                 pending.answer.set_exception(UpstreamConnectionLost(why.why))
 
     def _find_pending(self, number: object) -> _PendingServerRequest | None:
-        """Return the pending request for an answer's id, which some servers return as text."""
-        pending = self._pending.get(number) if isinstance(number, int) else None
+        """Return the pending request for an answer's id, which some servers return as text or as a float."""
+        pending = self._pending.get(int(number)) if _is_number(number) and number == int(number) else None
         if pending is None and isinstance(number, str) and len(number) < 19 and number.isdecimal():
             pending = self._pending.get(int(number))
         return pending
@@ -534,14 +539,14 @@ class UpstreamSession:
         return calls[0] if len(calls) == 1 and related is None else None
 
     def _handle_server_request(
-        self, number: str | int, method: str, params: dict[str, Any], related: int | None
+        self, number: str | float, method: str, params: dict[str, Any], related: int | None
     ) -> None:
         if method == "ping":
             self._reply_soon({"jsonrpc": "2.0", "id": number, "result": {}})
             return
         if len(self._server_requests) >= MAX_SERVER_REQUESTS or number in self._server_requests:
             self._reply_soon(
-                error_response(
+                make_error_response(
                     number, INTERNAL_ERROR, "too many requests at the same time; wait for an answer before the next one"
                 )
             )
@@ -555,27 +560,27 @@ class UpstreamSession:
             task.add_done_callback(pending.server_requests.discard)
 
     async def _answer_server_request(
-        self, number: str | int, method: str, params: dict[str, Any], pending: _PendingServerRequest | None
+        self, number: str | float, method: str, params: dict[str, Any], pending: _PendingServerRequest | None
     ) -> None:
         grant = GRANT_BY_METHOD.get(method)
         if grant is None or grant not in self._grants or self.era == "modern":
-            await self._reply(error_response(number, METHOD_NOT_FOUND, f"{method} is not granted to this server"))
+            await self._reply(make_error_response(number, METHOD_NOT_FOUND, f"{method} is not granted to this server"))
             return
         runtime = pending.runtime if pending is not None else None
         if runtime is None:
             text = (
                 f"{method} cannot be related to a call; send it on the stream of that call, or run one call at a time"
             )
-            await self._reply(error_response(number, INVALID_REQUEST, text))
+            await self._reply(make_error_response(number, INVALID_REQUEST, text))
             return
         params.pop("_meta", None)
         try:
             answers = await runtime.client.send_requests(
-                {"it": ClientRequest(cast("ClientMethod", method), params, self.name)}
+                {"it": RequestToClient(cast("ClientMethod", method), params, self.name)}
             )
             answer: Message = {"jsonrpc": "2.0", "id": number, "result": dict(answers["it"])}
         except ToolError as error:
-            answer = error_response(number, INVALID_REQUEST, error.text)
+            answer = make_error_response(number, INVALID_REQUEST, error.text)
         await self._reply(answer)
 
     def _reply_soon(self, message: Message) -> None:
@@ -615,10 +620,10 @@ def _parse_error(error: object) -> RpcError:
     if not isinstance(error, dict):
         return RpcError(INTERNAL_ERROR, str(error)[:4000])
     fields = cast("dict[str, Any]", error)
-    code = fields.get("code")
-    return RpcError(
-        code if isinstance(code, int) else INTERNAL_ERROR, str(fields.get("message", ""))[:4000], fields.get("data")
-    )
+    code, said, data = fields.get("code"), fields.get("message"), fields.get("data")
+    if not isinstance(said, str):
+        said = "" if said is None else encode_message(said).decode()
+    return RpcError(code if isinstance(code, int) else INTERNAL_ERROR, said[:4000], data)
 
 
 def _allowed_request_kinds(runtime: Runtime | None) -> set[str]:
@@ -630,7 +635,7 @@ def _object(value: object) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value and abs(value) < 1e300
 
 

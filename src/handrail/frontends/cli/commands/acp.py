@@ -13,9 +13,9 @@ import click
 from click.core import ParameterSource
 
 from handrail.frontends.cli.command_group import OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, ModelOptions, call_options, model_options
+from handrail.frontends.cli.command_options import CommandOptions, ModelOptions, add_call_options, add_model_options
 from handrail.frontends.cli.command_runner import open_configured_kernel, run_on_event_loop
-from handrail.frontends.cli.terminal_output import print_note
+from handrail.frontends.cli.terminal_output import print_stderr_note
 from handrail.origins.import_guard import can_import_module
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from handrail.contract.agent_manifest import AgentManifest
     from handrail.frontends.acp.editor_session_setup import AcpFrontendSettings
     from handrail.kernel.kernel_interface import Kernel
-    from handrail.session.transcript_search import SessionReader
+    from handrail.session.transcript_search import StoredSessionReader
 
 
 @click.command("acp")
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     metavar="MODEL",
     help="Further model that the editor can choose. Can be repeated.",
 )
-@model_options(" for each prompt")
-@call_options
+@add_model_options(" for each prompt")
+@add_call_options
 @click.pass_context
 def command(
     context: click.Context,
@@ -75,31 +75,31 @@ def command(
     def opening(folder: str) -> AbstractAsyncContextManager[Kernel]:
         return open_configured_kernel(replace(setting, workspace=folder), frontend="acp")
 
-    def kept(folder: str) -> AbstractContextManager[SessionReader]:
+    def kept(folder: str) -> AbstractContextManager[StoredSessionReader]:
         return _session_reader(replace(setting, workspace=folder))
 
     given = context.get_parameter_source("workspace") is ParameterSource.COMMANDLINE
     only = str(Path(setting.workspace).resolve()) if given else None
     serving = AcpFrontendSettings(opening, kept, chosen, asked.make_run_budget, only, setting.headless, models, named)
     if sys.stdin.isatty():
-        print_note("handrail acp: waiting for an ACP client on stdin. Press Ctrl-C or Ctrl-D to stop.")
+        print_stderr_note("handrail acp: waiting for an ACP client on stdin. Press Ctrl-C or Ctrl-D to stop.")
     return run_on_event_loop(lambda _: _serve(serving))
 
 
 @contextmanager
-def _session_reader(setting: CommandOptions) -> Generator[SessionReader]:
-    from handrail.frontends.cli.command_runner import open_sessions_and_log
+def _session_reader(setting: CommandOptions) -> Generator[StoredSessionReader]:
+    from handrail.frontends.cli.command_runner import open_session_and_log_readers
 
-    with open_sessions_and_log(setting) as (reader, _):
+    with open_session_and_log_readers(setting) as (reader, _):
         yield reader
 
 
 async def _serve(serving: AcpFrontendSettings) -> int:
     from handrail.frontends.acp.acp_agent import serve_acp_client
     from handrail.frontends.acp.acp_transport import JsonLinesTransport
-    from handrail.frontends.mcp.mcp_stdio_server import open_stdio
+    from handrail.frontends.mcp.mcp_stdio_server import take_over_stdio_streams
 
-    async with open_stdio() as ends:
+    async with take_over_stdio_streams() as ends:
         if ends is None:
             raise click.UsageError(
                 "Unsupported stdin or stdout. Expected pipes or a terminal, as an editor provides them."

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.frontends.cli.command_group import OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, configuration_options
-from handrail.frontends.cli.commands.config import read_configuration
+from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
+from handrail.frontends.cli.commands.config import load_and_validate_configuration
 from handrail.frontends.cli.renderer import Cell, TerminalRenderer
 from handrail.frontends.cli.terminal_output import print_json
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command("agents")
 @click.argument("action", required=False, type=click.Choice(["list"]), metavar="[list]")
-@configuration_options
+@add_configuration_options
 def command(setting: CommandOptions, action: str | None) -> int:
     """List and validate agents.
 
@@ -29,7 +29,7 @@ def command(setting: CommandOptions, action: str | None) -> int:
     from handrail.kernel.sandbox_selection import make_limited_sandbox
     from handrail.store.state_folders import locate_folders
 
-    config = read_configuration(setting)
+    config = load_and_validate_configuration(setting)
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     found = list(validate_agents(config, folders, make_limited_sandbox(config)))
     if setting.json:

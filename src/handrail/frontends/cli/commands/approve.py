@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, agent_options
+from handrail.frontends.cli.command_options import CommandOptions, add_agent_options
 from handrail.frontends.cli.command_runner import (
     InterruptHandler,
     open_configured_kernel,
-    open_sessions_and_log,
-    print_startup_notes,
+    open_session_and_log_readers,
+    print_startup_warnings,
     run_on_event_loop,
 )
 from handrail.frontends.cli.shell_completion import approval_ids
-from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_note, to_one_line
+from handrail.frontends.cli.terminal_output import escape_to_one_line, print_escaped_line, print_json, print_stderr_note
 
 if TYPE_CHECKING:
     from handrail.contract.approval_requests import (
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
     from handrail.contract.services.tool_runtime import UserQuestion
     from handrail.frontends.cli.terminal_approvals import TerminalApprovalHandler
-    from handrail.kernel.approval_client import ApprovalClient
+    from handrail.kernel.approval_client import ApprovalResponder
     from handrail.store.tables.approval_tables import ApprovalReader
 
 ANSWERED_BY = "handrail approve"
@@ -69,7 +69,7 @@ _POLL_INTERVAL_S = 0.2
 @click.option("--wait", is_flag=True, help="Wait for the next request.")
 @click.option("--rules", "rules_only", is_flag=True, help="List the rules that answers stored for this workspace.")
 @click.option("--revoke", metavar="RULE", help="ID of a stored rule to remove.")
-@agent_options
+@add_agent_options
 def command(
     setting: CommandOptions,
     request_id: str | None,
@@ -155,7 +155,7 @@ async def _decide(
             answer = ApprovalAnswer(choice or "once", message, changed)
             decided = await approvals.decide(request_id, answer, by=ANSWERED_BY)
     except ToolError as error:
-        print_note(f"{error.kind}: {error}")
+        print_stderr_note(f"{error.kind}: {error}")
         return ERROR
     _show_decided(setting, decided)
     return OUTPUT
@@ -177,7 +177,7 @@ def _parse_answer(text: str, question: UserQuestion | None) -> list[str]:
 
     :raises UsageError: for a number without an option
     """
-    from handrail.frontends.cli.terminal_approvals import choose_options
+    from handrail.frontends.cli.terminal_approvals import parse_question_answer
 
     if text.startswith("["):
         try:
@@ -188,7 +188,7 @@ def _parse_answer(text: str, question: UserQuestion | None) -> list[str]:
             return [str(one) for one in several]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     if question is None:
         return [text]
-    if (chosen := choose_options(question, text.strip())) is None:
+    if (chosen := parse_question_answer(question, text.strip())) is None:
         raise click.UsageError(
             f"Invalid value for `--answer`: {text}. Expected a number from 1 to {len(question.options)}, or text."
         )
@@ -209,7 +209,7 @@ def _show_decided(setting: CommandOptions, decided: Approval) -> None:
     stored = rule.get(decided.choice or "")
     print_escaped_line(f"{decided.id}  {decided.state if decided.kind == 'question' else decided.choice}")
     if stored is not None:
-        print_escaped_line(f"stored rule  {to_one_line(stored)}")
+        print_escaped_line(f"stored rule  {escape_to_one_line(stored)}")
 
 
 async def _review_requests(
@@ -218,7 +218,7 @@ async def _review_requests(
     """List the open requests, or one of them, and ask the user about each if ``asks``."""
     waits = wait and request_id is None
     if waits:
-        print_note("Waiting for a request. Press Ctrl-C to stop.")
+        print_stderr_note("Waiting for a request. Press Ctrl-C to stop.")
         await _wait_for_state(setting)
     with _open_approval_reader(setting) as (reader, workspace):
         if waits:
@@ -227,7 +227,7 @@ async def _review_requests(
         if rows is None:
             return ERROR
         if not rows:
-            print_note("No request is open.")
+            print_stderr_note("No request is open.")
         if setting.json:
             print_json([row.to_dict() for row in rows])
             return OUTPUT
@@ -243,11 +243,11 @@ def _describe_askers(setting: CommandOptions, rows: Sequence[Approval]) -> dict[
     """Return who asks, by session: its agent, and its client."""
     if not rows:
         return {}
-    with open_sessions_and_log(setting) as (reader, log):
+    with open_session_and_log_readers(setting) as (reader, log):
         descriptions: dict[str, str] = {}
         for session_id in {row.request.session_id for row in rows}:
             if (facts := reader.get(session_id)) is not None:
-                opener = next(reversed(log.list_openers(session_id)), None)
+                opener = next(reversed(log.list_session_openers(session_id)), None)
                 client = facts.frontend if opener is None else str(opener)
                 descriptions[session_id] = f"agent {facts.agent} of session {session_id}, in {client}"
     return descriptions
@@ -256,7 +256,7 @@ def _describe_askers(setting: CommandOptions, rows: Sequence[Approval]) -> dict[
 def _select_requests(reader: ApprovalReader | None, request_id: str | None) -> list[Approval] | None:
     """Return the requests to show, or None, with a note, if the named request cannot be answered."""
     if request_id is None:
-        return [] if reader is None else order_by_reply(reader.list_pending_requests(time.time_ns()))
+        return [] if reader is None else sort_approvals_by_reply(reader.list_pending_requests(time.time_ns()))
     row = None if reader is None else reader.get(request_id)
     if row is None:
         _report_unknown_request(request_id)
@@ -264,12 +264,12 @@ def _select_requests(reader: ApprovalReader | None, request_id: str | None) -> l
     if not row.is_pending or row.request.expires_ns <= time.time_ns():
         state = "expired" if row.is_pending else row.state
         how = f" ({row.choice!r} by {row.decided_by!r})" if row.choice else ""
-        print_note(f"Request {row.id} cannot be answered: it is {state}{how}.")
+        print_stderr_note(f"Request {row.id} cannot be answered: it is {state}{how}.")
         return None
     return [row]
 
 
-def order_by_reply(rows: Sequence[Approval]) -> list[Approval]:
+def sort_approvals_by_reply(rows: Sequence[Approval]) -> list[Approval]:
     """Return requests by the age of their reply, and those of one reply in the order of its calls."""
     oldest: dict[str, int] = {}
     for row in rows:
@@ -284,7 +284,7 @@ def order_by_reply(rows: Sequence[Approval]) -> list[Approval]:
 
 
 def _report_unknown_request(request_id: str) -> int:
-    print_note(
+    print_stderr_note(
         f"Request {request_id[:40]!r} does not exist in this workspace. `handrail approve` lists the open requests."
     )
     return ERROR
@@ -305,7 +305,7 @@ async def _ask(setting: CommandOptions, rows: Sequence[Approval], workspace: str
         try:
             decided = await _ask_user(approvals, terminal, row)
         except ToolError as error:
-            print_note(f"{error.kind}: {error}")
+            print_stderr_note(f"{error.kind}: {error}")
             code = ERROR
             continue
         if decided is not None:
@@ -313,11 +313,11 @@ async def _ask(setting: CommandOptions, rows: Sequence[Approval], workspace: str
     return code
 
 
-async def _ask_user(approvals: ApprovalClient, terminal: TerminalApprovalHandler, row: Approval) -> Approval | None:
+async def _ask_user(approvals: ApprovalResponder, terminal: TerminalApprovalHandler, row: Approval) -> Approval | None:
     """Ask the user at the terminal, and return the answered request, or None if it stays open."""
     if row.kind == "question":
-        print_note(
-            f"{row.id}  {to_one_line(row.request.tool_id)} asks a question, in session {to_one_line(row.request.session_id)}"
+        print_stderr_note(
+            f"{row.id}  {escape_to_one_line(row.request.tool_id)} asks a question, in session {escape_to_one_line(row.request.session_id)}"
         )
         answers = await terminal.answer_questions(row.request.session_id, row.questions)
         return None if answers is None else await approvals.answer_questions(row.id, answers, by=ANSWERED_BY)
@@ -327,22 +327,28 @@ async def _ask_user(approvals: ApprovalClient, terminal: TerminalApprovalHandler
 
 async def _show(row: Approval, workspace: str, place: str, agents: Mapping[str, str]) -> None:
     from handrail.frontends.cli.renderer import TerminalRenderer
-    from handrail.frontends.cli.terminal_approvals import preview_edit_diff, print_question, print_request
+    from handrail.frontends.cli.terminal_approvals import preview_edit_diff, print_approval_request, print_user_question
 
     request, view = row.request, TerminalRenderer()
     if row.kind == "question":
-        view.print_text((f"{to_one_line(request.tool_id)} asks a question", "bold yellow"), (f"  {row.id}", "dim"))
+        view.print_text(
+            (f"{escape_to_one_line(request.tool_id)} asks a question", "bold yellow"), (f"  {row.id}", "dim")
+        )
         for question in row.questions:
-            print_question(view, question, indent="  ")
+            print_user_question(view, question, indent="  ")
         several = ", once for each question" if len(row.questions) > 1 else ""
         form = "NUMBER|TEXT" if any(question.options for question in row.questions) else "TEXT"
         view.print_text(f"to answer: --answer {form}{several}", indent="  ")
     else:
         changes = await preview_edit_diff(request, workspace)
-        print_request(view, request, changes, place=place, asker=agents.get(request.session_id, ""))
+        print_approval_request(view, request, changes, place=place, asker=agents.get(request.session_id, ""))
         for options, verb, rule in _stored_rules(request):
-            view.print_text((options, "bold"), f" {verb} the rule  {to_one_line(rule)}", indent="  ", further="      ")
-    heading = f"session {to_one_line(request.session_id)}, call {to_one_line(request.call_id)}, {_ages(row)}"
+            view.print_text(
+                (options, "bold"), f" {verb} the rule  {escape_to_one_line(rule)}", indent="  ", further="      "
+            )
+    heading = (
+        f"session {escape_to_one_line(request.session_id)}, call {escape_to_one_line(request.call_id)}, {_ages(row)}"
+    )
     view.print_text((heading, "dim"), indent="  ", further="    ")
     view.write_line()
 
@@ -377,10 +383,10 @@ def _show_rules(setting: CommandOptions) -> int:
     if setting.json:
         print_json([asdict(rule) for rule in rules])
     elif not rules:
-        print_note("No rules are stored for this workspace.")
+        print_stderr_note("No rules are stored for this workspace.")
     else:
         for rule in rules:
-            print_escaped_line(f"{rule.id}  {to_one_line(rule.text)}  (from request {rule.approval_id})")
+            print_escaped_line(f"{rule.id}  {escape_to_one_line(rule.text)}  (from request {rule.approval_id})")
     return OUTPUT
 
 
@@ -389,14 +395,14 @@ async def _revoke(setting: CommandOptions, rule_id: str) -> int:
 
     approvals = _answer_service(setting)
     if approvals is None:
-        print_note(f"Rule {rule_id[:40]!r} does not exist. `handrail approve --rules` lists the stored rules.")
+        print_stderr_note(f"Rule {rule_id[:40]!r} does not exist. `handrail approve --rules` lists the stored rules.")
         return ERROR
     try:
         rule = await approvals.revoke_rule(rule_id)
     except ToolError as error:
-        print_note(f"{error.kind}: {error}")
+        print_stderr_note(f"{error.kind}: {error}")
         return ERROR
-    print_json(asdict(rule)) if setting.json else print_escaped_line(f"removed  {to_one_line(rule.text)}")
+    print_json(asdict(rule)) if setting.json else print_escaped_line(f"removed  {escape_to_one_line(rule.text)}")
     return OUTPUT
 
 
@@ -417,19 +423,21 @@ async def _wait_for_request(reader: ApprovalReader | None, interruption: Interru
             await asyncio.sleep(_POLL_INTERVAL_S)
 
 
-def _answer_service(setting: CommandOptions) -> ApprovalClient | None:
+def _answer_service(setting: CommandOptions) -> ApprovalResponder | None:
     """Return the service that takes answers, or None if the workspace has no stored state.
 
     The process that holds the workspace takes them, or else the database.
     """
-    from handrail.kernel.approval_client import ApprovalClient, ApprovalWorkspace
+    from handrail.kernel.approval_client import ApprovalResponder, ApprovalWorkspaceSettings
 
     with _open_approval_reader(setting) as (reader, _):
         if reader is None:
             return None
     given = setting.workspace, setting.state, setting.config, setting.settings, setting.allow_home
-    return ApprovalClient(
-        ApprovalWorkspace(*given, frontend="approve"), lambda: _open_kernel_approvals(setting), print_startup_notes
+    return ApprovalResponder(
+        ApprovalWorkspaceSettings(*given, frontend="approve"),
+        lambda: _open_kernel_approvals(setting),
+        print_startup_warnings,
     )
 
 

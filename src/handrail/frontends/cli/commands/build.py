@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from handrail.frontends.cli.command_group import OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, configuration_options
-from handrail.frontends.cli.commands.config import read_configuration
+from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
+from handrail.frontends.cli.commands.config import load_and_validate_configuration
 from handrail.frontends.cli.shell_completion import agents, complete_folders
-from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_note, print_note_block
+from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_stderr_block, print_stderr_note
 
 
 @click.command("build")
@@ -18,7 +18,7 @@ from handrail.frontends.cli.terminal_output import print_escaped_line, print_jso
 @click.option(
     "--output", "target", metavar="DIR", shell_complete=complete_folders, help="Output folder. Default: AGENT.bundle."
 )
-@configuration_options
+@add_configuration_options
 def command(setting: CommandOptions, name: str, target: str | None) -> int:
     """Freeze an agent and its tools into a portable folder.
 
@@ -30,16 +30,21 @@ def command(setting: CommandOptions, name: str, target: str | None) -> int:
     values.
     """
     from handrail.contract.errors import StartError
-    from handrail.kernel.agent_bundles import build_bundle
+    from handrail.kernel.agent_bundles import build_agent_bundle
     from handrail.kernel.sandbox_selection import make_limited_sandbox
     from handrail.store.state_folders import locate_folders
 
-    config = read_configuration(setting)
+    config = load_and_validate_configuration(setting)
     place = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     folder = Path(target or f"{name}.bundle")
     try:
-        made = build_bundle(
-            config, name, place, make_limited_sandbox(config), folder, lambda text: print_note_block(text.rstrip("\n"))
+        made = build_agent_bundle(
+            config,
+            name,
+            place,
+            make_limited_sandbox(config),
+            folder,
+            lambda text: print_stderr_block(text.rstrip("\n")),
         )
     except OSError as error:
         raise StartError(
@@ -62,6 +67,6 @@ def command(setting: CommandOptions, name: str, target: str | None) -> int:
         return OUTPUT
     print_escaped_line(f"built {made.folder}: {len(made.files)} files, {len(made.tools)} tools, {made.hash}")
     for tool_id, reason in made.unavailable.items():
-        print_note(f"{tool_id} would be unavailable on this machine: {reason}")
+        print_stderr_note(f"{tool_id} would be unavailable on this machine: {reason}")
     print_escaped_line(f"to start it: handrail run TASK --config {made.folder / 'handrail.toml'}")
     return OUTPUT

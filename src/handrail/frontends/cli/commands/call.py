@@ -11,16 +11,22 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.frontends.cli.command_group import AWAITING_APPROVAL, DENIED, ERROR, OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, call_options
+from handrail.frontends.cli.command_options import CommandOptions, add_call_options
 from handrail.frontends.cli.command_runner import (
     InterruptHandler,
-    approval_handler_for,
+    apply_approval_request_agent,
+    choose_approval_handler,
     open_configured_kernel,
     run_on_event_loop,
-    use_request_agent,
 )
 from handrail.frontends.cli.shell_completion import approval_ids, tool_ids
-from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_note, print_result, to_one_line
+from handrail.frontends.cli.terminal_output import (
+    escape_to_one_line,
+    print_escaped_line,
+    print_json,
+    print_result,
+    print_stderr_note,
+)
 
 if TYPE_CHECKING:
     from handrail.contract.calls_and_results import Event, Result
@@ -38,7 +44,7 @@ if TYPE_CHECKING:
     shell_complete=approval_ids,
     help="Approval ID of a waiting call to resume, instead of TOOL.",
 )
-@call_options
+@add_call_options
 def command(setting: CommandOptions, tool: str | None, arguments: str | None, wait: bool, resume: str | None) -> int:
     """Call a tool and print the result.
 
@@ -54,7 +60,7 @@ def command(setting: CommandOptions, tool: str | None, arguments: str | None, wa
                 f"TOOL {tool!r} cannot be combined with `--resume`, which resumes the call as proposed. Leave TOOL out."
             )
         return run_on_event_loop(
-            lambda interruption: _resume(use_request_agent(setting, resume), resume, interruption, wait=wait)
+            lambda interruption: _resume(apply_approval_request_agent(setting, resume), resume, interruption, wait=wait)
         )
     if tool is None:
         raise click.UsageError(
@@ -69,7 +75,7 @@ async def _call(
 ) -> int:
     from handrail.contract.calls_and_results import ProposedCall
 
-    person = approval_handler_for(setting, waits=wait)
+    person = choose_approval_handler(setting, waits=wait)
     async with open_configured_kernel(setting) as kernel:
         session = await kernel.session(approval_handler=person)
         if sys.stderr.isatty():
@@ -86,7 +92,11 @@ async def _call(
         await _close_session(session, result)
     code = _print_result(setting, result)
     if result.error_kind == "denied" and person is None and not setting.json:
-        print_note("Run handrail explain with the same arguments to see which rule would allow the call.")
+        print_stderr_note("Run handrail explain with the same arguments to see which rule would allow the call.")
+    is_refused = result.error_kind == "invalid_input" and (result.error_text or "").startswith(f"{tool}: ")
+    if is_refused and not setting.json:
+        about = json.dumps({"tool": tool})
+        print_stderr_note(f"Pass the arguments as JSON. To see them, run: handrail call info '{about}'")
     return code
 
 
@@ -94,7 +104,7 @@ async def _print_documentation(session: Session, tool: str) -> None:
     """Print the documentation of a tool that requires reading it before the first call."""
     manual = await session.call("info", {"tool": tool})
     if manual.ok:
-        print_note(f"Documentation of {tool}: {manual.data.get('documentation', '')}")
+        print_stderr_note(f"Documentation of {tool}: {manual.data.get('documentation', '')}")
 
 
 async def _resume(setting: CommandOptions, approval_id: str, interruption: InterruptHandler, *, wait: bool) -> int:
@@ -105,9 +115,11 @@ async def _resume(setting: CommandOptions, approval_id: str, interruption: Inter
         try:
             request = kernel.approvals.get(approval_id).request
         except ToolError as error:
-            print_note(f"{error.kind}: {error}")
+            print_stderr_note(f"{error.kind}: {error}")
             return ERROR
-        session = await kernel.session(request.session_id, approval_handler=approval_handler_for(setting, waits=wait))
+        session = await kernel.session(
+            request.session_id, approval_handler=choose_approval_handler(setting, waits=wait)
+        )
         if sys.stderr.isatty():
             session.watch_events(_print_event)
         interruption.stop = session.cancel_running_calls
@@ -129,7 +141,9 @@ async def _wait_for_job(kernel: Kernel, job_id: str, answered: Result, interrupt
 
     if not isinstance(kernel, LocalKernel):
         return answered
-    print_note(f"{job_id} runs in this process, which waits for it. To see its output: handrail jobs read {job_id}")
+    print_stderr_note(
+        f"{job_id} runs in this process, which waits for it. To see its output: handrail jobs read {job_id}"
+    )
     interruption.stop = kernel.components.arbiter.jobs.request_stop_of_jobs
     while (result := await kernel.jobs.wait(job_id, timeout_ms=60_000)) is None:
         pass
@@ -151,7 +165,7 @@ def _print_result(setting: CommandOptions, result: Result) -> int:
         print_json(result.to_dict())
     elif approval_id is not None:
         print_escaped_line(str(approval_id))
-        print_note(
+        print_stderr_note(
             f"The call waits for approval. Run handrail approve {approval_id}, then handrail call --resume {approval_id}."
         )
     else:
@@ -195,10 +209,12 @@ def _print_event(event: Event) -> None:
     if event.kind == "progress":
         fraction = event.data.get("fraction")
         share = f" {fraction:.0%}" if isinstance(fraction, float) else ""
-        print_note(f"{to_one_line(event.tool_id)}{share}: {to_one_line(str(event.data.get('message', '')))}")
+        print_stderr_note(
+            f"{escape_to_one_line(event.tool_id)}{share}: {escape_to_one_line(str(event.data.get('message', '')))}"
+        )
     elif event.kind == "log":
         value = event.data.get("data", "")
         text = value if isinstance(value, str) else json.dumps(value)
-        print_note(to_one_line(f"{event.tool_id} {event.data.get('level', '')}: {text}"))
+        print_stderr_note(escape_to_one_line(f"{event.tool_id} {event.data.get('level', '')}: {text}"))
     elif event.kind == "awaiting-locks":
-        print_note(f"{to_one_line(event.tool_id)}: waiting for locks")
+        print_stderr_note(f"{escape_to_one_line(event.tool_id)}: waiting for locks")

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from handrail.frontends.cli.command_group import INTERRUPTED, OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, ModelOptions, call_options, model_options
+from handrail.frontends.cli.command_options import CommandOptions, ModelOptions, add_call_options, add_model_options
 from handrail.frontends.cli.command_runner import (
     InterruptHandler,
-    approval_handler_for,
+    apply_session_agent,
+    choose_approval_handler,
     find_resumable_session,
     open_configured_kernel,
     run_on_event_loop,
-    use_session_agent,
 )
 from handrail.frontends.cli.renderer import TerminalRenderer, format_undo_report
-from handrail.frontends.cli.run_view import JsonView, RunView
+from handrail.frontends.cli.run_view import JsonLinesRunView, TerminalRunView
 from handrail.frontends.cli.shell_completion import resumable_ids
 from handrail.frontends.cli.terminal_approvals import TerminalApprovalHandler
-from handrail.frontends.cli.terminal_output import print_note, read_edited_line, to_one_line
+from handrail.frontends.cli.terminal_output import escape_to_one_line, print_stderr_note, read_line_with_editing
 
 if TYPE_CHECKING:
     from handrail.agent.agent_loop import Agent
@@ -54,8 +54,8 @@ HELP = {
     shell_complete=resumable_ids,
     help="Session to resume. Without ID: the last one that is not open.",
 )
-@model_options(" for each message")
-@call_options
+@add_model_options(" for each message")
+@add_call_options
 def command(setting: CommandOptions, message: str | None, resume: str | None, asked: ModelOptions) -> int:
     """Talk with a model in the terminal.
 
@@ -68,7 +68,7 @@ def command(setting: CommandOptions, message: str | None, resume: str | None, as
     """
     if resume is not None:
         resume = find_resumable_session(setting, resume).id
-        setting = use_session_agent(setting, resume)
+        setting = apply_session_agent(setting, resume)
     return run_on_event_loop(lambda interruption: _chat(setting, message, resume, asked, interruption))
 
 
@@ -87,13 +87,13 @@ async def _chat(
         missing = f"No model is set. Pass --model {MODEL_FORMS}, or set HANDRAIL_MODEL or the agent's model."
         model = asked.open_model_for(manifest, missing)
         at_the_end.push_async_callback(model.aclose)
-        people = approval_handler_for(setting)
+        people = choose_approval_handler(setting)
         session = await kernel.session(resume, approval_handler=people)
         budget = asked.make_run_budget(manifest)
         agent = Agent(session, model, workspace=session.workdir, instructions=manifest.prompt, budget=budget)
-        view = JsonView() if setting.json else RunView(None)
-        view.show_session(session.id)
-        reader = MessageReader(people if isinstance(people, TerminalApprovalHandler) else None)
+        view = JsonLinesRunView() if setting.json else TerminalRunView(None)
+        view.receive_session_opened(session.id)
+        reader = StdinMessageReader(people if isinstance(people, TerminalApprovalHandler) else None)
         chat = ChatConversation(kernel, session, agent, view, reader, interruption)
         if not setting.json:
             chat.introduce(model.name, resumed=resume is not None)
@@ -102,7 +102,7 @@ async def _chat(
         interruption.stop = None
         await session.suspend()
     if not setting.json:
-        print_note(f"to resume: handrail chat --resume {session.id}{asked.resume_options}")
+        print_stderr_note(f"to resume: handrail chat --resume {session.id}{asked.resume_command_arguments}")
     interruption.is_interrupted = code == INTERRUPTED
     return code
 
@@ -115,8 +115,8 @@ class ChatConversation:
         kernel: Kernel,
         session: Session,
         agent: Agent,
-        view: JsonView | RunView,
-        reader: MessageReader,
+        view: JsonLinesRunView | TerminalRunView,
+        reader: StdinMessageReader,
         interruption: InterruptHandler,
     ) -> None:
         self._kernel = kernel
@@ -153,7 +153,7 @@ class ChatConversation:
                     if self._reader.has_ended or warned:
                         return INTERRUPTED if self._reader.is_interrupted else OUTPUT
                     warned, self._interruption.is_interrupted = True, False
-                    print_note("Press Ctrl-C again to leave, or type a message.")
+                    print_stderr_note("Press Ctrl-C again to leave, or type a message.")
                     continue
             text, message, warned = message.strip(), None, False
             if text.startswith("/") and not text.startswith("//"):
@@ -161,7 +161,7 @@ class ChatConversation:
             elif text:
                 await self._answer(text.removeprefix("/") if text.startswith("//") else text)
             if self._session.is_closed:
-                print_note("The session was stopped. Resume it to continue.")
+                print_stderr_note("The session was stopped. Resume it to continue.")
                 break
         return OUTPUT
 
@@ -194,11 +194,11 @@ class ChatConversation:
                 self._has_ended = True
             else:
                 known = ", ".join(name.partition(" ")[0] for name in HELP)
-                print_note(
-                    f"Unknown command {to_one_line(word, 40)}. The commands are: {known}. To send it as text: /{text[:40]}"
+                print_stderr_note(
+                    f"Unknown command {escape_to_one_line(word, 40)}. The commands are: {known}. To send it as text: /{text[:40]}"
                 )
         except HandrailError as error:
-            print_note(str(error))
+            print_stderr_note(str(error))
 
     def _print_help(self) -> None:
         view = TerminalRenderer(sys.stderr)
@@ -212,9 +212,9 @@ class ChatConversation:
     def _set_mode(self, mode: str) -> None:
         if mode:
             self._session.set_mode(mode)
-            print_note(f"mode {mode}, for this session")
+            print_stderr_note(f"mode {mode}, for this session")
         else:
-            print_note(
+            print_stderr_note(
                 f"mode {self._session.mode}. Pass a mode: /mode plan, ask, accept-edits or auto. `handrail modes` explains them."
             )
 
@@ -222,7 +222,7 @@ class ChatConversation:
         in_place = await self._session.undo(dry_run=True)
         left = [one for one in in_place.calls if one not in self._kept_calls]
         if not left:
-            print_note(
+            print_stderr_note(
                 f"Nothing more to undo. The changes of {', '.join(in_place.calls[-3:])} have newer versions, or are not known. "
                 f"`handrail undo {in_place.calls[-1]} --overwrite` also undoes files that changed since."
             )
@@ -231,20 +231,20 @@ class ChatConversation:
         if not report.is_complete:
             self._kept_calls.add(left[-1])
         for line in format_undo_report(report):
-            print_note(to_one_line(line))
+            print_stderr_note(escape_to_one_line(line))
         if report.id:
-            print_note(f"To undo this: handrail undo {report.id}")
+            print_stderr_note(f"To undo this: handrail undo {report.id}")
 
     async def _print_usage(self) -> None:
         await self._kernel.log.flush()
-        used = self._kernel.log.reader.read_usage(self._session.id)
+        used = self._kernel.log.reader.read_session_model_usage(self._session.id)
         for one in used:
-            print_note(str(one))
+            print_stderr_note(str(one))
         if not used:
-            print_note("No model was asked yet.")
+            print_stderr_note("No model was asked yet.")
 
 
-class MessageReader:
+class StdinMessageReader:
     """A reader of the user's messages from stdin.
 
     On a terminal, Python's readline edits the line and keeps a history, in a thread that does not stop the event loop. Elsewhere,
@@ -316,7 +316,7 @@ class MessageReader:
     @staticmethod
     def _read_edited(prompt: str, loop: asyncio.AbstractEventLoop, line: asyncio.Future[str | None]) -> None:
         """Read one line with line editing, in a thread."""
-        _deliver(lambda: read_edited_line(prompt), loop, line)
+        _deliver(lambda: read_line_with_editing(prompt), loop, line)
 
     @staticmethod
     def _read_plain(prompt: str, loop: asyncio.AbstractEventLoop, line: asyncio.Future[str | None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from handrail.frontends.cli.command_group import OUTPUT, handrail
-from handrail.frontends.cli.terminal_output import print_requested_text
+from handrail.frontends.cli.terminal_output import print_terminal_safe_text
 
 VARIABLE = "_HANDRAIL_COMPLETE"
 """The variable by which click's scripts request completions. Click derives its name from the program's."""
@@ -29,5 +29,5 @@ def command(shell: str) -> int:
     assert found is not None
     # source() would first check the installed shell and may print a warning. The text is the same on every machine.
     completion = found(handrail, {}, "handrail", VARIABLE)
-    print_requested_text(completion.source_template % completion.source_vars())
+    print_terminal_safe_text(completion.source_template % completion.source_vars())
     return OUTPUT

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.frontends.cli.command_group import OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, configuration_options
+from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
 from handrail.frontends.cli.renderer import Cell, TerminalRenderer
 from handrail.frontends.cli.terminal_output import (
+    escape_to_one_line,
     format_terminal_json,
     print_escaped_lines,
     print_json,
-    print_note,
-    to_one_line,
+    print_stderr_note,
 )
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.command("config")
 @click.argument("action", required=False, type=click.Choice(["list"]), metavar="[list]")
 @click.option("--schema", is_flag=True, help="Print the JSON schema of handrail.toml.")
-@configuration_options
+@add_configuration_options
 def command(setting: CommandOptions, action: str | None, schema: bool) -> int:
     """Show each setting and its origin.
 
@@ -38,16 +38,16 @@ def command(setting: CommandOptions, action: str | None, schema: bool) -> int:
 
         print_escaped_lines(format_terminal_json(described(), indent=2))
         return OUTPUT
-    config = read_configuration(setting)
+    config = load_and_validate_configuration(setting)
     if setting.json:
         print_json(_config_data(config))
     else:
         _show(config)
-        note_outdated_lease_holder(setting)
+        warn_about_outdated_lease_holder(setting)
     return OUTPUT
 
 
-def note_outdated_lease_holder(setting: CommandOptions) -> None:
+def warn_about_outdated_lease_holder(setting: CommandOptions) -> None:
     """Print a note if a running process still uses an earlier configuration."""
     from handrail.contract.errors import StartError
     from handrail.store.lease import find_lease_holder
@@ -57,10 +57,10 @@ def note_outdated_lease_holder(setting: CommandOptions) -> None:
         if (
             holder := find_lease_holder(locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home))
         ) is not None:
-            print_note(f"{holder} holds this workspace, and still uses the settings from its start.")
+            print_stderr_note(f"{holder} holds this workspace, and still uses the settings from its start.")
 
 
-def read_configuration(setting: CommandOptions) -> MergedConfiguration:
+def load_and_validate_configuration(setting: CommandOptions) -> MergedConfiguration:
     """Load the configuration that the options describe.
 
     :raises LoadError: with every fault, including invalid rules
@@ -117,12 +117,14 @@ def _show(config: MergedConfiguration) -> None:
         view.write_line()
         view.print_heading("MCP servers that cannot be used")
         for name, faults in config.unsound_servers.items():
-            view.print_text(to_one_line(f"{name}: {'; '.join(map(str, faults))}"), further="  ")
+            view.print_text(escape_to_one_line(f"{name}: {'; '.join(map(str, faults))}"), further="  ")
     view.write_line()
     view.print_text(("configuration: ", "dim"), str(config.file or f"none (searched in {config.folder})"), further="  ")
     if config.workspace is not None:
         state = "trusted" if config.workspace.trusted else "not trusted"
-        view.print_text(("workspace: ", "dim"), f"{to_one_line(str(config.workspace.path))} ({state})", further="  ")
+        view.print_text(
+            ("workspace: ", "dim"), f"{escape_to_one_line(str(config.workspace.path))} ({state})", further="  "
+        )
 
 
 def _rows(values: Iterable[LayerValue]) -> list[tuple[str, str, str]]:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.frontends.cli.command_group import CANNOT_START, OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, configuration_options
+from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
 from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.shell_completion import agents
 from handrail.frontends.cli.terminal_output import (
     MAX_NAME,
+    escape_to_one_line,
     print_escaped_line,
     print_json,
-    to_one_line,
 )
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ OUTCOMES = {"held": MARKS["ok"], "not tried": MARKS["warning"], "open": MARKS["p
 @click.command("doctor")
 @click.option("--agent", "of_agent", metavar="NAME", shell_complete=agents, help="Agent whose capability set is shown.")
 @click.option("--self-check", is_flag=True, help="Test the sandbox from inside.")
-@configuration_options
+@add_configuration_options
 def command(setting: CommandOptions, of_agent: str | None, self_check: bool) -> int:
     """Check the sandbox, configuration and state.
 
@@ -61,7 +61,7 @@ def command(setting: CommandOptions, of_agent: str | None, self_check: bool) -> 
 
 
 def _print_checks(checks: list[DoctorCheck]) -> None:
-    names = [to_one_line(check.name, MAX_NAME) for check in checks]
+    names = [escape_to_one_line(check.name, MAX_NAME) for check in checks]
     width = max(map(len, names))
     margin = " " * (width + 4)
     view = TerminalRenderer()
@@ -73,12 +73,12 @@ def _print_checks(checks: list[DoctorCheck]) -> None:
 
 
 def _check_agent(setting: CommandOptions, agent: str) -> int:
-    from handrail.frontends.cli.commands.config import read_configuration
-    from handrail.kernel.doctor.workspace_checks import report_agent_capabilities
+    from handrail.frontends.cli.commands.config import load_and_validate_configuration
+    from handrail.kernel.doctor.workspace_checks import compute_agent_capabilities
     from handrail.store.state_folders import locate_folders
 
-    found = report_agent_capabilities(
-        read_configuration(setting),
+    found = compute_agent_capabilities(
+        load_and_validate_configuration(setting),
         locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home),
         agent,
     )
@@ -100,17 +100,17 @@ def _print_capabilities(found: CapabilityReport) -> None:
     print_escaped_line("tools (each call has only what its tool requires)")
     for tool in found.tools:
         unavailable = f", unavailable: {tool.unavailable_reason}" if tool.unavailable_reason else ""
-        print_escaped_line(to_one_line(f"  {tool.id}, sandbox: {tool.sandbox}{unavailable}"))
+        print_escaped_line(escape_to_one_line(f"  {tool.id}, sandbox: {tool.sandbox}{unavailable}"))
         for line in tool.has:
             print_escaped_line(f"    {'adds' if line in tool.adds else 'has '}  {line}")
 
 
 def _self_check(setting: CommandOptions) -> int:
-    from handrail.frontends.cli.commands.config import read_configuration
+    from handrail.frontends.cli.commands.config import load_and_validate_configuration
     from handrail.kernel.sandbox_selection import choose_unlimited_sandbox
     from handrail.sandbox.selfcheck import count_check_states, self_check
 
-    sandbox = choose_unlimited_sandbox(read_configuration(setting))
+    sandbox = choose_unlimited_sandbox(load_and_validate_configuration(setting))
     outcomes = asyncio.run(self_check(sandbox))
     counts = count_check_states(outcomes)
     if setting.json:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, call_options
+from handrail.frontends.cli.command_options import CommandOptions, add_call_options
 from handrail.frontends.cli.command_runner import (
     InterruptHandler,
-    approval_handler_for,
+    choose_approval_handler,
     find_approval_request,
     open_configured_kernel,
     run_on_event_loop,
@@ -16,13 +16,13 @@ from handrail.frontends.cli.command_runner import (
 )
 from handrail.frontends.cli.commands.call import read_json_argument
 from handrail.frontends.cli.shell_completion import tools_or_calls
-from handrail.frontends.cli.terminal_output import print_escaped_lines, print_json, print_note
+from handrail.frontends.cli.terminal_output import print_escaped_lines, print_json, print_stderr_note
 
 
 @click.command("explain")
 @click.argument("tool", metavar="TOOL|CALL_ID", shell_complete=tools_or_calls)
 @click.argument("arguments", metavar="[JSON|-|@FILE]", required=False)
-@call_options
+@add_call_options
 def command(setting: CommandOptions, tool: str, arguments: str | None) -> int:
     """Explain how a call is decided, or what became of it.
 
@@ -55,7 +55,7 @@ def _print_account(setting: CommandOptions, call_id: str) -> int:
             if account is None:
                 warn_about_missing_records("explain", folders, reader)
     if account is None:
-        print_note(f"Call {call_id[:80]!r} is not in this workspace's log. `handrail log` lists the calls.")
+        print_stderr_note(f"Call {call_id[:80]!r} is not in this workspace's log. `handrail log` lists the calls.")
         return ERROR
     if setting.json:
         print_json(account.to_dict())
@@ -66,18 +66,18 @@ def _print_account(setting: CommandOptions, call_id: str) -> int:
 
 async def _explain(setting: CommandOptions, tool: str, text: bytes, interruption: InterruptHandler) -> int:
     from handrail.contract.errors import ToolError
-    from handrail.contract.text.strict_json import InvalidJsonText, parse_arguments
+    from handrail.contract.text.strict_json import InvalidJsonTextError, parse_arguments
 
     try:
         arguments = parse_arguments(text)
-    except InvalidJsonText as error:
-        print_note(f"invalid_input: {error}")
+    except InvalidJsonTextError as error:
+        print_stderr_note(f"invalid_input: {error}")
         return ERROR
     async with open_configured_kernel(setting) as kernel:
         try:
-            explanation = await kernel.explain_call(tool, arguments, headless=approval_handler_for(setting) is None)
+            explanation = await kernel.explain_call(tool, arguments, headless=choose_approval_handler(setting) is None)
         except ToolError as error:
-            print_note(f"{error.kind}: {error}")
+            print_stderr_note(f"{error.kind}: {error}")
             return ERROR
     if setting.json:
         print_json(explanation.to_dict())

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, DurationRange, agent_options
+from handrail.frontends.cli.command_options import CommandOptions, DurationParamType, add_agent_options
 from handrail.frontends.cli.command_runner import InterruptHandler, open_configured_kernel, run_on_event_loop
 from handrail.frontends.cli.renderer import TerminalRenderer
-from handrail.frontends.cli.terminal_output import first_sentence, print_json, print_note
+from handrail.frontends.cli.terminal_output import first_sentence, print_json, print_stderr_note
 
 if TYPE_CHECKING:
     from handrail.contract.services.job_and_tool_services import ToolSearchResult
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 @click.option("--keywords-only", is_flag=True, help="Compare keywords only, without an embedding model.")
 @click.option(
     "--wait",
-    type=DurationRange("seconds"),
+    type=DurationParamType("seconds"),
     metavar="SECONDS",
     help="Maximum wait for the embedding model, in seconds. Default: the usual loading time, at most 20. The first search "
     "of a large catalog takes about 1 second per 100 tools.",
 )
-@agent_options
+@add_agent_options
 def command(setting: CommandOptions, query: str, limit: int, keywords_only: bool, wait: float | None) -> int:
     """Search tools by description.
 
@@ -60,7 +60,7 @@ async def _find(
         return code
     if found.no_match:
         strange = f"; {found.query_problem}" if found.query_problem else ""
-        print_note(
+        print_stderr_note(
             f"No tool matches, by {found.search_method}{strange}." + (" The nearest tools:" if found.matches else "")
         )
     _show(found)

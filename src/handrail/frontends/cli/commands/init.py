@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, configuration_options
-from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_note
+from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
+from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_stderr_note
 
 
 @click.command("init")
 @click.option("--global", "everywhere", is_flag=True, help="Write your own configuration, not the workspace's.")
-@configuration_options
+@add_configuration_options
 def command(setting: CommandOptions, everywhere: bool) -> int:
     """Write a commented handrail.toml.
 
@@ -22,7 +22,7 @@ def command(setting: CommandOptions, everywhere: bool) -> int:
     into your configuration folder. An existing file is never overwritten.
     """
     from handrail.config import FILE_NAME, default_config_folder
-    from handrail.config.template import format_template
+    from handrail.config.template import render_config_template
     from handrail.contract.errors import StartError
     from handrail.store.state_folders import locate_folders
 
@@ -35,13 +35,15 @@ def command(setting: CommandOptions, everywhere: bool) -> int:
     try:
         if everywhere:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        written = _write_new(path, format_template(kind).encode())
+        written = _write_new(path, render_config_template(kind).encode())
     except OSError as error:
         raise StartError(
             f"Could not write {path}: {error.strerror or error}. Check the folder and its permissions."
         ) from None
     if not written:
-        print_note(f"handrail init: {path} already exists, and was not changed. `handrail config` shows its settings.")
+        print_stderr_note(
+            f"handrail init: {path} already exists, and was not changed. `handrail config` shows its settings."
+        )
         return ERROR
     if setting.json:
         print_json({"written": str(path)})

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, DurationRange, agent_options
+from handrail.frontends.cli.command_options import CommandOptions, DurationParamType, add_agent_options
 from handrail.frontends.cli.command_runner import open_configured_kernel, run_on_event_loop
 from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.terminal_output import (
-    format_bytes,
+    format_byte_count,
     print_escaped_line,
     print_json,
-    print_note,
-    print_requested_text,
     print_result,
+    print_stderr_note,
+    print_terminal_safe_text,
 )
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ _PIECE = 256 * 1024
 @click.option("--lines", type=click.IntRange(min=1), metavar="N", help="read: number of last lines. Default: all.")
 @click.option("--follow", is_flag=True, help="read: continue until the job ends.")
 @click.option(
-    "--timeout", type=DurationRange("seconds"), metavar="SECONDS", help="wait: maximum seconds. Default: no limit."
+    "--timeout", type=DurationParamType("seconds"), metavar="SECONDS", help="wait: maximum seconds. Default: no limit."
 )
-@agent_options
+@add_agent_options
 def command(
     setting: CommandOptions,
     action: str,
@@ -93,13 +93,15 @@ async def _list(setting: CommandOptions, session_id: str | None, *, running: boo
     elif found:
         TerminalRenderer().print_table(("JOB", "STATE", "OUTPUT", "DESCRIPTION"), map(_row, found), right=(2,))
     else:
-        print_note("No jobs. A call runs as a job if its tool supports it, for example bash with background: true.")
+        print_stderr_note(
+            "No jobs. A call runs as a job if its tool supports it, for example bash with background: true."
+        )
     return OUTPUT
 
 
 def _row(job: Job) -> tuple[str, str, str, str]:
     again = f" (attempt {job.attempt})" if job.attempt > 1 else ""
-    return job.id, job.state + again, format_bytes(job.output_bytes), job.summary
+    return job.id, job.state + again, format_byte_count(job.output_bytes), job.summary
 
 
 async def _move_to_background(setting: CommandOptions, call_id: str | None) -> int:
@@ -115,12 +117,14 @@ async def _move_to_background(setting: CommandOptions, call_id: str | None) -> i
                 rows = [(call.call_id, call.tool_id, f"{call.elapsed_ms / 1000:.0f} s", call.summary) for call in found]
                 TerminalRenderer().print_table(("CALL", "TOOL", "RUNNING", "DESCRIPTION"), rows, right=(2,))
             else:
-                print_note("No running call can be moved to the background. Tools such as bash and task support it.")
+                print_stderr_note(
+                    "No running call can be moved to the background. Tools such as bash and task support it."
+                )
             return OUTPUT
         try:
             job = await kernel.jobs.move_to_background(call_id)
         except ToolError as error:
-            print_note(f"{error.kind}: {error}")
+            print_stderr_note(f"{error.kind}: {error}")
             return ERROR
     if setting.json:
         print_json(asdict(job))
@@ -142,7 +146,7 @@ async def _run_action(
                 return await _stop(setting, kernel.jobs, job_id)
             return await _wait(setting, kernel.jobs, job_id, timeout)
         except ToolError as error:
-            print_note(f"{error.kind}: {error}")
+            print_stderr_note(f"{error.kind}: {error}")
             return ERROR
 
 
@@ -169,7 +173,7 @@ def _print_output(setting: CommandOptions, text: str, cursor: int) -> None:
     if setting.json:
         print_json({"text": text, "cursor": cursor})
     elif text:
-        print_requested_text(text.removesuffix("\n"))
+        print_terminal_safe_text(text.removesuffix("\n"))
     sys.stdout.flush()
 
 
@@ -182,10 +186,10 @@ async def _wait(setting: CommandOptions, jobs: JobService, job_id: str, timeout:
         if (result := await jobs.wait(job_id, timeout_ms=asked_ms)) is not None:
             break
         if (job := await jobs.get(job_id)).is_suspended:
-            print_note(f"{job_id} continues when its session is resumed: handrail run --resume {job.session_id}")
+            print_stderr_note(f"{job_id} continues when its session is resumed: handrail run --resume {job.session_id}")
             return ERROR
         if left_ms is not None and (left_ms := left_ms - asked_ms) <= 0:
-            print_note(f"{job_id} has not ended within the timeout. It is {job.state}, and continues.")
+            print_stderr_note(f"{job_id} has not ended within the timeout. It is {job.state}, and continues.")
             return ERROR
     if setting.json:
         print_json(result.to_dict())
@@ -202,5 +206,5 @@ async def _stop(setting: CommandOptions, jobs: JobService, job_id: str) -> int:
     else:
         print_escaped_line(f"{job.id}: {job.state}")
         if before.has_ended:
-            print_note(f"{job.id} had already ended.")
+            print_stderr_note(f"{job.id} had already ended.")
     return OUTPUT if job.has_ended else ERROR

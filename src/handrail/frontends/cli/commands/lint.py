@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, configuration_options
-from handrail.frontends.cli.commands.config import read_configuration
+from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
+from handrail.frontends.cli.commands.config import load_and_validate_configuration
 from handrail.frontends.cli.shell_completion import complete_files
-from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_note, to_one_line
+from handrail.frontends.cli.terminal_output import escape_to_one_line, print_escaped_line, print_json, print_stderr_note
 
 if TYPE_CHECKING:
     from handrail.authoring.tool_linter import LintFinding
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.command("lint")
 @click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=complete_files)
 @click.option("--strict", is_flag=True, help="Fail on warnings too.")
-@configuration_options
+@add_configuration_options
 def command(setting: CommandOptions, paths: tuple[str, ...], strict: bool) -> int:
     """Check tools, agents and rules for problems.
 
@@ -39,7 +39,7 @@ def command(setting: CommandOptions, paths: tuple[str, ...], strict: bool) -> in
     from handrail.authoring.tool_linter import lint_tools
     from handrail.kernel.sandbox_selection import make_limited_sandbox
 
-    config = read_configuration(setting)
+    config = load_and_validate_configuration(setting)
     sandbox = make_limited_sandbox(config)
     tools: list[str] = []
     findings: list[LintFinding] = []
@@ -54,9 +54,9 @@ def command(setting: CommandOptions, paths: tuple[str, ...], strict: bool) -> in
         print_json({"tools": tools, "findings": [_finding_data(finding) for finding in findings]})
     else:
         for finding in findings:
-            print_escaped_line(f"{finding.severity}: {to_one_line(str(finding))}")
+            print_escaped_line(f"{finding.severity}: {escape_to_one_line(str(finding))}")
         counted = f"{len(tools)} tool{'' if len(tools) == 1 else 's'}"
-        print_note(
+        print_stderr_note(
             f"{counted}: {errors} error{'' if errors == 1 else 's'}, "
             f"{len(findings) - errors} warning{'' if len(findings) - errors == 1 else 's'}"
             if findings
@@ -81,11 +81,11 @@ def _other_findings(
 
 def _folders(config: MergedConfiguration) -> Iterator[Path]:
     """Yield the configured tool folders that contain tools."""
-    from handrail.registry.agent_folders import find_agents
+    from handrail.registry.agent_folders import load_agent_manifests
 
     seen: set[Path] = set()
-    for agent in find_agents(config.folder):
-        for _, folder in config.tool_folders(agent):
+    for agent in load_agent_manifests(config.folder):
+        for _, folder in config.list_tool_folders(agent):
             if folder not in seen and folder.is_dir() and any(folder.glob("*.json")) | any(folder.glob("*.py")):
                 seen.add(folder)
                 yield folder
@@ -133,7 +133,10 @@ def _setup_findings(config: MergedConfiguration, agents: Sequence[ValidatedAgent
         for layer in config.tool_setting_layers:
             for tool in layer.tools.keys() - known:
                 yield LintFinding(
-                    "warning", layer.source, layer.make_fault(tool, "").location, f"Tool {tool!r} does not exist."
+                    "warning",
+                    layer.source,
+                    layer.build_setting_fault(tool, "").location,
+                    f"Tool {tool!r} does not exist.",
                 )
 
 

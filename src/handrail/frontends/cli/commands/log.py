@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, workspace_options
-from handrail.frontends.cli.command_runner import warn_about_missing_records
+from handrail.frontends.cli.command_options import CommandOptions, add_workspace_options
+from handrail.frontends.cli.command_runner import print_former_paths, warn_about_missing_records
 from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.shell_completion import call_ids, session_ids
 from handrail.frontends.cli.terminal_output import (
     ask_yes_or_no,
-    format_bytes,
+    escape_to_one_line,
+    format_byte_count,
     print_escaped_line,
     print_json,
-    print_note,
-    to_one_line,
+    print_stderr_note,
 )
 from handrail.record.log_reader import LoggedCallSummary
 
@@ -59,7 +59,7 @@ _NO_CALLS = ("provider-tool-used", "instructions-read", "compacted", "turn-finis
 @click.option("--session", metavar="ID", shell_complete=session_ids, help="Session to show or purge. Default: all.")
 @click.option("--records", is_flag=True, help="Show every record instead of one line per call.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of entries.")
-@workspace_options
+@add_workspace_options
 def command(
     setting: CommandOptions,
     action: str | None,
@@ -168,9 +168,10 @@ def _report_missing_log(setting: CommandOptions, folders: StateFolders, action: 
         problem = f"{why}. {what}" if gone else None
         print_json(asdict(LogVerification(not gone, 0, GENESIS.hex(), problem=problem)))
     elif gone:
-        print_note(f"handrail log: not intact: {why}. {what}")
+        print_stderr_note(f"handrail log: not intact: {why}. {what}")
     else:
-        print_note(what)
+        print_stderr_note(what)
+        print_former_paths(folders)
     return ERROR if gone else OUTPUT
 
 
@@ -185,7 +186,7 @@ def _verify(setting: CommandOptions, reader: LogReader, folders: StateFolders, h
         print_escaped_line(str(found))
     else:
         sys.stdout.flush()
-        print_note(f"handrail log: {found}")
+        print_stderr_note(f"handrail log: {found}")
     return OUTPUT if found.ok else ERROR
 
 
@@ -203,7 +204,7 @@ def _show_calls(
         return
     shown = [row for _, row in whole if isinstance(row, LoggedCallSummary) or row.kind != "turn-finished"]
     if not shown:
-        print_note("No calls are recorded.")
+        print_stderr_note("No calls are recorded.")
         return
     view, session = TerminalRenderer(), ""
     for row in shown:
@@ -217,10 +218,10 @@ def _show_calls(
 
 def _print_session(view: TerminalRenderer, reader: LogReader, session_id: str, opener: SessionOpener | None) -> None:
     """Print the head of the calls of one session: its client, its agent, and what its models used."""
-    opener = opener or next(reversed(reader.list_openers(session_id)), None)
+    opener = opener or next(reversed(reader.list_session_openers(session_id)), None)
     session_text = "" if opener is None else f"  {opener}, agent {opener.agent}, mode {opener.mode}"
     view.print_text((session_id, "bold cyan"), session_text, further="    ")
-    for used in reader.read_usage(session_id):
+    for used in reader.read_session_model_usage(session_id):
         view.print_text((str(used), "dim"), indent="  ", further="    ")
 
 
@@ -245,7 +246,7 @@ def _print_call(view: TerminalRenderer, row: LoggedCallSummary) -> None:
         notes.append((f"{(row.ended_ns - row.proposed_ns) / 1e6:.0f} ms", "dim"))
     if row.topic is not None:
         cut = row.topic if len(row.topic) <= _TOPIC_CHARACTERS else f"{row.topic[:_TOPIC_CHARACTERS]}…"
-        notes.append((f"topic: {to_one_line(cut)}", "dim"))
+        notes.append((f"topic: {escape_to_one_line(cut)}", "dim"))
     view.write_line((_format_time(row.proposed_ns), "dim"), (f"  {row.call_id}", "dim"))
     view.print_call(mark, row.tool or "?", row.arguments, *notes, indent="  ")
     if row.error_kind is not None:
@@ -262,7 +263,9 @@ def _print_other(view: TerminalRenderer, row: LoggedRecord) -> None:
         name, about = "instructions", ", ".join(map(_make_reading_hint, body.get("files") or ()))
     elif row.kind == "undone":
         calls = ", ".join(map(str, body.get("calls") or ()))
-        name, about = f"undo {body.get('undo_id') or ''}".rstrip(), f"{body.get('path_count')} paths of {calls}"
+        kept = sum(one.get("outcome") not in ("restored", "removed") for one in body.get("paths") or ())
+        about = f"{body.get('path_count')} paths of {calls}" + (f"; {kept} of them left as they are" if kept else "")
+        name = f"undo {body.get('undo_id') or ''}".rstrip()
     elif row.kind == "compacted":
         name = "conversation"
         about = f"{body.get('removed_messages')} messages removed, {body.get('kept_messages')} kept"
@@ -272,9 +275,9 @@ def _print_other(view: TerminalRenderer, row: LoggedRecord) -> None:
         asked = json.dumps(body.get("arguments"), ensure_ascii=False)
         about = f"{how} by {body.get('provider') or 'the provider'}: {asked}"
     view.write_line((_format_time(row.at_ns), "dim"))
-    text = to_one_line(about if row.body is not None else "redacted")
+    text = escape_to_one_line(about if row.body is not None else "redacted")
     view.print_text(
-        "• ", (to_one_line(name), "bold"), (f"  {row.kind}", "dim"), f"  {text}", indent="  ", further="    "
+        "• ", (escape_to_one_line(name), "bold"), (f"  {row.kind}", "dim"), f"  {text}", indent="  ", further="    "
     )
 
 
@@ -302,11 +305,11 @@ def _show_records(setting: CommandOptions, records: list[LoggedRecord], *, whole
             print_json(asdict(record), lines=True)
         return
     if not records:
-        print_note("No records match. `handrail log` lists the calls.")
+        print_stderr_note("No records match. `handrail log` lists the calls.")
     for record in records:
         body = "redacted" if record.body is None else json.dumps(record.body, ensure_ascii=False, default=str)
         shown = body if whole or len(body) <= 120 else body[:119] + "…"
-        about = to_one_line(f"{record.kind}  {record.call_id or record.session_id}  {shown}")
+        about = escape_to_one_line(f"{record.kind}  {record.call_id or record.session_id}  {shown}")
         print_escaped_line(f"{record.sequence}  {_format_time(record.at_ns)}  {about}")
 
 
@@ -342,13 +345,13 @@ def run_log_purge(setting: CommandOptions, before: str | None, session: str | No
     if found.is_empty and not missing:
         return _report_nothing(setting)
     if missing:
-        print_note(
+        print_stderr_note(
             f"{len(missing)} records are not in the log yet. They are written first, and then selected like the others."
         )
     if dry_run:
         print_json({"dry_run": True, **_purge_counts(found)}) if setting.json else _print_plan(found, selection)
         return OUTPUT
-    check_workspace_not_held(folders, "a purge")
+    ensure_workspace_not_held(folders, "a purge")
     if not setting.json or not yes:
         _print_plan(found, selection)
     require_confirmation(yes, "Remove this permanently?")
@@ -367,7 +370,7 @@ def _selection(before: str | None, session: str | None) -> PurgeSelection:
         )
     if session is not None:
         check_session_id(session)
-    return PurgeSelection(None if before is None else parse_time_or_age(before, datetime.now().astimezone()), session)
+    return PurgeSelection(None if before is None else parse_time_or_days(before, datetime.now().astimezone()), session)
 
 
 def _print_purge_result(setting: CommandOptions, done: PurgeResult, verified: LogVerification) -> None:
@@ -379,11 +382,11 @@ def _print_purge_result(setting: CommandOptions, done: PurgeResult, verified: Lo
         f"{done.kept_changes:,} changes kept for undo"
     )
     for problem in done.problems:
-        print_note(f"handrail log purge: {problem}")
-    print_escaped_line(str(verified)) if verified.ok else print_note(f"handrail log purge: {verified}")
+        print_stderr_note(f"handrail log purge: {problem}")
+    print_escaped_line(str(verified)) if verified.ok else print_stderr_note(f"handrail log purge: {verified}")
 
 
-def check_workspace_not_held(folders: StateFolders, what: str) -> None:
+def ensure_workspace_not_held(folders: StateFolders, what: str) -> None:
     """Check that no other process holds the workspace.
 
     :param what: the action that needs exclusive access
@@ -405,7 +408,7 @@ def require_confirmation(yes: bool, question: str, done: str = "removed") -> Non
     """Ask the user to confirm, unless ``yes`` is set.
 
     :raises UsageError: without a terminal
-    :raises Abort: if the user does not agree
+    :raises click.Abort: if the user does not agree
     """
     if yes:
         return
@@ -418,7 +421,7 @@ def require_confirmation(yes: bool, question: str, done: str = "removed") -> Non
         raise click.Abort
 
 
-def parse_time_or_age(text: str, now: datetime) -> int:
+def parse_time_or_days(text: str, now: datetime) -> int:
     """Parse a time: ``30`` or ``30d`` for days ago, or a date or time in ISO form.
 
     :return: wall-clock nanoseconds
@@ -475,7 +478,7 @@ def _report_nothing(setting: CommandOptions) -> int:
     if setting.json:
         print_json({"dry_run": False, "records": 0, "sessions": 0, "files": 0})
     else:
-        print_note("Nothing to remove.")
+        print_stderr_note("Nothing to remove.")
     return OUTPUT
 
 
@@ -485,7 +488,9 @@ def _print_plan(found: PurgePlan, selection: PurgeSelection) -> None:
     if found.oldest_ns is not None and found.newest_ns is not None:
         begin, end = (datetime.fromtimestamp(at / 1e9).astimezone() for at in (found.oldest_ns, found.newest_ns))
         span = f", from {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}"
-    print_escaped_line(f"  records   {found.records:,}, of {found.calls:,} calls, {format_bytes(found.bytes)}{span}")
+    print_escaped_line(
+        f"  records   {found.records:,}, of {found.calls:,} calls, {format_byte_count(found.bytes)}{span}"
+    )
     print_escaped_line(f"  sessions  {len(found.sessions):,}, with the state of their tools")
     for session in found.sessions[:20]:
         print_escaped_line(f"            {session}")
@@ -493,7 +498,7 @@ def _print_plan(found: PurgePlan, selection: PurgeSelection) -> None:
         print_escaped_line(f"            and {len(found.sessions) - 20:,} more")
     left_over = found.orphans
     print_escaped_line(
-        f"  files     {len(left_over.paths):,} that are no longer referenced, {format_bytes(left_over.bytes)}"
+        f"  files     {len(left_over.paths):,} that are no longer referenced, {format_byte_count(left_over.bytes)}"
     )
     print_escaped_line(f"  undo      {found.kept_changes:,} changes that could be undone")
     print_escaped_line(f"  memory    {found.facts:,} facts that are unconfirmed or replaced")
@@ -531,20 +536,22 @@ def run_log_acknowledge(setting: CommandOptions, *, yes: bool) -> int:
     from handrail.store.workspace_store import WorkspaceStore
 
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
-    check_workspace_not_held(folders, "acknowledging its log")
+    ensure_workspace_not_held(folders, "acknowledging its log")
     store = WorkspaceStore.open(
         setting.workspace, setting.state, frontend="log acknowledge", allow_home=setting.allow_home
     )
     try:
         log = CommitLog(store.database, acknowledged=True)
-        reader = LogReader(store.database.read_connection)
+        reader = LogReader(store.database.shared_read_connection)
         try:
             known = read_log_head(folders)
             missing = reader.describe_missing_records(known)
         except StartError as error:  # the file with the last written record is damaged
             known, missing = None, str(error)
         if missing is None:
-            print_note("The log contains all records that are known to have been written. Nothing to acknowledge.")
+            print_stderr_note(
+                "The log contains all records that are known to have been written. Nothing to acknowledge."
+            )
             return OUTPUT
         if not setting.json:
             print_escaped_line(f"the log {folders.database_file}: {missing}")
@@ -575,6 +582,6 @@ async def _record_acknowledgement(log: object, store: object, count: int, missin
     head = log.reader.head()
     file = LogHeadFile(store.folders)
     try:
-        file.force_sequence(head.sequence, bytes.fromhex(head.hash))
+        file.overwrite_log_head(head.sequence, bytes.fromhex(head.hash))
     finally:
         file.close()

@@ -15,13 +15,18 @@ import click
 from click.core import ParameterSource
 
 from handrail.frontends.cli.command_group import OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, DurationRange, call_options, configuration_options
+from handrail.frontends.cli.command_options import (
+    CommandOptions,
+    DurationParamType,
+    add_call_options,
+    add_configuration_options,
+)
 from handrail.frontends.cli.command_runner import open_configured_kernel, run_on_event_loop
-from handrail.frontends.cli.commands.config import read_configuration
+from handrail.frontends.cli.commands.config import load_and_validate_configuration
 from handrail.frontends.cli.commands.mcp_import import export_command, import_command
 from handrail.frontends.cli.commands.mcp_servers import install_command, list_command
 from handrail.frontends.cli.shell_completion import complete_files
-from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_note
+from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_stderr_note
 from handrail.origins.import_guard import can_import_module
 from handrail.origins.program_lookup import ProgramRefused, build_program_environment, find_program
 
@@ -61,17 +66,17 @@ def open_browser(address: str) -> None:
 @click.command("login")
 @click.argument("name")
 @click.option("--sign-out", "is_sign_out", is_flag=True, help="Sign out: remove the stored credentials.")
-@configuration_options
+@add_configuration_options
 def login_command(setting: CommandOptions, name: str, is_sign_out: bool) -> int:
     """Sign in at an MCP server that requires it.
 
     The command prints an address to visit. After you agree there, Handrail connects to the server without you. The credentials
     are stored in the state folder, which only you can read, and are never shown.
     """
-    from handrail.kernel.upstream_mcp_servers import delete_server_tokens, sign_in_at_server
+    from handrail.kernel.upstream_mcp_servers import delete_server_tokens, sign_in_to_server
     from handrail.store.state_folders import locate_folders
 
-    config = read_configuration(setting)
+    config = load_and_validate_configuration(setting)
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     if is_sign_out:
         gone = delete_server_tokens(config, folders, name)
@@ -83,11 +88,11 @@ def login_command(setting: CommandOptions, name: str, is_sign_out: bool) -> int:
         raise click.UsageError("Sign-in requires a user with a browser. Leave out `--headless`.")
 
     def show(address: str) -> None:
-        print_note("handrail mcp login: visit this address:")
-        print_note(address)
+        print_stderr_note("handrail mcp login: visit this address:")
+        print_stderr_note(address)
         open_browser(address)
 
-    tools = asyncio.run(sign_in_at_server(config, folders, name, show))
+    tools = asyncio.run(sign_in_to_server(config, folders, name, show))
     if setting.json:
         print_json({"name": name, "tools": tools})
     else:
@@ -96,7 +101,7 @@ def login_command(setting: CommandOptions, name: str, is_sign_out: bool) -> int:
 
 
 @click.group("mcp", invoke_without_command=True)
-@call_options
+@add_call_options
 @click.option(
     "--discovery",
     type=click.Choice(("core", "all")),
@@ -107,7 +112,7 @@ def login_command(setting: CommandOptions, name: str, is_sign_out: bool) -> int:
 @click.option(
     "--wait",
     "wait_s",
-    type=DurationRange("seconds", 1, 86_400),
+    type=DurationParamType("seconds", 1, 86_400),
     default=50.0,
     show_default=True,
     metavar="SECONDS",
@@ -175,7 +180,7 @@ def command(
         serving = McpFrontendSettings(discovery=discovery, wait_s=wait_s, headless=setting.headless)
         if address is None:
             if sys.stdin.isatty():
-                print_note("handrail mcp: waiting for an MCP client on stdin. Press Ctrl-C or Ctrl-D to stop.")
+                print_stderr_note("handrail mcp: waiting for an MCP client on stdin. Press Ctrl-C or Ctrl-D to stop.")
             return run_on_event_loop(lambda _: _serve(setting, serving, started))
         given = _HttpOptions(address, token_file, auth_server, public_url, scopes, origins)
         return run_on_event_loop(lambda _: _serve_http(setting, serving, given, started))
@@ -236,7 +241,9 @@ async def _serve_http(
         secrets = await resolve_secrets({name: named[name] for name in sorted(needed & named.keys())}, os.environ)
         listening = HttpFrontendSettings.from_options(*given, configured=own, secrets=secrets)
         started()
-        await serve_http(kernel, serving, listening, lambda where: print_note(f"handrail mcp: serving at {where}"))
+        await serve_http(
+            kernel, serving, listening, lambda where: print_stderr_note(f"handrail mcp: serving at {where}")
+        )
     return OUTPUT
 
 

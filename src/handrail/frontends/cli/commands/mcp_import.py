@@ -12,23 +12,23 @@ import click
 
 from handrail.contract.struct import Struct, field
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, configuration_options
-from handrail.frontends.cli.commands.config import read_configuration
+from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
+from handrail.frontends.cli.commands.config import load_and_validate_configuration
 from handrail.frontends.cli.commands.mcp_servers import (
-    configured_servers,
+    confirm_or_exit,
     find_server_package,
-    install_package,
-    require_agreement,
+    install_server_package,
+    load_configured_servers,
 )
 from handrail.frontends.cli.shell_completion import complete_files
 from handrail.frontends.cli.terminal_output import (
     ask_for_line,
     ask_yes_or_no,
+    escape_to_one_line,
     print_escaped_line,
     print_json,
-    print_note,
-    print_requested_text,
-    to_one_line,
+    print_stderr_note,
+    print_terminal_safe_text,
 )
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _SECRETS = "secrets"
 """The folder next to the configuration, with a file for each secret of an imported server."""
 
 
-class ImportOutcome(Struct):
+class ServerImportResult(Struct):
     """The outcome of an import, by server name.
 
     :ivar installed: the package of each installed server
@@ -61,7 +61,7 @@ class ImportOutcome(Struct):
 @click.option("--name", "names", multiple=True, metavar="NAME", help="Server to import. Can be repeated. Default: all.")
 @click.option("--yes", is_flag=True, help="Import and install without asking.")
 @click.option("--no-install", is_flag=True, help="Do not install; see handrail mcp install NAME.")
-@configuration_options
+@add_configuration_options
 def import_command(
     setting: CommandOptions, file: Path | None, names: tuple[str, ...], yes: bool, no_install: bool
 ) -> int:
@@ -91,17 +91,17 @@ def import_command(
     good = [one for one in found if not one.problem and not one.is_handrail]
     if not setting.json:
         _show_imports(found)
-    outcome = ImportOutcome()
+    outcome = ServerImportResult()
     if good:
-        require_agreement(setting, yes, f"Write {', '.join(one.name for one in good)} into your configuration?")
+        confirm_or_exit(setting, yes, f"Write {', '.join(one.name for one in good)} into your configuration?")
         path = _write_servers(setting, good)
         outcome.written = [one.name for one in good]
-        print_note(f"handrail mcp import: wrote {path}")
+        print_stderr_note(f"handrail mcp import: wrote {path}")
         if not no_install:
             _install_servers(setting, outcome, yes)
     if setting.json:
         print_json(_import_report(found, outcome))
-    print_note(f"handrail mcp import: {_summarize(found, outcome)}")
+    print_stderr_note(f"handrail mcp import: {_summarize(found, outcome)}")
     failed = any(one.problem for one in found) or outcome.not_installed
     return ERROR if failed or (not good and not any(one.is_handrail for one in found)) else OUTPUT
 
@@ -122,7 +122,7 @@ def _read_files(setting: CommandOptions, files: Sequence[Path], workspace: Path)
         except UsageError as problem:
             if len(files) == 1:
                 raise
-            print_note(f"handrail mcp import: {problem}")
+            print_stderr_note(f"handrail mcp import: {problem}")
             continue
         taken |= {name for one in servers for name in (*one.secrets, *one.variables, *one.required)}
         found += servers
@@ -144,8 +144,8 @@ def _check_servers(setting: CommandOptions, found: Iterable[ImportedMcpServer]) 
     """Check each server as it would be loaded, and set the problem of each that would not be usable."""
     from handrail.authoring.mcp_server_import import do_server_names_collide
 
-    config = read_configuration(setting)
-    seen = {definition.name for definition in configured_servers(setting)}
+    config = load_and_validate_configuration(setting)
+    seen = {definition.name for definition in load_configured_servers(setting)}
     seen |= config.settings.mcp.servers.keys() | config.unsound_servers.keys()
     for one in found:
         if one.problem or one.is_handrail:
@@ -165,7 +165,7 @@ def _load_with_server(config: MergedConfiguration, server: ImportedMcpServer) ->
     import tomllib
 
     from handrail.authoring.mcp_server_import import format_server_tables
-    from handrail.config.mcp_settings import find_server_faults
+    from handrail.config.mcp_settings import find_mcp_server_faults
     from handrail.config.operator_settings import Settings
     from handrail.runtime.secret_store import SecretStore
     from handrail.upstream.server_config_loader import load_enabled_servers
@@ -176,7 +176,7 @@ def _load_with_server(config: MergedConfiguration, server: ImportedMcpServer) ->
         text = format_server_tables([switched_on], places)
         text.encode("utf-8")
         table = tomllib.loads(text)
-        if problems := find_server_faults(server.name, table["mcp"]["servers"][server.name]):
+        if problems := find_mcp_server_faults(server.name, table["mcp"]["servers"][server.name]):
             return config, "; ".join(f"{place}: {one}" if place else one for place, one in problems.items())
         added = Settings.model_validate(table)
     except ValueError as error:
@@ -205,15 +205,15 @@ class _AnyVariable(dict[str, str]):
         return "x"
 
 
-def _install_servers(setting: CommandOptions, outcome: ImportOutcome, yes: bool) -> None:
+def _install_servers(setting: CommandOptions, outcome: ServerImportResult, yes: bool) -> None:
     """Offer to install the written servers that require it."""
-    for definition in configured_servers(setting):
+    for definition in load_configured_servers(setting):
         if definition.name in outcome.written:
             _offer_server_install(setting, definition, outcome, yes)
 
 
 def _offer_server_install(
-    setting: CommandOptions, definition: ServerDefinition, outcome: ImportOutcome, yes: bool
+    setting: CommandOptions, definition: ServerDefinition, outcome: ServerImportResult, yes: bool
 ) -> None:
     """Install one imported server if it requires it and the user agrees."""
     from handrail.contract.errors import UsageError
@@ -222,15 +222,15 @@ def _offer_server_install(
         if (package := find_server_package(definition)) is None:
             return
         if not yes and not ask_yes_or_no(f"Install {package} for {definition.name}?", err=True):
-            print_note(f"To install it later: handrail mcp install {definition.name}")
+            print_stderr_note(f"To install it later: handrail mcp install {definition.name}")
             return
-        done = install_package(setting, definition, package, scripts=False)
+        done = install_server_package(setting, definition, package, scripts=False)
     except UsageError as problem:
         outcome.not_installed[definition.name] = str(problem)
-        print_note(f"handrail mcp import: {definition.name} is configured but not installed: {problem}")
+        print_stderr_note(f"handrail mcp import: {definition.name} is configured but not installed: {problem}")
         return
     outcome.installed[definition.name] = f"{done.package.name} {done.version}"
-    print_note(f"handrail mcp import: installed {done.package.name} {done.version} for {definition.name}")
+    print_stderr_note(f"handrail mcp import: installed {done.package.name} {done.version} for {definition.name}")
 
 
 def _choose_files(setting: CommandOptions, workspace: Path, *, yes: bool) -> list[Path] | None:
@@ -245,10 +245,10 @@ def _choose_files(setting: CommandOptions, workspace: Path, *, yes: bool) -> lis
     is_asking = not yes and not setting.headless and sys.stdin.isatty()
     if not setting.json:
         for number, (who, path, names) in enumerate(rows, 1):
-            shown = to_one_line(str(path))
+            shown = escape_to_one_line(str(path))
             listed = f"{who}: {shown}" if yes else f"{who}: handrail mcp import {shown}"
             print_escaped_line(f"{number}  {who}: {shown}" if is_asking else listed)
-            print_escaped_line(f"   {to_one_line(', '.join(names))}")
+            print_escaped_line(f"   {escape_to_one_line(', '.join(names))}")
     if yes:
         return [path for _, path, _ in rows]
     if not is_asking:
@@ -261,18 +261,18 @@ def _choose_files(setting: CommandOptions, workspace: Path, *, yes: bool) -> lis
         if all(word.isascii() and word.isdigit() and 0 < int(word) <= len(rows) for word in words):
             chosen = [rows[int(word) - 1][1] for word in dict.fromkeys(words)]
             if not chosen:
-                print_note("Nothing was done.")
+                print_stderr_note("Nothing was done.")
             return chosen or None
-        print_note(f"Expected numbers from 1 to {len(rows)}, or all.")
+        print_stderr_note(f"Expected numbers from 1 to {len(rows)}, or all.")
 
 
 def _find_files(workspace: Path) -> Iterator[tuple[str, Path, list[str]]]:
     """Yield the program, the file and the names of its servers, for each file that has servers other than Handrail."""
     from handrail.authoring.mcp_server_import import is_handrail
-    from handrail.config.foreign_server_files import list_foreign_server_files, read_foreign_server_file
+    from handrail.config.foreign_server_files import list_candidate_server_files, read_foreign_server_file
 
     seen: set[Path] = set()
-    for who, path in list_foreign_server_files(workspace):
+    for who, path in list_candidate_server_files(workspace):
         real = path.resolve()
         if real in seen or not path.is_file():
             continue
@@ -281,7 +281,7 @@ def _find_files(workspace: Path) -> Iterator[tuple[str, Path, list[str]]]:
             servers = read_foreign_server_file(path, workspace).servers
         except ValueError as problem:
             if " object. Give the file" not in str(problem):  # a file without servers is not worth a word
-                print_note(f"handrail mcp import: {path} {problem}.")
+                print_stderr_note(f"handrail mcp import: {path} {problem}.")
             continue
         if names := [one.name for one in servers if not is_handrail(one)]:
             yield who, path, names
@@ -290,19 +290,19 @@ def _find_files(workspace: Path) -> Iterator[tuple[str, Path, list[str]]]:
 def _show_imports(found: Iterable[ImportedMcpServer]) -> None:
     for one in found:
         if one.is_handrail:
-            print_escaped_line(f"{to_one_line(one.name)}: not imported, since it is Handrail itself")
+            print_escaped_line(f"{escape_to_one_line(one.name)}: not imported, since it is Handrail itself")
             continue
         if one.problem:
-            print_escaped_line(f"{to_one_line(one.name)}: not imported: {to_one_line(one.problem)}")
+            print_escaped_line(f"{escape_to_one_line(one.name)}: not imported: {escape_to_one_line(one.problem)}")
             continue
         how = one.table.get("url") or " ".join((one.table["command"], *one.table.get("args", ())))
-        print_escaped_line(f"{to_one_line(one.name)}: {to_one_line(str(how))}{_describe_state(one)}")
+        print_escaped_line(f"{escape_to_one_line(one.name)}: {escape_to_one_line(str(how))}{_describe_state(one)}")
         if one.secrets:
-            print_escaped_line(f"  secrets: {to_one_line(', '.join(one.secrets))}")
+            print_escaped_line(f"  secrets: {escape_to_one_line(', '.join(one.secrets))}")
         if required := _required_variables(one):
-            print_escaped_line(f"  required environment variables: {to_one_line(', '.join(required))}")
+            print_escaped_line(f"  required environment variables: {escape_to_one_line(', '.join(required))}")
         for left in one.ignored_keys:
-            print_escaped_line(f"  not imported as it is: {to_one_line(left)}")
+            print_escaped_line(f"  not imported as it is: {escape_to_one_line(left)}")
 
 
 def _describe_state(server: ImportedMcpServer) -> str:
@@ -313,7 +313,7 @@ def _required_variables(server: ImportedMcpServer) -> list[str]:
     return [*dict.fromkeys((*server.variables.values(), *server.required))]
 
 
-def _summarize(found: Sequence[ImportedMcpServer], outcome: ImportOutcome) -> str:
+def _summarize(found: Sequence[ImportedMcpServer], outcome: ServerImportResult) -> str:
     """Return the counts of an import, as one sentence."""
     failed = sum(bool(one.problem) for one in found)
     own = sum(one.is_handrail for one in found)
@@ -325,7 +325,7 @@ def _summarize(found: Sequence[ImportedMcpServer], outcome: ImportOutcome) -> st
     return f"{', '.join(parts)}."
 
 
-def _import_report(found: Iterable[ImportedMcpServer], outcome: ImportOutcome) -> dict[str, object]:
+def _import_report(found: Iterable[ImportedMcpServer], outcome: ServerImportResult) -> dict[str, object]:
     return {
         "written": outcome.written,
         "installed": outcome.installed,
@@ -352,9 +352,9 @@ def _write_servers(setting: CommandOptions, servers: list[ImportedMcpServer]) ->
     import tomllib
 
     from handrail.authoring.mcp_server_import import format_server_tables
-    from handrail.config.layers import ConfigLayer, separate_unsound_servers
+    from handrail.config.layers import ConfigLayer, separate_invalid_servers
     from handrail.contract.errors import UsageError
-    from handrail.contract.text.text_encodings import read_file_text, read_settings_text
+    from handrail.contract.text.text_encodings import decode_file_text, decode_settings_text
     from handrail.store import operator_decisions
 
     path = _configuration_file(setting)
@@ -362,14 +362,14 @@ def _write_servers(setting: CommandOptions, servers: list[ImportedMcpServer]) ->
     places = {name: folder / name for one in servers for name in one.secrets}
     try:
         raw = path.read_bytes() if path.exists() else b""
-        before = read_settings_text(raw).replace("\r\n", "\n")
+        before = decode_settings_text(raw).replace("\r\n", "\n")
         text = before.rstrip("\n") + "\n" * bool(before.strip()) + format_server_tables(servers, places)
         ends = text.lstrip("\n").replace("\n", "\r\n" if b"\r\n" in raw else "\n")
-        content = read_file_text(raw).encoding.encode(ends)
+        content = decode_file_text(raw).encoding.encode(ends)
         layer = ConfigLayer("configuration", tomllib.loads(text), lambda where: str(path))
     except (ValueError, OSError) as error:
         raise UsageError(f"Nothing was written, because {path} would be invalid with these servers: {error}") from None
-    sound, unsound = separate_unsound_servers(layer)
+    sound, unsound = separate_invalid_servers(layer)
     faults = [*sound.find_faults(), *(fault for one in servers for fault in unsound.get(one.name, ()))]
     if faults:
         raise UsageError(f"Nothing was written, because {path} would be invalid with these servers: {faults[0]}")
@@ -407,14 +407,14 @@ def _used_secret_names(setting: CommandOptions) -> set[str]:
     """
     import tomllib
 
-    from handrail.contract.text.text_encodings import read_settings_text
+    from handrail.contract.text.text_encodings import decode_settings_text
 
     path = _configuration_file(setting)
     folder = path.parent / _SECRETS
     kept = {one.name for one in folder.iterdir()} if folder.is_dir() else set[str]()
-    settings = read_configuration(setting).settings
+    settings = load_and_validate_configuration(setting).settings
     try:
-        written: object = tomllib.loads(read_settings_text(path.read_bytes()))
+        written: object = tomllib.loads(decode_settings_text(path.read_bytes()))
     except (OSError, ValueError):
         written = {}
     return kept | settings.secrets.keys() | {*_named_values(settings.model_dump())} | {*_named_values(written)}
@@ -440,7 +440,7 @@ def _named_values(value: object) -> Iterator[str]:
 @click.argument("client", type=click.Choice(sorted(CLIENTS)), metavar="CLIENT")
 @click.option("--servers", "is_servers", is_flag=True, help="Print your servers instead of Handrail's entry.")
 @click.option("--name", "names", multiple=True, metavar="NAME", help="Server to print. Can be repeated. Default: all.")
-@configuration_options
+@add_configuration_options
 def export_command(setting: CommandOptions, client: str, is_servers: bool, names: tuple[str, ...]) -> int:
     """Print the configuration for another MCP client.
 
@@ -451,11 +451,11 @@ def export_command(setting: CommandOptions, client: str, is_servers: bool, names
     Secrets are never printed: each becomes a variable or a placeholder. If a server cannot be printed for this client, the command
     exits with 1.
     """
-    from handrail.authoring.mcp_server_export import CLIENT_FILES, GATEWAY, export_servers
+    from handrail.authoring.mcp_server_export import CLIENT_FILES, GATEWAY, export_client_configuration
     from handrail.config.mcp_settings import UpstreamServerSettings
     from handrail.store.state_folders import locate_folders
 
-    settings = read_configuration(setting).settings
+    settings = load_and_validate_configuration(setting).settings
     if is_servers or names:
         servers = dict(settings.mcp.servers)
         if unknown := set(names) - servers.keys():
@@ -472,16 +472,16 @@ def export_command(setting: CommandOptions, client: str, is_servers: bool, names
             *(("-C", str(workspace)) if client == "claude-desktop" or setting.workspace else ()),
         )
         servers = {GATEWAY: UpstreamServerSettings(command=command[0], args=args)}
-    done = export_servers(client, servers, settings.secrets)
+    done = export_client_configuration(client, servers, settings.secrets)
     if setting.json:
         print_json({"text": done.text, "placeholders": done.placeholders, "left_out": done.left_out})
     else:
-        print_requested_text(done.text, end="")
-    print_note(f"handrail mcp export: add this to {CLIENT_FILES[client]}.")
+        print_terminal_safe_text(done.text, end="")
+    print_stderr_note(f"handrail mcp export: add this to {CLIENT_FILES[client]}.")
     for name, how in done.placeholders.items():
-        print_note(f"  {name}: {how}")
+        print_stderr_note(f"  {name}: {how}")
     for name, why in done.left_out.items():
-        print_note(f"  {name}: left out: {why}")
+        print_stderr_note(f"  {name}: left out: {why}")
     return ERROR if done.left_out or not servers else OUTPUT
 
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, configuration_options
-from handrail.frontends.cli.commands.config import read_configuration
+from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
+from handrail.frontends.cli.commands.config import load_and_validate_configuration
 from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.terminal_output import (
     ask_yes_or_no,
     print_escaped_line,
     print_json,
-    print_note,
+    print_stderr_note,
 )
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     "--with", "further", multiple=True, metavar="PACKAGE", help="Further package, such as 'mcp<2'. Can be repeated."
 )
 @click.option("--scripts", is_flag=True, help="npm: allow packages to run install scripts.")
-@configuration_options
+@add_configuration_options
 def install_command(setting: CommandOptions, name: str, yes: bool, further: tuple[str, ...], scripts: bool) -> int:
     """Install an MCP server that npx or uvx would download.
 
@@ -43,11 +43,11 @@ def install_command(setting: CommandOptions, name: str, yes: bool, further: tupl
         raise click.UsageError(f"MCP server {name!r} cannot be used: {definition.missing_reason}. Correct it first.")
     package = find_server_package(definition)
     if package is None:
-        print_note(f"handrail mcp install: {name} downloads nothing at its start. Nothing to install.")
+        print_stderr_note(f"handrail mcp install: {name} downloads nothing at its start. Nothing to install.")
         return ERROR
     package = _add_packages(package, further)
-    require_agreement(setting, yes, f"Install {package} for {name}? Its code will run here, in a sandbox.")
-    done = install_package(setting, definition, package, scripts=scripts)
+    confirm_or_exit(setting, yes, f"Install {package} for {name}? Its code will run here, in a sandbox.")
+    done = install_server_package(setting, definition, package, scripts=scripts)
     if setting.json:
         print_json(
             {"name": name, "package": done.package.name, "version": done.version, "versions": dict(done.versions)}
@@ -60,13 +60,13 @@ def install_command(setting: CommandOptions, name: str, yes: bool, further: tupl
 
 
 @click.command("list")
-@configuration_options
+@add_configuration_options
 def list_command(setting: CommandOptions) -> int:
     """List the configured MCP servers and their state."""
-    from handrail.upstream.server_config_loader import find_unlisted_faults
+    from handrail.upstream.server_config_loader import list_general_config_faults
 
-    rows = [_row(setting, definition) for definition in configured_servers(setting)]
-    for fault in find_unlisted_faults(read_configuration(setting)):
+    rows = [_row(setting, definition) for definition in load_configured_servers(setting)]
+    for fault in list_general_config_faults(load_and_validate_configuration(setting)):
         rows.append({"name": fault.location, "where": fault.source, "state": f"cannot be used: {fault.problem}"})
     if setting.json:
         print_json(rows)
@@ -86,8 +86,8 @@ def _row(setting: CommandOptions, definition: ServerDefinition) -> dict[str, obj
     from handrail.registry.definition_pins import StoredPins, find_unapproved_definitions
     from handrail.store.state_folders import locate_folders
     from handrail.upstream.mcp_source import McpSource
-    from handrail.upstream.requested_hosts import describe_requested_hosts
-    from handrail.upstream.server_programs import find_installed, find_package
+    from handrail.upstream.requested_hosts import describe_denied_hosts
+    from handrail.upstream.server_programs import find_installed_package, identify_server_package
 
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     row: dict[str, object] = {
@@ -96,11 +96,11 @@ def _row(setting: CommandOptions, definition: ServerDefinition) -> dict[str, obj
         "transport": definition.transport,
     }
     try:
-        package = find_package(definition)
+        package = identify_server_package(definition)
     except UsageError as problem:
         return row | {"state": f"cannot be installed: {problem}"}
     if package is not None:
-        if (found := find_installed(definition, folders.state)) is None:
+        if (found := find_installed_package(definition, folders.state)) is None:
             return row | {"state": f"not installed: handrail mcp install {definition.name}"}
         row |= {"package": found[0], "version": found[1]}
     if definition.missing_reason:
@@ -110,7 +110,7 @@ def _row(setting: CommandOptions, definition: ServerDefinition) -> dict[str, obj
         return row | {"state": fault}
     if source.last_listing is None:
         return row | {"state": f"never connected. To connect and see its tools: handrail sources review {source.name}"}
-    if requested := describe_requested_hosts(folders.state, definition.name, definition.hosts):
+    if requested := describe_denied_hosts(folders.state, definition.name, definition.hosts):
         row["requested"] = requested
     loaded = source.load()
     tools, pins = [found.tool.spec for found in loaded.tools], StoredPins(folders.state)
@@ -122,18 +122,18 @@ def _row(setting: CommandOptions, definition: ServerDefinition) -> dict[str, obj
     return row | {"tools": len(tools), "waiting": waiting, "state": state}
 
 
-def configured_servers(setting: CommandOptions) -> list[ServerDefinition]:
+def load_configured_servers(setting: CommandOptions) -> list[ServerDefinition]:
     from handrail.runtime.secret_store import SecretStore
     from handrail.upstream.server_config_loader import load_enabled_servers as servers
 
-    config = read_configuration(setting)
+    config = load_and_validate_configuration(setting)
     return servers(config, SecretStore(dict.fromkeys(config.settings.secrets, "")))
 
 
 def _definition(setting: CommandOptions, name: str) -> ServerDefinition:
     from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 
-    known = {definition.name: definition for definition in configured_servers(setting)}
+    known = {definition.name: definition for definition in load_configured_servers(setting)}
     if name not in known:
         close = nearest_names(name, known, 1)
         hint = f"Did you mean {close[0]!r}?" if close else f"The configured servers are: {', '.join(known) or 'none'}."
@@ -142,9 +142,9 @@ def _definition(setting: CommandOptions, name: str) -> ServerDefinition:
 
 
 def find_server_package(definition: ServerDefinition) -> ServerPackage | None:
-    from handrail.upstream.server_programs import find_package
+    from handrail.upstream.server_programs import identify_server_package
 
-    return find_package(definition)
+    return identify_server_package(definition)
 
 
 def _add_packages(package: ServerPackage, further: tuple[str, ...]) -> ServerPackage:
@@ -155,18 +155,18 @@ def _add_packages(package: ServerPackage, further: tuple[str, ...]) -> ServerPac
     return replace(package, extra_packages=(*package.extra_packages, *further))
 
 
-def install_package(
+def install_server_package(
     setting: CommandOptions, definition: ServerDefinition, package: ServerPackage, *, scripts: bool
 ) -> InstalledServer:
     from handrail.store.state_folders import locate_folders
     from handrail.upstream.server_programs import install_server
 
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
-    print_note(f"handrail mcp: installing {package} for {definition.name}")
+    print_stderr_note(f"handrail mcp: installing {package} for {definition.name}")
     return install_server(definition, package, folders.state, str(folders.workspace), scripts=scripts)
 
 
-def require_agreement(setting: CommandOptions, yes: bool, question: str) -> None:
+def confirm_or_exit(setting: CommandOptions, yes: bool, question: str) -> None:
     """Ask the user to confirm, unless ``yes`` is set. If the user does not agree, end the command.
 
     :raises UsageError: without a terminal
@@ -176,5 +176,5 @@ def require_agreement(setting: CommandOptions, yes: bool, question: str) -> None
     if setting.headless or setting.json or not sys.stdin.isatty():
         raise click.UsageError("Confirmation is required, and there is no terminal to ask. Pass `--yes` to agree.")
     if not ask_yes_or_no(question):
-        print_note("Nothing was done.")
+        print_stderr_note("Nothing was done.")
         raise SystemExit(ERROR)

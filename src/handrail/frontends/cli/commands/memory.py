@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, workspace_options
+from handrail.frontends.cli.command_options import CommandOptions, add_workspace_options
 from handrail.frontends.cli.commands.log import require_confirmation
 from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.shell_completion import memory_ids
 from handrail.frontends.cli.terminal_output import (
+    escape_to_one_line,
     print_escaped_line,
     print_json,
-    print_note,
-    print_requested_text,
-    to_one_line,
+    print_stderr_note,
+    print_terminal_safe_text,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ _SHOWN_CHARACTERS = 100
 @click.option("--history", is_flag=True, help="list, export: include facts that were replaced.")
 @click.option("--all", "everything", is_flag=True, help="forget: all facts.")
 @click.option("--yes", is_flag=True, help="forget: do not ask.")
-@workspace_options
+@add_workspace_options
 def command(setting: CommandOptions, action: str, ids: tuple[str, ...], **flags: Any) -> int:
     """List, confirm or forget what agents stored about you.
 
@@ -61,7 +61,7 @@ def command(setting: CommandOptions, action: str, ids: tuple[str, ...], **flags:
     export prints all facts as JSON lines.
     """
     from handrail.store.memory.knowledge_store import KnowledgeStore, KnowledgeUnavailable
-    from handrail.store.state_folders import find_state_root
+    from handrail.store.state_folders import resolve_state_root
 
     given = {name for name, value in flags.items() if value}
     if wrong := sorted(given - _FLAGS[action]):
@@ -73,11 +73,11 @@ def command(setting: CommandOptions, action: str, ids: tuple[str, ...], **flags:
         raise click.UsageError(
             f"The ID is missing. Pass it, as in: handrail memory {action} ID. `handrail memory` lists the facts."
         )
-    with closing(KnowledgeStore(find_state_root(setting.state))) as knowledge:
+    with closing(KnowledgeStore(resolve_state_root(setting.state))) as knowledge:
         try:
             return _run(setting, knowledge, action, ids, flags)
         except KnowledgeUnavailable as error:
-            print_note(f"handrail memory: {error}")
+            print_stderr_note(f"handrail memory: {error}")
             return ERROR
 
 
@@ -113,20 +113,20 @@ def _list(setting: CommandOptions, knowledge: KnowledgeStore, flags: dict[str, A
         ]
         TerminalRenderer().print_table(("ID", "STATE", "STORED", "KEY", "TEXT"), rows)
     elif flags["unconfirmed"]:
-        print_note("No fact is unconfirmed.")
+        print_stderr_note("No fact is unconfirmed.")
     else:
-        print_note("No facts are stored. Agents store them with the tool memory.upsert.")
+        print_stderr_note("No facts are stored. Agents store them with the tool memory.upsert.")
     return OUTPUT
 
 
 def _show(setting: CommandOptions, knowledge: KnowledgeStore, ids: tuple[str, ...]) -> int:
     found = _get(knowledge, ids)
     for entry in found:
-        history = knowledge.list_history(entry.id)
+        history = knowledge.list_replaced_entries(entry.id)
         if setting.json:
             print_json({**asdict(entry), "history": [asdict(one) for one in history]})
             continue
-        print_requested_text(entry.text)
+        print_terminal_safe_text(entry.text)
         origin = f"stored {_time(entry.created_ns)} by agent {entry.agent} in {entry.workspace}"
         print_escaped_line(f"  {entry.id}: {_state(entry)}, {origin}")
         if entry.call:
@@ -138,24 +138,24 @@ def _show(setting: CommandOptions, knowledge: KnowledgeStore, ids: tuple[str, ..
             if value:
                 print_escaped_line(f"  {name}: {value}")
         for one in history:
-            print_escaped_line(f"  replaced {one.id}: {to_one_line(one.text)}")
+            print_escaped_line(f"  replaced {one.id}: {escape_to_one_line(one.text)}")
     return OUTPUT
 
 
 def _confirm(setting: CommandOptions, knowledge: KnowledgeStore, ids: tuple[str, ...]) -> int:
-    from handrail.store.memory.knowledge_store import UnknownEntry
+    from handrail.store.memory.knowledge_store import UnknownKnowledgeEntry
 
     for entry in _get(knowledge, ids):
         try:
             confirmed = knowledge.confirm(entry.id, time.time_ns())
-        except UnknownEntry:
+        except UnknownKnowledgeEntry:
             raise click.UsageError(
                 f"{entry.id} was replaced by {entry.superseded_by}. To make it current again: handrail memory undo {entry.id}"
             ) from None
         if setting.json:
             print_json(asdict(confirmed))
         else:
-            print_escaped_line(f"confirmed {entry.id}: {to_one_line(entry.text)}")
+            print_escaped_line(f"confirmed {entry.id}: {escape_to_one_line(entry.text)}")
     return OUTPUT
 
 
@@ -167,7 +167,7 @@ def _forget(
     found = knowledge.list_entries(history=True) if everything else _get(knowledge, ids)
     if not setting.json:
         for entry in found:
-            print_escaped_line(f"{entry.id}: {to_one_line(entry.text[:_SHOWN_CHARACTERS])}")
+            print_escaped_line(f"{entry.id}: {escape_to_one_line(entry.text[:_SHOWN_CHARACTERS])}")
     if found:
         require_confirmation(yes, f"Delete {_count(found)} and all earlier versions?", "deleted")
     deleted = knowledge.forget([entry.id for entry in found])
@@ -186,7 +186,7 @@ def _undo(setting: CommandOptions, knowledge: KnowledgeStore, ids: tuple[str, ..
     elif restored:
         print_escaped_line(f"current again: {', '.join(restored)}")
     else:
-        print_note("Nothing to undo.")
+        print_stderr_note("Nothing to undo.")
     return OUTPUT
 
 

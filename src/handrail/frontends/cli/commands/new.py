@@ -48,11 +48,11 @@ def tool(tool_id: str, kind: str, folder: str, as_json: bool) -> int:
     To install a program or module, put it into the folder tools/ of the configuration. `handrail doctor` shows that folder.
     Existing files are never overwritten.
     """
-    from handrail.authoring.tool_templates import make_tool_files, write_tool_files
+    from handrail.authoring.tool_templates import render_tool_files, write_tool_files
     from handrail.contract.errors import StartError
 
     try:
-        written = write_tool_files(Path(folder), make_tool_files(kind, tool_id))  # type: ignore[arg-type]
+        written = write_tool_files(Path(folder), render_tool_files(kind, tool_id))  # type: ignore[arg-type]
     except OSError as error:
         raise StartError(
             f"Could not write {folder}: {error.strerror or error}. Check the folder and its permissions."

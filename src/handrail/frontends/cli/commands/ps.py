@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from handrail.frontends.cli.command_group import OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, workspace_options
+from handrail.frontends.cli.command_options import CommandOptions, add_workspace_options
 from handrail.frontends.cli.renderer import TerminalRenderer
-from handrail.frontends.cli.terminal_output import format_age, print_json, print_note, to_one_line
+from handrail.frontends.cli.terminal_output import escape_to_one_line, format_time_since, print_json, print_stderr_note
 
 if TYPE_CHECKING:
-    from handrail.kernel.workspace_activity import CallActivity, SessionActivity, WorkspaceActivity
+    from handrail.kernel.workspace_activity import ActiveCallStatus, SessionActivity, WorkspaceActivity
 
 
 @click.command("ps")
-@workspace_options
+@add_workspace_options
 def command(setting: CommandOptions) -> int:
     """Show what agents do now, in all workspaces.
 
@@ -27,12 +27,12 @@ def command(setting: CommandOptions) -> int:
     a session are its running calls and jobs, and the requests that wait for your approval. With --workspace, shows only
     that workspace. It reads files only, and works while the processes run. To stop something: handrail stop ID
     """
-    found = [one for one in read_chosen_activity(setting) if not one.is_idle]
+    found = [one for one in read_selected_workspace_activity(setting) if not one.is_idle]
     if setting.json:
         print_json([_activity_data(one) for one in found])
         return OUTPUT
     if not found:
-        print_note("Nothing runs, and nothing waits for approval.")
+        print_stderr_note("Nothing runs, and nothing waits for approval.")
         return OUTPUT
     view = TerminalRenderer()
     for number, one in enumerate(found):
@@ -43,17 +43,17 @@ def command(setting: CommandOptions) -> int:
     return OUTPUT
 
 
-def read_chosen_activity(setting: CommandOptions) -> list[WorkspaceActivity]:
+def read_selected_workspace_activity(setting: CommandOptions) -> list[WorkspaceActivity]:
     """Return what goes on in the workspace that ``--workspace`` names, or in all workspaces without that option.
 
     :raises StartError: if the workspace or the state folder cannot be used
     """
-    from handrail.kernel.workspace_activity import read_activity, read_workspace_activity
-    from handrail.store.state_folders import find_state_root, locate_folders
+    from handrail.kernel.workspace_activity import list_active_workspaces, read_workspace_activity
+    from handrail.store.state_folders import locate_folders, resolve_state_root
 
     source = click.get_current_context().get_parameter_source("workspace")
     if source is click.core.ParameterSource.DEFAULT:
-        return read_activity(find_state_root(setting.state))
+        return list_active_workspaces(resolve_state_root(setting.state))
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     return [read_workspace_activity(folders)] if folders.database_file.exists() else []
 
@@ -61,7 +61,7 @@ def read_chosen_activity(setting: CommandOptions) -> list[WorkspaceActivity]:
 def _print_workspace(view: TerminalRenderer, one: WorkspaceActivity) -> None:
     held = "no process holds it" if one.holder is None else f"held by {one.holder}"
     state = "" if one.holder is None or one.holder.state == "alive" else f" ({one.holder.state})"
-    view.print_text((to_one_line(str(one.folders.workspace)), "bold cyan"), further="    ")
+    view.print_text((escape_to_one_line(str(one.folders.workspace)), "bold cyan"), further="    ")
     view.print_text((f"{held}{state}", "dim"), indent="  ", further="    ")
     if one.problem:
         view.print_text((one.problem, "red"), indent="  ", further="    ")
@@ -89,16 +89,16 @@ def _print_workspace(view: TerminalRenderer, one: WorkspaceActivity) -> None:
 def _print_session(view: TerminalRenderer, session: SessionActivity) -> None:
     client = "unknown client" if session.opener is None else str(session.opener)
     above = f"  sub-agent of {session.parent_session}" if session.parent_session else ""
-    session_text = f"  {client}, agent {session.agent}, opened {format_age(session.opened_ns)}{above}"
+    session_text = f"  {client}, agent {session.agent}, opened {format_time_since(session.opened_ns)}{above}"
     view.print_text((session.id, "bold"), session_text, indent="  ", further="      ")
     if session.task:
-        view.print_text(("task: ", "dim"), to_one_line(session.task), indent="    ", further="      ")
+        view.print_text(("task: ", "dim"), escape_to_one_line(session.task), indent="    ", further="      ")
     for used in session.usage:
         view.print_text((str(used), "dim"), indent="    ", further="      ")
 
 
-def _print_running_call(view: TerminalRenderer, call: CallActivity) -> None:
-    since = format_age(call.since_ns).removesuffix(" ago")
+def _print_running_call(view: TerminalRenderer, call: ActiveCallStatus) -> None:
+    since = format_time_since(call.since_ns).removesuffix(" ago")
     state = "runs" if call.is_running else "waits for locks"
     parts = ((call.call_id, "dim"), (state if since == "now" else f"{state} since {since}", "dim"))
     mark = ("▸", "green") if call.is_running else ("·", "dim")
@@ -111,7 +111,7 @@ def _print_waiting(view: TerminalRenderer, approval_id: str, request: Any) -> No
 
 
 def _print_job(view: TerminalRenderer, job_id: str, tool: str, summary: str, created_ns: int, state: str) -> None:
-    parts = ((job_id, "dim"), (state, "dim"), (f"since {format_age(created_ns).removesuffix(' ago')}", "dim"))
+    parts = ((job_id, "dim"), (state, "dim"), (f"since {format_time_since(created_ns).removesuffix(' ago')}", "dim"))
     view.print_call(("↻", "blue"), tool, {"summary": summary} if summary else None, *parts, indent="    ")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from handrail.frontends.cli.command_group import OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, configuration_options
+from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
 from handrail.frontends.cli.terminal_output import print_escaped_line, print_json
 
 _DEFAULT = "default"
@@ -20,7 +20,7 @@ _DEFAULT_DESCRIPTION = "The shipped rules, which every session has. They answer 
 @click.option("--share", metavar="DIR", help="Let the stored answers of another workspace hold here too.")
 @click.option("--unshare", metavar="DIR", help="Let the stored answers of another workspace hold here no longer.")
 @click.option("--adopt", is_flag=True, help="Let the stored answers of this path hold for the folder that is here now.")
-@configuration_options
+@add_configuration_options
 def command(setting: CommandOptions, name: str | None, share: str | None, unshare: str | None, adopt: bool) -> int:
     """List the rule sets that ship, or print the rules of one.
 
@@ -33,11 +33,16 @@ def command(setting: CommandOptions, name: str | None, share: str | None, unshar
     """
     if share is not None or unshare is not None or adopt:
         return _change_project(setting, share, unshare, adopt=adopt)
-    from handrail.frontends.cli.commands.config import read_configuration
-    from handrail.policy.rules.rule_sets import RULE_SETS, find_rule_set, find_selected, format_rule_set
-    from handrail.policy.rules.rules_and_modes import default_rules
+    from handrail.frontends.cli.commands.config import load_and_validate_configuration
+    from handrail.policy.rules.rule_sets import (
+        RULE_SETS,
+        format_rule_set,
+        list_selected_rule_sets,
+        resolve_rule_set_reference,
+    )
+    from handrail.policy.rules.rules_and_modes import build_default_rules
 
-    chosen = find_selected(rule.text for rule in read_configuration(setting).rules)
+    chosen = list_selected_rule_sets(rule.text for rule in load_and_validate_configuration(setting).rules)
     if name is None:
         rows = [
             (_DEFAULT, _DEFAULT_DESCRIPTION, True),
@@ -49,14 +54,14 @@ def command(setting: CommandOptions, name: str | None, share: str | None, unshar
             print_escaped_line(f"{n}{' (in force)' if used else ''}: {meaning}")
         return OUTPUT
     if name == _DEFAULT:
-        rules = default_rules()
+        rules = build_default_rules()
         texts, lines = tuple(rule.text for rule in rules), [rule.text for rule in rules if not rule.any_case]
         lines.append(
             f"ask fs.read **/NAME, for each of {len(rules) - len(lines)} names of secret files (--json lists them)"
         )
     else:
         try:
-            found = find_rule_set(f"@{name.removeprefix('@')}")
+            found = resolve_rule_set_reference(f"@{name.removeprefix('@')}")
         except ValueError as error:
             raise click.UsageError(str(error)) from None
         assert found is not None
@@ -71,18 +76,22 @@ def command(setting: CommandOptions, name: str | None, share: str | None, unshar
 
 def _change_project(setting: CommandOptions, share: str | None, unshare: str | None, *, adopt: bool) -> int:
     """Change which folder the stored answers hold for, or whose answers hold here."""
-    from handrail.store.project_identity import adopt_folder, is_same_project, set_answer_sharing
-    from handrail.store.state_folders import prepare_folders, resolve_workspace
+    from handrail.store.project_identity import (
+        bind_state_to_current_folder,
+        is_recorded_project_folder,
+        set_grant_sharing,
+    )
+    from handrail.store.state_folders import prepare_folders, resolve_workspace_path
 
     folders = prepare_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     if adopt:
-        adopt_folder(folders)
+        bind_state_to_current_folder(folders)
         print_escaped_line(f"The stored answers hold for {folders.workspace}.")
-    is_same_project(folders)  # which records a folder that was never opened
+    is_recorded_project_folder(folders)  # which records a folder that was never opened
     for text, shares in ((share, True), (unshare, False)):
         if text is not None:
-            other = resolve_workspace(Path(text), allow_home=True) if shares else Path(os.path.realpath(text))
-            set_answer_sharing(folders, other, shares=shares)
+            other = resolve_workspace_path(Path(text), allow_home=True) if shares else Path(os.path.realpath(text))
+            set_grant_sharing(folders, other, shares=shares)
             how = "hold here too" if shares else "hold here no longer"
             print_escaped_line(f"The stored answers of {other} {how}.")
     return OUTPUT

@@ -10,16 +10,16 @@ import click
 
 from handrail.contract.struct import Struct
 from handrail.frontends.cli.command_group import AWAITING_APPROVAL, ERROR, OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, ModelOptions, call_options, model_options
+from handrail.frontends.cli.command_options import CommandOptions, ModelOptions, add_call_options, add_model_options
 from handrail.frontends.cli.command_runner import (
     InterruptHandler,
-    approval_handler_for,
+    apply_session_agent,
+    choose_approval_handler,
     find_resumable_session,
     open_configured_kernel,
     run_on_event_loop,
-    use_session_agent,
 )
-from handrail.frontends.cli.run_view import JsonView, RunView
+from handrail.frontends.cli.run_view import JsonLinesRunView, TerminalRunView
 from handrail.frontends.cli.shell_completion import forkable_ids, resumable_ids
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
     is_flag=True,
     help="With --resume or --fork: first compact older messages. Without TASK, stop after that.",
 )
-@model_options("")
-@call_options
+@add_model_options("")
+@add_call_options
 def command(
     setting: CommandOptions,
     task: str | None,
@@ -77,13 +77,13 @@ def command(
     if resume is not None:
         resume = find_resumable_session(setting, resume).id
     if before := resume or fork:
-        setting = use_session_agent(setting, before)
-    begin = RunStart(task, resume, fork, compact)
+        setting = apply_session_agent(setting, before)
+    begin = RunStartOptions(task, resume, fork, compact)
 
     return run_on_event_loop(lambda interruption: _run(setting, begin, asked, interruption))
 
 
-class RunStart(Struct, frozen=True):
+class RunStartOptions(Struct, frozen=True):
     """The start of a run.
 
     :param task: the task; None to continue where a session stopped
@@ -98,18 +98,18 @@ class RunStart(Struct, frozen=True):
     compact: bool = False
 
 
-async def _open_session(setting: CommandOptions, kernel: Kernel, begin: RunStart) -> Session:
+async def _open_session(setting: CommandOptions, kernel: Kernel, begin: RunStartOptions) -> Session:
     """Open the session of a run.
 
     :raises UsageError: if the session does not exist
     """
     session_id = begin.resume if begin.fork is None else await kernel.fork_session(begin.fork)
-    return await kernel.session(session_id, approval_handler=approval_handler_for(setting))
+    return await kernel.session(session_id, approval_handler=choose_approval_handler(setting))
 
 
 async def _run(
     setting: CommandOptions,
-    begin: RunStart,
+    begin: RunStartOptions,
     asked: ModelOptions,
     interruption: InterruptHandler,
 ) -> int:
@@ -126,8 +126,8 @@ async def _run(
         )
         at_the_end.push_async_callback(model.aclose)  # sub-agents use the model until the kernel ends
         session = await _open_session(setting, kernel, begin)
-        view = JsonView() if setting.json else RunView(asked.resume_options)
-        view.show_session(session.id)
+        view = JsonLinesRunView() if setting.json else TerminalRunView(asked.resume_command_arguments)
+        view.receive_session_opened(session.id)
         agent = Agent(
             session,
             model,

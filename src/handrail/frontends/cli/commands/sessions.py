@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from handrail.frontends.cli.command_group import OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, DurationRange, agent_options
+from handrail.frontends.cli.command_options import CommandOptions, DurationParamType, add_agent_options
 from handrail.frontends.cli.command_runner import (
     InterruptHandler,
+    apply_session_agent,
+    make_unknown_session_error,
     open_configured_kernel,
-    open_sessions_and_log,
+    open_session_and_log_readers,
     run_on_event_loop,
-    unknown_session_error,
-    use_session_agent,
 )
 from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.shell_completion import session_ids
 from handrail.frontends.cli.terminal_output import (
-    format_age,
+    escape_to_one_line,
+    format_time_since,
     print_escaped_line,
     print_escaped_lines,
     print_json,
-    print_note,
-    to_one_line,
+    print_stderr_note,
 )
 
 if TYPE_CHECKING:
-    from handrail.session.transcript_search import StoredSessionFacts
+    from handrail.session.transcript_search import StoredSessionSummary
 
 _DAY_NS = 86_400 * 10**9
 
@@ -43,11 +43,14 @@ _DAY_NS = 86_400 * 10**9
 )
 @click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=session_ids)
 @click.option(
-    "--unused-for", type=DurationRange("days"), metavar="DAYS", help="close: sessions unused for more than DAYS days."
+    "--unused-for",
+    type=DurationParamType("days"),
+    metavar="DAYS",
+    help="close: sessions unused for more than DAYS days.",
 )
 @click.option("--all", "closed", is_flag=True, help="List closed sessions too.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of sessions.")
-@agent_options
+@add_agent_options
 def command(
     setting: CommandOptions,
     action: str | None,
@@ -71,7 +74,7 @@ def command(
 
     try:
         if action in (None, "list"):
-            with open_sessions_and_log(setting) as (reader, _):
+            with open_session_and_log_readers(setting) as (reader, _):
                 none = (
                     "No sessions." if closed else "No session is open or can be resumed. `--all` lists closed ones too."
                 )
@@ -79,7 +82,7 @@ def command(
         elif action == "show":
             _show(setting, named)
         elif action == "fork":
-            return run_on_event_loop(lambda _: _fork(use_session_agent(setting, named), named))
+            return run_on_event_loop(lambda _: _fork(apply_session_agent(setting, named), named))
         else:
             return run_on_event_loop(lambda interruption: _close(setting, ids, unused_for, interruption))
     except DatabaseNotCreated:
@@ -97,31 +100,31 @@ def _single_id(action: str, ids: Sequence[str]) -> str:
     return ids[0]
 
 
-def _list(setting: CommandOptions, found: Sequence[StoredSessionFacts], none: str = "No sessions.") -> None:
+def _list(setting: CommandOptions, found: Sequence[StoredSessionSummary], none: str = "No sessions.") -> None:
     if setting.json:
         for facts in found:
             print_json(asdict(facts), lines=True)
         return
     if not found:
-        print_note(none)
+        print_stderr_note(none)
         return
     view = TerminalRenderer()
     for facts in found:
-        used = f"used {format_age(facts.used_ns)}, {facts.frontend}, agent {facts.agent}"
+        used = f"used {format_time_since(facts.used_ns)}, {facts.frontend}, agent {facts.agent}"
         counts = f"{_plural(facts.messages, 'message')}, {_plural(facts.calls, 'call')}"
         state = (f"  {facts.state}", "green" if facts.state == "open" else "")
         view.print_text((facts.id, "bold"), state, (f"  {used}, {counts}", "dim"), further="    ")
         for model in facts.usage:
             view.print_text((str(model), "dim"), indent="    ", further="      ")
         if summary := _session_summary(facts):
-            view.print_text(to_one_line(summary), indent="    ", further="    ")
+            view.print_text(escape_to_one_line(summary), indent="    ", further="    ")
 
 
 def _plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _session_summary(facts: StoredSessionFacts) -> str:
+def _session_summary(facts: StoredSessionSummary) -> str:
     items = [facts.topic or facts.task or ""]
     if facts.parent_session:
         items.insert(0, f"[sub-agent of {facts.parent_session}]")
@@ -133,10 +136,10 @@ def _session_summary(facts: StoredSessionFacts) -> str:
 
 
 def _show(setting: CommandOptions, session_id: str) -> None:
-    with open_sessions_and_log(setting) as (reader, log):
+    with open_session_and_log_readers(setting) as (reader, log):
         facts = reader.get(session_id)
         if facts is None:
-            raise unknown_session_error(reader, session_id)
+            raise make_unknown_session_error(reader, session_id)
         messages = reader.read_messages(session_id)
         calls = log.calls(session=session_id)
     if setting.json:
@@ -151,7 +154,7 @@ def _show(setting: CommandOptions, session_id: str) -> None:
     for name, value in fields.items():
         if value not in (None, (), ""):
             print_escaped_line(
-                f"{name.removesuffix('_ns')}: {format_age(value) if name.endswith('_ns') else to_one_line(str(value))}"
+                f"{name.removesuffix('_ns')}: {format_time_since(value) if name.endswith('_ns') else escape_to_one_line(str(value))}"
             )
     for line in _conversation_lines(messages):
         print_escaped_lines(line)
@@ -179,12 +182,12 @@ def _conversation_lines(kept: Sequence[Mapping[str, Any]]) -> Generator[str]:
                     if isinstance(part, TextPart):
                         yield "  " + part.text.replace("\n", "\n  ")
                     elif isinstance(part, HistoryCallPart):
-                        yield f"→ {to_one_line(part.name)}  {to_one_line(shorten(json.dumps(dict(part.arguments), ensure_ascii=False)))}"
+                        yield f"→ {escape_to_one_line(part.name)}  {escape_to_one_line(shorten(json.dumps(dict(part.arguments), ensure_ascii=False)))}"
             case CallResultsMessage(results):
                 for result in results:
-                    yield f"{'✗' if result.is_error else '✓'} {to_one_line(shorten(result.text))}"
+                    yield f"{'✗' if result.is_error else '✓'} {escape_to_one_line(shorten(result.text))}"
     if found.open is not None:
-        yield f"({len(found.open.missing_calls)} calls without a result yet)"
+        yield f"({len(found.open.unanswered_calls)} calls without a result yet)"
 
 
 async def _fork(setting: CommandOptions, parent: str) -> int:
@@ -200,7 +203,7 @@ async def _fork(setting: CommandOptions, parent: str) -> int:
 async def _close(
     setting: CommandOptions, ids: Sequence[str], unused_for: float | None, interruption: InterruptHandler
 ) -> int:
-    with open_sessions_and_log(setting) as (reader, _):
+    with open_session_and_log_readers(setting) as (reader, _):
         chosen = list(ids)
         if unused_for is not None:
             before = time.time_ns() - int(unused_for * _DAY_NS)
@@ -208,7 +211,7 @@ async def _close(
             chosen += [f.id for f in found if f.state == "suspended" and f.used_ns <= before and f.id not in ids]
         for session_id in ids:
             if reader.get(session_id) is None:
-                raise unknown_session_error(reader, session_id)
+                raise make_unknown_session_error(reader, session_id)
     closed: list[str] = []
     if chosen:
         async with open_configured_kernel(setting) as kernel:
@@ -220,5 +223,5 @@ async def _close(
     if setting.json:
         print_json({"closed": closed}, lines=True)
     else:
-        print_note(f"closed {len(closed)} session{'' if len(closed) == 1 else 's'}")
+        print_stderr_note(f"closed {len(closed)} session{'' if len(closed) == 1 else 's'}")
     return OUTPUT

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.frontends.cli.command_group import OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, configuration_options
-from handrail.frontends.cli.commands.config import read_configuration
+from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
+from handrail.frontends.cli.commands.config import load_and_validate_configuration
 from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.terminal_output import (
     print_json,
-    print_requested_text,
+    print_terminal_safe_text,
 )
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.command("skills")
 @click.argument("name", metavar="[list|NAME]", required=False)
-@configuration_options
+@add_configuration_options
 def command(setting: CommandOptions, name: str | None) -> int:
     """List skills, or print the text of one.
 
@@ -35,7 +35,7 @@ def command(setting: CommandOptions, name: str | None) -> int:
     from handrail.session.session_skills import find_skills
     from handrail.store.state_folders import locate_folders
 
-    config = read_configuration(setting)
+    config = load_and_validate_configuration(setting)
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     found = find_skills(Path(folders.workspace), config.folder)
     if name is not None and name != "list":
@@ -70,10 +70,10 @@ def _print_skill(setting: CommandOptions, name: str, found: list[FoundSkill]) ->
     try:
         body, _, files = read_skill(usable[name])
     except ValueError as error:
-        raise click.UsageError(f"Could not read skill {name}: its SKILL.md {error}") from None
+        raise click.UsageError(f"Could not read skill {name}: its SKILL.md {error}. Correct the file") from None
     if setting.json:
         whole = {**asdict(usable[name].skill), "body": body, "files": list(files)}
         print_json(whole, lines=True)
         return OUTPUT
-    print_requested_text(body)
+    print_terminal_safe_text(body)
     return OUTPUT

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, configuration_options
-from handrail.frontends.cli.commands.config import read_configuration
+from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
+from handrail.frontends.cli.commands.config import load_and_validate_configuration
 from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.terminal_output import (
     ask_yes_or_no,
-    escape_invisible,
+    escape_invisible_characters,
+    escape_to_one_line,
     print_escaped_line,
     print_json,
-    print_note,
-    to_one_line,
+    print_stderr_note,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _NOTHING = "No tool of {} requires approval."
     help="approve: hash that review printed, to approve without asking.",
 )
 @click.option("--all", "whole", is_flag=True, help="review, approve: show every new definition in full.")
-@configuration_options
+@add_configuration_options
 def command(
     setting: CommandOptions,
     action: str | None,
@@ -102,13 +102,15 @@ def _list(setting: CommandOptions) -> int:
 def _review(setting: CommandOptions, source: str, tools: tuple[str, ...], *, whole: bool) -> int:
     waiting, entries, _, faults = _pending_reviews(setting, source, tools)
     for fault in faults:
-        (print_note if setting.json else print_escaped_line)(_fault_text(fault))
+        (print_stderr_note if setting.json else print_escaped_line)(_fault_text(fault))
     if setting.json:
         print_json(_review_data(source, waiting))
         return OUTPUT
     _show(waiting, entries, whole=whole)
     _print_requested_hosts(setting, source)
-    print_note(f"to approve these: {_approve_hint(source, tools, waiting)}" if waiting else _NOTHING.format(source))
+    print_stderr_note(
+        f"to approve these: {_approve_hint(source, tools, waiting)}" if waiting else _NOTHING.format(source)
+    )
     return OUTPUT
 
 
@@ -117,7 +119,7 @@ def _approve(setting: CommandOptions, source: str, tools: tuple[str, ...], known
 
     waiting, entries, pins, faults = _pending_reviews(setting, source, tools)
     for fault in faults:
-        print_note(_fault_text(fault))
+        print_stderr_note(_fault_text(fault))
     if not waiting:
         print_escaped_line(_NOTHING.format(source))
         return OUTPUT
@@ -128,14 +130,14 @@ def _approve(setting: CommandOptions, source: str, tools: tuple[str, ...], known
             raise click.UsageError(
                 f"Approval requires a terminal, or a hash. Run handrail sources review {source}, and pass its `--hash`."
             )
-        if not ask_yes_or_no(f"Approve {to_one_line(', '.join(waiting))} of {source} as shown?"):
-            print_note("No tool was approved.")
+        if not ask_yes_or_no(f"Approve {escape_to_one_line(', '.join(waiting))} of {source} as shown?"):
+            print_stderr_note("No tool was approved.")
             return ERROR
     elif known.strip().lower() != hash_definitions_to_review(source, waiting):
         if setting.json:
             print_json(_review_data(source, waiting))
-        print_note(
-            f"No tool was approved, because the definitions do not match the hash {escape_invisible(known[:80])}. Review the "
+        print_stderr_note(
+            f"No tool was approved, because the definitions do not match the hash {escape_invisible_characters(known[:80])}. Review the "
             f"definitions shown here, then run: {_approve_hint(source, tools, waiting)}"
         )
         return ERROR
@@ -143,7 +145,7 @@ def _approve(setting: CommandOptions, source: str, tools: tuple[str, ...], known
     if setting.json:
         print_json({"source": source, "approved": {tool_id: one.current.hash for tool_id, one in waiting.items()}})
     else:
-        print_escaped_line(f"approved {len(waiting)} of {source}: {to_one_line(', '.join(waiting))}")
+        print_escaped_line(f"approved {len(waiting)} of {source}: {escape_to_one_line(', '.join(waiting))}")
     return OUTPUT
 
 
@@ -173,8 +175,8 @@ def _revoke(setting: CommandOptions, source: str, tools: tuple[str, ...]) -> int
     if setting.json:
         print_json({"source": source, "revoked": count})
     elif not count:
-        print_note(
-            f"No approval was revoked, because no tool of {escape_invisible(', '.join(tools) or source)} is approved. "
+        print_stderr_note(
+            f"No approval was revoked, because no tool of {escape_invisible_characters(', '.join(tools) or source)} is approved. "
             "`handrail sources` lists the sources."
         )
     else:
@@ -184,7 +186,7 @@ def _revoke(setting: CommandOptions, source: str, tools: tuple[str, ...]) -> int
 
 def _load_sources(setting: CommandOptions) -> tuple[Generation, StoredPins]:
     """Load all tools, without running any, and the stored approvals."""
-    from handrail.authoring.tool_linter import refuse_program_start
+    from handrail.authoring.tool_linter import raise_on_program_start
     from handrail.contract.agent_manifest import AgentManifest, CheckedAgentManifest
     from handrail.kernel.agent_loading import make_placeholder_secrets, make_tool_sources
     from handrail.kernel.sandbox_selection import make_limited_sandbox
@@ -192,9 +194,9 @@ def _load_sources(setting: CommandOptions) -> tuple[Generation, StoredPins]:
     from handrail.registry.sources.executable_tools import ToolConfinement
     from handrail.store.state_folders import locate_folders
 
-    config = read_configuration(setting)
+    config = load_and_validate_configuration(setting)
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
-    confinement = ToolConfinement(make_limited_sandbox(config), refuse_program_start, refuse_program_start)
+    confinement = ToolConfinement(make_limited_sandbox(config), raise_on_program_start, raise_on_program_start)
     whole = CheckedAgentManifest(AgentManifest(id=config.settings.agent))
     generation = make_tool_sources(
         config, whole, folders, confinement, make_placeholder_secrets(config)
@@ -210,18 +212,18 @@ def _connect_for_listing(setting: CommandOptions, source: str) -> bool:
     import asyncio
 
     from handrail.kernel.agent_loading import make_placeholder_secrets
-    from handrail.kernel.upstream_mcp_servers import store_server_listing
+    from handrail.kernel.upstream_mcp_servers import fetch_and_store_tool_list
     from handrail.store.state_folders import locate_folders
     from handrail.upstream.server_config_loader import load_enabled_servers as servers_in
     from handrail.upstream.server_definition import read_cached_listing as listed
 
-    config = read_configuration(setting)
+    config = load_and_validate_configuration(setting)
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     servers = [one for one in servers_in(config, make_placeholder_secrets(config)) if one.name == source]
     for server in servers:
         if listed(folders.state, source, server.definition_hash) is None:
-            print_note(f"handrail sources: connecting to {source} to list its tools")
-            asyncio.run(store_server_listing(config, folders, source))
+            print_stderr_note(f"handrail sources: connecting to {source} to list its tools")
+            asyncio.run(fetch_and_store_tool_list(config, folders, source))
     return bool(servers)
 
 
@@ -291,27 +293,31 @@ def _show(waiting: Mapping[str, DefinitionReview], entries: Mapping[str, ToolEnt
     """Print the definitions to review: changed ones as a diff, and new ones in full or in a few lines each."""
     for tool_id, one in waiting.items():
         if whole or one.approved is not None:
-            print_escaped_line(f"{to_one_line(tool_id)}: {to_one_line(one.disabled_reason)}")
+            print_escaped_line(f"{escape_to_one_line(tool_id)}: {escape_to_one_line(one.disabled_reason)}")
             for line in one.diff_lines():
-                print_escaped_line(f"  {to_one_line(line)}")
+                print_escaped_line(f"  {escape_to_one_line(line)}")
         else:
             for line in _summarise(one, entries[tool_id].spec):
                 print_escaped_line(line)
     if not whole and any(one.approved is None for one in waiting.values()):
-        print_note("every word of the new definitions: add --all, or name a tool")
+        print_stderr_note("every word of the new definitions: add --all, or name a tool")
 
 
 def _summarise(one: DefinitionReview, spec: ToolSpec) -> list[str]:
     """Return the lines that people read of a new tool."""
     from handrail.registry.definition_pins import find_instruction_like_lines
 
-    arguments = ", ".join(map(to_one_line, one.current.parameters.get("properties", {}))) or "none"
+    arguments = ", ".join(map(escape_to_one_line, one.current.parameters.get("properties", {}))) or "none"
     hosts = ", ".join(spec.requires.net.hosts)
     effect = f"{spec.side_effect}{f', reaches {hosts}' if hosts else ''}"
-    first = to_one_line(one.current.description.strip().split("\n", 1)[0])
-    lines = [f"{to_one_line(one.current.id)} (new, {effect}): {first[:_SHOWN]}{'…' if len(first) > _SHOWN else ''}"]
+    first = escape_to_one_line(one.current.description.strip().split("\n", 1)[0])
+    lines = [
+        f"{escape_to_one_line(one.current.id)} (new, {effect}): {first[:_SHOWN]}{'…' if len(first) > _SHOWN else ''}"
+    ]
     lines.append(f"  arguments: {arguments[:_SHOWN]}{'…' if len(arguments) > _SHOWN else ''}")
-    lines += [f"  looks like an instruction: {to_one_line(line)}" for line in find_instruction_like_lines(one.current)]
+    lines += [
+        f"  looks like an instruction: {escape_to_one_line(line)}" for line in find_instruction_like_lines(one.current)
+    ]
     return lines
 
 
@@ -319,19 +325,19 @@ def _print_requested_hosts(setting: CommandOptions, source: str) -> None:
     """Print the hosts that an MCP server asked for and was refused."""
     from handrail.kernel.agent_loading import make_placeholder_secrets
     from handrail.store.state_folders import locate_folders
-    from handrail.upstream.requested_hosts import describe_requested_hosts
+    from handrail.upstream.requested_hosts import describe_denied_hosts
     from handrail.upstream.server_config_loader import load_enabled_servers
 
-    config = read_configuration(setting)
+    config = load_and_validate_configuration(setting)
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     for server in load_enabled_servers(config, make_placeholder_secrets(config)):
         if server.name == source:
-            for line in describe_requested_hosts(folders.state, source, server.hosts):
-                print_note(f"{source} {line}")
+            for line in describe_denied_hosts(folders.state, source, server.hosts):
+                print_stderr_note(f"{source} {line}")
 
 
 def _fault_text(fault: Diagnostic) -> str:
-    return f"quarantined: {to_one_line(str(fault))}"  # IDs are untrusted text
+    return f"quarantined: {escape_to_one_line(str(fault))}"  # IDs are untrusted text
 
 
 def _fault_data(fault: Diagnostic) -> dict[str, str]:

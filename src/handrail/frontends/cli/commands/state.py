@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -10,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, workspace_options
+from handrail.frontends.cli.command_options import CommandOptions, add_workspace_options
+from handrail.frontends.cli.command_runner import print_former_paths
 from handrail.frontends.cli.commands.log import require_confirmation
 from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.shell_completion import state_keys
 from handrail.frontends.cli.terminal_output import (
     ProgressLine,
-    format_bytes,
+    format_byte_count,
     print_escaped_line,
     print_json,
-    print_note,
-    print_requested_text,
+    print_stderr_note,
+    print_terminal_safe_text,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 @click.option("--replace", is_flag=True, help="restore: remove the present state of the workspace.")
 @click.option("--dry-run", is_flag=True, help="adopt, remove: only show what would be done.")
 @click.option("--yes", is_flag=True, help="adopt, restore, remove: do not ask.")
-@workspace_options
+@add_workspace_options
 def command(setting: CommandOptions, action: str | None, values: tuple[str, ...], **flags: Any) -> int:
     """List, move, copy or remove the stored state of workspaces.
 
@@ -116,15 +118,15 @@ def _locate(setting: CommandOptions) -> StateFolders:
 
 
 def _adopt(setting: CommandOptions, key: str | None, *, dry_run: bool, yes: bool) -> int:
-    from handrail.store.state_adoption import adopt_state, choose_adoptable
+    from handrail.store.state_adoption import adopt_state, select_adoptable_state
 
     folders = _locate(setting)
-    chosen = choose_adoptable(folders, key)
+    chosen = select_adoptable_state(folders, key)
     rules = _stored_rules(folders, chosen.stored)
     if not setting.json:
         _print_states(setting, [chosen.stored])
         if not chosen.is_recognised:
-            print_note(
+            print_stderr_note(
                 f"handrail state: {folders.workspace} is not recognised as the folder of this state: it is a copy, or on another "
                 "file system. Adopt the state only if you know that it belongs here."
             )
@@ -138,7 +140,7 @@ def _adopt(setting: CommandOptions, key: str | None, *, dry_run: bool, yes: bool
         print_json({"dry_run": dry_run, **done, "rules": rules})
     elif not dry_run:
         print_escaped_line(f"adopted: {folders.workspace} uses the state {chosen.stored.key}")
-        print_note(
+        print_stderr_note(
             "If the workspace has a configuration that you trust, run `handrail trust`: trust belongs to a path."
         )
     return OUTPUT
@@ -171,11 +173,11 @@ def _back_up(setting: CommandOptions, target: Path) -> int:
 
 
 def _restore(setting: CommandOptions, backup: Path, *, replace: bool, yes: bool) -> int:
-    from handrail.record.state_backup import read_backup, restore_state
+    from handrail.record.state_backup import read_backup_description, restore_state
 
-    folders, found = _locate(setting), read_backup(backup)
+    folders, found = _locate(setting), read_backup_description(backup)
     if replace or found.workspace != str(folders.workspace):
-        print_note(f"handrail state: the backup is of {found.workspace}, from {_time(found.created_ns)}.")
+        print_stderr_note(f"handrail state: the backup is of {found.workspace}, from {_time(found.created_ns)}.")
         question = f"Restore it for {folders.workspace}" + (", and remove its present state?" if replace else "?")
         require_confirmation(yes, question, "restored")
     with ProgressLine() as progress:
@@ -188,7 +190,7 @@ def _show_backup(setting: CommandOptions, found: BackupDescription, done: str) -
     if setting.json:
         print_json(asdict(found))
     else:
-        size = format_bytes(found.bytes)
+        size = format_byte_count(found.bytes)
         print_escaped_line(f"{done}: {found.records:,} records, {found.files:,} files, {size}, head {found.head}")
 
 
@@ -198,17 +200,17 @@ def _export(setting: CommandOptions, sessions: tuple[str, ...], out: str | None)
     from contextlib import closing
     from importlib.metadata import version
 
-    from handrail.record.session_export import export_sessions, format_line
+    from handrail.record.session_export import format_line, iterate_session_export_lines
     from handrail.store.database.sqlite_connection import open_reader
 
     folders = _locate(setting)
     program = f"handrail {version('handrail')}"
     with closing(open_reader(folders.database_file)) as connection:
-        lines = export_sessions(connection, str(folders.workspace), program, time.time_ns(), sessions)
+        lines = iterate_session_export_lines(connection, str(folders.workspace), program, time.time_ns(), sessions)
         first = next(lines)  # before a file is made
         if out is None:
             for line in (first, *lines):
-                print_requested_text(format_line(line))
+                print_terminal_safe_text(format_line(line))
             return OUTPUT
         try:
             descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -230,31 +232,23 @@ def _export(setting: CommandOptions, sessions: tuple[str, ...], out: str | None)
 
 def _list_states(setting: CommandOptions) -> None:
     from handrail.contract.errors import StartError
-    from handrail.store.state_adoption import find_adoptable
-    from handrail.store.state_folders import find_state_root
+    from handrail.store.state_folders import resolve_state_root
     from handrail.store.state_inventory import list_stored_state
 
-    _print_states(setting, list_stored_state(find_state_root(setting.state)))
+    _print_states(setting, list_stored_state(resolve_state_root(setting.state)))
     if setting.json:
         return
-    try:
-        adoptable = find_adoptable(_locate(setting))
-    except StartError:  # the folder is no workspace
-        return
-    for one in adoptable:
-        where = "an unknown path" if one.stored.workspace is None else str(one.stored.workspace)
-        print_note(
-            f"This folder was at {where} before. To continue with its state: handrail state adopt {one.stored.key}"
-        )
+    with suppress(StartError):  # the folder is no workspace
+        print_former_paths(_locate(setting))
 
 
 def _remove_chosen(setting: CommandOptions, keys: tuple[str, ...], flags: Mapping[str, Any]) -> int:
-    from handrail.store.state_folders import find_state_root
+    from handrail.store.state_folders import resolve_state_root
     from handrail.store.state_inventory import list_stored_state
 
     if bool(keys) + flags["everything"] + flags["orphans"] > 1:
         raise click.UsageError("KEYs, `--orphans` and `--all` exclude each other. Pass only one of them.")
-    kept = list_stored_state(find_state_root(setting.state))
+    kept = list_stored_state(resolve_state_root(setting.state))
     if flags["everything"]:
         chosen = kept
     elif flags["orphans"]:
@@ -284,15 +278,15 @@ def _select_states(
 
 
 def _remove(setting: CommandOptions, chosen: list[StateInventoryEntry], *, dry_run: bool, yes: bool) -> int:
-    from handrail.store.state_folders import find_state_root
+    from handrail.store.state_folders import resolve_state_root
     from handrail.store.state_inventory import finish_interrupted_removals
 
-    root = find_state_root(setting.state)
+    root = resolve_state_root(setting.state)
     if not chosen:
         if setting.json:
             print_json({"dry_run": dry_run, "removed": [], "problems": []})
         else:
-            print_note("Nothing to remove.")
+            print_stderr_note("Nothing to remove.")
         return OUTPUT
     if not setting.json:
         _print_states(setting, chosen)
@@ -300,7 +294,7 @@ def _remove(setting: CommandOptions, chosen: list[StateInventoryEntry], *, dry_r
         if setting.json:
             print_json({"dry_run": True, "removed": [_state_data(one) for one in chosen], "problems": []})
         return OUTPUT
-    require_confirmation(yes, f"Remove this permanently ({format_bytes(sum(one.size_bytes for one in chosen))})?")
+    require_confirmation(yes, f"Remove this permanently ({format_byte_count(sum(one.size_bytes for one in chosen))})?")
     problems = finish_interrupted_removals(root)
     removed = [one for one in chosen if _remove_state(root, one, problems)]
     _show_removed(setting, chosen, removed, problems)
@@ -317,10 +311,10 @@ def _show_removed(
         print_json({"dry_run": False, "removed": [_state_data(one) for one in removed], "problems": problems})
     else:
         print_escaped_line(
-            f"removed {len(removed)} of {len(chosen)}, {format_bytes(sum(one.size_bytes for one in removed))}"
+            f"removed {len(removed)} of {len(chosen)}, {format_byte_count(sum(one.size_bytes for one in removed))}"
         )
         for problem in problems:
-            print_note(f"handrail state: {problem}")
+            print_stderr_note(f"handrail state: {problem}")
 
 
 def _remove_state(root: Path, one: StateInventoryEntry, problems: list[str]) -> bool:
@@ -344,9 +338,9 @@ def _print_states(setting: CommandOptions, kept: Sequence[StateInventoryEntry]) 
         print_json([_state_data(one) for one in kept])
         return
     if not kept:
-        print_note("No state is stored yet.")
+        print_stderr_note("No state is stored yet.")
         return
-    rows = [(one.key, format_bytes(one.size_bytes), _last_used(one), _describe_state_entry(one)) for one in kept]
+    rows = [(one.key, format_byte_count(one.size_bytes), _last_used(one), _describe_state_entry(one)) for one in kept]
     TerminalRenderer().print_table(("KEY", "SIZE", "LAST USED", "WORKSPACE"), rows, right=(1,))
 
 

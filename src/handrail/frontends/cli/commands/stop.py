@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, workspace_options
+from handrail.frontends.cli.command_options import CommandOptions, add_workspace_options
 from handrail.frontends.cli.command_runner import run_on_event_loop
-from handrail.frontends.cli.commands.ps import read_chosen_activity
+from handrail.frontends.cli.commands.ps import read_selected_workspace_activity
 from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.shell_completion import stoppable_ids
-from handrail.frontends.cli.terminal_output import print_json, print_note
+from handrail.frontends.cli.terminal_output import print_json, print_stderr_note
 
 if TYPE_CHECKING:
     from handrail.contract.session_protocols import StoppedWork
@@ -25,7 +25,7 @@ STOPPED_BY = "handrail stop"
 @click.command("stop")
 @click.argument("target", metavar="[CALL|JOB|SESSION]", required=False, shell_complete=stoppable_ids)
 @click.option("--all", "everything", is_flag=True, help="Stop all sessions and jobs of all workspaces.")
-@workspace_options
+@add_workspace_options
 def command(setting: CommandOptions, target: str | None, everything: bool) -> int:
     """Stop a running call, a job, a session or everything.
 
@@ -45,16 +45,16 @@ def command(setting: CommandOptions, target: str | None, everything: bool) -> in
 
 async def _stop(setting: CommandOptions, target: str) -> int:
     from handrail.contract.errors import StartError, ToolError
-    from handrail.kernel.workspace_activity import request_stop
+    from handrail.kernel.workspace_activity import stop_work_through_lease_holder
 
-    found = read_chosen_activity(setting)
+    found = read_selected_workspace_activity(setting)
     held = [one for one in found if one.holder is not None]
     chosen = held if not target else [one for one in held if _has(one, target)] or held
     stopped: list[tuple[WorkspaceActivity, StoppedWork]] = []
     problems: list[str] = []
     for one in chosen:
         try:
-            stopped.append((one, await request_stop(one, target, by=STOPPED_BY)))
+            stopped.append((one, await stop_work_through_lease_holder(one, target, by=STOPPED_BY)))
         except ToolError as error:
             problems.append(str(error))
         except StartError as error:
@@ -66,9 +66,9 @@ async def _stop(setting: CommandOptions, target: str) -> int:
     has_stopped = any(work.sessions or work.calls or work.jobs for _, work in stopped)
     if not stopped:
         for problem in dict.fromkeys(problems):
-            print_note(problem)
+            print_stderr_note(problem)
     if not has_stopped and not problems:
-        print_note(_nothing_text(found, target))
+        print_stderr_note(_nothing_text(found, target))
     return OUTPUT if has_stopped or (not target and not problems) else ERROR
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.frontends.cli.command_group import OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, agent_options
+from handrail.frontends.cli.command_options import CommandOptions, add_agent_options
 from handrail.frontends.cli.command_runner import InterruptHandler, open_configured_kernel, run_on_event_loop
 from handrail.frontends.cli.renderer import Cell, TerminalRenderer
 from handrail.frontends.cli.terminal_output import first_sentence, print_escaped_line, print_json
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.argument("action", required=False, type=click.Choice(["list"]), metavar="[list]")
 @click.option("--cost", is_flag=True, help="Show how many tokens of a model's context the tools take.")
 @click.option("--category", metavar="NAME", help="Category to list, as browse_tools names it, or core. Default: all.")
-@agent_options
+@add_agent_options
 def command(setting: CommandOptions, action: str | None, cost: bool, category: str | None) -> int:
     """List tools and why some are unavailable.
 
@@ -46,7 +46,7 @@ async def _costs(setting: CommandOptions) -> int:
     if setting.json:
         print_json(costs.to_dict())
     else:
-        print_costs(costs)
+        print_token_costs(costs)
     return OUTPUT
 
 
@@ -55,7 +55,9 @@ async def _tools(setting: CommandOptions, category: str | None, interruption: In
     from handrail.policy.rules.rules_and_modes import parse_mode
 
     async with open_configured_kernel(setting) as kernel:
-        view = get_view(kernel.generation, kernel.config.settings.catalog.to_options(kernel.default_agent.core_tools))
+        view = get_view(
+            kernel.generation, kernel.config.settings.catalog.to_catalog_options(kernel.default_agent.core_tools)
+        )
         entries = list(kernel.generation.entries.values())
         number, mode = kernel.generation.number, parse_mode(kernel.initial_rules.mode)
         told = await kernel.tool_statuses()
@@ -109,7 +111,7 @@ def _show_tools(
             (entry.spec.side_effect, style),
         )
         about = (_describe_tool(entry, statuses[entry.id]), style)
-        groups.setdefault(view.find_category_of_tool(entry), []).append((*row, about))
+        groups.setdefault(view.find_category_of_entry(entry), []).append((*row, about))
     titles = {name: f"{name} ({len(rows)})" for name, rows in groups.items()}
     ordered = sorted(groups, key=lambda name: name != "core")
     head = ("TOOL", "STATUS", "LOADING", "EFFECT", "DESCRIPTION")
@@ -137,10 +139,10 @@ def _entries_in_category(name: str, entries: list[ToolEntry], view: CatalogView)
     """
     from handrail.contract.errors import UsageError
 
-    there = sorted({*(view.find_category_of_tool(entry) for entry in entries), *view.empty_categories})
+    there = sorted({*(view.find_category_of_entry(entry) for entry in entries), *view.empty_categories})
     if name not in there:
         raise UsageError(f"Category {name!r} does not exist. Pass one of: {', '.join(there)}.")
-    return [entry for entry in entries if view.find_category_of_tool(entry) == name]
+    return [entry for entry in entries if view.find_category_of_entry(entry) == name]
 
 
 def _tool_data(entry: ToolEntry, view: CatalogView, status: ToolStatus) -> dict[str, object]:
@@ -150,12 +152,12 @@ def _tool_data(entry: ToolEntry, view: CatalogView, status: ToolStatus) -> dict[
         "status": status.status,
         "reason": status.reason or None,
         "answered_by": None if behind is None else behind.id,
-        "category": view.find_category_of_tool(entry),
+        "category": view.find_category_of_entry(entry),
         "view": view.get_tool_status(entry),
         "source": entry.source,
         "unavailable": entry.unavailable_reason,
         "definition_hash": entry.definition_hash,
-        "llm": spec.llm_view(),
+        "llm": spec.build_llm_view(),
         "runtime": _effective_settings(entry),
     }
 
@@ -163,7 +165,7 @@ def _tool_data(entry: ToolEntry, view: CatalogView, status: ToolStatus) -> dict[
 def _effective_settings(entry: ToolEntry) -> dict[str, object]:
     """Return the runtime view with the effective limits, and each setting with its value and default."""
     spec, declared = entry.spec, entry.declared or entry.spec
-    view = spec.runtime_view()
+    view = spec.build_runtime_view()
     for key, setting in declared.config.items():
         view["config"][key] |= {"value": view["config"][key]["default"]}
         view["config"][key]["default"] = None if setting.secret else setting.default
@@ -177,7 +179,7 @@ _BAR = 20
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-def print_costs(costs: CatalogTokenCosts) -> None:
+def print_token_costs(costs: CatalogTokenCosts) -> None:
     """Print the token costs as tables."""
     rate = f" ({_percent(costs.active_tokens, costs.total_tokens)})" if costs.total_tokens else ""
     print_escaped_line(

@@ -13,18 +13,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from handrail.contract.text.text_encodings import read_settings_text
+from handrail.contract.text.text_encodings import decode_settings_text
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, configuration_options
-from handrail.frontends.cli.commands.config import note_outdated_lease_holder, read_configuration, to_one_line_json
+from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
+from handrail.frontends.cli.commands.config import (
+    load_and_validate_configuration,
+    to_one_line_json,
+    warn_about_outdated_lease_holder,
+)
 from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.terminal_output import (
-    escape_invisible,
+    escape_invisible_characters,
+    escape_to_one_line,
     print_escaped_line,
     print_json,
-    print_note,
     print_prompt,
-    to_one_line,
+    print_stderr_note,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +47,7 @@ if TYPE_CHECKING:
     help="Hash that this command printed, to trust the file without asking.",
 )
 @click.option("--revoke", is_flag=True, help="Revoke the trust in the workspace's file.")
-@configuration_options
+@add_configuration_options
 def command(setting: CommandOptions, action: str | None, known: str | None, revoke: bool) -> int:
     """Review and trust the workspace's handrail.toml.
 
@@ -60,10 +64,10 @@ def command(setting: CommandOptions, action: str | None, known: str | None, revo
         return _list(setting, folders.state)
     if revoke:
         return _revoke(setting, folders)
-    config = read_configuration(setting)
+    config = load_and_validate_configuration(setting)
     file = config.workspace
     if file is None:
-        print_note(f"handrail trust: {folders.workspace} has no handrail.toml. To write one: handrail init")
+        print_stderr_note(f"handrail trust: {folders.workspace} has no handrail.toml. To write one: handrail init")
         return ERROR
     if known is not None:
         return _trust_by_hash(setting, file, known)
@@ -72,50 +76,54 @@ def command(setting: CommandOptions, action: str | None, known: str | None, revo
 
 def _trust_by_hash(setting: CommandOptions, file: WorkspaceFile, known: str) -> int:
     if known.strip().lower() != file.sha256:
-        print_note(f"handrail trust: Not trusted, because {file.path} has another hash: {file.sha256}")
+        print_stderr_note(f"handrail trust: Not trusted, because {file.path} has another hash: {file.sha256}")
         return ERROR
     return _grant_trust(setting, file)
 
 
 def _ask_trust(setting: CommandOptions, config: MergedConfiguration, file: WorkspaceFile) -> int:
     """Show the full file, and the changes if it is trusted, then ask the user at the terminal."""
-    if not file.trusted and not config.untrusted_values:
-        print_note(f"{file.path} has only rules that deny or ask. They apply without trust. Nothing to decide.")
+    if not file.trusted and not config.untrusted_workspace_values:
+        print_stderr_note(f"{file.path} has only rules that deny or ask. They apply without trust. Nothing to decide.")
         return OUTPUT
     if setting.json:
         print_json(_decision_data(file, config))
     else:
         _show(config, file)
     if file.trusted:
-        print_note("This content is trusted. To revoke the trust: handrail trust --revoke")
+        print_stderr_note("This content is trusted. To revoke the trust: handrail trust --revoke")
         return OUTPUT
     if setting.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        print_note(f"Not trusted: there is no terminal to ask. After your review: handrail trust --hash {file.sha256}")
+        print_stderr_note(
+            f"Not trusted: there is no terminal to ask. After your review: handrail trust --hash {file.sha256}"
+        )
         return ERROR
     if not _ask_yes_no("Trust exactly this content?"):
-        print_note("Not trusted.")
+        print_stderr_note("Not trusted.")
         return ERROR
     return _grant_trust(setting, file)
 
 
 def _show(config: MergedConfiguration, file: WorkspaceFile) -> None:
-    text = read_settings_text(file.content).removesuffix("\n")
-    print_escaped_line(to_one_line(str(file.path)))
+    text = decode_settings_text(file.content).removesuffix("\n")
+    print_escaped_line(escape_to_one_line(str(file.path)))
     for line in text.replace("\r\n", "\n").split("\n"):
         for number, part in enumerate(
-            _wrap_line(escape_invisible(line))
+            _wrap_line(escape_invisible_characters(line))
         ):  # marked, so that no line looks like Handrail's
             print_escaped_line(f"  {'┆' if number else '│'} {part}")
     print_escaped_line(f"sha256 {file.sha256}")
-    if held := config.untrusted_values:
+    if held := config.untrusted_workspace_values:
         print_escaped_line()
         print_escaped_line("If trusted, these settings apply:")
         for value in held:
             if value.key == "rules":
-                print_escaped_line(f"  {to_one_line(str(value.value))}")
+                print_escaped_line(f"  {escape_to_one_line(str(value.value))}")
             else:
                 now = [v for v in config.values if v.key == value.key and not v.inactive_reason]
-                before = f", now {to_one_line_json(now[0].value)} ({to_one_line(str(now[0].origin))})" if now else ""
+                before = (
+                    f", now {to_one_line_json(now[0].value)} ({escape_to_one_line(str(now[0].origin))})" if now else ""
+                )
                 print_escaped_line(f"  set {value.key} to {to_one_line_json(value.value)}{before}")
 
 
@@ -129,8 +137,8 @@ def _grant_trust(setting: CommandOptions, file: WorkspaceFile) -> int:
     if setting.json:
         print_json({"file": str(file.path), "sha256": file.sha256, "trusted": True})
     else:
-        print_escaped_line(f"trusted {to_one_line(str(file.path))}")
-    note_outdated_lease_holder(setting)
+        print_escaped_line(f"trusted {escape_to_one_line(str(file.path))}")
+    warn_about_outdated_lease_holder(setting)
     return OUTPUT
 
 
@@ -142,10 +150,10 @@ def _revoke(setting: CommandOptions, folders: StateFolders) -> int:
         print_json({"revoked": was})
     else:
         print_escaped_line(
-            f"{'revoked the trust' if was else 'no file was trusted'} in {to_one_line(str(folders.workspace))}"
+            f"{'revoked the trust' if was else 'no file was trusted'} in {escape_to_one_line(str(folders.workspace))}"
         )
     if was:
-        note_outdated_lease_holder(setting)
+        warn_about_outdated_lease_holder(setting)
     return OUTPUT
 
 
@@ -166,7 +174,7 @@ def _list(setting: CommandOptions, state: Path) -> int:
     ]
     TerminalRenderer().print_table(("SHA256", "TRUSTED SINCE", "WORKSPACE"), rows)
     if not rows:
-        print_note("No file is trusted.")
+        print_stderr_note("No file is trusted.")
     return OUTPUT
 
 
@@ -175,8 +183,8 @@ def _decision_data(file: WorkspaceFile, config: MergedConfiguration) -> dict[str
         "file": str(file.path),
         "sha256": file.sha256,
         "trusted": file.trusted,
-        "content": read_settings_text(file.content),
-        "would_count": [value.to_dict() for value in config.untrusted_values],
+        "content": decode_settings_text(file.content),
+        "would_count": [value.to_dict() for value in config.untrusted_workspace_values],
     }
 
 

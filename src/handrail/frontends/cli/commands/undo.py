@@ -7,11 +7,11 @@ from dataclasses import asdict
 import click
 
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
-from handrail.frontends.cli.command_options import CommandOptions, configuration_options
+from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
 from handrail.frontends.cli.command_runner import open_configured_kernel, run_on_event_loop
 from handrail.frontends.cli.renderer import format_undo_report
 from handrail.frontends.cli.shell_completion import call_ids
-from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_note
+from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_stderr_note
 
 
 @click.command("undo")
@@ -25,7 +25,7 @@ from handrail.frontends.cli.terminal_output import print_escaped_line, print_jso
 )
 @click.option("--overwrite", is_flag=True, help="Also undo files that changed since. Their newer versions are kept.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be undone.")
-@configuration_options
+@add_configuration_options
 def command(setting: CommandOptions, call: str | None, session: str | None, overwrite: bool, dry_run: bool) -> int:
     """Give back what a call changed or removed in the workspace.
 
@@ -50,7 +50,7 @@ async def _undo(
         try:
             report = await kernel.undo(call, session, dry_run=dry_run, overwrite=overwrite)
         except ToolError as error:
-            print_note(f"handrail undo: {error}")
+            print_stderr_note(f"handrail undo: {error}")
             return ERROR
     if setting.json:
         print_json({**asdict(report), "is_complete": report.is_complete})
@@ -58,5 +58,5 @@ async def _undo(
         for line in format_undo_report(report):
             print_escaped_line(line)
         if report.id:
-            print_note(f"To undo this: handrail undo {report.id}")
+            print_stderr_note(f"To undo this: handrail undo {report.id}")
     return OUTPUT if report.is_complete else ERROR

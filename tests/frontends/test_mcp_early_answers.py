@@ -1,0 +1,282 @@
+"""The answers of `handrail mcp` before the MCP SDK is loaded: the same as the server's answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import tool
+from handrail.frontends.mcp.mcp_server import serve_single_client
+from handrail.frontends.mcp.mcp_stdio_server import HANDSHAKE_VERSIONS, STATELESS_VERSION, StartupResponder
+from handrail.frontends.mcp.tool_listing import Discovery, McpFrontendSettings
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.testing.scripted_kernel import temporary_kernel
+
+Message = dict[str, Any]
+CLIENT: Message = {"name": "test", "version": "1", "title": "A test"}
+CAN: Message = {"roots": {"listChanged": True}, "sampling": {}, "elicitation": {"form": {}, "url": {}}}
+READY: Message = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+
+
+@tool(
+    side_effect="read",
+    locks=[],
+    output_schema={"type": "object", "properties": {"n": {"type": "integer", "default": None}}, "required": ["n"]},
+)
+async def count(to: int | None = None, *, odd: dict[str, Any] | None = None) -> dict[str, int]:
+    """Count … to ten."""
+    return {"n": to or 10}
+
+
+@tool(side_effect="read", locks=[])
+async def later(a: str) -> str:
+    """Come later."""
+    return a
+
+
+class Heard:
+    """What is said to a client."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._more = asyncio.Event()
+
+    async def write(self, text: str) -> None:
+        assert text.endswith("\n")
+        self.messages.append(json.loads(text))
+        self._more.set()
+
+    async def flush(self) -> None:
+        return
+
+    async def until(self, count: int) -> list[Message]:
+        while len(self.messages) < count:
+            self._more.clear()
+            await self._more.wait()
+        return self.messages
+
+
+async def lines(messages: Iterable[Message | str]) -> AsyncIterator[str]:
+    for message in messages:
+        yield message if isinstance(message, str) else json.dumps(message)
+
+
+def request(number: int | str, method: str, params: Message | None = None) -> Message:
+    return {"jsonrpc": "2.0", "id": number, "method": method} | ({} if params is None else {"params": params})
+
+
+def hello(version: str = "2025-11-25", **more: Any) -> Message:
+    said: Message = {"protocolVersion": version, "capabilities": CAN, "clientInfo": CLIENT, **more}
+    return request(1, "initialize", said)
+
+
+def stamped(version: str = STATELESS_VERSION, **more: Any) -> Message:
+    prefix = "io.modelcontextprotocol/"
+    said: Message = {"protocolVersion": version, "clientInfo": CLIENT, "clientCapabilities": CAN}
+    return {"_meta": {f"{prefix}{key}": value for key, value in said.items()} | more}
+
+
+BEGINNINGS: dict[str, list[Message]] = {
+    version: [hello(version), READY, request("two", "tools/list", {"_meta": {"progressToken": 5}})]
+    for version in HANDSHAKE_VERSIONS
+}
+BEGINNINGS[STATELESS_VERSION] = [request(1, "server/discover", stamped()), request("two", "tools/list", stamped())]
+
+
+@pytest.fixture
+async def kernel(tmp_path: Path) -> AsyncGenerator[LocalKernel]:
+    async with temporary_kernel(tmp_path, tools=[count]) as opened:
+        yield opened
+
+
+async def begun(
+    kernel: LocalKernel, messages: Iterable[Message | str], discovery: Discovery = "core", *, stays: bool = False
+) -> tuple[StartupResponder, Heard, bool]:
+    """The reception after these messages; with ``stays``, the client stays connected until the server is loaded."""
+
+    async def until_loaded() -> AsyncIterator[str]:
+        async for line in lines(messages):
+            yield line
+        await asyncio.Event().wait()
+
+    heard = Heard()
+    reception = StartupResponder(kernel, McpFrontendSettings(discovery=discovery), heard)
+    said = until_loaded() if stays else lines(messages)
+    return reception, heard, await reception.answer_until_server_needed(said)
+
+
+async def gone_on(
+    reception: StartupResponder, kernel: LocalKernel, discovery: Discovery, out: Any, heard: Heard, count: int
+) -> None:
+    """The server, for the client that the reception has had, until it has said so much."""
+    enough = asyncio.Event()
+
+    async def silence() -> AsyncIterator[str]:
+        await enough.wait()
+        for line in ():
+            yield line
+
+    ends = reception.replay_client_lines(silence()), out
+    serving = asyncio.create_task(
+        serve_single_client(kernel, McpFrontendSettings(discovery=discovery), ends, reception.client)
+    )
+    try:
+        await heard.until(count)
+    finally:
+        enough.set()
+        await serving
+
+
+@pytest.mark.parametrize("discovery", ["core", "all"])
+@pytest.mark.parametrize("version", [*HANDSHAKE_VERSIONS, STATELESS_VERSION])
+@pytest.mark.proves("F-03")
+async def test_the_early_answers_equal_those_of_the_server(
+    kernel: LocalKernel, version: str, discovery: Discovery
+) -> None:
+    reception, heard, there = await begun(kernel, BEGINNINGS[version], discovery, stays=True)
+    assert there
+    assert [one["id"] for one in heard.messages] == [1, "two"]
+    names = [one["name"] for one in heard.messages[1]["result"]["tools"]]
+    assert "count" in names and "read" in names
+    own = Heard()
+    await gone_on(reception, kernel, discovery, own, own, 2)
+    assert {one["id"]: one for one in own.messages} == {one["id"]: one for one in heard.messages}
+
+
+async def test_a_client_receives_each_answer_once_and_a_notification_of_changes_in_between(kernel: LocalKernel) -> None:
+    reception, heard, _ = await begun(kernel, BEGINNINGS["2025-06-18"], "all")
+    await kernel.reload_tools(tools=[count, later])
+    await gone_on(reception, kernel, "all", reception.make_early_answer_filter(), heard, 3)
+    assert [one.get("id", one.get("method")) for one in heard.messages] == [
+        1,
+        "two",
+        "notifications/tools/list_changed",
+    ]
+
+
+async def test_a_client_that_sends_only_the_handshake_is_passed_on_to_the_server(kernel: LocalKernel) -> None:
+    reception, heard, there = await begun(kernel, [hello(), READY, request(2, "ping")])
+    assert there
+    assert [one["id"] for one in heard.messages] == [1]
+    await gone_on(reception, kernel, "core", reception.make_early_answer_filter(), heard, 2)
+    assert heard.messages[1] == {"jsonrpc": "2.0", "id": 2, "result": {}}
+
+
+LEFT: dict[str, Message | str] = {
+    "no JSON": "{",
+    "a batch": "[]",
+    "a version that nobody knows": hello("1999-01-01"),
+    "a version of the newer era": hello(STATELESS_VERSION),
+    "capabilities that are none": hello(capabilities={"roots": {"listChanged": "yes"}}),
+    "capabilities of its own": hello(capabilities={"experimental": {"x": {"deep": 1}}}),
+    "a client without a name": hello(clientInfo={"version": "1"}),
+    "a client with an odd name": hello(clientInfo={"name": 5, "version": "1"}),
+    "more than is known": hello(more=1),
+    "nothing of itself": request(1, "initialize"),
+    "no id": {**hello(), "id": None},
+    "a truth for an id": {**hello(), "id": True},
+    "another JSON-RPC": {**hello(), "jsonrpc": "1.0"},
+    "keys of its own": {**hello(), "extra": 1},
+    "parameters that are a list": {**hello(), "params": []},
+    "tools before a hello": request(1, "tools/list"),
+    "half an envelope": request(
+        1, "tools/list", {"_meta": {"io.modelcontextprotocol/protocolVersion": STATELESS_VERSION}}
+    ),
+    "an envelope of the older era": request(1, "server/discover", stamped("2025-11-25")),
+    "an envelope with a level of logging": request(
+        1, "tools/list", stamped(**{"io.modelcontextprotocol/logLevel": "info"})
+    ),
+    "a call": request(1, "tools/call", {"name": "count"}),
+}
+
+
+BEHIND: dict[str, Message] = {
+    "another hello": hello(),
+    "an id again": request(1, "tools/list"),
+    "a cursor": request(2, "tools/list", {"cursor": "NTAw"}),
+    "an odd token": request(2, "tools/list", {"_meta": {"progressToken": {}}}),
+    "the other era": request(2, "tools/list", stamped()),
+}
+
+
+async def test_a_message_of_unusual_form_is_left_to_the_server(kernel: LocalKernel) -> None:
+    for odd, message in LEFT.items():
+        _, heard, there = await begun(kernel, [message])
+        assert there, odd
+        assert heard.messages == [], odd
+    for odd, message in BEHIND.items():
+        _, heard, there = await begun(kernel, [hello(), READY, message])
+        assert there, odd
+        assert [one["id"] for one in heard.messages] == [1], odd
+
+
+async def test_a_client_that_sends_useless_messages_does_not_fill_memory(kernel: LocalKernel) -> None:
+    taken = 0
+
+    async def chatter() -> AsyncIterator[str]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield json.dumps(READY)
+
+    reception = StartupResponder(kernel, McpFrontendSettings(), Heard())
+    assert await reception.answer_until_server_needed(chatter())
+    assert taken < 20
+
+
+async def test_a_client_that_disconnects_immediately_needs_no_server(kernel: LocalKernel) -> None:
+    _, heard, there = await begun(kernel, [hello(), READY])
+    assert not there
+    assert len(heard.messages) == 1
+
+
+def calling(number: int | str, name: str, **arguments: Any) -> Message:
+    return request(number, "tools/call", {"name": name, "arguments": arguments})
+
+
+async def serve_after(reception: StartupResponder, kernel: LocalKernel, heard: Heard, *further: Message) -> None:
+    """The server, for a client that sends further requests, until it has answered them."""
+    enough = asyncio.Event()
+    expected = len(heard.messages) + len(further)
+
+    async def said() -> AsyncIterator[str]:
+        async for line in reception.replay_client_lines(lines(further)):
+            yield line
+        await enough.wait()
+
+    ends = said(), reception.make_early_answer_filter()
+    serving = asyncio.create_task(serve_single_client(kernel, McpFrontendSettings(), ends, reception.client))
+    try:
+        await heard.until(expected)
+    finally:
+        enough.set()
+        await serving
+
+
+@pytest.mark.proves("F-03")
+async def test_an_immediate_read_is_answered_before_the_server_starts_and_shares_its_session(
+    kernel: LocalKernel,
+) -> None:
+    (kernel.components.store.folders.workspace / "note.txt").write_text("one\n")
+    reception, heard, there = await begun(kernel, [hello(), READY, calling(2, "read", path="note.txt")], stays=True)
+    assert there and [one["id"] for one in heard.messages] == [1, 2]
+    early = reception.client.session
+    assert early is not None and not reception.client.is_adopted
+    await serve_after(reception, kernel, heard, calling(3, "read", path="note.txt"))
+    first, second = (one["result"] for one in heard.messages[1:])
+    assert first["structuredContent"] == second["structuredContent"] and "one" in first["content"][0]["text"]
+    assert reception.client.is_adopted
+    await kernel.log.flush()
+    assert [row.session_id for row in kernel.log.reader.calls()] == [early.id, early.id]
+
+
+async def test_calls_other_than_plain_reads_wait_for_the_server(kernel: LocalKernel) -> None:
+    for call in (calling(2, "bash", command="true"), calling(2, "find_tools", query="count"), calling(2, "count", n=1)):
+        reception, heard, there = await begun(kernel, [hello(), READY, call])
+        assert there and [one["id"] for one in heard.messages] == [1]
+        assert reception.client.session is None
