@@ -96,7 +96,11 @@ async def test_each_search_provider_gets_its_request_format_and_results_have_one
     ("answer", "kind", "part"),
     [
         (ok(b'{"results": []}', JSON), None, ""),
-        (ok(b"<!doctype html><title>Captcha</title>", "Content-Type: text/html"), "backend", "an HTML page instead of JSON"),
+        (
+            ok(b"<!doctype html><title>Captcha</title>", "Content-Type: text/html"),
+            "backend",
+            "an HTML page instead of JSON",
+        ),
         (ok(b"", JSON, "Retry-After: 60", status="429 Too Many"), "limit", "60"),
         (ok(b"", JSON, status="403 Forbidden"), "unavailable", "search.formats"),
         (ok(b"", JSON, status="404 Not Found"), "unavailable", "searxng_url"),
