@@ -266,7 +266,7 @@ OTHER_NAMES = {
 }  # fmt: skip
 
 
-async def test_a_name_of_another_agent_gets_a_wrong_suggestion_or_none(tmp_path: Path) -> None:
+async def test_a_name_of_another_agent_gets_the_matching_tool_as_suggestion(tmp_path: Path) -> None:
     (tmp_path / "ws" / ".git").mkdir(parents=True)
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(headless=True)

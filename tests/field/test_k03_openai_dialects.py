@@ -328,7 +328,7 @@ TOLD: dict[str, ScriptedReply | RawReply] = {
 
 
 @pytest.mark.parametrize("form", TOLD)
-async def test_a_reply_in_an_unusual_form_is_lost_or_asked_for_again(form: str) -> None:
+async def test_a_reply_in_an_unusual_form_is_read_once(form: str) -> None:
     async with bench("openai", TOLD[form]) as b:
         assert (await b.run()).text == "hello"
         b.accepted()

@@ -264,7 +264,7 @@ async def test_a_folder_with_brackets_in_its_name_is_taken_for_a_set(
         ("grep", {"pattern": "/nowhere/i"}, "Leave out the slashes"),
     ],
 )
-async def test_a_pattern_of_another_syntax_silently_finds_nothing(
+async def test_a_pattern_of_another_syntax_that_finds_nothing_gets_a_hint(
     session: Session, tool: str, arguments: dict[str, str], words: str
 ) -> None:
     answer = await call(session, tool, **arguments)

@@ -220,7 +220,7 @@ STREAM_FORMS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("form", STREAM_FORMS)
-async def test_an_answer_in_an_unusual_stream_is_lost(tmp_path: Path, form: str) -> None:
+async def test_an_answer_in_an_unusual_stream_is_read(tmp_path: Path, form: str) -> None:
     async def answers(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         body = {"jsonrpc": "2.0", "id": asked.body["id"], "result": {"content": [{"type": "text", "text": "said"}]}}
         await answering.start_event_stream()
@@ -241,7 +241,9 @@ async def test_an_answer_in_an_unusual_stream_is_lost(tmp_path: Path, form: str)
         (503, b"no such table", "text/plain"),
     ],
 )
-async def test_the_text_of_an_http_error_is_lost(tmp_path: Path, status: int, body: bytes, kind: str) -> None:
+async def test_the_text_of_an_http_error_reaches_the_caller(
+    tmp_path: Path, status: int, body: bytes, kind: str
+) -> None:
     async def refuses(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         await answering.send_response(status, body, kind)
         return True
@@ -254,7 +256,7 @@ async def test_the_text_of_an_http_error_is_lost(tmp_path: Path, status: int, bo
 
 
 @pytest.mark.parametrize("status", [202, 500])
-async def test_an_answer_with_another_status_is_lost(tmp_path: Path, status: int) -> None:
+async def test_an_answer_with_another_status_is_read(tmp_path: Path, status: int) -> None:
     async def answers(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         body = {"jsonrpc": "2.0", "id": asked.body["id"], "result": {"content": [{"type": "text", "text": "said"}]}}
         await answering.send_response(status, json.dumps(body).encode())

@@ -40,7 +40,7 @@ def test_imported_servers_require_consent_and_their_secrets_are_in_separate_file
     own.write_text('# mine\nmode = "plan"\n')
     place = ["-C", str(handrail.workspace), "--state", str(handrail.state), "--config", str(own)]
 
-    assert run_command_line(["mcp", "import", str(file), "--no-install", *place]) == 2, "nobody agreed"
+    assert run_command_line(["mcp", "import", str(file), "--no-install", *place]) == 2, "no person agreed"
     assert "mcp" not in tomllib.loads(own.read_text())
     capfd.readouterr()
 

@@ -148,7 +148,7 @@ def test_a_copied_folder_does_not_pass_for_the_original(program: Program, tmp_pa
     assert refused.code == 2 and "No state belongs to the folder" in refused.err
     by_key = hostile("state", "adopt", compute_workspace_key(program.workspace), "--dry-run")
     assert by_key.code == 0 and "is not recognised as the folder of this state" in by_key.err
-    assert hostile("state", "adopt", compute_workspace_key(program.workspace)).code == 2, "nobody agreed"
+    assert hostile("state", "adopt", compute_workspace_key(program.workspace)).code == 2, "no person agreed"
 
 
 def test_a_later_folder_with_the_same_inode_number_is_not_recognised(program: Program) -> None:
@@ -389,7 +389,7 @@ def test_a_restore_replaces_present_state_only_with_the_replace_option(program: 
     assert program("call", "glob", '{"pattern": "*"}').code == 0
     refused = program("state", "restore", str(tmp_path / "backup"))
     assert refused.code == 2 and "--replace" in refused.err and intact(program)[0] > older
-    assert program("state", "restore", str(tmp_path / "backup"), "--replace").code == 2, "nobody agreed"
+    assert program("state", "restore", str(tmp_path / "backup"), "--replace").code == 2, "no person agreed"
     ok(program, "state", "restore", str(tmp_path / "backup"), "--replace", "--yes")
     assert intact(program)[0] == older, "an older log that was restored passes for whole"
 

@@ -170,7 +170,7 @@ def _wrong_default(part: _InnerSchema, root: SchemaNode) -> Iterator[tuple[str, 
     }
     try:
         problems = compile_schema(whole).list_problems({"default": part.node["default"]})
-    except InvalidSchemaError:  # it has ids of its own, so its parts cannot be found from here
+    except InvalidSchemaError:  # it has its own ids, so its parts cannot be found from here
         return
     if problems:
         yield (

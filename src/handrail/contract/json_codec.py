@@ -182,7 +182,7 @@ _SIMPLE: Mapping[Any, JsonTypeCodec[Any]] = {
     float: _plain_json_form("a number", int, float),
     bool: _plain_json_form("true or false", bool),
     types.NoneType: _plain_json_form("null", types.NoneType),
-    bytes: JsonTypeCodec(_bytes, (bytes, bytearray, memoryview)),  # whoever encodes the JSON marks them
+    bytes: JsonTypeCodec(_bytes, (bytes, bytearray, memoryview)),  # the JSON encoder marks them
 }
 
 

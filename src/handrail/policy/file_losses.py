@@ -156,7 +156,7 @@ def _is_full_folder(path: str) -> bool:
 
 
 class _RepositoryFiles:
-    """What a git repository says about paths of the workspace, read from its files once for each call."""
+    """The entries of a git repository for paths of the workspace, read from its files once for each call."""
 
     def __init__(self, roots: PathResolver) -> None:
         self.roots = roots

@@ -44,7 +44,7 @@ _ESCAPED_WILDCARD = compile_regex_lazily(r"\\[*?\[{]")
 _BACKSLASH = compile_regex_lazily(r"(?<!\[)\\")
 _QUOTED_PATH = compile_regex_lazily(r"(?P<quote>['\"])(?P<inner>[^'\"]+)(?P=quote)(?P<rest>/.*|)")
 _SEVERAL_PATHS = compile_regex_lazily(r"[*/]\s*,\s+\S|\*\*,\S|/\*\*\s+\S|(?<!\[)\{[^{}\s]*,[^{}\s]*\}")
-"""What looks like a list of paths: a comma after a wildcard or a folder, a further word after ``/**``, or braces."""
+"""Text that looks like a list of paths: a comma after a wildcard or a folder, a further word after ``/**``, or braces."""
 
 
 def escape_as_path_pattern(path: str) -> str:
@@ -158,7 +158,7 @@ _OPERATOR = compile_regex_lazily(
 )
 """A bare word that a shell reads as an operator, or that has one at its end."""
 _EXPANSION = compile_regex_lazily(r"^~|`|\$[A-Za-z0-9_{(@*#?!$'\"-]|\{[^{}]*(?:,|\.\.)[^{}]*\}|^[()]|[()]$")
-"""What a shell expands in a bare word of a command."""
+"""The characters that a shell expands in a bare word of a command."""
 _ASSIGNMENT = compile_regex_lazily(r"[A-Za-z_]\w*=.*")
 _ANY_AFTER_COLON = compile_regex_lazily(r"(?P<word>[A-Za-z0-9_./-]+):\*")
 """The ``git:*`` of another program's rules, for any arguments."""
@@ -174,7 +174,7 @@ _BARE_VARIABLES = {
     "readonly": READ_ONLY_VARIABLE,
     "read_only": READ_ONLY_VARIABLE,
 }
-"""What a pattern of one word means that has a variable's name without braces."""
+"""The variable that a pattern of one word means if its braces are missing."""
 
 
 @lru_cache(maxsize=4096)

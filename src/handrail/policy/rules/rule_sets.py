@@ -47,7 +47,7 @@ _WRITING = dict.fromkeys(
     for text in (*MODE_RULE_TEXTS["accept-edits"], *MODE_RULE_TEXTS["auto"])
     if text.startswith("allow ") and text not in CONFINED_RULE_TEXTS and not text.startswith("allow fs.write **/")
 )
-"""What the rules of a mode let a tool write. A rule that denies it has to be as exact as the one of the mode."""
+"""The paths that the rules of a mode let a tool write. A rule that denies it has to be as exact as the one of the mode."""
 _SENDING = ("bash git push …", "git.push", "bash npm publish …", "bash cargo publish …")
 
 RULE_SETS: Mapping[RuleSetName, RuleSet] = {
