@@ -1,7 +1,8 @@
 """How well and how fast repo_overview finds the files for a task: ``python -m bench.repository_overview REPO``.
 
-The task is the message of a commit, and the right files are those that it touched and that still exist. It compares recall
-at 5 and 10 files with plain BM25 over the whole text. Then it measures the time of a warm call in a folder of 10,000 files.
+The task is the message of a commit, and the right files are those that it touched. The workspace is the repository as it was
+before all these commits, with its history until then. The script compares recall at 5 and 10 files with plain BM25 over the
+whole text. Then it measures the time of a warm call in a folder of 10,000 files.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from pathlib import Path
 
 from handrail.testing.scripted_kernel import temporary_kernel
 
-COMMITS = 200
+COMMITS, CONSIDERED = 200, 260
+"""The commits that are tasks, and the last commits from which they are taken: some touch no file that there was before."""
 MOST_FILES = 20
 WORD = re.compile(r"[A-Za-z]+|\d+")
 
@@ -31,19 +33,21 @@ def git(repository: Path, *arguments: str) -> str:
     ).stdout
 
 
-def list_tasks(repository: Path) -> list[tuple[str, set[str]]]:
-    """Return the messages of the last commits, each with the existing files that it touched."""
-    existing = set(git(repository, "ls-files", "-z").split("\0"))
+def list_tasks(repository: Path, revision: str) -> tuple[str, list[tuple[str, set[str]]]]:
+    """Return the commit before the last commits, and their messages, each with the files of that commit which it touched."""
+    log = git(
+        repository, "log", "--no-merges", "-n", str(CONSIDERED), "--format=%x01%H%n%B%x02", "--name-only", revision
+    )
+    entries = [entry.partition("\n") for entry in log.split("\x01")[1:]]
+    base = f"{entries[-1][0]}~1" if len(entries) == CONSIDERED else entries[-1][0]
+    existing = set(git(repository, "ls-tree", "-r", "-z", "--name-only", base).split("\0"))
     tasks: list[tuple[str, set[str]]] = []
-    log = git(repository, "log", "--no-merges", "-n", "3000", "--format=%x01%B%x02", "--name-only")
-    for entry in log.split("\x01")[1:]:
+    for _, _, entry in reversed(entries):
         message, _, names = entry.partition("\x02")
         touched = {name for name in names.strip().split("\n") if name in existing and name}
         if 0 < len(touched) <= MOST_FILES and message.strip():
             tasks.append((message.strip()[:4000], touched))
-        if len(tasks) == COMMITS:
-            break
-    return tasks
+    return base, tasks[:COMMITS]
 
 
 class PlainBm25:
@@ -80,8 +84,8 @@ async def measure_recall(repository: Path, revision: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         workspace = Path(folder) / "ws"
         subprocess.run(["git", "clone", "-q", "--no-hardlinks", str(repository), str(workspace)], check=True)
-        git(workspace, "checkout", "-q", revision)
-        tasks = list_tasks(workspace)
+        base, tasks = list_tasks(workspace, revision)
+        git(workspace, "checkout", "-q", base)
         found: list[list[str]] = []
         times: list[float] = []
         async with temporary_kernel(Path(folder)) as kernel:

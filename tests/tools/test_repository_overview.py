@@ -137,6 +137,58 @@ def test_a_name_in_the_task_finds_the_file_with_that_name_in_any_style() -> None
     assert rank(files, "fix `parse_line`")[0] == "reader.ts"
 
 
+async def test_commits_with_similar_messages_find_the_files_that_they_changed(tmp_path: Path) -> None:
+    repository = made(tmp_path / "ws")
+    for name, message in (
+        ("tides.py", "Round the giraffe to whole meters"),
+        ("inner/harbour.py", "Moor ships at night"),
+        ("private/keys.py", "Rotate zebra stripes"),
+        ("a name\nin lines.py", "Fold the umbrella\n\nIn wet weather."),
+    ):
+        put(repository.folder, {name: "x = 1\n"})
+        repository.commit(message)
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session(rules=["deny fs.read private/**"])
+        assert await matches(session, "the giraffe is not whole") == ["tides.py"]
+        assert await matches(session, "wet umbrella") == ["a name⟦U+000A⟧in lines.py"]
+        assert await matches(session, "zebra stripes") == [], "a rule hides the file"
+        assert await matches(session, "mooring ships", path="inner") == ["inner/harbour.py"]
+        put(repository.folder, {"tides.py": "x = 2\n"})
+        repository.commit("Sing to the walrus")
+        assert await matches(session, "walrus song") == ["tides.py"], "a new commit"
+        repository.git("checkout", "-q", "-b", "other", "HEAD~1")
+        assert await matches(session, "walrus song") == [], "another branch"
+        repository.git("pack-refs", "--all")
+        repository.git("checkout", "-q", "-")
+        assert await matches(session, "walrus song") == ["tides.py"], "a packed branch"
+
+
+async def test_a_repository_that_git_cannot_read_has_an_overview_without_history(tmp_path: Path) -> None:
+    put(
+        tmp_path / "ws", {"giraffe.py": "", ".git/HEAD": "ref: refs/heads/../../../../etc/passwd\n", ".git/config": "["}
+    )
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session()
+        assert await matches(session, "the giraffe") == ["giraffe.py"]
+        (tmp_path / "ws" / ".git" / "HEAD").unlink()
+        os.mkfifo(tmp_path / "ws" / ".git" / "HEAD")
+        assert await matches(session, "the giraffe") == ["giraffe.py"]
+
+
+def test_a_commit_of_many_files_and_a_message_with_marks_change_only_the_order() -> None:
+    output = b"\x01A giraffe\n\x02\0\na.py\0b.py\0\0\x01\x01odd\x02 \xff\n\x02\0\nc.py\0\0\x01empty\n\x02\0"
+    assert [*repository_index.parse_history(output)] == [
+        ("A giraffe\n", ["a.py", "b.py"]),
+        ("\x01odd\x02 \ufffd\n", ["c.py"]),
+        ("empty\n", []),
+    ]
+    assert [*repository_index.parse_history(b"fatal: not a git repository\n")] == []
+    many = ("giraffe", [f"{number}.py" for number in range(31)])
+    history = repository_index.CommitHistory([("a giraffe", ["a.py"]), many, ("zebra", [])], str.split)
+    assert [*history.score_files({"giraffe": 1.0})] == ["a.py"]
+    assert history.score_files({}) == repository_index.CommitHistory([], str.split).score_files({"x": 1.0}) == {}
+
+
 async def test_files_that_grep_does_not_show_are_not_in_the_overview(tmp_path: Path) -> None:
     folder = made(tmp_path / "ws").folder
     put(

@@ -7,6 +7,7 @@ again. It only grows in memory up to a limit, and is lost with its process.
 from __future__ import annotations
 
 import ast
+import heapq
 import math
 import os
 import re
@@ -16,7 +17,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
 from handrail.contract.services.file_services import OutlineEntry
@@ -54,6 +55,13 @@ _NEIGHBOUR_SHARE, _PAIR_SHARE = 0.4, 0.2
 _MOST_IN_PAIR = 4
 _LONGEST_NAME, _SHORTEST_MENTION = 80, 5
 _MOST_SAME_NAMES = 3
+_HISTORY_SHARE = 0.7
+"""The part of the best score that the files of the most similar commits gain."""
+_SIMILAR_COMMITS = 60
+_MOST_CHANGED = 30
+"""A commit that changed more files says little about each."""
+_MOST_MESSAGE_TERMS = 400
+_MOST_HISTORIES = 8
 _MOST_MENTIONING = 0.1
 """The part of the files above which a name mentioned in them says nothing."""
 _STOP_WORDS = frozenset(
@@ -186,8 +194,53 @@ class _IndexedText:
         self.mentioned = mentioned
 
 
+class CommitHistory:
+    """The messages of earlier commits, each with the files that it changed. Immutable.
+
+    :param commits: the message of each, and the paths of its files
+    :param terms_of: returns the words of a text that bear meaning
+    """
+
+    def __init__(self, commits: Iterable[tuple[str, Sequence[str]]], terms_of: Callable[[str], Iterable[str]]) -> None:
+        self._files: list[tuple[str, ...]] = []
+        self._lengths: list[int] = []
+        self._postings: dict[str, list[tuple[int, int]]] = {}
+        """The commits whose messages have a word, each with its count."""
+        for message, files in commits:
+            if not 0 < len(files) <= _MOST_CHANGED:
+                continue
+            counts = Counter(islice(terms_of(message), _MOST_MESSAGE_TERMS))
+            for term, count in counts.items():
+                self._postings.setdefault(term, []).append((len(self._files), count))
+            self._files.append(tuple(map(sys.intern, files)))
+            self._lengths.append(counts.total())
+
+    def score_files(self, wanted: Mapping[str, float]) -> dict[str, float]:
+        """Return the files of the commits with the most similar messages, each with a score.
+
+        A file gains from each of these commits, more from one that changed few files.
+
+        :param wanted: the weight of each word of the task
+        """
+        count = len(self._files)
+        average = sum(self._lengths) / count if count else 1.0
+        similar: dict[int, float] = {}
+        for term, weight in wanted.items():
+            found = self._postings.get(term, ())
+            rarity = math.log(1 + (count - len(found) + 0.5) / (len(found) + 0.5))
+            for number, times in found:
+                norm = 1.2 * (0.25 + 0.75 * self._lengths[number] / average)
+                similar[number] = similar.get(number, 0.0) + weight * rarity * times * 2.2 / (times + norm)
+        scores: dict[str, float] = {}
+        for number, similarity in heapq.nlargest(_SIMILAR_COMMITS, similar.items(), key=lambda item: item[1]):
+            files = self._files[number]
+            for path in files:
+                scores[path] = scores.get(path, 0.0) + similarity**2 / math.sqrt(len(files))
+        return scores
+
+
 class RepositoryWordIndex:
-    """The words of files, by absolute path. Safe in any thread."""
+    """The words of files, by absolute path, and the history of their folders. Safe in any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -199,6 +252,29 @@ class RepositoryWordIndex:
         self._path_postings: dict[str, array[int]] = {}
         self._size = 0
         self._stems: dict[str, str] = {}
+        self._histories: dict[str, tuple[object, CommitHistory]] = {}
+
+    def find_history(self, folder: str, state: object) -> CommitHistory | None:
+        """Return the history of a folder; None if it has not been indexed in this state.
+
+        :param state: what changes with each new commit
+        """
+        known, history = self._histories.get(folder, (None, None))
+        return history if known == state else None
+
+    def index_history(self, folder: str, state: object, commits: Iterable[tuple[str, Sequence[str]]]) -> CommitHistory:
+        """Index the history of a folder in place of the one that was indexed before.
+
+        :param commits: the message of each, and the paths of its files below the folder
+        """
+        top = folder.rstrip("/")
+        absolute = ((message, [f"{top}/{path}" for path in paths]) for message, paths in commits)
+        with self._lock:
+            history = CommitHistory(absolute, lambda text: self._terms_of(text, without_stop_words=True))
+            if len(self._histories) >= _MOST_HISTORIES:
+                self._histories.clear()
+            self._histories[folder] = state, history
+        return history
 
     def update(self, files: Sequence[tuple[str, str, IndexedFileState]], read: Callable[[int], bytes | None]) -> bool:
         """Index the files that are new or have changed, and return whether the index is full.
@@ -223,10 +299,13 @@ class RepositoryWordIndex:
         found = self._documents.get(absolute)
         return None if found is None else found.lines
 
-    def rank(self, files: Sequence[str], query: str, limit: int) -> list[tuple[str, float]]:
+    def rank(
+        self, files: Sequence[str], query: str, limit: int, history: CommitHistory | None = None
+    ) -> list[tuple[str, float]]:
         """Return the absolute paths of the files that match best, with their scores, the best first.
 
-        A file also gains from good files that mention it, that it mentions, or that test it.
+        A file also gains from good files that mention it, that it mentions, or that test it, and from commits with similar
+        messages that changed it.
 
         :param files: the absolute paths to choose from
         """
@@ -234,21 +313,30 @@ class RepositoryWordIndex:
             documents = {found.number: (one, found) for one in files if (found := self._documents.get(one)) is not None}
             if not documents:
                 return []
-            scores = self._score_words(documents, query)
+            wanted = self._weigh_terms(query)
+            scores = self._score_words(documents, wanted)
             self._score_compound_names(scores, documents, query)
             self._add_neighbours(scores, documents)
+            if history is not None:
+                self._add_history(scores, documents, history.score_files(wanted))
             best = sorted(scores.items(), key=lambda item: (-item[1], documents[item[0]][0]))[:limit]
             return [(documents[number][0], score) for number, score in best]
 
-    def _score_words(self, documents: Mapping[int, tuple[str, _IndexedText]], query: str) -> dict[int, float]:
-        """Return the scores of the documents by the words of a query in their texts and paths (BM25F)."""
-        count = len(documents)
-        average = sum(found.length for _, found in documents.values()) / count or 1.0
+    def _weigh_terms(self, query: str) -> dict[str, float]:
+        """Return the words of a query with their weights."""
         subject, _, rest = query.strip().partition("\n")
         wanted: dict[str, float] = {}
         for text, weight in ((subject, _SUBJECT_WEIGHT), (rest, 1.0)):
             for term, times in Counter(self._terms_of(text, without_stop_words=True)).items():
                 wanted[term] = wanted.get(term, 0.0) + weight * (1 + math.log(times))
+        return wanted
+
+    def _score_words(
+        self, documents: Mapping[int, tuple[str, _IndexedText]], wanted: Mapping[str, float]
+    ) -> dict[int, float]:
+        """Return the scores of the documents by the words of a query in their texts and paths (BM25F)."""
+        count = len(documents)
+        average = sum(found.length for _, found in documents.values()) / count or 1.0
         by_weight = sorted(
             ((weight * self._inverse_frequency(term, count) ** _RARITY, term) for term, weight in wanted.items()),
             reverse=True,
@@ -311,6 +399,22 @@ class RepositoryWordIndex:
                 for other in pair:
                     if scores.get(other, 0.0) < score == top:
                         scores[other] = scores.get(other, 0.0) + _PAIR_SHARE * score
+
+    def _add_history(
+        self,
+        scores: dict[int, float],
+        documents: Mapping[int, tuple[str, _IndexedText]],
+        found: Mapping[str, float],
+    ) -> None:
+        """Add to the scores what earlier commits say about the files. The best file gains a share of the best score."""
+        gains = {
+            document.number: gain
+            for path, gain in found.items()
+            if (document := self._documents.get(path)) is not None and document.number in documents
+        }
+        most, best = max(gains.values(), default=0.0), max(scores.values(), default=1.0)
+        for number, gain in gains.items():
+            scores[number] = scores.get(number, 0.0) + _HISTORY_SHARE * best * math.sqrt(gain / most)
 
     def _list_mentioning(self, subject: str, documents: Mapping[int, tuple[str, _IndexedText]]) -> list[int]:
         """Return the documents whose texts mention the name of a file, if they are few."""
@@ -540,3 +644,44 @@ def _find_documentation(text: str) -> str:
     if match is None:
         return ""
     return next((group for group in match.groups() if group), "")[:2_000]
+
+
+# The history of a repository, as git reports it: a mark, the message, another mark, and the changed files of each commit.
+# A message is untrusted. One that imitates the marks can only change the order of the files.
+
+_MOST_COMMITS = 2_000
+HISTORY_ENVIRONMENT: Mapping[str, str] = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_SYSTEM": "/dev/null",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_ALLOW_PROTOCOL": "none",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_PAGER": "cat",
+    "LC_ALL": "C.UTF-8",
+}
+HISTORY_ARGUMENTS: Sequence[str] = (
+    *("-c", "safe.directory=*", "-c", "safe.bareRepository=explicit", "-c", "core.fsmonitor=false"),
+    *("-c", "core.hooksPath=/dev/null", "-c", "i18n.logOutputEncoding=UTF-8", "--no-pager", "log", "-z", "--no-merges"),
+    *("--format=%x01%s%n%b%x02", "--name-only", "--no-renames", "--relative", "--no-color", "--no-ext-diff"),
+    *("--no-textconv", "--no-show-signature", "--no-notes", "--ignore-submodules=all", f"--max-count={_MOST_COMMITS}"),
+    *("--", "."),
+)
+"""The arguments with which git lists the commits of a folder. Nothing that the repository configures is run."""
+
+
+def parse_history(output: bytes) -> Iterator[tuple[str, list[str]]]:
+    """Yield the message of each commit that git lists, with the paths that it changed."""
+    message: str | None = None
+    paths: list[str] = []
+    for raw in output.split(b"\0"):
+        word = raw.lstrip(b"\n")
+        if word.startswith(b"\x01") and word.endswith(b"\x02"):
+            if message is not None:
+                yield message, paths
+            message, paths = word[1:-1].decode("utf-8", "replace"), []
+        elif word:
+            paths.append(os.fsdecode(word))
+    if message is not None:
+        yield message, paths

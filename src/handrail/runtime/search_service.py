@@ -14,13 +14,13 @@ import os
 import signal
 import stat
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox_protocol import ProgramSpec, Sandbox, SandboxProfile
+from handrail.contract.sandbox_protocol import Process, ProgramSpec, Sandbox, SandboxProfile
 from handrail.contract.services.file_services import (
     FileSearchResult,
     FileSurvey,
@@ -33,15 +33,20 @@ from handrail.contract.services.file_services import (
 from handrail.contract.struct import Struct
 from handrail.contract.tool.requires import AccessCheck, CapabilitySet
 from handrail.origins.listed_paths import is_name_folding_folder
+from handrail.origins.program_lookup import ProgramRefused, find_program
 from handrail.runtime.files import secure_open
 from handrail.runtime.files.session_roots import SessionRoots, is_beneath
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess
 from handrail.runtime.repository_index import (
+    HISTORY_ARGUMENTS,
+    HISTORY_ENVIRONMENT,
     MAX_TEXT_BYTES,
+    CommitHistory,
     IndexedFileState,
     RepositoryWordIndex,
     decode_text,
     outline,
+    parse_history,
 )
 from handrail.runtime.ripgrep import (
     HiddenFileRecord,
@@ -72,6 +77,9 @@ _EXPLANATION_TIMEOUT_S = 10.0
 """How long a search without results may look for the reason."""
 _MOST_LISTED = 200_000
 """How many files are listed for it."""
+_HISTORY_TIMEOUT_S = 5.0
+"""How long a survey waits for the commits of a large repository."""
+_MAX_HISTORY_BYTES = 16 * 1024 * 1024
 _MOST_SURVEYED = 50_000
 """How many files one survey lists."""
 _T = TypeVar("_T")
@@ -341,12 +349,40 @@ class RipgrepSearch:
             text = f"`{place.file.display_path}` is a file. A folder was expected. Use read to see a file."
             raise ToolError(text, kind="invalid_input")
         wanted = SearchPathFilter()
-        found, denied, more = await self._list_files(place, wanted)
+        (found, denied, more), history = await asyncio.gather(
+            self._list_files(place, wanted), self._load_history(place, wanted=bool(focus))
+        )
         if not found and place.is_named:
             found, denied, more = await self._list_files(place, dataclasses.replace(wanted, ignores="below"))
         return await _run_in_thread(
-            lambda: self._survey(place, found, focus, limit, frozenset(read_names), denied, more)
+            lambda: self._survey(place, found, focus, limit, frozenset(read_names), denied, more, history)
         )
+
+    async def _load_history(self, place: _SearchTarget, *, wanted: bool) -> CommitHistory | None:
+        """Return the commits of the repository that a folder is in; None without one, without a sandbox, or if git fails.
+
+        git reads the configuration of the repository, so it runs only in the sandbox, with a read-only workspace.
+        """
+        folder = place.folder.absolute
+        if not wanted or not self._sandbox.tier.is_confining:
+            return None
+        state = await _run_in_thread(lambda: _read_branch_state(place.folder))
+        if state is not None and (known := self._index.find_history(folder, state)) is not None:
+            return known
+        output = bytearray()
+        try:
+            program = find_program("git", outside=(self._roots.workspace,))
+            async with asyncio.timeout(_HISTORY_TIMEOUT_S):
+                process = await self._start_confined(place, program, HISTORY_ARGUMENTS, HISTORY_ENVIRONMENT)
+                try:
+                    while len(output) < _MAX_HISTORY_BYTES and (piece := await process.read(_PIECE)):
+                        output += piece
+                finally:
+                    await asyncio.shield(asyncio.ensure_future(process.kill()))
+        except (ProgramRefused, ToolError, OSError, TimeoutError):
+            pass  # the overview is complete without it
+        commits = await _run_in_thread(lambda: list(parse_history(bytes(output))))
+        return await _run_in_thread(lambda: self._index.index_history(folder, state, commits))
 
     async def _list_files(
         self, place: _SearchTarget, wanted: SearchPathFilter
@@ -384,6 +420,7 @@ class RipgrepSearch:
         read_names: frozenset[str],
         denied: int,
         more: bool,
+        history: CommitHistory | None,
     ) -> FileSurvey:
         """Index what has changed, and rank the files. Blocks, so call it in a thread."""
         top = len(place.folder.absolute.rstrip("/")) + 1
@@ -393,7 +430,7 @@ class RipgrepSearch:
         located = {one.absolute: one for one, _ in found}
         ranked: list[RankedFile] = []
         texts: dict[str, str] = {}
-        for absolute, score in self._index.rank(list(located), focus, limit) if focus else ():
+        for absolute, score in self._index.rank(list(located), focus, limit, history) if focus else ():
             text = decode_text(self._read_beginning(located[absolute]) or b"")
             entries = () if text is None else tuple(outline(absolute, text))
             ranked.append(RankedFile(located[absolute].display_path, score, entries))
@@ -519,6 +556,12 @@ class RipgrepSearch:
         program = find_ripgrep(self._roots.workspace, confined=confined)
         if not confined:
             return await _DirectProcess.start(program, arguments, place.folder)
+        return await self._start_confined(place, program, arguments, {})
+
+    async def _start_confined(
+        self, place: _SearchTarget, program: str, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> Process:
+        """Start a program that reads the folder in the sandbox, with a read-only workspace and stderr in its output."""
         beside = [
             str(Path(one).parent)
             for one in dict.fromkeys((program, os.path.realpath(program)))
@@ -530,6 +573,7 @@ class RipgrepSearch:
             may_read=self._make_hidden_path_exemption(place),
             cwd=place.folder.absolute,
             readable=(*self._profile.readable, *beside),
+            environment={**self._profile.environment, **environment},
         )
         program_run = ProgramSpec((program, *arguments), merge_stderr=True)
         process = await self._sandbox.start(self._capabilities, profile, program_run)
@@ -550,6 +594,41 @@ class RipgrepSearch:
             return is_beneath(searched, path) and self._may("fs.read", searched) is None
 
         return shows
+
+
+def _read_branch_state(folder: ResolvedPath) -> object:
+    """Return what changes with each commit in the repository that a folder is in; None if that is unknown."""
+    parts = [] if folder.relative_path == "." else folder.relative_path.split("/")
+    for count in range(len(parts), -1, -1):
+        git = "/".join((*parts[:count], ".git"))
+        try:
+            head, _ = _read_start(folder, f"{git}/HEAD")
+        except NotADirectoryError:  # a linked work tree, whose repository may be elsewhere
+            return None
+        except OSError:
+            continue
+        state: list[object] = [git, head]
+        for name in (
+            os.fsdecode(head.removeprefix(b"ref: ").strip()) if head.startswith(b"ref: ") else "",
+            "packed-refs",
+        ):
+            try:
+                state.append(_read_start(folder, f"{git}/{name}"))
+            except (OSError, ValueError):
+                state.append(None)
+        return state
+    return None
+
+
+def _read_start(folder: ResolvedPath, relative: str) -> tuple[bytes, tuple[int, int]]:
+    """Return the first bytes of a regular file below the root of a folder, with its time of change and size."""
+    descriptor = secure_open.open_beneath(folder._replace(relative_path=relative), secure_open.READ_FLAGS)
+    try:
+        status = os.fstat(descriptor)
+        start = os.pread(descriptor, 4096, 0) if stat.S_ISREG(status.st_mode) else b""
+        return start, (status.st_mtime_ns, status.st_size)
+    finally:
+        os.close(descriptor)
 
 
 class _SearchTarget(Struct, frozen=True):

@@ -96,7 +96,8 @@ class RepositoryOverviewTool(Tool):
             "Returns `path`, `files` (their number), `tree`, `languages`, `entry_points` and `test_commands`; with `focus` also "
             "`matches`, at most ten files with `path` and `outline`, the best first.\n\n"
             "- The ranking compares the words of the task with paths, definitions and texts. A file also gains from good "
-            "files that mention it, that it mentions, or that test it. It runs no code.\n"
+            "files that mention it, that it mentions, or that test it, and from earlier commits with similar messages that "
+            "changed it. It runs no code.\n"
             "- An outline lists definitions with their lines. Files in an unknown language have none.\n"
             "- Entry points and commands come from manifests in that folder, such as pyproject.toml, package.json and Makefile."
         ),
