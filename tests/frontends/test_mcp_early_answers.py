@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,14 @@ import pytest
 
 from handrail import tool
 from handrail.frontends.mcp.mcp_server import serve_single_client
-from handrail.frontends.mcp.mcp_stdio_server import HANDSHAKE_VERSIONS, STATELESS_VERSION, StartupResponder
+from handrail.frontends.mcp.mcp_stdio_server import StartupResponder
+from handrail.frontends.mcp.startup_answers import (
+    HANDSHAKE_VERSIONS,
+    STATELESS_VERSION,
+    StartupCache,
+    StoredContent,
+    locate_startup_cache,
+)
 from handrail.frontends.mcp.tool_listing import Discovery, McpFrontendSettings
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.testing.scripted_kernel import temporary_kernel
@@ -280,3 +290,184 @@ async def test_calls_other_than_plain_reads_wait_for_the_server(kernel: LocalKer
         reception, heard, there = await begun(kernel, [hello(), READY, call])
         assert there and [one["id"] for one in heard.messages] == [1]
         assert reception.client.session is None
+
+
+# Answers of the last start, while the kernel is loaded.
+
+SERVE_AFTER_GATE = """
+import asyncio, sys
+from pathlib import Path
+from handrail.frontends.mcp.startup_answers import answer_from_cache, locate_startup_cache
+workspace, state, config, gate = sys.argv[1:]
+with answer_from_cache(locate_startup_cache(workspace, state, config, (), allow_home=False)) as take_early_answers:
+    Path(gate).read_bytes()
+    from handrail import open_kernel
+    from handrail.frontends.mcp.mcp_stdio_server import serve_stdio
+    async def serve():
+        async with open_kernel(workspace, state=state, config=config) as kernel:
+            await serve_stdio(kernel, take_early_answers=take_early_answers)
+    asyncio.run(serve())
+"""
+
+
+class GatedServer:
+    """A server over stdio whose kernel is loaded only after :meth:`open_gate`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.workspace, self.gate, self.config = folder / "ws", folder / "gate", folder / "handrail.toml"
+        self.workspace.mkdir(exist_ok=True)
+        if not self.config.exists():
+            self.config.touch()
+        self.gate.unlink(missing_ok=True)
+        os.mkfifo(self.gate)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVE_AFTER_GATE, self.workspace, folder / "state", self.config, self.gate],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def send(self, *messages: Message | bytes) -> None:
+        assert self.process.stdin is not None
+        for message in messages:
+            self.process.stdin.write(message if isinstance(message, bytes) else json.dumps(message).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def receive(self) -> Message:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def open_gate(self) -> None:
+        self.gate.write_bytes(b"")
+
+    def finish(self) -> list[Message]:
+        """Close stdin, and return the remaining messages."""
+        output, _ = self.process.communicate()
+        assert self.process.returncode == 0
+        return [json.loads(line) for line in output.splitlines()]
+
+
+@pytest.mark.parametrize("version", ["2025-06-18", STATELESS_VERSION])
+def test_the_answers_of_the_last_start_come_before_the_kernel_is_loaded(tmp_path: Path, version: str) -> None:
+    first = GatedServer(tmp_path)
+    (first.workspace / "note.txt").write_text("one\n")
+    first.send(*BEGINNINGS[version])
+    first.open_gate()
+    expected = [first.receive(), first.receive()]
+    assert first.finish() == []
+    second = GatedServer(tmp_path)
+    second.send(*BEGINNINGS[version])
+    assert [second.receive(), second.receive()] == expected, "the gate is closed"
+    read = calling(3, "read", path="note.txt")
+    second.send(read if version != STATELESS_VERSION else {**read, "params": {**read["params"], **stamped()}})
+    second.open_gate()
+    answer = second.receive()
+    assert answer["id"] == 3 and "one" in answer["result"]["content"][0]["text"]
+    assert second.finish() == []
+
+
+def test_a_client_learns_that_the_stored_list_of_tools_has_changed(tmp_path: Path) -> None:
+    beginning = BEGINNINGS["2025-06-18"]
+    first = GatedServer(tmp_path)
+    first.send(*beginning)
+    first.open_gate()
+    listed = [first.receive(), first.receive()][1]["result"]["tools"]
+    first.finish()
+    (cache,) = (tmp_path / "state" / "ws").glob("*/mcp-start-*.json")
+    stored = json.loads(cache.read_bytes())
+    stored["tools"]["tools"] = stored["tools"]["tools"][:1]
+    cache.write_text(json.dumps(stored))
+    second = GatedServer(tmp_path)
+    second.send(*beginning)
+    assert second.receive()["id"] == 1
+    assert len(second.receive()["result"]["tools"]) == 1
+    second.open_gate()
+    second.send(request(3, "ping"))
+    later = sorted((second.receive(), second.receive()), key=str)
+    assert [one.get("method", one.get("id")) for one in later] == [3, "notifications/tools/list_changed"]
+    second.send(request(4, "tools/list"))
+    assert second.receive()["result"]["tools"] == listed
+    assert second.finish() == []
+    assert json.loads(cache.read_bytes())["tools"]["tools"] == listed, "the next start has the right list"
+    (tmp_path / "handrail.toml").write_text("rules = []\n")
+    third = GatedServer(tmp_path)
+    third.send(*beginning)
+    third.open_gate()
+    assert [third.receive()["id"], third.receive()["id"]] == [1, "two"]
+    assert third.finish() == [], "another configuration has other answers, which the kernel gives"
+
+
+UNUSUAL_MESSAGES: dict[str, list[Message | bytes]] = {
+    "no JSON": [b"{\n", hello(), READY, request(2, "ping")],
+    "a batch": [b"[" + json.dumps(hello("2025-03-26")).encode() + b"]\n", READY, request(2, "tools/list")],
+    "bytes that are no text": [b"\xff\n", hello(), READY, request(2, "tools/list")],
+    "a handshake with an unknown member": [hello(new=True), READY, request(2, "tools/list")],
+    "a list before the handshake": [request(5, "tools/list"), hello(), READY, request(2, "tools/list")],
+    "the same ID twice": [hello(), READY, request(2, "tools/list"), request(2, "tools/list")],
+    "text without an end": [hello(), READY, json.dumps(request(2, "tools/list")).encode()],
+    "a ping between": [hello(), READY, request(2, "ping"), request(3, "tools/list")],
+}
+
+
+@pytest.mark.parametrize("messages", UNUSUAL_MESSAGES.values(), ids=UNUSUAL_MESSAGES)
+def test_a_client_gets_the_same_answers_with_and_without_stored_ones(
+    tmp_path: Path, messages: list[Message | bytes]
+) -> None:
+    answers: list[list[Message]] = []
+    for _ in range(2):
+        server = GatedServer(tmp_path)
+        server.send(*messages)
+        server.open_gate()
+        answers.append(sorted(server.finish(), key=lambda one: json.dumps(one, sort_keys=True)))
+    assert answers[0] == answers[1] != []
+
+
+CONTENT = StoredContent(
+    {"capabilities": {}, "serverInfo": {"name": "handrail"}, "instructions": "Use it."}, {}, {"tools": []}
+)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"fingerprint": "f"}',
+        b'{"fingerprint": "other", "server_info": {}, "extensions": {}, "tools": {}}',
+        b'{"fingerprint": "f", "server_info": {}, "extensions": {}, "tools": {}}',
+        b'{"fingerprint": "f", "server_info": [], "extensions": {}, "tools": {"tools": []}}',
+        None,
+    ],
+)
+def test_stored_answers_in_another_form_are_replaced(tmp_path: Path, stored: bytes | None) -> None:
+    path = tmp_path / "mcp-start.json"
+    cache = StartupCache(path, "f")
+    assert cache.load() is None
+    if stored is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(stored)
+    assert cache.load() is None
+    cache.save(CONTENT)
+    assert StartupCache(path, "f").load() == CONTENT
+    assert StartupCache(path, "g").load() is None
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_commands_with_other_options_have_other_stored_answers(tmp_path: Path) -> None:
+    (tmp_path / "ws").mkdir()
+
+    def locate(**given: Any) -> tuple[Path, str]:
+        fields: dict[str, Any] = {"config": None, "options": (), **given}
+        cache = locate_startup_cache(
+            str(tmp_path / "ws"), str(tmp_path / "state"), fields["config"], fields["options"], allow_home=False
+        )
+        assert cache is not None
+        return cache._path, cache._fingerprint  # pyright: ignore[reportPrivateUsage]
+
+    assert locate() == locate()
+    assert locate()[0] != locate(options=("deny read",))[0] != locate(config="other.toml")[0]
+    before = locate()
+    (tmp_path / "ws" / "handrail.toml").write_text("rules = []\n")
+    assert before[0] == locate()[0] and before[1] != locate()[1]
+    assert locate_startup_cache(str(tmp_path / "none"), None, None, (), allow_home=False) is None

@@ -14,7 +14,6 @@ from handrail.config.loader import (
     MergedConfiguration,
     WorkspaceFile,
     check_outside_workspace,
-    default_config_folder,
     load_configuration,
 )
 from handrail.config.operator_settings import (
@@ -41,6 +40,5 @@ __all__ = [
     "WatchdogSettings",
     "WorkspaceFile",
     "check_outside_workspace",
-    "default_config_folder",
     "load_configuration",
 ]

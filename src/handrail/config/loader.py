@@ -27,6 +27,7 @@ from handrail.contract.tool.operator_tool_settings import ToolSettings, ToolSett
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
 from handrail.policy.rules.rule_sets import PREFIX
 from handrail.policy.rules.rules_and_modes import ACTIONS
+from handrail.store.state_folders import default_config_folder
 
 if TYPE_CHECKING:
     from handrail.store.state_folders import StateFolders
@@ -244,13 +245,6 @@ class MergedConfiguration(Struct, frozen=True):
             f"{self.workspace.path} is not trusted, so these settings have no effect: {', '.join(parts)}. "
             "To review them, run: handrail trust"
         )
-
-
-def default_config_folder() -> Path:
-    """Return the platform's configuration folder."""
-    import platformdirs
-
-    return Path(platformdirs.user_config_dir("handrail", appauthor=False))
 
 
 def load_configuration(

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from msgspec.structs import replace
 
-from handrail.config import FILE_NAME, MergedConfiguration, default_config_folder
+from handrail.config import FILE_NAME, MergedConfiguration
 from handrail.contract.agent_manifest import AGENT_TOOL_PREFIX, AgentManifest, CheckedAgentManifest
 from handrail.contract.errors import Diagnostic, UsageError
 from handrail.contract.sandbox_protocol import Sandbox
@@ -35,7 +35,7 @@ from handrail.registry.sources.tool_sources import AgentToolSources
 from handrail.runtime.files.secure_open import resolve_further_roots
 from handrail.runtime.files.session_roots import FurtherRoots
 from handrail.runtime.secret_store import SecretStore
-from handrail.store.state_folders import StateFolders
+from handrail.store.state_folders import StateFolders, default_config_folder
 from handrail.upstream.upstream_registry import list_cached_sources
 
 

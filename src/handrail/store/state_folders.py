@@ -450,6 +450,13 @@ def resolve_state_root(state: str | Path | None = None) -> Path:
     return Path(os.path.realpath(_state_root(state)))
 
 
+def default_config_folder() -> Path:
+    """Return the platform's configuration folder."""
+    from platformdirs import user_config_path
+
+    return user_config_path("handrail", appauthor=False)
+
+
 def compute_workspace_key(workspace: Path) -> str:
     """Return the name of a workspace below the state folder, from its real path, unless it was moved."""
     return hashlib.sha256(os.fsencode(workspace)).hexdigest()[:_KEY_LENGTH]

@@ -138,8 +138,8 @@ def _tools_or_calls(ctx: click.Context, incomplete: str) -> Iterator[str]:
 def _agents(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
     from pathlib import Path
 
-    from handrail.config import default_config_folder
     from handrail.registry.agent_folders import load_agent_manifests
+    from handrail.store.state_folders import default_config_folder
 
     given = ctx.params.get("config")
     folder = default_config_folder() if given is None else Path(given).absolute().parent

@@ -47,16 +47,15 @@ from handrail.frontends.mcp.client_messages import (
 )
 from handrail.frontends.mcp.client_resources import SKILL_TOOL
 from handrail.frontends.mcp.mcp_responses import has_stored_output, to_mcp_result_with_outputs
-from handrail.frontends.mcp.tool_listing import (
-    CALL_TOOL,
-    CALL_TOOL_ENTRY,
-    EXTENSIONS,
-    McpFrontendSettings,
-    list_client_tools,
-    make_server_info,
-    paginate_from_index,
-    to_mcp_tool,
+from handrail.frontends.mcp.startup_answers import (
+    EarlyAnswers,
+    HandshakeResponder,
+    StoredContent,
+    is_plain_meta,
+    is_request_id,
+    parse_message,
 )
+from handrail.frontends.mcp.tool_listing import KernelStartupContent, McpFrontendSettings
 
 if TYPE_CHECKING:
     from handrail.kernel.kernel_interface import Kernel
@@ -73,10 +72,14 @@ _CONTENT_LENGTH = re.compile(rb"(?i)\s*content-length\s*:\s*(\d{1,15})\s*\Z")
 
 
 @asynccontextmanager
-async def take_over_stdio_streams() -> AsyncGenerator[tuple[LimitedMessageReader, PipeWriter] | None]:
+async def take_over_stdio_streams(
+    early: EarlyAnswers | None = None,
+) -> AsyncGenerator[tuple[LimitedMessageReader, PipeWriter] | None]:
     """Yield the client's lines on stdin, and the output to it on stdout.
 
     Yield None if the event loop cannot watch stdin and stdout. Until the block ends, stdin is empty for other code, and stdout goes to stderr.
+
+    :param early: what was read and written before
     """
     if sys.platform == "win32" or not (_is_watchable(0) and _is_watchable(1)):
         yield None
@@ -92,6 +95,8 @@ async def take_over_stdio_streams() -> AsyncGenerator[tuple[LimitedMessageReader
     transports: list[asyncio.BaseTransport] = []
     try:
         reader = asyncio.StreamReader(limit=MAX_MESSAGE_BYTES)
+        if early is not None and early.consumed:
+            reader.feed_data(bytes(early.consumed))
         protocol = asyncio.StreamReaderProtocol(reader)
         incoming, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(os.dup(wire_in), "rb", buffering=0))
         transports.append(incoming)
@@ -99,6 +104,8 @@ async def take_over_stdio_streams() -> AsyncGenerator[tuple[LimitedMessageReader
         outgoing, _ = await loop.connect_write_pipe(lambda: flow, os.fdopen(os.dup(wire_out), "wb", buffering=0))
         transports.append(outgoing)
         writer = asyncio.StreamWriter(outgoing, flow, None, loop)
+        if early is not None:
+            writer.write(early.unwritten)
         batches = BatchResponseCollector()
         output = PipeWriter(writer, batches=batches)
         ended, framed = output.limit_flush_time, output.enable_content_length_headers
@@ -286,7 +293,7 @@ class PipeWriter:
         if self._bound is not None and not _is_ready_answer(text):
             return
         line = text.encode(errors="backslashreplace")
-        if self._batches.is_waiting and (message := _parse_message(text)) is not None:
+        if self._batches.is_waiting and (message := parse_message(text)) is not None:
             answers = self._batches.take(message)
             line = line if answers is None else to_json_line(answers) if answers else b""
         if line:
@@ -317,21 +324,17 @@ class PipeWriter:
 # Early answers to a client on stdin and stdout, before the SDK is loaded.
 #
 # The import of the SDK takes longer than opening a kernel. Meanwhile this code answers the first messages of nearly every
-# client, its handshake and its request for the tools, if they have the simplest form. Then the server receives the same
-# messages, and its answers to them are dropped. So the server knows the client as if it had answered itself. If the server
-# would have listed other tools, the client gets a notification that the list has changed.
+# client, its handshake and its request for the tools, if they have the simplest form. Answers that the client has had from the
+# cache of the last start are not sent again. Then the server receives the same messages, and its answers to them are dropped.
+# So the server knows the client as if it had answered itself. If the server would have listed other tools, the client gets a
+# notification that the list has changed.
 
-HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
-STATELESS_VERSION = "2026-07-28"
-"""The protocol versions whose first requests are answered here: the handshake versions and the stateless one."""
 MAX_EARLY_MESSAGES = 8
 """Maximum number of messages that are answered here."""
 LOAD_DELAY_S = 0.5
 """Seconds after the handshake until the server is loaded, also if no further message comes."""
 BETWEEN_REQUESTS_S = 0.1
 """Seconds after another answer until the server is loaded. To load it meanwhile would slow the answer to a further request."""
-_ENVELOPE = "io.modelcontextprotocol/"
-_CAPABILITIES = {"roots", "sampling", "elicitation", "experimental", "extensions", "tasks"}
 _CHANGED = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
 _CONNECTION_CLOSED = -32000
 """The error code of the SDK for a request whose client has disconnected."""
@@ -347,25 +350,34 @@ class ClientLineWriter(Protocol):
 
 
 async def serve_stdio(
-    kernel: Kernel, serving: McpFrontendSettings | None = None, started: Callable[[], object] = lambda: None
+    kernel: Kernel,
+    serving: McpFrontendSettings | None = None,
+    started: Callable[[], object] = lambda: None,
+    take_early_answers: Callable[[], EarlyAnswers] = EarlyAnswers,
 ) -> None:
     """Serve one client on stdin and stdout of this process until it disconnects.
 
     No other code may use stdout meanwhile.
 
     :param started: called when the server is loaded
+    :param take_early_answers: ends the answers from the cache, and returns what the client has sent and received
     """
     serving = serving or McpFrontendSettings()
-    async with take_over_stdio_streams() as ends:
+    early = await asyncio.to_thread(take_early_answers)
+    async with take_over_stdio_streams(early) as ends:
         if ends is None:
             server = import_module("handrail.frontends.mcp.mcp_server")
             started()
             await server.serve_single_client(kernel, serving, None)
             return
         lines, output = ends
-        reception = StartupResponder(kernel, serving, output)
+        reception = StartupResponder(kernel, serving, output, early.given)
         try:
-            if await reception.answer_until_server_needed(lines):
+            is_connected = await reception.answer_until_server_needed(lines)
+            if early.cache is not None:
+                content = StoredContent.copy(KernelStartupContent(kernel, serving.discovery))
+                await asyncio.to_thread(early.cache.save, content)
+            if is_connected:
                 server = await reception.load_server_module()
                 started()
                 streams = reception.replay_client_lines(lines), reception.make_early_answer_filter()
@@ -381,18 +393,22 @@ class StartupResponder:
     """A responder that answers the first requests of a client while the server is loaded.
 
     :param output: the writer for the answers
+    :param given: the answers that the client has had before, by request ID
     """
 
-    def __init__(self, kernel: Kernel, serving: McpFrontendSettings, output: ClientLineWriter) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        serving: McpFrontendSettings,
+        output: ClientLineWriter,
+        given: Mapping[object, _Json] | None = None,
+    ) -> None:
         self._kernel = kernel
         self._serving = serving
         self._output = output
-        self._received: list[str] = []
-        """All lines of the client so far."""
-        self._answered: dict[object, _Json] = {}
-        """The answers by request ID."""
-        self._client_info: _Json | None = None
-        """The client's description: the handshake, or the ``_meta`` of each stateless request."""
+        self._content = KernelStartupContent(kernel, serving.discovery)
+        self._handshake = HandshakeResponder(lambda: self._content)
+        self._given = dict(given or {})
         self._loading: asyncio.Task[Any] | None = None
         self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.client = EarlyClient()
@@ -406,15 +422,16 @@ class StartupResponder:
         timer: asyncio.TimerHandle | None = None
         try:
             while (line := await self._read_until_loaded(lines)) is not None:
-                self._received.append(line)
-                message = _parse_message(line)
-                if message is None or len(self._received) > MAX_EARLY_MESSAGES:
+                self._handshake.received.append(line)
+                message = parse_message(line)
+                if message is None or len(self._handshake.received) > MAX_EARLY_MESSAGES:
                     return True
-                answer = self._early_answer(message) or await self._answer_call(message)
+                answer = self._handshake.answer_request(message) or await self._answer_call(message)
                 if answer is None and message.get("method") != "notifications/initialized":
                     return True
                 if answer is not None:
-                    await self._send({"jsonrpc": "2.0", "id": message["id"], "result": answer})
+                    if message["id"] not in self._given:
+                        await self._send({"jsonrpc": "2.0", "id": message["id"], "result": answer})
                     delay_s = BETWEEN_REQUESTS_S if message["method"] in ("tools/list", "tools/call") else LOAD_DELAY_S
                     if timer is not None:
                         timer.cancel()
@@ -446,15 +463,15 @@ class StartupResponder:
 
     async def replay_client_lines(self, lines: AsyncIterable[str]) -> AsyncIterator[str]:
         """Yield all lines of the client, from the beginning."""
-        for line in self._received:
+        for line in self._handshake.received:
             yield line
         async for line in lines:
             yield line
 
     def make_early_answer_filter(self) -> DuplicateAnswerFilter:
         """Return the writer for the server's answers, which drops repeated ones."""
-        tells = self._client_info is not None and "protocolVersion" in self._client_info
-        return DuplicateAnswerFilter(self._output, self._answered, tells=tells)
+        tells = self._handshake.client_info is not None and "protocolVersion" in self._handshake.client_info
+        return DuplicateAnswerFilter(self._output, {**self._handshake.answered, **self._given}, tells=tells)
 
     def _load(self) -> asyncio.Task[Any]:
         if self._loading is None:
@@ -467,40 +484,19 @@ class StartupResponder:
         await self._output.write(orjson.dumps(message).decode() + "\n")
         await self._output.flush()
 
-    # ── early answers ────────────────────────────────────────────────────────────────────────────
-
-    def _early_answer(self, message: _Json) -> _Json | None:
-        """Return the result of a request as the server would give it, or None to leave it to the server."""
-        method, params = message.get("method"), message.get("params", {})
-        if not _is_id(message.get("id")) or message["id"] in self._answered or not isinstance(params, dict):
-            return None
-        given = cast("_Json", params)
-        try:
-            if method == "initialize":
-                answer = self._initialize(given)
-            elif method == "server/discover":
-                answer = self._discover(given)
-            else:
-                answer = self._list(given) if method == "tools/list" else None
-        except (orjson.JSONEncodeError, RecursionError):
-            return None
-        if answer is not None:
-            self._answered[message["id"]] = answer
-        return answer
-
     async def _answer_call(self, message: _Json) -> _Json | None:
         """Return the result of a call of a built-in tool that only reads, or None to leave the call to the server.
 
         The server does not get a call that was answered here. If only the server can send the answer, it gets both.
         """
-        params, about = message.get("params"), (self._client_info or {}).get("clientInfo")
+        params, about = message.get("params"), (self._handshake.client_info or {}).get("clientInfo")
         if message.get("method") != "tools/call" or not isinstance(params, dict) or not isinstance(about, dict):
             return None
         given, request_id = cast("_Json", params), message.get("id")
         name, arguments, meta = given.get("name"), given.get("arguments", {}), given.get("_meta", {})
-        if given.keys() - {"name", "arguments", "_meta"} or not isinstance(arguments, dict) or not _is_plain_meta(meta):
+        if given.keys() - {"name", "arguments", "_meta"} or not isinstance(arguments, dict) or not is_plain_meta(meta):
             return None
-        if not _is_id(request_id) or request_id in self._answered or not isinstance(name, str):
+        if not is_request_id(request_id) or request_id in self._handshake.answered or not isinstance(name, str):
             return None
         entry = self._kernel.generation.resolve_tool_name(name)
         if entry is None or not _can_run_early(entry, cast("_Json", arguments)):
@@ -520,68 +516,8 @@ class StartupResponder:
         if "awaiting_approval" in result.metadata or has_stored_output(result):
             self.client.answers[request_id] = answer
             return None
-        self._received.pop()
+        self._handshake.received.pop()
         return to_mcp_result_with_outputs(self._kernel, answer.tool_id, result, {}, None)
-
-    def _initialize(self, params: _Json) -> _Json | None:
-        if self._received and all(_is_discovery(line) for line in self._received[:-1]):
-            # The answer was too late for the client, or not usable. It begins again, with a handshake.
-            del self._received[:-1]
-            self._client_info = None
-        if self._client_info is not None or params.keys() != {"protocolVersion", "capabilities", "clientInfo"}:
-            return None
-        wanted = params["protocolVersion"]
-        if wanted not in HANDSHAKE_VERSIONS or not _is_plain_client(params["clientInfo"], params["capabilities"]):
-            return None
-        self._client_info = params
-        return {"protocolVersion": wanted, **make_server_info(self._kernel, self._serving.discovery)}
-
-    def _discover(self, params: _Json) -> _Json | None:
-        if params.keys() != {"_meta"} or not self._is_same_client(params["_meta"]):
-            return None
-        server_info = make_server_info(self._kernel, self._serving.discovery)
-        capabilities = {**server_info["capabilities"], "extensions": EXTENSIONS}
-        about = {"capabilities": capabilities, "instructions": server_info["instructions"]}
-        return self._complete_result({"supportedVersions": [STATELESS_VERSION], **about}, server_info["serverInfo"])
-
-    def _list(self, params: _Json) -> _Json | None:
-        newer = self._client_info is None or "protocolVersion" not in self._client_info
-        if newer and (params.keys() != {"_meta"} or not self._is_same_client(params["_meta"])):
-            return None
-        if not newer and (params.keys() - {"_meta"} or not _is_plain_meta(params.get("_meta", {}))):
-            return None
-        discovery, kernel = self._serving.discovery, self._kernel
-        tools = [to_mcp_tool(kernel, discovery, spec) for spec in list_client_tools(kernel, discovery, None)]
-        if discovery == "core" and kernel.generation.resolve_tool_name(CALL_TOOL) is None:
-            tools.append(dict(CALL_TOOL_ENTRY))
-        page = paginate_from_index("tools", tools, 0)
-        return self._complete_result(page, make_server_info(kernel, discovery)["serverInfo"]) if newer else page
-
-    @staticmethod
-    def _complete_result(result: _Json, about: Mapping[str, str]) -> _Json:
-        """Return a result with the members that every stateless result has."""
-        stamp = {f"{_ENVELOPE}serverInfo": about}
-        return {"cacheScope": "private", "resultType": "complete", "ttlMs": 0, **result, "_meta": stamp}
-
-    def _is_same_client(self, envelope: object) -> bool:
-        """Return whether a stateless request comes from the known client, which the first request sets."""
-        if not isinstance(envelope, dict) or (self._client_info is not None and envelope != self._client_info):
-            return False
-        envelope_fields = cast("_Json", envelope)
-        if envelope_fields.keys() != {
-            f"{_ENVELOPE}{key}" for key in ("protocolVersion", "clientInfo", "clientCapabilities")
-        }:
-            return False
-        client, capabilities = (
-            envelope_fields[f"{_ENVELOPE}clientInfo"],
-            envelope_fields[f"{_ENVELOPE}clientCapabilities"],
-        )
-        if envelope_fields[f"{_ENVELOPE}protocolVersion"] != STATELESS_VERSION or not _is_plain_client(
-            client, capabilities
-        ):
-            return False
-        self._client_info = envelope_fields
-        return True
 
 
 class DuplicateAnswerFilter:
@@ -597,7 +533,7 @@ class DuplicateAnswerFilter:
         self._tells = tells
 
     async def write(self, text: str) -> None:
-        if self._given and (message := _parse_message(text)) is not None and "method" not in message:
+        if self._given and (message := parse_message(text)) is not None and "method" not in message:
             given = self._given.pop(message.get("id"), None)
             if given is not None:
                 # An error says only that the client has disconnected, or that the server is busy. The list is the same.
@@ -610,29 +546,13 @@ class DuplicateAnswerFilter:
         await self._output.flush()
 
 
-def _is_discovery(text: str) -> bool:
-    message = _parse_message(text)
-    return message is not None and message.get("method") == "server/discover"
-
-
 def _is_ready_answer(text: str) -> bool:
     """Return whether a message is an answer, and not the SDK's error for a request that the client has left."""
-    message = _parse_message(text)
+    message = parse_message(text)
     if message is None or "method" in message:
         return message is None
     error: object = message.get("error")
     return not (isinstance(error, dict) and cast("_Json", error).get("code") == _CONNECTION_CLOSED)
-
-
-def _parse_message(request: str) -> _Json | None:
-    """Return the line as a JSON-RPC message, or None."""
-    with contextlib.suppress(orjson.JSONDecodeError):
-        message: object = orjson.loads(request)
-        if isinstance(message, dict):
-            found = cast("_Json", message)
-            known = found.keys() <= {"jsonrpc", "id", "method", "params", "result", "error"}
-            return found if known and found.get("jsonrpc") == "2.0" else None
-    return None
 
 
 def _can_run_early(entry: ToolEntry, arguments: Mapping[str, Any]) -> bool:
@@ -640,29 +560,3 @@ def _can_run_early(entry: ToolEntry, arguments: Mapping[str, Any]) -> bool:
     declared: Mapping[str, Any] = entry.spec.parameters.get("properties", {})
     is_plain = entry.source == BUILT_IN and entry.is_inline and entry.id not in (*DISCOVERY_TOOLS, SKILL_TOOL)
     return is_plain and arguments.keys() <= declared.keys()
-
-
-def _is_id(given: object) -> bool:
-    return isinstance(given, (int, str)) and not isinstance(given, bool)
-
-
-def _is_plain_client(about: object, capabilities: object) -> bool:
-    """Return whether a client describes itself in the simplest form, which all versions accept."""
-    if not isinstance(about, dict) or not isinstance(capabilities, dict):
-        return False
-    texts, can = cast("_Json", about), cast("_Json", capabilities)
-    if not {"name", "version"} <= texts.keys() or not all(isinstance(one, str) for one in texts.values()):
-        return False
-    return can.keys() <= _CAPABILITIES and all(map(_is_plain_object, can.values()))
-
-
-def _is_plain_object(value: object) -> bool:
-    """Return whether a value is an object of such objects, apart from boolean ``listChanged`` members."""
-    if not isinstance(value, dict):
-        return False
-    items = cast("_Json", value).items()
-    return all(isinstance(one, bool) if key == "listChanged" else _is_plain_object(one) for key, one in items)
-
-
-def _is_plain_meta(meta: object) -> bool:
-    return isinstance(meta, dict) and meta.keys() <= {"progressToken"} and all(map(_is_id, meta.values()))  # pyright: ignore[reportUnknownMemberType,reportUnknownArgumentType]

@@ -256,6 +256,30 @@ def make_server_info(kernel: Kernel, discovery: Discovery) -> dict[str, Any]:
     }
 
 
+class KernelStartupContent:
+    """The content of the answers to a client's first requests, from an open kernel."""
+
+    def __init__(self, kernel: Kernel, discovery: Discovery) -> None:
+        self._kernel = kernel
+        self._discovery: Discovery = discovery
+
+    @property
+    def server_info(self) -> Mapping[str, Any]:
+        return make_server_info(self._kernel, self._discovery)
+
+    @property
+    def extensions(self) -> Mapping[str, Any]:
+        return EXTENSIONS
+
+    @property
+    def tools(self) -> Mapping[str, Any]:
+        kernel, discovery = self._kernel, self._discovery
+        tools = [to_mcp_tool(kernel, discovery, spec) for spec in list_client_tools(kernel, discovery, None)]
+        if discovery == "core" and kernel.generation.resolve_tool_name(CALL_TOOL) is None:
+            tools.append(dict(CALL_TOOL_ENTRY))
+        return paginate_from_index("tools", tools, 0)
+
+
 # The operator's settings for serving MCP clients.
 
 Discovery = Literal["core", "all"]

@@ -21,10 +21,10 @@ def command(setting: CommandOptions, everywhere: bool) -> int:
     The file explains every setting, and has no effect until you edit it. It is written into the workspace, or with --global
     into your configuration folder. An existing file is never overwritten.
     """
-    from handrail.config import FILE_NAME, default_config_folder
+    from handrail.config import FILE_NAME
     from handrail.config.template import render_config_template
     from handrail.contract.errors import StartError
-    from handrail.store.state_folders import locate_folders
+    from handrail.store.state_folders import default_config_folder, locate_folders
 
     if everywhere:
         path = Path(setting.config) if setting.config is not None else default_config_folder() / FILE_NAME

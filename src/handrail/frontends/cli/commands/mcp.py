@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
@@ -31,6 +31,7 @@ from handrail.origins.import_guard import can_import_module
 from handrail.origins.program_lookup import ProgramRefused, build_program_environment, find_program
 
 if TYPE_CHECKING:
+    from handrail.frontends.mcp.startup_answers import EarlyAnswers
     from handrail.frontends.mcp.tool_listing import McpFrontendSettings
 
 
@@ -174,14 +175,14 @@ def command(
         raise click.UsageError(
             "`--token-file`, `--auth-server`, `--public-url`, `--scope` and `--allow-origin` work only over HTTP. Add `--http`."
         )
-    with defer_garbage_collection() as started:
+    with defer_garbage_collection() as started, _answer_early(setting, discovery, address) as take_early_answers:
         from handrail.frontends.mcp.tool_listing import McpFrontendSettings
 
         serving = McpFrontendSettings(discovery=discovery, wait_s=wait_s, headless=setting.headless)
         if address is None:
             if sys.stdin.isatty():
                 print_stderr_note("handrail mcp: waiting for an MCP client on stdin. Press Ctrl-C or Ctrl-D to stop.")
-            return run_on_event_loop(lambda _: _serve(setting, serving, started))
+            return run_on_event_loop(lambda _: _serve(setting, serving, started, take_early_answers))
         given = _HttpOptions(address, token_file, auth_server, public_url, scopes, origins)
         return run_on_event_loop(lambda _: _serve_http(setting, serving, given, started))
 
@@ -208,11 +209,31 @@ def defer_garbage_collection() -> Generator[Callable[[], None]]:
             gc.enable()
 
 
-async def _serve(setting: CommandOptions, serving: McpFrontendSettings, started: Callable[[], None]) -> int:
+def _answer_early(
+    setting: CommandOptions, discovery: str, address: str | None
+) -> AbstractContextManager[Callable[[], EarlyAnswers]]:
+    """Answer the first requests of a client on stdin with the answers of the last start, while the kernel is loaded."""
+    from handrail.frontends.mcp.startup_answers import EarlyAnswers, answer_from_cache, locate_startup_cache
+
+    if address is not None:
+        return nullcontext(EarlyAnswers)
+    options = setting.rules, setting.settings, setting.agent, setting.mode, setting.headless, discovery
+    cache = locate_startup_cache(
+        setting.workspace, setting.state, setting.config, options, allow_home=setting.allow_home
+    )
+    return answer_from_cache(cache)
+
+
+async def _serve(
+    setting: CommandOptions,
+    serving: McpFrontendSettings,
+    started: Callable[[], None],
+    take_early_answers: Callable[[], EarlyAnswers],
+) -> int:
     from handrail.frontends.mcp.mcp_stdio_server import serve_stdio
 
     async with open_configured_kernel(setting, frontend="mcp") as kernel:
-        await serve_stdio(kernel, serving, started)
+        await serve_stdio(kernel, serving, started, take_early_answers)
     return OUTPUT
 
 

@@ -394,7 +394,8 @@ def _write_servers(setting: CommandOptions, servers: list[ImportedMcpServer]) ->
 
 
 def _configuration_file(setting: CommandOptions) -> Path:
-    from handrail.config import FILE_NAME, default_config_folder
+    from handrail.config import FILE_NAME
+    from handrail.store.state_folders import default_config_folder
 
     return Path(setting.config).absolute() if setting.config is not None else default_config_folder() / FILE_NAME
 
