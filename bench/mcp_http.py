@@ -33,7 +33,7 @@ async def add(a: int, b: int) -> dict[str, int]:
 
 async def serve(folder: Path) -> None:
     from handrail import open_kernel, tool
-    from handrail.frontends.mcp.http_server import HttpFrontendSettings, serve_http
+    from handrail.frontends.mcp.http.http_server import HttpFrontendSettings, serve_http
     from handrail.frontends.mcp.tool_listing import McpFrontendSettings
 
     ours = tool(id="add", side_effect="read", locks=[])(add)

@@ -15,7 +15,7 @@ from tests.frontends.mcp_clients import ERAS, Era, Person, filled, launch, ran
 
 from handrail import tool
 from handrail.contract.approval_requests import ApprovalAnswer, ApprovalRequest
-from handrail.frontends.mcp.http_server import HttpFrontendSettings, open_http_server
+from handrail.frontends.mcp.http.http_server import HttpFrontendSettings, open_http_server
 from handrail.frontends.mcp.tool_listing import McpFrontendSettings
 from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision, allow
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel

@@ -16,7 +16,7 @@ import httpx2
 import pytest
 from tests.frontends.conftest import Program
 
-from handrail.frontends.mcp.http_server import HttpFrontendSettings, open_http_server
+from handrail.frontends.mcp.http.http_server import HttpFrontendSettings, open_http_server
 from handrail.frontends.mcp.tool_listing import McpFrontendSettings
 from handrail.testing.scripted_kernel import temporary_kernel
 

@@ -13,7 +13,7 @@ import pytest
 from tests.frontends.test_mcp_http import ALICE, BOB, Rpc, running
 
 from handrail.frontends.mcp import http_limits, http_server
-from handrail.frontends.mcp.http_limits import make_bounded_connection_class
+from handrail.frontends.mcp.http.http_limits import make_bounded_connection_class
 
 INITIALIZE: dict[str, Any] = {
     "jsonrpc": "2.0",

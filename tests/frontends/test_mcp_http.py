@@ -22,8 +22,8 @@ from handrail.contract.services.client_services import RequestToClient
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.frontends.mcp import client_manager, connected_client, http_server
 from handrail.frontends.mcp.client_manager import McpFrontendSettings
-from handrail.frontends.mcp.http_limits import MAX_CONNECTIONS
-from handrail.frontends.mcp.http_server import (
+from handrail.frontends.mcp.http.http_limits import MAX_CONNECTIONS
+from handrail.frontends.mcp.http.http_server import (
     MAX_STREAM_EVENTS,
     BoundedEventStore,
     HttpFrontendSettings,
@@ -320,7 +320,7 @@ async def test_one_token_cannot_use_more_than_its_share_of_connections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "handrail.frontends.mcp.http_server.MAX_CONNECTIONS", 16
+        "handrail.frontends.mcp.http.http_server.MAX_CONNECTIONS", 16
     )  # a quarter of which is one credential's
     async with running(tmp_path, tokens={ALICE: "alice", BOB: "bob"}) as rpc:
         body: dict[str, Any] = {

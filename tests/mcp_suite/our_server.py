@@ -18,7 +18,7 @@ from tests.mcp_suite.task_tools import TASK_AFTER_S, TASK_RULES, TASK_TOOLS
 from tests.mcp_suite.timed_tools import TIMED_TOOLS
 
 from handrail import Tool, tool
-from handrail.frontends.mcp.http_server import HttpFrontendSettings, serve_http
+from handrail.frontends.mcp.http.http_server import HttpFrontendSettings, serve_http
 from handrail.frontends.mcp.tool_listing import McpFrontendSettings
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.testing.scripted_kernel import temporary_kernel

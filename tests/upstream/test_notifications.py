@@ -24,7 +24,7 @@ from starlette.routing import Mount, Route
 
 from handrail.contract.errors import ToolError
 from handrail.contract.session_protocols import Session
-from handrail.frontends.mcp.http_server import _UvicornServer  # pyright: ignore[reportPrivateUsage]
+from handrail.frontends.mcp.http.http_server import _UvicornServer  # pyright: ignore[reportPrivateUsage]
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.testing.scripted_kernel import temporary_kernel
 from handrail.testing.scripted_mcp_servers import (

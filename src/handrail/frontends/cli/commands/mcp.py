@@ -252,7 +252,7 @@ async def _serve_http(
     setting: CommandOptions, serving: McpFrontendSettings, given: _HttpOptions, started: Callable[[], None]
 ) -> int:
     from handrail.config.secret_references import resolve_secrets
-    from handrail.frontends.mcp.http_server import HttpFrontendSettings, serve_http
+    from handrail.frontends.mcp.http.http_server import HttpFrontendSettings, serve_http
 
     async with open_configured_kernel(setting, frontend="mcp") as kernel:
         settings = kernel.config.settings

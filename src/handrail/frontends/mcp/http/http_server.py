@@ -44,7 +44,7 @@ from handrail.contract.errors import StartError, UsageError
 from handrail.contract.text.strict_json import InvalidJsonTextError
 from handrail.frontends.mcp.client_manager import McpClientManager, McpFrontendSettings
 from handrail.frontends.mcp.client_messages import BATCH_VERSION, ClientMessages, parse_client_messages, to_json_line
-from handrail.frontends.mcp.http_limits import (
+from handrail.frontends.mcp.http.http_limits import (
     MAX_CONNECTIONS,
     AmbiguousRequestFilter,
     BoundedHttpSessionManager,
@@ -53,9 +53,7 @@ from handrail.frontends.mcp.http_limits import (
     reject_http_request,
     send_json_response,
 )
-from handrail.frontends.mcp.mcp_server import build_mcp_server
-from handrail.frontends.mcp.mcp_stdio_server import MAX_MESSAGE_BYTES, check_message_complexity
-from handrail.frontends.mcp.token_verifiers import (
+from handrail.frontends.mcp.http.token_verifiers import (
     MIN_TOKEN_LENGTH,
     CombinedTokenVerifier,
     IntrospectionSettings,
@@ -66,6 +64,8 @@ from handrail.frontends.mcp.token_verifiers import (
     read_token_file,
     require_secure_url,
 )
+from handrail.frontends.mcp.mcp_server import build_mcp_server
+from handrail.frontends.mcp.mcp_stdio_server import MAX_MESSAGE_BYTES, check_message_complexity
 from handrail.runtime.secret_store import NO_SECRETS, SecretStore
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""The MCP server over HTTP: its connections, its limits, and the tokens of its clients."""
