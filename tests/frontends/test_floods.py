@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from tests.frontends.test_mcp_http import ALICE, BOB, Rpc, running
 
-from handrail.frontends.mcp import http_limits, http_server
+from handrail.frontends.mcp.http import http_limits, http_server
 from handrail.frontends.mcp.http.http_limits import make_bounded_connection_class
 
 INITIALIZE: dict[str, Any] = {

@@ -28,7 +28,7 @@ from starlette.routing import Route
 
 from handrail.config.mcp_settings import McpServeSettings
 from handrail.contract.errors import HandrailError
-from handrail.frontends.mcp import token_verifiers
+from handrail.frontends.mcp.http import token_verifiers
 from handrail.frontends.mcp.client_manager import McpFrontendSettings
 from handrail.frontends.mcp.http.http_server import HttpFrontendSettings, _UvicornServer, open_http_server  # pyright: ignore[reportPrivateUsage]
 from handrail.frontends.mcp.http.token_verifiers import (
