@@ -20,7 +20,8 @@ from handrail import tool
 from handrail.contract.errors import StartError, UsageError
 from handrail.contract.services.client_services import RequestToClient
 from handrail.contract.services.tool_runtime import Runtime
-from handrail.frontends.mcp import client_manager, connected_client, http_server
+from handrail.frontends.mcp import client_manager, connected_client
+from handrail.frontends.mcp.http import http_server
 from handrail.frontends.mcp.client_manager import McpFrontendSettings
 from handrail.frontends.mcp.http.http_limits import MAX_CONNECTIONS
 from handrail.frontends.mcp.http.http_server import (
