@@ -35,12 +35,11 @@ FACADES: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
     "handrail.testing": (
         "This module is for tests of tools and agents.",
         {
-            "Kernel, user and client": ("testing.scripted_kernel",),
+            "Kernel, user, client and tools": ("testing.scripted_kernel",),
             "Models in the process": ("testing.provider_request_checks",),
             "Scripts of models": ("agent.providers.scripted_model",),
             "Servers with the protocols of providers": ("testing.provider_servers",),
             "Forges": ("testing.forge_servers",),
-            "Third-party tools": ("testing.scripted_mcp_servers",),
         },
     ),
     "handrail.models": (

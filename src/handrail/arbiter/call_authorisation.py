@@ -119,7 +119,6 @@ class CallAuthorisation:
         call.queue_encoded_record("authorised", encoded)
 
     async def _apply_watchdogs(self, call: Call, verdict: PolicyVerdict) -> PolicyVerdict:
-        """Return the verdict after the watchdogs."""
         assert call.entry is not None and call.arguments is not None
         spec, arguments, lane = call.entry.spec, call.arguments, call.lane
         if verdict.action == "deny" or not lane.authority.list_watchdogs_for(spec, lane.failed_calls is not None):

@@ -162,7 +162,6 @@ class SharedTimeout:
         self._set_timer(loop.time() + length_s)
 
     def start(self, work: TimedWork) -> None:
-        """Start the time-out of ``work``."""
         self._running[work] = self._loop.time() + self._length_s
 
     def stop(self, work: TimedWork) -> float:

@@ -515,7 +515,6 @@ def make_session_failure_text(state_id: str) -> str:
 
 
 def get_session_end_error_kind(ended: StateEnd) -> ErrorKind:
-    """Return the error kind for a tool session that has ended."""
     return "interrupted" if ended == "interrupted" else "conflict"
 
 

@@ -193,7 +193,6 @@ class _ClientWriter:
         return form.replace("NAME", name)
 
     def finish(self, entries: Mapping[str, dict[str, Any]]) -> ClientConfigExport:
-        """Return the export with the text of all entries."""
         if self._client == "codex":
             self._export.text = "\n\n".join(_format_codex_table(name, entry) for name, entry in entries.items()) + "\n"
             return self._export

@@ -370,7 +370,6 @@ class InteractionLoadedTools:
         return view.loaded_tool_specs(active.list_loaded_ids_at_step(count))
 
     def provider_tools(self, generation: Generation) -> tuple[ToolSpec, ...]:
-        """Return the provider tools."""
         return self.get_view(generation).provider_tools
 
     def format_deferred_tool_index(self, generation: Generation) -> str:
@@ -432,7 +431,6 @@ class InteractionLoadedTools:
             self.on_change(steps, False)
 
     def make_call_catalog(self, generation: Generation) -> CallCatalog:
-        """Return the catalog for a call on ``generation``."""
         return CallCatalog(self, generation)
 
     async def find(

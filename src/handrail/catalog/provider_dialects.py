@@ -131,7 +131,6 @@ def format_provider_tool(spec: ToolSpec, dialect: ProviderSchemaDialect, model: 
 
 
 def get_provider_tool_name_in_replies(spec: ToolSpec, dialect: ProviderSchemaDialect) -> str:
-    """Return the name of a provider tool in replies."""
     support = PROVIDER_TOOLS[get_provider_tool_name(spec)].support[dialect.name]
     return support.name or support.type
 

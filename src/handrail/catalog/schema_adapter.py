@@ -249,7 +249,6 @@ def is_json_number(value: object) -> bool:
 
 
 def describe_schema_keyword(keyword: str, value: object) -> str:
-    """Return a keyword and its value as text for a description."""
     text = json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
     return f"({keyword}: {text if len(text) <= _MAX_DESCRIBED else text[:_MAX_DESCRIBED] + '…'})"
 
@@ -594,7 +593,6 @@ class _SchemaAdapter:
         return found
 
     def _inline_references(self, node: SchemaNode, trail: ReferenceTrail) -> dict[str, Any]:
-        """Return ``node`` with its references and its ``allOf`` merged into it."""
         flat = dict(node)
         reference = flat.pop("$ref", None)
         if isinstance(reference, str):

@@ -250,7 +250,6 @@ _TEXT = frozenset({"agent", "mode", "sandbox.provider"})
 
 
 def format_environment_variable_name(key: str) -> str:
-    """Return the name of the environment variable of a setting."""
     return VARIABLE_PREFIX + key.upper().replace(".", "__")
 
 

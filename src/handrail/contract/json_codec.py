@@ -137,14 +137,12 @@ def _read_at(name: str, reader: Reader[T], value: Any) -> T:
 
 
 def expect_json_object(value: Any) -> dict[str, Any]:
-    """Check that ``value`` is a JSON object and return it."""
     if type(value) is not dict:
         raise MalformedDataError(f"expected an object, not {_describe_kind(value)}")
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
 def expect_json_list(value: Any) -> list[Any]:
-    """Check that ``value`` is a JSON list and return it."""
     if type(value) is not list:
         raise MalformedDataError(f"expected a list, not {_describe_kind(value)}")
     return value  # pyright: ignore[reportUnknownVariableType]

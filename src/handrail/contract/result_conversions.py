@@ -362,7 +362,6 @@ def _binary_block(ref: str, media_type: str, stored: Mapping[str, bytes]) -> dic
 
 
 def build_artifact_uri(ref: str) -> str:
-    """Return the resource URI of an artifact."""
     return f"{ARTIFACT_URI}{ref}"
 
 

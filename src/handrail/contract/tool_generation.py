@@ -9,11 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from handrail.contract.errors import Diagnostic, ToolError
 from handrail.contract.schema.argument_repair import repair_arguments
-from handrail.contract.schema.argument_validation import (
-    ArgumentCheckBudgetError,
-    CoarseProblemList,
-    ParametersSchema,
-)
+from handrail.contract.schema.argument_validation import ArgumentCheckBudgetError, CoarseProblemList, ParametersSchema
 from handrail.contract.struct import Struct, field
 from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.spec import ToolSpec

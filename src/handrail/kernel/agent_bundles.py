@@ -325,7 +325,6 @@ def _collect_generations(
 
 
 def _agents_as_tools(generation: Generation) -> Iterator[str]:
-    """Return the agents that a generation contains as tools."""
     return (i.removeprefix(AGENT_TOOL_PREFIX) for i in generation.entries if i.startswith(AGENT_TOOL_PREFIX))
 
 

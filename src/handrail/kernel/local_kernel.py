@@ -312,12 +312,7 @@ class LocalKernel(Kernel):
         return await self.sessions.fork_stored_session(id, generate_session_id())
 
     async def undo(
-        self,
-        call: str | None = None,
-        session: str | None = None,
-        *,
-        dry_run: bool = False,
-        overwrite: bool = False,
+        self, call: str | None = None, session: str | None = None, *, dry_run: bool = False, overwrite: bool = False
     ) -> UndoReport:
         if self.successor is not None:
             return await self.successor.undo(call, session, dry_run=dry_run, overwrite=overwrite)

@@ -308,12 +308,7 @@ class RemoteKernel(Kernel):
         return await self.ipc_client.request("fork", {"id": id, "forked": generate_session_id()}, repeatable=True)
 
     async def undo(
-        self,
-        call: str | None = None,
-        session: str | None = None,
-        *,
-        dry_run: bool = False,
-        overwrite: bool = False,
+        self, call: str | None = None, session: str | None = None, *, dry_run: bool = False, overwrite: bool = False
     ) -> UndoReport:
         return await request_undo(self.ipc_client, call, session, dry_run=dry_run, overwrite=overwrite)
 

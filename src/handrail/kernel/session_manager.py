@@ -218,7 +218,6 @@ def _describe_default(manifest: AgentManifest) -> str:
 
 
 def describe_session_origin(row: SessionRow) -> dict[str, Any]:
-    """Return the origin of a session, for its record."""
     if row.parent_session is not None:
         return {"parent_session": row.parent_session, "parent_call": row.parent_call}
     return {"parent": row.details["parent"]} if "parent" in row.details else {}
@@ -255,7 +254,6 @@ class SessionManager:
 
     @property
     def sessions_by_id(self) -> Mapping[str, LocalSession]:
-        """The open sessions by id."""
         return self._open
 
     @property
@@ -305,14 +303,7 @@ class SessionManager:
         lane.tasks = self.tasks.for_session(session_id)
         history = lasting.open_history(session_id, lane)
         session = LocalSession(
-            rooms.arbiter,
-            lane,
-            self._handle_closed,
-            self._handle_suspended,
-            turns,
-            family,
-            history,
-            self.undo_service,
+            rooms.arbiter, lane, self._handle_closed, self._handle_suspended, turns, family, history, self.undo_service
         )
         session.change_notifier.watch_new_generations(context.watchers)
         session.change_notifier.record_mode = partial(lasting.record_mode, session_id)

@@ -146,7 +146,6 @@ class LocalSession:
 
     @property
     def last_turn(self) -> int:
-        """The number of the last turn."""
         return self._last_turn
 
     @property
@@ -198,7 +197,6 @@ class LocalSession:
 
     @property
     def mode(self) -> Mode:
-        """The current mode."""
         return parse_mode(self._lane.rules.mode) if self.successor is None else self.successor.mode
 
     def set_mode(self, mode: str) -> None:
@@ -265,7 +263,6 @@ class LocalSession:
 
     @property
     def catalog(self) -> InteractionLoadedTools:
-        """The tools that are loaded for its model."""
         return self._catalog
 
     @property

@@ -30,18 +30,9 @@ from handrail.session.memory.transcript_index import (
 from handrail.session.memory.write_checks import RecalledTexts
 from handrail.store.database.sqlite_connection import map_to_log_unavailable
 from handrail.store.database.workspace_database import WorkspaceDatabase
-from handrail.store.memory.passage_index import (
-    MOST_CANDIDATES,
-    MOST_COMPARED,
-    QueryTerms,
-    parse_query,
-    rank_passages,
-)
+from handrail.store.memory.passage_index import MOST_CANDIDATES, MOST_COMPARED, QueryTerms, parse_query, rank_passages
 from handrail.store.tables.approval_tables import ApprovalReader
-from handrail.store.tables.session_messages import (
-    read_session_messages,
-    search_session_messages,
-)
+from handrail.store.tables.session_messages import read_session_messages, search_session_messages
 from handrail.store.tables.session_tables import SessionRow, select_session_rows
 
 _PROVIDER_TOOL_SOURCE = "it comes from a tool of the model's provider"

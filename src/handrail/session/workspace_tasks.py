@@ -145,7 +145,6 @@ class WorkspaceTasks:
         raise ToolError(text, kind="limit")
 
     def _list_blocked(self) -> dict[int, list[int]]:
-        """Return the tasks that each task blocks."""
         found: dict[int, list[int]] = {}
         for number, stored in sorted(self._tasks.items()):
             for blocker in stored.task.blocked_by:

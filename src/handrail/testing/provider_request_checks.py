@@ -65,10 +65,7 @@ class ScriptedSearchCitations:
 
     def annotations(self) -> list[dict[str, Any]]:
         return [
-            {
-                "type": "url_citation",
-                "url_citation": {"url": url, "title": url, "start_index": 0, "end_index": 1},
-            }
+            {"type": "url_citation", "url_citation": {"url": url, "title": url, "start_index": 0, "end_index": 1}}
             for url in self.urls
         ]
 
@@ -212,12 +209,7 @@ _PARTS: Mapping[str, Mapping[str, tuple[str, type]]] = {
     "developer": _TEXT,
     "tool": _TEXT,
     "assistant": {**_TEXT, "refusal": ("refusal", str), "thinking": ("thinking", list)},
-    "user": {
-        **_TEXT,
-        "image_url": ("image_url", dict),
-        "input_audio": ("input_audio", dict),
-        "file": ("file", dict),
-    },
+    "user": {**_TEXT, "image_url": ("image_url", dict), "input_audio": ("input_audio", dict), "file": ("file", dict)},
 }
 """The allowed parts of a content by the role of its message, each with its required member."""
 

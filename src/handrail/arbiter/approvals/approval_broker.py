@@ -115,7 +115,6 @@ def check_answer_offered(row: Approval, answer: ApprovalAnswer) -> None:
 
 
 def make_answer_record(row: Approval, body: dict[str, Any]) -> Record:
-    """Return the record of an answer."""
     request = row.request
     return Record("approval-responded", request.session_id, request.call_id, {"approval": row.id, **body})
 
@@ -319,7 +318,6 @@ class ApprovalBroker:
         return await self._write_decision(decided, now, [])
 
     def list_rules(self) -> list[StoredProjectRule]:
-        """Return the project rules that answers have stored."""
         return self._table.reader.list_rules()
 
     async def revoke_rule(self, rule_id: str) -> StoredProjectRule:

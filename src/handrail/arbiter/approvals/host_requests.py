@@ -171,8 +171,7 @@ class HostAccessRequests:
         await self._broker.store_request_with_records(row, [record], whole=False)
         call.lane.host_requests[name] = row.id
         call.emit(
-            "approval-requested",
-            {"reason": reason, "suggested_rule": request.suggested_rule, "approval_id": row.id},
+            "approval-requested", {"reason": reason, "suggested_rule": request.suggested_rule, "approval_id": row.id}
         )
         return row
 

@@ -158,7 +158,6 @@ class _RunFileSearch:
             self._folders = list(dict.fromkeys((*self._folders, *inner)))
 
     def _add_file(self, folder: str, word: str) -> str | None:
-        """Add the file that a word names, or return the folder that it names."""
         if len(word) > MAX_PATH_BYTES:
             return None
         self._count_lookups(1 + len(folder) // 32)  # the system takes longer for a path of many names

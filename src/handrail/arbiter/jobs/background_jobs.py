@@ -85,7 +85,6 @@ def make_interrupted_job_result(row: JobRow, *, begun: bool) -> Result:
 
 
 def derive_job_end_state(result: Result) -> JobState:
-    """Return the end state of a job with this result."""
     if result.ok:
         return "done"
     return (
@@ -103,7 +102,6 @@ def make_job_notification_id(job_id: str) -> str:
 
 
 def make_job_end_notification(row: JobRow, model: Result, now_ns: int) -> Notification:
-    """Return the notification of a job's end."""
     text = format_result_for_output(model).strip()
     if len(text) > MAX_NOTIFICATION_TEXT:
         text = f"{text[:MAX_NOTIFICATION_TEXT]}\n[… truncated; use read_job for the rest]"
@@ -131,7 +129,6 @@ def format_result_for_output(result: Result) -> str:
 
 
 def format_arguments_on_one_line(shown: object, spec: ToolSpec) -> str:
-    """Return the arguments of a call in one line."""
     if not isinstance(shown, dict):
         return ""
     arguments = cast("dict[str, Any]", shown)
@@ -320,7 +317,6 @@ class BackgroundJobManager:
         return live
 
     def make_job_output_file(self, row: JobRow, *, ring: bool = False) -> JobOutputFile:
-        """Return the output file of a job."""
         return JobOutputFile(Path(row.output), self.outputs, ring=ring)
 
     def _skipped_locks(self, call: Call, spec: ToolSpec) -> tuple[str, ...]:
@@ -333,7 +329,6 @@ class BackgroundJobManager:
         return tuple(format_locks(tuple(want for want in direct if want not in call.required_locks)))
 
     def _start_answer(self, live: LiveJob) -> Result:
-        """Return the answer for the proposer of a job."""
         call, job = live.call, live.row.job
         assert call.entry is not None
         state = "running" if not call.required_locks else job.state
@@ -349,7 +344,6 @@ class BackgroundJobManager:
 
     @staticmethod
     def make_job_metadata(live: LiveJob) -> dict[str, Any]:
-        """Return the metadata of all results of a job."""
         unlocked = {"skipped_locks": list(live.skipped_locks)} if live.skipped_locks else {}
         return {"job_id": live.row.id, **unlocked}
 

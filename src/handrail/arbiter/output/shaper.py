@@ -210,7 +210,6 @@ def _other_members(data: dict[str, Any], key: str) -> tuple[dict[str, Any], int]
 
 
 def _entry_line(entry: Any) -> str:
-    """Return an entry as one line."""
     text: str | None = entry if isinstance(entry, str) else None
     if isinstance(entry, dict):
         match = cast("dict[str, Any]", entry)

@@ -128,7 +128,6 @@ ReportCallback = Callable[[str], None]
 
 
 def hash_text(text: str) -> bytes:
-    """Return the key of a text."""
     return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=KEY_BYTES).digest()
 
 
@@ -213,7 +212,6 @@ class SearchCache:
         return LexicalIndex({name: place for place, name in enumerate(names)}, starts, numbers, weights, lengths)
 
     def store_word_index(self, documents: Sequence[str], found: LexicalIndex) -> None:
-        """Store the word index of these documents."""
         names = json.dumps(list(found.terms), ensure_ascii=False).encode("utf-8", "surrogatepass")
         blocks = [names, *(each.tobytes() for each in (found.starts, found.documents, found.weights, found.lengths))]
         head = self._words_head(documents)

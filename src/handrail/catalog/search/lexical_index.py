@@ -192,7 +192,6 @@ class TermVector(Struct, frozen=True):
 
 
 def make_term_vector(found: SearchableToolFields) -> TermVector:
-    """Return the terms of one tool."""
     weights: dict[str, float] = {}
     length = 0.0
     for name, weight in WEIGHTS.items():

@@ -138,7 +138,6 @@ def rank_documents(
 
 
 def _weigh_request_parts(parts: Sequence[RequestTextScores]) -> list[float]:
-    """Return the weight of each part."""
     near = [row.nearest_document_similarity for row in parts]
     most = max(near)
     return [(each / most) ** _WEIGHED if most > 0 else 1.0 for each in near]
@@ -472,12 +471,7 @@ class ToolIndex:
         return self._encoder is not None and self._encoder.wait_for_event_or_failure(self._ready, timeout_s)
 
     def search(
-        self,
-        query: str,
-        limit: int = 5,
-        *,
-        among: Callable[[str], bool] | None = None,
-        patience_s: float = PATIENCE_S,
+        self, query: str, limit: int = 5, *, among: Callable[[str], bool] | None = None, patience_s: float = PATIENCE_S
     ) -> ToolIndexSearchResult:
         """Return the tools that serve ``query``, best first, at most ``limit``.
 
@@ -523,7 +517,6 @@ class ToolIndex:
 
     @cached_property
     def _names(self) -> Mapping[str, int]:
-        """The document of each name."""
         documents = enumerate(self._documents)
         return {name.casefold(): number for number, each in documents for name in (*each.aliases, each.id)}
 

@@ -369,7 +369,6 @@ class LabelledToolRequests:
 
     @cached_property
     def _request_directions(self) -> Any:
-        """The direction of the requests of each tool."""
         out = numpy.zeros_like(self.tools)
         numpy.add.at(out, self.whose, self.requests)
         return _unit(out)
@@ -392,7 +391,6 @@ class RequestVectorAdapter(Struct, frozen=True):
 
     @classmethod
     def load(cls, path: Path) -> RequestVectorAdapter:
-        """Return the adapter stored at ``path``."""
         with path.open("rb") as file:
             held: Any = numpy.load(file, allow_pickle=False)
             groups = len([name for name in held.files if name.startswith("whose")])

@@ -68,7 +68,6 @@ def find_possible_integer_arguments(parameters: Mapping[str, Any]) -> tuple[tupl
 
 
 def _types_allowed_by(schema: Mapping[str, Any]) -> set[str]:
-    """Return the types that a schema or one of its alternatives allows."""
     return {
         kind
         for one in (schema, *list_schema_branches(schema))
@@ -771,7 +770,6 @@ def _schema_as_json(schema: Mapping[str, Any]) -> bytes:
 
 
 def _nesting_upper_bound(text: bytes) -> int:
-    """Return an upper bound of the nesting in ``text``."""
     return text.count(b"{") + text.count(b"[")
 
 

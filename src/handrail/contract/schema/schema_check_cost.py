@@ -105,12 +105,10 @@ class _SchemaRules(Struct, eq=False):
 
     @property
     def same_value_schemas(self) -> Iterable[_SchemaRules]:
-        """The schemas that apply to the same value."""
         return (*self.beside, *self.alternatives)
 
     @property
     def reachable_schemas(self) -> Iterable[_SchemaRules]:
-        """All schemas that it leads to."""
         return (*self.beside, *self.alternatives, *self.within)
 
     def sum_cost_with_parts(self, parts: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
@@ -189,7 +187,6 @@ class LevelCostBounds(Struct, frozen=True):
     branches: tuple[float, ...]
 
     def estimate(self, measured: ValueMeasure) -> CostEstimate:
-        """Estimate the cost for a measured value."""
         check = listing = copied = 0.0
         for level, (values, characters, longest) in enumerate(measured[: len(self.rules)]):
             steps = self.looking[level] * min(longest + _FIRST_STEPS, BACKTRACKS)
@@ -237,7 +234,6 @@ class SchemaCheckCost:
         return True
 
     def estimate(self, arguments: Mapping[str, Any]) -> CostEstimate:
-        """Estimate the cost to check ``arguments``."""
         measured = self._measure_arguments(arguments)
         if measured is None:
             return _TOO_MANY_VALUES
@@ -434,7 +430,6 @@ class _SchemaGraph:
         return base
 
     def _resolve_reference(self, node: SchemaNode, reference: str) -> list[object]:
-        """Return the schemas that a reference in ``node`` leads to."""
         base = self._bases[id(node)]
         whole, fragment = urldefrag(base + reference if reference.startswith("#") else urljoin(base, reference))
         start = self._resources.get(whole)
@@ -609,7 +604,6 @@ class _SchemaGraph:
         return sum(one[0] for one in counted), sum(one[1] for one in counted), sum(one[2] for one in counted)
 
     def compute_bounds_by_level(self, root: _SchemaRules) -> LevelCostBounds:
-        """Return the bounds of ``root`` for each level of a value."""
         order = self._order if root is self.root else [*self._order, root]
         most_rules, most_text, most_looking = self._level_maxima
         at_most: _Row = (most_rules, most_text, most_looking, _UNBOUNDED, _UNBOUNDED)

@@ -464,12 +464,7 @@ class Runtime(Protocol):
         ...
 
     def report_progress(
-        self,
-        message: str = "",
-        *,
-        fraction: float | None = None,
-        done: float | None = None,
-        total: float | None = None,
+        self, message: str = "", *, fraction: float | None = None, done: float | None = None, total: float | None = None
     ) -> None:
         """Report progress to the frontend. Safe from any thread, never blocks.
 

@@ -209,7 +209,6 @@ def parse_host_pattern(pattern: str) -> HostPattern:
 
 
 def _split_port(text: str) -> tuple[str, int | Literal["any"] | None]:
-    """Split a text into host and port."""
     if not text or len(text) > 300 or not text.isascii() or not text.isprintable():
         raise ValueError(f"Invalid host: {_shown(text)}. Use ASCII without blanks.")
     head, colon, tail = text.rpartition(":")

@@ -141,7 +141,6 @@ class PatchPaths(NamedTuple):
 
     @property
     def named(self) -> list[str]:
-        """All paths."""
         return [*dict.fromkeys((*self.written, *self.read))]
 
 
@@ -329,7 +328,6 @@ class _HunkBuilder:
         return False
 
     def build(self, number: int, *, head: re.Match[str] | None, anchors: Sequence[str], is_at_end: bool) -> PatchHunk:
-        """Return the hunk."""
         return PatchHunk(
             number,
             tuple(self.lines),

@@ -61,7 +61,6 @@ class PreparsedArgumentText(str):
         return self._compact
 
     def copy_parsed_value(self) -> dict[str, Any]:
-        """Return a copy of the value."""
         value = self._value
         if not any(type(member) is dict or type(member) is list for member in value.values()):
             return value.copy()  # the usual case
@@ -162,7 +161,6 @@ def _check_number(text: str, max_values: int) -> None:
 
 
 def get_json_type_name(value: object) -> str:
-    """Return JSON's name for the type of ``value``."""
     if value is None:
         return "null"
     if isinstance(value, bool):

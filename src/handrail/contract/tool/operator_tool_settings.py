@@ -63,9 +63,7 @@ class ToolSettings(_ToolSettingsTable):
     max_entries: Annotated[
         int | None,
         Field(
-            ge=1,
-            le=MAX_ENTRIES,
-            description="Maximum entries of a list that a model reads. Default: the tool's own.",
+            ge=1, le=MAX_ENTRIES, description="Maximum entries of a list that a model reads. Default: the tool's own."
         ),
     ] = None
     answered_by: Annotated[

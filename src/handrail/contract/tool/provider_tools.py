@@ -76,9 +76,7 @@ PROVIDER_TOOLS: Mapping[str, ProviderToolInfo] = MappingProxyType(
             "Search the web and return the results with their sources.",
             {
                 "anthropic": ProviderToolSupport(
-                    "web_search_20250305",
-                    {"max_uses": _COUNT, **_SITES, "user_location": _PLACE},
-                    name="web_search",
+                    "web_search_20250305", {"max_uses": _COUNT, **_SITES, "user_location": _PLACE}, name="web_search"
                 ),
                 "openai-chat": ProviderToolSupport("web_search", _SEARCH, models="search"),
                 "openai-responses": ProviderToolSupport("web_search", {**_SEARCH, "allowed_domains": _DOMAINS}),
@@ -88,9 +86,7 @@ PROVIDER_TOOLS: Mapping[str, ProviderToolInfo] = MappingProxyType(
             "Fetch a page or document that the conversation names, and return its text.",
             {
                 "anthropic": ProviderToolSupport(
-                    "web_fetch_20250910",
-                    {"max_uses": _COUNT, "max_content_tokens": _COUNT, **_SITES},
-                    name="web_fetch",
+                    "web_fetch_20250910", {"max_uses": _COUNT, "max_content_tokens": _COUNT, **_SITES}, name="web_fetch"
                 )
             },
         ),

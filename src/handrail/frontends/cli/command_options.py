@@ -89,10 +89,7 @@ _CONFIGURATION = (
     ),
 )
 _AGENT = click.option(
-    "--agent",
-    metavar="NAME",
-    shell_complete=agents,
-    help="Agent; see handrail agents. Default: the configured one.",
+    "--agent", metavar="NAME", shell_complete=agents, help="Agent; see handrail agents. Default: the configured one."
 )
 _SESSION = (
     click.option(
@@ -241,7 +238,6 @@ class ModelOptions(Struct, frozen=True):
         return "".join(f" {option} {quote(value)}" for option, value in given.items() if value is not None)
 
     def make_run_budget(self, manifest: AgentManifest) -> Budget:
-        """Return the budget of one run of an agent."""
         from handrail.agent.run_budget import Budget
 
         bounds: dict[str, Any] = {"turns": self.max_turns, "tokens": self.max_tokens}

@@ -435,7 +435,6 @@ def _print_argument(view: TerminalRenderer, name: str, value: Any) -> None:
 
 
 def print_user_question(view: TerminalRenderer, question: UserQuestion, *, indent: str = "") -> None:
-    """Print a question with its options."""
     head = f"{escape_to_one_line(question.header)}: " if question.header else ""
     first, *further = escape_invisible_characters(question.question).split("\n")
     view.print_text((f"{head}{first}", "bold"), indent=indent)

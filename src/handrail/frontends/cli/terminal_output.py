@@ -116,7 +116,6 @@ def print_escaped_line(text: str = "") -> None:
 
 
 def print_escaped_lines(text: str) -> None:
-    """Write lines, escaped."""
     sys.stdout.write(escape_for_terminal(text) + "\n")
 
 

@@ -209,12 +209,7 @@ class ClientToolRuntime:
         return RemoteClientService(there, partial(self.notify, "detach", {}), self._context.get("client", ()))
 
     def report_progress(
-        self,
-        message: str = "",
-        *,
-        fraction: float | None = None,
-        done: float | None = None,
-        total: float | None = None,
+        self, message: str = "", *, fraction: float | None = None, done: float | None = None, total: float | None = None
     ) -> None:
         self.notify("progress", {"message": str(message), "fraction": fraction, "done": done, "total": total})
 
@@ -248,7 +243,6 @@ class ClientToolRuntime:
         )
 
     def mark_call_stopped(self, reason: StopReason) -> None:
-        """Mark the call as stopped."""
         self.cancellation.reason = self.cancellation.reason or reason
         self._send_partial(at_once=True)
 

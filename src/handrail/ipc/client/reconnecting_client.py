@@ -256,7 +256,6 @@ class ReconnectingClient:
         self.start_background_task(self._reconnect())
 
     def start_background_task(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine in the background."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

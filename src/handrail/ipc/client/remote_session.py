@@ -170,7 +170,6 @@ class RemoteSession:
             connection.notify("watch", {"session": self.id})
 
     def update_agent_generation(self, agent: str, generation: Generation) -> None:
-        """Update the tools of ``agent``."""
         if self._own_generation is not None and self._options.get("agent") == agent:
             self._own_generation = generation
 
@@ -725,10 +724,7 @@ class RemoteApprovalService:
     """
 
     def __init__(
-        self,
-        reader: Callable[[], ApprovalReader],
-        holder: HolderSender,
-        clock: Callable[[], int] = time.time_ns,
+        self, reader: Callable[[], ApprovalReader], holder: HolderSender, clock: Callable[[], int] = time.time_ns
     ) -> None:
         self._reader = reader
         self._once_proxy = make_protocol_proxy(

@@ -450,7 +450,6 @@ async def _wait_for_trigger(tool: TriggerTool, waiting: TriggerContext) -> Trigg
 
 
 async def _make_run_answer(tool_id: str, running: _RunningCall) -> Message:
-    """Return the answer for a run that has ended."""
     work = running.work
     if work.cancelled():
         if running.stopped:

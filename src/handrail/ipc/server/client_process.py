@@ -343,7 +343,6 @@ class ClientProcess:
 
     @property
     def connection(self) -> IpcConnection:
-        """The connection to the process."""
         return self._connection
 
     @property

@@ -187,7 +187,6 @@ class ClientProcessTools:
         return await self._send_tool_request(tool, "questions", body, Sequence[UserQuestion], settle=True)
 
     async def would_trigger_never_fire(self, tool: ClientTool, arguments: Mapping[str, Any]) -> bool:
-        """Return whether a trigger with times would never fire."""
         body = {"arguments": dict(arguments), "now_ns": time.time_ns()}
         return await self._send_tool_request(tool, "due", body, int | None) is None
 
@@ -553,7 +552,6 @@ _TOOL_CLASSES: Mapping[tuple[bool, bool], Callable[[ClientToolDescription, str, 
 
 
 def _make_client_tool(description: ClientToolDescription, process: str, home: ClientProcessTools) -> ClientTool:
-    """Return the tool for a description from a client process."""
     if description.trigger:
         return ClientTriggerTool(description, process, home)
     steps = description.spec.mode == "stateful" and description.state_arguments is None

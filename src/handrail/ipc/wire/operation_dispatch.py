@@ -114,7 +114,6 @@ class RequestDispatcher:
             self._running[number] = (self._loop.create_task(self._run_handler(number, op.handler, body)), op)
 
     def handle_notification(self, name: str, body: Any) -> None:
-        """Handle a notification."""
         call = self.operations.notifications.get(name)
         if call is None:
             logger.info("ignored a notification of an unknown kind: %.80r", name)

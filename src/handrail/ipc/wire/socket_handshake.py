@@ -349,7 +349,6 @@ class LeaseHolderNotResponding(StartError):
 
 @cache
 def get_handrail_version() -> str:
-    """Return the installed version of Handrail."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

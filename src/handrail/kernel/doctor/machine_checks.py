@@ -84,7 +84,6 @@ def check_sandbox(tier: SandboxTier, workspace: str) -> Iterator[DoctorCheck]:
 
 
 def check_disabled_protections(found: MergedConfiguration) -> Iterator[DoctorCheck]:
-    """Check which protections the operator has disabled."""
     settings = found.settings.sandbox
     remedy = "remove it from [sandbox] in handrail.toml to confine it"
     if settings.unconfined:

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
 
 def check_mcp_servers(servers: Iterable[McpServerStatus]) -> Iterator[DoctorCheck]:
-    """Check each upstream MCP server."""
     for server in servers:
         known = "not connected yet" if server.tools is None else f"{server.tools} tools"
         spoken = f", {server.protocol}" if server.protocol else ""

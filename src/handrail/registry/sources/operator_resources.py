@@ -61,7 +61,6 @@ class UriTemplateShape(Struct, frozen=True):
     rest: tuple[tuple[str, str], ...]
 
     def can_produce_uri(self, uri: str) -> bool:
-        """Return whether the template can produce ``uri``."""
         if not self.rest:
             return uri == self.first
         if not uri.startswith(self.first) or not uri.endswith(self.rest[-1][1]):
@@ -167,7 +166,6 @@ def _find_allowed_positions(uri: str, stops: str) -> int:
 
 @lru_cache(maxsize=256)
 def _find_text_positions(uri: str, text: str) -> int:
-    """Return the positions of ``text`` in a URI, as bits."""
     found, at = 0, uri.find(text)
     while at >= 0:
         found |= 1 << at
@@ -519,7 +517,6 @@ def _fault_in_content(content: str | Mapping[str, Any]) -> str | None:
 
 
 def _find_placeholders(value: Any) -> set[str]:
-    """Return the placeholders in all strings of a value."""
     if isinstance(value, str):
         return set(_PLACEHOLDER.findall(value))
     inner: Any = ()

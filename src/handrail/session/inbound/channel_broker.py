@@ -344,7 +344,6 @@ class ChannelBroker:
 
     @asynccontextmanager
     async def _lock(self, key: ChannelKey) -> AsyncGenerator[None]:
-        """Lock a channel."""
         turns = self._locks.setdefault(key, _ChannelLock())
         turns.users += 1
         try:
@@ -399,7 +398,6 @@ class SessionChannels:
         return await self._broker.receive(self.resolve_key(channel), self._session_id, timeout_ms, sender, self._call)
 
     def for_call(self, call_id: str) -> SessionChannels:
-        """Return the channels for one call."""
         return SessionChannels(self._broker, self._session_id, self._top, self._agent, call_id)
 
     def resolve_key(self, channel: str) -> ChannelKey:
@@ -433,7 +431,6 @@ class WorkspaceNotifications:
         self._sessions: dict[str, SessionNotifications] = {}
 
     def attach_session(self, session_id: str) -> SessionNotifications:
-        """Return the notifications of a session."""
         found = self._sessions.get(session_id)
         if found is None:
             found = self._sessions[session_id] = SessionNotifications(self, session_id)
@@ -519,7 +516,6 @@ class SessionNotifications:
         self._wake_waiting()
 
     def record_posted_notification(self, source: str) -> None:
-        """Record that a notification of ``source`` was posted."""
         self.stop_expecting(source)
 
     def _has_pending(self) -> bool:

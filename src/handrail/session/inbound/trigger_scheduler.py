@@ -686,7 +686,6 @@ class WorkspaceInboundServices:
         await self.triggers.remove_session(session_id)  # those that a cancelled call was adding meanwhile
 
     async def remove_triggers_and_channels(self, session_id: str) -> None:
-        """Remove the triggers and channels of a session that is closed."""
         await self.triggers.remove_session(session_id)
         await self.channels.remove_session(session_id)
 

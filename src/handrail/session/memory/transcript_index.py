@@ -17,13 +17,7 @@ from typing import Any, NamedTuple, cast
 from handrail.contract.services.history_and_skill_services import PassageKind, TranscriptPassage
 from handrail.contract.struct import Struct
 from handrail.record.log_reader import LogReader
-from handrail.store.memory.passage_index import (
-    CREATE_INDEX,
-    QueryTerms,
-    RankedPassage,
-    count_passages,
-    find_passages,
-)
+from handrail.store.memory.passage_index import CREATE_INDEX, QueryTerms, RankedPassage, count_passages, find_passages
 from handrail.store.tables.session_messages import StoredSessionMessage, read_latest_session_messages
 
 MOST_MESSAGES = 20_000
@@ -126,7 +120,6 @@ class TranscriptIndex:
                 self._store(sorted((*message_passages, *calls.passages), key=lambda one: one.at_ns))
 
     def _read_calls(self, reader: LogReader, said: set[str]) -> LogPassages:
-        """Return the calls that are in no message."""
         since, again = self._last_record, self._unanswered
         newest = reader.head().sequence
 

@@ -11,11 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from handrail.config.secret_detection import (
-    find_secrets_in_text_urls,
-    is_ordinary_value,
-    is_secret_value,
-)
+from handrail.config.secret_detection import find_secrets_in_text_urls, is_ordinary_value, is_secret_value
 from handrail.contract.agent_manifest import MANIFEST_KEYS
 from handrail.contract.errors import ToolError
 from handrail.contract.services.memory_service import MemoryWriteRequest

@@ -240,7 +240,6 @@ class QueuedWrite:
 
     @property
     def is_durable(self) -> bool:
-        """Whether it is known to be durable."""
         return self._written.done() and self._written.exception() is None
 
     def request_flush(self) -> asyncio.Future[None]:
@@ -712,7 +711,6 @@ class GroupWriter(Generic[T]):
 
 
 def _waiting_callers(batch: Sequence[_Entry[Any]]) -> list[CallerFuture]:
-    """Return the futures of a batch."""
     return [waiter for _, waiter in batch if isinstance(waiter, asyncio.Future)]
 
 

@@ -139,7 +139,6 @@ class Journal:
             os.close(self._descriptor)
 
     def close_and_delete(self) -> None:
-        """Close and delete the file."""
         self.close()
         with suppress(OSError):
             self.path.unlink()

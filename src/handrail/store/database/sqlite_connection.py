@@ -42,7 +42,6 @@ Engine = Callable[..., sqlite3.Connection]
 
 
 def find_engine_entry_points() -> Iterable[metadata.EntryPoint]:
-    """Return the entry points of engines in this environment."""
     return list_trusted_entry_points(ENTRY_POINT_GROUP)
 
 

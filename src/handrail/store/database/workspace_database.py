@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple, Protocol, cast
@@ -18,6 +18,7 @@ from handrail.store.database.sqlite_connection import (
     BUILT_IN_ENGINE,
     explain_database_error,
     make_database_start_error,
+    map_to_log_unavailable,
     open_reader,
     open_writer,
     read_engine_name,
@@ -240,6 +241,55 @@ class WorkspaceDatabase:
         if reading is not None:  # first: the last connection moves the write-ahead log into the database
             reading.close()
         self.writer.close()
+
+
+class _StatementTable:
+    """The table of works that are statements already. It keeps no state in memory."""
+
+    def load(self, connection: sqlite3.Connection) -> None:
+        """Do nothing."""
+
+    def build_statements(self, batch: Sequence[Sequence[Statement]]) -> Iterable[Statement]:
+        return chain.from_iterable(batch)
+
+
+_STATEMENT_TABLE = _StatementTable()
+
+
+def make_statement_work(*statements: Statement) -> TableWork:
+    """Return the work that executes these statements."""
+    return _STATEMENT_TABLE, statements
+
+
+class WorkspaceTable:
+    """One subject in the workspace's database: it reads rows, and its works are statements."""
+
+    def __init__(self, database: WorkspaceDatabase) -> None:
+        self._database = database
+
+    async def commit(self, *works: TableWork) -> None:
+        """Write the works in one transaction.
+
+        :raises LogUnavailable: if they could not be written, or a row was not in the required state
+        """
+        await self._database.write_works_atomically(works)
+
+    def write_soon(self, work: TableWork) -> None:
+        """Write a work soon, without waiting."""
+        self._database.write_soon(*work)
+
+    async def _write(self, *statements: Statement) -> None:
+        await self._database.write_durably(_STATEMENT_TABLE, statements)
+
+    def _read_rows(
+        self, sql: str, values: Sequence[SqlValue] = (), parse: Callable[[tuple[Any, ...]], Any] = tuple
+    ) -> list[Any]:
+        """Return the rows of a query.
+
+        :raises LogUnavailable: if the database cannot be read, or a row is damaged
+        """
+        with map_to_log_unavailable(self._database.path):
+            return [parse(row) for row in self._database.shared_read_connection.execute(sql, values)]
 
 
 class _DatabaseSink:
@@ -588,18 +638,24 @@ class _DatabaseSink:
 
 
 def _split_works(batch: Sequence[TableWork]) -> list[TableWork]:
-    """Return the works of a batch, with combined ones split."""
     return [work for item in batch for work in (item[1] if item[0] is _TOGETHER else (item,))]
 
 
 def _build_statements(batch: Sequence[TableWork], chained: ChainedTable | None) -> Iterator[Statement]:
-    """Yield the statements of each table together, in order."""
-    by_table: dict[DatabaseTable, list[Any]] = {}
+    """Yield the statements in order, but those of the chained table together."""
+    runs: list[tuple[DatabaseTable, list[Any]]] = []
+    of_chain: list[Any] = []
     work: Any
     for work in batch:
         table, payload = (cast("ChainedTable", chained), work) if type(work[0]) is int else work
-        by_table.setdefault(table, []).append(payload)
-    for table, payloads in by_table.items():
+        if table is chained and of_chain:
+            of_chain.append(payload)
+        elif runs and runs[-1][0] is table:
+            runs[-1][1].append(payload)
+        else:
+            runs.append((table, [payload]))
+            of_chain = runs[-1][1] if table is chained else of_chain
+    for table, payloads in runs:
         yield from table.build_statements(payloads)
 
 

@@ -264,7 +264,6 @@ class KnowledgeStore:
             raise
 
     def close(self) -> None:
-        """Close the file."""
         with self._lock:
             if self._connection is not None:
                 self._connection.close()

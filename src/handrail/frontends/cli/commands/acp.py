@@ -39,12 +39,7 @@ if TYPE_CHECKING:
 @add_model_options(" for each prompt")
 @add_call_options
 @click.pass_context
-def command(
-    context: click.Context,
-    setting: CommandOptions,
-    offered: tuple[str, ...],
-    asked: ModelOptions,
-) -> int:
+def command(context: click.Context, setting: CommandOptions, offered: tuple[str, ...], asked: ModelOptions) -> int:
     """Serve an editor over the Agent Client Protocol.
 
     Each session works in the folder that the editor names. With --workspace, only that folder is allowed. Calls that no rule

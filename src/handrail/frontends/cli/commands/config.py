@@ -88,7 +88,6 @@ def load_and_validate_configuration(setting: CommandOptions) -> MergedConfigurat
 
 
 def to_one_line_json(value: object) -> str:
-    """Return a value as JSON on one line."""
     return format_terminal_json(value)
 
 

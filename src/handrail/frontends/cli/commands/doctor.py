@@ -11,12 +11,7 @@ from handrail.frontends.cli.command_group import CANNOT_START, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
 from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.shell_completion import agents
-from handrail.frontends.cli.terminal_output import (
-    MAX_NAME,
-    escape_to_one_line,
-    print_escaped_line,
-    print_json,
-)
+from handrail.frontends.cli.terminal_output import MAX_NAME, escape_to_one_line, print_escaped_line, print_json
 
 if TYPE_CHECKING:
     from handrail.kernel.doctor import DoctorCheck

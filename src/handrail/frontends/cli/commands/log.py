@@ -256,7 +256,6 @@ def _print_call(view: TerminalRenderer, row: LoggedCallSummary) -> None:
 
 
 def _print_other(view: TerminalRenderer, row: LoggedRecord) -> None:
-    """Print a record that is not a call."""
     body = row.body or {}
     name, about = row.kind, "redacted"
     if row.kind == "instructions-read":
@@ -289,13 +288,7 @@ def _make_reading_hint(file: dict[str, Any]) -> str:
 def _call_data(row: LoggedCallSummary | LoggedRecord) -> dict[str, Any]:
     if isinstance(row, LoggedCallSummary):
         return asdict(row)
-    about = {
-        "call_id": "",
-        "session_id": row.session_id,
-        "state": row.kind,
-        "at_ns": row.at_ns,
-        "first": row.sequence,
-    }
+    about = {"call_id": "", "session_id": row.session_id, "state": row.kind, "at_ns": row.at_ns, "first": row.sequence}
     return {**(row.body or {}), **about}
 
 

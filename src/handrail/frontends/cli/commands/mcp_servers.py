@@ -11,12 +11,7 @@ from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
 from handrail.frontends.cli.commands.config import load_and_validate_configuration
 from handrail.frontends.cli.renderer import TerminalRenderer
-from handrail.frontends.cli.terminal_output import (
-    ask_yes_or_no,
-    print_escaped_line,
-    print_json,
-    print_stderr_note,
-)
+from handrail.frontends.cli.terminal_output import ask_yes_or_no, print_escaped_line, print_json, print_stderr_note
 
 if TYPE_CHECKING:
     from handrail.upstream.server_definition import ServerDefinition

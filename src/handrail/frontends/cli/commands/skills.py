@@ -12,10 +12,7 @@ from handrail.frontends.cli.command_group import OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
 from handrail.frontends.cli.commands.config import load_and_validate_configuration
 from handrail.frontends.cli.renderer import TerminalRenderer
-from handrail.frontends.cli.terminal_output import (
-    print_json,
-    print_terminal_safe_text,
-)
+from handrail.frontends.cli.terminal_output import print_json, print_terminal_safe_text
 
 if TYPE_CHECKING:
     from handrail.contract.services.history_and_skill_services import SkillInfo

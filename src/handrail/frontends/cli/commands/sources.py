@@ -41,12 +41,7 @@ _NOTHING = "No tool of {} requires approval."
 )
 @click.argument("source", required=False)
 @click.argument("tools", nargs=-1, metavar="[TOOL]...")
-@click.option(
-    "--hash",
-    "known",
-    metavar="HASH",
-    help="approve: hash that review printed, to approve without asking.",
-)
+@click.option("--hash", "known", metavar="HASH", help="approve: hash that review printed, to approve without asking.")
 @click.option("--all", "whole", is_flag=True, help="review, approve: show every new definition in full.")
 @add_configuration_options
 def command(

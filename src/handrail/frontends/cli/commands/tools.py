@@ -91,7 +91,6 @@ def _show_others(printed: TerminalRenderer, others: Sequence[ToolStatus]) -> Non
 
 
 def _statuses(entries: Iterable[ToolEntry], told: Sequence[ToolStatus]) -> dict[str, ToolStatus]:
-    """Return the status of each tool by its ID."""
     statuses = {entry.id: _status(entry) for entry in entries}
     return statuses | {one.tool: one for one in reversed(told) if one.tool in statuses}  # of two, the tool's own
 
@@ -180,7 +179,6 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def print_token_costs(costs: CatalogTokenCosts) -> None:
-    """Print the token costs as tables."""
     rate = f" ({_percent(costs.active_tokens, costs.total_tokens)})" if costs.total_tokens else ""
     print_escaped_line(
         f"about {costs.active_tokens:,} tokens loaded at the start of a turn, of {costs.total_tokens:,} with every tool loaded{rate}"

@@ -41,10 +41,7 @@ if TYPE_CHECKING:
 @click.command("trust")
 @click.argument("action", required=False, type=click.Choice(["list"]), metavar="[list]")
 @click.option(
-    "--hash",
-    "known",
-    metavar="SHA256",
-    help="Hash that this command printed, to trust the file without asking.",
+    "--hash", "known", metavar="SHA256", help="Hash that this command printed, to trust the file without asking."
 )
 @click.option("--revoke", is_flag=True, help="Revoke the trust in the workspace's file.")
 @add_configuration_options
