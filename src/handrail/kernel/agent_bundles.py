@@ -315,17 +315,13 @@ def _collect_generations(
         if generation is None:
             continue
         found[name] = generation
-        wanted += _agents_as_tools(generation)
+        wanted += (i.removeprefix(AGENT_TOOL_PREFIX) for i in generation.entries if i.startswith(AGENT_TOOL_PREFIX))
         if TASK_TOOL in generation.entries:
             wanted += [i for i, one in everybody.items() if one.manifest.accepts_delegation_from(loaded.manifest)]
         wanted = [i for i in wanted if i != DEFAULT_AGENT or _manifest_path(config, i).exists()]
     if faults:
         raise LoadError(list(dict.fromkeys(faults)))
     return found
-
-
-def _agents_as_tools(generation: Generation) -> Iterator[str]:
-    return (i.removeprefix(AGENT_TOOL_PREFIX) for i in generation.entries if i.startswith(AGENT_TOOL_PREFIX))
 
 
 def _executable_entries(generation: Generation) -> Iterator[ToolEntry]:

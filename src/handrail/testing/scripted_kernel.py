@@ -160,7 +160,7 @@ class ScriptedResolver:
     def __init__(self, table: Mapping[str, Sequence[str] | Sequence[Sequence[str]]]) -> None:
         self._answers = {
             name: [list(answer) for answer in answers]
-            if not _is_single_answer(answers)
+            if not all(isinstance(answer, str) for answer in answers)
             else [[str(a) for a in answers]]
             for name, answers in table.items()
         }
@@ -177,10 +177,6 @@ class ScriptedResolver:
         if answers is None:
             raise OSError(f"The name {name!r} is not in the table of this resolver.")
         return answers.pop(0) if len(answers) > 1 else answers[0]
-
-
-def _is_single_answer(answers: Sequence[str] | Sequence[Sequence[str]]) -> bool:
-    return all(isinstance(answer, str) for answer in answers)
 
 
 @dataclass(slots=True)

@@ -57,7 +57,7 @@ class SecretRedactor:
             if fault := explain_unredactable(value):
                 raise ValueError(f"Secret `{name}` {fault}.")
             every[name] = every.get(name, frozenset()) | {value}
-        labelled = {_make_label(name): sorted(values) for name, values in every.items()}
+        labelled = {f"[secret:{name}]": sorted(values) for name, values in every.items()}
         forms = SecretEncodingMatcher(labelled)
         for label in labelled:
             for found in forms.find_secret_occurrences(label):
@@ -209,10 +209,6 @@ class StreamRedactor:
         shown, self._covered = self._redactor._redact_occurrences_before(forms, text, upto, self._covered)  # pyright: ignore[reportPrivateUsage]
         self._pending = text[upto:]
         return shown
-
-
-def _make_label(name: str) -> str:
-    return f"[secret:{name}]"
 
 
 class RedactingSessionValueStore(Struct, frozen=True):

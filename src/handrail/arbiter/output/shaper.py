@@ -461,7 +461,7 @@ class OutputShaper:
             more["truncated"] = True
         found = truncate_output(model.data, orjson.dumps(model.data), call.spec, str)
         if found is not None and "output_path" not in more and result.data is not None:
-            whole = result.data if isinstance(result.data, str) else _format_data(result.data)
+            whole = result.data if isinstance(result.data, str) else encode_indented_json(result.data).decode()
             entries = {key: value for key, value in found.counts.items() if key not in ("omitted_bytes", "omitted_at")}
             more |= {"truncated": True, **entries, "output_bytes": len(whole.encode())}
             self._write_sidecar(call, whole, more)
@@ -674,10 +674,6 @@ class _ShapingContext:
     def require_worker_thread(self) -> None:
         if self.inline:
             raise _ThreadRequired
-
-
-def _format_data(data: object) -> str:
-    return encode_indented_json(data).decode()
 
 
 def _error_reason(error: Exception) -> str:

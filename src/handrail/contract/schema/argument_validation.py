@@ -57,7 +57,12 @@ def find_possible_integer_arguments(parameters: Mapping[str, Any]) -> tuple[tupl
     within: list[str] = []
     for name, property_schema in extract_property_schemas(parameters).items():
         refers = _mentions_type(property_schema, b'ef":')  # $ref, $dynamicRef: to what is looked up nowhere here
-        kinds = _types_allowed_by(property_schema)
+        kinds = {
+            kind
+            for one in (property_schema, *list_schema_branches(property_schema))
+            for kind in (one.get("type"), *get_list_items_or_empty(one.get("type")))
+            if isinstance(kind, str)
+        }
         if refers or ("integer" in kinds and "number" not in kinds):
             integers.append(name)
         if refers or any(_mentions_type(one, b'"integer"') for one in _inner_schemas(property_schema)):
@@ -65,15 +70,6 @@ def find_possible_integer_arguments(parameters: Mapping[str, Any]) -> tuple[tupl
     beside = {key: value for key, value in parameters.items() if key not in ("properties", "$defs", "definitions")}
     anywhere = _mentions_type(beside, b'"integer"') or _mentions_type(beside, b'ef":')
     return tuple(integers), None if anywhere else tuple(within)
-
-
-def _types_allowed_by(schema: Mapping[str, Any]) -> set[str]:
-    return {
-        kind
-        for one in (schema, *list_schema_branches(schema))
-        for kind in (one.get("type"), *get_list_items_or_empty(one.get("type")))
-        if isinstance(kind, str)
-    }
 
 
 def _mentions_type(schema: object, what: bytes) -> bool:

@@ -360,7 +360,7 @@ class _DatabaseSink:
                 else SinkUnavailable(f"The database {self._path} is closed. Open the kernel again.")
             )
         if any(work[0] is _TOGETHER for work in batch):
-            batch = _split_works(batch)
+            batch = [work for item in batch for work in (item[1] if item[0] is _TOGETHER else (item,))]
         if (fault := self._explain_lost_visibility()) is not None:
             raise SinkUnavailable(fault)  # nothing was written yet; it is written when the files are back
         try:
@@ -635,10 +635,6 @@ class _DatabaseSink:
                 connection.close()
             except sqlite3.Error:
                 pass
-
-
-def _split_works(batch: Sequence[TableWork]) -> list[TableWork]:
-    return [work for item in batch for work in (item[1] if item[0] is _TOGETHER else (item,))]
 
 
 def _build_statements(batch: Sequence[TableWork], chained: ChainedTable | None) -> Iterator[Statement]:

@@ -289,7 +289,7 @@ class KnowledgeStore:
             (count,) = connection.execute("SELECT count(*) FROM entry WHERE session = ?", (new.session,)).fetchone()
             if count >= limit:
                 raise SessionWriteLimitError
-            entry = _with_id(new)
+            entry = replace(new, id=f"mem_{secrets.token_hex(6)}", superseded_by=None)
             _insert(connection, entry)
             if replaced is not None and (entry.is_confirmed or not replaced.is_confirmed):
                 _move_to_history(connection, [replaced.id], entry.id, None)
@@ -603,10 +603,6 @@ def _read_version(connection: sqlite3.Connection) -> tuple[int, int]:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     return application, version
-
-
-def _with_id(new: KnowledgeEntry) -> KnowledgeEntry:
-    return replace(new, id=f"mem_{secrets.token_hex(6)}", superseded_by=None)
 
 
 def parse_entry(data: Mapping[str, Any], workspace: str) -> KnowledgeEntry:
