@@ -125,6 +125,7 @@ class CommitLog:
     :param clock: wall-clock time in nanoseconds
     :param acknowledged: the user accepts that the log ends earlier than it was written
     :raises StartError: if the end of the log is damaged, or the database is older than the records that were written
+    :raises LogUnavailable: by every method that reads or writes, if the database fails
     """
 
     def __init__(
@@ -223,8 +224,6 @@ class CommitLog:
 
         Cancelling the wait does not withdraw the records. A record that could not be committed is not written later.
         Append it again if it is still true: an outcome is, an intent is not.
-
-        :raises LogUnavailable: if the records could not be written
         """
         self._record_started_calls()
         return self._writer.commit(_make_entries(self._clock(), records))
@@ -255,10 +254,7 @@ class CommitLog:
         return self._table, _make_entries(self._clock(), records)
 
     async def flush(self) -> None:
-        """Wait until all records that were appended so far are durable.
-
-        :raises LogUnavailable: if they cannot be written
-        """
+        """Wait until all records that were appended so far are durable."""
         self._record_started_calls()
         await self._writer.flush()
 
@@ -267,42 +263,28 @@ class CommitLog:
         await self._writer.wait_for_backlog(count)
 
     async def find_outcome(self, call_id: str) -> LoggedRecord | None:
-        """Return the record that ended a call (``committed``, ``rejected`` or ``interrupted``), or None.
-
-        :raises LogUnavailable: if recent records cannot be made durable
-        """
+        """Return the record that ended a call (``committed``, ``rejected`` or ``interrupted``), or None."""
         await self.flush()
         return self._read(lambda reader: reader.find_outcome(call_id))
 
     async def find_move_to_background(self, call_id: str) -> LoggedRecord | None:
-        """Return the record of a call's move to the background, with its answer, or None.
-
-        :raises LogUnavailable: if recent records cannot be made durable
-        """
+        """Return the record of a call's move to the background, with its answer, or None."""
         await self.flush()
         return self._read(lambda reader: next(reader.records(call=call_id, kind="backgrounded", limit=1), None))
 
     async def find_proposal(self, call_id: str) -> LoggedRecord | None:
-        """Return the record of a call's proposal, or None.
-
-        :raises LogUnavailable: if recent records cannot be made durable
-        """
+        """Return the record of a call's proposal, or None."""
         await self.flush()
         return self._read(lambda reader: reader.find_proposal(call_id))
 
     def find_last_turn(self, session_id: str) -> int:
-        """Return the highest turn number of a session's durable calls; 0 if it has none.
-
-        :raises LogUnavailable: if the log cannot be read
-        """
+        """Return the highest turn number of a session's durable calls; 0 if it has none."""
         return self._read(lambda reader: reader.find_last_turn(session_id))
 
     async def record_interrupted_calls(self) -> list[InterruptedCall]:
         """Record ``interrupted`` for every call with an intent and no outcome, and return these calls.
 
         Call it at start. The calls are not run again. A call without an intent did not run, and the log shows it so.
-
-        :raises LogUnavailable: if the log cannot take the records
         """
         await self._database.replay_orphaned_journals()
         await self._writer.flush()
@@ -335,7 +317,6 @@ class CommitLog:
         were written at once with them. The record names them as runs of sequences, ``[first, last]``.
 
         :raises UsageError: if a sequence is not in the log, or belongs to the record of a redaction
-        :raises LogUnavailable: if the redaction cannot be made durable
         """
         runs = group_consecutive_numbers(sorted(set(sequences)))
         await self._writer.flush()

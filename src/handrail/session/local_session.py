@@ -93,6 +93,8 @@ class LocalSession:
     """A session in the process that runs its calls.
 
     Implements :class:`~handrail.contract.session_protocols.Session`. Use it from tasks of the kernel's event loop.
+
+    :raises LogUnavailable: by every method that reads or writes, if the database fails
     """
 
     def __init__(
@@ -324,37 +326,25 @@ class LocalSession:
         return self._lane
 
     async def recover_result(self, call_id: str) -> CallAnswer:
-        """Return the answer to an earlier call, or resume the call if it awaits approval.
-
-        :raises LogUnavailable: if the log cannot be read
-        """
+        """Return the answer to an earlier call, or resume the call if it awaits approval."""
         if (successor := self.successor) is not None:
             return await successor.recover_result(call_id)
         self._check_open()
         return (await self._earlier_calls.resume_or_read_answers((call_id,)))[0]
 
     async def recover_results(self, call_ids: Sequence[str]) -> list[CallAnswer]:
-        """Return the answers to several earlier calls, in order; see :meth:`recover_result`.
-
-        :raises LogUnavailable: if the log cannot be read
-        """
+        """Return the answers to several earlier calls, in order; see :meth:`recover_result`."""
         if (successor := self.successor) is not None:
             return await successor.recover_results(call_ids)
         self._check_open()
         return await self._earlier_calls.resume_or_read_answers(call_ids)
 
     async def list_calls_awaiting_approval(self) -> list[str]:
-        """Return the ids of the calls that :meth:`resume_suspended_calls` would resume.
-
-        :raises LogUnavailable: if the log cannot be read
-        """
+        """Return the ids of the calls that :meth:`resume_suspended_calls` would resume."""
         return [call.id for call in await self._earlier_calls.find_calls_awaiting_approval()]
 
     async def resume_suspended_calls(self) -> list[CallAnswer]:
-        """Resume all calls that await approval, as one reply, and return their answers.
-
-        :raises LogUnavailable: if the log cannot be read
-        """
+        """Resume all calls that await approval, as one reply, and return their answers."""
         if (successor := self.successor) is not None:
             return await successor.resume_suspended_calls()
         self._check_open()
@@ -474,10 +464,7 @@ class LocalSession:
         return self._lane.skills.readable_skills
 
     async def read_parent_instructions(self) -> Sequence[tuple[str, str]]:
-        """Return the project's instruction files above the workspace, the farthest first.
-
-        :raises LogUnavailable: if the log accepts no records
-        """
+        """Return the project's instruction files above the workspace, the farthest first."""
         if (successor := self.successor) is not None:
             return await successor.read_parent_instructions()
         reader = self._generation().resolve_tool_name("read")

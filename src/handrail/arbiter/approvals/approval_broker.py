@@ -214,6 +214,7 @@ class ApprovalBroker:
     """The approval requests of one workspace, for all frontends. Use it on the kernel's event loop.
 
     :param clock: wall-clock time in nanoseconds
+    :raises LogUnavailable: by every method that reads or writes, if the database fails
     """
 
     def __init__(
@@ -268,7 +269,6 @@ class ApprovalBroker:
         :param by: the frontend, for the record
         :raises ToolError: ``invalid_input`` for an invalid answer; ``denied`` for changed arguments that a rule denies (the request
             stays pending); ``conflict`` if it was answered before, has expired, or its call was stopped
-        :raises LogUnavailable: if it cannot be made durable
         """
         row = self._get_open(approval_id)
         if answer.choice == "defer":
@@ -385,7 +385,6 @@ class ApprovalBroker:
 
         :param whole: whether its arguments are exactly the proposed ones
         :raises ToolError: ``limit`` if too many requests are pending
-        :raises LogUnavailable: if it cannot be made durable
         """
         self._check_pending_limits(asked.request.session_id)
         self._asking[asked.id] = asked.request.session_id
@@ -419,7 +418,6 @@ class ApprovalBroker:
         """Return a future of the decision about a pending request. Call :meth:`remove_decision_waiter` afterwards.
 
         :param check: evaluates arguments that a user changes
-        :raises LogUnavailable: if the database cannot be read
         """
         now = self._table.reader.get(asked.id)
         waiting = _WaitingCall(asyncio.get_running_loop().create_future(), check, call)
@@ -453,7 +451,6 @@ class ApprovalBroker:
         On return both are durable; if it raises, neither is.
 
         :raises ToolError: ``conflict`` if one of them was used, has expired or was withdrawn
-        :raises LogUnavailable: if it cannot be made durable
         """
         grants, now = tuple(granted), self._clock()
         try:
@@ -515,10 +512,7 @@ class ApprovalBroker:
             await self.expire_or_withdraw_request(row, "expired", make_answer_record(row, {"choice": "expired"}))
 
     async def withdraw_interrupted_requests(self, interrupted: Iterable[InterruptedCall]) -> None:
-        """Withdraw requests of interrupted calls and of sub-agents of the former process. Call it at start.
-
-        :raises LogUnavailable: if the log cannot be read
-        """
+        """Withdraw requests of interrupted calls and of sub-agents of the former process. Call it at start."""
         for lost in interrupted:
             for row in self.list_requests_of_call(lost.session_id, lost.call_id):
                 self.withdraw(row)

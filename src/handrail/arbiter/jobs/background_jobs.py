@@ -167,6 +167,7 @@ class BackgroundJobManager:
 
     :param carry_out: takes the remaining steps of a call
     :param clock: wall-clock time in nanoseconds
+    :raises LogUnavailable: by every method that reads or writes, if the database fails
     """
 
     def __init__(
@@ -511,10 +512,7 @@ class BackgroundJobManager:
                 await self.remove_old()
 
     async def remove_old(self) -> None:
-        """Remove jobs that ended long ago or exceed the limit, with their outputs. The log keeps their records.
-
-        :raises LogUnavailable: if that cannot be made durable
-        """
+        """Remove jobs that ended long ago or exceed the limit, with their outputs. The log keeps their records."""
         gone = self.table.list_removable(self.clock(), self.limits.retention)
         if gone:
             await self.table.commit(self.table.remove(row.id for row in gone))
@@ -522,10 +520,7 @@ class BackgroundJobManager:
             await asyncio.to_thread(delete_outputs_and_notes, [row.output for row in gone])
 
     async def charge_former_outputs_to_quota(self) -> None:
-        """Count the outputs that a former process left. Call it at start.
-
-        :raises LogUnavailable: if the database cannot be read
-        """
+        """Count the outputs that a former process left. Call it at start."""
         rows = [row for row in self.table.list_jobs_by_end_time() if row.output]
         sizes = await asyncio.to_thread(lambda: [measure_disk_usage(row.output) for row in rows])
         for row, size in zip(rows, sizes, strict=True):
@@ -533,10 +528,7 @@ class BackgroundJobManager:
         self.outputs.remove_outputs_for_space()  # the limit may be lower now
 
     async def cancel_deferred_job(self, row: JobRow) -> JobRow:
-        """Cancel a job that waits for its session to be opened, and return its present row.
-
-        :raises LogUnavailable: if that cannot be made durable
-        """
+        """Cancel a job that waits for its session to be opened, and return its present row."""
         outcome = await self.log.find_outcome(row.job.call_id)
         if (live := self.running.get(row.id)) is not None:  # its session was opened meanwhile
             await self.stop(live, "user")
@@ -553,10 +545,7 @@ class BackgroundJobManager:
         return ended
 
     async def get_model_visible_result(self, row: JobRow) -> Result:
-        """Return the result of an ended job, as the model may see it.
-
-        :raises LogUnavailable: if the log cannot be read
-        """
+        """Return the result of an ended job, as the model may see it."""
         outcome = await self.log.find_outcome(row.job.call_id)
         if outcome is None or outcome.kind == "interrupted":
             begun = outcome is not None and (outcome.body or {}).get("outcome") != "not-begun"

@@ -174,6 +174,7 @@ class KnowledgeStore:
 
     :param state: the root of all state
     :param engine: the engine that creates the file; an existing file keeps its engine
+    :raises KnowledgeUnavailable: by every method that reads or writes, if the file cannot be used
     """
 
     def __init__(self, state: Path, engine: str | None = None) -> None:
@@ -191,10 +192,7 @@ class KnowledgeStore:
 
     @contextmanager
     def _transaction(self) -> Generator[sqlite3.Connection]:
-        """Yield a connection within a transaction that excludes other writers.
-
-        :raises KnowledgeUnavailable: if the file cannot be used
-        """
+        """Yield a connection within a transaction that excludes other writers."""
         with self._lock, self._map_database_errors():
             connection = self._connect()
             connection.execute("BEGIN IMMEDIATE")
@@ -280,7 +278,6 @@ class KnowledgeStore:
         :param limit: the maximum number of entries of one session
         :raises UnknownKnowledgeEntry: if ``replaces`` names no current entry
         :raises SessionWriteLimitError: if the session has stored that many
-        :raises KnowledgeUnavailable: if the file cannot be used
         """
         with self._transaction() as connection:
             replaced = self._find_current(connection, new.replaces) if new.replaces is not None else None
@@ -323,7 +320,6 @@ class KnowledgeStore:
         """Confirm a current entry, and let it replace the one that it was stored for.
 
         :raises UnknownKnowledgeEntry: if there is no such entry
-        :raises KnowledgeUnavailable: if the file cannot be used
         """
         with self._transaction() as connection:
             entry = self._find_current(connection, id)
@@ -337,8 +333,6 @@ class KnowledgeStore:
         """Fold entries with the same key into the latest one, as history.
 
         An entry that no person confirmed never folds a confirmed one.
-
-        :raises KnowledgeUnavailable: if the file cannot be used
         """
         with self._transaction() as connection:
             (last,) = connection.execute("SELECT coalesce(max(compaction), 0) FROM entry").fetchone()
@@ -362,7 +356,6 @@ class KnowledgeStore:
         """Make history current again, and return the ids: the entries of a compaction, or one entry.
 
         :param compaction: None for the latest one
-        :raises KnowledgeUnavailable: if the file cannot be used
         """
         with self._transaction() as connection:
             if id is not None:
@@ -403,7 +396,6 @@ class KnowledgeStore:
         Entries that follow the user's words stay, without the session and call that stored them.
 
         :return: the number of deleted entries
-        :raises KnowledgeUnavailable: if the file cannot be used
         """
         if not self.exists:
             return 0
@@ -435,10 +427,7 @@ class KnowledgeStore:
             )
 
     def add_missing_entries(self, entries: Iterable[KnowledgeEntry]) -> int:
-        """Add entries of a backup whose ids are not there, and return how many.
-
-        :raises KnowledgeUnavailable: if the file cannot be used
-        """
+        """Add entries of a backup whose ids are not there, and return how many."""
         added = 0
         with self._transaction() as connection:
             for entry in entries:
@@ -448,10 +437,7 @@ class KnowledgeStore:
         return added
 
     def reassign_workspace_entries(self, old: str, new: str) -> None:
-        """Record that a workspace was moved.
-
-        :raises KnowledgeUnavailable: if the file cannot be used
-        """
+        """Record that a workspace was moved."""
         if self.exists:
             with self._transaction() as connection:
                 connection.execute("UPDATE entry SET workspace = ? WHERE workspace = ?", (new, old))
@@ -480,10 +466,7 @@ class KnowledgeStore:
     # Reading
 
     def find(self, terms: QueryTerms, from_ns: int | None = None, to_ns: int | None = None) -> list[RankedPassage]:
-        """Return the best current entries by words.
-
-        :raises KnowledgeUnavailable: if the file cannot be used
-        """
+        """Return the best current entries by words."""
         wheres = [f"created_ns >= {from_ns:d}"] if from_ns is not None else []
         wheres += [f"created_ns < {to_ns:d}"] if to_ns is not None else []
         among = f"rowid IN (SELECT number FROM entry WHERE {' AND '.join(wheres)})" if wheres else ""  # noqa: S608
@@ -565,10 +548,7 @@ class KnowledgeStore:
         return {number: row[0] for number, row in rows.items() if row is not None}
 
     def store_vectors(self, vectors: Mapping[int, bytes], model: str) -> None:
-        """Store vectors of entries that still exist.
-
-        :raises KnowledgeUnavailable: if the file cannot be used
-        """
+        """Store vectors of entries that still exist."""
         with self._transaction() as connection:
             for number, row in vectors.items():
                 sql = "INSERT OR REPLACE INTO vector SELECT number, ?, ? FROM entry WHERE number = ?"

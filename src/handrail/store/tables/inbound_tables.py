@@ -303,13 +303,15 @@ MAX_TAKEN = 1_000
 
 
 class NotificationTable(WorkspaceTable):
-    """The table of notifications."""
+    """The table of notifications.
+
+    :raises LogUnavailable: by every method that reads or writes, if the database fails
+    """
 
     async def post(self, notice: Notification, *along: TableWork) -> None:
         """Store a notification unless its id exists. Durable on return.
 
         :param along: works of the same transaction
-        :raises LogUnavailable: if it cannot be made durable
         """
         body = {
             "kind": notice.kind,
@@ -324,10 +326,7 @@ class NotificationTable(WorkspaceTable):
         await self.commit(make_statement_work((sql, values)), *along)
 
     async def mark_delivered(self, session_id: str, ids: Sequence[str]) -> None:
-        """Mark notifications as delivered. Durable on return.
-
-        :raises LogUnavailable: if it cannot be made durable
-        """
+        """Mark notifications as delivered. Durable on return."""
         if ids:
             await self.commit(self.build_mark_delivered_work(session_id, ids))
 
@@ -341,8 +340,6 @@ class NotificationTable(WorkspaceTable):
         """Return the first pending notifications of a session, in order of arrival.
 
         Damaged ones are marked as delivered, since they cannot be delivered.
-
-        :raises LogUnavailable: if the database cannot be read
         """
         sql = "SELECT id, body FROM notification WHERE session = ? AND delivered = 0 ORDER BY number"
         with map_to_log_unavailable(self._database.path):
@@ -364,10 +361,7 @@ class NotificationTable(WorkspaceTable):
         return found
 
     def count_pending(self, session_id: str) -> int:
-        """Return how many notifications are pending.
-
-        :raises LogUnavailable: if the database cannot be read
-        """
+        """Return how many notifications are pending."""
         sql = "SELECT count(*) FROM notification WHERE session = ? AND delivered = 0"
         return self._read_rows(sql, (session_id,))[0][0]
 

@@ -58,23 +58,22 @@ class SessionRow(Struct, frozen=True):
 
 
 class SessionTable(WorkspaceTable):
-    """The table of sessions."""
+    """The table of sessions.
+
+    :raises LogUnavailable: by every method that reads or writes, if the database fails
+    """
 
     async def record_opened(self, row: SessionRow) -> None:
         """Record that this process has opened a session. The first time of opening stays.
 
         :param row: its ``holder`` is replaced with this process's fencing token
-        :raises LogUnavailable: if it cannot be made durable
         """
         check_session_id(row.id)
         opened = replace(row, holder=self._database.token, used_ns=max(row.used_ns, row.opened_ns))
         await self._write((_INSERT + _AGAIN, _row_values(opened)))
 
     async def record_suspended(self, session_id: str, at_ns: int) -> None:
-        """Record that a session is no longer open. All its data is kept.
-
-        :raises LogUnavailable: if it cannot be made durable
-        """
+        """Record that a session is no longer open. All its data is kept."""
         await self.commit(self._build_suspend_work(session_id, at_ns))
 
     def record_mode(self, session_id: str, mode: str, before: str) -> None:
@@ -98,7 +97,6 @@ class SessionTable(WorkspaceTable):
         """Record a suspended session with a copy of the parent's messages, tool values and read files, without its rules.
 
         :param paths: a part of the paths of the parent's files, and its replacement for the fork
-        :raises LogUnavailable: if it cannot be made durable
         """
         check_session_id(row.id)
         await self._write(
@@ -108,36 +106,24 @@ class SessionTable(WorkspaceTable):
         )
 
     async def close(self, session_id: str, at_ns: int) -> None:
-        """Close a session for good. Its messages and tool values are removed; the log is kept.
-
-        :raises LogUnavailable: if it cannot be made durable
-        """
+        """Close a session for good. Its messages and tool values are removed; the log is kept."""
         sql = f"UPDATE session SET closed_ns = ?, lease_token = NULL, used_ns = {LAST_USED} WHERE id = ?"  # noqa: S608
         tables = ("state", "message", "session_rule", "read_file", "notification", "job", "tool_session")
         removals = ((f"DELETE FROM {table} WHERE session = ?", (session_id,)) for table in tables)  # noqa: S608
         await self._write((sql, (at_ns, session_id)), *removals)
 
     def get(self, session_id: str) -> SessionRow | None:
-        """Return a session; None if it does not exist.
-
-        :raises LogUnavailable: if the database cannot be read
-        """
+        """Return a session; None if it does not exist."""
         with map_to_log_unavailable(self._database.path):
             rows = select_session_rows(self._database.shared_read_connection, "WHERE id = ?", (session_id,))
         return rows[0] if rows else None
 
     def list_open_subagent_sessions(self, session_id: str) -> list[SessionRow]:
-        """Return the sub-agents' sessions of this session that are not closed, the oldest first.
-
-        :raises LogUnavailable: if the database cannot be read
-        """
+        """Return the sub-agents' sessions of this session that are not closed, the oldest first."""
         return [row for row in self.list_subagent_sessions(session_id) if row.closed_ns is None]
 
     def list_subagent_sessions(self, session_id: str) -> list[SessionRow]:
-        """Return all sub-agents' sessions of this session, the oldest first.
-
-        :raises LogUnavailable: if the database cannot be read
-        """
+        """Return all sub-agents' sessions of this session, the oldest first."""
         with map_to_log_unavailable(self._database.path):
             where = "WHERE parent_session = ? ORDER BY opened_ns, id"
             return select_session_rows(self._database.shared_read_connection, where, (session_id,))
@@ -156,10 +142,7 @@ class SessionTable(WorkspaceTable):
         ]
 
     def list_latest(self, *, limit: int = 1000) -> list[SessionRow]:
-        """Return the latest ``limit`` sessions, the most recently opened first.
-
-        :raises LogUnavailable: if the database cannot be read
-        """
+        """Return the latest ``limit`` sessions, the most recently opened first."""
         with map_to_log_unavailable(self._database.path):
             return select_session_rows(
                 self._database.shared_read_connection, "ORDER BY opened_ns DESC LIMIT ?", (limit,)
