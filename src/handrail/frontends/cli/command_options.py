@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from handrail.agent.run_budget import Budget
     from handrail.agent.text_tool_calls import TextForm
     from handrail.contract.agent_manifest import AgentManifest
+    from handrail.store.state_folders import StateFolders
 
 
 P = ParamSpec("P")
@@ -52,6 +53,13 @@ class CommandOptions(Struct, frozen=True):
     settings: tuple[str, ...] = ()
     agent: str | None = None
     mode: str | None = None
+
+    @property
+    def folders(self) -> StateFolders:
+        """The state folders of the workspace."""
+        from handrail.store.state_folders import locate_folders
+
+        return locate_folders(self.workspace, self.state, allow_home=self.allow_home)
 
 
 _WORKSPACE = (

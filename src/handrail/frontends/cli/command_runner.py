@@ -138,10 +138,9 @@ def offer_moved_workspace_state(setting: CommandOptions) -> None:
         has_workspace_database,
         select_adoptable_state,
     )
-    from handrail.store.state_folders import locate_folders
 
     try:
-        folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+        folders = setting.folders
         if has_workspace_database(folders) or not (found := find_adoptable_states(folders)):
             return
     except HandrailError:  # opening the workspace reports it
@@ -170,9 +169,8 @@ def print_former_paths(folders: StateFolders) -> None:
 def _print_project_note(setting: CommandOptions) -> None:
     """Print a note if the stored answers were given for another folder."""
     from handrail.store.project_identity import is_recorded_project_folder
-    from handrail.store.state_folders import locate_folders
 
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     if not is_recorded_project_folder(folders):
         print_stderr_note(
             f"handrail: The stored answers of {escape_to_one_line(str(folders.workspace))} were given for another folder at this path, so those "
@@ -252,9 +250,8 @@ def open_session_and_log_readers(setting: CommandOptions) -> Generator[tuple[Sto
     from handrail.record.log_reader import LogReader
     from handrail.session.transcript_search import StoredSessionReader
     from handrail.store.lease import WorkspaceLease
-    from handrail.store.state_folders import locate_folders
 
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     with LogReader.open_database(folders.database_file) as log:
         holder = WorkspaceLease.find_holder(folders)
         yield StoredSessionReader(log.connection, None if holder is None else holder.token), log

@@ -455,9 +455,8 @@ def _open_approval_reader(setting: CommandOptions) -> Generator[tuple[ApprovalRe
     """
     from handrail.kernel.approval_client import open_approval_reader
     from handrail.store.database.sqlite_connection import DatabaseNotCreated
-    from handrail.store.state_folders import locate_folders
 
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     with ExitStack() as stack:
         try:
             reader = stack.enter_context(open_approval_reader(folders))

@@ -32,10 +32,9 @@ def command(setting: CommandOptions, name: str, target: str | None) -> int:
     from handrail.contract.errors import StartError
     from handrail.kernel.agent_bundles import build_agent_bundle
     from handrail.kernel.sandbox_selection import make_limited_sandbox
-    from handrail.store.state_folders import locate_folders
 
     config = load_and_validate_configuration(setting)
-    place = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    place = setting.folders
     folder = Path(target or f"{name}.bundle")
     try:
         made = build_agent_bundle(

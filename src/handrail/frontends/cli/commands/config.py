@@ -51,12 +51,9 @@ def warn_about_outdated_lease_holder(setting: CommandOptions) -> None:
     """Print a note if a running process still uses an earlier configuration."""
     from handrail.contract.errors import StartError
     from handrail.store.lease import find_lease_holder
-    from handrail.store.state_folders import locate_folders
 
     with suppress(StartError):  # handrail doctor reports the problem
-        if (
-            holder := find_lease_holder(locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home))
-        ) is not None:
+        if (holder := find_lease_holder(setting.folders)) is not None:
             print_stderr_note(f"{holder} holds this workspace, and still uses the settings from its start.")
 
 
@@ -70,9 +67,8 @@ def load_and_validate_configuration(setting: CommandOptions) -> MergedConfigurat
     from handrail.contract.errors import Diagnostic, LoadError
     from handrail.policy.rules.rule_sets import parse_entry
     from handrail.policy.rules.validation import find_failing_example
-    from handrail.store.state_folders import locate_folders
 
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     config = load_configuration(setting.config, folders=folders, flags=setting.settings)
     faults: list[Diagnostic] = []
     for rule in (*config.rules, *config.inactive_rules):

@@ -70,11 +70,10 @@ def _print_checks(checks: list[DoctorCheck]) -> None:
 def _check_agent(setting: CommandOptions, agent: str) -> int:
     from handrail.frontends.cli.commands.config import load_and_validate_configuration
     from handrail.kernel.doctor.workspace_checks import compute_agent_capabilities
-    from handrail.store.state_folders import locate_folders
 
     found = compute_agent_capabilities(
         load_and_validate_configuration(setting),
-        locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home),
+        setting.folders,
         agent,
     )
     if setting.json:

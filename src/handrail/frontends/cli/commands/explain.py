@@ -45,9 +45,8 @@ def _print_account(setting: CommandOptions, call_id: str) -> int:
     """Print what became of a call, from the log."""
     from handrail.record.call_timeline import read_timeline
     from handrail.record.log_reader import LogReader
-    from handrail.store.state_folders import locate_folders
 
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     account = None
     if folders.database_file.exists():
         with LogReader.open_database(folders.database_file) as reader:

@@ -24,13 +24,12 @@ def command(setting: CommandOptions, everywhere: bool) -> int:
     from handrail.config import FILE_NAME, default_config_folder
     from handrail.config.template import render_config_template
     from handrail.contract.errors import StartError
-    from handrail.store.state_folders import locate_folders
 
     if everywhere:
         path = Path(setting.config) if setting.config is not None else default_config_folder() / FILE_NAME
         kind = "configuration"
     else:
-        path = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home).workspace / FILE_NAME
+        path = setting.folders.workspace / FILE_NAME
         kind = "workspace"
     try:
         if everywhere:

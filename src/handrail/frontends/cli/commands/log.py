@@ -87,7 +87,6 @@ def command(
     referenced: --before 30, --session ID. Afterwards the log still verifies, and shows how many records were redacted.
     """
     from handrail.record.log_reader import LogReader
-    from handrail.store.state_folders import locate_folders
 
     if action != "purge" and (before is not None or dry_run or (yes and action != "acknowledge")):
         raise click.UsageError(
@@ -102,7 +101,7 @@ def command(
         return run_log_purge(setting, before, session, dry_run=dry_run, yes=yes)
     if action == "acknowledge":
         return run_log_acknowledge(setting, yes=yes)
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     if not folders.database_file.exists():
         return _report_missing_log(setting, folders, action, head)
     with LogReader.open_database(folders.database_file) as reader:
@@ -326,10 +325,9 @@ def run_log_purge(setting: CommandOptions, before: str | None, session: str | No
     from handrail.record.commit_log import read_unwritten_records
     from handrail.record.log_reader import LogReader
     from handrail.record.record_purge import plan_purge
-    from handrail.store.state_folders import locate_folders
 
     selection = _selection(before, session)
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     if not folders.database_file.exists():
         return _report_nothing(setting)
     with LogReader.open_database(folders.database_file) as reader:
@@ -525,10 +523,9 @@ def run_log_acknowledge(setting: CommandOptions, *, yes: bool) -> int:
     from handrail.record.commit_log import CommitLog
     from handrail.record.log_reader import LogReader
     from handrail.store.database.journal import read_log_head
-    from handrail.store.state_folders import locate_folders
     from handrail.store.workspace_store import WorkspaceStore
 
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     ensure_workspace_not_held(folders, "acknowledging its log")
     store = WorkspaceStore.open(
         setting.workspace, setting.state, frontend="log acknowledge", allow_home=setting.allow_home

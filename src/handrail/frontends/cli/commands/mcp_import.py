@@ -78,9 +78,8 @@ def import_command(
 
     If a server could not be imported or installed, the command exits with 1.
     """
-    from handrail.store.state_folders import locate_folders
 
-    workspace = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home).workspace
+    workspace = setting.folders.workspace
     files = [file] if file is not None else _choose_files(setting, workspace, yes=yes)
     if files is None:
         return OUTPUT
@@ -453,7 +452,6 @@ def export_command(setting: CommandOptions, client: str, is_servers: bool, names
     """
     from handrail.authoring.mcp_server_export import CLIENT_FILES, GATEWAY, export_client_configuration
     from handrail.config.mcp_settings import UpstreamServerSettings
-    from handrail.store.state_folders import locate_folders
 
     settings = load_and_validate_configuration(setting).settings
     if is_servers or names:
@@ -464,7 +462,7 @@ def export_command(setting: CommandOptions, client: str, is_servers: bool, names
             )
         servers = {name: one for name, one in servers.items() if not names or name in names}
     else:
-        workspace = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home).workspace
+        workspace = setting.folders.workspace
         command = _get_own_command()
         args = (
             *command[1:],

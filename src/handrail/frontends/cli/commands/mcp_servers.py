@@ -79,12 +79,11 @@ def list_command(setting: CommandOptions) -> int:
 def _row(setting: CommandOptions, definition: ServerDefinition) -> dict[str, object]:
     from handrail.contract.errors import UsageError
     from handrail.registry.definition_pins import StoredPins, find_unapproved_definitions
-    from handrail.store.state_folders import locate_folders
     from handrail.upstream.mcp_source import McpSource
     from handrail.upstream.requested_hosts import describe_denied_hosts
     from handrail.upstream.server_programs import find_installed_package, identify_server_package
 
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     row: dict[str, object] = {
         "name": definition.name,
         "where": definition.url_or_command,
@@ -153,10 +152,9 @@ def _add_packages(package: ServerPackage, further: tuple[str, ...]) -> ServerPac
 def install_server_package(
     setting: CommandOptions, definition: ServerDefinition, package: ServerPackage, *, scripts: bool
 ) -> InstalledServer:
-    from handrail.store.state_folders import locate_folders
     from handrail.upstream.server_programs import install_server
 
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     print_stderr_note(f"handrail mcp: installing {package} for {definition.name}")
     return install_server(definition, package, folders.state, str(folders.workspace), scripts=scripts)
 

@@ -30,10 +30,9 @@ def command(setting: CommandOptions, name: str | None) -> int:
     name, the nearest applies, and the nearest are listed first. A skill grants no permissions. It is text for the model.
     """
     from handrail.session.session_skills import find_skills
-    from handrail.store.state_folders import locate_folders
 
     config = load_and_validate_configuration(setting)
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     found = find_skills(Path(folders.workspace), config.folder)
     if name is not None and name != "list":
         return _print_skill(setting, name, found)

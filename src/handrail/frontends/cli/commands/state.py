@@ -112,9 +112,8 @@ def _require_single_workspace(values: tuple[str, ...], action: str) -> Path:
 
 
 def _locate(setting: CommandOptions) -> StateFolders:
-    from handrail.store.state_folders import locate_folders
 
-    return locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    return setting.folders
 
 
 def _adopt(setting: CommandOptions, key: str | None, *, dry_run: bool, yes: bool) -> int:
@@ -265,9 +264,8 @@ def _select_states(
 
     :raises UsageError: for an unknown key
     """
-    from handrail.store.state_folders import locate_folders
 
-    wanted = keys or (locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home).key,)
+    wanted = keys or (setting.folders.key,)
     chosen = [one for one in kept if one.key in wanted]
     unknown = set(keys) - {one.key for one in chosen}
     if unknown:

@@ -52,11 +52,10 @@ def command(setting: CommandOptions, action: str | None, known: str | None, revo
     content. Any change of the file ends the trust. Your decision applies to kernels that start from now on. list shows the
     trusted files of all workspaces.
     """
-    from handrail.store.state_folders import locate_folders
 
     if sum((known is not None, revoke, action is not None)) > 1:
         raise click.UsageError("`--hash`, `--revoke` and `list` exclude each other. Pass only one of them.")
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     if action == "list":
         return _list(setting, folders.state)
     if revoke:
