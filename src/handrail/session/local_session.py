@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from handrail.arbiter.arbiter import Arbiter
 from handrail.arbiter.call_state import Call, Lane
@@ -131,7 +132,8 @@ class LocalSession:
         self._skipped: dict[int, None] = {}
         """The turns that have a number and have not started."""
         self.id = lane.session_id
-        self._keys: dict[str, _KeyLock] = {}
+        self._keys = WeakValueDictionary[str, asyncio.Lock]()
+        """By idempotency key: the lock that lets its calls run one by one."""
         self._readers: list[EventQueue] = []
         self.is_closed = False
         self._is_suspended = False
@@ -563,19 +565,12 @@ class LocalSession:
     async def _call_with_key(self, proposed: ProposedCall, key: str) -> Result:
         if not key or len(key) > 200 or not key.isprintable() or "/" in key:
             raise UsageError(f"`key` is invalid: {key[:50]!r}. Use 1 to 200 printable characters without '/'.")
-        in_use = self._keys.setdefault(key, _KeyLock())
-        in_use.users += 1
-        try:
-            async with in_use.lock:
-                self._check_open()
-                call = self._arbiter.create_call(
-                    f"{self.id}/key:{key}", proposed, self._lane, self._generation(), replayable=True
-                )
-                return (await self._arbiter.carry_out(call)).result
-        finally:
-            in_use.users -= 1
-            if not in_use.users:
-                del self._keys[key]
+        async with self._keys.setdefault(key, asyncio.Lock()):
+            self._check_open()
+            call = self._arbiter.create_call(
+                f"{self.id}/key:{key}", proposed, self._lane, self._generation(), replayable=True
+            )
+            return (await self._arbiter.carry_out(call)).result
 
     def _check_open(self) -> None:
         if self._lane.closed_reason is not None:
@@ -597,13 +592,6 @@ async def _run_to_end(ending: Coroutine[Any, Any, None]) -> None:
     if owed is not None:
         raise owed
     task.result()
-
-
-class _KeyLock(Struct):
-    """A lock that lets the calls with one idempotency key run one by one."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    users: int = 0
 
 
 def generate_session_id() -> str:

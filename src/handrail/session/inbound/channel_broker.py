@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.contract.errors import LogUnavailable, ToolError, UsageError
@@ -22,7 +23,6 @@ from handrail.contract.services.channels_and_triggers import (
     Notification,
     check_channel_name,
 )
-from handrail.contract.struct import Struct, field
 from handrail.store.database.workspace_database import TableWork
 from handrail.store.tables.inbound_tables import (
     BroadcastReaderPosition,
@@ -90,7 +90,7 @@ class ChannelBroker:
         """The calls of this process that received messages."""
         self._work: set[asyncio.Future[Any]] = set()
         """Work that is completed even if its caller no longer waits."""
-        self._locks: dict[ChannelKey, _ChannelLock] = {}
+        self._locks = WeakValueDictionary[ChannelKey, asyncio.Lock]()
         """The locks of channels in use."""
         self._waiting: dict[ChannelKey, dict[asyncio.Event, str | None]] = {}
         """The calls that wait at each channel in order, with the sender that they wait for; None for any."""
@@ -342,17 +342,8 @@ class ChannelBroker:
         for key in [key for key in self._waiting if key.scope == session_id]:
             self._wake_waiting(key)
 
-    @asynccontextmanager
-    async def _lock(self, key: ChannelKey) -> AsyncGenerator[None]:
-        turns = self._locks.setdefault(key, _ChannelLock())
-        turns.users += 1
-        try:
-            async with turns.lock:
-                yield
-        finally:
-            turns.users -= 1
-            if not turns.users:
-                del self._locks[key]
+    def _lock(self, key: ChannelKey) -> asyncio.Lock:
+        return self._locks.setdefault(key, asyncio.Lock())
 
     def _on_work_done(self, work: asyncio.Future[Any]) -> None:
         self._work.discard(work)
@@ -362,13 +353,6 @@ class ChannelBroker:
     def _wake_waiting(self, key: ChannelKey) -> None:
         for changed in self._waiting.get(key, ()):
             changed.set()
-
-
-class _ChannelLock(Struct):
-    """A lock of one channel with the number of its users."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    users: int = 0
 
 
 class SessionChannels:
