@@ -180,8 +180,7 @@ class _ClientWriter:
 
     def _write_placeholder(self, name: str, default: str | None) -> str:
         name = re.sub(r"\W", "_", name)
-        form = _VARIABLE_FORMS.get(self._client)
-        if form is None:
+        if (form := _VARIABLE_FORMS.get(self._client)) is None:
             if default:
                 return default
             self._export.placeholders[name] = f"replace <{name}> with the value"

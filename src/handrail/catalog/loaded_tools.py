@@ -537,8 +537,7 @@ class CallCatalog:
         return found
 
     async def read_documentation(self, tool: str) -> ToolDocumentation:
-        entry = self._generation.resolve_tool_name(tool)
-        if entry is None:
+        if (entry := self._generation.resolve_tool_name(tool)) is None:
             close = self._of.find_tools_for_unknown_name(self._generation, tool)
             hint = f"Did you mean {' or '.join(close)}?" if close else "Use find_tools to search by capability."
             hint = self._generation.describe_unlisted_sources(tool) or hint

@@ -60,8 +60,7 @@ def read_workspace_file(workspace: Path, trusted: str | None) -> WorkspaceFile |
     :raises LoadError: unless it is a regular file with one name and an acceptable size
     """
     path = workspace / FILE_NAME
-    content = read_config_file_bytes(path, follow_no_link=True)
-    if content is None:
+    if (content := read_config_file_bytes(path, follow_no_link=True)) is None:
         return None
     digest = hashlib.sha256(content).hexdigest()
     return WorkspaceFile(path, content, digest, digest == trusted)

@@ -55,8 +55,7 @@ class Codec:
 
         :raises TypeError: for a type without a JSON form
         """
-        made = self._made.get(kind)
-        if made is None:
+        if (made := self._made.get(kind)) is None:
             made = self._made[kind] = self._form(kind)
         return made
 

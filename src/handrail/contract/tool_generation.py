@@ -275,8 +275,7 @@ class Generation:
         known = [tool_id for tool_id, entry in self.entries.items() if entry.unavailable_reason is None]
         known += [alias for alias, tool_id in self.aliases.items() if self.entries[tool_id].unavailable_reason is None]
         near = nearest_names(name.replace("__", "."), known, count)
-        meant = guess_intended_tool_id(name, known)
-        if meant is None:
+        if (meant := guess_intended_tool_id(name, known)) is None:
             return near
         last = name.replace("__", ".").rpartition(".")[2]
         same = [] if meant.rpartition(".")[2] == last else [one for one in near if one.rpartition(".")[2] == last]

@@ -446,8 +446,7 @@ def _make_bundle_config(config: MergedConfiguration, agent: str) -> str:
     if "agent" in fields:
         del fields["agent"]
         cut = (text[: line.start()] + text[line.end() :] for line in _AGENT_KEY.finditer(text))
-        rest = next((one for one in cut if _parses_to(one, fields)), None)
-        if rest is None:
+        if (rest := next((one for one in cut if _parses_to(one, fields)), None)) is None:
             raise UsageError(f'Cannot replace `agent` in {config.file}. Write it on a separate line: agent = "{agent}"')
         text = rest
     return f'agent = "{agent}"\n{text}'

@@ -513,8 +513,7 @@ def _check_folders(rules: Iterable[Rule], layer: CapabilityLayer, workspace: str
     mine = (rule for rule in rules if rule.scope != "project" or rule.source.startswith(f"{workspace}/"))
     here = (rule for rule in mine if rule.action == "allow")  # others may be about instruction files above
     faults = ((rule, explain_inaccessible_rule_path(rule, layer)) for rule in here)
-    found = [Diagnostic(rule.source, "", fault) for rule, fault in faults if fault is not None]
-    if found:
+    if found := [Diagnostic(rule.source, "", fault) for rule, fault in faults if fault is not None]:
         raise LoadError(found)
 
 

@@ -228,8 +228,7 @@ class LocalKernel(Kernel):
         from handrail.policy.decision_explanation import explain
 
         generation = context.generation
-        entry = generation.resolve_tool_name(tool)
-        if entry is None:
+        if (entry := generation.resolve_tool_name(tool)) is None:
             nearest = " or ".join(generation.nearest_names(tool))
             hint = generation.describe_unlisted_sources(tool) or (
                 f"Did you mean {nearest}?" if nearest else "No tool has a similar name."
@@ -301,8 +300,7 @@ class LocalKernel(Kernel):
         """Return the context of ``agent`` with the registrations of this process, created at its first use."""
         if agent is None or agent == self.own_context.agent:
             return self.own_context
-        context = self._other_contexts.get(agent)
-        if context is None:
+        if (context := self._other_contexts.get(agent)) is None:
             context = self._other_contexts[agent] = self.components.create_agent_environment(agent, self._registrations)
         return context
 

@@ -161,18 +161,15 @@ class RemoteKernel(Kernel):
             session.update_agent_generation(message["agent"], generation)
 
     def _receive_event(self, message: Any) -> None:
-        session = self._sessions.get(message["session_id"])
-        if session is not None:
+        if (session := self._sessions.get(message["session_id"])) is not None:
             session.dispatch_event(Event(**message))
 
     def _receive_loaded_tools(self, message: Any) -> None:
-        session = self._sessions.get(message["session_id"])
-        if session is not None:
+        if (session := self._sessions.get(message["session_id"])) is not None:
             session.update_loaded_tools(message["interaction"], message["steps"])
 
     def _receive_mode(self, body: Any) -> None:
-        session = self._sessions.get(body["session_id"])
-        if session is not None:
+        if (session := self._sessions.get(body["session_id"])) is not None:
             session.apply_mode_change(body["mode"])
 
     def _receive_stop(self, body: Any) -> None:

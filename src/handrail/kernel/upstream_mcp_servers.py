@@ -461,8 +461,7 @@ async def sign_in_to_server(
     :return: the number of tools of the server
     :raises UsageError: if the server does not exist or has no ``url``, or if the sign-in fails
     """
-    definition = next((one for one in load_enabled_servers(config) if one.name == name), None)
-    if definition is None:
+    if (definition := next((one for one in load_enabled_servers(config) if one.name == name), None)) is None:
         raise UsageError(f"The configuration has no MCP server {name!r}. Run `handrail mcp list` to see the servers.")
     oauth_options = definition.oauth
     registered = urlsplit(OauthTokenStore(definition, folders.state).registered_redirect_uri)
@@ -521,8 +520,7 @@ def delete_server_tokens(config: MergedConfiguration, folders: StateFolders, nam
 
     :raises UsageError: if the server does not exist
     """
-    names = [one for one in load_enabled_servers(config) if one.name == name]
-    if not names:
+    if not (names := [one for one in load_enabled_servers(config) if one.name == name]):
         raise UsageError(f"The configuration has no MCP server {name!r}. List the servers with: handrail mcp list")
     return OauthTokenStore(names[0], folders.state).delete()
 

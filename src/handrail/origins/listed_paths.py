@@ -130,14 +130,12 @@ def _folds_name(folder: str, name: str, *, inherited: bool, keep_exact: bool) ->
     :param inherited: the answer of the folder around it
     :param keep_exact: whether to keep the answer of an exact folder, because each folder around it is exact, too
     """
-    identity = _identify(folder)
-    if identity is None:
+    if (identity := _identify(folder)) is None:
         return inherited
     if _folding.get(folder) == identity:
         return True
     if _exact.get(folder) != identity:
-        answer = _ignores_case(folder, name)
-        if answer is None:  # nothing in it shows the answer, so it is not kept
+        if (answer := _ignores_case(folder, name)) is None:  # nothing in it shows the answer, so it is not kept
             around = _identify(folder.rpartition("/")[0] or "/")
             if folder != "/" and around is not None and around[0] == identity[0]:
                 return inherited
@@ -176,8 +174,7 @@ def _is_only_spelling(folder: str, name: str, other: str) -> bool:
 
 def _ignores_normal_form(folder: str, name: str) -> bool:
     """Return whether a folder that distinguishes case finds a name in another Unicode normal form."""
-    others = _other_forms(name)
-    if not others:
+    if not (others := _other_forms(name)):
         return False
     if all(_is_only_spelling(folder, name, other) for other in others):
         return False

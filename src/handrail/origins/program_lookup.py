@@ -379,8 +379,7 @@ def _fault_in_interpreter(path: str, folders: tuple[str, ...], depth: int) -> st
         return None
     if depth == _MOST_INTERPRETERS:
         return "It has too many nested script interpreters. Give a program that is not a script."
-    words = os.fsdecode(line[2:]).split()
-    if not words:
+    if not (words := os.fsdecode(line[2:]).split()):
         return "Its first line names no interpreter. Add one to it."
     interpreter, *arguments = words
     if (problem := _find_program_fault(interpreter, folders, depth + 1)) is not None:

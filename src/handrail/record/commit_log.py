@@ -532,8 +532,7 @@ class _RecordTable:
         return self._insert_sql(rows), values
 
     def _insert_sql(self, rows: int) -> str:
-        sql = self._inserts.get(rows)
-        if sql is None:
+        if (sql := self._inserts.get(rows)) is None:
             at_ns = self._database.build_fenced_value_sql(
                 "?2"
             )  # the statement fails if another process holds the workspace

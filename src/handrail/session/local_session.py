@@ -211,8 +211,7 @@ class LocalSession:
         if (successor := self.successor) is not None:
             successor.set_mode(mode)
             return
-        wanted = parse_optional_mode(mode)
-        if wanted is not None:
+        if (wanted := parse_optional_mode(mode)) is not None:
             self._lane.set_permission_mode(wanted)
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | str, *, key: str | None = None) -> Result:
@@ -476,8 +475,7 @@ class LocalSession:
         if log.unavailable_reason is not None:
             raise LogUnavailable(log.unavailable_reason)
         permitted = make_read_permission_check(reader.spec, self._lane.rules)
-        found = await asyncio.to_thread(read_parent_instructions, workdir, permitted, redactor.redact_text)
-        if found:
+        if found := await asyncio.to_thread(read_parent_instructions, workdir, permitted, redactor.redact_text):
             redacted = redactor.redact_record_body({"files": [one.to_record() for one in found]})
             log.record_soon([Record("instructions-read", self.id, "", redacted)])
         return [(os.path.relpath(one.path, workdir), one.text) for one in found if one.text is not None]
@@ -677,8 +675,7 @@ class SessionTreeNode(Struct):
         :raises UsageError: if the call does not delegate now
         """
         opener = opener or self.opener
-        call = of.lane.delegating_calls.get(call_id)
-        if call is None:
+        if (call := of.lane.delegating_calls.get(call_id)) is None:
             raise UsageError(
                 f"Call {call_id[:80]!r} of session {of.id} does not delegate now. "
                 "Pass the id of a call in flight that starts a sub-agent."

@@ -89,8 +89,7 @@ class SessionTranscriptSearch:
 
     async def read_passage(self, id: str, *, start: int = 0, most: int = 16_000) -> TranscriptPassage:
         index = await self.refresh_index()
-        found = await asyncio.to_thread(index.find_by_id, id)
-        if found is None:
+        if (found := await asyncio.to_thread(index.find_by_id, id)) is None:
             text = f"Passage {id[:80]!r} does not exist in this session. Use an `id` from a search result."
             raise ToolError(text, kind="invalid_input")
         end = start + most

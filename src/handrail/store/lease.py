@@ -439,8 +439,7 @@ class WorkspaceLease:
         :raises WorkspaceAlreadyHeld: if another process holds it
         :raises StartError: if the state cannot be used
         """
-        holder = find_lease_holder(folders, monotonic)
-        if holder is not None and holder.state == "alive":
+        if (holder := find_lease_holder(folders, monotonic)) is not None and holder.state == "alive":
             raise WorkspaceAlreadyHeld(folders, holder)
         wanted = LeaseHolder(os.getpid(), frontend, clock(), None, protocol, socket)
         lease = _try_acquire(folders, wanted, monotonic)

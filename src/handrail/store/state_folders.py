@@ -202,8 +202,7 @@ def _find_private_home_folder(real: str, home: str, line: AncestorLine) -> str |
             return None if _is_in_documents(real, folder) else f"{_OWN}, {folder}"
     for name in _PRIVATE_IN_A_HOME:
         place = f"{home}/{name}"
-        found = _identity(place)
-        if found is None:
+        if (found := _identity(place)) is None:
             continue
         leads_to = os.path.realpath(place)
         if any(identity == found for _, identity in line) or (leads_to != place and _is_beneath(leads_to, real)):

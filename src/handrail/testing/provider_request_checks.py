@@ -150,8 +150,7 @@ def find_chat_completions_faults(body: Mapping[str, Any]) -> list[str]:
     found += find_web_search_faults(body)
     if "tools" in body and not body["tools"]:
         found.append("[] is too short - 'tools'")
-    messages = _dicts(body.get("messages"))
-    if not messages:
+    if not (messages := _dicts(body.get("messages"))):
         found.append("'messages' is empty")
     seen: set[str] = set()
     waiting: list[str] = []
@@ -223,8 +222,7 @@ def collect_message_content_faults(content: object, role: str, where: str, found
         return
     for part in cast("list[object]", content):
         kind = _dict(part).get("type")
-        known = _PARTS[role].get(str(kind))
-        if known is None:
+        if (known := _PARTS[role].get(str(kind))) is None:
             found.append(f"{where}: a part of type {kind!r} in a message of role {role}")
         elif not isinstance(_dict(part).get(known[0]), known[1]):
             found.append(f"{where}: a part of type {kind!r} without its {known[0]}")
@@ -242,8 +240,7 @@ def find_anthropic_faults(body: Mapping[str, Any]) -> list[str]:
     found = _faults_in_tools(_dicts(body.get("tools")))
     if not isinstance(body.get("max_tokens"), int):
         found.append("max_tokens: Field required")
-    messages = _dicts(body.get("messages"))
-    if not messages:
+    if not (messages := _dicts(body.get("messages"))):
         found.append("messages: at least one message is required")
     seen: set[str] = set()
     waiting: list[str] = []
@@ -253,8 +250,7 @@ def find_anthropic_faults(body: Mapping[str, Any]) -> list[str]:
         if role != expected:
             found.append(f"{where}: roles must alternate; expected {expected!r}, found {role!r}")
         expected = "assistant" if role == "user" else "user"
-        blocks = _blocks(message.get("content"))
-        if not blocks:
+        if not (blocks := _blocks(message.get("content"))):
             found.append(f"{where}: content is empty")
         found += find_server_tool_use_faults(blocks, where, role=role, last=number == len(messages) - 1)
         found += _find_result_faults(blocks, where, waiting)
@@ -319,8 +315,7 @@ def find_tool_entry_faults(tools: list[tuple[Mapping[str, Any], str]]) -> list[s
         names.add(name)
         if _dict(tool.get(schema_key)).get("type") != "object":
             found.append(f"tools: {name}: {schema_key} is not the schema of an object")
-        strange = set(tool) - {"name", "description", schema_key}
-        if strange:
+        if strange := set(tool) - {"name", "description", schema_key}:
             found.append(f"tools: {name}: more than a name, a description and a schema: {', '.join(sorted(strange))}")
     return found
 

@@ -173,8 +173,7 @@ class ScriptedResolver:
         :raises OSError: if the table has no such name
         """
         self.queries.append(name)
-        answers = self._answers.get(name)
-        if answers is None:
+        if (answers := self._answers.get(name)) is None:
             raise OSError(f"The name {name!r} is not in the table of this resolver.")
         return answers.pop(0) if len(answers) > 1 else answers[0]
 

@@ -253,8 +253,7 @@ class ApprovalBroker:
 
         :raises ToolError: ``invalid_input`` if it does not exist
         """
-        found = self._table.reader.get(approval_id)
-        if found is None:
+        if (found := self._table.reader.get(approval_id)) is None:
             raise ToolError(
                 f"Request `{escape_terminal_controls(approval_id[:40])}` does not exist in this workspace. List pending requests with `handrail approve`.",
                 kind="invalid_input",
@@ -325,8 +324,7 @@ class ApprovalBroker:
 
         :raises ToolError: ``invalid_input`` if no stored rule has that id
         """
-        found = next((rule for rule in self.list_rules() if rule.id == rule_id), None)
-        if found is None:
+        if (found := next((rule for rule in self.list_rules() if rule.id == rule_id), None)) is None:
             raise ToolError(
                 f"Stored rule `{escape_terminal_controls(rule_id[:40])}` does not exist. List stored rules with `handrail approve --rules`.",
                 kind="invalid_input",
@@ -474,8 +472,7 @@ class ApprovalBroker:
         try:
             await self._table.commit(*works)
         except LogUnavailable:
-            now = self._table.reader.get(row.id)
-            if now is None or now.state == row.state:
+            if (now := self._table.reader.get(row.id)) is None or now.state == row.state:
                 raise
             return now
         ended = replace(row, state=state)
@@ -592,14 +589,12 @@ class ApprovalBroker:
 
     def _find_lane_of_request(self, row: Approval) -> Lane | None:
         """Return the lane of the waiting call or of its session; None if neither is in this process."""
-        waiting = self._waiting.get(row.id)
-        if waiting is not None and waiting.call is not None:
+        if (waiting := self._waiting.get(row.id)) is not None and waiting.call is not None:
             return waiting.call.lane
         return None if self._sessions is None else self._sessions.find_lane(row.request.session_id)
 
     def _rule_works(self, decided: Approval, now: int) -> list[TableWork]:
-        rule = make_rule_from_answer(decided)
-        if rule is None:
+        if (rule := make_rule_from_answer(decided)) is None:
             return []
         text = rule.text
         if rule.scope == "session":
@@ -650,8 +645,7 @@ class ApprovalBroker:
 
     def _finish_request(self, row: Approval) -> None:
         self._notify_listeners(row)
-        waiting = self._waiting.get(row.id)
-        if waiting is not None and not waiting.answered.done():
+        if (waiting := self._waiting.get(row.id)) is not None and not waiting.answered.done():
             waiting.answered.set_result(row)
 
     def _notify_listeners(self, row: Approval) -> None:

@@ -161,8 +161,7 @@ class _RunFileSearch:
         if len(word) > MAX_PATH_BYTES:
             return None
         self._count_lookups(1 + len(folder) // 32)  # the system takes longer for a path of many names
-        located = self._files.resolve_in_allowed_folders(folder, word)
-        if located is None:
+        if (located := self._files.resolve_in_allowed_folders(folder, word)) is None:
             return None
         try:
             mode = os.lstat(located.absolute).st_mode
@@ -219,8 +218,7 @@ class _RunFileSearch:
 
     def _list_workspace_folder(self, folder: str) -> tuple[str, ...]:
         """Return the names in a folder of the workspace; empty for any other path."""
-        names = self._listed.get(folder)
-        if names is None:
+        if (names := self._listed.get(folder)) is None:
             located = self._files.resolve_in_allowed_folders(folder, ".")
             try:
                 names = () if located is None else tuple(sorted(os.listdir(located.absolute)))  # noqa: PTH208 - names

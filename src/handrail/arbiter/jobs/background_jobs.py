@@ -220,8 +220,7 @@ class BackgroundJobManager:
             about to; ``limit`` if its session has too many jobs
         :raises LogUnavailable: if the job cannot be made durable; the call continues in its turn
         """
-        call = lane.running_calls.get(call_id)
-        if call is None or call.parent is not None or call.entry is None:
+        if (call := lane.running_calls.get(call_id)) is None or call.parent is not None or call.entry is None:
             raise ToolError(
                 f"Call `{escape_terminal_controls(call_id[:80])}` is not running in session {lane.session_id}. Pass the id of a call that is running.",
                 kind="invalid_input",
@@ -376,8 +375,7 @@ class BackgroundJobManager:
         return CallAnswer(call.id, call.tool_id, live.answer, neutralise_for_model(live.answer))
 
     def start(self, live: LiveJob, predecessors: Sequence[Call]) -> None:
-        entry = live.call.entry
-        if entry is None or not entry.spec.long_running:
+        if (entry := live.call.entry) is None or not entry.spec.long_running:
             live.call.lane.notifications.expect_from(live.row.id)
         live.task = asyncio.get_running_loop().create_task(self._run(live, predecessors))
 
@@ -400,8 +398,7 @@ class BackgroundJobManager:
 
     def mark_job_running(self, call: Call) -> None:
         """Mark the job of a call as running, since its tool is about to start."""
-        live = call.job
-        if live is not None and live.row.job.state == "pending":
+        if (live := call.job) is not None and live.row.job.state == "pending":
             live.row = live.row.with_state("running")
             self.table.write_soon(self.table.build_update_unfinished_job_work(live.row))
 
@@ -513,8 +510,7 @@ class BackgroundJobManager:
 
     async def remove_old(self) -> None:
         """Remove jobs that ended long ago or exceed the limit, with their outputs. The log keeps their records."""
-        gone = self.table.list_removable(self.clock(), self.limits.retention)
-        if gone:
+        if gone := self.table.list_removable(self.clock(), self.limits.retention):
             await self.table.commit(self.table.remove(row.id for row in gone))
             self.outputs.release_bytes_of_outputs(row.output for row in gone)
             await asyncio.to_thread(delete_outputs_and_notes, [row.output for row in gone])
@@ -546,8 +542,7 @@ class BackgroundJobManager:
 
     async def get_model_visible_result(self, row: JobRow) -> Result:
         """Return the result of an ended job, as the model may see it."""
-        outcome = await self.log.find_outcome(row.job.call_id)
-        if outcome is None or outcome.kind == "interrupted":
+        if (outcome := await self.log.find_outcome(row.job.call_id)) is None or outcome.kind == "interrupted":
             begun = outcome is not None and (outcome.body or {}).get("outcome") != "not-begun"
             handed = () if self.tree is None else self.tree.list_delegated_by_call(row.job.session_id, row.job.call_id)
             return add_subagent_sessions_to_error(make_interrupted_job_result(row, begun=begun), handed)

@@ -87,8 +87,7 @@ def truncate_output(data: Any, encoded: bytes, spec: ToolSpec, redact: Callable[
         return _truncate_text(data, None, {}, 0, spec.max_output)
     if isinstance(data, dict):
         members = cast("dict[str, Any]", data)
-        texts = [(len(value), key) for key, value in members.items() if isinstance(value, str)]
-        if texts:
+        if texts := [(len(value), key) for key, value in members.items() if isinstance(value, str)]:
             key = max(texts)[1]
             others, size = _other_members(members, key)
             if size <= spec.max_output // _SMALL and others.keys().isdisjoint(("head", "tail")):
@@ -321,8 +320,7 @@ class OutputShaper:
                 )
         elif kind not in _SCALARS:
             return None
-        encoded = encode_if_plain_json(value)
-        if encoded is None or len(encoded) > limit:
+        if (encoded := encode_if_plain_json(value)) is None or len(encoded) > limit:
             return None
         if self.redactor.active and self.redactor.contains_secret(encoded):
             return None
@@ -384,8 +382,7 @@ class OutputShaper:
         """Return a redacted copy of any value as plain JSON, for the log and for events."""
         if type(value) is str:
             return self.redactor.redact_text(value)
-        encoded = encode_if_plain_json(value)
-        if encoded is not None and not self.redactor.contains_secret(encoded):
+        if (encoded := encode_if_plain_json(value)) is not None and not self.redactor.contains_secret(encoded):
             return orjson.loads(encoded)
         try:
             return self.redactor.redact_json(JsonConversion(value).data)

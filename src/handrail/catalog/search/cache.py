@@ -197,8 +197,7 @@ class SearchCache:
         """
         head = self._words_head(documents)
         path = self._words(head)
-        found = self._read(path, head)
-        if found is None:
+        if (found := self._read(path, head)) is None:
             return None
         _, blocks = found
         if len(blocks) != 5:
@@ -246,8 +245,7 @@ class SearchCache:
         """Yield the keys and rows of one file of vectors; nothing if it is unusable."""
         import numpy
 
-        found = self._read(path, {"kind": "vectors", "form": _FORM, "embedder": fingerprint})
-        if found is None:
+        if (found := self._read(path, {"kind": "vectors", "form": _FORM, "embedder": fingerprint})) is None:
             return
         head, blocks = found
         width = head.get("width")

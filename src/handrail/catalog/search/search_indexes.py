@@ -137,8 +137,7 @@ class KernelSearchIndexes:
             self._ahead = asyncio.get_running_loop().call_later(self._ahead_s, self._begin_encoding, known)
 
     def _begin_encoding(self, known: weakref.ref[Generation]) -> None:
-        generation = known()
-        if generation is not None and self._latest is None and not self._indexes:
+        if (generation := known()) is not None and self._latest is None and not self._indexes:
             self._task(generation).add_done_callback(_ignore_task_failure)
 
     def find_tools_for_unknown_name(self, generation: Generation, name: str, count: int = 2) -> list[str]:
@@ -166,8 +165,7 @@ class KernelSearchIndexes:
 
         :param by_words: an index without a model is enough
         """
-        task = self._indexes.get(generation)
-        if task is None and by_words:
+        if by_words and self._indexes.get(generation) is None:
             work = partial(self._build_lexical, generation)
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         return await asyncio.shield(self._task(generation))  # other searches may wait for it, too

@@ -309,8 +309,7 @@ def _stricter_protection(asked: PathProtection | None, found: PathProtection) ->
 
 def _find_by_multi_name_rows(parts: Sequence[str], index: int) -> list[PathProtection | None]:
     """Return the protections by rows of several names, for the path whose first name is at ``index``."""
-    rows = _BY_PATH.get(parts[index])
-    if rows is None:
+    if (rows := _BY_PATH.get(parts[index])) is None:
         return []
     found: list[PathProtection | None] = []
     for between, last in rows:

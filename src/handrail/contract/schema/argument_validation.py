@@ -309,8 +309,7 @@ def compile_schema(parameters: Mapping[str, Any]) -> ParametersSchema:
         raise InvalidSchemaError([("", problem)])
     written = str(parameters.get("$schema", _NEWEST))
     declared = _DIALECT_BY_NAME.get(find_dialect(written), "")
-    validator_of = _DIALECTS.get(declared)
-    if validator_of is None:
+    if (validator_of := _DIALECTS.get(declared)) is None:
         raise InvalidSchemaError(
             [("$schema", f"is {written[:200]!r}, which is not a known dialect; leave it out for {_NEWEST}")]
         )

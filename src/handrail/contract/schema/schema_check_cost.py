@@ -234,8 +234,7 @@ class SchemaCheckCost:
         return True
 
     def estimate(self, arguments: Mapping[str, Any]) -> CostEstimate:
-        measured = self._measure_arguments(arguments)
-        if measured is None:
+        if (measured := self._measure_arguments(arguments)) is None:
             return _TOO_MANY_VALUES
         whole = self._whole.estimate(_merge_measures(measured.values()))
         if whole.check <= CHECK_BUDGET and whole.listing <= LIST_BUDGET:
@@ -248,8 +247,7 @@ class SchemaCheckCost:
 
     def estimate_argument_cost(self, name: str, value: object) -> CostEstimate:
         """Estimate the cost to check one argument alone."""
-        measured = self._measure_arguments({name: value})
-        if measured is None:
+        if (measured := self._measure_arguments({name: value})) is None:
             return _TOO_MANY_VALUES
         levels = self._levels_of(name) if self._is_small else self._whole
         return levels.estimate([(1, 0, 0), *measured[name]])
@@ -293,8 +291,7 @@ class SchemaCheckCost:
     def _levels_of(self, name: str) -> LevelCostBounds:
         if name not in self._by_name:
             name = ""
-        found = self._by_name[name]
-        if found is None:
+        if (found := self._by_name[name]) is None:
             found = self._by_name[name] = self._graph.compute_bounds_by_level(
                 self._graph.build_property_rules(self._parameters, name)
             )
@@ -432,8 +429,7 @@ class _SchemaGraph:
     def _resolve_reference(self, node: SchemaNode, reference: str) -> list[object]:
         base = self._bases[id(node)]
         whole, fragment = urldefrag(base + reference if reference.startswith("#") else urljoin(base, reference))
-        start = self._resources.get(whole)
-        if start is None:
+        if (start := self._resources.get(whole)) is None:
             return []
         fragment = unquote(fragment)
         if not fragment:
@@ -464,8 +460,7 @@ class _SchemaGraph:
         if not isinstance(schema, Mapping):
             return self._boolean
         node = cast("SchemaNode", schema)
-        found = self._made.get(id(node))
-        if found is not None:
+        if (found := self._made.get(id(node))) is not None:
             return found
         self._made[id(node)] = rules = _SchemaRules()
         self._unfilled.append((node, rules))

@@ -135,8 +135,7 @@ def parse_http_url(text: str) -> ParsedUrl:
     """
     if not text.isascii() or not text.isprintable() or "\\" in text or " " in text:
         raise ValueError(f"Invalid URL: {_shown(text)}. Use ASCII without blanks or backslashes.")
-    match = _URL.fullmatch(text)
-    if match is None or (scheme := match[1].lower()) not in WEB_PORTS:
+    if (match := _URL.fullmatch(text)) is None or (scheme := match[1].lower()) not in WEB_PORTS:
         raise ValueError(f"Invalid URL: {_shown(text)}. Use an http or https URL.")
     authority, path, query = match.group(2, 3, 4)
     if "@" in authority:

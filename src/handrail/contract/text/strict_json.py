@@ -78,8 +78,7 @@ def parse_arguments(text: str | bytes, *, max_bytes: int = MAX_ARGUMENT_BYTES) -
     """
     if type(text) is PreparsedArgumentText:
         return text.copy_parsed_value()
-    stripped = text.strip()
-    if not stripped:
+    if not (stripped := text.strip()):
         return {}
     if isinstance(stripped, str) and stripped[:1] in "`\ufeff" and (fenced := _FENCED.match(stripped)) is not None:
         text = fenced[1]

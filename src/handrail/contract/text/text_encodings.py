@@ -249,8 +249,7 @@ def convert_to_plain_utf8(data: bytes) -> tuple[bytes, TextEncoding | None]:
 
     A text whose lines end in ``\r`` only gets ``\n`` instead.
     """
-    encoding = detect_text_encoding(data)
-    if encoding is None:
+    if (encoding := detect_text_encoding(data)) is None:
         return data, None
     if encoding.is_utf8:
         body = data[len(encoding.mark) :] if encoding.mark else data
@@ -378,8 +377,7 @@ def _cut_sample(data: bytes) -> bytes:
 
 
 def _find_declared(data: bytes) -> TextEncoding | None:
-    found = _DECLARATION.search(data, 0, _DECLARED_WITHIN)
-    if found is None:
+    if (found := _DECLARATION.search(data, 0, _DECLARED_WITHIN)) is None:
         return None
     name = (found[1] or found[2] or found[3]).decode("ascii", "replace")
     try:

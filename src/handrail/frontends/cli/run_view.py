@@ -33,8 +33,7 @@ class JsonLinesRunView:
         sys.stdout.flush()
 
     def show(self, event: AgentEvent) -> None:
-        line = event_data(event)
-        if line is not None:
+        if (line := event_data(event)) is not None:
             print_json(line, lines=True)
             sys.stdout.flush()
 

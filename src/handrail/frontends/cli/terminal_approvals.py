@@ -241,8 +241,7 @@ class TerminalApprovalHandler:
                     print_user_question(view, question)
                     sys.stderr.flush()
                 try:
-                    chosen = await self._read_choice(question)
-                    if chosen is None:
+                    if (chosen := await self._read_choice(question)) is None:
                         return None
                     answers.append(chosen)
                 except asyncio.CancelledError:
@@ -256,14 +255,12 @@ class TerminalApprovalHandler:
 
     async def _read_choice(self, question: UserQuestion) -> list[str] | None:
         while True:
-            text = (await self._read_line("> ")).strip()
-            if not text:
+            if not (text := (await self._read_line("> ")).strip()):
                 _print_lines("  Type an answer, or :defer to defer it.")
                 continue
             if text == ":defer":
                 return None
-            chosen = parse_question_answer(question, text)
-            if chosen is not None:
+            if (chosen := parse_question_answer(question, text)) is not None:
                 return chosen
             _print_lines(f"  Type numbers from 1 to {len(question.options)}, or your own answer.")
 

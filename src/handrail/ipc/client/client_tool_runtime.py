@@ -156,8 +156,7 @@ class ClientToolRuntime:
         self.cancellation = RemoteCancellationToken()
 
     def __getattr__(self, name: str) -> Any:
-        protocol = RUNTIME_SERVICES.get(name)
-        if protocol is None:
+        if (protocol := RUNTIME_SERVICES.get(name)) is None:
             raise AttributeError(name)
         service: object = make_protocol_proxy(cast("type[object]", protocol), f"{name}.", self.invoke_runtime_service)
         setattr(self, name, service)

@@ -346,8 +346,7 @@ class RemoteSession:
     async def _recover_or_repeat(self, ids: Sequence[str], calls: Sequence[ProposedCall]) -> Sequence[CallAnswer]:
         recovered = await self._request_recovery(ids)
         answers = [answer for answer, _ in recovered]
-        again = [index for index, (_, begun) in enumerate(recovered) if not begun]
-        if again:
+        if again := [index for index, (_, begun) in enumerate(recovered) if not begun]:
             retry = await self.start_turn().call_all([calls[index] for index in again])
             for index, answer in zip(again, retry, strict=True):
                 answers[index] = answer
@@ -737,8 +736,7 @@ class RemoteApprovalService:
         return self._reader().list_pending_requests(self._clock(), session_id=session_id)
 
     def get(self, approval_id: str) -> Approval:
-        found = self._reader().get(approval_id)
-        if found is None:
+        if (found := self._reader().get(approval_id)) is None:
             raise ToolError(
                 f"Request `{escape_terminal_controls(approval_id[:40])}` does not exist in this workspace. List pending requests with `handrail approve`.",
                 kind="invalid_input",

@@ -376,8 +376,7 @@ class ClientProcess:
 
     def _get_or_make_context(self, agent: str) -> AgentContext:
         """Return the context of ``agent`` with the registrations of the process, created at its first use."""
-        context = self._contexts.get(agent)
-        if context is None:
+        if (context := self._contexts.get(agent)) is None:
             context = self._make_context(agent)
             context.generations.watchers.append(self._send_generation)
             self._contexts[agent] = context
@@ -528,8 +527,7 @@ class ClientProcess:
         self._connection.notify("stopped", {"session_id": session_id})
 
     def _find_session(self, session_id: str) -> LocalSession:
-        session = self._sessions.get(session_id)
-        if session is None:
+        if (session := self._sessions.get(session_id)) is None:
             raise UsageError(f"Session {session_id[:80]!r} is not open in this process. Open it first.")
         return session
 

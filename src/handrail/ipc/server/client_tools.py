@@ -263,8 +263,7 @@ class ClientProcessTools:
             arguments = decode_exact_fields(asked["arguments"], method.readers)
         except MalformedDataError as error:
             raise RemoteRequestError("malformed", f"Invalid request `{name}`: {error}.") from None
-        run = self._runs.get(asked["run"])
-        if run is None or run.over:
+        if (run := self._runs.get(asked["run"])) is None or run.over:
             raise RemoteRequestError(
                 "not_running", f"`{name}` is only available during a call: run {asked['run']} is not running."
             )

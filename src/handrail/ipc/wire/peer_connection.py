@@ -347,8 +347,7 @@ class IpcConnection(asyncio.BufferedProtocol):
             )
 
     def _receive_answer(self, number: int, message: Message) -> None:
-        answer = self._pending.pop(number, None)
-        if answer is None:
+        if (answer := self._pending.pop(number, None)) is None:
             if not 0 < number < self._next_id:
                 self.drop(f"an answer refers to an unknown request: {number}")
             return  # otherwise the request was cancelled

@@ -434,8 +434,7 @@ class HandshakeClient:
         welcome, refused = message.get("welcome"), message.get("refused")
         if isinstance(welcome, dict):
             values = cast("Message", welcome)
-            reason = _version_problem(values, "The process that holds the workspace")
-            if reason is None:
+            if (reason := _version_problem(values, "The process that holds the workspace")) is None:
                 connection.finish_handshake(self._operations, values)
                 if not self.done.done():
                     self.done.set_result(None)

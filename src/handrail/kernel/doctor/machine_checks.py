@@ -166,8 +166,7 @@ def _parse_version(version: str) -> tuple[int, ...]:
 
 
 def _check_paths() -> Iterator[DoctorCheck]:
-    refused = find_openat2_problem()
-    if refused is None:
+    if (refused := find_openat2_problem()) is None:
         yield DoctorCheck("file paths", "ok", "the operating system resolves them beneath the roots (openat2)")
     else:
         yield DoctorCheck("file paths", "problem", refused, "use Linux 5.6 or newer")

@@ -85,8 +85,7 @@ def check_configured_mcp_servers(config: MergedConfiguration, folders: StateFold
     from handrail.upstream.server_config_loader import load_enabled_servers
 
     yield from _check_unlisted_servers(config)
-    found = load_enabled_servers(config, make_placeholder_secrets(config))
-    if not found:
+    if not (found := load_enabled_servers(config, make_placeholder_secrets(config))):
         return
     if not can_import_module("httpx2"):
         names = ", ".join(one.name for one in found)
@@ -220,8 +219,7 @@ def _check_provider(found: MergedConfiguration) -> Iterator[DoctorCheck]:
 def _check_known_tools(found: MergedConfiguration, entries: list[ToolEntry]) -> Iterator[DoctorCheck]:
     yield from _check_tools(entries)
     yield from check_token_costs(Generation(1, entries), found, AgentManifest())
-    unknown = sorted({*found.settings.sandbox.unconfined} - {entry.id for entry in entries})
-    if unknown:
+    if unknown := sorted({*found.settings.sandbox.unconfined} - {entry.id for entry in entries}):
         about = f"unknown tools: {', '.join(unknown)}"
         yield DoctorCheck("sandbox.unconfined", "warning", about, "list the tool ids with handrail tools")
     yield from _check_tool_settings(found, entries)

@@ -133,8 +133,7 @@ def compile_uri_template(template: str) -> UriTemplateMatcher:
 
     :raises ValueError: with the reason, if :class:`UriTemplateMatcher` does not support the template
     """
-    variables = list(VARIABLE.finditer(template))
-    if not variables or set("{}") & set(VARIABLE.sub("", template)):
+    if not (variables := list(VARIABLE.finditer(template))) or set("{}") & set(VARIABLE.sub("", template)):
         raise ValueError("expected variables as {name} or {+name}, at least one")
     names = [variable[2] for variable in variables]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -304,8 +303,7 @@ class FileResourceProvider:
         )
 
     async def get_prompt(self, name: str, arguments: Mapping[str, str], runtime: Runtime) -> Mapping[str, Any]:
-        one = self._prompts.get(name)
-        if one is None:
+        if (one := self._prompts.get(name)) is None:
             raise ToolError(
                 f"Prompt {name[:200]!r} does not exist. List the prompts to get a valid name.", kind="invalid_input"
             )
@@ -342,8 +340,7 @@ class FileResourceProvider:
 
     def content_stamp(self, uri: str) -> str:
         """Return a hash that changes with the content of a resource."""
-        one = self._resources.get(uri)
-        if one is None:
+        if (one := self._resources.get(uri)) is None:
             return hashlib.sha256(repr([template for template, _ in self._templates]).encode()).hexdigest()
         try:
             content = self._file(one.file) if one.file is not None else b""
@@ -353,8 +350,7 @@ class FileResourceProvider:
 
     def quick_stamp(self, uri: str) -> str:
         """Return the file status of a resource's file, without opening it."""
-        one = self._resources.get(uri)
-        if one is None or one.file is None:
+        if (one := self._resources.get(uri)) is None or one.file is None:
             return ""
         try:
             about = os.lstat(self._folder / one.file)
@@ -444,8 +440,7 @@ def parse_resources(content: bytes, place: str, folder: Path, read_file: ReadFil
             Diagnostic(place, format_json_path(one["loc"]), one["msg"]) for one in error.errors(include_input=False)
         ]
         raise LoadError(faults) from None
-    faults = [Diagnostic(place, where, problem) for where, problem in _faults(resources_file)]
-    if faults:
+    if faults := [Diagnostic(place, where, problem) for where, problem in _faults(resources_file)]:
         raise LoadError(faults)
     offering = FileResourceProvider(resources_file, folder, read_file)
     if faults := list(offering.find_faults(place)):

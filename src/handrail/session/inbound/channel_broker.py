@@ -114,8 +114,7 @@ class ChannelBroker:
         self, key: ChannelKey, sender: str, text: str, kind: ChannelKind | None, data: Mapping[str, Any] | None
     ) -> int:
         async with self._lock(key):
-            there = self.table.find_kind(key)
-            if there is not None and kind not in (None, there):
+            if (there := self.table.find_kind(key)) is not None and kind not in (None, there):
                 raise ToolError(
                     f"Channel {key.display_name} is a {there}, not a {kind}. Omit `kind` or pass '{there}'.",
                     kind="conflict",
@@ -234,8 +233,7 @@ class ChannelBroker:
         Calls that have waited longer come first.
         """
         waiting = self._waiting.get(key, {})
-        before = list(takewhile(lambda one: one[0] is not changed, waiting.items()))
-        if not before:
+        if not (before := list(takewhile(lambda one: one[0] is not changed, waiting.items()))):
             return self.table.find_oldest_message_after(key, 0, sender)
         anybodys = sender is None and all(wanted is None for _, wanted in before)
         free = self.table.list_messages_after(key, limit=len(before) + 1 if anybodys else CHANNEL_CAPACITY)
@@ -272,8 +270,7 @@ class ChannelBroker:
         """Look up the outcomes of calls that received messages, and return whether some are still unknown."""
         taken, back, unsettled = list[UnsettledDelivery](), list[UnsettledDelivery](), False
         for given in self.table.list_unsettled_deliveries(key):
-            well = self._call_succeeded(given.call)
-            if well is None and given.call in self._calls:
+            if (well := self._call_succeeded(given.call)) is None and given.call in self._calls:
                 unsettled = True
                 continue
             (taken if well else back).append(given)
@@ -301,8 +298,7 @@ class ChannelBroker:
         A message is taken by its watcher first and then removed. After a crash between the two the watcher gets it again and
         ignores it, because it has the same number.
         """
-        watchers = self._watchers.get(key)
-        if not watchers:
+        if not (watchers := self._watchers.get(key)):
             return
         if self.table.find_kind(key) == "broadcast":
             for watcher in tuple(watchers):
@@ -415,8 +411,7 @@ class WorkspaceNotifications:
         self._sessions: dict[str, SessionNotifications] = {}
 
     def attach_session(self, session_id: str) -> SessionNotifications:
-        found = self._sessions.get(session_id)
-        if found is None:
+        if (found := self._sessions.get(session_id)) is None:
             found = self._sessions[session_id] = SessionNotifications(self, session_id)
         found.is_detached = False
         return found

@@ -280,8 +280,7 @@ class TriggerScheduler:
     async def remove(self, session_id: str, name: str) -> Trigger | None:
         """Remove a trigger and return it, or None if the name does not exist."""
         async with self._changing:
-            trigger = self._names_by_session.get(session_id, {}).get(name)
-            if trigger is not None:
+            if (trigger := self._names_by_session.get(session_id, {}).get(name)) is not None:
                 await self.table.remove(trigger)
                 watch = self._watching.get((session_id, name))
                 self._detach(trigger)
@@ -294,8 +293,7 @@ class TriggerScheduler:
         if adding := [put for (session, _), put in self._adding.items() if session == session_id]:
             await asyncio.wait(adding)
         async with self._changing:
-            triggers = self.list_triggers(session_id)
-            if triggers:
+            if triggers := self.list_triggers(session_id):
                 await self.table.remove_session(session_id)
             for trigger in triggers:
                 self._detach(trigger)
@@ -483,8 +481,7 @@ class TriggerScheduler:
         named.pop(trigger.name, None)
         if not named:
             self._names_by_session.pop(trigger.session_id, None)
-        watch = self._watching.pop(id, None)
-        if watch is not None:
+        if (watch := self._watching.pop(id, None)) is not None:
             self._broker.unwatch(watch.key, watch)
         self._classes.pop(id, None)
         self._waits.stop(id)

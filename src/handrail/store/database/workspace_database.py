@@ -322,8 +322,7 @@ class _DatabaseSink:
         )  # another engine may encrypt its content
 
     def write_ahead(self, batch: Sequence[TableWork]) -> bool:
-        connection = self._connection
-        if connection is None or self.former or not self._notes:
+        if (connection := self._connection) is None or self.former or not self._notes:
             return False
         try:
             content = _encode_note(batch, self.headed)
@@ -352,8 +351,7 @@ class _DatabaseSink:
                 self._journal.wake_disk()
 
     def write(self, batch: Sequence[TableWork]) -> None:
-        connection = self._connection
-        if connection is None:
+        if (connection := self._connection) is None:
             raise (
                 self._lost_lease_error()
                 if self._lost
@@ -400,8 +398,7 @@ class _DatabaseSink:
                 "No call is run, since nothing can be logged. Put the files back, or restart this process."
             )
         if self._judged[0] != found:
-            damage = self._explain_in_place_damage(found, was)
-            if damage is None:
+            if (damage := self._explain_in_place_damage(found, was)) is None:
                 self._files = self._stat_files()
             self._judged = found, damage
         return self._judged[1]

@@ -293,8 +293,7 @@ class KnowledgeStore:
             return KnowledgeWriteResult(entry, is_merged=False)
 
     def _find_current(self, connection: sqlite3.Connection, id: str) -> KnowledgeEntry:
-        found = _select(connection, "WHERE id = ? AND superseded_by IS NULL", (id,))
-        if not found:
+        if not (found := _select(connection, "WHERE id = ? AND superseded_by IS NULL", (id,))):
             raise UnknownKnowledgeEntry(id)
         return found[0]
 
@@ -480,8 +479,7 @@ class KnowledgeStore:
                 return {}
             found: dict[int, KnowledgeEntry] = {}
             for number in numbers:
-                entries = _select(connection, f"WHERE number = ? AND {_IS_LATEST}", (number,))
-                if entries:
+                if entries := _select(connection, f"WHERE number = ? AND {_IS_LATEST}", (number,)):
                     found[number] = entries[0]
             return found
 

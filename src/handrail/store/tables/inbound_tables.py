@@ -351,8 +351,7 @@ class NotificationTable(WorkspaceTable):
                         found and size > MAX_NOTIFICATION_BYTES_AT_ONCE
                     ):
                         break
-                    notice = _parse_notification(id, session_id, body)
-                    if notice is not None:
+                    if (notice := _parse_notification(id, session_id, body)) is not None:
                         found.append(notice)
                     else:
                         damaged.append(id)
@@ -428,8 +427,7 @@ class TriggerTable(WorkspaceTable):
         """Remove the triggers of sub-agents' sessions, and their positions in channels."""
         below = "(SELECT id FROM session WHERE parent_session IS NOT NULL)"
         sql = f"SELECT session, name FROM session_trigger WHERE session IN {below}"  # noqa: S608 - our own words
-        found = self._read_rows(sql)
-        if found:
+        if found := self._read_rows(sql):
             readers = [("DELETE FROM channel_reader WHERE reader = ?", (f"trigger/{s}/{name}",)) for s, name in found]
             sql = f"DELETE FROM session_trigger WHERE session IN {below}"  # noqa: S608
             await self._write((sql, ()), *readers)

@@ -45,8 +45,7 @@ def command(setting: CommandOptions, action: str | None) -> int:
 
 def _row(agent: ValidatedAgent) -> tuple[Cell, ...]:
     checked = agent.loaded_agent.checked_agent
-    count = len(agent.faults)
-    if count:
+    if count := len(agent.faults):
         state = f"faulty ({count} fault{'s' if count > 1 else ''})"
     else:
         state = f"{agent.tool_count} tool{'' if agent.tool_count == 1 else 's'}"

@@ -88,8 +88,7 @@ def command(
     it waits, or when its session is resumed (handrail call --resume ID, handrail run --resume).
     """
     only_list, request_id = request_id == "list", None if request_id == "list" else request_id
-    given = _has_answer(choice, message, arguments, answers)
-    if given and request_id is None:
+    if (given := _has_answer(choice, message, arguments, answers)) and request_id is None:
         raise click.UsageError("The ID of the request is missing. Pass it, as in: handrail approve ID --once")
     if revoke is not None:
         return run_on_event_loop(lambda _: _revoke(setting, revoke))
@@ -144,8 +143,7 @@ async def _decide(
             changed = parse_changed_arguments(read_json_argument(arguments))
         except ValueError as error:
             raise click.UsageError(f"Invalid value for `--arguments`. {error}") from None
-    approvals = _answer_service(setting)
-    if approvals is None:
+    if (approvals := _answer_service(setting)) is None:
         return _report_unknown_request(request_id)
     try:
         if answers:
@@ -223,8 +221,7 @@ async def _review_requests(
     with _open_approval_reader(setting) as (reader, workspace):
         if waits:
             await _wait_for_request(reader, interruption)
-        rows = _select_requests(reader, request_id)
-        if rows is None:
+        if (rows := _select_requests(reader, request_id)) is None:
             return ERROR
         if not rows:
             print_stderr_note("No request is open.")
@@ -393,8 +390,7 @@ def _show_rules(setting: CommandOptions) -> int:
 async def _revoke(setting: CommandOptions, rule_id: str) -> int:
     from handrail.contract.errors import ToolError
 
-    approvals = _answer_service(setting)
-    if approvals is None:
+    if (approvals := _answer_service(setting)) is None:
         print_stderr_note(f"Rule {rule_id[:40]!r} does not exist. `handrail approve --rules` lists the stored rules.")
         return ERROR
     try:

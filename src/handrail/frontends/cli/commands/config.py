@@ -102,8 +102,7 @@ def _show(config: MergedConfiguration) -> None:
     ordered = [("general", [row for name in singles for row in groups[name]])] if singles else []
     ordered += [(name, rows) for name, rows in groups.items() if name not in singles]
     view.print_grouped_table(("KEY", "VALUE", "ORIGIN"), ordered)
-    out_of_force = [value for value in config.values if value.inactive_reason]
-    if out_of_force:
+    if out_of_force := [value for value in config.values if value.inactive_reason]:
         view.write_line()
         view.print_heading("without effect")
         rows = [(*row, value.inactive_reason) for row, value in zip(_rows(out_of_force), out_of_force, strict=True)]

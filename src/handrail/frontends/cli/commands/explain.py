@@ -50,8 +50,7 @@ def _print_account(setting: CommandOptions, call_id: str) -> int:
     account = None
     if folders.database_file.exists():
         with LogReader.open_database(folders.database_file) as reader:
-            account = read_timeline(reader, call_id)
-            if account is None:
+            if (account := read_timeline(reader, call_id)) is None:
                 warn_about_missing_records("explain", folders, reader)
     if account is None:
         print_stderr_note(f"Call {call_id[:80]!r} is not in this workspace's log. `handrail log` lists the calls.")

@@ -386,8 +386,7 @@ def ensure_workspace_not_held(folders: StateFolders, what: str) -> None:
     from handrail.contract.errors import StartError
     from handrail.store.lease import find_lease_holder
 
-    holder = find_lease_holder(folders)
-    if holder is not None and holder.state == "alive":
+    if (holder := find_lease_holder(folders)) is not None and holder.state == "alive":
         how = "End that process" if holder.pid is None else f"End that process (kill {holder.pid})"
         raise StartError(
             f"The workspace {folders.workspace} is in use by {holder}, and {what} requires exclusive access. {how} and the "

@@ -258,8 +258,7 @@ def _choose_files(setting: CommandOptions, workspace: Path, *, yes: bool) -> lis
         if words == ["all"]:
             return [path for _, path, _ in rows]
         if all(word.isascii() and word.isdigit() and 0 < int(word) <= len(rows) for word in words):
-            chosen = [rows[int(word) - 1][1] for word in dict.fromkeys(words)]
-            if not chosen:
+            if not (chosen := [rows[int(word) - 1][1] for word in dict.fromkeys(words)]):
                 print_stderr_note("Nothing was done.")
             return chosen or None
         print_stderr_note(f"Expected numbers from 1 to {len(rows)}, or all.")
@@ -369,8 +368,7 @@ def _write_servers(setting: CommandOptions, servers: list[ImportedMcpServer]) ->
     except (ValueError, OSError) as error:
         raise UsageError(f"Nothing was written, because {path} would be invalid with these servers: {error}") from None
     sound, unsound = separate_invalid_servers(layer)
-    faults = [*sound.find_faults(), *(fault for one in servers for fault in unsound.get(one.name, ()))]
-    if faults:
+    if faults := [*sound.find_faults(), *(fault for one in servers for fault in unsound.get(one.name, ()))]:
         raise UsageError(f"Nothing was written, because {path} would be invalid with these servers: {faults[0]}")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if places:

@@ -36,8 +36,7 @@ def install_command(setting: CommandOptions, name: str, yes: bool, further: tupl
     definition = _definition(setting, name)
     if definition.missing_reason and not definition.url_or_command:
         raise click.UsageError(f"MCP server {name!r} cannot be used: {definition.missing_reason}. Correct it first.")
-    package = find_server_package(definition)
-    if package is None:
+    if (package := find_server_package(definition)) is None:
         print_stderr_note(f"handrail mcp install: {name} downloads nothing at its start. Nothing to install.")
         return ERROR
     package = _add_packages(package, further)

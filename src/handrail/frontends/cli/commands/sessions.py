@@ -137,8 +137,7 @@ def _session_summary(facts: StoredSessionSummary) -> str:
 
 def _show(setting: CommandOptions, session_id: str) -> None:
     with open_session_and_log_readers(setting) as (reader, log):
-        facts = reader.get(session_id)
-        if facts is None:
+        if (facts := reader.get(session_id)) is None:
             raise make_unknown_session_error(reader, session_id)
         messages = reader.read_messages(session_id)
         calls = log.calls(session=session_id)

@@ -267,8 +267,7 @@ def _select_states(
 
     wanted = keys or (setting.folders.key,)
     chosen = [one for one in kept if one.key in wanted]
-    unknown = set(keys) - {one.key for one in chosen}
-    if unknown:
+    if unknown := set(keys) - {one.key for one in chosen}:
         raise click.UsageError(
             f"Unknown keys: {', '.join(map(repr, sorted(unknown)))}. `handrail state` lists the keys."
         )

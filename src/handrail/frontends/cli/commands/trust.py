@@ -61,8 +61,7 @@ def command(setting: CommandOptions, action: str | None, known: str | None, revo
     if revoke:
         return _revoke(setting, folders)
     config = load_and_validate_configuration(setting)
-    file = config.workspace
-    if file is None:
+    if (file := config.workspace) is None:
         print_stderr_note(f"handrail trust: {folders.workspace} has no handrail.toml. To write one: handrail init")
         return ERROR
     if known is not None:
