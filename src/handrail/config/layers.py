@@ -6,6 +6,7 @@ import copy
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal, cast
@@ -359,10 +360,8 @@ def _rules(text: str) -> Any:
 
 def _parse_json_or_toml_value(text: str) -> Any:
     """Return a value in JSON or TOML syntax; any other text is a string."""
-    try:
+    with suppress(ValueError, RecursionError):
         return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
     try:
         read = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):

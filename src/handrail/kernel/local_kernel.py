@@ -56,6 +56,7 @@ from handrail.kernel.kernel_interface import FolderPath, Kernel
 from handrail.kernel.session_manager import SessionManager
 from handrail.origins import program_lookup
 from handrail.policy.call_authorizer import CallAuthorizer
+from handrail.policy.decision_explanation import explain
 from handrail.policy.rules.rules_and_modes import RuleBook
 from handrail.record.commit_log import CommitLog, InterruptedCall
 from handrail.runtime.files.session_roots import SessionRoots
@@ -225,8 +226,6 @@ class LocalKernel(Kernel):
         headless: bool,
     ) -> PolicyExplanation:
         """Explain a call in the sessions of ``context``; see :meth:`Kernel.explain_call`."""
-        from handrail.policy.decision_explanation import explain
-
         generation = context.generation
         if (entry := generation.resolve_tool_name(tool)) is None:
             nearest = " or ".join(generation.nearest_names(tool))

@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from handrail import config as configuration
 from handrail.arbiter.output.secret_redaction import create_redactor, redact_logs
@@ -43,6 +43,7 @@ from handrail.kernel.agent_loading import map_settings_to_secrets
 from handrail.kernel.kernel_interface import FolderPath, Kernel
 from handrail.kernel.local_kernel import OpenLocal, find_ineffective_setting_keys, is_client_setting
 from handrail.kernel.upstream_mcp_servers import RemoteMcpServerManager
+from handrail.policy.decision_explanation import PolicyExplanation
 from handrail.policy.rules.rules_and_modes import RuleBook
 from handrail.policy.watchdogs.api import ExternalWatchdog
 from handrail.record.commit_log import InterruptedCall
@@ -55,9 +56,6 @@ from handrail.store.lease import WorkspaceAlreadyHeld
 from handrail.store.state_folders import StateFolders
 from handrail.store.tables.approval_tables import ApprovalReader
 from handrail.store.tables.session_tables import select_session_rows
-
-if TYPE_CHECKING:
-    from handrail.policy.decision_explanation import PolicyExplanation
 
 
 class RemoteKernel(Kernel):
@@ -251,8 +249,6 @@ class RemoteKernel(Kernel):
     async def explain_call(
         self, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[RuleLike] = (), headless: bool = True
     ) -> PolicyExplanation:
-        from handrail.policy.decision_explanation import PolicyExplanation
-
         body = {
             "tool": tool,
             "arguments": dict(arguments),

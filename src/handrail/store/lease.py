@@ -148,10 +148,8 @@ def remove_former_holder_files(folders: StateFolders, token: int) -> None:
     """Remove the files of earlier acquisitions. A replaced process notices that its file is missing."""
     for former in _list_tokens(folders):
         if former != token:
-            try:
+            with contextlib.suppress(OSError):  # only the token in the database counts
                 _holder_path(folders, former).unlink()
-            except OSError:  # only the token in the database counts
-                pass
 
 
 class HolderFile:
@@ -449,11 +447,6 @@ class WorkspaceLease:
         return lease
 
     @staticmethod
-    def find_holder(folders: StateFolders) -> LeaseHolder | None:
-        """Return the present holder of the workspace; see :func:`handrail.store.lease.find_lease_holder`."""
-        return find_lease_holder(folders)
-
-    @staticmethod
     async def wait_until_free(folders: StateFolders, *, interval_s: float = 0.1) -> None:
         """Return when no process validly holds the workspace. The first :meth:`acquire` then gets it.
 
@@ -548,10 +541,8 @@ class WorkspaceLease:
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        try:
+        with contextlib.suppress(sqlite3.Error):
             self._connection.close()
-        except sqlite3.Error:
-            pass
         self._file.remove()
 
     def __enter__(self) -> WorkspaceLease:

@@ -642,7 +642,9 @@ def _write_name(folders: StateFolders) -> None:
     name = os.fsencode(folders.workspace)
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     flags |= getattr(os, "O_NONBLOCK", 0)  # a pipe in its place is not waited for
-    try:
+    with contextlib.suppress(
+        OSError
+    ):  # the file only informs users; the database reports a folder that cannot be written
         descriptor = os.open(folders.workspace_path_file, flags, 0o600)
         try:
             if os.read(descriptor, len(name) + 1) != name:
@@ -651,8 +653,6 @@ def _write_name(folders: StateFolders) -> None:
                 os.write(descriptor, name)
         finally:
             os.close(descriptor)
-    except OSError:  # the file only informs users; the database reports a folder that cannot be written
-        pass
 
 
 def _check_private(path: Path, *, given_away: bool = False) -> os.stat_result:

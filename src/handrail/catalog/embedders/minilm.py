@@ -12,6 +12,7 @@ import hashlib
 import threading
 import unicodedata
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -263,10 +264,8 @@ class MiniLMEmbedder:
 
 def _return_freed_memory() -> None:
     """Return freed memory to the system: loading leaves 60 MB that the C library would keep."""
-    try:
+    with suppress(OSError, AttributeError, TypeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError, TypeError):  # only glibc has it
-        pass
 
 
 def _model_path() -> Path:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec
 
 import click
 
+from handrail.contract.errors import UsageError
 from handrail.contract.permission_modes import MODES
 from handrail.contract.struct import Struct
 from handrail.frontends.cli.shell_completion import agents, complete_files, complete_folders
@@ -232,7 +233,6 @@ class ModelOptions(Struct, frozen=True):
         :raises UsageError: if no model is set, or it is not available
         """
         from handrail.agent.providers import open_model
-        from handrail.contract.errors import UsageError
 
         if (spec := self.model or manifest.model) is None:
             raise UsageError(without)

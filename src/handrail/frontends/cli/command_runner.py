@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from handrail.contract.errors import HandrailError, StartError, UsageError
 from handrail.frontends.cli.command_group import INTERRUPTED
 from handrail.frontends.cli.command_options import CommandOptions
 from handrail.frontends.cli.terminal_output import ask_yes_or_no, escape_to_one_line, print_stderr_note
@@ -131,7 +132,6 @@ def offer_moved_workspace_state(setting: CommandOptions) -> None:
 
     On a terminal, the user is asked. Otherwise a note names the command.
     """
-    from handrail.contract.errors import HandrailError
     from handrail.store.state_adoption import (
         adopt_state,
         find_adoptable_states,
@@ -189,7 +189,6 @@ def print_startup_warnings(config: MergedConfiguration, interrupted: Iterable[In
 
 
 def _check_rules(rules: Iterable[str]) -> None:
-    from handrail.contract.errors import UsageError
     from handrail.policy.rules.rule_sets import parse_entry
 
     faults: list[str] = []
@@ -249,11 +248,11 @@ def open_session_and_log_readers(setting: CommandOptions) -> Generator[tuple[Sto
     """
     from handrail.record.log_reader import LogReader
     from handrail.session.transcript_search import StoredSessionReader
-    from handrail.store.lease import WorkspaceLease
+    from handrail.store.lease import find_lease_holder
 
     folders = setting.folders
     with LogReader.open_database(folders.database_file) as log:
-        holder = WorkspaceLease.find_holder(folders)
+        holder = find_lease_holder(folders)
         yield StoredSessionReader(log.connection, None if holder is None else holder.token), log
 
 
@@ -345,7 +344,6 @@ def warn_about_missing_records(command: str, folders: StateFolders, reader: LogR
     """Print a note if records of a killed process are not in the log yet."""
     from sqlite3 import DatabaseError
 
-    from handrail.contract.errors import StartError
     from handrail.record.commit_log import read_unwritten_records
     from handrail.store.lease import find_lease_holder
 

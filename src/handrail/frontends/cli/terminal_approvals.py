@@ -18,6 +18,8 @@ from handrail.contract.approval_requests import ApprovalAnswer, ApprovalChoice, 
 from handrail.contract.errors import HandrailError, ToolError
 from handrail.contract.services.file_services import FileService
 from handrail.contract.services.tool_runtime import UserQuestion
+from handrail.contract.text.strict_json import InvalidJsonTextError, parse_arguments
+from handrail.contract.text.text_encodings import decode_file_text, strip_byte_order_mark
 from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.terminal_output import (
     escape_invisible_characters,
@@ -91,7 +93,6 @@ async def _read_current(path: str, workspace: str) -> bytes | None:
 
 
 def _edit_diff(tool_id: str, path: str, before: bytes | None, arguments: Mapping[str, Any]) -> str:
-    from handrail.contract.text.text_encodings import decode_file_text, strip_byte_order_mark
     from handrail.tools.files.lines_and_diffs import make_diff_of_texts
     from handrail.tools.files.text_changes import (
         adapt_content_to_original,
@@ -403,8 +404,6 @@ def parse_changed_arguments(text: str | bytes) -> dict[str, Any]:
 
     :raises ValueError: if they are not a JSON object; the text is a full sentence
     """
-    from handrail.contract.text.strict_json import InvalidJsonTextError, parse_arguments
-
     try:
         return parse_arguments(text)
     except InvalidJsonTextError as error:

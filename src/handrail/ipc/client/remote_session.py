@@ -402,10 +402,8 @@ class RemoteSession:
         return ChildSession(child, AgentManifest.model_validate(answer["agent"]))
 
     async def _stop(self, reason: StopReason) -> None:
-        try:
+        with contextlib.suppress(ConnectionLost, UsageError):  # the calls have ended with their lease holder or session
             await self._ipc_client.request("stop", {"session": self.id, "reason": reason})
-        except (ConnectionLost, UsageError):  # the calls have ended with their lease holder or session
-            pass
 
     def add_rules(self, *texts: str) -> None:
         """Add rules to the session; see :meth:`handrail.session.local_session.LocalSession.add_rules`."""
@@ -527,10 +525,8 @@ class RemoteSession:
                         await standing.request("suspend", self._suspend_body("shutdown", ENDED))
 
     async def _detach_from_holder(self, reason: StopReason) -> None:
-        try:
+        with contextlib.suppress(ConnectionLost, UsageError):  # the session has ended with its lease holder
             await self._ipc_client.request("suspend", self._suspend_body(reason, SUSPENDED))
-        except (ConnectionLost, UsageError):  # the session has ended with its lease holder
-            pass
 
     def _suspend_body(self, reason: StopReason, why: str) -> Message:
         return {"session": self.id, "reason": reason, "why": why}
@@ -764,10 +760,8 @@ class RemoteApprovalService:
 
         If the lease holder disconnected before it confirmed the answer, the answer may already be recorded.
         """
-        try:
+        with contextlib.suppress(ConnectionLost):
             return await ask(self._once_proxy)
-        except ConnectionLost:
-            pass
         try:
             return await ask(self._repeat_proxy)
         except ToolError:
@@ -781,10 +775,8 @@ class RemoteApprovalService:
 
     async def revoke_rule(self, rule_id: str) -> StoredProjectRule:
         known = next((rule for rule in self.list_rules() if rule.id == rule_id), None)
-        try:
+        with contextlib.suppress(ConnectionLost):
             return await self._once_proxy.revoke_rule(rule_id)
-        except ConnectionLost:
-            pass
         try:
             return await self._repeat_proxy.revoke_rule(rule_id)
         except ToolError:

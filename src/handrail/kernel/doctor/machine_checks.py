@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from handrail.agent.providers import is_module_importable
 from handrail.catalog.tool_prompt import CatalogTokenCosts, compute_token_costs
@@ -27,10 +27,6 @@ from handrail.runtime.ripgrep import find_ripgrep
 from handrail.sandbox import tier_probe
 from handrail.sandbox.start.spawn import find_bubblewrap_programs
 from handrail.sandbox.view import sandbox_user
-
-if TYPE_CHECKING:
-    from handrail.config import MergedConfiguration
-
 
 # One line of the report, and a function that runs checks so that a failing check does not stop the others.
 

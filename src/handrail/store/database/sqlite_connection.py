@@ -184,10 +184,8 @@ def open_reader(path: Path) -> sqlite3.Connection:
         # On a read-only file system SQLite cannot create the shared-memory file. A log that was closed properly needs
         # none: all of it is in one file.
         if getattr(error, "sqlite_errorname", "") == "SQLITE_CANTOPEN" and not Path(f"{path}-wal").exists():
-            try:
+            with suppress(sqlite3.Error, OSError):
                 return _read_only(path, "mode=ro&immutable=1")
-            except (sqlite3.Error, OSError):
-                pass
         raise make_database_start_error(path, error) from None
 
 
@@ -483,8 +481,6 @@ def _read_pragma(connection: sqlite3.Connection, name: str) -> int:
 def _size(path: Path) -> int:
     total = 0
     for file in (path, path.with_name(f"{path.name}-wal")):
-        try:
+        with suppress(OSError):
             total += file.stat().st_size
-        except OSError:
-            pass
     return total

@@ -628,10 +628,8 @@ class _DatabaseSink:
                 # This connection is never closed, so it is not the last.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
                 return
-            try:
+            with suppress(sqlite3.Error):
                 connection.close()
-            except sqlite3.Error:
-                pass
 
 
 def _build_statements(batch: Sequence[TableWork], chained: ChainedTable | None) -> Iterator[Statement]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from handrail.contract.errors import ToolError
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_agent_options
 from handrail.frontends.cli.command_runner import (
@@ -132,7 +133,6 @@ async def _decide(
     answers: Sequence[str],
 ) -> int:
     from handrail.contract.approval_requests import ApprovalAnswer
-    from handrail.contract.errors import ToolError
 
     changed = None
     if arguments is not None:
@@ -288,7 +288,6 @@ def _report_unknown_request(request_id: str) -> int:
 
 
 async def _ask(setting: CommandOptions, rows: Sequence[Approval], workspace: str) -> int:
-    from handrail.contract.errors import ToolError
     from handrail.frontends.cli.terminal_approvals import TerminalApprovalHandler
 
     approvals = sum(row.kind == "approval" for row in rows)
@@ -388,8 +387,6 @@ def _show_rules(setting: CommandOptions) -> int:
 
 
 async def _revoke(setting: CommandOptions, rule_id: str) -> int:
-    from handrail.contract.errors import ToolError
-
     if (approvals := _answer_service(setting)) is None:
         print_stderr_note(f"Rule {rule_id[:40]!r} does not exist. `handrail approve --rules` lists the stored rules.")
         return ERROR

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from handrail.contract.errors import HandrailError
 from handrail.frontends.cli.command_group import INTERRUPTED, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, ModelOptions, add_call_options, add_model_options
 from handrail.frontends.cli.command_runner import (
@@ -176,8 +177,6 @@ class ChatConversation:
         self._interruption.is_interrupted = False
 
     async def _run_command(self, text: str) -> None:
-        from handrail.contract.errors import HandrailError
-
         word, _, rest = text.partition(" ")
         try:
             if word == "/help":

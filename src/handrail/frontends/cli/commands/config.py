@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from handrail.contract.errors import Diagnostic, LoadError, StartError
 from handrail.frontends.cli.command_group import OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
 from handrail.frontends.cli.renderer import Cell, TerminalRenderer
@@ -49,7 +50,6 @@ def command(setting: CommandOptions, action: str | None, schema: bool) -> int:
 
 def warn_about_outdated_lease_holder(setting: CommandOptions) -> None:
     """Print a note if a running process still uses an earlier configuration."""
-    from handrail.contract.errors import StartError
     from handrail.store.lease import find_lease_holder
 
     with suppress(StartError):  # handrail doctor reports the problem
@@ -64,7 +64,6 @@ def load_and_validate_configuration(setting: CommandOptions) -> MergedConfigurat
     :raises StartError: if the workspace or the state folder is unusable
     """
     from handrail.config import load_configuration
-    from handrail.contract.errors import Diagnostic, LoadError
     from handrail.policy.rules.rule_sets import parse_entry
     from handrail.policy.rules.validation import find_failing_example
 

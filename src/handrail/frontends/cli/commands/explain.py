@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from handrail.contract.errors import ToolError
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_call_options
 from handrail.frontends.cli.command_runner import (
@@ -63,7 +64,6 @@ def _print_account(setting: CommandOptions, call_id: str) -> int:
 
 
 async def _explain(setting: CommandOptions, tool: str, text: bytes, interruption: InterruptHandler) -> int:
-    from handrail.contract.errors import ToolError
     from handrail.contract.text.strict_json import InvalidJsonTextError, parse_arguments
 
     try:

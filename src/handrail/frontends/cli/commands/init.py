@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from handrail.contract.errors import StartError
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
 from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_stderr_note
@@ -23,7 +24,6 @@ def command(setting: CommandOptions, everywhere: bool) -> int:
     """
     from handrail.config import FILE_NAME, default_config_folder
     from handrail.config.template import render_config_template
-    from handrail.contract.errors import StartError
 
     if everywhere:
         path = Path(setting.config) if setting.config is not None else default_config_folder() / FILE_NAME

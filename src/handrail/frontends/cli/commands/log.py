@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from handrail.contract.errors import StartError
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_workspace_options
 from handrail.frontends.cli.command_runner import print_former_paths, warn_about_missing_records
@@ -25,7 +26,10 @@ from handrail.frontends.cli.terminal_output import (
     print_json,
     print_stderr_note,
 )
-from handrail.record.log_reader import LoggedCallSummary
+from handrail.record.hash_chain import GENESIS
+from handrail.record.log_reader import LoggedCallSummary, LogReader
+from handrail.store.database.sqlite_connection import compact
+from handrail.store.state_folders import check_session_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,8 +90,6 @@ def command(
     purge permanently removes the content of old records, sessions that are entirely older, and files that are no longer
     referenced: --before 30, --session ID. Afterwards the log still verifies, and shows how many records were redacted.
     """
-    from handrail.record.log_reader import LogReader
-
     if action != "purge" and (before is not None or dry_run or (yes and action != "acknowledge")):
         raise click.UsageError(
             "`--before`, `--dry-run` and `--yes` are options of `purge`. Run: handrail log purge --before DAYS|DATE"
@@ -132,8 +134,6 @@ def _show_log(
 ) -> int:
     from sqlite3 import DatabaseError
 
-    from handrail.contract.errors import StartError
-
     try:
         if call is not None or records:
             chosen = list(reader.records(session=session, call=call, limit=limit, newest_first=True))
@@ -154,7 +154,6 @@ def _show_log(
 
 def _report_missing_log(setting: CommandOptions, folders: StateFolders, action: str | None, head: str | None) -> int:
     """Report a missing log. It is an error only if records are known to have been written."""
-    from handrail.record.hash_chain import GENESIS
     from handrail.record.verification import LogVerification
     from handrail.store.database.journal import read_log_head
 
@@ -323,7 +322,6 @@ def run_log_purge(setting: CommandOptions, before: str | None, session: str | No
     :raises StartError: if another process holds the workspace, or the log cannot be written
     """
     from handrail.record.commit_log import read_unwritten_records
-    from handrail.record.log_reader import LogReader
     from handrail.record.record_purge import plan_purge
 
     selection = _selection(before, session)
@@ -353,7 +351,6 @@ def run_log_purge(setting: CommandOptions, before: str | None, session: str | No
 
 def _selection(before: str | None, session: str | None) -> PurgeSelection:
     from handrail.record.record_purge import PurgeSelection
-    from handrail.store.state_folders import check_session_id
 
     if before is None and session is None:
         raise click.UsageError(
@@ -383,7 +380,6 @@ def ensure_workspace_not_held(folders: StateFolders, what: str) -> None:
     :param what: the action that needs exclusive access
     :raises StartError: if another process holds the workspace
     """
-    from handrail.contract.errors import StartError
     from handrail.store.lease import find_lease_holder
 
     if (holder := find_lease_holder(folders)) is not None and holder.state == "alive":
@@ -443,10 +439,8 @@ async def _purge(
     from dataclasses import replace
 
     from handrail.record.commit_log import CommitLog
-    from handrail.record.log_reader import LogReader
     from handrail.record.record_purge import purge_records
     from handrail.record.verification import verify_log
-    from handrail.store.database.sqlite_connection import compact
     from handrail.store.workspace_store import WorkspaceStore
 
     store = WorkspaceStore.open(setting.workspace, setting.state, frontend="log purge", allow_home=setting.allow_home)
@@ -518,9 +512,7 @@ def run_log_acknowledge(setting: CommandOptions, *, yes: bool) -> int:
     :raises UsageError: without a terminal or ``--yes``
     :raises StartError: if another process holds the workspace, or the log cannot be written
     """
-    from handrail.contract.errors import StartError
     from handrail.record.commit_log import CommitLog
-    from handrail.record.log_reader import LogReader
     from handrail.store.database.journal import read_log_head
     from handrail.store.workspace_store import WorkspaceStore
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from handrail.contract.errors import UsageError
 from handrail.contract.struct import Struct, field
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
@@ -111,7 +112,6 @@ def _read_files(setting: CommandOptions, files: Sequence[Path], workspace: Path)
     :raises UsageError: if the only file cannot be read
     """
     from handrail.authoring.mcp_server_import import import_mcp_servers
-    from handrail.contract.errors import UsageError
 
     taken = _used_secret_names(setting)
     found: list[ImportedMcpServer] = []
@@ -215,8 +215,6 @@ def _offer_server_install(
     setting: CommandOptions, definition: ServerDefinition, outcome: ServerImportResult, yes: bool
 ) -> None:
     """Install one imported server if it requires it and the user agrees."""
-    from handrail.contract.errors import UsageError
-
     try:
         if (package := find_server_package(definition)) is None:
             return
@@ -351,7 +349,6 @@ def _write_servers(setting: CommandOptions, servers: list[ImportedMcpServer]) ->
 
     from handrail.authoring.mcp_server_import import format_server_tables
     from handrail.config.layers import ConfigLayer, separate_invalid_servers
-    from handrail.contract.errors import UsageError
     from handrail.contract.text.text_encodings import decode_file_text, decode_settings_text
     from handrail.store import operator_decisions
 

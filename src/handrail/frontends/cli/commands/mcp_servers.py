@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from handrail.contract.errors import UsageError
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
 from handrail.frontends.cli.commands.config import load_and_validate_configuration
@@ -76,7 +77,6 @@ def list_command(setting: CommandOptions) -> int:
 
 
 def _row(setting: CommandOptions, definition: ServerDefinition) -> dict[str, object]:
-    from handrail.contract.errors import UsageError
     from handrail.registry.definition_pins import StoredPins, find_unapproved_definitions
     from handrail.upstream.mcp_source import McpSource
     from handrail.upstream.requested_hosts import describe_denied_hosts

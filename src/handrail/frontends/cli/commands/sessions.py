@@ -29,6 +29,7 @@ from handrail.frontends.cli.terminal_output import (
     print_escaped_lines,
     print_json,
     print_stderr_note,
+    shorten,
 )
 
 if TYPE_CHECKING:
@@ -169,7 +170,6 @@ def _conversation_lines(kept: Sequence[Mapping[str, Any]]) -> Generator[str]:
         TextPart,
         UserMessage,
     )
-    from handrail.frontends.cli.terminal_output import shorten
 
     found = restore_conversation(enumerate(kept))
     for message in (*found.messages, *([found.open.message] if found.open is not None else [])):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from handrail.contract.errors import UsageError
 from handrail.frontends.cli.command_group import OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_agent_options
 from handrail.frontends.cli.command_runner import InterruptHandler, open_configured_kernel, run_on_event_loop
@@ -136,8 +137,6 @@ def _entries_in_category(name: str, entries: list[ToolEntry], view: CatalogView)
 
     :raises UsageError: for an unknown category
     """
-    from handrail.contract.errors import UsageError
-
     there = sorted({*(view.find_category_of_entry(entry) for entry in entries), *view.empty_categories})
     if name not in there:
         raise UsageError(f"Category {name!r} does not exist. Pass one of: {', '.join(there)}.")
