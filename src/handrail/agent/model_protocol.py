@@ -268,7 +268,6 @@ class Model(Protocol):
 
     async def aclose(self) -> None:
         """Close the connections. The model cannot be used afterwards."""
-        ...
 
 
 # Errors of a provider: read by the operator, never by a model.

@@ -140,7 +140,6 @@ class TimedWork(Protocol):
 
     def time_out(self) -> None:
         """End, since the time is over."""
-        ...
 
 
 class SharedTimeout:

@@ -236,7 +236,6 @@ class ToolFinder(Protocol):
 
     def preload_index(self, generation: Generation) -> None:
         """Schedule the loading of what a search in ``generation`` needs."""
-        ...
 
     def find_tools_for_unknown_name(self, generation: Generation, name: str, count: int = 2) -> list[str]:
         """Return tools that share words with an unknown name, if this needs no waiting."""

@@ -51,7 +51,6 @@ class CommitLogReadService(Protocol):
 
         :raises LogUnavailable: if they cannot be written
         """
-        ...
 
 
 class Kernel(ABC):

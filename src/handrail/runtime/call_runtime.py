@@ -195,7 +195,6 @@ class CallServices(Protocol):
 
     def record_attempt(self, attempt: ConnectionAttempt) -> None:
         """Add a host that the call tried to reach to its record. Thread-safe."""
-        ...
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result: ...
 

@@ -79,7 +79,6 @@ class VectorConsumer(Protocol):
 
     def accept_vectors(self, known: Mapping[bytes, Any]) -> None:
         """Accept vectors: those that are known at the start if they are many, and all at the end."""
-        ...
 
 
 class _PendingRequest:

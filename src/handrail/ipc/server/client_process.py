@@ -173,7 +173,6 @@ class ClientFacingKernel(Protocol):
 
         :raises ValueError: if a value cannot be redacted
         """
-        ...
 
     async def open_session(self, opening: SessionOpenParameters, id: str | None = None) -> LocalSession: ...
 
@@ -213,14 +212,12 @@ class ClientFacingServer(Protocol):
 
     async def wait_for_orphaned_calls(self, session_id: str) -> None:
         """Wait until no call runs in a session whose client process has disconnected."""
-        ...
 
     def release_lost_client(self, client: ClientProcess, sessions: Iterable[LocalSession]) -> None:
         """Release a client process that has disconnected.
 
         Its sessions are suspended after their calls have ended. Then its registrations end.
         """
-        ...
 
 
 class ClientProcess:

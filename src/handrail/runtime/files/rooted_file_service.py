@@ -138,19 +138,15 @@ class ChangeTracker(Protocol):
 
     def keep(self, before: bytes | None, mode: int | None, after: bytes, new_mode: int, /) -> None:
         """Keep what the write replaces, directly before it does."""
-        ...
 
     def keep_deleted(self, entries: Sequence[str], aside: str, /) -> None:
         """Keep a tree directly before it is deleted. Until then, it has the name ``aside``."""
-        ...
 
     def keep_moved(self, source: ResolvedPath, entries: Sequence[str], /) -> None:
         """Keep a tree directly before it is moved."""
-        ...
 
     def discard(self) -> None:
         """Forget the change, since it failed."""
-        ...
 
 
 class RootedFiles:

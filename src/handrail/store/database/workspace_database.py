@@ -56,7 +56,6 @@ class DatabaseTable(Protocol):
 
         :raises SinkUnavailable: if the present content must not be written to
         """
-        ...
 
     def build_statements(self, batch: Sequence[Any]) -> Iterable[Statement]:
         """Return the statements that make ``batch`` durable, in order.
