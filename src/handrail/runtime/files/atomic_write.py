@@ -105,8 +105,7 @@ def read_open_file_within_limit(descriptor: int, size: int) -> bytes:
     parts: list[bytes] = []
     offset = 0
     while offset <= MAX_EDIT_BYTES:
-        part = os.pread(descriptor, max(size - offset, 0) + 1 if offset <= size else 1 << 16, offset)
-        if not part:
+        if not (part := os.pread(descriptor, max(size - offset, 0) + 1 if offset <= size else 1 << 16, offset)):
             break
         parts.append(part)
         offset += len(part)
@@ -252,12 +251,7 @@ def write_temporary_file(
 
 
 def _write_and_swap(
-    parent: int,
-    name: str,
-    data: bytes,
-    before: CurrentFile | None,
-    located: ResolvedPath,
-    keep: KeepContent | None,
+    parent: int, name: str, data: bytes, before: CurrentFile | None, located: ResolvedPath, keep: KeepContent | None
 ) -> None:
     temporary = make_temporary_name()
     try:
@@ -325,7 +319,6 @@ def _set_owner_like(descriptor: int, like: os.stat_result) -> None:
 
 
 def _publish_as_new_file(parent: int, temporary: str, name: str, located: ResolvedPath) -> None:
-    """Give the temporary file a name that no file has."""
     try:
         rename_without_overwriting(parent, temporary, name)
     except FileExistsError as error:
@@ -338,8 +331,7 @@ def _publish_over_unchanged_file(
     parent: int, temporary: str, name: str, before: CurrentFile, located: ResolvedPath
 ) -> None:
     """Give the temporary file the name of a file that still is exactly ``before``."""
-    now = read_current_file(parent, name, located)
-    if now is None or now.data != before.data:
+    if (now := read_current_file(parent, name, located)) is None or now.data != before.data:
         raise build_changed_file_error(located)
     try:
         exchanged = _rename(parent, temporary, name, _RENAME_EXCHANGE)
@@ -408,8 +400,7 @@ def _rename(parent: int, old: str, new: str, flags: int, new_parent: int | None 
     :param new_parent: the new folder; None for the same one
     :raises OSError: with the kernel's error
     """
-    call = getattr(_libc, "renameat2", None)
-    if call is None:
+    if (call := getattr(_libc, "renameat2", None)) is None:
         return False
     if call(parent, os.fsencode(old), parent if new_parent is None else new_parent, os.fsencode(new), flags) == 0:
         return True
@@ -513,8 +504,7 @@ def _copy_file(root: str, path: str, file: tuple[int, int], room: _CopyBudget) -
 
     :raises OSError: if it cannot be copied
     """
-    parent = open_parent(root, path)
-    if parent is None:
+    if (parent := open_parent(root, path)) is None:
         return None
     name = path.rpartition("/")[2]
     temporary = f".handrail-{secrets.token_hex(8)}.tmp"

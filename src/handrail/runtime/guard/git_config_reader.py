@@ -250,8 +250,7 @@ def is_harmless_git_setting(entry: GitConfigLine, inside: Callable[[str], bool])
 
     :param inside: whether a path, relative to the git directory, stays in the folder that the tool may write
     """
-    check = _HARMLESS_KEYS.get(entry.key)
-    if check is not None:
+    if (check := _HARMLESS_KEYS.get(entry.key)) is not None:
         return check(entry.value)
     if entry.key == "core.worktree":
         return entry.value is not None and _TEXT.fullmatch(entry.value) is not None and inside(entry.value)
@@ -417,8 +416,7 @@ def _read_config_entries(path: str, follow: bool) -> tuple[GitConfigLine, ...]:
     try:
         status = os.stat(path, follow_symlinks=follow)  # noqa: PTH116 - on the way of each start
         key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        known = _CONFIG_CACHE.get(path)
-        if known is not None and known.key == key:
+        if (known := _CONFIG_CACHE.get(path)) is not None and known.key == key:
             return known.entries
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_CONFIG_BYTES:
             return ()

@@ -261,8 +261,7 @@ class RunningLanguageServer:
 
         :raises ToolError: if the file cannot be read
         """
-        document = self.documents.get(path)
-        if document is None:
+        if (document := self.documents.get(path)) is None:
             stamp = read_file_stamp(path)
             text = await asyncio.to_thread(self._read_text, path)
             document = OpenDocument(
@@ -352,8 +351,7 @@ class RunningLanguageServer:
         A server may say only after its start that it answers requests for them.
         If anything changed since the last ones, the text is sent again: only then does a new version tell them apart.
         """
-        known = self._fresh.get(document.path)
-        if known is not None and known != self._changes_sent:
+        if (known := self._fresh.get(document.path)) is not None and known != self._changes_sent:
             self._send_text(document, document.text)
         before = self.connection.diagnostics_count
         until = asyncio.get_running_loop().time() + self._times.pushed_s

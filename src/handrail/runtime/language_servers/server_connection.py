@@ -130,7 +130,6 @@ def parse_body(body: bytes) -> dict[str, Any]:
 
 
 def encode_message(message: Mapping[str, Any]) -> bytes:
-    """Return a message with its header."""
     body = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
 
