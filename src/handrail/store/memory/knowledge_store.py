@@ -17,6 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from msgspec.structs import astuple
+
 from handrail.contract.errors import StartError
 from handrail.contract.struct import Struct
 from handrail.contract.text.lazy_patterns import compile_regex_lazily
@@ -601,21 +603,7 @@ def parse_entry(data: Mapping[str, Any], workspace: str) -> KnowledgeEntry:
 
 
 def _to_row(entry: KnowledgeEntry) -> tuple[Any, ...]:
-    return (
-        entry.id,
-        entry.text,
-        entry.key,
-        json.dumps(entry.tags),
-        entry.created_ns,
-        entry.workspace,
-        entry.session,
-        entry.call,
-        entry.agent,
-        entry.untrusted,
-        entry.confirmed_ns,
-        entry.replaces,
-        entry.superseded_by,
-    )
+    return astuple(replace(entry, tags=json.dumps(entry.tags)))
 
 
 def _select(connection: sqlite3.Connection, where: str, values: Sequence[Any]) -> list[KnowledgeEntry]:

@@ -193,21 +193,13 @@ def _insert_statement(asked: Approval, whole: bool) -> Statement:
     request: dict[str, Any] = dict(write(ApprovalRequest, asked.request))
     if asked.questions:
         request["questions"] = asked.questions
-    return (
+    sql = (
         "INSERT INTO approval (id, kind, session, call, state, created_ns, expires_ns, exact_arguments, request) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            asked.id,
-            asked.kind,
-            asked.request.session_id,
-            asked.request.call_id,
-            asked.state,
-            asked.request.created_ns,
-            asked.request.expires_ns,
-            int(whole),
-            encode_json_with_fallback(request, max_bytes=2**62),
-        ),
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
     )
+    of = asked.request
+    last = (asked.state, of.created_ns, of.expires_ns, int(whole), encode_json_with_fallback(request, max_bytes=2**62))
+    return sql, (asked.id, asked.kind, of.session_id, of.call_id, *last)
 
 
 def _parse_row(row: tuple[Any, ...]) -> Approval:

@@ -313,14 +313,8 @@ class NotificationTable(WorkspaceTable):
 
         :param along: works of the same transaction
         """
-        body = {
-            "kind": notice.kind,
-            "source": notice.source,
-            "text": notice.text,
-            "at_ns": notice.at_ns,
-            "data": None if notice.data is None else dict(notice.data),
-            "untrusted": notice.untrusted,
-        }
+        body = {name: getattr(notice, name) for name in ("kind", "source", "text", "at_ns", "untrusted")}
+        body["data"] = None if notice.data is None else dict(notice.data)
         sql = "INSERT INTO notification (id, session, delivered, body) VALUES (?, ?, 0, ?) ON CONFLICT (id) DO NOTHING"
         values = (notice.id, notice.session_id, encode_json_with_fallback(body, max_bytes=_UNBOUNDED))
         await self.commit(make_statement_work((sql, values)), *along)

@@ -141,21 +141,10 @@ class JobTable(WorkspaceTable):
 
 def _insert_statement(row: JobRow) -> Statement:
     job = row.job
-    return (
-        f"INSERT INTO job ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - our own words
-        (
-            job.id,
-            job.session_id,
-            job.call_id.encode("utf-8", "backslashreplace").decode(),
-            job.tool_id,
-            job.state,
-            job.created_ns,
-            job.ended_ns,
-            job.attempt,
-            int(row.notified),
-            _encode_details(row),
-        ),
-    )
+    call_id = job.call_id.encode("utf-8", "backslashreplace").decode()
+    last = (job.created_ns, job.ended_ns, job.attempt, int(row.notified), _encode_details(row))
+    sql = f"INSERT INTO job ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - our own words
+    return sql, (job.id, job.session_id, call_id, job.tool_id, job.state, *last)
 
 
 _DETAILS = ("about", "arguments", "definition", "output", "untrusted", "exposure", "prompt_mask", "given_up")

@@ -178,20 +178,7 @@ def _parse_row(row: tuple[Any, ...]) -> SessionRow:
     numbers = (opened_ns, used_ns, 0 if closed_ns is None else closed_ns, 0 if holder is None else holder)
     if not all(isinstance(text, str) for text in texts) or not all(isinstance(number, int) for number in numbers):
         raise make_damaged_row_error(f"the row of session {str(id)[:80]!r}")
-    return SessionRow(
-        id,
-        opened_ns,
-        closed_ns,
-        agent,
-        topic,
-        frontend,
-        bool(headless),
-        decode_stored_object(details) or {},
-        used_ns=used_ns,
-        holder=holder,
-        parent_session=under,
-        parent_call=under_call,
-    )
+    return SessionRow(*(*row[:6], bool(headless), decode_stored_object(details) or {}, *row[8:]))
 
 
 class SessionToolStateTable(WorkspaceTable):
@@ -254,19 +241,11 @@ _COPIED = (
 
 
 def _row_values(row: SessionRow) -> tuple[SqlValue, ...]:
-    return (
-        row.id,
-        row.opened_ns,
-        _storable_text(row.agent),
-        None if row.topic is None else _storable_text(row.topic),
-        _storable_text(row.frontend),
-        int(row.headless),
-        encode_json_with_fallback(dict(row.details)),
-        row.used_ns,
-        row.holder,
-        row.parent_session,
-        row.parent_call,
-    )
+    topic = None if row.topic is None else _storable_text(row.topic)
+    texts = (_storable_text(row.agent), topic, _storable_text(row.frontend))
+    details = encode_json_with_fallback(dict(row.details))
+    last = (row.used_ns, row.holder, row.parent_session, row.parent_call)
+    return (row.id, row.opened_ns, *texts, int(row.headless), details, *last)
 
 
 def _storable_text(text: str) -> str:
