@@ -178,7 +178,9 @@ def _parse_row(row: tuple[Any, ...]) -> SessionRow:
     numbers = (opened_ns, used_ns, 0 if closed_ns is None else closed_ns, 0 if holder is None else holder)
     if not all(isinstance(text, str) for text in texts) or not all(isinstance(number, int) for number in numbers):
         raise make_damaged_row_error(f"the row of session {str(id)[:80]!r}")
-    return SessionRow(*(*row[:6], bool(headless), decode_stored_object(details) or {}, *row[8:]))
+    values: list[Any] = [*row]
+    values[6:8] = bool(headless), decode_stored_object(details) or {}
+    return SessionRow(*values)
 
 
 class SessionToolStateTable(WorkspaceTable):
