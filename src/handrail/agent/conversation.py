@@ -260,8 +260,7 @@ class _ConversationReader:
         """The stored ids of the open exchange's calls, with the ids that they have now."""
 
     def take(self, position: int, data: Mapping[str, Any]) -> None:
-        role = data.get("role")
-        if role == "user":
+        if (role := data.get("role")) == "user":
             text = data.get("text")
             if isinstance(text, str):
                 self._settle()

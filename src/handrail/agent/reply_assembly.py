@@ -379,8 +379,7 @@ class HistoryCallIdAllocator:
     def _next_own_id(self) -> str:
         while True:
             self._next += 1
-            wire_id = _make_id(self._next)
-            if wire_id not in self._used:
+            if (wire_id := _make_id(self._next)) not in self._used:
                 return wire_id
 
 

@@ -135,8 +135,7 @@ def _example(schema: object, root: Mapping[str, Any], depth: int, name: str = "t
         return stated[0]
     if parts := _alternatives(node):
         return _example(parts[0], root, depth + 1, name)
-    kind = _kind(node)
-    if kind == "object":
+    if (kind := _kind(node)) == "object":
         properties = cast("Mapping[str, Any]", node.get("properties") or {})
         required = cast("list[str]", node.get("required") or [])
         return {inner: _example(properties.get(inner), root, depth + 1, inner) for inner in required}

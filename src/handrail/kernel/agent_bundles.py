@@ -303,8 +303,7 @@ def _collect_generations(
     everybody = {one.manifest.id: one for one in iterate_agents(config, folders)}
     wanted = [agent]
     while wanted:
-        name = wanted.pop(0)
-        if name in found:
+        if (name := wanted.pop(0)) in found:
             continue
         loaded = everybody.get(name) or load_agent(config, name, folders)
         sources = make_tool_sources(
@@ -396,8 +395,7 @@ def _list_tool_files(entry: ToolEntry, folder: Path, sources: Mapping[str, Path]
     tool = entry.tool
     assert isinstance(tool, PerCallExecutableTool)
     found = [Path(entry.source)]
-    own = Path(tool.folder)
-    if own == folder:
+    if (own := Path(tool.folder)) == folder:
         found.append(Path(tool.executable))
     if isinstance(tool, PerCallModuleTool):
         found += (path for path in sorted(folder.glob("*.py")) if not path.stat().st_mode & 0o111)

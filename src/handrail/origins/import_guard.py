@@ -136,8 +136,7 @@ class WorkspaceImportGuard:
         """Return whether Handrail, a dependency, or the standard library for itself, imports a module."""
         standard = top in sys.stdlib_module_names
         while frame is not None:
-            asking = _top_package_of(frame)
-            if asking in DEPENDENCIES:
+            if (asking := _top_package_of(frame)) in DEPENDENCIES:
                 return True
             if (
                 asking not in sys.stdlib_module_names

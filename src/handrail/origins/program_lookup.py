@@ -102,8 +102,7 @@ def walk_folders_and_links(path: str) -> Iterator[str]:
     left = path.split("/")[::-1]
     at, links = "", 0
     while left:
-        part = left.pop()
-        if part in ("", "."):
+        if (part := left.pop()) in ("", "."):
             continue
         if part == "..":
             at = at.rpartition("/")[0]

@@ -457,8 +457,7 @@ class _RecordTable:
         # The last batch is durable; otherwise `opened` would have been called.
         self._durable = (self._sequence, self._previous)
         self._confirmed_lost = self._reported_lost
-        lost = self._writer.lost
-        if lost > self._reported_lost:
+        if (lost := self._writer.lost) > self._reported_lost:
             entries.append(
                 _make_entries(
                     self._clock(), [Record("records-dropped", "", "", {"records": lost - self._reported_lost})]

@@ -270,8 +270,7 @@ def expand_braces(pattern: str) -> list[str]:
                 kind="invalid_input",
             )
         text, begin = todo.pop()
-        start = text.find("{", begin)
-        if start == -1:
+        if (start := text.find("{", begin)) == -1:
             done.append(text)
             continue
         choices, end = _split_choices(text, start)
@@ -465,13 +464,11 @@ def _describe_pattern_error(text: str) -> str:
     message = text.removeprefix("rg: ").partition("\n\nConsider enabling")[
         0
     ]  # it suggests options that callers cannot set
-    reason = message.rpartition("\nerror: ")[2].strip()
-    if reason == message.strip():
+    if (reason := message.rpartition("\nerror: ")[2].strip()) == message.strip():
         return reason if len(reason) <= _MOST_REASON else "it is too long or too complex"
     lines = message.splitlines()
     for line, marks in pairwise(lines):
-        at = marks.find("^")
-        if at >= 0 and not marks.strip(" ^"):
+        if (at := marks.find("^")) >= 0 and not marks.strip(" ^"):
             start = re.match(r" *(?:[0-9]+: )?(?:\(\?:)?", line)
             begin = max(at - _EXCERPT, 0 if start is None else start.end())
             shown = line[begin : min(at + _EXCERPT, len(line) - line.endswith(")"))]  # ripgrep puts it into a group

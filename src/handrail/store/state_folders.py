@@ -148,8 +148,7 @@ AncestorLine = list[tuple[str, InodeIdentity | None]]
 
 def explain_too_broad_workspace(folder: Path) -> str | None:
     """Return why the canonical ``folder`` is broader than a project; None if it is not."""
-    real = str(folder)
-    if real == folder.anchor:
+    if (real := str(folder)) == folder.anchor:
         return "the whole file system"
     line = _ancestors_of(real)
     if (personal := _explain_personal_folder(real, line)) is not None:

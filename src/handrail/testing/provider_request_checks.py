@@ -81,8 +81,7 @@ def stream_content_blocks(part: ServerToolUse) -> Iterator[tuple[dict[str, Any],
 
 def find_server_tool_faults(tool: Mapping[str, Any]) -> list[str]:
     """Return the faults for which Anthropic would reject an entry of ``tools`` with a ``type``."""
-    kind = tool.get("type")
-    if kind not in _FORMS:
+    if (kind := tool.get("type")) not in _FORMS:
         return [f"tools: Input tag {kind!r} does not match any of the expected tags"]
     name, options = _FORMS[cast("str", kind)]
     found = [
@@ -103,8 +102,7 @@ def find_server_tool_use_faults(
     found: list[str] = []
     open_uses: list[object] = []
     for block in blocks_of:
-        kind = str(block.get("type"))
-        if kind == "server_tool_use":
+        if (kind := str(block.get("type"))) == "server_tool_use":
             open_uses.append(block.get("id"))
             if role != "assistant":
                 found.append(f"{where}: server_tool_use in a message of role {role!r}")
@@ -309,8 +307,7 @@ def find_tool_entry_faults(tools: list[tuple[Mapping[str, Any], str]]) -> list[s
     names: set[str] = set()
     for tool, schema_key in tools:
         collect_tool_name_faults(tool.get("name"), "tools", found)
-        name = str(tool.get("name"))
-        if name in names:
+        if (name := str(tool.get("name"))) in names:
             found.append(f"tools: names must be unique, {name!r} is there twice")
         names.add(name)
         if _dict(tool.get(schema_key)).get("type") != "object":

@@ -270,8 +270,7 @@ class _OutputReader:
     def find_lines_end(self, start: int, count: int) -> int:
         while start < self.size:
             block = self.read_at(start, _BLOCK)
-            ends = block.count(b"\n")
-            if ends < count:
+            if (ends := block.count(b"\n")) < count:
                 count, start = count - ends, start + len(block)
                 continue
             place = -1

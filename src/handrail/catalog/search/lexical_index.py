@@ -254,8 +254,7 @@ class LexicalIndex:
         for number, each in enumerate(bags):
             lengths.append(each.length)
             for term, weight in each.weights.items():
-                place = places.setdefault(term, len(documents_of))
-                if place == len(documents_of):
+                if (place := places.setdefault(term, len(documents_of))) == len(documents_of):
                     documents_of.append(array("i", (number,)))
                     weights_of.append(array("f", (weight,)))
                 else:
@@ -475,8 +474,7 @@ def find_top_value_indices(numpy: Any, total: Any, count: int) -> list[int]:
 
     Of equal values, the lower number comes first.
     """
-    several = min(count, len(total))
-    if several == 0:
+    if (several := min(count, len(total))) == 0:
         return []
     least = numpy.partition(total, len(total) - several)[len(total) - several]
     above = numpy.flatnonzero(total > least)

@@ -262,8 +262,7 @@ class ParametersSchema:
                 return [*texts[:MAX_PROBLEMS], "more problems may exist"]
             if validator.is_valid({name: value}):
                 continue
-            cost = self._effort.estimate_argument_cost(name, value).listing
-            if cost <= left:
+            if (cost := self._effort.estimate_argument_cost(name, value).listing) <= left:
                 left -= cost
                 texts += _list_error_texts(validator.iter_errors({name: value}), self.parameters)
             else:

@@ -588,8 +588,7 @@ class _UnifiedReader(_PatchReader):
             return None
         while at < len(self.lines) and self.lines[at].startswith(_NO_LINE_END):
             at += 1
-        ahead = self._find_text(at)
-        if ahead >= len(self.lines):
+        if (ahead := self._find_text(at)) >= len(self.lines):
             return at
         is_more = self.lines[ahead][0] in " +-\\" and not self._is_file_head(ahead) and not self._is_signature(ahead)
         return None if is_more else at

@@ -334,8 +334,7 @@ def _score(sample: bytes, legacy: _LegacyEncoding) -> float:
         return 0.0
     good = 0.0
     for character, count in counts.items():
-        rank = legacy.common.find(character.lower() if legacy.case else character)
-        if rank >= 0:
+        if (rank := legacy.common.find(character.lower() if legacy.case else character)) >= 0:
             is_frequent = rank < _FREQUENT or not is_alphabet
             good += count * (1 if is_frequent else 0.7) * (0.8 if legacy.case and character.isupper() else 1)
         elif legacy.letters.match(character):

@@ -122,8 +122,7 @@ def is_headless(environment: Mapping[str, str]) -> bool:
 
     :raises UsageError: for an invalid value of ``HANDRAIL_HEADLESS``
     """
-    given = environment.get("HANDRAIL_HEADLESS", "").strip().lower()
-    if given in _YES or given in _NO:
+    if (given := environment.get("HANDRAIL_HEADLESS", "").strip().lower()) in _YES or given in _NO:
         return given in _YES
     if given:
         raise click.UsageError(f"Invalid value of HANDRAIL_HEADLESS: {given!r}. Expected 1 or 0.")

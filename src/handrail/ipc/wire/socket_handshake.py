@@ -467,8 +467,7 @@ def check_greeting_length(hello: Message) -> None:
 
     :raises StartError: if it is longer than :data:`MAX_GREETING_BYTES`
     """
-    size = len(encode_frame(_make_greeting(hello)))
-    if size > MAX_GREETING_BYTES:
+    if (size := len(encode_frame(_make_greeting(hello)))) > MAX_GREETING_BYTES:
         raise StartError(
             f"The tools, rules and secrets of this process take {size:,} bytes. The maximum for a workspace that another "
             f"process holds is {MAX_GREETING_BYTES:,} bytes. Register fewer, or start this process first."

@@ -494,8 +494,7 @@ def _faults_in_messages(prompt: _PromptItem, where: str) -> Iterator[tuple[str, 
 def _fault_in_content(content: str | Mapping[str, Any]) -> str | None:
     if isinstance(content, str):
         return None
-    kind = content.get("type")
-    if kind == "text":
+    if (kind := content.get("type")) == "text":
         return None if isinstance(content.get("text"), str) else "expected a string in text"
     if kind in ("image", "audio"):
         data, file = content.get("data"), content.get("file")

@@ -151,8 +151,7 @@ def strip_tags(page: str) -> str:
     out: list[str] = []
     at, end = 0, len(page)
     while at < end:
-        begin = page.find("<", at)
-        if begin < 0:
+        if (begin := page.find("<", at)) < 0:
             out.append(page[at:])
             break
         out.append(page[at:begin])

@@ -73,8 +73,7 @@ def write_file_atomically(
     :raises ToolError: ``conflict`` if the file is not as expected, ``denied`` if it is not a regular file with one name
     :raises OSError: with the kernel's error
     """
-    path = located.relative_path
-    if path == ".":
+    if (path := located.relative_path) == ".":
         raise ToolError(f"`{located.display_path}` is a folder. Name a file to write.", kind="invalid_input")
     parent_path, _, name = path.rpartition("/")
     assert located.root is not None
@@ -404,8 +403,7 @@ def _rename(parent: int, old: str, new: str, flags: int, new_parent: int | None 
         return False
     if call(parent, os.fsencode(old), parent if new_parent is None else new_parent, os.fsencode(new), flags) == 0:
         return True
-    number = ctypes.get_errno()
-    if number in _UNSUPPORTED:
+    if (number := ctypes.get_errno()) in _UNSUPPORTED:
         return False
     raise OSError(number, os.strerror(number), new)
 

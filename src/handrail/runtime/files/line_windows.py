@@ -100,8 +100,7 @@ def _find_nth_newline(chunk: bytes, n: int) -> int:
     low, high = 0, len(chunk)
     while high - low > 4096:
         middle = (low + high) // 2
-        before = chunk.count(b"\n", low, middle)
-        if before >= n:
+        if (before := chunk.count(b"\n", low, middle)) >= n:
             high = middle
         else:
             n -= before

@@ -90,8 +90,7 @@ class _ConfigReader:
     def _section(self) -> str:
         name = ""
         while True:
-            char = self._next()
-            if char == "]" and name:
+            if (char := self._next()) == "]" and name:
                 return name
             if char != "" and char in _SPACE:
                 return f"{name}.{self._subsection(char)}"
@@ -136,8 +135,7 @@ class _ConfigReader:
         blanks = 0
         quoted = False
         while True:
-            char = self._next()
-            if char in ("", "\n"):
+            if (char := self._next()) in ("", "\n"):
                 if quoted:
                     raise self._fault("a quoted value is not closed")
                 return "".join(value)
@@ -150,8 +148,7 @@ class _ConfigReader:
             value += " " * blanks
             blanks = 0
             if char == "\\":
-                char = self._next()
-                if char == "\n":
+                if (char := self._next()) == "\n":
                     continue
                 if char not in _ESCAPES:
                     raise self._fault(f"\\{char} is not a valid escape")

@@ -318,8 +318,7 @@ class RunningLanguageServer:
             await self.connection.wait_for_change(min(_CHECK_AGAIN_S, left))
             if self.connection.progress:
                 continue
-            again = await self.ask(method, params)
-            if again == result and not self.connection.progress:
+            if (again := await self.ask(method, params)) == result and not self.connection.progress:
                 self._is_settled = True
             result = again
         if not self.files.is_complete:

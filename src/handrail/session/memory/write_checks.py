@@ -244,8 +244,7 @@ def _secret_error(what: str) -> ToolError:
 
 def _repeats(text: str, instructions: str) -> bool:
     """Return whether instructions contain a text, or a paragraph that says nearly the same."""
-    plain = _flatten(text)
-    if plain in _flatten(instructions):
+    if _flatten(text) in _flatten(instructions):
         return True
     wanted = extract_trigrams(text)
     lines = instructions.splitlines()

@@ -52,8 +52,7 @@ def connect_engine(path: Path, database: str | Path, **options: Any) -> sqlite3.
     :raises sqlite3.Error: if it cannot be opened
     :raises StartError: if its engine is no longer installed, or returns another type
     """
-    name = read_engine_name(path)
-    if name == BUILT_IN_ENGINE:
+    if (name := read_engine_name(path)) == BUILT_IN_ENGINE:
         return sqlite3.connect(database, **options)
     try:
         connection: Any = _load_engine(name)(str(database), **options)

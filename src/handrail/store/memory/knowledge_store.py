@@ -381,8 +381,7 @@ class KnowledgeStore:
             todo = [one for one in ids if _select(connection, "WHERE id = ?", (one,))]
             deleted: dict[str, None] = {}
             while todo:
-                one = todo.pop()
-                if one not in deleted:
+                if (one := todo.pop()) not in deleted:
                     deleted[one] = None
                     rows = connection.execute("SELECT id FROM entry WHERE superseded_by = ?", (one,)).fetchall()
                     todo += [row[0] for row in rows]

@@ -252,8 +252,7 @@ def _choose_files(setting: CommandOptions, workspace: Path, *, yes: bool) -> lis
         return None
     while True:
         text = ask_for_line("Files to import, such as 1 3, or all (nothing to stop)")
-        words = text.replace(",", " ").split()
-        if words == ["all"]:
+        if (words := text.replace(",", " ").split()) == ["all"]:
             return [path for _, path, _ in rows]
         if all(word.isascii() and word.isdigit() and 0 < int(word) <= len(rows) for word in words):
             if not (chosen := [rows[int(word) - 1][1] for word in dict.fromkeys(words)]):
@@ -269,8 +268,7 @@ def _find_files(workspace: Path) -> Iterator[tuple[str, Path, list[str]]]:
 
     seen: set[Path] = set()
     for who, path in list_candidate_server_files(workspace):
-        real = path.resolve()
-        if real in seen or not path.is_file():
+        if (real := path.resolve()) in seen or not path.is_file():
             continue
         seen.add(real)
         try:

@@ -205,8 +205,7 @@ def _ask_yes_no(question: str) -> bool:
     while True:
         print_prompt(f"{question} [y/n] ")
         line = sys.stdin.readline()
-        answer = line.strip().lower()
-        if answer in ("y", "yes"):
+        if (answer := line.strip().lower()) in ("y", "yes"):
             return True
         if not line or answer in ("n", "no"):
             return False
