@@ -65,8 +65,7 @@ class Codec:
 
     def encode_value(self, kind: Any, value: Any) -> Any:
         """Convert ``value`` of this type for the JSON encoder."""
-        write = self.get_type_codec(kind).write
-        return value if write is None else write(value)
+        return value if (write := self.get_type_codec(kind).write) is None else write(value)
 
     def _form(self, kind: Any) -> JsonTypeCodec[Any]:
         origin, arguments = get_origin(kind), get_args(kind)

@@ -263,8 +263,7 @@ class SessionManager:
 
     def find_lane(self, session_id: str) -> Lane | None:
         """Return the lane of a session; None if it is not open."""
-        session = self._open.get(session_id)
-        return None if session is None else session.lane
+        return None if (session := self._open.get(session_id)) is None else session.lane
 
     def list_lanes(self) -> Iterable[Lane]:
         """Return the lanes of open sessions, and of suspended ones that limit the sub-agents of their jobs."""

@@ -90,14 +90,12 @@ def is_exact_on_device(path: str, device: int) -> bool:
 
 def canonicalize_path_spelling(path: str) -> str:
     """Return an absolute path without links, as the folders on its way list it."""
-    found = resolve_name_folding_path(path)
-    return path if found is None else found.path
+    return path if (found := resolve_name_folding_path(path)) is None else found.path
 
 
 def make_spelling_independent_key(path: str) -> str:
     """Return a text that is equal for all spellings of a path, which has the listed names."""
-    found = resolve_name_folding_path(path, is_listed=True)
-    return path if found is None else found.key
+    return path if (found := resolve_name_folding_path(path, is_listed=True)) is None else found.key
 
 
 def is_name_folding_folder(folder: str) -> bool:

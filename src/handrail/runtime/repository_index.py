@@ -219,8 +219,7 @@ class RepositoryWordIndex:
 
     def count_lines(self, absolute: str) -> int | None:
         """Return the lines of an indexed file; None if it is not text."""
-        found = self._documents.get(absolute)
-        return None if found is None else found.lines
+        return None if (found := self._documents.get(absolute)) is None else found.lines
 
     def rank(self, files: Sequence[str], query: str, limit: int) -> list[tuple[str, float]]:
         """Return the absolute paths of the files that match best, with their scores, the best first.

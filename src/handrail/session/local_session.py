@@ -614,8 +614,7 @@ class ParentRef(Struct, eq=False):
     @property
     def root_session(self) -> LocalSession:
         """The session at the top of the tree."""
-        above = self.parent.tree_node.parent_ref
-        return self.parent if above is None else above.root_session
+        return self.parent if (above := self.parent.tree_node.parent_ref) is None else above.root_session
 
     @property
     def is_for_background_job(self) -> bool:

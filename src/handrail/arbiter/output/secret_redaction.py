@@ -144,8 +144,7 @@ class SecretRedactor:
             return items if all(new is old for new, old in zip(walked, items, strict=True)) else walked
         if self._numeric and type(value) in (int, float):
             written = orjson.dumps(value).decode()
-            redacted = self.redact_text(written)
-            return value if redacted is written else redacted
+            return value if (redacted := self.redact_text(written)) is written else redacted
         return value
 
     def _redact_members(self, value: dict[str, Any]) -> dict[str, Any]:

@@ -307,8 +307,7 @@ def parse_arguments_fast(text: str | bytes) -> dict[str, Any]:
 
     :raises InvalidJsonTextError: if the text is rejected
     """
-    quick = try_parse_model_json_fast(text)
-    return parse_arguments(text) if quick is None else quick[0]
+    return parse_arguments(text) if (quick := try_parse_model_json_fast(text)) is None else quick[0]
 
 
 _encode_slowly = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode

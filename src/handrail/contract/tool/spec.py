@@ -358,8 +358,7 @@ def fill_template(template: str, arguments: Mapping[str, Any]) -> str:
     """Fill a template with arguments. An absent optional argument becomes the empty text."""
 
     def value(match: re.Match[str]) -> str:
-        found = arguments.get(match.group(1) or match.group(2))
-        return "" if found is None else str(found)
+        return "" if (found := arguments.get(match.group(1) or match.group(2))) is None else str(found)
 
     return _PLACEHOLDER.sub(value, template)
 

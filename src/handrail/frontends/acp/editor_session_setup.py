@@ -439,8 +439,7 @@ async def open_editor_session(
     """
 
     def spec_of(name: str) -> ToolSpec | None:
-        entry = kernel.generation.resolve_tool_name(name)
-        return None if entry is None else entry.spec
+        return None if (entry := kernel.generation.resolve_tool_name(name)) is None else entry.spec
 
     def list_pending() -> Sequence[Approval]:
         return kernel.approvals.list_pending()

@@ -139,8 +139,7 @@ class UpdateSender:
 
     def resolve_tool_id(self, name: str) -> str:
         """Return a tool's ID by any of its names, or the name itself for an unknown tool."""
-        spec = self._spec_of(name)
-        return name if spec is None else spec.id
+        return name if (spec := self._spec_of(name)) is None else spec.id
 
     def has_tool(self, name: str) -> bool:
         return self._spec_of(name) is not None
