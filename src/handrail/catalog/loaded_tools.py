@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from handrail.catalog.tool_prompt import estimate_llm_view_tokens, format_unloaded_tool_index
 from handrail.catalog.view import (
@@ -37,6 +37,9 @@ from handrail.contract.session_protocols import SessionValueStore
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import guess_intended_tool_id, nearest_names, wire_name
 from handrail.contract.tool_generation import Generation, ToolEntry
+
+if TYPE_CHECKING:
+    from handrail.catalog.search.search_indexes import KernelSearchIndexes
 
 # The manual of a tool, and the manuals that a session has read.
 
@@ -210,37 +213,6 @@ _MAX_NAMED = 30
 """The maximum number of categories that an error names."""
 
 
-class ToolFinder(Protocol):
-    """A search over the tools of a generation."""
-
-    async def find(
-        self,
-        generation: Generation,
-        query: str,
-        *,
-        limit: int,
-        extensions_only: bool = False,
-        source: Callable[[ToolEntry], str],
-        patience_s: float | None = None,
-        by_words: bool = False,
-    ) -> ToolSearchResult:
-        """Return the tools that match ``query``, among those that can be called.
-
-        :param source: returns the third-party source of a tool's description, or ``""``
-        :param patience_s: the maximum wait if semantic search is not ready yet; None for the usual time of loading
-        :param by_words: do not load a model for this search
-        :raises ToolError: ``invalid_input`` for a query without any words
-        """
-        ...
-
-    def preload_index(self, generation: Generation) -> None:
-        """Schedule the loading of what a search in ``generation`` needs."""
-
-    def find_tools_for_unknown_name(self, generation: Generation, name: str, count: int = 2) -> list[str]:
-        """Return tools that share words with an unknown name, if this needs no waiting."""
-        ...
-
-
 ActiveState = tuple[LoadedToolSet, int]
 """An active set, and the number of its steps that count."""
 ChangeCallback = Callable[[tuple[str, ...], bool], None]
@@ -259,7 +231,7 @@ class InteractionLoadedTools:
         session_id: str,
         options: CatalogOptions,
         values: SessionValueStore | None = None,
-        finder: ToolFinder | None = None,
+        finder: KernelSearchIndexes | None = None,
     ) -> None:
         self.options = options
         self.active = LoadedToolSet()

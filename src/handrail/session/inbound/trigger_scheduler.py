@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.contract.errors import LogUnavailable, ToolError, UsageError
@@ -122,23 +122,13 @@ def describe_firing_cause(trigger: Trigger) -> str:
 # Triggers that watch a channel: each of its messages is sent to their session as a notification.
 
 
-class TriggerNotificationSender(Protocol):
-    """A sender of notifications about fired triggers."""
-
-    clock: Callable[[], int]
-
-    async def post_firing_notification(
-        self, trigger: Trigger, delivery: str, now: int, *, about: str, **more: Any
-    ) -> bool: ...
-
-
 class ChannelTriggerWatcher:
     """A trigger that takes the messages of a channel.
 
     Implements :class:`~handrail.session.inbound.channel_broker.ChannelWatcher`.
     """
 
-    def __init__(self, sink: TriggerNotificationSender, trigger: Trigger, channels: SessionChannels) -> None:
+    def __init__(self, sink: TriggerScheduler, trigger: Trigger, channels: SessionChannels) -> None:
         assert trigger.channel is not None
         self._sink = sink
         self._trigger = trigger
