@@ -87,11 +87,8 @@ def open_approval_reader(folders: StateFolders) -> Generator[ApprovalReader]:
 
     :raises DatabaseNotCreated: if the workspace has no database yet
     """
-    connection = open_reader(folders.database_file)
-    try:
+    with closing(open_reader(folders.database_file)) as connection:
         yield ApprovalReader(connection)
-    finally:
-        connection.close()
 
 
 class ApprovalResponder:

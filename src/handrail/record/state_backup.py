@@ -222,11 +222,8 @@ def restore_state(
         remove_tree(outputs)
     prepare_folders(folders.workspace, folders.state, allow_home=True)
     _restore_facts(folders, backup / _FACTS)
-    file = LogHeadFile(folders)
-    try:
+    with closing(LogHeadFile(folders)) as file:
         file.overwrite_log_head(head[0], head[1])
-    finally:
-        file.close()
     return found
 
 

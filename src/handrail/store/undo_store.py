@@ -461,11 +461,10 @@ class UndoStore:
         if not self.exists:
             return 0
         try:
-            connection = sqlite3.connect(f"{(self.folder / 'undo.db').as_uri()}?mode=ro", uri=True)
-            try:
+            with contextlib.closing(
+                sqlite3.connect(f"{(self.folder / 'undo.db').as_uri()}?mode=ro", uri=True)
+            ) as connection:
                 return len(self._select(connection, before_ns, session))
-            finally:
-                connection.close()
         except sqlite3.Error as error:
             raise OSError(5, str(error), str(self.folder)) from error
 

@@ -8,7 +8,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -440,8 +440,7 @@ def compact(path: Path) -> CompactionResult:
     before = _size(path)
     problem: str | None = None
     try:
-        connection = connect_engine(path, path, isolation_level=None, timeout=_COMPACTION_PATIENCE_S)
-        try:
+        with closing(connect_engine(path, path, isolation_level=None, timeout=_COMPACTION_PATIENCE_S)) as connection:
             connection.execute("PRAGMA secure_delete = ON")
             problem = _empty_log(connection)
             free, pages, page = (
@@ -455,8 +454,6 @@ def compact(path: Path) -> CompactionResult:
                 finally:
                     connection.execute("PRAGMA temp_store_directory = ''")
                 problem = _empty_log(connection)
-        finally:
-            connection.close()
     except (sqlite3.Error, StartError) as error:
         problem = f"The file {path} could not be compacted: {error}"
     return CompactionResult(before, _size(path), problem)

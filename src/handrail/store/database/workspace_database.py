@@ -6,7 +6,7 @@ import ctypes
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import chain
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -183,11 +183,8 @@ class WorkspaceDatabase:
         :raises StartError: if its content is damaged
         """
         try:
-            with_reader = open_reader(self.path)
-            try:
+            with closing(open_reader(self.path)) as with_reader:
                 table.load(with_reader)
-            finally:
-                with_reader.close()
         except (sqlite3.Error, SinkUnavailable) as error:
             raise make_database_start_error(self.path, error) from None
         self._sink.tables.append(table)
@@ -425,15 +422,12 @@ class _DatabaseSink:
         if found.database.size < was.database.size:  # not opened: SQLite removes the -wal of an empty database
             return self._changed_text(f"its size fell from {was.database.size:,} to {found.database.size:,} bytes")
         try:
-            connection = open_reader(self._path)
-            try:
+            with closing(open_reader(self._path)) as connection:
                 if read_fencing_token(connection) != self._fence.token:
                     return None  # another process holds the workspace, which the write reports
                 (problem,) = connection.execute("PRAGMA quick_check(1)").fetchone()
                 if problem == "ok" and self.headed is not None and not self.headed.is_head_in(connection):
                     problem = f"record {self.headed.head()[0]} is missing"
-            finally:
-                connection.close()
         except (sqlite3.Error, StartError) as error:
             problem = str(error)
         return None if problem == "ok" else self._changed_text(problem)

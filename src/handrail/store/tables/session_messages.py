@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 from handrail.contract.services.history_and_skill_services import HistoryEntry
@@ -55,11 +56,8 @@ class SessionMessageTable(WorkspaceTable):
         return [decode_stored_object(body) or {} for (body,) in rows]
 
     def _read_messages(self, session_id: str) -> list[HistoryEntry]:
-        connection = open_reader(self._database.path)
-        try:
+        with closing(open_reader(self._database.path)) as connection:
             return read_session_messages(connection, session_id)
-        finally:
-            connection.close()
 
 
 def read_session_messages(connection: sqlite3.Connection, session_id: str, *, limit: int = -1) -> list[HistoryEntry]:

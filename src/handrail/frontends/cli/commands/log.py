@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import sys
+from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -561,8 +562,5 @@ async def _record_acknowledgement(log: object, store: object, count: int, missin
     await log.record_interrupted_calls()
     await log.commit([Record("records-dropped", "", "", {"records": count, "acknowledged": missing})])
     head = log.reader.head()
-    file = LogHeadFile(store.folders)
-    try:
+    with closing(LogHeadFile(store.folders)) as file:
         file.overwrite_log_head(head.sequence, bytes.fromhex(head.hash))
-    finally:
-        file.close()
