@@ -358,7 +358,8 @@ def _elicitation_fault(fields: dict[str, Any], form: ParametersSchema | None) ->
             isinstance(value, list) and not all(isinstance(one, str) for one in cast("list[Any]", value))
         ):
             return f"the field {name[:80]!r} is not a string, number, boolean or list of strings"
-    return None if not (problems := form.list_problems(given)) else "; ".join(problems)[:500]
+    problems = form.list_problems(given)
+    return None if not problems else "; ".join(problems)[:500]
 
 
 def _sampling_fault(fields: dict[str, Any]) -> str | None:
