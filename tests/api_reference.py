@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -100,7 +99,13 @@ def groups(facade: str) -> dict[str, list[str]]:
 
 def homes(facade: str) -> dict[str, str]:
     """Return the module that each exported name comes from."""
-    return import_module(facade)._HOME
+    (imports,) = (node for node in _tree(facade.partition(".")[2]).body if isinstance(node, ast.If))
+    return {
+        one.name: node.module.removeprefix("handrail.")
+        for node in imports.body
+        if isinstance(node, ast.ImportFrom) and node.module
+        for one in node.names
+    }
 
 
 def _is_in(module: str, prefix: str) -> bool:

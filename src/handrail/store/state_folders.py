@@ -313,6 +313,7 @@ class StateFolders(Struct, frozen=True):
 
     @property
     def artifact_folder(self) -> Path:
+        """The folder of the artifacts of the workspace."""
         return self.workspace_state_folder / "artifacts"
 
     @property
