@@ -104,6 +104,9 @@ _MAX_PIECE_BYTES = 64 * 1024
 """The maximum size of output in one message, in bytes."""
 
 
+_CONTEXT_VALUES = frozenset({"call_id", "session_id", "agent", "topic", "client_meta", "workdir", "config"})
+
+
 class ClientToolRuntime:
     """A :class:`~handrail.contract.services.tool_runtime.Runtime` over a connection.
 
@@ -113,7 +116,15 @@ class ClientToolRuntime:
     :param secrets: the secrets of this process, for its own tools
     """
 
-    if TYPE_CHECKING:  # each is created at its first use
+    if TYPE_CHECKING:  # from the context
+        call_id: str
+        session_id: str
+        agent: str
+        topic: str | None
+        client_meta: Mapping[str, Any]
+        workdir: str
+        config: Mapping[str, str]
+        # each is created at its first use
         subagents: SubagentService
         catalog: CatalogService
         channels: ChannelService
@@ -156,6 +167,8 @@ class ClientToolRuntime:
         self.cancellation = RemoteCancellationToken()
 
     def __getattr__(self, name: str) -> Any:
+        if name in _CONTEXT_VALUES:
+            return self._context[name]
         if (protocol := RUNTIME_SERVICES.get(name)) is None:
             raise AttributeError(name)
         service: object = make_protocol_proxy(cast("type[object]", protocol), f"{name}.", self.invoke_runtime_service)
@@ -163,40 +176,12 @@ class ClientToolRuntime:
         return service
 
     @property
-    def call_id(self) -> str:
-        return self._context["call_id"]
-
-    @property
-    def session_id(self) -> str:
-        return self._context["session_id"]
-
-    @property
-    def agent(self) -> str:
-        return self._context["agent"]
-
-    @property
-    def topic(self) -> str | None:
-        return self._context["topic"]
-
-    @property
     def user_context(self) -> UserContext | None:
         return WIRE_CODEC.get_type_codec(UserContext | None).read(self._context["user_context"])
 
     @property
-    def client_meta(self) -> Mapping[str, Any]:
-        return self._context["client_meta"]
-
-    @property
-    def workdir(self) -> str:
-        return self._context["workdir"]
-
-    @property
     def capabilities(self) -> CapabilitySet:
         return WIRE_CODEC.get_type_reader(CapabilitySet)(self._context["capabilities"])
-
-    @property
-    def config(self) -> Mapping[str, str]:
-        return self._context["config"]
 
     @property
     def max_output_bytes(self) -> int:
