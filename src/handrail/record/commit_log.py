@@ -131,7 +131,7 @@ class CommitLog:
     def __init__(
         self, database: WorkspaceDatabase, *, clock: Callable[[], int] = time_ns, acknowledged: bool = False
     ) -> None:
-        self._database = database
+        self.database = database
         self._writer = database.writer
         self._clock = clock
         self._table = _RecordTable(database, clock)
@@ -151,18 +151,13 @@ class CommitLog:
 
         :raises StartError: if it does not
         """
-        with map_to_log_unavailable(self._database.path):
-            missing = self.reader.describe_missing_records(read_log_head(self._database.folders))
+        with map_to_log_unavailable(self.database.path):
+            missing = self.reader.describe_missing_records(read_log_head(self.database.folders))
         if missing is not None:
             raise StartError(
-                f"The log {self._database.path} was replaced by an older copy, or cut: {missing}. Restore the newer database. "
+                f"The log {self.database.path} was replaced by an older copy, or cut: {missing}. Restore the newer database. "
                 "If you know the reason, continue with the existing records: handrail log acknowledge"
             )
-
-    @property
-    def database(self) -> WorkspaceDatabase:
-        """The database of the log, for data that must become durable together with its records."""
-        return self._database
 
     @property
     def unavailable_reason(self) -> str | None:
@@ -176,7 +171,7 @@ class CommitLog:
     @property
     def reader(self) -> LogReader:
         """A reader of the durable records."""
-        return LogReader(self._database.shared_read_connection)
+        return LogReader(self.database.shared_read_connection)
 
     def record_soon(self, records: Sequence[Record]) -> None:
         """Record soon, in order, without waiting: for records that no side effect depends on."""
@@ -286,7 +281,7 @@ class CommitLog:
 
         Call it at start. The calls are not run again. A call without an intent did not run, and the log shows it so.
         """
-        await self._database.replay_orphaned_journals()
+        await self.database.replay_orphaned_journals()
         await self._writer.flush()
         found, head = self._read(lambda reader: (reader.list_unfinished_intents(), reader.head()))
         began = head.sequence
@@ -331,7 +326,7 @@ class CommitLog:
             await self._writer.commit((self._table, _RedactionEntry(tuple(runs), self._clock(), records)))
 
     def _read(self, look: Callable[[LogReader], T]) -> T:
-        with map_to_log_unavailable(self._database.path):
+        with map_to_log_unavailable(self.database.path):
             return look(self.reader)
 
 

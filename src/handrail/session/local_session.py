@@ -18,7 +18,6 @@ from handrail.arbiter.call_state import Call, Lane
 from handrail.arbiter.client_requests import make_progress_event_data
 from handrail.arbiter.jobs.job_views import JobView
 from handrail.arbiter.subagent_delegation import add_subagent_to_result
-from handrail.catalog.loaded_tools import InteractionLoadedTools
 from handrail.contract.agent_manifest import AgentManifest
 from handrail.contract.approval_requests import ApprovalHandler
 from handrail.contract.calls_and_results import CallAnswer, Event, ProposedCall, Result
@@ -120,14 +119,14 @@ class LocalSession:
         self._arbiter = arbiter
         self._lane = lane
         self._generation = lane.current_generation
-        self._catalog = lane.catalog
+        self.catalog = lane.catalog
         self.change_notifier = ChangeNotifier(lane)
         """Sends events that belong to no call to the session's watchers."""
         self._approval_handler = lane.approval_handler
         """The approval handler, unless the interaction is headless."""
         self._on_close = on_close
         self._on_suspend = on_suspend
-        self._last_turn = turns
+        self.last_turn = turns
         self._earlier_calls = EarlierCallRecovery(arbiter, lane, lane.current_generation)
         self._skipped: dict[int, None] = {}
         """The turns that have a number and have not started."""
@@ -147,10 +146,6 @@ class LocalSession:
         self.tree_node = tree_node
         self.client_info: ClientInfo | None = None
         """What its client says about itself."""
-
-    @property
-    def last_turn(self) -> int:
-        return self._last_turn
 
     @property
     def generation(self) -> Generation:
@@ -226,8 +221,8 @@ class LocalSession:
         proposed = ProposedCall(tool, arguments)
         if key is not None:
             return await self._call_with_key(proposed, key)
-        self._last_turn += 1
-        call = self._arbiter.create_call(f"{self.id}/{self._last_turn}.0", proposed, self._lane, self._generation())
+        self.last_turn += 1
+        call = self._arbiter.create_call(f"{self.id}/{self.last_turn}.0", proposed, self._lane, self._generation())
         return (await self._arbiter.carry_out(call)).result
 
     async def call_all(self, calls: Iterable[CallProposal]) -> list[Result]:
@@ -249,11 +244,11 @@ class LocalSession:
         self._lane.approval_handler = self._lane.environment.approval_handler = (
             None if headless else self._approval_handler
         )
-        if number is None or number != self._catalog.interaction_number:
-            self._catalog.start_next_interaction(number)
+        if number is None or number != self.catalog.interaction_number:
+            self.catalog.start_next_interaction(number)
             self.change_notifier.send_interaction_change()
-        await self._catalog.preload_matching_tools(self._generation(), text)
-        await self._catalog.store_loaded_tools()
+        await self.catalog.preload_matching_tools(self._generation(), text)
+        await self.catalog.store_loaded_tools()
 
     @property
     def active_tools(self) -> Sequence[ToolSpec]:
@@ -261,12 +256,8 @@ class LocalSession:
         if (successor := self.successor) is not None:
             return successor.active_tools
         generation = self._generation()
-        self._catalog.preload_index(generation)
-        return drop_delegation_tools(self._catalog.loaded_tool_specs(generation), self._lane.subagent_runner)
-
-    @property
-    def catalog(self) -> InteractionLoadedTools:
-        return self._catalog
+        self.catalog.preload_index(generation)
+        return drop_delegation_tools(self.catalog.loaded_tool_specs(generation), self._lane.subagent_runner)
 
     @property
     def provider_tools(self) -> Sequence[ProviderToolOffer]:
@@ -275,14 +266,14 @@ class LocalSession:
             return successor.start_turn().provider_tools
         return [
             build_provider_tool_offer(spec, self._lane.rules, self._lane.named_hosts_of)
-            for spec in self._catalog.provider_tools(self._generation())
+            for spec in self.catalog.provider_tools(self._generation())
         ]
 
     def start_turn(self) -> Turn:
         """Start the next turn with the current tools."""
         if (successor := self.successor) is not None:
             return successor.start_turn()
-        return self.open_numbered_turn(self._last_turn + 1, self._generation())
+        return self.open_numbered_turn(self.last_turn + 1, self._generation())
 
     def open_numbered_turn(self, number: int, generation: Generation) -> LocalTurn:
         """Start a turn with a number from another process, on the generation that this process saw.
@@ -292,14 +283,14 @@ class LocalSession:
         :raises UsageError: if the turn of this number has started already
         """
         self._claim_turn_number(number)
-        return LocalTurn(self._arbiter, self._lane, generation, number, self._catalog)
+        return LocalTurn(self._arbiter, self._lane, generation, number, self.catalog)
 
     def run_single_call_turn(
         self, number: int, generation: Generation, proposed: ProposedCall
     ) -> Coroutine[Any, Any, CallAnswer]:
         """Run the only call of a turn; see :meth:`open_numbered_turn`."""
         self._claim_turn_number(number)
-        self._catalog.begin_turn(generation)
+        self.catalog.begin_turn(generation)
         return self._arbiter.carry_out(
             self._arbiter.create_call(f"{self.id}/{number}.0", proposed, self._lane, generation)
         )
@@ -307,18 +298,18 @@ class LocalSession:
     def _claim_turn_number(self, number: int) -> None:
         """Mark the turn of this number as started; see :meth:`open_numbered_turn`."""
         self._check_open()
-        if number == self._last_turn + 1:
-            self._last_turn = number
-        elif number > self._last_turn:
-            self._skipped |= dict.fromkeys(range(max(self._last_turn + 1, number - _MOST_SKIPPED), number))
+        if number == self.last_turn + 1:
+            self.last_turn = number
+        elif number > self.last_turn:
+            self._skipped |= dict.fromkeys(range(max(self.last_turn + 1, number - _MOST_SKIPPED), number))
             while len(self._skipped) > _MOST_SKIPPED:
                 del self._skipped[next(iter(self._skipped))]
-            self._last_turn = number
+            self.last_turn = number
         elif number in self._skipped:
             del self._skipped[number]
         else:
             raise UsageError(
-                f"Turn {number} of session {self.id} has started already. The last turn was {self._last_turn}. Use a higher number."
+                f"Turn {number} of session {self.id} has started already. The last turn was {self.last_turn}. Use a higher number."
             )
 
     @property

@@ -401,7 +401,7 @@ class WorkspaceLease:
         self._folders = folders
         self._connection = connection
         self._file = file
-        self._holder = holder
+        self.holder = holder
         self._clock = clock
         self._renewed_ns = renewed_ns
         self._released = False
@@ -459,12 +459,8 @@ class WorkspaceLease:
             await asyncio.sleep(interval_s)
 
     @property
-    def holder(self) -> LeaseHolder:
-        return self._holder
-
-    @property
     def token(self) -> int:
-        return self._holder.token or 0
+        return self.holder.token or 0
 
     @property
     def is_held(self) -> bool:
@@ -535,7 +531,7 @@ class WorkspaceLease:
         if self._released:
             return
         self._released = True
-        if os.getpid() != self._holder.pid:  # a copy of the process: the lease is the original's
+        if os.getpid() != self.holder.pid:  # a copy of the process: the lease is the original's
             self._file.close_descriptor()
             return
         self._stop.set()
