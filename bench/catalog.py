@@ -22,8 +22,7 @@ from handrail.contract.tool.tool_protocol import Tool
 from handrail.kernel.doctor.machine_checks import compute_agent_token_costs
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.registry.definition_pins import StoredPins, ThirdPartyDefinition
-from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import ThirdPartySource
+from handrail.testing.scripted_kernel import ThirdPartySource, temporary_kernel
 
 TOKENS_TOOLS, SHARE = 1_000, 0.03
 PUBLISHED, BOUND_MS = 10_000, 300.0

@@ -99,10 +99,19 @@ async def serve_proxy() -> None:
 
 
 async def approved(folder: Path, name: str) -> None:
-    from handrail.testing.scripted_mcp_servers import approve_server_tools as approve
+    from handrail.registry.definition_pins import StoredPins, ThirdPartyDefinition
 
     async with opened(folder, folder / "config" / "handrail.toml") as kernel:
-        await approve(kernel, name)
+        upstreams = kernel.components.upstreams
+        await upstreams[name].ensure_listing_known()
+        (source,) = (one for one in upstreams.sources if one.name == name)
+        await kernel.components.publish_source_tools(source)
+        found = [
+            ThirdPartyDefinition.from_spec(entry.spec)
+            for entry in kernel.generation.entries.values()
+            if entry.third_party is not None and entry.third_party.name == name
+        ]
+        StoredPins(kernel.components.store.folders.state).approve(name, found)
 
 
 def parameters(*command: str) -> StdioServerParameters:

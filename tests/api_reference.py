@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,12 +34,11 @@ FACADES: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
     "handrail.testing": (
         "This module is for tests of tools and agents.",
         {
-            "Kernel, user and client": ("testing.scripted_kernel",),
+            "Kernel, user, client and tools": ("testing.scripted_kernel",),
             "Models in the process": ("testing.provider_request_checks",),
             "Scripts of models": ("agent.providers.scripted_model",),
             "Servers with the protocols of providers": ("testing.provider_servers",),
             "Forges": ("testing.forge_servers",),
-            "Third-party tools": ("testing.scripted_mcp_servers",),
         },
     ),
     "handrail.models": (
@@ -101,7 +99,13 @@ def groups(facade: str) -> dict[str, list[str]]:
 
 def homes(facade: str) -> dict[str, str]:
     """Return the module that each exported name comes from."""
-    return import_module(facade)._HOME
+    (imports,) = (node for node in _tree(facade.partition(".")[2]).body if isinstance(node, ast.If))
+    return {
+        one.name: node.module.removeprefix("handrail.")
+        for node in imports.body
+        if isinstance(node, ast.ImportFrom) and node.module
+        for one in node.names
+    }
 
 
 def _is_in(module: str, prefix: str) -> bool:

@@ -16,8 +16,9 @@ What is exported is public: here, in :mod:`handrail.testing`, and for those who 
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from handrail.contract import make_lazy_exports
 
 if TYPE_CHECKING:
     from handrail.agent.agent_loop import Agent
@@ -78,79 +79,6 @@ if TYPE_CHECKING:
     from handrail.session.session_context import SessionOptions
     from handrail.store.lease import LeaseHolder, find_lease_holder
     from handrail.store.state_folders import StateFolders, locate_folders
-
-_HOME = {
-    "Agent": "agent.agent_loop",
-    "AgentIdle": "agent.run_events",
-    "CallAnswer": "contract.calls_and_results",
-    "Approval": "contract.approval_requests",
-    "ApprovalAnswer": "contract.approval_requests",
-    "ApprovalRequest": "contract.approval_requests",
-    "ApprovalHandler": "contract.approval_requests",
-    "DeferApprovals": "contract.approval_requests",
-    "Blob": "contract.calls_and_results",
-    "Budget": "agent.run_budget",
-    "BudgetExhausted": "agent.run_events",
-    "CallAnswered": "agent.run_events",
-    "CallProposed": "agent.run_events",
-    "UserContext": "contract.services.tool_runtime",
-    "ConversationCompacted": "agent.run_events",
-    "ConfigKey": "contract.tool.spec",
-    "RetryDelayed": "agent.reply_stream",
-    "SubagentTask": "contract.services.subagent_services",
-    "ErrorKind": "contract.errors",
-    "Event": "contract.calls_and_results",
-    "Diagnostic": "contract.errors",
-    "TriggerEvent": "contract.tool.trigger_tools",
-    "StateFolders": "store.state_folders",
-    "HandrailError": "contract.errors",
-    "LeaseHolder": "store.lease",
-    "Kernel": "kernel.kernel_interface",
-    "LoadError": "contract.errors",
-    "LockSpec": "contract.tool.spec",
-    "LogReader": "record.log_reader",
-    "LogUnavailable": "contract.errors",
-    "LoggedRecord": "record.log_reader",
-    "AgentEvent": "agent.run_events",
-    "ProviderToolUsed": "agent.run_events",
-    "ProviderToolUnavailable": "agent.run_events",
-    "Notification": "contract.services.channels_and_triggers",
-    "NotificationsDelivered": "agent.run_events",
-    "QuestionOption": "contract.services.tool_runtime",
-    "ClientHandler": "contract.services.client_services",
-    "ProposedCall": "contract.calls_and_results",
-    "UserQuestion": "contract.services.tool_runtime",
-    "ReplyInterrupted": "agent.run_events",
-    "Requires": "contract.tool.requires",
-    "Result": "contract.calls_and_results",
-    "RunFinished": "agent.run_events",
-    "RunOutcome": "agent.run_events",
-    "Runtime": "contract.services.tool_runtime",
-    "Session": "contract.session_protocols",
-    "SessionOptions": "session.session_context",
-    "StartError": "contract.errors",
-    "TerminalRenderer": "frontends.cli.renderer",
-    "TextDelta": "agent.model_protocol",
-    "Tool": "contract.tool.tool_protocol",
-    "ToolError": "contract.errors",
-    "ToolSpec": "contract.tool.spec",
-    "TriggerTool": "contract.tool.trigger_tools",
-    "Turn": "contract.session_protocols",
-    "TurnStarted": "agent.run_events",
-    "UsageError": "contract.errors",
-    "LogVerification": "record.verification",
-    "TriggerContext": "contract.tool.trigger_tools",
-    "check_kernel": "kernel.doctor",
-    "find_lease_holder": "store.lease",
-    "locate_folders": "store.state_folders",
-    "neutralise_text": "contract.text.neutralisation",
-    "open_kernel": "kernel.workspace_opening",
-    "open_model": "agent.providers",
-    "restore_escapes": "contract.text.neutralisation",
-    "tool": "contract.tool.decorator",
-    "make_trigger_spec": "contract.tool.trigger_tools",
-    "verify_log": "record.verification",
-}
 
 __all__ = [
     "Agent",
@@ -225,15 +153,43 @@ __all__ = [
     "verify_log",
 ]
 
-
-def __getattr__(name: str) -> object:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'handrail' has no attribute {name!r}")
-    value = getattr(import_module(f"handrail.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOME)
+__getattr__, __dir__ = make_lazy_exports(
+    __name__,
+    {
+        "agent.agent_loop": "Agent",
+        "agent.model_protocol": "TextDelta",
+        "agent.providers": "open_model",
+        "agent.reply_stream": "RetryDelayed",
+        "agent.run_budget": "Budget",
+        "agent.run_events": """
+            AgentEvent AgentIdle BudgetExhausted CallAnswered CallProposed ConversationCompacted
+            NotificationsDelivered ProviderToolUnavailable ProviderToolUsed ReplyInterrupted RunFinished
+            RunOutcome TurnStarted
+        """,
+        "contract.approval_requests": "Approval ApprovalAnswer ApprovalHandler ApprovalRequest DeferApprovals",
+        "contract.calls_and_results": "Blob CallAnswer Event ProposedCall Result",
+        "contract.errors": """
+            Diagnostic ErrorKind HandrailError LoadError LogUnavailable StartError ToolError UsageError
+        """,
+        "contract.services.channels_and_triggers": "Notification",
+        "contract.services.client_services": "ClientHandler",
+        "contract.services.subagent_services": "SubagentTask",
+        "contract.services.tool_runtime": "QuestionOption Runtime UserContext UserQuestion",
+        "contract.session_protocols": "Session Turn",
+        "contract.text.neutralisation": "neutralise_text restore_escapes",
+        "contract.tool.decorator": "tool",
+        "contract.tool.requires": "Requires",
+        "contract.tool.spec": "ConfigKey LockSpec ToolSpec",
+        "contract.tool.tool_protocol": "Tool",
+        "contract.tool.trigger_tools": "TriggerContext TriggerEvent TriggerTool make_trigger_spec",
+        "frontends.cli.renderer": "TerminalRenderer",
+        "kernel.doctor": "check_kernel",
+        "kernel.kernel_interface": "Kernel",
+        "kernel.workspace_opening": "open_kernel",
+        "record.log_reader": "LogReader LoggedRecord",
+        "record.verification": "LogVerification verify_log",
+        "session.session_context": "SessionOptions",
+        "store.lease": "LeaseHolder find_lease_holder",
+        "store.state_folders": "StateFolders locate_folders",
+    },
+)

@@ -10,7 +10,6 @@ from handrail.contract.protected.path_protection import (
     find_path_protection,
     find_tool_write_protection,
     has_path_dependent_entries,
-    is_always_write_protected,
     is_private_key_path,
     needs_full_path_check,
     normalise_file_name,
@@ -27,7 +26,8 @@ pytestmark = pytest.mark.proves("P-15")
     ],
 )
 def test_every_spelling_of_the_workspace_file_name_is_protected(name: str) -> None:
-    assert is_always_write_protected(name)
+    found = find_path_protection(name)
+    assert found is not None and not found.requires_approval
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,8 @@ def test_every_spelling_of_the_workspace_file_name_is_protected(name: str) -> No
     ["handrail.tom", "handrail.toml.bak", "my-handrail.toml", "src/handrail.toml", ".", "handrail", "handráil.toml2"],
 )
 def test_other_names_and_folders_are_not_protected_as_the_workspace_file(name: str) -> None:
-    assert not is_always_write_protected(name)
+    found = find_path_protection(name)
+    assert found is None or found.requires_approval
 
 
 @pytest.mark.parametrize(

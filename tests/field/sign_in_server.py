@@ -7,7 +7,7 @@ import json
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from handrail.testing.scripted_mcp_servers import HttpResponseWriter, ReceivedHttpRequest
+from tests.upstream.scripted_mcp_servers import HttpResponseWriter, ReceivedHttpRequest
 
 
 class StrictSignInServer:

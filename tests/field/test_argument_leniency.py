@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.agent.provider_bench import Kind as ProviderKind
 from tests.agent.provider_bench import bench, each_provider
+from tests.upstream.scripted_mcp_servers import StdioServerProgram, approve_server_tools, make_tool_entry
 
 from handrail.agent.agent_loop import Agent
 from handrail.contract.schema.argument_repair import repair_arguments
@@ -21,7 +22,6 @@ from handrail.contract.tool.tool_protocol import Tool
 from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.provider_servers import ReplyCall, ScriptedReply
 from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_server_tools, make_tool_entry
 
 RULES = ("allow edit", "allow multi_edit", "allow write", "allow demo.*", "allow mcp:t:*")
 ITEM = {

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 from tests.field.odd_servers import OddServer, faults_of, odd_server
-
-from handrail import config
-from handrail.kernel.upstream_mcp_servers import fetch_and_store_tool_list
-from handrail.store.state_folders import locate_folders
-from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import (
+from tests.upstream.scripted_mcp_servers import (
     HttpResponseWriter,
     ReceivedHttpRequest,
     make_tool_entry,
     run_upstream_http_server,
 )
+
+from handrail import config
+from handrail.kernel.upstream_mcp_servers import fetch_and_store_tool_list
+from handrail.store.state_folders import locate_folders
+from handrail.testing.scripted_kernel import temporary_kernel
 
 PROBED = {
     "ends": "sys.exit(1)",

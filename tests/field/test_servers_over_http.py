@@ -9,17 +9,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-
-from handrail.contract.session_protocols import Session
-from handrail.kernel.local_kernel import LocalKernel
-from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import (
+from tests.upstream.scripted_mcp_servers import (
     HttpResponseWriter,
     ReceivedHttpRequest,
     ReplyHandler,
     UpstreamHttpServer,
     run_upstream_http_server,
 )
+
+from handrail.contract.session_protocols import Session
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.testing.scripted_kernel import temporary_kernel
 
 
 @asynccontextmanager

@@ -15,12 +15,12 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from tests.field.sign_in_server import Browser, StrictSignInServer
 from tests.kernel.test_joined import second
+from tests.upstream.scripted_mcp_servers import UpstreamHttpServer, approve_server_tools, run_upstream_http_server
 
 from handrail import ToolError, UsageError, config
 from handrail.kernel.upstream_mcp_servers import sign_in_to_server
 from handrail.store.state_folders import locate_folders
 from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import UpstreamHttpServer, approve_server_tools, run_upstream_http_server
 from handrail.upstream.oauth_sign_in import SignInPrompt
 
 PROCESS = """

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.field.sign_in_server import Browser, StrictSignInServer, say
+from tests.upstream.scripted_mcp_servers import HttpResponseWriter, ReceivedHttpRequest, UpstreamHttpServer
 from tests.web import authority
 
 from handrail import HandrailError, UsageError, config
@@ -19,7 +20,6 @@ from handrail.config.operator_settings import McpSettings
 from handrail.kernel.upstream_mcp_servers import fetch_and_store_tool_list, sign_in_to_server
 from handrail.runtime.secret_store import SecretStore
 from handrail.store.state_folders import StateFolders, locate_folders
-from handrail.testing.scripted_mcp_servers import HttpResponseWriter, ReceivedHttpRequest, UpstreamHttpServer
 from handrail.upstream.network_route import make_network_route
 
 NAME = "mcp.corp.test"

@@ -24,7 +24,7 @@ from handrail.kernel.kernel_interface import Kernel
 from handrail.kernel.workspace_opening import open_kernel
 from handrail.record.log_reader import LogReader
 from handrail.session.transcript_search import StoredSessionReader
-from handrail.store.lease import WorkspaceLease
+from handrail.store.lease import find_lease_holder
 from handrail.store.state_folders import locate_folders
 
 Answering = Callable[[schema.ToolCallUpdate, list[schema.PermissionOption]], str | None]
@@ -171,7 +171,7 @@ class Desk:
     def reading(self, workspace: str) -> Generator[StoredSessionReader]:
         folders = locate_folders(workspace, str(self.folder / "state"), allow_home=False)
         with LogReader.open_database(folders.database_file) as log:
-            holder = WorkspaceLease.find_holder(folders)
+            holder = find_lease_holder(folders)
             yield StoredSessionReader(log.connection, None if holder is None else holder.token)
 
     @asynccontextmanager

@@ -325,8 +325,6 @@ WRITERS = {
     "demos/demonstration.py": "its one error makes what it shows visible",
     "frontends/cli/renderer.py": "the renderer, which hands each piece to the writer's escaping",
     "frontends/acp/terminal_viewer.py": "the program behind an editor's terminal: its pipe is a call's output, byte by byte",
-    "testing/scripted_mcp_program.py": "a server for tests, on its own pipes",
-    "testing/scripted_language_server.py": "a language server for tests, on its own pipes",
     "registry/sources/module_worker.py": "a program in the sandbox: its stderr is a pipe of Handrail's",
     "origins/bounded_program.py": "a process that checks arguments or extracts text: its stdout is a pipe of Handrail's",
     "sandbox/start/launcher_python.py": "the child that becomes a program in the sandbox, with that program's stderr",

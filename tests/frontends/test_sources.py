@@ -12,7 +12,7 @@ from tests.frontends.conftest import Here
 PACKAGE = """
 from pathlib import Path
 from handrail import Tool, ToolSpec
-from handrail.testing.scripted_mcp_servers import ThirdPartySource
+from handrail.testing import ThirdPartySource
 
 
 class Now(Tool):

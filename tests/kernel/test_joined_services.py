@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.kernel.doors import HELD, JOINED, opened
+from tests.upstream.scripted_mcp_servers import StdioServerProgram
 
 from handrail import Event, Result, Runtime, ToolError, UsageError, tool
 from handrail.contract.calls_and_results import Blob
@@ -22,7 +23,6 @@ from handrail.kernel.remote_kernel import RemoteKernel
 from handrail.policy.watchdogs.api import WatchdogCall, allow, ask, deny
 from handrail.runtime.files import editor_file_service
 from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import StdioServerProgram
 
 pytestmark = pytest.mark.proves("L-07")
 BOTH = pytest.mark.parametrize("door", [HELD, JOINED])

@@ -13,8 +13,8 @@ from handrail.contract.calls_and_results import Result
 from handrail.contract.schema.locked_tool_shapes import LOCKED_SHAPES
 from handrail.contract.tool.spec import ConfigKey
 from handrail.contract.tool.tool_ids_and_wire_names import LOCKED_IDS
+from handrail.testing import ThirdPartySource
 from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import ThirdPartySource
 from handrail.tools import BUILTINS
 
 HOSTS = {"net": {"hosts": ["*"]}}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.upstream.scripted_mcp_servers import StdioServerProgram, approve_server_tools
 
 from handrail import open_kernel
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_server_tools
 
 
 @pytest.mark.proves("F-04")

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from tests.kernel.doors import HELD, JOINED, opened
+from tests.upstream.scripted_mcp_servers import StdioServerProgram, approve_server_tools
 
 from handrail import Kernel, LoadError, Runtime, Tool, ToolSpec, UsageError, open_kernel, tool
 from handrail.contract.tool.spec import ConfigKey
 from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_server_tools
 
 UNITS = ConfigKey("metric or imperial", default="metric")
 STATION = ConfigKey("The station's number")

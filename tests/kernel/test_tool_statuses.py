@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.upstream.scripted_mcp_servers import StdioServerProgram, approve_server_tools
 
 from handrail import Runtime, Tool, ToolSpec, open_kernel, tool
 from handrail.contract.tool.spec import ConfigKey
 from handrail.contract.tool_generation import ToolStatus
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_server_tools
 
 
 @tool(id="mine.plain", side_effect="read", locks=[])

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.field.odd_servers import OddServer
+from tests.upstream.scripted_mcp_servers import approve_server_tools
 
 from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import approve_server_tools
 
 
 def _answering(expression: str) -> str:

@@ -25,7 +25,7 @@ from handrail.contract.tool_generation import (
 from handrail.registry.definition_pins import StoredPins, ThirdPartyDefinition
 from handrail.registry.generation_loader import LoadCache, load_generation
 from handrail.runtime.secret_store import SecretStore
-from handrail.testing.scripted_mcp_servers import ThirdPartySource
+from handrail.testing import ThirdPartySource
 
 from .conftest import CONFINING, Simple, turned_off
 

@@ -32,7 +32,7 @@ from handrail.registry.sources.code_sources import (
     PassedToolsSource,
     find_entry_point_sources,
 )
-from handrail.testing.scripted_mcp_servers import ThirdPartySource
+from handrail.testing import ThirdPartySource
 
 from .conftest import CONFINING, Simple, turned_off
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.upstream.scripted_mcp_servers import StdioServerProgram, run_upstream_http_server
 
 from handrail.sandbox.start.sandboxed_process import wait_until_sandboxes_dismantled
 from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import StdioServerProgram, run_upstream_http_server
 
 CYCLES, WARMING = 1_000, 100
 FEW, FIRST = {"http": 8, "stdio": 4}, 2

@@ -33,16 +33,14 @@ async def test_a_session_survives_a_restart_and_keeps_its_opening_time(place: Pl
 
 async def test_stored_values_survive_a_restart_and_belong_to_one_tool_and_session(place: Place) -> None:
     store = place.open()
-    todo = store.session_values.bind_tool_state("ses_1", "todo")
-    await todo.put("items", [{"text": "half a pair \ud800", "n": 2**80}])
-    await store.session_values.bind_tool_state("ses_1", "other").put("items", 1)
-    await store.session_values.bind_tool_state("ses_2", "todo").put("items", 2)
+    await store.session_values.put("ses_1", "todo", "items", [{"text": "half a pair \ud800", "n": 2**80}])
+    await store.session_values.put("ses_1", "other", "items", 1)
+    await store.session_values.put("ses_2", "todo", "items", 2)
     await store.aclose()
     store = place.open()
-    todo = store.session_values.bind_tool_state("ses_1", "todo")
-    assert await todo.get("items") == [{"text": "half a pair \ud800", "n": 2**80}]
-    await todo.put("items", None)
-    assert await todo.get("items") is None
+    assert await store.session_values.get("ses_1", "todo", "items") == [{"text": "half a pair \ud800", "n": 2**80}]
+    await store.session_values.put("ses_1", "todo", "items", None)
+    assert await store.session_values.get("ses_1", "todo", "items") is None
     assert await store.session_values.get("ses_1", "other", "items") == 1
     await store.sessions.close("ses_1", 1)
     assert await store.session_values.get("ses_1", "other", "items") is None
@@ -52,9 +50,9 @@ async def test_stored_values_survive_a_restart_and_belong_to_one_tool_and_sessio
 
 async def test_concurrently_stored_values_are_all_kept(place: Place) -> None:
     store = place.open()
-    state = store.session_values.bind_tool_state("ses_1", "tool")
-    await asyncio.gather(*(state.put(f"k{n}", n) for n in range(50)))
-    assert [await state.get(f"k{n}") for n in range(50)] == list(range(50))
+    state = store.session_values
+    await asyncio.gather(*(state.put("ses_1", "tool", f"k{n}", n) for n in range(50)))
+    assert [await state.get("ses_1", "tool", f"k{n}") for n in range(50)] == list(range(50))
     await store.aclose()
 
 

@@ -23,6 +23,7 @@ from tests.kernel.test_agents import put_agent
 from tests.registry.test_operator_resources import put_offering
 from tests.tools.githost import GitHost
 from tests.tools.repositories import made
+from tests.tools.scripted_language_server import LanguageServerProgram
 from tests.web import ok
 
 from handrail.agent.agent_loop import Agent
@@ -33,7 +34,6 @@ from handrail.contract.tool.tool_ids_and_wire_names import STATE_IDS, TERMINAL_I
 from handrail.testing.forge_servers import GitHubServer
 from handrail.testing.provider_request_checks import PlaybackModel, text_reply
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
-from handrail.testing.scripted_language_server import LanguageServerProgram
 
 EXAMPLES = Path(__file__).parent / "examples.json"
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.kernel.guests import joined_kernel
+from tests.tools.scripted_language_server import LanguageServerProgram
 
 from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.calls_and_results import Result
@@ -26,7 +27,6 @@ from handrail.runtime.language_servers.server_connection import LanguageServerCo
 from handrail.runtime.language_servers.server_pool import MAX_SERVERS, LanguageServerPool
 from handrail.sandbox.tier_probe import choose_sandbox
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
-from handrail.testing.scripted_language_server import LanguageServerProgram
 
 pytestmark = [
     pytest.mark.proves("T-06l"),

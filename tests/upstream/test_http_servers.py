@@ -10,18 +10,18 @@ from typing import Any
 
 import httpx2
 import pytest
-
-from handrail import Result, SessionOptions
-from handrail.contract.session_protocols import Session
-from handrail.kernel.local_kernel import LocalKernel
-from handrail.testing.scripted_kernel import ScriptedClient, temporary_kernel
-from handrail.testing.scripted_mcp_servers import (
+from tests.upstream.scripted_mcp_servers import (
     HttpResponseWriter,
     ReceivedHttpRequest,
     UpstreamHttpServer,
     make_tool_entry,
     run_upstream_http_server,
 )
+
+from handrail import Result, SessionOptions
+from handrail.contract.session_protocols import Session
+from handrail.kernel.local_kernel import LocalKernel
+from handrail.testing.scripted_kernel import ScriptedClient, temporary_kernel
 from handrail.upstream.client.http_transport import StreamableHttpTransport
 from handrail.upstream.server_definition import ServerDefinition
 

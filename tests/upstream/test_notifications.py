@@ -21,18 +21,18 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
+from tests.upstream.scripted_mcp_servers import (
+    HttpResponseWriter,
+    ReceivedHttpRequest,
+    make_tool_entry,
+    run_upstream_http_server,
+)
 
 from handrail.contract.errors import ToolError
 from handrail.contract.session_protocols import Session
 from handrail.frontends.mcp.http.http_server import _UvicornServer  # pyright: ignore[reportPrivateUsage]
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import (
-    HttpResponseWriter,
-    ReceivedHttpRequest,
-    make_tool_entry,
-    run_upstream_http_server,
-)
 from handrail.upstream.upstream_connection import UpstreamServerConnection
 
 ONE, OTHER = "test://one", "test://other"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.upstream.scripted_mcp_servers import StdioServerProgram, approve_server_tools, make_tool_entry
 
 from handrail import Event, Result, ToolError, config
 from handrail.contract.session_protocols import Session
@@ -22,7 +23,6 @@ from handrail.kernel.upstream_mcp_servers import fetch_and_store_tool_list
 from handrail.sandbox.start.sandboxed_process import wait_until_sandboxes_dismantled
 from handrail.store.state_folders import locate_folders
 from handrail.testing.scripted_kernel import ScriptedClient, temporary_kernel
-from handrail.testing.scripted_mcp_servers import StdioServerProgram, approve_server_tools, make_tool_entry
 from handrail.upstream.upstream_connection import UpstreamServerConnection
 
 Opened = tuple[LocalKernel, Session, UpstreamServerConnection]

@@ -10,17 +10,17 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-
-from handrail import Result, ToolError, config
-from handrail.kernel.upstream_mcp_servers import delete_server_tokens, sign_in_to_server
-from handrail.store.state_folders import locate_folders
-from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import (
+from tests.upstream.scripted_mcp_servers import (
     HttpResponseWriter,
     ReceivedHttpRequest,
     approve_server_tools,
     run_upstream_http_server,
 )
+
+from handrail import Result, ToolError, config
+from handrail.kernel.upstream_mcp_servers import delete_server_tokens, sign_in_to_server
+from handrail.store.state_folders import locate_folders
+from handrail.testing.scripted_kernel import temporary_kernel
 from handrail.upstream.oauth_sign_in import SignInPrompt
 
 

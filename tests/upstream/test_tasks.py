@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from handrail.contract.session_protocols import Session
-from handrail.testing.scripted_kernel import ScriptedClient, temporary_kernel
-from handrail.testing.scripted_mcp_servers import (
+from tests.upstream.scripted_mcp_servers import (
     HttpResponseWriter,
     ReceivedHttpRequest,
     UpstreamHttpServer,
     make_tool_entry,
     run_upstream_http_server,
 )
+
+from handrail.contract.session_protocols import Session
+from handrail.testing.scripted_kernel import ScriptedClient, temporary_kernel
 
 pytestmark = pytest.mark.proves("F-04")
 TASKS = "io.modelcontextprotocol/tasks"

@@ -447,8 +447,7 @@ class Agent:
                 await self._start_interaction(run, text)
             return delivered
         pending = () if (notices := self.session.notifications) is None else await notices.list_pending()
-        ended = not self._conversation.is_awaiting_answer
-        if ended and not pending:
+        if (ended := not self._conversation.is_awaiting_answer) and not pending:
             raise UsageError("The last run ended with an answer, so nothing is left to continue. Pass a task.")
         headless = self._conversation.is_unattended or (ended and not are_all_finished_work_notices(pending))
         if ended or self._conversation.carried:  # a run that a trigger started stays headless, in a new process too

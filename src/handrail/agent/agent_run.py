@@ -194,7 +194,6 @@ class AgentRunState(Struct):
         return self.stopped is None and self.end_reason is None
 
     def end_with_stop_reason(self) -> None:
-        """End the run with the reason of its stop."""
         budget: BudgetKind | None = "seconds" if self.stopped == "budget" else None
         self.end_run("budget" if budget else "cancelled", self.format_stop_text(), budget)
 
@@ -207,7 +206,6 @@ class AgentRunState(Struct):
         return "The connection to the provider was lost." if self.stopped is None else self.format_stop_text()
 
     def count_reply_tokens(self, reply: ModelReply) -> None:
-        """Count the tokens of the request and its reply."""
         self.usage.count_tokens(self.request_tokens, reply)
         self.reading = None
 
@@ -233,8 +231,7 @@ class AgentRunState(Struct):
 
     def may_have_exhausted_tokens(self) -> bool:
         """Return whether the current reply may have used up the tokens. Its calls then wait for its end."""
-        reading = self.reading
-        if reading is None or not self.usage.has_token_limit:
+        if (reading := self.reading) is None or not self.usage.has_token_limit:
             return False
         return self.usage.explain_spent_tokens(reading.usage or TokenUsage(self.request_tokens, 0)) is not None
 

@@ -225,8 +225,7 @@ class ConversationCompactor:
             measured = CHARACTERS_PER_TOKEN if accepted is None else (accepted[1] + fixed) / accepted[0]
             whole = limit * min(max(measured, 1.0), CHARACTERS_PER_TOKEN) * _KEEPS
             room = min(room, max(whole - fixed, whole * _KEEPS_WHEN_ASKED))
-        first = find_first_kept_index(messages, int(room))
-        if first == 1 and _is_outline(messages[0]):
+        if (first := find_first_kept_index(messages, int(room))) == 1 and _is_outline(messages[0]):
             first = 0
         kept = messages[first:]
         shortened, most = _find_longest_result(kept, int(room))

@@ -260,8 +260,7 @@ class _ConversationReader:
         """The stored ids of the open exchange's calls, with the ids that they have now."""
 
     def take(self, position: int, data: Mapping[str, Any]) -> None:
-        role = data.get("role")
-        if role == "user":
+        if (role := data.get("role")) == "user":
             text = data.get("text")
             if isinstance(text, str):
                 self._settle()
@@ -387,8 +386,7 @@ def format_result_for_model(result: Result) -> str:
     The object has ``type``, ``data`` or ``error_text``, and ``metadata``.
     """
     wire = result.to_dict()
-    metadata = {key: value for key, value in sorted(result.metadata.items()) if key not in HIDDEN_METADATA}
-    if metadata:
+    if metadata := {key: value for key, value in sorted(result.metadata.items()) if key not in HIDDEN_METADATA}:
         wire["metadata"] = metadata
     else:
         del wire["metadata"]
@@ -649,7 +647,6 @@ class Conversation:
         self._handed_on_count -= count
 
     def add_user_message(self, said: str | UserMessage) -> str:
-        """Add a user message and return its text."""
         assert self._open is None, "calls before it have no answer"
         self._drop_unanswered_pictures()
         message = said if isinstance(said, UserMessage) else UserMessage(said)
@@ -671,7 +668,6 @@ class Conversation:
                     self._unsaved.append((self._positions[place], encode_message(plain)))
 
     def add_notification_message(self, text: str, ids: Sequence[str]) -> None:
-        """Add a message with the notifications of these ids, as ``text``."""
         assert self._open is None, "calls before it have no answer"
         message = UserMessage(repair_surrogates(text))
         self.delivered_ids.update(ids)
@@ -733,8 +729,7 @@ class Conversation:
 
         :param answers: by the position of the call in the reply
         """
-        exchange = self._open
-        if exchange is None or not answers:
+        if (exchange := self._open) is None or not answers:
             return
         calls = exchange.message.calls
         for position, answer in answers.items():

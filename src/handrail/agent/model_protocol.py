@@ -268,7 +268,6 @@ class Model(Protocol):
 
     async def aclose(self) -> None:
         """Close the connections. The model cannot be used afterwards."""
-        ...
 
 
 # Errors of a provider: read by the operator, never by a model.
@@ -422,8 +421,7 @@ def convert_pictures_to_blobs(pictures: Sequence[bytes]) -> list[Blob]:
         raise UsageError(f"The message has {len(pictures)} images. The maximum is {MAX_PICTURES}. Send fewer.")
     found: list[Blob] = []
     for number, data in enumerate(pictures, 1):
-        kind = detect_picture_type(data)
-        if kind is None:
+        if (kind := detect_picture_type(data)) is None:
             raise UsageError(f"Image {number} is not a PNG, JPEG, GIF or WebP file. Convert it to one of these.")
         if len(data) > MAX_PICTURE_BYTES:
             raise UsageError(

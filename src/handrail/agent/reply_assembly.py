@@ -195,8 +195,7 @@ class ReplyAssembler:
                     self._open_call(index, None, "")
                 self._calls[self._by_index[index]].add(text)
             case CallBlockClosed(index):
-                position = self._by_index.get(index)
-                if position is not None and not self._calls[position].closed:
+                if (position := self._by_index.get(index)) is not None and not self._calls[position].closed:
                     self._calls[position].closed = True
                     self._coming = coming
                     return position
@@ -252,7 +251,6 @@ class ReplyAssembler:
         return self._coming
 
     def get_reply_until_call(self, count: int) -> ModelReply:
-        """Return the reply up to its ``count``-th call."""
         coming = self._coming
         if coming is not None and len(coming.calls) == count and self._calls[count - 1].closed:
             return coming
@@ -381,8 +379,7 @@ class HistoryCallIdAllocator:
     def _next_own_id(self) -> str:
         while True:
             self._next += 1
-            wire_id = _make_id(self._next)
-            if wire_id not in self._used:
+            if (wire_id := _make_id(self._next)) not in self._used:
                 return wire_id
 
 

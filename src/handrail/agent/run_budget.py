@@ -71,8 +71,7 @@ class Budget(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         for name in ("turns", "tokens", "seconds", "calls", "context"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
+            if (value := getattr(self, name)) is not None and not value > 0:
                 raise ValueError(
                     f"`{name}` of a budget is invalid: {value!r}. Pass a positive number, or None for no limit."
                 )
@@ -158,8 +157,7 @@ class RunUsage:
 
         :param usage: the usage so far of a reply that is still read and not counted yet
         """
-        limit = self.budget.tokens
-        if limit is None:
+        if (limit := self.budget.tokens) is None:
             return None
         used = self.tokens + (0 if usage is None else usage.input_tokens + usage.output_tokens)
         if used < limit:

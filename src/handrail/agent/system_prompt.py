@@ -86,8 +86,7 @@ def format_skill_lines(skills: Iterable[SkillInfo], budget: int = MAX_SKILL_BYTE
 
     Skills that do not fit are listed by name, as far as the names fit. All skills can be loaded.
     """
-    found = list(skills)
-    if not found:
+    if not (found := list(skills)):
         return []
     lines = [_BY_SKILL]
     if any(skill.layer == "workspace" for skill in found):

@@ -128,9 +128,7 @@ class TextCallGrammar(Protocol):
         """Return the tag that ends a call of this tool."""
         ...
 
-    def parse_arguments(self, name: str, body: str, schema: JsonSchema) -> ArgumentPairs:
-        """Return the arguments in a body, in order."""
-        ...
+    def parse_arguments(self, name: str, body: str, schema: JsonSchema) -> ArgumentPairs: ...
 
     def format_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Format a call as a model would write it."""

@@ -487,8 +487,7 @@ class Arbiter:
         assert call.entry is not None
         if call.rules is not call.lane.rules:
             self.authorisation.reevaluate_call_with_changed_rules(call)
-        granted = call.approvals.granted
-        if granted:
+        if granted := call.approvals.granted:
             self.authorisation.approval_flow.check_definition_unchanged(call)
         if call.lock_wait_ms or call.redactor.active:
             waited = {"lock_wait_ms": round(call.lock_wait_ms, 3)} if call.lock_wait_ms else {}

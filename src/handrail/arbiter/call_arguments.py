@@ -231,10 +231,7 @@ class IdempotencyKeyLookup:
                 "use a new key.",
             )
         elif body is None:
-            kind, text = (
-                "unavailable",
-                "belongs to a call whose result was removed from the log. Use a new key.",
-            )
+            kind, text = ("unavailable", "belongs to a call whose result was removed from the log. Use a new key.")
         elif (recorded := parse_recorded_result(outcome)) is None:
             kind, text = (
                 "unavailable",

@@ -49,8 +49,7 @@ class CallAuthorisation:
             return call.lane.authority.list_repositories_with_unread_history(self.evaluate(call))
 
         await call.await_interruptible("authorise", lambda: load_and_check_repository_histories(list_unread))
-        rest = self._authorise(call, self.evaluate(call))
-        if rest is not None:
+        if (rest := self._authorise(call, self.evaluate(call))) is not None:
             await rest
 
     def _authorise(self, call: Call, verdict: PolicyVerdict) -> Awaitable[None] | None:
@@ -97,8 +96,7 @@ class CallAuthorisation:
 
         A command that is proved to change nothing runs read-only: no writes, no network, shared locks.
         """
-        verdict = call.verdict
-        if verdict is None or not verdict.prepared.spec.single_command:
+        if (verdict := call.verdict) is None or not verdict.prepared.spec.single_command:
             return
         call.confinement = verdict.confinement
         if verdict.is_read_only:
@@ -113,13 +111,11 @@ class CallAuthorisation:
         if call.redactor.active:
             call.queue_log_record("authorised", verdict.approval_record)
             return
-        encoded = verdict.encoded_approval_record
-        if encoded is None:
+        if (encoded := verdict.encoded_approval_record) is None:
             encoded = verdict.encoded_approval_record = encode_record_body(verdict.approval_record)
         call.queue_encoded_record("authorised", encoded)
 
     async def _apply_watchdogs(self, call: Call, verdict: PolicyVerdict) -> PolicyVerdict:
-        """Return the verdict after the watchdogs."""
         assert call.entry is not None and call.arguments is not None
         spec, arguments, lane = call.entry.spec, call.arguments, call.lane
         if verdict.action == "deny" or not lane.authority.list_watchdogs_for(spec, lane.failed_calls is not None):

@@ -118,7 +118,6 @@ class CallLockManager:
             call.lock_wait_ms = (time.monotonic_ns() - began) / 1e6
 
     def release(self, call: Call) -> None:
-        """Release the locks of a call."""
         grant: LockGrant | None = call.grant
         if grant is not None:
             call.grant = None

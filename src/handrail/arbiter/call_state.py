@@ -100,8 +100,7 @@ class FailedCallCounter:
 
     def get_failure_counts(self, tool: str, arguments_hash: str) -> tuple[int, int]:
         """Return how often this call has failed, in all and since any other call succeeded."""
-        failing = self._calls.get((tool, arguments_hash))
-        if failing is None:
+        if (failing := self._calls.get((tool, arguments_hash))) is None:
             return 0, 0
         return failing.total, failing.consecutive if failing.success_count == self._successes else 0
 
@@ -543,8 +542,7 @@ class Call:
 
     def emit(self, kind: EventKind, data: Mapping[str, Any] | None = None) -> None:
         """Send an event to the session's listeners. Costs nothing if there are none."""
-        listeners = self.listeners
-        if listeners:
+        if listeners := self.listeners:
             event_data, redactor = data or {}, self.redactor
             if redactor.active:
                 event_data = redactor.redact_json(dict(event_data))

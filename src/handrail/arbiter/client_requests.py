@@ -54,8 +54,7 @@ class CallClientService:
         self._require = require
 
     def supports(self, method: ClientMethod, params: Mapping[str, Any] | None = None) -> bool:
-        client = self._call.lane.environment.client
-        if client is None or method not in METHOD_CAPABILITIES:
+        if (client := self._call.lane.environment.client) is None or method not in METHOD_CAPABILITIES:
             return False
         try:
             self._require(METHOD_CAPABILITIES[method])

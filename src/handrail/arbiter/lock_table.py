@@ -249,8 +249,7 @@ class LockTable:
             if self._has_no_conflict(resource, mode):
                 taken[resource] = taken.get(resource, 0) + _ONE[mode]
                 continue
-            fifos = self._queues.get(resource)
-            if fifos is None:
+            if (fifos := self._queues.get(resource)) is None:
                 fifos = self._queues[resource] = tuple(OrderedDict[QueuedLockRequest, None]() for _ in range(5))
             fifos[mode][request] = None
             request._missing += 1
@@ -308,8 +307,7 @@ class LockTable:
 
     def _leave_queues(self, request: QueuedLockRequest, plan: _Plan) -> None:
         for resource, mode in plan:
-            fifos = self._queues.get(resource)
-            if fifos is not None and request in fifos[mode]:
+            if (fifos := self._queues.get(resource)) is not None and request in fifos[mode]:
                 del fifos[mode][request]
                 self._admit_waiters(resource, mode, fifos)
             else:
@@ -317,8 +315,7 @@ class LockTable:
 
     def _release_plan(self, plan: _Plan) -> None:
         for resource, mode in plan:
-            left = self._taken[resource] - _ONE[mode]
-            if left:
+            if left := self._taken[resource] - _ONE[mode]:
                 self._taken[resource] = left
             else:
                 del self._taken[resource]
@@ -455,8 +452,7 @@ class LockResolver:
             templates = CompiledLockTemplates(spec.background_locks, find_patch_arguments(spec.parameters))
             return templates.resolve(arguments, roots, located)
         key = id(spec)
-        found = self._compiled.get(key)
-        if found is None:
+        if (found := self._compiled.get(key)) is None:
             gone = weakref.ref(spec, lambda _, compiled=self._compiled: compiled.pop(key, None))
             made = CompiledLockTemplates(spec.effective_locks, find_patch_arguments(spec.parameters))
             found = self._compiled[key] = (gone, made)
@@ -531,8 +527,7 @@ class CompiledLockTemplates:
                 if not resource.startswith(_FILE):
                     wants[(resource,), mode] = None
                 elif path := resource[len(_FILE) :]:
-                    where = located.get(path)
-                    if where is None:
+                    if (where := located.get(path)) is None:
                         where = located[path] = roots.resolve_path(path)
                     for one in _file_resources(where.absolute, roots):
                         wants[one, mode] = None

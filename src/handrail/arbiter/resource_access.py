@@ -53,8 +53,7 @@ def make_read_only_spec(spec: ToolSpec) -> ToolSpec:
     """
     if spec.side_effect == "read":
         return spec
-    kept = _read.get(id(spec))
-    if kept is None:
+    if (kept := _read.get(id(spec))) is None:
         if len(_read) >= _MOST_KEPT:
             _read.clear()
         kept = _read[id(spec)] = (spec, replace(spec, side_effect="read"))

@@ -35,8 +35,7 @@ def start_eager_task(
     context, begun = copy_context(), EagerTaskCoroutine(work)
     task: asyncio.Task[T] = loop.create_task(begun, context=context)
     known(task)
-    caller = asyncio.current_task(loop)
-    if caller is not None:
+    if (caller := asyncio.current_task(loop)) is not None:
         _leave_task(loop, caller)
     _enter_task(loop, task)
     try:
@@ -141,7 +140,6 @@ class TimedWork(Protocol):
 
     def time_out(self) -> None:
         """End, since the time is over."""
-        ...
 
 
 class SharedTimeout:
@@ -162,7 +160,6 @@ class SharedTimeout:
         self._set_timer(loop.time() + length_s)
 
     def start(self, work: TimedWork) -> None:
-        """Start the time-out of ``work``."""
         self._running[work] = self._loop.time() + self._length_s
 
     def stop(self, work: TimedWork) -> float:
@@ -192,8 +189,7 @@ _shared_timeouts: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[float, Share
 def start_shared_timeout(loop: asyncio.AbstractEventLoop, work: TimedWork, length_s: float) -> SharedTimeout:
     """Start the time-out of ``work``. The caller stops it if the work ends earlier."""
     of_loop = _shared_timeouts.setdefault(loop, {})
-    shared = of_loop.get(length_s)
-    if shared is None:
+    if (shared := of_loop.get(length_s)) is None:
         shared = of_loop[length_s] = SharedTimeout(loop, length_s, of_loop)
     shared.start(work)
     return shared

@@ -80,8 +80,7 @@ def check_subagent_can_start(call: Call) -> None:
     :raises CallRejection: with the error of :meth:`~handrail.contract.services.subagent_services.SubagentService.run`
     """
     assert call.entry is not None and call.arguments is not None
-    agent = call.entry.tool.delegation_target(call.arguments)
-    if agent is None:
+    if (agent := call.entry.tool.delegation_target(call.arguments)) is None:
         return
     try:
         find_subagent_runner(call, agent)

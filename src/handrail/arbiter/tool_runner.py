@@ -102,8 +102,7 @@ class ToolRunner:
         runtime: CallRuntime | None = None
         finished: Callable[[object], object] | None = None
         work: Any = None
-        left_off = call.handed_over_run
-        if left_off is not None:
+        if (left_off := call.handed_over_run) is not None:
             budget_ms, runtime, finished = left_off
         else:
             if spec.timeout_argument is not None:
@@ -364,8 +363,7 @@ class _CallServices:
             call.network_attempts = (*call.network_attempts, attempt)
 
     def find_answers(self, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
-        known = self.of.approvals.answers
-        if known is None or tuple(known[0]) != tuple(questions):
+        if (known := self.of.approvals.answers) is None or tuple(known[0]) != tuple(questions):
             return None
         return [list(answer) for answer in known[1]]
 

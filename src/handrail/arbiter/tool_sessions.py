@@ -104,8 +104,7 @@ class ToolSessionManager:
         """
         entry = call.entry
         assert entry is not None
-        goes_on = entry.tool.state_arguments
-        if goes_on is None:
+        if (goes_on := entry.tool.state_arguments) is None:
             call.session_step = ToolSessionStep("open", self._new_id(entry))
             call.entry = replace(entry, tool=SessionOpeningTool(entry.tool, call, self), is_blocking=False)
             return
@@ -140,8 +139,7 @@ class ToolSessionManager:
             if (full := self._limit_reached(call.session_id)) is not None:
                 raise CallRejection("validate", "limit", full)
             return
-        state = going.session
-        if state is None:
+        if (state := going.session) is None:
             self._check_ended(call, going)
             return
         now = call.generation.resolve_tool_name(state.entry.id)
@@ -155,8 +153,7 @@ class ToolSessionManager:
         call.arguments = dict(state.arguments)
         if going.kind == "step":
             sent = call.arguments[STEP_INPUT] = going.step_input
-            step = check_spec(state.entry.spec).step
-            if step is not None:
+            if (step := check_spec(state.entry.spec).step) is not None:
                 if problems := step.list_problems({"input": sent}):
                     repaired = repair_arguments(step, {"input": sent})
                     if repaired is None or "input" not in repaired[0]:
@@ -478,8 +475,7 @@ class EditedStepArgumentsSchema(ParametersSchema):
         return [] if step is None else step.list_problems({"input": sent}, parsed=parsed)
 
     def coerce_integers(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        step = check_spec(self._state.entry.spec).step
-        if step is None or STEP_INPUT not in arguments:
+        if (step := check_spec(self._state.entry.spec).step) is None or STEP_INPUT not in arguments:
             return arguments
         return {**arguments, STEP_INPUT: step.coerce_integers({"input": arguments[STEP_INPUT]})["input"]}
 
@@ -515,7 +511,6 @@ def make_session_failure_text(state_id: str) -> str:
 
 
 def get_session_end_error_kind(ended: StateEnd) -> ErrorKind:
-    """Return the error kind for a tool session that has ended."""
     return "interrupted" if ended == "interrupted" else "conflict"
 
 

@@ -180,8 +180,7 @@ class _ClientWriter:
 
     def _write_placeholder(self, name: str, default: str | None) -> str:
         name = re.sub(r"\W", "_", name)
-        form = _VARIABLE_FORMS.get(self._client)
-        if form is None:
+        if (form := _VARIABLE_FORMS.get(self._client)) is None:
             if default:
                 return default
             self._export.placeholders[name] = f"replace <{name}> with the value"
@@ -193,7 +192,6 @@ class _ClientWriter:
         return form.replace("NAME", name)
 
     def finish(self, entries: Mapping[str, dict[str, Any]]) -> ClientConfigExport:
-        """Return the export with the text of all entries."""
         if self._client == "codex":
             self._export.text = "\n\n".join(_format_codex_table(name, entry) for name, entry in entries.items()) + "\n"
             return self._export

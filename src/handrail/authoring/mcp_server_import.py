@@ -309,8 +309,7 @@ class _ServerImporter:
             name = whole[1] if whole[1] in self._variables_of_inputs else self._names.allocate_name(found.name, key)
             found.variables[name] = whole[1]
             return {"secret": name, **reference}
-        literal = VARIABLE.sub("", bare)
-        if literal != bare:
+        if (literal := VARIABLE.sub("", bare)) != bare:
             if is_secret_value(literal):
                 raise ValueError(f"it has a secret and a variable; write one of them in the file instead of {key}")
             written = self._without_secret_defaults(found, text)
@@ -390,8 +389,7 @@ def _unwrap_remote_bridge(server: ForeignMcpServer, found: ImportedMcpServer) ->
     transport = "sse" if words[at + 1].rstrip("/").endswith("/sse") else "http"
     rest = words[at + 2 :]
     while rest:
-        option = rest.pop(0)
-        if option == "--header" and rest:
+        if (option := rest.pop(0)) == "--header" and rest:
             name, colon, value = rest.pop(0).partition(":")
             if not colon:
                 return server

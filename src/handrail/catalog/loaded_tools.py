@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from handrail.catalog.tool_prompt import estimate_llm_view_tokens, format_unloaded_tool_index
 from handrail.catalog.view import (
@@ -37,6 +37,9 @@ from handrail.contract.session_protocols import SessionValueStore
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_ids_and_wire_names import guess_intended_tool_id, nearest_names, wire_name
 from handrail.contract.tool_generation import Generation, ToolEntry
+
+if TYPE_CHECKING:
+    from handrail.catalog.search.search_indexes import KernelSearchIndexes
 
 # The manual of a tool, and the manuals that a session has read.
 
@@ -135,8 +138,7 @@ def _example(schema: object, root: Mapping[str, Any], depth: int, name: str = "t
         return stated[0]
     if parts := _alternatives(node):
         return _example(parts[0], root, depth + 1, name)
-    kind = _kind(node)
-    if kind == "object":
+    if (kind := _kind(node)) == "object":
         properties = cast("Mapping[str, Any]", node.get("properties") or {})
         required = cast("list[str]", node.get("required") or [])
         return {inner: _example(properties.get(inner), root, depth + 1, inner) for inner in required}
@@ -211,38 +213,6 @@ _MAX_NAMED = 30
 """The maximum number of categories that an error names."""
 
 
-class ToolFinder(Protocol):
-    """A search over the tools of a generation."""
-
-    async def find(
-        self,
-        generation: Generation,
-        query: str,
-        *,
-        limit: int,
-        extensions_only: bool = False,
-        source: Callable[[ToolEntry], str],
-        patience_s: float | None = None,
-        by_words: bool = False,
-    ) -> ToolSearchResult:
-        """Return the tools that match ``query``, among those that can be called.
-
-        :param source: returns the third-party source of a tool's description, or ``""``
-        :param patience_s: the maximum wait if semantic search is not ready yet; None for the usual time of loading
-        :param by_words: do not load a model for this search
-        :raises ToolError: ``invalid_input`` for a query without any words
-        """
-        ...
-
-    def preload_index(self, generation: Generation) -> None:
-        """Schedule the loading of what a search in ``generation`` needs."""
-        ...
-
-    def find_tools_for_unknown_name(self, generation: Generation, name: str, count: int = 2) -> list[str]:
-        """Return tools that share words with an unknown name, if this needs no waiting."""
-        ...
-
-
 ActiveState = tuple[LoadedToolSet, int]
 """An active set, and the number of its steps that count."""
 ChangeCallback = Callable[[tuple[str, ...], bool], None]
@@ -261,7 +231,7 @@ class InteractionLoadedTools:
         session_id: str,
         options: CatalogOptions,
         values: SessionValueStore | None = None,
-        finder: ToolFinder | None = None,
+        finder: KernelSearchIndexes | None = None,
     ) -> None:
         self.options = options
         self.active = LoadedToolSet()
@@ -370,7 +340,6 @@ class InteractionLoadedTools:
         return view.loaded_tool_specs(active.list_loaded_ids_at_step(count))
 
     def provider_tools(self, generation: Generation) -> tuple[ToolSpec, ...]:
-        """Return the provider tools."""
         return self.get_view(generation).provider_tools
 
     def format_deferred_tool_index(self, generation: Generation) -> str:
@@ -432,7 +401,6 @@ class InteractionLoadedTools:
             self.on_change(steps, False)
 
     def make_call_catalog(self, generation: Generation) -> CallCatalog:
-        """Return the catalog for a call on ``generation``."""
         return CallCatalog(self, generation)
 
     async def find(
@@ -539,8 +507,7 @@ class CallCatalog:
         return found
 
     async def read_documentation(self, tool: str) -> ToolDocumentation:
-        entry = self._generation.resolve_tool_name(tool)
-        if entry is None:
+        if (entry := self._generation.resolve_tool_name(tool)) is None:
             close = self._of.find_tools_for_unknown_name(self._generation, tool)
             hint = f"Did you mean {' or '.join(close)}?" if close else "Use find_tools to search by capability."
             hint = self._generation.describe_unlisted_sources(tool) or hint

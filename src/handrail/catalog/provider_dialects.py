@@ -117,8 +117,7 @@ def format_provider_tool(spec: ToolSpec, dialect: ProviderSchemaDialect, model: 
     :param model: the provider's name of the model
     """
     api = _API_NAMES.get(dialect.name, dialect.name)
-    support = PROVIDER_TOOLS[get_provider_tool_name(spec)].support.get(dialect.name)
-    if support is None:
+    if (support := PROVIDER_TOOLS[get_provider_tool_name(spec)].support.get(dialect.name)) is None:
         those = " and ".join(
             _API_NAMES[name] for name in PROVIDER_TOOLS[get_provider_tool_name(spec)].support if name in _API_NAMES
         )
@@ -131,7 +130,6 @@ def format_provider_tool(spec: ToolSpec, dialect: ProviderSchemaDialect, model: 
 
 
 def get_provider_tool_name_in_replies(spec: ToolSpec, dialect: ProviderSchemaDialect) -> str:
-    """Return the name of a provider tool in replies."""
     support = PROVIDER_TOOLS[get_provider_tool_name(spec)].support[dialect.name]
     return support.name or support.type
 

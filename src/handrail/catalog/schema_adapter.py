@@ -138,8 +138,7 @@ def merge_root_alternatives(root: dict[str, Any], branches: Sequence[SchemaNode]
         },
     }
     common = set[str].intersection(*(set(part.get("required", ())) for part in branches))
-    required = list(dict.fromkeys([*root.get("required", ()), *sorted(common)]))
-    if required:
+    if required := list(dict.fromkeys([*root.get("required", ()), *sorted(common)])):
         flat["required"] = required
     return flat
 
@@ -163,8 +162,7 @@ def split_types_into_alternatives(node: dict[str, Any], types: Sequence[str]) ->
     shown = {key: rest.pop(key) for key in tuple(rest) if key in ANNOTATIONS and key != "format"}
     branches: list[dict[str, Any]] = []
     for name in types:
-        branch = _branch_of_type(name, rest, values)
-        if branch is not None:
+        if (branch := _branch_of_type(name, rest, values)) is not None:
             branches.append(branch)
     return {**shown, **branches[0]} if len(branches) == 1 else {**shown, "anyOf": branches} if branches else shown
 
@@ -172,8 +170,7 @@ def split_types_into_alternatives(node: dict[str, Any], types: Sequence[str]) ->
 def move_constraints_into_branches(node: dict[str, Any]) -> dict[str, Any]:
     """Move the constraints next to a list of alternatives into each alternative."""
     shown = {key: value for key, value in node.items() if key in ANNOTATIONS and key != "format"}
-    beside = {key: value for key, value in node.items() if key != "anyOf" and key not in shown}
-    if beside:
+    if beside := {key: value for key, value in node.items() if key != "anyOf" and key not in shown}:
         given = cast("list[SchemaNode | bool]", node["anyOf"])
         node["anyOf"] = [
             branch if isinstance(branch, bool) else approximate_schema_intersection(branch, beside) for branch in given
@@ -249,7 +246,6 @@ def is_json_number(value: object) -> bool:
 
 
 def describe_schema_keyword(keyword: str, value: object) -> str:
-    """Return a keyword and its value as text for a description."""
     text = json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
     return f"({keyword}: {text if len(text) <= _MAX_DESCRIBED else text[:_MAX_DESCRIBED] + '…'})"
 
@@ -316,8 +312,7 @@ def resolve_schema_reference(root: SchemaNode, reference: str) -> object:
     """Return the target of a reference by path or anchor; None if it has no target here."""
     if not reference.startswith("#"):
         return None
-    fragment = unquote(reference[1:])
-    if fragment and not fragment.startswith("/"):
+    if (fragment := unquote(reference[1:])) and not fragment.startswith("/"):
         anchored = (one for one in iterate_schemas(root) if fragment in (one.get("$anchor"), one.get("$dynamicAnchor")))
         return next(anchored, None)
     found: Any = root
@@ -532,8 +527,7 @@ class _SchemaAdapter:
         fitted = self._node(root, ())
         fitted = {"type": "object", **fitted, "properties": fitted.get("properties", {})}
         for key in ("$defs", "definitions"):
-            held = cast("SchemaNode", self.root.get(key, {}))
-            if held and not self.loosens:
+            if (held := cast("SchemaNode", self.root.get(key, {}))) and not self.loosens:
                 fitted[key] = held
             elif held and self.defines:
                 fitted[key] = {name: self._node(one, ()) for name, one in held.items()}
@@ -594,7 +588,6 @@ class _SchemaAdapter:
         return found
 
     def _inline_references(self, node: SchemaNode, trail: ReferenceTrail) -> dict[str, Any]:
-        """Return ``node`` with its references and its ``allOf`` merged into it."""
         flat = dict(node)
         reference = flat.pop("$ref", None)
         if isinstance(reference, str):

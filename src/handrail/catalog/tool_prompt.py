@@ -41,7 +41,6 @@ _MARKS = 4
 
 
 def estimate_tokens(text: str) -> int:
-    """Return an estimate of the tokens of ``text``."""
     count = 0
     for match in _PIECE.finditer(text):
         piece = match.group()
@@ -58,12 +57,10 @@ def estimate_tokens(text: str) -> int:
 
 
 def estimate_json_tokens(value: Any) -> int:
-    """Return an estimate of the tokens of ``value`` as compact JSON."""
     return estimate_tokens(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str))
 
 
 def estimate_llm_view_tokens(spec: ToolSpec) -> int:
-    """Return an estimate of the tokens of a tool's LLM view."""
     return estimate_json_tokens(spec.build_llm_view())
 
 
@@ -219,7 +216,6 @@ class CatalogTokenCosts(Struct, frozen=True):
 
     @property
     def active_tools(self) -> tuple[ToolTokenCost, ...]:
-        """The loaded tools."""
         return tuple(tool for tool in self.tools if tool.standing != "deferred")
 
     @property

@@ -168,8 +168,7 @@ def describe_category(name: str, ids: Collection[str], entry: ToolEntry, texts: 
     if (topic := SHIPPED_CATEGORIES.get(name)) is not None:
         return topic.describe(ids)
     given = texts.get(name) or (entry.third_party.description if entry.third_party is not None else "")
-    line = " ".join(given.split())
-    if line:
+    if line := " ".join(given.split()):
         return line if len(line) <= MAX_CATEGORY_TEXT else f"{line[: MAX_CATEGORY_TEXT - 1]}…"
     if entry.third_party is not None:
         return f"Tools of {name}, a third-party source."
@@ -388,8 +387,7 @@ def _iterate_excluded_agent_tools(generation: Generation, above: Sequence[Sequen
 def get_view(generation: Generation, options: CatalogOptions) -> CatalogView:
     """Return the view of ``generation``. The first call makes it."""
     views = _views.setdefault(generation, {})
-    view = views.get(options)
-    if view is None:
+    if (view := views.get(options)) is None:
         view = views[options] = CatalogView(generation, options)
     return view
 

@@ -317,8 +317,7 @@ def _find_server_tables(whole: object, workspace: Path | None) -> Iterator[Mappi
             if table := _object(_by_name(place.get(key))):
                 yield table
     named = _object(top.get("mcp")).items()
-    opencode = {name: said for name, said in named if _is_server(said)}
-    if opencode:
+    if opencode := {name: said for name, said in named if _is_server(said)}:
         yield opencode
     alone = _object(_by_name(cast("object", whole)) if isinstance(whole, list) else whole)  # the file is the table
     if alone and not alone.keys() & {*_TABLE_KEYS} and all(map(_is_server, alone.values())):
@@ -600,8 +599,7 @@ class _ForeignTextReader:
             elif not key or any(char in key for char in "=\0\r\n"):
                 self._server.left_out.append(f"{key!r}: it is not a valid name")
             else:
-                text = self.parse_optional_text(key, one)
-                if text or one == "":
+                if (text := self.parse_optional_text(key, one)) or one == "":
                     found[key] = text
         return found
 

@@ -6,6 +6,7 @@ import copy
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal, cast
@@ -85,8 +86,7 @@ class ConfigLayer(Struct, frozen=True):
         for key, faults_in in _TABLE_CHECKS.items():  # these checks do not repeat values, which may be secret
             if key in self.table:
                 problems |= dict(faults_in(self.table[key]))
-        found = [Diagnostic(self.locate(where), where, text) for where, text in problems.items()]
-        if found:
+        if found := [Diagnostic(self.locate(where), where, text) for where, text in problems.items()]:
             return found
         settings = Settings.model_validate_json(json.dumps(self.table))
         if settings.ceiling is not None:
@@ -117,8 +117,7 @@ def separate_invalid_servers(layer: ConfigLayer) -> tuple[ConfigLayer, dict[str,
     sound: dict[str, Any] = {}
     unsound: dict[str, tuple[Diagnostic, ...]] = {}
     for name, server in cast("Mapping[str, Any]", tables).items():
-        faults = find_mcp_server_faults(name, server)
-        if faults:
+        if faults := find_mcp_server_faults(name, server):
             place = format_json_path(("mcp", "servers", name))
             unsound[name] = tuple(
                 Diagnostic(layer.locate(f"{place}.{where}" if where else place), where, text)
@@ -250,7 +249,6 @@ _TEXT = frozenset({"agent", "mode", "sandbox.provider"})
 
 
 def format_environment_variable_name(key: str) -> str:
-    """Return the name of the environment variable of a setting."""
     return VARIABLE_PREFIX + key.upper().replace(".", "__")
 
 
@@ -264,8 +262,7 @@ def build_environment_layer(environment: Mapping[str, str]) -> tuple[ConfigLayer
     for name in sorted(environment):
         if not name.startswith(VARIABLE_PREFIX) or name in OTHER_VARIABLES or not environment[name]:
             continue
-        key = by_variable.get(name)
-        if key is None:
+        if (key := by_variable.get(name)) is None:
             near = nearest_names(name, (*by_variable, *(VARIABLE_PREFIX + program for program in _PROGRAMS)), 1)
             hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(by_variable)}"
             layer.faults.append(Diagnostic(name, "", f"no setting has this variable; {hint}"))
@@ -349,8 +346,7 @@ class _LayerBuilder:
 
     def _find_place_of_key(self, where: str) -> str:
         """Return the place of the longest known key that ``where`` begins with."""
-        found = [key for key in self._places if where == key or where.startswith((f"{key}.", f"{key}["))]
-        if found:
+        if found := [key for key in self._places if where == key or where.startswith((f"{key}.", f"{key}["))]:
             return self._places[max(found, key=len)]
         return next((place for key, place in self._places.items() if key.startswith(f"{where}.")), self._kind)
 
@@ -364,10 +360,8 @@ def _rules(text: str) -> Any:
 
 def _parse_json_or_toml_value(text: str) -> Any:
     """Return a value in JSON or TOML syntax; any other text is a string."""
-    try:
+    with suppress(ValueError, RecursionError):
         return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
     try:
         read = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):

@@ -61,8 +61,7 @@ def read_workspace_file(workspace: Path, trusted: str | None) -> WorkspaceFile |
     :raises LoadError: unless it is a regular file with one name and an acceptable size
     """
     path = workspace / FILE_NAME
-    content = read_config_file_bytes(path, follow_no_link=True)
-    if content is None:
+    if (content := read_config_file_bytes(path, follow_no_link=True)) is None:
         return None
     digest = hashlib.sha256(content).hexdigest()
     return WorkspaceFile(path, content, digest, digest == trusted)
@@ -104,8 +103,6 @@ def parse_workspace_layer(file: WorkspaceFile) -> tuple[ConfigLayer, list[Diagno
 
 
 def build_file_layer(kind: LayerKind, path: Path, table: Mapping[str, Any], lines: Mapping[str, int]) -> ConfigLayer:
-    """Return the layer of one file, with lines as places."""
-
     def place(where: str) -> str:
         # The line of the value, or of the table or array that has it.
         if f"{where}[0]" in lines:  # an array of tables has no line itself
@@ -150,7 +147,6 @@ class ConfiguredRule(Struct, frozen=True):
 
     @property
     def entry(self) -> RuleWithExamples:
-        """The rule with its examples."""
         return RuleWithExamples(rule=self.text, match=self.match, not_match=self.not_match)
 
 
@@ -179,7 +175,6 @@ class MergedConfiguration(Struct, frozen=True):
 
     @property
     def tool_setting_layers(self) -> tuple[ToolSettingsLayer, ...]:
-        """The settings of tools, each as a layer with its place."""
         found: list[ToolSettingsLayer] = []
         for value in self.values:
             path = split_setting_key(value.key)

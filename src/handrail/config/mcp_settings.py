@@ -320,8 +320,7 @@ def _describe_fault(fault: dict[str, Any]) -> tuple[str, str]:
     if len(location) > 1 and location[0] in ("env", "headers"):
         text = 'expected a text, { secret = "NAME" } or { expand = "${VARIABLE}" }'
         return ".".join(location[:2]), text
-    place = ".".join(location)
-    if place == "url" and fault["type"] == "string_pattern_mismatch":
+    if (place := ".".join(location)) == "url" and fault["type"] == "string_pattern_mismatch":
         return place, "expected an http or https address, without a user and without white space"
     if fault["type"] == "extra_forbidden":
         near = nearest_names(location[-1], UpstreamServerSettings.model_fields, 1)

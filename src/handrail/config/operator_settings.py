@@ -234,7 +234,6 @@ class SandboxSettings(_SettingsTable):
 
     @property
     def limits(self) -> SandboxLimits:
-        """The limits in the form for a sandbox."""
         return SandboxLimits(
             cpu_s=self.cpu_s or None,
             memory_bytes=self.memory_mib * _MIB or None,
@@ -276,7 +275,6 @@ class EnvironmentSettings(_SettingsTable):
 
     @property
     def passed_variable_names(self) -> tuple[str, ...]:
-        """The names of the variables."""
         return getattr(self, "pass")
 
     @model_validator(mode="after")
@@ -333,11 +331,7 @@ class UndoSettings(_SettingsTable):
     ] = 2048
     file_mib: Annotated[
         int,
-        Field(
-            gt=0,
-            le=_MAX_COUNT,
-            description="Maximum size of a file that is kept, in MiB. Default 256, at least 1.",
-        ),
+        Field(gt=0, le=_MAX_COUNT, description="Maximum size of a file that is kept, in MiB. Default 256, at least 1."),
     ] = 256
     files: Annotated[
         int,

@@ -116,7 +116,6 @@ def _find_end_outside_quotes(text: str, at: int, ends: str) -> int:
 
 
 def _split_dotted_key(text: str) -> tuple[str, ...]:
-    """Return the parts of a dotted key."""
     if _BARE.fullmatch(text.strip()):
         return (text.strip(),)
     try:

@@ -254,8 +254,7 @@ def _top_level_item_of(place: str) -> str:
 
     For example, ``roots[1]`` for ``roots[1].path``.
     """
-    found = _ITEM.match(place)
-    return place if found is None else found.group()
+    return place if (found := _ITEM.match(place)) is None else found.group()
 
 
 def find_agent_id_fault(agent: str) -> str | None:

@@ -55,8 +55,7 @@ class Codec:
 
         :raises TypeError: for a type without a JSON form
         """
-        made = self._made.get(kind)
-        if made is None:
+        if (made := self._made.get(kind)) is None:
             made = self._made[kind] = self._form(kind)
         return made
 
@@ -66,8 +65,7 @@ class Codec:
 
     def encode_value(self, kind: Any, value: Any) -> Any:
         """Convert ``value`` of this type for the JSON encoder."""
-        write = self.get_type_codec(kind).write
-        return value if write is None else write(value)
+        return value if (write := self.get_type_codec(kind).write) is None else write(value)
 
     def _form(self, kind: Any) -> JsonTypeCodec[Any]:
         origin, arguments = get_origin(kind), get_args(kind)
@@ -137,14 +135,12 @@ def _read_at(name: str, reader: Reader[T], value: Any) -> T:
 
 
 def expect_json_object(value: Any) -> dict[str, Any]:
-    """Check that ``value`` is a JSON object and return it."""
     if type(value) is not dict:
         raise MalformedDataError(f"expected an object, not {_describe_kind(value)}")
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
 def expect_json_list(value: Any) -> list[Any]:
-    """Check that ``value`` is a JSON list and return it."""
     if type(value) is not list:
         raise MalformedDataError(f"expected a list, not {_describe_kind(value)}")
     return value  # pyright: ignore[reportUnknownVariableType]

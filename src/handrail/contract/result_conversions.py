@@ -65,8 +65,7 @@ def convert_known_result_shape(answer: object) -> Result | None:
     if not isinstance(answer, Mapping):
         return None
     wire = cast("Mapping[str, Any]", answer)
-    keys = set(wire)
-    if keys <= _ENVELOPE_KEYS and wire.get("type") in ("output", "error"):
+    if (keys := set(wire)) <= _ENVELOPE_KEYS and wire.get("type") in ("output", "error"):
         return convert_envelope_to_result(wire)
     if {"status", "summary"} <= keys <= _STATUS_KEYS and wire["status"] in _GOOD | _BAD:
         return convert_status_to_result(wire)
@@ -362,7 +361,6 @@ def _binary_block(ref: str, media_type: str, stored: Mapping[str, bytes]) -> dic
 
 
 def build_artifact_uri(ref: str) -> str:
-    """Return the resource URI of an artifact."""
     return f"{ARTIFACT_URI}{ref}"
 
 

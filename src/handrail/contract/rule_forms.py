@@ -51,14 +51,12 @@ def _rule_form(value: object) -> str:
 
 
 RuleInput = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[RuleWithExamples, Tag("<table>")],
-    Discriminator(_rule_form),
+    Annotated[str, Tag("<text>")] | Annotated[RuleWithExamples, Tag("<table>")], Discriminator(_rule_form)
 ]
 """A rule as text or as a :class:`RuleWithExamples`, for settings models."""
 
 
 def extract_rule_line(given: object) -> str:
-    """Return the line of a rule, in any form."""
     if isinstance(given, RuleWithExamples):
         return given.rule
     if isinstance(given, Mapping):

@@ -201,11 +201,9 @@ class Process(Protocol):
 
     async def write(self, data: bytes) -> None:
         """Write to stdin. Does nothing after the process has closed it."""
-        ...
 
     async def close_stdin(self) -> None:
         """Close stdin."""
-        ...
 
     async def read_line(self, max_bytes: int) -> bytes:
         """Read one line of stdout with its newline; ``b""`` at the end.
@@ -234,7 +232,6 @@ class Process(Protocol):
 
     async def kill(self) -> None:
         """End the process and all that it started, and return when none of them is left."""
-        ...
 
 
 class TerminalProcess(Process, Protocol):
@@ -242,7 +239,6 @@ class TerminalProcess(Process, Protocol):
 
     def resize(self, size: TerminalSize) -> None:
         """Resize the terminal and notify its foreground programs. Does nothing after the end."""
-        ...
 
     def is_line_buffered(self) -> bool:
         """Return whether the system passes whole lines to the program now.
@@ -272,7 +268,6 @@ class TerminalProcess(Process, Protocol):
 
     def hang_up(self) -> None:
         """Disconnect the terminal (SIGHUP). Nothing is read or written any more."""
-        ...
 
 
 class SandboxMechanism(Struct, frozen=True):

@@ -82,7 +82,6 @@ class Turn(Protocol):
         depend on the time of submission, so that the call starts sooner. This runs and records nothing, and another
         call may be submitted instead.
         """
-        ...
 
     def start_streamed_call(self, call: CallProposal) -> Awaitable[CallAnswer]:
         """Start the next call of a reply that is still streaming.
@@ -127,7 +126,6 @@ class Session(Protocol):
 
         :raises ValueError: for a text that is not a rule
         """
-        ...
 
     @property
     def mode(self) -> Mode:
@@ -141,7 +139,6 @@ class Session(Protocol):
 
         :raises UsageError: for an unknown mode; the text names the available modes
         """
-        ...
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | str, *, key: str | None = None) -> Result:
         """Propose one call and wait for its answer.
@@ -172,7 +169,6 @@ class Session(Protocol):
 
         :param headless: whether this interaction has no user to ask, for example because a trigger started it
         """
-        ...
 
     @property
     def active_tools(self) -> Sequence[ToolSpec]:
@@ -279,7 +275,6 @@ class Session(Protocol):
 
     def set_subagent_runner(self, delegates: SubagentRunner | None) -> None:
         """Set the runner of sub-agents for this session's calls, or None to end delegation."""
-        ...
 
     async def open_child(self, call_id: str, delegation: SubagentTask) -> ChildSession:
         """Open a session for the sub-agent that a call of this session starts.
@@ -325,14 +320,12 @@ class Session(Protocol):
         It accepts no more calls, and running calls are stopped and answered. Calls that await approval continue to
         wait. The state of the session is kept.
         """
-        ...
 
     async def close(self) -> None:
         """Close the session permanently.
 
         Running calls are stopped and answered. The output and scratch folders are removed.
         """
-        ...
 
 
 class ChildSession(NamedTuple):
@@ -351,4 +344,3 @@ class SessionValueStore(Protocol):
 
     async def put(self, session_id: str, tool_id: str, key: str, value: Any) -> None:
         """Store the value."""
-        ...

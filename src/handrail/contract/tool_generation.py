@@ -9,11 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from handrail.contract.errors import Diagnostic, ToolError
 from handrail.contract.schema.argument_repair import repair_arguments
-from handrail.contract.schema.argument_validation import (
-    ArgumentCheckBudgetError,
-    CoarseProblemList,
-    ParametersSchema,
-)
+from handrail.contract.schema.argument_validation import ArgumentCheckBudgetError, CoarseProblemList, ParametersSchema
 from handrail.contract.struct import Struct, field
 from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.spec import ToolSpec
@@ -279,8 +275,7 @@ class Generation:
         known = [tool_id for tool_id, entry in self.entries.items() if entry.unavailable_reason is None]
         known += [alias for alias, tool_id in self.aliases.items() if self.entries[tool_id].unavailable_reason is None]
         near = nearest_names(name.replace("__", "."), known, count)
-        meant = guess_intended_tool_id(name, known)
-        if meant is None:
+        if (meant := guess_intended_tool_id(name, known)) is None:
             return near
         last = name.replace("__", ".").rpartition(".")[2]
         same = [] if meant.rpartition(".")[2] == last else [one for one in near if one.rpartition(".")[2] == last]

@@ -303,8 +303,7 @@ def _collect_generations(
     everybody = {one.manifest.id: one for one in iterate_agents(config, folders)}
     wanted = [agent]
     while wanted:
-        name = wanted.pop(0)
-        if name in found:
+        if (name := wanted.pop(0)) in found:
             continue
         loaded = everybody.get(name) or load_agent(config, name, folders)
         sources = make_tool_sources(
@@ -315,18 +314,13 @@ def _collect_generations(
         if generation is None:
             continue
         found[name] = generation
-        wanted += _agents_as_tools(generation)
+        wanted += (i.removeprefix(AGENT_TOOL_PREFIX) for i in generation.entries if i.startswith(AGENT_TOOL_PREFIX))
         if TASK_TOOL in generation.entries:
             wanted += [i for i, one in everybody.items() if one.manifest.accepts_delegation_from(loaded.manifest)]
         wanted = [i for i in wanted if i != DEFAULT_AGENT or _manifest_path(config, i).exists()]
     if faults:
         raise LoadError(list(dict.fromkeys(faults)))
     return found
-
-
-def _agents_as_tools(generation: Generation) -> Iterator[str]:
-    """Return the agents that a generation contains as tools."""
-    return (i.removeprefix(AGENT_TOOL_PREFIX) for i in generation.entries if i.startswith(AGENT_TOOL_PREFIX))
 
 
 def _executable_entries(generation: Generation) -> Iterator[ToolEntry]:
@@ -401,8 +395,7 @@ def _list_tool_files(entry: ToolEntry, folder: Path, sources: Mapping[str, Path]
     tool = entry.tool
     assert isinstance(tool, PerCallExecutableTool)
     found = [Path(entry.source)]
-    own = Path(tool.folder)
-    if own == folder:
+    if (own := Path(tool.folder)) == folder:
         found.append(Path(tool.executable))
     if isinstance(tool, PerCallModuleTool):
         found += (path for path in sorted(folder.glob("*.py")) if not path.stat().st_mode & 0o111)
@@ -451,8 +444,7 @@ def _make_bundle_config(config: MergedConfiguration, agent: str) -> str:
     if "agent" in fields:
         del fields["agent"]
         cut = (text[: line.start()] + text[line.end() :] for line in _AGENT_KEY.finditer(text))
-        rest = next((one for one in cut if _parses_to(one, fields)), None)
-        if rest is None:
+        if (rest := next((one for one in cut if _parses_to(one, fields)), None)) is None:
             raise UsageError(f'Cannot replace `agent` in {config.file}. Write it on a separate line: agent = "{agent}"')
         text = rest
     return f'agent = "{agent}"\n{text}'

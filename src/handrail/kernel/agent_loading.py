@@ -163,11 +163,7 @@ def make_tool_sources(
         checked,
         secrets,
         StoredPins(folders.state),
-        (
-            *config.tool_setting_layers,
-            build_tool_settings_layer(checked.source, checked.manifest.tool_config),
-            *values,
-        ),
+        (*config.tool_setting_layers, build_tool_settings_layer(checked.source, checked.manifest.tool_config), *values),
         providers,
         _list_agents_as_tools(checked.manifest, config, folders, agents),
         lambda: [*find_entry_point_sources(), *looked_at()],

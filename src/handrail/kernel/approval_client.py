@@ -35,10 +35,12 @@ from handrail.ipc.wire.socket_handshake import (
     NoLeaseHolder,
     connect_to_lease_holder,
 )
+from handrail.origins import program_lookup
+from handrail.origins.import_guard import check_and_guard_workspace
 from handrail.store.database.sqlite_connection import open_reader
-from handrail.store.lease import LeaseHolder, find_lease_holder
+from handrail.store.lease import LeaseHolder, WorkspaceAlreadyHeld, find_lease_holder
 from handrail.store.state_folders import StateFolders, locate_folders
-from handrail.store.tables.approval_tables import ApprovalReader
+from handrail.store.tables.approval_tables import ApprovalReader, ApprovalTable
 
 if TYPE_CHECKING:
     from handrail.arbiter.approvals.approval_broker import ApprovalBroker, ApprovalLifetimes
@@ -85,11 +87,8 @@ def open_approval_reader(folders: StateFolders) -> Generator[ApprovalReader]:
 
     :raises DatabaseNotCreated: if the workspace has no database yet
     """
-    connection = open_reader(folders.database_file)
-    try:
+    with closing(open_reader(folders.database_file)) as connection:
         yield ApprovalReader(connection)
-    finally:
-        connection.close()
 
 
 class ApprovalResponder:
@@ -203,8 +202,6 @@ class ApprovalResponder:
         await send_lease_holder_request(self._folders, holder, op, body)
 
     async def _submit_locally(self, itself: Callable[[ApprovalService], Awaitable[object]], *, judged: bool) -> None:
-        from handrail.store.lease import WorkspaceAlreadyHeld
-
         try:
             async with (
                 self._open_kernel() if judged else _hold_workspace_for_answer(self._options, self._remark) as desk
@@ -226,8 +223,6 @@ async def send_lease_holder_request(
     :raises HandrailError: the error of the request
     """
     if not holder.socket:
-        from handrail.store.lease import WorkspaceAlreadyHeld
-
         if not holder.is_short_lived:
             raise WorkspaceAlreadyHeld(folders, holder)
         raise NoLeaseHolder(f"The workspace is briefly in use by {holder}. Try again.")
@@ -264,10 +259,7 @@ async def _hold_workspace_for_answer(
     from handrail.arbiter.approvals.approval_broker import ApprovalBroker
     from handrail.arbiter.output.secret_redaction import redact_logs
     from handrail.kernel.agent_loading import iterate_agents
-    from handrail.origins import program_lookup
-    from handrail.origins.import_guard import check_and_guard_workspace
     from handrail.record.commit_log import CommitLog
-    from handrail.store.tables.approval_tables import ApprovalTable
     from handrail.store.workspace_store import WorkspaceStore
     from handrail.upstream.server_config_loader import load_enabled_servers
 

@@ -137,9 +137,7 @@ class KernelComponents(Struct):
     """Locked while a thread creates a context, so that the contexts of one agent share a shelf."""
 
     def create_agent_environment(
-        self,
-        agent: str,
-        registrations: ClientProcessRegistrations | None = None,
+        self, agent: str, registrations: ClientProcessRegistrations | None = None
     ) -> AgentContext:
         """Return the context of an agent for the sessions of one process.
 
@@ -417,7 +415,6 @@ def _make_comparer(settings: SearchSettings) -> EmbeddingComparer:
 
 
 def _choose_search_embedder(settings: SearchSettings, known: SecretStore) -> EmbedderSettings:
-    """Choose the embedder for the search by meaning."""
     if settings.embedder != ENDPOINT:
         return EmbedderSettings(settings.embedder, model=settings.model)
     if not settings.url or not settings.model:
@@ -516,8 +513,7 @@ def _check_folders(rules: Iterable[Rule], layer: CapabilityLayer, workspace: str
     mine = (rule for rule in rules if rule.scope != "project" or rule.source.startswith(f"{workspace}/"))
     here = (rule for rule in mine if rule.action == "allow")  # others may be about instruction files above
     faults = ((rule, explain_inaccessible_rule_path(rule, layer)) for rule in here)
-    found = [Diagnostic(rule.source, "", fault) for rule, fault in faults if fault is not None]
-    if found:
+    if found := [Diagnostic(rule.source, "", fault) for rule, fault in faults if fault is not None]:
         raise LoadError(found)
 
 
@@ -570,7 +566,6 @@ def _combine_with_rule_texts(
 
 
 def _get_session_folders(runtime: Runtime) -> SandboxProfile:
-    """Return the folders of the session that ``runtime`` belongs to."""
     assert isinstance(runtime, CallRuntime)
     return runtime.profile
 

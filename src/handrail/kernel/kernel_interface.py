@@ -51,7 +51,6 @@ class CommitLogReadService(Protocol):
 
         :raises LogUnavailable: if they cannot be written
         """
-        ...
 
 
 class Kernel(ABC):
@@ -195,12 +194,7 @@ class Kernel(ABC):
 
     @abstractmethod
     async def undo(
-        self,
-        call: str | None = None,
-        session: str | None = None,
-        *,
-        dry_run: bool = False,
-        overwrite: bool = False,
+        self, call: str | None = None, session: str | None = None, *, dry_run: bool = False, overwrite: bool = False
     ) -> UndoReport:
         """Give back what a call or a session changed in the workspace; without either, the last call.
 

@@ -56,6 +56,7 @@ from handrail.kernel.kernel_interface import FolderPath, Kernel
 from handrail.kernel.session_manager import SessionManager
 from handrail.origins import program_lookup
 from handrail.policy.call_authorizer import CallAuthorizer
+from handrail.policy.decision_explanation import explain
 from handrail.policy.rules.rules_and_modes import RuleBook
 from handrail.record.commit_log import CommitLog, InterruptedCall
 from handrail.runtime.files.session_roots import SessionRoots
@@ -225,11 +226,8 @@ class LocalKernel(Kernel):
         headless: bool,
     ) -> PolicyExplanation:
         """Explain a call in the sessions of ``context``; see :meth:`Kernel.explain_call`."""
-        from handrail.policy.decision_explanation import explain
-
         generation = context.generation
-        entry = generation.resolve_tool_name(tool)
-        if entry is None:
+        if (entry := generation.resolve_tool_name(tool)) is None:
             nearest = " or ".join(generation.nearest_names(tool))
             hint = generation.describe_unlisted_sources(tool) or (
                 f"Did you mean {nearest}?" if nearest else "No tool has a similar name."
@@ -301,8 +299,7 @@ class LocalKernel(Kernel):
         """Return the context of ``agent`` with the registrations of this process, created at its first use."""
         if agent is None or agent == self.own_context.agent:
             return self.own_context
-        context = self._other_contexts.get(agent)
-        if context is None:
+        if (context := self._other_contexts.get(agent)) is None:
             context = self._other_contexts[agent] = self.components.create_agent_environment(agent, self._registrations)
         return context
 
@@ -312,12 +309,7 @@ class LocalKernel(Kernel):
         return await self.sessions.fork_stored_session(id, generate_session_id())
 
     async def undo(
-        self,
-        call: str | None = None,
-        session: str | None = None,
-        *,
-        dry_run: bool = False,
-        overwrite: bool = False,
+        self, call: str | None = None, session: str | None = None, *, dry_run: bool = False, overwrite: bool = False
     ) -> UndoReport:
         if self.successor is not None:
             return await self.successor.undo(call, session, dry_run=dry_run, overwrite=overwrite)

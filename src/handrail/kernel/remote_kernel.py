@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from handrail import config as configuration
 from handrail.arbiter.output.secret_redaction import create_redactor, redact_logs
@@ -43,6 +43,7 @@ from handrail.kernel.agent_loading import map_settings_to_secrets
 from handrail.kernel.kernel_interface import FolderPath, Kernel
 from handrail.kernel.local_kernel import OpenLocal, find_ineffective_setting_keys, is_client_setting
 from handrail.kernel.upstream_mcp_servers import RemoteMcpServerManager
+from handrail.policy.decision_explanation import PolicyExplanation
 from handrail.policy.rules.rules_and_modes import RuleBook
 from handrail.policy.watchdogs.api import ExternalWatchdog
 from handrail.record.commit_log import InterruptedCall
@@ -55,9 +56,6 @@ from handrail.store.lease import WorkspaceAlreadyHeld
 from handrail.store.state_folders import StateFolders
 from handrail.store.tables.approval_tables import ApprovalReader
 from handrail.store.tables.session_tables import select_session_rows
-
-if TYPE_CHECKING:
-    from handrail.policy.decision_explanation import PolicyExplanation
 
 
 class RemoteKernel(Kernel):
@@ -161,18 +159,15 @@ class RemoteKernel(Kernel):
             session.update_agent_generation(message["agent"], generation)
 
     def _receive_event(self, message: Any) -> None:
-        session = self._sessions.get(message["session_id"])
-        if session is not None:
+        if (session := self._sessions.get(message["session_id"])) is not None:
             session.dispatch_event(Event(**message))
 
     def _receive_loaded_tools(self, message: Any) -> None:
-        session = self._sessions.get(message["session_id"])
-        if session is not None:
+        if (session := self._sessions.get(message["session_id"])) is not None:
             session.update_loaded_tools(message["interaction"], message["steps"])
 
     def _receive_mode(self, body: Any) -> None:
-        session = self._sessions.get(body["session_id"])
-        if session is not None:
+        if (session := self._sessions.get(body["session_id"])) is not None:
             session.apply_mode_change(body["mode"])
 
     def _receive_stop(self, body: Any) -> None:
@@ -254,8 +249,6 @@ class RemoteKernel(Kernel):
     async def explain_call(
         self, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[RuleLike] = (), headless: bool = True
     ) -> PolicyExplanation:
-        from handrail.policy.decision_explanation import PolicyExplanation
-
         body = {
             "tool": tool,
             "arguments": dict(arguments),
@@ -308,12 +301,7 @@ class RemoteKernel(Kernel):
         return await self.ipc_client.request("fork", {"id": id, "forked": generate_session_id()}, repeatable=True)
 
     async def undo(
-        self,
-        call: str | None = None,
-        session: str | None = None,
-        *,
-        dry_run: bool = False,
-        overwrite: bool = False,
+        self, call: str | None = None, session: str | None = None, *, dry_run: bool = False, overwrite: bool = False
     ) -> UndoReport:
         return await request_undo(self.ipc_client, call, session, dry_run=dry_run, overwrite=overwrite)
 

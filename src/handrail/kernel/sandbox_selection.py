@@ -16,6 +16,7 @@ from handrail.config.operator_settings import MACHINE_SANDBOX
 from handrail.contract.errors import StartError
 from handrail.contract.sandbox_protocol import Sandbox, SandboxTier
 from handrail.sandbox.configured_sandbox import ConfiguredSandbox
+from handrail.sandbox.start.ready_sandbox_pool import wrap_bubblewrap_in_pool
 from handrail.store.entry_point_cache import list_entry_points_outside_workspaces as of_group
 
 ENTRY_POINT_GROUP = "handrail.sandboxes"
@@ -62,8 +63,6 @@ async def make_limited_sandbox_in_thread(
 
 
 def _limit_sandbox(config: MergedConfiguration, chosen: Sandbox) -> ConfiguredSandbox:
-    from handrail.sandbox.start.ready_sandbox_pool import wrap_bubblewrap_in_pool
-
     settings = config.settings.sandbox
     return ConfiguredSandbox(
         wrap_bubblewrap_in_pool(chosen),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -218,7 +218,6 @@ def _describe_default(manifest: AgentManifest) -> str:
 
 
 def describe_session_origin(row: SessionRow) -> dict[str, Any]:
-    """Return the origin of a session, for its record."""
     if row.parent_session is not None:
         return {"parent_session": row.parent_session, "parent_call": row.parent_call}
     return {"parent": row.details["parent"]} if "parent" in row.details else {}
@@ -239,7 +238,7 @@ class SessionManager:
         self._components = components
         self._context_of = context_of
         self._frontend = frontend
-        self._open: dict[str, LocalSession] = {}
+        self.sessions_by_id: dict[str, LocalSession] = {}
         self._resting: dict[str, LocalSession] = {}
         """The suspended sessions whose jobs are still running."""
         self._closing: set[str] = set()
@@ -251,12 +250,7 @@ class SessionManager:
         self.tasks = WorkspaceTasks(components.store.tasks, components.arbiter.shaper.redactor)
         self.undo_service = UndoService(components.arbiter, components.snapshots, components.store.sessions)
         self._outputs = components.arbiter.shaper.room
-        self._outputs.in_use = lambda session_id: session_id in self._open or session_id in self._closing
-
-    @property
-    def sessions_by_id(self) -> Mapping[str, LocalSession]:
-        """The open sessions by id."""
-        return self._open
+        self._outputs.in_use = lambda session_id: session_id in self.sessions_by_id or session_id in self._closing
 
     @property
     def closing_session_ids(self) -> frozenset[str]:
@@ -265,19 +259,18 @@ class SessionManager:
 
     def find_lane(self, session_id: str) -> Lane | None:
         """Return the lane of a session; None if it is not open."""
-        session = self._open.get(session_id)
-        return None if session is None else session.lane
+        return None if (session := self.sessions_by_id.get(session_id)) is None else session.lane
 
     def list_lanes(self) -> Iterable[Lane]:
         """Return the lanes of open sessions, and of suspended ones that limit the sub-agents of their jobs."""
-        return [session.lane for session in (*self._open.values(), *self._resting.values())]
+        return [session.lane for session in (*self.sessions_by_id.values(), *self._resting.values())]
 
     async def record_all_sessions_suspended(self) -> None:
         """Suspend all open sessions.
 
         :raises LogUnavailable: if it cannot be recorded
         """
-        await asyncio.gather(*map(self.session_store.record_suspended, tuple(self._open)))
+        await asyncio.gather(*map(self.session_store.record_suspended, tuple(self.sessions_by_id)))
 
     async def open_session_in_context(self, opening: SessionOpenParameters, id: str | None = None) -> LocalSession:
         """Open a session in the context of ``opening``.
@@ -285,7 +278,7 @@ class SessionManager:
         :param id: the id of the session to reopen; None for a new one
         :raises UsageError: if it is already open
         """
-        if id is not None and (id in self._open or id in self._closing):
+        if id is not None and (id in self.sessions_by_id or id in self._closing):
             raise UsageError(f"Session {id!r} is already open. Close or suspend it first.")
         session_id = generate_session_id() if id is None else id
         rooms, lasting, context = self._components, self.session_store, opening.context
@@ -305,19 +298,12 @@ class SessionManager:
         lane.tasks = self.tasks.for_session(session_id)
         history = lasting.open_history(session_id, lane)
         session = LocalSession(
-            rooms.arbiter,
-            lane,
-            self._handle_closed,
-            self._handle_suspended,
-            turns,
-            family,
-            history,
-            self.undo_service,
+            rooms.arbiter, lane, self._handle_closed, self._handle_suspended, turns, family, history, self.undo_service
         )
         session.change_notifier.watch_new_generations(context.watchers)
         session.change_notifier.record_mode = partial(lasting.record_mode, session_id)
         session.client_info = opening.options.get("client_info")
-        self._open[session_id] = session
+        self.sessions_by_id[session_id] = session
         family.add_to_parent(session)
         try:
             await rooms.store.sessions.record_opened(row)
@@ -359,7 +345,7 @@ class SessionManager:
         :raises ToolError: if the parent cannot delegate to that agent
         """
         known = under.parent.id  # the current object: the parent may have been reopened since the job started
-        under.parent = self._resting.get(known) or self._open.get(known) or under.parent
+        under.parent = self._resting.get(known) or self.sessions_by_id.get(known) or under.parent
         above, agent = under.parent.lane, under.delegation.agent
         check_delegation_target(agent, above.agent_types())
         context, around = self._find_subagent_context(under.parent.tree_node, context_of, agent), above.environment
@@ -396,7 +382,7 @@ class SessionManager:
 
         :raises UsageError: if it is open or does not exist
         """
-        if id in self._open or id in self._closing:
+        if id in self.sessions_by_id or id in self._closing:
             raise UsageError(f"Session {id} is open. Close it in the process that has it open.")
         self.session_store.require_unclosed_session(id)
         await self._delete(id)
@@ -411,8 +397,8 @@ class SessionManager:
         :raises ToolError: ``invalid_input`` if nothing of that name runs here
         """
         jobs = self._components.arbiter.jobs
-        sessions = self._find_session_tree(target) if target in self._open else []
-        sessions = [*self._open.values()] if not target else sessions
+        sessions = self._find_session_tree(target) if target in self.sessions_by_id else []
+        sessions = [*self.sessions_by_id.values()] if not target else sessions
         concerned = {session.id for session in sessions}
         stopped = [live for live in jobs.running.values() if not target or live.row.job.session_id in concerned]
         stopped += [live for live in jobs.running.values() if target and target in (live.row.id, live.row.job.call_id)]
@@ -420,7 +406,11 @@ class SessionManager:
         if not concerned and not stopped:
             calls = [call for lane in self.list_lanes() if (call := lane.running_calls.get(target)) is not None]
         if target and not (concerned or stopped or calls):
-            known = [*self._open, *jobs.running, *(id for lane in self.list_lanes() for id in lane.running_calls)]
+            known = [
+                *self.sessions_by_id,
+                *jobs.running,
+                *(id for lane in self.list_lanes() for id in lane.running_calls),
+            ]
             there = f"Running now: {', '.join(known[:_MOST_NAMED])}." if known else "Nothing is running."
             raise ToolError(f"{target[:80]!r} does not run in this workspace. {there}", kind="invalid_input")
         found = StoppedWork(tuple(concerned), tuple(call.id for call in calls), tuple(live.row.id for live in stopped))
@@ -449,7 +439,7 @@ class SessionManager:
 
     def _find_session_tree(self, session_id: str) -> list[LocalSession]:
         """Return a session and the sessions of its sub-agents."""
-        session = self._open[session_id]
+        session = self.sessions_by_id[session_id]
         below = (one for child in session.tree_node.children for one in self._find_session_tree(child.id))
         return [session, *below]
 
@@ -487,7 +477,7 @@ class SessionManager:
 
     def _remove(self, session: LocalSession) -> None:
         self.arrivals.release_session(session.id)
-        self._open.pop(session.id, None)
+        self.sessions_by_id.pop(session.id, None)
         session.tree_node.remove_from_parent(session)
 
     async def _delete(self, session_id: str) -> None:

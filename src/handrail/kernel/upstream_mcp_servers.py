@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import pydantic
 
 from handrail.config import MergedConfiguration
-from handrail.config.mcp_settings import UpstreamServerSettings
+from handrail.config.mcp_settings import SERVER_NAME_PATTERN, UpstreamServerSettings
 from handrail.config.secret_references import resolve_secrets
 from handrail.contract.errors import HandrailError, ToolError, UsageError
 from handrail.contract.struct import Struct
@@ -39,19 +39,16 @@ from handrail.store.state_folders import StateFolders, prepare_folders
 from handrail.upstream.network_route import make_server_route
 from handrail.upstream.oauth_sign_in import OauthTokenStore, SignInPrompt
 from handrail.upstream.server_config_loader import build_server_definition, load_enabled_servers
+from handrail.upstream.server_definition import ServerListing
 from handrail.upstream.upstream_registry import UpstreamDependencies, UpstreamRegistry
 
 if TYPE_CHECKING:
-    from handrail.config import MergedConfiguration
     from handrail.contract.tool_generation import Generation
     from handrail.ipc.client.reconnecting_client import ReconnectingClient
     from handrail.ipc.server.client_process import ClientProcess
     from handrail.kernel.kernel_assembly import KernelComponents
     from handrail.runtime.secret_store import SecretStore
-    from handrail.store.state_folders import StateFolders
     from handrail.upstream.mcp_source import McpSource
-    from handrail.upstream.oauth_sign_in import SignInPrompt
-    from handrail.upstream.server_definition import ServerListing
 
 
 logger = logging.getLogger("handrail.ipc")
@@ -268,12 +265,8 @@ class ClientMcpServerManager:
         return self._local_servers
 
     async def _connect(self, name: str, server: UpstreamServerSettings, redirect: str | None) -> Any:
-        from handrail.upstream.server_definition import ServerListing
-
         prompt = None
         if redirect is not None:
-            from handrail.upstream.oauth_sign_in import SignInPrompt
-
             prompt = SignInPrompt(redirect, lambda url: self._open_address(name, url))
         connected = await self._get_servers().connect_until_disconnected(name, server, prompt)
         if self._client.connection.lost_reason is not None:
@@ -327,7 +320,6 @@ class RemoteMcpServerManager(McpServerManager):
         """The configured servers, as far as this process knows them, and those that it has connected."""
         from handrail.kernel.agent_loading import make_placeholder_secrets
         from handrail.upstream.mcp_source import McpSource
-        from handrail.upstream.server_config_loader import load_enabled_servers
 
         config, folders = self._config, self._folders
 
@@ -386,8 +378,6 @@ class RemoteMcpServerManager(McpServerManager):
             logger.warning("mcp server %s cannot be connected with the next lease holder: %s", name, error)
 
     async def _add(self, name: str, live: ReconnectableMcpServer) -> ServerListing:
-        from handrail.upstream.server_definition import ServerListing
-
         body: dict[str, Any] = {"name": name, "server": live.server.model_dump(mode="json", exclude_unset=True)}
         body["redirect"] = None if live.prompt is None else live.prompt.redirect
         if live.prompt is not None:
@@ -410,8 +400,6 @@ def _parse_server_settings(name: str, **settings: Any) -> UpstreamServerSettings
     :raises UsageError: if the name or a setting is invalid
     """
     import re
-
-    from handrail.config.mcp_settings import SERVER_NAME_PATTERN
 
     if re.fullmatch(SERVER_NAME_PATTERN, name) is None:
         raise UsageError(
@@ -461,8 +449,7 @@ async def sign_in_to_server(
     :return: the number of tools of the server
     :raises UsageError: if the server does not exist or has no ``url``, or if the sign-in fails
     """
-    definition = next((one for one in load_enabled_servers(config) if one.name == name), None)
-    if definition is None:
+    if (definition := next((one for one in load_enabled_servers(config) if one.name == name), None)) is None:
         raise UsageError(f"The configuration has no MCP server {name!r}. Run `handrail mcp list` to see the servers.")
     oauth_options = definition.oauth
     registered = urlsplit(OauthTokenStore(definition, folders.state).registered_redirect_uri)
@@ -521,8 +508,7 @@ def delete_server_tokens(config: MergedConfiguration, folders: StateFolders, nam
 
     :raises UsageError: if the server does not exist
     """
-    names = [one for one in load_enabled_servers(config) if one.name == name]
-    if not names:
+    if not (names := [one for one in load_enabled_servers(config) if one.name == name]):
         raise UsageError(f"The configuration has no MCP server {name!r}. List the servers with: handrail mcp list")
     return OauthTokenStore(names[0], folders.state).delete()
 

@@ -119,7 +119,6 @@ async def open_kernel(
 async def _enter_kernel(
     stack: AsyncExitStack, registrations: ClientProcessRegistrations, hold: OpenLocal, join: OpenRemote
 ) -> Kernel:
-    """Return the kernel of this process; ``stack`` closes it."""
     deadline = asyncio.get_running_loop().time() + _BRIEF_WAIT_S
     while True:
         try:

@@ -83,7 +83,7 @@ class WorkspaceImportGuard:
             return None
         self.recheck_search_path()
         searched = sys.path if path is None else path
-        safe = self._safe_entries(searched, top)
+        safe = [entry for entry in searched if not self._is_inside(entry, top)]
         refused: str | None = None
         for finder in tuple(sys.meta_path):
             if finder is self or not hasattr(finder, "find_spec"):
@@ -104,9 +104,6 @@ class WorkspaceImportGuard:
             "call could have written it. Install it outside of the workspace, or rename the file.",
             name=fullname,
         )
-
-    def _safe_entries(self, searched: Sequence[str], top: str) -> list[str]:
-        return [entry for entry in searched if not self._is_inside(entry, top)]
 
     def _find_spec_outside(
         self, fullname: str, entries: Sequence[str], target: ModuleType | None
@@ -139,8 +136,7 @@ class WorkspaceImportGuard:
         """Return whether Handrail, a dependency, or the standard library for itself, imports a module."""
         standard = top in sys.stdlib_module_names
         while frame is not None:
-            asking = _top_package_of(frame)
-            if asking in DEPENDENCIES:
+            if (asking := _top_package_of(frame)) in DEPENDENCIES:
                 return True
             if (
                 asking not in sys.stdlib_module_names

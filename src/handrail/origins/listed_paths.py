@@ -90,14 +90,12 @@ def is_exact_on_device(path: str, device: int) -> bool:
 
 def canonicalize_path_spelling(path: str) -> str:
     """Return an absolute path without links, as the folders on its way list it."""
-    found = resolve_name_folding_path(path)
-    return path if found is None else found.path
+    return path if (found := resolve_name_folding_path(path)) is None else found.path
 
 
 def make_spelling_independent_key(path: str) -> str:
     """Return a text that is equal for all spellings of a path, which has the listed names."""
-    found = resolve_name_folding_path(path, is_listed=True)
-    return path if found is None else found.key
+    return path if (found := resolve_name_folding_path(path, is_listed=True)) is None else found.key
 
 
 def is_name_folding_folder(folder: str) -> bool:
@@ -130,14 +128,12 @@ def _folds_name(folder: str, name: str, *, inherited: bool, keep_exact: bool) ->
     :param inherited: the answer of the folder around it
     :param keep_exact: whether to keep the answer of an exact folder, because each folder around it is exact, too
     """
-    identity = _identify(folder)
-    if identity is None:
+    if (identity := _identify(folder)) is None:
         return inherited
     if _folding.get(folder) == identity:
         return True
     if _exact.get(folder) != identity:
-        answer = _ignores_case(folder, name)
-        if answer is None:  # nothing in it shows the answer, so it is not kept
+        if (answer := _ignores_case(folder, name)) is None:  # nothing in it shows the answer, so it is not kept
             around = _identify(folder.rpartition("/")[0] or "/")
             if folder != "/" and around is not None and around[0] == identity[0]:
                 return inherited
@@ -176,8 +172,7 @@ def _is_only_spelling(folder: str, name: str, other: str) -> bool:
 
 def _ignores_normal_form(folder: str, name: str) -> bool:
     """Return whether a folder that distinguishes case finds a name in another Unicode normal form."""
-    others = _other_forms(name)
-    if not others:
+    if not (others := _other_forms(name)):
         return False
     if all(_is_only_spelling(folder, name, other) for other in others):
         return False

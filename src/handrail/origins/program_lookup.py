@@ -102,8 +102,7 @@ def walk_folders_and_links(path: str) -> Iterator[str]:
     left = path.split("/")[::-1]
     at, links = "", 0
     while left:
-        part = left.pop()
-        if part in ("", "."):
+        if (part := left.pop()) in ("", "."):
             continue
         if part == "..":
             at = at.rpartition("/")[0]
@@ -379,8 +378,7 @@ def _fault_in_interpreter(path: str, folders: tuple[str, ...], depth: int) -> st
         return None
     if depth == _MOST_INTERPRETERS:
         return "It has too many nested script interpreters. Give a program that is not a script."
-    words = os.fsdecode(line[2:]).split()
-    if not words:
+    if not (words := os.fsdecode(line[2:]).split()):
         return "Its first line names no interpreter. Add one to it."
     interpreter, *arguments = words
     if (problem := _find_program_fault(interpreter, folders, depth + 1)) is not None:

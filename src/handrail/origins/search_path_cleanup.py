@@ -40,7 +40,6 @@ def remove_untrusted_sys_path_entries() -> None:
 
 
 def _do_folders_overlap(one: str, other: str) -> bool:
-    """Return whether one of two folders is the other, or is in it."""
     return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 

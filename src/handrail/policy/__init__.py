@@ -6,8 +6,9 @@ first use. Everything outside ``__all__`` is private by convention, the modules 
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from handrail.contract import make_lazy_exports
 
 if TYPE_CHECKING:
     from handrail.policy.watchdogs.api import (
@@ -20,16 +21,6 @@ if TYPE_CHECKING:
         deny,
     )
 
-_HOME = {
-    "ExternalWatchdog": "policy.watchdogs.api",
-    "WatchdogDecision": "policy.watchdogs.api",
-    "Watchdog": "policy.watchdogs.api",
-    "WatchdogCall": "policy.watchdogs.api",
-    "allow": "policy.watchdogs.api",
-    "ask": "policy.watchdogs.api",
-    "deny": "policy.watchdogs.api",
-}
-
 __all__ = [
     "ExternalWatchdog",
     "Watchdog",
@@ -40,15 +31,6 @@ __all__ = [
     "deny",
 ]
 
-
-def __getattr__(name: str) -> object:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"handrail.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOME)
+__getattr__, __dir__ = make_lazy_exports(
+    __name__, {"policy.watchdogs.api": "ExternalWatchdog Watchdog WatchdogCall WatchdogDecision allow ask deny"}
+)

@@ -65,8 +65,7 @@ class ArtifactStore:
         :raises ToolError: ``invalid_input`` if ``ref`` is not a reference, ``unavailable`` if the artifact does not exist,
             ``backend`` if the stored content was changed
         """
-        match = _REF.fullmatch(ref)
-        if match is None:
+        if (match := _REF.fullmatch(ref)) is None:
             raise ToolError(
                 f"Invalid artifact reference: {ref[:100]!r}. Expected `sha256:` followed by 64 hexadecimal digits.",
                 kind="invalid_input",

@@ -125,12 +125,13 @@ class CommitLog:
     :param clock: wall-clock time in nanoseconds
     :param acknowledged: the user accepts that the log ends earlier than it was written
     :raises StartError: if the end of the log is damaged, or the database is older than the records that were written
+    :raises LogUnavailable: by every method that reads or writes, if the database fails
     """
 
     def __init__(
         self, database: WorkspaceDatabase, *, clock: Callable[[], int] = time_ns, acknowledged: bool = False
     ) -> None:
-        self._database = database
+        self.database = database
         self._writer = database.writer
         self._clock = clock
         self._table = _RecordTable(database, clock)
@@ -150,18 +151,13 @@ class CommitLog:
 
         :raises StartError: if it does not
         """
-        with map_to_log_unavailable(self._database.path):
-            missing = self.reader.describe_missing_records(read_log_head(self._database.folders))
+        with map_to_log_unavailable(self.database.path):
+            missing = self.reader.describe_missing_records(read_log_head(self.database.folders))
         if missing is not None:
             raise StartError(
-                f"The log {self._database.path} was replaced by an older copy, or cut: {missing}. Restore the newer database. "
+                f"The log {self.database.path} was replaced by an older copy, or cut: {missing}. Restore the newer database. "
                 "If you know the reason, continue with the existing records: handrail log acknowledge"
             )
-
-    @property
-    def database(self) -> WorkspaceDatabase:
-        """The database of the log, for data that must become durable together with its records."""
-        return self._database
 
     @property
     def unavailable_reason(self) -> str | None:
@@ -175,7 +171,7 @@ class CommitLog:
     @property
     def reader(self) -> LogReader:
         """A reader of the durable records."""
-        return LogReader(self._database.shared_read_connection)
+        return LogReader(self.database.shared_read_connection)
 
     def record_soon(self, records: Sequence[Record]) -> None:
         """Record soon, in order, without waiting: for records that no side effect depends on."""
@@ -223,8 +219,6 @@ class CommitLog:
 
         Cancelling the wait does not withdraw the records. A record that could not be committed is not written later.
         Append it again if it is still true: an outcome is, an intent is not.
-
-        :raises LogUnavailable: if the records could not be written
         """
         self._record_started_calls()
         return self._writer.commit(_make_entries(self._clock(), records))
@@ -255,10 +249,7 @@ class CommitLog:
         return self._table, _make_entries(self._clock(), records)
 
     async def flush(self) -> None:
-        """Wait until all records that were appended so far are durable.
-
-        :raises LogUnavailable: if they cannot be written
-        """
+        """Wait until all records that were appended so far are durable."""
         self._record_started_calls()
         await self._writer.flush()
 
@@ -267,44 +258,30 @@ class CommitLog:
         await self._writer.wait_for_backlog(count)
 
     async def find_outcome(self, call_id: str) -> LoggedRecord | None:
-        """Return the record that ended a call (``committed``, ``rejected`` or ``interrupted``), or None.
-
-        :raises LogUnavailable: if recent records cannot be made durable
-        """
+        """Return the record that ended a call (``committed``, ``rejected`` or ``interrupted``), or None."""
         await self.flush()
         return self._read(lambda reader: reader.find_outcome(call_id))
 
     async def find_move_to_background(self, call_id: str) -> LoggedRecord | None:
-        """Return the record of a call's move to the background, with its answer, or None.
-
-        :raises LogUnavailable: if recent records cannot be made durable
-        """
+        """Return the record of a call's move to the background, with its answer, or None."""
         await self.flush()
         return self._read(lambda reader: next(reader.records(call=call_id, kind="backgrounded", limit=1), None))
 
     async def find_proposal(self, call_id: str) -> LoggedRecord | None:
-        """Return the record of a call's proposal, or None.
-
-        :raises LogUnavailable: if recent records cannot be made durable
-        """
+        """Return the record of a call's proposal, or None."""
         await self.flush()
         return self._read(lambda reader: reader.find_proposal(call_id))
 
     def find_last_turn(self, session_id: str) -> int:
-        """Return the highest turn number of a session's durable calls; 0 if it has none.
-
-        :raises LogUnavailable: if the log cannot be read
-        """
+        """Return the highest turn number of a session's durable calls; 0 if it has none."""
         return self._read(lambda reader: reader.find_last_turn(session_id))
 
     async def record_interrupted_calls(self) -> list[InterruptedCall]:
         """Record ``interrupted`` for every call with an intent and no outcome, and return these calls.
 
         Call it at start. The calls are not run again. A call without an intent did not run, and the log shows it so.
-
-        :raises LogUnavailable: if the log cannot take the records
         """
-        await self._database.replay_orphaned_journals()
+        await self.database.replay_orphaned_journals()
         await self._writer.flush()
         found, head = self._read(lambda reader: (reader.list_unfinished_intents(), reader.head()))
         began = head.sequence
@@ -335,7 +312,6 @@ class CommitLog:
         were written at once with them. The record names them as runs of sequences, ``[first, last]``.
 
         :raises UsageError: if a sequence is not in the log, or belongs to the record of a redaction
-        :raises LogUnavailable: if the redaction cannot be made durable
         """
         runs = group_consecutive_numbers(sorted(set(sequences)))
         await self._writer.flush()
@@ -350,7 +326,7 @@ class CommitLog:
             await self._writer.commit((self._table, _RedactionEntry(tuple(runs), self._clock(), records)))
 
     def _read(self, look: Callable[[LogReader], T]) -> T:
-        with map_to_log_unavailable(self._database.path):
+        with map_to_log_unavailable(self.database.path):
             return look(self.reader)
 
 
@@ -476,8 +452,7 @@ class _RecordTable:
         # The last batch is durable; otherwise `opened` would have been called.
         self._durable = (self._sequence, self._previous)
         self._confirmed_lost = self._reported_lost
-        lost = self._writer.lost
-        if lost > self._reported_lost:
+        if (lost := self._writer.lost) > self._reported_lost:
             entries.append(
                 _make_entries(
                     self._clock(), [Record("records-dropped", "", "", {"records": lost - self._reported_lost})]
@@ -551,8 +526,7 @@ class _RecordTable:
         return self._insert_sql(rows), values
 
     def _insert_sql(self, rows: int) -> str:
-        sql = self._inserts.get(rows)
-        if sql is None:
+        if (sql := self._inserts.get(rows)) is None:
             at_ns = self._database.build_fenced_value_sql(
                 "?2"
             )  # the statement fails if another process holds the workspace

@@ -54,7 +54,6 @@ def hash_group(first: int, previous: bytes, headers: Sequence[EntryHeader], comm
 
 
 def count_entry_records(kinds: str) -> int:
-    """Return the number of records in an entry."""
     return kinds.count(" ") + 1
 
 
@@ -159,7 +158,6 @@ class ChainVerifier:
 
 
 def compute_body_commitment(salted: bytes) -> bytes:
-    """Return the commitment to a salt and a body."""
     commitment = new_commitment()
     commitment.update(salted)
     return commitment.digest()

@@ -233,8 +233,7 @@ class LogReader:
         If you note its hash elsewhere, ``verify`` can later detect that records were cut off.
         """
         sql = "SELECT sequence, kinds, seal FROM record ORDER BY sequence DESC LIMIT 1"
-        row = self._connection.execute(sql).fetchone()
-        if row is None:
+        if (row := self._connection.execute(sql).fetchone()) is None:
             return LogHead(0, GENESIS.hex())
         return LogHead(_last_record(*row[:2]), (extract_group_hash(row[2]) or b"").hex())
 

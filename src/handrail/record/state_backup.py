@@ -153,14 +153,8 @@ def read_backup_description(folder: Path) -> BackupDescription:
             )
         found = BackupDescription(**{name: data[name] for name in BackupDescription.__struct_fields__})
         numbers = (found.schema, found.created_ns, found.records, found.files, found.bytes)
-        texts: tuple[object, ...] = (
-            found.engine,
-            found.workspace,
-            found.key,
-            found.database_sha256,
-            found.head,
-            found.handrail,
-        )
+        names = ("engine", "workspace", "key", "database_sha256", "head", "handrail")
+        texts: list[object] = [getattr(found, name) for name in names]
         if not all(type(one) is int and one >= 0 for one in numbers) or any(type(one) is not str for one in texts):
             raise ValueError("a value has a wrong type")
     except FileNotFoundError:
@@ -228,11 +222,8 @@ def restore_state(
         remove_tree(outputs)
     prepare_folders(folders.workspace, folders.state, allow_home=True)
     _restore_facts(folders, backup / _FACTS)
-    file = LogHeadFile(folders)
-    try:
+    with closing(LogHeadFile(folders)) as file:
         file.overwrite_log_head(head[0], head[1])
-    finally:
-        file.close()
     return found
 
 

@@ -155,8 +155,7 @@ def find_unknown_tool_names(agent: AgentManifest, all_tools: Generation) -> Iter
         elif not narrowed.has_tool(tool_id):
             yield place, f"{tool_id!r} is not in this agent's tools; add it to tools, or remove it here"
     for alias in agent.aliases:
-        other = all_tools.resolve_tool_name(alias)
-        if other is not None:
+        if (other := all_tools.resolve_tool_name(alias)) is not None:
             yield (
                 format_json_path(("aliases", alias)),
                 f"is already the name of the tool {other.id!r}; choose another alias",

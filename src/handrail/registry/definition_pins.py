@@ -189,12 +189,10 @@ class StoredPins:
     """By source, the digest of the file at the last read, and its definitions."""
 
     def approved_definitions(self, source: str) -> Mapping[str, ThirdPartyDefinition]:
-        content = stored.read_approved_definitions(self.state, source)
-        if content is None:
+        if (content := stored.read_approved_definitions(self.state, source)) is None:
             return _NOTHING
         digest = hashlib.sha256(content).digest()
-        known = self._cache.get(source)
-        if known is None or known[0] != digest:
+        if (known := self._cache.get(source)) is None or known[0] != digest:
             known = self._cache[source] = (
                 digest,
                 MappingProxyType(_definitions(stored.parse_approved_definitions(content, source))),

@@ -74,8 +74,7 @@ def resolve_status(
 
     A tool that can run is ``connected`` if the user configured or approved it, else ``system``.
     """
-    found = sorted(reasons, key=lambda reason: _STATUSES_BY_SEVERITY.index(reason.status))
-    if found:
+    if found := sorted(reasons, key=lambda reason: _STATUSES_BY_SEVERITY.index(reason.status)):
         return "; ".join(one.text for one in found), found[0].status
     if spec.provider_support:
         return PROVIDER_ONLY_TEXT, "connected"
@@ -325,8 +324,7 @@ class _GenerationBuilder:
     def report_unaccepted_tool_settings(self) -> None:
         """Report settings that tools do not accept, except for a tool that an agent's tool overrides."""
         for tool_id, (tool, unfit) in self.unfit.items():
-            row = self.rows.get(tool_id)
-            if row is not None and row.tool is tool:
+            if (row := self.rows.get(tool_id)) is not None and row.tool is tool:
                 self.faults += unfit
 
     def add_tools_of_source(self, loaded: SourceContents, source: ToolSource) -> list[Diagnostic]:
@@ -344,8 +342,7 @@ class _GenerationBuilder:
         problems: list[Diagnostic] = []
         for found in loaded.tools:
             tool = found.tool
-            entry = before.get(tool.spec.id)
-            if entry is None or not _is_entry_of(entry, found, foreign):
+            if (entry := before.get(tool.spec.id)) is None or not _is_entry_of(entry, found, foreign):
                 entry = self._build_entry(found, foreign, problems)
             tool_id, wire = (entry.id, entry.wire_name) if entry else (tool.spec.id, wire_name(tool.spec.id))
             if clash := self._find_clash(tool_id, wire, rank, foreign=source.is_third_party):
@@ -424,8 +421,7 @@ class _GenerationBuilder:
     def _add_answering_tool(
         self, tool_id: str, by: str, layer: ToolSettingsLayer, unheard: Sequence[UnlistedSource]
     ) -> None:
-        entry = self.rows.get(by)
-        if entry is None:
+        if (entry := self.rows.get(by)) is None:
             self._add_unanswered_locked_id(tool_id, by, layer, unheard)
             return
         shape = LOCKED_SHAPES[tool_id]
@@ -506,8 +502,7 @@ class _GenerationBuilder:
                 )
             if tool_id in self.shipped:
                 return f"{tool_id!r} is an alias of the built-in tool {self.shipped[tool_id]!r}; rename this tool"
-        same_wire = self.ids_by_wire.get(wire)
-        if same_wire is None:
+        if (same_wire := self.ids_by_wire.get(wire)) is None:
             return None
         other, before = self.rows[same_wire], self.ranks[same_wire]
         if same_wire != tool_id:

@@ -195,7 +195,6 @@ class CallServices(Protocol):
 
     def record_attempt(self, attempt: ConnectionAttempt) -> None:
         """Add a host that the call tried to reach to its record. Thread-safe."""
-        ...
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result: ...
 
@@ -211,21 +210,15 @@ class CallServices(Protocol):
         """Return the permission mode of the session, for this call."""
         ...
 
-    def tasks(self) -> TaskService:
-        """Return the tasks of the workspace."""
-        ...
+    def tasks(self) -> TaskService: ...
 
     def channels(self) -> ChannelService:
         """Return the channels of the session, for this call."""
         ...
 
-    def triggers(self) -> TriggerService:
-        """Return the triggers of the session."""
-        ...
+    def triggers(self) -> TriggerService: ...
 
-    def skills(self) -> SkillService:
-        """Return the skills of the session."""
-        ...
+    def skills(self) -> SkillService: ...
 
     def find_answers(self, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
         """Return the answers that the user gave to exactly these questions before the call began; else None."""
@@ -412,7 +405,6 @@ class CallRuntime:
         )
 
     def _narrow_to_confinement(self, profile: SandboxProfile) -> SandboxProfile:
-        """Return ``profile`` as the confinement of the call narrows it."""
         if self.confinement is None:
             return profile
         kept = self._environment.roots.further.repositories if self.confinement.changes_repository else ()
@@ -590,12 +582,7 @@ class CallRuntime:
         return self._services.tool_session(self)
 
     def report_progress(
-        self,
-        message: str = "",
-        *,
-        fraction: float | None = None,
-        done: float | None = None,
-        total: float | None = None,
+        self, message: str = "", *, fraction: float | None = None, done: float | None = None, total: float | None = None
     ) -> None:
         self._services.report_progress(message, fraction, done, total)
 

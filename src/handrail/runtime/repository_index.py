@@ -164,7 +164,6 @@ class IndexedFileState(NamedTuple):
 
     @staticmethod
     def of(found: os.stat_result) -> IndexedFileState:
-        """Return the state that a ``stat`` reports."""
         return IndexedFileState(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
@@ -296,8 +295,7 @@ class RepositoryWordIndex:
 
     def count_lines(self, absolute: str) -> int | None:
         """Return the lines of an indexed file; None if it is not text."""
-        found = self._documents.get(absolute)
-        return None if found is None else found.lines
+        return None if (found := self._documents.get(absolute)) is None else found.lines
 
     def rank(
         self, files: Sequence[str], query: str, limit: int, history: CommitHistory | None = None
@@ -460,11 +458,7 @@ class RepositoryWordIndex:
         self._documents[absolute] = _IndexedText(
             number, state, lines, self._lengths[number], sys.intern(_name_key(subject)), tuple(map(sys.intern, names))
         )
-        for postings, found in (
-            (self._postings, counts),
-            (self._postings, names),
-            (self._path_postings, path_counts),
-        ):
+        for postings, found in ((self._postings, counts), (self._postings, names), (self._path_postings, path_counts)):
             for term, times in found.items():
                 postings.setdefault(term, array("Q")).append(number << _COUNT_BITS | min(times, _MAX_COUNT))
         self._size += len(counts) + 2 * len(names) + len(path_counts)
@@ -503,8 +497,7 @@ class RepositoryWordIndex:
         if len(stems) > 500_000:
             stems.clear()
         for word in _TERM.findall(text):
-            stem = stems.get(word)
-            if stem is None:
+            if (stem := stems.get(word)) is None:
                 stem = stems[word] = _stem(word.lower())
             if len(stem) > 1 and not (without_stop_words and word.lower() in _STOP_WORDS):
                 yield stem
@@ -609,8 +602,7 @@ def outline(path: str, text: str) -> list[OutlineEntry]:
 def _match_definitions(path: str, text: str) -> list[OutlineEntry]:
     """Return the definitions that the pattern of the language finds, which parses nothing."""
     suffix = path.rpartition(".")[2].lower() if "." in path.rpartition("/")[2] else ""
-    pattern = _COMPILED.get(suffix)
-    if pattern is None:
+    if (pattern := _COMPILED.get(suffix)) is None:
         if suffix not in _PATTERNS:
             return []
         pattern = _COMPILED[suffix] = re.compile(_PATTERNS[suffix])
@@ -640,8 +632,7 @@ _COMMENT = compile_regex_lazily(
 
 def _find_documentation(text: str) -> str:
     """Return the text with which a file describes itself: its first string or comment, or its first lines."""
-    match = _COMMENT.match(text[:8_000])
-    if match is None:
+    if (match := _COMMENT.match(text[:8_000])) is None:
         return ""
     return next((group for group in match.groups() if group), "")[:2_000]
 

@@ -8,6 +8,7 @@ import stat
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise, takewhile
 from pathlib import Path
@@ -25,12 +26,7 @@ from handrail.contract.text.neutralisation import (
     restore_escapes,
     unescape_displayed_path,
 )
-from handrail.contract.text.text_encodings import (
-    MARKED_ENCODINGS,
-    UTF_8_MARK,
-    TextEncoding,
-    detect_text_encoding,
-)
+from handrail.contract.text.text_encodings import MARKED_ENCODINGS, UTF_8_MARK, TextEncoding, detect_text_encoding
 from handrail.contract.tool.requires import AccessCheck
 from handrail.origins.import_guard import build_trusted_search_path
 from handrail.origins.program_lookup import ProgramRefused, find_enclosing_folder, find_program, list_open_workspaces
@@ -95,10 +91,8 @@ def find_ripgrep(workspace: str, *, confined: bool) -> str:
     :param confined: whether it will run in a sandbox
     :raises ToolError: ``unavailable`` if there is none
     """
-    try:
+    with suppress(ProgramRefused):
         return find_program(_PROGRAM_NAME, outside=(workspace,))
-    except ProgramRefused:
-        pass
     for candidate in _find_bundled():
         there = os.access(candidate, os.X_OK) and Path(candidate).is_file()
         if there and (confined or find_enclosing_folder(candidate, (workspace, *list_open_workspaces())) is None):
@@ -137,12 +131,7 @@ class SearchPathFilter(Struct, frozen=True):
 
     @staticmethod
     def parse(
-        pattern: str,
-        *,
-        hidden: bool = False,
-        ignored: bool = False,
-        anywhere: bool = False,
-        any_case: bool = False,
+        pattern: str, *, hidden: bool = False, ignored: bool = False, anywhere: bool = False, any_case: bool = False
     ) -> SearchPathFilter:
         """Parse a glob with ``*``, ``?``, ``[…]``, ``**`` and ``{a,b}``. It may be spelled as a shown path.
 
@@ -281,8 +270,7 @@ def expand_braces(pattern: str) -> list[str]:
                 kind="invalid_input",
             )
         text, begin = todo.pop()
-        start = text.find("{", begin)
-        if start == -1:
+        if (start := text.find("{", begin)) == -1:
             done.append(text)
             continue
         choices, end = _split_choices(text, start)
@@ -476,13 +464,11 @@ def _describe_pattern_error(text: str) -> str:
     message = text.removeprefix("rg: ").partition("\n\nConsider enabling")[
         0
     ]  # it suggests options that callers cannot set
-    reason = message.rpartition("\nerror: ")[2].strip()
-    if reason == message.strip():
+    if (reason := message.rpartition("\nerror: ")[2].strip()) == message.strip():
         return reason if len(reason) <= _MOST_REASON else "it is too long or too complex"
     lines = message.splitlines()
     for line, marks in pairwise(lines):
-        at = marks.find("^")
-        if at >= 0 and not marks.strip(" ^"):
+        if (at := marks.find("^")) >= 0 and not marks.strip(" ^"):
             start = re.match(r" *(?:[0-9]+: )?(?:\(\?:)?", line)
             begin = max(at - _EXCERPT, 0 if start is None else start.end())
             shown = line[begin : min(at + _EXCERPT, len(line) - line.endswith(")"))]  # ripgrep puts it into a group
@@ -536,8 +522,7 @@ class HiddenFileRecord:
         known = self.known.get((found.st_dev, found.st_ino))
         if known is None or known[:2] != (found.st_size, found.st_mtime_ns) or known[2] == located.absolute:
             return None
-        reason = may("fs.read", known[2])
-        if reason is None:
+        if (reason := may("fs.read", known[2])) is None:
             return None
         return (
             f"`{located.display_path}` is the same file as one that is hidden under another name. {reason} To read "

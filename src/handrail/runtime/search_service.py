@@ -142,12 +142,7 @@ class RipgrepSearch:
 
         def build(wanted: SearchPathFilter, *, names_only: bool = False) -> Sequence[str]:
             return build_grep_arguments(
-                pattern,
-                wanted,
-                ignore_case=ignore_case,
-                literal=literal,
-                target=place.target,
-                names_only=names_only,
+                pattern, wanted, ignore_case=ignore_case, literal=literal, target=place.target, names_only=names_only
             )
 
         hits, unsearched = await self._find_lines(place, wanted, build(wanted), max_matches, pattern)
@@ -158,12 +153,7 @@ class RipgrepSearch:
         return dataclasses.replace(found, unsearched_count=unsearched)
 
     async def _find_lines(
-        self,
-        place: _SearchTarget,
-        wanted: SearchPathFilter,
-        arguments: Sequence[str],
-        max_matches: int,
-        pattern: str,
+        self, place: _SearchTarget, wanted: SearchPathFilter, arguments: Sequence[str], max_matches: int, pattern: str
     ) -> tuple[list[UnverifiedMatch], int]:
         """Return the matches, and how many files have an encoding that ripgrep does not know."""
         judge = _ShownFileFilter(self._roots, self._may, self._hidden, place.folder.absolute)
@@ -238,12 +228,7 @@ class RipgrepSearch:
         return hits, unsearched
 
     async def _explain_no_lines(
-        self,
-        place: _SearchTarget,
-        wanted: SearchPathFilter,
-        build: _ArgumentBuilder,
-        max_matches: int,
-        pattern: str,
+        self, place: _SearchTarget, wanted: SearchPathFilter, build: _ArgumentBuilder, max_matches: int, pattern: str
     ) -> FileSearchResult:
         """Return a result without matches that says what was searched, or the matches of a named ignored folder."""
         count: int | None = None
@@ -254,8 +239,7 @@ class RipgrepSearch:
                     listed = await self._list_shown(place, build_files_arguments(wanted), wanted)
                     if not listed and place.is_named and wanted.ignores == "all":
                         wanted = dataclasses.replace(wanted, ignores="below")
-                        listed = await self._list_shown(place, build_files_arguments(wanted), wanted)
-                        if listed:
+                        if listed := await self._list_shown(place, build_files_arguments(wanted), wanted):
                             hits, _ = await self._find_lines(place, wanted, build(wanted), max_matches, pattern)
                             if hits:
                                 return await _run_in_thread(lambda: _collect_matches(hits, max_matches))
@@ -268,13 +252,7 @@ class RipgrepSearch:
         return FileSearchResult(searched_count=count, omissions=omissions)
 
     async def glob(
-        self,
-        pattern: str,
-        path: str = ".",
-        *,
-        hidden: bool = False,
-        ignored: bool = False,
-        max_paths: int = 100_000,
+        self, pattern: str, path: str = ".", *, hidden: bool = False, ignored: bool = False, max_paths: int = 100_000
     ) -> FileSearchResult:
         place = self._resolve_target(path)
         if place.file is not None:
@@ -494,13 +472,11 @@ class RipgrepSearch:
 
         :raises ToolError: ``invalid_input`` if it is not below the folder of the search
         """
-        named = wanted.find_common_folder()
-        if not named or place.file is not None:
+        if not (named := wanted.find_common_folder()) or place.file is not None:
             return place, wanted
         top = place.folder.absolute.rstrip("/")
         located = self._roots.resolve_path(named)
-        is_absolute = named.startswith("/")
-        if not is_absolute or not located.is_inside:
+        if not (is_absolute := named.startswith("/")) or not located.is_inside:
             outside, located = located, self._roots.resolve_path(f"{top}/{named.lstrip('/')}")
             if not located.is_inside or (is_absolute and Path(outside.absolute).is_dir()):
                 place_outside = outside if is_absolute else located
@@ -530,8 +506,7 @@ class RipgrepSearch:
         return _SearchTarget(self._roots.locate_canonical_path(str(Path(located.absolute).parent)), located)
 
     def _check_readable(self, file: ResolvedPath) -> None:
-        refusal = self._may("fs.read", file.absolute)
-        if refusal is not None:
+        if (refusal := self._may("fs.read", file.absolute)) is not None:
             raise ToolError(refusal, kind="denied")
 
     async def _stream_output(

@@ -66,7 +66,6 @@ class SecretStore:
         return SecretStore(self._values, self._missing, settings)
 
     def with_missing_secret(self, name: str, why: str) -> SecretStore:
-        """Return a store in which ``name`` is missing for this reason."""
         values = {other: value for other, value in self._values.items() if other != name}
         return SecretStore(values, {**self._missing, name: why}, self._settings)
 
@@ -89,8 +88,7 @@ class SecretStore:
 
     def explain_unset_secret_setting(self, spec: ToolSpec, key: str) -> str | None:
         """Return why a secret setting of a tool is not available, with the remedy; None if it is."""
-        name = self._settings.get(spec.id, _NO_VALUES).get(key)
-        if name is not None:
+        if (name := self._settings.get(spec.id, _NO_VALUES).get(key)) is not None:
             return self.explain_missing_secret(name)
         return f"{key} (not set; add {format_tool_setting_line(spec.id, key, secret=True)})"
 
@@ -164,8 +162,7 @@ def read_passthrough_variables(names: Iterable[str], redact: Callable[[str], str
     """
     found: dict[str, str] = {}
     for name in names:
-        value = os.environ.get(name)
-        if value is None or "\0" in value:
+        if (value := os.environ.get(name)) is None or "\0" in value:
             continue
         if redact(value) is not value:
             _logger.warning("programs do not get the variable %s of [env] pass: its value contains a secret", name)

@@ -92,12 +92,7 @@ class SandboxedShell:
     ) -> CompletedProcess:
         attempts: list[ConnectionAttempt] = []
         process = await self.start_authorized_program(
-            command,
-            cwd=cwd,
-            environment=environment,
-            apart=separate_stderr,
-            trusted=trusted_program,
-            attempts=attempts,
+            command, cwd=cwd, environment=environment, apart=separate_stderr, trusted=trusted_program, attempts=attempts
         )
         capture = _OutputCapture(on_output, keep_bytes)
         watch = None if on_output is None else _EditorWatch(process, capture.receive_output)
@@ -211,8 +206,7 @@ class SandboxedShell:
                 raise ToolError("`command` contains a NUL character. Remove it.", kind="invalid_input")
             self._authorize(command)
             return (self._as_argv(command) if self._as_argv is not None else None) or (*_find_shell(), command)
-        argv = tuple(command)
-        if not argv or not argv[0]:
+        if not (argv := tuple(command)) or not argv[0]:
             raise ToolError("The argv list is empty. Pass a program and its arguments.", kind="invalid_input")
         if self.capabilities.find_denying_layer("shell.run", argv) is not None:
             raise ToolError(
@@ -240,8 +234,7 @@ class SandboxedShell:
         return (program, *argv[1:]), {**given, "PATH": ":".join(folders)}
 
     def _authorize(self, command: str | tuple[str, ...]) -> None:
-        refusal = self._may("shell.run", command)
-        if refusal is not None:
+        if (refusal := self._may("shell.run", command)) is not None:
             raise ToolError(refusal, kind="denied")
 
     def _resolve_folder(self, cwd: str | None, *, further: bool = False) -> str:
@@ -384,8 +377,7 @@ def _check_given_variables(command: str | Sequence[str], given: Mapping[str, str
     """
     if given and isinstance(command, str):
         raise ToolError(
-            "A shell command cannot get extra environment variables. Pass an argv list instead.",
-            kind="invalid_input",
+            "A shell command cannot get extra environment variables. Pass an argv list instead.", kind="invalid_input"
         )
     for name, value in given.items():
         if _VARIABLE.fullmatch(name) is None:
@@ -720,8 +712,7 @@ class CallTerminals:
         return True
 
     async def explain_failures(self, terminal_id: str, text: str) -> Sequence[str]:
-        terminal = self._shared.find(terminal_id)
-        if terminal is None:
+        if (terminal := self._shared.find(terminal_id)) is None:
             return ()
         return await asyncio.to_thread(terminal.explain_failures, text.encode("utf-8", "replace"))
 
@@ -735,8 +726,7 @@ class CallTerminals:
         return known.get(terminal_id, 0)
 
     def _get_open(self, terminal_id: str) -> OpenTerminal:
-        terminal = self._shared.find(terminal_id)
-        if terminal is None:
+        if (terminal := self._shared.find(terminal_id)) is None:
             raise self._not_open_error(terminal_id)
         return terminal
 

@@ -87,8 +87,7 @@ async def read_answer_from_log(
         found = recorded.with_metadata(replayed=True)
         if outcome.kind in ("rejected", "backgrounded"):  # the text comes from the kernel, not from a tool
             return CallAnswer(call_id, tool, found, found)
-        entry = generation.resolve_tool_name(tool)
-        if entry is not None:
+        if (entry := generation.resolve_tool_name(tool)) is not None:
             return CallAnswer(call_id, tool, *make_audience_results(entry.spec, found))
         return CallAnswer(call_id, tool, found, Result.error("unavailable", _TOOL_GONE, replayed=True))
     return CallAnswer(call_id, tool, result, result)

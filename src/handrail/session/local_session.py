@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from handrail.arbiter.arbiter import Arbiter
 from handrail.arbiter.call_state import Call, Lane
 from handrail.arbiter.client_requests import make_progress_event_data
 from handrail.arbiter.jobs.job_views import JobView
 from handrail.arbiter.subagent_delegation import add_subagent_to_result
-from handrail.catalog.loaded_tools import InteractionLoadedTools
 from handrail.contract.agent_manifest import AgentManifest
 from handrail.contract.approval_requests import ApprovalHandler
 from handrail.contract.calls_and_results import CallAnswer, Event, ProposedCall, Result
@@ -93,6 +93,8 @@ class LocalSession:
     """A session in the process that runs its calls.
 
     Implements :class:`~handrail.contract.session_protocols.Session`. Use it from tasks of the kernel's event loop.
+
+    :raises LogUnavailable: by every method that reads or writes, if the database fails
     """
 
     def __init__(
@@ -117,19 +119,20 @@ class LocalSession:
         self._arbiter = arbiter
         self._lane = lane
         self._generation = lane.current_generation
-        self._catalog = lane.catalog
+        self.catalog = lane.catalog
         self.change_notifier = ChangeNotifier(lane)
         """Sends events that belong to no call to the session's watchers."""
         self._approval_handler = lane.approval_handler
         """The approval handler, unless the interaction is headless."""
         self._on_close = on_close
         self._on_suspend = on_suspend
-        self._last_turn = turns
+        self.last_turn = turns
         self._earlier_calls = EarlierCallRecovery(arbiter, lane, lane.current_generation)
         self._skipped: dict[int, None] = {}
         """The turns that have a number and have not started."""
         self.id = lane.session_id
-        self._keys: dict[str, _KeyLock] = {}
+        self._keys = WeakValueDictionary[str, asyncio.Lock]()
+        """By idempotency key: the lock that lets its calls run one by one."""
         self._readers: list[EventQueue] = []
         self.is_closed = False
         self._is_suspended = False
@@ -143,11 +146,6 @@ class LocalSession:
         self.tree_node = tree_node
         self.client_info: ClientInfo | None = None
         """What its client says about itself."""
-
-    @property
-    def last_turn(self) -> int:
-        """The number of the last turn."""
-        return self._last_turn
 
     @property
     def generation(self) -> Generation:
@@ -198,7 +196,6 @@ class LocalSession:
 
     @property
     def mode(self) -> Mode:
-        """The current mode."""
         return parse_mode(self._lane.rules.mode) if self.successor is None else self.successor.mode
 
     def set_mode(self, mode: str) -> None:
@@ -209,8 +206,7 @@ class LocalSession:
         if (successor := self.successor) is not None:
             successor.set_mode(mode)
             return
-        wanted = parse_optional_mode(mode)
-        if wanted is not None:
+        if (wanted := parse_optional_mode(mode)) is not None:
             self._lane.set_permission_mode(wanted)
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | str, *, key: str | None = None) -> Result:
@@ -225,8 +221,8 @@ class LocalSession:
         proposed = ProposedCall(tool, arguments)
         if key is not None:
             return await self._call_with_key(proposed, key)
-        self._last_turn += 1
-        call = self._arbiter.create_call(f"{self.id}/{self._last_turn}.0", proposed, self._lane, self._generation())
+        self.last_turn += 1
+        call = self._arbiter.create_call(f"{self.id}/{self.last_turn}.0", proposed, self._lane, self._generation())
         return (await self._arbiter.carry_out(call)).result
 
     async def call_all(self, calls: Iterable[CallProposal]) -> list[Result]:
@@ -248,11 +244,11 @@ class LocalSession:
         self._lane.approval_handler = self._lane.environment.approval_handler = (
             None if headless else self._approval_handler
         )
-        if number is None or number != self._catalog.interaction_number:
-            self._catalog.start_next_interaction(number)
+        if number is None or number != self.catalog.interaction_number:
+            self.catalog.start_next_interaction(number)
             self.change_notifier.send_interaction_change()
-        await self._catalog.preload_matching_tools(self._generation(), text)
-        await self._catalog.store_loaded_tools()
+        await self.catalog.preload_matching_tools(self._generation(), text)
+        await self.catalog.store_loaded_tools()
 
     @property
     def active_tools(self) -> Sequence[ToolSpec]:
@@ -260,13 +256,8 @@ class LocalSession:
         if (successor := self.successor) is not None:
             return successor.active_tools
         generation = self._generation()
-        self._catalog.preload_index(generation)
-        return drop_delegation_tools(self._catalog.loaded_tool_specs(generation), self._lane.subagent_runner)
-
-    @property
-    def catalog(self) -> InteractionLoadedTools:
-        """The tools that are loaded for its model."""
-        return self._catalog
+        self.catalog.preload_index(generation)
+        return drop_delegation_tools(self.catalog.loaded_tool_specs(generation), self._lane.subagent_runner)
 
     @property
     def provider_tools(self) -> Sequence[ProviderToolOffer]:
@@ -275,14 +266,14 @@ class LocalSession:
             return successor.start_turn().provider_tools
         return [
             build_provider_tool_offer(spec, self._lane.rules, self._lane.named_hosts_of)
-            for spec in self._catalog.provider_tools(self._generation())
+            for spec in self.catalog.provider_tools(self._generation())
         ]
 
     def start_turn(self) -> Turn:
         """Start the next turn with the current tools."""
         if (successor := self.successor) is not None:
             return successor.start_turn()
-        return self.open_numbered_turn(self._last_turn + 1, self._generation())
+        return self.open_numbered_turn(self.last_turn + 1, self._generation())
 
     def open_numbered_turn(self, number: int, generation: Generation) -> LocalTurn:
         """Start a turn with a number from another process, on the generation that this process saw.
@@ -292,14 +283,14 @@ class LocalSession:
         :raises UsageError: if the turn of this number has started already
         """
         self._claim_turn_number(number)
-        return LocalTurn(self._arbiter, self._lane, generation, number, self._catalog)
+        return LocalTurn(self._arbiter, self._lane, generation, number, self.catalog)
 
     def run_single_call_turn(
         self, number: int, generation: Generation, proposed: ProposedCall
     ) -> Coroutine[Any, Any, CallAnswer]:
         """Run the only call of a turn; see :meth:`open_numbered_turn`."""
         self._claim_turn_number(number)
-        self._catalog.begin_turn(generation)
+        self.catalog.begin_turn(generation)
         return self._arbiter.carry_out(
             self._arbiter.create_call(f"{self.id}/{number}.0", proposed, self._lane, generation)
         )
@@ -307,18 +298,18 @@ class LocalSession:
     def _claim_turn_number(self, number: int) -> None:
         """Mark the turn of this number as started; see :meth:`open_numbered_turn`."""
         self._check_open()
-        if number == self._last_turn + 1:
-            self._last_turn = number
-        elif number > self._last_turn:
-            self._skipped |= dict.fromkeys(range(max(self._last_turn + 1, number - _MOST_SKIPPED), number))
+        if number == self.last_turn + 1:
+            self.last_turn = number
+        elif number > self.last_turn:
+            self._skipped |= dict.fromkeys(range(max(self.last_turn + 1, number - _MOST_SKIPPED), number))
             while len(self._skipped) > _MOST_SKIPPED:
                 del self._skipped[next(iter(self._skipped))]
-            self._last_turn = number
+            self.last_turn = number
         elif number in self._skipped:
             del self._skipped[number]
         else:
             raise UsageError(
-                f"Turn {number} of session {self.id} has started already. The last turn was {self._last_turn}. Use a higher number."
+                f"Turn {number} of session {self.id} has started already. The last turn was {self.last_turn}. Use a higher number."
             )
 
     @property
@@ -327,37 +318,25 @@ class LocalSession:
         return self._lane
 
     async def recover_result(self, call_id: str) -> CallAnswer:
-        """Return the answer to an earlier call, or resume the call if it awaits approval.
-
-        :raises LogUnavailable: if the log cannot be read
-        """
+        """Return the answer to an earlier call, or resume the call if it awaits approval."""
         if (successor := self.successor) is not None:
             return await successor.recover_result(call_id)
         self._check_open()
         return (await self._earlier_calls.resume_or_read_answers((call_id,)))[0]
 
     async def recover_results(self, call_ids: Sequence[str]) -> list[CallAnswer]:
-        """Return the answers to several earlier calls, in order; see :meth:`recover_result`.
-
-        :raises LogUnavailable: if the log cannot be read
-        """
+        """Return the answers to several earlier calls, in order; see :meth:`recover_result`."""
         if (successor := self.successor) is not None:
             return await successor.recover_results(call_ids)
         self._check_open()
         return await self._earlier_calls.resume_or_read_answers(call_ids)
 
     async def list_calls_awaiting_approval(self) -> list[str]:
-        """Return the ids of the calls that :meth:`resume_suspended_calls` would resume.
-
-        :raises LogUnavailable: if the log cannot be read
-        """
+        """Return the ids of the calls that :meth:`resume_suspended_calls` would resume."""
         return [call.id for call in await self._earlier_calls.find_calls_awaiting_approval()]
 
     async def resume_suspended_calls(self) -> list[CallAnswer]:
-        """Resume all calls that await approval, as one reply, and return their answers.
-
-        :raises LogUnavailable: if the log cannot be read
-        """
+        """Resume all calls that await approval, as one reply, and return their answers."""
         if (successor := self.successor) is not None:
             return await successor.resume_suspended_calls()
         self._check_open()
@@ -477,10 +456,7 @@ class LocalSession:
         return self._lane.skills.readable_skills
 
     async def read_parent_instructions(self) -> Sequence[tuple[str, str]]:
-        """Return the project's instruction files above the workspace, the farthest first.
-
-        :raises LogUnavailable: if the log accepts no records
-        """
+        """Return the project's instruction files above the workspace, the farthest first."""
         if (successor := self.successor) is not None:
             return await successor.read_parent_instructions()
         reader = self._generation().resolve_tool_name("read")
@@ -490,8 +466,7 @@ class LocalSession:
         if log.unavailable_reason is not None:
             raise LogUnavailable(log.unavailable_reason)
         permitted = make_read_permission_check(reader.spec, self._lane.rules)
-        found = await asyncio.to_thread(read_parent_instructions, workdir, permitted, redactor.redact_text)
-        if found:
+        if found := await asyncio.to_thread(read_parent_instructions, workdir, permitted, redactor.redact_text):
             redacted = redactor.redact_record_body({"files": [one.to_record() for one in found]})
             log.record_soon([Record("instructions-read", self.id, "", redacted)])
         return [(os.path.relpath(one.path, workdir), one.text) for one in found if one.text is not None]
@@ -579,19 +554,12 @@ class LocalSession:
     async def _call_with_key(self, proposed: ProposedCall, key: str) -> Result:
         if not key or len(key) > 200 or not key.isprintable() or "/" in key:
             raise UsageError(f"`key` is invalid: {key[:50]!r}. Use 1 to 200 printable characters without '/'.")
-        in_use = self._keys.setdefault(key, _KeyLock())
-        in_use.users += 1
-        try:
-            async with in_use.lock:
-                self._check_open()
-                call = self._arbiter.create_call(
-                    f"{self.id}/key:{key}", proposed, self._lane, self._generation(), replayable=True
-                )
-                return (await self._arbiter.carry_out(call)).result
-        finally:
-            in_use.users -= 1
-            if not in_use.users:
-                del self._keys[key]
+        async with self._keys.setdefault(key, asyncio.Lock()):
+            self._check_open()
+            call = self._arbiter.create_call(
+                f"{self.id}/key:{key}", proposed, self._lane, self._generation(), replayable=True
+            )
+            return (await self._arbiter.carry_out(call)).result
 
     def _check_open(self) -> None:
         if self._lane.closed_reason is not None:
@@ -613,13 +581,6 @@ async def _run_to_end(ending: Coroutine[Any, Any, None]) -> None:
     if owed is not None:
         raise owed
     task.result()
-
-
-class _KeyLock(Struct):
-    """A lock that lets the calls with one idempotency key run one by one."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    users: int = 0
 
 
 def generate_session_id() -> str:
@@ -644,8 +605,7 @@ class ParentRef(Struct, eq=False):
     @property
     def root_session(self) -> LocalSession:
         """The session at the top of the tree."""
-        above = self.parent.tree_node.parent_ref
-        return self.parent if above is None else above.root_session
+        return self.parent if (above := self.parent.tree_node.parent_ref) is None else above.root_session
 
     @property
     def is_for_background_job(self) -> bool:
@@ -705,8 +665,7 @@ class SessionTreeNode(Struct):
         :raises UsageError: if the call does not delegate now
         """
         opener = opener or self.opener
-        call = of.lane.delegating_calls.get(call_id)
-        if call is None:
+        if (call := of.lane.delegating_calls.get(call_id)) is None:
             raise UsageError(
                 f"Call {call_id[:80]!r} of session {of.id} does not delegate now. "
                 "Pass the id of a call in flight that starts a sub-agent."

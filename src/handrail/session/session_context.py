@@ -402,7 +402,6 @@ class SessionOpenParameters(Struct, frozen=True):
 
     @property
     def approval_handler(self) -> ApprovalHandler | None:
-        """The approval handler of the session."""
         return (
             self.options.get("approval_handler")
             if self.parent_ref is None
@@ -410,7 +409,6 @@ class SessionOpenParameters(Struct, frozen=True):
         )
 
     def to_row(self, session_id: str, now_ns: int) -> SessionRow:
-        """Return the row by which the session is stored."""
         row = SessionRow(
             session_id,
             now_ns,

@@ -117,8 +117,7 @@ def _find_in_folder(layer: SkillFolder) -> Iterator[FoundSkill]:
     for name in names:
         if name.startswith("."):
             continue
-        found = _inspect_skill(layer, name)
-        if found is None:
+        if (found := _inspect_skill(layer, name)) is None:
             continue
         if (count := count + 1) > MAX_SKILLS:
             problem = f"{layer.folder} contains more than {MAX_SKILLS} skills. The further ones are ignored."
@@ -230,8 +229,7 @@ def _parse_skill(content: bytes) -> tuple[dict[str, str], str, tuple[str, ...]]:
     if end is None:
         raise ValueError("The front matter has no end. Write a line --- after it.")
     front = _parse_front_matter(lines[1:end])
-    description = " ".join(front.get("description", "").split())
-    if not description:
+    if not (description := " ".join(front.get("description", "").split())):
         raise ValueError("The front matter has no `description`. Say in one or two sentences when to use the skill.")
     if len(description) > MAX_DESCRIPTION:
         raise ValueError(f"`description` has {len(description):,} characters. The maximum is {MAX_DESCRIPTION:,}.")
@@ -252,8 +250,7 @@ def _parse_front_matter(lines: list[str]) -> dict[str, str]:
     at = 0
     while at < len(lines):
         line, at = lines[at], at + 1
-        matched = _KEY.match(line.rstrip())
-        if matched is None:
+        if (matched := _KEY.match(line.rstrip())) is None:
             if line.strip() and not line.startswith((" ", "\t", "#", "-")):
                 raise ValueError(f"A line of the front matter is invalid: {line[:60]!r}. Expected KEY: TEXT.")
             continue
@@ -333,8 +330,7 @@ class SessionSkills:
         return self.readable_skills
 
     async def load_skill(self, name: str) -> SkillInstructions:
-        found = self._usable_skills.get(name)
-        if found is None:
+        if (found := self._usable_skills.get(name)) is None:
             raise ToolError(self._unknown_skill_text(name), kind="invalid_input")
         kept: object = await self._values.get(self._session_id, *_GIVEN_VALUE)
         given = cast("list[object]", kept) if isinstance(kept, list) else []

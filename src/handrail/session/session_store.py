@@ -179,8 +179,7 @@ class SessionStore(Struct, frozen=True):
         """
         if opened.topic is not None:
             opened = replace(opened, topic=self.redactor.redact_text_head(opened.topic, MAX_TOPIC))
-        known = self.store.sessions.get(opened.id)
-        if known is None or known.closed_ns is not None:
+        if (known := self.store.sessions.get(opened.id)) is None or known.closed_ns is not None:
             return opened
         if known.parent_session is not None:  # opened directly, it would lose the limits of its parent
             raise UsageError(
@@ -266,8 +265,7 @@ class SessionStore(Struct, frozen=True):
 
         :raises UsageError: if the session does not exist or is closed
         """
-        row = self.store.sessions.get(session_id)
-        if row is None:
+        if (row := self.store.sessions.get(session_id)) is None:
             raise UsageError(f"Session {session_id[:80]!r} does not exist. List the sessions with `handrail sessions`.")
         if row.closed_ns is not None:
             raise UsageError(f"Session {session_id} is closed, and its conversation is deleted. Open another session.")

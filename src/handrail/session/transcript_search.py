@@ -30,18 +30,9 @@ from handrail.session.memory.transcript_index import (
 from handrail.session.memory.write_checks import RecalledTexts
 from handrail.store.database.sqlite_connection import map_to_log_unavailable
 from handrail.store.database.workspace_database import WorkspaceDatabase
-from handrail.store.memory.passage_index import (
-    MOST_CANDIDATES,
-    MOST_COMPARED,
-    QueryTerms,
-    parse_query,
-    rank_passages,
-)
+from handrail.store.memory.passage_index import MOST_CANDIDATES, MOST_COMPARED, QueryTerms, parse_query, rank_passages
 from handrail.store.tables.approval_tables import ApprovalReader
-from handrail.store.tables.session_messages import (
-    read_session_messages,
-    search_session_messages,
-)
+from handrail.store.tables.session_messages import read_session_messages, search_session_messages
 from handrail.store.tables.session_tables import SessionRow, select_session_rows
 
 _PROVIDER_TOOL_SOURCE = "it comes from a tool of the model's provider"
@@ -98,8 +89,7 @@ class SessionTranscriptSearch:
 
     async def read_passage(self, id: str, *, start: int = 0, most: int = 16_000) -> TranscriptPassage:
         index = await self.refresh_index()
-        found = await asyncio.to_thread(index.find_by_id, id)
-        if found is None:
+        if (found := await asyncio.to_thread(index.find_by_id, id)) is None:
             text = f"Passage {id[:80]!r} does not exist in this session. Use an `id` from a search result."
             raise ToolError(text, kind="invalid_input")
         end = start + most
@@ -243,13 +233,8 @@ class StoredSessionReader:
     """
 
     def __init__(self, connection: sqlite3.Connection, holder: int | None) -> None:
-        self._connection = connection
+        self.connection = connection
         self._holder = holder
-
-    @property
-    def connection(self) -> sqlite3.Connection:
-        """The connection, for other readers of the same database."""
-        return self._connection
 
     def list_sessions(self, *, limit: int = 1000, closed: bool = True) -> list[StoredSessionSummary]:
         """Return the sessions, the most recently used first.
@@ -257,30 +242,30 @@ class StoredSessionReader:
         :param closed: whether to include closed sessions
         """
         which = "" if closed else "WHERE closed_ns IS NULL "
-        rows = select_session_rows(self._connection, f"{which}ORDER BY used_ns DESC, id DESC LIMIT ?", (limit,))
+        rows = select_session_rows(self.connection, f"{which}ORDER BY used_ns DESC, id DESC LIMIT ?", (limit,))
         return [self._make_facts(row) for row in rows]
 
     def list_resumable(self, *, limit: int = 1000) -> list[StoredSessionSummary]:
         """Return the sessions with messages that a user can resume, the most recently used first."""
-        rows = select_session_rows(self._connection, f"{_RESUMABLE} ORDER BY used_ns DESC, id DESC LIMIT ?", (limit,))
+        rows = select_session_rows(self.connection, f"{_RESUMABLE} ORDER BY used_ns DESC, id DESC LIMIT ?", (limit,))
         return [self._make_facts(row) for row in rows]
 
     def get(self, session_id: str) -> StoredSessionSummary | None:
-        rows = select_session_rows(self._connection, "WHERE id = ?", (session_id,))
+        rows = select_session_rows(self.connection, "WHERE id = ?", (session_id,))
         return self._make_facts(rows[0]) if rows else None
 
     def find_latest_resumable(self) -> StoredSessionSummary | None:
         """Return the most recently used session with messages that no process has open."""
         where = f"{_RESUMABLE} AND (lease_token IS NULL OR lease_token IS NOT ?) ORDER BY used_ns DESC, id DESC LIMIT 1"
-        rows = select_session_rows(self._connection, where, (-1 if self._holder is None else self._holder,))
+        rows = select_session_rows(self.connection, where, (-1 if self._holder is None else self._holder,))
         return self._make_facts(rows[0]) if rows else None
 
     def read_messages(self, session_id: str) -> list[Mapping[str, Any]]:
         """Return the stored messages in the format of :mod:`handrail.agent.conversation`."""
-        return [data for _, data in read_session_messages(self._connection, session_id)]
+        return [data for _, data in read_session_messages(self.connection, session_id)]
 
     def _make_facts(self, row: SessionRow) -> StoredSessionSummary:
-        unresolved = ApprovalReader(self._connection).list_unresolved_requests(row.id)
+        unresolved = ApprovalReader(self.connection).list_unresolved_requests(row.id)
         asked = [request for request in unresolved if request.kind != "host"]  # no call waits for these across a stop
         parent = row.details.get("parent")
         state: SessionState = "closed" if row.closed_ns is not None else "suspended"
@@ -306,15 +291,15 @@ class StoredSessionReader:
             decided=tuple(approval.id for approval in asked if approval.state in ("approved", "rejected")),
             parent_session=row.parent_session,
             parent_call=row.parent_call,
-            usage=tuple(LogReader(self._connection).read_session_model_usage(row.id)),
+            usage=tuple(LogReader(self.connection).read_session_model_usage(row.id)),
         )
 
     def _count(self, sql: str, session_id: str) -> int:
-        return cast("int", self._connection.execute(sql, (session_id,)).fetchone()[0])
+        return cast("int", self.connection.execute(sql, (session_id,)).fetchone()[0])
 
     def _first_task(self, session_id: str) -> str | None:
         """Return the beginning of the first message. A forked history begins with its parent's user."""
-        for _, data in read_session_messages(self._connection, session_id, limit=1):
+        for _, data in read_session_messages(self.connection, session_id, limit=1):
             text = data.get("text")
             if isinstance(text, str):
                 line = " ".join(text.split())

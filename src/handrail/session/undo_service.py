@@ -36,12 +36,7 @@ class UndoService:
         self._sessions = sessions
 
     async def undo(
-        self,
-        call: str | None = None,
-        session: str | None = None,
-        *,
-        dry_run: bool = False,
-        overwrite: bool = False,
+        self, call: str | None = None, session: str | None = None, *, dry_run: bool = False, overwrite: bool = False
     ) -> UndoReport:
         """Undo a call, a session, or without either the last call whose changes are still in place.
 

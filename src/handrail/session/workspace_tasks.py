@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from handrail.arbiter.output.secret_redaction import SecretRedactor
@@ -57,7 +58,7 @@ class WorkspaceTasks:
         """Return the tasks as one session sees them."""
         return SessionTasks(self, session_id)
 
-    async def put(self, session_id: str, task_id: int | None, version: int | None, fields: Mapping[str, Any]) -> int:
+    async def put(self, session_id: str, task_id: int | None, version: int | None, **fields: Any) -> int:
         """Create a task, or change fields of one, and return its id.
 
         A stopped call does not stop a write that has started.
@@ -145,7 +146,6 @@ class WorkspaceTasks:
         raise ToolError(text, kind="limit")
 
     def _list_blocked(self) -> dict[int, list[int]]:
-        """Return the tasks that each task blocks."""
         found: dict[int, list[int]] = {}
         for number, stored in sorted(self._tasks.items()):
             for blocker in stored.task.blocked_by:
@@ -178,14 +178,10 @@ class SessionTasks:
         owner: str = "",
         blocked_by: Sequence[int] = (),
     ) -> WorkspaceTask:
-        fields = {
-            "title": title,
-            "description": description,
-            "status": status,
-            "owner": owner,
-            "blocked_by": blocked_by,
-        }
-        return await self.get_task(await self._tasks.put(self._session_id, None, None, fields))
+        put = partial(self._tasks.put, self._session_id, None, None)
+        return await self.get_task(
+            await put(title=title, description=description, status=status, owner=owner, blocked_by=blocked_by)
+        )
 
     async def edit_task(
         self,
@@ -198,14 +194,10 @@ class SessionTasks:
         blocked_by: Sequence[int] | None = None,
         version: int | None = None,
     ) -> WorkspaceTask:
-        fields = {
-            "title": title,
-            "description": description,
-            "status": status,
-            "owner": owner,
-            "blocked_by": blocked_by,
-        }
-        return await self.get_task(await self._tasks.put(self._session_id, task_id, version, fields))
+        put = partial(self._tasks.put, self._session_id, task_id, version)
+        return await self.get_task(
+            await put(title=title, description=description, status=status, owner=owner, blocked_by=blocked_by)
+        )
 
     async def get_task(self, task_id: int) -> WorkspaceTask:
         return self._tasks.get(self._session_id, task_id)

@@ -5,21 +5,13 @@ It loads what is used first. Everything that is not in ``__all__`` is private by
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from handrail.contract import make_lazy_exports
 
 if TYPE_CHECKING:
     from handrail.contract.tool.resource_provider import ResourceProvider
     from handrail.contract.tool_generation import DiscoveredTool, SourceContents, SourceRank, ToolSource, UnlistedSource
-
-_HOME = {
-    "DiscoveredTool": "contract.tool_generation",
-    "SourceContents": "contract.tool_generation",
-    "ResourceProvider": "contract.tool.resource_provider",
-    "SourceRank": "contract.tool_generation",
-    "ToolSource": "contract.tool_generation",
-    "UnlistedSource": "contract.tool_generation",
-}
 
 __all__ = [
     "DiscoveredTool",
@@ -30,15 +22,10 @@ __all__ = [
     "UnlistedSource",
 ]
 
-
-def __getattr__(name: str) -> object:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"handrail.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOME)
+__getattr__, __dir__ = make_lazy_exports(
+    __name__,
+    {
+        "contract.tool.resource_provider": "ResourceProvider",
+        "contract.tool_generation": "DiscoveredTool SourceContents SourceRank ToolSource UnlistedSource",
+    },
+)

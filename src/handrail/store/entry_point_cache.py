@@ -36,8 +36,7 @@ def list_entry_points_outside_workspaces(group: str) -> tuple[metadata.EntryPoin
     """
     global _last
     seen = _package_stamps()
-    looked = _last
-    if looked is None or looked.seen != seen:
+    if (looked := _last) is None or looked.seen != seen:
         found = metadata.entry_points() if _may_have_entry_points() else metadata.EntryPoints()
         _last = looked = _EntryPointCache(seen, found.select)
     if group not in looked.groups:

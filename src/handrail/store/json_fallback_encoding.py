@@ -53,6 +53,15 @@ def decode_json_with_fallback(encoded: bytes) -> Any:
     return json.loads(encoded) if encoded[:1] == b" " else orjson.loads(encoded)
 
 
+def decode_stored_object(encoded: object) -> dict[str, Any] | None:
+    """Return a stored JSON object; None if it is damaged."""
+    try:
+        found: Any = decode_json_with_fallback(encoded) if isinstance(encoded, bytes) else None
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
+
+
 def _encode_slowly(value: object) -> bytes:
     try:
         return b" " + json.dumps(_to_plain(value, 0), separators=(",", ":")).encode("ascii")

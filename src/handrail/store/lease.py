@@ -148,10 +148,8 @@ def remove_former_holder_files(folders: StateFolders, token: int) -> None:
     """Remove the files of earlier acquisitions. A replaced process notices that its file is missing."""
     for former in _list_tokens(folders):
         if former != token:
-            try:
+            with contextlib.suppress(OSError):  # only the token in the database counts
                 _holder_path(folders, former).unlink()
-            except OSError:  # only the token in the database counts
-                pass
 
 
 class HolderFile:
@@ -403,7 +401,7 @@ class WorkspaceLease:
         self._folders = folders
         self._connection = connection
         self._file = file
-        self._holder = holder
+        self.holder = holder
         self._clock = clock
         self._renewed_ns = renewed_ns
         self._released = False
@@ -439,8 +437,7 @@ class WorkspaceLease:
         :raises WorkspaceAlreadyHeld: if another process holds it
         :raises StartError: if the state cannot be used
         """
-        holder = find_lease_holder(folders, monotonic)
-        if holder is not None and holder.state == "alive":
+        if (holder := find_lease_holder(folders, monotonic)) is not None and holder.state == "alive":
             raise WorkspaceAlreadyHeld(folders, holder)
         wanted = LeaseHolder(os.getpid(), frontend, clock(), None, protocol, socket)
         lease = _try_acquire(folders, wanted, monotonic)
@@ -448,11 +445,6 @@ class WorkspaceLease:
             lease._thread = threading.Thread(target=lease._keep_renewing, name="handrail-lease", daemon=True)
             lease._thread.start()
         return lease
-
-    @staticmethod
-    def find_holder(folders: StateFolders) -> LeaseHolder | None:
-        """Return the present holder of the workspace; see :func:`handrail.store.lease.find_lease_holder`."""
-        return find_lease_holder(folders)
 
     @staticmethod
     async def wait_until_free(folders: StateFolders, *, interval_s: float = 0.1) -> None:
@@ -467,12 +459,8 @@ class WorkspaceLease:
             await asyncio.sleep(interval_s)
 
     @property
-    def holder(self) -> LeaseHolder:
-        return self._holder
-
-    @property
     def token(self) -> int:
-        return self._holder.token or 0
+        return self.holder.token or 0
 
     @property
     def is_held(self) -> bool:
@@ -543,16 +531,14 @@ class WorkspaceLease:
         if self._released:
             return
         self._released = True
-        if os.getpid() != self._holder.pid:  # a copy of the process: the lease is the original's
+        if os.getpid() != self.holder.pid:  # a copy of the process: the lease is the original's
             self._file.close_descriptor()
             return
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        try:
+        with contextlib.suppress(sqlite3.Error):
             self._connection.close()
-        except sqlite3.Error:
-            pass
         self._file.remove()
 
     def __enter__(self) -> WorkspaceLease:

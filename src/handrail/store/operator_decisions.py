@@ -202,8 +202,7 @@ def list_trusted_workspaces(state: Path) -> list[WorkspaceTrust]:
 
 def _read_private_record(path: Path) -> WorkspaceTrust | None:
     """Return a record that only its owner could have written; None otherwise."""
-    content = read_private_file(path, _MAX_BYTES)
-    if content is None:
+    if (content := read_private_file(path, _MAX_BYTES)) is None:
         return None
     try:
         data: Any = json.loads(content.decode("utf-8", "surrogateescape"))

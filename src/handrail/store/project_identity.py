@@ -75,8 +75,7 @@ def read_creation_time_ns(path: str) -> int | None:
 
     It tells a file from a later one with the same inode number.
     """
-    call = getattr(_libc, "statx", None)
-    if call is None:
+    if (call := getattr(_libc, "statx", None)) is None:
         return None
     answer = ctypes.create_string_buffer(_STATX_BYTES)
     if call(_AT_FDCWD, os.fsencode(path), _NO_FOLLOW, _BORN, answer) != 0:
@@ -92,8 +91,7 @@ def is_recorded_project_folder(folders: StateFolders) -> bool:
 
     The first call records the folder. A record that cannot be read counts as another folder.
     """
-    identity = read_folder_identity(folders.workspace)
-    if identity is None:
+    if (identity := read_folder_identity(folders.workspace)) is None:
         return False
     path = folders.workspace_state_folder / _FILE
     if not os.path.lexists(path):
@@ -109,8 +107,7 @@ def bind_state_to_current_folder(folders: StateFolders) -> None:
     :raises UsageError: if there is no folder
     :raises StartError: if the state folder cannot be written
     """
-    identity = read_folder_identity(folders.workspace)
-    if identity is None:
+    if (identity := read_folder_identity(folders.workspace)) is None:
         raise UsageError(f"The workspace {folders.workspace} does not exist. Name an existing folder.")
     record = read_project_record(folders.workspace_state_folder)
     _write(folders, ProjectRecord(str(folders.workspace), identity, () if record is None else record.shared))
@@ -157,8 +154,7 @@ def list_workspaces_sharing_grants(folders: StateFolders) -> Iterator[tuple[str,
 def _read_current(folders: StateFolders, workspace: str) -> Path | None:
     """Return the state folder of a workspace if its folder is the recorded one, at its path or moved to this one; else None."""
     folder = folders.state / "ws" / compute_workspace_key(Path(workspace))
-    record = read_project_record(folder)
-    if record is None:
+    if (record := read_project_record(folder)) is None:
         return None
     now = (read_folder_identity(Path(workspace)), read_folder_identity(folders.workspace))
     return folder if any(one is not None and record.identity.is_same_as(one) for one in now) else None
@@ -166,8 +162,7 @@ def _read_current(folders: StateFolders, workspace: str) -> Path | None:
 
 def read_project_record(state_folder: Path) -> ProjectRecord | None:
     """Return the record in the state folder of a workspace; None if there is none that only its owner could have written."""
-    content = read_private_file(state_folder / _FILE, _MAX_BYTES)
-    if content is None:
+    if (content := read_private_file(state_folder / _FILE, _MAX_BYTES)) is None:
         return None
     try:
         data: Any = json.loads(content.decode("utf-8", "surrogateescape"))

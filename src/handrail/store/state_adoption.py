@@ -56,8 +56,7 @@ def find_adoptable_states(folders: StateFolders) -> list[AdoptableState]:
 
     :param folders: the folders of the workspace, see :func:`~handrail.store.state_folders.locate_folders`
     """
-    identity = read_folder_identity(folders.workspace)
-    if identity is None:
+    if (identity := read_folder_identity(folders.workspace)) is None:
         return []
     found: list[AdoptableState] = []
     for key in _list_keys(folders.state):

@@ -148,8 +148,7 @@ AncestorLine = list[tuple[str, InodeIdentity | None]]
 
 def explain_too_broad_workspace(folder: Path) -> str | None:
     """Return why the canonical ``folder`` is broader than a project; None if it is not."""
-    real = str(folder)
-    if real == folder.anchor:
+    if (real := str(folder)) == folder.anchor:
         return "the whole file system"
     line = _ancestors_of(real)
     if (personal := _explain_personal_folder(real, line)) is not None:
@@ -202,8 +201,7 @@ def _find_private_home_folder(real: str, home: str, line: AncestorLine) -> str |
             return None if _is_in_documents(real, folder) else f"{_OWN}, {folder}"
     for name in _PRIVATE_IN_A_HOME:
         place = f"{home}/{name}"
-        found = _identity(place)
-        if found is None:
+        if (found := _identity(place)) is None:
             continue
         leads_to = os.path.realpath(place)
         if any(identity == found for _, identity in line) or (leads_to != place and _is_beneath(leads_to, real)):
@@ -651,7 +649,9 @@ def _write_name(folders: StateFolders) -> None:
     name = os.fsencode(folders.workspace)
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     flags |= getattr(os, "O_NONBLOCK", 0)  # a pipe in its place is not waited for
-    try:
+    with contextlib.suppress(
+        OSError
+    ):  # the file only informs users; the database reports a folder that cannot be written
         descriptor = os.open(folders.workspace_path_file, flags, 0o600)
         try:
             if os.read(descriptor, len(name) + 1) != name:
@@ -660,8 +660,6 @@ def _write_name(folders: StateFolders) -> None:
                 os.write(descriptor, name)
         finally:
             os.close(descriptor)
-    except OSError:  # the file only informs users; the database reports a folder that cannot be written
-        pass
 
 
 def _check_private(path: Path, *, given_away: bool = False) -> os.stat_result:

@@ -193,7 +193,6 @@ class UndoStore:
         return connection
 
     def close(self) -> None:
-        """Close the database."""
         with self.lock:
             if self._connection is not None:
                 with contextlib.suppress(sqlite3.Error):
@@ -271,7 +270,6 @@ class UndoStore:
         self._total += size
 
     def locate_large_content(self, sha: bytes) -> Path:
-        """Return the file of a large content."""
         return self.folder / "large" / sha.hex()
 
     def read_small_content(self, sha: bytes) -> bytes | None:
@@ -396,7 +394,6 @@ class UndoStore:
                     connection.execute("INSERT OR REPLACE INTO undone VALUES(?, ?)", (one.id, undo))
 
     def list_undone_operation_ids(self) -> frozenset[int]:
-        """Return the ids of the operations that are undone."""
         with self._reading() as connection:
             return frozenset(row[0] for row in connection.execute("SELECT operation FROM undone"))
 
@@ -464,11 +461,10 @@ class UndoStore:
         if not self.exists:
             return 0
         try:
-            connection = sqlite3.connect(f"{(self.folder / 'undo.db').as_uri()}?mode=ro", uri=True)
-            try:
+            with contextlib.closing(
+                sqlite3.connect(f"{(self.folder / 'undo.db').as_uri()}?mode=ro", uri=True)
+            ) as connection:
                 return len(self._select(connection, before_ns, session))
-            finally:
-                connection.close()
         except sqlite3.Error as error:
             raise OSError(5, str(error), str(self.folder)) from error
 

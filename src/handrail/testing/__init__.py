@@ -13,8 +13,9 @@ are private by convention.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from handrail.contract import make_lazy_exports
 
 if TYPE_CHECKING:
     from handrail.agent.providers.scripted_model import (
@@ -46,45 +47,9 @@ if TYPE_CHECKING:
         ScriptedApprovalHandler,
         ScriptedClient,
         ScriptedResolver,
+        ThirdPartySource,
         temporary_kernel,
     )
-    from handrail.testing.scripted_mcp_servers import ThirdPartySource
-
-_HOME = {
-    "ForgeReply": "testing.forge_servers",
-    "ForgeRequest": "testing.forge_servers",
-    "ForgeServer": "testing.forge_servers",
-    "GitHubServer": "testing.forge_servers",
-    "GiteaServer": "testing.forge_servers",
-    "AnthropicServer": "testing.provider_servers",
-    "ReplyCall": "testing.provider_servers",
-    "ConnectionCut": "testing.provider_servers",
-    "RequestExpectation": "agent.providers.scripted_model",
-    "ThirdPartySource": "testing.scripted_mcp_servers",
-    "GeminiServer": "testing.provider_servers",
-    "ScriptedResolver": "testing.scripted_kernel",
-    "OpenAIServer": "testing.provider_servers",
-    "ReplyPause": "testing.provider_request_checks",
-    "PlaybackModel": "testing.provider_request_checks",
-    "ProviderServer": "testing.provider_servers",
-    "ErrorReply": "testing.provider_servers",
-    "RawReply": "testing.provider_servers",
-    "ScriptedReply": "testing.provider_servers",
-    "ResponsesServer": "testing.provider_servers",
-    "ResultExpectation": "agent.providers.scripted_model",
-    "ModelScript": "agent.providers.scripted_model",
-    "ScriptedModel": "agent.providers.scripted_model",
-    "ScriptedCall": "agent.providers.scripted_model",
-    "ScriptedClient": "testing.scripted_kernel",
-    "ScriptedApprovalHandler": "testing.scripted_kernel",
-    "ScriptedTurn": "agent.providers.scripted_model",
-    "ScriptedUsage": "agent.providers.scripted_model",
-    "StreamError": "testing.provider_servers",
-    "ThinkingBlock": "testing.provider_servers",
-    "call_reply": "testing.provider_request_checks",
-    "temporary_kernel": "testing.scripted_kernel",
-    "text_reply": "testing.provider_request_checks",
-}
 
 __all__ = [
     "AnthropicServer",
@@ -122,15 +87,21 @@ __all__ = [
     "text_reply",
 ]
 
-
-def __getattr__(name: str) -> object:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"handrail.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOME)
+__getattr__, __dir__ = make_lazy_exports(
+    __name__,
+    {
+        "agent.providers.scripted_model": """
+            ModelScript RequestExpectation ResultExpectation ScriptedCall ScriptedModel ScriptedTurn
+            ScriptedUsage
+        """,
+        "testing.forge_servers": "ForgeReply ForgeRequest ForgeServer GitHubServer GiteaServer",
+        "testing.provider_request_checks": "PlaybackModel ReplyPause call_reply text_reply",
+        "testing.provider_servers": """
+            AnthropicServer ConnectionCut ErrorReply GeminiServer OpenAIServer ProviderServer RawReply
+            ReplyCall ResponsesServer ScriptedReply StreamError ThinkingBlock
+        """,
+        "testing.scripted_kernel": """
+            ScriptedApprovalHandler ScriptedClient ScriptedResolver ThirdPartySource temporary_kernel
+        """,
+    },
+)

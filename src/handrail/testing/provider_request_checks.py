@@ -65,10 +65,7 @@ class ScriptedSearchCitations:
 
     def annotations(self) -> list[dict[str, Any]]:
         return [
-            {
-                "type": "url_citation",
-                "url_citation": {"url": url, "title": url, "start_index": 0, "end_index": 1},
-            }
+            {"type": "url_citation", "url_citation": {"url": url, "title": url, "start_index": 0, "end_index": 1}}
             for url in self.urls
         ]
 
@@ -84,8 +81,7 @@ def stream_content_blocks(part: ServerToolUse) -> Iterator[tuple[dict[str, Any],
 
 def find_server_tool_faults(tool: Mapping[str, Any]) -> list[str]:
     """Return the faults for which Anthropic would reject an entry of ``tools`` with a ``type``."""
-    kind = tool.get("type")
-    if kind not in _FORMS:
+    if (kind := tool.get("type")) not in _FORMS:
         return [f"tools: Input tag {kind!r} does not match any of the expected tags"]
     name, options = _FORMS[cast("str", kind)]
     found = [
@@ -106,8 +102,7 @@ def find_server_tool_use_faults(
     found: list[str] = []
     open_uses: list[object] = []
     for block in blocks_of:
-        kind = str(block.get("type"))
-        if kind == "server_tool_use":
+        if (kind := str(block.get("type"))) == "server_tool_use":
             open_uses.append(block.get("id"))
             if role != "assistant":
                 found.append(f"{where}: server_tool_use in a message of role {role!r}")
@@ -153,8 +148,7 @@ def find_chat_completions_faults(body: Mapping[str, Any]) -> list[str]:
     found += find_web_search_faults(body)
     if "tools" in body and not body["tools"]:
         found.append("[] is too short - 'tools'")
-    messages = _dicts(body.get("messages"))
-    if not messages:
+    if not (messages := _dicts(body.get("messages"))):
         found.append("'messages' is empty")
     seen: set[str] = set()
     waiting: list[str] = []
@@ -212,12 +206,7 @@ _PARTS: Mapping[str, Mapping[str, tuple[str, type]]] = {
     "developer": _TEXT,
     "tool": _TEXT,
     "assistant": {**_TEXT, "refusal": ("refusal", str), "thinking": ("thinking", list)},
-    "user": {
-        **_TEXT,
-        "image_url": ("image_url", dict),
-        "input_audio": ("input_audio", dict),
-        "file": ("file", dict),
-    },
+    "user": {**_TEXT, "image_url": ("image_url", dict), "input_audio": ("input_audio", dict), "file": ("file", dict)},
 }
 """The allowed parts of a content by the role of its message, each with its required member."""
 
@@ -231,8 +220,7 @@ def collect_message_content_faults(content: object, role: str, where: str, found
         return
     for part in cast("list[object]", content):
         kind = _dict(part).get("type")
-        known = _PARTS[role].get(str(kind))
-        if known is None:
+        if (known := _PARTS[role].get(str(kind))) is None:
             found.append(f"{where}: a part of type {kind!r} in a message of role {role}")
         elif not isinstance(_dict(part).get(known[0]), known[1]):
             found.append(f"{where}: a part of type {kind!r} without its {known[0]}")
@@ -250,8 +238,7 @@ def find_anthropic_faults(body: Mapping[str, Any]) -> list[str]:
     found = _faults_in_tools(_dicts(body.get("tools")))
     if not isinstance(body.get("max_tokens"), int):
         found.append("max_tokens: Field required")
-    messages = _dicts(body.get("messages"))
-    if not messages:
+    if not (messages := _dicts(body.get("messages"))):
         found.append("messages: at least one message is required")
     seen: set[str] = set()
     waiting: list[str] = []
@@ -261,8 +248,7 @@ def find_anthropic_faults(body: Mapping[str, Any]) -> list[str]:
         if role != expected:
             found.append(f"{where}: roles must alternate; expected {expected!r}, found {role!r}")
         expected = "assistant" if role == "user" else "user"
-        blocks = _blocks(message.get("content"))
-        if not blocks:
+        if not (blocks := _blocks(message.get("content"))):
             found.append(f"{where}: content is empty")
         found += find_server_tool_use_faults(blocks, where, role=role, last=number == len(messages) - 1)
         found += _find_result_faults(blocks, where, waiting)
@@ -321,14 +307,12 @@ def find_tool_entry_faults(tools: list[tuple[Mapping[str, Any], str]]) -> list[s
     names: set[str] = set()
     for tool, schema_key in tools:
         collect_tool_name_faults(tool.get("name"), "tools", found)
-        name = str(tool.get("name"))
-        if name in names:
+        if (name := str(tool.get("name"))) in names:
             found.append(f"tools: names must be unique, {name!r} is there twice")
         names.add(name)
         if _dict(tool.get(schema_key)).get("type") != "object":
             found.append(f"tools: {name}: {schema_key} is not the schema of an object")
-        strange = set(tool) - {"name", "description", schema_key}
-        if strange:
+        if strange := set(tool) - {"name", "description", schema_key}:
             found.append(f"tools: {name}: more than a name, a description and a schema: {', '.join(sorted(strange))}")
     return found
 

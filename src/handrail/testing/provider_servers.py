@@ -588,8 +588,7 @@ def find_responses_faults(body: Mapping[str, Any]) -> list[str]:
     found = _faults_in_response_tools([cast("dict[str, Any]", tool) for tool in body.get("tools") or ()])
     if body.get("store") is not False:
         found.append("store: expected false")
-    items = [cast("dict[str, Any]", item) for item in body.get("input") or ()]
-    if not items:
+    if not (items := [cast("dict[str, Any]", item) for item in body.get("input") or ()]):
         found.append("input: at least one item is required")
     seen: set[str] = set()
     waiting: list[str] = []
@@ -725,8 +724,7 @@ class GeminiServer(ProviderServer):
 def find_gemini_faults(body: Mapping[str, Any]) -> list[str]:
     """Return every fault of a Gemini request; none for a valid one."""
     found = _faults_in_declarations(body)
-    contents = [cast("dict[str, Any]", content) for content in body.get("contents") or ()]
-    if not contents:
+    if not (contents := [cast("dict[str, Any]", content) for content in body.get("contents") or ()]):
         found.append("contents is not specified")
     expected, waiting = "user", list[tuple[str, str]]()
     for number, content in enumerate(contents):
@@ -756,8 +754,7 @@ def _check_parts(
 
     :return: the calls of the turn, each with ID and name
     """
-    parts = [cast("dict[str, Any]", part) for part in content.get("parts") or ()]
-    if not parts:
+    if not (parts := [cast("dict[str, Any]", part) for part in content.get("parts") or ()]):
         found.append(f"{where}: parts is empty")
     answers = [part["functionResponse"] for part in parts if "functionResponse" in part]
     if sorted((str(one.get("id")), str(one.get("name"))) for one in answers) != sorted(waiting):

@@ -1,4 +1,4 @@
-"""A complete kernel in a temporary folder, a user and a client with scripted answers, and a scripted resolver."""
+"""A complete kernel in a temporary folder, with a scripted user, client, resolver and third-party source of tools."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import tempfile
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from handrail.contract.approval_requests import ApprovalAnswer, ApprovalRequest
+from handrail.contract.errors import Diagnostic
 from handrail.contract.services.client_services import ClientMethod, RequestToClient, classify_client_request
 from handrail.contract.services.tool_runtime import UserQuestion
 from handrail.contract.tool.tool_protocol import Tool
+from handrail.contract.tool_generation import DiscoveredTool, SourceContents, SourceRank
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.kernel.workspace_opening import open_kernel
 from handrail.policy.watchdogs.api import Watchdog
@@ -51,13 +54,7 @@ async def temporary_kernel(
     config.parent.mkdir(exist_ok=True)
     config.write_text(settings if "[search]" in settings else f"{settings}\n{KEYWORD_SEARCH}", encoding="utf-8")
     async with open_kernel(
-        workspace,
-        tools=tools,
-        rules=rules,
-        secrets=secrets,
-        watchdogs=watchdogs,
-        state=folder / "state",
-        config=config,
+        workspace, tools=tools, rules=rules, secrets=secrets, watchdogs=watchdogs, state=folder / "state", config=config
     ) as kernel:
         assert isinstance(kernel, LocalKernel), "another process holds this workspace"
         yield kernel
@@ -71,9 +68,7 @@ class ScriptedApprovalHandler:
     """
 
     def __init__(
-        self,
-        approvals: Iterable[ApprovalAnswer] = (),
-        answers: Iterable[Sequence[Sequence[str]]] = (),
+        self, approvals: Iterable[ApprovalAnswer] = (), answers: Iterable[Sequence[Sequence[str]]] = ()
     ) -> None:
         self._approvals = deque(approvals)
         self._answers = deque(answers)
@@ -165,7 +160,7 @@ class ScriptedResolver:
     def __init__(self, table: Mapping[str, Sequence[str] | Sequence[Sequence[str]]]) -> None:
         self._answers = {
             name: [list(answer) for answer in answers]
-            if not _is_single_answer(answers)
+            if not all(isinstance(answer, str) for answer in answers)
             else [[str(a) for a in answers]]
             for name, answers in table.items()
         }
@@ -178,11 +173,42 @@ class ScriptedResolver:
         :raises OSError: if the table has no such name
         """
         self.queries.append(name)
-        answers = self._answers.get(name)
-        if answers is None:
+        if (answers := self._answers.get(name)) is None:
             raise OSError(f"The name {name!r} is not in the table of this resolver.")
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
 
-def _is_single_answer(answers: Sequence[str] | Sequence[Sequence[str]]) -> bool:
-    return all(isinstance(answer, str) for answer in answers)
+@dataclass(slots=True)
+class ThirdPartySource:
+    """A third-party source of tools. Faulty tools are quarantined, and none runs before its approval.
+
+    :param name: the operator's name of the source
+    :param about: the operator's description of it
+    :param faults: the faults of the source itself
+    :param broken: an exception that loading raises, like that of a disconnected server
+    """
+
+    name: str
+    tools: list[Tool] = field(default_factory=list[Tool])
+    about: str = ""
+    faults: list[Diagnostic] = field(default_factory=list[Diagnostic])
+    broken: Exception | None = None
+    rank: SourceRank = "package"
+    is_third_party: bool = True
+
+    def offer_tools(self, *tools: Tool) -> None:
+        """Add tools from now on, and replace those with the same IDs."""
+        self.tools = [*(old for old in self.tools if old.spec.id not in {new.spec.id for new in tools}), *tools]
+
+    def withdraw(self, *tool_ids: str) -> None:
+        """Remove tools from now on."""
+        self.tools = [tool for tool in self.tools if tool.spec.id not in tool_ids]
+
+    def load(self) -> SourceContents:
+        """Return the tools and faults, or raise the exception of ``broken``."""
+        if self.broken is not None:
+            raise self.broken
+        return SourceContents(self._found_tools(self.tools), tuple(self.faults), self.name, self.about)
+
+    def _found_tools(self, tools: Iterable[Tool]) -> tuple[DiscoveredTool, ...]:
+        return tuple(DiscoveredTool(tool, f"{self.name}: {tool.spec.id}") for tool in tools)

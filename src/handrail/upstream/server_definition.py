@@ -243,12 +243,6 @@ def write_cached_listing(state: Path, name: str, definition: str, listing: Serve
         operator_decisions.write_private_file(path, json.dumps(whole, ensure_ascii=True, sort_keys=True).encode())
 
 
-def delete_cached_listing(state: Path, name: str) -> None:
-    """Delete the stored listing of a server."""
-    with contextlib.suppress(OSError):
-        _path(state, name).unlink()
-
-
 def _object(value: object) -> JsonItem:
     return cast("JsonItem", value) if isinstance(value, dict) else {}
 

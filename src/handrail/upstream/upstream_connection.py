@@ -33,7 +33,6 @@ from handrail.upstream.server_definition import MAX_ITEMS, BoundedItems, JsonIte
 
 if TYPE_CHECKING:
     from handrail.contract.services.tool_runtime import Runtime
-    from handrail.upstream.client.upstream_session import UpstreamSession
 
 
 # The listing of a server, page by page, within limits.

@@ -115,7 +115,6 @@ def check_answer_offered(row: Approval, answer: ApprovalAnswer) -> None:
 
 
 def make_answer_record(row: Approval, body: dict[str, Any]) -> Record:
-    """Return the record of an answer."""
     request = row.request
     return Record("approval-responded", request.session_id, request.call_id, {"approval": row.id, **body})
 
@@ -215,6 +214,7 @@ class ApprovalBroker:
     """The approval requests of one workspace, for all frontends. Use it on the kernel's event loop.
 
     :param clock: wall-clock time in nanoseconds
+    :raises LogUnavailable: by every method that reads or writes, if the database fails
     """
 
     def __init__(
@@ -253,8 +253,7 @@ class ApprovalBroker:
 
         :raises ToolError: ``invalid_input`` if it does not exist
         """
-        found = self._table.reader.get(approval_id)
-        if found is None:
+        if (found := self._table.reader.get(approval_id)) is None:
             raise ToolError(
                 f"Request `{escape_terminal_controls(approval_id[:40])}` does not exist in this workspace. List pending requests with `handrail approve`.",
                 kind="invalid_input",
@@ -269,7 +268,6 @@ class ApprovalBroker:
         :param by: the frontend, for the record
         :raises ToolError: ``invalid_input`` for an invalid answer; ``denied`` for changed arguments that a rule denies (the request
             stays pending); ``conflict`` if it was answered before, has expired, or its call was stopped
-        :raises LogUnavailable: if it cannot be made durable
         """
         row = self._get_open(approval_id)
         if answer.choice == "defer":
@@ -319,7 +317,6 @@ class ApprovalBroker:
         return await self._write_decision(decided, now, [])
 
     def list_rules(self) -> list[StoredProjectRule]:
-        """Return the project rules that answers have stored."""
         return self._table.reader.list_rules()
 
     async def revoke_rule(self, rule_id: str) -> StoredProjectRule:
@@ -327,8 +324,7 @@ class ApprovalBroker:
 
         :raises ToolError: ``invalid_input`` if no stored rule has that id
         """
-        found = next((rule for rule in self.list_rules() if rule.id == rule_id), None)
-        if found is None:
+        if (found := next((rule for rule in self.list_rules() if rule.id == rule_id), None)) is None:
             raise ToolError(
                 f"Stored rule `{escape_terminal_controls(rule_id[:40])}` does not exist. List stored rules with `handrail approve --rules`.",
                 kind="invalid_input",
@@ -387,7 +383,6 @@ class ApprovalBroker:
 
         :param whole: whether its arguments are exactly the proposed ones
         :raises ToolError: ``limit`` if too many requests are pending
-        :raises LogUnavailable: if it cannot be made durable
         """
         self._check_pending_limits(asked.request.session_id)
         self._asking[asked.id] = asked.request.session_id
@@ -421,7 +416,6 @@ class ApprovalBroker:
         """Return a future of the decision about a pending request. Call :meth:`remove_decision_waiter` afterwards.
 
         :param check: evaluates arguments that a user changes
-        :raises LogUnavailable: if the database cannot be read
         """
         now = self._table.reader.get(asked.id)
         waiting = _WaitingCall(asyncio.get_running_loop().create_future(), check, call)
@@ -455,7 +449,6 @@ class ApprovalBroker:
         On return both are durable; if it raises, neither is.
 
         :raises ToolError: ``conflict`` if one of them was used, has expired or was withdrawn
-        :raises LogUnavailable: if it cannot be made durable
         """
         grants, now = tuple(granted), self._clock()
         try:
@@ -479,8 +472,7 @@ class ApprovalBroker:
         try:
             await self._table.commit(*works)
         except LogUnavailable:
-            now = self._table.reader.get(row.id)
-            if now is None or now.state == row.state:
+            if (now := self._table.reader.get(row.id)) is None or now.state == row.state:
                 raise
             return now
         ended = replace(row, state=state)
@@ -517,10 +509,7 @@ class ApprovalBroker:
             await self.expire_or_withdraw_request(row, "expired", make_answer_record(row, {"choice": "expired"}))
 
     async def withdraw_interrupted_requests(self, interrupted: Iterable[InterruptedCall]) -> None:
-        """Withdraw requests of interrupted calls and of sub-agents of the former process. Call it at start.
-
-        :raises LogUnavailable: if the log cannot be read
-        """
+        """Withdraw requests of interrupted calls and of sub-agents of the former process. Call it at start."""
         for lost in interrupted:
             for row in self.list_requests_of_call(lost.session_id, lost.call_id):
                 self.withdraw(row)
@@ -600,14 +589,12 @@ class ApprovalBroker:
 
     def _find_lane_of_request(self, row: Approval) -> Lane | None:
         """Return the lane of the waiting call or of its session; None if neither is in this process."""
-        waiting = self._waiting.get(row.id)
-        if waiting is not None and waiting.call is not None:
+        if (waiting := self._waiting.get(row.id)) is not None and waiting.call is not None:
             return waiting.call.lane
         return None if self._sessions is None else self._sessions.find_lane(row.request.session_id)
 
     def _rule_works(self, decided: Approval, now: int) -> list[TableWork]:
-        rule = make_rule_from_answer(decided)
-        if rule is None:
+        if (rule := make_rule_from_answer(decided)) is None:
             return []
         text = rule.text
         if rule.scope == "session":
@@ -658,8 +645,7 @@ class ApprovalBroker:
 
     def _finish_request(self, row: Approval) -> None:
         self._notify_listeners(row)
-        waiting = self._waiting.get(row.id)
-        if waiting is not None and not waiting.answered.done():
+        if (waiting := self._waiting.get(row.id)) is not None and not waiting.answered.done():
             waiting.answered.set_result(row)
 
     def _notify_listeners(self, row: Approval) -> None:

@@ -248,8 +248,7 @@ class ApprovalFlow:
         """
         assert call.verdict is not None
         call.copy_arguments()
-        row = self._find_earlier_request(call, "approval")
-        if row is None:
+        if (row := self._find_earlier_request(call, "approval")) is None:
             self._check_askable(call)
             row = await self._store_request_with_records(
                 call, self._create_request(call, await self._find_run_files(call))
@@ -265,8 +264,7 @@ class ApprovalFlow:
 
         :raises CallRejection: ``denied``
         """
-        row = self._find_earlier_request(call, "approval")
-        if row is not None and not row.is_pending:
+        if (row := self._find_earlier_request(call, "approval")) is not None and not row.is_pending:
             await self._apply_decision(call, row)
 
     def _check_askable(self, call: Call) -> None:
@@ -435,8 +433,7 @@ class ApprovalFlow:
         :raises CallSuspended: if no user can answer now, or the process ends
         :raises CallRejection: if the call was stopped, or its frontend cannot ask
         """
-        attendant = call.lane.approval_handler
-        if attendant is None:
+        if (attendant := call.lane.approval_handler) is None:
             raise CallSuspended(row.id)
 
         async def first() -> Approval | None:
@@ -607,8 +604,7 @@ class ApprovalFlow:
             raise CallRejection("authorise", error.kind, error.text) from None
         if not asked:
             return
-        row = self._find_earlier_request(call, "question")
-        if row is None:
+        if (row := self._find_earlier_request(call, "question")) is None:
             row = await self._store_request_with_records(
                 call,
                 self.broker.create_unstored_request(
@@ -622,8 +618,7 @@ class ApprovalFlow:
         call.approvals = call.approvals._replace(granted=(*call.approvals.granted, row), answers=(asked, row.answers))
 
     async def _request_answers(self, call: Call, attendant: ApprovalHandler, row: Approval) -> Approval | None:
-        answers = await attendant.answer_questions(call.lane.session_id, row.questions)
-        if answers is None:
+        if (answers := await attendant.answer_questions(call.lane.session_id, row.questions)) is None:
             return None
         try:
             return await self.broker.answer_questions(row.id, answers, by="approval_handler")

@@ -120,8 +120,7 @@ class HostAccessRequests:
 
     async def _ask(self, call: Call, handler: ApprovalHandler, name: str, decision: HostDecision) -> Approval | None:
         lane, broker = call.lane, self._broker
-        row = self._find_earlier(call, name)
-        if row is None:
+        if (row := self._find_earlier(call, name)) is None:
             row = await self._submit(call, name, decision)
         elif row.is_pending and row.id in lane.deferred_requests:
             return None
@@ -141,8 +140,7 @@ class HostAccessRequests:
 
     def _find_earlier(self, call: Call, name: str) -> Approval | None:
         """Return the request for this host that an earlier attempt of the session made, unless it is over."""
-        known = call.lane.host_requests.get(name)
-        if known is None:
+        if (known := call.lane.host_requests.get(name)) is None:
             return None
         with suppress(ToolError):
             row = self._broker.get(known)
@@ -171,8 +169,7 @@ class HostAccessRequests:
         await self._broker.store_request_with_records(row, [record], whole=False)
         call.lane.host_requests[name] = row.id
         call.emit(
-            "approval-requested",
-            {"reason": reason, "suggested_rule": request.suggested_rule, "approval_id": row.id},
+            "approval-requested", {"reason": reason, "suggested_rule": request.suggested_rule, "approval_id": row.id}
         )
         return row
 

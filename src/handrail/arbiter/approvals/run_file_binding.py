@@ -158,12 +158,10 @@ class _RunFileSearch:
             self._folders = list(dict.fromkeys((*self._folders, *inner)))
 
     def _add_file(self, folder: str, word: str) -> str | None:
-        """Add the file that a word names, or return the folder that it names."""
         if len(word) > MAX_PATH_BYTES:
             return None
         self._count_lookups(1 + len(folder) // 32)  # the system takes longer for a path of many names
-        located = self._files.resolve_in_allowed_folders(folder, word)
-        if located is None:
+        if (located := self._files.resolve_in_allowed_folders(folder, word)) is None:
             return None
         try:
             mode = os.lstat(located.absolute).st_mode
@@ -220,8 +218,7 @@ class _RunFileSearch:
 
     def _list_workspace_folder(self, folder: str) -> tuple[str, ...]:
         """Return the names in a folder of the workspace; empty for any other path."""
-        names = self._listed.get(folder)
-        if names is None:
+        if (names := self._listed.get(folder)) is None:
             located = self._files.resolve_in_allowed_folders(folder, ".")
             try:
                 names = () if located is None else tuple(sorted(os.listdir(located.absolute)))  # noqa: PTH208 - names

@@ -85,7 +85,6 @@ def make_interrupted_job_result(row: JobRow, *, begun: bool) -> Result:
 
 
 def derive_job_end_state(result: Result) -> JobState:
-    """Return the end state of a job with this result."""
     if result.ok:
         return "done"
     return (
@@ -103,7 +102,6 @@ def make_job_notification_id(job_id: str) -> str:
 
 
 def make_job_end_notification(row: JobRow, model: Result, now_ns: int) -> Notification:
-    """Return the notification of a job's end."""
     text = format_result_for_output(model).strip()
     if len(text) > MAX_NOTIFICATION_TEXT:
         text = f"{text[:MAX_NOTIFICATION_TEXT]}\n[… truncated; use read_job for the rest]"
@@ -131,7 +129,6 @@ def format_result_for_output(result: Result) -> str:
 
 
 def format_arguments_on_one_line(shown: object, spec: ToolSpec) -> str:
-    """Return the arguments of a call in one line."""
     if not isinstance(shown, dict):
         return ""
     arguments = cast("dict[str, Any]", shown)
@@ -170,6 +167,7 @@ class BackgroundJobManager:
 
     :param carry_out: takes the remaining steps of a call
     :param clock: wall-clock time in nanoseconds
+    :raises LogUnavailable: by every method that reads or writes, if the database fails
     """
 
     def __init__(
@@ -222,8 +220,7 @@ class BackgroundJobManager:
             about to; ``limit`` if its session has too many jobs
         :raises LogUnavailable: if the job cannot be made durable; the call continues in its turn
         """
-        call = lane.running_calls.get(call_id)
-        if call is None or call.parent is not None or call.entry is None:
+        if (call := lane.running_calls.get(call_id)) is None or call.parent is not None or call.entry is None:
             raise ToolError(
                 f"Call `{escape_terminal_controls(call_id[:80])}` is not running in session {lane.session_id}. Pass the id of a call that is running.",
                 kind="invalid_input",
@@ -320,7 +317,6 @@ class BackgroundJobManager:
         return live
 
     def make_job_output_file(self, row: JobRow, *, ring: bool = False) -> JobOutputFile:
-        """Return the output file of a job."""
         return JobOutputFile(Path(row.output), self.outputs, ring=ring)
 
     def _skipped_locks(self, call: Call, spec: ToolSpec) -> tuple[str, ...]:
@@ -333,7 +329,6 @@ class BackgroundJobManager:
         return tuple(format_locks(tuple(want for want in direct if want not in call.required_locks)))
 
     def _start_answer(self, live: LiveJob) -> Result:
-        """Return the answer for the proposer of a job."""
         call, job = live.call, live.row.job
         assert call.entry is not None
         state = "running" if not call.required_locks else job.state
@@ -349,7 +344,6 @@ class BackgroundJobManager:
 
     @staticmethod
     def make_job_metadata(live: LiveJob) -> dict[str, Any]:
-        """Return the metadata of all results of a job."""
         unlocked = {"skipped_locks": list(live.skipped_locks)} if live.skipped_locks else {}
         return {"job_id": live.row.id, **unlocked}
 
@@ -381,8 +375,7 @@ class BackgroundJobManager:
         return CallAnswer(call.id, call.tool_id, live.answer, neutralise_for_model(live.answer))
 
     def start(self, live: LiveJob, predecessors: Sequence[Call]) -> None:
-        entry = live.call.entry
-        if entry is None or not entry.spec.long_running:
+        if (entry := live.call.entry) is None or not entry.spec.long_running:
             live.call.lane.notifications.expect_from(live.row.id)
         live.task = asyncio.get_running_loop().create_task(self._run(live, predecessors))
 
@@ -405,8 +398,7 @@ class BackgroundJobManager:
 
     def mark_job_running(self, call: Call) -> None:
         """Mark the job of a call as running, since its tool is about to start."""
-        live = call.job
-        if live is not None and live.row.job.state == "pending":
+        if (live := call.job) is not None and live.row.job.state == "pending":
             live.row = live.row.with_state("running")
             self.table.write_soon(self.table.build_update_unfinished_job_work(live.row))
 
@@ -517,21 +509,14 @@ class BackgroundJobManager:
                 await self.remove_old()
 
     async def remove_old(self) -> None:
-        """Remove jobs that ended long ago or exceed the limit, with their outputs. The log keeps their records.
-
-        :raises LogUnavailable: if that cannot be made durable
-        """
-        gone = self.table.list_removable(self.clock(), self.limits.retention)
-        if gone:
+        """Remove jobs that ended long ago or exceed the limit, with their outputs. The log keeps their records."""
+        if gone := self.table.list_removable(self.clock(), self.limits.retention):
             await self.table.commit(self.table.remove(row.id for row in gone))
             self.outputs.release_bytes_of_outputs(row.output for row in gone)
             await asyncio.to_thread(delete_outputs_and_notes, [row.output for row in gone])
 
     async def charge_former_outputs_to_quota(self) -> None:
-        """Count the outputs that a former process left. Call it at start.
-
-        :raises LogUnavailable: if the database cannot be read
-        """
+        """Count the outputs that a former process left. Call it at start."""
         rows = [row for row in self.table.list_jobs_by_end_time() if row.output]
         sizes = await asyncio.to_thread(lambda: [measure_disk_usage(row.output) for row in rows])
         for row, size in zip(rows, sizes, strict=True):
@@ -539,10 +524,7 @@ class BackgroundJobManager:
         self.outputs.remove_outputs_for_space()  # the limit may be lower now
 
     async def cancel_deferred_job(self, row: JobRow) -> JobRow:
-        """Cancel a job that waits for its session to be opened, and return its present row.
-
-        :raises LogUnavailable: if that cannot be made durable
-        """
+        """Cancel a job that waits for its session to be opened, and return its present row."""
         outcome = await self.log.find_outcome(row.job.call_id)
         if (live := self.running.get(row.id)) is not None:  # its session was opened meanwhile
             await self.stop(live, "user")
@@ -559,12 +541,8 @@ class BackgroundJobManager:
         return ended
 
     async def get_model_visible_result(self, row: JobRow) -> Result:
-        """Return the result of an ended job, as the model may see it.
-
-        :raises LogUnavailable: if the log cannot be read
-        """
-        outcome = await self.log.find_outcome(row.job.call_id)
-        if outcome is None or outcome.kind == "interrupted":
+        """Return the result of an ended job, as the model may see it."""
+        if (outcome := await self.log.find_outcome(row.job.call_id)) is None or outcome.kind == "interrupted":
             begun = outcome is not None and (outcome.body or {}).get("outcome") != "not-begun"
             handed = () if self.tree is None else self.tree.list_delegated_by_call(row.job.session_id, row.job.call_id)
             return add_subagent_sessions_to_error(make_interrupted_job_result(row, begun=begun), handed)

@@ -187,8 +187,7 @@ class SessionJobView(JobView):
         self._call = call
 
     async def wait(self, job_id: str, *, timeout_ms: int) -> Result | None:
-        result = await super().wait(job_id, timeout_ms=timeout_ms)
-        if result is not None:
+        if (result := await super().wait(job_id, timeout_ms=timeout_ms)) is not None:
             self._mark_notified(job_id)
         return result
 

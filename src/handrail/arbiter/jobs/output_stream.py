@@ -257,7 +257,6 @@ class _OutputReader:
         return os.pread(self._descriptor, length, start) if self._descriptor >= 0 and length > 0 else b""
 
     def count_lines(self) -> int:
-        """Return the number of lines."""
         count, last = 0, b"\n"
         for place in range(self.begins, self.size, _BLOCK):
             block = self.read_at(place, _BLOCK)
@@ -269,11 +268,9 @@ class _OutputReader:
         return self.find_lines_end(self.begins, line) if line > 0 else self.begins
 
     def find_lines_end(self, start: int, count: int) -> int:
-        """Return where ``count`` lines from ``start`` end."""
         while start < self.size:
             block = self.read_at(start, _BLOCK)
-            ends = block.count(b"\n")
-            if ends < count:
+            if (ends := block.count(b"\n")) < count:
                 count, start = count - ends, start + len(block)
                 continue
             place = -1

@@ -31,8 +31,7 @@ def neutralise_for_model(result: Result, encoded: bytes | None = None) -> Result
     data = result.data
     if data is not None and may_need_escaping(orjson.dumps(data) if encoded is None else encoded):
         data = _neutralise_value(data, counts)
-    error_text = result.error_text
-    if error_text is not None:
+    if (error_text := result.error_text) is not None:
         error_text = _neutralise_text(error_text, counts)
     metadata = cast("dict[str, Any]", result.metadata)
     if may_need_escaping(orjson.dumps(metadata, default=str)):
@@ -63,8 +62,7 @@ def _neutralise_members(members: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _neutralise_text(text: str, counts: Counter[str]) -> str:
-    pieces = find_characters_to_escape(text)
-    if not pieces:
+    if not (pieces := find_characters_to_escape(text)):
         return text
     counts.update(piece.kind for piece in pieces)
     return neutralise_text(text)

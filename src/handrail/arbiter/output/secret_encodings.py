@@ -151,8 +151,7 @@ class HtmlDecodedText:
 
     def _source_index(self, index: int, behind: int) -> int:
         there, read = self._piece_end_positions
-        nth = bisect.bisect_right(read, index)
-        if nth >= len(read):
+        if (nth := bisect.bisect_right(read, index)) >= len(read):
             return there[-1] + index - read[-1]
         begin = there[nth - 1] if nth else 0
         return begin if nth % 2 else begin + index - (read[nth - 1] if nth else 0)

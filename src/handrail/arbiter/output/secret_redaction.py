@@ -57,7 +57,7 @@ class SecretRedactor:
             if fault := explain_unredactable(value):
                 raise ValueError(f"Secret `{name}` {fault}.")
             every[name] = every.get(name, frozenset()) | {value}
-        labelled = {_make_label(name): sorted(values) for name, values in every.items()}
+        labelled = {f"[secret:{name}]": sorted(values) for name, values in every.items()}
         forms = SecretEncodingMatcher(labelled)
         for label in labelled:
             for found in forms.find_secret_occurrences(label):
@@ -144,8 +144,7 @@ class SecretRedactor:
             return items if all(new is old for new, old in zip(walked, items, strict=True)) else walked
         if self._numeric and type(value) in (int, float):
             written = orjson.dumps(value).decode()
-            redacted = self.redact_text(written)
-            return value if redacted is written else redacted
+            return value if (redacted := self.redact_text(written)) is written else redacted
         return value
 
     def _redact_members(self, value: dict[str, Any]) -> dict[str, Any]:
@@ -209,10 +208,6 @@ class StreamRedactor:
         shown, self._covered = self._redactor._redact_occurrences_before(forms, text, upto, self._covered)  # pyright: ignore[reportPrivateUsage]
         self._pending = text[upto:]
         return shown
-
-
-def _make_label(name: str) -> str:
-    return f"[secret:{name}]"
 
 
 class RedactingSessionValueStore(Struct, frozen=True):

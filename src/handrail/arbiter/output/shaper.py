@@ -87,8 +87,7 @@ def truncate_output(data: Any, encoded: bytes, spec: ToolSpec, redact: Callable[
         return _truncate_text(data, None, {}, 0, spec.max_output)
     if isinstance(data, dict):
         members = cast("dict[str, Any]", data)
-        texts = [(len(value), key) for key, value in members.items() if isinstance(value, str)]
-        if texts:
+        if texts := [(len(value), key) for key, value in members.items() if isinstance(value, str)]:
             key = max(texts)[1]
             others, size = _other_members(members, key)
             if size <= spec.max_output // _SMALL and others.keys().isdisjoint(("head", "tail")):
@@ -210,7 +209,6 @@ def _other_members(data: dict[str, Any], key: str) -> tuple[dict[str, Any], int]
 
 
 def _entry_line(entry: Any) -> str:
-    """Return an entry as one line."""
     text: str | None = entry if isinstance(entry, str) else None
     if isinstance(entry, dict):
         match = cast("dict[str, Any]", entry)
@@ -322,8 +320,7 @@ class OutputShaper:
                 )
         elif kind not in _SCALARS:
             return None
-        encoded = encode_if_plain_json(value)
-        if encoded is None or len(encoded) > limit:
+        if (encoded := encode_if_plain_json(value)) is None or len(encoded) > limit:
             return None
         if self.redactor.active and self.redactor.contains_secret(encoded):
             return None
@@ -385,8 +382,7 @@ class OutputShaper:
         """Return a redacted copy of any value as plain JSON, for the log and for events."""
         if type(value) is str:
             return self.redactor.redact_text(value)
-        encoded = encode_if_plain_json(value)
-        if encoded is not None and not self.redactor.contains_secret(encoded):
+        if (encoded := encode_if_plain_json(value)) is not None and not self.redactor.contains_secret(encoded):
             return orjson.loads(encoded)
         try:
             return self.redactor.redact_json(JsonConversion(value).data)
@@ -462,7 +458,7 @@ class OutputShaper:
             more["truncated"] = True
         found = truncate_output(model.data, orjson.dumps(model.data), call.spec, str)
         if found is not None and "output_path" not in more and result.data is not None:
-            whole = result.data if isinstance(result.data, str) else _format_data(result.data)
+            whole = result.data if isinstance(result.data, str) else encode_indented_json(result.data).decode()
             entries = {key: value for key, value in found.counts.items() if key not in ("omitted_bytes", "omitted_at")}
             more |= {"truncated": True, **entries, "output_bytes": len(whole.encode())}
             self._write_sidecar(call, whole, more)
@@ -675,10 +671,6 @@ class _ShapingContext:
     def require_worker_thread(self) -> None:
         if self.inline:
             raise _ThreadRequired
-
-
-def _format_data(data: object) -> str:
-    return encode_indented_json(data).decode()
 
 
 def _error_reason(error: Exception) -> str:

@@ -37,7 +37,6 @@ class Embedder(Protocol):
 
         :raises EmbedderError: if that fails
         """
-        ...
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Return one row of length 1 for each text, in order.

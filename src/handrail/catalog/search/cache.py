@@ -128,7 +128,6 @@ ReportCallback = Callable[[str], None]
 
 
 def hash_text(text: str) -> bytes:
-    """Return the key of a text."""
     return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=KEY_BYTES).digest()
 
 
@@ -198,8 +197,7 @@ class SearchCache:
         """
         head = self._words_head(documents)
         path = self._words(head)
-        found = self._read(path, head)
-        if found is None:
+        if (found := self._read(path, head)) is None:
             return None
         _, blocks = found
         if len(blocks) != 5:
@@ -213,7 +211,6 @@ class SearchCache:
         return LexicalIndex({name: place for place, name in enumerate(names)}, starts, numbers, weights, lengths)
 
     def store_word_index(self, documents: Sequence[str], found: LexicalIndex) -> None:
-        """Store the word index of these documents."""
         names = json.dumps(list(found.terms), ensure_ascii=False).encode("utf-8", "surrogatepass")
         blocks = [names, *(each.tobytes() for each in (found.starts, found.documents, found.weights, found.lengths))]
         head = self._words_head(documents)
@@ -248,8 +245,7 @@ class SearchCache:
         """Yield the keys and rows of one file of vectors; nothing if it is unusable."""
         import numpy
 
-        found = self._read(path, {"kind": "vectors", "form": _FORM, "embedder": fingerprint})
-        if found is None:
+        if (found := self._read(path, {"kind": "vectors", "form": _FORM, "embedder": fingerprint})) is None:
             return
         head, blocks = found
         width = head.get("width")

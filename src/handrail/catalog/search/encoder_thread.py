@@ -79,7 +79,6 @@ class VectorConsumer(Protocol):
 
     def accept_vectors(self, known: Mapping[bytes, Any]) -> None:
         """Accept vectors: those that are known at the start if they are many, and all at the end."""
-        ...
 
 
 class _PendingRequest:
@@ -394,8 +393,7 @@ class EncoderThread:
             consumer.accept_vectors(self._known)
         with self._change:
             self._requests.remove(pending)
-            waiting = tuple(self._requests)
-            if not waiting:
+            if not (waiting := tuple(self._requests)):
                 self.state = self.excluded_tools_description
         if self._save():
             needed = {key for one in waiting for key in one.texts or ()}
@@ -413,8 +411,7 @@ class EncoderThread:
 
     def _find_missing(self, texts: Mapping[bytes, str]) -> list[bytes]:
         """Return the keys of texts without a vector, after a look into the cache."""
-        missing = [key for key in texts if key not in self._known]
-        if missing and self._cache is not None:
+        if (missing := [key for key in texts if key not in self._known]) and self._cache is not None:
             self._known.update(self._cache.load_vectors(self._embedder.fingerprint, missing))
             missing = [key for key in missing if key not in self._known]
         return sorted(missing, key=lambda key: -len(texts[key]))

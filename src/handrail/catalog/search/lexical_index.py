@@ -64,8 +64,7 @@ class SearchableTool(Struct, frozen=True):
     @property
     def content_key(self) -> str:
         """A key that two documents share exactly if everything that is searched is the same."""
-        version = self.version
-        if not version:
+        if not (version := self.version):
             found = extract_searchable_fields(self)
             content = "\0".join((found.description, found.parameter_names, found.parameter_texts))
             version = hashlib.blake2b(content.encode("utf-8", "replace"), digest_size=16).hexdigest()
@@ -192,7 +191,6 @@ class TermVector(Struct, frozen=True):
 
 
 def make_term_vector(found: SearchableToolFields) -> TermVector:
-    """Return the terms of one tool."""
     weights: dict[str, float] = {}
     length = 0.0
     for name, weight in WEIGHTS.items():
@@ -256,8 +254,7 @@ class LexicalIndex:
         for number, each in enumerate(bags):
             lengths.append(each.length)
             for term, weight in each.weights.items():
-                place = places.setdefault(term, len(documents_of))
-                if place == len(documents_of):
+                if (place := places.setdefault(term, len(documents_of))) == len(documents_of):
                     documents_of.append(array("i", (number,)))
                     weights_of.append(array("f", (weight,)))
                 else:
@@ -375,15 +372,13 @@ class LexicalIndex:
         places: list[tuple[int, float]] = []
         telling: list[int] = []
         for term in list(dict.fromkeys(wanted))[:_MOST_TERMS]:
-            place = self.terms.get(term)
-            if place is not None:
+            if (place := self.terms.get(term)) is not None:
                 places.append((place, self.compute_inverse_document_frequency(term) * (K1 + 1)))
                 if term not in hollow:
                     telling.append(place)
         postings = sum(self.starts[place + 1] - self.starts[place] for place, _ in places)
         damped = len(telling) < len(places)
-        numpy = _loaded_numpy()
-        if numpy is not None and postings >= _BY_NUMPY:
+        if (numpy := _loaded_numpy()) is not None and postings >= _BY_NUMPY:
             return self._by_numpy(numpy, places, telling if damped else None, pool)
         found: dict[int, float] = {}
         lengths, base, slope = self.lengths, K1 * (1 - B), K1 * B / self.average
@@ -479,8 +474,7 @@ def find_top_value_indices(numpy: Any, total: Any, count: int) -> list[int]:
 
     Of equal values, the lower number comes first.
     """
-    several = min(count, len(total))
-    if several == 0:
+    if (several := min(count, len(total))) == 0:
         return []
     least = numpy.partition(total, len(total) - several)[len(total) - several]
     above = numpy.flatnonzero(total > least)

@@ -57,8 +57,6 @@ _PATIENCE_S = 30.0
 class KernelSearchIndexes:
     """The search indexes of one kernel, bound to its event loop.
 
-    Implements :class:`~handrail.catalog.loaded_tools.ToolFinder`.
-
     :param folder: the folder of the cache; None for no cache
     :param encoder: makes the encoder for semantic search, or returns why there is none; called once, at the first search or load
     :param ahead_s: see :meth:`preload_index`; None to load nothing before a search
@@ -101,7 +99,13 @@ class KernelSearchIndexes:
         patience_s: float | None = None,
         by_words: bool = False,
     ) -> ToolSearchResult:
-        """Implement :meth:`handrail.catalog.loaded_tools.ToolFinder.find`."""
+        """Return the tools that match ``query``, among those that can be called.
+
+        :param source: returns the third-party source of a tool's description, or ``""``
+        :param patience_s: the maximum wait if semantic search is not ready yet; None for the usual time of loading
+        :param by_words: do not load a model for this search
+        :raises ToolError: ``invalid_input`` for a query without any words
+        """
         asked = query.strip()[:MAX_QUERY]
         if not any(char.isalnum() for char in asked):
             raise ToolError(
@@ -137,8 +141,7 @@ class KernelSearchIndexes:
             self._ahead = asyncio.get_running_loop().call_later(self._ahead_s, self._begin_encoding, known)
 
     def _begin_encoding(self, known: weakref.ref[Generation]) -> None:
-        generation = known()
-        if generation is not None and self._latest is None and not self._indexes:
+        if (generation := known()) is not None and self._latest is None and not self._indexes:
             self._task(generation).add_done_callback(_ignore_task_failure)
 
     def find_tools_for_unknown_name(self, generation: Generation, name: str, count: int = 2) -> list[str]:
@@ -166,8 +169,7 @@ class KernelSearchIndexes:
 
         :param by_words: an index without a model is enough
         """
-        task = self._indexes.get(generation)
-        if task is None and by_words:
+        if by_words and self._indexes.get(generation) is None:
             work = partial(self._build_lexical, generation)
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         return await asyncio.shield(self._task(generation))  # other searches may wait for it, too

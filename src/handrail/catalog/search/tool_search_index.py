@@ -138,7 +138,6 @@ def rank_documents(
 
 
 def _weigh_request_parts(parts: Sequence[RequestTextScores]) -> list[float]:
-    """Return the weight of each part."""
     near = [row.nearest_document_similarity for row in parts]
     most = max(near)
     return [(each / most) ** _WEIGHED if most > 0 else 1.0 for each in near]
@@ -286,8 +285,7 @@ def estimate_any_match_probability(hits: Sequence[HitEvidence], tools: int) -> f
     :param hits: the best ones, best first
     :param tools: the number of tools in the catalogue; with more tools, the best false hit is better
     """
-    best = hits[:_CONSIDERED]
-    if not best:
+    if not (best := hits[:_CONSIDERED]):
         return 0.0
     stands, extent = best[0].relevance, _compute_extent(tools)
     nears = [each.similarity for each in best if each.similarity is not None]
@@ -472,12 +470,7 @@ class ToolIndex:
         return self._encoder is not None and self._encoder.wait_for_event_or_failure(self._ready, timeout_s)
 
     def search(
-        self,
-        query: str,
-        limit: int = 5,
-        *,
-        among: Callable[[str], bool] | None = None,
-        patience_s: float = PATIENCE_S,
+        self, query: str, limit: int = 5, *, among: Callable[[str], bool] | None = None, patience_s: float = PATIENCE_S
     ) -> ToolIndexSearchResult:
         """Return the tools that serve ``query``, best first, at most ``limit``.
 
@@ -496,8 +489,7 @@ class ToolIndex:
         patience_s: float = PATIENCE_S,
     ) -> ToolIndexSearchResult:
         """Return the tools that together serve all of ``queries``. Each may contain several needs."""
-        texts = build_request_texts(queries)
-        if not texts or not self._documents or limit < 1:
+        if not (texts := build_request_texts(queries)) or not self._documents or limit < 1:
             return ToolIndexSearchResult((), True, 0.0, "lexical", "" if texts else "the request is empty")
         wanted = [self._lexical.extract_request_terms(text) for text in texts]
         vicinity, vectors, note = self._vectors(texts, patience_s)
@@ -523,7 +515,6 @@ class ToolIndex:
 
     @cached_property
     def _names(self) -> Mapping[str, int]:
-        """The document of each name."""
         documents = enumerate(self._documents)
         return {name.casefold(): number for number, each in documents for name in (*each.aliases, each.id)}
 
@@ -657,8 +648,7 @@ class ToolIndex:
             fields.setdefault(term, term)
         out: list[str] = []
         for name, there in self._terms_by_field(document):
-            common = [term for term in fields if term in there]
-            if common:
+            if common := [term for term in fields if term in there]:
                 common.sort(key=lambda term: -self._lexical.compute_inverse_document_frequency(term))
                 out.append(f"{name}: {', '.join(fields[term] for term in common[:4])}")
                 for term in common:
@@ -667,8 +657,7 @@ class ToolIndex:
 
     def _terms_by_field(self, document: SearchableTool) -> Sequence[tuple[str, frozenset[str]]]:
         """Return the terms of each field of ``document``, cached for documents that are found often."""
-        known = self._places.get(document.id)
-        if known is None:
+        if (known := self._places.get(document.id)) is None:
             held = extract_searchable_fields(document)
             contents = {
                 "name": held.name,
@@ -686,8 +675,7 @@ class ToolIndex:
         if self._cache is None:
             return self._build_lexical()
         keys = [each.content_key for each in self._documents]
-        held = self._cache.load_word_index(keys)
-        if held is not None and len(held) == len(self._documents):
+        if (held := self._cache.load_word_index(keys)) is not None and len(held) == len(self._documents):
             return held
         made = self._build_lexical()
         self._cache.store_word_index(keys, made)
@@ -724,8 +712,7 @@ class ToolIndex:
         rows = numpy.zeros((len(self._documents), usual.shape[1]), numpy.float32)
         unknown: set[int] = set()
         for number, key in enumerate(self._keys):
-            row = known.get(key)
-            if row is None:
+            if (row := known.get(key)) is None:
                 unknown.add(number)
             else:
                 rows[number] = row
@@ -742,8 +729,7 @@ class ToolIndex:
 
 def build_request_texts(queries: Sequence[str]) -> list[str]:
     """Return the request as a whole, then its parts if it has several."""
-    needs = [query.strip() for query in queries if query.strip()]
-    if not needs:
+    if not (needs := [query.strip() for query in queries if query.strip()]):
         return []
     pieces = [piece for need in needs for piece in split_request_into_needs(need)]
     whole = "\n".join(needs)[:8_000]

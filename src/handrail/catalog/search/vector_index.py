@@ -198,8 +198,7 @@ class _SignedVectors:
         known.update(zip(asked, near[len(near) - len(asked) :].tolist(), strict=True))
 
         def score(number: int) -> float:
-            found = known.get(number)
-            return float(self._near([number], request)[0]) if found is None else found
+            return float(self._near([number], request)[0]) if (found := known.get(number)) is None else found
 
         return DocumentScores(best, mean, deviation, score)
 
@@ -369,7 +368,6 @@ class LabelledToolRequests:
 
     @cached_property
     def _request_directions(self) -> Any:
-        """The direction of the requests of each tool."""
         out = numpy.zeros_like(self.tools)
         numpy.add.at(out, self.whose, self.requests)
         return _unit(out)
@@ -392,7 +390,6 @@ class RequestVectorAdapter(Struct, frozen=True):
 
     @classmethod
     def load(cls, path: Path) -> RequestVectorAdapter:
-        """Return the adapter stored at ``path``."""
         with path.open("rb") as file:
             held: Any = numpy.load(file, allow_pickle=False)
             groups = len([name for name in held.files if name.startswith("whose")])

@@ -86,12 +86,7 @@ _BY_KIND: Mapping[ProtectionKind, PathProtection] = {kind: PathProtection(kind) 
 _RULES, _KEY, _HOOK, _VCS, _STATE = (_BY_KIND[kind] for kind in ("rules", "key", "hook", "vcs", "state"))
 
 GIT = ".git"
-GIT_NAMES: Mapping[str, PathProtection] = {
-    "config": _VCS,
-    "config.worktree": _VCS,
-    "commondir": _VCS,
-    "hooks": _HOOK,
-}
+GIT_NAMES: Mapping[str, PathProtection] = {"config": _VCS, "config.worktree": _VCS, "commondir": _VCS, "hooks": _HOOK}
 """Files in a git directory that decide what git runs. ``commondir`` names the place of the rest."""
 _GIT_DATA = frozenset(("objects", "refs", "logs"))
 """Folders of a git directory in which names are those of branches and objects."""
@@ -215,12 +210,6 @@ def find_tool_write_protection(relative: str) -> PathProtection | None:
     return found
 
 
-def is_always_write_protected(relative: str) -> bool:
-    """Return whether no tool may write a path; see :func:`find_path_protection`."""
-    found = find_path_protection(relative)
-    return found is not None and not found.requires_approval
-
-
 def is_private_key_path(relative: str) -> bool:
     """Return whether a path is a private key, which no tool reads either."""
     parts = relative.split("/")
@@ -240,15 +229,6 @@ def is_private_key_path(relative: str) -> bool:
 
 _LOGINS = frozenset((".rhosts", ".shosts", ".k5login", ".k5users"))
 """Files that grant logins: protected like a key, and readable like any file."""
-
-
-def format_protected_write_denial(shown: str, relative: str | None = None) -> str:
-    """Return why a write to a protected path is refused, for the model.
-
-    :param relative: the path as it was evaluated, if it is shown in another form
-    """
-    found = find_path_protection(shown if relative is None else relative) or _RULES
-    return found.format_write_denial(shown)
 
 
 def format_private_key_denial(shown: str) -> str:
@@ -329,8 +309,7 @@ def _stricter_protection(asked: PathProtection | None, found: PathProtection) ->
 
 def _find_by_multi_name_rows(parts: Sequence[str], index: int) -> list[PathProtection | None]:
     """Return the protections by rows of several names, for the path whose first name is at ``index``."""
-    rows = _BY_PATH.get(parts[index])
-    if rows is None:
+    if (rows := _BY_PATH.get(parts[index])) is None:
         return []
     found: list[PathProtection | None] = []
     for between, last in rows:

@@ -86,8 +86,7 @@ def _repair(
     arguments: dict[str, Any], error: rs.ValidationError, accepted: frozenset[str], notes: dict[str, str]
 ) -> bool:
     """Change the value at the place of an error by the rule, and return whether that was possible."""
-    path = error.instance_path
-    if not path:
+    if not (path := error.instance_path):
         return False
     *parents, last = path
     holder: Any = arguments

@@ -57,7 +57,12 @@ def find_possible_integer_arguments(parameters: Mapping[str, Any]) -> tuple[tupl
     within: list[str] = []
     for name, property_schema in extract_property_schemas(parameters).items():
         refers = _mentions_type(property_schema, b'ef":')  # $ref, $dynamicRef: to what is looked up nowhere here
-        kinds = _types_allowed_by(property_schema)
+        kinds = {
+            kind
+            for one in (property_schema, *list_schema_branches(property_schema))
+            for kind in (one.get("type"), *get_list_items_or_empty(one.get("type")))
+            if isinstance(kind, str)
+        }
         if refers or ("integer" in kinds and "number" not in kinds):
             integers.append(name)
         if refers or any(_mentions_type(one, b'"integer"') for one in _inner_schemas(property_schema)):
@@ -65,16 +70,6 @@ def find_possible_integer_arguments(parameters: Mapping[str, Any]) -> tuple[tupl
     beside = {key: value for key, value in parameters.items() if key not in ("properties", "$defs", "definitions")}
     anywhere = _mentions_type(beside, b'"integer"') or _mentions_type(beside, b'ef":')
     return tuple(integers), None if anywhere else tuple(within)
-
-
-def _types_allowed_by(schema: Mapping[str, Any]) -> set[str]:
-    """Return the types that a schema or one of its alternatives allows."""
-    return {
-        kind
-        for one in (schema, *list_schema_branches(schema))
-        for kind in (one.get("type"), *get_list_items_or_empty(one.get("type")))
-        if isinstance(kind, str)
-    }
 
 
 def _mentions_type(schema: object, what: bytes) -> bool:
@@ -267,8 +262,7 @@ class ParametersSchema:
                 return [*texts[:MAX_PROBLEMS], "more problems may exist"]
             if validator.is_valid({name: value}):
                 continue
-            cost = self._effort.estimate_argument_cost(name, value).listing
-            if cost <= left:
+            if (cost := self._effort.estimate_argument_cost(name, value).listing) <= left:
                 left -= cost
                 texts += _list_error_texts(validator.iter_errors({name: value}), self.parameters)
             else:
@@ -314,8 +308,7 @@ def compile_schema(parameters: Mapping[str, Any]) -> ParametersSchema:
         raise InvalidSchemaError([("", problem)])
     written = str(parameters.get("$schema", _NEWEST))
     declared = _DIALECT_BY_NAME.get(find_dialect(written), "")
-    validator_of = _DIALECTS.get(declared)
-    if validator_of is None:
+    if (validator_of := _DIALECTS.get(declared)) is None:
         raise InvalidSchemaError(
             [("$schema", f"is {written[:200]!r}, which is not a known dialect; leave it out for {_NEWEST}")]
         )
@@ -771,7 +764,6 @@ def _schema_as_json(schema: Mapping[str, Any]) -> bytes:
 
 
 def _nesting_upper_bound(text: bytes) -> int:
-    """Return an upper bound of the nesting in ``text``."""
     return text.count(b"{") + text.count(b"[")
 
 

@@ -114,8 +114,7 @@ def normalise_foreign_schema(schema: object) -> dict[str, Any]:
     assert isinstance(found, dict)
     if modern and dialect != "2020-12":
         found.pop("$schema", None)
-    kind = found.get("type")
-    if kind is None or (isinstance(kind, list) and "object" in kind):
+    if (kind := found.get("type")) is None or (isinstance(kind, list) and "object" in kind):
         found = {**found, "type": "object"} if "type" in found else {"type": "object", **found}
     if found.get("type") == "object" and not found.keys() & _MEMBER_WORDS:
         found["additionalProperties"] = True

@@ -90,12 +90,7 @@ LOCKED_SHAPES: Mapping[str, LockedToolShape] = MappingProxyType(
             {
                 "type": "object",
                 "properties": {
-                    "query": {
-                        "type": "string",
-                        "minLength": 1,
-                        "maxLength": _LONGEST,
-                        "description": "Search query",
-                    },
+                    "query": {"type": "string", "minLength": 1, "maxLength": _LONGEST, "description": "Search query"},
                     "max_results": {
                         "type": "integer",
                         "minimum": 1,

@@ -105,12 +105,10 @@ class _SchemaRules(Struct, eq=False):
 
     @property
     def same_value_schemas(self) -> Iterable[_SchemaRules]:
-        """The schemas that apply to the same value."""
         return (*self.beside, *self.alternatives)
 
     @property
     def reachable_schemas(self) -> Iterable[_SchemaRules]:
-        """All schemas that it leads to."""
         return (*self.beside, *self.alternatives, *self.within)
 
     def sum_cost_with_parts(self, parts: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
@@ -189,7 +187,6 @@ class LevelCostBounds(Struct, frozen=True):
     branches: tuple[float, ...]
 
     def estimate(self, measured: ValueMeasure) -> CostEstimate:
-        """Estimate the cost for a measured value."""
         check = listing = copied = 0.0
         for level, (values, characters, longest) in enumerate(measured[: len(self.rules)]):
             steps = self.looking[level] * min(longest + _FIRST_STEPS, BACKTRACKS)
@@ -237,9 +234,7 @@ class SchemaCheckCost:
         return True
 
     def estimate(self, arguments: Mapping[str, Any]) -> CostEstimate:
-        """Estimate the cost to check ``arguments``."""
-        measured = self._measure_arguments(arguments)
-        if measured is None:
+        if (measured := self._measure_arguments(arguments)) is None:
             return _TOO_MANY_VALUES
         whole = self._whole.estimate(_merge_measures(measured.values()))
         if whole.check <= CHECK_BUDGET and whole.listing <= LIST_BUDGET:
@@ -252,8 +247,7 @@ class SchemaCheckCost:
 
     def estimate_argument_cost(self, name: str, value: object) -> CostEstimate:
         """Estimate the cost to check one argument alone."""
-        measured = self._measure_arguments({name: value})
-        if measured is None:
+        if (measured := self._measure_arguments({name: value})) is None:
             return _TOO_MANY_VALUES
         levels = self._levels_of(name) if self._is_small else self._whole
         return levels.estimate([(1, 0, 0), *measured[name]])
@@ -297,8 +291,7 @@ class SchemaCheckCost:
     def _levels_of(self, name: str) -> LevelCostBounds:
         if name not in self._by_name:
             name = ""
-        found = self._by_name[name]
-        if found is None:
+        if (found := self._by_name[name]) is None:
             found = self._by_name[name] = self._graph.compute_bounds_by_level(
                 self._graph.build_property_rules(self._parameters, name)
             )
@@ -434,11 +427,9 @@ class _SchemaGraph:
         return base
 
     def _resolve_reference(self, node: SchemaNode, reference: str) -> list[object]:
-        """Return the schemas that a reference in ``node`` leads to."""
         base = self._bases[id(node)]
         whole, fragment = urldefrag(base + reference if reference.startswith("#") else urljoin(base, reference))
-        start = self._resources.get(whole)
-        if start is None:
+        if (start := self._resources.get(whole)) is None:
             return []
         fragment = unquote(fragment)
         if not fragment:
@@ -469,8 +460,7 @@ class _SchemaGraph:
         if not isinstance(schema, Mapping):
             return self._boolean
         node = cast("SchemaNode", schema)
-        found = self._made.get(id(node))
-        if found is not None:
+        if (found := self._made.get(id(node))) is not None:
             return found
         self._made[id(node)] = rules = _SchemaRules()
         self._unfilled.append((node, rules))
@@ -609,7 +599,6 @@ class _SchemaGraph:
         return sum(one[0] for one in counted), sum(one[1] for one in counted), sum(one[2] for one in counted)
 
     def compute_bounds_by_level(self, root: _SchemaRules) -> LevelCostBounds:
-        """Return the bounds of ``root`` for each level of a value."""
         order = self._order if root is self.root else [*self._order, root]
         most_rules, most_text, most_looking = self._level_maxima
         at_most: _Row = (most_rules, most_text, most_looking, _UNBOUNDED, _UNBOUNDED)

@@ -236,11 +236,9 @@ class NotificationQueue(Protocol):
 
         :raises LogUnavailable: if that cannot be made durable
         """
-        ...
 
     async def wait_until_pending(self) -> None:
         """Wait until a notification is pending. Return at once if there is one."""
-        ...
 
     async def wait_for_next(self) -> bool:
         """Wait until a notification is pending and return True.
@@ -261,18 +259,15 @@ class NotificationSink(NotificationQueue, Protocol):
         :raises UsageError: if :data:`MAX_PENDING` are pending in that session
         :raises LogUnavailable: if it cannot be made durable
         """
-        ...
 
     def expect_from(self, source: str) -> None:
         """Announce a source that will post a notification, such as a job by its id.
 
         An agent that runs until it is idle waits for it.
         """
-        ...
 
     def stop_expecting(self, source: str) -> None:
         """Withdraw :meth:`expect_from` for a source that posts nothing after all.
 
         A source that has posted needs no call of this method.
         """
-        ...

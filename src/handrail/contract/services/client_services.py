@@ -108,7 +108,6 @@ class ClientHandler(Protocol):
 
         If the transport allows it, the connection is closed, and the client asks for the answer later.
         """
-        ...
 
 
 @runtime_checkable
@@ -142,4 +141,3 @@ class ClientService(Protocol):
 
     def detach(self) -> None:
         """Detach the client; see :meth:`ClientHandler.detach`."""
-        ...

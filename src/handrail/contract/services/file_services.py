@@ -285,13 +285,7 @@ class SearchService(Protocol):
         ...
 
     async def glob(
-        self,
-        pattern: str,
-        path: str = ".",
-        *,
-        hidden: bool = False,
-        ignored: bool = False,
-        max_paths: int = 100_000,
+        self, pattern: str, path: str = ".", *, hidden: bool = False, ignored: bool = False, max_paths: int = 100_000
     ) -> FileSearchResult:
         """Find files by a path pattern.
 

@@ -55,7 +55,6 @@ class ConversationHistory(Protocol):
         :param summary: how much is left out and how much is kept, for the record
         :raises HandrailError: if that cannot be stored
         """
-        ...
 
     async def record_turn(self, usage: Mapping[str, Any]) -> None:
         """Record what one request to the model used.
@@ -63,7 +62,6 @@ class ConversationHistory(Protocol):
         :param usage: the model, the tokens, the end of the reply and the times, for the record
         :raises HandrailError: if that cannot be stored
         """
-        ...
 
     async def record_provider_tool_use(self, about: Mapping[str, Any], content: Any) -> Sequence[str]:
         """Store the output of a provider tool and record its use.

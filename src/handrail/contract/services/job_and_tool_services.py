@@ -398,7 +398,6 @@ class TerminalService(Protocol):
 
     async def resize(self, terminal_id: str, columns: int, rows: int) -> None:
         """Change the size of a terminal."""
-        ...
 
     async def is_open(self, terminal_id: str) -> bool:
         """Return whether the terminal is open."""

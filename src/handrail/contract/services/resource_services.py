@@ -165,7 +165,6 @@ class ResourceService(Protocol):
         :raises ToolError: ``unavailable`` if the source does not report changes; ``limit`` if the session has too
             many subscriptions
         """
-        ...
 
     async def unsubscribe(self, uri: str) -> bool:
         """End a subscription and return whether there was one."""

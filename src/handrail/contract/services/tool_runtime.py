@@ -196,7 +196,6 @@ class ToolStateService(Protocol):
 
     async def put(self, key: str, value: Any) -> None:
         """Store a value."""
-        ...
 
 
 class SecretService(Protocol):
@@ -272,7 +271,6 @@ class CancellationToken(Protocol):
 
         :raises ToolError: ``cancelled`` or ``timeout``
         """
-        ...
 
 
 class Runtime(Protocol):
@@ -464,19 +462,13 @@ class Runtime(Protocol):
         ...
 
     def report_progress(
-        self,
-        message: str = "",
-        *,
-        fraction: float | None = None,
-        done: float | None = None,
-        total: float | None = None,
+        self, message: str = "", *, fraction: float | None = None, done: float | None = None, total: float | None = None
     ) -> None:
         """Report progress to the frontend. Safe from any thread, never blocks.
 
         :param fraction: from 0 to 1
         :param done: of ``total``, instead of ``fraction``
         """
-        ...
 
     def log(self, level: LogLevel, data: Any, logger: str | None = None) -> None:
         """Send a log message, any JSON-able data, to the listeners of the call. Safe from any thread, never blocks.
@@ -484,7 +476,6 @@ class Runtime(Protocol):
         :param logger: the part of the tool that sends it
         :raises ToolError: ``invalid_input`` for an unknown level
         """
-        ...
 
     def write_output(self, piece: str | bytes) -> None:
         """Show a piece of output while the call runs, to the listeners of the call or the readers of its job.
@@ -492,11 +483,9 @@ class Runtime(Protocol):
         Bytes are decoded as UTF-8, also if a piece ends within a character. The result of the call is still the
         return value of ``execute``. Safe from any thread, never blocks.
         """
-        ...
 
     def set_partial_result(self, data: Any) -> None:
         """Set the data of the result if the call is stopped before it returns. The last value counts."""
-        ...
 
     async def call(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         """Call another tool through the arbiter, under the locks that this call holds."""

@@ -125,7 +125,6 @@ def build_any_path_glob_expression(patterns: Iterable[str]) -> str:
 
 
 def matches_path_glob(pattern: str, path: str, *, any_case: bool = False) -> bool:
-    """Return whether ``path`` matches a path glob."""
     return compile_path_glob(pattern, any_case=any_case).match(path) is not None
 
 

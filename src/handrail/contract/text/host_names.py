@@ -135,8 +135,7 @@ def parse_http_url(text: str) -> ParsedUrl:
     """
     if not text.isascii() or not text.isprintable() or "\\" in text or " " in text:
         raise ValueError(f"Invalid URL: {_shown(text)}. Use ASCII without blanks or backslashes.")
-    match = _URL.fullmatch(text)
-    if match is None or (scheme := match[1].lower()) not in WEB_PORTS:
+    if (match := _URL.fullmatch(text)) is None or (scheme := match[1].lower()) not in WEB_PORTS:
         raise ValueError(f"Invalid URL: {_shown(text)}. Use an http or https URL.")
     authority, path, query = match.group(2, 3, 4)
     if "@" in authority:
@@ -209,7 +208,6 @@ def parse_host_pattern(pattern: str) -> HostPattern:
 
 
 def _split_port(text: str) -> tuple[str, int | Literal["any"] | None]:
-    """Split a text into host and port."""
     if not text or len(text) > 300 or not text.isascii() or not text.isprintable():
         raise ValueError(f"Invalid host: {_shown(text)}. Use ASCII without blanks.")
     head, colon, tail = text.rpartition(":")

@@ -95,8 +95,7 @@ class EscapedTextRange(NamedTuple):
 
 def neutralise_text(text: str) -> str:
     """Return ``text`` in the form for a model; the same object if nothing needs an escape."""
-    pieces = list(find_characters_to_escape(text))
-    if not pieces:
+    if not (pieces := list(find_characters_to_escape(text))):
         return text
     out: list[str] = []
     at = 0
@@ -270,8 +269,7 @@ class EscapedText:
         An escape is restored if :attr:`text` has what it stands for, and not the literal text of the escape: first
         within the replaced range, then anywhere. If the range has both, the words around an escape decide.
         """
-        wanted = dict.fromkeys(match[0] for match in _ESCAPE.finditer(new))
-        if not wanted:
+        if not (wanted := dict.fromkeys(match[0] for match in _ESCAPE.finditer(new))):
             return RestoredText(new)
         end = len(self.text) if end is None else end
         near, anywhere = self._find_escapes(start, end), self._find_escapes(0, len(self.text))

@@ -141,7 +141,6 @@ class PatchPaths(NamedTuple):
 
     @property
     def named(self) -> list[str]:
-        """All paths."""
         return [*dict.fromkeys((*self.written, *self.read))]
 
 
@@ -183,8 +182,7 @@ def parse_patch(text: str) -> tuple[PatchSection, ...]:
         if line.startswith((_GIT_HEAD, "--- ", "@@ ")):
             break
     reader = _MarkedReader(lines, returns) if is_marked else _UnifiedReader(lines, returns)
-    sections = tuple(_merge_updates(reader.read_sections()))
-    if not sections:
+    if not (sections := tuple(_merge_updates(reader.read_sections()))):
         raise _invalid("The patch names no file.")
     if len(sections) > MAX_SECTIONS or sum(len(one.hunks) for one in sections) > MAX_HUNKS:
         raise ToolError(
@@ -329,7 +327,6 @@ class _HunkBuilder:
         return False
 
     def build(self, number: int, *, head: re.Match[str] | None, anchors: Sequence[str], is_at_end: bool) -> PatchHunk:
-        """Return the hunk."""
         return PatchHunk(
             number,
             tuple(self.lines),
@@ -394,8 +391,7 @@ class _MarkedReader(_PatchReader):
         found: list[PatchSection] = []
         last_marker = max((at for at, line in enumerate(self.lines) if _MARKER.match(line)), default=0)
         while (line := self.line) is not None:
-            marker = _MARKER.match(line)
-            if marker is not None:
+            if (marker := _MARKER.match(line)) is not None:
                 self.at += 1
                 path = _check_path(marker[2].strip())
                 if marker[1] == "Add":
@@ -592,8 +588,7 @@ class _UnifiedReader(_PatchReader):
             return None
         while at < len(self.lines) and self.lines[at].startswith(_NO_LINE_END):
             at += 1
-        ahead = self._find_text(at)
-        if ahead >= len(self.lines):
+        if (ahead := self._find_text(at)) >= len(self.lines):
             return at
         is_more = self.lines[ahead][0] in " +-\\" and not self._is_file_head(ahead) and not self._is_signature(ahead)
         return None if is_more else at
@@ -691,8 +686,7 @@ def _unquote(text: str) -> str:
 
 def _split_git_paths(text: str) -> tuple[str, str] | None:
     """Return both paths of a ``diff --git`` line, or None if the line can be split in several ways."""
-    quoted = re.fullmatch(r'("(?:[^"\\]|\\.)*"|\S+) ("(?:[^"\\]|\\.)*"|\S+)', text)
-    if quoted is not None:
+    if (quoted := re.fullmatch(r'("(?:[^"\\]|\\.)*"|\S+) ("(?:[^"\\]|\\.)*"|\S+)', text)) is not None:
         return _strip_prefixes(_unquote(quoted[1]), _unquote(quoted[2]))
     middle = len(text) // 2
     if text[middle : middle + 1] == " ":

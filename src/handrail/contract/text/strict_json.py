@@ -61,7 +61,6 @@ class PreparsedArgumentText(str):
         return self._compact
 
     def copy_parsed_value(self) -> dict[str, Any]:
-        """Return a copy of the value."""
         value = self._value
         if not any(type(member) is dict or type(member) is list for member in value.values()):
             return value.copy()  # the usual case
@@ -79,8 +78,7 @@ def parse_arguments(text: str | bytes, *, max_bytes: int = MAX_ARGUMENT_BYTES) -
     """
     if type(text) is PreparsedArgumentText:
         return text.copy_parsed_value()
-    stripped = text.strip()
-    if not stripped:
+    if not (stripped := text.strip()):
         return {}
     if isinstance(stripped, str) and stripped[:1] in "`\ufeff" and (fenced := _FENCED.match(stripped)) is not None:
         text = fenced[1]
@@ -162,7 +160,6 @@ def _check_number(text: str, max_values: int) -> None:
 
 
 def get_json_type_name(value: object) -> str:
-    """Return JSON's name for the type of ``value``."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -310,8 +307,7 @@ def parse_arguments_fast(text: str | bytes) -> dict[str, Any]:
 
     :raises InvalidJsonTextError: if the text is rejected
     """
-    quick = try_parse_model_json_fast(text)
-    return parse_arguments(text) if quick is None else quick[0]
+    return parse_arguments(text) if (quick := try_parse_model_json_fast(text)) is None else quick[0]
 
 
 _encode_slowly = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode

@@ -249,8 +249,7 @@ def convert_to_plain_utf8(data: bytes) -> tuple[bytes, TextEncoding | None]:
 
     A text whose lines end in ``\r`` only gets ``\n`` instead.
     """
-    encoding = detect_text_encoding(data)
-    if encoding is None:
+    if (encoding := detect_text_encoding(data)) is None:
         return data, None
     if encoding.is_utf8:
         body = data[len(encoding.mark) :] if encoding.mark else data
@@ -335,8 +334,7 @@ def _score(sample: bytes, legacy: _LegacyEncoding) -> float:
         return 0.0
     good = 0.0
     for character, count in counts.items():
-        rank = legacy.common.find(character.lower() if legacy.case else character)
-        if rank >= 0:
+        if (rank := legacy.common.find(character.lower() if legacy.case else character)) >= 0:
             is_frequent = rank < _FREQUENT or not is_alphabet
             good += count * (1 if is_frequent else 0.7) * (0.8 if legacy.case and character.isupper() else 1)
         elif legacy.letters.match(character):
@@ -378,8 +376,7 @@ def _cut_sample(data: bytes) -> bytes:
 
 
 def _find_declared(data: bytes) -> TextEncoding | None:
-    found = _DECLARATION.search(data, 0, _DECLARED_WITHIN)
-    if found is None:
+    if (found := _DECLARATION.search(data, 0, _DECLARED_WITHIN)) is None:
         return None
     name = (found[1] or found[2] or found[3]).decode("ascii", "replace")
     try:

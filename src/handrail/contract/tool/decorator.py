@@ -342,8 +342,7 @@ def parse_docstring(text: str | None) -> ParsedDocstring:
     entry_indent = 0
     for line in lines:
         indent = len(line) - len(line.lstrip())
-        bare = line.strip()
-        if not bare:
+        if not (bare := line.strip()):
             if section is None:
                 entry = None
                 prose.append("")
@@ -361,8 +360,7 @@ def parse_docstring(text: str | None) -> ParsedDocstring:
             entry.append(match.group(3))
             continue
         if section is not None and indent > 0:
-            match = _GOOGLE.match(bare)
-            if match and section in _ARGUMENT_SECTIONS:
+            if (match := _GOOGLE.match(bare)) and section in _ARGUMENT_SECTIONS:
                 entry, entry_indent = found.setdefault(match.group(1), []), indent
                 entry.append(match.group(2))
             continue

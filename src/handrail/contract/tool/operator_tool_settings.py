@@ -63,9 +63,7 @@ class ToolSettings(_ToolSettingsTable):
     max_entries: Annotated[
         int | None,
         Field(
-            ge=1,
-            le=MAX_ENTRIES,
-            description="Maximum entries of a list that a model reads. Default: the tool's own.",
+            ge=1, le=MAX_ENTRIES, description="Maximum entries of a list that a model reads. Default: the tool's own."
         ),
     ] = None
     answered_by: Annotated[
@@ -132,17 +130,14 @@ def apply_tool_settings(spec: ToolSpec, layers: Iterable[ToolSettingsLayer]) -> 
     values: dict[str, str] = {}
     faults: list[Diagnostic] = []
     for layer in layers:
-        own = layer.tools.get(spec.id)
-        if own is None:
+        if (own := layer.tools.get(spec.id)) is None:
             continue
-        limits = own.explicit_limits
-        if limits and spec.provider_support:
+        if (limits := own.explicit_limits) and spec.provider_support:
             problem = f"{' and '.join(limits)}: the provider of the model runs this tool, so limits of the kernel do not apply; remove the setting"
             faults.append(layer.build_setting_fault(spec.id, problem))
         changes |= limits
         for key, given in own.config.items():
-            problem = _fault_in_value(spec, key, given)
-            if problem is not None:
+            if (problem := _fault_in_value(spec, key, given)) is not None:
                 faults.append(layer.build_setting_fault(spec.id, problem, key=key))
             elif isinstance(given, str):
                 values[key] = given
@@ -164,8 +159,7 @@ def format_tool_setting_line(tool: str, key: str, *, secret: bool = False) -> st
 
 def _fault_in_value(spec: ToolSpec, key: str, given: str | NamedSecretReference) -> str | None:
     """Return why ``key`` cannot have the value, or None. The text never repeats a value: it may be a secret."""
-    declared = spec.config.get(key)
-    if declared is None:
+    if (declared := spec.config.get(key)) is None:
         known = describe_unknown_key(key, spec.config) if spec.config else "unknown key; the tool declares no settings"
         return f"{known}{' ' if known.endswith('?') else '; '}handrail tools --json lists the settings of each tool"
     if declared.secret and isinstance(given, str):

@@ -76,9 +76,7 @@ PROVIDER_TOOLS: Mapping[str, ProviderToolInfo] = MappingProxyType(
             "Search the web and return the results with their sources.",
             {
                 "anthropic": ProviderToolSupport(
-                    "web_search_20250305",
-                    {"max_uses": _COUNT, **_SITES, "user_location": _PLACE},
-                    name="web_search",
+                    "web_search_20250305", {"max_uses": _COUNT, **_SITES, "user_location": _PLACE}, name="web_search"
                 ),
                 "openai-chat": ProviderToolSupport("web_search", _SEARCH, models="search"),
                 "openai-responses": ProviderToolSupport("web_search", {**_SEARCH, "allowed_domains": _DOMAINS}),
@@ -88,9 +86,7 @@ PROVIDER_TOOLS: Mapping[str, ProviderToolInfo] = MappingProxyType(
             "Fetch a page or document that the conversation names, and return its text.",
             {
                 "anthropic": ProviderToolSupport(
-                    "web_fetch_20250910",
-                    {"max_uses": _COUNT, "max_content_tokens": _COUNT, **_SITES},
-                    name="web_fetch",
+                    "web_fetch_20250910", {"max_uses": _COUNT, "max_content_tokens": _COUNT, **_SITES}, name="web_fetch"
                 )
             },
         ),
@@ -142,15 +138,13 @@ def collect_provider_tool_options(name: str, chosen: Mapping[str, Mapping[str, A
 def find_provider_tool_faults(chosen: ProviderToolOptions) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield ``(place, problem)`` for unknown tools and providers, and for invalid options."""
     for name, providers in chosen.items():
-        known = PROVIDER_TOOLS.get(name)
-        if known is None:
+        if (known := PROVIDER_TOOLS.get(name)) is None:
             close = nearest_names(name, PROVIDER_TOOLS, 1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             yield (name,), f"unknown provider tool {name[:80]!r}; {hint}available: {', '.join(PROVIDER_TOOLS)}"
             continue
         for provider, options in providers.items():
-            support = known.support.get(provider)
-            if support is None:
+            if (support := known.support.get(provider)) is None:
                 there = ", ".join(known.support)
                 yield (
                     (name, provider),

@@ -91,12 +91,8 @@ def find_resource_provider(
                 return one, rest
     found = [one for one in ordered if _has_item(one, kind, name, request)]
     if len(found) > 1 and found[0].is_third_party and kind == "uri":  # a template may make what another lists
-        found.sort(key=lambda one: not _lists_resource(one, name))
+        found.sort(key=lambda one: not any(spec.uri == name for spec in one.resources))
     return (found[0], name) if found else None
-
-
-def _lists_resource(offering: ResourceProvider, uri: str) -> bool:
-    return any(spec.uri == uri for spec in offering.resources)
 
 
 def _kind_and_name(request: SourceRequestSpec, named: object) -> tuple[str, object]:

@@ -358,8 +358,7 @@ def fill_template(template: str, arguments: Mapping[str, Any]) -> str:
     """Fill a template with arguments. An absent optional argument becomes the empty text."""
 
     def value(match: re.Match[str]) -> str:
-        found = arguments.get(match.group(1) or match.group(2))
-        return "" if found is None else str(found)
+        return "" if (found := arguments.get(match.group(1) or match.group(2))) is None else str(found)
 
     return _PLACEHOLDER.sub(value, template)
 
@@ -393,10 +392,7 @@ def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
         declared: Sequence[LockSpec] = getattr(spec, field_name) or ()
         for index, lock in enumerate(declared):
             found += [
-                (
-                    f"runtime.{field_name}[{index}]",
-                    f"{lock} names the unknown parameter {name!r}",
-                )
+                (f"runtime.{field_name}[{index}]", f"{lock} names the unknown parameter {name!r}")
                 for name in lock.required_argument_names
                 if name not in known
             ]
@@ -426,10 +422,7 @@ def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
         found.append(("runtime.timeout_argument", f"{spec.timeout_argument!r} is not a parameter"))
     if spec.build and "/" not in (spec.exec_path or ""):
         found.append(
-            (
-                "runtime.build",
-                "needs a folder for the executable and its sources, as in exec_path: 'NAME/run'",
-            )
+            ("runtime.build", "needs a folder for the executable and its sources, as in exec_path: 'NAME/run'")
         )
     if not 0 < spec.build_timeout_ms <= MAX_BUILD_TIMEOUT_MS:
         expected = f"expected 1 to {MAX_BUILD_TIMEOUT_MS} milliseconds"

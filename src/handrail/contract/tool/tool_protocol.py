@@ -147,8 +147,7 @@ class SpecValueCache(Generic[T]):
         self._known: dict[int, tuple[weakref.ref[ToolSpec], T]] = {}
 
     def __call__(self, spec: ToolSpec) -> T:
-        found = self._known.get(id(spec))
-        if found is not None and found[0]() is spec:
+        if (found := self._known.get(id(spec))) is not None and found[0]() is spec:
             return found[1]
         made = self._make(spec)
         if self._keeps(made):

@@ -309,8 +309,7 @@ class AcpAgent:
 
     def _require_session(self, session_id: str) -> EditorSession:
         self._require_initialized()
-        conversation = self._open.get(session_id)
-        if conversation is None:
+        if (conversation := self._open.get(session_id)) is None:
             raise RequestError(
                 INVALID_PARAMS, f"Session {session_id[:80]!r} is not open. Open it again with `session/load`."
             )

@@ -136,8 +136,7 @@ def _sanitize_message(message: dict[str, Any]) -> dict[str, Any] | None:
 def _sanitize_answer(message: dict[str, Any]) -> dict[str, Any] | None:
     if isinstance(message.get("id"), bool) or not isinstance(message.get("id"), int):
         return None  # not an answer to one of our requests, whose IDs are integers
-    error = message.get("error")
-    if error is None:
+    if (error := message.get("error")) is None:
         return message
     fields = cast("dict[str, Any]", error) if isinstance(error, dict) else {}
     code, text = fields.get("code"), fields.get("message")
@@ -155,8 +154,7 @@ def _is_known_notification(method: str, params: dict[str, Any]) -> bool:
 
     An invalid one gets no error, because it expects no answer.
     """
-    form = KNOWN_NOTIFICATIONS.get(method)
-    if form is None:
+    if (form := KNOWN_NOTIFICATIONS.get(method)) is None:
         return False
     try:
         form.model_validate(params)

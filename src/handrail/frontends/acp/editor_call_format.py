@@ -187,7 +187,6 @@ def _parse_hunk(lines: Sequence[str], at: int, head: re.Match[str]) -> _DiffHunk
 
 
 def make_text_content(words: str) -> schema.ContentToolCallContent:
-    """Return text as the content of a call."""
     return schema.ContentToolCallContent(
         type="content", content=schema.TextContentBlock(type="text", text=escape_invisible_characters(words))
     )

@@ -124,8 +124,7 @@ def expand_skill_command(task: str, session: Session) -> str:
     The model reads the skill with its tool, under the usual rules and labels. So text of a workspace never becomes text of
     the user.
     """
-    match = _COMMAND.fullmatch(task)
-    if match is None or match[1] not in {skill.name for skill in session.skills}:
+    if (match := _COMMAND.fullmatch(task)) is None or match[1] not in {skill.name for skill in session.skills}:
         return task  # a path, say
     rest = (match[2] or "").strip() or "Follow the skill."
     return f"[The user picked the skill {match[1]!r}. First read it with the tool skill.]\n\n{rest}"

@@ -220,8 +220,7 @@ class EditorApprovalHandler:
         self._introduce(request)
         answers: list[list[str]] = []
         for question in questions:
-            chosen = await self._request_option(request, question)
-            if chosen is None:
+            if (chosen := await self._request_option(request, question)) is None:
                 return None
             answers.append([chosen])
         self._decided(request, True)
@@ -388,8 +387,7 @@ def describe_unconfigured_servers(kernel: Kernel, servers: Sequence[McpServer]) 
     Handrail starts only servers that the operator has configured.
     """
     own = {status.name for status in kernel.mcp_servers.server_statuses}
-    others = sorted({server.name[:80] for server in servers} - own)
-    if not others:
+    if not (others := sorted({server.name[:80] for server in servers} - own)):
         return []
     names = ", ".join(repr(name) for name in others)
     return [
@@ -441,8 +439,7 @@ async def open_editor_session(
     """
 
     def spec_of(name: str) -> ToolSpec | None:
-        entry = kernel.generation.resolve_tool_name(name)
-        return None if entry is None else entry.spec
+        return None if (entry := kernel.generation.resolve_tool_name(name)) is None else entry.spec
 
     def list_pending() -> Sequence[Approval]:
         return kernel.approvals.list_pending()
@@ -510,13 +507,5 @@ def _build_session(
     models = tuple(serving.model_names(manifest) if serving.open_model is not None else ()) or ("",)
     begins_with = models[0]
     return EditorSession(
-        session,
-        working(model),
-        model,
-        telling,
-        folder,
-        person.client_ready,
-        models,
-        other,
-        model_name=begins_with,
+        session, working(model), model, telling, folder, person.client_ready, models, other, model_name=begins_with
     )

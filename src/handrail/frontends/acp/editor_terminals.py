@@ -86,7 +86,6 @@ class CommandTerminal:
             self._tell([editor_call_format.make_fenced_content(self._end)], None)
 
     def show_command_end(self, code: int | None, signal: str | None) -> None:
-        """Show that the command has ended."""
         if self.mode == "drawn":
             ended = {"terminal_id": self.terminal_id, "exit_code": code, "signal": signal}
             self._tell(None, {"terminal_exit": ended})
@@ -137,7 +136,6 @@ class EditorTerminals:
     def open_command_terminal(
         self, call_id: str, tell: Callable[[list[editor_call_format.Content] | None, Any], None]
     ) -> CommandTerminal:
-        """Open a terminal for a command that starts."""
         how: DisplayMode = self._mode if len(self._open) < MAX_TERMINALS else "text"
         found = self._open[call_id] = CommandTerminal(call_id, how, tell)
         if how == "viewed":

@@ -97,7 +97,6 @@ class UpdateSender:
             self._drained.set()
 
     def queue_update(self, update: Update) -> None:
-        """Queue an update."""
         if self.is_closed:
             return
         self._waiting.append(update)
@@ -140,11 +139,9 @@ class UpdateSender:
 
     def resolve_tool_id(self, name: str) -> str:
         """Return a tool's ID by any of its names, or the name itself for an unknown tool."""
-        spec = self._spec_of(name)
-        return name if spec is None else spec.id
+        return name if (spec := self._spec_of(name)) is None else spec.id
 
     def has_tool(self, name: str) -> bool:
-        """Return whether the session has a tool."""
         return self._spec_of(name) is not None
 
     def show_subagent_approval_request(self, request: ApprovalRequest) -> None:
@@ -175,8 +172,7 @@ class UpdateSender:
 
     def show_call_event(self, event: Event) -> None:
         """Show an event of a call. Its result is shown by :meth:`answered`."""
-        call_id = event.call_id
-        if not call_id:
+        if not (call_id := event.call_id):
             return
         match event.kind:
             case "proposed":
@@ -203,8 +199,7 @@ class UpdateSender:
             self._awaiting_approval.discard(call_id)
         else:
             self._update_call(call_id, event.tool_id, status=ended)
-        answered = self._jobs.pop(call_id, None)
-        if answered is None:
+        if (answered := self._jobs.pop(call_id, None)) is None:
             return
         if not answered:
             self._finished_jobs.add(call_id)
@@ -281,8 +276,7 @@ class UpdateSender:
         )
 
     def _on_started(self, call_id: str, tool_id: str) -> None:
-        spec = self._spec_of(tool_id)
-        if spec is None or spec.kind != "execute":
+        if (spec := self._spec_of(tool_id)) is None or spec.kind != "execute":
             self._update_call(call_id, tool_id, status="in_progress")
             return
 

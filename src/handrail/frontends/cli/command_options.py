@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec
 
 import click
 
+from handrail.contract.errors import UsageError
 from handrail.contract.permission_modes import MODES
 from handrail.contract.struct import Struct
 from handrail.frontends.cli.shell_completion import agents, complete_files, complete_folders
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from handrail.agent.run_budget import Budget
     from handrail.agent.text_tool_calls import TextForm
     from handrail.contract.agent_manifest import AgentManifest
+    from handrail.store.state_folders import StateFolders
 
 
 P = ParamSpec("P")
@@ -52,6 +54,13 @@ class CommandOptions(Struct, frozen=True):
     settings: tuple[str, ...] = ()
     agent: str | None = None
     mode: str | None = None
+
+    @property
+    def folders(self) -> StateFolders:
+        """The state folders of the workspace."""
+        from handrail.store.state_folders import locate_folders
+
+        return locate_folders(self.workspace, self.state, allow_home=self.allow_home)
 
 
 _WORKSPACE = (
@@ -89,10 +98,7 @@ _CONFIGURATION = (
     ),
 )
 _AGENT = click.option(
-    "--agent",
-    metavar="NAME",
-    shell_complete=agents,
-    help="Agent; see handrail agents. Default: the configured one.",
+    "--agent", metavar="NAME", shell_complete=agents, help="Agent; see handrail agents. Default: the configured one."
 )
 _SESSION = (
     click.option(
@@ -116,8 +122,7 @@ def is_headless(environment: Mapping[str, str]) -> bool:
 
     :raises UsageError: for an invalid value of ``HANDRAIL_HEADLESS``
     """
-    given = environment.get("HANDRAIL_HEADLESS", "").strip().lower()
-    if given in _YES or given in _NO:
+    if (given := environment.get("HANDRAIL_HEADLESS", "").strip().lower()) in _YES or given in _NO:
         return given in _YES
     if given:
         raise click.UsageError(f"Invalid value of HANDRAIL_HEADLESS: {given!r}. Expected 1 or 0.")
@@ -227,7 +232,6 @@ class ModelOptions(Struct, frozen=True):
         :raises UsageError: if no model is set, or it is not available
         """
         from handrail.agent.providers import open_model
-        from handrail.contract.errors import UsageError
 
         if (spec := self.model or manifest.model) is None:
             raise UsageError(without)
@@ -241,7 +245,6 @@ class ModelOptions(Struct, frozen=True):
         return "".join(f" {option} {quote(value)}" for option, value in given.items() if value is not None)
 
     def make_run_budget(self, manifest: AgentManifest) -> Budget:
-        """Return the budget of one run of an agent."""
         from handrail.agent.run_budget import Budget
 
         bounds: dict[str, Any] = {"turns": self.max_turns, "tokens": self.max_tokens}

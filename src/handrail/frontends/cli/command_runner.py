@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from handrail.contract.errors import HandrailError, StartError, UsageError
 from handrail.frontends.cli.command_group import INTERRUPTED
 from handrail.frontends.cli.command_options import CommandOptions
 from handrail.frontends.cli.terminal_output import ask_yes_or_no, escape_to_one_line, print_stderr_note
@@ -131,17 +132,15 @@ def offer_moved_workspace_state(setting: CommandOptions) -> None:
 
     On a terminal, the user is asked. Otherwise a note names the command.
     """
-    from handrail.contract.errors import HandrailError
     from handrail.store.state_adoption import (
         adopt_state,
         find_adoptable_states,
         has_workspace_database,
         select_adoptable_state,
     )
-    from handrail.store.state_folders import locate_folders
 
     try:
-        folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+        folders = setting.folders
         if has_workspace_database(folders) or not (found := find_adoptable_states(folders)):
             return
     except HandrailError:  # opening the workspace reports it
@@ -170,9 +169,8 @@ def print_former_paths(folders: StateFolders) -> None:
 def _print_project_note(setting: CommandOptions) -> None:
     """Print a note if the stored answers were given for another folder."""
     from handrail.store.project_identity import is_recorded_project_folder
-    from handrail.store.state_folders import locate_folders
 
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     if not is_recorded_project_folder(folders):
         print_stderr_note(
             f"handrail: The stored answers of {escape_to_one_line(str(folders.workspace))} were given for another folder at this path, so those "
@@ -191,7 +189,6 @@ def print_startup_warnings(config: MergedConfiguration, interrupted: Iterable[In
 
 
 def _check_rules(rules: Iterable[str]) -> None:
-    from handrail.contract.errors import UsageError
     from handrail.policy.rules.rule_sets import parse_entry
 
     faults: list[str] = []
@@ -251,12 +248,11 @@ def open_session_and_log_readers(setting: CommandOptions) -> Generator[tuple[Sto
     """
     from handrail.record.log_reader import LogReader
     from handrail.session.transcript_search import StoredSessionReader
-    from handrail.store.lease import WorkspaceLease
-    from handrail.store.state_folders import locate_folders
+    from handrail.store.lease import find_lease_holder
 
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     with LogReader.open_database(folders.database_file) as log:
-        holder = WorkspaceLease.find_holder(folders)
+        holder = find_lease_holder(folders)
         yield StoredSessionReader(log.connection, None if holder is None else holder.token), log
 
 
@@ -348,7 +344,6 @@ def warn_about_missing_records(command: str, folders: StateFolders, reader: LogR
     """Print a note if records of a killed process are not in the log yet."""
     from sqlite3 import DatabaseError
 
-    from handrail.contract.errors import StartError
     from handrail.record.commit_log import read_unwritten_records
     from handrail.store.lease import find_lease_holder
 

@@ -121,8 +121,7 @@ class TerminalRenderer:
 
         :param formatter: the state of the text so far
         """
-        made = formatter.format_line(_plain_line(line))
-        if made is None:
+        if (made := formatter.format_line(_plain_line(line))) is None:
             return
         first, further, parts, is_code = made
         if is_code:
@@ -192,8 +191,7 @@ class TerminalRenderer:
     ) -> None:
         """Write several groups of rows with common columns, each below its title."""
         made = [(title, [_clean_row(row) for row in rows]) for title, rows in groups]
-        every = [row for _, rows in made for row in rows]
-        if not every:
+        if not (every := [row for _, rows in made for row in rows]):
             return
         widths = _choose_widths(head, every, self.width - len(indent) if self._wraps_rows else _UNLIMITED)
         numbers = set(right)

@@ -33,8 +33,7 @@ class JsonLinesRunView:
         sys.stdout.flush()
 
     def show(self, event: AgentEvent) -> None:
-        line = event_data(event)
-        if line is not None:
+        if (line := event_data(event)) is not None:
             print_json(line, lines=True)
             sys.stdout.flush()
 
@@ -108,7 +107,6 @@ class TerminalRunView:
         self._session_id = session_id
 
     def show(self, event: AgentEvent) -> None:
-        """Show one event of a run."""
         from handrail.agent import run_events as kinds
 
         match event:
@@ -252,7 +250,6 @@ def _arguments_of(call: ProposedCall) -> Mapping[str, Any] | None:
 def _warning_text(
     event: ProviderToolUnavailable | ReplyInterrupted | RetryDelayed | ConversationCompacted,
 ) -> tuple[str, str]:
-    """Return the subject and the text of a warning."""
     from handrail.agent import run_events as kinds
 
     match event:

@@ -6,7 +6,7 @@ No function here may fail or print a message. An unreadable source gives no comp
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -156,8 +156,6 @@ def _state_keys(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]
 
 
 def _memory_ids(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
-    from contextlib import closing
-
     from handrail.store.memory.knowledge_store import KnowledgeStore
     from handrail.store.state_folders import resolve_state_root
 
@@ -190,11 +188,8 @@ def _log(ctx: click.Context) -> Generator[Connection | None]:
     if not found.database_file.exists():
         yield None
         return
-    connection = open_reader(found.database_file)
-    try:
+    with closing(open_reader(found.database_file)) as connection:
         yield connection
-    finally:
-        connection.close()
 
 
 def _one_line(text: str | None) -> str:

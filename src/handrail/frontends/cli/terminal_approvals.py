@@ -18,6 +18,8 @@ from handrail.contract.approval_requests import ApprovalAnswer, ApprovalChoice, 
 from handrail.contract.errors import HandrailError, ToolError
 from handrail.contract.services.file_services import FileService
 from handrail.contract.services.tool_runtime import UserQuestion
+from handrail.contract.text.strict_json import InvalidJsonTextError, parse_arguments
+from handrail.contract.text.text_encodings import decode_file_text, strip_byte_order_mark
 from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.terminal_output import (
     escape_invisible_characters,
@@ -91,7 +93,6 @@ async def _read_current(path: str, workspace: str) -> bytes | None:
 
 
 def _edit_diff(tool_id: str, path: str, before: bytes | None, arguments: Mapping[str, Any]) -> str:
-    from handrail.contract.text.text_encodings import decode_file_text, strip_byte_order_mark
     from handrail.tools.files.lines_and_diffs import make_diff_of_texts
     from handrail.tools.files.text_changes import (
         adapt_content_to_original,
@@ -241,8 +242,7 @@ class TerminalApprovalHandler:
                     print_user_question(view, question)
                     sys.stderr.flush()
                 try:
-                    chosen = await self._read_choice(question)
-                    if chosen is None:
+                    if (chosen := await self._read_choice(question)) is None:
                         return None
                     answers.append(chosen)
                 except asyncio.CancelledError:
@@ -256,14 +256,12 @@ class TerminalApprovalHandler:
 
     async def _read_choice(self, question: UserQuestion) -> list[str] | None:
         while True:
-            text = (await self._read_line("> ")).strip()
-            if not text:
+            if not (text := (await self._read_line("> ")).strip()):
                 _print_lines("  Type an answer, or :defer to defer it.")
                 continue
             if text == ":defer":
                 return None
-            chosen = parse_question_answer(question, text)
-            if chosen is not None:
+            if (chosen := parse_question_answer(question, text)) is not None:
                 return chosen
             _print_lines(f"  Type numbers from 1 to {len(question.options)}, or your own answer.")
 
@@ -406,8 +404,6 @@ def parse_changed_arguments(text: str | bytes) -> dict[str, Any]:
 
     :raises ValueError: if they are not a JSON object; the text is a full sentence
     """
-    from handrail.contract.text.strict_json import InvalidJsonTextError, parse_arguments
-
     try:
         return parse_arguments(text)
     except InvalidJsonTextError as error:
@@ -435,7 +431,6 @@ def _print_argument(view: TerminalRenderer, name: str, value: Any) -> None:
 
 
 def print_user_question(view: TerminalRenderer, question: UserQuestion, *, indent: str = "") -> None:
-    """Print a question with its options."""
     head = f"{escape_to_one_line(question.header)}: " if question.header else ""
     first, *further = escape_invisible_characters(question.question).split("\n")
     view.print_text((f"{head}{first}", "bold"), indent=indent)

@@ -116,7 +116,6 @@ def print_escaped_line(text: str = "") -> None:
 
 
 def print_escaped_lines(text: str) -> None:
-    """Write lines, escaped."""
     sys.stdout.write(escape_for_terminal(text) + "\n")
 
 
@@ -228,8 +227,7 @@ def format_data_as_lines(data: Any) -> list[str]:
                 lines += [f"  {part}" for block in inner for part in block.split("\n")]
         return lines or ["{}"]
     if isinstance(data, Sequence):
-        items = cast("Sequence[Any]", data)
-        return ["[]"] if not items else [_compact(item) for item in items]
+        return ["[]"] if not (items := cast("Sequence[Any]", data)) else [_compact(item) for item in items]
     return [_compact(data)]
 
 
@@ -262,8 +260,7 @@ def format_time_since(at_ns: int) -> str:
 def first_sentence(text: str) -> str:
     """Return the first sentence of a description."""
     line = " ".join(text.split())
-    end = re.search(r"[.!?](?= [A-Z])", line)
-    return line if end is None else line[: end.end()]
+    return line if (end := re.search(r"[.!?](?= [A-Z])", line)) is None else line[: end.end()]
 
 
 def format_byte_count(count: int) -> str:

@@ -57,10 +57,6 @@ class OpenClientRequest(Struct):
         """Whether the request uses the stateless version of the protocol."""
         return self.context.protocol_version in MODERN_PROTOCOL_VERSIONS
 
-    def supports_request(self, method: ClientMethod, params: Mapping[str, Any]) -> bool:
-        """Return whether the client declared that it answers such requests."""
-        return not find_missing_capability(self.context.session.client_capabilities, method, params)
-
     @property
     def accepts_tasks(self) -> bool:
         """Whether the client accepts a task as the answer. Each stateless request declares this for itself."""

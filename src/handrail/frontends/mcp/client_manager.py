@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from mcp.server.session import ServerSession
 
     from handrail.frontends.mcp.client_messages import EarlyClient
-    from handrail.frontends.mcp.connected_client import ConnectedMcpClient
     from handrail.kernel.kernel_interface import Kernel
 
 

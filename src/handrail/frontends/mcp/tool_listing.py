@@ -23,8 +23,6 @@ from handrail.contract.tool.tool_ids_and_wire_names import FRONTEND_IDS, wire_na
 from handrail.contract.tool_generation import BUILT_IN
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from handrail.contract.session_protocols import Session
     from handrail.contract.tool.spec import ToolSpec
     from handrail.contract.tool_generation import Generation

@@ -104,6 +104,9 @@ _MAX_PIECE_BYTES = 64 * 1024
 """The maximum size of output in one message, in bytes."""
 
 
+_CONTEXT_VALUES = frozenset({"call_id", "session_id", "agent", "topic", "client_meta", "workdir", "config"})
+
+
 class ClientToolRuntime:
     """A :class:`~handrail.contract.services.tool_runtime.Runtime` over a connection.
 
@@ -113,7 +116,15 @@ class ClientToolRuntime:
     :param secrets: the secrets of this process, for its own tools
     """
 
-    if TYPE_CHECKING:  # each is created at its first use
+    if TYPE_CHECKING:  # from the context
+        call_id: str
+        session_id: str
+        agent: str
+        topic: str | None
+        client_meta: Mapping[str, Any]
+        workdir: str
+        config: Mapping[str, str]
+        # each is created at its first use
         subagents: SubagentService
         catalog: CatalogService
         channels: ChannelService
@@ -156,48 +167,21 @@ class ClientToolRuntime:
         self.cancellation = RemoteCancellationToken()
 
     def __getattr__(self, name: str) -> Any:
-        protocol = RUNTIME_SERVICES.get(name)
-        if protocol is None:
+        if name in _CONTEXT_VALUES:
+            return self._context[name]
+        if (protocol := RUNTIME_SERVICES.get(name)) is None:
             raise AttributeError(name)
         service: object = make_protocol_proxy(cast("type[object]", protocol), f"{name}.", self.invoke_runtime_service)
         setattr(self, name, service)
         return service
 
     @property
-    def call_id(self) -> str:
-        return self._context["call_id"]
-
-    @property
-    def session_id(self) -> str:
-        return self._context["session_id"]
-
-    @property
-    def agent(self) -> str:
-        return self._context["agent"]
-
-    @property
-    def topic(self) -> str | None:
-        return self._context["topic"]
-
-    @property
     def user_context(self) -> UserContext | None:
         return WIRE_CODEC.get_type_codec(UserContext | None).read(self._context["user_context"])
 
     @property
-    def client_meta(self) -> Mapping[str, Any]:
-        return self._context["client_meta"]
-
-    @property
-    def workdir(self) -> str:
-        return self._context["workdir"]
-
-    @property
     def capabilities(self) -> CapabilitySet:
         return WIRE_CODEC.get_type_reader(CapabilitySet)(self._context["capabilities"])
-
-    @property
-    def config(self) -> Mapping[str, str]:
-        return self._context["config"]
 
     @property
     def max_output_bytes(self) -> int:
@@ -209,12 +193,7 @@ class ClientToolRuntime:
         return RemoteClientService(there, partial(self.notify, "detach", {}), self._context.get("client", ()))
 
     def report_progress(
-        self,
-        message: str = "",
-        *,
-        fraction: float | None = None,
-        done: float | None = None,
-        total: float | None = None,
+        self, message: str = "", *, fraction: float | None = None, done: float | None = None, total: float | None = None
     ) -> None:
         self.notify("progress", {"message": str(message), "fraction": fraction, "done": done, "total": total})
 
@@ -248,7 +227,6 @@ class ClientToolRuntime:
         )
 
     def mark_call_stopped(self, reason: StopReason) -> None:
-        """Mark the call as stopped."""
         self.cancellation.reason = self.cancellation.reason or reason
         self._send_partial(at_once=True)
 

@@ -226,16 +226,14 @@ class ReconnectingClient:
         A paused process keeps its connections but does not answer.
         """
         while True:
-            connection = self._connection
-            if connection is not None and connection.has_pending_requests:
+            if (connection := self._connection) is not None and connection.has_pending_requests:
                 await asyncio.sleep(_WATCH_INTERVAL_S)
             else:
                 self._request_sent.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._request_sent.wait(), _IDLE_WATCH_INTERVAL_S)
                     await asyncio.sleep(_WATCH_INTERVAL_S)
-            connection = self._connection
-            if connection is None or connection.lost_reason is not None:
+            if (connection := self._connection) is None or connection.lost_reason is not None:
                 continue
             try:
                 holder = find_lease_holder(self._folders)
@@ -256,7 +254,6 @@ class ReconnectingClient:
         self.start_background_task(self._reconnect())
 
     def start_background_task(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine in the background."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

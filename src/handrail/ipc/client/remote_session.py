@@ -170,7 +170,6 @@ class RemoteSession:
             connection.notify("watch", {"session": self.id})
 
     def update_agent_generation(self, agent: str, generation: Generation) -> None:
-        """Update the tools of ``agent``."""
         if self._own_generation is not None and self._options.get("agent") == agent:
             self._own_generation = generation
 
@@ -347,8 +346,7 @@ class RemoteSession:
     async def _recover_or_repeat(self, ids: Sequence[str], calls: Sequence[ProposedCall]) -> Sequence[CallAnswer]:
         recovered = await self._request_recovery(ids)
         answers = [answer for answer, _ in recovered]
-        again = [index for index, (_, begun) in enumerate(recovered) if not begun]
-        if again:
+        if again := [index for index, (_, begun) in enumerate(recovered) if not begun]:
             retry = await self.start_turn().call_all([calls[index] for index in again])
             for index, answer in zip(again, retry, strict=True):
                 answers[index] = answer
@@ -404,10 +402,8 @@ class RemoteSession:
         return ChildSession(child, AgentManifest.model_validate(answer["agent"]))
 
     async def _stop(self, reason: StopReason) -> None:
-        try:
+        with contextlib.suppress(ConnectionLost, UsageError):  # the calls have ended with their lease holder or session
             await self._ipc_client.request("stop", {"session": self.id, "reason": reason})
-        except (ConnectionLost, UsageError):  # the calls have ended with their lease holder or session
-            pass
 
     def add_rules(self, *texts: str) -> None:
         """Add rules to the session; see :meth:`handrail.session.local_session.LocalSession.add_rules`."""
@@ -529,10 +525,8 @@ class RemoteSession:
                         await standing.request("suspend", self._suspend_body("shutdown", ENDED))
 
     async def _detach_from_holder(self, reason: StopReason) -> None:
-        try:
+        with contextlib.suppress(ConnectionLost, UsageError):  # the session has ended with its lease holder
             await self._ipc_client.request("suspend", self._suspend_body(reason, SUSPENDED))
-        except (ConnectionLost, UsageError):  # the session has ended with its lease holder
-            pass
 
     def _suspend_body(self, reason: StopReason, why: str) -> Message:
         return {"session": self.id, "reason": reason, "why": why}
@@ -725,10 +719,7 @@ class RemoteApprovalService:
     """
 
     def __init__(
-        self,
-        reader: Callable[[], ApprovalReader],
-        holder: HolderSender,
-        clock: Callable[[], int] = time.time_ns,
+        self, reader: Callable[[], ApprovalReader], holder: HolderSender, clock: Callable[[], int] = time.time_ns
     ) -> None:
         self._reader = reader
         self._once_proxy = make_protocol_proxy(
@@ -741,8 +732,7 @@ class RemoteApprovalService:
         return self._reader().list_pending_requests(self._clock(), session_id=session_id)
 
     def get(self, approval_id: str) -> Approval:
-        found = self._reader().get(approval_id)
-        if found is None:
+        if (found := self._reader().get(approval_id)) is None:
             raise ToolError(
                 f"Request `{escape_terminal_controls(approval_id[:40])}` does not exist in this workspace. List pending requests with `handrail approve`.",
                 kind="invalid_input",
@@ -770,10 +760,8 @@ class RemoteApprovalService:
 
         If the lease holder disconnected before it confirmed the answer, the answer may already be recorded.
         """
-        try:
+        with contextlib.suppress(ConnectionLost):
             return await ask(self._once_proxy)
-        except ConnectionLost:
-            pass
         try:
             return await ask(self._repeat_proxy)
         except ToolError:
@@ -787,10 +775,8 @@ class RemoteApprovalService:
 
     async def revoke_rule(self, rule_id: str) -> StoredProjectRule:
         known = next((rule for rule in self.list_rules() if rule.id == rule_id), None)
-        try:
+        with contextlib.suppress(ConnectionLost):
             return await self._once_proxy.revoke_rule(rule_id)
-        except ConnectionLost:
-            pass
         try:
             return await self._repeat_proxy.revoke_rule(rule_id)
         except ToolError:

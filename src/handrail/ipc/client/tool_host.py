@@ -239,8 +239,7 @@ class ToolHost:
     ) -> Message:
         """Call a method of a resource provider, for a call of a tool that runs in the lease holder."""
         found = self._find_provider(offering)
-        give = _PROVIDER_METHODS.get(method)
-        if give is None:
+        if (give := _PROVIDER_METHODS.get(method)) is None:
             raise RemoteRequestError(
                 "malformed", f"Unknown method: {method[:80]!r}. Expected one of: {', '.join(_PROVIDER_METHODS)}."
             )
@@ -377,8 +376,7 @@ class ToolHost:
 
         :raises RemoteRequestError: if the tool does not exist
         """
-        found = self._tools.get((tool, definition))
-        if found is None:
+        if (found := self._tools.get((tool, definition))) is None:
             raise RemoteRequestError(
                 "unavailable", "The process no longer has this tool. Use another tool, or start a new turn."
             )
@@ -450,7 +448,6 @@ async def _wait_for_trigger(tool: TriggerTool, waiting: TriggerContext) -> Trigg
 
 
 async def _make_run_answer(tool_id: str, running: _RunningCall) -> Message:
-    """Return the answer for a run that has ended."""
     work = running.work
     if work.cancelled():
         if running.stopped:
@@ -497,8 +494,7 @@ class OpenToolStates:
         :return: the yielded value as JSON values; :data:`END_OF_STEPS` after the last step
         """
         number = step.state
-        steps = self._open.get(number)
-        if steps is None:
+        if (steps := self._open.get(number)) is None:
             if not step.first:
                 raise ToolError(
                     f"The open state of `{tool.spec.id}` no longer exists in its process. Open a new one.",
@@ -579,14 +575,12 @@ class SessionRequestHandlers:
         }
 
     def _find_approval_handler(self, people_of: str) -> ApprovalHandler:
-        session = self._session_of(people_of)
-        if session is None or session.attendant is None:
+        if (session := self._session_of(people_of)) is None or session.attendant is None:
             raise UsageError(NO_USER_ATTACHED)
         return session.attendant
 
     def _find_client_handler(self, session: str) -> ClientHandler:
-        found = self._session_of(session)
-        if found is None or found.client is None:
+        if (found := self._session_of(session)) is None or found.client is None:
             raise UsageError(NO_CLIENT_TEXT)
         return found.client
 
@@ -597,12 +591,10 @@ class SessionRequestHandlers:
         return peer
 
     def _find_subagent_runner(self, session: str) -> SubagentRunner:
-        found = self._session_of(session)
-        if found is None or found.delegates is None:
+        if (found := self._session_of(session)) is None or found.delegates is None:
             raise ToolError(NO_MODEL, kind="unavailable")
         return found.delegates
 
     def _detach(self, session: str, call: str) -> None:
-        found = self._session_of(session)
-        if found is not None and found.client is not None:
+        if (found := self._session_of(session)) is not None and found.client is not None:
             found.client.detach(call)

@@ -108,9 +108,7 @@ WIRE_CODEC = Codec(
         SourceResources: JsonTypeCodec(_read_listing, (object,), _write_listing),
         ProposedCall: JsonTypeCodec(validate_and_decode_call, (ProposedCall,), wire_encoding.encode_proposed_call),
         CustomTriggerTool: JsonTypeCodec(
-            _read_trigger_class,
-            (object,),
-            lambda tool: {"tool": tool.spec.id, "definition": tool.spec.definition_hash},
+            _read_trigger_class, (object,), lambda tool: {"tool": tool.spec.id, "definition": tool.spec.definition_hash}
         ),
     }
 )

@@ -215,7 +215,6 @@ class ResourceProviderListing(Struct, frozen=True):
 
 
 def snapshot_source_resources(one: SourceResources) -> ResourceProviderListing:
-    """Return a snapshot of the listing of a source."""
     return ResourceProviderListing(
         one.source, one.is_third_party, tuple(one.resources), tuple(one.templates), tuple(one.prompts)
     )
@@ -295,7 +294,6 @@ _VERSION_FIELDS = ("handrail", "protocol")
 
 
 def encode_generation(generation: Generation) -> dict[str, Any]:
-    """Encode a generation."""
     entries = [_write_entry(entry) for entry in generation.entries.values()]
     return {
         "number": generation.number,
@@ -457,5 +455,4 @@ def restore_error(refused: RemoteRequestError) -> HandrailError:
             return ToolError(text, kind=error_kind, data=data)
     except (ValueError, TypeError):  # truncated in transit
         return StartError(refused.text)
-    kind = _ERROR_CLASSES.get(refused.kind)
-    return refused if kind is None else kind(refused.text)
+    return refused if (kind := _ERROR_CLASSES.get(refused.kind)) is None else kind(refused.text)

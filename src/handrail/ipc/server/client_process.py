@@ -173,7 +173,6 @@ class ClientFacingKernel(Protocol):
 
         :raises ValueError: if a value cannot be redacted
         """
-        ...
 
     async def open_session(self, opening: SessionOpenParameters, id: str | None = None) -> LocalSession: ...
 
@@ -213,14 +212,12 @@ class ClientFacingServer(Protocol):
 
     async def wait_for_orphaned_calls(self, session_id: str) -> None:
         """Wait until no call runs in a session whose client process has disconnected."""
-        ...
 
     def release_lost_client(self, client: ClientProcess, sessions: Iterable[LocalSession]) -> None:
         """Release a client process that has disconnected.
 
         Its sessions are suspended after their calls have ended. Then its registrations end.
         """
-        ...
 
 
 class ClientProcess:
@@ -232,7 +229,7 @@ class ClientProcess:
     def __init__(self, server: ClientFacingServer, connection: IpcConnection, hello: Message) -> None:
         self._server = server
         self._host = server.host
-        self._connection = connection
+        self.connection = connection
         self._sessions: dict[str, LocalSession] = {}
         self._watched: dict[str, Callable[[], None]] = {}  # by session: the function that stops watching
         self._last_stored: dict[str, int] = {}
@@ -247,7 +244,7 @@ class ClientProcess:
         """By agent: the context of the process, and those of further agents that its sessions use."""
         greeting = wire_encoding.parse_client_greeting(hello)
         self.frontend: str = greeting.face[:_MAX_FRONTEND_CHARS]
-        self._secrets = greeting.secrets
+        self.secrets = greeting.secrets
         self._cleanups: list[Callable[[], Awaitable[object]]] = []
         self._subscriptions = ResourceChangeCallbacks()
         try:
@@ -341,16 +338,6 @@ class ClientProcess:
             for end in self._cleanups:
                 steps.push_async_callback(end)
 
-    @property
-    def connection(self) -> IpcConnection:
-        """The connection to the process."""
-        return self._connection
-
-    @property
-    def secrets(self) -> Mapping[str, str]:
-        """The secrets that the process registered, by name."""
-        return self._secrets
-
     def add_disconnect_callback(self, end: Callable[[], Awaitable[object]]) -> None:
         """Call ``end`` after the process has disconnected."""
         self._cleanups.append(end)
@@ -377,8 +364,7 @@ class ClientProcess:
 
     def _get_or_make_context(self, agent: str) -> AgentContext:
         """Return the context of ``agent`` with the registrations of the process, created at its first use."""
-        context = self._contexts.get(agent)
-        if context is None:
+        if (context := self._contexts.get(agent)) is None:
             context = self._make_context(agent)
             context.generations.watchers.append(self._send_generation)
             self._contexts[agent] = context
@@ -395,7 +381,7 @@ class ClientProcess:
     ) -> tuple[ResourceProvider, ...]:
         offer = self._client_tools.call_provider_method
         return tuple(
-            make_remote_resource_provider(self._connection, number, one, offer, self._subscriptions)
+            make_remote_resource_provider(self.connection, number, one, offer, self._subscriptions)
             for number, one in enumerate(told)
         )
 
@@ -421,7 +407,7 @@ class ClientProcess:
         encoded_generation = wire_encoding.encode_generation(generation)
         for agent, context in self._contexts.items():
             if context.generation is generation:
-                self._connection.notify("generation", {"agent": agent, "generation": encoded_generation})
+                self.connection.notify("generation", {"agent": agent, "generation": encoded_generation})
 
     @property
     def sessions(self) -> tuple[LocalSession, ...]:
@@ -450,8 +436,8 @@ class ClientProcess:
         context = self.context if agent is None else self._get_or_make_context(agent)
         kind = RemoteEditorHandler if editor else RemoteClientHandler
         options: SessionOptions = {
-            "approval_handler": None if headless else RemoteApprovalHandler(self._connection, id, shared=shared),
-            "client": None if client is None else kind(self._connection, id, client),
+            "approval_handler": None if headless else RemoteApprovalHandler(self.connection, id, shared=shared),
+            "client": None if client is None else kind(self.connection, id, client),
         }
         options |= {"rules": rules, "mode": mode, "topic": topic, "user_context": user_context}
         options |= {"client_info": client_info}
@@ -479,13 +465,13 @@ class ClientProcess:
     def _set_subagent_runner(self, session: str, there: bool) -> None:
         if session in self._sessions:
             self._sessions[session].set_subagent_runner(
-                RemoteSubagentRunner(self._connection, session) if there else None
+                RemoteSubagentRunner(self.connection, session) if there else None
             )
 
     def _register_session(
         self, session: LocalSession, context: AgentContext, interaction: int = 0, loaded_tools: Sequence[str] = ()
     ) -> Message:
-        if self._connection.lost_reason is not None:
+        if self.connection.lost_reason is not None:
             self._server.release_lost_client(self, (session,))
         else:
             self._sessions[session.id] = session
@@ -516,21 +502,20 @@ class ClientProcess:
 
     def _send_loaded_tools(self, session_id: str, catalog: InteractionLoadedTools, steps: Sequence[str]) -> None:
         """Send the change of the loaded tools, before the answer of the call that made it."""
-        self._connection.notify(
+        self.connection.notify(
             "loaded_tools", {"session_id": session_id, "interaction": catalog.interaction_number, "steps": list(steps)}
         )
 
     def _send_mode(self, session_id: str, mode: Mode) -> None:
         """Send the new mode of a session, before the answer of the call that changed it."""
-        self._connection.notify("mode", {"session_id": session_id, "mode": mode})
+        self.connection.notify("mode", {"session_id": session_id, "mode": mode})
 
     def _send_stop(self, session_id: str) -> None:
         """Send that a user stopped a session, so that its agent ends its run."""
-        self._connection.notify("stopped", {"session_id": session_id})
+        self.connection.notify("stopped", {"session_id": session_id})
 
     def _find_session(self, session_id: str) -> LocalSession:
-        session = self._sessions.get(session_id)
-        if session is None:
+        if (session := self._sessions.get(session_id)) is None:
             raise UsageError(f"Session {session_id[:80]!r} is not open in this process. Open it first.")
         return session
 
@@ -681,7 +666,7 @@ class ClientProcess:
             stop()
 
     def _send_event(self, event: Event) -> None:
-        self._connection.notify("event", asdict(event), skip_when_behind=event.kind in DROPPABLE_KINDS)
+        self.connection.notify("event", asdict(event), skip_when_behind=event.kind in DROPPABLE_KINDS)
 
     def _add_rules(self, session: str, rules: Sequence[str]) -> None:
         if session in self._sessions:

@@ -77,7 +77,6 @@ class RemoteApprovalHandler:
 
 
 def get_supported_client_request_kinds(peer: ClientHandler, call_id: str) -> list[ClientRequestKind]:
-    """Return the kinds of request that the client of a call supports."""
     return [
         kind for kind, (method, params) in CLIENT_REQUEST_KINDS.items() if _is_supported(peer, call_id, method, params)
     ]

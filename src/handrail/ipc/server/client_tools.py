@@ -187,7 +187,6 @@ class ClientProcessTools:
         return await self._send_tool_request(tool, "questions", body, Sequence[UserQuestion], settle=True)
 
     async def would_trigger_never_fire(self, tool: ClientTool, arguments: Mapping[str, Any]) -> bool:
-        """Return whether a trigger with times would never fire."""
         body = {"arguments": dict(arguments), "now_ns": time.time_ns()}
         return await self._send_tool_request(tool, "due", body, int | None) is None
 
@@ -264,8 +263,7 @@ class ClientProcessTools:
             arguments = decode_exact_fields(asked["arguments"], method.readers)
         except MalformedDataError as error:
             raise RemoteRequestError("malformed", f"Invalid request `{name}`: {error}.") from None
-        run = self._runs.get(asked["run"])
-        if run is None or run.over:
+        if (run := self._runs.get(asked["run"])) is None or run.over:
             raise RemoteRequestError(
                 "not_running", f"`{name}` is only available during a call: run {asked['run']} is not running."
             )
@@ -553,7 +551,6 @@ _TOOL_CLASSES: Mapping[tuple[bool, bool], Callable[[ClientToolDescription, str, 
 
 
 def _make_client_tool(description: ClientToolDescription, process: str, home: ClientProcessTools) -> ClientTool:
-    """Return the tool for a description from a client process."""
     if description.trigger:
         return ClientTriggerTool(description, process, home)
     steps = description.spec.mode == "stateful" and description.state_arguments is None

@@ -93,8 +93,7 @@ class RequestDispatcher:
 
     def handle_request(self, number: int, name: str, body: Any) -> None:
         """Start to answer a request, or refuse it."""
-        op = self.operations.requests.get(name)
-        if op is None:
+        if (op := self.operations.requests.get(name)) is None:
             self._refuse(
                 number,
                 "unknown_op",
@@ -114,9 +113,7 @@ class RequestDispatcher:
             self._running[number] = (self._loop.create_task(self._run_handler(number, op.handler, body)), op)
 
     def handle_notification(self, name: str, body: Any) -> None:
-        """Handle a notification."""
-        call = self.operations.notifications.get(name)
-        if call is None:
+        if (call := self.operations.notifications.get(name)) is None:
             logger.info("ignored a notification of an unknown kind: %.80r", name)
             return
         try:

@@ -135,7 +135,6 @@ class IpcConnection(asyncio.BufferedProtocol):
 
     @property
     def unanswered_peer_request_count(self) -> int:
-        """The number of unanswered requests of the peer."""
         return len(self._dispatcher)
 
     def add_loss_callback(self, call: Callable[[str], None]) -> None:
@@ -244,7 +243,6 @@ class IpcConnection(asyncio.BufferedProtocol):
         self._frames.limit = max_frame
 
     def send_handshake_message(self, message: Message) -> None:
-        """Send a message of the handshake."""
         if self.lost_reason is None:
             self.transport.write(encode_frame(message))
 
@@ -349,8 +347,7 @@ class IpcConnection(asyncio.BufferedProtocol):
             )
 
     def _receive_answer(self, number: int, message: Message) -> None:
-        answer = self._pending.pop(number, None)
-        if answer is None:
+        if (answer := self._pending.pop(number, None)) is None:
             if not 0 < number < self._next_id:
                 self.drop(f"an answer refers to an unknown request: {number}")
             return  # otherwise the request was cancelled

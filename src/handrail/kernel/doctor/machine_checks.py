@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from handrail.agent.providers import is_module_importable
 from handrail.catalog.tool_prompt import CatalogTokenCosts, compute_token_costs
@@ -27,10 +27,6 @@ from handrail.runtime.ripgrep import find_ripgrep
 from handrail.sandbox import tier_probe
 from handrail.sandbox.start.spawn import find_bubblewrap_programs
 from handrail.sandbox.view import sandbox_user
-
-if TYPE_CHECKING:
-    from handrail.config import MergedConfiguration
-
 
 # One line of the report, and a function that runs checks so that a failing check does not stop the others.
 
@@ -84,7 +80,6 @@ def check_sandbox(tier: SandboxTier, workspace: str) -> Iterator[DoctorCheck]:
 
 
 def check_disabled_protections(found: MergedConfiguration) -> Iterator[DoctorCheck]:
-    """Check which protections the operator has disabled."""
     settings = found.settings.sandbox
     remedy = "remove it from [sandbox] in handrail.toml to confine it"
     if settings.unconfined:
@@ -167,8 +162,7 @@ def _parse_version(version: str) -> tuple[int, ...]:
 
 
 def _check_paths() -> Iterator[DoctorCheck]:
-    refused = find_openat2_problem()
-    if refused is None:
+    if (refused := find_openat2_problem()) is None:
         yield DoctorCheck("file paths", "ok", "the operating system resolves them beneath the roots (openat2)")
     else:
         yield DoctorCheck("file paths", "problem", refused, "use Linux 5.6 or newer")

@@ -64,8 +64,7 @@ def check_file_name_aliasing(folder: str) -> Iterator[DoctorCheck]:
 def _check_hard_links(folders: StateFolders) -> Iterator[DoctorCheck]:
     tree = FolderTree(os.path.realpath(folders.workspace))
     tree.refresh()
-    found = atomic_write.find_outside_hard_links([tree])
-    if not found:
+    if not (found := atomic_write.find_outside_hard_links([tree])):
         yield DoctorCheck("hard links", "ok", "no file of the workspace has another name outside of it")
         return
     size = sum(Path(path).lstat().st_size for path in found if os.path.lexists(path))
@@ -217,8 +216,7 @@ def check_lease_holder(folders: StateFolders) -> list[DoctorCheck]:
 
 
 def _check_holder(folders: StateFolders) -> Iterator[DoctorCheck]:
-    holder = find_lease_holder(folders)
-    if holder is None:
+    if (holder := find_lease_holder(folders)) is None:
         yield DoctorCheck("holder", "ok", "no process holds the workspace")
     elif holder.state == "alive":
         yield DoctorCheck("holder", "ok", f"{holder}, alive")
@@ -231,8 +229,7 @@ def _check_holder(folders: StateFolders) -> Iterator[DoctorCheck]:
 
 
 def _check_socket(folders: StateFolders) -> Iterator[DoctorCheck]:
-    holder = find_lease_holder(folders)
-    if holder is None or not holder.socket:
+    if (holder := find_lease_holder(folders)) is None or not holder.socket:
         if holder is not None:
             yield DoctorCheck(
                 "socket",

@@ -42,19 +42,17 @@ from handrail.policy.rules.validation import iterate_missing_tool_warnings
 from handrail.registry.sources.executable_tools import ToolConfinement
 from handrail.sandbox import tier_probe
 from handrail.store.state_folders import StateFolders, locate_folders
+from handrail.upstream.server_config_loader import list_general_config_faults, load_enabled_servers
 
 if TYPE_CHECKING:
-    from handrail.config import MergedConfiguration
     from handrail.kernel.kernel_interface import Kernel
     from handrail.kernel.upstream_mcp_servers import McpServerStatus
-    from handrail.store.state_folders import StateFolders
 
 
 # Upstream MCP servers: their commands or addresses, and the reasons why they cannot be used.
 
 
 def check_mcp_servers(servers: Iterable[McpServerStatus]) -> Iterator[DoctorCheck]:
-    """Check each upstream MCP server."""
     for server in servers:
         known = "not connected yet" if server.tools is None else f"{server.tools} tools"
         spoken = f", {server.protocol}" if server.protocol else ""
@@ -74,20 +72,14 @@ def check_mcp_servers(servers: Iterable[McpServerStatus]) -> Iterator[DoctorChec
 
 def _check_unlisted_servers(config: MergedConfiguration) -> Iterator[DoctorCheck]:
     """Check the files of other programs, and the names of servers."""
-    from handrail.upstream.server_config_loader import list_general_config_faults
-
     for fault in list_general_config_faults(config):
         yield DoctorCheck("mcp servers", "problem", str(fault), "correct it, or remove it from [mcp] of handrail.toml")
 
 
 def check_configured_mcp_servers(config: MergedConfiguration, folders: StateFolders) -> Iterator[DoctorCheck]:
     """Check the servers of a configuration, without connecting to them."""
-    from handrail.kernel.agent_loading import make_placeholder_secrets
-    from handrail.upstream.server_config_loader import load_enabled_servers
-
     yield from _check_unlisted_servers(config)
-    found = load_enabled_servers(config, make_placeholder_secrets(config))
-    if not found:
+    if not (found := load_enabled_servers(config, make_placeholder_secrets(config))):
         return
     if not can_import_module("httpx2"):
         names = ", ".join(one.name for one in found)
@@ -221,8 +213,7 @@ def _check_provider(found: MergedConfiguration) -> Iterator[DoctorCheck]:
 def _check_known_tools(found: MergedConfiguration, entries: list[ToolEntry]) -> Iterator[DoctorCheck]:
     yield from _check_tools(entries)
     yield from check_token_costs(Generation(1, entries), found, AgentManifest())
-    unknown = sorted({*found.settings.sandbox.unconfined} - {entry.id for entry in entries})
-    if unknown:
+    if unknown := sorted({*found.settings.sandbox.unconfined} - {entry.id for entry in entries}):
         about = f"unknown tools: {', '.join(unknown)}"
         yield DoctorCheck("sandbox.unconfined", "warning", about, "list the tool ids with handrail tools")
     yield from _check_tool_settings(found, entries)
@@ -275,8 +266,6 @@ def _check_agent(found: MergedConfiguration, folders: StateFolders) -> Iterator[
 
 
 def _check_rules_without_tools(found: MergedConfiguration, generation: Generation) -> Iterator[DoctorCheck]:
-    from handrail.upstream.server_config_loader import load_enabled_servers
-
     try:
         servers = [one.name for one in load_enabled_servers(found, make_placeholder_secrets(found))]
     except LoadError:

@@ -28,11 +28,6 @@ from handrail.policy.shell.simple_commands import ANY_TEXT, SPLIT, is_marked, is
 _MAX_DEPTH = 4
 
 
-def command_may_stay_confined(argv: Sequence[str]) -> bool:
-    """Return whether nothing in the words of a command contradicts that it stays confined."""
-    return explain_not_confined(argv) is None
-
-
 def explain_not_confined(argv: Sequence[str]) -> str | None:
     """Return why a command is not known to stay confined, as half a sentence, or None."""
     return _why_not_confined(tuple(argv), _MAX_DEPTH)

@@ -76,7 +76,6 @@ class PerCallExecutableTool(Tool):
         return f"<tool {self.spec.id}: {self.executable}>"
 
     def build_program_input(self, args: dict[str, Any], runtime: Runtime) -> dict[str, Any]:
-        """Return the input of the program for one call."""
         return args
 
     def parse_program_answer(self, answer: dict[str, Any]) -> object:
@@ -145,7 +144,6 @@ class PerCallExecutableTool(Tool):
 
 
 def encode_json_line(value: object) -> bytes:
-    """Return a value as one line of JSON."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -175,10 +173,7 @@ def parse_program_result(
     if output.strip():
         try:
             answer = parse_json_object(
-                output,
-                what="the contents of its stdout",
-                max_bytes=MAX_ANSWER_BYTES,
-                max_depth=MAX_ANSWER_DEPTH,
+                output, what="the contents of its stdout", max_bytes=MAX_ANSWER_BYTES, max_depth=MAX_ANSWER_DEPTH
             )
         except InvalidJsonTextError as error:
             problem = str(error)

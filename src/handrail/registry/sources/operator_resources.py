@@ -61,7 +61,6 @@ class UriTemplateShape(Struct, frozen=True):
     rest: tuple[tuple[str, str], ...]
 
     def can_produce_uri(self, uri: str) -> bool:
-        """Return whether the template can produce ``uri``."""
         if not self.rest:
             return uri == self.first
         if not uri.startswith(self.first) or not uri.endswith(self.rest[-1][1]):
@@ -134,8 +133,7 @@ def compile_uri_template(template: str) -> UriTemplateMatcher:
 
     :raises ValueError: with the reason, if :class:`UriTemplateMatcher` does not support the template
     """
-    variables = list(VARIABLE.finditer(template))
-    if not variables or set("{}") & set(VARIABLE.sub("", template)):
+    if not (variables := list(VARIABLE.finditer(template))) or set("{}") & set(VARIABLE.sub("", template)):
         raise ValueError("expected variables as {name} or {+name}, at least one")
     names = [variable[2] for variable in variables]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -167,7 +165,6 @@ def _find_allowed_positions(uri: str, stops: str) -> int:
 
 @lru_cache(maxsize=256)
 def _find_text_positions(uri: str, text: str) -> int:
-    """Return the positions of ``text`` in a URI, as bits."""
     found, at = 0, uri.find(text)
     while at >= 0:
         found |= 1 << at
@@ -306,8 +303,7 @@ class FileResourceProvider:
         )
 
     async def get_prompt(self, name: str, arguments: Mapping[str, str], runtime: Runtime) -> Mapping[str, Any]:
-        one = self._prompts.get(name)
-        if one is None:
+        if (one := self._prompts.get(name)) is None:
             raise ToolError(
                 f"Prompt {name[:200]!r} does not exist. List the prompts to get a valid name.", kind="invalid_input"
             )
@@ -344,8 +340,7 @@ class FileResourceProvider:
 
     def content_stamp(self, uri: str) -> str:
         """Return a hash that changes with the content of a resource."""
-        one = self._resources.get(uri)
-        if one is None:
+        if (one := self._resources.get(uri)) is None:
             return hashlib.sha256(repr([template for template, _ in self._templates]).encode()).hexdigest()
         try:
             content = self._file(one.file) if one.file is not None else b""
@@ -355,8 +350,7 @@ class FileResourceProvider:
 
     def quick_stamp(self, uri: str) -> str:
         """Return the file status of a resource's file, without opening it."""
-        one = self._resources.get(uri)
-        if one is None or one.file is None:
+        if (one := self._resources.get(uri)) is None or one.file is None:
             return ""
         try:
             about = os.lstat(self._folder / one.file)
@@ -446,8 +440,7 @@ def parse_resources(content: bytes, place: str, folder: Path, read_file: ReadFil
             Diagnostic(place, format_json_path(one["loc"]), one["msg"]) for one in error.errors(include_input=False)
         ]
         raise LoadError(faults) from None
-    faults = [Diagnostic(place, where, problem) for where, problem in _faults(resources_file)]
-    if faults:
+    if faults := [Diagnostic(place, where, problem) for where, problem in _faults(resources_file)]:
         raise LoadError(faults)
     offering = FileResourceProvider(resources_file, folder, read_file)
     if faults := list(offering.find_faults(place)):
@@ -501,8 +494,7 @@ def _faults_in_messages(prompt: _PromptItem, where: str) -> Iterator[tuple[str, 
 def _fault_in_content(content: str | Mapping[str, Any]) -> str | None:
     if isinstance(content, str):
         return None
-    kind = content.get("type")
-    if kind == "text":
+    if (kind := content.get("type")) == "text":
         return None if isinstance(content.get("text"), str) else "expected a string in text"
     if kind in ("image", "audio"):
         data, file = content.get("data"), content.get("file")
@@ -519,7 +511,6 @@ def _fault_in_content(content: str | Mapping[str, Any]) -> str | None:
 
 
 def _find_placeholders(value: Any) -> set[str]:
-    """Return the placeholders in all strings of a value."""
     if isinstance(value, str):
         return set(_PLACEHOLDER.findall(value))
     inner: Any = ()

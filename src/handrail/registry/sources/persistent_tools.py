@@ -392,8 +392,7 @@ class PersistentProcessTool(PerCallExecutableTool):
         if self._process is not None and self._exit is not None and not self._exit.done():
             return self._process
         await self._stop_process()
-        delay_ms = self._backoff_ms[min(self._fruitless, len(self._backoff_ms) - 1)]
-        if delay_ms:
+        if delay_ms := self._backoff_ms[min(self._fruitless, len(self._backoff_ms) - 1)]:
             await asyncio.sleep(delay_ms / 1000)
         capabilities, profile = self.confinement.tool_profile(self.spec)
         callers = () if self._behalf is None else self._behalf.callers
@@ -408,8 +407,7 @@ class PersistentProcessTool(PerCallExecutableTool):
 
     def _check_connection(self, host: str, port: int) -> str | None:
         """Return the reason why the present call may not reach a host, or None."""
-        behalf = self._behalf
-        if behalf is None:
+        if (behalf := self._behalf) is None:
             return f"{self.spec.id} has no call at present, and may reach hosts only during a call."
         if behalf.check_host is None:
             return f"The present call of {self.spec.id} may not reach any host."

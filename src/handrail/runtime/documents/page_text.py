@@ -107,8 +107,7 @@ def decode_web_page(data: bytes, charset: str | None) -> str:
     for mark, name in ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be")):
         if data.startswith(mark):
             return data[len(mark) :].decode(name, "replace")
-    found = charset
-    if not found and (meta := _META_CHARSET.search(data[:4096])):
+    if not (found := charset) and (meta := _META_CHARSET.search(data[:4096])):
         found = meta.group(1).decode("ascii", "replace")
     mapped = map_encoding_to_html5(found, fallback_utf8=False) if found else None
     return bytes_to_str(data, mapped or detect_encoding(data[:200_000]) or "utf-8", errors="replace").replace("\0", "�")
@@ -152,8 +151,7 @@ def strip_tags(page: str) -> str:
     out: list[str] = []
     at, end = 0, len(page)
     while at < end:
-        begin = page.find("<", at)
-        if begin < 0:
+        if (begin := page.find("<", at)) < 0:
             out.append(page[at:])
             break
         out.append(page[at:begin])

@@ -73,8 +73,7 @@ def write_file_atomically(
     :raises ToolError: ``conflict`` if the file is not as expected, ``denied`` if it is not a regular file with one name
     :raises OSError: with the kernel's error
     """
-    path = located.relative_path
-    if path == ".":
+    if (path := located.relative_path) == ".":
         raise ToolError(f"`{located.display_path}` is a folder. Name a file to write.", kind="invalid_input")
     parent_path, _, name = path.rpartition("/")
     assert located.root is not None
@@ -105,8 +104,7 @@ def read_open_file_within_limit(descriptor: int, size: int) -> bytes:
     parts: list[bytes] = []
     offset = 0
     while offset <= MAX_EDIT_BYTES:
-        part = os.pread(descriptor, max(size - offset, 0) + 1 if offset <= size else 1 << 16, offset)
-        if not part:
+        if not (part := os.pread(descriptor, max(size - offset, 0) + 1 if offset <= size else 1 << 16, offset)):
             break
         parts.append(part)
         offset += len(part)
@@ -252,12 +250,7 @@ def write_temporary_file(
 
 
 def _write_and_swap(
-    parent: int,
-    name: str,
-    data: bytes,
-    before: CurrentFile | None,
-    located: ResolvedPath,
-    keep: KeepContent | None,
+    parent: int, name: str, data: bytes, before: CurrentFile | None, located: ResolvedPath, keep: KeepContent | None
 ) -> None:
     temporary = make_temporary_name()
     try:
@@ -325,7 +318,6 @@ def _set_owner_like(descriptor: int, like: os.stat_result) -> None:
 
 
 def _publish_as_new_file(parent: int, temporary: str, name: str, located: ResolvedPath) -> None:
-    """Give the temporary file a name that no file has."""
     try:
         rename_without_overwriting(parent, temporary, name)
     except FileExistsError as error:
@@ -338,8 +330,7 @@ def _publish_over_unchanged_file(
     parent: int, temporary: str, name: str, before: CurrentFile, located: ResolvedPath
 ) -> None:
     """Give the temporary file the name of a file that still is exactly ``before``."""
-    now = read_current_file(parent, name, located)
-    if now is None or now.data != before.data:
+    if (now := read_current_file(parent, name, located)) is None or now.data != before.data:
         raise build_changed_file_error(located)
     try:
         exchanged = _rename(parent, temporary, name, _RENAME_EXCHANGE)
@@ -408,13 +399,11 @@ def _rename(parent: int, old: str, new: str, flags: int, new_parent: int | None 
     :param new_parent: the new folder; None for the same one
     :raises OSError: with the kernel's error
     """
-    call = getattr(_libc, "renameat2", None)
-    if call is None:
+    if (call := getattr(_libc, "renameat2", None)) is None:
         return False
     if call(parent, os.fsencode(old), parent if new_parent is None else new_parent, os.fsencode(new), flags) == 0:
         return True
-    number = ctypes.get_errno()
-    if number in _UNSUPPORTED:
+    if (number := ctypes.get_errno()) in _UNSUPPORTED:
         return False
     raise OSError(number, os.strerror(number), new)
 
@@ -513,8 +502,7 @@ def _copy_file(root: str, path: str, file: tuple[int, int], room: _CopyBudget) -
 
     :raises OSError: if it cannot be copied
     """
-    parent = open_parent(root, path)
-    if parent is None:
+    if (parent := open_parent(root, path)) is None:
         return None
     name = path.rpartition("/")[2]
     temporary = f".handrail-{secrets.token_hex(8)}.tmp"

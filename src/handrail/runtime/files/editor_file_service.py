@@ -138,8 +138,7 @@ class EditorFiles(RootedFiles):
         :param note: whether the content is shown to the model. If not, it is to be changed, and unsaved changes raise
             an error.
         """
-        unsaved = await self._read_unsaved(located)
-        if unsaved is None:
+        if (unsaved := await self._read_unsaved(located)) is None:
             return await super()._open_and_use_content(located, take, note=note)
         if not note:
             raise build_unsaved_changes_error(located)

@@ -51,10 +51,7 @@ def list_tree_entries(located: ResolvedPath) -> list[TreeEntry]:
 
 
 def move_entry(
-    source: ResolvedPath,
-    target: ResolvedPath,
-    checked: Sequence[TreeEntry],
-    keep: Callable[[], None] | None = None,
+    source: ResolvedPath, target: ResolvedPath, checked: Sequence[TreeEntry], keep: Callable[[], None] | None = None
 ) -> None:
     """Give an entry a path that no entry has, and create the folders of that path.
 
@@ -201,8 +198,7 @@ def _raise(error: OSError) -> None:
 def _read_entry(folder: int, name: str, relative: str, located: ResolvedPath) -> TreeEntry:
     found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     kinds: dict[int, FileKind] = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
-    kind = kinds.get(stat.S_IFMT(found.st_mode))
-    if kind is None:
+    if (kind := kinds.get(stat.S_IFMT(found.st_mode))) is None:
         shown = f"{located.display_path}/{relative}" if relative else located.display_path
         raise ToolError(
             f"`{shown}` is a device, FIFO or socket. Only files, folders and links can be moved or deleted.",

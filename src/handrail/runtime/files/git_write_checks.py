@@ -72,8 +72,7 @@ def _check_git_marking_names(located: ResolvedPath, parts: Sequence[str], data: 
             kind="denied",
         )
     for index, name in enumerate(names):
-        found = GIT_NAMES.get(name)
-        if found is None and name not in _GIT_FOLDERS:
+        if (found := GIT_NAMES.get(name)) is None and name not in _GIT_FOLDERS:
             continue
         folder = parts[:index]
         if not _path_entry_exists(located, [*folder, "HEAD"]):
@@ -110,8 +109,7 @@ def _protected_links(root: str, folder: str, *, inner: bool = True) -> Iterator[
         raise_if_resource_shortage(error, folder)
         return
     for entry in looked_at:
-        link = entry.is_symlink()
-        if not link and not (inner and entry.is_dir(follow_symlinks=False)):
+        if not (link := entry.is_symlink()) and not (inner and entry.is_dir(follow_symlinks=False)):
             continue
         found = find_path_protection(f"{below}/{entry.name}" if below else entry.name)
         if found is None or found.requires_approval:

@@ -498,8 +498,7 @@ def _complete(step: _FileStep) -> None:
     if not _can_finish(step):
         return
     with contextlib.suppress(FileNotFoundError), step.open_parent() as parent:
-        now = _read_state(parent, step.name)
-        if now == step.after:
+        if (now := _read_state(parent, step.name)) == step.after:
             return
         if now is None and step.before is not None:  # the old one is aside already
             os.rename(step.temporary, step.name, src_dir_fd=parent, dst_dir_fd=parent)

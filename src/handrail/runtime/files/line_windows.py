@@ -100,8 +100,7 @@ def _find_nth_newline(chunk: bytes, n: int) -> int:
     low, high = 0, len(chunk)
     while high - low > 4096:
         middle = (low + high) // 2
-        before = chunk.count(b"\n", low, middle)
-        if before >= n:
+        if (before := chunk.count(b"\n", low, middle)) >= n:
             high = middle
         else:
             n -= before
@@ -126,8 +125,7 @@ class LineIndexCache:
         """Return the index for a file, creating it if the file has changed."""
         key, state = (found.st_dev, found.st_ino), (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         with self._lock:
-            kept = self._kept.get(key)
-            if kept is None or kept[0] != state:
+            if (kept := self._kept.get(key)) is None or kept[0] != state:
                 kept = (state, LineIndex(found.st_size))
                 self._kept[key] = kept
             self._kept.move_to_end(key)
@@ -226,8 +224,7 @@ def _read_cut_lines(read: ReadRange, start: int, size: int, keep: int) -> Iterat
             raise ToolError(
                 f"No line ends within {MAX_SCAN_BYTES >> 30} GiB. Read the file by bytes instead.", kind="limit"
             )
-        chunk = read(offset, min(_CHUNK, size - offset))
-        if not chunk:
+        if not (chunk := read(offset, min(_CHUNK, size - offset))):
             break
         offset += len(chunk)
         place = 0

@@ -138,19 +138,15 @@ class ChangeTracker(Protocol):
 
     def keep(self, before: bytes | None, mode: int | None, after: bytes, new_mode: int, /) -> None:
         """Keep what the write replaces, directly before it does."""
-        ...
 
     def keep_deleted(self, entries: Sequence[str], aside: str, /) -> None:
         """Keep a tree directly before it is deleted. Until then, it has the name ``aside``."""
-        ...
 
     def keep_moved(self, source: ResolvedPath, entries: Sequence[str], /) -> None:
         """Keep a tree directly before it is moved."""
-        ...
 
     def discard(self) -> None:
         """Forget the change, since it failed."""
-        ...
 
 
 class RootedFiles:
@@ -509,8 +505,7 @@ class RootedFiles:
                 raise ToolError(found.format_write_denial(located.display_path), kind="denied")
         elif is_private_key_path(located.relative_path):
             raise ToolError(format_private_key_denial(located.display_path), kind="denied")
-        refused = self._may(capability, located.absolute)
-        if refused is not None:
+        if (refused := self._may(capability, located.absolute)) is not None:
             if capability == "fs.read":
                 self._hidden.record_hidden_files([located.absolute])
             raise ToolError(refused, kind="denied")
@@ -523,8 +518,7 @@ class RootedFiles:
 
         This runs in a thread, unless the whole content is in the page cache.
         """
-        content = _read_without_waiting(located)
-        if content is not None:
+        if (content := _read_without_waiting(located)) is not None:
             if self._hidden.known:
                 self._check_not_hidden_alias(content.stat, located)
             if note and content.data is not None:
@@ -553,8 +547,7 @@ class RootedFiles:
 
         :raises ToolError: ``denied`` if it is
         """
-        refused = self._hidden.explain_read_refusal(found, located, self._may)
-        if refused is not None:
+        if (refused := self._hidden.explain_read_refusal(found, located, self._may)) is not None:
             raise ToolError(refused, kind="denied")
 
 

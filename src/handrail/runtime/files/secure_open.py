@@ -78,7 +78,6 @@ def require_regular_file(descriptor: int, located: ResolvedPath) -> os.stat_resu
 
 
 def build_not_regular_file_error(located: ResolvedPath) -> ToolError:
-    """Return the error for a file that is not a regular file."""
     return ToolError(
         f"`{located.display_path}` is a device, FIFO or socket. Only regular files can be read or written. Use another file.",
         kind="denied",
@@ -153,8 +152,7 @@ def resolve_further_roots(
     faults: list[tuple[str, str]] = []
     for index, root in enumerate(roots):
         real = _resolve_root(root)
-        problem = _find_further_root_problem(root, real, workspace, own)
-        if problem is not None:
+        if (problem := _find_further_root_problem(root, real, workspace, own)) is not None:
             faults.append((f"roots[{index}].path", problem))
         elif not is_beneath(real, workspace) and found.setdefault(real, root.access) != root.access:
             faults.append(

@@ -55,13 +55,7 @@ class _OpenHow(ctypes.Structure):
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
-_syscall.argtypes = (
-    ctypes.c_long,
-    ctypes.c_long,
-    ctypes.c_char_p,
-    ctypes.POINTER(_OpenHow),
-    ctypes.c_size_t,
-)
+_syscall.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_char_p, ctypes.POINTER(_OpenHow), ctypes.c_size_t)
 
 
 _LOOKUP_HOW = ctypes.byref(_OpenHow(PATH_FLAGS, 0, NO_SYMLINKS | NO_MAGICLINKS))

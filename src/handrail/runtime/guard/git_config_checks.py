@@ -74,8 +74,7 @@ def find_paths_named_by_git(tree: FolderTree) -> GitNamedPaths:
             for path in _config_paths(folder)
         ),
     )
-    known = _GIT_TARGETS.get(tree.root)
-    if known is not None and known[0] == key:
+    if (known := _GIT_TARGETS.get(tree.root)) is not None and known[0] == key:
         return known[1]
     links: dict[str, None] = {}
     found: dict[str, None] = {}
@@ -281,8 +280,7 @@ def find_rebase_exec_steps(tree: FolderTree) -> dict[str, tuple[bytes, ...]]:
 
 def remove_rebase_exec_steps(tree: FolderTree, path: str, known: Collection[bytes]) -> FileSnapshot | None:
     """Return the file without unknown steps that run a command; None if it is not a regular file."""
-    kept = snapshot_single_link_file(tree.root, path)
-    if kept is None:
+    if (kept := snapshot_single_link_file(tree.root, path)) is None:
         return None
     lines = [line for line in kept.data.splitlines(keepends=True) if not _runs_command(line) or line.strip() in known]
     return replace(kept, data=b"".join(lines))
@@ -348,8 +346,7 @@ def explain_lost_config_restoration(tree: FolderTree, path: str, before: FileSna
 
 
 def _explain_config_fault(tree: FolderTree, path: str, folder: str, before: FileSnapshot | None) -> str | None:
-    now = snapshot_single_link_file(tree.root, path)
-    if now is None:
+    if (now := snapshot_single_link_file(tree.root, path)) is None:
         return "it is not a regular file with one name"
     if before is not None and now.data == before.data:
         return None
@@ -373,8 +370,7 @@ def _find_unlisted_keys(tree: FolderTree, folder: str, before: bytes, after: byt
 
 
 def _explain_pointer_fault(tree: FolderTree, path: str, repositories: Collection[str]) -> str | None:
-    now = snapshot_single_link_file(tree.root, path)
-    if now is None:
+    if (now := snapshot_single_link_file(tree.root, path)) is None:
         return "it is not a regular file with one name"
     text = now.data.decode("utf-8", "surrogateescape").strip()
     if normalise_file_name(path.rpartition("/")[2]) == ".git":

@@ -90,8 +90,7 @@ class _ConfigReader:
     def _section(self) -> str:
         name = ""
         while True:
-            char = self._next()
-            if char == "]" and name:
+            if (char := self._next()) == "]" and name:
                 return name
             if char != "" and char in _SPACE:
                 return f"{name}.{self._subsection(char)}"
@@ -136,8 +135,7 @@ class _ConfigReader:
         blanks = 0
         quoted = False
         while True:
-            char = self._next()
-            if char in ("", "\n"):
+            if (char := self._next()) in ("", "\n"):
                 if quoted:
                     raise self._fault("a quoted value is not closed")
                 return "".join(value)
@@ -150,8 +148,7 @@ class _ConfigReader:
             value += " " * blanks
             blanks = 0
             if char == "\\":
-                char = self._next()
-                if char == "\n":
+                if (char := self._next()) == "\n":
                     continue
                 if char not in _ESCAPES:
                     raise self._fault(f"\\{char} is not a valid escape")
@@ -250,8 +247,7 @@ def is_harmless_git_setting(entry: GitConfigLine, inside: Callable[[str], bool])
 
     :param inside: whether a path, relative to the git directory, stays in the folder that the tool may write
     """
-    check = _HARMLESS_KEYS.get(entry.key)
-    if check is not None:
+    if (check := _HARMLESS_KEYS.get(entry.key)) is not None:
         return check(entry.value)
     if entry.key == "core.worktree":
         return entry.value is not None and _TEXT.fullmatch(entry.value) is not None and inside(entry.value)
@@ -417,8 +413,7 @@ def _read_config_entries(path: str, follow: bool) -> tuple[GitConfigLine, ...]:
     try:
         status = os.stat(path, follow_symlinks=follow)  # noqa: PTH116 - on the way of each start
         key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        known = _CONFIG_CACHE.get(path)
-        if known is not None and known.key == key:
+        if (known := _CONFIG_CACHE.get(path)) is not None and known.key == key:
             return known.entries
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_CONFIG_BYTES:
             return ()

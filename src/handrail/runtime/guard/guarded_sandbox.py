@@ -339,8 +339,7 @@ def _find_hidden(place: GuardedFolder, profile: SandboxProfile, *, writes: bool)
     if not writes and profile.denials is None:
         return ()
     hidden = place.find_paths_to_mask(profile.denials)
-    shows = profile.may_read
-    return hidden if shows is None else [path for path in hidden if not shows(path)]
+    return hidden if (shows := profile.may_read) is None else [path for path in hidden if not shows(path)]
 
 
 def _make_files_private(places: Sequence[GuardedFolder], closed: Collection[str]) -> tuple[str, ...]:

@@ -146,8 +146,7 @@ class GuardedFolder:
         """
         trees = [place.tree for place in (self, *others)]
         key = *((tree.root, tree.version) for tree in trees), len(writable), pinned, masked
-        known = self._over.get(key)
-        if known is None:
+        if (known := self._over.get(key)) is None:
             again = protected_mounts.find_hard_links_of_pinned([place.tree for place in writable], pinned)
             known = protected_mounts.fold_mounts_into_folders(trees, tuple(dict.fromkeys((*pinned, *again))), masked)
             if len(self._over) >= 16:
@@ -157,8 +156,7 @@ class GuardedFolder:
 
     def _cache_by_tree_version(self, key: object, find: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
         """Return the result of ``find``, computed once for each version of the tree."""
-        known = self._known.get(key)
-        if known is not None and known[0] == self.tree.version:
+        if (known := self._known.get(key)) is not None and known[0] == self.tree.version:
             return known[1]
         found = find()
         if len(self._known) >= 16:
@@ -400,8 +398,7 @@ class PostRunCheck:
         place.refresh()
         for _ in range(_MAX_OPENING_ROUNDS):
             shut = [path for path in place.tree.list_unreadable_folders() if path not in before.closed]
-            opened = [path for path in shut if grant_folder_access_to_owner(place.root, path)]
-            if not opened:
+            if not [path for path in shut if grant_folder_access_to_owner(place.root, path)]:
                 return
             place.refresh()
 
@@ -573,8 +570,7 @@ class PostRunCheck:
         shown = escape_terminal_controls(path[len(tree.root.rstrip("/")) + 1 :])
         what = escape_terminal_controls(", ".join(step.decode("utf-8", "replace")[:100] for step in planted[:3]))
         try:
-            rest = vcs.remove_rebase_exec_steps(tree, path, known)
-            if rest is None:
+            if (rest := vcs.remove_rebase_exec_steps(tree, path, known)) is None:
                 self._quarantine.move_into_quarantine(tree.root, path)
             else:
                 restore_file(tree.root, path, rest)
@@ -594,8 +590,7 @@ class PostRunCheck:
         try:
             with contextlib.suppress(FileNotFoundError):
                 self._quarantine.move_into_quarantine(root, path)
-            parent = open_parent(root, path)
-            if parent is None:
+            if (parent := open_parent(root, path)) is None:
                 return
             try:
                 os.symlink(target, path.rpartition("/")[2], dir_fd=parent)
@@ -615,8 +610,7 @@ def _has_moved_with_mount(place: GuardedFolder, path: str, entry: ProtectedEntry
 
 def _is_name_unchanged(path: str, entry: ProtectedEntry, before: _FolderState) -> bool:
     """Return whether a protected name existed before and is unchanged, as far as the names show."""
-    prior = before.entries.get(path)
-    if prior is None or prior.link != entry.link:
+    if (prior := before.entries.get(path)) is None or prior.link != entry.link:
         return False
     if entry.link:
         return _read_link(path) == before.links.get(path)

@@ -51,8 +51,7 @@ class QuarantineFolder:
         :raises OSError: if it can neither be moved nor removed
         :raises ToolError: ``unavailable`` if the system is short of descriptors or memory; the file is still there
         """
-        parent = open_parent(root, path)
-        if parent is None:
+        if (parent := open_parent(root, path)) is None:
             return None
         name = path.rpartition("/")[2]
         place = Path(self.folder, secrets.token_hex(4))
@@ -305,7 +304,6 @@ class OriginalPathStates:
         return original
 
     def forget_all_except(self, paths: set[str]) -> None:
-        """Forget all paths except ``paths``."""
         for path in [path for path in self._known if path not in paths]:
             self._forget(path)
 
@@ -353,8 +351,7 @@ class OriginalPathStates:
         return _file_identity(status)[:3], read_creation_time_ns(path)
 
     def _forget(self, path: str) -> None:
-        known = self._known.pop(path, None)
-        if known is not None and known.snapshot is not None:
+        if (known := self._known.pop(path, None)) is not None and known.snapshot is not None:
             self._bytes -= len(known.snapshot.data)
 
 
@@ -398,8 +395,7 @@ def restore_file(root: str, path: str, before: FileSnapshot) -> None:
 
     :raises OSError: if that fails
     """
-    parent = open_parent(root, path)
-    if parent is None:
+    if (parent := open_parent(root, path)) is None:
         raise FileNotFoundError(path)
     temporary = f".handrail-{secrets.token_hex(8)}.tmp"
     try:

@@ -76,14 +76,7 @@ _SILENT = (
 """Programs that may say nothing, with their exit codes for a host that they did not reach."""
 _LOOPBACK_NAME = compile_regex_lazily(r"127\.\d+\.\d+\.\d+|localhost|\[?::1\]?|0\.0\.0\.0")
 _REFUSED = compile_regex_lazily(rb"connection refused|\bECONNREFUSED\b", re.IGNORECASE)
-_PATH_SIGNS = (
-    b"ermission denied",
-    b"ead-only file system",
-    b"evice or resource busy",
-    b"EACCES",
-    b"EROFS",
-    b"EBUSY",
-)
+_PATH_SIGNS = (b"ermission denied", b"ead-only file system", b"evice or resource busy", b"EACCES", b"EROFS", b"EBUSY")
 _MISSING_PROGRAM = compile_regex_lazily(
     r"(?:^|[\s:])([\w][\w.+-]*): (?:command )?not found\b"
     r"|\benv: ['\u2018\"]?([\w][\w.+-]*)['\u2019\"]?: No such file"
@@ -242,8 +235,7 @@ def explain_no_network(profile: SandboxProfile, capabilities: CapabilitySet) -> 
             "it only reads, and such calls run without. If it must reach a host, use a command that is meant to, such as "
             "curl."
         )
-    owner = capabilities.find_owner_denying_all_hosts(is_confined=profile.confined)
-    if owner is None:
+    if (owner := capabilities.find_owner_denying_all_hosts(is_confined=profile.confined)) is None:
         return (
             "it runs confined. Continue without it, or ask the user for two rules: one that names the call, such as "
             "`allow bash COMMAND …` or `allow python`, and `allow net.fetch HOST`."
@@ -309,12 +301,10 @@ def _explain_outside_paths(output_text: str, profile: SandboxProfile) -> Iterato
 
 def explain_invisible_repository(profile: SandboxProfile) -> str | None:
     """Return where the repository of a working directory is if programs do not see it, and how the user grants it."""
-    found = find_enclosing_repository(profile.cwd or profile.workspace)
-    if found is None:
+    if (found := find_enclosing_repository(profile.cwd or profile.workspace)) is None:
         return None
     seen = (profile.workspace, *profile.writable, *profile.read_only_roots)
-    unseen = [path for path in (found.work_tree, found.common) if not _is_beneath_any(path, seen)]
-    if not unseen:
+    if not (unseen := [path for path in (found.work_tree, found.common) if not _is_beneath_any(path, seen)]):
         unseen = [path for path in found.objects if not _is_beneath_any(path, seen)]
     if not unseen:
         return None

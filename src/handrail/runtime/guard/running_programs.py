@@ -75,8 +75,7 @@ class RunningPrograms:
         with self._lock:
             if changeable and any(not one.mounted_paths.isdisjoint(changeable) for one in self._programs.values()):
                 return False  # that program has started since the profile was made
-            found = self._find_possible_replacer(profile, paths, repositories)
-            if found is None:
+            if (found := self._find_possible_replacer(profile, paths, repositories)) is None:
                 roots = () if changeable is None else (profile.workspace, *profile.writable)
                 self._programs[holder] = _RunningProgram(
                     format_running_program_name(profile), paths, roots, profile.call, profile.on_file_needed
@@ -148,8 +147,7 @@ class RunningPrograms:
         deadline: float | None = None
         while True:
             with self._lock:
-                program = self._find_program_with(path)
-                if program is None:
+                if (program := self._find_program_with(path)) is None:
                     self._replacing[path] = self._replacing.get(path, 0) + 1
                     return
                 change = self._add_waiter()

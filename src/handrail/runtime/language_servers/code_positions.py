@@ -19,7 +19,6 @@ SYMBOL_KINDS = (
 
 
 def convert_path_to_uri(path: str) -> str:
-    """Return the URI of an absolute path."""
     return f"file://{quote(path.encode('utf-8', 'surrogateescape'), safe=_SAFE)}"
 
 
@@ -191,7 +190,6 @@ def parse_workspace_edit(result: Any) -> tuple[dict[str, list[tuple[tuple[int, i
 
 
 def extract_hover_text(contents: Any) -> str:
-    """Return the text of a hover."""
     if isinstance(contents, list):
         return "\n\n".join(filter(None, map(extract_hover_text, cast("list[Any]", contents))))
     if isinstance(contents, dict):

@@ -117,8 +117,7 @@ class _AnswerFiles(Struct):
 
     def make_visible_location(self, path: str, span: _Span) -> CodeLocation | None:
         """Return a place for an answer; None, and count it, if the call may not see the file."""
-        located = self.locate(path)
-        if located is None:
+        if (located := self.locate(path)) is None:
             self.hidden_count += 1
             return None
         line, offset = span[0], span[1]
@@ -199,8 +198,7 @@ class PooledLanguageService:
                 0,
                 0,
             )
-            location = files.make_visible_location(target.document.path, span)
-            if location is None:
+            if (location := files.make_visible_location(target.document.path, span)) is None:
                 raise ToolError("The file of the symbol is hidden by a rule. Use another symbol.", kind="denied")
             return HoverQueryResult(extract_hover_text(contents).strip(), location, _make_quality(server, files, ""))
 
@@ -270,8 +268,7 @@ class PooledLanguageService:
         return located
 
     def _find_language(self, located: ResolvedPath) -> LanguageDefinition:
-        definition = self._pool.find_language_of_file(located.absolute)
-        if definition is None:
+        if (definition := self._pool.find_language_of_file(located.absolute)) is None:
             known = ", ".join(f"{one.language} ({' '.join(one.files)})" for one in self._pool.languages)
             raise ToolError(
                 f"No language server handles `{located.display_path}`. Languages with a server: {known}. Use grep and read, or ask "
@@ -526,8 +523,7 @@ async def _find_target(
     line = query.line - 1
     text = document.lines[line]
     if query.symbol:
-        column = next(find_whole_word_positions(text, _last_name(query.symbol)), None)
-        if column is None:
+        if (column := next(find_whole_word_positions(text, _last_name(query.symbol)), None)) is None:
             raise ToolError(
                 f"`{query.symbol[:200]}` is not in line {query.line} of {shown}: {text.strip()[:200]!r}. Pass the line that has it.",
                 kind="invalid_input",
@@ -577,8 +573,7 @@ async def _find_named_entries(
         found = [one for one in parse_symbol_entries(result) if one.matches_qualified_name(symbol)]
     except ServerErrorResponse:
         pass  # it has no such search
-    own = _keep_visible_entries(files, _drop_declarations(found), server)
-    if own or not name:
+    if (own := _keep_visible_entries(files, _drop_declarations(found), server)) or not name:
         return own, incomplete
     defined: list[SymbolEntry] = []
     used: list[_SymbolPosition] = []
@@ -610,8 +605,7 @@ def _keep_visible_entries(
     """Return the entries in files that the call may see, each place once."""
     kept: dict[tuple[str, int, int], SymbolEntry] = {}
     for one in entries:
-        located = files.locate(one.path)
-        if located is None or not located.is_inside:
+        if (located := files.locate(one.path)) is None or not located.is_inside:
             continue
         one.path = located.absolute
         span = _find_name_span(one, files.read_lines(one.path), server)
@@ -635,7 +629,6 @@ def _find_name_span(entry: SymbolEntry, lines: Sequence[str], server: RunningLan
 
 
 def _find_files_with(server: RunningLanguageServer, word: str, most: int) -> list[str]:
-    """Return files of the server's language that have a word."""
     wanted = word.encode()
     found: list[str] = []
     for path in sorted(server.files.stamps):
@@ -672,17 +665,13 @@ def _make_diagnostics(files: _AnswerFiles, document: OpenDocument, found: Iterab
         message = fields.get("message")
         if span is None or not isinstance(message, str):
             continue
-        location = files.make_visible_location(document.path, span)
-        if location is None:
+        if (location := files.make_visible_location(document.path, span)) is None:
             continue
         severity, code = fields.get("severity"), fields.get("code")
         number = severity if isinstance(severity, int) and 0 < severity <= len(_SEVERITIES) else 1
         kept.append(
             CodeDiagnostic(
-                _SEVERITIES[number - 1],
-                message,
-                location,
-                str(code) if isinstance(code, (str, int)) else "",
+                _SEVERITIES[number - 1], message, location, str(code) if isinstance(code, (str, int)) else ""
             )
         )
     return tuple(sorted(kept, key=lambda one: (one.location.line, one.location.column)))
@@ -696,8 +685,7 @@ def _make_rename_edits(files: _AnswerFiles, edits: dict[str, list[tuple[_Span, s
         for span, text in several:
             by_line.setdefault(span[0], []).append((span, text))
         for line, changes in sorted(by_line.items()):
-            location = files.make_visible_location(path, min(changes)[0])
-            if location is None:
+            if (location := files.make_visible_location(path, min(changes)[0])) is None:
                 continue
             lines = files.read_lines(path) if location.text is not None else ()
             new = lines[line] if line < len(lines) else ""

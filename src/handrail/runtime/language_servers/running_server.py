@@ -261,8 +261,7 @@ class RunningLanguageServer:
 
         :raises ToolError: if the file cannot be read
         """
-        document = self.documents.get(path)
-        if document is None:
+        if (document := self.documents.get(path)) is None:
             stamp = read_file_stamp(path)
             text = await asyncio.to_thread(self._read_text, path)
             document = OpenDocument(
@@ -319,8 +318,7 @@ class RunningLanguageServer:
             await self.connection.wait_for_change(min(_CHECK_AGAIN_S, left))
             if self.connection.progress:
                 continue
-            again = await self.ask(method, params)
-            if again == result and not self.connection.progress:
+            if (again := await self.ask(method, params)) == result and not self.connection.progress:
                 self._is_settled = True
             result = again
         if not self.files.is_complete:
@@ -352,8 +350,7 @@ class RunningLanguageServer:
         A server may say only after its start that it answers requests for them.
         If anything changed since the last ones, the text is sent again: only then does a new version tell them apart.
         """
-        known = self._fresh.get(document.path)
-        if known is not None and known != self._changes_sent:
+        if (known := self._fresh.get(document.path)) is not None and known != self._changes_sent:
             self._send_text(document, document.text)
         before = self.connection.diagnostics_count
         until = asyncio.get_running_loop().time() + self._times.pushed_s

@@ -73,8 +73,7 @@ class ServerMessageReader:
         self._buffer += piece
         while True:
             if self._length is None:
-                end = self._buffer.find(b"\r\n\r\n", 0, MAX_HEADER_BYTES)
-                if end < 0:
+                if (end := self._buffer.find(b"\r\n\r\n", 0, MAX_HEADER_BYTES)) < 0:
                     self._check_partial_header()
                     return
                 self._length = _parse_header(bytes(self._buffer[:end]))
@@ -130,7 +129,6 @@ def parse_body(body: bytes) -> dict[str, Any]:
 
 
 def encode_message(message: Mapping[str, Any]) -> bytes:
-    """Return a message with its header."""
     body = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
 

@@ -330,11 +330,9 @@ class LanguageServerPool:
         self._is_swept = False
 
     def list_running_servers(self) -> list[RunningLanguageServer]:
-        """Return the servers that run."""
         return [slot.server for slot in self._slots.values() if slot.server is not None]
 
     def find_language_of_file(self, path: str) -> LanguageDefinition | None:
-        """Return the language of a file, by its name."""
         return next((one for one in self.languages if one.matches_file_name(path)), None)
 
     def get_or_create_slot(self, definition: LanguageDefinition, ground: LanguageServerEnvironment) -> ServerSlot:
@@ -345,8 +343,7 @@ class LanguageServerPool:
         if self.is_closed:
             raise make_kernel_closing_error()
         key = ground.make_sharing_key(definition.language)
-        slot = self._slots.get(key)
-        if slot is None:
+        if (slot := self._slots.get(key)) is None:
             for other, idle in list(self._slots.items()):
                 if idle.server is None and not idle.is_busy and len(self._slots) >= 4 * MAX_SERVERS:
                     del self._slots[other]

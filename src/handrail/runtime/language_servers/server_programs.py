@@ -43,7 +43,6 @@ class LanguageDefinition(Struct, frozen=True):
     folders: tuple[str, ...] = ()
 
     def matches_file_name(self, path: str) -> bool:
-        """Return whether a file is of this language, by its name."""
         name = path.rpartition("/")[2]
         return any(fnmatchcase(name, pattern) for pattern in self.files)
 
@@ -55,11 +54,7 @@ class LanguageDefinition(Struct, frozen=True):
 KNOWN_LANGUAGES = (
     LanguageDefinition(
         "python",
-        (
-            ("ty", "server"),
-            ("basedpyright-langserver", "--stdio"),
-            ("pyright-langserver", "--stdio"),
-        ),
+        (("ty", "server"), ("basedpyright-langserver", "--stdio"), ("pyright-langserver", "--stdio")),
         ("*.py", "*.pyi"),
         install="pip install ty",
     ),

@@ -6,6 +6,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from handrail.contract.struct import Struct, field
@@ -103,7 +104,6 @@ class WorkspaceFileSnapshot(Struct):
 
 
 def make_file_stamp(found: os.stat_result) -> FileStamp:
-    """Return the stamp of a file."""
     return found.st_mtime_ns, found.st_size, found.st_ino, found.st_ctime_ns
 
 
@@ -118,10 +118,8 @@ def read_file_stamp(path: str) -> FileStamp | None:
 def _find_site_packages(environment: str) -> dict[str, int]:
     """Return the folder of installed packages of a virtual environment, with the time of its last change."""
     found: dict[str, int] = {}
-    try:
+    with suppress(OSError):
         for one in os.scandir(f"{environment}/lib"):
             folder = f"{one.path}/site-packages"
             found[folder] = os.stat(folder).st_mtime_ns  # noqa: PTH116
-    except OSError:
-        pass
     return found

@@ -65,7 +65,6 @@ class UndoPlan(Struct, frozen=True):
         return tuple(f"{one.name}: {one.problem}" for one in self.operations if one.problem)
 
     def list_paths(self) -> list[str]:
-        """Return the paths that change."""
         return [os.fsdecode(one.path) for one in self.steps]
 
     def preview(self) -> tuple[UndoPathResult, ...]:
@@ -145,8 +144,7 @@ def _is_forbidden(snapshots: WorkspaceSnapshots, path: bytes, earlier: PathState
     """Return whether undoing an undo would put a call's content under a protected name."""
     if earlier.kind not in ("file", "link"):
         return False
-    found = find_path_protection(os.fsdecode(path))
-    if found is None or found.requires_approval:
+    if (found := find_path_protection(os.fsdecode(path))) is None or found.requires_approval:
         return False
     return earlier.sha is None or snapshots.store.was_written_by_call(path, earlier.sha)
 
@@ -338,7 +336,6 @@ class WorkspaceFolderHandle:
             os.close(descriptor)
 
     def remove(self, path: bytes, present: PathState) -> None:
-        """Remove a path that still is ``present``."""
         parent, name = self._open_parent(os.fsdecode(path), change=True)
         if present.kind == "folder":
             try:
@@ -406,8 +403,7 @@ class WorkspaceFolderHandle:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(name, flags, 0o600, dir_fd=parent)
         try:
-            data = self._store.read_small_content(state.sha)
-            if data is not None:
+            if (data := self._store.read_small_content(state.sha)) is not None:
                 rest = memoryview(data)
                 while rest:
                     rest = rest[os.write(descriptor, rest) :]

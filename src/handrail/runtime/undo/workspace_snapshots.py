@@ -433,8 +433,7 @@ class WorkspaceSnapshots:
 
     def _get_last_known_state(self, folder: _CoveredFolder, name: str) -> PathState:
         """Return the state of a changed file as of the last look."""
-        was = folder.known.get(name)
-        if was is not None:
+        if (was := folder.known.get(name)) is not None:
             return _state_of(was)
         return _UNKNOWN if name in self._listed.get(folder.relative, ()) else ABSENT
 
@@ -454,8 +453,7 @@ class WorkspaceSnapshots:
     def _known_state(self, path: str) -> PathState:
         """Return what is at a path, as of the last look."""
         folder, _, name = path.rpartition("/")
-        kept = (self._files or {}).get(folder, {}).get(name)
-        if kept is not None:
+        if (kept := (self._files or {}).get(folder, {}).get(name)) is not None:
             return _state_of(kept)
         if path in self._links:
             return _link_state_of(self._links[path])
@@ -575,7 +573,6 @@ def copy_content(source: int, target: int, size: int) -> None:
 
 
 def hash_open_file(descriptor: int) -> bytes:
-    """Return the hash of an open file."""
     digest, offset = hashlib.sha256(), 0
     while piece := os.pread(descriptor, _PIECE, offset):
         digest.update(piece)
@@ -636,8 +633,7 @@ def _find_changed(coverage: _ScanCoverage) -> list[_ChangedFile]:
                 now = status(base + name)
             except OSError:
                 continue
-            was = get(name)
-            if was is None or was[0] != now.st_ctime_ns or was[1] != now.st_ino or not was[6]:
+            if (was := get(name)) is None or was[0] != now.st_ctime_ns or was[1] != now.st_ino or not was[6]:
                 changed.append((folder, name, now))
     return changed
 
@@ -675,8 +671,7 @@ def _folder_state(root: str, relative: str) -> tuple[int, int]:
 
 def _describe_unkept(changes: Sequence[PathChange], touched: Sequence[str]) -> Iterator[str]:
     """Yield notes about what a call changed and `handrail undo` cannot give back."""
-    lost = [os.fsdecode(one.path) for one in changes if not is_kept(one.before)]
-    if lost or touched:
+    if (lost := [os.fsdecode(one.path) for one in changes if not is_kept(one.before)]) or touched:
         yield (
             f"`handrail undo` cannot give back {_join_names([*lost, *touched])}: the earlier content was not kept, since it "
             "is too large, or of a kind or in a folder that Handrail does not keep."

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.contract.errors import LogUnavailable, ToolError, UsageError
@@ -22,7 +23,6 @@ from handrail.contract.services.channels_and_triggers import (
     Notification,
     check_channel_name,
 )
-from handrail.contract.struct import Struct, field
 from handrail.store.database.workspace_database import TableWork
 from handrail.store.tables.inbound_tables import (
     BroadcastReaderPosition,
@@ -90,7 +90,7 @@ class ChannelBroker:
         """The calls of this process that received messages."""
         self._work: set[asyncio.Future[Any]] = set()
         """Work that is completed even if its caller no longer waits."""
-        self._locks: dict[ChannelKey, _ChannelLock] = {}
+        self._locks = WeakValueDictionary[ChannelKey, asyncio.Lock]()
         """The locks of channels in use."""
         self._waiting: dict[ChannelKey, dict[asyncio.Event, str | None]] = {}
         """The calls that wait at each channel in order, with the sender that they wait for; None for any."""
@@ -114,8 +114,7 @@ class ChannelBroker:
         self, key: ChannelKey, sender: str, text: str, kind: ChannelKind | None, data: Mapping[str, Any] | None
     ) -> int:
         async with self._lock(key):
-            there = self.table.find_kind(key)
-            if there is not None and kind not in (None, there):
+            if (there := self.table.find_kind(key)) is not None and kind not in (None, there):
                 raise ToolError(
                     f"Channel {key.display_name} is a {there}, not a {kind}. Omit `kind` or pass '{there}'.",
                     kind="conflict",
@@ -234,8 +233,7 @@ class ChannelBroker:
         Calls that have waited longer come first.
         """
         waiting = self._waiting.get(key, {})
-        before = list(takewhile(lambda one: one[0] is not changed, waiting.items()))
-        if not before:
+        if not (before := list(takewhile(lambda one: one[0] is not changed, waiting.items()))):
             return self.table.find_oldest_message_after(key, 0, sender)
         anybodys = sender is None and all(wanted is None for _, wanted in before)
         free = self.table.list_messages_after(key, limit=len(before) + 1 if anybodys else CHANNEL_CAPACITY)
@@ -272,8 +270,7 @@ class ChannelBroker:
         """Look up the outcomes of calls that received messages, and return whether some are still unknown."""
         taken, back, unsettled = list[UnsettledDelivery](), list[UnsettledDelivery](), False
         for given in self.table.list_unsettled_deliveries(key):
-            well = self._call_succeeded(given.call)
-            if well is None and given.call in self._calls:
+            if (well := self._call_succeeded(given.call)) is None and given.call in self._calls:
                 unsettled = True
                 continue
             (taken if well else back).append(given)
@@ -301,8 +298,7 @@ class ChannelBroker:
         A message is taken by its watcher first and then removed. After a crash between the two the watcher gets it again and
         ignores it, because it has the same number.
         """
-        watchers = self._watchers.get(key)
-        if not watchers:
+        if not (watchers := self._watchers.get(key)):
             return
         if self.table.find_kind(key) == "broadcast":
             for watcher in tuple(watchers):
@@ -342,18 +338,8 @@ class ChannelBroker:
         for key in [key for key in self._waiting if key.scope == session_id]:
             self._wake_waiting(key)
 
-    @asynccontextmanager
-    async def _lock(self, key: ChannelKey) -> AsyncGenerator[None]:
-        """Lock a channel."""
-        turns = self._locks.setdefault(key, _ChannelLock())
-        turns.users += 1
-        try:
-            async with turns.lock:
-                yield
-        finally:
-            turns.users -= 1
-            if not turns.users:
-                del self._locks[key]
+    def _lock(self, key: ChannelKey) -> asyncio.Lock:
+        return self._locks.setdefault(key, asyncio.Lock())
 
     def _on_work_done(self, work: asyncio.Future[Any]) -> None:
         self._work.discard(work)
@@ -363,13 +349,6 @@ class ChannelBroker:
     def _wake_waiting(self, key: ChannelKey) -> None:
         for changed in self._waiting.get(key, ()):
             changed.set()
-
-
-class _ChannelLock(Struct):
-    """A lock of one channel with the number of its users."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    users: int = 0
 
 
 class SessionChannels:
@@ -399,7 +378,6 @@ class SessionChannels:
         return await self._broker.receive(self.resolve_key(channel), self._session_id, timeout_ms, sender, self._call)
 
     def for_call(self, call_id: str) -> SessionChannels:
-        """Return the channels for one call."""
         return SessionChannels(self._broker, self._session_id, self._top, self._agent, call_id)
 
     def resolve_key(self, channel: str) -> ChannelKey:
@@ -433,9 +411,7 @@ class WorkspaceNotifications:
         self._sessions: dict[str, SessionNotifications] = {}
 
     def attach_session(self, session_id: str) -> SessionNotifications:
-        """Return the notifications of a session."""
-        found = self._sessions.get(session_id)
-        if found is None:
+        if (found := self._sessions.get(session_id)) is None:
             found = self._sessions[session_id] = SessionNotifications(self, session_id)
         found.is_detached = False
         return found
@@ -519,7 +495,6 @@ class SessionNotifications:
         self._wake_waiting()
 
     def record_posted_notification(self, source: str) -> None:
-        """Record that a notification of ``source`` was posted."""
         self.stop_expecting(source)
 
     def _has_pending(self) -> bool:

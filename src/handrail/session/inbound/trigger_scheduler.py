@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.contract.errors import LogUnavailable, ToolError, UsageError
@@ -122,23 +122,13 @@ def describe_firing_cause(trigger: Trigger) -> str:
 # Triggers that watch a channel: each of its messages is sent to their session as a notification.
 
 
-class TriggerNotificationSender(Protocol):
-    """A sender of notifications about fired triggers."""
-
-    clock: Callable[[], int]
-
-    async def post_firing_notification(
-        self, trigger: Trigger, delivery: str, now: int, *, about: str, **more: Any
-    ) -> bool: ...
-
-
 class ChannelTriggerWatcher:
     """A trigger that takes the messages of a channel.
 
     Implements :class:`~handrail.session.inbound.channel_broker.ChannelWatcher`.
     """
 
-    def __init__(self, sink: TriggerNotificationSender, trigger: Trigger, channels: SessionChannels) -> None:
+    def __init__(self, sink: TriggerScheduler, trigger: Trigger, channels: SessionChannels) -> None:
         assert trigger.channel is not None
         self._sink = sink
         self._trigger = trigger
@@ -280,8 +270,7 @@ class TriggerScheduler:
     async def remove(self, session_id: str, name: str) -> Trigger | None:
         """Remove a trigger and return it, or None if the name does not exist."""
         async with self._changing:
-            trigger = self._names_by_session.get(session_id, {}).get(name)
-            if trigger is not None:
+            if (trigger := self._names_by_session.get(session_id, {}).get(name)) is not None:
                 await self.table.remove(trigger)
                 watch = self._watching.get((session_id, name))
                 self._detach(trigger)
@@ -294,8 +283,7 @@ class TriggerScheduler:
         if adding := [put for (session, _), put in self._adding.items() if session == session_id]:
             await asyncio.wait(adding)
         async with self._changing:
-            triggers = self.list_triggers(session_id)
-            if triggers:
+            if triggers := self.list_triggers(session_id):
                 await self.table.remove_session(session_id)
             for trigger in triggers:
                 self._detach(trigger)
@@ -483,8 +471,7 @@ class TriggerScheduler:
         named.pop(trigger.name, None)
         if not named:
             self._names_by_session.pop(trigger.session_id, None)
-        watch = self._watching.pop(id, None)
-        if watch is not None:
+        if (watch := self._watching.pop(id, None)) is not None:
             self._broker.unwatch(watch.key, watch)
         self._classes.pop(id, None)
         self._waits.stop(id)
@@ -686,7 +673,6 @@ class WorkspaceInboundServices:
         await self.triggers.remove_session(session_id)  # those that a cancelled call was adding meanwhile
 
     async def remove_triggers_and_channels(self, session_id: str) -> None:
-        """Remove the triggers and channels of a session that is closed."""
         await self.triggers.remove_session(session_id)
         await self.channels.remove_session(session_id)
 

@@ -66,8 +66,7 @@ class TriggerWaiters:
 
     def stop(self, id: TriggerId) -> None:
         """Stop waiting for a trigger. A wait that ignores its cancellation is left running."""
-        task = self._tasks.pop(id, None)
-        if task is not None and task is not asyncio.current_task():
+        if (task := self._tasks.pop(id, None)) is not None and task is not asyncio.current_task():
             task.cancel()
             self._stopping.add(task)
             task.add_done_callback(self._stopping.discard)

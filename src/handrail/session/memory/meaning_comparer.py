@@ -95,8 +95,7 @@ class EmbeddingComparer:
         if self._embedder is None:
             return None
         if vectors is not None:
-            known = self._load_stored(self._embedder, vectors, passages)
-            if known is None:
+            if (known := self._load_stored(self._embedder, vectors, passages)) is None:
                 return None
         else:
             known = dict(zip(passages, self._encode(self._embedder, [*passages.values()]), strict=True))
@@ -112,8 +111,7 @@ class EmbeddingComparer:
         model = embedder.fingerprint
         stored = vectors.load_vectors([*passages], model)
         known = {number: numpy.frombuffer(row, numpy.float16).astype(numpy.float32) for number, row in stored.items()}
-        missing = [number for number in passages if number not in known]
-        if missing:
+        if missing := [number for number in passages if number not in known]:
             if len(missing) > _MOST_MISSING:
                 assert self._threads is not None
                 self._threads.submit(self._make_missing, embedder, vectors, {n: passages[n] for n in missing})

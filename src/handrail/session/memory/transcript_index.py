@@ -17,13 +17,7 @@ from typing import Any, NamedTuple, cast
 from handrail.contract.services.history_and_skill_services import PassageKind, TranscriptPassage
 from handrail.contract.struct import Struct
 from handrail.record.log_reader import LogReader
-from handrail.store.memory.passage_index import (
-    CREATE_INDEX,
-    QueryTerms,
-    RankedPassage,
-    count_passages,
-    find_passages,
-)
+from handrail.store.memory.passage_index import CREATE_INDEX, QueryTerms, RankedPassage, count_passages, find_passages
 from handrail.store.tables.session_messages import StoredSessionMessage, read_latest_session_messages
 
 MOST_MESSAGES = 20_000
@@ -126,7 +120,6 @@ class TranscriptIndex:
                 self._store(sorted((*message_passages, *calls.passages), key=lambda one: one.at_ns))
 
     def _read_calls(self, reader: LogReader, said: set[str]) -> LogPassages:
-        """Return the calls that are in no message."""
         since, again = self._last_record, self._unanswered
         newest = reader.head().sequence
 
@@ -286,8 +279,7 @@ def extract_log_passages(
         if len(found) >= MOST_CALLS or size > MOST_BYTES:
             return LogPassages(found, unanswered, is_partial=True)
         hidden = [is_hidden_from_model(reader, one) for one in list_ancestor_call_ids(proposal.call_id)]
-        outcome = reader.find_outcome(proposal.call_id)
-        if outcome is None or None in hidden:
+        if (outcome := reader.find_outcome(proposal.call_id)) is None or None in hidden:
             unanswered.add(proposal.call_id)
         if any(one is not False for one in hidden):
             continue

@@ -11,11 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from handrail.config.secret_detection import (
-    find_secrets_in_text_urls,
-    is_ordinary_value,
-    is_secret_value,
-)
+from handrail.config.secret_detection import find_secrets_in_text_urls, is_ordinary_value, is_secret_value
 from handrail.contract.agent_manifest import MANIFEST_KEYS
 from handrail.contract.errors import ToolError
 from handrail.contract.services.memory_service import MemoryWriteRequest
@@ -163,8 +159,7 @@ def find_untrusted_content_reason(reader: LogReader, session_id: str) -> str:
     :raises sqlite3.Error: if the log cannot be read
     """
     for _ in range(_MOST_FORKS):
-        rows = select_session_rows(reader.connection, "WHERE id = ?", (session_id,))
-        if not rows:
+        if not (rows := select_session_rows(reader.connection, "WHERE id = ?", (session_id,))):
             return "the session is unknown"
         if (why := _find_untrusted(reader, rows[0])) is not None:
             return why
@@ -182,8 +177,7 @@ def _find_untrusted(reader: LogReader, row: SessionRow) -> str | None:
         return "the model of an MCP client stored it, and Handrail does not see what that model reads"
     for proposal in reader.records(session=row.id, kind="proposed", newest_first=True):
         if proposal.tool not in _TRUSTED_TOOLS:
-            outcome = reader.find_outcome(proposal.call_id)
-            if outcome is None or outcome.kind == "committed":
+            if (outcome := reader.find_outcome(proposal.call_id)) is None or outcome.kind == "committed":
                 return _describe_result(proposal, outcome)
         elif proposal.tool in ("memory.query", "memory.upsert"):  # the latter shows a fact that says nearly the same
             outcome = reader.find_outcome(proposal.call_id)
@@ -250,8 +244,7 @@ def _secret_error(what: str) -> ToolError:
 
 def _repeats(text: str, instructions: str) -> bool:
     """Return whether instructions contain a text, or a paragraph that says nearly the same."""
-    plain = _flatten(text)
-    if plain in _flatten(instructions):
+    if _flatten(text) in _flatten(instructions):
         return True
     wanted = extract_trigrams(text)
     lines = instructions.splitlines()

@@ -34,11 +34,9 @@ class WakeupSignal(Protocol):
 
     def set(self) -> None:
         """Send the signal, from any thread, also after :meth:`close`."""
-        ...
 
     def wait(self) -> None:
         """Wait until it was sent since the last wait."""
-        ...
 
     def wait_for(self, seconds: float) -> bool:
         """Wait for at most ``seconds``, and return whether it was sent."""
@@ -46,7 +44,6 @@ class WakeupSignal(Protocol):
 
     def close(self) -> None:
         """Release the signal, since no thread waits any more."""
-        ...
 
 
 def create_wakeup() -> WakeupSignal:
@@ -240,7 +237,6 @@ class QueuedWrite:
 
     @property
     def is_durable(self) -> bool:
-        """Whether it is known to be durable."""
         return self._written.done() and self._written.exception() is None
 
     def request_flush(self) -> asyncio.Future[None]:
@@ -291,7 +287,6 @@ class WriteSink(Protocol[T_contra]):
 
     def warm_up(self) -> None:
         """Prepare for a :meth:`start_journalled_write` that may follow soon. Never raises."""
-        ...
 
     def write(self, batch: Sequence[T_contra]) -> None:
         """Make the whole batch durable, or none of it.
@@ -299,14 +294,12 @@ class WriteSink(Protocol[T_contra]):
         :raises SinkUnavailable: for a failure that concerns every batch. For any other exception, the writer assumes a faulty
             item and writes the items one by one
         """
-        ...
 
     def reopen(self) -> None:
         """Start again after :class:`SinkUnavailable`, and check that writing works.
 
         :raises SinkUnavailable: if it does not
         """
-        ...
 
     def close(self) -> None: ...
 
@@ -712,7 +705,6 @@ class GroupWriter(Generic[T]):
 
 
 def _waiting_callers(batch: Sequence[_Entry[Any]]) -> list[CallerFuture]:
-    """Return the futures of a batch."""
     return [waiter for _, waiter in batch if isinstance(waiter, asyncio.Future)]
 
 

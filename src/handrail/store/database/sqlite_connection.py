@@ -8,7 +8,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -42,7 +42,6 @@ Engine = Callable[..., sqlite3.Connection]
 
 
 def find_engine_entry_points() -> Iterable[metadata.EntryPoint]:
-    """Return the entry points of engines in this environment."""
     return list_trusted_entry_points(ENTRY_POINT_GROUP)
 
 
@@ -53,8 +52,7 @@ def connect_engine(path: Path, database: str | Path, **options: Any) -> sqlite3.
     :raises sqlite3.Error: if it cannot be opened
     :raises StartError: if its engine is no longer installed, or returns another type
     """
-    name = read_engine_name(path)
-    if name == BUILT_IN_ENGINE:
+    if (name := read_engine_name(path)) == BUILT_IN_ENGINE:
         return sqlite3.connect(database, **options)
     try:
         connection: Any = _load_engine(name)(str(database), **options)
@@ -185,10 +183,8 @@ def open_reader(path: Path) -> sqlite3.Connection:
         # On a read-only file system SQLite cannot create the shared-memory file. A log that was closed properly needs
         # none: all of it is in one file.
         if getattr(error, "sqlite_errorname", "") == "SQLITE_CANTOPEN" and not Path(f"{path}-wal").exists():
-            try:
+            with suppress(sqlite3.Error, OSError):
                 return _read_only(path, "mode=ro&immutable=1")
-            except (sqlite3.Error, OSError):
-                pass
         raise make_database_start_error(path, error) from None
 
 
@@ -444,8 +440,7 @@ def compact(path: Path) -> CompactionResult:
     before = _size(path)
     problem: str | None = None
     try:
-        connection = connect_engine(path, path, isolation_level=None, timeout=_COMPACTION_PATIENCE_S)
-        try:
+        with closing(connect_engine(path, path, isolation_level=None, timeout=_COMPACTION_PATIENCE_S)) as connection:
             connection.execute("PRAGMA secure_delete = ON")
             problem = _empty_log(connection)
             free, pages, page = (
@@ -459,8 +454,6 @@ def compact(path: Path) -> CompactionResult:
                 finally:
                     connection.execute("PRAGMA temp_store_directory = ''")
                 problem = _empty_log(connection)
-        finally:
-            connection.close()
     except (sqlite3.Error, StartError) as error:
         problem = f"The file {path} could not be compacted: {error}"
     return CompactionResult(before, _size(path), problem)
@@ -484,8 +477,6 @@ def _read_pragma(connection: sqlite3.Connection, name: str) -> int:
 def _size(path: Path) -> int:
     total = 0
     for file in (path, path.with_name(f"{path.name}-wal")):
-        try:
+        with suppress(OSError):
             total += file.stat().st_size
-        except OSError:
-            pass
     return total

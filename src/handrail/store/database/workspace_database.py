@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from itertools import chain
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -18,6 +18,7 @@ from handrail.store.database.sqlite_connection import (
     BUILT_IN_ENGINE,
     explain_database_error,
     make_database_start_error,
+    map_to_log_unavailable,
     open_reader,
     open_writer,
     read_engine_name,
@@ -55,7 +56,6 @@ class DatabaseTable(Protocol):
 
         :raises SinkUnavailable: if the present content must not be written to
         """
-        ...
 
     def build_statements(self, batch: Sequence[Any]) -> Iterable[Statement]:
         """Return the statements that make ``batch`` durable, in order.
@@ -183,11 +183,8 @@ class WorkspaceDatabase:
         :raises StartError: if its content is damaged
         """
         try:
-            with_reader = open_reader(self.path)
-            try:
+            with closing(open_reader(self.path)) as with_reader:
                 table.load(with_reader)
-            finally:
-                with_reader.close()
         except (sqlite3.Error, SinkUnavailable) as error:
             raise make_database_start_error(self.path, error) from None
         self._sink.tables.append(table)
@@ -242,6 +239,55 @@ class WorkspaceDatabase:
         self.writer.close()
 
 
+class _StatementTable:
+    """The table of works that are statements already. It keeps no state in memory."""
+
+    def load(self, connection: sqlite3.Connection) -> None:
+        """Do nothing."""
+
+    def build_statements(self, batch: Sequence[Sequence[Statement]]) -> Iterable[Statement]:
+        return chain.from_iterable(batch)
+
+
+_STATEMENT_TABLE = _StatementTable()
+
+
+def make_statement_work(*statements: Statement) -> TableWork:
+    """Return the work that executes these statements."""
+    return _STATEMENT_TABLE, statements
+
+
+class WorkspaceTable:
+    """One subject in the workspace's database: it reads rows, and its works are statements."""
+
+    def __init__(self, database: WorkspaceDatabase) -> None:
+        self._database = database
+
+    async def commit(self, *works: TableWork) -> None:
+        """Write the works in one transaction.
+
+        :raises LogUnavailable: if they could not be written, or a row was not in the required state
+        """
+        await self._database.write_works_atomically(works)
+
+    def write_soon(self, work: TableWork) -> None:
+        """Write a work soon, without waiting."""
+        self._database.write_soon(*work)
+
+    async def _write(self, *statements: Statement) -> None:
+        await self._database.write_durably(_STATEMENT_TABLE, statements)
+
+    def _read_rows(
+        self, sql: str, values: Sequence[SqlValue] = (), parse: Callable[[tuple[Any, ...]], Any] = tuple
+    ) -> list[Any]:
+        """Return the rows of a query.
+
+        :raises LogUnavailable: if the database cannot be read, or a row is damaged
+        """
+        with map_to_log_unavailable(self._database.path):
+            return [parse(row) for row in self._database.shared_read_connection.execute(sql, values)]
+
+
 class _DatabaseSink:
     def __init__(self, folders: StateFolders, connection: sqlite3.Connection, fence: WorkspaceLease) -> None:
         self._path = folders.database_file
@@ -272,8 +318,7 @@ class _DatabaseSink:
         )  # another engine may encrypt its content
 
     def write_ahead(self, batch: Sequence[TableWork]) -> bool:
-        connection = self._connection
-        if connection is None or self.former or not self._notes:
+        if (connection := self._connection) is None or self.former or not self._notes:
             return False
         try:
             content = _encode_note(batch, self.headed)
@@ -302,15 +347,14 @@ class _DatabaseSink:
                 self._journal.wake_disk()
 
     def write(self, batch: Sequence[TableWork]) -> None:
-        connection = self._connection
-        if connection is None:
+        if (connection := self._connection) is None:
             raise (
                 self._lost_lease_error()
                 if self._lost
                 else SinkUnavailable(f"The database {self._path} is closed. Open the kernel again.")
             )
         if any(work[0] is _TOGETHER for work in batch):
-            batch = _split_works(batch)
+            batch = [work for item in batch for work in (item[1] if item[0] is _TOGETHER else (item,))]
         if (fault := self._explain_lost_visibility()) is not None:
             raise SinkUnavailable(fault)  # nothing was written yet; it is written when the files are back
         try:
@@ -350,8 +394,7 @@ class _DatabaseSink:
                 "No call is run, since nothing can be logged. Put the files back, or restart this process."
             )
         if self._judged[0] != found:
-            damage = self._explain_in_place_damage(found, was)
-            if damage is None:
+            if (damage := self._explain_in_place_damage(found, was)) is None:
                 self._files = self._stat_files()
             self._judged = found, damage
         return self._judged[1]
@@ -379,15 +422,12 @@ class _DatabaseSink:
         if found.database.size < was.database.size:  # not opened: SQLite removes the -wal of an empty database
             return self._changed_text(f"its size fell from {was.database.size:,} to {found.database.size:,} bytes")
         try:
-            connection = open_reader(self._path)
-            try:
+            with closing(open_reader(self._path)) as connection:
                 if read_fencing_token(connection) != self._fence.token:
                     return None  # another process holds the workspace, which the write reports
                 (problem,) = connection.execute("PRAGMA quick_check(1)").fetchone()
                 if problem == "ok" and self.headed is not None and not self.headed.is_head_in(connection):
                     problem = f"record {self.headed.head()[0]} is missing"
-            finally:
-                connection.close()
         except (sqlite3.Error, StartError) as error:
             problem = str(error)
         return None if problem == "ok" else self._changed_text(problem)
@@ -581,25 +621,25 @@ class _DatabaseSink:
                 # This connection is never closed, so it is not the last.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
                 return
-            try:
+            with suppress(sqlite3.Error):
                 connection.close()
-            except sqlite3.Error:
-                pass
-
-
-def _split_works(batch: Sequence[TableWork]) -> list[TableWork]:
-    """Return the works of a batch, with combined ones split."""
-    return [work for item in batch for work in (item[1] if item[0] is _TOGETHER else (item,))]
 
 
 def _build_statements(batch: Sequence[TableWork], chained: ChainedTable | None) -> Iterator[Statement]:
-    """Yield the statements of each table together, in order."""
-    by_table: dict[DatabaseTable, list[Any]] = {}
+    """Yield the statements in order, but those of the chained table together."""
+    runs: list[tuple[DatabaseTable, list[Any]]] = []
+    of_chain: list[Any] = []
     work: Any
     for work in batch:
         table, payload = (cast("ChainedTable", chained), work) if type(work[0]) is int else work
-        by_table.setdefault(table, []).append(payload)
-    for table, payloads in by_table.items():
+        if table is chained and of_chain:
+            of_chain.append(payload)
+        elif runs and runs[-1][0] is table:
+            runs[-1][1].append(payload)
+        else:
+            runs.append((table, [payload]))
+            of_chain = runs[-1][1] if table is chained else of_chain
+    for table, payloads in runs:
         yield from table.build_statements(payloads)
 
 

@@ -17,6 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from msgspec.structs import astuple
+
 from handrail.contract.errors import StartError
 from handrail.contract.struct import Struct
 from handrail.contract.text.lazy_patterns import compile_regex_lazily
@@ -174,6 +176,7 @@ class KnowledgeStore:
 
     :param state: the root of all state
     :param engine: the engine that creates the file; an existing file keeps its engine
+    :raises KnowledgeUnavailable: by every method that reads or writes, if the file cannot be used
     """
 
     def __init__(self, state: Path, engine: str | None = None) -> None:
@@ -191,10 +194,7 @@ class KnowledgeStore:
 
     @contextmanager
     def _transaction(self) -> Generator[sqlite3.Connection]:
-        """Yield a connection within a transaction that excludes other writers.
-
-        :raises KnowledgeUnavailable: if the file cannot be used
-        """
+        """Yield a connection within a transaction that excludes other writers."""
         with self._lock, self._map_database_errors():
             connection = self._connect()
             connection.execute("BEGIN IMMEDIATE")
@@ -264,7 +264,6 @@ class KnowledgeStore:
             raise
 
     def close(self) -> None:
-        """Close the file."""
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
@@ -281,7 +280,6 @@ class KnowledgeStore:
         :param limit: the maximum number of entries of one session
         :raises UnknownKnowledgeEntry: if ``replaces`` names no current entry
         :raises SessionWriteLimitError: if the session has stored that many
-        :raises KnowledgeUnavailable: if the file cannot be used
         """
         with self._transaction() as connection:
             replaced = self._find_current(connection, new.replaces) if new.replaces is not None else None
@@ -290,15 +288,14 @@ class KnowledgeStore:
             (count,) = connection.execute("SELECT count(*) FROM entry WHERE session = ?", (new.session,)).fetchone()
             if count >= limit:
                 raise SessionWriteLimitError
-            entry = _with_id(new)
+            entry = replace(new, id=f"mem_{secrets.token_hex(6)}", superseded_by=None)
             _insert(connection, entry)
             if replaced is not None and (entry.is_confirmed or not replaced.is_confirmed):
                 _move_to_history(connection, [replaced.id], entry.id, None)
             return KnowledgeWriteResult(entry, is_merged=False)
 
     def _find_current(self, connection: sqlite3.Connection, id: str) -> KnowledgeEntry:
-        found = _select(connection, "WHERE id = ? AND superseded_by IS NULL", (id,))
-        if not found:
+        if not (found := _select(connection, "WHERE id = ? AND superseded_by IS NULL", (id,))):
             raise UnknownKnowledgeEntry(id)
         return found[0]
 
@@ -324,7 +321,6 @@ class KnowledgeStore:
         """Confirm a current entry, and let it replace the one that it was stored for.
 
         :raises UnknownKnowledgeEntry: if there is no such entry
-        :raises KnowledgeUnavailable: if the file cannot be used
         """
         with self._transaction() as connection:
             entry = self._find_current(connection, id)
@@ -338,8 +334,6 @@ class KnowledgeStore:
         """Fold entries with the same key into the latest one, as history.
 
         An entry that no person confirmed never folds a confirmed one.
-
-        :raises KnowledgeUnavailable: if the file cannot be used
         """
         with self._transaction() as connection:
             (last,) = connection.execute("SELECT coalesce(max(compaction), 0) FROM entry").fetchone()
@@ -363,7 +357,6 @@ class KnowledgeStore:
         """Make history current again, and return the ids: the entries of a compaction, or one entry.
 
         :param compaction: None for the latest one
-        :raises KnowledgeUnavailable: if the file cannot be used
         """
         with self._transaction() as connection:
             if id is not None:
@@ -388,8 +381,7 @@ class KnowledgeStore:
             todo = [one for one in ids if _select(connection, "WHERE id = ?", (one,))]
             deleted: dict[str, None] = {}
             while todo:
-                one = todo.pop()
-                if one not in deleted:
+                if (one := todo.pop()) not in deleted:
                     deleted[one] = None
                     rows = connection.execute("SELECT id FROM entry WHERE superseded_by = ?", (one,)).fetchall()
                     todo += [row[0] for row in rows]
@@ -404,7 +396,6 @@ class KnowledgeStore:
         Entries that follow the user's words stay, without the session and call that stored them.
 
         :return: the number of deleted entries
-        :raises KnowledgeUnavailable: if the file cannot be used
         """
         if not self.exists:
             return 0
@@ -436,10 +427,7 @@ class KnowledgeStore:
             )
 
     def add_missing_entries(self, entries: Iterable[KnowledgeEntry]) -> int:
-        """Add entries of a backup whose ids are not there, and return how many.
-
-        :raises KnowledgeUnavailable: if the file cannot be used
-        """
+        """Add entries of a backup whose ids are not there, and return how many."""
         added = 0
         with self._transaction() as connection:
             for entry in entries:
@@ -449,10 +437,7 @@ class KnowledgeStore:
         return added
 
     def reassign_workspace_entries(self, old: str, new: str) -> None:
-        """Record that a workspace was moved.
-
-        :raises KnowledgeUnavailable: if the file cannot be used
-        """
+        """Record that a workspace was moved."""
         if self.exists:
             with self._transaction() as connection:
                 connection.execute("UPDATE entry SET workspace = ? WHERE workspace = ?", (new, old))
@@ -481,10 +466,7 @@ class KnowledgeStore:
     # Reading
 
     def find(self, terms: QueryTerms, from_ns: int | None = None, to_ns: int | None = None) -> list[RankedPassage]:
-        """Return the best current entries by words.
-
-        :raises KnowledgeUnavailable: if the file cannot be used
-        """
+        """Return the best current entries by words."""
         wheres = [f"created_ns >= {from_ns:d}"] if from_ns is not None else []
         wheres += [f"created_ns < {to_ns:d}"] if to_ns is not None else []
         among = f"rowid IN (SELECT number FROM entry WHERE {' AND '.join(wheres)})" if wheres else ""  # noqa: S608
@@ -498,8 +480,7 @@ class KnowledgeStore:
                 return {}
             found: dict[int, KnowledgeEntry] = {}
             for number in numbers:
-                entries = _select(connection, f"WHERE number = ? AND {_IS_LATEST}", (number,))
-                if entries:
+                if entries := _select(connection, f"WHERE number = ? AND {_IS_LATEST}", (number,)):
                     found[number] = entries[0]
             return found
 
@@ -566,10 +547,7 @@ class KnowledgeStore:
         return {number: row[0] for number, row in rows.items() if row is not None}
 
     def store_vectors(self, vectors: Mapping[int, bytes], model: str) -> None:
-        """Store vectors of entries that still exist.
-
-        :raises KnowledgeUnavailable: if the file cannot be used
-        """
+        """Store vectors of entries that still exist."""
         with self._transaction() as connection:
             for number, row in vectors.items():
                 sql = "INSERT OR REPLACE INTO vector SELECT number, ?, ? FROM entry WHERE number = ?"
@@ -606,10 +584,6 @@ def _read_version(connection: sqlite3.Connection) -> tuple[int, int]:
     return application, version
 
 
-def _with_id(new: KnowledgeEntry) -> KnowledgeEntry:
-    return replace(new, id=f"mem_{secrets.token_hex(6)}", superseded_by=None)
-
-
 def parse_entry(data: Mapping[str, Any], workspace: str) -> KnowledgeEntry:
     """Return an entry from its JSON form, as one of a workspace.
 
@@ -628,21 +602,7 @@ def parse_entry(data: Mapping[str, Any], workspace: str) -> KnowledgeEntry:
 
 
 def _to_row(entry: KnowledgeEntry) -> tuple[Any, ...]:
-    return (
-        entry.id,
-        entry.text,
-        entry.key,
-        json.dumps(entry.tags),
-        entry.created_ns,
-        entry.workspace,
-        entry.session,
-        entry.call,
-        entry.agent,
-        entry.untrusted,
-        entry.confirmed_ns,
-        entry.replaces,
-        entry.superseded_by,
-    )
+    return astuple(replace(entry, tags=json.dumps(entry.tags)))
 
 
 def _select(connection: sqlite3.Connection, where: str, values: Sequence[Any]) -> list[KnowledgeEntry]:

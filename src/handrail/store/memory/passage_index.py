@@ -163,8 +163,7 @@ def parse_query(query: str) -> QueryTerms:
     texts: dict[str, None] = {}
     parts_of_terms: list[str] = []
     for quoted, term in _TERM.findall(query):
-        parts = _WORD.findall((quoted or term).lower().replace("_", " "))
-        if not parts:
+        if not (parts := _WORD.findall((quoted or term).lower().replace("_", " "))):
             continue
         texts[(quoted or term.strip(_TRIMMED_CHARACTERS)).lower()] = None
         is_phrase = len(parts) > 1 and (quoted or sum(part not in _STOP_WORDS for part in parts) > 1)
@@ -197,8 +196,7 @@ def find_passages(
     )
     rows: list[tuple[int, float]] = []
     for match in _build_matches(connection, terms, with_context=with_context):
-        rows = connection.execute(sql, (match,)).fetchall()
-        if rows:
+        if rows := connection.execute(sql, (match,)).fetchall():
             break
     if not rows:
         rows = _find_parts_of_words(connection, terms.texts, condition)

@@ -8,13 +8,18 @@ to ``used``, ``expired`` or ``withdrawn``. Each move is a statement that is true
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from handrail.contract.approval_requests import Approval, ApprovalRequest, ApprovalState, StoredProjectRule
 from handrail.contract.json_codec import expect_json_object, reader_of, write
 from handrail.store.database.sqlite_connection import make_damaged_row_error, map_to_log_unavailable
-from handrail.store.database.workspace_database import SingleRowStatement, Statement, TableWork, WorkspaceDatabase
+from handrail.store.database.workspace_database import (
+    SingleRowStatement,
+    Statement,
+    TableWork,
+    WorkspaceTable,
+    make_statement_work,
+)
 from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
 
 _COLUMNS = "state, answered, grant_expires_ns, kind, request, decision"
@@ -117,15 +122,12 @@ class ApprovalReader:
             return self._connection.execute(sql, values).fetchall()
 
 
-class ApprovalTable:
+class ApprovalTable(WorkspaceTable):
     """The writing side of approval requests.
 
     Each method returns a :data:`~handrail.store.database.workspace_database.TableWork` for
     :meth:`~handrail.store.database.workspace_database.WorkspaceDatabase.write_works_atomically`, so that a move and its record are one transaction.
     """
-
-    def __init__(self, database: WorkspaceDatabase) -> None:
-        self._database = database
 
     @property
     def reader(self) -> ApprovalReader:
@@ -136,164 +138,68 @@ class ApprovalTable:
         with map_to_log_unavailable(self._database.path):
             return ApprovalReader(self._database.shared_read_connection)
 
-    async def commit(self, *works: TableWork) -> None:
-        """Write the works in one transaction.
-
-        :raises LogUnavailable: if they could not be written, or a row was not in the required state
-        """
-        await self._database.write_works_atomically(works)
-
-    def write_soon(self, work: TableWork) -> None:
-        """Write a work soon, without waiting."""
-        self._database.write_soon(*work)
-
     def build_add_request_work(self, asked: Approval, *, whole: bool) -> TableWork:
         """Add a new request.
 
         :param whole: whether ``asked.request.arguments`` are exactly the proposed ones
         """
-        return _STATEMENTS, _AddRequest(asked, whole)
+        return make_statement_work(_insert_statement(asked, whole))
 
     def decide(self, decided: Approval, now_ns: int) -> TableWork:
         """Move a request from ``pending`` to ``decided.state``, unless it has expired."""
-        return _STATEMENTS, _DecideRequest(decided, now_ns)
+        sql = (
+            "UPDATE approval SET state = ?, decision = ?, grant_expires_ns = ? "
+            "WHERE id = ? AND state = 'pending' AND expires_ns > ?"
+        )
+        decision = encode_json_with_fallback({name: getattr(decided, name) for name in _UNDECIDED}, max_bytes=2**62)
+        values = (decided.state, decision, decided.grant_expires_ns, decided.id, now_ns)
+        return make_statement_work(SingleRowStatement(sql, values))
 
     def use(self, approval_id: str, now_ns: int) -> TableWork:
         """Move a request from ``approved`` to ``used``, unless it has expired, since its call starts."""
-        return _STATEMENTS, _UseApproval(approval_id, now_ns)
+        sql = (
+            "UPDATE approval SET state = 'used', answered = 1 "
+            "WHERE id = ? AND state = 'approved' AND answered = 0 AND grant_expires_ns > ?"
+        )
+        return make_statement_work(SingleRowStatement(sql, (approval_id, now_ns)))
 
     def build_expire_or_withdraw_work(self, approval_id: str, before: ApprovalState, after: ApprovalState) -> TableWork:
         """Move a request from ``before`` to ``expired`` or ``withdrawn``."""
-        return _STATEMENTS, _EndRequest(approval_id, before, after)
+        sql = "UPDATE approval SET state = ? WHERE id = ? AND state = ?"
+        return make_statement_work(SingleRowStatement(sql, (after, approval_id, before)))
 
     def build_withdraw_if_open_work(self, approval_id: str) -> TableWork:
         """Withdraw a request if it is open, since its call has its result."""
-        return _STATEMENTS, _ReleaseRequest(approval_id)
+        sql = (
+            "UPDATE approval SET answered = 1, state = CASE WHEN state IN ('pending', 'approved') "
+            "THEN 'withdrawn' ELSE state END WHERE id = ?"
+        )
+        return make_statement_work((sql, (approval_id,)))
 
     def build_store_rule_work(self, rule: StoredProjectRule) -> TableWork:
         """Store a project rule, unless one with the same text exists."""
-        return _STATEMENTS, rule
+        sql = "INSERT OR IGNORE INTO project_rule (id, text, created_ns, approval) VALUES (?, ?, ?, ?)"
+        return make_statement_work((sql, (rule.id, rule.text, rule.created_ns, rule.approval_id)))
 
     def build_session_rule_work(self, session_id: str, text: str) -> TableWork:
-        return _STATEMENTS, _AddSessionRule(session_id, text)
+        sql = "INSERT OR IGNORE INTO session_rule (session, text) VALUES (?, ?)"
+        return make_statement_work((sql, (session_id, text)))
 
     def build_remove_rule_work(self, rule_id: str) -> TableWork:
-        return _STATEMENTS, _RemoveRule(rule_id)
-
-
-class _AddRequest(NamedTuple):
-    asked: Approval
-    whole: bool
-
-
-class _DecideRequest(NamedTuple):
-    decided: Approval
-    now_ns: int
-
-
-class _UseApproval(NamedTuple):
-    id: str
-    now_ns: int
-
-
-class _EndRequest(NamedTuple):
-    id: str
-    before: ApprovalState
-    after: ApprovalState
-
-
-class _ReleaseRequest(NamedTuple):
-    id: str
-
-
-class _AddSessionRule(NamedTuple):
-    session_id: str
-    text: str
-
-
-class _RemoveRule(NamedTuple):
-    id: str
-
-
-_Change = (
-    _AddRequest
-    | _DecideRequest
-    | _UseApproval
-    | _EndRequest
-    | _ReleaseRequest
-    | StoredProjectRule
-    | _AddSessionRule
-    | _RemoveRule
-)
-
-
-class _ApprovalStatements:
-    """The SQL of both tables. It keeps no state in memory."""
-
-    def load(self, connection: sqlite3.Connection) -> None:
-        pass
-
-    def build_statements(self, batch: Sequence[_Change]) -> Iterable[Statement]:
-        for change in batch:
-            match change:
-                case _AddRequest(asked, whole):
-                    yield _insert_statement(asked, whole)
-                case _DecideRequest(decided, now_ns):
-                    yield SingleRowStatement(
-                        "UPDATE approval SET state = ?, decision = ?, grant_expires_ns = ? "
-                        "WHERE id = ? AND state = 'pending' AND expires_ns > ?",
-                        (decided.state, _encode_decision(decided), decided.grant_expires_ns, decided.id, now_ns),
-                    )
-                case _UseApproval(approval_id, now_ns):
-                    yield SingleRowStatement(
-                        "UPDATE approval SET state = 'used', answered = 1 "
-                        "WHERE id = ? AND state = 'approved' AND answered = 0 AND grant_expires_ns > ?",
-                        (approval_id, now_ns),
-                    )
-                case _EndRequest(approval_id, before, after):
-                    sql = "UPDATE approval SET state = ? WHERE id = ? AND state = ?"
-                    yield SingleRowStatement(sql, (after, approval_id, before))
-                case _ReleaseRequest(approval_id):
-                    yield (
-                        "UPDATE approval SET answered = 1, state = CASE WHEN state IN ('pending', 'approved') "
-                        "THEN 'withdrawn' ELSE state END WHERE id = ?",
-                        (approval_id,),
-                    )
-                case StoredProjectRule(id, text, created_ns, approval_id):
-                    sql = "INSERT OR IGNORE INTO project_rule (id, text, created_ns, approval) VALUES (?, ?, ?, ?)"
-                    yield sql, (id, text, created_ns, approval_id)
-                case _AddSessionRule(session_id, text):
-                    yield "INSERT OR IGNORE INTO session_rule (session, text) VALUES (?, ?)", (session_id, text)
-                case _RemoveRule(rule_id):
-                    yield SingleRowStatement("DELETE FROM project_rule WHERE id = ?", (rule_id,))
-
-
-_STATEMENTS = _ApprovalStatements()
+        return make_statement_work(SingleRowStatement("DELETE FROM project_rule WHERE id = ?", (rule_id,)))
 
 
 def _insert_statement(asked: Approval, whole: bool) -> Statement:
     request: dict[str, Any] = dict(write(ApprovalRequest, asked.request))
     if asked.questions:
         request["questions"] = asked.questions
-    return (
+    sql = (
         "INSERT INTO approval (id, kind, session, call, state, created_ns, expires_ns, exact_arguments, request) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            asked.id,
-            asked.kind,
-            asked.request.session_id,
-            asked.request.call_id,
-            asked.state,
-            asked.request.created_ns,
-            asked.request.expires_ns,
-            int(whole),
-            encode_json_with_fallback(request, max_bytes=2**62),
-        ),
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
     )
-
-
-def _encode_decision(decided: Approval) -> bytes:
-    return encode_json_with_fallback({name: getattr(decided, name) for name in _UNDECIDED}, max_bytes=2**62)
+    of = asked.request
+    last = (asked.state, of.created_ns, of.expires_ns, int(whole), encode_json_with_fallback(request, max_bytes=2**62))
+    return sql, (asked.id, asked.kind, of.session_id, of.call_id, *last)
 
 
 def _parse_row(row: tuple[Any, ...]) -> Approval:

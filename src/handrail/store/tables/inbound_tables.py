@@ -5,11 +5,10 @@ The scope of a channel is the session at the top of a tree, or ``""`` for the wh
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import NamedTuple, get_args
 
 from handrail.contract.services.channels_and_triggers import (
     CHANNEL_CAPACITY,
@@ -22,8 +21,14 @@ from handrail.contract.services.channels_and_triggers import (
     TriggerKind,
 )
 from handrail.store.database.sqlite_connection import map_to_log_unavailable
-from handrail.store.database.workspace_database import SingleRowStatement, Statement, TableWork, WorkspaceDatabase
-from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
+from handrail.store.database.workspace_database import (
+    SingleRowStatement,
+    Statement,
+    TableWork,
+    WorkspaceTable,
+    make_statement_work,
+)
+from handrail.store.json_fallback_encoding import decode_stored_object, encode_json_with_fallback
 
 _UNBOUNDED = 2**62
 
@@ -63,28 +68,25 @@ class BroadcastReaderPosition(NamedTuple):
     position: int
 
 
-class ChannelTable:
+class ChannelTable(WorkspaceTable):
     """The tables of channels, for the holder of the workspace.
 
     A method that writes is durable on return. All raise ``LogUnavailable`` if the database cannot be written or read.
     """
 
-    def __init__(self, database: WorkspaceDatabase) -> None:
-        self._database = database
-
     def find_kind(self, key: ChannelKey) -> ChannelKind | None:
         """Return the kind of a channel; None if it does not exist."""
-        row = self._row("SELECT kind FROM channel WHERE scope = ? AND name = ?", key)
-        return None if row is None else cast("ChannelKind", row[0])
+        rows = self._read_rows("SELECT kind FROM channel WHERE scope = ? AND name = ?", key)
+        return rows[0][0] if rows else None
 
     def list_names(self, scope: str) -> list[str]:
-        """Return the names of the channels in a scope."""
-        return [row[0] for row in self._rows("SELECT name FROM channel WHERE scope = ? ORDER BY name", (scope,))]
+        rows = self._read_rows("SELECT name FROM channel WHERE scope = ? ORDER BY name", (scope,))
+        return [name for (name,) in rows]
 
     def count_waiting_messages(self, key: ChannelKey) -> int:
         """Return how many messages wait in a queue, or are stored of a broadcast."""
-        row = self._row(f"SELECT count(*) FROM channel_message AS m WHERE {_HERE} AND {_FREE}", key)  # noqa: S608
-        return cast("int", row[0]) if row is not None else 0
+        sql = f"SELECT count(*) FROM channel_message AS m WHERE {_HERE} AND {_FREE}"  # noqa: S608
+        return self._read_rows(sql, key)[0][0]
 
     async def add_message(self, key: ChannelKey, kind: ChannelKind, message: ChannelMessage) -> None:
         """Add a message, and its channel if necessary. The oldest messages of a broadcast are removed."""
@@ -93,7 +95,7 @@ class ChannelTable:
             "text": message.text,
             "data": None if message.data is None else dict(message.data),
         }
-        work: list[Statement | SingleRowStatement] = [
+        work: list[Statement] = [
             ("INSERT INTO channel (scope, name, kind) VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (*key, kind)),
             ("UPDATE channel SET sent = sent + 1 WHERE scope = ? AND name = ?", key),
             (
@@ -105,7 +107,7 @@ class ChannelTable:
         if kind == "broadcast":
             work.append((_TRIM.format(where=""), (*key, *key, CHANNEL_CAPACITY)))
             work.append((_OWED_TO_NOBODY, (*key, *key)))
-        await self._database.write_durably(_STATEMENTS, work)
+        await self._write(*work)
 
     def find_oldest_message_after(
         self, key: ChannelKey, after: int = 0, sender: str | None = None
@@ -122,42 +124,32 @@ class ChannelTable:
         A message is available if it is neither consumed nor delivered.
         """
         sql = f"SELECT {_COLUMNS} FROM channel_message AS m WHERE {_HERE} AND {_FREE} AND number > ? ORDER BY number LIMIT ?"  # noqa: S608
-        found = (_parse_message(key, *row) for row in self._rows(sql, (*key, number, limit)))
+        found = (_parse_message(key, *row) for row in self._read_rows(sql, (*key, number, limit)))
         return [kept for kept in found if kept is not None]
 
     async def consume_message(self, key: ChannelKey, number: int) -> None:
         """Consume a message of a queue. Some consumed messages stay for the history."""
-        await self._database.write_durably(
-            _STATEMENTS,
-            [
-                SingleRowStatement(
-                    "UPDATE channel_message SET consumed = 1 WHERE number = ? AND consumed = 0", (number,)
-                ),
-                (_TRIM.format(where=" AND consumed = 1"), (*key, *key, CHANNEL_CAPACITY)),
-            ],
+        await self._write(
+            SingleRowStatement("UPDATE channel_message SET consumed = 1 WHERE number = ? AND consumed = 0", (number,)),
+            (_TRIM.format(where=" AND consumed = 1"), (*key, *key, CHANNEL_CAPACITY)),
         )
 
     async def return_message_to_queue(self, number: int) -> None:
         """Make a consumed message available again, since it reached no reader."""
-        await self._database.write_durably(
-            _STATEMENTS, [("UPDATE channel_message SET consumed = 0 WHERE number = ?", (number,))]
-        )
+        await self._write(("UPDATE channel_message SET consumed = 0 WHERE number = ?", (number,)))
 
     async def record_delivery(self, key: ChannelKey, reader: str, kept: StoredChannelMessage, call: str) -> None:
         """Deliver a message to a call. It counts as consumed once the call has succeeded."""
-        await self._database.write_durably(_STATEMENTS, [(_GIVE, (*key, kept.number, reader, call))])
+        await self._write((_GIVE, (*key, kept.number, reader, call)))
 
     def list_unsettled_deliveries(self, key: ChannelKey) -> list[UnsettledDelivery]:
         """Return the deliveries of a channel whose calls have no known outcome."""
         sql = "SELECT number, reader, call FROM channel_delivery WHERE scope = ? AND channel = ? AND call <> ''"
-        return [UnsettledDelivery(*row) for row in self._rows(sql, key)]
+        return [UnsettledDelivery(*row) for row in self._read_rows(sql, key)]
 
     def list_channels_with_unsettled_deliveries(self) -> list[ChannelKey]:
-        """Return the channels with such deliveries."""
-        return [
-            ChannelKey(*row)
-            for row in self._rows("SELECT DISTINCT scope, channel FROM channel_delivery WHERE call <> ''", ())
-        ]
+        rows = self._read_rows("SELECT DISTINCT scope, channel FROM channel_delivery WHERE call <> ''")
+        return [ChannelKey(*row) for row in rows]
 
     async def settle_deliveries(
         self, key: ChannelKey, taken: Sequence[UnsettledDelivery], back: Sequence[UnsettledDelivery]
@@ -167,7 +159,7 @@ class ChannelTable:
         In a broadcast, the latter stay undelivered for their reader alone.
         """
         queue = self.find_kind(key) == "queue"
-        work: list[Statement | SingleRowStatement] = []
+        work: list[Statement] = []
         for given in taken:
             work.append((_UNGIVE, (*key, given.number, given.reader)))
             if queue:
@@ -177,11 +169,11 @@ class ChannelTable:
         if taken and queue:
             work.append((_TRIM.format(where=" AND consumed = 1"), (*key, *key, CHANNEL_CAPACITY)))
         if work:
-            await self._database.write_durably(_STATEMENTS, work)
+            await self._write(*work)
 
     async def mark_message_undelivered(self, key: ChannelKey, given: UnsettledDelivery) -> None:
         """Mark a message of a broadcast as undelivered for its reader."""
-        await self._database.write_durably(_STATEMENTS, [(_GIVE, (*key, given.number, given.reader, ""))])
+        await self._write((_GIVE, (*key, given.number, given.reader, "")))
 
     def find_undelivered_message(
         self, key: ChannelKey, reader: str, sender: str | None = None
@@ -191,19 +183,18 @@ class ChannelTable:
             f"SELECT {_COLUMNS} FROM channel_message AS m WHERE {_HERE} AND number IN (SELECT number FROM channel_delivery "  # noqa: S608
             "WHERE scope = ? AND channel = ? AND reader = ? AND call = '') ORDER BY number"
         )
-        found = (_parse_message(key, *row) for row in self._rows(sql, (*key, *key, reader)))
+        found = (_parse_message(key, *row) for row in self._read_rows(sql, (*key, *key, reader)))
         return next((kept for kept in found if kept is not None and sender in (None, kept.message.sender)), None)
 
     def find_reader_position(self, key: ChannelKey, reader: str) -> BroadcastReaderPosition | None:
         """Return how far a reader of a broadcast has read; None if it never has."""
         sql = "SELECT number, position FROM channel_reader WHERE scope = ? AND channel = ? AND reader = ?"
-        row = self._row(sql, (*key, reader))
-        return None if row is None else BroadcastReaderPosition(*row)
+        rows = self._read_rows(sql, (*key, reader))
+        return BroadcastReaderPosition(*rows[0]) if rows else None
 
     def count_lost_messages(self, key: ChannelKey, reader: str) -> int:
         """Return how many undelivered messages of a broadcast a reader lost, since they are no longer stored."""
-        row = self._row(f"SELECT count(*) FROM channel_delivery WHERE {_LOST}", (*key, reader))  # noqa: S608
-        return cast("int", row[0]) if row is not None else 0
+        return self._read_rows(f"SELECT count(*) FROM channel_delivery WHERE {_LOST}", (*key, reader))[0][0]  # noqa: S608
 
     async def store_reader_position(
         self,
@@ -222,22 +213,18 @@ class ChannelTable:
             "INSERT INTO channel_reader (scope, channel, reader, number, position) VALUES (?, ?, ?, ?, ?) "
             "ON CONFLICT DO UPDATE SET number = excluded.number, position = excluded.position"
         )
-        work: list[Statement | SingleRowStatement] = [(sql, (*key, reader, *to))]
+        work: list[Statement] = [(sql, (*key, reader, *to))]
         work.append((f"DELETE FROM channel_delivery WHERE {_LOST}", (*key, reader)))  # noqa: S608
         work += [(_GIVE, (*key, kept.number, reader, "")) for kept in skipped]
         if giving is not None:
             kept, call = giving
             work.append((_GIVE if call else _UNGIVE, (*key, kept.number, reader, *((call,) if call else ()))))
-        await self._database.write_durably(_STATEMENTS, work)
+        await self._write(*work)
 
     async def remove_reader(self, key: ChannelKey, reader: str) -> None:
-        """Remove a reader."""
         where = "WHERE scope = ? AND channel = ? AND reader = ?"
         tables = ("channel_reader", "channel_delivery")
-        await self._database.write_durably(
-            _STATEMENTS,
-            [(f"DELETE FROM {table} {where}", (*key, reader)) for table in tables],  # noqa: S608
-        )
+        await self._write(*((f"DELETE FROM {table} {where}", (*key, reader)) for table in tables))  # noqa: S608
 
     async def remove_idle_channels(self, scope: str, before_ns: int) -> None:
         """Remove the empty queues of a scope, and the broadcasts without a message since ``before_ns``.
@@ -247,7 +234,7 @@ class ChannelTable:
         unread = "SELECT channel FROM channel_message WHERE scope = ? AND consumed = 0"
         recent = "SELECT channel FROM channel_message WHERE scope = ? AND at_ns >= ?"
         left = "channel NOT IN (SELECT name FROM channel WHERE scope = ?)"
-        work: list[Statement | SingleRowStatement] = [
+        work: list[Statement] = [
             (f"DELETE FROM channel WHERE scope = ? AND kind = 'queue' AND name NOT IN ({unread})", (scope, scope)),  # noqa: S608
             (
                 f"DELETE FROM channel WHERE scope = ? AND kind = 'broadcast' AND name NOT IN ({recent})",  # noqa: S608
@@ -256,32 +243,21 @@ class ChannelTable:
         ]
         for table in ("channel_message", "channel_reader", "channel_delivery"):
             work.append((f"DELETE FROM {table} WHERE scope = ? AND {left}", (scope, scope)))  # noqa: S608
-        await self._database.write_durably(_STATEMENTS, work)
+        await self._write(*work)
 
     async def remove_session(self, session_id: str) -> None:
         """Remove all that belongs to a session, since it is closed for good."""
-        await self._database.write_durably(
-            _STATEMENTS,
-            [
-                ("DELETE FROM channel WHERE scope = ?", (session_id,)),
-                ("DELETE FROM channel_message WHERE scope = ?", (session_id,)),
-                ("DELETE FROM channel_delivery WHERE scope = ?", (session_id,)),
-                ("DELETE FROM channel_delivery WHERE reader = ? AND call = ''", (session_id,)),
-                ("DELETE FROM channel_reader WHERE scope = ? OR reader = ?", (session_id, session_id)),
-                (  # readers of its triggers in channels of other sessions: "0" comes after "/"
-                    "DELETE FROM channel_reader WHERE reader > ? AND reader < ?",
-                    (f"trigger/{session_id}/", f"trigger/{session_id}0"),
-                ),
-            ],
+        await self._write(
+            ("DELETE FROM channel WHERE scope = ?", (session_id,)),
+            ("DELETE FROM channel_message WHERE scope = ?", (session_id,)),
+            ("DELETE FROM channel_delivery WHERE scope = ?", (session_id,)),
+            ("DELETE FROM channel_delivery WHERE reader = ? AND call = ''", (session_id,)),
+            ("DELETE FROM channel_reader WHERE scope = ? OR reader = ?", (session_id, session_id)),
+            (  # readers of its triggers in channels of other sessions: "0" comes after "/"
+                "DELETE FROM channel_reader WHERE reader > ? AND reader < ?",
+                (f"trigger/{session_id}/", f"trigger/{session_id}0"),
+            ),
         )
-
-    def _rows(self, sql: str, values: Sequence[str | int]) -> list[Any]:
-        with map_to_log_unavailable(self._database.path):
-            return self._database.shared_read_connection.execute(sql, values).fetchall()
-
-    def _row(self, sql: str, values: Sequence[str | int]) -> Any:
-        with map_to_log_unavailable(self._database.path):
-            return self._database.shared_read_connection.execute(sql, values).fetchone()
 
 
 _COLUMNS = "number, at_ns, position, body"
@@ -309,28 +285,12 @@ _TRIM = (
 
 
 def _parse_message(key: ChannelKey, number: int, at_ns: int, place: int, body: object) -> StoredChannelMessage | None:
-    try:
-        data: Mapping[str, Any] = decode_json_with_fallback(body) if isinstance(body, bytes) else {}
-        sender, text, more = data["sender"], data["text"], data["data"]
-    except (ValueError, RecursionError, KeyError, TypeError):
-        return None
-    if not isinstance(sender, str) or not isinstance(text, str):
-        return None
-    return StoredChannelMessage(number, ChannelMessage(key.display_name, sender, text, at_ns, more), place)
-
-
-class _ChannelStatements:
-    def load(self, connection: sqlite3.Connection) -> None:
-        pass
-
-    def build_statements(
-        self, batch: Sequence[Sequence[Statement | SingleRowStatement]]
-    ) -> Iterable[Statement | SingleRowStatement]:
-        for work in batch:
-            yield from work
-
-
-_STATEMENTS = _ChannelStatements()
+    data = decode_stored_object(body)
+    match data:
+        case {"sender": str(sender), "text": str(text), "data": more}:
+            return StoredChannelMessage(number, ChannelMessage(key.display_name, sender, text, at_ns, more), place)
+        case _:
+            return None
 
 
 # Notifications to the agents of sessions: one row for each, by its delivery id, taken once.
@@ -342,41 +302,38 @@ MAX_TAKEN = 1_000
 """How many delivered notifications of a session are remembered, so that none is delivered twice."""
 
 
-class NotificationTable:
-    """The table of notifications."""
+class NotificationTable(WorkspaceTable):
+    """The table of notifications.
 
-    def __init__(self, database: WorkspaceDatabase) -> None:
-        self._database = database
+    :raises LogUnavailable: by every method that reads or writes, if the database fails
+    """
 
     async def post(self, notice: Notification, *along: TableWork) -> None:
         """Store a notification unless its id exists. Durable on return.
 
         :param along: works of the same transaction
-        :raises LogUnavailable: if it cannot be made durable
         """
-        if along:
-            await self._database.write_works_atomically([(_NOTICE_STATEMENTS, ("post", notice)), *along])
-        else:
-            await self._database.write_durably(_NOTICE_STATEMENTS, ("post", notice))
+        body = {name: getattr(notice, name) for name in ("kind", "source", "text", "at_ns", "untrusted")}
+        body["data"] = None if notice.data is None else dict(notice.data)
+        sql = "INSERT INTO notification (id, session, delivered, body) VALUES (?, ?, 0, ?) ON CONFLICT (id) DO NOTHING"
+        values = (notice.id, notice.session_id, encode_json_with_fallback(body, max_bytes=_UNBOUNDED))
+        await self.commit(make_statement_work((sql, values)), *along)
 
     async def mark_delivered(self, session_id: str, ids: Sequence[str]) -> None:
-        """Mark notifications as delivered. Durable on return.
-
-        :raises LogUnavailable: if it cannot be made durable
-        """
+        """Mark notifications as delivered. Durable on return."""
         if ids:
-            await self._database.write_durably(*self.build_mark_delivered_work(session_id, ids))
+            await self.commit(self.build_mark_delivered_work(session_id, ids))
 
     def build_mark_delivered_work(self, session_id: str, ids: Sequence[str]) -> TableWork:
         """Return the work that marks notifications as delivered, for a common transaction."""
-        return _NOTICE_STATEMENTS, ("take", session_id, tuple(ids))
+        sql = "UPDATE notification SET delivered = 1 WHERE id = ? AND session = ?"
+        trim = (_TRIM_NOTICES, (session_id, session_id, MAX_TAKEN))
+        return make_statement_work(*((sql, (id, session_id)) for id in ids), trim)
 
     def list_pending(self, session_id: str) -> list[Notification]:
         """Return the first pending notifications of a session, in order of arrival.
 
         Damaged ones are marked as delivered, since they cannot be delivered.
-
-        :raises LogUnavailable: if the database cannot be read
         """
         sql = "SELECT id, body FROM notification WHERE session = ? AND delivered = 0 ORDER BY number"
         with map_to_log_unavailable(self._database.path):
@@ -388,31 +345,26 @@ class NotificationTable:
                         found and size > MAX_NOTIFICATION_BYTES_AT_ONCE
                     ):
                         break
-                    notice = _parse_notification(id, session_id, body)
-                    if notice is not None:
+                    if (notice := _parse_notification(id, session_id, body)) is not None:
                         found.append(notice)
                     else:
                         damaged.append(id)
         if damaged:
-            self._database.write_soon(_NOTICE_STATEMENTS, ("take", session_id, tuple(damaged)))
+            self.write_soon(self.build_mark_delivered_work(session_id, damaged))
         return found
 
     def count_pending(self, session_id: str) -> int:
-        """Return how many notifications are pending.
-
-        :raises LogUnavailable: if the database cannot be read
-        """
+        """Return how many notifications are pending."""
         sql = "SELECT count(*) FROM notification WHERE session = ? AND delivered = 0"
-        with map_to_log_unavailable(self._database.path):
-            return cast("int", self._database.shared_read_connection.execute(sql, (session_id,)).fetchone()[0])
+        return self._read_rows(sql, (session_id,))[0][0]
 
 
 def _parse_notification(id: object, session_id: str, body: object) -> Notification | None:
+    data = decode_stored_object(body) or {}
     try:
-        data: Mapping[str, Any] = decode_json_with_fallback(body) if isinstance(body, bytes) else {}
         kind, source, text, at_ns = data["kind"], data["source"], data["text"], int(data["at_ns"])
         more, untrusted = data["data"], data["untrusted"]
-    except (ValueError, RecursionError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
     if kind not in get_args(NotificationKind) or not all(
         isinstance(one, str) for one in (id, source, text, untrusted or "")
@@ -421,39 +373,6 @@ def _parse_notification(id: object, session_id: str, body: object) -> Notificati
     return Notification(str(id), session_id, kind, source, text, at_ns, more, untrusted)
 
 
-_Change = tuple[Literal["post"], Notification] | tuple[Literal["take"], str, tuple[str, ...]]
-
-
-class _NotificationStatements:
-    """The SQL of the table. It keeps no state in memory."""
-
-    def load(self, connection: sqlite3.Connection) -> None:
-        pass
-
-    def build_statements(self, batch: Sequence[_Change]) -> Iterable[Statement]:
-        for change in batch:
-            if change[0] == "post":
-                notice = change[1]
-                body = {
-                    "kind": notice.kind,
-                    "source": notice.source,
-                    "text": notice.text,
-                    "at_ns": notice.at_ns,
-                    "data": None if notice.data is None else dict(notice.data),
-                    "untrusted": notice.untrusted,
-                }
-                yield (
-                    "INSERT INTO notification (id, session, delivered, body) VALUES (?, ?, 0, ?) ON CONFLICT (id) DO NOTHING",
-                    (notice.id, notice.session_id, encode_json_with_fallback(body, max_bytes=_UNBOUNDED)),
-                )
-                continue
-            _, session, ids = change
-            for id in ids:
-                yield "UPDATE notification SET delivered = 1 WHERE id = ? AND session = ?", (id, session)
-            yield _TRIM_NOTICES, (session, session, MAX_TAKEN)
-
-
-_NOTICE_STATEMENTS = _NotificationStatements()
 _TRIM_NOTICES = (
     "DELETE FROM notification WHERE session = ? AND delivered = 1 AND number <= "
     "(SELECT number FROM notification WHERE session = ? AND delivered = 1 ORDER BY number DESC LIMIT 1 OFFSET ?)"
@@ -470,67 +389,53 @@ _FIELDS = {
 _MAY_BE_EMPTY = frozenset({"interval_ns", "next_ns", "cron", "channel", "sender", "tool", "problem"})
 
 
-class TriggerTable:
+class TriggerTable(WorkspaceTable):
     """The table of triggers, for the holder of the workspace.
 
     A method that writes is durable on return. All raise ``LogUnavailable`` if the database cannot be written or read.
     """
 
-    def __init__(self, database: WorkspaceDatabase) -> None:
-        self._database = database
-
     def list_all(self) -> list[Trigger]:
         """Return all triggers, without damaged ones."""
-        with map_to_log_unavailable(self._database.path):
-            rows = self._database.shared_read_connection.execute(
-                "SELECT body FROM session_trigger ORDER BY session, name"
-            ).fetchall()
+        rows = self._read_rows("SELECT body FROM session_trigger ORDER BY session, name")
         return [trigger for (body,) in rows if (trigger := _parse_trigger(body)) is not None]
 
     @staticmethod
     def build_store_trigger_work(trigger: Trigger) -> TableWork:
-        """Return the work that stores a trigger."""
         sql = "INSERT INTO session_trigger (session, name, body) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET body = excluded.body"
         body = encode_json_with_fallback(asdict(trigger), max_bytes=_UNBOUNDED)
-        return _TRIGGER_STATEMENTS, [(sql, (trigger.session_id, trigger.name, body))]
+        return make_statement_work((sql, (trigger.session_id, trigger.name, body)))
 
     @staticmethod
     def build_remove_trigger_work(trigger: Trigger) -> TableWork:
-        """Return the work that removes a trigger."""
         sql = "DELETE FROM session_trigger WHERE session = ? AND name = ?"
-        return _TRIGGER_STATEMENTS, [(sql, (trigger.session_id, trigger.name))]
+        return make_statement_work((sql, (trigger.session_id, trigger.name)))
 
     async def put(self, trigger: Trigger) -> None:
-        """Store a trigger."""
-        await self._database.write_durably(*self.build_store_trigger_work(trigger))
+        await self.commit(self.build_store_trigger_work(trigger))
 
     async def remove(self, trigger: Trigger) -> None:
-        await self._database.write_durably(*self.build_remove_trigger_work(trigger))
+        await self.commit(self.build_remove_trigger_work(trigger))
 
     async def remove_subagent_triggers(self) -> None:
         """Remove the triggers of sub-agents' sessions, and their positions in channels."""
         below = "(SELECT id FROM session WHERE parent_session IS NOT NULL)"
-        with map_to_log_unavailable(self._database.path):
-            sql = f"SELECT session, name FROM session_trigger WHERE session IN {below}"  # noqa: S608 - our own words
-            found = self._database.shared_read_connection.execute(sql).fetchall()
-        if found:
+        sql = f"SELECT session, name FROM session_trigger WHERE session IN {below}"  # noqa: S608 - our own words
+        if found := self._read_rows(sql):
             readers = [("DELETE FROM channel_reader WHERE reader = ?", (f"trigger/{s}/{name}",)) for s, name in found]
             sql = f"DELETE FROM session_trigger WHERE session IN {below}"  # noqa: S608
-            await self._database.write_durably(_TRIGGER_STATEMENTS, [(sql, ()), *readers])
+            await self._write((sql, ()), *readers)
 
     async def remove_session(self, session_id: str) -> None:
         """Remove the triggers of a session, since it is closed for good."""
-        await self._database.write_durably(
-            _TRIGGER_STATEMENTS, [("DELETE FROM session_trigger WHERE session = ?", (session_id,))]
-        )
+        await self._write(("DELETE FROM session_trigger WHERE session = ?", (session_id,)))
 
 
 def _parse_trigger(body: object) -> Trigger | None:
     """Parse a stored trigger; return None if it is damaged."""
     try:
-        data: Mapping[str, Any] = decode_json_with_fallback(body) if isinstance(body, bytes) else {}
-        trigger = Trigger(**data)
-    except (ValueError, RecursionError, TypeError):
+        trigger = Trigger(**(decode_stored_object(body) or {}))
+    except (ValueError, TypeError):
         return None
     if trigger.kind not in _KINDS or (trigger.kind == "class" and trigger.tool is None):
         return None
@@ -543,17 +448,3 @@ def _has_valid_types(trigger: Trigger) -> bool:
         if not isinstance(value, kind) and (value or name not in _MAY_BE_EMPTY):
             return False
     return isinstance(trigger.arguments, dict | None)
-
-
-class _TriggerStatements:
-    def load(self, connection: sqlite3.Connection) -> None:
-        pass
-
-    def build_statements(
-        self, batch: Sequence[Sequence[Statement | SingleRowStatement]]
-    ) -> Iterable[Statement | SingleRowStatement]:
-        for work in batch:
-            yield from work
-
-
-_TRIGGER_STATEMENTS = _TriggerStatements()

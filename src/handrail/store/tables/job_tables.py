@@ -8,15 +8,21 @@ nothing. Rows of ended jobs are removed by age and by number.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, cast, get_args
 
 from handrail.contract.services.job_and_tool_services import FINAL_JOB_STATES, Job, JobState
 from handrail.contract.struct import Struct
 from handrail.contract.tool.spec import OutputExposure, StateEnd
-from handrail.store.database.sqlite_connection import make_damaged_row_error, map_to_log_unavailable
-from handrail.store.database.workspace_database import SingleRowStatement, Statement, TableWork, WorkspaceDatabase
+from handrail.store.database.sqlite_connection import make_damaged_row_error
+from handrail.store.database.workspace_database import (
+    SingleRowStatement,
+    Statement,
+    TableWork,
+    WorkspaceTable,
+    make_statement_work,
+)
 from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
 
 _COLUMNS = "id, session, call, tool, state, created_ns, ended_ns, attempt, notified, details"
@@ -50,7 +56,6 @@ class JobRow(Struct, frozen=True):
         return self.job.id
 
     def with_state(self, state: JobState, ended_ns: int | None = None, *, attempt: int | None = None) -> JobRow:
-        """Return the row in another state."""
         number = self.job.attempt if attempt is None else attempt
         return replace(self, job=replace(self.job, state=state, ended_ns=ended_ns, attempt=number))
 
@@ -66,71 +71,60 @@ class JobRetention(Struct, frozen=True):
     min_age_ns: int = 15 * 60 * 1_000_000_000
 
 
-class JobTable:
+class JobTable(WorkspaceTable):
     """The table of jobs, for the holder of the workspace.
 
     Methods that write return a :data:`~handrail.store.database.workspace_database.TableWork`.
     """
 
-    def __init__(self, database: WorkspaceDatabase) -> None:
-        self._database = database
-
-    async def commit(self, *works: TableWork) -> None:
-        """Write the works in one transaction.
-
-        :raises LogUnavailable: if they could not be written, or a row was not in the required state
-        """
-        await self._database.write_works_atomically(works)
-
-    def write_soon(self, work: TableWork) -> None:
-        """Write a work soon, without waiting."""
-        self._database.write_soon(*work)
-
     def add(self, row: JobRow) -> TableWork:
-        """Add a new job."""
-        return _STATEMENTS, row
+        return make_statement_work(_insert_statement(row))
 
     def build_update_unfinished_job_work(self, row: JobRow) -> TableWork:
         """Move an unfinished job to the state and attempt of ``row``. Has no effect if it has ended."""
-        return _STATEMENTS, _MoveJob(row)
+        sql = f"UPDATE job SET state = ?, attempt = ? WHERE id = ? AND {_OPEN}"  # noqa: S608 - our own words
+        return make_statement_work((sql, (row.job.state, row.job.attempt, row.id)))
 
     def end(self, row: JobRow) -> TableWork:
         """Move an unfinished job to its final state. The whole commit fails if it has already ended."""
-        return _STATEMENTS, _EndJob(row)
+        sql = f"UPDATE job SET state = ?, ended_ns = ?, details = ? WHERE id = ? AND {_OPEN}"  # noqa: S608
+        values = (row.job.state, row.job.ended_ns, _encode_details(row), row.id)
+        return make_statement_work(SingleRowStatement(sql, values))
 
     def build_mark_notified_work(self, job_id: str) -> TableWork:
         """Mark the session of a job as notified of its end."""
-        return _STATEMENTS, _MarkNotified(job_id)
+        return make_statement_work(("UPDATE job SET notified = 1 WHERE id = ?", (job_id,)))
 
     def remove(self, ids: Iterable[str]) -> TableWork:
         """Remove jobs that ended."""
-        return _STATEMENTS, _RemoveJobs(tuple(ids))
+        sql = f"DELETE FROM job WHERE id = ? AND NOT {_OPEN}"  # noqa: S608
+        return make_statement_work(*((sql, (job_id,)) for job_id in ids))
 
     # ── reading: all methods raise LogUnavailable if the database cannot be read ─────────────────
 
     def get(self, job_id: str) -> JobRow | None:
-        found = self._read_rows("WHERE id = ?", (job_id,)) if job_id.isascii() else []
+        found = self._read_jobs("WHERE id = ?", (job_id,)) if job_id.isascii() else []
         return found[0] if found else None
 
     def list_for_session(self, session_id: str) -> list[JobRow]:
         """Return the jobs of a session, the oldest first."""
-        return self._read_rows("WHERE session = ? ORDER BY created_ns, id", (session_id,))
+        return self._read_jobs("WHERE session = ? ORDER BY created_ns, id", (session_id,))
 
     def list_newest(self, *, limit: int = 10_000) -> list[JobRow]:
         """Return the newest ``limit`` jobs, the oldest first."""
-        return self._read_rows("ORDER BY created_ns DESC, id DESC LIMIT ?", (limit,))[::-1]
+        return self._read_jobs("ORDER BY created_ns DESC, id DESC LIMIT ?", (limit,))[::-1]
 
     def list_unfinished(self) -> list[JobRow]:
         """Return the unfinished jobs, the oldest first."""
-        return self._read_rows(f"WHERE {_OPEN} ORDER BY created_ns, id", ())
+        return self._read_jobs(f"WHERE {_OPEN} ORDER BY created_ns, id")
 
     def list_jobs_by_end_time(self) -> list[JobRow]:
         """Return all jobs, the ended ones in the order of their ends."""
-        return self._read_rows("ORDER BY ended_ns, id", ())
+        return self._read_jobs("ORDER BY ended_ns, id")
 
     def list_jobs_without_end_notification(self, session_id: str) -> list[JobRow]:
         """Return the jobs of a session that are unfinished, or ended without a notification, the oldest first."""
-        return self._read_rows("WHERE session = ? AND notified = 0 ORDER BY created_ns, id", (session_id,))
+        return self._read_jobs("WHERE session = ? AND notified = 0 ORDER BY created_ns, id", (session_id,))
 
     def list_removable(self, now_ns: int, retention: JobRetention) -> list[JobRow]:
         """Return the jobs to remove, by age and by number.
@@ -139,76 +133,18 @@ class JobTable:
         """
         newest = f"SELECT id FROM job WHERE NOT {_OPEN} ORDER BY ended_ns DESC, id DESC LIMIT ?"  # noqa: S608
         where = f"WHERE NOT {_OPEN} AND (ended_ns < ? OR (notified = 1 AND ended_ns < ? AND id NOT IN ({newest})))"
-        return self._read_rows(where, (now_ns - retention.age_ns, now_ns - retention.min_age_ns, retention.max_jobs))
+        return self._read_jobs(where, (now_ns - retention.age_ns, now_ns - retention.min_age_ns, retention.max_jobs))
 
-    def _read_rows(self, where: str, values: Sequence[str | int]) -> list[JobRow]:
-        with map_to_log_unavailable(self._database.path):
-            found = self._database.shared_read_connection.execute(f"SELECT {_COLUMNS} FROM job {where}", values)  # noqa: S608
-            return [_parse_job(row) for row in found]
-
-
-class _MoveJob(NamedTuple):
-    row: JobRow
-
-
-class _EndJob(NamedTuple):
-    row: JobRow
-
-
-class _MarkNotified(NamedTuple):
-    id: str
-
-
-class _RemoveJobs(NamedTuple):
-    ids: tuple[str, ...]
-
-
-class _JobStatements:
-    """The SQL of the table. It keeps no state in memory."""
-
-    def load(self, connection: sqlite3.Connection) -> None:
-        pass
-
-    def build_statements(
-        self, batch: Sequence[JobRow | _MoveJob | _EndJob | _MarkNotified | _RemoveJobs]
-    ) -> Iterable[Statement]:
-        for change in batch:
-            match change:
-                case JobRow():
-                    yield _insert_statement(change)
-                case _MoveJob(row):
-                    sql = f"UPDATE job SET state = ?, attempt = ? WHERE id = ? AND {_OPEN}"  # noqa: S608 - our own words
-                    yield sql, (row.job.state, row.job.attempt, row.id)
-                case _EndJob(row):
-                    sql = f"UPDATE job SET state = ?, ended_ns = ?, details = ? WHERE id = ? AND {_OPEN}"  # noqa: S608
-                    yield SingleRowStatement(sql, (row.job.state, row.job.ended_ns, _encode_details(row), row.id))
-                case _MarkNotified(job_id):
-                    yield "UPDATE job SET notified = 1 WHERE id = ?", (job_id,)
-                case _RemoveJobs(ids):
-                    for job_id in ids:
-                        yield f"DELETE FROM job WHERE id = ? AND NOT {_OPEN}", (job_id,)  # noqa: S608
-
-
-_STATEMENTS = _JobStatements()
+    def _read_jobs(self, where: str, values: tuple[str | int, ...] = ()) -> list[JobRow]:
+        return self._read_rows(f"SELECT {_COLUMNS} FROM job {where}", values, _parse_job)  # noqa: S608
 
 
 def _insert_statement(row: JobRow) -> Statement:
     job = row.job
-    return (
-        f"INSERT INTO job ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - our own words
-        (
-            job.id,
-            job.session_id,
-            job.call_id.encode("utf-8", "backslashreplace").decode(),
-            job.tool_id,
-            job.state,
-            job.created_ns,
-            job.ended_ns,
-            job.attempt,
-            int(row.notified),
-            _encode_details(row),
-        ),
-    )
+    call_id = job.call_id.encode("utf-8", "backslashreplace").decode()
+    last = (job.created_ns, job.ended_ns, job.attempt, int(row.notified), _encode_details(row))
+    sql = f"INSERT INTO job ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - our own words
+    return sql, (job.id, job.session_id, call_id, job.tool_id, job.state, *last)
 
 
 _DETAILS = ("about", "arguments", "definition", "output", "untrusted", "exposure", "prompt_mask", "given_up")
@@ -285,14 +221,11 @@ class ToolSessionRow(Struct, frozen=True):
     ended: StateEnd | None = None
 
 
-class ToolSessionTable:
+class ToolSessionTable(WorkspaceTable):
     """The table of tool sessions, for the holder of the workspace.
 
     Methods that read raise ``LogUnavailable`` if the database cannot be read.
     """
-
-    def __init__(self, database: WorkspaceDatabase) -> None:
-        self._database = database
 
     async def add(self, row: ToolSessionRow) -> None:
         """Add a tool session. Durable on return.
@@ -301,16 +234,12 @@ class ToolSessionTable:
         """
         values = (row.id, row.session_id, row.call_id, row.tool_id, row.opened_ns, row.ended_ns, row.ended or "")
         sql = f"INSERT INTO tool_session ({_STATE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - our own words
-        await self._database.write_works_atomically([_statement_work(sql, values)])
+        await self._write((sql, values))
 
     def end(self, state_id: str, ended: StateEnd, at_ns: int) -> None:
         """Store soon how a tool session ended; the first end counts."""
-        self._database.write_soon(
-            *_statement_work(
-                "UPDATE tool_session SET end_reason = ?, ended_ns = ? WHERE id = ? AND end_reason = ''",
-                (ended, at_ns, state_id),
-            )
-        )
+        sql = "UPDATE tool_session SET end_reason = ?, ended_ns = ? WHERE id = ? AND end_reason = ''"
+        self.write_soon(make_statement_work((sql, (ended, at_ns, state_id))))
 
     async def mark_open_sessions_interrupted(self, now_ns: int) -> None:
         """Mark open tool sessions as interrupted, and remove old ones. Call it at start.
@@ -318,30 +247,24 @@ class ToolSessionTable:
         :raises LogUnavailable: if that cannot be made durable
         """
         newest = "SELECT id FROM tool_session ORDER BY ended_ns DESC, id DESC LIMIT ?"
-        await self._database.write_works_atomically(
-            [
-                _statement_work(
-                    "UPDATE tool_session SET end_reason = 'interrupted', ended_ns = ? WHERE end_reason = ''", (now_ns,)
-                ),
-                _statement_work("DELETE FROM tool_session WHERE ended_ns < ?", (now_ns - ENDED_RETENTION_NS,)),
-                _statement_work(f"DELETE FROM tool_session WHERE id NOT IN ({newest})", (MAX_ENDED_SESSIONS,)),  # noqa: S608
-            ]
+        await self._write(
+            ("UPDATE tool_session SET end_reason = 'interrupted', ended_ns = ? WHERE end_reason = ''", (now_ns,)),
+            ("DELETE FROM tool_session WHERE ended_ns < ?", (now_ns - ENDED_RETENTION_NS,)),
+            (f"DELETE FROM tool_session WHERE id NOT IN ({newest})", (MAX_ENDED_SESSIONS,)),  # noqa: S608
         )
 
     def remove_old(self, now_ns: int) -> None:
         """Remove soon the tool sessions that ended long ago or exceed the limit."""
         newest = "SELECT id FROM tool_session WHERE end_reason <> '' ORDER BY ended_ns DESC, id DESC LIMIT ?"
         sql = f"DELETE FROM tool_session WHERE end_reason <> '' AND (ended_ns < ? OR id NOT IN ({newest}))"  # noqa: S608
-        self._database.write_soon(*_statement_work(sql, (now_ns - ENDED_RETENTION_NS, MAX_ENDED_SESSIONS)))
+        self.write_soon(make_statement_work((sql, (now_ns - ENDED_RETENTION_NS, MAX_ENDED_SESSIONS))))
 
     def get(self, state_id: str, session_id: str) -> ToolSessionRow | None:
         """Return a tool session of a session; None if there is none."""
         if not state_id.isascii():
             return None
         sql = f"SELECT {_STATE_COLUMNS} FROM tool_session WHERE id = ? AND session = ?"  # noqa: S608
-        with map_to_log_unavailable(self._database.path):
-            found = self._database.shared_read_connection.execute(sql, (state_id, session_id)).fetchone()
-            return None if found is None else _parse_tool_session(found)
+        return next(iter(self._read_rows(sql, (state_id, session_id), _parse_tool_session)), None)
 
 
 def _parse_tool_session(row: tuple[Any, ...]) -> ToolSessionRow:
@@ -355,18 +278,3 @@ def _parse_tool_session(row: tuple[Any, ...]) -> ToolSessionRow:
     if not whole or not all(isinstance(text, str) for text in texts) or ended not in ("", *get_args(StateEnd)):
         raise make_damaged_row_error(f"the row of tool session {str(row[0])[:80]!r}")
     return ToolSessionRow(id, session, call, tool, opened_ns, ended_ns, cast("StateEnd", ended) if ended else None)
-
-
-class _ToolSessionStatements:
-    def load(self, connection: sqlite3.Connection) -> None:
-        pass
-
-    def build_statements(self, batch: Sequence[Statement]) -> Iterable[Statement]:
-        return batch
-
-
-_STATE_STATEMENTS = _ToolSessionStatements()
-
-
-def _statement_work(sql: str, values: tuple[str | int | None, ...]) -> TableWork:
-    return _STATE_STATEMENTS, (sql, values)

@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from contextlib import closing
+from typing import Any, NamedTuple
 
 from handrail.contract.services.history_and_skill_services import HistoryEntry
 from handrail.store.database.group_writer import QueuedWrite
 from handrail.store.database.sqlite_connection import make_damaged_row_error, map_to_log_unavailable, open_reader
-from handrail.store.database.workspace_database import Statement, WorkspaceDatabase
-from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
+from handrail.store.database.workspace_database import Statement, WorkspaceDatabase, WorkspaceTable
+from handrail.store.json_fallback_encoding import decode_stored_object, encode_json_with_fallback
 
 _UNBOUNDED = 2**62
 _POSITIONS = 2**63
 
 
-class SessionMessageTable:
+class SessionMessageTable(WorkspaceTable):
     """The table of messages. :mod:`handrail.agent.conversation` defines their content."""
 
     def __init__(self, database: WorkspaceDatabase) -> None:
-        self._database = database
+        super().__init__(database)
         database.enable_journal_for_table(_STATEMENTS)
 
     def queue_message_writes(self, session_id: str, entries: Sequence[HistoryEntry], at_ns: int) -> QueuedWrite:
@@ -43,7 +44,7 @@ class SessionMessageTable:
         """
         await self._database.writer.wait_for_promised_items()
         with map_to_log_unavailable(self._database.path):
-            return await asyncio.to_thread(self._read_rows, session_id)
+            return await asyncio.to_thread(self._read_messages, session_id)
 
     def read_latest_messages(self, session_id: str, count: int) -> list[Mapping[str, Any]]:
         """Return the last ``count`` messages of a session, the latest first.
@@ -51,16 +52,12 @@ class SessionMessageTable:
         :raises LogUnavailable: if the database cannot be read
         """
         sql = "SELECT body FROM message WHERE session = ? ORDER BY position DESC LIMIT ?"
-        with map_to_log_unavailable(self._database.path):
-            rows = self._database.shared_read_connection.execute(sql, (session_id, count)).fetchall()
-        return [_decode_body(body) for (body,) in rows]
+        rows = self._read_rows(sql, (session_id, count))
+        return [decode_stored_object(body) or {} for (body,) in rows]
 
-    def _read_rows(self, session_id: str) -> list[HistoryEntry]:
-        connection = open_reader(self._database.path)
-        try:
+    def _read_messages(self, session_id: str) -> list[HistoryEntry]:
+        with closing(open_reader(self._database.path)) as connection:
             return read_session_messages(connection, session_id)
-        finally:
-            connection.close()
 
 
 def read_session_messages(connection: sqlite3.Connection, session_id: str, *, limit: int = -1) -> list[HistoryEntry]:
@@ -74,16 +71,8 @@ def read_session_messages(connection: sqlite3.Connection, session_id: str, *, li
     for position, body in connection.execute(sql, (session_id, limit)):
         if not isinstance(position, int):
             raise make_damaged_row_error(f"a message of {session_id}")
-        found.append((position, _decode_body(body)))
+        found.append((position, decode_stored_object(body) or {}))
     return found
-
-
-def _decode_body(body: object) -> Mapping[str, Any]:
-    try:
-        found: Any = decode_json_with_fallback(body) if isinstance(body, bytes) else None
-    except (ValueError, RecursionError):
-        return {}
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
 class _MessageBatch(NamedTuple):
@@ -141,12 +130,8 @@ def search_session_messages(connection: sqlite3.Connection, session_id: str, tex
     """
     sql = "SELECT body FROM message WHERE session = ? AND instr(body, ?) > 0 ORDER BY position"
     for (body,) in connection.execute(sql, (session_id, text.encode())):
-        try:
-            data: object = decode_json_with_fallback(body) if isinstance(body, bytes) else None
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(data, dict):
-            yield cast("dict[str, Any]", data)
+        if (data := decode_stored_object(body)) is not None:
+            yield data
 
 
 def read_latest_session_messages(
@@ -160,16 +145,12 @@ def read_latest_session_messages(
     """
     sql = "SELECT position, at_ns, body FROM message WHERE session = ? AND position >= ? ORDER BY position DESC LIMIT ?"
     found: list[StoredSessionMessage] = []
-    rows = size = 0
-    for position, at_ns, body in connection.execute(sql, (session_id, since, most + 1)):
+    size = 0
+    for rows, (position, at_ns, body) in enumerate(connection.execute(sql, (session_id, since, most + 1)), 1):
         size += len(body) if isinstance(body, bytes) else 0
-        rows += 1
         if rows > most or (rows > 1 and size > max_bytes):
             return found[::-1], True
-        try:
-            data: object = decode_json_with_fallback(body) if isinstance(body, bytes) else None
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(data, dict) and isinstance(position, int) and isinstance(at_ns, int):
-            found.append(StoredSessionMessage(position, at_ns, cast("dict[str, Any]", data)))
+        data = decode_stored_object(body)
+        if data is not None and isinstance(position, int) and isinstance(at_ns, int):
+            found.append(StoredSessionMessage(position, at_ns, data))
     return found[::-1], False

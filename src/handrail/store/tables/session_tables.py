@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, cast
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -13,8 +13,19 @@ from handrail.contract.errors import UsageError
 from handrail.contract.services.subagent_services import DelegatedSession
 from handrail.contract.struct import Struct, field
 from handrail.store.database.sqlite_connection import make_damaged_row_error, map_to_log_unavailable
-from handrail.store.database.workspace_database import SqlValue, Statement, WorkspaceDatabase
-from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
+from handrail.store.database.workspace_database import (
+    SqlValue,
+    Statement,
+    TableWork,
+    WorkspaceDatabase,
+    WorkspaceTable,
+    make_statement_work,
+)
+from handrail.store.json_fallback_encoding import (
+    decode_json_with_fallback,
+    decode_stored_object,
+    encode_json_with_fallback,
+)
 from handrail.store.state_folders import check_session_id
 
 MAX_VALUE_BYTES = 4 * 1024 * 1024
@@ -46,74 +57,73 @@ class SessionRow(Struct, frozen=True):
     parent_call: str | None = None
 
 
-class SessionTable:
-    """The table of sessions."""
+class SessionTable(WorkspaceTable):
+    """The table of sessions.
 
-    def __init__(self, database: WorkspaceDatabase) -> None:
-        self._database = database
+    :raises LogUnavailable: by every method that reads or writes, if the database fails
+    """
 
     async def record_opened(self, row: SessionRow) -> None:
         """Record that this process has opened a session. The first time of opening stays.
 
         :param row: its ``holder`` is replaced with this process's fencing token
-        :raises LogUnavailable: if it cannot be made durable
         """
         check_session_id(row.id)
         opened = replace(row, holder=self._database.token, used_ns=max(row.used_ns, row.opened_ns))
-        await self._database.write_durably(_STATEMENTS, ("open", opened))
+        await self._write((_INSERT + _AGAIN, _row_values(opened)))
 
     async def record_suspended(self, session_id: str, at_ns: int) -> None:
-        """Record that a session is no longer open. All its data is kept.
-
-        :raises LogUnavailable: if it cannot be made durable
-        """
-        await self._database.write_durably(_STATEMENTS, ("suspend", session_id, at_ns, self._database.token))
+        """Record that a session is no longer open. All its data is kept."""
+        await self.commit(self._build_suspend_work(session_id, at_ns))
 
     def record_mode(self, session_id: str, mode: str, before: str) -> None:
         """Record soon the mode of a session and the one before it, among its details."""
-        self._database.write_soon(_STATEMENTS, ("mode", session_id, mode, before))
+        sql = (
+            "UPDATE session SET details = CAST(json_set(CAST(details AS TEXT), '$.mode', ?, '$.previous_mode', ?) AS BLOB) "
+            "WHERE id = ? AND json_valid(CAST(details AS TEXT))"
+        )
+        self.write_soon(make_statement_work((sql, (mode, before, session_id))))
 
     def record_opening_interrupted(self, session_id: str, at_ns: int) -> None:
         """Record soon that a session is not open, since its opening was interrupted, perhaps before it was recorded."""
-        self._database.write_soon(_STATEMENTS, ("suspend", session_id, at_ns, self._database.token))
+        self.write_soon(self._build_suspend_work(session_id, at_ns))
+
+    def _build_suspend_work(self, session_id: str, at_ns: int) -> TableWork:
+        # Checked by token: a process that lost the workspace must not change the session of another.
+        sql = "UPDATE session SET lease_token = NULL, used_ns = max(used_ns, ?) WHERE id = ? AND lease_token = ?"
+        return make_statement_work((sql, (at_ns, session_id, self._database.token)))
 
     async def fork(self, parent: str, row: SessionRow, paths: tuple[str, str]) -> None:
         """Record a suspended session with a copy of the parent's messages, tool values and read files, without its rules.
 
         :param paths: a part of the paths of the parent's files, and its replacement for the fork
-        :raises LogUnavailable: if it cannot be made durable
         """
         check_session_id(row.id)
-        await self._database.write_durably(_STATEMENTS, ("fork", parent, replace(row, holder=None), paths))
+        await self._write(
+            (_INSERT, _row_values(replace(row, holder=None))),
+            (_SAID, (row.id, *paths, parent)),
+            *((copied, (row.id, parent)) for copied in _COPIED),
+        )
 
     async def close(self, session_id: str, at_ns: int) -> None:
-        """Close a session for good. Its messages and tool values are removed; the log is kept.
-
-        :raises LogUnavailable: if it cannot be made durable
-        """
-        await self._database.write_durably(_STATEMENTS, ("close", session_id, at_ns))
+        """Close a session for good. Its messages and tool values are removed; the log is kept."""
+        sql = f"UPDATE session SET closed_ns = ?, lease_token = NULL, used_ns = {LAST_USED} WHERE id = ?"  # noqa: S608
+        tables = ("state", "message", "session_rule", "read_file", "notification", "job", "tool_session")
+        removals = ((f"DELETE FROM {table} WHERE session = ?", (session_id,)) for table in tables)  # noqa: S608
+        await self._write((sql, (at_ns, session_id)), *removals)
 
     def get(self, session_id: str) -> SessionRow | None:
-        """Return a session; None if it does not exist.
-
-        :raises LogUnavailable: if the database cannot be read
-        """
+        """Return a session; None if it does not exist."""
         with map_to_log_unavailable(self._database.path):
             rows = select_session_rows(self._database.shared_read_connection, "WHERE id = ?", (session_id,))
         return rows[0] if rows else None
 
     def list_open_subagent_sessions(self, session_id: str) -> list[SessionRow]:
-        """Return the sub-agents' sessions of this session that are not closed, the oldest first.
-
-        :raises LogUnavailable: if the database cannot be read
-        """
+        """Return the sub-agents' sessions of this session that are not closed, the oldest first."""
         return [row for row in self.list_subagent_sessions(session_id) if row.closed_ns is None]
 
     def list_subagent_sessions(self, session_id: str) -> list[SessionRow]:
-        """Return all sub-agents' sessions of this session, the oldest first.
-
-        :raises LogUnavailable: if the database cannot be read
-        """
+        """Return all sub-agents' sessions of this session, the oldest first."""
         with map_to_log_unavailable(self._database.path):
             where = "WHERE parent_session = ? ORDER BY opened_ns, id"
             return select_session_rows(self._database.shared_read_connection, where, (session_id,))
@@ -132,10 +142,7 @@ class SessionTable:
         ]
 
     def list_latest(self, *, limit: int = 1000) -> list[SessionRow]:
-        """Return the latest ``limit`` sessions, the most recently opened first.
-
-        :raises LogUnavailable: if the database cannot be read
-        """
+        """Return the latest ``limit`` sessions, the most recently opened first."""
         with map_to_log_unavailable(self._database.path):
             return select_session_rows(
                 self._database.shared_read_connection, "ORDER BY opened_ns DESC LIMIT ?", (limit,)
@@ -171,35 +178,13 @@ def _parse_row(row: tuple[Any, ...]) -> SessionRow:
     numbers = (opened_ns, used_ns, 0 if closed_ns is None else closed_ns, 0 if holder is None else holder)
     if not all(isinstance(text, str) for text in texts) or not all(isinstance(number, int) for number in numbers):
         raise make_damaged_row_error(f"the row of session {str(id)[:80]!r}")
-    return SessionRow(
-        id,
-        opened_ns,
-        closed_ns,
-        agent,
-        topic,
-        frontend,
-        bool(headless),
-        _decode_details(details),
-        used_ns=used_ns,
-        holder=holder,
-        parent_session=under,
-        parent_call=under_call,
-    )
+    values: list[Any] = [*row]
+    values[6:8] = bool(headless), decode_stored_object(details) or {}
+    return SessionRow(*values)
 
 
-def _decode_details(encoded: object) -> Mapping[str, Any]:
-    try:
-        found: Any = decode_json_with_fallback(encoded) if isinstance(encoded, bytes) else None
-    except (ValueError, RecursionError):
-        return {}
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-
-
-class SessionToolStateTable:
+class SessionToolStateTable(WorkspaceTable):
     """The values that tools keep in sessions, across restarts."""
-
-    def __init__(self, database: WorkspaceDatabase) -> None:
-        self._database = database
 
     async def get(self, session_id: str, tool_id: str, key: str) -> Any:
         """Return a value; None if there is none.
@@ -231,88 +216,13 @@ class SessionToolStateTable:
                 "Store large values in a file or an artifact, and keep its name."
             )
         names = (_storable_text(session_id), _storable_text(tool_id), _storable_text(key))
-        await self._database.write_durably(_STATEMENTS, ("put", *names, encoded))
-
-    def bind_tool_state(self, session_id: str, tool_id: str) -> StoredToolState:
-        """Return the values of one tool, as its runtime offers them."""
-        return StoredToolState(self, session_id, tool_id)
-
-
-class StoredToolState:
-    """One tool's values in one session (:class:`handrail.contract.services.tool_runtime.ToolStateService`)."""
-
-    def __init__(self, state: SessionToolStateTable, session_id: str, tool_id: str) -> None:
-        self._state = state
-        self._session_id = session_id
-        self._tool_id = tool_id
-
-    async def get(self, key: str) -> Any:
-        return await self._state.get(self._session_id, self._tool_id, key)
-
-    async def put(self, key: str, value: Any) -> None:
-        await self._state.put(self._session_id, self._tool_id, key, value)
+        if encoded is None:
+            await self._write(("DELETE FROM state WHERE session = ? AND tool = ? AND key = ?", names))
+        else:
+            sql = "INSERT OR REPLACE INTO state (session, tool, key, value) VALUES (?, ?, ?, ?)"
+            await self._write((sql, (*names, encoded)))
 
 
-_Change = (
-    tuple[Literal["open"], SessionRow]
-    | tuple[Literal["suspend"], str, int, int]
-    | tuple[Literal["mode"], str, str, str]
-    | tuple[Literal["fork"], str, SessionRow, tuple[str, str]]
-    | tuple[Literal["close"], str, int]
-    | tuple[Literal["put"], str, str, str, bytes | None]
-)
-
-
-class _SessionStatements:
-    """The SQL of both tables. It keeps no state in memory."""
-
-    def load(self, connection: sqlite3.Connection) -> None:
-        pass
-
-    def build_statements(self, batch: Sequence[_Change]) -> Iterable[Statement]:
-        for change in batch:
-            if change[0] == "open":
-                yield _INSERT + _AGAIN, _row_values(change[1])
-            elif change[0] == "suspend":
-                _, session, at_ns, token = change
-                # Checked by token: a process that lost the workspace must not change the session of another.
-                yield (
-                    "UPDATE session SET lease_token = NULL, used_ns = max(used_ns, ?) WHERE id = ? AND lease_token = ?",
-                    (at_ns, session, token),
-                )
-            elif change[0] == "mode":
-                _, session, mode, before = change
-                yield (
-                    "UPDATE session SET details = CAST(json_set(CAST(details AS TEXT), '$.mode', ?, '$.previous_mode', ?) AS BLOB) "
-                    "WHERE id = ? AND json_valid(CAST(details AS TEXT))",
-                    (mode, before, session),
-                )
-            elif change[0] == "fork":
-                _, parent, row, paths = change
-                yield _INSERT, _row_values(row)
-                yield _SAID, (row.id, *paths, parent)
-                for copied in _COPIED:
-                    yield copied, (row.id, parent)
-            elif change[0] == "close":
-                _, session, at_ns = change
-                yield (
-                    f"UPDATE session SET closed_ns = ?, lease_token = NULL, used_ns = {LAST_USED} WHERE id = ?",  # noqa: S608
-                    (at_ns, session),
-                )
-                for table in ("state", "message", "session_rule", "read_file", "notification", "job", "tool_session"):
-                    yield f"DELETE FROM {table} WHERE session = ?", (session,)  # noqa: S608
-            else:
-                _, session, tool, key, value = change
-                if value is None:
-                    yield "DELETE FROM state WHERE session = ? AND tool = ? AND key = ?", (session, tool, key)
-                else:
-                    yield (
-                        "INSERT OR REPLACE INTO state (session, tool, key, value) VALUES (?, ?, ?, ?)",
-                        (session, tool, key, value),
-                    )
-
-
-_STATEMENTS = _SessionStatements()
 _INSERT = (
     "INSERT INTO session (id, opened_ns, agent, topic, frontend, headless, details, used_ns, lease_token, parent_session, parent_call) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -333,19 +243,11 @@ _COPIED = (
 
 
 def _row_values(row: SessionRow) -> tuple[SqlValue, ...]:
-    return (
-        row.id,
-        row.opened_ns,
-        _storable_text(row.agent),
-        None if row.topic is None else _storable_text(row.topic),
-        _storable_text(row.frontend),
-        int(row.headless),
-        encode_json_with_fallback(dict(row.details)),
-        row.used_ns,
-        row.holder,
-        row.parent_session,
-        row.parent_call,
-    )
+    topic = None if row.topic is None else _storable_text(row.topic)
+    texts = (_storable_text(row.agent), topic, _storable_text(row.frontend))
+    details = encode_json_with_fallback(dict(row.details))
+    last = (row.used_ns, row.holder, row.parent_session, row.parent_call)
+    return (row.id, row.opened_ns, *texts, int(row.headless), details, *last)
 
 
 def _storable_text(text: str) -> str:
@@ -360,26 +262,23 @@ MAX_HASHES = 10_000
 _TRIMMED_EVERY = 1_000
 
 
-class SessionRuleTable:
+class SessionRuleTable(WorkspaceTable):
     """The rules that users stored "for this session", as texts. They are written together with the answer."""
-
-    def __init__(self, database: WorkspaceDatabase) -> None:
-        self._database = database
 
     def list_rules(self, session_id: str) -> tuple[str, ...]:
         """Return the rules of a session.
 
         :raises LogUnavailable: if the database cannot be read
         """
-        rows = _read_pairs(self._database, "SELECT text FROM session_rule WHERE session = ? ORDER BY text", session_id)
+        rows = self._read_rows("SELECT text FROM session_rule WHERE session = ? ORDER BY text", (session_id,))
         return tuple(str(text) for (text,) in rows)
 
 
-class ReadFileHashTable:
+class ReadFileHashTable(WorkspaceTable):
     """Path and SHA-256 (hexadecimal) of the files that sessions have read. Safe from any thread."""
 
     def __init__(self, database: WorkspaceDatabase) -> None:
-        self._database = database
+        super().__init__(database)
         self._noted = 0
 
     def queue_file_hash_write(self, session_id: str, path: str, sha256: str | None) -> None:
@@ -389,8 +288,17 @@ class ReadFileHashTable:
         except UnicodeEncodeError:
             return
         self._noted += 1
-        trim = self._noted % _TRIMMED_EVERY == 0
-        self._database.write_soon(_MEMORY_STATEMENTS, (session_id, path, sha256, time.time_ns(), trim))
+        statements: list[Statement] = [("DELETE FROM read_file WHERE session = ? AND path = ?", (session_id, path))]
+        if sha256 is not None:
+            sql = "INSERT OR REPLACE INTO read_file (session, path, sha256, at_ns) VALUES (?, ?, ?, ?)"
+            statements = [(sql, (session_id, path, sha256, time.time_ns()))]
+        if self._noted % _TRIMMED_EVERY == 0:
+            sql = (
+                "DELETE FROM read_file WHERE session = ? AND at_ns < "
+                "(SELECT at_ns FROM read_file WHERE session = ? ORDER BY at_ns DESC LIMIT 1 OFFSET ?)"
+            )
+            statements.append((sql, (session_id, session_id, MAX_HASHES)))
+        self.write_soon(make_statement_work(*statements))
 
     def list_path_hash_pairs(self, session_id: str) -> list[tuple[str, str]]:
         """Return pairs of path and hash, the least recently used first.
@@ -398,39 +306,4 @@ class ReadFileHashTable:
         :raises LogUnavailable: if the database cannot be read
         """
         sql = f"SELECT path, sha256 FROM read_file WHERE session = ? ORDER BY at_ns DESC LIMIT {MAX_HASHES}"  # noqa: S608
-        return [(str(path), str(sha256)) for path, sha256 in _read_pairs(self._database, sql, session_id)][::-1]
-
-
-def _read_pairs(database: WorkspaceDatabase, sql: str, session_id: str) -> list[tuple[object, ...]]:
-    with map_to_log_unavailable(database.path):
-        return database.shared_read_connection.execute(sql, (session_id,)).fetchall()
-
-
-_MemoryChange = tuple[str, str, str | None, int, bool]
-
-
-class _FileHashStatements:
-    """The SQL of the table of hashes. It keeps no state in memory."""
-
-    def load(self, connection: sqlite3.Connection) -> None:
-        pass
-
-    def build_statements(self, batch: Sequence[_MemoryChange]) -> Iterable[Statement]:
-        for change in batch:
-            session, path, sha256, at_ns, trim = change
-            if sha256 is None:
-                yield "DELETE FROM read_file WHERE session = ? AND path = ?", (session, path)
-            else:
-                yield (
-                    "INSERT OR REPLACE INTO read_file (session, path, sha256, at_ns) VALUES (?, ?, ?, ?)",
-                    (session, path, sha256, at_ns),
-                )
-            if trim:
-                yield (
-                    "DELETE FROM read_file WHERE session = ? AND at_ns < "
-                    "(SELECT at_ns FROM read_file WHERE session = ? ORDER BY at_ns DESC LIMIT 1 OFFSET ?)",
-                    (session, session, MAX_HASHES),
-                )
-
-
-_MEMORY_STATEMENTS = _FileHashStatements()
+        return [(str(path), str(sha256)) for path, sha256 in self._read_rows(sql, (session_id,))][::-1]

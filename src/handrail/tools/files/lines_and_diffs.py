@@ -73,9 +73,6 @@ def normalise_line_ends(text: str) -> str:
     return text.replace("\r", "\n") if detect_line_separator(text) == "\r" else text.replace("\r\n", "\n")
 
 
-_END_NAMES = {"\n": "LF", "\r\n": "CRLF", "\r": "CR"}
-
-
 def describe_line_end_change(before: str, after: str) -> str | None:
     """Return the line ends of a changed text, and those before if they were others; None if all were and are LF."""
     if "\r" not in before and "\r" not in after:

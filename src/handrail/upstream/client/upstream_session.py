@@ -91,15 +91,12 @@ class TransportCallbacks(Protocol):
 
         :param related: the id of the client's request on whose stream the message arrived, if the transport knows it
         """
-        ...
 
     def on_request_failed(self, request: int | None, error: Exception) -> None:
         """Fail a request that will get no answer; None if the transport does not know which."""
-        ...
 
     def on_connection_lost(self, why: UpstreamConnectionLost) -> None:
         """Handle the end of the connection. No message follows."""
-        ...
 
 
 class McpTransport(Protocol):
@@ -110,7 +107,6 @@ class McpTransport(Protocol):
 
         :raises UpstreamConnectionLost: if the server cannot be reached
         """
-        ...
 
     async def send(self, message: Message, headers: Mapping[str, str] | None = None) -> None:
         """Send a message.
@@ -118,7 +114,6 @@ class McpTransport(Protocol):
         :param headers: additional header fields, for transports that have them
         :raises UpstreamConnectionLost: if it cannot be sent
         """
-        ...
 
     def abandon_request(self, request: int) -> bool:
         """Abandon a request, and return whether the transport itself notifies the server."""
@@ -133,11 +128,9 @@ class McpTransport(Protocol):
 
     def set_version(self, protocol: str, *, modern: bool) -> None:
         """Set the agreed protocol version."""
-        ...
 
     async def aclose(self) -> None:
         """Close the transport and release all that it uses. Never raises."""
-        ...
 
 
 HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")

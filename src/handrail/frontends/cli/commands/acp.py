@@ -14,7 +14,11 @@ from click.core import ParameterSource
 
 from handrail.frontends.cli.command_group import OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, ModelOptions, add_call_options, add_model_options
-from handrail.frontends.cli.command_runner import open_configured_kernel, run_on_event_loop
+from handrail.frontends.cli.command_runner import (
+    open_configured_kernel,
+    open_session_and_log_readers,
+    run_on_event_loop,
+)
 from handrail.frontends.cli.terminal_output import print_stderr_note
 from handrail.origins.import_guard import can_import_module
 
@@ -39,12 +43,7 @@ if TYPE_CHECKING:
 @add_model_options(" for each prompt")
 @add_call_options
 @click.pass_context
-def command(
-    context: click.Context,
-    setting: CommandOptions,
-    offered: tuple[str, ...],
-    asked: ModelOptions,
-) -> int:
+def command(context: click.Context, setting: CommandOptions, offered: tuple[str, ...], asked: ModelOptions) -> int:
     """Serve an editor over the Agent Client Protocol.
 
     Each session works in the folder that the editor names. With --workspace, only that folder is allowed. Calls that no rule
@@ -88,8 +87,6 @@ def command(
 
 @contextmanager
 def _session_reader(setting: CommandOptions) -> Generator[StoredSessionReader]:
-    from handrail.frontends.cli.command_runner import open_session_and_log_readers
-
     with open_session_and_log_readers(setting) as (reader, _):
         yield reader
 

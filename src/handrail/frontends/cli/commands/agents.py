@@ -27,10 +27,9 @@ def command(setting: CommandOptions, action: str | None) -> int:
     """
     from handrail.kernel.agent_loading import validate_agents
     from handrail.kernel.sandbox_selection import make_limited_sandbox
-    from handrail.store.state_folders import locate_folders
 
     config = load_and_validate_configuration(setting)
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     found = list(validate_agents(config, folders, make_limited_sandbox(config)))
     if setting.json:
         print_json([_agent_data(agent) for agent in found])
@@ -46,8 +45,7 @@ def command(setting: CommandOptions, action: str | None) -> int:
 
 def _row(agent: ValidatedAgent) -> tuple[Cell, ...]:
     checked = agent.loaded_agent.checked_agent
-    count = len(agent.faults)
-    if count:
+    if count := len(agent.faults):
         state = f"faulty ({count} fault{'s' if count > 1 else ''})"
     else:
         state = f"{agent.tool_count} tool{'' if agent.tool_count == 1 else 's'}"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from handrail.contract.errors import ToolError
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_agent_options
 from handrail.frontends.cli.command_runner import (
@@ -88,8 +89,7 @@ def command(
     it waits, or when its session is resumed (handrail call --resume ID, handrail run --resume).
     """
     only_list, request_id = request_id == "list", None if request_id == "list" else request_id
-    given = _has_answer(choice, message, arguments, answers)
-    if given and request_id is None:
+    if (given := _has_answer(choice, message, arguments, answers)) and request_id is None:
         raise click.UsageError("The ID of the request is missing. Pass it, as in: handrail approve ID --once")
     if revoke is not None:
         return run_on_event_loop(lambda _: _revoke(setting, revoke))
@@ -133,7 +133,6 @@ async def _decide(
     answers: Sequence[str],
 ) -> int:
     from handrail.contract.approval_requests import ApprovalAnswer
-    from handrail.contract.errors import ToolError
 
     changed = None
     if arguments is not None:
@@ -144,8 +143,7 @@ async def _decide(
             changed = parse_changed_arguments(read_json_argument(arguments))
         except ValueError as error:
             raise click.UsageError(f"Invalid value for `--arguments`. {error}") from None
-    approvals = _answer_service(setting)
-    if approvals is None:
+    if (approvals := _answer_service(setting)) is None:
         return _report_unknown_request(request_id)
     try:
         if answers:
@@ -223,8 +221,7 @@ async def _review_requests(
     with _open_approval_reader(setting) as (reader, workspace):
         if waits:
             await _wait_for_request(reader, interruption)
-        rows = _select_requests(reader, request_id)
-        if rows is None:
+        if (rows := _select_requests(reader, request_id)) is None:
             return ERROR
         if not rows:
             print_stderr_note("No request is open.")
@@ -291,7 +288,6 @@ def _report_unknown_request(request_id: str) -> int:
 
 
 async def _ask(setting: CommandOptions, rows: Sequence[Approval], workspace: str) -> int:
-    from handrail.contract.errors import ToolError
     from handrail.frontends.cli.terminal_approvals import TerminalApprovalHandler
 
     approvals = sum(row.kind == "approval" for row in rows)
@@ -391,10 +387,7 @@ def _show_rules(setting: CommandOptions) -> int:
 
 
 async def _revoke(setting: CommandOptions, rule_id: str) -> int:
-    from handrail.contract.errors import ToolError
-
-    approvals = _answer_service(setting)
-    if approvals is None:
+    if (approvals := _answer_service(setting)) is None:
         print_stderr_note(f"Rule {rule_id[:40]!r} does not exist. `handrail approve --rules` lists the stored rules.")
         return ERROR
     try:
@@ -455,9 +448,8 @@ def _open_approval_reader(setting: CommandOptions) -> Generator[tuple[ApprovalRe
     """
     from handrail.kernel.approval_client import open_approval_reader
     from handrail.store.database.sqlite_connection import DatabaseNotCreated
-    from handrail.store.state_folders import locate_folders
 
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     with ExitStack() as stack:
         try:
             reader = stack.enter_context(open_approval_reader(folders))

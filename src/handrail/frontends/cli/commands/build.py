@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from handrail.contract.errors import StartError
 from handrail.frontends.cli.command_group import OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
 from handrail.frontends.cli.commands.config import load_and_validate_configuration
@@ -29,13 +30,11 @@ def command(setting: CommandOptions, name: str, target: str | None) -> int:
     file was changed, added or removed later, the agent does not start. Settings contain the names of secrets, never their
     values.
     """
-    from handrail.contract.errors import StartError
     from handrail.kernel.agent_bundles import build_agent_bundle
     from handrail.kernel.sandbox_selection import make_limited_sandbox
-    from handrail.store.state_folders import locate_folders
 
     config = load_and_validate_configuration(setting)
-    place = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    place = setting.folders
     folder = Path(target or f"{name}.bundle")
     try:
         made = build_agent_bundle(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from handrail.contract.errors import ToolError
 from handrail.frontends.cli.command_group import AWAITING_APPROVAL, DENIED, ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_call_options
 from handrail.frontends.cli.command_runner import (
@@ -109,8 +110,6 @@ async def _print_documentation(session: Session, tool: str) -> None:
 
 async def _resume(setting: CommandOptions, approval_id: str, interruption: InterruptHandler, *, wait: bool) -> int:
     """Resume a call that waits for approval: run it if it is approved, or else ask the user again."""
-    from handrail.contract.errors import ToolError
-
     async with open_configured_kernel(setting) as kernel:
         try:
             request = kernel.approvals.get(approval_id).request

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from handrail.contract.errors import HandrailError
 from handrail.frontends.cli.command_group import INTERRUPTED, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, ModelOptions, add_call_options, add_model_options
 from handrail.frontends.cli.command_runner import (
@@ -176,8 +177,6 @@ class ChatConversation:
         self._interruption.is_interrupted = False
 
     async def _run_command(self, text: str) -> None:
-        from handrail.contract.errors import HandrailError
-
         word, _, rest = text.partition(" ")
         try:
             if word == "/help":
@@ -220,8 +219,7 @@ class ChatConversation:
 
     async def _undo_last_call(self) -> None:
         in_place = await self._session.undo(dry_run=True)
-        left = [one for one in in_place.calls if one not in self._kept_calls]
-        if not left:
+        if not (left := [one for one in in_place.calls if one not in self._kept_calls]):
             print_stderr_note(
                 f"Nothing more to undo. The changes of {', '.join(in_place.calls[-3:])} have newer versions, or are not known. "
                 f"`handrail undo {in_place.calls[-1]} --overwrite` also undoes files that changed since."
@@ -278,8 +276,7 @@ class StdinMessageReader:
         self.is_interrupted = False
         async with self._claim_terminal():
             while True:
-                line = await self._read_line(_CONTINUED if lines else PROMPT)
-                if line is None:
+                if (line := await self._read_line(_CONTINUED if lines else PROMPT)) is None:
                     return None
                 if line.endswith("\\"):
                     lines.append(line[:-1])
@@ -297,8 +294,7 @@ class StdinMessageReader:
 
     async def _read_line(self, prompt: str) -> str | None:
         loop = asyncio.get_running_loop()
-        coming = self._line
-        if coming is None or not self._is_waiting_again:
+        if (coming := self._line) is None or not self._is_waiting_again:
             coming = self._line = loop.create_future()
             target = self._read_edited if self._is_terminal else self._read_plain
             threading.Thread(target=target, args=(prompt, loop, coming), daemon=True).start()
@@ -323,8 +319,7 @@ class StdinMessageReader:
         """Read one line of a pipe or a file, in a thread."""
 
         def read() -> str:
-            text = sys.stdin.readline()
-            if not text:
+            if not (text := sys.stdin.readline()):
                 raise EOFError
             return text.removesuffix("\n")
 

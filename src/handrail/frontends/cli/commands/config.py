@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from handrail.contract.errors import Diagnostic, LoadError, StartError
 from handrail.frontends.cli.command_group import OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
 from handrail.frontends.cli.renderer import Cell, TerminalRenderer
@@ -49,14 +50,10 @@ def command(setting: CommandOptions, action: str | None, schema: bool) -> int:
 
 def warn_about_outdated_lease_holder(setting: CommandOptions) -> None:
     """Print a note if a running process still uses an earlier configuration."""
-    from handrail.contract.errors import StartError
     from handrail.store.lease import find_lease_holder
-    from handrail.store.state_folders import locate_folders
 
     with suppress(StartError):  # handrail doctor reports the problem
-        if (
-            holder := find_lease_holder(locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home))
-        ) is not None:
+        if (holder := find_lease_holder(setting.folders)) is not None:
             print_stderr_note(f"{holder} holds this workspace, and still uses the settings from its start.")
 
 
@@ -67,12 +64,10 @@ def load_and_validate_configuration(setting: CommandOptions) -> MergedConfigurat
     :raises StartError: if the workspace or the state folder is unusable
     """
     from handrail.config import load_configuration
-    from handrail.contract.errors import Diagnostic, LoadError
     from handrail.policy.rules.rule_sets import parse_entry
     from handrail.policy.rules.validation import find_failing_example
-    from handrail.store.state_folders import locate_folders
 
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     config = load_configuration(setting.config, folders=folders, flags=setting.settings)
     faults: list[Diagnostic] = []
     for rule in (*config.rules, *config.inactive_rules):
@@ -88,7 +83,6 @@ def load_and_validate_configuration(setting: CommandOptions) -> MergedConfigurat
 
 
 def to_one_line_json(value: object) -> str:
-    """Return a value as JSON on one line."""
     return format_terminal_json(value)
 
 
@@ -107,8 +101,7 @@ def _show(config: MergedConfiguration) -> None:
     ordered = [("general", [row for name in singles for row in groups[name]])] if singles else []
     ordered += [(name, rows) for name, rows in groups.items() if name not in singles]
     view.print_grouped_table(("KEY", "VALUE", "ORIGIN"), ordered)
-    out_of_force = [value for value in config.values if value.inactive_reason]
-    if out_of_force:
+    if out_of_force := [value for value in config.values if value.inactive_reason]:
         view.write_line()
         view.print_heading("without effect")
         rows = [(*row, value.inactive_reason) for row, value in zip(_rows(out_of_force), out_of_force, strict=True)]

@@ -11,12 +11,7 @@ from handrail.frontends.cli.command_group import CANNOT_START, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
 from handrail.frontends.cli.renderer import TerminalRenderer
 from handrail.frontends.cli.shell_completion import agents
-from handrail.frontends.cli.terminal_output import (
-    MAX_NAME,
-    escape_to_one_line,
-    print_escaped_line,
-    print_json,
-)
+from handrail.frontends.cli.terminal_output import MAX_NAME, escape_to_one_line, print_escaped_line, print_json
 
 if TYPE_CHECKING:
     from handrail.kernel.doctor import DoctorCheck
@@ -75,11 +70,10 @@ def _print_checks(checks: list[DoctorCheck]) -> None:
 def _check_agent(setting: CommandOptions, agent: str) -> int:
     from handrail.frontends.cli.commands.config import load_and_validate_configuration
     from handrail.kernel.doctor.workspace_checks import compute_agent_capabilities
-    from handrail.store.state_folders import locate_folders
 
     found = compute_agent_capabilities(
         load_and_validate_configuration(setting),
-        locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home),
+        setting.folders,
         agent,
     )
     if setting.json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from handrail.contract.errors import ToolError
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_call_options
 from handrail.frontends.cli.command_runner import (
@@ -45,14 +46,12 @@ def _print_account(setting: CommandOptions, call_id: str) -> int:
     """Print what became of a call, from the log."""
     from handrail.record.call_timeline import read_timeline
     from handrail.record.log_reader import LogReader
-    from handrail.store.state_folders import locate_folders
 
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     account = None
     if folders.database_file.exists():
         with LogReader.open_database(folders.database_file) as reader:
-            account = read_timeline(reader, call_id)
-            if account is None:
+            if (account := read_timeline(reader, call_id)) is None:
                 warn_about_missing_records("explain", folders, reader)
     if account is None:
         print_stderr_note(f"Call {call_id[:80]!r} is not in this workspace's log. `handrail log` lists the calls.")
@@ -65,7 +64,6 @@ def _print_account(setting: CommandOptions, call_id: str) -> int:
 
 
 async def _explain(setting: CommandOptions, tool: str, text: bytes, interruption: InterruptHandler) -> int:
-    from handrail.contract.errors import ToolError
     from handrail.contract.text.strict_json import InvalidJsonTextError, parse_arguments
 
     try:

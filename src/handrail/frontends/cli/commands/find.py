@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from handrail.contract.errors import ToolError, UsageError
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, DurationParamType, add_agent_options
 from handrail.frontends.cli.command_runner import InterruptHandler, open_configured_kernel, run_on_event_loop
@@ -47,8 +48,6 @@ async def _find(
     wait: float | None,
     interruption: InterruptHandler,
 ) -> int:
-    from handrail.contract.errors import ToolError, UsageError
-
     async with open_configured_kernel(setting) as kernel:
         try:
             found = await kernel.find_tools(query, limit=limit, timeout_s=wait, keywords_only=keywords_only)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from handrail.contract.errors import StartError
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
 from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_stderr_note
@@ -23,14 +24,13 @@ def command(setting: CommandOptions, everywhere: bool) -> int:
     """
     from handrail.config import FILE_NAME
     from handrail.config.template import render_config_template
-    from handrail.contract.errors import StartError
-    from handrail.store.state_folders import default_config_folder, locate_folders
+    from handrail.store.state_folders import default_config_folder
 
     if everywhere:
         path = Path(setting.config) if setting.config is not None else default_config_folder() / FILE_NAME
         kind = "configuration"
     else:
-        path = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home).workspace / FILE_NAME
+        path = setting.folders.workspace / FILE_NAME
         kind = "workspace"
     try:
         if everywhere:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from handrail.contract.errors import ToolError
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, DurationParamType, add_agent_options
 from handrail.frontends.cli.command_runner import open_configured_kernel, run_on_event_loop
@@ -105,8 +106,6 @@ def _row(job: Job) -> tuple[str, str, str, str]:
 
 
 async def _move_to_background(setting: CommandOptions, call_id: str | None) -> int:
-    from handrail.contract.errors import ToolError
-
     async with open_configured_kernel(setting) as kernel:
         if call_id is None:
             found = await kernel.jobs.list_running_calls()
@@ -136,8 +135,6 @@ async def _move_to_background(setting: CommandOptions, call_id: str | None) -> i
 async def _run_action(
     setting: CommandOptions, action: str, job_id: str, lines: int | None, timeout: float | None, *, follow: bool
 ) -> int:
-    from handrail.contract.errors import ToolError
-
     async with open_configured_kernel(setting) as kernel:
         try:
             if action == "read":

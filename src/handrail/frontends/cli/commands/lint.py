@@ -94,13 +94,8 @@ def _folders(config: MergedConfiguration) -> Iterator[Path]:
 def _validate_agents(setting: CommandOptions, config: MergedConfiguration, sandbox: Sandbox) -> list[ValidatedAgent]:
     """Return every agent with its tools, validated."""
     from handrail.kernel.agent_loading import validate_agents
-    from handrail.store.state_folders import locate_folders
 
-    return list(
-        validate_agents(
-            config, locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home), sandbox
-        )
-    )
+    return list(validate_agents(config, setting.folders, sandbox))
 
 
 def _agent_faults(config: MergedConfiguration, agents: Iterable[ValidatedAgent]) -> Iterator[Diagnostic]:

@@ -6,12 +6,14 @@ import asyncio
 import json
 import re
 import sys
+from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from handrail.contract.errors import StartError
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_workspace_options
 from handrail.frontends.cli.command_runner import print_former_paths, warn_about_missing_records
@@ -25,7 +27,10 @@ from handrail.frontends.cli.terminal_output import (
     print_json,
     print_stderr_note,
 )
-from handrail.record.log_reader import LoggedCallSummary
+from handrail.record.hash_chain import GENESIS
+from handrail.record.log_reader import LoggedCallSummary, LogReader
+from handrail.store.database.sqlite_connection import compact
+from handrail.store.state_folders import check_session_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,9 +91,6 @@ def command(
     purge permanently removes the content of old records, sessions that are entirely older, and files that are no longer
     referenced: --before 30, --session ID. Afterwards the log still verifies, and shows how many records were redacted.
     """
-    from handrail.record.log_reader import LogReader
-    from handrail.store.state_folders import locate_folders
-
     if action != "purge" and (before is not None or dry_run or (yes and action != "acknowledge")):
         raise click.UsageError(
             "`--before`, `--dry-run` and `--yes` are options of `purge`. Run: handrail log purge --before DAYS|DATE"
@@ -102,7 +104,7 @@ def command(
         return run_log_purge(setting, before, session, dry_run=dry_run, yes=yes)
     if action == "acknowledge":
         return run_log_acknowledge(setting, yes=yes)
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     if not folders.database_file.exists():
         return _report_missing_log(setting, folders, action, head)
     with LogReader.open_database(folders.database_file) as reader:
@@ -133,8 +135,6 @@ def _show_log(
 ) -> int:
     from sqlite3 import DatabaseError
 
-    from handrail.contract.errors import StartError
-
     try:
         if call is not None or records:
             chosen = list(reader.records(session=session, call=call, limit=limit, newest_first=True))
@@ -155,7 +155,6 @@ def _show_log(
 
 def _report_missing_log(setting: CommandOptions, folders: StateFolders, action: str | None, head: str | None) -> int:
     """Report a missing log. It is an error only if records are known to have been written."""
-    from handrail.record.hash_chain import GENESIS
     from handrail.record.verification import LogVerification
     from handrail.store.database.journal import read_log_head
 
@@ -256,7 +255,6 @@ def _print_call(view: TerminalRenderer, row: LoggedCallSummary) -> None:
 
 
 def _print_other(view: TerminalRenderer, row: LoggedRecord) -> None:
-    """Print a record that is not a call."""
     body = row.body or {}
     name, about = row.kind, "redacted"
     if row.kind == "instructions-read":
@@ -289,13 +287,7 @@ def _make_reading_hint(file: dict[str, Any]) -> str:
 def _call_data(row: LoggedCallSummary | LoggedRecord) -> dict[str, Any]:
     if isinstance(row, LoggedCallSummary):
         return asdict(row)
-    about = {
-        "call_id": "",
-        "session_id": row.session_id,
-        "state": row.kind,
-        "at_ns": row.at_ns,
-        "first": row.sequence,
-    }
+    about = {"call_id": "", "session_id": row.session_id, "state": row.kind, "at_ns": row.at_ns, "first": row.sequence}
     return {**(row.body or {}), **about}
 
 
@@ -331,12 +323,10 @@ def run_log_purge(setting: CommandOptions, before: str | None, session: str | No
     :raises StartError: if another process holds the workspace, or the log cannot be written
     """
     from handrail.record.commit_log import read_unwritten_records
-    from handrail.record.log_reader import LogReader
     from handrail.record.record_purge import plan_purge
-    from handrail.store.state_folders import locate_folders
 
     selection = _selection(before, session)
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     if not folders.database_file.exists():
         return _report_nothing(setting)
     with LogReader.open_database(folders.database_file) as reader:
@@ -362,7 +352,6 @@ def run_log_purge(setting: CommandOptions, before: str | None, session: str | No
 
 def _selection(before: str | None, session: str | None) -> PurgeSelection:
     from handrail.record.record_purge import PurgeSelection
-    from handrail.store.state_folders import check_session_id
 
     if before is None and session is None:
         raise click.UsageError(
@@ -392,11 +381,9 @@ def ensure_workspace_not_held(folders: StateFolders, what: str) -> None:
     :param what: the action that needs exclusive access
     :raises StartError: if another process holds the workspace
     """
-    from handrail.contract.errors import StartError
     from handrail.store.lease import find_lease_holder
 
-    holder = find_lease_holder(folders)
-    if holder is not None and holder.state == "alive":
+    if (holder := find_lease_holder(folders)) is not None and holder.state == "alive":
         how = "End that process" if holder.pid is None else f"End that process (kill {holder.pid})"
         raise StartError(
             f"The workspace {folders.workspace} is in use by {holder}, and {what} requires exclusive access. {how} and the "
@@ -453,10 +440,8 @@ async def _purge(
     from dataclasses import replace
 
     from handrail.record.commit_log import CommitLog
-    from handrail.record.log_reader import LogReader
     from handrail.record.record_purge import purge_records
     from handrail.record.verification import verify_log
-    from handrail.store.database.sqlite_connection import compact
     from handrail.store.workspace_store import WorkspaceStore
 
     store = WorkspaceStore.open(setting.workspace, setting.state, frontend="log purge", allow_home=setting.allow_home)
@@ -528,14 +513,11 @@ def run_log_acknowledge(setting: CommandOptions, *, yes: bool) -> int:
     :raises UsageError: without a terminal or ``--yes``
     :raises StartError: if another process holds the workspace, or the log cannot be written
     """
-    from handrail.contract.errors import StartError
     from handrail.record.commit_log import CommitLog
-    from handrail.record.log_reader import LogReader
     from handrail.store.database.journal import read_log_head
-    from handrail.store.state_folders import locate_folders
     from handrail.store.workspace_store import WorkspaceStore
 
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     ensure_workspace_not_held(folders, "acknowledging its log")
     store = WorkspaceStore.open(
         setting.workspace, setting.state, frontend="log acknowledge", allow_home=setting.allow_home
@@ -580,8 +562,5 @@ async def _record_acknowledgement(log: object, store: object, count: int, missin
     await log.record_interrupted_calls()
     await log.commit([Record("records-dropped", "", "", {"records": count, "acknowledged": missing})])
     head = log.reader.head()
-    file = LogHeadFile(store.folders)
-    try:
+    with closing(LogHeadFile(store.folders)) as file:
         file.overwrite_log_head(head.sequence, bytes.fromhex(head.hash))
-    finally:
-        file.close()

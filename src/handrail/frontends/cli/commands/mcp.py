@@ -75,10 +75,9 @@ def login_command(setting: CommandOptions, name: str, is_sign_out: bool) -> int:
     are stored in the state folder, which only you can read, and are never shown.
     """
     from handrail.kernel.upstream_mcp_servers import delete_server_tokens, sign_in_to_server
-    from handrail.store.state_folders import locate_folders
 
     config = load_and_validate_configuration(setting)
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     if is_sign_out:
         gone = delete_server_tokens(config, folders, name)
         print_json({"name": name, "signed_out": gone}) if setting.json else print_escaped_line(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from handrail.contract.errors import UsageError
 from handrail.contract.struct import Struct, field
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
@@ -78,9 +79,8 @@ def import_command(
 
     If a server could not be imported or installed, the command exits with 1.
     """
-    from handrail.store.state_folders import locate_folders
 
-    workspace = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home).workspace
+    workspace = setting.folders.workspace
     files = [file] if file is not None else _choose_files(setting, workspace, yes=yes)
     if files is None:
         return OUTPUT
@@ -112,7 +112,6 @@ def _read_files(setting: CommandOptions, files: Sequence[Path], workspace: Path)
     :raises UsageError: if the only file cannot be read
     """
     from handrail.authoring.mcp_server_import import import_mcp_servers
-    from handrail.contract.errors import UsageError
 
     taken = _used_secret_names(setting)
     found: list[ImportedMcpServer] = []
@@ -216,8 +215,6 @@ def _offer_server_install(
     setting: CommandOptions, definition: ServerDefinition, outcome: ServerImportResult, yes: bool
 ) -> None:
     """Install one imported server if it requires it and the user agrees."""
-    from handrail.contract.errors import UsageError
-
     try:
         if (package := find_server_package(definition)) is None:
             return
@@ -255,12 +252,10 @@ def _choose_files(setting: CommandOptions, workspace: Path, *, yes: bool) -> lis
         return None
     while True:
         text = ask_for_line("Files to import, such as 1 3, or all (nothing to stop)")
-        words = text.replace(",", " ").split()
-        if words == ["all"]:
+        if (words := text.replace(",", " ").split()) == ["all"]:
             return [path for _, path, _ in rows]
         if all(word.isascii() and word.isdigit() and 0 < int(word) <= len(rows) for word in words):
-            chosen = [rows[int(word) - 1][1] for word in dict.fromkeys(words)]
-            if not chosen:
+            if not (chosen := [rows[int(word) - 1][1] for word in dict.fromkeys(words)]):
                 print_stderr_note("Nothing was done.")
             return chosen or None
         print_stderr_note(f"Expected numbers from 1 to {len(rows)}, or all.")
@@ -273,8 +268,7 @@ def _find_files(workspace: Path) -> Iterator[tuple[str, Path, list[str]]]:
 
     seen: set[Path] = set()
     for who, path in list_candidate_server_files(workspace):
-        real = path.resolve()
-        if real in seen or not path.is_file():
+        if (real := path.resolve()) in seen or not path.is_file():
             continue
         seen.add(real)
         try:
@@ -353,7 +347,6 @@ def _write_servers(setting: CommandOptions, servers: list[ImportedMcpServer]) ->
 
     from handrail.authoring.mcp_server_import import format_server_tables
     from handrail.config.layers import ConfigLayer, separate_invalid_servers
-    from handrail.contract.errors import UsageError
     from handrail.contract.text.text_encodings import decode_file_text, decode_settings_text
     from handrail.store import operator_decisions
 
@@ -370,8 +363,7 @@ def _write_servers(setting: CommandOptions, servers: list[ImportedMcpServer]) ->
     except (ValueError, OSError) as error:
         raise UsageError(f"Nothing was written, because {path} would be invalid with these servers: {error}") from None
     sound, unsound = separate_invalid_servers(layer)
-    faults = [*sound.find_faults(), *(fault for one in servers for fault in unsound.get(one.name, ()))]
-    if faults:
+    if faults := [*sound.find_faults(), *(fault for one in servers for fault in unsound.get(one.name, ()))]:
         raise UsageError(f"Nothing was written, because {path} would be invalid with these servers: {faults[0]}")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if places:
@@ -454,7 +446,6 @@ def export_command(setting: CommandOptions, client: str, is_servers: bool, names
     """
     from handrail.authoring.mcp_server_export import CLIENT_FILES, GATEWAY, export_client_configuration
     from handrail.config.mcp_settings import UpstreamServerSettings
-    from handrail.store.state_folders import locate_folders
 
     settings = load_and_validate_configuration(setting).settings
     if is_servers or names:
@@ -465,7 +456,7 @@ def export_command(setting: CommandOptions, client: str, is_servers: bool, names
             )
         servers = {name: one for name, one in servers.items() if not names or name in names}
     else:
-        workspace = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home).workspace
+        workspace = setting.folders.workspace
         command = _get_own_command()
         args = (
             *command[1:],

@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from handrail.contract.errors import UsageError
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
 from handrail.frontends.cli.commands.config import load_and_validate_configuration
 from handrail.frontends.cli.renderer import TerminalRenderer
-from handrail.frontends.cli.terminal_output import (
-    ask_yes_or_no,
-    print_escaped_line,
-    print_json,
-    print_stderr_note,
-)
+from handrail.frontends.cli.terminal_output import ask_yes_or_no, print_escaped_line, print_json, print_stderr_note
 
 if TYPE_CHECKING:
     from handrail.upstream.server_definition import ServerDefinition
@@ -41,8 +37,7 @@ def install_command(setting: CommandOptions, name: str, yes: bool, further: tupl
     definition = _definition(setting, name)
     if definition.missing_reason and not definition.url_or_command:
         raise click.UsageError(f"MCP server {name!r} cannot be used: {definition.missing_reason}. Correct it first.")
-    package = find_server_package(definition)
-    if package is None:
+    if (package := find_server_package(definition)) is None:
         print_stderr_note(f"handrail mcp install: {name} downloads nothing at its start. Nothing to install.")
         return ERROR
     package = _add_packages(package, further)
@@ -82,14 +77,12 @@ def list_command(setting: CommandOptions) -> int:
 
 
 def _row(setting: CommandOptions, definition: ServerDefinition) -> dict[str, object]:
-    from handrail.contract.errors import UsageError
     from handrail.registry.definition_pins import StoredPins, find_unapproved_definitions
-    from handrail.store.state_folders import locate_folders
     from handrail.upstream.mcp_source import McpSource
     from handrail.upstream.requested_hosts import describe_denied_hosts
     from handrail.upstream.server_programs import find_installed_package, identify_server_package
 
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     row: dict[str, object] = {
         "name": definition.name,
         "where": definition.url_or_command,
@@ -158,10 +151,9 @@ def _add_packages(package: ServerPackage, further: tuple[str, ...]) -> ServerPac
 def install_server_package(
     setting: CommandOptions, definition: ServerDefinition, package: ServerPackage, *, scripts: bool
 ) -> InstalledServer:
-    from handrail.store.state_folders import locate_folders
     from handrail.upstream.server_programs import install_server
 
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     print_stderr_note(f"handrail mcp: installing {package} for {definition.name}")
     return install_server(definition, package, folders.state, str(folders.workspace), scripts=scripts)
 

@@ -23,6 +23,7 @@ from handrail.frontends.cli.terminal_output import (
     print_stderr_note,
     print_terminal_safe_text,
 )
+from handrail.store.state_folders import resolve_state_root
 
 if TYPE_CHECKING:
     from handrail.store.memory.knowledge_store import KnowledgeEntry, KnowledgeStore
@@ -61,7 +62,6 @@ def command(setting: CommandOptions, action: str, ids: tuple[str, ...], **flags:
     export prints all facts as JSON lines.
     """
     from handrail.store.memory.knowledge_store import KnowledgeStore, KnowledgeUnavailable
-    from handrail.store.state_folders import resolve_state_root
 
     given = {name for name, value in flags.items() if value}
     if wrong := sorted(given - _FLAGS[action]):

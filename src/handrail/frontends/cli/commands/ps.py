@@ -49,12 +49,12 @@ def read_selected_workspace_activity(setting: CommandOptions) -> list[WorkspaceA
     :raises StartError: if the workspace or the state folder cannot be used
     """
     from handrail.kernel.workspace_activity import list_active_workspaces, read_workspace_activity
-    from handrail.store.state_folders import locate_folders, resolve_state_root
+    from handrail.store.state_folders import resolve_state_root
 
     source = click.get_current_context().get_parameter_source("workspace")
     if source is click.core.ParameterSource.DEFAULT:
         return list_active_workspaces(resolve_state_root(setting.state))
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     return [read_workspace_activity(folders)] if folders.database_file.exists() else []
 
 

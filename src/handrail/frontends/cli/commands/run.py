@@ -51,12 +51,7 @@ SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 @add_model_options("")
 @add_call_options
 def command(
-    setting: CommandOptions,
-    task: str | None,
-    resume: str | None,
-    fork: str | None,
-    compact: bool,
-    asked: ModelOptions,
+    setting: CommandOptions, task: str | None, resume: str | None, fork: str | None, compact: bool, asked: ModelOptions
 ) -> int:
     """Run a task with a model.
 
@@ -108,10 +103,7 @@ async def _open_session(setting: CommandOptions, kernel: Kernel, begin: RunStart
 
 
 async def _run(
-    setting: CommandOptions,
-    begin: RunStartOptions,
-    asked: ModelOptions,
-    interruption: InterruptHandler,
+    setting: CommandOptions, begin: RunStartOptions, asked: ModelOptions, interruption: InterruptHandler
 ) -> int:
     from handrail.agent.agent_loop import Agent
     from handrail.agent.providers import MODEL_FORMS
@@ -121,8 +113,7 @@ async def _run(
     async with AsyncExitStack() as at_the_end, open_configured_kernel(setting) as kernel:
         manifest = kernel.default_agent
         model = asked.open_model_for(
-            manifest,
-            f"No model is set. Pass --model {MODEL_FORMS}, or set HANDRAIL_MODEL or the agent's model.",
+            manifest, f"No model is set. Pass --model {MODEL_FORMS}, or set HANDRAIL_MODEL or the agent's model."
         )
         at_the_end.push_async_callback(model.aclose)  # sub-agents use the model until the kernel ends
         session = await _open_session(setting, kernel, begin)

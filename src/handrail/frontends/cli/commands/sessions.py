@@ -29,6 +29,7 @@ from handrail.frontends.cli.terminal_output import (
     print_escaped_lines,
     print_json,
     print_stderr_note,
+    shorten,
 )
 
 if TYPE_CHECKING:
@@ -137,8 +138,7 @@ def _session_summary(facts: StoredSessionSummary) -> str:
 
 def _show(setting: CommandOptions, session_id: str) -> None:
     with open_session_and_log_readers(setting) as (reader, log):
-        facts = reader.get(session_id)
-        if facts is None:
+        if (facts := reader.get(session_id)) is None:
             raise make_unknown_session_error(reader, session_id)
         messages = reader.read_messages(session_id)
         calls = log.calls(session=session_id)
@@ -170,7 +170,6 @@ def _conversation_lines(kept: Sequence[Mapping[str, Any]]) -> Generator[str]:
         TextPart,
         UserMessage,
     )
-    from handrail.frontends.cli.terminal_output import shorten
 
     found = restore_conversation(enumerate(kept))
     for message in (*found.messages, *([found.open.message] if found.open is not None else [])):

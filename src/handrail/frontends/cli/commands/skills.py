@@ -12,10 +12,7 @@ from handrail.frontends.cli.command_group import OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
 from handrail.frontends.cli.commands.config import load_and_validate_configuration
 from handrail.frontends.cli.renderer import TerminalRenderer
-from handrail.frontends.cli.terminal_output import (
-    print_json,
-    print_terminal_safe_text,
-)
+from handrail.frontends.cli.terminal_output import print_json, print_terminal_safe_text
 
 if TYPE_CHECKING:
     from handrail.contract.services.history_and_skill_services import SkillInfo
@@ -33,10 +30,9 @@ def command(setting: CommandOptions, name: str | None) -> int:
     name, the nearest applies, and the nearest are listed first. A skill grants no permissions. It is text for the model.
     """
     from handrail.session.session_skills import find_skills
-    from handrail.store.state_folders import locate_folders
 
     config = load_and_validate_configuration(setting)
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     found = find_skills(Path(folders.workspace), config.folder)
     if name is not None and name != "list":
         return _print_skill(setting, name, found)

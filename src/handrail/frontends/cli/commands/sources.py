@@ -41,12 +41,7 @@ _NOTHING = "No tool of {} requires approval."
 )
 @click.argument("source", required=False)
 @click.argument("tools", nargs=-1, metavar="[TOOL]...")
-@click.option(
-    "--hash",
-    "known",
-    metavar="HASH",
-    help="approve: hash that review printed, to approve without asking.",
-)
+@click.option("--hash", "known", metavar="HASH", help="approve: hash that review printed, to approve without asking.")
 @click.option("--all", "whole", is_flag=True, help="review, approve: show every new definition in full.")
 @add_configuration_options
 def command(
@@ -168,9 +163,8 @@ def _review_data(source: str, waiting: Mapping[str, DefinitionReview]) -> dict[s
 
 def _revoke(setting: CommandOptions, source: str, tools: tuple[str, ...]) -> int:
     from handrail.registry.definition_pins import StoredPins
-    from handrail.store.state_folders import locate_folders
 
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     count = StoredPins(folders.state).revoke(source, tools or None)
     if setting.json:
         print_json({"source": source, "revoked": count})
@@ -192,10 +186,9 @@ def _load_sources(setting: CommandOptions) -> tuple[Generation, StoredPins]:
     from handrail.kernel.sandbox_selection import make_limited_sandbox
     from handrail.registry.definition_pins import StoredPins
     from handrail.registry.sources.executable_tools import ToolConfinement
-    from handrail.store.state_folders import locate_folders
 
     config = load_and_validate_configuration(setting)
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     confinement = ToolConfinement(make_limited_sandbox(config), raise_on_program_start, raise_on_program_start)
     whole = CheckedAgentManifest(AgentManifest(id=config.settings.agent))
     generation = make_tool_sources(
@@ -213,12 +206,11 @@ def _connect_for_listing(setting: CommandOptions, source: str) -> bool:
 
     from handrail.kernel.agent_loading import make_placeholder_secrets
     from handrail.kernel.upstream_mcp_servers import fetch_and_store_tool_list
-    from handrail.store.state_folders import locate_folders
     from handrail.upstream.server_config_loader import load_enabled_servers as servers_in
     from handrail.upstream.server_definition import read_cached_listing as listed
 
     config = load_and_validate_configuration(setting)
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     servers = [one for one in servers_in(config, make_placeholder_secrets(config)) if one.name == source]
     for server in servers:
         if listed(folders.state, source, server.definition_hash) is None:
@@ -324,12 +316,11 @@ def _summarise(one: DefinitionReview, spec: ToolSpec) -> list[str]:
 def _print_requested_hosts(setting: CommandOptions, source: str) -> None:
     """Print the hosts that an MCP server asked for and was refused."""
     from handrail.kernel.agent_loading import make_placeholder_secrets
-    from handrail.store.state_folders import locate_folders
     from handrail.upstream.requested_hosts import describe_denied_hosts
     from handrail.upstream.server_config_loader import load_enabled_servers
 
     config = load_and_validate_configuration(setting)
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     for server in load_enabled_servers(config, make_placeholder_secrets(config)):
         if server.name == source:
             for line in describe_denied_hosts(folders.state, source, server.hosts):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from handrail.contract.errors import StartError
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_workspace_options
 from handrail.frontends.cli.command_runner import print_former_paths
@@ -24,6 +25,8 @@ from handrail.frontends.cli.terminal_output import (
     print_stderr_note,
     print_terminal_safe_text,
 )
+from handrail.store.database.sqlite_connection import DatabaseNotCreated, open_reader
+from handrail.store.state_folders import resolve_state_root
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,9 +115,8 @@ def _require_single_workspace(values: tuple[str, ...], action: str) -> Path:
 
 
 def _locate(setting: CommandOptions) -> StateFolders:
-    from handrail.store.state_folders import locate_folders
 
-    return locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    return setting.folders
 
 
 def _adopt(setting: CommandOptions, key: str | None, *, dry_run: bool, yes: bool) -> int:
@@ -151,7 +153,6 @@ def _stored_rules(folders: StateFolders, stored: StateInventoryEntry) -> list[st
     from contextlib import closing
     from dataclasses import replace
 
-    from handrail.store.database.sqlite_connection import DatabaseNotCreated, open_reader
     from handrail.store.tables.approval_tables import ApprovalReader
 
     try:
@@ -201,7 +202,6 @@ def _export(setting: CommandOptions, sessions: tuple[str, ...], out: str | None)
     from importlib.metadata import version
 
     from handrail.record.session_export import format_line, iterate_session_export_lines
-    from handrail.store.database.sqlite_connection import open_reader
 
     folders = _locate(setting)
     program = f"handrail {version('handrail')}"
@@ -231,8 +231,6 @@ def _export(setting: CommandOptions, sessions: tuple[str, ...], out: str | None)
 
 
 def _list_states(setting: CommandOptions) -> None:
-    from handrail.contract.errors import StartError
-    from handrail.store.state_folders import resolve_state_root
     from handrail.store.state_inventory import list_stored_state
 
     _print_states(setting, list_stored_state(resolve_state_root(setting.state)))
@@ -243,7 +241,6 @@ def _list_states(setting: CommandOptions) -> None:
 
 
 def _remove_chosen(setting: CommandOptions, keys: tuple[str, ...], flags: Mapping[str, Any]) -> int:
-    from handrail.store.state_folders import resolve_state_root
     from handrail.store.state_inventory import list_stored_state
 
     if bool(keys) + flags["everything"] + flags["orphans"] > 1:
@@ -265,12 +262,10 @@ def _select_states(
 
     :raises UsageError: for an unknown key
     """
-    from handrail.store.state_folders import locate_folders
 
-    wanted = keys or (locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home).key,)
+    wanted = keys or (setting.folders.key,)
     chosen = [one for one in kept if one.key in wanted]
-    unknown = set(keys) - {one.key for one in chosen}
-    if unknown:
+    if unknown := set(keys) - {one.key for one in chosen}:
         raise click.UsageError(
             f"Unknown keys: {', '.join(map(repr, sorted(unknown)))}. `handrail state` lists the keys."
         )
@@ -278,7 +273,6 @@ def _select_states(
 
 
 def _remove(setting: CommandOptions, chosen: list[StateInventoryEntry], *, dry_run: bool, yes: bool) -> int:
-    from handrail.store.state_folders import resolve_state_root
     from handrail.store.state_inventory import finish_interrupted_removals
 
     root = resolve_state_root(setting.state)
@@ -322,7 +316,6 @@ def _remove_state(root: Path, one: StateInventoryEntry, problems: list[str]) -> 
 
     :param problems: the list to which failures are added
     """
-    from handrail.contract.errors import StartError
     from handrail.store.state_inventory import remove_workspace_state
 
     try:

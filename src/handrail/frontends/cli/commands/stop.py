@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from handrail.contract.errors import StartError, ToolError
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_workspace_options
 from handrail.frontends.cli.command_runner import run_on_event_loop
@@ -44,7 +45,6 @@ def command(setting: CommandOptions, target: str | None, everything: bool) -> in
 
 
 async def _stop(setting: CommandOptions, target: str) -> int:
-    from handrail.contract.errors import StartError, ToolError
     from handrail.kernel.workspace_activity import stop_work_through_lease_holder
 
     found = read_selected_workspace_activity(setting)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from handrail.contract.errors import UsageError
 from handrail.frontends.cli.command_group import OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_agent_options
 from handrail.frontends.cli.command_runner import InterruptHandler, open_configured_kernel, run_on_event_loop
@@ -91,7 +92,6 @@ def _show_others(printed: TerminalRenderer, others: Sequence[ToolStatus]) -> Non
 
 
 def _statuses(entries: Iterable[ToolEntry], told: Sequence[ToolStatus]) -> dict[str, ToolStatus]:
-    """Return the status of each tool by its ID."""
     statuses = {entry.id: _status(entry) for entry in entries}
     return statuses | {one.tool: one for one in reversed(told) if one.tool in statuses}  # of two, the tool's own
 
@@ -137,8 +137,6 @@ def _entries_in_category(name: str, entries: list[ToolEntry], view: CatalogView)
 
     :raises UsageError: for an unknown category
     """
-    from handrail.contract.errors import UsageError
-
     there = sorted({*(view.find_category_of_entry(entry) for entry in entries), *view.empty_categories})
     if name not in there:
         raise UsageError(f"Category {name!r} does not exist. Pass one of: {', '.join(there)}.")
@@ -180,7 +178,6 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def print_token_costs(costs: CatalogTokenCosts) -> None:
-    """Print the token costs as tables."""
     rate = f" ({_percent(costs.active_tokens, costs.total_tokens)})" if costs.total_tokens else ""
     print_escaped_line(
         f"about {costs.active_tokens:,} tokens loaded at the start of a turn, of {costs.total_tokens:,} with every tool loaded{rate}"

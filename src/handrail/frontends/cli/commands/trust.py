@@ -41,10 +41,7 @@ if TYPE_CHECKING:
 @click.command("trust")
 @click.argument("action", required=False, type=click.Choice(["list"]), metavar="[list]")
 @click.option(
-    "--hash",
-    "known",
-    metavar="SHA256",
-    help="Hash that this command printed, to trust the file without asking.",
+    "--hash", "known", metavar="SHA256", help="Hash that this command printed, to trust the file without asking."
 )
 @click.option("--revoke", is_flag=True, help="Revoke the trust in the workspace's file.")
 @add_configuration_options
@@ -55,18 +52,16 @@ def command(setting: CommandOptions, action: str | None, known: str | None, revo
     content. Any change of the file ends the trust. Your decision applies to kernels that start from now on. list shows the
     trusted files of all workspaces.
     """
-    from handrail.store.state_folders import locate_folders
 
     if sum((known is not None, revoke, action is not None)) > 1:
         raise click.UsageError("`--hash`, `--revoke` and `list` exclude each other. Pass only one of them.")
-    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = setting.folders
     if action == "list":
         return _list(setting, folders.state)
     if revoke:
         return _revoke(setting, folders)
     config = load_and_validate_configuration(setting)
-    file = config.workspace
-    if file is None:
+    if (file := config.workspace) is None:
         print_stderr_note(f"handrail trust: {folders.workspace} has no handrail.toml. To write one: handrail init")
         return ERROR
     if known is not None:
@@ -210,8 +205,7 @@ def _ask_yes_no(question: str) -> bool:
     while True:
         print_prompt(f"{question} [y/n] ")
         line = sys.stdin.readline()
-        answer = line.strip().lower()
-        if answer in ("y", "yes"):
+        if (answer := line.strip().lower()) in ("y", "yes"):
             return True
         if not line or answer in ("n", "no"):
             return False

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import click
 
+from handrail.contract.errors import ToolError
 from handrail.frontends.cli.command_group import ERROR, OUTPUT
 from handrail.frontends.cli.command_options import CommandOptions, add_configuration_options
 from handrail.frontends.cli.command_runner import open_configured_kernel, run_on_event_loop
@@ -44,8 +45,6 @@ def command(setting: CommandOptions, call: str | None, session: str | None, over
 async def _undo(
     setting: CommandOptions, call: str | None, session: str | None, *, overwrite: bool, dry_run: bool
 ) -> int:
-    from handrail.contract.errors import ToolError
-
     async with open_configured_kernel(setting) as kernel:
         try:
             report = await kernel.undo(call, session, dry_run=dry_run, overwrite=overwrite)

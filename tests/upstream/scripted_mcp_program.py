@@ -1,11 +1,11 @@
 """An MCP server over stdin and stdout with scripted misbehaviour: ``python scripted_mcp_program.py PLAN.json``.
 
 It is a separate program and needs only Python. The plan lists its tools and its misbehaviour; see
-:class:`handrail.testing.scripted_mcp_servers.StdioServerProgram`. A plan that changes on disk applies from the next message on.
+:class:`tests.upstream.scripted_mcp_servers.StdioServerProgram`. A plan that changes on disk applies from the next message on.
 """
 
 # pyright: basic
-# ruff: noqa: PTH103, PTH104, PTH110, PTH118, PTH120, PTH123, UP031
+# ruff: noqa: UP031
 
 import json
 import os

@@ -21,9 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from handrail.contract.errors import Diagnostic
-from handrail.contract.tool.tool_protocol import Tool
-from handrail.contract.tool_generation import DiscoveredTool, SourceContents, SourceRank
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.registry.definition_pins import StoredPins, ThirdPartyDefinition
 
@@ -251,42 +248,3 @@ async def run_upstream_http_server(**given: Any) -> AsyncGenerator[UpstreamHttpS
         yield server
     finally:
         listening.close()
-
-
-# A third-party source of tools, whose definitions a test can change.
-
-
-@dataclass(slots=True)
-class ThirdPartySource:
-    """A third-party source of tools. Faulty tools are quarantined, and none runs before its approval.
-
-    :param name: the operator's name of the source
-    :param about: the operator's description of it
-    :param faults: the faults of the source itself
-    :param broken: an exception that loading raises, like that of a disconnected server
-    """
-
-    name: str
-    tools: list[Tool] = field(default_factory=list[Tool])
-    about: str = ""
-    faults: list[Diagnostic] = field(default_factory=list[Diagnostic])
-    broken: Exception | None = None
-    rank: SourceRank = "package"
-    is_third_party: bool = True
-
-    def offer_tools(self, *tools: Tool) -> None:
-        """Add tools from now on, and replace those with the same IDs."""
-        self.tools = [*(old for old in self.tools if old.spec.id not in {new.spec.id for new in tools}), *tools]
-
-    def withdraw(self, *tool_ids: str) -> None:
-        """Remove tools from now on."""
-        self.tools = [tool for tool in self.tools if tool.spec.id not in tool_ids]
-
-    def load(self) -> SourceContents:
-        """Return the tools and faults, or raise the exception of ``broken``."""
-        if self.broken is not None:
-            raise self.broken
-        return SourceContents(self._found_tools(self.tools), tuple(self.faults), self.name, self.about)
-
-    def _found_tools(self, tools: Iterable[Tool]) -> tuple[DiscoveredTool, ...]:
-        return tuple(DiscoveredTool(tool, f"{self.name}: {tool.spec.id}") for tool in tools)
