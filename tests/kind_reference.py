@@ -66,7 +66,7 @@ ERRORS: Mapping[str, tuple[str, str]] = {
     ),
     "timeout": (
         "A time limit ended the call.",
-        "Request less at once, increase the time-out, or run the call in the background.",
+        "Request less at a time, increase the time-out, or run the call in the background.",
     ),
     "cancelled": (
         "The user, the client or the end of the session stopped the call.",

@@ -309,7 +309,7 @@ async def test_a_file_that_changes_during_the_approval_is_not_run(tmp_path: Path
 
     result = await refused(place, command, rewrite)
     assert (result.error_kind, (place / "ws" / "planted").exists()) == ("conflict", False)
-    assert f"differ since its approval: `{changed}` has changed" in (result.error_text or "")
+    assert f"have changed since its approval: `{changed}` has changed" in (result.error_text or "")
     assert "Make the call again" in (result.error_text or "")
 
 

@@ -154,7 +154,7 @@ def test_a_cache_file_whose_header_has_a_wrong_length_is_refused(tmp_path: Path)
 
     lying = content[:-32].replace(b"[3]", b"[9]")
     (tmp_path / "file").write_bytes(lying + hashlib.blake2b(lying, digest_size=32).digest())
-    with pytest.raises(UnusableCacheFile, match="has another length than its head says"):
+    with pytest.raises(UnusableCacheFile, match="has a different length than its header states"):
         read_cache_file(tmp_path / "file", {"kind": "x"})
 
 

@@ -109,7 +109,7 @@ async def test_a_cancellation_answers_every_call_and_the_prompt(desk: Desk) -> N
         opened = await client.new_session(cwd=str(desk.workspace))
         working = asyncio.create_task(ask(client, opened.session_id))
         await editor.until(lambda: editor.asked)
-        with pytest.raises(RequestError, match="already works on a prompt"):
+        with pytest.raises(RequestError, match="is already working on a prompt"):
             await ask(client, opened.session_id)
         await client.cancel(session_id=opened.session_id)
         assert (await working).stop_reason == "cancelled"

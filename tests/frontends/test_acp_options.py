@@ -93,7 +93,7 @@ async def test_a_slash_command_compacts_the_session_and_reports_the_outcome(desk
         await editor.until(lambda: editor.of("available_commands_update"))
         (update,) = editor.of("available_commands_update")
         (command,) = [one for one in update.available_commands if one.name == "compact"]
-        assert "Make room in the context" in command.description and "skill" not in command.description
+        assert "Free up context" in command.description and "skill" not in command.description
         for said in ("one", "two", "three"):
             await ask(client, opened.session_id, said)
         answer = await ask(client, opened.session_id, "/compact")

@@ -135,7 +135,7 @@ def test_chat_commands_work_and_an_unknown_command_is_reported(handrail: Program
         "Unknown command /fo\\e[2Jo",
     ):
         assert told in done.err
-    assert "No model was asked yet." in done.err and "Nothing to compact" in done.err and "\x1b" not in done.err
+    assert "No model request was made yet." in done.err and "Nothing to compact" in done.err and "\x1b" not in done.err
 
 
 def test_each_undo_reverts_one_more_call(handrail: Program, tmp_path: Path) -> None:

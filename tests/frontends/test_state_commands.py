@@ -117,7 +117,7 @@ async def test_adoption_moves_sessions_and_stored_rules_and_a_dry_run_shows_the_
     (stored,) = stored_rules(program)
     there = moved(program)
     shown = there("state", "adopt", "--dry-run")
-    assert f"stored answer that will hold here: {stored}" in shown.out
+    assert f"stored answer that will apply here: {stored}" in shown.out
     assert folders_of(there).key == compute_workspace_key(there.workspace), "a dry run changes nothing"
     assert ok(there, "state", "adopt", "--yes")["rules"] == [stored]
     async with open_kernel(there.workspace, state=state, config=config) as kernel:

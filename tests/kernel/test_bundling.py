@@ -416,7 +416,7 @@ def test_a_build_has_no_network_and_cannot_leave_its_folder(place: Path) -> None
         ("echo '#!/bin/sh' > run\n", {}, "'hum-source/run' is not executable"),
         ("while :; do :; done\n", {"build_timeout_ms": 300}, "`sh build.sh` timed out after 300 ms and was stopped"),
         ("trap '' TERM; (setsid sleep 600 &); sleep 600\n", {"build_timeout_ms": 300}, "timed out after 300 ms"),
-        (f"{SHELL}ln -s /etc/passwd users\n", {}, "users is a link out of the tool's folder"),
+        (f"{SHELL}ln -s /etc/passwd users\n", {}, "users is a link to a file outside the tool's folder"),
         (f"{SHELL}mkfifo pipe\n", {}, "pipe is not a regular file"),
         (f"{SHELL}ln -sf /bin/sh run\n", {}, "'hum-source/run' leads out of the tool's folder"),
     ],

@@ -270,7 +270,7 @@ async def test_a_sub_agent_keeps_the_remaining_budget_of_the_run_that_started_it
         assert (await again.complete("On?")).text == "On."
         pause.proceed.set()
         assert await ended(kernel) == "failed" and len(reader.requests) == 1
-        assert "All 3 turns of the budget are used" in await heard(session)
+        assert "The budget of 3 turns is used up" in await heard(session)
 
 
 @pytest.mark.proves("A-03", "A-10", "P-12")

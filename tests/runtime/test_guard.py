@@ -114,7 +114,7 @@ async def test_a_new_file_with_a_protected_name_is_quarantined_and_the_call_fail
 ) -> None:
     error = await ground.vetoed(f"echo before; echo fine > beside; {script}; echo after")
     assert not os.path.lexists(ground.workspace / name)
-    assert name in error.text and str(ground.quarantine) in error.text and "No program may write" in error.text
+    assert name in error.text and str(ground.quarantine) in error.text and "No program can write" in error.text
     assert error.data == {"exit_code": 0, "output": "before\nafter\n"}
     assert (ground.workspace / "beside").read_text() == "fine\n"
     if kept is not None:

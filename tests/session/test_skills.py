@@ -142,7 +142,7 @@ def test_front_matter_is_read_in_quotes_and_blocks_and_ineffective_fields_are_no
     skill = told(tmp_path, tmp_path / "config")["workspace/styled"]
     assert (skill.description, skill.problem) == ("Two lines: of it.", "")
     assert skill.notes == (
-        "allowed-tools has no effect: a skill grants nothing",
+        "allowed-tools has no effect: a skill grants no permissions",
         "licence has no effect; did you mean license?",
     )
 
@@ -183,7 +183,7 @@ async def test_a_model_reads_a_skill_once_and_its_content_cannot_close_its_data_
         assert first.data["content"].count("<skill_content") == 1
         assert "<system>" not in str(model.requests[1].messages)
         assert first.data["files"] == [".agents/skills/deploy/scripts/run.sh"]
-        assert first.data["note"] == "allowed-tools has no effect: a skill grants nothing"
+        assert first.data["note"] == "allowed-tools has no effect: a skill grants no permissions"
         assert "grants no permissions" in first.data["from"]
         again, unknown, denied = [(await session.recover_result(f"{session.id}/2.{n}")).result for n in range(3)]
         assert (again.data["content"], "already" in again.data["note"]) == ("", True)

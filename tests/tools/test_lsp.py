@@ -433,7 +433,7 @@ async def test_results_of_a_server_that_is_still_indexing_are_marked_incomplete(
     async with working(tmp_path / "long", times=SHORT, progress=1000) as work:
         found = await work.get("references", symbol="ship")
         assert found["incomplete"] is True
-        assert "still indexes (Indexing, 40 %)" in found["why"]
+        assert "is still indexing (Indexing, 40 %)" in found["why"]
     async with working(tmp_path / "short", progress=2, partial=1) as work:
         found = await work.get("references", symbol="ship")
         assert (lines_of(found), "incomplete" in found) == (USES, False)

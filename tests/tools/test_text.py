@@ -148,7 +148,7 @@ def test_a_change_of_only_line_endings_is_visible_in_the_diff() -> None:
             "def f():\n    return 1\n",
             r"Line 2 differs only in whitespace: it is '\treturn 1'",
         ),
-        ("Hello World\n", "hello world", "Line 1 has it in other upper and lower case"),
+        ("Hello World\n", "hello world", "Line 1 has it in a different case"),
         ("one\nreturn value + 1\n", "return value + 2", "The most similar line is 2: 'return value + 1'"),
         ("one\n", "something entirely else", "No similar text exists"),
         ("a\n", "a \ufffd", "U+FFFD"),

@@ -300,7 +300,7 @@ async def test_the_result_notes_a_page_drawn_by_scripts_or_blocking_programs(des
     scripts = (
         f"<html><head><title>App</title></head><body><div id=root></div><script>{'x=1;' * 8000}</script></body></html>"
     )
-    assert "Scripts draw most of this page" in str((await fetch(desk, ok(scripts.encode(), HTML)))["notes"])
+    assert "Scripts render most of this page" in str((await fetch(desk, ok(scripts.encode(), HTML)))["notes"])
     block = "<html><head><title>Just a moment...</title></head><body>Checking your browser</body></html>"
     assert "blocks programs" in str((await fetch(desk, ok(block.encode(), HTML)))["notes"])
 

@@ -274,7 +274,7 @@ class AgentRunState(Struct):
         if reply.reason == "length":
             self.end_run(
                 "length",
-                "The reply reached the model's output limit. Ask for less at once, or allow more output tokens.",
+                "The reply reached the model's output limit. Request less at a time, or allow more output tokens.",
             )
         elif reply.reason == "refused":
             self.end_run("refused", "The model or its provider declined to answer.")

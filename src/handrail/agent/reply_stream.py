@@ -91,7 +91,7 @@ async def stream_with_retries(
                 raise error if isinstance(error, ReplyStreamCut) else ReplyStreamCut(str(error)) from error
             if is_too_long:
                 raise ProviderBusy(
-                    f"{error} The provider asks to wait {asked_for_s:,.0f} seconds. Resume the run then.",
+                    f"{error} The provider asks you to wait {asked_for_s:,.0f} seconds. Resume the run after that.",
                     retry_after_s=asked_for_s,
                 ) from error
             if attempt == policy.attempts:

@@ -358,7 +358,7 @@ class Arbiter:
             text = (
                 f"Tool `{escape_terminal_controls(name)}` does not exist. {format_similar_tool_suggestion(call)}"
                 if name
-                else "The call names no tool. Give a tool's name."
+                else "The call has no tool name. Name one of your tools."
             )
             raise CallRejection("resolve", "unknown_tool", text)
         call.tool_id = entry.id

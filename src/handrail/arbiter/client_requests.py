@@ -81,7 +81,7 @@ class CallClientService:
         client, root = call.lane.environment.client, find_root_call(call)
         if client is None:
             raise ToolError(
-                f"This session has no client that answers {_name_methods(sent_requests)}. Continue without it.",
+                f"No client of this session supports {_name_methods(sent_requests)}. Continue without it.",
                 kind="unavailable",
             )
         for ask in sent_requests.values():
@@ -341,7 +341,7 @@ def _find_fault(ask: RequestToClient, answer: Any, form: ParametersSchema | None
         if not isinstance(uri, str) or not uri.startswith("file://"):
             return "the uri of a root does not begin with file://"
         if name is not None and not isinstance(name, str):
-            return "the name of a root is not a text"
+            return "the name of a root is not a string"
     return None
 
 
@@ -376,7 +376,7 @@ def _sampling_fault(fields: dict[str, Any]) -> str | None:
         kind = cast("dict[str, Any]", block).get("type")
         wanted = {"text": "text", "image": "data", "audio": "data", "tool_use": "name"}.get(str(kind))
         if kind not in ("text", "image", "audio", "tool_use", "tool_result"):
-            return f"a block has the type {str(kind)[:40]!r}, and expected is text, image, audio or tool_use"
+            return f"a block has the type {str(kind)[:40]!r}; expected text, image, audio or tool_use"
         if wanted is not None and not isinstance(cast("dict[str, Any]", block).get(wanted), str):
             return f"a block of type {kind} has no {wanted}"
     return None

@@ -575,7 +575,7 @@ def _fill_values(lock: LockSpec, arguments: Mapping[str, Any]) -> list[dict[str,
         texts = dict.fromkeys(_spell_value(lock, name, item) for item in items)
         if len(spread) * len(texts) > MAX_LOCKS:
             raise ToolError(
-                f"The arguments name too many resources for the lock `{lock}`. The limit is {MAX_LOCKS:,}. Pass fewer at once.",
+                f"The arguments name too many resources for the lock `{lock}`. The limit is {MAX_LOCKS:,}. Pass fewer at a time.",
                 kind="invalid_input",
             )
         spread = [{**filled, name: text} for filled in spread for text in texts]

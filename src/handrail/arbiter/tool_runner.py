@@ -219,11 +219,11 @@ class ToolRunner:
                 Result.error(get_stop_error_kind(reason), text, kept, stopped_by=reason, **metadata), call.subagents
             )
         if metadata:
-            step = "It did not stop, and it holds its locks until it ends. Wait before you repeat the call."
+            step = "It is still running and keeps its locks until it ends. Wait before you repeat the call."
         elif call.ended_tool_session_id:
             step = f"Its tool session `{call.ended_tool_session_id}` has ended. Open a new one if you still need it."
         elif spec.timeout_argument is not None and budget_ms < spec.timeout_ms:
-            step = f"Request less at once, or increase `{spec.timeout_argument}` (maximum {spec.timeout_ms})."
+            step = f"Request less at a time, or increase `{spec.timeout_argument}` (maximum {spec.timeout_ms})."
         else:
             step = "Request less at once."
         text = f"`{spec.id}` timed out after {budget_ms:.0f} ms and was stopped. {step}"

@@ -505,7 +505,7 @@ def make_session_limit_error_text(most: int, named: str) -> str:
 
     :param named: a sentence that names the open ones
     """
-    text = f"This session has the limit of {most} open tool sessions. Nothing was run."
+    text = f"This session has reached the limit of {most} open tool sessions. Nothing was run."
     return f"{text} {named + ' ' if named else ''}Close one with tool.close, then repeat the call."
 
 

@@ -237,8 +237,8 @@ class UpstreamServerSettings(_McpTable):
         Literal["data", "hosts"],
         Field(
             description=(
-                "Meaning of a URL in the arguments of its tools: data, which the server does with what it wants, or "
-                "hosts, which its hosts and the rules must allow. Default data."
+                "Meaning of a URL in the arguments of its tools: data, which the server may use freely, or hosts, "
+                "which its hosts setting and the rules must allow. Default data."
             )
         ),
     ] = "data"
@@ -355,7 +355,7 @@ class McpTokenIntrospectionSettings(_McpTable):
             ge=0,
             le=300,
             description=(
-                "Time for which an answer is cached, in seconds; a revoked token stays valid as long. "
+                "Time for which an answer is cached, in seconds; a revoked token stays valid until then. "
                 "Default 30, from 0 to 300."
             ),
         ),

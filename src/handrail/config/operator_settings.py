@@ -267,7 +267,7 @@ class EnvironmentSettings(_SettingsTable):
             Field(
                 description=(
                     "Names of environment variables that the programs of bash, python and terminals get with their "
-                    "present values, such as JAVA_HOME or NODE_OPTIONS. Default none."
+                    "current values, such as JAVA_HOME or NODE_OPTIONS. Default none."
                 )
             ),
         ]
@@ -746,7 +746,7 @@ OPERATOR_ONLY = {
     "network": "cannot set up the way to hosts, since its author would choose who sees what is sent",
     "state": "cannot set up the state, since its author would choose what stores the log",
     "env": "cannot pass variables, since its author would choose which of your variables their own programs read",
-    "undo": "cannot change what is kept for undo, since its author would choose what cannot be given back",
+    "undo": "cannot change undo, since its author would choose which changes cannot be undone",
     "sandbox": "cannot change the sandbox, since its author would choose the confinement of their own programs",
 }
 """Keys that a workspace file cannot have, trusted or not, with the reasons."""

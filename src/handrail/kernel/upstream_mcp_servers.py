@@ -574,8 +574,7 @@ async def _serve_sign_in_callback(
     except OSError as error:
         if port:
             raise UsageError(
-                f"Port {port} for the return of the browser cannot be used: {error.strerror or error}. End the program that "
-                "has it, or set another callback_port."
+                f"Port {port} for the return of the browser cannot be used: {error.strerror or error}. Stop the program that uses it, or set another callback_port."
             ) from None
         server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=_MAX_HEAD)
     bound = server.sockets[0].getsockname()[1]

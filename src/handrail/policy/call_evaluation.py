@@ -279,7 +279,7 @@ class ToolPolicy:
         ):
             return PolicyFinding("ask", "protected", rule, question, None, target, tool)
         if action == "allow" and target.losses and not _is_path_named((tool and tool.rule, rule), subject):
-            note = "it deletes a folder with content, or a file of which git has no copy"
+            note = "it deletes a folder with content, or a file that git has no copy of"
             return PolicyFinding("ask", "destroys", rule, note, None, target, tool)
         return PolicyFinding(action, "no rule" if rule is None else "rule", rule, "", None, target, tool)
 
@@ -367,7 +367,7 @@ class ToolPolicy:
                 return [PolicyFinding("deny", "wait", note=note, target=target)]
         losses = find_paths_lost_by_script(target, script)
         if losses and not (found and all(map(_rule_names_whole_command, found))):
-            note = f"it removes or replaces {', '.join(quote_text_or_length(path, 80) for path in losses)}, which cannot be brought back"
+            note = f"it removes or replaces {', '.join(quote_text_or_length(path, 80) for path in losses)}, which cannot be restored"
             found.append(PolicyFinding("ask", "destroys", note=note, target=target))
         if target.printed and not (found and all(map(_rule_names_only_this_command, found))):
             found += self._find_printed_hidden_files(target)

@@ -169,7 +169,7 @@ def describe_confinement(verdict: PolicyVerdict) -> tuple[bool | None, str]:
         kept = "can change" if verdict.confinement.changes_repository else "is read-only"
         return True, f"no network, writes in the workspace and scratch folders only, and version control data {kept}"
     if spec.confinement_gap:
-        return False, f"the rule {rule.text!r} holds for no call here, because {spec.confinement_gap}"
+        return False, f"the rule {rule.text!r} applies to no call here, because {spec.confinement_gap}"
     return False, verdict.confinement_objection or "other rules decide the call"
 
 

@@ -140,7 +140,7 @@ def _candidate_steps(
     if unmatched > _MOST_STEPS_UNMATCHED:
         yield TraceStep("rule", "no match", f"{question}: {unmatched - _MOST_STEPS_UNMATCHED} more rules")
     if not ranking.ranked and not only_matching:
-        yield TraceStep("rule", "none", f"{question}: no rule is about it")
+        yield TraceStep("rule", "none", f"{question}: no rule matches it")
 
 
 def explain_lost_precedence(candidate: RankedRule, winner: RankedRule | None) -> str:
@@ -151,7 +151,7 @@ def explain_lost_precedence(candidate: RankedRule, winner: RankedRule | None) ->
         return "the winner is stricter, and belongs to the parent session"
     names = (
         "the winner is a final deny",
-        "the winner names its permission more exactly",
+        "the winner names its permission more specifically",
         "the winner has more literal characters before its first wildcard",
         "the winner has a longer pattern",
         "the winner is stricter",

@@ -188,7 +188,7 @@ def restore_state(
     The database and its log are checked before anything changes.
 
     :param folders: the folders of the workspace, which may be another one than that of the backup
-    :param replace: remove the present state of the workspace
+    :param replace: remove the current state of the workspace
     :raises UsageError: if the backup cannot be restored, or the workspace has state and ``replace`` is not set
     :raises StartError: if a process holds the workspace, or its state cannot be written
     """
@@ -196,7 +196,7 @@ def restore_state(
     ensure_workspace_unheld(folders)
     if os.path.lexists(folders.database_file) and not replace:
         raise UsageError(
-            f"The workspace {folders.workspace} has state already. Back it up if you need it, and pass `--replace` to "
+            f"The workspace {folders.workspace} already has state. Back it up if you need it, and pass `--replace` to "
             "remove it."
         )
     staged = f"{_STAGED}{folders.key}"
@@ -215,7 +215,7 @@ def restore_state(
         _copy_tree(backup / _OUTPUTS, outputs, _OUTPUTS, show)
         if problems := remove_workspace_state(folders.state, folders.key):  # also what is there without a database
             raise StartError(
-                f"The present state cannot be removed: {'; '.join(problems)}. Nothing was restored. Check the permissions, then run the command again."
+                f"The current state cannot be removed: {'; '.join(problems)}. Nothing was restored. Check the permissions, then run the command again."
             )
         ensure_workspace_unheld(folders)
         if outputs.exists():

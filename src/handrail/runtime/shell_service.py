@@ -139,7 +139,7 @@ class SandboxedShell:
         )
         if watch is not None and watch.ended_editor:
             notes = (
-                f"`{watch.ended_editor}` waited for a terminal, which programs of this call do not have, so it was ended. Use edit "
+                f"`{watch.ended_editor}` waited for a terminal, which programs of this call do not have, so Handrail stopped it. Use edit "
                 "or write to change a file, an option such as git commit -m for a message, or terminal.start for an interactive "
                 "program.",
                 *notes,

@@ -157,7 +157,7 @@ class UndoService:
                 if made.steps or made.left:
                     return made
         raise ToolError(
-            "The changes of all recorded calls are undone already. Nothing was changed. `handrail log` lists the calls.",
+            "The changes of all recorded calls are already undone. Nothing was changed. `handrail log` lists the calls.",
             kind="unavailable",
         )
 

@@ -273,7 +273,7 @@ class UpstreamServerConnection:
             )
         return ToolError(
             f"MCP server {self.name} was disconnected during this call: {lost.why}. The effect of the "
-            "call is unknown. Check the present state before you call the tool again.",
+            "call is unknown. Check the current state before you call the tool again.",
             kind="interrupted",
         )
 

@@ -99,7 +99,7 @@ async def _rewritten(home: Home) -> str | None:
                     await asyncio.sleep(0.02)
                 result = await session.call("bash", {"command": command})
                 if result.error_kind != "conflict" or not all(
-                    word in (result.error_text or "") for word in (script, "differ since its approval")
+                    word in (result.error_text or "") for word in (script, "have changed since its approval")
                 ):
                     return f"{command}: {result!r}"[:600]
     return None

@@ -244,7 +244,7 @@ def make_request_error(
     about = _find_rejected_part(text)
     if about == "no pictures" and (status or 0) >= 400 and status not in _BUSY_STATUS:
         return RequestRejected(
-            f"{name}: The provider rejected the request ({status}: {text}). Send it without the picture, or choose a model that takes pictures.",
+            f"{name}: The provider rejected the request ({status}: {text}). Remove the image, or choose a model that accepts images.",
             about=about,
         )
     if status in _BUSY_STATUS or (status or 0) >= 500 or kind in _BUSY_TYPES or (is_limited and not is_in_stream):

@@ -525,7 +525,7 @@ class ApprovalBroker:
             for row in self.list_requests_of_call(lost.session_id, lost.call_id):
                 self.withdraw(row)
         for session_id in self._table.reader.list_subagents_awaiting_approval():
-            await self.reject_requests_of_session(session_id, "its sub-agent ended with Handrail", "parent")
+            await self.reject_requests_of_session(session_id, "its sub-agent ended when Handrail stopped", "parent")
 
     def close(self) -> None:
         """Stop checking for expiry."""

@@ -427,7 +427,7 @@ class OutputShaper:
                 raise _ThreadRequired from None
             result = Result.error(
                 "limit",
-                f"`{spec.id}` ran, but its output has too many parts to be shown. Request less at once.",
+                f"`{spec.id}` ran, but its output has too many parts to be shown. Request less at a time.",
                 **metadata,
             )
         except Exception as error:  # the tool ran, so the call is answered even if its output is faulty

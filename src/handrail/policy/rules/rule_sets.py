@@ -55,7 +55,7 @@ RULE_SETS: Mapping[RuleSetName, RuleSet] = {
     for one in (
         RuleSet(
             "developer",
-            "For an agent that changes code next to you. Allows edits in the workspace, local git, and every command that stays confined: "
+            "For an agent that changes code alongside you. Allows edits in the workspace, local git, and every command that stays confined: "
             "tests, builds, scripts. Asks before the network, before anything is sent, and before anything is destroyed.",
             (
                 *MODE_RULE_TEXTS["accept-edits"],
@@ -66,7 +66,7 @@ RULE_SETS: Mapping[RuleSetName, RuleSet] = {
         ),
         RuleSet(
             "reviewer",
-            "For an agent that looks and changes nothing. Allows reading, and git commands that show history. Asks about every other "
+            "For an agent that only reads. Allows reading, and git commands that show history. Asks about every other "
             "command. Denies every write.",
             (
                 *("deny effect:write", "ask bash", "ask python", f"allow bash {READ_ONLY_VARIABLE}"),

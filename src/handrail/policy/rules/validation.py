@@ -170,7 +170,7 @@ def _fault_in_allowed_command(rule: Rule) -> str | None:
             return None
     if not reason:
         return None
-    return f"Invalid rule {rule.text!r}: it holds for no call. {reason}. {_propose_command(rule, words)}"
+    return f"Invalid rule {rule.text!r}: it applies to no call. {reason}. {_propose_command(rule, words)}"
 
 
 def _example_commands(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -201,7 +201,7 @@ def _explain_required_approval(argv: tuple[str, ...], literal: frozenset[int]) -
 
 def _propose_command(rule: Rule, words: Sequence[str]) -> str:
     """Return what to write instead of a rule that holds for no call."""
-    confined = f"'allow {rule.permission} {CONFINED_VARIABLE}' for whatever stays confined"
+    confined = f"'allow {rule.permission} {CONFINED_VARIABLE}' for every call that stays confined"
     if words[0] in command_wrappers.ENVIRONMENT_MANAGERS and words[1:2] in (("run",), ("exec",)):
         return f"Name the program, as in 'allow {rule.permission} {words[0]} {words[1]} pytest {ANY_ARGUMENTS}', or write {confined}."
     if words[0] in command_wrappers.WRAPPER_NAMES:

@@ -383,7 +383,7 @@ def _revert(steps: Sequence[_FileStep], folders: Sequence[tuple[str, str]], *, i
         except FileNotFoundError:
             continue  # its folder was not made
         except OSError as error:
-            logger.warning("%s/%s could not be given back: %s", step.root, step.path, error)
+            logger.warning("%s/%s could not be restored: %s", step.root, step.path, error)
             is_whole = False
     for root, folder in reversed(folders):
         with contextlib.suppress(OSError):

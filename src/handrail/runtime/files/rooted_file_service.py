@@ -365,13 +365,13 @@ class RootedFiles:
         is_respelled = target.absolute == source.absolute and self._roots.find_final_symlink(to, target) is None
         if is_respelled and Path(to).name != Path(source.absolute).name:
             raise ToolError(
-                f"`{source.display_path}` was not renamed: its file system takes the new name for the old one. Move it to "
+                f"`{source.display_path}` was not renamed: its file system treats both names as the same. Move it to "
                 "another name first, and then to this one.",
                 kind="invalid_input",
             )
         if is_beneath(target.absolute, source.absolute):
             raise ToolError(
-                f"`{target.display_path}` is `{source.display_path}` or lies in it. Use another target.",
+                f"`{target.display_path}` is `{source.display_path}` or is inside it. Use another target.",
                 kind="invalid_input",
             )
         entries = await _run_in_thread(lambda: entry_moves.list_tree_entries(source))

@@ -229,8 +229,8 @@ def _find_work_tree_problems(
         if not any(is_beneath(top, other) for other in found):
             yield (
                 f"roots[{index}].path",
-                f"{root.path!r} is the repository around the workspace `{workspace}`, and git would take the files outside the "
-                f"workspace for deleted. Add a root with path '{top}' and access 'read', too.",
+                f"{root.path!r} is the repository around the workspace `{workspace}`, and git would treat the files "
+                f"outside the workspace as deleted. Add a root with path '{top}' and access 'read', too.",
             )
 
 

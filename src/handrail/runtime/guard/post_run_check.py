@@ -278,8 +278,8 @@ class PostRunCheck:
         text = "; ".join(self._findings[:_MAX_NAMED_FINDINGS]) + (f"; and {more} more" if more > 0 else "")
         but = "unless an fs.write rule names the path" if self._rules_could_allow else "whatever the rules allow"
         return ProtectedPathViolation(
-            f"The call failed because its program made or changed protected files: {text}. No program may "
-            f"write these, {but}. The other changes of the program stay. Ask the user if such a change is "
+            f"The call failed because its program created or changed protected files: {text}. No program can write these,"
+            f" {but}. The other changes of the program stay. Ask the user if such a change is "
             "needed."
         )
 
@@ -496,7 +496,7 @@ class PostRunCheck:
         shown = escape_terminal_controls(path[len(tree.root.rstrip("/")) + 1 :])
         if original.snapshot is None and (fate == "gone" or entry is None):
             what = "is gone" if fate == "gone" else "was replaced"
-            self._add_finding(f"{shown} {what} while the program ran, and cannot be put back")
+            self._add_finding(f"{shown} {what} while the program ran, and cannot be restored")
             return
         try:
             became = self._restore_and_describe(tree.root, path, original, fate)
@@ -504,7 +504,7 @@ class PostRunCheck:
             return  # its folder is missing too
         except OSError as error:
             raise_if_resource_shortage(error, path)  # the next look retries
-            became = f"could not be put back ({error.strerror}) and the user has to look at it"
+            became = f"could not be restored ({error.strerror}) and the user must check it"
         self._add_finding(f"{shown} {became}, because {_CHANGED_BELOW_MOUNT[tree.can_respelling_bypass_mounts]}")
 
     def _restore_and_describe(self, root: str, path: str, original: OriginalPathState, fate: FileFate) -> str:
@@ -551,7 +551,7 @@ class PostRunCheck:
                 became = "was restored"
         except OSError as error:
             raise_if_resource_shortage(error, path)  # the next look retries
-            became = f"could not be moved away ({error.strerror}) and the user has to remove it"
+            became = f"could not be moved away ({error.strerror}) and the user must remove it"
         if why is None:
             self._add_finding(f"{shown} {became}, because {what}")
         elif why.requires_approval:
@@ -581,7 +581,7 @@ class PostRunCheck:
         except OSError as error:
             raise_if_resource_shortage(error, path)  # the next look retries
             self._add_finding(
-                f"{shown} would run {what}, could not be changed ({error.strerror}), and the user has to look at it"
+                f"{shown} would run {what}, could not be changed ({error.strerror}), and the user must check it"
             )
         else:
             self._add_finding(
@@ -603,7 +603,7 @@ class PostRunCheck:
                 os.close(parent)
         except OSError as error:
             raise_if_resource_shortage(error, path)  # the next look retries
-            self._add_finding(f"{shown} was a link and could not be put back ({error.strerror})")
+            self._add_finding(f"{shown} was a link and could not be restored ({error.strerror})")
         else:
             self._add_finding(f"{shown} is a protected link that was changed, and was restored")
 

@@ -203,7 +203,7 @@ def _explain_failure(failure: _Failure, profile: SandboxProfile, end: ProgramTer
             )
         case "unix-sockets":
             return (
-                "Programs cannot create Unix sockets. Do without one, for example over 127.0.0.1, or ask the user to set "
+                "Programs cannot create Unix sockets. Work without one, for example over 127.0.0.1, or ask the user to set "
                 "unix_sockets = true under [sandbox] in handrail.toml."
             )
         case "services":
@@ -228,9 +228,9 @@ _OWN_LOOPBACK = "This call shares them with no other: start the server and its c
 def _explain_network(profile: SandboxProfile, capabilities: CapabilitySet) -> str:
     if capabilities.may_allow_any_target("net.fetch"):
         return (
-            "Programs reach hosts only over HTTP and TLS, through the proxy that http_proxy and https_proxy name, and only "
-            "hosts that a rule or the user allows. They have no name server and no other network. Use a client that takes "
-            "the proxy from these variables, such as curl, pip, npm or git over https."
+            "Programs reach hosts only over HTTP and TLS, through the proxy that http_proxy and https_proxy name, "
+            "and only hosts that a rule or the user allows. They have no name server and no other network. Use a "
+            "client that reads the proxy from these variables, such as curl, pip, npm or git over https."
         )
     return f"This call has no network: {explain_no_network(profile, capabilities)}"
 
@@ -301,7 +301,7 @@ def _explain_outside_paths(output_text: str, profile: SandboxProfile) -> Iterato
         )
         if not _is_beneath_any(path, seen):
             yield (
-                f"`{escape_terminal_controls(path)}` is outside the folders that programs see: the workspace, $HOME, /tmp and the "
+                f"`{escape_terminal_controls(path)}` is outside the folders that programs can see: the workspace, $HOME, /tmp and the "
                 "system's folders. Use a path there, or ask the user to add the folder to [[roots]] of the agent."
             )
             return
@@ -320,15 +320,15 @@ def explain_invisible_repository(profile: SandboxProfile) -> str | None:
         return None
     top, common = escape_terminal_controls(found.work_tree), escape_terminal_controls(found.common)
     begin = (
-        f"The git repository of `{top}` is outside the workspace, and programs do not see its git directory `{common}`"
+        f"The git repository of `{top}` is outside the workspace, and programs cannot see its git directory `{common}`"
     )
     if not found.is_valid:
         return (
-            f"{begin}. That folder is not the repository of this work tree. Do not create another repository here. Ask the user "
-            "to repair the link in `.git` (git worktree repair)."
+            f"{begin}. That folder is not the repository of this work tree. Do not create another repository here. Ask the user to fix the link in"
+            " `.git` (git worktree repair)."
         )
     if found.objects and found.common not in unseen:
-        begin = f"The git repository of `{top}` takes objects from folders that programs do not see"
+        begin = f"The git repository of `{top}` reads objects from folders that programs cannot see"
     grants = {path: '"read"' for path in unseen if not _is_beneath_any(path, [one for one in unseen if one != path])}
     if found.common in unseen:
         also = found.common in grants
@@ -373,7 +373,7 @@ def _explain_hidden(path: str, shown: str, denials: PathDenials | None) -> str:
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # noqa: PTH110, PTH112, PTH113
         return (
             f"`{shown}` is a FIFO, and opening it would wait forever, so Handrail hides it from programs. "
-            "Remove it, or replace it by a regular file."
+            "Remove it, or replace it with a regular file."
         )
     if denials is not None and not denials.is_hidden(path) and os.path.isdir(path):  # noqa: PTH112
         return (
@@ -414,8 +414,8 @@ def _explain_read_only(path: str, relative: str, process: GuardedProcess) -> str
         )
     if why.kind == "vcs":
         return (
-            f"`{shown}` {why.description}. Programs change it only in tools with the capability vcs.config, which "
-            "bash never has. Do without it (git push origin BRANCH, git checkout -b NAME --no-track), use "
+            f"`{shown}` {why.description}. Only tools with the capability vcs.config can change it, and bash never has that capability. Work without it"
+            " (git push origin BRANCH, git checkout -b NAME --no-track), use "
             "such a tool, or ask the user."
         )
     return why.format_write_denial(shown)

@@ -260,7 +260,7 @@ class WorkspaceSnapshots:
             tracker = ProgramChangeTracker(callers, tool, frozenset())
             tracker.started_ns, tracker.ended_ns = started_ns, time.time_ns()
             tracker.is_recovered = True
-            tracker.problem = "Handrail was killed while it ran. Files that it made stay, and later changes of the user are among its changes."
+            tracker.problem = "Handrail was killed while it ran. The files that it created stay, and later changes by the user count as its changes."
             self._running.append(tracker)
 
     def _record(self, tracker: ProgramChangeTracker) -> None:
@@ -674,11 +674,11 @@ def _folder_state(root: str, relative: str) -> tuple[int, int]:
 
 
 def _describe_unkept(changes: Sequence[PathChange], touched: Sequence[str]) -> Iterator[str]:
-    """Yield notes about what a call changed and `handrail undo` cannot give back."""
+    """Yield notes about what a call changed and `handrail undo` cannot restore."""
     lost = [os.fsdecode(one.path) for one in changes if not is_kept(one.before)]
     if lost or touched:
         yield (
-            f"`handrail undo` cannot give back {_join_names([*lost, *touched])}: the earlier content was not kept, since it "
+            f"`handrail undo` cannot restore {_join_names([*lost, *touched])}: the earlier content was not kept, since it "
             "is too large, or of a kind or in a folder that Handrail does not keep."
         )
 

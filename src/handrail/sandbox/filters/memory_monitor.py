@@ -117,9 +117,8 @@ def find_exceeded_limit_error(first: int, bound: int | None, short: bool) -> Too
         )
     if short and (count := count_open_pipes(first)) > _MOST_PIPES:
         return ToolError(
-            f"The program was ended: its processes had {count:,} pipes open, and the pipes of this user have "
-            f"become short. A call may have {_MOST_PIPES} pipes then. Work with fewer pipes or processes at a "
-            "time.",
+            f"The program was ended: its processes had {count:,} pipes open, and this user is running out of pipes. "
+            f"A call may have {_MOST_PIPES} pipes then. Work with fewer pipes or processes at a time.",
             kind="limit",
         )
     return None
@@ -127,7 +126,7 @@ def find_exceeded_limit_error(first: int, bound: int | None, short: bool) -> Too
 
 def _too_many_files(held: int, most: int) -> ToolError:
     return ToolError(
-        f"The program was ended: it had {held:,} files in /tmp and /dev/shm, extended attributes counted. A call may "
+        f"The program was ended: it had {held:,} files in /tmp and /dev/shm, including extended attributes. A call may "
         f"have {most:,} there. Keep many files in the workspace or in the home folder.",
         kind="limit",
     )

@@ -247,8 +247,7 @@ def _format_device_and_inode(path: str, look: LookupCache) -> str:
             raise make_replaced_mount_error(path) from None
         raise_if_resource_shortage(error, path)
         raise ToolError(
-            f"`{path}` cannot be mounted in a sandbox: {error.strerror}. Ask the user to give the user that "
-            "runs Handrail access to it.",
+            f"`{path}` cannot be mounted in a sandbox: {error.strerror}. Ask the user to grant the account that runs Handrail access to it.",
             kind="unavailable",
         ) from error
     finally:

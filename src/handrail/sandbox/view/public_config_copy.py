@@ -76,8 +76,9 @@ class PublicConfigCopy:
                 self._update()
             except OSError as error:
                 raise ToolError(
-                    f"The copy of the public files in {self._source}, which programs of root see, could not be made: "
-                    f"{error}. Ask the user to make room in /var/cache, or to run Handrail as an ordinary user.",
+                    f"The copy of the public files in {self._source}, which programs of root see, could not be "
+                    f"created: {error}. Ask the user to free space in /var/cache, or to run Handrail as an ordinary "
+                    "user.",
                     kind="unavailable",
                 ) from error
             self._looked_at = now

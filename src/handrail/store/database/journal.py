@@ -327,7 +327,7 @@ def read_log_head(folders: StateFolders) -> LogHead | None:
 
 def _damaged_error(path: Path, why: str) -> StartError:
     return StartError(
-        f"The position file of the log, {path}, cannot be read: {why}. Check who changed it. To accept the present log, run "
+        f"The position file of the log, {path}, cannot be read: {why}. Check who changed it. To accept the current log, run "
         "`handrail log acknowledge`."
     )
 

@@ -67,7 +67,7 @@ def connect_engine(path: Path, database: str | Path, **options: Any) -> sqlite3.
     if not isinstance(connection, sqlite3.Connection):
         raise StartError(
             f"Store `{name}` returned {type(connection).__name__} for {path}. Expected sqlite3.Connection. "
-            "Report this to the maker of the store."
+            "Report this to the author of the store."
         )
     return connection
 
@@ -202,7 +202,7 @@ def _read_only(path: Path, how: str) -> sqlite3.Connection:
         connection.execute("PRAGMA query_only = 1")
         _check_version(path, connection)
         if connection.execute("PRAGMA user_version").fetchone() == (0,):
-            raise DatabaseNotCreated(f"The log {path} is just being created. Try again in a moment.")
+            raise DatabaseNotCreated(f"The log {path} is currently being created. Try again in a moment.")
     except BaseException:
         connection.close()
         raise

@@ -266,11 +266,7 @@ def _describe_violations(paths: Sequence[str]) -> str:
     shown = ", ".join(paths[:_MOST_SHOWN]) + (
         f" and {len(paths) - _MOST_SHOWN} more" if len(paths) > _MOST_SHOWN else ""
     )
-    return (
-        f"The server was not called. Since its last call, {shown} appeared, where no program may "
-        "write. The server or another program made it. Ask the user to look at it and to remove what "
-        "is not wanted; the next call accepts the present state."
-    )
+    return f"The server was not called. Since its last call, {shown} appeared, where no program can write. The server or another program created it. Ask the user to check it, and to remove it if it is not wanted; the next call accepts the current state."
 
 
 async def _errors_of(process: Process) -> str:

@@ -227,7 +227,7 @@ def _id_of(task: Mapping[str, Any], conversation: UpstreamSession) -> str:
     if not isinstance(task_id, str) or not task_id:
         raise ToolError(
             f"MCP server {conversation.name} returned a task without an id. Continue without this tool, "
-            "or ask the user to look at the server.",
+            "or ask the user to check the server.",
             kind="backend",
         )
     return task_id
@@ -274,7 +274,7 @@ async def _wait_until_done(
             case other:
                 raise ToolError(
                     f"MCP server {conversation.name} returned the unknown task state {str(other)[:40]!r}. "
-                    "Continue without this tool, or ask the user to look at the server.",
+                    "Continue without this tool, or ask the user to check the server.",
                     kind="backend",
                 )
 

@@ -38,8 +38,8 @@ HELP = {
     "/help": "show these commands",
     "/mode [MODE]": "show or set the permission mode: plan, ask, accept-edits or auto",
     "/usage": "show the tokens of this session, and the cost if the provider reports it",
-    "/undo": "give back what the last call of this session changed in the workspace",
-    "/compact": "replace older messages by an outline or a summary",
+    "/undo": "undo what the last call of this session changed in the workspace",
+    "/compact": "replace older messages with an outline or a summary",
     "/exit": "leave; handrail chat --resume continues the session",
 }
 
@@ -241,7 +241,7 @@ class ChatConversation:
         for one in used:
             print_stderr_note(str(one))
         if not used:
-            print_stderr_note("No model was asked yet.")
+            print_stderr_note("No model request was made yet.")
 
 
 class StdinMessageReader:
