@@ -211,4 +211,4 @@ def test_a_program_that_runs_another_text_is_judged_by_that_text(desk: Desk, com
 def test_the_reason_names_the_part_that_is_not_confined_even_if_the_mode_asks(desk: Desk, mode: Mode) -> None:
     verdict = judge(desk, "set -e; make test; tee $x < notes.txt", mode=mode)
     assert verdict.action == "ask"
-    assert "It does not stay confined: tee writes to files that the text does not name." in verdict.reason
+    assert "It does not stay confined: tee writes to files that the command does not name." in verdict.reason

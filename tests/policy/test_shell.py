@@ -105,7 +105,7 @@ UNCLEAR: list[tuple[str, str]] = [
     ("for PATH in a; do ls; done", "the variable PATH"),
     ("GIT_DIR=x git log", "the variable GIT_DIR"),
     ("IFS=x read y", "the variable IFS"),
-    ("[[ $x -eq 1 ]]", "as a number"),
+    ("[[ $x -eq 1 ]]", "as numbers"),
     ("[[ -v x ]]", "a test with -v"),
     ("[ -f x", ""),
     ("echo ${x:=y}", "expansion"),

@@ -60,7 +60,7 @@ from handrail.policy.shell.simple_commands import ShellCommand, has_marks
 
 CONFINED_TEXT = "It runs confined: no network, and writes in the workspace only."
 """What the reason of a verdict adds for a call that a rule with ``{confined}`` allows."""
-_TOO_MANY_WORDS = "too many of its words may begin a command that a rule denies or asks about"
+_TOO_MANY_WORDS = "too many of its words may begin a command that a rule denies or asks for"
 
 
 class ToolPolicy:

@@ -120,14 +120,14 @@ class ConfinedRuleToolPolicy(ToolPolicy):
                     if (reason := confinement_proof.explain_loss_elsewhere(command.argv, ())) is not None:
                         return reason
             if (rule := self._find_rule_in_text(text)) is not None:
-                return f"{script.unclear}, and its words may run what the rule {rule.text!r} is about"
+                return f"{script.unclear}, and its words may run a command of the rule {rule.text!r}"
         elif (
             reason := confinement_proof.explain_script_not_confined(script)
         ) is not None and not _is_confined_except_code(script, text):
             return reason
         for command in script.commands:
             if (rule := self._find_name_question(command.argv, is_folding=target.is_folding)) is not None:
-                return f"it names a file that the rule {rule.text!r} is about"
+                return f"it names a file of the rule {rule.text!r}"
         return ""
 
     def _find_rule_in_text(self, text: str) -> Rule | None:
@@ -154,7 +154,7 @@ class ConfinedRuleToolPolicy(ToolPolicy):
             return ""
         rule = self._find_reading_rule(target.subject)
         if rule is not None and rule.action != "allow":
-            return f"{target.shown} is a file that the rule {rule.text!r} is about"
+            return f"{target.shown} is a file of the rule {rule.text!r}"
         inside = target.subject.relative is not None or target.subject.absolute.startswith(_PRIVATE_FOLDER)
         return "" if inside or target.capability != "fs.write" else f"{target.shown} is outside the workspace"
 

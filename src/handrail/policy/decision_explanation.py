@@ -341,7 +341,7 @@ def _find_deciding_part(verdict: PolicyVerdict) -> str:
         case "protected":
             return f"the protected names: only a rule that names the path allows it (the rule alone would allow it: {deciding.rule})"
         case "unclear":
-            return "the shell parser: a text that it does not understand requires approval"
+            return "the shell parser: a command that it does not understand requires approval"
         case "program" if deciding.rule is not None and deciding.rule.action != "allow":
             return f"rule {deciding.rule}, because the program may run a command that the rule is about"
         case "program" if deciding.rule is None:

@@ -54,7 +54,7 @@ def _why_script_not_confined(script: ShellScript, depth: int) -> str | None:
             return reason
         if command.folders != (".",) and (reason := explain_loss_elsewhere(command.argv, command.folders)) is not None:
             return reason
-    return None if script.commands else "the text contains no command"
+    return None if script.commands else "the command line has no command"
 
 
 def explain_loss_elsewhere(argv: Sequence[str], folders: Sequence[str]) -> str | None:
@@ -71,19 +71,19 @@ def explain_loss_elsewhere(argv: Sequence[str], folders: Sequence[str]) -> str |
     else:
         return None
     if not folders or any(folder[:1] == "/" or folder[:2] == ".." or ".git" in folder.split("/") for folder in folders):
-        return f"{argv[0]} runs in a folder that the text does not name, or outside the workspace"
+        return f"{argv[0]} runs in a folder that the command does not name, or outside the workspace"
     return None
 
 
 @lru_cache(maxsize=512)
 def _why_not_confined(argv: tuple[str, ...], depth: int) -> str | None:
     if depth == 0:
-        return "the command runs a command in a command, on too many levels"
+        return "the command runs a command in a command, too deeply nested"
     *_, inner = command_wrappers.split_wrapper_layers(argv)
     if read_only_proof.is_command_provably_read_only(argv):
         return None
     if not inner or is_marked(inner[0]):
-        return "the text does not name the program"
+        return "the command does not name the program"
     reason = (
         destroying_forms.explain_irreversible_destruction(inner) or explain_network_need(inner) or _why_protected(inner)
     )
@@ -319,7 +319,7 @@ def _shell(argv: tuple[str, ...], depth: int) -> str | None:
     if index < len(argv) and re.fullmatch(r"-[eux]*l?c", argv[index]) and index + 1 < len(argv):
         text = argv[index + 1]
         if is_marked(text):
-            return f"{argv[0]} runs a text that only the shell knows"
+            return f"{argv[0]} runs a script that the shell expands"
         return _why_script_not_confined(parse_script(text), depth - 1)
     if (
         index < len(argv)
@@ -328,7 +328,7 @@ def _shell(argv: tuple[str, ...], depth: int) -> str | None:
         and _is_plain_file(argv[index])
     ):
         return None
-    return f"{argv[0]} runs its input, or a text that is not plain"
+    return f"{argv[0]} runs its input, or a script that is not simple"
 
 
 def _is_plain_file(path: str) -> bool:
@@ -342,7 +342,7 @@ def _sourced_file(argv: tuple[str, ...], depth: int) -> str | None:
     file = "".join(argv[1:2])
     if file and file[0] != "-" and not any(map(is_marked, argv)) and _is_plain_file(file):
         return None
-    return f"{program_name(argv)} runs a file that the text does not name"
+    return f"{program_name(argv)} runs a file that the command does not name"
 
 
 def _find(argv: tuple[str, ...], depth: int) -> str | None:
@@ -391,7 +391,7 @@ def _command_of_xargs(argv: tuple[str, ...]) -> tuple[str, ...] | str:
         elif re.fullmatch(r"-[0rtx]+|-[nPLsd].+|--null|--no-run-if-empty|--max-(?:args|procs|lines)=\d+", word):
             index += 1
         else:
-            return f"xargs {word} is not understood"
+            return f"xargs {word} is a form that Handrail does not understand"
     command = argv[index:]
     if not command:
         return ()
@@ -408,7 +408,7 @@ def _runner(argv: tuple[str, ...], depth: int) -> str | None:
     for index, word in enumerate(argv[1:], 1):
         text = word.partition("=")[2] if word[:1] == "-" else word
         if is_marked(word):
-            return f"{argv[0]} runs a command that the text does not name"
+            return f"{argv[0]} runs a command that the command line does not name"
         if not text or text.isdigit():
             continue
         script = parse_script(text)
@@ -431,7 +431,7 @@ def _runner(argv: tuple[str, ...], depth: int) -> str | None:
 def _python(argv: tuple[str, ...], depth: int) -> str | None:
     del depth
     if any(map(is_open, argv[1:2])):
-        return f"{argv[0]} may run a text that only the shell knows"
+        return f"{argv[0]} may run a script that the shell expands"
     risk = risky_options.find_interpreter_risk(program_name(argv), argv)
     return None if risk is None else risk.reason
 
@@ -464,9 +464,9 @@ def _make(argv: tuple[str, ...], depth: int) -> str | None:
             and word[:1] != "-"
             and (name.upper() == "SHELL" or not command_wrappers.is_harmless_variable(name.rstrip(":+?")))
         ):
-            return f"make {name}=… sets what its recipes run"
+            return f"make {name}=… sets the commands of its recipes"
     if any(word.startswith("--eval") or word in _MAKES_FROM_TEXT or is_open(word) for word in argv[1:]):
-        return "make runs a rule that the text does not name"
+        return "make runs a rule that the command does not name"
     return None
 
 
@@ -500,11 +500,11 @@ def _env(argv: tuple[str, ...], depth: int) -> str | None:
             if not sign or not name.isidentifier():
                 break
             if _DESTROYING_WORDS.search(value) is not None or _REPOSITORY.search(value) is not None:
-                return f"env sets {name}, and its value may name a command"
+                return f"env sets {name}, whose value may name a command"
         at += 1
     inner = argv[at:]
     if inner[:1] and inner[0][:1] == "-":
-        return f"env {show_marks(inner[0])} is not understood"
+        return f"env {show_marks(inner[0])} is a form that Handrail does not understand"
     if destroying_forms.find_removed_paths(inner) or any(destroying_forms.find_replaced_paths(inner)):
         return f"env runs {program_name(inner)}, which removes or replaces files"
     return _why_not_confined(inner, depth - 1) if inner else None
@@ -515,7 +515,7 @@ def _npx(argv: tuple[str, ...], depth: int) -> str | None:
     offline = False
     while at < len(argv) and argv[at][:1] == "-":
         if argv[at] not in ("--no-install", "--no", "--offline", "--quiet", "-q", "--"):
-            return f"{argv[0]} {argv[at]} is not understood"
+            return f"{argv[0]} {argv[at]} is a form that Handrail does not understand"
         offline = offline or argv[at] in ("--no-install", "--no", "--offline")
         at += 1
     if not offline:
@@ -587,9 +587,9 @@ def explain_possible_destruction(script: ShellScript, text: str) -> str | None:
             return reason
     bare = _QUOTES.sub("", text)
     if (match := _DESTROYING_WORDS.search(bare)) is not None:
-        return f"the text contains {match.group().strip()!r}, and it is not understood"
+        return f"the command contains {match.group().strip()!r}, which Handrail does not understand"
     if (match := _REPOSITORY.search(bare)) is not None:
-        return f"the text names {match.group()!r}, and it is not understood"
+        return f"the command names {match.group()!r}, which Handrail does not understand"
     for word in _SEPARATORS.split(bare):
         path = posixpath.normpath(word) if word else ""
         if (
@@ -598,7 +598,7 @@ def explain_possible_destruction(script: ShellScript, text: str) -> str | None:
             and set(path) - {"."}
             and path_protection.find_tool_write_protection(path) is not None
         ):
-            return f"the text names {word!r}, a path that no tool writes, and it is not understood"
+            return f"the command names {word!r}, a path that no tool writes, which Handrail does not understand"
     return None
 
 

@@ -743,9 +743,9 @@ def explain_inner_command_unparsable(argv: Sequence[str]) -> str | None:
         script = parse_script(text, _MAX_SIGNS)
         reason = script.unclear
         if not script.is_plain and any(program_name(command.argv) in _RUN_SOMETHING for command in script.commands):
-            reason = reason or "the text runs words that only the shell knows"
+            reason = reason or "the command runs words that the shell expands"
         if reason is not None:
-            return f"{program} runs a text that cannot be evaluated: {reason}"
+            return f"{program} runs a script that cannot be evaluated: {reason}"
     if program == "ssh" and _has_no_command(argv):
         return "ssh without a command runs its standard input"
     return None

@@ -348,7 +348,7 @@ def explain_command_exfiltration(text: str) -> str | None:
         return f"the command opens a network connection through {device[0].rsplit('/', 1)[0]}"
     found = split_commands(text)
     if len(found) > MAX_PARTS:
-        return f"the text has {len(found)} commands, which are too many to check"
+        return f"the command line has {len(found)} commands, which are too many to check"
     return next(
         (reason for at in range(len(found)) if (reason := _explain_part_exfiltration(at, found)) is not None), None
     )
