@@ -88,7 +88,7 @@ class Home:
         self.state = self.path / ".local" / "state" / "handrail"
         self.config = self.path / ".config" / "handrail" / "handrail.toml"
         self.canary = self.path / "evil"
-        """Made by whatever an attack brings to run outside of Handrail's sandbox."""
+        """Made by whatever an attack brings to run outside Handrail's sandbox."""
         self.connected: list[str] = []
         """The sockets of the home's services that somebody has connected to."""
         self._session: Session | None = None

@@ -432,7 +432,7 @@ def test_an_export_is_json_lines_with_a_header_and_an_end_line(program: Program,
     assert done.code == 0 and len((tmp_path / "all.jsonl").read_text().splitlines()) == len(lines)
     assert (tmp_path / "all.jsonl").stat().st_mode & 0o077 == 0
     again = program("state", "export", "--out", str(tmp_path / "all.jsonl"))
-    assert again.code == 2 and "Name a new file" in again.err
+    assert again.code == 2 and "Choose a new file name" in again.err
 
 
 def test_an_export_of_an_unknown_session_creates_no_file(program: Program, tmp_path: Path) -> None:

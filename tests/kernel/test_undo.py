@@ -297,7 +297,7 @@ async def test_an_undo_keeps_files_that_an_overlapping_job_may_have_changed(tmp_
             "bash", {"command": "touch go; until [ -e done ]; do sleep 0.02; done; echo call > src/m8.py"}
         )
         assert call.ok, call
-        with pytest.raises(ToolError, match="still runs"):
+        with pytest.raises(ToolError, match="is still running"):
             await kernel.undo(job_id)
         last = await kernel.undo()
         assert last.count("restored") == 0 and all("ran at the same time" in one.detail for one in last.paths)

@@ -205,7 +205,7 @@ def test_an_interpreter_behind_env_is_looked_up_as_env_does(ground: Ground, monk
     done = subprocess.run([program], env=build_program_environment(), capture_output=True, text=True, check=True)
     assert (done.stdout, ground.marker.exists()) == ("by the real one\n", False)
     monkeypatch.setenv("PATH", f"{ground.workspace}/.venv/bin:/usr/bin:/bin")
-    with pytest.raises(ProgramRefused, match="interpreter runner is not on PATH outside of the workspace"):
+    with pytest.raises(ProgramRefused, match="interpreter runner is not on PATH outside the workspace"):
         find_program(str(ground.real / "script"))
 
 

@@ -1,4 +1,4 @@
-"""Files that have further names outside of the workspace are not written by the programs that run in it."""
+"""Files that have further names outside the workspace are not written by the programs that run in it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WRITE = (
 
 
 def linked(ground: Ground, *names: str, content: str = "the store's") -> Path:
-    """A store outside of the workspace, whose files have these names in it, too."""
+    """A store outside the workspace, whose files have these names in it, too."""
     store = ground.place / "store"
     store.mkdir(exist_ok=True)
     for number, name in enumerate(names):

@@ -573,7 +573,7 @@ async def test_a_file_recorded_as_hidden_is_not_read_under_another_name(workspac
     hidden = HiddenFileRecord()
     hidden.record_hidden_files([str(workspace / ".env")])
     files = RootedFiles(SessionRoots(workspace), SeenFileHashes(), nothing_like(".env"), hidden)
-    with pytest.raises(ToolError, match=r"`notes\.txt` is the same file as one that is hidden") as refused:
+    with pytest.raises(ToolError, match=r"`notes\.txt` is the same file as a hidden file") as refused:
         await files.read_bytes("notes.txt")
     assert refused.value.kind == "denied"
     with pytest.raises(ToolError, match="same file"):

@@ -280,7 +280,7 @@ def test_ordinary_programs_work_under_the_filter(sandbox: Sandbox) -> None:
 
 
 def test_a_program_cannot_set_the_set_user_id_bit_in_any_way(sandbox: Sandbox) -> None:
-    """It would hold outside of the sandbox as well."""
+    """It would hold outside the sandbox as well."""
     script = """
 import os
 def tried(what, *of):

@@ -59,7 +59,7 @@ async def test_a_program_without_a_pidfd_is_ended_and_leaves_no_descriptors_open
     before = traces()
     with (
         monkeypatch.context() as patch,
-        pytest.raises(ToolError, match=r"was ended right after its start.*Too many open files"),
+        pytest.raises(ToolError, match=r"was stopped right after its start.*Too many open files"),
     ):
         patch.setattr(os, "pidfd_open", full)
         await free.sandbox.start(free.capabilities, free.profile(), ProgramSpec(("/bin/sleep", "1000"), {3: given}))

@@ -134,7 +134,7 @@ async def test_an_invalid_store_stops_the_start_with_a_clear_error(
 def test_a_store_name_that_other_users_could_have_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("large")
     (tmp_path / "store").chmod(0o666)
-    with pytest.raises(StartError, match="is not a readable file of yours"):
+    with pytest.raises(StartError, match="is not a readable file that you own"):
         engines.connect_engine(tmp_path / "handrail.db", tmp_path / "handrail.db")
     assert not (tmp_path / "handrail.db").exists()
 

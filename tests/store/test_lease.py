@@ -301,7 +301,7 @@ def test_an_unexpected_object_in_place_of_the_holder_file_is_named_and_left_unch
             path.mkdir()
         else:
             os.mkfifo(path)
-        with pytest.raises(StartError, match=rf"{path} should be the holder file .*Check who put it there"):
+        with pytest.raises(StartError, match=rf"{path} should be the holder file .*Check who created it"):
             taken(folders, time)
         with pytest.raises(StartError, match="should be the holder file"):
             find_lease_holder(folders, time)

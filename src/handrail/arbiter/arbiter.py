@@ -667,7 +667,7 @@ class Arbiter:
         self.authorisation.approval_flow.withdraw_unused_requests(call.approvals.requests)
         effect = "The effect is unknown. Check it before you repeat the call." if call.started else "Nothing was run."
         shown = f"{type(defect).__name__}: {self.shaper.redactor.redact_text_head(str(defect), 300)}"
-        text = f"Handrail failed while it carried out `{call.tool_id}`. {effect} The error is {shown}"
+        text = f"Handrail failed while it ran `{call.tool_id}`. {effect} The error is {shown}"
         result = call.make_error_result("backend", text)
         call.queue_log_record("committed" if call.started else "rejected", {"result": result.to_dict(), "defect": True})
         call.submit_queued_records()

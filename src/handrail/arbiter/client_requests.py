@@ -155,7 +155,7 @@ class CallClientService:
                 size = MAX_REQUEST_BYTES + 1
             if size > MAX_REQUEST_BYTES:
                 raise ToolError(
-                    f"The requests to the client are too large. The limit is {MAX_REQUEST_BYTES:,} bytes. Send less.",
+                    f"The requests to the client are too large. The limit is {MAX_REQUEST_BYTES:,} bytes. Send shorter requests.",
                     kind="limit",
                 )
             if call.redactor.active:
@@ -255,7 +255,8 @@ def _form_schema(key: str, ask: RequestToClient) -> ParametersSchema | None:
         return None
     if not isinstance(ask.params.get("message"), str):
         raise ToolError(
-            f"Request {key!r} has no `message`. Expected a text for the user. Add it to `params`.", kind="invalid_input"
+            f"Request {key!r} has no `message`. Expected a string for the user. Add it to `params`.",
+            kind="invalid_input",
         )
     if ask.params.get("mode") == "url":
         if not isinstance(ask.params.get("url"), str) or not ask.params["url"].startswith(("https://", "http://")):

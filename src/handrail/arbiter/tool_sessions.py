@@ -265,7 +265,7 @@ class ToolSessionManager:
             }
         if state.is_busy:
             raise ToolError(
-                f"A step of `{state.id}` is still running. Wait for its end, then close the tool session.",
+                f"A step of `{state.id}` is still running. Wait until it ends, then close the tool session.",
                 kind="conflict",
             )
         self._remove(state, "closed")
@@ -276,12 +276,12 @@ class ToolSessionManager:
             raise ToolError(f"{text} Report this defect to the user.", kind="backend") from None
         except ToolError as error:
             raise ToolError(
-                f"`{step.id}` is closed, but its end failed: {error.text}", kind=error.kind, data=error.data
+                f"`{step.id}` is closed, but closing it failed: {error.text}", kind=error.kind, data=error.data
             ) from None
         except Exception as error:
             message = call.redactor.redact_text(f"{type(error).__name__}: {error}")[:500]
             raise ToolError(
-                f"`{step.id}` is closed, but its end failed: {message}. Check its effect.", kind="backend"
+                f"`{step.id}` is closed, but closing it failed: {message}. Check its effect.", kind="backend"
             ) from None
         return answer
 

@@ -145,7 +145,7 @@ class UpstreamServerSettings(_McpTable):
         dict[str, ServerText],
         Field(
             description=(
-                'Additional environment variables, which only this server gets: each a text, { secret = "NAME" } or '
+                'Additional environment variables, which only this server gets: each a string, { secret = "NAME" } or '
                 '{ expand = "${VARIABLE:-default}" }. Default none.'
             )
         ),
@@ -318,7 +318,7 @@ def _describe_fault(fault: dict[str, Any]) -> tuple[str, str]:
     """Return the place and the text of a fault."""
     location = [str(part) for part in fault["loc"]]
     if len(location) > 1 and location[0] in ("env", "headers"):
-        text = 'expected a text, { secret = "NAME" } or { expand = "${VARIABLE}" }'
+        text = 'expected a string, { secret = "NAME" } or { expand = "${VARIABLE}" }'
         return ".".join(location[:2]), text
     place = ".".join(location)
     if place == "url" and fault["type"] == "string_pattern_mismatch":

@@ -398,9 +398,7 @@ class RemoteMcpServerManager(McpServerManager):
 
     async def _open_address(self, name: str, url: str) -> str:
         if name not in self._prompts:
-            raise UsageError(
-                f"This process has no sign-in for the MCP server {name[:60]!r}. Start one in this process."
-            )
+            raise UsageError(f"This process has started no sign-in for the MCP server {name[:60]!r}. Start one first.")
         return await self._prompts[name].open_browser(url)
 
 

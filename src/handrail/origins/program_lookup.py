@@ -200,7 +200,7 @@ def find_program(name: str, *, outside: Iterable[str] = (), path: Iterable[str] 
     why = f" Skipped: {'; '.join(passed_over)}" if passed_over else ""
     refusal = ProgramRefused if passed_over else ProgramNotFoundError
     raise refusal(
-        f"Program {name} was not found. It must be on PATH, outside of the workspace and the "
+        f"Program {name} was not found. It must be on PATH, outside the workspace and the "
         f"current folder. Install it there, or use its absolute path.{why}"
     )
 
@@ -268,7 +268,7 @@ def find_own_interpreter() -> str:
             return candidate
     raise ProgramRefused(
         f"Python {sys.executable} cannot be started. It is in a workspace, where a call could change "
-        "it. Install Handrail with an interpreter outside of the workspace."
+        "it. Install Handrail with an interpreter outside the workspace."
     )
 
 
@@ -379,7 +379,7 @@ def _fault_in_interpreter(path: str, folders: tuple[str, ...], depth: int) -> st
         return "It has too many nested script interpreters. Use a program that is not a script."
     words = os.fsdecode(line[2:]).split()
     if not words:
-        return "Its first line names no interpreter. Add one to it."
+        return "Its first line names no interpreter. Add an interpreter to it."
     interpreter, *arguments = words
     if (problem := _find_program_fault(interpreter, folders, depth + 1)) is not None:
         return f"Its interpreter is {interpreter}. {problem}"
@@ -396,7 +396,7 @@ def _find_env_fault(arguments: Sequence[str], folders: tuple[str, ...], depth: i
     while left and "=" in left[0] and not left[0].startswith(("-", "PATH=")):
         left.pop(0)
     if not left or left[0].startswith(("-", "PATH=")):
-        return "Its first line starts env with options. Name its interpreter by an absolute path."
+        return "Its first line starts env with options. Use an absolute path to its interpreter."
     program = left[0]
     if "/" in program:
         problem = _find_program_fault(program, folders, depth)
@@ -411,9 +411,7 @@ def _fault_on_path(program: str, folders: tuple[str, ...], depth: int) -> str | 
         if _fault_in_folder(folder, doubtful) is None and _is_program(found := f"{folder.rstrip('/')}/{program}"):
             problem = _find_program_fault(found, doubtful, depth)
             return None if problem is None else f"Its interpreter is {found}. {problem}"
-    return (
-        f"Its interpreter {program} is not on PATH outside of the workspace and the current folder. Install it there."
-    )
+    return f"Its interpreter {program} is not on PATH outside the workspace and the current folder. Install it there."
 
 
 def _find_named_folder(word: str, folders: tuple[str, ...]) -> str | None:

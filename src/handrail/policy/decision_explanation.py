@@ -343,7 +343,7 @@ def _find_deciding_part(verdict: PolicyVerdict) -> str:
         case "unclear":
             return "the shell parser: a command that it does not understand requires approval"
         case "program" if deciding.rule is not None and deciding.rule.action != "allow":
-            return f"rule {deciding.rule}, because the program may run a command that the rule is about"
+            return f"rule {deciding.rule}, because the program may run a command that the rule matches"
         case "program" if deciding.rule is None:
             return "the policy for programs that run their arguments"
         case "program" | "destroys":

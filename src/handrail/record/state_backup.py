@@ -243,22 +243,22 @@ def _check_target(folders: StateFolders, target: Path) -> None:
         (folders.state, "the state folder"),
     ):
         if real == inside or inside in real.parents:
-            raise UsageError(f"The backup folder {real} is inside {what}. Name a folder outside.")
+            raise UsageError(f"The backup folder {real} is inside {what}. Choose a folder outside it.")
     try:
         names = {entry.name for entry in real.iterdir()}
     except FileNotFoundError:
         return
     except OSError as error:
-        raise UsageError(f"The backup folder {real} cannot be read: {error.strerror}. Name another folder.") from None
+        raise UsageError(f"The backup folder {real} cannot be read: {error.strerror}. Choose another folder.") from None
     ours = {DESCRIPTION_FILE, _DATABASE, _ARTIFACTS, _OUTPUTS, _FACTS, "store", f"{_DATABASE}.partial"}
     if names and (not names & {DESCRIPTION_FILE, _DATABASE, f"{_DATABASE}.partial"} or names - ours):
-        raise UsageError(f"The folder {real} is not empty and is not a backup. Name a new folder.")
+        raise UsageError(f"The folder {real} is not empty and is not a backup. Choose a new folder.")
     known = None
     with suppress(UsageError):
         known = read_backup_description(real)
     if known is not None and known.key != folders.key:
         raise UsageError(
-            f"The folder {real} has a backup of {known.workspace}. Name another folder for this workspace."
+            f"The folder {real} has a backup of {known.workspace}. Choose another folder for this workspace."
         )
 
 
@@ -414,7 +414,7 @@ def _copy_file(source: Path, target: Path, show: Callable[[int, int], None] = la
     with os.fdopen(reading, "rb") as given:
         status = os.fstat(reading)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(f"{source} is not a plain file")
+            raise OSError(f"{source} is not a regular file")
         writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IMODE(status.st_mode) & 0o700 | 0o600)
         with os.fdopen(writing, "wb") as taken:
             done = 0

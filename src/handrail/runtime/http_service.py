@@ -164,7 +164,7 @@ class BoundedBodyDecoder:
                     break
                 if self._raw_left < 0:
                     raise ToolError(
-                        "The server sends compressed data without content and without end. The request was stopped. Use "
+                        "The server sends endless compressed data without content. The request was stopped. Use "
                         "another URL.",
                         kind="limit",
                     )

@@ -384,7 +384,7 @@ def _check_given_variables(command: str | Sequence[str], given: Mapping[str, str
     """
     if given and isinstance(command, str):
         raise ToolError(
-            "A shell command cannot get extra environment variables. Pass an argv list instead.",
+            "A shell command cannot have extra environment variables. Pass an argv list instead.",
             kind="invalid_input",
         )
     for name, value in given.items():
@@ -694,8 +694,8 @@ class CallTerminals:
         )
         if refusal is not None:
             raise ToolError(
-                "Nothing was typed: the input line of the terminal changed after this call was checked. Look "
-                f"with terminal.read, then send the text again. {refusal}",
+                "Nothing was typed: the input line of the terminal changed after this call was checked. Check it with terminal.read, then send the text again."
+                f" {refusal}",
                 kind="conflict",
             )
 

@@ -121,7 +121,7 @@ class OauthTokenStore:
                 until = asyncio.get_running_loop().time() + LOCK_WAIT_S
                 while not try_lock_descriptor(descriptor):
                     if asyncio.get_running_loop().time() > until:
-                        raise SignInRequired("another process is refreshing the token and does not finish; try again")
+                        raise SignInRequired("another process is refreshing the token and has not finished; try again")
                     await asyncio.sleep(_LOCK_POLL_S)
             yield
         finally:

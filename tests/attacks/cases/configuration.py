@@ -65,7 +65,7 @@ _MOVE = (
 
 async def _planted_settings(home: Home) -> str | None:
     """A repository whose own settings name programs: Handrail opens it, looks at it and works in it, and none runs
-    outside of the sandbox."""
+    outside the sandbox."""
     evil = f"touch {home.canary}"
     async with home.elsewhere(rules=["allow bash git *"]) as (session, workspace):
         home.git("init", "-q", cwd=workspace)
@@ -101,7 +101,7 @@ async def _planted_settings(home: Home) -> str | None:
             await session.call(name, arguments)
         if home.canary.exists():
             home.canary.unlink()
-            return "a program that the repository names ran outside of the sandbox"
+            return "a program that the repository names ran outside the sandbox"
         async with home.kernel(workspace=workspace, name="after") as kernel:
             check_kernel(kernel)
             await kernel.explain_call("bash", {"command": "git status"})
@@ -178,7 +178,7 @@ CASES: list[Case] = [
          "the call fails, says so, and the file is gone", _told),
     Case("a repository that names programs", "configuration",
          "fsmonitor, sshCommand, filters, pagers, aliases, hooks, ripgreprc, sitecustomize",
-         "none of them runs outside of the sandbox", _planted_settings),
+         "none of them runs outside the sandbox", _planted_settings),
     Case("a workspace with rules and tools of its own", "configuration", "configuration supplied by the repository",
          "it can only narrow; tools are not read from it", _own_rules),
 ]  # fmt: skip

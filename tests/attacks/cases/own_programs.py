@@ -170,7 +170,7 @@ CASES: list[Case] = [
         "an activated environment of the workspace",
         "environment",
         "PATH begins with the project's .venv/bin, and git there is asked for the identity before any sandbox",
-        "what the kernel starts by itself comes from outside of the workspace",
+        "what the kernel starts by itself comes from outside the workspace",
         _on_path("{folder}/.venv/bin"),
         _PLANT + 'PATH="$PWD/planted/bin:$PATH" git config --global user.name' + _CLEAN,
     ),

@@ -301,8 +301,7 @@ class ApprovalBroker:
             )
         if len(answers) != len(row.questions):
             raise ToolError(
-                f"Request {row.id} has {len(row.questions)} questions, but {len(answers)} answers were given. Give one list of "
-                "answers per question.",
+                f"Request {row.id} has {len(row.questions)} questions, but {len(answers)} answers were given. Pass one list of answers per question.",
                 kind="invalid_input",
             )
         now = self._clock()
@@ -556,7 +555,7 @@ class ApprovalBroker:
         """Return the decision with the changed arguments, after their evaluation."""
         if decode_json_with_fallback(encode_json_with_fallback(dict(given), max_bytes=2**62)) != given:
             raise ToolError(
-                f"The changed arguments for request {decided.id} are not plain JSON. Give a JSON object.",
+                f"The changed arguments for request {decided.id} have no JSON form. Pass a JSON object.",
                 kind="invalid_input",
             )
         given = dict(given)

@@ -177,9 +177,7 @@ class RemoteClientService:
     async def send_requests(self, requests: Mapping[str, RequestToClient]) -> Mapping[str, Mapping[str, Any]]:
         for key, ask in requests.items():
             if not isinstance(ask, RequestToClient):  # pyright: ignore[reportUnnecessaryIsInstance] - a tool may pass anything
-                raise ToolError(
-                    f"Invalid client request {key!r}: expected a RequestToClient. Pass one.", kind="invalid_input"
-                )
+                raise ToolError(f"Invalid client request {key!r}. Pass a RequestToClient.", kind="invalid_input")
         return await self._proxy.send_requests(requests)
 
 

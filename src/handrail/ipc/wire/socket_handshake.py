@@ -216,7 +216,7 @@ async def _connect_checked_socket(socket_file: int, path: Path, deadline: float)
                 await asyncio.sleep(_RETRY_SECONDS)
     except ConnectionRefusedError:
         line.close()
-        raise NoLeaseHolder(f"No process listens at {path} any more. Try again.") from None
+        raise NoLeaseHolder(f"No process listens at {path} any longer. Try again.") from None
     except OSError as error:
         line.close()
         raise StartError(f"Cannot connect to {path}: {error.strerror or error}.{_NEEDS_PROC_TEXT}") from None

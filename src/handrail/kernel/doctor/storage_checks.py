@@ -63,13 +63,13 @@ def _check_hard_links(folders: StateFolders) -> Iterator[DoctorCheck]:
     tree.refresh()
     found = atomic_write.find_outside_hard_links([tree])
     if not found:
-        yield DoctorCheck("hard links", "ok", "no file of the workspace has another name outside of it")
+        yield DoctorCheck("hard links", "ok", "no file of the workspace has another name outside it")
         return
     size = sum(Path(path).lstat().st_size for path in found if os.path.lexists(path))
     yield DoctorCheck(
         "hard links",
         "ok",
-        f"{len(found):,} files of the workspace ({_format_bytes(size)}) have other names outside of it, for example in the store of a "
+        f"{len(found):,} files of the workspace ({_format_bytes(size)}) have other names outside it, for example in the store of a "
         "package manager. Before a program with write access starts, Handrail replaces them with copies (per start at most "
         f"{atomic_write.MAX_COPIED_FILES:,} files and {_format_bytes(atomic_write.MAX_COPIED_BYTES)}; the others are read-only for that program)",
     )

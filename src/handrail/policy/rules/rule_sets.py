@@ -77,8 +77,7 @@ RULE_SETS: Mapping[RuleSetName, RuleSet] = {
         ),
         RuleSet(
             "ci",
-            "For a run without a user. Allows what developer allows. Denies the network, and everything that is sent, by name, so that "
-            "the log says so.",
+            "For a run without a user. Allows what developer allows. Has a deny rule for the network and for each command that sends data, so that the log names the rule.",
             (
                 *MODE_RULE_TEXTS["accept-edits"],
                 *CONFINED_RULE_TEXTS,

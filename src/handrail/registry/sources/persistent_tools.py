@@ -123,7 +123,9 @@ class ProgramCallMessages:
         if not isinstance(message, str) or any(
             one is not None and (isinstance(one, bool) or not isinstance(one, (int, float))) for one in figures.values()
         ):
-            raise _invalid_message("`progress` has numbers in `done`, `total` and `fraction`, and a text in `message`")
+            raise _invalid_message(
+                "`progress` has numbers in `done`, `total` and `fraction`, and a string in `message`"
+            )
         self._runtime.report_progress(message, **figures)
 
     def _log(self, fields: Mapping[str, Any]) -> None:
@@ -131,7 +133,7 @@ class ProgramCallMessages:
         logger: Any = fields.get("logger")
         if level not in LOG_LEVELS or "data" not in fields or not (logger is None or isinstance(logger, str)):
             raise _invalid_message(
-                f"`log` has a `level` ({', '.join(LOG_LEVELS)}), `data`, and optionally a text in `logger`"
+                f"`log` has a `level` ({', '.join(LOG_LEVELS)}), `data`, and optionally a string in `logger`"
             )
         self._runtime.log(level, fields["data"], logger)
 

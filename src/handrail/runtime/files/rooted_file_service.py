@@ -204,7 +204,7 @@ class RootedFiles:
             count = content.size - begin if max_bytes is None else min(max_bytes, content.size - begin)
             if content.data is None and count > MAX_EDIT_BYTES:
                 raise ToolError(
-                    f"{count} bytes of `{located.display_path}` are too many for one read. Ask for at most {MAX_EDIT_BYTES} "
+                    f"{count} bytes of `{located.display_path}` are too many for one read. Request at most {MAX_EDIT_BYTES} "
                     "with `max_bytes`.",
                     kind="limit",
                 )
@@ -227,7 +227,7 @@ class RootedFiles:
                 if encoding.codec.startswith("utf-") and not encoding.is_utf8:
                     raise ToolError(
                         f"`{located.display_path}` has {content.size:,} bytes in {encoding.name}. Files over "
-                        f"{MAX_EDIT_BYTES >> 20} MiB in this encoding are not read by lines. Convert it with a program, such "
+                        f"{MAX_EDIT_BYTES >> 20} MiB in this encoding cannot be read by lines. Convert it with a program, such "
                         f"as: iconv -f {encoding.name} -t UTF-8.",
                         kind="limit",
                     )

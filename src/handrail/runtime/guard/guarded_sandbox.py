@@ -153,7 +153,7 @@ class GuardedSandbox:
             self._owed_checks.pop(0)
             if (veto := aftermath.get_violation_so_far()) is not None:
                 raise ToolError(
-                    "No program was started: the check after an earlier program was still due, and found a problem. "
+                    "No program was started: the check after an earlier program was pending and found a problem. "
                     f"{veto.text} Call again.",
                     kind="conflict",
                 )
@@ -321,10 +321,10 @@ def _find_folders_to_list(
         return tuple(folders)
     named = protected_mounts.format_first_paths((place.root,), found)
     raise ToolError(
-        f"No program was started: rules deny programs to read or write {named}. Another spelling of a name leads "
+        f"No program was started: rules forbid programs to read or write {named}. Another spelling of a name leads "
         f"there. {escape_terminal_controls(place.root)} is on a file system that ignores letter case or Unicode forms. "
-        f"A sandbox can close that for at most {protected_mounts.MAX_UNFOLDED_MOUNTS} entries of the folders around such "
-        f"files, and here are {count:,}. Use the file tools. The user can move the files into a folder with few entries, or "
+        f"A sandbox can close that for at most {protected_mounts.MAX_UNFOLDED_MOUNTS} entries of the folders around such files, and these folders have {count:,}."
+        f" Use the file tools. The user can move the files into a folder with few entries, or "
         "allow these paths with rules such as 'allow fs.read NAME'.",
         kind="denied",
     )

@@ -186,10 +186,7 @@ def _explain_failure(failure: _Failure, profile: SandboxProfile, end: ProgramTer
                 f"{_SHARED_LOOPBACK if profile.network else _OWN_LOOPBACK}"
             )
         case "read-only" if not profile.workspace_writable:
-            return (
-                "This call only reads, so everything was read-only for its programs. If it must write, use a command or a "
-                "tool that is meant to."
-            )
+            return "This call only reads, so everything was read-only for its programs. To write, use a command or a tool that writes."
         case "read-only" if profile.confined:
             return (
                 "This call runs confined, so its programs write only in the workspace, in $HOME and in /tmp, and version control "
@@ -209,7 +206,7 @@ def _explain_failure(failure: _Failure, profile: SandboxProfile, end: ProgramTer
         case "services":
             return (
                 "Programs do not reach the services of this machine through their sockets, such as Docker, databases or systemd. "
-                "Continue without the service, or ask the user to run this command outside of Handrail."
+                "Continue without the service, or ask the user to run this command outside Handrail."
             )
         case "root":
             return (
@@ -222,7 +219,7 @@ _SHARED_LOOPBACK = (
     "The calls and jobs of this session share them. Start the server as a background job of this session, and check that "
     "the job still runs and listens on this port."
 )
-_OWN_LOOPBACK = "This call shares them with no other: start the server and its client in one command."
+_OWN_LOOPBACK = "No other call shares them, so start the server and its client in one command."
 
 
 def _explain_network(profile: SandboxProfile, capabilities: CapabilitySet) -> str:
@@ -238,10 +235,7 @@ def _explain_network(profile: SandboxProfile, capabilities: CapabilitySet) -> st
 def explain_no_network(profile: SandboxProfile, capabilities: CapabilitySet) -> str:
     """Return why a call has no network, with what to do."""
     if not profile.workspace_writable:
-        return (
-            "it only reads, and such calls run without. If it must reach a host, use a command that is meant to, such as "
-            "curl."
-        )
+        return "it only reads, and such calls have no network access. To reach a host, use a command that does so, such as curl."
     owner = capabilities.find_owner_denying_all_hosts(is_confined=profile.confined)
     if owner is None:
         return (
@@ -263,7 +257,7 @@ def _explain_missing(name: str) -> str | None:
     for folder in list_path_variable_folders():
         if _is_program(Path(folder, name)):
             return (
-                f"`{name}` is in {escape_terminal_controls(folder)} on this machine, but it lies outside the folders that the "
+                f"`{name}` is in {escape_terminal_controls(folder)} on this machine, but it is outside the folders that the "
                 "sandbox shows. Use another program, or ask the user to install it below /usr/local or in a separate "
                 "installation (a folder with bin and lib) on PATH."
             )
@@ -384,7 +378,7 @@ def _explain_hidden(path: str, shown: str, denials: PathDenials | None) -> str:
     return (
         f"`{shown}` is hidden from programs: a rule denies reading it, or it looks like a secret and no "
         f"rule allows it. If programs need it, ask the user for a rule such as 'allow fs.read {shown}'. "
-        "Allowing a command does not show it this file."
+        "A rule that allows a command does not make this file visible to it."
     )
 
 

@@ -109,7 +109,7 @@ def find_exceeded_limit_error(first: int, bound: int | None, short: bool) -> Too
     """
     if bound is not None and (held := measure_memory_if_exceeding(first, bound)) is not None:
         return ToolError(
-            f"The program was ended: its processes used {held // _MIB:,} MiB of memory together, with shared "
+            f"The program was stopped: its processes used {held // _MIB:,} MiB of memory together, with shared "
             f"memory and files in memory. One call may use {bound // _MIB:,} MiB (the operator sets it as "
             "sandbox.call_memory_mib, and it is at most three quarters of the machine's). Work on less at a "
             "time, or in fewer processes.",
@@ -117,7 +117,7 @@ def find_exceeded_limit_error(first: int, bound: int | None, short: bool) -> Too
         )
     if short and (count := count_open_pipes(first)) > _MOST_PIPES:
         return ToolError(
-            f"The program was ended: its processes had {count:,} pipes open, and this user is running out of pipes. "
+            f"The program was stopped: its processes had {count:,} pipes open, and this user is running out of pipes. "
             f"A call may have {_MOST_PIPES} pipes then. Work with fewer pipes or processes at a time.",
             kind="limit",
         )
@@ -126,7 +126,7 @@ def find_exceeded_limit_error(first: int, bound: int | None, short: bool) -> Too
 
 def _too_many_files(held: int, most: int) -> ToolError:
     return ToolError(
-        f"The program was ended: it had {held:,} files in /tmp and /dev/shm, including extended attributes. A call may "
+        f"The program was stopped: it had {held:,} files in /tmp and /dev/shm, including extended attributes. A call may "
         f"have {most:,} there. Keep many files in the workspace or in the home folder.",
         kind="limit",
     )
@@ -134,7 +134,7 @@ def _too_many_files(held: int, most: int) -> ToolError:
 
 def _too_many_terminals(held: int) -> ToolError:
     return ToolError(
-        f"The program was ended: it had {held:,} pseudo-terminals open, which all programs of the machine share. A call may "
+        f"The program was stopped: it had {held:,} pseudo-terminals open, which all programs of the machine share. A call may "
         f"have {MOST_TERMINALS}. Open fewer at a time, and close each after use.",
         kind="limit",
     )

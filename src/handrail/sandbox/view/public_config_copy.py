@@ -76,7 +76,7 @@ class PublicConfigCopy:
                 self._update()
             except OSError as error:
                 raise ToolError(
-                    f"The copy of the public files in {self._source}, which programs of root see, could not be "
+                    f"The copy of the public files in {self._source}, which programs of root can read, could not be "
                     f"created: {error}. Ask the user to free space in /var/cache, or to run Handrail as an ordinary "
                     "user.",
                     kind="unavailable",

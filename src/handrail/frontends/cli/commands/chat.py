@@ -205,7 +205,7 @@ class ChatConversation:
         widest = max(map(len, HELP))
         for name, effect in HELP.items():
             view.print_text((name.ljust(widest), "bold"), f"  {effect}", indent="  ", further=" " * (widest + 4))
-        help_line = "End a line with \\ to continue it. Pasted lines are one message. // begins a text with a slash."
+        help_line = "End a line with \\ to continue it. Pasted lines are one message. // begins a message with a slash."
         view.print_text((help_line, "dim"), indent="  ", further="  ")
         sys.stderr.flush()
 

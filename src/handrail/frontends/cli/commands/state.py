@@ -215,7 +215,9 @@ def _export(setting: CommandOptions, sessions: tuple[str, ...], out: str | None)
         try:
             descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except OSError as error:
-            raise click.UsageError(f"The file {out} cannot be created: {error.strerror}. Name a new file.") from None
+            raise click.UsageError(
+                f"The file {out} cannot be created: {error.strerror}. Choose a new file name."
+            ) from None
         count = 1
         with os.fdopen(descriptor, "w", encoding="utf-8") as file, ProgressLine() as progress:
             file.write(format_line(first) + "\n")
