@@ -80,6 +80,8 @@ class MemoryMonitor:
             self._process.end_for_reached_limit(_too_many_files(held, self._files))
         elif (terminals := count_terminals(first)) > MOST_TERMINALS:
             self._process.end_for_reached_limit(_too_many_terminals(terminals))
+        # The exact figures take milliseconds for each process. They are read only while the whole machine uses more
+        # than one call may.
         elif (short := are_new_pipes_undersized()) or (self._bound is not None and _may_exceed(self._bound)):
             looking = _get_poll_thread(os.getpid())
             looked = self._process.loop.run_in_executor(looking, find_exceeded_limit_error, first, self._bound, short)
@@ -93,6 +95,7 @@ class MemoryMonitor:
     def _handle_result(self, looked: asyncio.Future[ToolError | None]) -> None:
         if self._has_ended or looked.cancelled():
             return
+        # A process that ends during the measurement is no reason to end the sandbox. The next poll measures again.
         found = None if looked.exception() else looked.result()
         if found is None:
             self._schedule_poll()
@@ -268,6 +271,7 @@ def measure_memory_if_exceeding(first: int, bound: int) -> int | None:
     files, all_seen = _measure_memfds(members)
     if not all_seen:  # the sandbox prevents it, so unseen memory counts as its own
         return _exceeding_or_none(mapped + shared, bound)
+    # A file in memory can be both open and mapped. Its mapped part is counted once.
     whole = mapped + sum(files.values()) - sum(_measure_mapped_memfds(pid, files) for pid in members if files)
     return _exceeding_or_none(whole, bound)
 
@@ -281,11 +285,13 @@ def _find_members(first: int) -> Iterator[int]:
     seen: set[int] = set()
     while waiting:
         pid = waiting.pop()
+        # Process ids can be given again during the walk, which could otherwise go in a circle.
         if pid in seen:
             continue
         seen.add(pid)
         yield pid
         with contextlib.suppress(OSError):
+            # Each thread has its own list of children.
             for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - while others wait
                 waiting += map(int, Path(f"/proc/{pid}/task/{task}/children").read_bytes().split())
 
