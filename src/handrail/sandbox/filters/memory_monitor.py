@@ -95,7 +95,7 @@ class MemoryMonitor:
     def _handle_result(self, looked: asyncio.Future[ToolError | None]) -> None:
         if self._has_ended or looked.cancelled():
             return
-        # A process that ends during the measurement is no reason to end the sandbox. The next poll measures again.
+        # A process that ends during the measurement must not end the sandbox. The next poll measures again.
         found = None if looked.exception() else looked.result()
         if found is None:
             self._schedule_poll()

@@ -253,7 +253,7 @@ class SandboxedProcess(PipedProcess):
             over = True
         if self._table is not None:
             self._compare_mounts(self._table)
-        # Nobody waits for more: the mounts are compared, and the launcher has answered or no caller asked for its
+        # No caller waits for more: the mounts are compared, and the launcher has answered or no caller asked for its
         # answer.
         if over or (self._table is None and (self._answer or self._ready is None)):
             self._unwatch(self._channel)

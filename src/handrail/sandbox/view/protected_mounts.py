@@ -86,7 +86,7 @@ def find_read_only_protected_paths(tree: FolderTree, denials: PathDenials | None
     repositories = set(tree.list_git_directories())
     for entry in tree.get_protected_entries().values():
         path = entry.path
-        # A path in a folder that is read-only already needs no mount of its own.
+        # A path in a folder that is read-only already needs no separate mount.
         if is_writable_by_programs(entry, denials) or is_within_any_folder(path.rpartition("/")[0], found):
             continue
         if entry.link:

@@ -187,7 +187,7 @@ def check_text_size(characters: int) -> None:
     """
     if characters > MAX_TEXT:
         raise ToolError(
-            f"The edited text would have {characters:,} characters. The maximum is {MAX_TEXT:,}. Replace less at once.",
+            f"The edited text would have {characters:,} characters. The maximum is {MAX_TEXT:,}. Replace less at a time.",
             kind="limit",
         )
 
