@@ -77,11 +77,14 @@ def explain_loss_elsewhere(argv: Sequence[str], folders: Sequence[str]) -> str |
 
 @lru_cache(maxsize=512)
 def _why_not_confined(argv: tuple[str, ...], depth: int) -> str | None:
+    # Each level is a wrapper within a wrapper. Real commands have one or two, so more is an attempt to hide something.
     if depth == 0:
         return "the command runs a command in a command, too deeply nested"
     *_, inner = command_wrappers.split_wrapper_layers(argv)
+    # A command that changes nothing needs no further question, whatever its words name.
     if read_only_proof.is_command_provably_read_only(argv):
         return None
+    # The shell decides at run time which program this is, so nothing is known about it.
     if not inner or is_marked(inner[0]):
         return "the command does not name the program"
     reason = (
@@ -109,12 +112,14 @@ def _why_not_confined(argv: tuple[str, ...], depth: int) -> str | None:
 
 def explain_network_need(argv: Sequence[str]) -> str | None:
     """Return why a command does nothing useful without a network, as half a sentence, or None."""
+    # python -m pip is pip under another name.
     if program_name(argv).startswith("python") and tuple(argv[1:2]) == ("-m",):
         argv = argv[2:]
     program = program_name(argv)
     words = [word for word in argv[1:] if word[:1] != "-"]
     if program == "rsync" and (host := next(filter(_REMOTE.match, words), None)) is not None:
         return f"rsync needs the network for {show_marks(host)}"
+    # Handrail gives the calls of a session one loopback, so a server that an earlier call started can be reached.
     if program == "curl" and _names_loopback_alone(argv[1:]):
         return None
     verbs = _NETWORK.get(program)
@@ -140,6 +145,7 @@ def _names_loopback_alone(words: Sequence[str]) -> bool:
             is_value = False
         elif word[:1] == "-":
             is_value = word in _CURL_DATA_OPTIONS
+            # An unknown option may take the next word as its value, so nothing after it can be trusted.
             if not is_value and _CURL_FLAGS.fullmatch(word) is None:
                 return False
         elif _LOOPBACK.fullmatch(word):
@@ -288,6 +294,7 @@ def _why_protected(argv: Sequence[str]) -> str | None:
         return None
     for word in read_only_proof.find_possible_path_words(argv):
         path = posixpath.normpath(word)
+        # The sandbox mounts nothing writable there, so the name needs no protection here.
         if path[:1] == "/" or path[:2] == ".." or not (set(path) - {"."}):
             continue
         found = path_protection.find_tool_write_protection(path)
@@ -349,6 +356,7 @@ def _find(argv: tuple[str, ...], depth: int) -> str | None:
     if any(word in ("-fls", "-fprint", "-fprint0", "-fprintf") for word in argv):
         return "find writes the file that an option names"
     for inner in risky_options.iterate_find_exec_commands(argv):
+        # Caches are made again by the programs that use them.
         if inner[:1] == ("rm",) and destroying_forms.is_find_limited_to_caches(argv):
             continue
         if (reason := _why_not_confined(inner, depth - 1)) is not None:
@@ -395,6 +403,7 @@ def _command_of_xargs(argv: tuple[str, ...]) -> tuple[str, ...] | str:
     command = argv[index:]
     if not command:
         return ()
+    # The words from the input are unknown, so marks stand for them, as for an expansion of the shell.
     return tuple(word.replace(replaced, ANY_TEXT) for word in command) if replaced else (*command, SPLIT)
 
 
@@ -415,6 +424,7 @@ def _runner(argv: tuple[str, ...], depth: int) -> str | None:
         if not script.commands and re.fullmatch(r"\w+=[\w,:%.-]*", text):
             continue  # the value of an option, such as ``trace=openat``
         together = argv[index:] if word[:1] != "-" else ("true",)
+        # Such a program takes its command as one text or as several words. Both readings must be harmless.
         for inner in (together, *(command.argv for command in script.commands)):
             if destroying_forms.find_removed_paths(inner) or any(destroying_forms.find_replaced_paths(inner)):
                 return f"{argv[0]} may run {program_name(inner)}, which removes or replaces files"
@@ -499,6 +509,7 @@ def _env(argv: tuple[str, ...], depth: int) -> str | None:
         elif word not in ("-i", "-", "--ignore-environment") and name != "--unset" and not re.fullmatch("-u.+", word):
             if not sign or not name.isidentifier():
                 break
+            # Variables such as GIT_PAGER or EDITOR are commands for the program that reads them.
             if _DESTROYING_WORDS.search(value) is not None or _REPOSITORY.search(value) is not None:
                 return f"env sets {name}, whose value may name a command"
         at += 1
@@ -518,6 +529,7 @@ def _npx(argv: tuple[str, ...], depth: int) -> str | None:
             return f"{argv[0]} {argv[at]} is a form that Handrail does not understand"
         offline = offline or argv[at] in ("--no-install", "--no", "--offline")
         at += 1
+    # Without the option, npx downloads a missing program, which has no network here and fails after a long wait.
     if not offline:
         return f"{argv[0]} needs the network for a program that is not installed (--no-install prevents that)"
     return _why_not_confined(argv[at:], depth - 1) if at < len(argv) else None
@@ -585,6 +597,7 @@ def explain_possible_destruction(script: ShellScript, text: str) -> str | None:
             )
         ) is not None:
             return reason
+    # Quotes can split a word that the shell joins again, as in r""m.
     bare = _QUOTES.sub("", text)
     if (match := _DESTROYING_WORDS.search(bare)) is not None:
         return f"the command contains {match.group().strip()!r}, which Handrail does not understand"
