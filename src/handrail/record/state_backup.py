@@ -99,6 +99,7 @@ def back_up_state(
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
         target.chmod(0o700)
         engine = read_engine_name(folders.database_file)
+        # The description is removed first and written last, so an interrupted backup is never taken for a complete one.
         (target / DESCRIPTION_FILE).unlink(missing_ok=True)
         (target / "store").unlink(missing_ok=True)
         if engine != "sqlite":
@@ -106,6 +107,7 @@ def back_up_state(
         partial = target / f"{_DATABASE}.partial"
         _remove_database(partial)
         head = _copy_database(source, folders.database_file, partial, show)
+        # The former copy stays until the new one is complete.
         partial.replace(target / _DATABASE)
         count = size = 0
         for name, origin in ((_ARTIFACTS, folders.artifact_folder), (_OUTPUTS, folders.session_outputs_folder)):
@@ -209,6 +211,8 @@ def restore_state(
         own.mkdir(mode=0o700)
         if found.engine != "sqlite":
             write_private_file(own / "store", found.engine.encode())
+        # Everything is copied to a folder next to the state and checked there. Until the renames, the old state is
+        # untouched.
         _copy_file(backup / _DATABASE, own / _DATABASE, lambda done, size: show("database", done, size))
         head = _check_database(own / _DATABASE, backup, found)
         _copy_tree(backup / _ARTIFACTS, own / _ARTIFACTS, _ARTIFACTS, show)
@@ -218,6 +222,8 @@ def restore_state(
                 f"The current state cannot be removed: {'; '.join(problems)}. Nothing was restored. Check the permissions, then run the command again."
             )
         ensure_workspace_unheld(folders)
+        # The database comes last: without it, a crash between the two renames leaves a workspace without state instead
+        # of half of one.
         if outputs.exists():
             outputs.replace(folders.session_outputs_folder)
         own.replace(folders.workspace_state_folder)
@@ -230,6 +236,7 @@ def restore_state(
     _restore_facts(folders, backup / _FACTS)
     file = LogHeadFile(folders)
     try:
+        # The note of the log's end is from the old state, and the next start would report the restored log as cut.
         file.overwrite_log_head(head[0], head[1])
     finally:
         file.close()
@@ -251,6 +258,7 @@ def _check_target(folders: StateFolders, target: Path) -> None:
     except OSError as error:
         raise UsageError(f"The backup folder {real} cannot be read: {error.strerror}. Choose another folder.") from None
     ours = {DESCRIPTION_FILE, _DATABASE, _ARTIFACTS, _OUTPUTS, _FACTS, "store", f"{_DATABASE}.partial"}
+    # A later backup removes files that the workspace no longer has, so the folder must not contain anything else.
     if names and (not names & {DESCRIPTION_FILE, _DATABASE, f"{_DATABASE}.partial"} or names - ours):
         raise UsageError(f"The folder {real} is not empty and is not a backup. Choose a new folder.")
     known = None
@@ -387,6 +395,7 @@ def _list_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
 def _copy_if_changed(source: Path, found: os.stat_result, target: Path) -> bool:
     with suppress(OSError):
         there = target.lstat()
+        # Artifacts never change, and a write to an output changes its size or its time. So these show a current copy.
         if stat.S_ISREG(there.st_mode) and (there.st_size, there.st_mtime_ns) == (found.st_size, found.st_mtime_ns):
             return False
     folder = target.parent
@@ -410,6 +419,7 @@ def _copy_if_changed(source: Path, found: os.stat_result, target: Path) -> bool:
 
 
 def _copy_file(source: Path, target: Path, show: Callable[[int, int], None] = lambda _done, _size: None) -> None:
+    # A backup can come from anywhere. A link would copy a file outside it, and a FIFO would block.
     reading = os.open(source, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(reading, "rb") as given:
         status = os.fstat(reading)
