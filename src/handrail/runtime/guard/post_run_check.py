@@ -107,6 +107,7 @@ class GuardedFolder:
 
     def find_paths_to_mask(self, denials: PathDenials | None) -> tuple[str, ...]:
         """Return the paths that programs do not see; without ``denials`` those that could not be read."""
+        # A folder that could not be read may contain protected files, so programs do not see it even without rules.
         if denials is None:
             return tuple(self.tree.list_unreadable_folders())
         key = ("hides", denials.key)
@@ -224,6 +225,7 @@ class PostRunCheck:
             for entry in (before.entries.values() if place.tree.can_respelling_bypass_mounts else ())
             if not entry.link and not protected_mounts.is_writable_by_programs(entry, self._denials)
         ]
+        # A root can lie in another root. The innermost one is the place whose tree knows the path.
         order = sorted(range(len(self._places)), key=lambda number: len(self._places[number].root), reverse=True)
         for path in dict.fromkeys((*paths, *again)):
             for number in order:
@@ -233,6 +235,7 @@ class PostRunCheck:
                         self._mounted[number][path] = original
                     break
         for place, mine in zip(self._places, self._mounted, strict=True):
+            # Contents that no running program needs any more would fill the memory over time.
             if place.originals.count > max(_MOST_ORIGINALS, 2 * len(mine)):
                 place.originals.forget_all_except(set(mine))
 
@@ -307,14 +310,17 @@ class PostRunCheck:
         :raises ToolError: ``unavailable`` if the system is short of a resource
         """
         for place, before, mounted in zip(self._places, self._before, self._mounted, strict=True):
+            # A program could hide its changes in a folder that it closes before its end.
             self._open_closed_folders(place, before)
             finding_count = len(self._findings)
             for path, original in mounted.items():
                 self._restore_lost_mounted_file(place, path, original, before)
+            # The restored files must not count as changes of the program below.
             if len(self._findings) > finding_count:
                 place.refresh()
             tree = place.tree
             changed = tree.version != before.version
+            # The version of the tree covers names. The others can change without a change of any folder.
             if changed or before.links or before.configs or before.missing or before.dangling or before.rebase_commands:
                 self._undo_faults(place, before)
                 place.refresh()
@@ -411,6 +417,7 @@ class PostRunCheck:
         for path, why, what in sorted(
             self._find_faults(place, before, meanwhile=meanwhile), key=lambda found: found[0].count("/")
         ):
+            # Its folder is in the quarantine already, and it with it.
             if any(path == done or path.startswith(done + "/") for done in taken):
                 continue
             taken.append(path)
@@ -418,6 +425,7 @@ class PostRunCheck:
         for path, target in before.links.items():
             if _read_link(path) != target:
                 self._restore_link(tree.root, path, target)
+        # A command that the user planned before the program ran may stay.
         known = {step for steps in before.rebase_commands.values() for step in steps}
         for path, steps in vcs.find_rebase_exec_steps(tree).items():
             if planted := [step for step in steps if step not in known]:
@@ -454,6 +462,7 @@ class PostRunCheck:
         cloned = self._find_cloned_work_trees(fresh, before)
         for path, entry in now.items():
             is_new = path not in before.entries
+            # The user renamed a folder while the program ran. Moving the file away would undo the user's work.
             if is_new and _has_moved_with_mount(place, path, entry, moved):
                 continue
             if self._is_allowed_by_rule_or_clone(path, entry, cloned):
@@ -510,6 +519,7 @@ class PostRunCheck:
     def _restore_and_describe(self, root: str, path: str, original: OriginalPathState, fate: FileFate) -> str:
         """Restore a path and return the result as a message says it."""
         moved = ""
+        # The file may also be the user's, so it is kept, even if it probably came from the program.
         if fate == "replaced" and (kept := self._quarantine.move_into_quarantine(root, path)) is not None:
             moved = f"; the file in its place was moved to {kept}" if kept else "; the file in its place was removed"
         if original.snapshot is None:
@@ -536,6 +546,7 @@ class PostRunCheck:
         if not self._vcs:
             return frozenset()
         trees = (path.rpartition("/")[0] for path in fresh if normalise_file_name(path.rpartition("/")[2]) == GIT)
+        # A work tree that existed before is the user's. A repository that appears in it was not cloned.
         return frozenset(tree for tree in trees if tree not in before.folders)
 
     def _quarantine_path(
@@ -554,6 +565,7 @@ class PostRunCheck:
             became = f"could not be moved away ({error.strerror}) and the user must remove it"
         if why is None:
             self._add_finding(f"{shown} {became}, because {what}")
+        # The message names the rule that would allow it. For the other kinds, no rule helps.
         elif why.requires_approval:
             rule = f"the rule 'allow fs.write {shown}' would allow it"
             self._add_finding(f"{shown} {became}, because it {why.description}; {rule}", asks=True)
@@ -574,6 +586,7 @@ class PostRunCheck:
         what = escape_terminal_controls(", ".join(step.decode("utf-8", "replace")[:100] for step in planted[:3]))
         try:
             rest = vcs.remove_rebase_exec_steps(tree, path, known)
+            # A file that cannot be parsed could still be run by git, so it does not stay.
             if rest is None:
                 self._quarantine.move_into_quarantine(tree.root, path)
             else:
@@ -652,6 +665,7 @@ def _find_faults_by_denials(
     :param hides: whether to check hidden paths too
     """
     hidden = place.find_paths_to_mask(denials) if hides else ()
+    # With more hidden names than mounts, the next program could read some of them.
     if len(hidden) > protected_mounts.MAX_MOUNTS:
         prior_hidden = frozenset(before.hidden)
         for path in hidden:
