@@ -33,7 +33,7 @@ def redirect(location: str, status: str = "302 Found") -> bytes:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReceivedRequest:
     """One request as it came: the head's first line, its fields by lower-case name, its body."""
 
     line: str
@@ -41,7 +41,7 @@ class Asked:
     body: bytes
 
 
-class Site:
+class LoopbackServer:
     """A server on 127.0.0.1.
 
     :param routes: by path with query; ``*`` for the others
@@ -50,7 +50,7 @@ class Site:
 
     def __init__(self, routes: Mapping[str, Answer], tls: ssl.SSLContext | None = None) -> None:
         self.routes = dict(routes)
-        self.asked: list[Asked] = []
+        self.asked: list[ReceivedRequest] = []
         self._tls = tls
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -82,7 +82,7 @@ class Site:
             line, *rest = head.removesuffix("\r\n\r\n").split("\r\n")
             fields = {name.lower(): value.strip() for name, _, value in (one.partition(":") for one in rest)}
             body = await self._body(reader, fields)
-            self.asked.append(Asked(line, fields, body))
+            self.asked.append(ReceivedRequest(line, fields, body))
             answer = self.routes.get(line.split(" ")[1], self.routes.get("*", ok(status="404 Not Found")))
             if isinstance(answer, bytes):
                 writer.write(answer)

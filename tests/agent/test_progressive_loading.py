@@ -21,7 +21,7 @@ THINGS = ("order", "visitor", "report", "label", "budget", "photo", "ticket", "s
 DEEDS = ("create", "list", "update", "archive", "share", "translate", "verify", "schedule", "export", "count")
 
 
-class Made(Tool):
+class GeneratedTool(Tool):
     """One of many: says what it was asked for."""
 
     def __init__(self, area: str, thing: str, deed: str) -> None:
@@ -46,7 +46,7 @@ class Made(Tool):
         return {"tool": self.spec.id, "args": args}
 
 
-THOUSAND = [Made(area, thing, deed) for area, thing, deed in product(AREAS, THINGS, DEEDS)]
+THOUSAND = [GeneratedTool(area, thing, deed) for area, thing, deed in product(AREAS, THINGS, DEEDS)]
 WANTED = ["museum.translate_label", "parcel.verify_address", "garden.count_photo"]
 TASK = "Translate the museum's label L-17, verify the parcel's address, and count the photos of the garden."
 

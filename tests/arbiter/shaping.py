@@ -22,7 +22,7 @@ def bounded(folder: Path, most: int = 1 << 30) -> OutputFileQuota:
     return OutputFileQuota(folder, most)
 
 
-class Room:
+class ShaperFixture:
     """One kernel's shaper with real folders."""
 
     def __init__(self, folder: Path, **secrets: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.arbiter.shaping import Room
+from tests.arbiter.shaping import ShaperFixture
 
 from handrail.arbiter.approvals.approval_broker import HOUR_NS, ID_ALPHABET, ApprovalBroker, generate_prefixed_id
 from handrail.contract.approval_requests import Approval, ApprovalAnswer, ApprovalChoice, ApprovalRequest
@@ -31,7 +31,7 @@ class Clock:
 
 
 @dataclass
-class Desk:
+class ApprovalFixture:
     """The requests of a workspace in a temporary folder, opened as often as wanted."""
 
     folder: Path
@@ -39,7 +39,7 @@ class Desk:
 
     def __post_init__(self) -> None:
         (self.folder / "ws").mkdir()
-        self.shaper = Room(self.folder).shaper
+        self.shaper = ShaperFixture(self.folder).shaper
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[ApprovalBroker]:
@@ -90,7 +90,7 @@ _steps = st.one_of(
 
 
 @dataclass
-class Known:
+class ExpectedRequest:
     """What the model knows of one request."""
 
     state: str
@@ -106,11 +106,11 @@ def test_an_approval_request_follows_its_state_model_under_any_sequence_of_opera
     steps: list[tuple[object, ...]],
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(_follow(Desk(Path(folder)), steps))
+        asyncio.run(_follow(ApprovalFixture(Path(folder)), steps))
 
 
-async def _follow(desk: Desk, steps: list[tuple[object, ...]]) -> None:
-    model: dict[str, Known] = {}
+async def _follow(desk: ApprovalFixture, steps: list[tuple[object, ...]]) -> None:
+    model: dict[str, ExpectedRequest] = {}
     ids: list[str] = []
     left = list(steps)
     while left:
@@ -134,13 +134,17 @@ async def _follow(desk: Desk, steps: list[tuple[object, ...]]) -> None:
 
 
 async def _take(
-    desk: Desk, approvals: ApprovalBroker, model: dict[str, Known], ids: list[str], step: tuple[object, ...]
+    desk: ApprovalFixture,
+    approvals: ApprovalBroker,
+    model: dict[str, ExpectedRequest],
+    ids: list[str],
+    step: tuple[object, ...],
 ) -> None:
     now = desk.clock()
     if step[0] == "ask":
         row = await asked(approvals, f"ses_1/1.{len(ids)}")
         ids.append(row.id)
-        model[row.id] = Known("pending", row.request.expires_ns)
+        model[row.id] = ExpectedRequest("pending", row.request.expires_ns)
     elif step[0] == "advance":
         desk.clock.now_ns += int(str(step[1])) * HOUR_NS
     elif step[0] == "sweep":
@@ -178,7 +182,7 @@ async def _take(
 @pytest.mark.proves("P-09")
 async def test_one_of_many_calls_uses_a_grant_and_the_others_leave_no_intent(tmp_path: Path) -> None:
     """Source: the approval check ran twice, and so did its side effect."""
-    desk = Desk(tmp_path)
+    desk = ApprovalFixture(tmp_path)
     async with desk.open() as approvals:
         row = await asked(approvals)
         granted = await approvals.decide(row.id, ONCE, by="test")
@@ -194,7 +198,7 @@ async def test_one_of_many_calls_uses_a_grant_and_the_others_leave_no_intent(tmp
 
 @pytest.mark.proves("P-09")
 async def test_a_call_that_needs_two_grants_uses_neither_if_one_is_used_up(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+    desk = ApprovalFixture(tmp_path)
     async with desk.open() as approvals:
         first, second = await asked(approvals), await asked(approvals)
         rows = [await approvals.decide(row.id, ONCE, by="test") for row in (first, second)]
@@ -206,7 +210,7 @@ async def test_a_call_that_needs_two_grants_uses_neither_if_one_is_used_up(tmp_p
 
 @pytest.mark.proves("P-09")
 async def test_an_approval_request_expires_after_seven_days_and_an_unused_grant_after_one(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+    desk = ApprovalFixture(tmp_path)
     async with desk.open() as approvals:
         late, used, unused = [await asked(approvals, f"ses_1/1.{n}") for n in range(3)]
         desk.clock.now_ns += 7 * 24 * HOUR_NS - 1
@@ -224,7 +228,7 @@ async def test_an_approval_request_expires_after_seven_days_and_an_unused_grant_
 
 
 async def test_a_waiter_gets_the_expired_state_of_an_overdue_approval_request(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+    desk = ApprovalFixture(tmp_path)
     async with desk.open() as approvals:
         row = await asked(approvals)
         answered = approvals.register_decision_waiter(row)
@@ -236,7 +240,7 @@ async def test_a_waiter_gets_the_expired_state_of_an_overdue_approval_request(tm
 
 
 async def test_an_answer_given_before_the_wait_is_returned(tmp_path: Path) -> None:
-    async with Desk(tmp_path).open() as approvals:
+    async with ApprovalFixture(tmp_path).open() as approvals:
         row = await asked(approvals)
         await approvals.decide(row.id, ApprovalAnswer("reject", "no"), by="test")
         assert (await approvals.register_decision_waiter(row)).message == "no"
@@ -264,7 +268,7 @@ async def test_an_answer_given_before_the_wait_is_returned(tmp_path: Path) -> No
 async def test_an_answer_that_was_not_offered_is_refused(
     tmp_path: Path, change: dict[str, None], choice: ApprovalChoice, said: str
 ) -> None:
-    async with Desk(tmp_path).open() as approvals:
+    async with ApprovalFixture(tmp_path).open() as approvals:
         row = approvals.create_unstored_request(replace(request(), **change))  # pyright: ignore[reportArgumentType]
         await approvals.store_request_with_records(row, [], whole=True)
         assert said in await is_refused(
@@ -281,7 +285,7 @@ async def test_a_failing_watcher_does_not_affect_the_request_or_other_watchers(t
     def fails(row: Approval) -> None:
         raise RuntimeError(row.state)
 
-    async with Desk(tmp_path).open() as approvals:
+    async with ApprovalFixture(tmp_path).open() as approvals:
         approvals.subscribe_to_requests(fails)
         stop = approvals.subscribe_to_requests(lambda row: told.append(row.state))
         row = await asked(approvals)

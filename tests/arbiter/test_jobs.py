@@ -22,7 +22,7 @@ from handrail.testing.provider_request_checks import PlaybackModel, call_reply, 
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 
-class Bench:
+class JobRecorder:
     """What the tools of these tests wait at and leave."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Bench:
         self.ran: list[str] = []
 
 
-bench = Bench()
+bench = JobRecorder()
 
 
 async def pass_through(name: str, runtime: Runtime) -> str:

@@ -25,7 +25,7 @@ ASKED = ("ask bash",)
 """Without this rule, these commands would run unasked, because they stay confined."""
 
 
-class Person:
+class ApprovingUser:
     """Says yes once, after ``meanwhile`` has had its turn."""
 
     def __init__(self, meanwhile: Callable[[], object] = lambda: None, answer: ApprovalAnswer | None = None) -> None:
@@ -67,7 +67,7 @@ def workspace(tmp_path: Path) -> Path:
 
 async def refused(place: Path, command: str, meanwhile: Callable[[], object], tool: str = "bash") -> Result:
     async with temporary_kernel(place, rules=ASKED) as kernel:
-        session = await kernel.session(approval_handler=Person(meanwhile))
+        session = await kernel.session(approval_handler=ApprovingUser(meanwhile))
         return await session.call(tool, {"command": command})
 
 
@@ -343,7 +343,7 @@ async def test_a_link_changed_to_another_file_during_the_approval_is_not_run(tmp
 async def test_an_unchanged_approved_script_runs(tmp_path: Path) -> None:
     place = tmp_path.resolve()
     put(place / "ws", {"run.sh": "echo it-ran\n"})
-    person = Person()
+    person = ApprovingUser()
     async with temporary_kernel(place, rules=ASKED) as kernel:
         session = await kernel.session(approval_handler=person)
         result = await session.call("bash", {"command": "bash run.sh"})
@@ -360,7 +360,7 @@ async def test_an_approval_of_a_background_job_also_covers_its_files(tmp_path: P
         (place / "ws" / "run.sh").write_text("touch planted\n")
 
     async with temporary_kernel(place, rules=ASKED) as kernel:
-        session = await kernel.session(approval_handler=Person(rewrite))
+        session = await kernel.session(approval_handler=ApprovingUser(rewrite))
         begun = await session.call("bash", {"command": "bash run.sh", "background": True})
         assert begun.ok, begun
         ended = await session.call("wait", {"job_id": begun.data["job_id"], "timeout_ms": 20_000})
@@ -374,7 +374,7 @@ async def test_arguments_edited_by_the_user_bind_their_files_at_the_time_of_the_
     given = ApprovalAnswer("once", arguments={"command": "bash other.sh"})
 
     async with temporary_kernel(place, rules=ASKED) as kernel:
-        session = await kernel.session(approval_handler=Person(answer=given))
+        session = await kernel.session(approval_handler=ApprovingUser(answer=given))
         desk = kernel.approvals
         decided: list[Approval] = []
 
@@ -394,7 +394,7 @@ async def test_an_approval_answered_in_another_process_covers_the_files_as_first
     """Parked, answered at another door, taken up by another kernel: the file has changed in between."""
     place = tmp_path.resolve()
     put(place / "ws", {"run.sh": "true\n", "same.sh": "true\n"})
-    person = Person(answer=ApprovalAnswer("defer"))
+    person = ApprovingUser(answer=ApprovalAnswer("defer"))
     async with temporary_kernel(place, rules=ASKED) as kernel:
         session = await kernel.session("ses_parked", approval_handler=person)
         first = await session.call("bash", {"command": "bash run.sh"}, key="k1")
@@ -416,7 +416,7 @@ async def test_an_approval_answered_in_another_process_covers_the_files_as_first
 async def test_a_line_typed_into_a_shell_binds_files_in_the_folder_of_the_shell(tmp_path: Path) -> None:
     place = tmp_path.resolve()
     put(place / "ws", {"sub/deep/run.sh": "true\n"})
-    rewriting = Person()
+    rewriting = ApprovingUser()
     rules = ("allow terminal.start *", "allow terminal.read *")
     async with temporary_kernel(place, rules=(*ASKED, *rules)) as kernel:
         session = await kernel.session(approval_handler=rewriting)
@@ -439,7 +439,7 @@ async def test_a_call_cannot_change_a_file_that_another_approved_call_of_the_rep
     place = tmp_path.resolve()
     (place / "ws").mkdir()
     async with temporary_kernel(place, rules=ASKED) as kernel:
-        session = await kernel.session(approval_handler=Person())
+        session = await kernel.session(approval_handler=ApprovingUser())
         written, ran = await session.start_turn().call_all(
             [
                 ("write", {"path": "run.sh", "content": "touch planted\n"}),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.attacks.outer import NAMESPACES
-from tests.attacks.victim import Agreeing
+from tests.attacks.victim import AgreeingUser
 
 from handrail.contract.session_protocols import Session
 from handrail.kernel.kernel_interface import Kernel
@@ -35,7 +35,7 @@ async def kernel(place: Path) -> AsyncIterator[Kernel]:
 
 @pytest.fixture
 async def session(kernel: Kernel) -> Session:
-    return await kernel.session(approval_handler=Agreeing())
+    return await kernel.session(approval_handler=AgreeingUser())
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tests.attacks.case import Case
-from tests.attacks.victim import Home
+from tests.attacks.victim import VictimHome
 
 
 def controls(cases: Iterable[Case]) -> list[Case]:
@@ -19,7 +19,7 @@ def controls(cases: Iterable[Case]) -> list[Case]:
 
 
 def _control_of(case: Case):
-    async def tried(home: Home) -> str | None:
+    async def tried(home: VictimHome) -> str | None:
         assert case.control is not None
         said = await asyncio.to_thread(home.unconfined, case.control)
         return None if case.sign in said else f"unconfined it did not reach its aim either: {said[-800:]!r}"

@@ -61,7 +61,7 @@ _POISON = {
 """What Handrail's own environment holds, when it is started from a shell that an attacker, or life, has been at."""
 
 
-class Agreeing:
+class AgreeingUser:
     """A person who says yes to everything, as the attacker hopes, and remembers what was shown."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Agreeing:
         return [["yes"]] * len(questions)
 
 
-class Home:
+class VictimHome:
     """One victim.
 
     :param path: the home folder; the workspace is the folder ``project`` in it
@@ -94,7 +94,7 @@ class Home:
         self._session: Session | None = None
         self._number = 0
 
-    def make(self) -> Home:
+    def make(self) -> VictimHome:
         """Build it on empty folders."""
         put(self.path / ".ssh" / "id_ed25519", f"-----BEGIN OPENSSH PRIVATE KEY-----\n{SECRET}-SSH\n")
         put(self.path / ".ssh" / "authorized_keys", "ssh-ed25519 AAAA victim\n")
@@ -189,7 +189,7 @@ class Home:
     async def session(self, **options: Any) -> AsyncGenerator[Session]:
         """A session of :meth:`kernel` whose person agrees to everything."""
         async with self.kernel(**options) as kernel:
-            yield await kernel.session(approval_handler=Agreeing())
+            yield await kernel.session(approval_handler=AgreeingUser())
 
     @asynccontextmanager
     async def elsewhere(self, **options: Any) -> AsyncGenerator[tuple[Session, Path]]:
@@ -283,5 +283,5 @@ async def soon(condition: asyncio.Event, what: str, seconds: float = 30.0) -> st
     return None
 
 
-def robbed_home(path: str, mode: Mode) -> Home:
-    return Home(path, mode).make()
+def robbed_home(path: str, mode: Mode) -> VictimHome:
+    return VictimHome(path, mode).make()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.catalog.stock import CORE, built_in, entry, generation, many
-from tests.tools.desk import Memory
+from tests.tools.desk import SessionValues
 
 from handrail.catalog.loaded_tools import ActiveState, InteractionLoadedTools
 from handrail.catalog.view import MAX_INITIALLY_ACTIVE, CatalogOptions, CatalogView, get_view
@@ -20,7 +20,7 @@ NAMES = [one.id for one in CORE]
 
 
 def interaction(**options: object) -> InteractionLoadedTools:
-    return InteractionLoadedTools("s", CatalogOptions(**options), Memory())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    return InteractionLoadedTools("s", CatalogOptions(**options), SessionValues())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def shown(of: InteractionLoadedTools, at: Generation, in_view: ActiveState | None = None) -> list[str]:

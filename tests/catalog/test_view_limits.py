@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.catalog.stock import CORE, generation, many
-from tests.tools.desk import Memory
+from tests.tools.desk import SessionValues
 
 from handrail.catalog import loaded_tools
 from handrail.catalog.loaded_tools import InteractionLoadedTools
@@ -25,7 +25,7 @@ STOCK = [one.id for one in many(40)]
 THERE = generation(CORE, many(40), many(4, "few"))
 
 
-class Asked:
+class NamedToolSearch:
     """Finds what the query names."""
 
     async def find(
@@ -46,7 +46,7 @@ def few_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def full() -> InteractionLoadedTools:
-    return InteractionLoadedTools("s", CatalogOptions(), Memory(), Asked())
+    return InteractionLoadedTools("s", CatalogOptions(), SessionValues(), NamedToolSearch())
 
 
 def shown(of: InteractionLoadedTools) -> list[str]:
@@ -143,12 +143,12 @@ async def test_tools_found_by_one_call_are_not_unloaded_by_its_next_search() -> 
 
 
 async def test_found_and_called_tools_are_restored_with_the_session() -> None:
-    values = Memory()
-    of = InteractionLoadedTools("s", CatalogOptions(), values, Asked())
+    values = SessionValues()
+    of = InteractionLoadedTools("s", CatalogOptions(), values, NamedToolSearch())
     await find(of, STOCK[:3])
     of.pin_called_tool(STOCK[0])
     await find(of, STOCK[3:4])
-    back = InteractionLoadedTools("s", CatalogOptions(), values, Asked())
+    back = InteractionLoadedTools("s", CatalogOptions(), values, NamedToolSearch())
     await back.restore_loaded_tools()
     assert shown(back) == [*NAMES, *STOCK[:4]] and back.active.evictable_tools == tuple(STOCK[1:4])
 

@@ -30,7 +30,7 @@ HOTEL = tool("book_hotel", "Reserves a room in a hotel.", city="Where.", nights=
 ALL = (WEATHER, MAIL, STOCK, HOTEL)
 
 
-class Directions:
+class HashEmbedder:
     """A small real embedder: each term has a direction of its own, drawn from its hash.
 
     :param until: waited for before each encoding, where given

@@ -15,7 +15,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from tests.field.test_clients_odd_messages import hello
 from tests.frontends.conftest import Program
-from tests.frontends.mcp_clients import ERAS, TOOLS, Era, Person, about, filled, ran, said, serving
+from tests.frontends.mcp_clients import ERAS, TOOLS, Era, FormUser, about, filled, ran, said, serving
 
 from handrail import tool
 from handrail.contract.approval_requests import ApprovalAnswer
@@ -154,7 +154,7 @@ async def test_arguments_that_a_client_adds_to_every_call_are_removed_and_named(
 
 @ERAS
 async def test_an_approval_form_has_one_field_with_at_most_four_distinct_options(tmp_path: Path, era: Era) -> None:
-    person = Person([filled(decision="once")])
+    person = FormUser([filled(decision="once")])
     async with serving(tmp_path, rules=()) as (_, _, client), client(era, person) as one:
         await one.call_tool("write", {"path": "docs/a.txt", "content": "x"})
     (shown,) = person.seen
@@ -170,7 +170,7 @@ async def test_an_approval_form_has_one_field_with_at_most_four_distinct_options
 @ERAS
 async def test_a_call_that_a_client_declines_automatically_waits_for_a_user_approval(tmp_path: Path, era: Era) -> None:
     ran.clear()
-    person = Person([DECLINE])
+    person = FormUser([DECLINE])
     async with serving(tmp_path) as (kernel, _, client), client(era, person) as one:
         declined = await one.call_tool("launch", {"what": "kite"})
         text, waiting = said(declined), about(declined, "awaiting_approval")

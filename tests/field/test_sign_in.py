@@ -40,7 +40,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @dataclass
-class Bench:
+class SignInFixture:
     """A server that requires a sign-in, and an operator who has configured it."""
 
     folder: Path
@@ -69,10 +69,10 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(folder: Path) -> AsyncGenerator[Bench]:
+async def bench(folder: Path) -> AsyncGenerator[SignInFixture]:
     guard = StrictSignInServer()
     async with run_upstream_http_server(any_request=guard) as http:
-        yield Bench(folder, http, guard)
+        yield SignInFixture(folder, http, guard)
 
 
 async def test_a_new_sign_in_uses_the_port_of_the_registration(tmp_path: Path) -> None:

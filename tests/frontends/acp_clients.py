@@ -153,7 +153,7 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
     return {"name": name, "arguments": arguments}
 
 
-class Desk:
+class EditorFixture:
     """A folder with a workspace, where clients come and go."""
 
     def __init__(self, folder: Path) -> None:

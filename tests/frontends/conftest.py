@@ -154,7 +154,7 @@ def handrail(tmp_path: Path) -> Program:
     return Program(workspace, tmp_path / "state", tmp_path / "config")
 
 
-class Sleeper:
+class SleepingCommand:
     """A command for ``bash`` that says when it runs and then sleeps for good, with a child that does the same."""
 
     def __init__(self, handrail: Program) -> None:

@@ -131,7 +131,7 @@ ALLOWED = (
 
 
 @dataclass
-class Person:
+class FormUser:
     """Answers forms with what was prepared, and keeps what it was shown."""
 
     says: list[types.ElicitResult] = field(default_factory=list[types.ElicitResult])
@@ -169,7 +169,7 @@ async def serving(
         house = McpClientManager(kernel, serving or McpFrontendSettings())
         server = build_mcp_server(house)
 
-        def client(era: Era, person: Person | None = None, **more: Any) -> Client:
+        def client(era: Era, person: FormUser | None = None, **more: Any) -> Client:
             elicit = None if person is None else person.elicit
             return Client(server, mode=era, elicitation_callback=elicit, **more)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from acp import RequestError
-from tests.frontends.acp_clients import Desk, ask
+from tests.frontends.acp_clients import EditorFixture, ask
 
 from handrail.agent.model_protocol import ModelRequest, UserMessage
 from handrail.testing.provider_request_checks import PlaybackModel, text_reply
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.proves("F-05")
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    desk = Desk(tmp_path)
+def desk(tmp_path: Path) -> EditorFixture:
+    desk = EditorFixture(tmp_path)
     skill = desk.workspace / ".agents" / "skills" / "deploy"
     skill.mkdir(parents=True)
     (skill / "SKILL.md").write_text("---\nname: deploy\ndescription: How we deploy.\n---\nSlowly.\n")
@@ -29,7 +29,7 @@ def asked(request: ModelRequest) -> str:
 
 
 @pytest.mark.proves("A-04")
-async def test_skills_are_slash_commands_that_ask_the_model_to_read_them(desk: Desk) -> None:
+async def test_skills_are_slash_commands_that_ask_the_model_to_read_them(desk: EditorFixture) -> None:
     model = PlaybackModel(*[text_reply("Done.")] * 3)
     async with desk.connected(model=lambda _: model) as (client, editor):
         opened = await client.new_session(cwd=str(desk.workspace))
@@ -50,7 +50,7 @@ async def test_skills_are_slash_commands_that_ask_the_model_to_read_them(desk: D
         assert other == "/etc/hosts says what?"
 
 
-async def test_mode_and_model_are_options_and_a_new_model_continues_the_conversation(desk: Desk) -> None:
+async def test_mode_and_model_are_options_and_a_new_model_continues_the_conversation(desk: EditorFixture) -> None:
     one, two = PlaybackModel(text_reply("One.")), PlaybackModel(text_reply("Two."))
     async with desk.connected(model=lambda _: one, named={"second": lambda _: two}) as (client, editor):
         opened = await client.new_session(cwd=str(desk.workspace))
@@ -76,14 +76,14 @@ async def test_mode_and_model_are_options_and_a_new_model_continues_the_conversa
                 await client.set_config_option(config_id=config, session_id=opened.session_id, value=value)
 
 
-async def test_a_single_model_is_not_offered_as_an_option(desk: Desk) -> None:
+async def test_a_single_model_is_not_offered_as_an_option(desk: EditorFixture) -> None:
     async with desk.connected({"text": "Done."}) as (client, _):
         opened = await client.new_session(cwd=str(desk.workspace))
         assert [option.id for option in opened.config_options or []] == ["mode"]
 
 
 @pytest.mark.proves("A-08")
-async def test_a_slash_command_compacts_the_session_and_reports_the_outcome(desk: Desk) -> None:
+async def test_a_slash_command_compacts_the_session_and_reports_the_outcome(desk: EditorFixture) -> None:
     skill = desk.workspace / ".agents" / "skills" / "compact"
     skill.mkdir()
     (skill / "SKILL.md").write_text("---\nname: compact\ndescription: Take the command's place.\n---\nNo.\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.frontends.conftest import OnATerminal, Program, Sleeper, Terminals
+from tests.frontends.conftest import OnATerminal, Program, SleepingCommand, Terminals
 
 PLAIN = {"NO_COLOR": "1"}
 
@@ -62,7 +62,7 @@ def test_a_terminal_conversation_asks_for_approval_in_place_and_continues(
 def test_ctrl_c_interrupts_the_running_turn_and_the_conversation_continues(
     handrail: Program, tmp_path: Path, on_a_terminal: Terminals
 ) -> None:
-    sleeper = Sleeper(handrail)
+    sleeper = SleepingCommand(handrail)
     model = script(tmp_path, call("bash", **json.loads(sleeper.arguments)), {"text": "Still with you."})
     command = handrail.command("chat", "sleep", "--model", model, "--rule", sleeper.rule)
     terminal = on_a_terminal(*command, environment=PLAIN)

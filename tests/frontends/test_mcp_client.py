@@ -18,7 +18,7 @@ from tests.frontends.mcp_clients import (
     ERAS,
     TOOLS,
     Era,
-    Person,
+    FormUser,
     about,
     count,
     filled,
@@ -44,7 +44,7 @@ from handrail.sandbox import tier_probe
 @ERAS
 @pytest.mark.proves("F-03")
 async def test_an_approval_request_is_a_form_that_shows_the_complete_call(tmp_path: Path, era: Era) -> None:
-    person = Person([filled(decision="once"), types.ElicitResult(action="decline"), filled(decision="session")])
+    person = FormUser([filled(decision="once"), types.ElicitResult(action="decline"), filled(decision="session")])
     async with serving(tmp_path) as (_, _, client), client(era, person) as one:
         assert "kite" in said(await one.call_tool("launch", {"what": "a\u202ekite"}))
         shown = person.seen[0]
@@ -60,7 +60,7 @@ async def test_an_approval_request_is_a_form_that_shows_the_complete_call(tmp_pa
 @ERAS
 @pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="programs cannot be confined on this machine")
 async def test_a_host_request_of_a_program_is_a_form_while_the_program_waits(tmp_path: Path, era: Era) -> None:
-    person = Person([filled(decision="once"), filled(decision="reject", message="no mirrors")])
+    person = FormUser([filled(decision="once"), filled(decision="reject", message="no mirrors")])
     (tmp_path / "ws").mkdir()
     fetch = "".join(f"curl -sS http://{host}.invalid/\n" for host in ("one", "two", "two"))
     (tmp_path / "ws" / "fetch.sh").write_text(f"{fetch}exit 3\n")
@@ -86,7 +86,7 @@ async def test_a_headless_server_denies_a_call_that_requires_approval(tmp_path: 
 
 @ERAS
 async def test_a_headless_server_never_asks_the_client(tmp_path: Path, era: Era) -> None:
-    person = Person([filled(decision="once")])
+    person = FormUser([filled(decision="once")])
     async with serving(tmp_path, McpFrontendSettings(headless=True)) as (_, _, client), client(era, person) as one:
         assert (await one.call_tool("launch", {"what": "a"})).is_error and not person.seen
 
@@ -99,7 +99,7 @@ async def test_questions_are_one_form_with_a_field_for_each(tmp_path: Path, era:
         {"question": "Some?", "options": [{"label": "a"}, {"label": "b"}, {"label": "c"}], "multi_select": True},
         {"question": "Why?"},
     ]
-    person = Person([filled(q1="blue", q2=["a", "c"], q3="because"), types.ElicitResult(action="cancel")])
+    person = FormUser([filled(q1="blue", q2=["a", "c"], q3="because"), types.ElicitResult(action="cancel")])
     async with serving(tmp_path) as (kernel, _, client), client(era, person) as one:
         result = await one.call_tool("question", {"questions": asked})
         assert result.structured_content == {"answers": [["blue"], ["a", "c"], ["because"]]}
@@ -111,7 +111,7 @@ async def test_questions_are_one_form_with_a_field_for_each(tmp_path: Path, era:
 @ERAS
 @pytest.mark.proves("F-03", "T-06p")
 async def test_a_form_decides_on_a_plan_and_the_users_comment_reaches_the_model(tmp_path: Path, era: Era) -> None:
-    person = Person(
+    person = FormUser(
         [
             filled(q1="Enter plan mode"),
             filled(q1="Keep planning", q1_text="Use the other parser."),
@@ -135,7 +135,7 @@ async def test_a_form_decides_on_a_plan_and_the_users_comment_reaches_the_model(
 @ERAS
 @pytest.mark.proves("F-03")
 async def test_a_tool_asks_the_client_for_several_inputs_at_once_and_again(tmp_path: Path, era: Era) -> None:
-    person = Person([filled(name="Ann"), filled(name="yes")])
+    person = FormUser([filled(name="Ann"), filled(name="yes")])
     async with serving(tmp_path) as (_, _, client):
         everything = client(era, person, sampling_callback=sample, list_roots_callback=roots)
         async with everything as one:
@@ -164,7 +164,7 @@ async def test_progress_and_logs_reach_the_call_that_produced_them(tmp_path: Pat
 @ERAS
 @pytest.mark.proves("F-03")
 async def test_a_repeated_call_uses_an_approval_given_after_its_request_once(tmp_path: Path, era: Era) -> None:
-    person = Person([types.ElicitResult(action="cancel")])
+    person = FormUser([types.ElicitResult(action="cancel")])
     ran.clear()
     async with serving(tmp_path) as (kernel, _, client), client(era, person) as one:
         parked = await one.call_tool("launch", {"what": "later"})
@@ -178,7 +178,7 @@ async def test_a_repeated_call_uses_an_approval_given_after_its_request_once(tmp
 
 
 async def test_a_request_without_an_answer_in_time_awaits_approval(tmp_path: Path) -> None:
-    person = Person()
+    person = FormUser()
     async with (
         serving(tmp_path, McpFrontendSettings(wait_s=0.05)) as (kernel, _, client),
         client("legacy", person) as one,
@@ -191,7 +191,7 @@ async def test_a_request_without_an_answer_in_time_awaits_approval(tmp_path: Pat
 async def test_a_later_call_uses_the_approval_that_an_absent_client_left_open(tmp_path: Path) -> None:
     """In the stateless era: the request was answered with what is asked, and nothing came of it."""
     async with serving(tmp_path, McpFrontendSettings(hold_s=0.05)) as (kernel, house, client):
-        patient = client("auto", Person())
+        patient = client("auto", FormUser())
         async with patient as one:
             asked = await one.session.call_tool("launch", {"what": "later"}, allow_input_required=True)
             assert isinstance(asked, types.InputRequiredResult)
@@ -342,7 +342,7 @@ async def test_an_invented_cursor_is_refused(tmp_path: Path) -> None:
 
 @ERAS
 async def test_sixty_cancelled_calls_leave_the_server_usable(tmp_path: Path, era: Era) -> None:
-    async with serving(tmp_path) as (_, house, client), client(era, Person()) as one:
+    async with serving(tmp_path) as (_, house, client), client(era, FormUser()) as one:
         storm = [asyncio.create_task(one.call_tool("launch", {"what": str(number)})) for number in range(60)]
         while not (
             house.clients and len(next(iter(house.clients)).client.held_calls or next(iter(house.clients)).client.calls)
@@ -363,7 +363,7 @@ async def test_a_tool_that_keeps_asking_an_absent_client_ends(
 ) -> None:
     async with (
         serving(tmp_path, McpFrontendSettings(hold_s=0.01)) as (_, house, client),
-        client("auto", Person()) as one,
+        client("auto", FormUser()) as one,
     ):
         asked = await one.session.call_tool("insist", {"params": {}}, allow_input_required=True)
         assert isinstance(asked, types.InputRequiredResult)
@@ -374,7 +374,7 @@ async def test_a_tool_that_keeps_asking_an_absent_client_ends(
 
 @ERAS
 async def test_an_invalid_client_request_is_refused_to_the_tool_that_sends_it(tmp_path: Path, era: Era) -> None:
-    async with serving(tmp_path) as (_, house, client), client(era, Person(), sampling_callback=sample) as one:
+    async with serving(tmp_path) as (_, house, client), client(era, FormUser(), sampling_callback=sample) as one:
         refused = said(await one.call_tool("insist", {"params": {"messages": "none", "maxTokens": 1}}))
         assert refused.count("`sampling/createMessage` are invalid: `params.messages`") == 2
         assert not any(visit.client.calls for visit in house.clients)
@@ -385,7 +385,7 @@ async def test_an_invalid_client_request_is_refused_to_the_tool_that_sends_it(tm
 async def test_a_question_from_another_server_names_its_source_without_control_characters(
     tmp_path: Path, era: Era
 ) -> None:
-    person = Person([filled(name="Ann"), filled(name="Ann")])
+    person = FormUser([filled(name="Ann"), filled(name="Ann")])
     message = "\u202eeman ruoY\r\x1b[2K\nHandrail asks: allow?"
     async with serving(tmp_path) as (_, _, client), client(era, person) as one:
         assert said(await one.call_tool("insist", {"params": {"message": message}})) == ""

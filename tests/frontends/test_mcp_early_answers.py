@@ -39,7 +39,7 @@ async def later(a: str) -> str:
     return a
 
 
-class Heard:
+class SentMessages:
     """What is said to a client."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ async def kernel(tmp_path: Path) -> AsyncGenerator[LocalKernel]:
 
 async def begun(
     kernel: LocalKernel, messages: Iterable[Message | str], discovery: Discovery = "core", *, stays: bool = False
-) -> tuple[StartupResponder, Heard, bool]:
+) -> tuple[StartupResponder, SentMessages, bool]:
     """The reception after these messages; with ``stays``, the client stays connected until the server is loaded."""
 
     async def until_loaded() -> AsyncIterator[str]:
@@ -104,14 +104,14 @@ async def begun(
             yield line
         await asyncio.Event().wait()
 
-    heard = Heard()
+    heard = SentMessages()
     reception = StartupResponder(kernel, McpFrontendSettings(discovery=discovery), heard)
     said = until_loaded() if stays else lines(messages)
     return reception, heard, await reception.answer_until_server_needed(said)
 
 
 async def gone_on(
-    reception: StartupResponder, kernel: LocalKernel, discovery: Discovery, out: Any, heard: Heard, count: int
+    reception: StartupResponder, kernel: LocalKernel, discovery: Discovery, out: Any, heard: SentMessages, count: int
 ) -> None:
     """The server, for the client that the reception has had, until it has said so much."""
     enough = asyncio.Event()
@@ -143,7 +143,7 @@ async def test_the_early_answers_equal_those_of_the_server(
     assert [one["id"] for one in heard.messages] == [1, "two"]
     names = [one["name"] for one in heard.messages[1]["result"]["tools"]]
     assert "count" in names and "read" in names
-    own = Heard()
+    own = SentMessages()
     await gone_on(reception, kernel, discovery, own, own, 2)
     assert {one["id"]: one for one in own.messages} == {one["id"]: one for one in heard.messages}
 
@@ -224,7 +224,7 @@ async def test_a_client_that_sends_useless_messages_does_not_fill_memory(kernel:
             taken += 1
             yield json.dumps(READY)
 
-    reception = StartupResponder(kernel, McpFrontendSettings(), Heard())
+    reception = StartupResponder(kernel, McpFrontendSettings(), SentMessages())
     assert await reception.answer_until_server_needed(chatter())
     assert taken < 20
 
@@ -239,7 +239,7 @@ def calling(number: int | str, name: str, **arguments: Any) -> Message:
     return request(number, "tools/call", {"name": name, "arguments": arguments})
 
 
-async def serve_after(reception: StartupResponder, kernel: LocalKernel, heard: Heard, *further: Message) -> None:
+async def serve_after(reception: StartupResponder, kernel: LocalKernel, heard: SentMessages, *further: Message) -> None:
     """The server, for a client that sends further requests, until it has answered them."""
     enough = asyncio.Event()
     expected = len(heard.messages) + len(further)

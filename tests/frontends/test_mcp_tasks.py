@@ -88,7 +88,7 @@ class Anything(types.Result):
     model_config = ConfigDict(extra="allow")
 
 
-class Following:
+class TaskClient:
     """A client that declares the extension, and asks for what it likes."""
 
     def __init__(self, client: Client) -> None:
@@ -116,14 +116,14 @@ async def never(context: Any, params: Any) -> types.ElicitResult:
 @asynccontextmanager
 async def following(
     folder: Path, *, after_s: float = 0.02, hold_s: float = 600.0
-) -> AsyncGenerator[tuple[Following, LocalKernel, McpClientManager, Callable[..., Client]]]:
+) -> AsyncGenerator[tuple[TaskClient, LocalKernel, McpClientManager, Callable[..., Client]]]:
     gates[:] = [Gates()]
     settings = McpFrontendSettings(discovery="all", task_after_s=after_s, hold_s=hold_s)
     async with (
         serving(folder, settings, RULES, TOOLS) as (kernel, house, client),
         Client(client("auto").server, extensions=[advertise(TASKS)], elicitation_callback=never) as one,
     ):
-        yield Following(one), kernel, house, client
+        yield TaskClient(one), kernel, house, client
 
 
 @pytest.mark.proves("F-03", "X-02")
@@ -230,7 +230,7 @@ class Told(types.NotificationParams):
     model_config = ConfigDict(extra="allow")
 
 
-class Hearing(ClientExtension):
+class NotifiedTaskClient(ClientExtension):
     """Declares the extension and keeps what it is told of tasks, and of which it will be."""
 
     identifier = TASKS
@@ -270,14 +270,14 @@ async def test_a_subscriber_of_a_task_sees_the_same_state_as_a_query(
 
     monkeypatch.setattr(module.McpTaskManager, "_check_client", counted)
     monkeypatch.setattr(module, "NOTIFY_INTERVAL_S", 0)
-    hearing = Hearing()
+    hearing = NotifiedTaskClient()
     async with (
         following(tmp_path, hold_s=0.02) as (_, _, _, client),
         Client(
             client("auto").server, extensions=[hearing], message_handler=hearing.all, elicitation_callback=never
         ) as listens,
     ):
-        one = Following(listens)
+        one = TaskClient(listens)
         task, other = (await one.call("asker", what="later"))["taskId"], (await one.call("beside"))["taskId"]
         wanted = {"taskIds": [task, "beside_1.forged", other, task], "toolsListChanged": True}
         listening = asyncio.create_task(one.ask("subscriptions/listen", notifications=wanted))
@@ -311,7 +311,7 @@ async def test_a_client_without_task_support_is_refused_where_a_task_is_needed(t
     async with following(tmp_path) as (one, kernel, _, client):
         task = (await one.call("beside"))["taskId"]
         async with client("auto") as plain:
-            other = Following(plain)
+            other = TaskClient(plain)
             for method in ("tasks/get", "tasks/update", "tasks/cancel"):
                 with pytest.raises(MCPError) as refused:
                     await other.ask(method, taskId=task, inputResponses={})
@@ -324,7 +324,7 @@ async def test_a_client_without_task_support_is_refused_where_a_task_is_needed(t
             assert (refused.value.error.code, refused.value.error.data) == (-32021, needed)
         async with client("legacy") as old:
             with pytest.raises(MCPError) as refused:
-                await Following(old).ask("tasks/get", taskId=task)
+                await TaskClient(old).ask("tasks/get", taskId=task)
             assert refused.value.error.code == -32601
         for nonsense in (task, [7], [task] * 101):
             with pytest.raises(MCPError) as refused:
@@ -382,13 +382,13 @@ async def test_a_task_of_a_background_job_outlasts_the_server_that_created_it(tm
     gates[:] = [Gates()]
 
     @asynccontextmanager
-    async def server() -> AsyncGenerator[Following]:
+    async def server() -> AsyncGenerator[TaskClient]:
         settings = McpFrontendSettings(discovery="all")
         async with (
             serving(tmp_path, settings, ("allow beside", "allow again"), (beside, again)) as (_, _, client),
             Client(client("auto").server, extensions=[advertise(TASKS)]) as one,
         ):
-            yield Following(one)
+            yield TaskClient(one)
 
     async with server() as one:
         lost, kept = (await one.call("beside"))["taskId"], (await one.call("again"))["taskId"]

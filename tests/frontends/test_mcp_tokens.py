@@ -50,7 +50,7 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-class Authority:
+class AuthorizationServer:
     """An authorization server, as far as it publishes what it is."""
 
     def __init__(self, issuer: str) -> None:
@@ -103,9 +103,9 @@ class Authority:
 
 
 @asynccontextmanager
-async def authority() -> AsyncGenerator[Authority]:
+async def authority() -> AsyncGenerator[AuthorizationServer]:
     port = free_port()
-    one = Authority(f"http://127.0.0.1:{port}")
+    one = AuthorizationServer(f"http://127.0.0.1:{port}")
 
     async def about(_request: Request) -> Response:
         return JSONResponse(one.said)
@@ -179,7 +179,7 @@ async def test_an_authority_with_a_different_issuer_is_not_trusted() -> None:
 
 async def test_a_token_is_refused_when_its_authority_is_unreachable() -> None:
     issuer = f"http://127.0.0.1:{free_port()}"
-    assert await JwtTokenVerifier(issuer, RESOURCE).verify_token(Authority(issuer).token()) is None
+    assert await JwtTokenVerifier(issuer, RESOURCE).verify_token(AuthorizationServer(issuer).token()) is None
 
 
 @pytest.mark.proves("F-03")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.frontends.conftest import Here, Program, Sleeper
+from tests.frontends.conftest import Here, Program, SleepingCommand
 
 Started = Callable[..., subprocess.Popen[str]]
 
@@ -22,7 +22,7 @@ def started() -> Iterator[Started]:
     """Start ``handrail run`` with a model that makes one long call and then says something."""
     running: list[subprocess.Popen[str]] = []
 
-    def start(handrail: Program, sleeper: Sleeper, *options: str) -> subprocess.Popen[str]:
+    def start(handrail: Program, sleeper: SleepingCommand, *options: str) -> subprocess.Popen[str]:
         script = handrail.state.parent / f"script-{len(running)}.json"
         call = {"name": "bash", "arguments": json.loads(sleeper.arguments)}
         script.write_text(json.dumps({"turns": [{"calls": [call]}, {"text": "Then I go on."}]}))
@@ -50,7 +50,7 @@ def records(here: Here, kind: str) -> list[dict[str, Any]]:
 def test_ps_shows_a_call_of_another_process_and_stop_ends_only_the_call(
     handrail: Program, here: Here, started: Started
 ) -> None:
-    sleeper = Sleeper(handrail)
+    sleeper = SleepingCommand(handrail)
     run = started(handrail, sleeper)
     (one,) = seen(here)
     assert one["workspace"] == str(handrail.workspace) and one["holder"]["frontend"] == "cli"
@@ -72,7 +72,7 @@ def test_ps_shows_a_call_of_another_process_and_stop_ends_only_the_call(
 
 
 def test_a_stopped_session_ends_its_run_and_can_be_resumed(handrail: Program, here: Here, started: Started) -> None:
-    sleeper = Sleeper(handrail)
+    sleeper = SleepingCommand(handrail)
     run = started(handrail, sleeper)
     ((session,),) = (one["sessions"] for one in seen(here))
     assert here("stop", session["id"]).code == 0
@@ -88,7 +88,7 @@ def test_stop_all_stops_the_runs_of_every_workspace(
 ) -> None:
     (tmp_path / "other").mkdir()
     other = Program(tmp_path / "other", handrail.state, handrail.config)
-    both = [(program, Sleeper(program)) for program in (handrail, other)]
+    both = [(program, SleepingCommand(program)) for program in (handrail, other)]
     runs = [started(program, sleeper) for program, sleeper in both]
     command = [*other.command("ps")[: -len(other.common)], "--state", str(handrail.state), "--json"]
     everywhere = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
@@ -105,7 +105,7 @@ def test_stop_all_stops_the_runs_of_every_workspace(
 def test_stopping_a_session_of_a_joined_process_ends_only_its_run(
     handrail: Program, here: Here, started: Started
 ) -> None:
-    sleeper = Sleeper(handrail)
+    sleeper = SleepingCommand(handrail)
     holder = started(handrail, sleeper)
     script = handrail.state.parent / "joined.json"
     call = {"name": "bash", "arguments": {"command": "./sleeper.sh second"}}
@@ -127,7 +127,7 @@ def test_stopping_a_session_of_a_joined_process_ends_only_its_run(
 
 
 def test_ps_shows_a_background_job_and_stop_ends_it(handrail: Program, here: Here, started: Started) -> None:
-    sleeper = Sleeper(handrail)
+    sleeper = SleepingCommand(handrail)
     script = handrail.state.parent / "job.json"
     arguments = {**json.loads(sleeper.arguments), "background": True}
     turns = [{"calls": [{"name": "bash", "arguments": arguments}]}, {"text": "Started."}, {"text": "It has ended."}]
@@ -153,7 +153,7 @@ def test_stop_names_the_running_sessions_when_its_target_does_not_run(
     unheld = here("stop", "ses_x/1.0")
     assert unheld.code == 1
     assert here("stop", "--all").code == 0
-    sleeper = Sleeper(handrail)
+    sleeper = SleepingCommand(handrail)
     run = started(handrail, sleeper)
     wrong = here("stop", "ses_\x1b[2Jx")
     assert (
@@ -164,7 +164,7 @@ def test_stop_names_the_running_sessions_when_its_target_does_not_run(
 
 
 def test_a_paused_process_is_shown_as_paused(handrail: Program, here: Here, started: Started) -> None:
-    sleeper = Sleeper(handrail)
+    sleeper = SleepingCommand(handrail)
     started(handrail, sleeper)
     pid = seen(here)[0]["holder"]["pid"]
     os.kill(pid, 19)

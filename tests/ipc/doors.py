@@ -26,7 +26,7 @@ NAME = "socket"
 HELLO = encode_frame({"hello": {"handrail": "0", "protocol": PROTOCOL_VERSION}})
 
 
-class House:
+class ListenerFixture:
     """One listener and everybody who came; :attr:`accepted` gets the holder's end of each connection, in order."""
 
     def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
@@ -59,13 +59,15 @@ class House:
 
 
 @asynccontextmanager
-async def house(folder: Path, operations: OperationTable | None = None, **options: Any) -> AsyncGenerator[House]:
+async def house(
+    folder: Path, operations: OperationTable | None = None, **options: Any
+) -> AsyncGenerator[ListenerFixture]:
     """A listener in ``folder``. No exception may have gone through the event loop when it ends."""
     folder.mkdir(mode=0o700, exist_ok=True)
     through_the_loop: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: through_the_loop.append(context))
     async with AsyncExitStack() as stack:
-        made = House(folder, stack)
+        made = ListenerFixture(folder, stack)
 
         def accept(connection: IpcConnection, hello: Message) -> tuple[OperationTable, Message]:
             made.accepted.put_nowait(connection)

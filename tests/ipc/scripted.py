@@ -19,7 +19,7 @@ EVERYTHING = {
 Script = Callable[[Runtime], Awaitable[object]]
 
 
-class Scripted(Tool):
+class ScriptedTool(Tool):
     """A tool whose inside is written in the test; the same object runs in the holder and in the other process."""
 
     def __init__(self, script: Script, **spec: Any) -> None:

@@ -19,7 +19,7 @@ from handrail.testing.scripted_kernel import temporary_kernel
 pytestmark = pytest.mark.proves("A-07")
 
 
-class Bell(TriggerTool):
+class ManualTrigger(TriggerTool):
     """Fires when it is rung."""
 
     spec = make_trigger_spec("add_bell", "Trigger: be told of each ring.", {"how": {"type": "string"}}, "how")
@@ -47,7 +47,7 @@ class Hour(TriggerTool):
         )
 
 
-class Own(Bell):
+class Own(ManualTrigger):
     spec = make_trigger_spec("add_own", "Trigger: add one in a way of its own.", {"how": {"type": "string"}}, "how")
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -75,7 +75,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_client_trigger_waits_in_its_process_and_resumes_from_its_last_position(
     tmp_path: Path, at_once: None
 ) -> None:
-    bell = Bell()
+    bell = ManualTrigger()
     async with workshop(tmp_path, bell) as there:
         session = there.session
         added = await session.call("add_bell", {"how": "gladly", "prompt": "Answer the door.", "name": "door"})
@@ -127,7 +127,7 @@ async def test_a_client_trigger_pauses_without_its_class_and_continues_in_the_ne
     tmp_path: Path, at_once: None
 ) -> None:
     async with temporary_kernel(tmp_path) as held:
-        bell = Bell()
+        bell = ManualTrigger()
         async with second(tmp_path, tools=[bell], rules=["allow add_bell"]) as joined:
             session = await joined.session()
             await session.call("add_bell", {"how": "gladly", "prompt": "Answer.", "name": "door"})
@@ -135,7 +135,7 @@ async def test_a_client_trigger_pauses_without_its_class_and_continues_in_the_ne
             bell.rings.put_nowait("once")
             assert "once" in (await told(session))[0]
             await bell.seen.get()
-        other = Bell()
+        other = ManualTrigger()
         async with second(tmp_path, tools=[other], rules=["allow add_bell"]) as joined:
             session = await joined.session(session.id)
             assert (await other.seen.get()).position["after"] == "once"

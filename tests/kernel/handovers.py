@@ -36,7 +36,7 @@ _PATIENCE_S = 300.0
 
 
 @dataclass(eq=False)
-class Member:
+class MemberProcess:
     """What the test knows of one such process."""
 
     name: str
@@ -54,14 +54,14 @@ class Member:
         os.kill(self.pid, number)
 
 
-class Handovers:
+class SharedWorkspace:
     """One workspace and those who share it. Made by :func:`handovers`."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
         self.folders: StateFolders = locate_folders(folder / "ws", folder / "state")
         self.chance = random.Random(seed)
-        self.members: list[Member] = []
+        self.members: list[MemberProcess] = []
         self.born = 0
         self.nursery: asyncio.subprocess.Process
         self.answers: dict[str, dict[str, Any]] = {}
@@ -79,7 +79,7 @@ class Handovers:
 
     # ── the processes ────────────────────────────────────────────────────────────────────────────
 
-    async def start(self) -> Member:
+    async def start(self) -> MemberProcess:
         """Another process, once its kernel is open."""
         self.born += 1
         taken = {each.name.partition("-")[0] for each in self.members}  # it goes on with the sessions of a dead one
@@ -92,14 +92,14 @@ class Handovers:
 
     async def attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Listen to one of them until it is gone."""
-        member: Member | None = None
+        member: MemberProcess | None = None
         try:
             while line := await reader.readline():
                 if not line.endswith(b"\n"):
                     break  # it was killed in the middle of it
                 word, told = json.loads(line)
                 if word == "born":
-                    member = Member(told["name"], told["pid"], writer)
+                    member = MemberProcess(told["name"], told["pid"], writer)
                     self.members.append(member)
                 else:
                     assert member is not None
@@ -122,7 +122,7 @@ class Handovers:
             self._news.clear()
             await self._news.wait()
 
-    def heard(self, member: Member, word: str, told: dict[str, Any]) -> None:
+    def heard(self, member: MemberProcess, word: str, told: dict[str, Any]) -> None:
         if word == "open":
             member.opened += 1
         elif word == "proposed":
@@ -170,10 +170,10 @@ class Handovers:
     def holder(self) -> LeaseHolder | None:
         return find_lease_holder(self.folders)
 
-    def member_of(self, holder: LeaseHolder | None) -> Member | None:
+    def member_of(self, holder: LeaseHolder | None) -> MemberProcess | None:
         return next((each for each in self.members if holder is not None and each.pid == holder.pid), None)
 
-    async def holding(self) -> tuple[Member, int]:
+    async def holding(self) -> tuple[MemberProcess, int]:
         """Whoever holds the workspace, and its token, once everybody has had an answer of it."""
         while True:
             holder = self.holder()
@@ -245,7 +245,7 @@ class Handovers:
         self.look()
         await self.start()
 
-    async def _stopped(self, member: Member) -> int:
+    async def _stopped(self, member: MemberProcess) -> int:
         """Stop it, and return when it began once every thread of it stands still."""
         began = time.monotonic_ns()
         member.signal(signal.SIGSTOP)
@@ -277,7 +277,7 @@ class Handovers:
         await self.until(lambda: member.opened > opened)
         self.look()
 
-    async def taken_over(self, how: str, former: Member, token: int, began: int) -> None:
+    async def taken_over(self, how: str, former: MemberProcess, token: int, began: int) -> None:
         """Return when a call has been answered by the next holder."""
         first: list[int] = []
 
@@ -415,12 +415,12 @@ def _never_began(pid: str) -> bool:
 
 
 @asynccontextmanager
-async def handovers(folder: Path, *, seed: int, members: int = 4, tasks: int = 2) -> AsyncGenerator[Handovers]:
+async def handovers(folder: Path, *, seed: int, members: int = 4, tasks: int = 2) -> AsyncGenerator[SharedWorkspace]:
     """Begin with ``members`` processes, each with ``tasks`` sessions. Ends what is left."""
     (folder / "ws").mkdir(parents=True)
     (folder / "state").mkdir(mode=0o700)
     (folder / "handrail.toml").touch()
-    found = Handovers(folder, seed)
+    found = SharedWorkspace(folder, seed)
     server = await asyncio.start_unix_server(found.attend, str(folder / "told"), limit=2**24)
     found.nursery = await asyncio.create_subprocess_exec(
         sys.executable,

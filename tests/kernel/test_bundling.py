@@ -462,7 +462,7 @@ def test_only_tools_of_the_agent_are_built(place: Path) -> None:
     assert built(place).built_tools == ()
 
 
-class Unable:
+class UnconfinedSandbox:
     """A sandbox on a machine that cannot confine programs."""
 
     tier = SandboxTier("none", "nothing is confined here")
@@ -477,5 +477,5 @@ def test_a_build_without_a_sandbox_is_refused(place: Path) -> None:
     folders = locate_folders(place / "ws", place / "state")
     config = load_configuration(place / "config" / "handrail.toml", folders=folders, environment={})
     with pytest.raises(LoadError, match=r"hum.*Cannot build without a sandbox: nothing is confined"):
-        build_agent_bundle(config, "speaker", folders, Unable(), place / "b")
+        build_agent_bundle(config, "speaker", folders, UnconfinedSandbox(), place / "b")
     assert not (place / "b").exists()

@@ -21,7 +21,7 @@ JUDGE = 'role = "subagent"\ndescription = "Judges."\ntools = ["read"]\nmodel = "
 FILES = {"read": ["{workspace}"], "write": ["{workspace}"]}
 
 
-class Door:
+class LockingTool:
     """Holds a tool that has a lock until a test opens it."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Door:
         self.open = asyncio.Event()
 
 
-door = Door()
+door = LockingTool()
 
 
 @pytest.fixture(autouse=True)

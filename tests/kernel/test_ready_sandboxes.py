@@ -74,7 +74,7 @@ async def test_the_next_call_takes_a_prepared_sandbox_and_closing_removes_it(tmp
     assert waiting() == set()
 
 
-class Breaks(Tool):
+class FailingEndTool(Tool):
     """A tool whose end goes wrong."""
 
     spec = ToolSpec(id="test.breaks", description="Breaks.", side_effect="read", locks=())
@@ -89,7 +89,9 @@ class Breaks(Tool):
 @pytest.mark.proves("S-10")
 async def test_prepared_sandboxes_end_with_their_kernel_even_after_a_tool_fails_to_close(tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup, match="did not end cleanly"):
-        async with temporary_kernel(tmp_path, tools=[Breaks()], rules=["allow bash", "allow shell.run"]) as kernel:
+        async with temporary_kernel(
+            tmp_path, tools=[FailingEndTool()], rules=["allow bash", "allow shell.run"]
+        ) as kernel:
             assert (await (await kernel.session()).call("bash", {"command": "true"})).ok
             await appeared()
     assert waiting() == set()

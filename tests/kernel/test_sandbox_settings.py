@@ -124,7 +124,7 @@ def test_an_operator_selects_a_sandbox_of_an_installed_package_by_name(tmp_path:
         ),
         ("box", "handrail.no_such_module:Box", "ModuleNotFoundError"),
         ("box", "builtins:dict", "AttributeError"),
-        ("box", "tests.kernel.test_sandbox_settings:Nothing", "Expected an object with `tier` and `start`"),
+        ("box", "tests.kernel.test_sandbox_settings:UnstartableSandbox", "Expected an object with `tier` and `start`"),
     ],
 )
 def test_an_invalid_sandbox_stops_the_start_with_a_clear_error(
@@ -151,7 +151,7 @@ async def test_the_event_loop_keeps_running_while_a_sandbox_is_probed(tmp_path: 
         await make_limited_sandbox_in_thread(configured(tmp_path, "bix"), lambda: points)
 
 
-class Nothing:
+class UnstartableSandbox:
     """Has a tier and cannot start anything."""
 
     tier: Any = "strong"

@@ -92,7 +92,7 @@ _SHIPPED = RuleBook(tuple(one for one in build_default_rule_book() if one.text n
 
 
 @dataclass
-class Desk:
+class AuthorizerFixture:
     """An authority over one workspace."""
 
     workspace: Path

@@ -17,7 +17,7 @@ from .conftest import CONFINING, Simple
 pytestmark = pytest.mark.proves("R-06")
 
 
-class Line:
+class GenerationSequence:
     """Generations of ten tools and more, one after the other, as they are told."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ def reconstructed(told: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_generation_records_after_the_first_list_only_the_changes() -> None:
-    line = Line()
+    line = GenerationSequence()
     first, second, third = line.next(), line.next(t3=Simple("t3", description="Another.")), line.next(t4=Simple("new"))
     assert len(first["tools"]) == 10 and "after" not in first
     assert (second["after"], list(second["tools"])) == (1, ["t3"])
@@ -58,10 +58,10 @@ def test_generation_records_after_the_first_list_only_the_changes() -> None:
 
 
 def test_the_log_repeats_the_full_tool_list_after_a_bounded_number_of_changes() -> None:
-    line = Line()
+    line = GenerationSequence()
     told = [line.next() for _ in range(MAX_CONSECUTIVE_CHANGES + 3)]
     assert [body["number"] for body in told if "after" not in body] == [1, MAX_CONSECUTIVE_CHANGES + 2]
-    line = Line()
+    line = GenerationSequence()
     told = [line.next(t1=Simple("t1", description=f"As of {number}.")) for number in range(30)]
     whole = [body["number"] for body in told if "after" not in body]
     assert whole == [1, 11, 21], "changes never name more tools than there are"

@@ -27,7 +27,7 @@ NOTHING = SandboxTier("none", "bubblewrap is not installed", "apt install bubble
 
 
 @dataclass
-class Given:
+class ListSource:
     """A source of what it is given."""
 
     rank: SourceRank
@@ -54,11 +54,11 @@ def faults(*sources: Any, **options: Any) -> list[str]:
 @pytest.mark.proves("R-01")
 def test_tools_are_listed_in_the_order_of_their_sources() -> None:
     generation = load(
-        Given("built-in", (Simple("b"), Simple("a"))),
-        Given("global", (Simple("g"),)),
-        Given("agent", (Simple("f"),)),
-        Given("code", (Simple("c"),)),
-        Given("package", (Simple("p"),)),
+        ListSource("built-in", (Simple("b"), Simple("a"))),
+        ListSource("global", (Simple("g"),)),
+        ListSource("agent", (Simple("f"),)),
+        ListSource("code", (Simple("c"),)),
+        ListSource("package", (Simple("p"),)),
         number=7,
     )
     assert list(generation.entries) == ["b", "a", "g", "f", "c", "p"]
@@ -80,7 +80,7 @@ def test_the_built_in_tools_load_before_passed_tools() -> None:
 @pytest.mark.proves("R-04")
 def test_an_agent_tool_replaces_the_global_tool_of_the_same_id_in_place() -> None:
     ours = Simple("b", description="The agent's.")
-    generation = load(Given("global", (Simple("a"), Simple("b"), Simple("c"))), Given("agent", (ours,)))
+    generation = load(ListSource("global", (Simple("a"), Simple("b"), Simple("c"))), ListSource("agent", (ours,)))
     assert list(generation.entries) == ["a", "b", "c"]
     assert generation.entries["b"].tool is ours
 
@@ -91,7 +91,7 @@ def test_an_agent_tool_replaces_the_global_tool_of_the_same_id_in_place() -> Non
 def test_a_tool_cannot_take_a_name_that_the_shipped_rules_allow_without_approval(
     rank: SourceRank, tool_id: str
 ) -> None:
-    [fault] = faults(Given(rank, (Simple(tool_id),)))
+    [fault] = faults(ListSource(rank, (Simple(tool_id),)))
     assert "requires no approval; rename this tool" in fault
 
 
@@ -99,7 +99,7 @@ def test_a_tool_cannot_take_a_name_that_the_shipped_rules_allow_without_approval
 @pytest.mark.parametrize("rank", ["global", "agent", "code", "package"])
 @pytest.mark.parametrize("tool_id", [*LOCKED_IDS, "file.patch"])
 def test_a_tool_cannot_override_a_built_in_tool_or_take_a_locked_id(rank: SourceRank, tool_id: str) -> None:
-    [fault] = faults(Given("built-in", (Simple("file.patch"),)), Given(rank, (Simple(tool_id),)))
+    [fault] = faults(ListSource("built-in", (Simple("file.patch"),)), ListSource(rank, (Simple(tool_id),)))
     assert fault.startswith(f"{rank} folder/{tool_id}.json: llm.name: ")
     assert "locked id" in fault or "built-in" in fault
 
@@ -110,23 +110,23 @@ def test_a_tool_cannot_override_a_built_in_tool_or_take_a_locked_id(rank: Source
     [("global", "global"), ("agent", "agent"), ("global", "code"), ("agent", "global"), ("code", "package")],
 )
 def test_a_clash_of_ids_names_both_sources(first: SourceRank, second: SourceRank) -> None:
-    [fault] = faults(Given(first, (Simple("x"),)), Given(second, (Simple("x"),)))
+    [fault] = faults(ListSource(first, (Simple("x"),)), ListSource(second, (Simple("x"),)))
     assert fault.startswith(f"{second} folder/x.json")
     assert f"{first} folder/x.json" in fault
 
 
 @pytest.mark.proves("R-05", "K-04")
 def test_a_clash_of_wire_names_names_both_sources() -> None:
-    [fault] = faults(Given("global", (Simple("a.b"),)), Given("agent", (Simple("a__b"),)))
+    [fault] = faults(ListSource("global", (Simple("a.b"),)), ListSource("agent", (Simple("a__b"),)))
     assert "agent folder/a__b.json" in fault and "global folder/a.b.json" in fault and "wire name 'a__b'" in fault
 
 
 @pytest.mark.proves("R-01")
 def test_all_faults_of_all_sources_are_listed_together() -> None:
     found = faults(
-        Given("global", (Simple("a", parameters={"type": "objct"}), Simple("bad id"))),
-        Given("agent", (), diagnostics=(Diagnostic("agent/x.json", "", "is gone"),)),
-        Given("code", (Simple("c", timeout_ms=0, description=""), Simple("read"))),
+        ListSource("global", (Simple("a", parameters={"type": "objct"}), Simple("bad id"))),
+        ListSource("agent", (), diagnostics=(Diagnostic("agent/x.json", "", "is gone"),)),
+        ListSource("code", (Simple("c", timeout_ms=0, description=""), Simple("read"))),
         aliases={"d": "gone"},
     )
     assert len(found) == 7
@@ -135,13 +135,13 @@ def test_all_faults_of_all_sources_are_listed_together() -> None:
 
 
 def test_faulty_tools_of_a_third_party_source_are_quarantined_and_the_others_work() -> None:
-    foreign = Given(
+    foreign = ListSource(
         "package",
         (Simple("read"), Simple("ok"), Simple("x.y"), Simple("z", parameters={})),
         True,
         (Diagnostic("f", "", "odd"),),
     )
-    generation = load(Given("code", (Simple("x__y"),)), foreign)
+    generation = load(ListSource("code", (Simple("x__y"),)), foreign)
     assert list(generation.entries) == ["x__y", "ok"]
     assert [fault.source for fault in generation.quarantined] == [
         "f",
@@ -149,11 +149,11 @@ def test_faulty_tools_of_a_third_party_source_are_quarantined_and_the_others_wor
         "package folder/x.y.json",
         "package folder/z.json",
     ]
-    assert len(faults(Given("code", (Simple("x__y"),)), foreign, strict=True)) == 4
+    assert len(faults(ListSource("code", (Simple("x__y"),)), foreign, strict=True)) == 4
 
 
 def test_an_alias_must_name_an_existing_tool_and_clash_with_no_other_name() -> None:
-    source = Given("code", (Simple("a.b"), Simple("c")))
+    source = ListSource("code", (Simple("a.b"), Simple("c")))
     assert load(source, aliases={"x": "c"}).resolve_tool_name("x") is not None
     assert "did you mean a.b?" in faults(source, aliases={"x": "a.bb"})[0]
     for alias in ("c", "a__b", "read", "not an id"):
@@ -316,9 +316,9 @@ def test_a_tool_cannot_take_an_alias_of_a_built_in_tool() -> None:
     assert generation.resolve_tool_name("git_commit") is generation.entries["git.commit"]
     assert (
         "an alias of the built-in tool 'git.commit'"
-        in faults(BuiltinSource(), Given("code", (Simple("git_commit"),)))[0]
+        in faults(BuiltinSource(), ListSource("code", (Simple("git_commit"),)))[0]
     )
-    foreign = load(BuiltinSource(), Given("package", (Simple("git_commit"), Simple("ok")), True))
+    foreign = load(BuiltinSource(), ListSource("package", (Simple("git_commit"), Simple("ok")), True))
     assert "ok" in foreign.entries
     assert [fault.location for fault in foreign.quarantined] == ["llm.name"]
     assert foreign.resolve_tool_name("git_commit") is foreign.entries["git.commit"]

@@ -32,7 +32,7 @@ from .conftest import CONFINING, Simple, turned_off
 pytestmark = pytest.mark.proves("R-06")
 
 
-class Own:
+class CountingSource:
     """The operator's own, which counts how often it is looked through."""
 
     rank: SourceRank = "code"
@@ -53,8 +53,8 @@ def load(memory: LoadCache | None, *sources: Any, tier: SandboxTier = CONFINING,
 
 def test_a_second_load_reuses_unchanged_entries_and_judges_new_tools() -> None:
     memory, a, b = LoadCache(), Simple("a"), Simple("b")
-    first = load(memory, Own(a, b))
-    second = load(memory, Own(a, Simple("b"), Simple("c")))
+    first = load(memory, CountingSource(a, b))
+    second = load(memory, CountingSource(a, Simple("b"), Simple("c")))
     assert second.entries["a"] is first.entries["a"]
     assert second.entries["b"] is not first.entries["b"] and second.entries["b"].tool is not b
     assert list(second.entries) == ["a", "b", "c"]
@@ -63,9 +63,9 @@ def test_a_second_load_reuses_unchanged_entries_and_judges_new_tools() -> None:
 
 def test_a_tool_with_a_changed_spec_is_checked_again() -> None:
     memory, one = LoadCache(), Simple("a")
-    load(memory, Own(one))
+    load(memory, CountingSource(one))
     one.spec = Simple("a", description="Does something else.").spec
-    assert load(memory, Own(one)).entries["a"].spec.description == "Does something else."
+    assert load(memory, CountingSource(one)).entries["a"].spec.description == "Does something else."
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_tool_is_checked_again_after_the_secrets_or_the_sandbox_change(
     memory = LoadCache()
     one = Simple("a", secrets=("key",), requires=Requires(shell=(ShellRequires(cmd="git"),)))
     known: dict[str, Any] = {"secrets": SecretStore({"key": "x"}), "tier": CONFINING}
-    source = Own(one)
+    source = CountingSource(one)
     assert load(memory, source, **known).entries["a"].unavailable_reason is None
     assert withheld in (load(memory, source, **{**known, **changed}).entries["a"].unavailable_reason or "")
     assert load(memory, source, **known).entries["a"].unavailable_reason is None
@@ -103,7 +103,7 @@ def test_an_approval_or_revocation_takes_effect_at_the_next_load(tmp_path: Path)
 def test_a_load_of_changed_sources_does_not_read_the_other_sources() -> None:
     memory, own, other = (
         LoadCache(),
-        Own(Simple("a"), Simple("b_2")),
+        CountingSource(Simple("a"), Simple("b_2")),
         ThirdPartySource("b", [Simple("b_1"), Simple("b_2")]),
     )
     assert [fault.location for fault in load(memory, own, other).quarantined] == ["llm.name"]
@@ -117,9 +117,9 @@ def test_a_load_of_changed_sources_does_not_read_the_other_sources() -> None:
 
 def test_a_failed_load_is_not_cached() -> None:
     memory, a = LoadCache(), Simple("a")
-    first = load(memory, Own(a))
+    first = load(memory, CountingSource(a))
     with pytest.raises(LoadError):
-        load(memory, Own(a, Simple("a")))
+        load(memory, CountingSource(a, Simple("a")))
     assert memory.entries == first.entries
 
 
@@ -133,7 +133,7 @@ def test_a_load_with_a_cache_gives_the_same_generation_as_a_load_without(
     looks: list[tuple[list[Tool], list[Tool], list[Tool], bool]],
 ) -> None:
     memory = LoadCache()
-    own, x, y = Own(), ThirdPartySource("x"), ThirdPartySource("y", about="Of y.")
+    own, x, y = CountingSource(), ThirdPartySource("x"), ThirdPartySource("y", about="Of y.")
     sources: list[ToolSource] = [own, x, y]
     for held, x.tools, y.tools, put_out in looks:
         own.tools = tuple(held)

@@ -14,7 +14,7 @@ from handrail.runtime.files.session_roots import SessionRoots
 
 
 @dataclass
-class Judge:
+class RecordingAccessCheck:
     """Allows everything but what a test refuses, and remembers what it was asked."""
 
     refuse: dict[str, str] = field(default_factory=dict[str, str])
@@ -38,8 +38,8 @@ def workspace(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def judge() -> Judge:
-    return Judge()
+def judge() -> RecordingAccessCheck:
+    return RecordingAccessCheck()
 
 
 @pytest.fixture
@@ -48,5 +48,5 @@ def seen() -> SeenFileHashes:
 
 
 @pytest.fixture
-def files(workspace: Path, judge: Judge, seen: SeenFileHashes) -> RootedFiles:
+def files(workspace: Path, judge: RecordingAccessCheck, seen: SeenFileHashes) -> RootedFiles:
     return RootedFiles(SessionRoots(workspace), seen, judge)

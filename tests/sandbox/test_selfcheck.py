@@ -133,7 +133,7 @@ def test_a_provider_that_confines_nothing_fails_the_suite(sandbox: Sandbox) -> N
     }
 
 
-class Broken:
+class FailingSandbox:
     """A provider whose every start fails, in the way that it is told."""
 
     tier = SandboxTier("broken", "")
@@ -156,6 +156,6 @@ class Broken:
 async def test_a_provider_that_raises_an_error_does_not_pass_the_self_check(
     error: Exception, state: str, said: str
 ) -> None:
-    outcomes = await self_check(Broken(error), CHECKS[:2])
+    outcomes = await self_check(FailingSandbox(error), CHECKS[:2])
     assert [one.state for one in outcomes] == [state, state]
     assert all(said in one.detail for one in outcomes)

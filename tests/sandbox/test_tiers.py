@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.sandbox.conftest import Ground
+from tests.sandbox.conftest import SandboxFolders
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import Sandbox
@@ -93,7 +93,7 @@ def test_an_old_bubblewrap_gets_the_remedy_to_install_a_newer_one(tmp_path: Path
 
 
 async def test_a_bubblewrap_in_an_open_workspace_is_neither_chosen_nor_started(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: SandboxFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would be the sandbox, and a program in the sandbox could put another in its place."""
     marker = ground.workspace.parent / "marker"

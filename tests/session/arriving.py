@@ -29,7 +29,7 @@ class Clock:
         return self.now
 
 
-class Place:
+class InboundFixture:
     """What a holder has of channels and triggers, on a real store."""
 
     def __init__(self, store: WorkspaceStore, clock: Clock, outcomes: Mapping[str, bool | None]) -> None:
@@ -52,10 +52,10 @@ class Place:
 @asynccontextmanager
 async def place(
     folder: Path, clock: Clock | None = None, outcomes: Mapping[str, bool | None] = MappingProxyType({})
-) -> AsyncGenerator[Place]:
+) -> AsyncGenerator[InboundFixture]:
     (folder / "ws").mkdir(exist_ok=True)
     store = await asyncio.to_thread(WorkspaceStore.open, folder / "ws", folder / "state")
-    there = Place(store, clock or Clock(), outcomes)
+    there = InboundFixture(store, clock or Clock(), outcomes)
     try:
         yield there
     finally:

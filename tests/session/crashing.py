@@ -133,7 +133,7 @@ def records_of(folder: Path) -> dict[str, list[tuple[str, dict[str, Any]]]]:
     return found
 
 
-class Crashes:
+class CrashingWorkspace:
     """One workspace whose process is killed again and again."""
 
     def __init__(self, folder: Path, seed: int) -> None:

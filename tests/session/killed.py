@@ -108,14 +108,14 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Death(ReplyPause):
+class KillPoint(ReplyPause):
     """A place in a model's reply at which the process is killed."""
 
     async def wait(self) -> None:
         die()
 
 
-class Waiter(PlaybackModel):
+class JobWaiter(PlaybackModel):
     """Knows the job that its first call has become."""
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
@@ -175,11 +175,11 @@ def agent_in(session: LocalSession, case: str, step: str = "") -> Agent:
     replies = [call_reply(CALLS[case]), *(text_reply(f"Reply {n}.") for n in range(1, 4))]
     working: list[BlockEvent | ReplyPause] = [TextDelta("I begin."), ReplyFinished("end")]
     if step == "in the model's turn":
-        working.insert(1, Death())
+        working.insert(1, KillPoint())
     does = "again" if "has a job" in case else "pay"
     worker = PlaybackModel(call_reply((does, {"name": "work"})), working)
     if case == "job that is waited for":
-        return Agent(session, Waiter(replies[0], call_reply(("wait", {"job_id": THE_JOB})), *replies[1:]))
+        return Agent(session, JobWaiter(replies[0], call_reply(("wait", {"job_id": THE_JOB})), *replies[1:]))
     return Agent(session, PlaybackModel(*replies), models=lambda _: worker)
 
 

@@ -24,7 +24,7 @@ from handrail.testing.scripted_kernel import temporary_kernel
 pytestmark = pytest.mark.proves("A-07")
 
 
-class Line(TriggerTool):
+class LineTrigger(TriggerTool):
     """Fires at each line that a file of the workspace gets."""
 
     spec = make_trigger_spec(
@@ -95,7 +95,7 @@ async def told(session: Session, count: int) -> Sequence[Notification]:
 
 
 async def test_a_trigger_class_notifies_once_with_a_label_and_resumes_in_a_new_process(tmp_path: Path) -> None:
-    file, line = tmp_path / "ws" / "log", Line()
+    file, line = tmp_path / "ws" / "log", LineTrigger()
     async with temporary_kernel(tmp_path, tools=[line, Beat(), Broken()], rules=RULES) as kernel:
         session = await kernel.session()
         added = {"path": "log", "prompt": "Read it.", "name": "log"}
@@ -128,7 +128,7 @@ async def test_a_trigger_class_notifies_once_with_a_label_and_resumes_in_a_new_p
         (listed,) = (await session.call("list_triggers", {})).data["triggers"]
         assert "Tool add_line_watch is not available" in listed["fault"] and listed["fired"] == 1
         await session.suspend()
-    async with temporary_kernel(tmp_path, tools=[Line(), Beat(), Broken()], rules=RULES) as kernel:
+    async with temporary_kernel(tmp_path, tools=[LineTrigger(), Beat(), Broken()], rules=RULES) as kernel:
         session = await kernel.session(session.id)
         lines = [notice.text.splitlines()[1] for notice in await told(session, 4)]
         assert lines == [lines[0], "two", "three", "end"]
@@ -141,7 +141,7 @@ async def test_a_removed_trigger_stops_waiting_and_a_session_has_a_trigger_limit
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triggering, "MAX_CLASS_TRIGGERS", 2)
-    line = Line()
+    line = LineTrigger()
     async with temporary_kernel(tmp_path, tools=[line, Beat(), Broken()], rules=[*RULES, "allow add_timer"]) as kernel:
         session = await kernel.session()
         for number in range(2):
@@ -163,7 +163,7 @@ async def test_a_removed_trigger_stops_waiting_and_a_session_has_a_trigger_limit
 
 
 async def test_a_failing_trigger_class_is_reported_once_and_stopped(tmp_path: Path) -> None:
-    line, ways = Line(), ("raise", "cancel", "exit", "position", "other")
+    line, ways = LineTrigger(), ("raise", "cancel", "exit", "position", "other")
     async with temporary_kernel(tmp_path, tools=[Broken(), Beat(), line], rules=RULES) as kernel:
         session = await kernel.session()
         await session.call("add_line_watch", {"path": "log", "prompt": "x", "name": "log"})
@@ -189,7 +189,7 @@ async def test_a_failing_trigger_class_is_reported_once_and_stopped(tmp_path: Pa
 
 
 async def test_a_timed_trigger_class_fires_on_time_and_invalid_times_are_refused(tmp_path: Path) -> None:
-    async with temporary_kernel(tmp_path, tools=[Line(), Beat(), Broken()], rules=RULES) as kernel:
+    async with temporary_kernel(tmp_path, tools=[LineTrigger(), Beat(), Broken()], rules=RULES) as kernel:
         session, clockwork = await kernel.session(), kernel.inbound_services.triggers
         add = {"times": [3_600 * 10**9], "prompt": "Beat.", "name": "hour"}
         made = await session.call("clock.add_beat", add)
@@ -209,13 +209,13 @@ async def test_a_timed_trigger_class_fires_on_time_and_invalid_times_are_refused
 
 
 async def test_a_trigger_that_fires_last_while_its_class_is_missing_is_removed(tmp_path: Path) -> None:
-    async with temporary_kernel(tmp_path, tools=[Line(), Beat(), Broken()], rules=RULES) as kernel:
+    async with temporary_kernel(tmp_path, tools=[LineTrigger(), Beat(), Broken()], rules=RULES) as kernel:
         session, clockwork = await kernel.session(), kernel.inbound_services.triggers
         await session.call("clock.add_beat", {"times": [3_600 * 10**9], "prompt": "Last.", "name": "last"})
         (trigger,) = clockwork.list_triggers(session.id)
         await clockwork.table.put(replace(trigger, next_ns=1, arguments={"times": ["never"]}))
         await session.suspend()
-    async with temporary_kernel(tmp_path, tools=[Line(), Beat(), Broken()], rules=RULES) as kernel:
+    async with temporary_kernel(tmp_path, tools=[LineTrigger(), Beat(), Broken()], rules=RULES) as kernel:
         session = await kernel.session(session.id)
         assert [notice.source for notice in await told(session, 1)] == ["last"]
         assert (await session.call("list_triggers", {})).data == {"triggers": []}
@@ -255,6 +255,6 @@ def test_a_trigger_class_defines_when_it_fires_and_avoids_reserved_parameter_nam
 
 @pytest.mark.proves("R-09")
 def test_packages_register_trigger_classes_by_entry_point() -> None:
-    point = metadata.EntryPoint("line", f"{__name__}:Line", "handrail.tools")
+    point = metadata.EntryPoint("line", f"{__name__}:LineTrigger", "handrail.tools")
     loaded = ToolEntryPointsSource(entry_points=lambda: [point]).load()
     assert [declared.tool.spec.id for declared in loaded.tools] == ["add_line_watch"] and not loaded.faults

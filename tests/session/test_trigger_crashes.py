@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.session.arriving import SECOND, Clock, Place, place
+from tests.session.arriving import SECOND, Clock, InboundFixture, place
 
 from handrail.agent.agent_loop import deliver_notifications
 from handrail.agent.conversation import Conversation
@@ -24,7 +24,7 @@ from handrail.store.workspace_store import WorkspaceStore
 pytestmark = pytest.mark.proves("A-07", "G-05")
 
 
-class Kept:
+class StoredRows:
     """A conversation's rows, in the same database as what is told in it."""
 
     def __init__(self, store: WorkspaceStore) -> None:
@@ -52,10 +52,10 @@ class Kept:
         return []
 
 
-async def heard_after(folder: Path, there: Place, clock: Clock, store: WorkspaceStore) -> list[str]:
+async def heard_after(folder: Path, there: InboundFixture, clock: Clock, store: WorkspaceStore) -> list[str]:
     """Go on from what is there: fire what is due and hear what was told. Gives the whole conversation's lines."""
     await there.clockwork.start_stored_triggers()
-    conversation = Conversation(Kept(store))
+    conversation = Conversation(StoredRows(store))
     await conversation.load_stored_messages()
     await deliver_notifications(there.board.attach_session("s"), conversation)
     rows = await store.messages.read("s")

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from tests.session.crashing import Crashes
+from tests.session.crashing import CrashingWorkspace
 
 from handrail import Event, tool
 from handrail.testing.scripted_kernel import temporary_kernel
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.timeout(1800)
 async def test_two_hundred_kills_lose_no_acknowledged_result(tmp_path: Path) -> None:
     for part in range(10):  # so that looking through the log after each kill stays quick
-        crashes = Crashes(tmp_path / str(part), seed=part)
+        crashes = CrashingWorkspace(tmp_path / str(part), seed=part)
         crashes.folder.mkdir()
         for _ in range(20):
             crashes.live_and_die()

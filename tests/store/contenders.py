@@ -135,7 +135,7 @@ def say(*words):
 """
 
 
-class Contenders:
+class ContendingProcesses:
     """Processes of one place, whose lines arrive in one order. They end with the block."""
 
     def __init__(self, place: Place) -> None:
@@ -211,7 +211,7 @@ class Contenders:
         lines, self._lines = list(self._lines), deque()
         return lines
 
-    def __enter__(self) -> Contenders:
+    def __enter__(self) -> ContendingProcesses:
         return self
 
     def __exit__(

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.store.leases import Time, abandon, file_of, first_line, left_alone, taken
+from tests.store.leases import ManualClock, abandon, file_of, first_line, left_alone, taken
 from tests.store.places import Place
 
 from handrail.contract.errors import LogUnavailable, StartError
@@ -50,8 +50,8 @@ def folders(place: Place) -> StateFolders:
 
 
 @pytest.fixture
-def time() -> Time:
-    return Time()
+def time() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.mark.proves("L-07")
@@ -96,7 +96,9 @@ async def test_two_workspaces_are_held_independently(place: Place, tmp_path_fact
 
 
 @pytest.mark.parametrize("note", [b"", b"not json", b"[1]", b'{"pid": "x", "face": "\\u001b[31m", "since_ns": -1}'])
-def test_an_unreadable_lease_note_still_gives_a_clear_error(folders: StateFolders, time: Time, note: bytes) -> None:
+def test_an_unreadable_lease_note_still_gives_a_clear_error(
+    folders: StateFolders, time: ManualClock, note: bytes
+) -> None:
     lease = taken(folders, time)
     path = file_of(lease, folders)
     whole = path.read_bytes()
@@ -120,7 +122,7 @@ async def test_a_lease_is_released_when_the_database_cannot_be_opened(place: Pla
     await place.open().aclose()
 
 
-def test_the_lease_holder_can_be_looked_up_without_changing_any_file(folders: StateFolders, time: Time) -> None:
+def test_the_lease_holder_can_be_looked_up_without_changing_any_file(folders: StateFolders, time: ManualClock) -> None:
     assert find_lease_holder(folders, time) is None
     lease = WorkspaceLease.acquire(
         folders, frontend="mcp", clock=lambda: 77, monotonic=time, protocol=3, socket="s-1", renewing=False
@@ -137,7 +139,7 @@ def test_the_lease_holder_can_be_looked_up_without_changing_any_file(folders: St
 
 
 def test_a_renewed_lease_lasts_and_an_unrenewed_lease_lapses_before_another_process_takes_it(
-    folders: StateFolders, time: Time
+    folders: StateFolders, time: ManualClock
 ) -> None:
     lease = taken(folders, time)
     for _ in range(10):
@@ -160,7 +162,7 @@ def test_a_renewed_lease_lasts_and_an_unrenewed_lease_lapses_before_another_proc
     lease.release()
 
 
-def test_an_unused_pause_ends_when_the_database_confirms_the_lease(folders: StateFolders, time: Time) -> None:
+def test_an_unused_pause_ends_when_the_database_confirms_the_lease(folders: StateFolders, time: ManualClock) -> None:
     lease = taken(folders, time)
     time.now += 3600 * 10**9
     assert not lease.is_valid
@@ -171,7 +173,9 @@ def test_an_unused_pause_ends_when_the_database_confirms_the_lease(folders: Stat
     lease.release()
 
 
-def test_a_lapsed_lease_stays_lapsed_until_the_database_confirms_its_renewal(folders: StateFolders, time: Time) -> None:
+def test_a_lapsed_lease_stays_lapsed_until_the_database_confirms_its_renewal(
+    folders: StateFolders, time: ManualClock
+) -> None:
     lease = taken(folders, time)
     time.now += STALE_NS
     other = sqlite3.connect(folders.database_file, isolation_level=None)
@@ -187,7 +191,7 @@ def test_a_lapsed_lease_stays_lapsed_until_the_database_confirms_its_renewal(fol
 
 @pytest.mark.proves("L-07")
 def test_a_replaced_lease_holder_stays_invalid_and_learns_which_process_replaced_it(
-    folders: StateFolders, time: Time
+    folders: StateFolders, time: ManualClock
 ) -> None:
     told: list[str | None] = []
     lease = taken(folders, time)
@@ -212,7 +216,9 @@ def test_a_replaced_lease_holder_stays_invalid_and_learns_which_process_replaced
     assert not lease.is_valid
 
 
-def test_a_callback_of_a_closed_event_loop_does_not_affect_other_callbacks(folders: StateFolders, time: Time) -> None:
+def test_a_callback_of_a_closed_event_loop_does_not_affect_other_callbacks(
+    folders: StateFolders, time: ManualClock
+) -> None:
     told: list[int] = []
     lease = taken(folders, time)
     loop = asyncio.new_event_loop()
@@ -228,7 +234,7 @@ def test_a_callback_of_a_closed_event_loop_does_not_affect_other_callbacks(folde
 
 @pytest.mark.parametrize("removes", [True, False])
 def test_a_renewal_paused_before_its_write_does_not_restore_the_lease(
-    folders: StateFolders, time: Time, removes: bool, monkeypatch: pytest.MonkeyPatch
+    folders: StateFolders, time: ManualClock, removes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = taken(folders, time)
     if not removes:  # as if the next holder had not come that far yet
@@ -247,7 +253,7 @@ def test_a_renewal_paused_before_its_write_does_not_restore_the_lease(
     others[0].release()
 
 
-def test_a_holder_loses_its_lease_when_its_file_is_removed(folders: StateFolders, time: Time) -> None:
+def test_a_holder_loses_its_lease_when_its_file_is_removed(folders: StateFolders, time: ManualClock) -> None:
     lease = taken(folders, time)
     file_of(lease, folders).unlink()
     lease.renew()
@@ -257,7 +263,7 @@ def test_a_holder_loses_its_lease_when_its_file_is_removed(folders: StateFolders
     lease.release()
 
 
-def test_a_slowly_acquired_lease_is_valid(folders: StateFolders, time: Time) -> None:
+def test_a_slowly_acquired_lease_is_valid(folders: StateFolders, time: ManualClock) -> None:
     """The first beat is written before the commit, which may take as long as the disk likes."""
 
     def slow() -> None:
@@ -271,7 +277,9 @@ def test_a_slowly_acquired_lease_is_valid(folders: StateFolders, time: Time) -> 
     lease.release()
 
 
-def test_files_of_former_lease_holders_are_removed_and_other_files_are_kept(folders: StateFolders, time: Time) -> None:
+def test_files_of_former_lease_holders_are_removed_and_other_files_are_kept(
+    folders: StateFolders, time: ManualClock
+) -> None:
     abandon(taken(folders, time))
     (folders.workspace_state_folder / "holder-0").write_bytes(b"")
     (folders.workspace_state_folder / "holder-9").write_bytes(b"the rest of an attempt")
@@ -284,7 +292,7 @@ def test_files_of_former_lease_holders_are_removed_and_other_files_are_kept(fold
 
 @pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
 def test_an_unexpected_object_in_place_of_the_holder_file_is_named_and_left_unchanged(
-    folders: StateFolders, time: Time, tmp_path: Path, kind: str
+    folders: StateFolders, time: ManualClock, tmp_path: Path, kind: str
 ) -> None:
     lease = taken(folders, time)
     token = lease.token
@@ -311,7 +319,7 @@ def test_an_unexpected_object_in_place_of_the_holder_file_is_named_and_left_unch
 
 
 def test_a_link_in_place_of_the_database_is_named_and_not_followed(
-    folders: StateFolders, time: Time, tmp_path: Path
+    folders: StateFolders, time: ManualClock, tmp_path: Path
 ) -> None:
     target = tmp_path / "elsewhere"
     folders.database_file.symlink_to(target)
@@ -320,7 +328,7 @@ def test_a_link_in_place_of_the_database_is_named_and_not_followed(
     assert not target.exists()
 
 
-def test_a_damaged_fencing_token_stops_the_start(folders: StateFolders, time: Time) -> None:
+def test_a_damaged_fencing_token_stops_the_start(folders: StateFolders, time: ManualClock) -> None:
     taken(folders, time).release()
     connection = sqlite3.connect(folders.database_file)
     for token in ("many", -1, 2**62, None):
@@ -332,7 +340,7 @@ def test_a_damaged_fencing_token_stops_the_start(folders: StateFolders, time: Ti
     assert not list(folders.workspace_state_folder.glob("holder-*"))
 
 
-def test_a_forked_process_does_not_release_the_lease_of_its_parent(folders: StateFolders, time: Time) -> None:
+def test_a_forked_process_does_not_release_the_lease_of_its_parent(folders: StateFolders, time: ManualClock) -> None:
     lease = taken(folders, time)
     child = os.fork()
     if child == 0:  # pragma: no cover - another process
@@ -395,7 +403,7 @@ async def test_the_writer_of_a_replaced_lease_holder_refuses_permanently_and_dro
     assert store.database.writer.backlog == 0
 
 
-def test_a_visible_lease_holder_always_has_its_pid_and_socket(folders: StateFolders, time: Time) -> None:
+def test_a_visible_lease_holder_always_has_its_pid_and_socket(folders: StateFolders, time: ManualClock) -> None:
     ended = threading.Event()
 
     def come_and_go() -> None:
@@ -422,7 +430,7 @@ def test_a_visible_lease_holder_always_has_its_pid_and_socket(folders: StateFold
     assert seen == {(os.getpid(), "a.sock")}
 
 
-def test_a_wall_clock_jump_does_not_change_the_holder_of_a_workspace(folders: StateFolders, time: Time) -> None:
+def test_a_wall_clock_jump_does_not_change_the_holder_of_a_workspace(folders: StateFolders, time: ManualClock) -> None:
     century = 100 * 365 * 86400 * 10**9
     for wall in (0, century, 1):  # what each process in turn takes for the time of day
         lease = WorkspaceLease.acquire(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.tools.desk import Desk, Memory
+from tests.tools.desk import BuiltinToolFixture, SessionValues
 from tests.tools.repositories import Repo, made
 
 from handrail.runtime.call_runtime import SessionSharedServices
@@ -15,11 +15,11 @@ from handrail.sandbox.tier_probe import choose_sandbox
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
+def desk(tmp_path: Path) -> BuiltinToolFixture:
     place = tmp_path.resolve()
     for name in ("ws", "scratch", "output"):
         (place / name).mkdir()
-    return Desk(
+    return BuiltinToolFixture(
         SessionSharedServices(
             session_id="session-1",
             agent="default",
@@ -27,13 +27,13 @@ def desk(tmp_path: Path) -> Desk:
             scratch=str(place / "scratch"),
             roots=SessionRoots(place / "ws", [place / "output"]),
             sandbox=choose_sandbox(),
-            values=Memory(),
+            values=SessionValues(),
         )
     )
 
 
 @pytest.fixture
-def confined(desk: Desk) -> Desk:
+def confined(desk: BuiltinToolFixture) -> BuiltinToolFixture:
     """The same where programs can be confined."""
     if not desk.around.sandbox.tier.is_confining:
         pytest.skip(desk.around.sandbox.tier.detail)
@@ -41,7 +41,7 @@ def confined(desk: Desk) -> Desk:
 
 
 @pytest.fixture
-def repo(confined: Desk) -> Repo:
+def repo(confined: BuiltinToolFixture) -> Repo:
     """The workspace as a repository, where programs are kept from what is protected."""
     confined.around.sandbox = GuardedSandbox(confined.around.sandbox)
     confined.around.quarantine = str(confined.workspace.parent / "quarantine")

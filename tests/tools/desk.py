@@ -32,7 +32,7 @@ from handrail.tools import BUILTINS
 _numbers = itertools.count(1)
 
 
-class Running:
+class RunningCall:
     """A call that nobody stops."""
 
     is_requested = False
@@ -42,12 +42,12 @@ class Running:
 
 
 @dataclass
-class Doors:
+class CallServices:
     """What the arbiter gives a call's runtime, without an arbiter."""
 
     evaluate: AccessCheck
     approval_handler: ApprovalHandler | None = None
-    cancellation: Running = field(default_factory=Running)
+    cancellation: RunningCall = field(default_factory=RunningCall)
     job_id: str | None = None
     calling_call_ids: tuple[str, ...] = ()
 
@@ -116,7 +116,7 @@ class Doors:
         raise ToolError("there is no catalog here", kind="unavailable")
 
 
-class Memory:
+class SessionValues:
     """Session values in a dictionary."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class Memory:
 
 
 @dataclass
-class Someone:
+class ScriptedUser:
     """Answers as it was told to, and remembers what it was asked."""
 
     answers: list[list[str]]
@@ -145,7 +145,7 @@ class Someone:
 
 
 @dataclass
-class Desk:
+class BuiltinToolFixture:
     """One session's calls of the built-in tools."""
 
     around: SessionSharedServices
@@ -171,7 +171,11 @@ class Desk:
             return None
 
         return CallRuntime(
-            tool.spec, f"call-{next(_numbers)}", self.around, capabilities, Doors(may, self.around.approval_handler)
+            tool.spec,
+            f"call-{next(_numbers)}",
+            self.around,
+            capabilities,
+            CallServices(may, self.around.approval_handler),
         )
 
     async def call(self, tool_id: str, **arguments: Any) -> Any:

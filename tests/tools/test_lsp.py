@@ -37,7 +37,7 @@ SHORT = ServerTimeouts(start_s=20, question_s=2, settling_s=1, pushed_s=1)
 PATIENT = ServerTimeouts(pushed_s=20)
 
 
-class Work:
+class LanguageFixture:
     """A session with a language server, and its workspace."""
 
     def __init__(self, kernel: LocalKernel, session: Session, folder: Path, program: LanguageServerProgram) -> None:
@@ -98,7 +98,7 @@ async def working(
     settings: str = "",
     times: ServerTimeouts | None = None,
     **plan: Any,
-) -> AsyncGenerator[Work]:
+) -> AsyncGenerator[LanguageFixture]:
     program = LanguageServerProgram(folder, **plan)
     for name, text in (files or {"a.words": "def ship\nuse ship\n", "b.words": "see the ship\nshipment\n"}).items():
         path = folder / "ws" / name
@@ -107,7 +107,7 @@ async def working(
     async with temporary_kernel(folder, rules=(*RULES, *rules), settings=settings or program.settings_toml()) as kernel:
         user = ScriptedApprovalHandler([ApprovalAnswer("once")] * 500)
         kernel.components.get_server_pool().times = times or PATIENT
-        yield Work(
+        yield LanguageFixture(
             kernel, await kernel.session(approval_handler=user, headless=False), (folder / "ws").resolve(), program
         )
 
@@ -497,7 +497,7 @@ async def test_a_tool_of_a_joined_process_uses_the_servers_of_the_holder(tmp_pat
         assert len(work.pids) == 1
 
 
-async def start_hanging_question(work: Work) -> asyncio.Task[Result]:
+async def start_hanging_question(work: LanguageFixture) -> asyncio.Task[Result]:
     """A question that the server does not answer, after the server has got it."""
     await work.get("symbols", path="a.words")
     (server,) = work.pool.list_running_servers()

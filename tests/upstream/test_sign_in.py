@@ -167,7 +167,7 @@ async def _agrees(address: str) -> None:
     writer.close()
 
 
-class Apart(SignInServer):
+class SeparateIssuer(SignInServer):
     """A server that names an authorization server elsewhere.
 
     :param elsewhere: its origin
@@ -205,7 +205,7 @@ async def agreed(address: str) -> str:
 async def test_a_refresh_token_is_sent_only_to_its_issuer_even_after_a_restart(tmp_path: Path) -> None:
     issuer = SignInServer()
     async with run_upstream_http_server(any_request=issuer) as other:
-        server = Apart(origin_of(other.url), issuer)
+        server = SeparateIssuer(origin_of(other.url), issuer)
         async with run_upstream_http_server(any_request=server) as http, temporary_kernel(tmp_path) as kernel:
             settings: dict[str, Any] = {"url": http.url, "hosts": [urlsplit(other.url).netloc]}
             prompt = SignInPrompt("http://127.0.0.1:9/callback", agreed)
@@ -228,7 +228,7 @@ async def test_a_configured_client_id_is_used_only_at_the_trusted_authorisation_
 
     async with (
         run_upstream_http_server(any_request=issuer) as other,
-        run_upstream_http_server(any_request=Apart(origin_of(other.url), issuer)) as http,
+        run_upstream_http_server(any_request=SeparateIssuer(origin_of(other.url), issuer)) as http,
         temporary_kernel(tmp_path) as kernel,
     ):
         prompt = SignInPrompt("http://127.0.0.1:9/callback", visit)

@@ -9,7 +9,7 @@ import os
 import subprocess
 
 from tests.attacks.case import Case, Probe, python
-from tests.attacks.victim import Home
+from tests.attacks.victim import VictimHome
 
 _FLOODED = "flooded"
 _HOLD = """
@@ -101,7 +101,7 @@ def _neighbour() -> list[str]:
 
 
 def _flood(text: str) -> Probe:
-    async def tried(home: Home) -> str | None:
+    async def tried(home: VictimHome) -> str | None:
         loop = asyncio.get_running_loop()
         ways = [home.workspace / name for name in (_FLOODED, "go")]
         for way in ways:
@@ -133,7 +133,7 @@ def _flood(text: str) -> Probe:
 def _ended(text: str, why: str) -> Probe:
     """A flood that is to be ended, after which the neighbour is as before."""
 
-    async def tried(home: Home) -> str | None:
+    async def tried(home: VictimHome) -> str | None:
         said = await home.python(_PROLOGUE + text + "\nprint('REACHED its end')")
         if why not in said:
             return f"it was not ended for it: {said[-600:]!r}"

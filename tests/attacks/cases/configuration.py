@@ -6,17 +6,17 @@ import shutil
 from collections.abc import Awaitable, Callable
 
 from tests.attacks.case import Case
-from tests.attacks.victim import REACHED, Home, put, said_by
+from tests.attacks.victim import REACHED, VictimHome, put, said_by
 
 from handrail.kernel.doctor import check_kernel
 
-_Probe = Callable[[Home], Awaitable[str | None]]
+_Probe = Callable[[VictimHome], Awaitable[str | None]]
 
 
 def _by_program(text: str, path: str, *, absent: bool = True) -> _Probe:
     """A program writes ``path``: afterwards it is as it was, and where something was made the call has failed."""
 
-    async def tried(home: Home) -> str | None:
+    async def tried(home: VictimHome) -> str | None:
         target = home.workspace / path
         was = target.read_bytes() if target.is_file() else None
         result = await home.call("bash", command=text, timeout_ms=60_000)
@@ -34,7 +34,7 @@ def _by_program(text: str, path: str, *, absent: bool = True) -> _Probe:
 
 
 def _by_tool(path: str) -> _Probe:
-    async def tried(home: Home) -> str | None:
+    async def tried(home: VictimHome) -> str | None:
         target = home.workspace / path
         was = target.read_bytes() if target.is_file() else None
         result = await home.call("write", path=path, content="planted\n")
@@ -46,7 +46,7 @@ def _by_tool(path: str) -> _Probe:
     return tried
 
 
-async def _told(home: Home) -> str | None:
+async def _told(home: VictimHome) -> str | None:
     """What a program made under a protected name fails its call, which says so."""
     result = await home.call("bash", command="mkdir -p .vscode && echo '{}' > .vscode/tasks.json; echo DONE")
     there = (home.workspace / ".vscode" / "tasks.json").exists()
@@ -63,7 +63,7 @@ _MOVE = (
 )
 
 
-async def _planted_settings(home: Home) -> str | None:
+async def _planted_settings(home: VictimHome) -> str | None:
     """A repository whose own settings name programs: Handrail opens it, looks at it and works in it, and none runs
     outside the sandbox."""
     evil = f"touch {home.canary}"
@@ -111,7 +111,7 @@ async def _planted_settings(home: Home) -> str | None:
     return None
 
 
-async def _own_rules(home: Home) -> str | None:
+async def _own_rules(home: VictimHome) -> str | None:
     """A workspace that brings rules and tools: only what denies or asks counts until a person has trusted it."""
     async with home.elsewhere() as (_, workspace):
         put(workspace / "handrail.toml", 'rules = ["allow bash", "allow fs.write"]\n')
