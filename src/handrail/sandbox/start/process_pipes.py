@@ -33,6 +33,7 @@ class InputPipe:
     async def write(self, data: bytes) -> None:
         # One piece at a time: a second writer would overwrite the rest of the first.
         if self._done is not None:
+            # Shielded, since several writers may wait for one future, and a cancelled one must not fail the others.
             await asyncio.shield(self._done)
         if self._fd < 0:
             return
@@ -58,6 +59,7 @@ class InputPipe:
         except BlockingIOError:
             return
         except OSError:  # the reader has closed it
+            # Closing follows the last byte, not this call: the program must get its whole input before the end of file.
             self._then_close = True
             self._rest = memoryview(b"")
         if self._then_close:
@@ -191,6 +193,7 @@ class OutputPipe:
     def read_rest_after_end(self) -> None:
         """Read the rest of the pipe after all writers have ended. :meth:`close_if_fully_read` closes it."""
         if self._fd >= 0 and self._cap is not None and not self._drained:
+            # No writer is left, so this ends after what the kernel's buffer of the pipe contains.
             while self._read_pieces(_READS_PER_TURN):
                 pass
             self._drained = True

@@ -157,6 +157,7 @@ class SandboxedProcess(PipedProcess):
         """Wait until the launcher waits for its call; return False if the sandbox ended instead."""
         if self._exit_code.done():
             return False
+        # The channel is watched again, since after the comparison of the mounts there was no reader for it.
         if self._ready is None:
             self._ready = self._loop.create_future()
             self._watch(self._channel, self._read_launcher_messages)
@@ -201,7 +202,7 @@ class SandboxedProcess(PipedProcess):
             self._signal_all()
 
     def add_sandbox_empty_callback(self, callback: Callable[[], None]) -> None:
-        """Call ``told`` once no process is left in the sandbox."""
+        """Call ``callback`` once no process is left in the sandbox."""
         self._exit_code.add_done_callback(lambda gone: callback())
 
     async def wait(self) -> int:
@@ -311,6 +312,7 @@ class SandboxedProcess(PipedProcess):
         for line in self._status.splitlines():
             try:
                 value = orjson.loads(line).get(key)
+            # The last line may be incomplete while bubblewrap still writes it.
             except (orjson.JSONDecodeError, AttributeError):
                 continue
             if isinstance(value, int):
@@ -326,6 +328,7 @@ class SandboxedProcess(PipedProcess):
             self._lifeline = -1
 
     def _signal_all(self) -> None:
+        # The first process of the namespace first: the kernel then ends all others in it.
         for descriptor in (self._inner, self._pidfd):
             if descriptor >= 0:
                 with contextlib.suppress(ProcessLookupError):
@@ -422,6 +425,7 @@ class SandboxedProcess(PipedProcess):
                 "The arguments are too long for the system. Put the data into a file, or pass it on stdin.",
                 kind="limit",
             )
+        # The launcher's last sign before the program: whatever the exit code says, it comes from the program itself.
         if message.startswith(b"x"):
             return None
         # Without a report of the launcher, bubblewrap itself failed, and its own message is on the program's stderr.
