@@ -59,7 +59,7 @@ def request(call_id: str = "ses_1/1.0") -> ApprovalRequest:
     return ApprovalRequest(call_id, "ses_1", "pay", arguments, "hash", "definition", "why", "allow pay", "deny pay")
 
 
-async def asked(approvals: ApprovalBroker, call_id: str = "ses_1/1.0") -> Approval:
+async def store_request(approvals: ApprovalBroker, call_id: str = "ses_1/1.0") -> Approval:
     row = approvals.create_unstored_request(request(call_id))
     await approvals.store_request_with_records(
         row, [Record("approval-requested", "ses_1", call_id, {"approval": row.id})], whole=True
@@ -142,7 +142,7 @@ async def _take(
 ) -> None:
     now = desk.clock()
     if step[0] == "ask":
-        row = await asked(approvals, f"ses_1/1.{len(ids)}")
+        row = await store_request(approvals, f"ses_1/1.{len(ids)}")
         ids.append(row.id)
         model[row.id] = ExpectedRequest("pending", row.request.expires_ns)
     elif step[0] == "advance":
@@ -184,7 +184,7 @@ async def test_one_of_many_calls_uses_a_grant_and_the_others_leave_no_intent(tmp
     """Source: the approval check ran twice, and so did its side effect."""
     desk = ApprovalFixture(tmp_path)
     async with desk.open() as approvals:
-        row = await asked(approvals)
+        row = await store_request(approvals)
         granted = await approvals.decide(row.id, ONCE, by="test")
         uses = [approvals.consume_approvals([granted], INTENT) for _ in range(50)]
         outcomes = await asyncio.gather(*uses, return_exceptions=True)
@@ -200,7 +200,7 @@ async def test_one_of_many_calls_uses_a_grant_and_the_others_leave_no_intent(tmp
 async def test_a_call_that_needs_two_grants_uses_neither_if_one_is_used_up(tmp_path: Path) -> None:
     desk = ApprovalFixture(tmp_path)
     async with desk.open() as approvals:
-        first, second = await asked(approvals), await asked(approvals)
+        first, second = await store_request(approvals), await store_request(approvals)
         rows = [await approvals.decide(row.id, ONCE, by="test") for row in (first, second)]
         await approvals.consume_approvals([rows[1]], [])
         await is_refused(lambda: approvals.consume_approvals(rows, INTENT))
@@ -212,7 +212,7 @@ async def test_a_call_that_needs_two_grants_uses_neither_if_one_is_used_up(tmp_p
 async def test_an_approval_request_expires_after_seven_days_and_an_unused_grant_after_one(tmp_path: Path) -> None:
     desk = ApprovalFixture(tmp_path)
     async with desk.open() as approvals:
-        late, used, unused = [await asked(approvals, f"ses_1/1.{n}") for n in range(3)]
+        late, used, unused = [await store_request(approvals, f"ses_1/1.{n}") for n in range(3)]
         desk.clock.now_ns += 7 * 24 * HOUR_NS - 1
         grant = await approvals.decide(used.id, ONCE, by="test")
         spare = await approvals.decide(unused.id, ONCE, by="test")
@@ -230,7 +230,7 @@ async def test_an_approval_request_expires_after_seven_days_and_an_unused_grant_
 async def test_a_waiter_gets_the_expired_state_of_an_overdue_approval_request(tmp_path: Path) -> None:
     desk = ApprovalFixture(tmp_path)
     async with desk.open() as approvals:
-        row = await asked(approvals)
+        row = await store_request(approvals)
         answered = approvals.register_decision_waiter(row)
         desk.clock.now_ns += 8 * 24 * HOUR_NS
         await approvals.expire_overdue_requests()
@@ -241,7 +241,7 @@ async def test_a_waiter_gets_the_expired_state_of_an_overdue_approval_request(tm
 
 async def test_an_answer_given_before_the_wait_is_returned(tmp_path: Path) -> None:
     async with ApprovalFixture(tmp_path).open() as approvals:
-        row = await asked(approvals)
+        row = await store_request(approvals)
         await approvals.decide(row.id, ApprovalAnswer("reject", "no"), by="test")
         assert (await approvals.register_decision_waiter(row)).message == "no"
 
@@ -288,7 +288,7 @@ async def test_a_failing_watcher_does_not_affect_the_request_or_other_watchers(t
     async with ApprovalFixture(tmp_path).open() as approvals:
         approvals.subscribe_to_requests(fails)
         stop = approvals.subscribe_to_requests(lambda row: told.append(row.state))
-        row = await asked(approvals)
+        row = await store_request(approvals)
         await approvals.decide(row.id, ONCE, by="test")
         stop()
         approvals.withdraw(approvals.get(row.id))

@@ -49,7 +49,7 @@ def put(workspace: Path, files: Mapping[str, str]) -> None:
         path.write_text(content)
 
 
-def found(workspace: Path, command: str, **arguments: Any) -> set[str]:
+def find_run_files(workspace: Path, command: str, **arguments: Any) -> set[str]:
     target = CallTarget("shell.run", command, command, parse_script(command))
     return set(
         ExecutedFileFinder(SessionRoots(workspace), None).fingerprint_executed_files(
@@ -188,7 +188,7 @@ def everything(workspace: Path) -> None:
 @pytest.mark.parametrize(("command", "file"), _COMMANDS, ids=[command for command, _ in _COMMANDS])
 def test_a_file_that_a_command_runs_is_bound_to_its_approval(workspace: Path, command: str, file: str) -> None:
     everything(workspace)
-    assert file in found(workspace, command)
+    assert file in find_run_files(workspace, command)
 
 
 @pytest.mark.parametrize(
@@ -206,23 +206,23 @@ def test_a_file_that_a_command_runs_is_bound_to_its_approval(workspace: Path, co
 )
 def test_a_command_that_only_handles_data_binds_nothing(workspace: Path, command: str) -> None:
     everything(workspace)
-    assert found(workspace, command) == set()
+    assert find_run_files(workspace, command) == set()
 
 
 def test_deep_folders_and_long_commands_do_not_hide_a_file(workspace: Path) -> None:
     path = "/".join(f"d{n}" for n in range(30))
     put(workspace, {f"{path}/x.sh": "x", "run.sh": "x", **{f"{n:03}.sh": "x" for n in range(200)}})
-    assert f"{path}/x.sh" in found(workspace, "; ".join(f"cd d{n}" for n in range(30)) + "; ./x.sh")
+    assert f"{path}/x.sh" in find_run_files(workspace, "; ".join(f"cd d{n}" for n in range(30)) + "; ./x.sh")
     put(workspace, {"a/b/a/b/last.sh": "x"})
-    assert "a/b/a/b/last.sh" in found(workspace, "(cd a; cd b; cd a; cd b; sh last.sh)")
-    assert "a/b/a/b/last.sh" in found(workspace, "for d in a b a b; do cd $d; done; sh last.sh")
-    assert "a/b/a/b/last.sh" in found(workspace, "cd a; cd b; cd a; cd b; sh last.sh")
-    assert "run.sh" in found(workspace, "env " + " ".join(f"V{n}=1" for n in range(1_500)) + " ./run.sh")
-    assert "199.sh" in found(workspace, "for f in *.sh; do bash $f; done")
-    assert "run.sh" in found(workspace, "bash " + "./" * 1_000 + "run.sh")
-    assert "run.sh" in found(workspace, "bash {nothing,r[t-v]n}.sh")
+    assert "a/b/a/b/last.sh" in find_run_files(workspace, "(cd a; cd b; cd a; cd b; sh last.sh)")
+    assert "a/b/a/b/last.sh" in find_run_files(workspace, "for d in a b a b; do cd $d; done; sh last.sh")
+    assert "a/b/a/b/last.sh" in find_run_files(workspace, "cd a; cd b; cd a; cd b; sh last.sh")
+    assert "run.sh" in find_run_files(workspace, "env " + " ".join(f"V{n}=1" for n in range(1_500)) + " ./run.sh")
+    assert "199.sh" in find_run_files(workspace, "for f in *.sh; do bash $f; done")
+    assert "run.sh" in find_run_files(workspace, "bash " + "./" * 1_000 + "run.sh")
+    assert "run.sh" in find_run_files(workspace, "bash {nothing,r[t-v]n}.sh")
     put(workspace, {"a/b/c.sh": "x", "a/.h/c.sh": "x"})
-    assert {"a/b/c.sh", "199.sh"} <= found(workspace, "bash */*/*.sh; bash 1*.sh")
+    assert {"a/b/c.sh", "199.sh"} <= find_run_files(workspace, "bash */*/*.sh; bash 1*.sh")
 
 
 @pytest.mark.parametrize(
@@ -233,15 +233,15 @@ def test_deep_folders_and_long_commands_do_not_hide_a_file(workspace: Path) -> N
 def test_a_hostile_command_text_is_checked_within_limits(workspace: Path, text: str) -> None:
     put(workspace, {f"d{n}/e{m}/f": "x" for n in range(10) for m in range(10)})
     try:
-        assert found(workspace, text) == set()
+        assert find_run_files(workspace, text) == set()
     except ToolError as error:
         assert error.kind == "limit"
 
 
 def test_a_folder_argument_counts_as_a_possible_working_folder_of_the_command(workspace: Path) -> None:
     everything(workspace)
-    assert "sub/inner.sh" in found(workspace, "./inner.sh", cwd="sub")
-    assert "sub/inner.sh" not in found(workspace, "./inner.sh")
+    assert "sub/inner.sh" in find_run_files(workspace, "./inner.sh", cwd="sub")
+    assert "sub/inner.sh" not in find_run_files(workspace, "./inner.sh")
 
 
 def test_deeply_nested_folders_of_the_same_name_are_searched_in_bounded_time(workspace: Path) -> None:
@@ -249,7 +249,7 @@ def test_deeply_nested_folders_of_the_same_name_are_searched_in_bounded_time(wor
     for _ in range(300):
         deep /= "d"
         deep.mkdir()
-    assert found(workspace, "make -C d; (cd d; npm test); rm -rf d") == set()
+    assert find_run_files(workspace, "make -C d; (cd d; npm test); rm -rf d") == set()
 
 
 @pytest.mark.parametrize("command", ["bash ~/x.sh", "bash $HOME/x.sh", "cd ~ && ./x.sh", 'sh "${HOME}/x.sh"'])
@@ -265,7 +265,9 @@ def test_a_script_in_the_home_folder_of_programs_is_bound(workspace: Path, comma
 def test_a_file_outside_the_workspace_is_not_bound(workspace: Path) -> None:
     put(workspace.parent, {"beside/run.sh": "x"})
     (workspace / "out.sh").symlink_to(workspace.parent / "beside" / "run.sh")
-    assert found(workspace, f"bash out.sh; bash ../beside/run.sh; bash {workspace.parent}/beside/run.sh") == set()
+    assert (
+        find_run_files(workspace, f"bash out.sh; bash ../beside/run.sh; bash {workspace.parent}/beside/run.sh") == set()
+    )
 
 
 def test_a_file_too_large_to_hash_is_identified_by_its_metadata(workspace: Path) -> None:
@@ -285,15 +287,15 @@ def test_a_file_too_large_to_hash_is_identified_by_its_metadata(workspace: Path)
 
 def test_a_named_pipe_does_not_block_the_search(workspace: Path) -> None:
     os.mkfifo(workspace / "pipe.sh")
-    assert found(workspace, "bash pipe.sh") == set()
+    assert find_run_files(workspace, "bash pipe.sh") == set()
 
 
 def test_a_command_with_too_many_possible_files_is_refused(workspace: Path) -> None:
     put(workspace, {f"d{n}/f{n}.sh": "x" for n in range(40)})
     words = " ".join(f"d{n} f{n}.sh" for n in range(40))
-    assert len(found(workspace, f"strange-runner {words}")) == 40
+    assert len(find_run_files(workspace, f"strange-runner {words}")) == 40
     with pytest.raises(ToolError, match="Split the command") as refused:
-        found(workspace, f"strange-runner {words} " + " ".join(f"w{n}" for n in range(4_000)))
+        find_run_files(workspace, f"strange-runner {words} " + " ".join(f"w{n}" for n in range(4_000)))
     assert refused.value.kind == "limit"
 
 

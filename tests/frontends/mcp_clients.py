@@ -179,7 +179,7 @@ async def serving(
             await house.aclose()
 
 
-def said(result: types.CallToolResult) -> str:
+def join_text_content(result: types.CallToolResult) -> str:
     return "\n".join(part.text for part in result.content if isinstance(part, types.TextContent))
 
 

@@ -87,14 +87,14 @@ def opening(*models: SharedModel) -> Any:
     return opened
 
 
-async def begun(client: ClientSideConnection, desk: EditorFixture, pause: ReplyPause) -> str:
+async def start_prompt(client: ClientSideConnection, desk: EditorFixture, pause: ReplyPause) -> str:
     opened = await client.new_session(cwd=str(desk.workspace))
     await ask(client, opened.session_id)
     await pause.reached.wait()
     return opened.session_id
 
 
-def told(model: SharedModel) -> str:
+def read_last_messages(model: SharedModel) -> str:
     said = str(model.requests[-1].messages)
     assert said.count("Job task_") == 1
     return said
@@ -105,14 +105,14 @@ async def test_a_background_sub_agent_continues_after_its_editor_closes_the_sess
     first = SharedModel(PlaybackModel([pause, *text_reply("Worked.")]), BEGINS, text_reply("Begun."))
     second = SharedModel(PlaybackModel(), text_reply("Heard."))
     async with desk.connected(model=opening(first, second)) as (client, editor):
-        session_id = await begun(client, desk, pause)
+        session_id = await start_prompt(client, desk, pause)
         await client.close_session(session_id=session_id)
         assert not first.closed
         pause.proceed.set()
         await client.load_session(cwd=str(desk.workspace), session_id=session_id)
         assert (await desk.ended()).ok
         await ask(client, session_id, "And?")
-        assert "Worked." in told(second) and editor.of("agent_thought_chunk")
+        assert "Worked." in read_last_messages(second) and editor.of("agent_thought_chunk")
     assert first.closed and second.closed
 
 
@@ -130,7 +130,7 @@ async def test_the_workspace_is_closed_once_its_last_background_work_has_ended(
     first = SharedModel(PlaybackModel([pause, *text_reply("Worked.")]), BEGINS, text_reply("Begun."))
     second = SharedModel(PlaybackModel(), text_reply("Heard."))
     async with desk.connected(model=opening(first, second)) as (client, _):
-        session_id = await begun(client, desk, pause)
+        session_id = await start_prompt(client, desk, pause)
         await client.close_session(session_id=session_id)
         assert not closed.is_set()
         pause.proceed.set()
@@ -138,7 +138,7 @@ async def test_the_workspace_is_closed_once_its_last_background_work_has_ended(
         assert first.closed
         await client.load_session(cwd=str(desk.workspace), session_id=session_id)
         await ask(client, session_id, "And?")
-        assert "Worked." in told(second)
+        assert "Worked." in read_last_messages(second)
 
 
 async def test_a_background_sub_agent_survives_a_lost_connection_and_the_next_gets_its_result(
@@ -149,14 +149,14 @@ async def test_a_background_sub_agent_survives_a_lost_connection_and_the_next_ge
     second = SharedModel(PlaybackModel(), text_reply("Heard."))
     async with desk.kernel(str(desk.workspace)) as desk.kept:
         async with desk.connected(model=opening(first)) as (client, _):
-            session_id = await begun(client, desk, pause)
+            session_id = await start_prompt(client, desk, pause)
         assert not first.closed
         pause.proceed.set()
         assert (await desk.ended()).ok
         async with desk.connected(model=opening(second)) as (client, _):
             await client.load_session(cwd=str(desk.workspace), session_id=session_id)
             await ask(client, session_id, "And?")
-            assert "Worked." in told(second)
+            assert "Worked." in read_last_messages(second)
     assert first.closed and second.closed
 
 
@@ -173,7 +173,7 @@ async def test_a_request_left_open_by_a_lost_connection_is_asked_on_the_next(
     first = SharedModel(worker, BEGINS, text_reply("Begun."))
     async with desk.kernel(str(desk.workspace)) as desk.kept:
         async with desk.connected(model=opening(first), editor=editor) as (client, _):
-            session_id = await begun(client, desk, pause)
+            session_id = await start_prompt(client, desk, pause)
             await editor.until(lambda: editor.asked)
         assert len(desk.kept.approvals.list_pending()) == 1
         async with desk.connected(model=opening(SharedModel(PlaybackModel())), editor=back) as (client, _):
@@ -189,9 +189,9 @@ async def test_a_background_sub_agent_ends_with_its_kernel_and_the_session_is_in
     first = SharedModel(PlaybackModel([pause, *text_reply("never")]), BEGINS, text_reply("Begun."))
     second = SharedModel(PlaybackModel(), text_reply("Heard."))
     async with desk.connected(model=opening(first)) as (client, _):
-        session_id = await begun(client, desk, pause)
+        session_id = await start_prompt(client, desk, pause)
     assert first.closed and not first.worker.open_streams
     async with desk.connected(model=opening(second)) as (client, _):
         await client.load_session(cwd=str(desk.workspace), session_id=session_id)
         await ask(client, session_id, "And?")
-        assert "the kernel is shutting down" in told(second)
+        assert "the kernel is shutting down" in read_last_messages(second)

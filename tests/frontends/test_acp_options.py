@@ -23,7 +23,7 @@ def desk(tmp_path: Path) -> EditorFixture:
     return desk
 
 
-def asked(request: ModelRequest) -> str:
+def get_last_user_text(request: ModelRequest) -> str:
     """What the user said last."""
     return [message.text for message in request.messages if isinstance(message, UserMessage)][-1]
 
@@ -44,7 +44,7 @@ async def test_skills_are_slash_commands_that_ask_the_model_to_read_them(desk: E
         assert "handrail/untrusted_source" not in told["tool-builder"].field_meta
         for said in ("/deploy the docs\nand no more", "/deploy", "/etc/hosts says what?"):
             await ask(client, opened.session_id, said)
-        first, bare, other = map(asked, model.requests)
+        first, bare, other = map(get_last_user_text, model.requests)
         assert "'deploy'" in first and "the tool skill" in first and first.endswith("\n\nthe docs\nand no more")
         assert "'deploy'" in bare and "Slowly" not in first + bare, "what a workspace wrote is not the user's word"
         assert other == "/etc/hosts says what?"

@@ -31,7 +31,7 @@ def desk(tmp_path: Path) -> EditorFixture:
 
 
 @asynccontextmanager
-async def left(desk: EditorFixture) -> AsyncGenerator[tuple[ClientSideConnection, Editor, str]]:
+async def client_with_closed_session(desk: EditorFixture) -> AsyncGenerator[tuple[ClientSideConnection, Editor, str]]:
     """A client that has one session open, and another that it has worked in and left; with that one's id."""
     async with desk.connected({"text": "Seen."}) as (client, editor):
         await client.new_session(cwd=str(desk.workspace))
@@ -65,7 +65,7 @@ def damaged(desk: EditorFixture, session_id: str) -> None:
 
 
 async def test_a_message_that_cannot_be_replayed_is_an_error_and_suspends_the_session(desk: EditorFixture) -> None:
-    async with left(desk) as (client, editor, session_id):
+    async with client_with_closed_session(desk) as (client, editor, session_id):
         damaged(desk, session_id)
         for _ in range(2):
             editor.updates.clear()
@@ -84,7 +84,7 @@ async def test_an_unreadable_conversation_is_an_error_and_suspends_the_session(
     async def read(_: SessionHistory) -> Sequence[HistoryEntry]:
         raise LogUnavailable("the database cannot be read: disk I/O error")
 
-    async with left(desk) as (client, editor, session_id):
+    async with client_with_closed_session(desk) as (client, editor, session_id):
         with monkeypatch.context() as broken:
             broken.setattr(SessionHistory, "read_stored_messages", read)
             with pytest.raises(RequestError, match="disk I/O error"):
@@ -98,7 +98,7 @@ async def test_an_unreadable_conversation_is_an_error_and_suspends_the_session(
 async def test_a_client_that_stops_receiving_during_a_load_leaves_no_open_session(
     desk: EditorFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with left(desk) as (client, _, session_id):
+    async with client_with_closed_session(desk) as (client, _, session_id):
         tell = UpdateSender.replay_user_text
 
         def gone(telling: UpdateSender, words: str) -> None:
@@ -126,7 +126,7 @@ async def test_closing_a_session_while_it_loads_stops_the_loading(
         await go_on.wait()
         return found
 
-    async with left(desk) as (client, _, session_id):
+    async with client_with_closed_session(desk) as (client, _, session_id):
         monkeypatch.setattr(SessionHistory, "read_stored_messages", slowly)
         loading = asyncio.create_task(client.load_session(cwd=str(desk.workspace), session_id=session_id))
         await reading.wait()
@@ -147,7 +147,7 @@ async def test_a_session_can_be_loaded_again_after_its_client_disconnects_during
         await asyncio.Event().wait()
         return []
 
-    async with left(desk) as (client, _, session_id):
+    async with client_with_closed_session(desk) as (client, _, session_id):
         with monkeypatch.context() as broken:
             broken.setattr(SessionHistory, "read_stored_messages", never)
             loading = asyncio.create_task(client.load_session(cwd=str(desk.workspace), session_id=session_id))
@@ -166,7 +166,7 @@ async def test_a_session_is_suspended_when_its_agent_cannot_be_created(
     def of(_: object) -> Budget:
         raise UsageError("no such budget")
 
-    async with left(desk) as (client, _, session_id):
+    async with client_with_closed_session(desk) as (client, _, session_id):
         with monkeypatch.context() as broken:
             broken.setattr(Budget, "combine_limits", of)
             with pytest.raises(RequestError, match="no such budget"):

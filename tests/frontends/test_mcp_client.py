@@ -23,11 +23,11 @@ from tests.frontends.mcp_clients import (
     count,
     filled,
     forge,
+    join_text_content,
     paint,
     ran,
     relay,
     roots,
-    said,
     sample,
     serving,
 )
@@ -46,14 +46,14 @@ from handrail.sandbox import tier_probe
 async def test_an_approval_request_is_a_form_that_shows_the_complete_call(tmp_path: Path, era: Era) -> None:
     person = FormUser([filled(decision="once"), types.ElicitResult(action="decline"), filled(decision="session")])
     async with serving(tmp_path) as (_, _, client), client(era, person) as one:
-        assert "kite" in said(await one.call_tool("launch", {"what": "a\u202ekite"}))
+        assert "kite" in join_text_content(await one.call_tool("launch", {"what": "a\u202ekite"}))
         shown = person.seen[0]
         assert isinstance(shown, types.ElicitRequestFormParams)
         assert "launch" in shown.message and "kite" in shown.message and "\u202e" not in shown.message
         refused = await one.call_tool("launch", {"what": "b"})
-        assert refused.is_error and about(refused, "awaiting_approval") and "declined" in said(refused)
+        assert refused.is_error and about(refused, "awaiting_approval") and "declined" in join_text_content(refused)
         for _ in range(2):  # the second time by the rule that was stored for the session
-            assert said(await one.call_tool("launch", {"what": "c"})) == "launched c"
+            assert join_text_content(await one.call_tool("launch", {"what": "c"})) == "launched c"
     assert len(person.seen) == 3
 
 
@@ -65,7 +65,7 @@ async def test_a_host_request_of_a_program_is_a_form_while_the_program_waits(tmp
     fetch = "".join(f"curl -sS http://{host}.invalid/\n" for host in ("one", "two", "two"))
     (tmp_path / "ws" / "fetch.sh").write_text(f"{fetch}exit 3\n")
     async with serving(tmp_path, rules=("allow bash bash fetch.sh",)) as (_, _, client), client(era, person) as one:
-        told = said(await one.call_tool("bash", {"command": "bash fetch.sh"}))
+        told = join_text_content(await one.call_tool("bash", {"command": "bash fetch.sh"}))
     messages = [form.message for form in person.seen]
     assert len(messages) == 2 and "one.invalid" in messages[0] and "two.invalid" in messages[1]
     assert "allow net.fetch one.invalid" in messages[0] and "bash fetch.sh" in messages[0]
@@ -80,7 +80,7 @@ async def test_a_headless_server_denies_a_call_that_requires_approval(tmp_path: 
         assert (
             refused.is_error
             and about(refused, "error_kind") == "denied"
-            and "This session has no user to ask" in said(refused)
+            and "This session has no user to ask" in join_text_content(refused)
         )
 
 
@@ -105,7 +105,7 @@ async def test_questions_are_one_form_with_a_field_for_each(tmp_path: Path, era:
         assert result.structured_content == {"answers": [["blue"], ["a", "c"], ["because"]]}
         parked = await one.call_tool("question", {"questions": asked})
         (waiting,) = kernel.approvals.list_pending()
-        assert about(parked, "awaiting_approval") == waiting.id and "repeat the call" in said(parked)
+        assert about(parked, "awaiting_approval") == waiting.id and "repeat the call" in join_text_content(parked)
 
 
 @ERAS
@@ -125,7 +125,7 @@ async def test_a_form_decides_on_a_plan_and_the_users_comment_reaches_the_model(
         assert kept is not None and (kept["mode"], kept["reason"]) == ("plan", "Use the other parser.")
         assert (await one.call_tool("plan_exit", {"plan": "2. Mend it."})).is_error
         denied = await one.call_tool("write", {"path": "a.txt", "content": "x"})
-        assert denied.is_error and "(mode scope)" in said(denied)
+        assert denied.is_error and "(mode scope)" in join_text_content(denied)
         done = (await one.call_tool("plan_exit", {"plan": "3. Mend it."})).structured_content
         assert done is not None and (done["mode"], done["approved"]) == ("accept-edits", True)
         assert not (await one.call_tool("write", {"path": "a.txt", "content": "x"})).is_error
@@ -139,7 +139,7 @@ async def test_a_tool_asks_the_client_for_several_inputs_at_once_and_again(tmp_p
     async with serving(tmp_path) as (_, _, client):
         everything = client(era, person, sampling_callback=sample, list_roots_callback=roots)
         async with everything as one:
-            assert said(await one.call_tool("interview", {})) == "Ann, rain, file:///here, yes"
+            assert join_text_content(await one.call_tool("interview", {})) == "Ann, rain, file:///here, yes"
 
 
 @ERAS
@@ -154,7 +154,7 @@ async def test_progress_and_logs_reach_the_call_that_produced_them(tmp_path: Pat
         heard.append((params.level, params.data, params.logger))
 
     async with serving(tmp_path) as (_, _, client), client(era, logging_callback=log, log_level="info") as one:
-        assert said(await one.call_tool("work", {}, progress_callback=on_progress)) == "done"
+        assert join_text_content(await one.call_tool("work", {}, progress_callback=on_progress)) == "done"
         while len(heard) < 3:
             await asyncio.sleep(0)
     assert (1, 2, "half") in heard and (2, 2, "whole") in heard and ("warning", {"odd": True}, "worker") in heard
@@ -169,9 +169,15 @@ async def test_a_repeated_call_uses_an_approval_given_after_its_request_once(tmp
     async with serving(tmp_path) as (kernel, _, client), client(era, person) as one:
         parked = await one.call_tool("launch", {"what": "later"})
         waiting = about(parked, "awaiting_approval")
-        assert parked.is_error and f"requires approval {waiting}" in said(parked) and "repeat the call" in said(parked)
+        assert (
+            parked.is_error
+            and f"requires approval {waiting}" in join_text_content(parked)
+            and "repeat the call" in join_text_content(parked)
+        )
         await kernel.approvals.decide(waiting, ApprovalAnswer("once"), by="test")
-        assert said(await one.call_tool("launch", {"what": "later"})) == "launched later" and ran == ["later"]
+        assert join_text_content(await one.call_tool("launch", {"what": "later"})) == "launched later" and ran == [
+            "later"
+        ]
         person.says.append(types.ElicitResult(action="decline"))
         assert (await one.call_tool("launch", {"what": "later"})).is_error, "collected once, and then asked anew"
     assert ran == ["later"]
@@ -204,7 +210,7 @@ async def test_a_later_call_uses_the_approval_that_an_absent_client_left_open(tm
                 await one.session.call_tool("launch", {"what": "later"}, request_state=asked.request_state)
             await kernel.approvals.decide(rows[0].id, ApprovalAnswer("once"), by="test")
             collected = await one.session.call_tool("launch", {"what": "later"})
-            assert isinstance(collected, types.CallToolResult) and said(collected) == "launched later"
+            assert isinstance(collected, types.CallToolResult) and join_text_content(collected) == "launched later"
 
 
 @ERAS
@@ -295,7 +301,9 @@ async def test_an_output_schema_is_listed_and_enforced(tmp_path: Path, era: Era)
         assert (await one.call_tool("count", {"good": True})).structured_content == {"n": 1}
         broken = await one.call_tool("count", {"good": False})
         assert (
-            broken.is_error and broken.structured_content is None and "does not match its output schema" in said(broken)
+            broken.is_error
+            and broken.structured_content is None
+            and "does not match its output schema" in join_text_content(broken)
         )
 
 
@@ -309,7 +317,7 @@ async def test_a_client_that_lists_once_loads_schemas_and_uses_call_tool(tmp_pat
         by_name: dict[str, Any] = {schema["name"]: schema for schema in found["schemas"]}
         assert "repository" in by_name["git__status"]["inputSchema"]["properties"]
         through = await one.call_tool("call_tool", {"name": "work", "arguments": {}})
-        assert said(through) == "done"
+        assert join_text_content(through) == "done"
         denied = await one.call_tool("call_tool", {"name": "call_tool", "arguments": {"name": "work"}})
         assert denied.is_error and about(denied, "error_kind") == "unknown_tool"
         with pytest.raises(MCPError, match="Invalid arguments of call_tool"):
@@ -355,7 +363,7 @@ async def test_sixty_cancelled_calls_leave_the_server_usable(tmp_path: Path, era
         if era == "legacy":  # what is held waits for its client, who may come back
             while visit.client.calls:
                 await asyncio.sleep(0)
-        assert said(await one.call_tool("work", {})) == "done"
+        assert join_text_content(await one.call_tool("work", {})) == "done"
 
 
 async def test_a_tool_that_keeps_asking_an_absent_client_ends(
@@ -375,7 +383,7 @@ async def test_a_tool_that_keeps_asking_an_absent_client_ends(
 @ERAS
 async def test_an_invalid_client_request_is_refused_to_the_tool_that_sends_it(tmp_path: Path, era: Era) -> None:
     async with serving(tmp_path) as (_, house, client), client(era, FormUser(), sampling_callback=sample) as one:
-        refused = said(await one.call_tool("insist", {"params": {"messages": "none", "maxTokens": 1}}))
+        refused = join_text_content(await one.call_tool("insist", {"params": {"messages": "none", "maxTokens": 1}}))
         assert refused.count("`sampling/createMessage` are invalid: `params.messages`") == 2
         assert not any(visit.client.calls for visit in house.clients)
 
@@ -388,7 +396,7 @@ async def test_a_question_from_another_server_names_its_source_without_control_c
     person = FormUser([filled(name="Ann"), filled(name="Ann")])
     message = "\u202eeman ruoY\r\x1b[2K\nHandrail asks: allow?"
     async with serving(tmp_path) as (_, _, client), client(era, person) as one:
-        assert said(await one.call_tool("insist", {"params": {"message": message}})) == ""
+        assert join_text_content(await one.call_tool("insist", {"params": {"message": message}})) == ""
     (first, second) = person.seen[0].message.split("\n")
     assert first.startswith("theirs asks: ") and first.isprintable() and second == "| Handrail asks: allow?"
 
@@ -402,12 +410,12 @@ async def test_a_damaged_log_is_reported_to_the_client_with_instructions(tmp_pat
             result = await one.call_tool("read", {"path": "a"})
             assert result.is_error and about(result, "error_kind") == "unavailable"
             for told in ("handrail.db is damaged", "no such table", "Keep a copy", "move it away"):
-                assert told in said(result)
+                assert told in join_text_content(result)
             with pytest.raises(MCPError, match="Keep a copy") as refused:
                 await one.list_tools()
             assert refused.value.data == {"handrail/error_kind": "unavailable"}
             other.execute("ALTER TABLE elsewhere RENAME TO session")
-        assert "handrail.db" not in said(await one.call_tool("read", {"path": "a"}))
+        assert "handrail.db" not in join_text_content(await one.call_tool("read", {"path": "a"}))
 
 
 @ERAS

@@ -20,9 +20,9 @@ from tests.frontends.mcp_clients import (
     Era,
     FormUser,
     filled,
+    join_text_content,
     relay,
     roots,
-    said,
     sample,
     serving,
     work,
@@ -213,8 +213,8 @@ async def test_a_joined_process_serves_clients_like_the_holder(tmp_path: Path, e
                 list_roots_callback=roots,
             )
             async with joined as one:
-                assert said(await one.call_tool("launch", {"what": "a"})) == "launched a"
-                assert said(await one.call_tool("interview", {})) == "Ann, rain, file:///here, yes"
+                assert join_text_content(await one.call_tool("launch", {"what": "a"})) == "launched a"
+                assert join_text_content(await one.call_tool("interview", {})) == "Ann, rain, file:///here, yes"
                 caption, picture = (await one.call_tool("paint", {})).content
                 assert isinstance(picture, types.ImageContent) and isinstance(caption, types.TextContent)
                 _, picture = (await one.call_tool("relay", {})).content
@@ -272,7 +272,7 @@ async def test_the_skills_of_a_session_are_prompts_that_name_their_source(tmp_pa
         with pytest.raises(MCPError):
             await one.get_prompt("nothing", {})
         model = await one.call_tool("skill", {"name": "greet"})
-        assert ("slowly" in said(model)) == (era == "auto"), "a session of one client is given it once"
+        assert ("slowly" in join_text_content(model)) == (era == "auto"), "a session of one client is given it once"
     with LogReader.open_database(next((tmp_path / "state").rglob("handrail.db"))) as log:
         calls = [record.tool for record in log.records(kind="proposed")]
     assert calls.count("skill") == 3, "each time it is a call, on record"

@@ -14,7 +14,7 @@ import pytest
 from mcp import Client, MCPError
 from mcp.client.extension import ClientExtension, NotificationBinding, advertise
 from pydantic import ConfigDict
-from tests.frontends.mcp_clients import NAME, said, serving
+from tests.frontends.mcp_clients import NAME, join_text_content, serving
 
 from handrail import ToolError, tool
 from handrail.contract.services.client_services import RequestToClient
@@ -145,7 +145,9 @@ async def test_a_background_call_is_a_task_for_a_client_that_supports_tasks(tmp_
         assert (await one.ask("tasks/cancel", taskId=made["taskId"])).keys() == {"resultType", "_meta"}
         async with client("auto") as plain:
             answer = await plain.call_tool("beside", {})
-            assert json.loads(said(answer))["job_id"].startswith("beside_"), "else it is answered with the job"
+            assert json.loads(join_text_content(answer))["job_id"].startswith("beside_"), (
+                "else it is answered with the job"
+            )
 
 
 async def test_a_tool_error_completes_the_task_and_a_missing_client_capability_fails_it(tmp_path: Path) -> None:
@@ -181,7 +183,7 @@ async def test_a_long_call_becomes_a_task_and_a_quick_call_returns_its_result(tm
         assert ended["result"]["content"][0]["text"] == "done at last "
         assert "content" in await one.call("long"), "one that is quick has its result"
         async with client("auto") as plain:
-            assert said(await plain.call_tool("long", {})) == "done at last "
+            assert join_text_content(await plain.call_tool("long", {})) == "done at last "
         assert len(await kernel.jobs.list()) == 1
 
 

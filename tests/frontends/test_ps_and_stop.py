@@ -38,7 +38,7 @@ def started() -> Iterator[Started]:
         process.communicate()
 
 
-def seen(here: Here, *arguments: str) -> list[dict[str, Any]]:
+def list_processes(here: Here, *arguments: str) -> list[dict[str, Any]]:
     return json.loads(here("ps", "--json", *arguments).out)
 
 
@@ -52,7 +52,7 @@ def test_ps_shows_a_call_of_another_process_and_stop_ends_only_the_call(
 ) -> None:
     sleeper = SleepingCommand(handrail)
     run = started(handrail, sleeper)
-    (one,) = seen(here)
+    (one,) = list_processes(here)
     assert one["workspace"] == str(handrail.workspace) and one["holder"]["frontend"] == "cli"
     (session,) = one["sessions"]
     (call,) = session["calls"]
@@ -68,13 +68,13 @@ def test_ps_shows_a_call_of_another_process_and_stop_ends_only_the_call(
     assert record["session_id"] == session["id"]
     body = {"target": call["call_id"], "by": "handrail stop", "sessions": [], "calls": [call["call_id"]], "jobs": []}
     assert record["body"] == body
-    assert seen(here) == [] and "Nothing runs" in here("ps").err
+    assert list_processes(here) == [] and "Nothing runs" in here("ps").err
 
 
 def test_a_stopped_session_ends_its_run_and_can_be_resumed(handrail: Program, here: Here, started: Started) -> None:
     sleeper = SleepingCommand(handrail)
     run = started(handrail, sleeper)
-    ((session,),) = (one["sessions"] for one in seen(here))
+    ((session,),) = (one["sessions"] for one in list_processes(here))
     assert here("stop", session["id"]).code == 0
     out, err = run.communicate()
     assert run.returncode == 1 and "cancelled: " in err and f"--resume {session['id']}" in err and "go on" not in out
@@ -93,7 +93,7 @@ def test_stop_all_stops_the_runs_of_every_workspace(
     command = [*other.command("ps")[: -len(other.common)], "--state", str(handrail.state), "--json"]
     everywhere = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert {one["workspace"] for one in everywhere} == {str(handrail.workspace), str(other.workspace)}
-    assert [one["workspace"] for one in seen(here)] == [str(handrail.workspace)]
+    assert [one["workspace"] for one in list_processes(here)] == [str(handrail.workspace)]
     command = [*other.command("stop")[: -len(other.common)], "--state", str(handrail.state), "--all", "--json"]
     stopped = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert len(stopped) == 2 and all(len(one["sessions"]) == 1 == len(one["calls"]) for one in stopped)
@@ -114,7 +114,7 @@ def test_stopping_a_session_of_a_joined_process_ends_only_its_run(
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as joined:
         waiting: list[str] = []
         while not waiting:
-            sessions = [session for one in seen(here) for session in one["sessions"]]
+            sessions = [session for one in list_processes(here) for session in one["sessions"]]
             waiting = [one["id"] for one in sessions if any(not call["is_running"] for call in one["calls"])]
         assert "waits for locks" in here("ps").out
         assert here("stop", waiting[0]).code == 0
@@ -135,7 +135,7 @@ def test_ps_shows_a_background_job_and_stop_ends_it(handrail: Program, here: Her
     command = handrail.command("run", "sleep", "--model", f"script:{script}", "--rule", sleeper.rule)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         sleeper.wait_until_it_runs()
-        (one,) = seen(here)
+        (one,) = list_processes(here)
         (job,) = one["jobs"]
         assert f"↻ bash  {job['summary']}" in " ".join(here("ps").out.split("\n")) or job["id"] in here("ps").out
         assert here("stop", job["id"]).out == f"stopped  job {job['id']}\n"
@@ -166,10 +166,10 @@ def test_stop_names_the_running_sessions_when_its_target_does_not_run(
 def test_a_paused_process_is_shown_as_paused(handrail: Program, here: Here, started: Started) -> None:
     sleeper = SleepingCommand(handrail)
     started(handrail, sleeper)
-    pid = seen(here)[0]["holder"]["pid"]
+    pid = list_processes(here)[0]["holder"]["pid"]
     os.kill(pid, 19)
     try:
-        while (one := seen(here)[0])["holder"]["state"] != "paused":
+        while (one := list_processes(here)[0])["holder"]["state"] != "paused":
             pass
         assert one["sessions"] and "(paused)" in here("ps").out
         done = here("stop", "--all")
@@ -221,7 +221,7 @@ def test_a_stop_ends_the_reply_of_a_model_also_of_a_connected_process(
                 subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
             )
             assert model.begun.acquire(timeout=60)
-        sessions = [session["id"] for one in seen(here) for session in one["sessions"]]
+        sessions = [session["id"] for one in list_processes(here) for session in one["sessions"]]
         assert len(sessions) == 2
         for words in [(target,)] if target == "--all" else [(one,) for one in sessions]:
             assert here("stop", *words).code == 0

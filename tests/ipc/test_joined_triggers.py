@@ -54,7 +54,7 @@ class Own(ManualTrigger):
         return await super().execute(args, runtime)
 
 
-async def told(session: Session, count: int = 1) -> list[str]:
+async def take_notice_texts(session: Session, count: int = 1) -> list[str]:
     """The texts of so many notices, which are taken."""
     texts: list[str] = []
     assert session.notifications is not None
@@ -84,17 +84,17 @@ async def test_a_client_trigger_waits_in_its_process_and_resumes_from_its_last_p
         assert (first.name, first.arguments, first.position, first.fire_count) == ("door", {"how": "gladly"}, None, 0)
         assert first.workdir == there.kernel.workdir and first.since_ns > 0
         bell.rings.put_nowait("once")
-        assert "once" in (await told(session))[0]
+        assert "once" in (await take_notice_texts(session))[0]
         again = await bell.seen.get()
         assert (again.position, again.fire_count) == ({"after": "once", "huge": 1 << 80}, 1)
         (listed,) = (await session.call("list_triggers", {})).data["triggers"]
         assert (listed["tool"], listed["fired"]) == ("add_bell", 1) and "fault" not in listed
         bell.rings.put_nowait("last")
-        assert "last" in (await told(session))[0]
+        assert "last" in (await take_notice_texts(session))[0]
         assert (await session.call("list_triggers", {})).data["triggers"] == []
 
         await session.call("add_bell", {"how": "broken", "prompt": "Never.", "name": "broken"})
-        assert "was stopped: ValueError: it has no clapper" in (await told(session))[0]
+        assert "was stopped: ValueError: it has no clapper" in (await take_notice_texts(session))[0]
 
 
 async def test_a_timed_client_trigger_fires_at_its_time_and_an_invalid_time_is_refused(
@@ -108,7 +108,7 @@ async def test_a_timed_client_trigger_fires_at_its_time_and_an_invalid_time_is_r
         assert wrong.error_kind == "failed" and "no such hour" in str(wrong.error_text)
         assert (await session.call("list_triggers", {})).data["triggers"] == []
         await session.call("add_hour", {"in_ns": 1_000_000, "prompt": "It is time."})
-        assert all("It is time." in text for text in await told(session, 2))
+        assert all("It is time." in text for text in await take_notice_texts(session, 2))
 
 
 async def test_a_client_trigger_with_a_custom_execute_method_is_awaited_in_its_process(
@@ -120,7 +120,7 @@ async def test_a_client_trigger_with_a_custom_execute_method_is_awaited_in_its_p
         assert added.ok and added.data["tool"] == "add_own", added
         await own.seen.get()
         own.rings.put_nowait("once")
-        assert "once" in (await told(there.session))[0]
+        assert "once" in (await take_notice_texts(there.session))[0]
 
 
 async def test_a_client_trigger_pauses_without_its_class_and_continues_in_the_next_process(
@@ -133,13 +133,13 @@ async def test_a_client_trigger_pauses_without_its_class_and_continues_in_the_ne
             await session.call("add_bell", {"how": "gladly", "prompt": "Answer.", "name": "door"})
             await bell.seen.get()
             bell.rings.put_nowait("once")
-            assert "once" in (await told(session))[0]
+            assert "once" in (await take_notice_texts(session))[0]
             await bell.seen.get()
         other = ManualTrigger()
         async with second(tmp_path, tools=[other], rules=["allow add_bell"]) as joined:
             session = await joined.session(session.id)
             assert (await other.seen.get()).position["after"] == "once"
             other.rings.put_nowait("twice")
-            assert "twice" in (await told(session))[0]
+            assert "twice" in (await take_notice_texts(session))[0]
             await session.close()
         assert held.inbound_services.triggers.list_triggers(session.id) == []

@@ -47,7 +47,7 @@ async def appeared() -> set[str]:
         return found
 
 
-async def gone() -> None:
+async def wait_until_none_ready() -> None:
     """Until none is there: sooner than one that nobody takes would end by itself."""
     async with asyncio.timeout(MAX_AGE_S / 2):
         while waiting():
@@ -67,7 +67,7 @@ async def test_the_next_call_takes_a_prepared_sandbox_and_closing_removes_it(tmp
                 await asyncio.sleep(0.01)
         await appeared()
         await first.close()
-        await gone()
+        await wait_until_none_ready()
         second = await kernel.session()
         assert (await second.call("bash", {"command": "true"})).ok
         await appeared()

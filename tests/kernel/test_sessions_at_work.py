@@ -106,7 +106,7 @@ async def triggers(session: LocalSession) -> list[str]:
     return [trigger.name for trigger in await session.lane.triggers.list_triggers()]
 
 
-async def told(session: Session) -> list[tuple[str, str]]:
+async def list_notices(session: Session) -> list[tuple[str, str]]:
     assert session.notifications is not None
     return [(notice.kind, notice.text) for notice in await session.notifications.list_pending()]
 
@@ -129,7 +129,7 @@ async def test_a_user_stop_ends_the_turn_and_leaves_background_jobs_and_triggers
         there.quiet.proceed.set()
         for job in await session.jobs.list():
             assert (await session.jobs.wait(job.id, timeout_ms=60_000) or Result.output(None)).ok
-        assert sorted(text.split(" (")[1].split(")")[0] for _, text in await told(session)) == ["build", "task"]
+        assert sorted(text.split(" (")[1].split(")")[0] for _, text in await list_notices(session)) == ["build", "task"]
     assert sorted(there.shop.ran) == ["held", "site"], "each once"
 
 
@@ -163,7 +163,7 @@ async def test_a_fork_copies_the_messages_without_jobs_triggers_or_grants(tmp_pa
         )
         assert [answer.result.ok for answer in answers] == [True, False]
         forked = await there.kernel.session(await there.kernel.fork_session("ses_busy"))
-        assert (await forked.jobs.list(), await triggers(forked), await told(forked)) == ([], [], [])
+        assert (await forked.jobs.list(), await triggers(forked), await list_notices(forked)) == ([], [], [])
         assert (
             await forked.list_calls_awaiting_approval() == [] and len(await session.list_calls_awaiting_approval()) == 1
         )

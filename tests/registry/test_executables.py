@@ -28,7 +28,9 @@ PYTHON = f"#!{sys.executable} -S\n"
 ECHO = '#!/bin/sh\nread -r line\nprintf \'{"given": %s}\' "$line"\n'
 
 
-def made(place: ExecutableFixture, script: str, name: str = "ext", **runtime: Any) -> PerCallExecutableTool:
+def load_executable_tool(
+    place: ExecutableFixture, script: str, name: str = "ext", **runtime: Any
+) -> PerCallExecutableTool:
     place.put(name, script, **runtime)
     loaded = ToolFolderSource(place.tools, "global", place.confinement(), (str(place.workspace),)).load()
     assert loaded.faults == ()
@@ -43,7 +45,7 @@ async def call(place: ExecutableFixture, tool: PerCallExecutableTool, **argument
 
 async def failure(place: ExecutableFixture, script: str, **runtime: Any) -> ToolError:
     with pytest.raises(ToolError) as caught:
-        await call(place, made(place, script, **runtime))
+        await call(place, load_executable_tool(place, script, **runtime))
     assert "Traceback" not in caught.value.text
     return caught.value
 
@@ -51,7 +53,7 @@ async def failure(place: ExecutableFixture, script: str, **runtime: Any) -> Tool
 @confined
 @pytest.mark.proves("R-02")
 async def test_a_shell_script_tool_reads_json_and_returns_json(place: ExecutableFixture) -> None:
-    tool = made(place, ECHO)
+    tool = load_executable_tool(place, ECHO)
     assert await call(place, tool, text="ä\n'\"", n=[1, 2]) == {"given": {"text": "ä\n'\"", "n": [1, 2]}}
 
 
@@ -59,7 +61,7 @@ async def test_a_shell_script_tool_reads_json_and_returns_json(place: Executable
 @pytest.mark.proves("R-02")
 async def test_a_python_program_tool_reads_json_and_returns_json(place: ExecutableFixture) -> None:
     script = PYTHON + "import json, sys\na = json.load(sys.stdin)\nprint(json.dumps({'sum': sum(a['n'])}))\n"
-    assert await call(place, made(place, script), n=[1, 2, 3]) == {"sum": 6}
+    assert await call(place, load_executable_tool(place, script), n=[1, 2, 3]) == {"sum": 6}
 
 
 @confined
@@ -77,7 +79,9 @@ async def test_a_python_program_tool_reads_json_and_returns_json(place: Executab
 async def test_a_program_may_answer_in_each_of_the_documented_shapes(
     place: ExecutableFixture, answer: Any, result: Any
 ) -> None:
-    assert await call(place, made(place, f"#!/bin/sh\ncat <<'END'\n{json.dumps(answer)}\nEND\n")) == result
+    assert (
+        await call(place, load_executable_tool(place, f"#!/bin/sh\ncat <<'END'\n{json.dumps(answer)}\nEND\n")) == result
+    )
 
 
 @confined
@@ -100,7 +104,7 @@ async def test_the_error_of_a_program_has_the_last_line_of_its_traceback(place: 
 @confined
 async def test_an_error_envelope_becomes_the_result_at_any_exit_code(place: ExecutableFixture) -> None:
     script = '#!/bin/sh\necho \'{"type": "error", "error_text": "not today"}\'\nexit 1\n'
-    assert await call(place, made(place, script)) == Result.error("failed", "not today")
+    assert await call(place, load_executable_tool(place, script)) == Result.error("failed", "not today")
 
 
 @confined
@@ -149,7 +153,7 @@ async def test_output_above_the_limit_fails_with_a_limit_error(
 
 @confined
 async def test_a_program_that_ignores_its_input_still_returns_a_result(place: ExecutableFixture) -> None:
-    tool = made(place, "#!/bin/sh\nexec <&-\necho '{}'\n")
+    tool = load_executable_tool(place, "#!/bin/sh\nexec <&-\necho '{}'\n")
     assert await call(place, tool, text="x" * 1_000_000) == {}
 
 
@@ -164,7 +168,7 @@ async def test_a_missing_interpreter_is_reported_as_an_error(place: ExecutableFi
 @pytest.mark.proves("R-02", "S-05")
 async def test_a_lingering_child_process_neither_outlives_nor_delays_a_call(place: ExecutableFixture) -> None:
     script = "#!/bin/sh\n(trap '' TERM HUP; setsid sleep 1000; true) &\necho '{}'\n"
-    tool = made(place, script)
+    tool = load_executable_tool(place, script)
     before = _children()
     assert await call(place, tool) == {}
     await wait_until_sandboxes_dismantled()
@@ -174,7 +178,7 @@ async def test_a_lingering_child_process_neither_outlives_nor_delays_a_call(plac
 @confined
 @pytest.mark.proves("R-02")
 async def test_a_cancelled_call_ends_its_program(place: ExecutableFixture) -> None:
-    tool = made(place, "#!/bin/sh\nprintf started\nexec sleep 1000\n")
+    tool = load_executable_tool(place, "#!/bin/sh\nprintf started\nexec sleep 1000\n")
     runtime = place.runtime(tool.spec)
     before = _children()
     running = asyncio.ensure_future(tool.execute({}, runtime))
@@ -203,7 +207,7 @@ cat <<END
  "beside": $(seen {place.tools.parent}/secret), "home": $(wrote "$HOME/x")}}
 END
 """
-    nothing = made(place, script, "reader", side_effect="read")
+    nothing = load_executable_tool(place, script, "reader", side_effect="read")
     assert await call(place, nothing) == {
         "read": False,
         "write": False,
@@ -213,10 +217,14 @@ END
         "home": True,
     }
     writing = {"fs": {"read": ["{workspace}"], "write": ["{workspace}"]}}
-    declared = made(place, script.replace("reader", "writer"), "writer", side_effect="write", requires=writing)
+    declared = load_executable_tool(
+        place, script.replace("reader", "writer"), "writer", side_effect="write", requires=writing
+    )
     answer = await call(place, declared)
     assert (answer["read"], answer["write"]) == (True, True)
-    only_reading = made(place, script.replace("reader", "looker"), "looker", side_effect="read", requires=writing)
+    only_reading = load_executable_tool(
+        place, script.replace("reader", "looker"), "looker", side_effect="read", requires=writing
+    )
     answer = await call(place, only_reading)
     assert (answer["read"], answer["write"]) == (True, False)
 
@@ -228,7 +236,7 @@ async def test_a_program_gets_the_call_variables_and_none_of_the_kernels_environ
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
     script = PYTHON + "import json, os\nprint(json.dumps(dict(os.environ)))\n"
-    environment = await call(place, made(place, script))
+    environment = await call(place, load_executable_tool(place, script))
     assert "OPENAI_API_KEY" not in environment
     assert {name: value for name, value in environment.items() if name.startswith("HANDRAIL_")} == {
         "HANDRAIL_TOOL": "ext",
@@ -247,14 +255,14 @@ async def test_a_program_gets_the_default_values_of_its_settings(place: Executab
         "region": {"description": "Where", "default": "eu"},
         "colour": {"description": "Which", "required": False},
     }
-    assert await call(place, made(place, script, config=config)) == {"region": "eu"}
+    assert await call(place, load_executable_tool(place, script, config=config)) == {"region": "eu"}
 
 
 @confined
 @pytest.mark.proves("R-02")
 async def test_each_call_runs_in_a_separate_process_group(place: ExecutableFixture) -> None:
     script = PYTHON + "import json, os\nprint(json.dumps({'own': os.getpgrp() == os.getpgid(0) != 0}))\n"
-    answers = await asyncio.gather(*(call(place, made(place, script)) for _ in range(3)))
+    answers = await asyncio.gather(*(call(place, load_executable_tool(place, script)) for _ in range(3)))
     assert answers == [{"own": True}] * 3
 
 

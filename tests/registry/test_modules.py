@@ -47,7 +47,7 @@ def loaded(place: ExecutableFixture) -> Any:
     return ToolFolderSource(place.tools, "global", place.confinement(), (str(place.workspace),)).load()
 
 
-def made(place: ExecutableFixture, source: str) -> PerCallModuleTool:
+def load_module_tool(place: ExecutableFixture, source: str) -> PerCallModuleTool:
     put(place, source)
     found = loaded(place)
     assert found.faults == ()
@@ -65,7 +65,7 @@ def problems(place: ExecutableFixture, source: str) -> str:
 
 @pytest.mark.proves("R-08")
 def test_a_modules_metadata_becomes_a_tool_without_running_the_module(place: ExecutableFixture) -> None:
-    tool = made(place, f"raise SystemExit('it ran')\n{WEATHER}")
+    tool = load_module_tool(place, f"raise SystemExit('it ran')\n{WEATHER}")
     assert tool.spec.id == "weather"
     assert tool.spec.parameters == {
         "type": "object",
@@ -80,7 +80,7 @@ def test_a_modules_metadata_becomes_a_tool_without_running_the_module(place: Exe
 @confined
 @pytest.mark.proves("R-08")
 async def test_a_module_gets_topic_params_config_and_telemetry_with_null_fields(place: ExecutableFixture) -> None:
-    tool = made(place, WEATHER)
+    tool = load_module_tool(place, WEATHER)
     result = await tool.execute({"city": "Bern"}, place.runtime(tool.spec))
     assert isinstance(result, Result) and result.data == {
         "text": "Bern: 20 C",
@@ -97,7 +97,7 @@ async def test_an_error_in_a_module_answer_replaces_the_rest_of_the_answer(place
     def execute(topic, params):
         return {"text": "half of it", "html": "<b>half</b>", "error": "the service is down"}
     """
-    tool = made(place, source)
+    tool = load_module_tool(place, source)
     assert await tool.execute({}, place.runtime(tool.spec)) == Result.error("failed", "the service is down")
 
 
@@ -109,7 +109,7 @@ async def test_html_in_a_module_answer_becomes_a_separate_blob(place: Executable
     async def execute(topic, params, **more):
         return {"text": "ok", "html": "<b>ok</b>", "n": sorted(more)}
     """
-    tool = made(place, source)
+    tool = load_module_tool(place, source)
     result = await tool.execute({}, place.runtime(tool.spec))
     assert isinstance(result, Result)
     assert result.data == {"text": "ok", "html": Blob(b"<b>ok</b>", "text/html"), "n": ["config", "telemetry"]}
@@ -123,7 +123,7 @@ async def test_an_exception_in_a_module_becomes_an_error_with_its_type_and_text(
     def execute(topic, params):
         raise KeyError("city")
     """
-    tool = made(place, source)
+    tool = load_module_tool(place, source)
     assert await tool.execute({}, place.runtime(tool.spec)) == Result.error("failed", "KeyError: 'city'")
 
 
@@ -139,7 +139,7 @@ async def test_a_persistent_module_is_imported_once(place: ExecutableFixture) ->
             raise ValueError("broken")
         return {"text": str(len(calls))}
     """
-    tool = made(place, source)
+    tool = load_module_tool(place, source)
     try:
         runtime = place.runtime(tool.spec)
         assert await tool.execute({}, runtime) == Result.output({"text": "1"})
@@ -164,7 +164,7 @@ async def test_a_module_is_confined_to_its_requirements(place: ExecutableFixture
         except OSError as error:
             return {{"text": f"{{seen}} {{type(error).__name__}}"}}
     """
-    tool = made(place, source)
+    tool = load_module_tool(place, source)
     result = await tool.execute({}, place.runtime(tool.spec))
     assert isinstance(result, Result) and result.data["text"] in (
         "False ConnectionRefusedError",
@@ -176,14 +176,16 @@ async def test_a_module_is_confined_to_its_requirements(place: ExecutableFixture
 @confined
 @pytest.mark.proves("R-08")
 async def test_a_module_that_returns_no_dict_gives_an_error_naming_the_expected_form(place: ExecutableFixture) -> None:
-    tool = made(place, 'METADATA = {"description": "d"}\ndef execute(topic, params):\n    return "text"\n')
+    tool = load_module_tool(place, 'METADATA = {"description": "d"}\ndef execute(topic, params):\n    return "text"\n')
     result = await tool.execute({}, place.runtime(tool.spec))
     assert isinstance(result, Result) and "expected a dict with text, html or error" in str(result.error_text)
 
 
 @confined
 async def test_a_module_that_cannot_be_imported_fails_with_the_reason(place: ExecutableFixture) -> None:
-    tool = made(place, 'METADATA = {"description": "d"}\nimport no_such_package\ndef execute(topic, params): ...\n')
+    tool = load_module_tool(
+        place, 'METADATA = {"description": "d"}\nimport no_such_package\ndef execute(topic, params): ...\n'
+    )
     with pytest.raises(ToolError, match="No module named 'no_such_package'") as caught:
         await tool.execute({}, place.runtime(tool.spec))
     assert "Traceback" not in str(caught.value.data)

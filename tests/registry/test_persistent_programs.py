@@ -53,7 +53,7 @@ for line in sys.stdin:
 """
 
 
-def made(
+def load_persistent_tool(
     place: ExecutableFixture, script: str = SERVER, backoff_ms: tuple[int, ...] = (0,), **runtime: Any
 ) -> PersistentProcessTool:
     place.put("srv", script, persistent=True, **runtime)
@@ -79,7 +79,7 @@ async def failure(place: ExecutableFixture, tool: PersistentProcessTool, **argum
 
 @pytest.mark.proves("R-03")
 async def test_one_process_serves_successive_calls(place: ExecutableFixture) -> None:
-    tool = made(place)
+    tool = load_persistent_tool(place)
     answers = [await call(place, tool, n=n) for n in range(3)]
     assert [answer["count"] for answer in answers] == [1, 2, 3]
     assert [answer["args"] for answer in answers] == [{"n": 0}, {"n": 1}, {"n": 2}]
@@ -90,7 +90,7 @@ async def test_one_process_serves_successive_calls(place: ExecutableFixture) -> 
 async def test_parallel_calls_of_a_persistent_program_run_in_turn_with_their_own_answers(
     place: ExecutableFixture,
 ) -> None:
-    tool = made(place)
+    tool = load_persistent_tool(place)
     answers = await asyncio.gather(*(call(place, tool, f"ses_1/1.{n}", n=n) for n in range(10)))
     assert [answer["args"]["n"] for answer in answers] == list(range(10))
     assert [answer["count"] for answer in answers] == list(range(1, 11))
@@ -99,7 +99,7 @@ async def test_parallel_calls_of_a_persistent_program_run_in_turn_with_their_own
 
 @pytest.mark.proves("R-03", "S-05")
 async def test_a_closed_persistent_tool_ends_its_process_and_refuses_calls(place: ExecutableFixture) -> None:
-    tool = made(place)
+    tool = load_persistent_tool(place)
     await call(place, tool)
     process = tool._process  # pyright: ignore[reportPrivateUsage]
     assert process is not None
@@ -111,7 +111,7 @@ async def test_a_closed_persistent_tool_ends_its_process_and_refuses_calls(place
 
 @pytest.mark.proves("R-03")
 async def test_a_side_effect_call_that_crashes_is_interrupted_and_not_retried(place: ExecutableFixture) -> None:
-    tool = made(place, side_effect="write")
+    tool = load_persistent_tool(place, side_effect="write")
     await call(place, tool)
     error = await failure(place, tool, do="die")
     assert error.kind == "interrupted"
@@ -123,7 +123,7 @@ async def test_a_side_effect_call_that_crashes_is_interrupted_and_not_retried(pl
 @pytest.mark.proves("R-03")
 @pytest.mark.parametrize("spec", [{"side_effect": "read"}, {"side_effect": "write", "idempotent": True}])
 async def test_a_repeatable_call_that_crashes_is_retried_once(place: ExecutableFixture, spec: dict[str, Any]) -> None:
-    tool = made(place, **spec)
+    tool = load_persistent_tool(place, **spec)
     answer = await call(place, tool, do="die", once=f"{place.scratch}/crashed")
     assert answer["count"] == 1
     error = await failure(place, tool, do="die")
@@ -133,7 +133,7 @@ async def test_a_repeatable_call_that_crashes_is_retried_once(place: ExecutableF
 
 @pytest.mark.proves("R-03")
 async def test_a_process_that_exited_between_calls_is_replaced_silently(place: ExecutableFixture) -> None:
-    tool = made(place, side_effect="write")
+    tool = load_persistent_tool(place, side_effect="write")
     await call(place, tool, do="leave")
     noticed = tool._exit  # pyright: ignore[reportPrivateUsage]
     assert noticed is not None
@@ -144,7 +144,7 @@ async def test_a_process_that_exited_between_calls_is_replaced_silently(place: E
 
 @pytest.mark.proves("R-03")
 async def test_a_cancelled_call_ends_the_process_and_the_next_call_starts_another(place: ExecutableFixture) -> None:
-    tool = made(place)
+    tool = load_persistent_tool(place)
     first = await call(place, tool)
     mark = place.scratch / "hanging"
     hanging = asyncio.ensure_future(call(place, tool, do="hang", mark=str(mark)))
@@ -161,7 +161,7 @@ async def test_a_cancelled_call_ends_the_process_and_the_next_call_starts_anothe
 
 @pytest.mark.proves("R-03")
 async def test_cancelling_a_queued_call_does_not_affect_the_running_call(place: ExecutableFixture) -> None:
-    tool = made(place)
+    tool = load_persistent_tool(place)
     mark = place.scratch / "hanging"
     hanging = asyncio.ensure_future(call(place, tool, do="hang", mark=str(mark)))
     while not mark.exists():
@@ -193,7 +193,7 @@ async def test_cancelling_a_queued_call_does_not_affect_the_running_call(place: 
     ],
 )
 async def test_an_answer_that_breaks_the_protocol_ends_the_process(place: ExecutableFixture, text: str) -> None:
-    tool = made(place)
+    tool = load_persistent_tool(place)
     await call(place, tool)
     assert (await failure(place, tool, do="raw", text=text)).kind == "backend"
     assert (await call(place, tool))["count"] == 1
@@ -210,7 +210,7 @@ async def test_an_answer_that_breaks_the_protocol_ends_the_process(place: Execut
     ],
 )
 async def test_an_error_answer_keeps_the_process_running(place: ExecutableFixture, error: Any, result: Result) -> None:
-    tool = made(place)
+    tool = load_persistent_tool(place)
     assert await call(place, tool, do="error", error=error) == result
     assert (await call(place, tool))["count"] == 2
     await tool.aclose()
@@ -220,7 +220,7 @@ async def test_an_error_answer_keeps_the_process_running(place: ExecutableFixtur
 async def test_restarts_after_crashes_wait_longer_up_to_a_limit(
     place: ExecutableFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tool = made(place, backoff_ms=(0, 10, 20), side_effect="write")
+    tool = load_persistent_tool(place, backoff_ms=(0, 10, 20), side_effect="write")
     waits: list[float] = []
     sleep = asyncio.sleep
 
@@ -241,7 +241,7 @@ async def test_restarts_after_crashes_wait_longer_up_to_a_limit(
 
 async def test_large_output_on_stderr_does_not_block_a_call(place: ExecutableFixture) -> None:
     script = SERVER.replace("count += 1", "count += 1; sys.stderr.write('x' * 300000); sys.stderr.flush()")
-    tool = made(place, script)
+    tool = load_persistent_tool(place, script)
     for n in range(1, 4):
         assert (await call(place, tool))["count"] == n
     await tool.aclose()
@@ -271,7 +271,7 @@ async def test_a_protected_file_created_between_calls_fails_the_next_call(
         return confinement
 
     monkeypatch.setattr(ExecutableFixture, "confinement", guarded)
-    tool = made(place, PLANTS, side_effect="write", requires={"fs": {"read": ["."], "write": ["."]}})
+    tool = load_persistent_tool(place, PLANTS, side_effect="write", requires={"fs": {"read": ["."], "write": ["."]}})
     with (place.workspace / "between").open("w") as between:
         fcntl.flock(between, fcntl.LOCK_EX)
         assert await call(place, tool) == {"number": 0}

@@ -142,7 +142,7 @@ async def test_a_clone_with_the_vcs_capability_keeps_its_instruction_files(hub: 
 
 
 @pytest.fixture
-def begun(ground: GuardFixture) -> GuardFixture:  # noqa: F811
+def repository_in_rebase(ground: GuardFixture) -> GuardFixture:  # noqa: F811
     """A repository of a person's, in which a rebase has begun that runs a test of theirs."""
     state = ground.workspace / ".git" / "rebase-merge"
     state.mkdir(parents=True)
@@ -165,23 +165,29 @@ def begun(ground: GuardFixture) -> GuardFixture:  # noqa: F811
         "echo 'exec touch owned' > sub/m/rebase-merge/git-rebase-todo",
     ],
 )
-async def test_an_exec_step_added_to_a_rebase_by_a_program_is_removed(begun: GuardFixture, script: str) -> None:
-    error = await begun.vetoed(script)
+async def test_an_exec_step_added_to_a_rebase_by_a_program_is_removed(
+    repository_in_rebase: GuardFixture, script: str
+) -> None:
+    error = await repository_in_rebase.vetoed(script)
     assert "touch owned" in error.text and "this command was removed" in error.text
-    for path in begun.workspace.rglob("*todo"):
+    for path in repository_in_rebase.workspace.rglob("*todo"):
         assert "owned" not in path.read_text()
-    kept = (begun.workspace / ".git" / "rebase-merge" / "git-rebase-todo").read_text()
+    kept = (repository_in_rebase.workspace / ".git" / "rebase-merge" / "git-rebase-todo").read_text()
     assert kept.startswith("pick 1 one\nexec make test\n")
 
 
 @pytest.mark.parametrize("form", ["ln -sf ../../evil", "mkfifo", "ln -f evil"])
-async def test_a_rebase_todo_list_that_is_not_a_regular_file_is_moved_away(begun: GuardFixture, form: str) -> None:
+async def test_a_rebase_todo_list_that_is_not_a_regular_file_is_moved_away(
+    repository_in_rebase: GuardFixture, form: str
+) -> None:
     todo = ".git/rebase-merge/git-rebase-todo"
-    await begun.vetoed(f"echo 'exec touch owned' > evil; rm {todo}; {form} {todo}")
-    assert not os.path.lexists(begun.workspace / todo)
+    await repository_in_rebase.vetoed(f"echo 'exec touch owned' > evil; rm {todo}; {form} {todo}")
+    assert not os.path.lexists(repository_in_rebase.workspace / todo)
 
 
-async def test_a_program_can_keep_the_users_exec_steps_in_a_rebase(begun: GuardFixture) -> None:
-    code, _ = await begun.run("printf 'exec make test\\npick 2 two\\n' > .git/rebase-merge/git-rebase-todo")
+async def test_a_program_can_keep_the_users_exec_steps_in_a_rebase(repository_in_rebase: GuardFixture) -> None:
+    code, _ = await repository_in_rebase.run(
+        "printf 'exec make test\\npick 2 two\\n' > .git/rebase-merge/git-rebase-todo"
+    )
     assert code == 0
-    assert "make test" in (begun.workspace / ".git" / "rebase-merge" / "git-rebase-todo").read_text()
+    assert "make test" in (repository_in_rebase.workspace / ".git" / "rebase-merge" / "git-rebase-todo").read_text()

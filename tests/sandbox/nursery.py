@@ -25,7 +25,7 @@ _ADOPT_ORPHANS = 36
 _LEAVING_S = 20
 
 
-async def held(workspace: str, scratch: str, telling: int, at_once: bool) -> None:
+async def hold_sandbox(workspace: str, scratch: str, telling: int, at_once: bool) -> None:
     """Start a sandbox and stay. ``at_once``: die before bubblewrap has said whom it started."""
     sandbox = tier_probe.choose_sandbox()
     assert isinstance(sandbox, BubblewrapSandbox)
@@ -42,13 +42,13 @@ async def held(workspace: str, scratch: str, telling: int, at_once: bool) -> Non
     await process.wait()
 
 
-def left(workspace: str, scratch: str, delay_s: float) -> list[str]:
+def list_survivors(workspace: str, scratch: str, delay_s: float) -> list[str]:
     """Who is there after a holder was killed so long after it began to start a sandbox; below 0: at once."""
     reading, writing = os.pipe()
     holder = os.fork()
     if holder == 0:
         os.close(reading)
-        asyncio.run(held(workspace, scratch, writing, delay_s < 0))
+        asyncio.run(hold_sandbox(workspace, scratch, writing, delay_s < 0))
         os._exit(0)
     os.close(writing)
     os.read(reading, 1)
@@ -93,7 +93,7 @@ def main(workspace: str, scratch: str, rounds: int) -> None:
     chance = random.Random(5)
     clean = 0
     for turn in range(rounds):
-        found = left(workspace, scratch, -1.0 if turn % 4 == 0 else chance.uniform(0.0, 0.025))
+        found = list_survivors(workspace, scratch, -1.0 if turn % 4 == 0 else chance.uniform(0.0, 0.025))
         clean += not found
         for line in found:
             print(f"round {turn} left {line}")

@@ -86,7 +86,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trigger_waits, "MIN_PAUSE_S", 0.0)
 
 
-async def told(session: Session, count: int) -> Sequence[Notification]:
+async def wait_for_notices(session: Session, count: int) -> Sequence[Notification]:
     """Wait until so many have come."""
     assert session.notifications is not None
     while len(found := await session.notifications.list_pending()) < count:
@@ -110,14 +110,14 @@ async def test_a_trigger_class_notifies_once_with_a_label_and_resumes_in_a_new_p
         assert (await session.call("add_line_watch", added)).error_kind == "conflict"
         file.write_text("one \x1b[31m\n")
         await line.look()
-        (first,) = await told(session, 1)
+        (first,) = await wait_for_notices(session, 1)
         assert "log (add_line_watch) fired: Read it." in first.text and "\x1b" not in first.text
         assert first.untrusted == "what add_line_watch has seen" and first.kind == "trigger"
         while (before := kernel.inbound_services.triggers.list_triggers(session.id)[0]).fire_count < 1:
             await asyncio.sleep(0.001)
         file.write_text("one\ntwo\n")
         await line.look()
-        await told(session, 2)
+        await wait_for_notices(session, 2)
         while kernel.inbound_services.triggers.list_triggers(session.id)[0].fire_count < 2:
             await asyncio.sleep(0.001)
         await kernel.inbound_services.triggers.table.put(before)  # as a process leaves it that ends after it has told
@@ -130,7 +130,7 @@ async def test_a_trigger_class_notifies_once_with_a_label_and_resumes_in_a_new_p
         await session.suspend()
     async with temporary_kernel(tmp_path, tools=[LineTrigger(), Beat(), Broken()], rules=RULES) as kernel:
         session = await kernel.session(session.id)
-        lines = [notice.text.splitlines()[1] for notice in await told(session, 4)]
+        lines = [notice.text.splitlines()[1] for notice in await wait_for_notices(session, 4)]
         assert lines == [lines[0], "two", "three", "end"]
         while kernel.inbound_services.triggers.list_triggers(session.id):  # that was the last one
             await asyncio.sleep(0.001)
@@ -169,7 +169,7 @@ async def test_a_failing_trigger_class_is_reported_once_and_stopped(tmp_path: Pa
         await session.call("add_line_watch", {"path": "log", "prompt": "x", "name": "log"})
         for how in ways:
             await session.call("add_broken", {"how": how, "prompt": "Do it.", "name": how})
-        failed = {notice.source: notice.text for notice in await told(session, len(ways))}
+        failed = {notice.source: notice.text for notice in await wait_for_notices(session, len(ways))}
         assert set(failed) == set(ways)
         while any(
             one.problem is None
@@ -185,7 +185,7 @@ async def test_a_failing_trigger_class_is_reported_once_and_stopped(tmp_path: Pa
         assert "\x1b" not in listed["raise"]["fault"] and "fault" not in listed["log"]
         (tmp_path / "ws" / "log").write_text("still\n")
         await line.look()
-        assert "still" in (await told(session, len(ways) + 1))[-1].text
+        assert "still" in (await wait_for_notices(session, len(ways) + 1))[-1].text
 
 
 async def test_a_timed_trigger_class_fires_on_time_and_invalid_times_are_refused(tmp_path: Path) -> None:
@@ -197,7 +197,9 @@ async def test_a_timed_trigger_class_fires_on_time_and_invalid_times_are_refused
         now = clockwork.clock()
         clockwork.clock = lambda: now + 3_601 * 10**9
         await clockwork.fire_due_triggers()
-        assert [notice.text for notice in await told(session, 1)] == ["The trigger hour (clock.add_beat) fired: Beat."]
+        assert [notice.text for notice in await wait_for_notices(session, 1)] == [
+            "The trigger hour (clock.add_beat) fired: Beat."
+        ]
         (trigger,) = clockwork.list_triggers(session.id)
         assert trigger.fire_count == 1 and trigger.next_ns == now + 7_201 * 10**9
         never = await session.call("clock.add_beat", {**add, "times": ["never"], "name": "n"})
@@ -217,7 +219,7 @@ async def test_a_trigger_that_fires_last_while_its_class_is_missing_is_removed(t
         await session.suspend()
     async with temporary_kernel(tmp_path, tools=[LineTrigger(), Beat(), Broken()], rules=RULES) as kernel:
         session = await kernel.session(session.id)
-        assert [notice.source for notice in await told(session, 1)] == ["last"]
+        assert [notice.source for notice in await wait_for_notices(session, 1)] == ["last"]
         assert (await session.call("list_triggers", {})).data == {"triggers": []}
         assert kernel.inbound_services.triggers.table.list_all() == []
 

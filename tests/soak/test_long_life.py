@@ -44,7 +44,7 @@ async def write(name: str) -> str:
 CACHE = type(lru_cache(len))
 
 
-def held() -> int:
+def count_tracked_objects() -> int:
     """Objects that the collector looks after, without what caches with a bound hold of what was last: how many of their
     tuples it looks after at a moment says nothing.
     """
@@ -77,9 +77,9 @@ async def test_ten_thousand_calls_use_no_more_memory_than_one_thousand(tmp_path:
             await kernel.log.flush()
 
         await some(0, 1_000)
-        objects, most = held(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        objects, most = count_tracked_objects(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         await some(1_000, 9_000)
-        grown = held() - objects, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most
+        grown = count_tracked_objects() - objects, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most
         assert grown[0] < 500, grown  # of 9,000 calls
         assert grown[1] < 64 * 1024  # KiB
         assert seen > 20_000

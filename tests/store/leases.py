@@ -27,7 +27,7 @@ def first_line(stream: object) -> str:
     return getattr(stream, "readline")()  # noqa: B009
 
 
-def taken(folders: StateFolders, time: ManualClock, face: str = "one") -> WorkspaceLease:
+def acquire_lease(folders: StateFolders, time: ManualClock, face: str = "one") -> WorkspaceLease:
     return WorkspaceLease.acquire(folders, frontend=face, clock=lambda: 0, monotonic=time, renewing=False)
 
 

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.store.leases import ManualClock, abandon, file_of, first_line, left_alone, taken
+from tests.store.leases import ManualClock, abandon, acquire_lease, file_of, first_line, left_alone
 from tests.store.places import Place
 
 from handrail.contract.errors import LogUnavailable, StartError
@@ -99,13 +99,13 @@ async def test_two_workspaces_are_held_independently(place: Place, tmp_path_fact
 def test_an_unreadable_lease_note_still_gives_a_clear_error(
     folders: StateFolders, time: ManualClock, note: bytes
 ) -> None:
-    lease = taken(folders, time)
+    lease = acquire_lease(folders, time)
     path = file_of(lease, folders)
     whole = path.read_bytes()
     for content in (whole[:64] + note, note):
         path.write_bytes(content)
         with pytest.raises(WorkspaceAlreadyHeld, match=r"is in use by another handrail process\. Stop that process"):
-            taken(folders, time)
+            acquire_lease(folders, time)
         time.now += 10 * STALE_NS * (len(content) < 64)  # without a beat it counts as alive while it lives
     lease.release()
 
@@ -141,42 +141,42 @@ def test_the_lease_holder_can_be_looked_up_without_changing_any_file(folders: St
 def test_a_renewed_lease_lasts_and_an_unrenewed_lease_lapses_before_another_process_takes_it(
     folders: StateFolders, time: ManualClock
 ) -> None:
-    lease = taken(folders, time)
+    lease = acquire_lease(folders, time)
     for _ in range(10):
         time.now += VALID_NS - 1
         assert lease.is_valid
         with pytest.raises(WorkspaceAlreadyHeld):
-            taken(folders, time)
+            acquire_lease(folders, time)
         lease.renew()
     time.now += VALID_NS
     assert not lease.is_valid and lease.is_held
     with pytest.raises(WorkspaceAlreadyHeld):
-        taken(folders, time)
+        acquire_lease(folders, time)
     time.now += STALE_NS - VALID_NS - 1
     with pytest.raises(WorkspaceAlreadyHeld):
-        taken(folders, time)
+        acquire_lease(folders, time)
     time.now += 1
-    other = taken(folders, time)
+    other = acquire_lease(folders, time)
     assert other.is_valid and other.token == lease.token + 1
     other.release()
     lease.release()
 
 
 def test_an_unused_pause_ends_when_the_database_confirms_the_lease(folders: StateFolders, time: ManualClock) -> None:
-    lease = taken(folders, time)
+    lease = acquire_lease(folders, time)
     time.now += 3600 * 10**9
     assert not lease.is_valid
     lease.renew()
     assert lease.is_valid and lease.lost_reason is None
     with pytest.raises(WorkspaceAlreadyHeld):
-        taken(folders, time)
+        acquire_lease(folders, time)
     lease.release()
 
 
 def test_a_lapsed_lease_stays_lapsed_until_the_database_confirms_its_renewal(
     folders: StateFolders, time: ManualClock
 ) -> None:
-    lease = taken(folders, time)
+    lease = acquire_lease(folders, time)
     time.now += STALE_NS
     other = sqlite3.connect(folders.database_file, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -194,10 +194,10 @@ def test_a_replaced_lease_holder_stays_invalid_and_learns_which_process_replaced
     folders: StateFolders, time: ManualClock
 ) -> None:
     told: list[str | None] = []
-    lease = taken(folders, time)
+    lease = acquire_lease(folders, time)
     lease.add_lost_callback(lambda: told.append(lease.lost_reason))
     time.now += STALE_NS
-    other = taken(folders, time, "mcp")
+    other = acquire_lease(folders, time, "mcp")
     assert not lease.is_valid
     lease.renew()
     lease.renew()
@@ -220,13 +220,13 @@ def test_a_callback_of_a_closed_event_loop_does_not_affect_other_callbacks(
     folders: StateFolders, time: ManualClock
 ) -> None:
     told: list[int] = []
-    lease = taken(folders, time)
+    lease = acquire_lease(folders, time)
     loop = asyncio.new_event_loop()
     loop.close()
     lease.add_lost_callback(lambda: loop.call_soon_threadsafe(told.append, 0) and None)
     lease.add_lost_callback(lambda: told.append(1))
     time.now += STALE_NS
-    with taken(folders, time):
+    with acquire_lease(folders, time):
         lease.renew()
     assert told == [1]
     lease.release()
@@ -236,14 +236,14 @@ def test_a_callback_of_a_closed_event_loop_does_not_affect_other_callbacks(
 def test_a_renewal_paused_before_its_write_does_not_restore_the_lease(
     folders: StateFolders, time: ManualClock, removes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lease = taken(folders, time)
+    lease = acquire_lease(folders, time)
     if not removes:  # as if the next holder had not come that far yet
         monkeypatch.setattr("handrail.store.lease.remove_former_holder_files", left_alone)
     others: list[WorkspaceLease] = []
 
     def paused() -> None:
         time.now += STALE_NS
-        others.append(taken(folders, time, "two"))
+        others.append(acquire_lease(folders, time, "two"))
 
     time.now += VALID_NS - 1
     time.then = paused
@@ -254,11 +254,11 @@ def test_a_renewal_paused_before_its_write_does_not_restore_the_lease(
 
 
 def test_a_holder_loses_its_lease_when_its_file_is_removed(folders: StateFolders, time: ManualClock) -> None:
-    lease = taken(folders, time)
+    lease = acquire_lease(folders, time)
     file_of(lease, folders).unlink()
     lease.renew()
     assert not lease.is_valid and lease.lost_reason is not None
-    with taken(folders, time) as other:
+    with acquire_lease(folders, time) as other:
         assert other.token == 2
     lease.release()
 
@@ -270,22 +270,22 @@ def test_a_slowly_acquired_lease_is_valid(folders: StateFolders, time: ManualClo
         time.now += 10 * STALE_NS
 
     time.then = slow  # within the look at the clock that the first beat is of
-    lease = taken(folders, time)
+    lease = acquire_lease(folders, time)
     assert lease.is_valid
     with pytest.raises(WorkspaceAlreadyHeld):
-        taken(folders, time)
+        acquire_lease(folders, time)
     lease.release()
 
 
 def test_files_of_former_lease_holders_are_removed_and_other_files_are_kept(
     folders: StateFolders, time: ManualClock
 ) -> None:
-    abandon(taken(folders, time))
+    abandon(acquire_lease(folders, time))
     (folders.workspace_state_folder / "holder-0").write_bytes(b"")
     (folders.workspace_state_folder / "holder-9").write_bytes(b"the rest of an attempt")
     (folders.workspace_state_folder / "holder-2").write_bytes(b"the rest of an attempt at the next token")
     (folders.workspace_state_folder / "holder-x").write_bytes(b"somebody's")
-    lease = taken(folders, time)
+    lease = acquire_lease(folders, time)
     assert {path.name for path in folders.workspace_state_folder.glob("holder-*")} == {"holder-2", "holder-x"}
     lease.release()
 
@@ -294,7 +294,7 @@ def test_files_of_former_lease_holders_are_removed_and_other_files_are_kept(
 def test_an_unexpected_object_in_place_of_the_holder_file_is_named_and_left_unchanged(
     folders: StateFolders, time: ManualClock, tmp_path: Path, kind: str
 ) -> None:
-    lease = taken(folders, time)
+    lease = acquire_lease(folders, time)
     token = lease.token
     lease.release()
     target = tmp_path / "target"
@@ -310,12 +310,12 @@ def test_an_unexpected_object_in_place_of_the_holder_file_is_named_and_left_unch
         else:
             os.mkfifo(path)
         with pytest.raises(StartError, match=rf"{path} should be the holder file .*Check who created it"):
-            taken(folders, time)
+            acquire_lease(folders, time)
         with pytest.raises(StartError, match="should be the holder file"):
             find_lease_holder(folders, time)
         path.rmdir() if kind == "folder" else path.unlink()
     assert target.read_bytes() == b"mine"
-    taken(folders, time).release()
+    acquire_lease(folders, time).release()
 
 
 def test_a_link_in_place_of_the_database_is_named_and_not_followed(
@@ -324,31 +324,31 @@ def test_a_link_in_place_of_the_database_is_named_and_not_followed(
     target = tmp_path / "elsewhere"
     folders.database_file.symlink_to(target)
     with pytest.raises(StartError, match=r"handrail\.db should be the log, but is a link"):
-        taken(folders, time)
+        acquire_lease(folders, time)
     assert not target.exists()
 
 
 def test_a_damaged_fencing_token_stops_the_start(folders: StateFolders, time: ManualClock) -> None:
-    taken(folders, time).release()
+    acquire_lease(folders, time).release()
     connection = sqlite3.connect(folders.database_file)
     for token in ("many", -1, 2**62, None):
         with connection:
             connection.execute("UPDATE meta SET value = ? WHERE key = 'token'", (token,))
         with pytest.raises(StartError, match="damaged: the fencing token is not a number"):
-            taken(folders, time)
+            acquire_lease(folders, time)
     connection.close()
     assert not list(folders.workspace_state_folder.glob("holder-*"))
 
 
 def test_a_forked_process_does_not_release_the_lease_of_its_parent(folders: StateFolders, time: ManualClock) -> None:
-    lease = taken(folders, time)
+    lease = acquire_lease(folders, time)
     child = os.fork()
     if child == 0:  # pragma: no cover - another process
         lease.release()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     with pytest.raises(WorkspaceAlreadyHeld):
-        taken(folders, time)
+        acquire_lease(folders, time)
     lease.renew()
     assert lease.is_valid and lease.lost_reason is None
     lease.release()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
-from tests.store.leases import ManualClock, abandon, taken
+from tests.store.leases import ManualClock, abandon, acquire_lease
 from tests.store.places import Place
 
 from handrail.store.lease import STALE_NS, VALID_NS, WorkspaceAlreadyHeld, WorkspaceLease
@@ -37,7 +37,7 @@ class LeaseContenders(RuleBasedStateMachine):
     def acquire(self) -> None:
         free = not any(lease.is_valid for lease in self.leases)
         try:
-            lease = taken(self.folders, self.time)
+            lease = acquire_lease(self.folders, self.time)
         except WorkspaceAlreadyHeld:
             return
         assert free

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.tools.desk import BuiltinToolFixture, SessionValues
-from tests.tools.repositories import Repo, made
+from tests.tools.repositories import Repo, create_repository
 
 from handrail.runtime.call_runtime import SessionSharedServices
 from handrail.runtime.files.session_roots import SessionRoots
@@ -45,4 +45,4 @@ def repo(confined: BuiltinToolFixture) -> Repo:
     """The workspace as a repository, where programs are kept from what is protected."""
     confined.around.sandbox = GuardedSandbox(confined.around.sandbox)
     confined.around.quarantine = str(confined.workspace.parent / "quarantine")
-    return made(confined.workspace)
+    return create_repository(confined.workspace)

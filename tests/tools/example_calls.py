@@ -22,7 +22,7 @@ from typing import Any, cast
 from tests.kernel.test_agents import put_agent
 from tests.registry.test_operator_resources import put_offering
 from tests.tools.githost import GitHost
-from tests.tools.repositories import made
+from tests.tools.repositories import create_repository
 from tests.web import ok
 
 from handrail.agent.agent_loop import Agent
@@ -246,7 +246,7 @@ async def served(folder: Path) -> AsyncGenerator[GitHost]:
     """A server with one repository, which takes pushes."""
     bare = folder / "served" / "x.git"
     bare.parent.mkdir()
-    made(folder / "source").git("init", "--quiet", "--bare", "--initial-branch=main", str(bare))
+    create_repository(folder / "source").git("init", "--quiet", "--bare", "--initial-branch=main", str(bare))
     with (bare / "config").open("a") as file:
         file.write("[http]\n\treceivepack = true\n")
     html, data = ok(PAGE.encode(), "Content-Type: text/html"), ok(b'{"id": 7}', "Content-Type: application/json")
@@ -269,7 +269,7 @@ async def opened(folder: Path, host: GitHost) -> AsyncGenerator[Session]:
 
 @asynccontextmanager
 async def _opened(folder: Path, host: GitHost, forge: GitHubServer) -> AsyncGenerator[Session]:
-    repo = made(folder / "ws")
+    repo = create_repository(folder / "ws")
     repo.commit("first", b__txt="1\n")
     repo.git("remote", "add", "origin", host.url("x.git"))
     repo.git("remote", "add", "forge", forge.clone_url)

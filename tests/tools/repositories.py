@@ -49,7 +49,7 @@ class Repo:
             file.write(text)
 
 
-def made(folder: Path) -> Repo:
+def create_repository(folder: Path) -> Repo:
     """A new repository on ``main``, with a name and an address to commit by."""
     folder.mkdir(parents=True, exist_ok=True)
     repo = Repo(folder)

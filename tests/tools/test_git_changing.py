@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from tests.tools.desk import BuiltinToolFixture, refused
-from tests.tools.repositories import Repo, made
+from tests.tools.repositories import Repo, create_repository
 
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
 from handrail.sandbox.tier_probe import choose_sandbox
@@ -30,7 +30,7 @@ async def test_init_creates_a_repository_without_hooks_and_refuses_an_existing_o
 
 async def test_add_stages_the_named_files_or_all_changes(desk: BuiltinToolFixture, repo: Repo) -> None:
     repo.commit("first", a="1\n", b="1\n", c="1\n", __gitignore="ignored\n")
-    made(desk.workspace / "other").commit("another's", x="1\n")
+    create_repository(desk.workspace / "other").commit("another's", x="1\n")
     repo.put("a", "2\n")
     (desk.workspace / "b").unlink()
     (desk.workspace / "c").unlink()
@@ -83,7 +83,7 @@ async def test_a_commit_without_an_author_name_explains_how_to_set_one(
         for what in ("NAME", "EMAIL"):
             monkeypatch.delenv(f"GIT_{who}_{what}", raising=False)
     desk.around.sandbox = GuardedSandbox(choose_sandbox.__wrapped__())  # one that has not asked git for the name yet
-    bare = made(desk.workspace / "bare")
+    bare = create_repository(desk.workspace / "bare")
     config = desk.workspace / "bare/.git/config"
     config.write_text(config.read_text().partition("[user]")[0])
     bare.put("a", "1\n")

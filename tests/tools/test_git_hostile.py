@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from tests.tools.desk import BuiltinToolFixture, refused
-from tests.tools.repositories import Repo, made
+from tests.tools.repositories import Repo, create_repository
 
 from handrail.contract.errors import ToolError
 from handrail.tools.git import GIT_TOOLS, git_repository
@@ -246,7 +246,7 @@ ENDS: Sequence[str] = (
 async def test_a_push_or_clone_by_path_runs_no_configured_program(
     desk: BuiltinToolFixture, repo: Repo, configuration: str
 ) -> None:
-    source, target = made(desk.workspace / "source"), made(desk.workspace / "target")
+    source, target = create_repository(desk.workspace / "source"), create_repository(desk.workspace / "target")
     first, _ = source.commit("first", a="1\n"), target.commit("there", b="1\n")
     blob = source.git("rev-parse", "HEAD:a")
     source.git("branch", "fresh")
@@ -275,7 +275,7 @@ async def test_a_push_or_clone_by_path_runs_no_configured_program(
 
 
 async def test_programs_configured_in_a_submodule_are_not_run(desk: BuiltinToolFixture, repo: Repo) -> None:
-    inner = made(desk.workspace / "sub")
+    inner = create_repository(desk.workspace / "sub")
     inner.commit("inner", x="1\n")
     repo.put(".gitmodules", '[submodule "sub"]\n\tpath = sub\n\turl = ./sub\n\tignore = none\n')
     repo.commit("with a submodule", a="1\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.tools.desk import BuiltinToolFixture, refused
-from tests.tools.repositories import Repo, made
+from tests.tools.repositories import Repo, create_repository
 
 from handrail.contract.errors import ToolError
 
@@ -76,7 +76,7 @@ async def test_file_names_and_messages_with_any_bytes_are_returned(desk: Builtin
 async def test_a_folder_without_a_usable_repository_is_refused_with_the_reason(
     desk: BuiltinToolFixture, repo: Repo, tmp_path: Path
 ) -> None:
-    outside = made(tmp_path / "outside")
+    outside = create_repository(tmp_path / "outside")
     outside.commit("secret", key="TOP-SECRET")
     (desk.workspace / ".git").rename(desk.workspace / "kept")
     await refused(desk.call("git.status"), "failed", "git.init")
@@ -85,7 +85,7 @@ async def test_a_folder_without_a_usable_repository_is_refused_with_the_reason(
     await refused(desk.call("git.log", repository="../outside"), "denied")
     await refused(desk.call("git.log", repository="kept"), "failed", "has no work tree")
     await refused(desk.call("git.log", repository="nowhere"), "failed", "not a folder")
-    inner = made(desk.workspace / "inner")
+    inner = create_repository(desk.workspace / "inner")
     inner.configure("[core]\n\tworktree = ../..\n")
     await refused(desk.call("git.status", repository="inner"), "failed")
 
@@ -255,7 +255,7 @@ async def test_branches_are_listed_with_their_upstreams_and_remotes(desk: Builti
 async def test_paths_are_relative_to_the_workspace_when_the_repository_is_a_subfolder(
     desk: BuiltinToolFixture, repo: Repo
 ) -> None:
-    inner = made(desk.workspace / "inner")
+    inner = create_repository(desk.workspace / "inner")
     inner.commit("first", a="1\n")
     inner.put("a", "2\n")
     inner.put("src/b", "")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.kernel.test_agents import put_agent
-from tests.tools.repositories import Repo, made
+from tests.tools.repositories import Repo, create_repository
 
 from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.session_protocols import Session
@@ -33,7 +33,7 @@ async def working(
     rules: Sequence[str] = ("allow git.pr",),
     approval_handler: ScriptedApprovalHandler | None = None,
 ) -> AsyncGenerator[tuple[Session, Repo]]:
-    repo = made(folder / "ws")
+    repo = create_repository(folder / "ws")
     repo.commit("first", a__txt="a")
     repo.git("checkout", "-q", "-b", "topic")
     repo.configure(f'[remote "origin"]\n\turl = {remote or server.clone_url}\n')

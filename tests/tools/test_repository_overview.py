@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tools.repositories import made
+from tests.tools.repositories import create_repository
 
 from handrail.contract.session_protocols import Session
 from handrail.runtime import repository_index
@@ -138,7 +138,7 @@ def test_a_name_in_the_task_finds_the_file_with_that_name_in_any_style() -> None
 
 
 async def test_files_that_grep_does_not_show_are_not_in_the_overview(tmp_path: Path) -> None:
-    folder = made(tmp_path / "ws").folder
+    folder = create_repository(tmp_path / "ws").folder
     put(
         folder,
         {

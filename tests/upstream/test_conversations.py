@@ -60,7 +60,7 @@ class ScriptedTransport:
         pass
 
 
-async def begun(
+async def open_session(
     wire: ScriptedTransport, grants: frozenset[str] = frozenset()
 ) -> tuple[UpstreamSession, list[UpstreamConnectionLost]]:
     ended: list[UpstreamConnectionLost] = []
@@ -86,7 +86,7 @@ async def test_a_server_is_offered_only_its_granted_client_capabilities(granted:
         return {"protocolVersion": HANDSHAKE_VERSIONS[-1]}
 
     wire = ScriptedTransport(answers)
-    conversation, _ = await begun(wire, frozenset(granted))
+    conversation, _ = await open_session(wire, frozenset(granted))
     await conversation.negotiate_version(None, 60)
     await conversation.request("tools/list", {})
     said = [capabilities for message in wire.sent for capabilities in offers_in(message.get("params"))]
@@ -105,7 +105,7 @@ def offers_in(value: object) -> Iterator[Mapping[str, Any]]:
 
 
 async def test_a_server_that_sends_requests_without_reading_replies_is_disconnected() -> None:
-    conversation, ended = await begun(ScriptedTransport())
+    conversation, ended = await open_session(ScriptedTransport())
     for number in range(100_000):
         conversation.on_message({"jsonrpc": "2.0", "id": number, "method": ("ping", "odd/method")[number % 2]}, None)
     assert len(ended) == 1 and "without reading" in ended[0].why
@@ -114,7 +114,7 @@ async def test_a_server_that_sends_requests_without_reading_replies_is_disconnec
 
 
 async def test_a_reply_with_an_invalid_request_id_is_ignored() -> None:
-    conversation, ended = await begun(ScriptedTransport())
+    conversation, ended = await open_session(ScriptedTransport())
     numbers: list[Any] = ["9" * 5_000, "\u0663", True, 1.5, [], None]
     for number in numbers:
         conversation.on_message({"jsonrpc": "2.0", "id": number, "result": {}}, None)
@@ -137,7 +137,7 @@ async def test_oversized_items_of_a_listing_are_not_held_while_more_pages_are_fe
         items.append(weakref.ref(item))
         return {"tools": [item]} | ({"nextCursor": str(len(items))} if len(items) < 20 else {})
 
-    conversation, _ = await begun(ScriptedTransport(answers))
+    conversation, _ = await open_session(ScriptedTransport(answers))
     conversation.capabilities = {"tools": {}}
     listing = await upstream_connection.fetch_server_listing(conversation, 60)
     assert (listing.tools, listing.left_out) == ((), 20) and most < 5
