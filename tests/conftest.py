@@ -1,4 +1,4 @@
-"""What every test starts from: no configuration, state or identity of the machine it happens to run on."""
+"""Fixtures for all tests: no configuration, state or identity of the machine."""
 
 from __future__ import annotations
 

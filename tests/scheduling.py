@@ -1,4 +1,4 @@
-"""Tests go on where a process of pytest-xdist dies, by a test's time-out or by a signal; and giving them out costs little.
+"""Continue after a pytest-xdist process dies by a timeout or signal, and distribute tests cheaply.
 
 pytest-xdist 3.8 gives what a dead process had left to another, together with what it had finished (of which no word
 comes back any more) and the test that it died in (of which the next one dies). Then everybody waits for everybody, for

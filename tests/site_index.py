@@ -1,4 +1,4 @@
-"""``docs/llms.txt``: the pages of the site for language models, with the title and the first sentence of each.
+"""Generate ``docs/llms.txt``: the title and first sentence of each page, for language models.
 
 ``python -m tests.conformance`` writes it from the navigation in ``mkdocs.yml``, and compares it with ``--check``.
 """

@@ -1,4 +1,4 @@
-"""The code blocks of a page, and a folder to try them in: what the documentation shows is run as it stands.
+"""The code blocks of the documentation, and a folder to run them in.
 
 A block's first word is its language. A path after it (```` ```json tools/count.json ````) makes the block a file:
 ``tools/…``, ``agents/…`` and ``handrail.toml`` of the configuration folder, anything else of the workspace.

@@ -1,4 +1,4 @@
-"""The benches stay runnable: each loads, names only what there is, says how it is used, and carries out its least round.
+"""The benchmarks run: each loads, has help, uses existing names, and completes its smallest round.
 
 What they find here says nothing: counts are the smallest, and the systems that some compare with are left out where they
 are not installed.

@@ -1,4 +1,4 @@
-"""The names of classes and modules are the field's: a name says what the thing is, once.
+"""Names of classes and modules use the terms of the field.
 
 ``names.toml`` has the exceptions. Each list only shrinks: a test fails for an entry that is not needed any more.
 """

@@ -1,4 +1,4 @@
-"""The program that is forked instead of started is the program: what it is given, how it ends, and that it ends."""
+"""The preforked program behaves like a started one: input, output, exit code and end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests' own machinery: a process of tests that dies keeps nobody waiting."""
+"""The test machinery: a test process that dies does not block the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loopback sites for tests of whatever reaches the network: plain or TLS, honest or hostile, with every request kept."""
+"""Loopback web servers for network tests: plain or TLS, correct or hostile, with recorded requests."""
 
 from __future__ import annotations
 

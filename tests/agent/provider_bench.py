@@ -1,4 +1,4 @@
-"""One provider's server and SDK, and what a run through them left."""
+"""Fixture: the server and SDK of one provider, and the records of a run through them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conversation comes back as it was, and whatever part of it was kept, a provider takes what comes back."""
+"""A conversation is restored unchanged, and each provider accepts every restored part."""
 
 from __future__ import annotations
 

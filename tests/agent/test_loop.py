@@ -1,4 +1,4 @@
-"""The loop: what is asked, what is proposed, how a run ends."""
+"""The agent loop: requests, proposed calls, and the end of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools that a model's provider carries out itself: offered in its own form, never run here, and kept as they were given."""
+"""Tools that the provider runs: offered in its form, never run here, and stored unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs whose calls wait for a person: parked, answered elsewhere, resumed or stopped."""
+"""Runs whose calls await an approval: suspended, answered elsewhere, resumed or stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The system text is short, ordered and the same bytes each time."""
+"""The system prompt is short, ordered and deterministic."""
 
 from __future__ import annotations
 

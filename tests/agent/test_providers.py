@@ -1,4 +1,4 @@
-"""The providers' SDKs against servers that speak their protocols and refuse what the real ones refuse."""
+"""The SDKs of the providers against servers that refuse what the real ones refuse."""
 
 from __future__ import annotations
 

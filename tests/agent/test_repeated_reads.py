@@ -1,4 +1,4 @@
-"""A file that is read again unchanged is not given again, as long as its text is still in the model's conversation whole."""
+"""A second read of an unchanged file is not repeated while its text is complete in the conversation."""
 
 from __future__ import annotations
 

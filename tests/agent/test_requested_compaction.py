@@ -1,4 +1,4 @@
-"""Compaction on request: by the model's tool or by the library, between runs and within one."""
+"""Compaction on request, by the model's tool or the library, between and within runs."""
 
 from __future__ import annotations
 

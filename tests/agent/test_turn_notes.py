@@ -1,4 +1,4 @@
-"""Notes for an agent beyond the answers to its calls: delivered once, labelled, and waited for."""
+"""Notifications for an agent: delivered once, labelled, and awaited."""
 
 from __future__ import annotations
 

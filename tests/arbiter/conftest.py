@@ -1,4 +1,4 @@
-"""A kernel with the toolbox in it, and a shaper with real folders."""
+"""Fixtures: a kernel with the test tools, and an output shaper with real folders."""
 
 from __future__ import annotations
 

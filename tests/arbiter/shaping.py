@@ -1,4 +1,4 @@
-"""A shaper with real folders, and what its outputs are compared with."""
+"""An output shaper with real folders, and the expected outputs."""
 
 from __future__ import annotations
 

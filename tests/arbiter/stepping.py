@@ -1,4 +1,4 @@
-"""Stateful tools for tests, what they wait at and leave, and how their steps are asked for."""
+"""Stateful tools for tests, with their pauses and effects, and helpers that call their steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The states of a request: answered once, in time, used once; by hypothesis against a model, and under concurrency."""
+"""States of an approval: answered once, in time, used once; also against a model and under concurrency."""
 
 from __future__ import annotations
 

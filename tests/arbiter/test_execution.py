@@ -1,4 +1,4 @@
-"""Execution alone: stops, time-outs and the caller's own cancellation, at every moment, each accounted for once."""
+"""Execution: stops, timeouts and cancellation at every moment, each recorded once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that outlive their turn: in the background, promoted, looked at, stopped; each ends once, on record."""
+"""Background jobs: started, promoted, read and stopped; each ends once and is recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locks as a caller meets them: what excludes what, who comes first, what a cancelled or late wait leaves behind."""
+"""Locks: exclusion, order, and the state after a cancelled or late wait."""
 
 from __future__ import annotations
 

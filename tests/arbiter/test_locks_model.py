@@ -1,4 +1,4 @@
-"""The lock table against a list that is searched from the front: the same grants after every step."""
+"""The lock table against a simple list as its model: equal grants after every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Handrail itself logs holds no secret, in whatever form, and whoever reads the records."""
+"""Log messages of Handrail contain no secret, in any form and for any handler."""
 
 from __future__ import annotations
 

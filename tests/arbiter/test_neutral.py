@@ -1,4 +1,4 @@
-"""What a model is shown of an output, what everybody else is, and what is kept."""
+"""Neutralised output for models, and unchanged output for users, programs and the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs as the face, the model and the log get them: one envelope, cut with the whole kept, artifacts apart."""
+"""Outputs for the frontend, the model and the log: truncation, output files and artifacts."""
 
 from __future__ import annotations
 

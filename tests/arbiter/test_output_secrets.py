@@ -1,4 +1,4 @@
-"""No registered secret in any part of an output, wherever the cut falls."""
+"""No part of an output contains a registered secret, wherever it is truncated."""
 
 from __future__ import annotations
 

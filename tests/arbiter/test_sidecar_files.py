@@ -1,4 +1,4 @@
-"""The file with a complete output: written safely, limited, and without delay for the answer."""
+"""The file with a complete output: written safely, limited, and without delaying the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one attack is: where it comes from, what is tried, and what must come of it."""
+"""One attack: its source, the attempt, and the expected outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kernel to attack, and a way to run a probe in it that first sees that the namespaces are the sandbox's own."""
+"""Fixtures: a kernel to attack, and a runner for probes that first checks the namespaces."""
 
 from __future__ import annotations
 

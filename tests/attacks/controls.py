@@ -1,4 +1,4 @@
-"""The other half of a proof: each probe, tried where nothing confines it, reaches its aim.
+"""Control experiments: each probe succeeds where nothing confines it.
 
 In the outer sandbox, like everything else here. A probe that sees nothing there would see nothing anywhere.
 """

@@ -1,4 +1,4 @@
-"""The first program in the outer sandbox: sees that it is one, makes its network, gives every right away, goes on.
+"""The first program in the outer sandbox: checks it, creates its network, and drops its privileges.
 
 Started with ``python -I`` by :mod:`tests.attacks.outer`; needs nothing but the standard library. It stays as the fake
 internet of what it starts.

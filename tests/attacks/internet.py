@@ -1,4 +1,4 @@
-"""A fake internet: name servers, web servers and listeners, which remember whoever came. Runs in the outer sandbox only."""
+"""A fake internet: DNS, web servers and listeners that record connections. Only for the outer sandbox."""
 
 from __future__ import annotations
 

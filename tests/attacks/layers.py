@@ -1,4 +1,4 @@
-"""The injected file: a model that falls for it tries to carry a key out, and each layer alone is enough to keep it in.
+"""Prompt injection: a model that obeys it tries to exfiltrate a key, and each layer alone stops it.
 
 The other two are replaced by permissive ones: a person who agrees to everything in the place of the rules, no watchdog,
 programs that nothing confines (the operator's own opt-out; in the outer sandbox, like everything here).

@@ -1,4 +1,4 @@
-"""The outer sandbox: a machine within the machine, in which a whole Handrail is attacked.
+"""The outer sandbox: an isolated machine in which a whole Handrail is attacked.
 
 Nothing of the suite runs a probe anywhere else. The outer sandbox has namespaces of its own, a fake home with keys in
 it, a fake internet on its loopback interface, and no file of the machine but programs, this checkout and the

@@ -1,4 +1,4 @@
-"""What a person said yes to is what runs, and what they saw is what they said yes to."""
+"""The approved call is the one that runs, and the request shows all of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of attacks, tried on a whole Handrail in the outer sandbox: as a user, as a mapped root, as real root."""
+"""The table of attacks on a whole Handrail in the outer sandbox: as a user, a mapped root and real root."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that are more than they look: what a hostile model writes to ride on a rule that was meant for less."""
+"""Commands of a hostile model that abuse a rule meant for simpler commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole kernel's sandbox and doors, tried by a model whose every call a person approves."""
+"""The sandbox and services of a kernel against a model whose calls are all approved."""
 
 from __future__ import annotations
 

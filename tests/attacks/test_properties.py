@@ -1,4 +1,4 @@
-"""What is checked never differs from what is opened, dialled or decided, for whatever paths, globs, hosts and rules."""
+"""The checked path, glob, host and rule is always the one that is used, for any input."""
 
 from __future__ import annotations
 

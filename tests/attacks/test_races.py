@@ -1,4 +1,4 @@
-"""A link put in a checked file's place: what is opened is always what was judged, however often it is tried.
+"""Links that replace a checked file: the opened file is always the checked one.
 
 In threads of this process, on files of a temporary folder: the attacker is no program, so nothing needs a sandbox.
 """

@@ -1,4 +1,4 @@
-"""Whom the suite robs: a home with keys, services and a project in it, and a Handrail that works on the project.
+"""The victim of the attacks: a home with keys, services and a project, and a Handrail that works on it.
 
 All of it is made in the outer sandbox, and only there.
 """

@@ -1,4 +1,4 @@
-"""Other programs' MCP servers as tables of ``handrail.toml``: what is taken over, what is kept apart, what is left out."""
+"""Import of MCP servers from other programs: imported, separated and skipped settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an author is told about a tool, each thing on a tool that has it and on one that has not."""
+"""Findings of the linter: each on a tool that has the fault and one that does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A new tool of each kind works as it is written, and so does its test."""
+"""A new tool of each kind works without changes, and so does its test."""
 
 from __future__ import annotations
 

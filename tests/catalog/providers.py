@@ -1,4 +1,4 @@
-"""What each provider takes of a tool's parameters, as its documentation says, to hold fitted ones against."""
+"""The parameter schemas that each provider accepts by its documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generations of tools for tests of the catalog: many, small, and of every origin."""
+"""Generations with many small tools of every origin, for tests of the catalog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which embedder is chosen, and what is said where it cannot be had."""
+"""Choice of the embedder, and the message if it is unavailable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embeddings over HTTP, from real servers on loopback: good ones, and all that can be wrong with one."""
+"""Embeddings over HTTP, from correct and faulty servers on loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first search of a process goes by meaning, too: loading begins ahead, a search waits for it, and says where it does not."""
+"""The first search of a process also uses embeddings: preloading, waiting, and the note without them."""
 
 from __future__ import annotations
 

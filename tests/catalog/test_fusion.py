@@ -1,4 +1,4 @@
-"""What words and meaning count beside one another."""
+"""The weights of keyword and embedding scores."""
 
 from __future__ import annotations
 

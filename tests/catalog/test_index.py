@@ -1,4 +1,4 @@
-"""The search as a whole: what is found, by what means, with what reasons, and what is said when nothing fits."""
+"""The whole search: hits, methods, reasons, and searches without a match."""
 
 from __future__ import annotations
 

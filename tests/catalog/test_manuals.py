@@ -1,4 +1,4 @@
-"""A tool's manual, and which of them a session has read."""
+"""Manuals of tools, and which of them a session has read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept between two starts, and what becomes of a file that is no good."""
+"""The stored search index across restarts, and invalid cache files."""
 
 from __future__ import annotations
 

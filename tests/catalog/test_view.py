@@ -1,4 +1,4 @@
-"""What is core, and what an interaction has in view beside it."""
+"""Core tools, and the further tools that an interaction has loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of a view: only tools that a search found and no call used make room for others."""
+"""Limits of the loaded tools: only unused search hits are evicted."""
 
 from __future__ import annotations
 

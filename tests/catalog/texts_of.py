@@ -1,4 +1,4 @@
-"""Documents and an embedder for tests of the search that need neither a model nor a network."""
+"""Documents and an embedder for search tests without a model or network."""
 
 from __future__ import annotations
 

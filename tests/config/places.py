@@ -1,4 +1,4 @@
-"""A workspace, a configuration and state of a test's own, and how they are loaded."""
+"""A workspace, configuration and state of one test, and functions that load them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Upstream servers as their operator writes them: tables, other programs' files, and everything wrong with both at once."""
+"""Settings of upstream servers: tables, files of other programs, and all faults in one report."""
 
 from __future__ import annotations
 

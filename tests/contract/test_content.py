@@ -1,4 +1,4 @@
-"""MCP content, read into the envelope and written from it."""
+"""MCP content: decoded into a result and encoded from it."""
 
 from __future__ import annotations
 

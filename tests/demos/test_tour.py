@@ -1,4 +1,4 @@
-"""The tour: what it shows, what it notices, and what it leaves behind, also on machines that withhold something."""
+"""The tour: its output, its checks, and its traces, also on machines without some features."""
 
 from __future__ import annotations
 

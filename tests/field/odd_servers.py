@@ -1,4 +1,4 @@
-"""Raw MCP servers over stdin and stdout, each with one odd habit that public servers have.
+"""Raw MCP servers over stdio, each with one odd behaviour of public servers.
 
 An odd server is the plain program with some Python in addition, which replaces an answer or prints more.
 """

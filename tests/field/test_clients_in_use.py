@@ -1,4 +1,4 @@
-"""Reports about clients in use: what they can reach, what their users can answer, and what is said to them at the end."""
+"""Reports about clients in use: reachable features, answers of users, and final messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports about the forms that clients and people write: an odd thing costs at most itself, never its server or another one."""
+"""Reports about odd forms in imported files: only the odd value is affected."""
 
 from __future__ import annotations
 

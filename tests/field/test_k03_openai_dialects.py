@@ -1,4 +1,4 @@
-"""Reports about servers that speak the chat completions API in their own way."""
+"""Reports about servers with their own variant of the chat completions API."""
 
 from __future__ import annotations
 

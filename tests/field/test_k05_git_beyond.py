@@ -1,4 +1,4 @@
-"""Reports about repositories whose git directory, work tree or objects lie outside the workspace."""
+"""Reports about repositories whose git directory, work tree or objects are outside the workspace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports about names that a result or a hint shows, and that no tool takes in this form."""
+"""Reports about names in results and hints that no tool accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports about pictures that a tool returned and the model never saw, or that blocked a session."""
+"""Reports about images of tools that the model did not get, or that blocked a session."""
 
 from __future__ import annotations
 

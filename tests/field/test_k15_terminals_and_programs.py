@@ -1,4 +1,4 @@
-"""Reports about keys of terminals, messages of patterns, editors that wait, and variables of toolchains."""
+"""Reports about terminal keys, pattern errors, waiting editors, and toolchain variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports from networks that let nothing out but a proxy: tools that fetch, and programs in sandboxes."""
+"""Reports from networks that require a proxy: fetch tools and sandboxed programs."""
 
 from __future__ import annotations
 

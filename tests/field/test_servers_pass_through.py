@@ -1,4 +1,4 @@
-"""One server seen by two clients: one connected directly, one through the gateway."""
+"""One server seen directly and through the gateway."""
 
 from __future__ import annotations
 

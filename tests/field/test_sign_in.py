@@ -1,4 +1,4 @@
-"""Reports about sign-ins: ports that change, registrations that are gone, tokens that two processes refresh, and waits."""
+"""Reports about sign-ins: changing ports, lost registrations, concurrent refreshes, and waits."""
 
 from __future__ import annotations
 

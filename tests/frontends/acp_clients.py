@@ -1,4 +1,4 @@
-"""The SDK's own ACP client beside the agent in one process, and a user behind it who answers by script."""
+"""The SDK's ACP client in the same process as the agent, with a scripted user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs as a person or another program meets them: real processes, on pipes or on a terminal of their own."""
+"""Fixtures: real processes with pipes or a terminal, as users and programs start them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools that do what an MCP server has to carry, a person who fills in forms, and a server of either era over a whole kernel."""
+"""Tools with everything that an MCP server transports, a user who fills in forms, and both eras of servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ACP agent, by the SDK's own client: sessions, prompts, what is told of calls, and what is asked."""
+"""The ACP agent with the SDK's client: sessions, prompts, updates of calls, and requests."""
 
 from __future__ import annotations
 

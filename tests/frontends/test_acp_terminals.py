@@ -1,4 +1,4 @@
-"""What an editor is shown of a command while it runs. The command runs here, confined, whatever the editor offers."""
+"""The display of a running command in an editor. The command always runs here, in the sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ACP agent as a process on pipes, and a peer that keeps to no form."""
+"""The ACP agent as a process with pipes, and a peer that violates the protocol."""
 
 from __future__ import annotations
 

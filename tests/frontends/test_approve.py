@@ -1,4 +1,4 @@
-"""``handrail approve``: what waits is shown whole, answered from any door, and run by nobody but its own call."""
+"""``handrail approve``: requests are shown completely, answered from any front end, and used only by their call."""
 
 from __future__ import annotations
 

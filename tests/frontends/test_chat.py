@@ -1,4 +1,4 @@
-"""``handrail chat``: messages, approvals, an interruption and a resumption, at a terminal and in a pipe."""
+"""``handrail chat``: messages, approvals, interruption and resumption, in a terminal and a pipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line as a shell meets it: what each command prints, and the exit code it ends with."""
+"""The command line: the output and exit code of each command."""
 
 from __future__ import annotations
 

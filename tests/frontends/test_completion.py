@@ -1,4 +1,4 @@
-"""What Tab completes in a shell, asked as the shells ask."""
+"""Shell completion, requested as the shells do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Floods over HTTP: slow, idle and abandoned clients keep nobody out, and no request has two meanings."""
+"""Floods over HTTP: slow, idle and abandoned clients block nobody, and requests are unambiguous."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A state in which every name, path, title and error is hostile: no command lets one act on a terminal or forge a line."""
+"""A state with hostile names, paths, titles and errors: no output controls a terminal or forges a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The MCP server, driven by the SDK's own client over stdio: what it lists, what it answers, how it ends."""
+"""The MCP server with the SDK's client over stdio: lists, results and shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an MCP client is asked and told in the middle of a call, in both eras of the protocol, over the SDK's own client."""
+"""Requests and notifications to an MCP client during a call, in both eras of the protocol."""
 
 from __future__ import annotations
 

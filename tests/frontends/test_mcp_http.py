@@ -1,4 +1,4 @@
-"""The MCP server over HTTP as a hostile client meets it: raw requests against a real socket."""
+"""The MCP server over HTTP against a hostile client: raw requests to a real socket."""
 
 from __future__ import annotations
 

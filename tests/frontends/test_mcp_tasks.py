@@ -1,4 +1,4 @@
-"""The tasks of MCP's extension: a call that goes on is a job, and its client follows it by an id that nobody else has."""
+"""MCP tasks: a long call is a job, which its client follows by an unguessable ID."""
 
 from __future__ import annotations
 

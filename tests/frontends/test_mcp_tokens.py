@@ -1,5 +1,4 @@
-"""Access tokens of an authorization server, at a server of ours: an authorization server on loopback, with keys of its own
-and an opinion of each token."""
+"""Access tokens at our server, from a loopback authorization server with its own keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``handrail ps`` and ``handrail stop``: what runs anywhere is seen, and stopped from another process, with a record."""
+"""``handrail ps`` and ``handrail stop``: all work is listed, stopped from another process, and recorded."""
 
 from __future__ import annotations
 

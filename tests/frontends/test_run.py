@@ -1,4 +1,4 @@
-"""A model's run on the command line: what is shown, who decides, and how it ends."""
+"""``handrail run``: output, approvals, and the end of a run."""
 
 from __future__ import annotations
 

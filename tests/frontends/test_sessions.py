@@ -1,4 +1,4 @@
-"""Sessions on the command line: listed, shown, gone on with after the worst end, forked and closed."""
+"""Sessions on the command line: listed, shown, resumed after a crash, forked and closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``handrail sources``: somebody else's tools, from a package that brings them to a call that one of them answers."""
+"""``handrail sources``: third-party tools, from their package to an answered call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages at the start of a program: all faults at once, interrupted calls, withheld tools, missing extras."""
+"""Messages at the start of a program: all faults in one report, interrupted calls, withheld tools, missing extras."""
 
 from __future__ import annotations
 

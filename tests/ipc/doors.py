@@ -1,4 +1,4 @@
-"""Two ends of the wire for a test: a listener, those who joined it, and peers that speak raw bytes."""
+"""Two ends of a connection for a test: a listener, its clients, and peers that send raw bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tool whose inside a test writes, the files it works on, and the rules it works under."""
+"""A tool with a scripted body, its files, and its rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The socket file: private, found by long paths, replaced only when it is ours and dead."""
+"""The socket file: private, also with a long path, and replaced only if it is ours and dead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames: any pieces give the same messages, nothing raises, and memory follows what has come."""
+"""Frames: any split gives the same messages, nothing raises, and memory is bounded by the input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The greeting, and what becomes of those who do not greet, greet in another version, or stop making sense later."""
+"""The greeting, and peers that do not greet, have another version, or fail later."""
 
 from __future__ import annotations
 

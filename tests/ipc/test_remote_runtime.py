@@ -1,4 +1,4 @@
-"""The runtime over the connection: each service works, is judged by the holder, and belongs to its call."""
+"""The runtime over the connection: each service works, is authorized by the holder, and belongs to its call."""
 
 from __future__ import annotations
 

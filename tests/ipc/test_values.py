@@ -1,4 +1,4 @@
-"""Values between two processes: they arrive as if there were one, and what is no value is said to be none."""
+"""Values between two processes: they arrive unchanged, and unsupported ones are reported."""
 
 from __future__ import annotations
 

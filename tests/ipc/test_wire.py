@@ -1,4 +1,4 @@
-"""Requests, answers, notices and cancellations over real sockets."""
+"""Requests, responses, notifications and cancellations over real sockets."""
 
 from __future__ import annotations
 

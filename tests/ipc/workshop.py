@@ -1,4 +1,4 @@
-"""A kernel whose tools another side of a real socket has brought, both in this process."""
+"""A kernel whose tools come from the other end of a real socket, both in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One kernel behind either door: held in this process, or joined over the socket. What is said of sessions holds for both."""
+"""One kernel in this process or joined over the socket. Claims about sessions are tested with both."""
 
 from __future__ import annotations
 

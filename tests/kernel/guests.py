@@ -1,4 +1,4 @@
-"""Processes that join by hand: a bare connection to a kernel's socket, to say what no kernel of ours would say."""
+"""Processes with a bare connection to a kernel's socket, which send what no kernel of ours would send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several processes on one workspace, each with calls that have effects, while whoever holds it is killed or paused.
+"""Several processes on one workspace, with calls that have effects, while the holder is killed or paused.
 
 The processes are forked by a nursery that has everything imported, so that a thousand of them cost little. Each tells
 what it proposes and what it is answered over a socket of the test's, in the order it happened; a killed one's last words

@@ -1,4 +1,4 @@
-"""Processes with a kernel each, told line by line what to do."""
+"""Processes with one kernel each, controlled by lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bundle: an agent with its tools, frozen by hash, that starts where nothing else is configured."""
+"""Bundles: an agent with its tools, frozen by hash, that starts without any other configuration."""
 
 from __future__ import annotations
 

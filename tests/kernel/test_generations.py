@@ -1,4 +1,4 @@
-"""Tools that change while the kernel is open: in one step, on record, and never under a turn that has begun."""
+"""Tools that change while the kernel is open: atomically, recorded, and never within a turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The git tools in a whole kernel: what runs unasked, what is asked about, and which hosts they reach."""
+"""The git tools in a whole kernel: calls without an approval, calls with one, and reachable hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seed 001's guard tool: it asks a judging agent about arguments, then makes the real call, which takes its own locks."""
+"""The guard tool of seed 001: it asks a reviewing agent about the arguments, then makes the real call."""
 
 from __future__ import annotations
 

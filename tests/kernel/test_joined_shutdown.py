@@ -1,4 +1,4 @@
-"""Ends of sessions, calls and processes with a shared kernel: nothing is left, and nothing is done twice."""
+"""Ends of sessions, calls and processes with a shared kernel: nothing is left over or repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models at work through the whole kernel: both SDKs over a socket, real calls, a real log."""
+"""Models in the whole kernel: both SDKs over a socket, real calls and a real log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a session's mode comes from, and that it is the same in whichever process its calls are carried out."""
+"""The source of a session's mode, and that it is the same in whichever process runs its calls."""
 
 from __future__ import annotations
 

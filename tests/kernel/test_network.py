@@ -1,4 +1,4 @@
-"""A call that reaches the network, through every door there is: only what its tool, agent and rules let it."""
+"""Calls that use the network, by every service: limited by their tool, agent and rules."""
 
 from __future__ import annotations
 

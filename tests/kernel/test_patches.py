@@ -1,4 +1,4 @@
-"""A patch under rules, locks, approvals and undo: each of its files as if another tool changed it."""
+"""Patches under rules, locks, approvals and undo: each file as if another tool changed it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools are looked through beside the calls that go on, and what a spec was found to be is not found out again."""
+"""Tools are validated in parallel to running calls, and a validated spec is not validated again."""
 
 from __future__ import annotations
 

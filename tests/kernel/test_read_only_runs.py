@@ -1,4 +1,4 @@
-"""Commands proved to change nothing run read-only and beside each other; texts without shell syntax run without a shell."""
+"""Commands proved read-only run in parallel without write access; plain commands run without a shell."""
 
 from __future__ import annotations
 

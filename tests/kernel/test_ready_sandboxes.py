@@ -1,4 +1,4 @@
-"""A kernel has sandboxes ready for its sessions' next calls, and none when the session or the kernel is closed."""
+"""A kernel keeps sandboxes ready for the next calls, and none after a session or the kernel is closed."""
 
 from __future__ import annotations
 

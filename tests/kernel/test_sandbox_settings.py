@@ -1,4 +1,4 @@
-"""What an operator says of the sandbox holds in the whole kernel, and every exception is visible where one looks."""
+"""The sandbox settings apply in the whole kernel, and every exception is visible."""
 
 from __future__ import annotations
 

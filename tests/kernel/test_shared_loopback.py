@@ -1,4 +1,4 @@
-"""Calls and jobs of one session share a loopback; another session and this machine have others."""
+"""Calls and jobs of one session share a loopback network, separate from other sessions and the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The budget of a sub-agent: what is left of its parent's as well as its own, unless that says otherwise."""
+"""The budget of a sub-agent: also limited by the rest of its parent's, unless configured otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the models of sub-agents are asked: where their parent's is, unless their manifest says otherwise."""
+"""The models of sub-agents: by default at the provider of their parent's model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work handed to a sub-agent: its own session, at most its parent's rights, and an end with its parent's."""
+"""Delegation to a sub-agent: its own session, at most its parent's rights, and an end with its parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sub-agent in the background, whose session above is suspended and opened again: it goes on, bounded as before."""
+"""A background sub-agent whose parent session is suspended and resumed continues within its limits."""
 
 from __future__ import annotations
 

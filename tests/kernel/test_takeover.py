@@ -1,4 +1,4 @@
-"""When the process that holds a workspace dies or is paused, one of those who joined takes its place."""
+"""If the lease holder dies or is paused, one of the client processes takes over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator sets for one tool reaches it, whoever holds the workspace, and nothing else does."""
+"""The operator's settings for one tool reach it, and only it, in every lease holder."""
 
 from __future__ import annotations
 

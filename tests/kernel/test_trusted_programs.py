@@ -1,4 +1,4 @@
-"""Programs that the kernel starts by itself while a virtual environment of the workspace is active: none is from the workspace."""
+"""Programs that the kernel starts while a virtual environment of the workspace is active: none comes from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Undo gives back what calls changed: real programs in the real sandbox, compared byte by byte."""
+"""Undo restores what calls changed: real programs in the real sandbox, compared byte by byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an interaction's model has in view, by either door: it grows from turn to turn and is gone with the interaction."""
+"""The tools loaded in an interaction: more from turn to turn, and none after the interaction."""
 
 from __future__ import annotations
 

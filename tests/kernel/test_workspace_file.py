@@ -1,4 +1,4 @@
-"""A workspace's own configuration in a whole kernel: what of it counts, and that no call changes it."""
+"""The configuration of a workspace in a whole kernel: which settings apply, and that no call changes it."""
 
 from __future__ import annotations
 

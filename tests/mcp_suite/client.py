@@ -1,4 +1,4 @@
-"""Plays each client scenario of the conformance suite: what a person with a library would do with that server.
+"""The client scenarios of the conformance suite, as a user of a library would write them.
 
 The suite starts a server of its own per scenario and this beside it, with the server's address as the last argument, the
 scenario's name in ``MCP_CONFORMANCE_SCENARIO``, the protocol in ``MCP_CONFORMANCE_PROTOCOL_VERSION`` and, for some, what the

@@ -1,4 +1,4 @@
-"""Handrail's client for the client scenarios: ``kernel.mcp.connect``, and calls that go through the kernel."""
+"""Handrail's client for the client scenarios: ``kernel.mcp.connect`` and calls through the kernel."""
 
 from __future__ import annotations
 

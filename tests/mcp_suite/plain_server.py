@@ -1,4 +1,4 @@
-"""The fixtures of the conformance suite on nothing but the SDK: what stands behind the gateway, and beside us in the table.
+"""The fixtures of the conformance suite on the bare SDK: behind the gateway, and for comparison.
 
 ``python -m tests.mcp_suite.plain_server`` serves stdin and stdout; with ``--port`` it serves streamable HTTP on loopback
 at ``/mcp``. Its tools are those of the fixture pack, by the same behaviours; nothing of Handrail is imported.

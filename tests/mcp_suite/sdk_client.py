@@ -1,4 +1,4 @@
-"""The SDK's own client for the client scenarios: what ours is compared with in the table."""
+"""The SDK's client for the client scenarios, for comparison."""
 
 from __future__ import annotations
 

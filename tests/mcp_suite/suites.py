@@ -1,4 +1,4 @@
-"""The official conformance suite, two releases of it, and the Node that they need: installed once, exactly, into a cache.
+"""Two releases of the official conformance suite and their Node, installed once into a cache.
 
 ``MCP_CONFORMANCE_CACHE`` names another folder. With an older Node on PATH npm would silently take older releases of the
 suite, so version and content of what was installed are compared with what is written here before anything is counted.

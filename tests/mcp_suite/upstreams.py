@@ -1,4 +1,4 @@
-"""``python -m tests.mcp_suite.upstreams``: nine public MCP servers, installed once, then all at once behind the gateway.
+"""``python -m tests.mcp_suite.upstreams``: nine public MCP servers, installed once, behind one gateway.
 
 They come from npm and PyPI by ``handrail mcp import``, as a person would do it, into a cache (``MCP_CONFORMANCE_CACHE``
 names another). From there on nothing is fetched: every server runs in its sandbox without any network. Each lists its tools, and

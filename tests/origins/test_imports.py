@@ -1,4 +1,4 @@
-"""What the kernel imports while a workspace is open: nothing that was put there."""
+"""Modules that the kernel imports while a workspace is open: none is from the workspace."""
 
 from __future__ import annotations
 

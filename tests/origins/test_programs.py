@@ -1,4 +1,4 @@
-"""Which program the kernel starts by itself: none that a call, or another user of the machine, could have put there."""
+"""Programs that the kernel starts: none that a call or another user could have placed."""
 
 from __future__ import annotations
 

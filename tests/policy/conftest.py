@@ -1,4 +1,4 @@
-"""One workspace and the authority over it."""
+"""Fixtures: one workspace and its policy."""
 
 from __future__ import annotations
 

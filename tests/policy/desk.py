@@ -1,4 +1,4 @@
-"""What the tests of this room decide calls with: a few tools as users would declare them, and a book of rules."""
+"""Tools and rules for the policy tests, as users would declare them."""
 
 from __future__ import annotations
 

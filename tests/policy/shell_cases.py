@@ -1,4 +1,4 @@
-"""Shell texts, the rules they are judged under, what must be decided, and why in a phrase. None of them is ever run.
+"""Shell commands, their rules, the expected decisions and reasons. None of them is run.
 
 Each was used against some agent, or is the harmless neighbour of one that was: what asks too often is switched off.
 """

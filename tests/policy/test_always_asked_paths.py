@@ -1,4 +1,4 @@
-"""Paths that configure other agents and tools: only a person, or a rule that names the path, allows a write."""
+"""Paths that configure other agents and tools: a write needs the user or a rule that names the path."""
 
 from __future__ import annotations
 

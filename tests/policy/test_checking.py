@@ -1,4 +1,4 @@
-"""Rules that can never match, contradict each other or do not do what their examples say are found when they are loaded."""
+"""Rules that never match, contradict each other or fail their examples are reported when they are loaded."""
 
 from __future__ import annotations
 

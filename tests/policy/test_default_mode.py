@@ -1,4 +1,4 @@
-"""The default mode: commands that stay confined run unasked, and everything else asks as before."""
+"""The default mode: confined commands run without a request, and all others ask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be brought back: what the file system and git's index say of it, and what stays confined."""
+"""Irreversible losses: detected from the file system and git's index; confined ones run."""
 
 from __future__ import annotations
 

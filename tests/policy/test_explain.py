@@ -1,4 +1,4 @@
-"""``explain``: which rule, scope, capability or watchdog decided, and the exact change that decides otherwise."""
+"""``explain``: the deciding rule, scope, capability or watchdog, and the change for another decision."""
 
 from __future__ import annotations
 

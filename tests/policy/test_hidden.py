@@ -1,4 +1,4 @@
-"""What rules keep from every program, whichever command was allowed."""
+"""Files that rules hide from every program, whichever command is allowed."""
 
 from __future__ import annotations
 

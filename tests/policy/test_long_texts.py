@@ -1,4 +1,4 @@
-"""Texts of the greatest length, made to keep whoever reads them busy: each is answered, and none allowed.
+"""Commands of maximum length that are slow to parse: each is answered, and none is allowed.
 
 Before there were bounds the slowest took minutes, in which nothing else of the process was done.
 """

@@ -1,4 +1,4 @@
-"""Modes are rules in a scope of their own: what each lets through, and what holds in all of them."""
+"""Modes are rules in their own scope: what each allows, and what applies in all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is proved to change nothing, and that every doubt is a no."""
+"""Commands that are proved read-only; every doubt fails the proof."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a shell opens for a command is judged as access to that file, never as part of running the command."""
+"""Files that a shell opens for a command are checked as file access, not as part of the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rule sets that ship: what each lets run, in which mode, and how a list of rules selects one."""
+"""The shipped rule sets: what each allows in which mode, and how rules select one."""
 
 from __future__ import annotations
 

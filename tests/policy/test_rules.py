@@ -1,4 +1,4 @@
-"""Rules as text, and which of several holds."""
+"""Rules as text, and which of several applies."""
 
 from __future__ import annotations
 

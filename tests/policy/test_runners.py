@@ -1,4 +1,4 @@
-"""A rule that denies or asks about a command holds in whatever way the command is reached, and about nothing else."""
+"""A rule that denies a command or asks about it also matches indirect ways to run it, and nothing else."""
 
 from __future__ import annotations
 

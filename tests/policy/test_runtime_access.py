@@ -1,4 +1,4 @@
-"""The access check of a running call: it judges each path and program again, and an ask rule denies there."""
+"""The access check of a running call: each path and program again, where an ask rule denies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that look like secrets: asked about for tools, hidden from programs; sources and examples are not."""
+"""Files that look like secrets: tools ask, programs do not see them; sources and examples are exempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is prepared for calls is shared by sessions with equal rules, and dropped one at a time."""
+"""Compiled policies are shared by sessions with equal rules, and evicted one at a time."""
 
 from __future__ import annotations
 

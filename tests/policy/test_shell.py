@@ -1,4 +1,4 @@
-"""Shell text: what is understood, what is not, and that nothing in between is ever taken for plain."""
+"""The shell reader: what it understands, what it refuses, and nothing in between."""
 
 # pyright: reportPrivateUsage=false
 

@@ -1,4 +1,4 @@
-"""The corpus of shell texts and their decisions. Nothing here runs any of them."""
+"""The corpus of shell commands and their decisions. Nothing here runs any of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is decided about shell texts, each under the rules that would let it through if anything did.
+"""Decisions about shell commands, each under rules that would otherwise allow it.
 
 Nothing here runs any of them.
 """

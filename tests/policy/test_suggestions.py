@@ -1,4 +1,4 @@
-"""What "always" would store: a rule that, read again from its text, is about exactly the call that was approved."""
+"""The rule that "always" stores matches exactly the approved call after a round trip through text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules from content that nobody trusted can only narrow, and one file is never written, whatever the rules say."""
+"""Rules from untrusted content only narrow, and one file is never writable, whatever the rules say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts: capabilities first, then rules with the shipped ones last, and a second check of each access."""
+"""Verdicts: capabilities first, then rules with the shipped ones last, and a second check at access."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watchdogs narrow, in order, and whatever goes wrong with one is a no."""
+"""Watchdogs narrow, in order, and every failure of one denies the call."""
 
 from __future__ import annotations
 

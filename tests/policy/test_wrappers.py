@@ -1,4 +1,4 @@
-"""Wrappers are judged as the command that they run, and only where their form is understood."""
+"""Wrappers are judged as the command that they run, if their form is understood."""
 
 from __future__ import annotations
 

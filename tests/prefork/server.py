@@ -1,4 +1,4 @@
-"""Loads the ``handrail`` program once and forks for every start of it; ends when its stdin does, with all its forks.
+"""Load the ``handrail`` program once and fork for each start; end with stdin, including all forks.
 
 Each fork is a process of its own as every other: its arguments, environment, folder and standard streams are those of
 the launcher. What it saves is the loading before its first line, and the unloading after its last.

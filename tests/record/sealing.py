@@ -1,4 +1,4 @@
-"""A log that a test has cut short or thinned out, made whole again: as if what is left had been all that was written."""
+"""Recompute the hashes of a log that a test has shortened, as if it had been written so."""
 
 from __future__ import annotations
 

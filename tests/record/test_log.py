@@ -1,4 +1,4 @@
-"""The commit log: what is committed is durable and in order, whatever the records hold."""
+"""The commit log: committed records are durable and in order, whatever they contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a purge removes is gone from the disk, what it leaves still verifies and is still referred to."""
+"""A purge removes records from the disk, and the rest still verifies and can be referenced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing in the log changes, vanishes or appears unseen."""
+"""Every change, removal and insertion in the log is detected."""
 
 from __future__ import annotations
 

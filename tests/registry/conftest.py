@@ -1,4 +1,4 @@
-"""Tool folders, the real sandbox, and runtimes as the kernel makes them."""
+"""Fixtures: tool folders, the real sandbox, and the runtimes of the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents in the configuration folder: found, refused where somebody else could write, and given their tools."""
+"""Agents in the configuration folder: found, refused if others can write there, and their tools."""
 
 from __future__ import annotations
 

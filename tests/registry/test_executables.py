@@ -1,4 +1,4 @@
-"""Programs as tools, as real processes in the real sandbox."""
+"""Executable tools, as real processes in the real sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of manifests and executables: what is read, and what is refused."""
+"""Folders of manifests and executables: valid and refused files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources into a generation: order, overriding, clashes, withholding, all faults at once."""
+"""Loading sources into a generation: order, overrides, conflicts, withheld tools, all faults in one report."""
 
 from __future__ import annotations
 

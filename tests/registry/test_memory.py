@@ -1,4 +1,4 @@
-"""Looking through the sources again judges only what is new, and comes to what a first look would."""
+"""A second scan of the sources validates only new tools and gives the result of a first scan."""
 
 from __future__ import annotations
 

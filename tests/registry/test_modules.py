@@ -1,4 +1,4 @@
-"""Python modules as tools: read without being run, run in a worker, answered in the shape they have."""
+"""Python modules as tools: read without running, run in a worker, with their result format."""
 
 from __future__ import annotations
 

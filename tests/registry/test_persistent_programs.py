@@ -1,4 +1,4 @@
-"""Programs that stay running between calls."""
+"""Tool programs that keep running between calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program is given of secrets: those its manifest declares, on a descriptor, and nowhere else to be seen."""
+"""Secrets of programs: only the declared ones, on a descriptor, and nowhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Third-party tools: a faulty one is turned off alone, and none is on before a person approved it."""
+"""Third-party tools: a faulty one is disabled alone, and each needs the user's approval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A workspace with neighbours it must not reach, and the file door on it."""
+"""Fixtures: a workspace next to inaccessible folders, and its file service."""
 
 from __future__ import annotations
 

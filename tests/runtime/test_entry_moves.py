@@ -1,4 +1,4 @@
-"""Moving and deleting files and folders, and making folders: nothing is replaced, and nothing goes unchecked."""
+"""Moving, deleting and creating files and folders: nothing is overwritten, and everything is checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the file door refuses: every way out of the roots, and everything that is no regular file."""
+"""Refusals of the file service: every way out of the roots, and everything but regular files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is protected is not written through the file door, and keys are not read, whatever the rules say."""
+"""Protected files are not written and keys are not read, whatever the rules say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing: only over what was seen, all or nothing, and never over somebody else's edit."""
+"""Writing: only over read content, atomic, and never over another edit."""
 
 from __future__ import annotations
 

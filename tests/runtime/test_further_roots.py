@@ -1,4 +1,4 @@
-"""Which folders an agent may have beside its workspace, and what a session can do in them."""
+"""Folders of an agent outside the workspace, and the access of a session to them."""
 
 from __future__ import annotations
 

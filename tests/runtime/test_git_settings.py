@@ -1,4 +1,4 @@
-"""What git's settings name is found as git reads them: of the repository, of the person, of the machine."""
+"""Files named in git's settings are found as git does: for the repository, the user and the machine."""
 
 from __future__ import annotations
 

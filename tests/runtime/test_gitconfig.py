@@ -1,4 +1,4 @@
-"""git's configuration: our reader and git's own agree, and what is harmless is a closed list."""
+"""git's configuration: our reader agrees with git, and harmless settings are a closed list."""
 
 from __future__ import annotations
 

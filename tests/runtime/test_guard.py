@@ -1,4 +1,4 @@
-"""What a program newly made under a protected name is moved away, and its call fails and says so."""
+"""Files that a program creates under a protected name are moved away, and its call fails with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program cannot give a protected link, or what git is told to execute, another end by a link on the way to it."""
+"""A program cannot redirect a protected link, or a path that git executes, by another link."""
 
 from __future__ import annotations
 

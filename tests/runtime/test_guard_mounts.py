@@ -1,4 +1,4 @@
-"""Files that are mounted over stay as they were, also when a process outside replaces them while a program runs."""
+"""Mounted-over files stay unchanged, also if an outside process replaces them during a run."""
 
 from __future__ import annotations
 

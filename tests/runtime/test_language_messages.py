@@ -1,4 +1,4 @@
-"""Messages, positions and paths of the protocol of language servers, for any input."""
+"""Messages, positions and paths of the language server protocol, for any input."""
 
 from __future__ import annotations
 

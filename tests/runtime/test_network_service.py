@@ -1,4 +1,4 @@
-"""The network service: it judges each redirect, checks each address, and limits each answer."""
+"""The network service: it checks each redirect and address, and limits each response."""
 
 from __future__ import annotations
 

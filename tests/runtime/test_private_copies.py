@@ -1,4 +1,4 @@
-"""Files that have further names outside the workspace are not written by the programs that run in it."""
+"""Files with hard links outside the workspace are not written by programs in it."""
 
 from __future__ import annotations
 

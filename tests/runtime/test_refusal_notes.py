@@ -1,4 +1,4 @@
-"""A failure that the sandbox causes says so; a program that prints such words for other reasons gets no note."""
+"""Failures that the sandbox causes get a note; similar output for other reasons gets none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search door on real trees, in the sandbox and without one."""
+"""The search service on real trees, with and without a sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shell door: texts and argvs in the sandbox, judged, and ended with their call."""
+"""The shell service: commands and argument lists in the sandbox, authorized, and ended with their call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are unsaved in an editor: reads return the editor's text, and no write replaces it."""
+"""Unsaved files of an editor: reads return its text, and no write overwrites it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A workspace, a scratch and a way to run programs in the real sandbox of this machine."""
+"""Fixtures: a workspace, a scratch folder, and programs in the real sandbox of this machine."""
 
 from __future__ import annotations
 

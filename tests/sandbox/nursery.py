@@ -1,4 +1,4 @@
-"""Holders that are killed while they start a sandbox, and who is left of them: a program of its own, which adopts orphans.
+"""Holders that are killed while they start a sandbox: a program that adopts and lists the orphans.
 
 python -m tests.sandbox.nursery WORKSPACE SCRATCH ROUNDS
 

@@ -1,4 +1,4 @@
-"""A bound on the processes of real root, whom the kernel's own limit does not count."""
+"""A limit on the processes of real root, whom the kernel's own limit does not count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sandboxed program cannot reach. Every attack runs in the sandbox, after its namespaces were checked."""
+"""Resources that a sandboxed program cannot reach. Each attack first checks its namespaces."""
 
 from __future__ import annotations
 

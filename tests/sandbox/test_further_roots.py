@@ -1,4 +1,4 @@
-"""Folders beside the workspace in a sandbox: there where the tool's own set reaches, and writable only where said."""
+"""Folders outside the workspace in a sandbox: visible by the tool's capabilities, writable only if declared."""
 
 from __future__ import annotations
 

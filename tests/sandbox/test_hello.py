@@ -1,4 +1,4 @@
-"""HTTP heads and TLS hellos are read strictly, or not at all."""
+"""HTTP heads and TLS hellos are parsed strictly or refused."""
 
 from __future__ import annotations
 

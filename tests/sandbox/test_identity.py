@@ -1,4 +1,4 @@
-"""Real root's programs run as the owner of the workspace, and everybody else's as they are."""
+"""Programs of real root run as the owner of the workspace; those of other users keep their identity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Landlock takes away inside a sandbox, shown where the mounts alone would have let it be done."""
+"""Restrictions by Landlock that the mounts alone would not enforce."""
 
 from __future__ import annotations
 

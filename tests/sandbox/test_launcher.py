@@ -1,4 +1,4 @@
-"""What a sandbox's first process does before and around its program, alike in perl and in Python."""
+"""The first process of a sandbox, before and during its program, in Perl and in Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of a sandbox: each is tried to be gone beyond, and the end of a program says which it came upon."""
+"""Limits of a sandbox: each is exceeded, and the error names it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory of a whole sandbox: what its processes hold together is counted once, and too much of it ends them."""
+"""The memory of a whole sandbox: counted once for all processes, and ended at the limit."""
 
 from __future__ import annotations
 

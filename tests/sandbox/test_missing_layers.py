@@ -1,4 +1,4 @@
-"""A machine that lacks a layer, as an outer sandbox makes it: what is refused, what it names, and what one can do."""
+"""A machine without a layer, simulated by an outer sandbox: refusals, reasons and remedies."""
 
 from __future__ import annotations
 

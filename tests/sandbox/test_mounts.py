@@ -1,4 +1,4 @@
-"""A sandbox shows what it was planned to show, whatever is put in the place of a path before, while or after it is mounted."""
+"""A sandbox shows the planned files, whatever replaces a path before, during or after its mount."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan that is used again is the plan that would be made anew, whatever has happened on the machine meanwhile."""
+"""A cached plan equals a new one, whatever has changed on the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ready-made sandboxes: used once, only for what they were made for, and not to be told from others."""
+"""Ready sandboxes: used once, only by matching calls, and equal to new ones."""
 
 from __future__ import annotations
 

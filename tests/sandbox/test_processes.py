@@ -1,4 +1,4 @@
-"""How a confined process is fed, read and ended."""
+"""Input, output and end of a confined process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is protected stays as it is while a program runs, however it is renamed around."""
+"""Protected files stay unchanged while a program runs, also if their folders are renamed."""
 
 from __future__ import annotations
 

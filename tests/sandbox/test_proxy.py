@@ -1,4 +1,4 @@
-"""The proxy in front of a sandbox: every request and tunnel judged, nothing smuggled, nothing without end."""
+"""The proxy of a sandbox: it checks every request and tunnel, and limits everything."""
 
 from __future__ import annotations
 

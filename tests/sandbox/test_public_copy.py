@@ -1,4 +1,4 @@
-"""The copy of what everybody may read beneath a folder, which root's sandboxes are shown in place of /etc."""
+"""The copy of a folder's world-readable files, which replaces /etc in root's sandboxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The filter of system calls: what it decides, read back from its bytes, and what programs meet that run under it."""
+"""The system call filter: its decisions, decoded from its bytes, and its effect on programs."""
 
 from __future__ import annotations
 

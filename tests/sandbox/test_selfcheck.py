@@ -1,4 +1,4 @@
-"""The suite that every sandbox provider has to pass: this machine's passes it, and one that confines nothing does not."""
+"""The self-check for sandbox providers: this machine's passes, and one without confinement fails."""
 
 from __future__ import annotations
 

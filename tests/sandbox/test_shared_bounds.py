@@ -1,4 +1,4 @@
-"""Bounds that all processes of a user share: a sandbox that uses up its part leaves the rest to the others."""
+"""Limits shared by all processes of a user: one sandbox cannot use up the share of the others."""
 
 from __future__ import annotations
 

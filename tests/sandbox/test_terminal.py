@@ -1,4 +1,4 @@
-"""A program with a terminal: its controlling one, of which only the holder has the other end."""
+"""A program with a controlling terminal, of which only the holder has the other end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding out what this machine can enforce, and saying what to do where it cannot."""
+"""Detection of the enforceable layers, and the advice if one is missing."""
 
 from __future__ import annotations
 

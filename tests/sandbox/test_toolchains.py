@@ -1,4 +1,4 @@
-"""Interpreters that a project needs are there, read-only; home folders are not."""
+"""The interpreters of a project are available read-only; home folders are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of tools that an operator has named to run without a sandbox, and how visible that is. All of them are harmless."""
+"""Programs that the operator exempts from the sandbox, and how visible that is. All are harmless."""
 
 from __future__ import annotations
 

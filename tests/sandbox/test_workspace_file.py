@@ -1,4 +1,4 @@
-"""A program in the sandbox cannot change the workspace's own configuration that is there."""
+"""A sandboxed program cannot change an existing configuration of the workspace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a holder has of notices, channels and triggers, on a real store, with a clock that stands."""
+"""Notifications, channels and triggers of a lease holder on a real store, with a fixed clock."""
 
 from __future__ import annotations
 

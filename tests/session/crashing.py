@@ -1,4 +1,4 @@
-"""A process that makes calls until it is killed, and what must hold of its workspace after that."""
+"""A process that makes calls until it is killed, and the invariants of its workspace afterwards."""
 
 from __future__ import annotations
 

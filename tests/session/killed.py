@@ -1,5 +1,4 @@
-"""A process that kills itself (SIGKILL) at one named step of a job, a question, an approval or a sub-agent; and the agent,
-tools and person that its successor goes on with.
+"""A process that kills itself at a named step, and the agent, tools and user of its successor.
 
 Run as ``killed.py FOLDER CASE STEP``. A step is a function of the program, entered or just left, for the first time: what
 is durable then is what it is at that very step, and nothing else in the process goes on for a moment.

@@ -1,4 +1,4 @@
-"""A storm of calls: everything a model, a tool, a person or a caller may do at once, and what must hold after it."""
+"""A storm of calls: all actions of models, tools, users and callers at once, and the invariants after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits for a person: any number at once, answered from any door, across restarts, and used once."""
+"""Pending approvals: any number at once, answered from any front end, across restarts, and used once."""
 
 from __future__ import annotations
 

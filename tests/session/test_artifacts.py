@@ -1,4 +1,4 @@
-"""artifact.read gives a session what its own calls have stored, through every stage of an output, and nobody else's."""
+"""``artifact.read`` returns the artifacts of a session's own calls, and of no other session."""
 
 from __future__ import annotations
 

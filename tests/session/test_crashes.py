@@ -1,4 +1,4 @@
-"""kill -9 at every step: what was begun is interrupted once, what was not never ran, and nothing acknowledged is lost."""
+"""kill -9 at every step: started calls are interrupted once, and no acknowledged effect is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damage that a running kernel comes upon, in any table: a clear refusal where it is read, never a traceback."""
+"""Damaged rows in any table of a running kernel: a clear error where they are read, never a traceback."""
 
 from __future__ import annotations
 

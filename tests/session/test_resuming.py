@@ -1,4 +1,4 @@
-"""A session goes on in another process: what was said, decided, read and written down comes back, and nothing more."""
+"""A session resumed in another process has its messages, decisions, read files and notes, and nothing more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules where the clocks change, of every zone, against a slow reference that looks at each minute."""
+"""Schedules across clock changes of every zone, against a slow reference that checks each minute."""
 
 from __future__ import annotations
 

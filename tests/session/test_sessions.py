@@ -1,4 +1,4 @@
-"""Sessions that go on, end, or end while something is under way: ids stay unique, answers and folders whole."""
+"""Sessions that are resumed or end, also during work: IDs stay unique, answers and folders complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Skills: found in layers, told in a line each, read once, and granting nothing, whoever wrote them."""
+"""Skills: found in layers, listed in one line each, read once, and without any rights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""search_memory finds what was said and done in the session, also what its model no longer sees, and nothing else."""
+"""``search_memory`` finds messages and calls of the session, also after compaction, and nothing else."""
 
 from __future__ import annotations
 

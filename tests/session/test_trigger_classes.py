@@ -1,4 +1,4 @@
-"""Triggers of registered classes: tools that add them, told once, durable, bounded, and no fault of a class goes further."""
+"""Triggers of registered classes: durable, limited, delivered once, and isolated from faults of a class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that is killed at any step of a trigger: added, due, told, heard. Nothing fires twice, and nothing is lost."""
+"""A process killed at any step of a trigger: nothing fires twice, and nothing is lost."""
 
 from __future__ import annotations
 

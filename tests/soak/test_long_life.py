@@ -1,4 +1,4 @@
-"""Two hundred kills of one workspace, and ten thousand calls of one session."""
+"""Two hundred kills in one workspace, and ten thousand calls in one session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that come and go a thousand times: descriptors, processes, tasks, objects and memory stay flat."""
+"""A thousand connections to servers: descriptors, processes, tasks, objects and memory stay constant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every argument of every shipped tool, given every hostile value, through a whole kernel: nothing holds the event loop.
+"""Every argument of every shipped tool with every hostile value: nothing blocks the event loop.
 
 The bound is on processor time, of one callback of the loop or one native step in another thread, and above what any call
 takes. What took more than :data:`REPORTED_MS` is printed, as data.

@@ -1,4 +1,4 @@
-"""Processes that contend for one workspace, and a test's hold on them: told by lines, heard by lines."""
+"""Processes that compete for one workspace, controlled by lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lease under a clock that is set by hand."""
+"""A lease with a manual clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A workspace and a state folder for a test, and processes that share them."""
+"""A workspace and state folder of one test, and processes that share them."""
 
 from __future__ import annotations
 

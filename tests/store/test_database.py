@@ -1,4 +1,4 @@
-"""The database: versioned, refused when damaged, foreign or newer, readable beside its owner."""
+"""The database: versioned, refused if damaged, foreign or newer, and readable by others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The database of a workspace opened by what an installed package offers."""
+"""A workspace database that an installed package opens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of jobs: a machine of states with one end each, and no table that only grows."""
+"""Rows of jobs: states with one end each, and tables of bounded size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lease: one process per workspace, with a clear line for the second, and no doubt about who it is."""
+"""The lease: one process per workspace, a clear message for the second, and a certain holder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takeover between real processes: raced for, killed, paused; nothing acknowledged is lost, nothing stale is written."""
+"""Takeover between real processes: races, kills and pauses lose no acknowledged write and write nothing stale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The writer: groups form by themselves, failures are told to those who wait, and nothing appended is lost."""
+"""The writer: group commits, failures reported to all who wait, and no lost write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loopback servers refuse what the providers refuse, whoever asks them."""
+"""The loopback servers refuse what the providers refuse."""
 
 from __future__ import annotations
 

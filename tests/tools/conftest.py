@@ -1,4 +1,4 @@
-"""The desk that the built-in tools are tried at."""
+"""Fixtures for the built-in tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A workspace, and each built-in tool called as the arbiter calls it: checked arguments, a real runtime."""
+"""Call built-in tools as the arbiter does: with validated arguments and a real runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real repositories for the git tools: made by git outside of any sandbox, before anything hostile is put into them."""
+"""Real repositories for the git tools, created by git outside the sandbox."""
 
 from __future__ import annotations
 

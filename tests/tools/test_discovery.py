@@ -1,4 +1,4 @@
-"""browse_tools, load_tools, find_tools, tool_search and info on a catalog that has hostile tools in it."""
+"""The discovery tools on a catalog with hostile tools."""
 
 from __future__ import annotations
 

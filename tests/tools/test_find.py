@@ -1,4 +1,4 @@
-"""glob and grep as the model calls them."""
+"""``glob`` and ``grep`` as a model calls them."""
 
 from __future__ import annotations
 

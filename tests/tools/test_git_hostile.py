@@ -1,4 +1,4 @@
-"""A repository that wants programs run: none of them runs, whatever tool is called in it.
+"""Repositories that try to run programs: no tool runs any of them.
 
 Each of its programs would leave a file in HOME, which may be written in every sandbox. That they do run where git is not
 kept from it is shown by ``bash``, in the same sandbox.

@@ -1,4 +1,4 @@
-"""lsp against a small language server: answers with their lines, files as they are now, and servers that misbehave."""
+"""``lsp`` with a small language server: positions, current files, and faulty servers."""
 
 from __future__ import annotations
 

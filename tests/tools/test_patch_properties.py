@@ -1,4 +1,4 @@
-"""Any change of any text, written as a patch in either format, gives exactly that change, or is refused."""
+"""Any change as a patch in either format gives exactly that change or is refused."""
 
 from __future__ import annotations
 

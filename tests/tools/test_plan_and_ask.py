@@ -1,4 +1,4 @@
-"""todo and question: what a session keeps, and what a person is asked."""
+"""``todo`` and ``question``: stored lists, and questions to the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""git.pr against forges of GitHub's and Gitea's form: made once, and each refusal in words."""
+"""``git.pr`` with forges of GitHub's and Gitea's form: created once, and each refusal explained."""
 
 from __future__ import annotations
 

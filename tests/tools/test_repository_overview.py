@@ -1,4 +1,4 @@
-"""repo_overview: what is in a repository, and which files a task is about. It shows what grep shows, and never an old state."""
+"""``repo_overview``: the content of a repository, and the files for a task, as current as ``grep``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Terminals as a model uses them: started, typed into, read, resized and stopped, in the sandbox of a real session."""
+"""Terminals as a model uses them: started, typed into, read, resized and stopped, in a real sandbox."""
 
 from __future__ import annotations
 

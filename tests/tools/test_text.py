@@ -1,4 +1,4 @@
-"""Splices, diffs and hints, tried on any text."""
+"""Splices, diffs and hints, on any text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""web_fetch and http.post against servers on loopback: pages as they are, hostile pages, and answers of services."""
+"""``web_fetch`` and ``http.post`` on loopback: pages, hostile pages, and responses of services."""
 
 from __future__ import annotations
 

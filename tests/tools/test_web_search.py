@@ -1,4 +1,4 @@
-"""web_search against small servers of each provider's form: results, and five kinds of failure."""
+"""``web_search`` with small servers of each provider's form: results and five kinds of failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server may make of one connection: floods, numbers that are none, pages without end."""
+"""Abuse of a connection by a server: floods, invalid IDs, and endless pages."""
 
 from __future__ import annotations
 

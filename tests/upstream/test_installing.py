@@ -1,4 +1,4 @@
-"""What ``npx``, ``uvx`` and the like would fetch: which package a command means, and what is recorded of it."""
+"""Packages that ``npx``, ``uvx`` and similar commands would install, and their records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sign-in at MCP servers: by a person, with stored tokens, and the hosts that receive a token."""
+"""Sign-in at MCP servers: by the user, with stored tokens, and the hosts that receive a token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Upstream servers that answer a call with a task, of both eras: its result is the call's, and its end is the task's."""
+"""Upstream servers that answer a call with a task, of both eras: its result and end are those of the call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that use up what all processes of a user share, or memory of the kernel that no size counts."""
+"""Programs that exhaust the limits of a user, or kernel memory that no size limit counts."""
 
 from __future__ import annotations
 

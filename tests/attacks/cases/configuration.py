@@ -1,4 +1,4 @@
-"""Files of the workspace that make some program outside do the attacker's work later."""
+"""Files of the workspace that would make a program outside the sandbox run the attacker's code later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Handrail was started with, and what a program could find of it."""
+"""The environment of Handrail, and what a program could read of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to a file that was not meant: by its path, by links, by what it is, by its name."""
+"""Access to files outside the roots by path, link, file type or name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What floods a person, passes for a project, or takes the log away."""
+"""Floods of approval requests, false project files, and attacks on the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas, arguments and outputs that are made to keep whoever judges them busy, while other calls wait."""
+"""Schemas, arguments and outputs that make their validation slow while other calls wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model, a tool's description or a tool's output can say to get more."""
+"""Texts of a model, a tool description or an output that try to gain access."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mounts: paths that are swapped while a sandbox is made, and files with a mount on them that get another file in their place."""
+"""Mounts: paths replaced while a sandbox is built, and mounted files that are replaced."""
 
 from __future__ import annotations
 

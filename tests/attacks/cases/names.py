@@ -1,4 +1,4 @@
-"""Names that programs and agents take orders from or keep secrets under, tried one and all on a whole Handrail."""
+"""File names that configure programs and agents or contain secrets, all tried on a whole kernel."""
 
 from __future__ import annotations
 

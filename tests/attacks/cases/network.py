@@ -1,4 +1,4 @@
-"""Ways to a host that was not granted: without any grant, through the proxy of a grant, and by the runtime's own door.
+"""Access to hosts without a grant: directly, through the proxy of a grant, and through the runtime.
 
 The internet is the outer sandbox's: a second network with addresses of the real one, and a program that plays all of it
 and remembers who came.

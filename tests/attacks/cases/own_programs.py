@@ -1,4 +1,4 @@
-"""What the kernel starts and imports by itself, outside of any sandbox, and what an attacker puts in its way."""
+"""Programs and modules that the kernel loads outside the sandbox, and replacements by an attacker."""
 
 from __future__ import annotations
 

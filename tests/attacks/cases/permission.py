@@ -1,4 +1,4 @@
-"""Ways to a yes that nobody gave."""
+"""Attempts to run a call without an approval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is pinned stays as it was, and what a program may not make does not stay: also while it runs, and from outside."""
+"""Pinned files stay unchanged and forbidden files are removed, also during a run and from outside."""
 
 from __future__ import annotations
 

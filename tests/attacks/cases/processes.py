@@ -1,4 +1,4 @@
-"""Programs that use everything up, reach for other processes, or stay."""
+"""Programs that exhaust resources, reach other processes, or outlive their call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must not be reached, written or seen from inside, and what nobody may switch off."""
+"""Files, devices and settings that a sandboxed program must not read, write or change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to what rules hide, through the tools that walk and open: a program in the workspace moves names while they do."""
+"""Access to hidden files through searches while a program renames entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a shell text can do once somebody has agreed to it. Which texts are agreed to at all is the corpus' matter."""
+"""Effects of an approved shell command. The policy corpus covers which commands are approved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that run their words, and words that reach a denied program by another name."""
+"""Programs that run their arguments, and arguments that name a denied program in another way."""
 
 from __future__ import annotations
 
