@@ -72,7 +72,7 @@ class Mutation:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the tests of a row made of a mutation.
+    """The result of a row's tests for one mutation.
 
     :param detail: the test that noticed it, or why nothing can be said
     """

@@ -103,7 +103,7 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def pages() -> dict[str, str]:
-    """Return the pages that people write, by path."""
+    """Return the hand-written pages by path."""
     found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     names = {path.relative_to(ROOT).as_posix(): path for path in found}
     return {

@@ -25,7 +25,7 @@ AHEAD = 8
 
 
 class GoingOn(LoadGroupScheduling):
-    """Of a dead process only what is left goes to another; the test that it died in failed, and is not tried again.
+    """Only the remaining tests of a dead process move to another; the one it died in has failed and is not repeated.
 
     A process's assigned work is what it has not finished.
     """
@@ -64,7 +64,7 @@ class GoingOn(LoadGroupScheduling):
         return died_in.removesuffix(f"@{self._split_scope(died_in)}")  # its name without that of its group
 
     def _reschedule(self, node: WorkerController) -> None:
-        """A process begins a test when it knows the one after it, or that there is none.
+        """A process starts a test when it knows the next one, or that there is none.
 
         It is given several at a time, until so few are left that the last ones are better shared out one by one.
         """

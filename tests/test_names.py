@@ -45,7 +45,7 @@ def classes() -> list[str]:
 
 
 def modules() -> Iterator[Path]:
-    """Yield each module that has a name of its own file."""
+    """Yield each module with its own file name."""
     yield from (path.relative_to(SOURCE) for path in SOURCE.rglob("*.py") if not path.stem.startswith("__"))
 
 

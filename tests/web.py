@@ -34,7 +34,7 @@ def redirect(location: str, status: str = "302 Found") -> bytes:
 
 @dataclass(frozen=True)
 class ReceivedRequest:
-    """One request as it came: the head's first line, its fields by lower-case name, its body."""
+    """One received request: its first line, fields by lower-case name, and body."""
 
     line: str
     fields: Mapping[str, str]
@@ -116,7 +116,7 @@ class Authority:
 
 @lru_cache
 def authority(*names: str) -> Authority:
-    """Trust in nobody but an authority made now, which vouches for ``names``."""
+    """Trust only a new certificate authority, which vouches for ``names``."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
     root_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
     day = datetime.timedelta(days=1)

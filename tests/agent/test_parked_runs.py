@@ -73,7 +73,7 @@ async def test_a_stop_answered_outside_the_session_ends_the_run_at_its_next_requ
 
 
 class ManualApprovalHandler:
-    """A person before whom requests lie until each is answered, in any order."""
+    """An approval handler that answers each request later, in any order."""
 
     def __init__(self) -> None:
         self.open: dict[str, asyncio.Future[ApprovalAnswer]] = {}
@@ -96,14 +96,14 @@ class ManualApprovalHandler:
         return None
 
     async def has(self, count: int) -> None:
-        """Wait until so many lie there at once."""
+        """Wait until this many requests are pending."""
         while len(self.open) != count:
             self._changed.clear()
             await self._changed.wait()
 
 
 async def parked_sends(kernel: Kernel, *names: str) -> str:
-    """A session whose last reply sends to each of these, and waits for a person."""
+    """A session whose last reply sends to each of these and awaits an approval."""
     session = await kernel.session(approval_handler=DeferApprovals())
     calls = call_reply(*(("mail__send", {"to": name}) for name in names))
     assert (await Agent(session, PlaybackModel(calls)).complete("send them")).status == "awaiting_approval"

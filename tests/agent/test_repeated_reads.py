@@ -24,7 +24,7 @@ AGAIN = {"path": "long.txt"}
 
 
 def list_call_results(model: PlaybackModel) -> list[dict[str, Any]]:
-    """What the model was answered, in order, as its last request has it."""
+    """Return the results in the last request of the model, in order."""
     messages = model.requests[-1].messages
     return [json.loads(one.text) for each in messages if isinstance(each, CallResultsMessage) for one in each.results]
 

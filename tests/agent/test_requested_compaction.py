@@ -33,7 +33,7 @@ LOOKS = [call_reply(("big__look", {"n": n}), text=f"step {n}") for n in range(4)
 
 
 async def run_four_looks(session: Session, *more: Any, **budget: Any) -> tuple[Agent, PlaybackModel]:
-    """An agent whose session has eight messages of four calls, and what the user asked and was told."""
+    """Return an agent with a session of eight messages and four calls."""
     model = PlaybackModel(*LOOKS, text_reply("Looked."), *more)
     agent = Agent(session, model, budget=Budget(**budget))
     assert (await agent.complete("Look four times.")).ok

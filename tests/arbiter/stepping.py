@@ -10,7 +10,7 @@ from handrail import Result, Runtime, Session, Tool, ToolError, ToolSpec, tool
 
 
 class StepRecorder:
-    """What the tools of these tests wait at and leave."""
+    """The events that the tools of these tests wait for, and their effects."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()

@@ -91,7 +91,7 @@ _steps = st.one_of(
 
 @dataclass
 class ExpectedRequest:
-    """What the model knows of one request."""
+    """The state of one request in the model."""
 
     state: str
     expires_ns: int

@@ -23,7 +23,7 @@ from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_
 
 
 class JobRecorder:
-    """What the tools of these tests wait at and leave."""
+    """The events that the tools of these tests wait for, and their effects."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()

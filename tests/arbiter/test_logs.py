@@ -19,7 +19,7 @@ SECRET = "hunter2-of-the-log"
 
 
 def capture_failure_log(name: str) -> str:
-    """What is logged of a failure, as the common formatter and a handler that looks at the error tell it."""
+    """Return the log of a failure, formatted by the standard formatter and read from the error."""
     out = io.StringIO()
     handler = logging.StreamHandler(out)
     logging.getLogger().addHandler(handler)

@@ -393,7 +393,7 @@ async def test_arguments_edited_by_the_user_bind_their_files_at_the_time_of_the_
 
 
 async def test_an_approval_answered_in_another_process_covers_the_files_as_first_asked(tmp_path: Path) -> None:
-    """Parked, answered at another door, taken up by another kernel: the file has changed in between."""
+    """Suspended, answered in another front end, resumed in another kernel: the file changed in between."""
     place = tmp_path.resolve()
     put(place / "ws", {"run.sh": "true\n", "same.sh": "true\n"})
     person = ApprovingUser(answer=ApprovalAnswer("defer"))

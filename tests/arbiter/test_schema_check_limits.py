@@ -138,7 +138,7 @@ async def test_a_cancelled_call_ends_its_validation_process(tmp_path: Path) -> N
 async def test_the_check_process_runs_no_code_from_the_workspace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process runs outside of any sandbox. Code that a call could have written is no part of it."""
+    """The process runs outside any sandbox, so it must not load code that a call could have written."""
     planted = tmp_path / "ws" / "lib"
     planted.mkdir(parents=True)
     (planted / "json.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")

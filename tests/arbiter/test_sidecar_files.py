@@ -99,7 +99,7 @@ async def test_a_missing_output_folder_loses_only_the_omitted_part_of_a_result(t
 
 
 class Busy(ArtifactStore):
-    """Stores nothing before it is told to."""
+    """An artifact store that waits until it is released."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

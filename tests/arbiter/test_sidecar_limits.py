@@ -34,7 +34,7 @@ class SessionFolders:
         self.room = OutputFileQuota(self.folder, MOST)
 
     def wrote(self, session: str, kib: int = 40) -> Path:
-        """Another output of so many KiB, later than all before."""
+        """Write a newer output of this many KiB."""
         self.count += 1
         (self.folder / session).mkdir(exist_ok=True)
         path, kept = output_files.write_output_file(

@@ -62,7 +62,7 @@ def shell(
     control: bool = True,
     harmless: bool = False,
 ) -> Case:
-    """A text that a person agreed to and that prints ``sign`` only where it reached what it must not."""
+    """An approved command that prints ``sign`` only if it reached a forbidden resource."""
 
     async def tried(home: VictimHome) -> str | None:
         from tests.attacks.victim import TRIED

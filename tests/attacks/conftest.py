@@ -18,7 +18,7 @@ from handrail.testing.scripted_kernel import temporary_kernel
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """The folder that holds ``ws``, ``state`` and ``config``, with something worth stealing beside them."""
+    """The folder of ``ws``, ``state`` and ``config``, next to a secret."""
     folder = tmp_path.resolve()
     (folder / "ws").mkdir()
     (folder / "beside").mkdir()
@@ -51,7 +51,7 @@ Probe = Callable[[str], Awaitable[str]]
 
 @pytest.fixture
 async def probe(confining: None, session: Session) -> Probe:
-    """Runs a shell text by the bash tool of a session whose person agrees, and gives its output."""
+    """Run a command with the bash tool in a session that approves all calls, and return its output."""
 
     async def run(command: str) -> str:
         result = await session.call("bash", {"command": command, "timeout_ms": 60_000})

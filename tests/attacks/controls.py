@@ -14,7 +14,7 @@ from tests.attacks.victim import VictimHome
 
 
 def controls(cases: Iterable[Case]) -> list[Case]:
-    """A case for each one that has a control: it holds when the probe succeeds."""
+    """Return a case for each one with a control: it passes if the probe succeeds."""
     return [replace(case, tried=_control_of(case), harmless=False) for case in cases if case.control is not None]
 
 

@@ -47,7 +47,7 @@ def serve(sockets: Mapping[str, socket.socket]) -> None:
 
 
 def arrived() -> list[str]:
-    """What has come since this was last asked: each as ``kind what``. For those outside Handrail's sandbox.
+    """Return the new connections as ``kind what``. For code outside Handrail's sandbox.
 
     :raises OSError: where there is no fake internet
     """

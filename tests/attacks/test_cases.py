@@ -74,7 +74,7 @@ def test_each_attack_has_a_source_and_an_expected_outcome() -> None:
 
 
 def test_no_attack_starts_in_the_namespaces_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only looked at: what would start is told that the namespaces it will have are the machine's, and stops."""
+    """A dry run: a case that would start in the machine's namespaces stops."""
     if (why := outer.unavailable("user")) is not None:
         pytest.skip(why)
     real = outer._options  # pyright: ignore[reportPrivateUsage]

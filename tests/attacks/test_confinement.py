@@ -259,7 +259,7 @@ def test_the_files_of_a_session_are_removed_at_any_folder_depth(place: Path) -> 
 
 @pytest.mark.proves("S-01")
 async def test_a_socket_outside_the_workspace_cannot_be_reached_through_a_link(probe: Probe, place: Path) -> None:
-    """Source: docker.sock and agents' sockets. What lies in the workspace is the program's to use, and documented."""
+    """Source: docker.sock and agents' sockets. Sockets in the workspace are accessible, as documented."""
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(place / "beside" / "s"))
         server.listen()

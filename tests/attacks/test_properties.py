@@ -27,7 +27,7 @@ SECRET = "TOP-SECRET"
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace with ordinary files, each holding its own path, and links of every kind, beside a secret."""
+    """A workspace of files that contain their own path, and links of every kind, next to a secret."""
     folder = tmp_path_factory.mktemp("properties").resolve()
     ws = folder / "ws"
     for name in ("a", "src/b", "src/deep/c", "..a", ".git/config", "sp ace", "ws", "é"):
@@ -109,7 +109,7 @@ _URLS = st.tuples(
 @settings(max_examples=3 * settings().max_examples)
 @given(_URLS)
 def test_the_host_that_is_checked_is_the_host_that_other_url_parsers_read(url: str) -> None:
-    """What two readers could take differently is refused; what is taken is one name or one address."""
+    """Ambiguous hosts are refused; accepted ones are one name or one address."""
     try:
         address = parse_http_url(url)
     except ValueError:

@@ -62,7 +62,7 @@ _POISON = {
 
 
 class AgreeingUser:
-    """A person who says yes to everything, as the attacker hopes, and remembers what was shown."""
+    """A user who approves everything, as the attacker hopes, and records the requests."""
 
     def __init__(self) -> None:
         self.requests: list[ApprovalRequest] = []
@@ -116,7 +116,7 @@ class VictimHome:
         return self
 
     def git(self, *arguments: str, cwd: Path | None = None) -> str:
-        """git as the victim uses it, without a configuration of its own."""
+        """Run git as the victim, without its configuration."""
         quiet = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "HOME": str(self.path)}
         who = {f"GIT_{role}_{what}": "victim@example" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
         done = subprocess.run(
@@ -132,7 +132,7 @@ class VictimHome:
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[None]:
-        """With its services listening, its environment as it is, and a session in which a person agrees to everything."""
+        """Open Handrail with its services and environment, and a session that approves everything."""
         os.environ.update(_POISON)
         async with AsyncExitStack() as stack:
             for name in ("/run/docker.sock", "/run/agent.sock", "/run/bus", "/run/wayland-0", "\0handrail-victim"):
@@ -187,13 +187,13 @@ class VictimHome:
 
     @asynccontextmanager
     async def session(self, **options: Any) -> AsyncGenerator[Session]:
-        """A session of :meth:`kernel` whose person agrees to everything."""
+        """Open a session of :meth:`kernel` that approves everything."""
         async with self.kernel(**options) as kernel:
             yield await kernel.session(approval_handler=AgreeingUser())
 
     @asynccontextmanager
     async def elsewhere(self, **options: Any) -> AsyncGenerator[tuple[Session, Path]]:
-        """A session on a workspace of its own, removed afterwards; and that workspace."""
+        """A session in a temporary workspace, and that workspace."""
         self._number += 1
         workspace = self.path / f"elsewhere-{self._number}"
         workspace.mkdir()
@@ -214,11 +214,11 @@ class VictimHome:
         return await self._session.start_turn().call_all(calls)
 
     async def shell(self, text: str, timeout_ms: int = 60_000) -> str:
-        """What a shell text prints in Handrail's sandbox, both streams; also that of a call that failed."""
+        """Return the output of a command in Handrail's sandbox, both streams, also if it failed."""
         return said_by(await self.call("bash", command=text, timeout_ms=timeout_ms))
 
     async def python(self, code: str, timeout_ms: int = 60_000) -> str:
-        """What a Python program prints in Handrail's sandbox."""
+        """Return the output of a Python program in Handrail's sandbox."""
         name = self.probe(code)
         return await self.shell(f"/usr/bin/env python3 {name}", timeout_ms)
 
@@ -228,7 +228,7 @@ class VictimHome:
         return ".probes/probe.py"
 
     def unconfined(self, text: str) -> str:
-        """What the same text prints without Handrail's sandbox: in the outer one, for probes that must be able to see.
+        """Return the output of the same command in the outer sandbox only, for controls.
 
         With the environment that Handrail was started in, as a careless runner would hand it on.
         """
@@ -262,7 +262,7 @@ class VictimHome:
 
 
 def said_by(result: Result) -> str:
-    """A call's output, or what was said instead of it."""
+    """Return the output or error text of a call."""
     data: object = result.data
     output = data.get("output", "") if isinstance(data, dict) else ""  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
     return f"{output}\n{result.error_text or ''}".strip("\n")

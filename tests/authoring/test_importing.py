@@ -118,7 +118,7 @@ def test_a_variable_reference_is_imported_as_an_environment_variable(
 
 
 def values_of(servers: list[ImportedMcpServer], environment: dict[str, str]) -> dict[str, dict[str, str]]:
-    """What each server gets for each of its variables and header fields, by what is written of them."""
+    """Return the values of each server's variables and header fields, by their configuration."""
     files = {name: Path(f"/s/{name}") for one in servers for name in one.secrets}
     contents = {str(files[name]): value for one in servers for name, value in one.secrets.items()}
     written = tomllib.loads(format_server_tables(servers, files))

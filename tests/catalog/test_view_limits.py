@@ -123,7 +123,7 @@ def void(_: object) -> None:
 
 
 def again(of: InteractionLoadedTools, copy: InteractionLoadedTools) -> InteractionLoadedTools:
-    """As another holder of the workspace goes on with it, told by the one who had a copy."""
+    """Restore it as another lease holder does, from the copy of a client."""
     new = full()
     new.start_next_interaction(1, copy.active.build_minimal_loading_steps())
     new.on_change = of.on_change

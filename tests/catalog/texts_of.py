@@ -31,7 +31,7 @@ ALL = (WEATHER, MAIL, STOCK, HOTEL)
 
 
 class HashEmbedder:
-    """A small real embedder: each term has a direction of its own, drawn from its hash.
+    """A small real embedder: each term has a direction derived from its hash.
 
     :param until: waited for before each encoding, where given
     """

@@ -34,7 +34,7 @@ needs_sandbox = pytest.mark.skipif(
 
 @pytest.fixture
 def places(tmp_path: Path) -> dict[str, str]:
-    """An environment with a folder for temporary files of its own; a build machine's, where nobody could be asked."""
+    """An environment with a temporary folder, as on a build machine without a user."""
     (tmp_path / "tmp").mkdir()
     apart = ("GIT_", "HANDRAIL_", "XDG_", "COLUMNS", "LINES")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(apart)} | {"PYTHONPATH": ROOT}

@@ -126,5 +126,5 @@ async def odd_server(
 
 
 def faults_of(kernel: LocalKernel) -> list[str]:
-    """The faults of the server's tools, as people read them."""
+    """Return the faults of the server's tools as shown to users."""
     return [str(one) for one in kernel.generation.quarantined]

@@ -56,7 +56,7 @@ class SignInFixture:
         )
 
     async def sign_in(self) -> int:
-        """What ``handrail mcp login h`` does."""
+        """Run ``handrail mcp login h``."""
         (file := self.folder / "config" / "handrail.toml").parent.mkdir(exist_ok=True)
         (self.folder / "ws").mkdir(exist_ok=True)
         file.write_text(self.settings)

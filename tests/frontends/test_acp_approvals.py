@@ -276,7 +276,7 @@ async def test_all_waiting_calls_are_asked_at_once_after_their_client_reconnects
 
 
 def with_a_writer(desk: EditorFixture) -> None:
-    """An agent that asks its parent's people before it writes."""
+    """An agent that asks its parent's users before it writes."""
     played(desk.folder, {"calls": [call("write", path="a.txt", content="x")]}, {"text": "Written."})
     (desk.folder / "script.json").rename(desk.folder / "writer.json")
     manifests = {

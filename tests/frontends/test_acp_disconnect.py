@@ -42,7 +42,7 @@ class SharedModel(PlaybackModel):
 
 
 class DelegatingFixture(EditorFixture):
-    """A desk whose agents may hand work to a worker, and whose kernel somebody else may keep open."""
+    """An editor fixture whose agents may delegate to a worker, with a kernel that can stay open."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -64,7 +64,7 @@ class DelegatingFixture(EditorFixture):
             yield kernel
 
     async def ended(self) -> Result:
-        """What the only job has come to."""
+        """Return the result of the only job."""
         jobs = self.opened[-1].jobs
         (job,) = await jobs.list()
         result = await jobs.wait(job.id, timeout_ms=60_000)

@@ -24,7 +24,7 @@ def desk(tmp_path: Path) -> EditorFixture:
 
 
 def get_last_user_text(request: ModelRequest) -> str:
-    """What the user said last."""
+    """Return the last text of the user."""
     return [message.text for message in request.messages if isinstance(message, UserMessage)][-1]
 
 

@@ -107,7 +107,7 @@ async def test_a_command_without_output_shows_a_note(tmp_path: Path) -> None:
 
 
 class ReceivedUpdates:
-    """One client, with what it was told of one call."""
+    """A client with the updates of one call."""
 
     def __init__(self, offers: schema.ClientCapabilities) -> None:
         self.updates: list[Any] = []
@@ -122,7 +122,7 @@ class ReceivedUpdates:
         self.telling.show_call_event(Event(kind, "s", "s/1.0", "bash", 0, data))
 
     async def content(self) -> list[Content]:
-        """As it stands in the end."""
+        """Return the final content."""
         await self.telling.wait_until_delivered()
         await self.telling.aclose()
         return [update.content for update in self.updates if getattr(update, "content", None) is not None][-1]

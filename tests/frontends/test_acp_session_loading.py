@@ -49,7 +49,7 @@ def state(desk: EditorFixture, session_id: str) -> str:
 
 
 def damaged(desk: EditorFixture, session_id: str) -> None:
-    """Have a message of it say what cannot be told: arguments that lie deeper than any that were taken."""
+    """Insert a message with arguments nested deeper than allowed."""
     arguments: dict[str, Any] = {}
     for _ in range(300):
         arguments = {"inner": arguments}

@@ -51,7 +51,7 @@ async def test_an_editor_starts_the_agent_process_prompts_it_and_disconnects_cle
 
 
 class LinePeer:
-    """What a peer says, line by line, and what it is answered."""
+    """A peer that writes and reads lines."""
 
     def __init__(self, *lines: str) -> None:
         self._lines = lines
@@ -172,7 +172,7 @@ async def test_a_client_that_hangs_up_without_reading_does_not_delay_the_server(
     desk, answers, unread = EditorFixture(tmp_path), asyncio.Queue[Any](), asyncio.Event()
 
     class DisconnectingPeer:
-        """Asks for a session and for work in it, and hangs up when it is told of that, which it does not read."""
+        """A peer that starts work in a session and disconnects at the first update without reading it."""
 
         def __init__(self) -> None:
             self.asked = 0

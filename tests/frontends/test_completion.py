@@ -21,7 +21,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def complete_line(handrail: Program, *words: str) -> Ended:
-    """What the program says to bash about a line that ends with the last of ``words``."""
+    """Return the completions in bash for a line that ends with the last of ``words``."""
     line = ["handrail", *(shlex.quote(word) if " " in word else word for word in words)]  # as it is typed
     own = {"_HANDRAIL_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(words))}
     done = subprocess.run(

@@ -36,7 +36,7 @@ async def raw(
     end: bool = True,
     framed: bool = False,
 ) -> tuple[Any, Any]:
-    """A request as it stands, sent through a connection of its own.
+    """Send a raw request over its own connection.
 
     :param framed: whether the lines say where its body ends
     """

@@ -195,7 +195,7 @@ async def test_a_request_without_an_answer_in_time_awaits_approval(tmp_path: Pat
 
 @pytest.mark.proves("F-03")
 async def test_a_later_call_uses_the_approval_that_an_absent_client_left_open(tmp_path: Path) -> None:
-    """In the stateless era: the request was answered with what is asked, and nothing came of it."""
+    """In the stateless era: the response contained the question, and the client did not continue."""
     async with serving(tmp_path, McpFrontendSettings(hold_s=0.05)) as (kernel, house, client):
         patient = client("auto", FormUser())
         async with patient as one:

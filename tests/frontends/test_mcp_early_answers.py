@@ -40,7 +40,7 @@ async def later(a: str) -> str:
 
 
 class SentMessages:
-    """What is said to a client."""
+    """The messages sent to a client."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -113,7 +113,7 @@ async def start_responder(
 async def gone_on(
     reception: StartupResponder, kernel: LocalKernel, discovery: Discovery, out: Any, heard: SentMessages, count: int
 ) -> None:
-    """The server, for the client that the reception has had, until it has said so much."""
+    """Run the server for the client of the responder until it has sent this many messages."""
     enough = asyncio.Event()
 
     async def silence() -> AsyncIterator[str]:

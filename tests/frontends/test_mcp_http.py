@@ -260,7 +260,7 @@ async def test_a_session_answers_only_its_owner_and_its_exact_id(tmp_path: Path)
 
 @asynccontextmanager
 async def another_client(rpc: StatelessRequests) -> AsyncGenerator[StatelessRequests]:
-    """A client with a connection of its own."""
+    """A client with its own connection."""
     async with httpx2.AsyncClient() as http:
         yield StatelessRequests(http, rpc.url)
 

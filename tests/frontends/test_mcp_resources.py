@@ -39,7 +39,7 @@ from handrail.record.log_reader import LogReader
 
 
 class ResourceSource:
-    """What a source has beside tools: one note that changes, one template, one prompt."""
+    """A source with a changing note, a template and a prompt besides its tools."""
 
     source = ""
     is_third_party = False
@@ -228,7 +228,7 @@ async def test_a_joined_process_serves_clients_like_the_holder(tmp_path: Path, e
 
 
 class ThirdPartySource(ResourceSource):
-    """The same, of somebody else."""
+    """The same as a third-party source."""
 
     source = "theirs"
     is_third_party = True

@@ -29,7 +29,7 @@ FORM = {"message": "Who?", "requestedSchema": NAME}
 
 
 class Gates:
-    """What the tools wait for."""
+    """The events that the tools wait for."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
@@ -233,7 +233,7 @@ class Told(types.NotificationParams):
 
 
 class NotifiedTaskClient(ClientExtension):
-    """Declares the extension and keeps what it is told of tasks, and of which it will be."""
+    """A client with the tasks extension that records task notifications."""
 
     identifier = TASKS
 
@@ -254,7 +254,7 @@ class NotifiedTaskClient(ClientExtension):
             self.agreed.put_nowait(agreed)
 
     async def until(self, task_id: str, fits: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """A state that fits. The SDK may hand them over in another order than they came."""
+        """Wait for a matching state. The SDK may deliver states out of order."""
         while not (found := [one for one in self._kept if one["taskId"] == task_id and fits(one)]):
             self._kept.append(await self._told.get())
         return found[0]

@@ -70,7 +70,7 @@ class AuthorizationServer:
         self.answers.set()
 
     def claims(self, **changed: Any) -> dict[str, Any]:
-        """What it says of a good opaque token, without what is None."""
+        """The claims of a valid opaque token, without those that are None."""
         said = {"iss": self.issuer, "aud": RESOURCE, "sub": "ann", "client_id": "editor", "scope": "tools more"}
         end = {"exp": int(time.time()) + 600, "token_type": "Bearer"}
         return {name: value for name, value in {**said, **end, **changed}.items() if value is not None}

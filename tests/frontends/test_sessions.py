@@ -204,7 +204,7 @@ LINES = 14
 
 
 def killed_after(handrail: Program, model: str, lines: int) -> int:
-    """Start a run and kill it with -9 as soon as it has printed so many lines. Gives how many it had printed."""
+    """Start a run, kill it with -9 after this many lines, and return how many it printed."""
     command = handrail.cold("run", "work", "--model", model, "--json", "--rule", "allow write")
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL

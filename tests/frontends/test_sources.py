@@ -32,7 +32,7 @@ def source():
 
 @pytest.fixture
 def source_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An installed package with a source; the file holds what its tool says of itself."""
+    """An installed package with a source; the file contains the description of its tool."""
     site = tmp_path / "site"
     (site / "weatherman-1.0.dist-info").mkdir(parents=True)
     (site / "weatherman-1.0.dist-info" / "METADATA").write_text(
@@ -59,7 +59,7 @@ def approving(told: str) -> list[str]:
 
 
 def approve(here: Here, *tools: str) -> None:
-    """As a person does who has read it."""
+    """Approve it as a user does who has read it."""
     assert here(*approving(here("sources", "review", "weather", *tools).err)).code == 0
 
 

@@ -267,7 +267,7 @@ async def test_a_listener_that_is_not_a_compatible_holder_raises_a_clear_error(
 
 
 async def test_a_holder_that_closes_during_the_handshake_is_reported_as_not_responding(tmp_path: Path) -> None:
-    """The next one may be asked: it is not taken for another program."""
+    """The next holder may be tried: this one does not count as another program."""
     listener = await listen_on_socket(tmp_path, NAME, lambda connection, hello: (OPERATIONS, {}))
     joining = asyncio.create_task(connect_to_lease_holder(tmp_path, NAME))
     while not listener.connections:

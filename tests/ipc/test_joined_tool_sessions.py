@@ -71,7 +71,7 @@ let_go = asyncio.Event()
 
 
 class _Unreadable:
-    """What is no JSON."""
+    """A value without a JSON form."""
 
 
 @tool(id="far.odd", mode="stateful", side_effect="read", locks=[])

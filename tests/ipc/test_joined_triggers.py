@@ -55,7 +55,7 @@ class Own(ManualTrigger):
 
 
 async def take_notice_texts(session: Session, count: int = 1) -> list[str]:
-    """The texts of so many notices, which are taken."""
+    """Return the texts of this many notifications, and mark them delivered."""
     texts: list[str] = []
     assert session.notifications is not None
     while len(texts) < count:

@@ -20,7 +20,7 @@ from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_
 
 
 async def caught(work: Awaitable[object]) -> object:
-    """What it gives, or what it says."""
+    """Return its value or its error text."""
     try:
         return await work
     except ToolError as error:

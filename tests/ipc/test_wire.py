@@ -22,7 +22,7 @@ MARK: ContextVar[Any] = ContextVar("MARK", default="none")
 
 
 class HolderOperations:
-    """What the holder answers in these tests, and what happened to it."""
+    """The operations of the holder in these tests, with a record of their ends."""
 
     def __init__(self) -> None:
         self.begun: asyncio.Queue[Any] = asyncio.Queue()

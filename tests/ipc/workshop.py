@@ -46,7 +46,7 @@ async def connected() -> tuple[IpcConnection, IpcConnection]:
 
 @asynccontextmanager
 async def joined(tools: Sequence[object]) -> AsyncGenerator[ConnectionPair]:
-    """What two processes have of each other. No exception may have gone through the event loop when it ends."""
+    """The ends of a connection between two processes. No exception may have gone through the event loop at its end."""
     through_the_loop: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: through_the_loop.append(context))
     theirs, ours = await connected()

@@ -29,7 +29,7 @@ async def opened(
     settings: str = "",
     **options: Any,
 ) -> AsyncGenerator[Kernel]:
-    """See :func:`handrail.testing.scripted_kernel.temporary_kernel`; ``joined`` has one that only holds beside it."""
+    """See :func:`handrail.testing.scripted_kernel.temporary_kernel`; ``joined`` adds a separate lease holder."""
     if door == HELD:
         workspace, config = placed(folder, settings)
         state = folder / "state"

@@ -37,7 +37,7 @@ _PATIENCE_S = 300.0
 
 @dataclass(eq=False)
 class MemberProcess:
-    """What the test knows of one such process."""
+    """The state of one process, as the test knows it."""
 
     name: str
     pid: int
@@ -117,7 +117,7 @@ class SharedWorkspace:
             self._news.set()
 
     async def gone(self) -> None:
-        """Return when nobody is listened to any more."""
+        """Return when no process listens any more."""
         while self.members:
             self._news.clear()
             await self._news.wait()
@@ -143,7 +143,7 @@ class SharedWorkspace:
             raise AssertionError(f"{member.name}: {word} {told}")
 
     async def until(self, reached: Callable[[], bool]) -> None:
-        """Return when it is so; looked at with everything that is told."""
+        """Wait until the condition is true; checked at every message."""
         deadline = time.monotonic() + _PATIENCE_S
         while not reached():
             assert not self.failures, f"{self.failures}; {self._seen()}"
@@ -174,7 +174,7 @@ class SharedWorkspace:
         return next((each for each in self.members if holder is not None and each.pid == holder.pid), None)
 
     async def holding(self) -> tuple[MemberProcess, int]:
-        """Whoever holds the workspace, and its token, once everybody has had an answer of it."""
+        """Return the lease holder and its token after all processes have had an answer from it."""
         while True:
             holder = self.holder()
             member = self.member_of(holder)
@@ -196,7 +196,7 @@ class SharedWorkspace:
     # ── what happens to them ─────────────────────────────────────────────────────────────────────
 
     async def kill(self) -> None:
-        """Kill whoever holds the workspace in the middle of it, and wait until somebody else answers."""
+        """Kill the lease holder during its work, and wait until another one answers."""
         member, token = await self.holding()
         await self.some_answers(self.chance.randrange(1, 40))
         began = time.monotonic_ns()
@@ -207,7 +207,7 @@ class SharedWorkspace:
         await self.start()
 
     async def pause(self) -> None:
-        """Stop whoever holds it, and let it go on, or kill it, once somebody else answers."""
+        """Pause the lease holder, and continue or kill it after another one answers."""
         member, token = await self.holding()
         await self.some_answers(self.chance.randrange(1, 40))
         began = await self._stopped(member)
@@ -246,7 +246,7 @@ class SharedWorkspace:
         await self.start()
 
     async def _stopped(self, member: MemberProcess) -> int:
-        """Stop it, and return when it began once every thread of it stands still."""
+        """Stop the process, and return when all of its threads are stopped."""
         began = time.monotonic_ns()
         member.signal(signal.SIGSTOP)
         threads = Path(f"/proc/{member.pid}/task")
@@ -255,7 +255,7 @@ class SharedWorkspace:
         return began
 
     def _is_writing(self) -> bool:
-        """Whether somebody has the database locked for writing."""
+        """Return whether the database is locked for writing."""
         connection = sqlite3.connect(self.folders.database_file, timeout=0, isolation_level=None)
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -292,7 +292,7 @@ class SharedWorkspace:
     # ── what must hold ───────────────────────────────────────────────────────────────────────────
 
     def look(self) -> None:
-        """What was answered is on record with that outcome, no effect came twice, none without an intent."""
+        """Check that answers are recorded with their outcome, and effects are unique and have an intent."""
         answered, self.unchecked = self.unchecked, []
         with LogReader.open_database(self.folders.database_file) as reader:
             for record in reader.records(since=self.sequence):
@@ -337,7 +337,7 @@ class SharedWorkspace:
             assert ended[0]["result"]["data"] == result["data"], (mark, told, records)
 
     def _is_read(self, records: list[tuple[str, dict[str, Any]]], result: dict[str, Any]) -> bool:
-        """Whether nothing waited for the records of that call, so that a kill may have taken them."""
+        """Return whether nothing waited for the records of the call, so that a kill may have lost them."""
         if records and records[0][0] == "proposed":
             return records[0][1]["tool"] == "soak.look"
         return result["data"] in self.answers and result["data"] not in self.effects
@@ -387,7 +387,7 @@ class SharedWorkspace:
         return "intended" in kinds and kinds[-1] != "rejected"
 
     def told(self) -> str:
-        """For people: what happened, and how long it took."""
+        """Return a report for readers: events and durations."""
         lines = [f"{len(self.answers)} answers: {dict(self.outcomes)}, {self.effects.total()} effects"]
         for how in sorted({how for how, _ in self.takeovers}):
             took = sorted(seconds for each, seconds in self.takeovers if each == how)
@@ -416,7 +416,7 @@ def _never_began(pid: str) -> bool:
 
 @asynccontextmanager
 async def handovers(folder: Path, *, seed: int, members: int = 4, tasks: int = 2) -> AsyncGenerator[SharedWorkspace]:
-    """Begin with ``members`` processes, each with ``tasks`` sessions. Ends what is left."""
+    """Start ``members`` processes with ``tasks`` sessions each, and end the rest afterwards."""
     (folder / "ws").mkdir(parents=True)
     (folder / "state").mkdir(mode=0o700)
     (folder / "handrail.toml").touch()

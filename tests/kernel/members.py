@@ -166,7 +166,7 @@ async def member(folder: Path, *options: str) -> Member:
 
 @asynccontextmanager
 async def members(folder: Path, *options: tuple[str, ...]) -> AsyncGenerator[list[Member]]:
-    """Several, one after the other, so that the first holds the workspace. Ends those that are left."""
+    """Start several in sequence, so that the first holds the workspace, and end the rest afterwards."""
     found: list[Member] = []
     try:
         for each in options:

@@ -29,7 +29,7 @@ confined = pytest.mark.skipif(
 
 
 def program(folder: Path, name: str, says: str, *, own: bool = False) -> None:
-    """A tool that says one word; with ``own``, its program lies in a folder beside a file that it reads."""
+    """A tool that prints one word; with ``own``, its program is in a folder with a file that it reads."""
     folder.mkdir(parents=True, exist_ok=True)
     path = f"{name}-files/run" if own else name
     runtime: dict[str, object] = {"exec_path": path, "side_effect": "read", "locks": []}
@@ -51,7 +51,7 @@ def program(folder: Path, name: str, says: str, *, own: bool = False) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A configuration with a global tool that the agent overrides, one with files of its own, a module, and one too many."""
+    """A configuration with an overridden global tool, one with its own files, a module, and a surplus one."""
     config = tmp_path / "config"
     tools, agent = config / "tools", config / "agents" / "speaker"
     program(tools, "greet", "everybody")
@@ -301,7 +301,7 @@ def test_the_settings_of_a_bundle_name_its_agent_once_and_keep_all_other_setting
 
 
 def source(place: Path, name: str, script: str, *, more: dict[str, object] | None = None, **files: str) -> Path:
-    """A tool whose program is made by its build command from a folder beside the manifest; the agent has it."""
+    """A tool whose build command makes the program from a folder next to the manifest, for the agent."""
     config = place / "config"
     folder = config / "tools" / f"{name}-source"
     folder.mkdir(parents=True)

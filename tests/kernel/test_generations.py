@@ -33,7 +33,7 @@ async def send_with_subject(to: str, subject: str) -> str:
 
 
 class Counter(Tool):
-    """A tool that holds something between calls."""
+    """A tool with state between calls."""
 
     spec = ToolSpec(id="count", description="Counts.", side_effect="read", locks=())
 

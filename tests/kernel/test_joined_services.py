@@ -51,7 +51,7 @@ async def _nothing() -> None: ...
 
 
 async def caught(work: Awaitable[object]) -> object:
-    """What it gives, or what it says."""
+    """Return its value or its error text."""
     try:
         return await work
     except ToolError as error:

@@ -56,7 +56,7 @@ async def send(name: str) -> str:
 
 
 class StatefulResource(Tool):
-    """A tool that holds something between calls."""
+    """A tool with state between calls."""
 
     spec = ToolSpec(id="test.stays", description="Stays.", side_effect="read", locks=())
 

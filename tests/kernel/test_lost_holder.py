@@ -133,7 +133,7 @@ async def test_a_rule_is_revoked_once_when_the_connection_is_lost_before_the_rep
 
 
 async def _parked(held: LocalKernel) -> None:
-    """A call that waits for a person."""
+    """A call that awaits an approval."""
 
     class Absent:
         async def approve(self, request: object) -> ApprovalAnswer:

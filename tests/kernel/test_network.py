@@ -50,7 +50,7 @@ SCRIPT = {"command": "bash fetch.sh"}
 
 
 def put_script(folder: Path, *urls: str) -> None:
-    """What :data:`SCRIPT` runs."""
+    """Write the program that :data:`SCRIPT` runs."""
     (folder / "ws").mkdir()
     (folder / "ws" / "fetch.sh").write_text('echo "proxy:$http_proxy"\n' + "\n".join(map(get, urls)))
 

@@ -58,7 +58,7 @@ def test_an_unchanged_spec_is_checked_once_and_a_changed_one_again() -> None:
 
 
 class _Held:
-    """A source of somebody else's that waits where it is told to."""
+    """A third-party source that waits at a chosen point."""
 
     def __init__(self, name: str) -> None:
         self.name, self.is_third_party = name, True

@@ -48,7 +48,7 @@ async def appeared() -> set[str]:
 
 
 async def wait_until_none_ready() -> None:
-    """Until none is there: sooner than one that nobody takes would end by itself."""
+    """Wait until none is ready, for less time than an unused one lasts."""
     async with asyncio.timeout(MAX_AGE_S / 2):
         while waiting():
             await asyncio.sleep(0.01)

@@ -164,7 +164,7 @@ def test_the_sandbox_of_this_machine_is_the_default(tmp_path: Path) -> None:
 
 @pytest.mark.proves("S-09")
 async def test_an_unconfined_command_requires_a_rule_or_approval_in_every_mode(tmp_path: Path) -> None:
-    """What a repository tells git to run would run unconfined, and unasked."""
+    """Programs that a repository configures for git would run unconfined without a request."""
     settings = '[sandbox]\nunconfined = ["bash"]\n'
     async with temporary_kernel(tmp_path, settings=settings) as kernel:
         for mode in ("plan", "accept-edits"):

@@ -62,7 +62,7 @@ TIMER = ("add_timer", {"interval": 3600, "prompt": "An hour has gone."})
 
 @dataclass
 class BusySession:
-    """A session in which everything is at work: a sub-agent that it waits for, one in the background, a job, a trigger."""
+    """A session with an awaited sub-agent, one in the background, a job and a trigger."""
 
     kernel: LocalKernel
     session: LocalSession

@@ -42,14 +42,14 @@ async def start_background_agent(
 
 
 async def wait_for_job_notice(session: Session) -> str:
-    """What a model that goes on in a session is sent, once there is the job's end to tell."""
+    """Wait for the end of the job, and return the next request of a resumed model."""
     assert session.notifications is not None
     await session.notifications.wait_until_pending()
     return await said_in(session)
 
 
 async def said_in(session: Session) -> str:
-    """What a model that goes on in a session, where the job's end is told, is sent."""
+    """Return the first request of a model that resumes a session after the end of its job."""
     model = PlaybackModel(text_reply("Heard."), text_reply("Again."))
     agent = Agent(session, model)
     assert (await agent.complete("And?")).text == "Heard."

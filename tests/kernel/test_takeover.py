@@ -30,7 +30,7 @@ async def wait_until_tool_started(folder: Path, name: str) -> None:
 
 
 async def call_after_takeover(process: Member, name: str, session: str) -> dict[str, Any]:
-    """What a call gives once the process has found its place; until then nothing runs."""
+    """Return the result of a call after the process has found the holder; until then nothing runs."""
     for number in count():
         told = await process.call("glob", {"pattern": f"{number}*"}, session=session)
         if told.get("result", {}).get("metadata", {}).get("error_kind") not in ("unavailable", "cancelled"):

@@ -242,7 +242,7 @@ def test_a_browser_program_of_the_workspace_is_not_started(
 async def test_a_program_in_any_folder_that_an_agent_may_write_is_not_started(
     activated: ActivatedEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What calls may write is not only the workspace."""
+    """Calls may write outside the workspace, too."""
     further = activated.folder / "further"
     (activated.programs).rename(further)
     monkeypatch.setenv("PATH", f"{further}:{os.environ['PATH']}")

@@ -316,7 +316,7 @@ async def test_a_suspended_interaction_resumes_with_its_loaded_tools(tmp_path: P
 
 
 async def test_loaded_tools_stay_loaded_after_a_takeover(tmp_path: Path) -> None:
-    """The process that joined goes on with the next holder, and with what its model had in view."""
+    """The joined process continues with the next holder, and with the tools its model had loaded."""
     async with temporary_kernel(tmp_path) as holder:
         joined = open_kernel(
             holder.workdir,

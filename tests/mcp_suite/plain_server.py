@@ -159,7 +159,7 @@ def _fits(ask: Mapping[str, Any], answer: Any) -> bool:
 async def _carried_out(
     context: Context, params: types.CallToolRequestParams | types.GetPromptRequestParams, behaviour: Behaviour
 ) -> Any:
-    """What a fixture gives, or what it asks for."""
+    """Return the result of a fixture, or its request."""
     answered: list[dict[str, Any]] = json.loads(params.request_state) if params.request_state else []
     responses = params.input_responses
     given = (

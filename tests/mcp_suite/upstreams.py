@@ -344,7 +344,7 @@ async def _used(kernel: LocalKernel, session: Any, server: Server) -> int:
 
 
 async def _refused(kernel: LocalKernel, session: Any) -> int:
-    """How many tools a session may call that no rule allows any of; nobody is there to be asked."""
+    """Return how many tools a headless session without rules may call."""
     ids = [entry.id for entry in kernel.generation.entries.values() if entry.third_party is not None]
     wrong = 0
     for tool_id in ids:

@@ -121,7 +121,7 @@ class AuthorizerFixture:
         return self.judge(BASH, {"command": command}, *rules)
 
     def may(self, spec: ToolSpec, arguments: Mapping[str, Any], *rules: str | RuleBook) -> AccessCheck:
-        """What the call may touch, once decided and, where it asks, answered with yes."""
+        """Return the rights of a call after its decision and, if it asks, an approval."""
         chosen = self._book(rules)
         verdict = self.authority.evaluate(spec, arguments, rules=chosen, roots=self.roots)
         return self.authority.make_access_check(verdict, spec, rules=chosen, roots=self.roots)

@@ -161,5 +161,5 @@ def test_a_parent_sessions_rule_overrides_a_child_rule_that_names_the_path(desk:
 
 
 def test_a_bash_call_does_not_ask_for_paths_that_its_program_might_write(desk: AuthorizerFixture) -> None:
-    """The sandbox holds a program to it; see the tests of the guard."""
+    """The sandbox restricts the program; see the tests of the guard."""
     assert desk.judge(BASH, {"command": "touch AGENTS.md"}, "allow bash").action == "allow"

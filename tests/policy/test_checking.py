@@ -228,7 +228,7 @@ _ARGUMENTS = st.fixed_dictionaries(
 def test_a_refused_rule_matches_no_call(
     action: str, tool: str, words: list[str], arguments: dict[str, Any], argv: list[str], path: str
 ) -> None:
-    """What its tool could be called with, which the capability check lets through."""
+    """For all arguments that the capability check allows."""
     text = f"{action} {tool} {' '.join(words)}"
     try:
         made = parse_rule(text, scope="session", known=SPECS)

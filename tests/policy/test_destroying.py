@@ -107,7 +107,7 @@ def test_a_broad_rule_does_not_allow_data_loss_but_an_exact_rule_does(repository
 
 
 def test_a_changed_ignore_file_does_not_hide_the_loss_of_files(repository: AuthorizerFixture) -> None:
-    """What is tracked stays a loss, whatever an ignore file says; so does all after a pattern that takes back."""
+    """Tracked files stay a loss whatever an ignore file says, and so do all files after a negated pattern."""
     ignore = Path(repository.path(".gitignore"))
     before = ignore.read_text()
     try:

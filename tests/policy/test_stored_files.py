@@ -425,7 +425,7 @@ def test_a_long_index_is_read_before_the_decision_and_not_within_it(repository: 
 
 @pytest.mark.parametrize("count", [300, 5_000])
 def test_the_rules_judge_many_stored_files_before_the_decision_and_not_within_it(repository: Path, count: int) -> None:
-    """A decision holds everything else up, so that it looks at a few names only."""
+    """A decision blocks all other work, so it checks only a few names."""
     commit(repository, {f"d{number % 50}/{number}": "" for number in range(count)})
     desk = AuthorizerFixture(repository)
 

@@ -22,7 +22,7 @@ _WORDS = st.lists(
 
 
 def _mutated(text: str) -> list[str]:
-    """Texts beside ``text``: one character less, more, or another."""
+    """Yield variants of ``text`` with one character removed, added or changed."""
     return [
         text[1:],
         text[:-1],

@@ -20,7 +20,7 @@ LIMITS = (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_AS, res
 
 
 def place() -> str:
-    """What a fork cannot be given afterwards: the namespaces and the user."""
+    """The namespaces and user, which a fork cannot receive later."""
     names = (os.readlink(f"/proc/self/ns/{kind}") for kind in ("mnt", "net", "pid", "user", "ipc", "uts"))
     return " ".join((*names, str(os.getresuid()), str(os.getresgid())))
 

@@ -8,7 +8,7 @@ from handrail.record.hash_chain import GENESIS, compute_body_commitment, count_e
 
 
 def seal_anew(connection: sqlite3.Connection) -> None:
-    """Number what is left and chain it, each entry as a group of its own."""
+    """Renumber and chain the remaining entries, each as its own group."""
     left = connection.execute("SELECT sequence, at_ns, kinds, session, call, seal, body FROM record ORDER BY sequence")
     previous, number = GENESIS, 1
     for sequence, at_ns, kinds, session, call, seal, body in left.fetchall():

@@ -68,7 +68,7 @@ class _NoValues:
 
 
 class _Doors:
-    """What carries a call out, reduced to a call that nobody stops and that touches nothing else."""
+    """Minimal services for a call that is never stopped."""
 
     cancellation = _NotCancelled()
     job_id: str | None = None

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.proves("R-06")
 
 
 class GenerationSequence:
-    """Generations of ten tools and more, one after the other, as they are told."""
+    """Successive generations of ten and more tools, as recorded."""
 
     def __init__(self) -> None:
         self.chronicle, self.memory = GenerationRecorder(), LoadCache()
@@ -37,7 +37,7 @@ class GenerationSequence:
 
 
 def reconstructed(told: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The tools of the last of ``told``, as a reader of the log finds them."""
+    """Return the tools of the last record, as a reader of the log finds them."""
     tools: dict[str, Any] = {}
     for body in told:
         if "after" not in body:

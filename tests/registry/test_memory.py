@@ -33,7 +33,7 @@ pytestmark = pytest.mark.proves("R-06")
 
 
 class CountingSource:
-    """The operator's own, which counts how often it is looked through."""
+    """The operator's source, which counts its scans."""
 
     rank: SourceRank = "code"
     is_third_party = False

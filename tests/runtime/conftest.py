@@ -28,7 +28,7 @@ class RecordingAccessCheck:
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
-    """``ws`` beside a folder of secrets whose name begins alike."""
+    """``ws`` next to a folder of secrets with a similar name."""
     folder = tmp_path.resolve() / "ws"
     folder.mkdir()
     secret = tmp_path / "ws_secret"

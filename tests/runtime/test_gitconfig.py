@@ -27,7 +27,7 @@ def inside(path: str) -> bool:
 
 
 def as_git_reads(data: bytes, folder: Path) -> list[GitConfigLine] | None:
-    """What git makes of a file: it runs nothing to list it. None where it refuses."""
+    """Return git's list of a configuration file, which runs no program; None if git refuses it."""
     file = folder / "config"
     file.write_bytes(data)
     done = subprocess.run(

@@ -143,7 +143,7 @@ async def test_a_clone_with_the_vcs_capability_keeps_its_instruction_files(hub: 
 
 @pytest.fixture
 def repository_in_rebase(ground: GuardFixture) -> GuardFixture:  # noqa: F811
-    """A repository of a person's, in which a rebase has begun that runs a test of theirs."""
+    """A user's repository during a rebase that runs one of their tests."""
     state = ground.workspace / ".git" / "rebase-merge"
     state.mkdir(parents=True)
     for name in ("objects", "refs"):

@@ -57,7 +57,7 @@ def by_rename(workspace: Path, name: str, text: str) -> None:
 
 
 async def while_it_runs(ground: GuardFixture, script: str, outside: Callable[[], None]) -> ToolError | None:
-    """Start a program, do something outside, and let the program go on with ``script``; how it failed."""
+    """Start a program, act outside, let it continue with ``script``, and return its error."""
     profile = dataclasses.replace(ground.profile, denials=LockFileDenials())
     program = ProgramSpec(["/bin/bash", "-c", f"echo up; read go; {script}; exit 0"])
     process = await ground.sandbox.start(ground.capabilities, profile, program)
@@ -429,7 +429,7 @@ async def test_programs_wait_for_a_persistent_git_process_only_during_its_calls(
 async def test_a_git_tool_detects_the_mounts_of_a_program_that_started_during_its_check(
     ground: GuardFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The program starts after the git tool has looked, and before it is known to run."""
+    """The program starts after the git tool has checked, and before it is registered as running."""
     furnish(ground.workspace)
     programs: list[GuardedProcess] = []
     hold = running_programs.running_programs.register

@@ -445,7 +445,7 @@ def test_expansion_of_any_braces_ends_within_its_limit(pattern: str) -> None:
 
 @given(st.lists(st.sampled_from(["src", "a.py", "b.PY", "*.py", "**", ".x", "x.tar.gz"]), min_size=1, max_size=3))
 def test_the_type_filter_for_ripgrep_never_excludes_a_wanted_file(parts: list[str]) -> None:
-    """What ripgrep is told by the last part has to let through all that the whole pattern wants."""
+    """The filter for ripgrep from the last part must include every file that the whole pattern matches."""
     wanted = SearchPathFilter.parse("/".join(parts))
     types = [one.partition(":")[2] for one in wanted.build_arguments() if one.startswith("--type-add")]
     for path in ("a.py", "src/a.py", "src/src/b.py", "x.tar.gz", "src/x.tar.gz"):
@@ -545,7 +545,7 @@ async def test_matches_and_names_behind_a_link_to_a_denied_file_are_not_shown(
 async def test_names_from_a_folder_reached_through_a_swapped_link_are_not_listed(
     workspace: Path, searching: Searching, faking: Faking
 ) -> None:
-    """ripgrep went into a link that took a folder's place for a moment, and lists what lies behind it."""
+    """ripgrep followed a link that briefly replaced a folder, and lists files behind it."""
     put(workspace, {"open/a.txt": "x", "private/customer-list.txt": "x"})
     faking(r"printf './open/a.txt\000./open/customer-list.txt\000./open/\000'")
     assert (await searching(nothing_like("private")).glob("**")).paths == ("open/a.txt",)

@@ -45,7 +45,7 @@ def allowed(capability: Capability, target: str | Sequence[str]) -> None:
 
 @pytest.fixture
 def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, EditorBuffers, EditorFiles]:
-    """A workspace that nothing has changed for a while, and the file door beside its editor."""
+    """A workspace without recent changes, and the file service with its editor."""
     workspace = tmp_path / "ws"
     (workspace / "src").mkdir(parents=True)
     (workspace / "src" / "a.txt").write_text("saved\n")
@@ -135,7 +135,7 @@ async def test_a_link_swapped_in_during_an_editor_read_does_not_expose_another_f
 
 
 def _until_the_clock_ticks(folder: Path) -> None:
-    """File systems' clocks go on by steps; a test may be quicker than one."""
+    """The clocks of file systems advance in steps; a test may be faster than one."""
     before = folder.parent.stat().st_ctime_ns
     probe = folder.parent / "tick"
     while True:

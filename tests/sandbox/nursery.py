@@ -26,7 +26,7 @@ _LEAVING_S = 20
 
 
 async def hold_sandbox(workspace: str, scratch: str, telling: int, at_once: bool) -> None:
-    """Start a sandbox and stay. ``at_once``: die before bubblewrap has said whom it started."""
+    """Start a sandbox and stay. ``at_once``: die before bubblewrap has reported its child."""
     sandbox = tier_probe.choose_sandbox()
     assert isinstance(sandbox, BubblewrapSandbox)
     layer = CapabilityLayer("test", (workspace,), (workspace,), (), (ShellRequires(cmd="*"),))
@@ -43,7 +43,7 @@ async def hold_sandbox(workspace: str, scratch: str, telling: int, at_once: bool
 
 
 def list_survivors(workspace: str, scratch: str, delay_s: float) -> list[str]:
-    """Who is there after a holder was killed so long after it began to start a sandbox; below 0: at once."""
+    """Return the processes left after a holder was killed ``delay_s`` into a start; below 0: immediately."""
     reading, writing = os.pipe()
     holder = os.fork()
     if holder == 0:

@@ -166,7 +166,7 @@ def test_a_cgroup_is_removed_with_its_process_or_by_the_next_process() -> None:
 async def test_a_cgroup_memory_limit_works_without_the_memory_monitor(
     confined: SandboxFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file in memory that is in nobody's size: who holds it is ended, the shell that waits for them goes on."""
+    """A file in memory counts for no process: its holders are ended, and the waiting shell continues."""
     monkeypatch.setattr(bubblewrap, "compute_total_memory_limit", lambda: 96 << 20)
 
     def nobody_looks(process: SandboxedProcess, bound: int, files: int) -> None:

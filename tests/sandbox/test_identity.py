@@ -19,7 +19,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become som
 
 @pytest.fixture
 def owned(ground: SandboxFolders) -> SandboxFolders:
-    """A workspace that somebody owns who gets neither to it nor to the scratch by the folders around."""
+    """A workspace whose owner cannot reach it or the scratch folder through the parent folders."""
     os.chown(ground.workspace, SOMEBODY, SOMEBODY)
     ground.workspace.parent.chmod(0o700)
     return ground

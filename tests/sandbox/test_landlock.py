@@ -44,7 +44,7 @@ def other(first: LauncherProgram | None = None, abi: int | None = None) -> Bubbl
 async def ran(
     sandbox: BubblewrapSandbox, ground: SandboxFolders, script: str, folders: Folders | None = None, **seen: object
 ) -> CompletedRun:
-    """``script`` where Landlock is told of other folders than those that are mounted.
+    """Run ``script`` with a Landlock ruleset for other folders than the mounted ones.
 
     They are mounted apart from /tmp, which is writable with all that is in it.
     """

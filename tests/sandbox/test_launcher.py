@@ -173,7 +173,7 @@ async def test_a_sandbox_ends_when_its_lifeline_is_closed(launched: SandboxFolde
 
 
 def spoken_to(first: LauncherProgram, letter: bytes) -> tuple[bytes, int]:
-    """What the launcher answers to ``letter`` outside of any sandbox, and its exit code."""
+    """Return the launcher's answer to ``letter`` outside any sandbox, and its exit code."""
     here, there = socket.socketpair()
     lifeline_here, lifeline = socket.socketpair()
     text = os.memfd_create("letter")

@@ -89,7 +89,7 @@ async def test_tmp_and_shared_memory_fill_up_at_their_limits(ground: SandboxFold
 
 @pytest.mark.proves("S-04")
 async def test_a_fork_bomb_of_an_ordinary_user_is_limited(confined: SandboxFolders) -> None:
-    """As root the workspace is given to somebody, as whom its programs then run."""
+    """As root, the workspace gets another owner, as whom its programs run."""
     if os.geteuid() == 0:
         os.chown(confined.workspace, 65533, 65533)
     script = f"id -u; {FORKS}; : > still-works"

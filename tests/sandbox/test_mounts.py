@@ -80,7 +80,7 @@ def first(request: pytest.FixtureRequest) -> LauncherProgram:
     ]
 )
 def home(request: pytest.FixtureRequest, ground: SandboxFolders) -> Iterator[SandboxFolders]:
-    """A workspace with what is hidden and what is kept, folders beside it, and keys outside."""
+    """A workspace with hidden and protected files, further folders, and keys outside."""
     with tempfile.TemporaryDirectory(prefix="handrail-mounts-") as folder:
         # Not beneath pytest's folders, which each run of pytest closes to other users when it begins.
         place = Path(folder).resolve()

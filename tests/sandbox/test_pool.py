@@ -367,7 +367,7 @@ async def test_a_cancelled_start_leaves_no_process_or_descriptor(ground: Sandbox
 
 
 def listening() -> int:
-    """In how many sandboxes of this process somebody listens on the proxy's port."""
+    """Return in how many sandboxes of this process a listener has the proxy's port."""
     count = 0
     for outer in children():
         with contextlib.suppress(OSError):

@@ -26,7 +26,7 @@ from handrail.sandbox.view.mount_comparison import host_mounts
 
 
 def survivors(marker: str) -> list[str]:
-    """Processes of this machine whose command line holds ``marker``."""
+    """Return processes of this machine whose command line contains ``marker``."""
     found: list[str] = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -380,7 +380,7 @@ async def test_the_wait_for_stuck_namespaces_ends_after_its_time_limit(
 
 
 async def many_calls(ground: SandboxFolders, rounds: int) -> None:
-    """Calls of several kinds, pooled and not, some killed; then nothing of them is there any more."""
+    """Run calls of several kinds, pooled or not, some killed, and check that nothing is left."""
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     await ground.bash("true")
     await wait_until_sandboxes_dismantled()
@@ -445,7 +445,7 @@ async def test_ten_thousand_calls_leave_no_process_descriptor_or_temporary_file(
 
 
 async def test_a_program_begun_after_its_sandbox_ended_raises_a_backend_error(ground: SandboxFolders) -> None:
-    """As when a sandbox that could not be set up has ended before its network is there."""
+    """For example, if a sandbox failed its setup before its network was ready."""
     sandbox = ground.sandbox
     assert isinstance(sandbox, BubblewrapSandbox)
     plan = await sandbox.make_plan(ground.capabilities, ground.profile(), ProgramSpec(("true",)))

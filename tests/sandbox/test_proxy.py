@@ -23,7 +23,7 @@ pytestmark = pytest.mark.proves("S-02")
 
 
 class ProxyClient:
-    """A client's view of one proxy, and what the proxy told of it."""
+    """A client of one proxy, and the proxy's reports."""
 
     def __init__(self, port: int, proxy: EgressProxy, attempts: list[ConnectionAttempt]) -> None:
         self.port = port

@@ -113,7 +113,7 @@ def test_the_copy_follows_changed_files_and_removes_files_that_become_private(et
 def test_a_folder_swapped_for_a_link_is_not_followed_into_the_copy(
     etc: ConfigFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Part of /etc may belong to a service's user, who could have root copy what lies in a private folder."""
+    """A service user may own part of /etc and could have root copy the files of a private folder."""
     private = tmp_path / "private"
     private.mkdir(0o700)
     (private / "key").write_text("KEY")

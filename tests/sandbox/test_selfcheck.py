@@ -86,7 +86,7 @@ async def test_the_sandbox_of_this_machine_passes_the_suite(sandbox: Sandbox) ->
 
 
 def _again(*places: str) -> list[str]:
-    """What Python needs, where it lies beneath what is mounted over."""
+    """Mount what Python needs again if it is under a hidden folder."""
     found = sorted({place for place in places if place.startswith("/tmp/") and Path(place).exists()})
     return [word for place in found for word in ("--ro-bind", place, place)]
 
@@ -134,7 +134,7 @@ def test_a_provider_that_confines_nothing_fails_the_suite(sandbox: Sandbox) -> N
 
 
 class FailingSandbox:
-    """A provider whose every start fails, in the way that it is told."""
+    """A provider whose starts all fail in a given way."""
 
     tier = SandboxTier("broken", "")
 

@@ -201,7 +201,7 @@ signal.pause()
 async def test_a_call_whose_pipes_use_up_the_share_of_its_user_is_ended(
     confined: SandboxFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Root is given whole pipes always, so that they have become short is said here."""
+    """Root always gets full-size pipes, so the shortage is simulated here."""
     (confined.workspace / "probe.py").write_text(PIPES)
     process = await confined.start("/bin/bash", "-c", "exec python3 probe.py")
     try:

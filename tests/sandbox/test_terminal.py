@@ -25,7 +25,7 @@ async def started(ground: SandboxFolders, *argv: str) -> TerminalProcess:
 
 
 async def until(process: TerminalProcess, mark: bytes) -> bytes:
-    """What it shows, up to ``write_marker_file``."""
+    """Return its output up to ``write_marker_file``."""
     shown = b""
     while mark not in shown:
         piece = await process.read(1 << 16)

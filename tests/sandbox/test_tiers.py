@@ -17,7 +17,7 @@ from handrail.sandbox.start import spawn
 
 @pytest.fixture(autouse=True)
 def chosen_anew() -> Iterator[None]:
-    """Here, and by the tests after this one: none is to find what a program of this one's was taken for."""
+    """Choose again here and after this test: no other test may use a cached choice."""
     tier_probe.choose_sandbox.cache_clear()
     yield
     tier_probe.choose_sandbox.cache_clear()

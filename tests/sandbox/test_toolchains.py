@@ -44,7 +44,7 @@ async def test_the_python_on_path_runs_in_the_sandbox(ground: SandboxFolders, mo
 async def test_an_unreadable_folder_on_path_is_skipped(
     ground: SandboxFolders, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As the home of whoever started a shell for another person; a name that is too long fails for root too."""
+    """For example, the home of another user who started the shell; too long a name also fails for root."""
     long = "x" * 300
     shut = tmp_path / "shut"
     (shut / "bin").mkdir(parents=True)

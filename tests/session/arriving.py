@@ -21,7 +21,7 @@ SECOND = 1_000_000_000
 
 @dataclass
 class Clock:
-    """A clock that stands until it is set."""
+    """A clock that is set by hand."""
 
     now: int = int(datetime(2026, 3, 2, 8, 0).timestamp()) * SECOND
 
@@ -30,7 +30,7 @@ class Clock:
 
 
 class InboundFixture:
-    """What a holder has of channels and triggers, on a real store."""
+    """The channels and triggers of a lease holder, on a real store."""
 
     def __init__(self, store: WorkspaceStore, clock: Clock, outcomes: Mapping[str, bool | None]) -> None:
         redactor = SecretRedactor()

@@ -186,7 +186,7 @@ class RandomCalls:
         self.kinds: Counter[str] = Counter()
 
     async def blow(self, calls: int) -> None:
-        """Make about so many calls, then wait for all of them."""
+        """Make about this many calls, then wait for all of them."""
         for _ in range(3):
             self.sessions.append(await self.kernel.session(approval_handler=RandomUser(self.chance)))
         self.sessions.append(await self.kernel.session())
@@ -287,7 +287,7 @@ class RandomCalls:
         return chance.choice(some)
 
     async def held(self, tasks_before: int) -> None:
-        """What must hold once the storm is over."""
+        """Check the invariants after the storm."""
         arbiter = self.kernel.components.arbiter
         assert set(self.answered.values()) <= {1}
         assert arbiter.locks.active_resource_count == 0

@@ -58,7 +58,7 @@ class DeferringUser:
 
 
 class PendingRequests:
-    """Waits until so many requests can be answered."""
+    """Waits until this many requests are pending."""
 
     def __init__(self, session: Session) -> None:
         self._count = 0

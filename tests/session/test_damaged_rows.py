@@ -70,7 +70,7 @@ RULES = ["allow test.count", "allow test.keep", "ask test.pay", "ask test.lend",
 
 
 async def used(folder: Path) -> Path:
-    """A workspace with rows in every table; gives its database. One call of ``ses_used`` waits for a person."""
+    """Fill every table of a workspace, and return its database. One call of ``ses_used`` awaits an approval."""
     async with temporary_kernel(folder, tools=TOOLS, rules=RULES) as kernel:
         (folder / "ws" / "a.txt").write_text("text\n")
         person = ScriptedApprovalHandler([ApprovalAnswer("session"), ApprovalAnswer("project")])
@@ -94,7 +94,7 @@ async def used(folder: Path) -> Path:
 
 
 async def attempt_on_damaged_log(attempt: Callable[[], Awaitable[Any]]) -> Any:
-    """What came of it; damage may only show as a refusal in words."""
+    """Return the result or error; damage may only cause a clear error."""
     try:
         found: object = await attempt()
     except (LogUnavailable, StartError) as error:

@@ -123,7 +123,7 @@ def reference(fields: Fields, change: Change, start: int, end: int) -> list[int]
 
 
 def fires(fields: Fields, change: Change, start: int, end: int) -> list[int]:
-    """The same, as a schedule that is added at ``start`` goes on."""
+    """Return the same for a schedule that is added at ``start``."""
     trigger = Trigger("t", "s", "schedule", "x", start * SECOND_NS, cron=fields.cron)
     found: list[int] = []
     now = start * SECOND_NS

@@ -87,7 +87,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def wait_for_notices(session: Session, count: int) -> Sequence[Notification]:
-    """Wait until so many have come."""
+    """Wait for this many notifications."""
     assert session.notifications is not None
     while len(found := await session.notifications.list_pending()) < count:
         await asyncio.sleep(0.001)

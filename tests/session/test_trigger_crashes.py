@@ -25,7 +25,7 @@ pytestmark = pytest.mark.proves("A-07", "G-05")
 
 
 class StoredRows:
-    """A conversation's rows, in the same database as what is told in it."""
+    """The rows of a conversation, in the database of its notifications."""
 
     def __init__(self, store: WorkspaceStore) -> None:
         self._store = store
@@ -53,7 +53,7 @@ class StoredRows:
 
 
 async def heard_after(folder: Path, there: InboundFixture, clock: Clock, store: WorkspaceStore) -> list[str]:
-    """Go on from what is there: fire what is due and hear what was told. Gives the whole conversation's lines."""
+    """Continue: fire due triggers, deliver notifications, and return all lines of the conversation."""
     await there.clockwork.start_stored_triggers()
     conversation = Conversation(StoredRows(store))
     await conversation.load_stored_messages()

@@ -45,7 +45,7 @@ def threads_watched() -> Iterator[None]:
 
 
 class AgreeingUser:
-    """A person who says yes to every call and answers every question with nothing."""
+    """A user who approves every call and answers every question with nothing."""
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
         return ApprovalAnswer("once")

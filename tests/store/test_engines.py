@@ -26,7 +26,7 @@ opened: list[str] = []
 
 
 def large_pages(workspace_database: str, **options: Any) -> sqlite3.Connection:
-    """An engine whose databases can be told from others: their pages are larger."""
+    """An engine whose databases are recognisable by their larger pages."""
     opened.append(workspace_database)
     connection = sqlite3.connect(workspace_database, **options)
     if "mode=ro" not in workspace_database:
@@ -44,7 +44,7 @@ def failing(database: str, **options: Any) -> object:
 
 @pytest.fixture(autouse=True)
 def offers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """What packages offer, by name."""
+    """Return the engines of packages by name."""
     offered = {"large": "large_pages"}
     opened.clear()
     engines._load_engine.cache_clear()  # pyright: ignore[reportPrivateUsage]

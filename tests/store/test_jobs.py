@@ -24,7 +24,7 @@ def row(number: int, state: JobState = "pending", session: str = "ses") -> JobRo
 
 
 class JobStateMachine(RuleBasedStateMachine):
-    """Any order of moves, whoever makes them; beside it, what must be so."""
+    """Any order of transitions by any process, and the invariants."""
 
     loop: asyncio.AbstractEventLoop
     store: WorkspaceStore

@@ -379,7 +379,7 @@ async def test_a_thread_renews_the_lease(place: Place) -> None:
 async def test_the_writer_of_a_replaced_lease_holder_refuses_permanently_and_drops_its_queue(
     place: Place, steps: str
 ) -> None:
-    """With a token counted by somebody else behind the lease's back: the database alone must notice."""
+    """The token is increased without the lease: the database alone must detect it."""
     store = place.open()
     await store.sessions.record_opened(SessionRow("ses_1", 5))
     other = sqlite3.connect(place.folders.database_file)

@@ -296,7 +296,7 @@ async def test_a_queued_item_becomes_durable_shortly_afterwards_without_a_furthe
 
 
 class ClosedInBetween(GroupWriter[str]):
-    """One that another thread closes just after somebody saw that it is open."""
+    """A connection that another thread closes right after a check that it is open."""
 
     def _check_open(self) -> None:
         super()._check_open()

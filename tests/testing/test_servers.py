@@ -141,7 +141,7 @@ def test_the_anthropic_server_requires_alternating_roles_and_an_output_limit() -
 
 
 async def post(server: ProviderServer, path: str, body: Any, **headers: str) -> tuple[int, bytes]:
-    """One request by hand, as a client that is no SDK would make it."""
+    """Send one request by hand, without an SDK."""
     port = int(server.address.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     raw = json.dumps(body).encode()

@@ -33,7 +33,7 @@ _numbers = itertools.count(1)
 
 
 class RunningCall:
-    """A call that nobody stops."""
+    """A call that is never stopped."""
 
     is_requested = False
 
@@ -43,7 +43,7 @@ class RunningCall:
 
 @dataclass
 class CallServices:
-    """What the arbiter gives a call's runtime, without an arbiter."""
+    """The arbiter's services for the runtime of a call, without an arbiter."""
 
     evaluate: AccessCheck
     approval_handler: ApprovalHandler | None = None
@@ -131,7 +131,7 @@ class SessionValues:
 
 @dataclass
 class ScriptedUser:
-    """Answers as it was told to, and remembers what it was asked."""
+    """A user with scripted answers, who records the questions."""
 
     answers: list[list[str]]
     asked: list[UserQuestion] = field(default_factory=list[UserQuestion])
@@ -179,7 +179,7 @@ class BuiltinToolFixture:
         )
 
     async def call(self, tool_id: str, **arguments: Any) -> Any:
-        """What the tool returns, whose arguments have to fit its schema, or what it says of them."""
+        """Return the tool's output or error text; the arguments must match its schema."""
         tool = next(tool for tool in BUILTINS if tool.spec.id == tool_id)
         assert compile_schema(tool.spec.parameters).list_problems(arguments) == []
         tool.check(arguments)

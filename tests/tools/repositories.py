@@ -19,7 +19,7 @@ _AROUND = {
 
 @dataclass(frozen=True)
 class Repo:
-    """A repository that a person made."""
+    """A repository of a user."""
 
     folder: Path
 
@@ -36,7 +36,7 @@ class Repo:
         return path
 
     def commit(self, message: str, **files: str | bytes) -> str:
-        """A commit of these files; a name's ``__`` stands for a dot. Returns its name."""
+        """Commit these files and return the commit's name; ``__`` in a file name stands for a dot."""
         for name, content in files.items():
             self.put(name.replace("__", "."), content)
         self.git("add", "--all")

@@ -287,7 +287,7 @@ async def test_a_large_file_is_edited_correctly(desk: BuiltinToolFixture) -> Non
 
 @pytest.mark.proves("T-07")
 async def test_fifty_parallel_edits_of_one_file_succeed_or_report_a_conflict(desk: BuiltinToolFixture) -> None:
-    """Without the arbiter's locks: whoever is told of a success finds it in the file, the others a conflict."""
+    """Without the arbiter's locks: each reported success is in the file, and the others report a conflict."""
     path = desk.put("f", "".join(f"slot {n} empty\n" for n in range(50)))
     await desk.call("read", path="f")
     todo = set(range(50))

@@ -424,7 +424,7 @@ OPENED_BY_GIT = (
 
 
 def stand_in(place: Path, kind: str, repo: Repo) -> None:
-    """Put something that is no regular file in a file's place."""
+    """Replace a file with a special file."""
     place.parent.mkdir(parents=True, exist_ok=True)
     if place.is_symlink() or place.exists():
         place.unlink()

@@ -56,7 +56,7 @@ async def refused(session: Session, name: str, /, **arguments: Any) -> Result:
 
 
 async def read_until_mark(session: Session, terminal: str, mark: str) -> str:
-    """What it shows from where the last look ended, up to ``write_marker_file``."""
+    """Return its output since the last read, up to ``write_marker_file``."""
     text = ""
     while mark not in text:
         read = await data(session, "read", id=terminal)

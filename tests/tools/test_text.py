@@ -35,7 +35,7 @@ spans = st.lists(st.tuples(st.integers(0, 70), st.integers(0, 5), st.text(alphab
 
 
 def applied(before: str, diff: str) -> str:
-    """What a strict patch program makes of ``before``; every context line, number and count has to be right."""
+    """Apply a patch strictly: every context line, number and count must be correct."""
     lines = split_lines(before)
     out: list[str] = []
     at = 0

@@ -30,7 +30,7 @@ Answers = Callable[[Message], dict[str, Any]]
 
 
 class ScriptedTransport:
-    """A channel to a server that answers as it is told to, or takes nothing any more."""
+    """A transport to a server that answers by script, or accepts nothing more."""
 
     def __init__(self, answers: Answers | None = None) -> None:
         self.answers = answers
@@ -96,7 +96,7 @@ async def test_a_server_is_offered_only_its_granted_client_capabilities(granted:
 
 
 def offers_in(value: object) -> Iterator[Mapping[str, Any]]:
-    """What a message says that a client can do, wherever that stands in it."""
+    """Return the client capabilities in a message, wherever they are."""
     if isinstance(value, Mapping):
         for key, one in cast("Mapping[str, Any]", value).items():
             if key == "capabilities" or key.endswith("clientCapabilities"):

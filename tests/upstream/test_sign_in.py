@@ -158,7 +158,7 @@ async def test_a_kernel_uses_the_token_of_a_sign_in_from_the_command_line(tmp_pa
 
 
 async def _agrees(address: str) -> None:
-    """What a browser does: it goes where it is sent back to."""
+    """Follow the redirect, as a browser does."""
     asked = parse_qs(urlsplit(address).query)
     back = urlsplit(asked["redirect_uri"][0])
     reader, writer = await asyncio.open_connection(back.hostname, back.port)

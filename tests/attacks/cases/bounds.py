@@ -63,7 +63,7 @@ def attempts():
 
 
 def _neighbour() -> list[str]:
-    """What another process of the same user cannot do any more."""
+    """Return what another process of the same user can no longer do."""
     library = ctypes.CDLL(None, use_errno=True)
     lacking: list[str] = []
     for what, get, give_back in (

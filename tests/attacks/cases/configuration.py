@@ -47,7 +47,7 @@ def _by_tool(path: str) -> _Probe:
 
 
 async def _told(home: VictimHome) -> str | None:
-    """What a program made under a protected name fails its call, which says so."""
+    """A file that a program creates under a protected name fails its call with a reason."""
     result = await home.call("bash", command="mkdir -p .vscode && echo '{}' > .vscode/tasks.json; echo DONE")
     there = (home.workspace / ".vscode" / "tasks.json").exists()
     if there:
@@ -112,7 +112,7 @@ async def _planted_settings(home: VictimHome) -> str | None:
 
 
 async def _own_rules(home: VictimHome) -> str | None:
-    """A workspace that brings rules and tools: only what denies or asks counts until a person has trusted it."""
+    """The rules and tools of a workspace: only denying and asking rules apply until it is trusted."""
     async with home.elsewhere() as (_, workspace):
         put(workspace / "handrail.toml", 'rules = ["allow bash", "allow fs.write"]\n')
         put(workspace / "tools" / "evil.json", '{"llm": {"name": "evil", "description": "x", "parameters": {}}}')

@@ -11,7 +11,7 @@ _LOADERS = "LD_PRELOAD LD_AUDIT BASH_ENV ENV PROMPT_COMMAND PYTHONSTARTUP PYTHON
 
 
 async def _argv_of_the_tool(home: VictimHome) -> str | None:
-    """A secret in a command's words: seen by nobody else's ``ps``, since nobody else is there."""
+    """A secret in the arguments of a command: other users' ``ps`` does not show it."""
     said = await home.shell("for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline; echo; done")
     theirs = [line for line in said.splitlines() if "tests.attacks" in line or "first.py" in line]
     return breach(theirs, "command lines of the outside were read")

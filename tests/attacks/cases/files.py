@@ -60,8 +60,7 @@ def _closed(
     expected: str = "every file tool refuses it, and nothing outside is changed",
     untouched: str = ".ssh/id_ed25519",
 ) -> Case:
-    """Every file tool with each of the paths, with a person who agrees to everything: no answer holds the secret, and no
-    file of the outside is changed."""
+    """Every file tool with each path, all calls approved: no secret is read, and no outside file is changed."""
 
     async def tried(home: VictimHome) -> str | None:
         before(home)
@@ -109,7 +108,7 @@ async def _hard_link(home: VictimHome) -> str | None:
 
 
 async def _special(home: VictimHome) -> str | None:
-    """A FIFO, a socket, devices behind links: refused at once; nobody waits and nothing is filled."""
+    """A FIFO, a socket, and devices behind links: refused immediately, without blocking."""
     os.mkfifo(home.workspace / "fifo")
     (home.workspace / "zero").symlink_to("/dev/zero")
     (home.workspace / "stdin").symlink_to("/dev/stdin")
@@ -203,7 +202,7 @@ _LOOK_ALIKES = (".GIT", ".Git", ".git.", ".git ", ".g\u200dit", ".git\u200b", "\
 
 
 async def _look_alikes(home: VictimHome) -> str | None:
-    """What a file system that ignores case or invisible characters takes for ``.git`` is protected like it."""
+    """Names that a file system treats like ``.git`` are protected like it."""
     for name in _LOOK_ALIKES:
         result = await home.call("write", path=f"{name}/hooks/pre-commit", content="#!/bin/sh\n")
         if result.ok:
@@ -212,7 +211,7 @@ async def _look_alikes(home: VictimHome) -> str | None:
 
 
 async def _names(home: VictimHome) -> str | None:
-    """Names that are not UTF-8, or hold a newline or ESC: told so that they cannot draw on a terminal, and searched."""
+    """Names with invalid UTF-8, newlines or ESC: shown without control of a terminal, and searchable."""
     folder = home.workspace / "names"
     folder.mkdir()
     raw = os.fsencode(folder)
@@ -365,7 +364,7 @@ async def _images(home: VictimHome) -> str | None:
 
 
 async def _secret_like(home: VictimHome) -> str | None:
-    """Not even looked at by search, and not by a program: what tends to hold secrets needs a rule that names it."""
+    """Files that look like secrets are skipped by searches and hidden from programs unless a rule names them."""
     async with home.kernel(name="headless", workspace=home.workspace / "deploy") as kernel:
         session = await kernel.session()
         for name, arguments in (

@@ -30,7 +30,7 @@ def _doubled(keyword: str) -> dict[str, Any]:
 
 
 async def _schemas(home: VictimHome) -> str | None:
-    """Each schema is refused at load, or a wrong leaf deep in it is told at once."""
+    """Each schema is refused at load, or a wrong value deep in it is reported immediately."""
     value: Any = 1
     for _ in range(60):
         value = {"c": value}
@@ -55,7 +55,7 @@ async def _schemas(home: VictimHome) -> str | None:
 
 
 async def _calls(home: VictimHome) -> str | None:
-    """Long arguments to shipped tools, with a beat beside them that shows how long the loop was held."""
+    """Long arguments for shipped tools, with a heartbeat that measures how long the loop was blocked."""
     longest = last = 0.0
 
     async def beat() -> None:

@@ -179,7 +179,7 @@ async def _exchanged_in_the_background(home: VictimHome) -> str | None:
 
 
 async def _ended(home: VictimHome, name: str, change: Callable[[Path], object]) -> str | None:
-    """A program is at work while the owner's editor or git puts another file in the place of one with a mount on it."""
+    """The user's editor or git replaces a mounted-over file while a program runs."""
     path, ready = home.workspace / name, home.workspace / "ready"
     call = asyncio.ensure_future(home.call("bash", command="touch ready; sleep 100", timeout_ms=110_000))
     async with asyncio.timeout(_WATCHED_S):

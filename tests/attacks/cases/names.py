@@ -21,7 +21,7 @@ _EVERYTHING = ("allow *", "allow fs.write", "allow fs.write **", "allow write **
 
 @asynccontextmanager
 async def _alone(home: VictimHome, rules: Iterable[str]) -> AsyncGenerator[tuple[Session, Path]]:
-    """A session with nobody to be asked, on a workspace of its own, removed afterwards; and that workspace."""
+    """A headless session in a temporary workspace, and that workspace."""
     with TemporaryDirectory(dir=home.path) as folder:
         workspace = Path(folder, "ws")
         workspace.mkdir()
@@ -43,7 +43,7 @@ def _by_tool(paths: str) -> Probe:
 
 
 def _by_program(paths: str) -> Probe:
-    """Each in a folder of its own, so that one does not take another with it."""
+    """Each in its own folder, so that one failure does not affect another."""
 
     async def tried(home: VictimHome) -> str | None:
         held = [
@@ -105,7 +105,7 @@ async def _state_of_git(home: VictimHome) -> str | None:
 
 
 async def _rebase(home: VictimHome) -> str | None:
-    """A program plants a command in the rebase that a person goes on with."""
+    """A program inserts a command into a rebase that the user continues."""
     async with _alone(home, rules=_EVERYTHING) as (session, workspace):
         git = ("-c", "user.name=a", "-c", "user.email=a@b.c")
         home.git("init", "-q", "-b", "main", cwd=workspace)
@@ -125,7 +125,7 @@ async def _rebase(home: VictimHome) -> str | None:
 
 
 async def _settings_of_the_person(home: VictimHome) -> str | None:
-    """A script that the person's own ~/.gitconfig names, in the workspace."""
+    """A script in the workspace that the user's ~/.gitconfig names."""
     config = Path.home() / ".gitconfig"
     was = config.read_bytes() if config.exists() else None
     config.write_text("[core]\n\thooksPath = team-hooks\n[alias]\n\tst = !./tools/status.sh\n")

@@ -53,7 +53,7 @@ def _need_internet() -> None:
 
 
 def _elsewhere(log: Iterable[str]) -> list[str]:
-    """What arrived at any other place than the granted one. Asking for the granted names is no arrival."""
+    """Return the connections to other hosts than the granted one, without DNS queries for granted names."""
     good = ("web allowed.example", "name allowed.example", "name rebinding.example", "name metadata.example", "name private.example",
             "name inside.example", "body ")  # fmt: skip
     return [line for line in log if not line.startswith(good)]
@@ -111,7 +111,7 @@ async def _fetched(home: VictimHome) -> str | None:
 
 
 async def _by_program(home: VictimHome) -> str | None:
-    """curl in the sandbox, with the proxy it is told of, and without."""
+    """curl in the sandbox, with and without its proxy."""
     async with _granted(home) as (session, came):
         good = said_by(await session.call("bash", {"command": f"curl -sS -m 10 http://{ALLOWED}/hello"}))
         if "hello from allowed.example" not in good:
@@ -213,7 +213,7 @@ def _bounded(path: str) -> Probe:
 
 
 class _RefusingHosts(AgreeingUser):
-    """A person who says yes to every call, and no to every host."""
+    """A user who approves every call and refuses every host."""
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
         answer = await super().approve(request)
@@ -234,7 +234,7 @@ async def _sessions_apart(home: VictimHome) -> str | None:
 
 
 async def _credentials_stay(home: VictimHome) -> str | None:
-    """What a tool sends to one host does not go on to another that it redirects to, also where both are granted."""
+    """Credentials for one host are not sent to another after a redirect, even if both are granted."""
     async with _granted(home) as (session, _):
         url = f"http://{ALLOWED}/redirect?to=http%3A%2F%2F{ALLOWED}%3A8022%2F"
         await session.call("fetch", {"url": url, "headers": {"Authorization": "Bearer TOKEN"}})

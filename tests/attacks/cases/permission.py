@@ -16,7 +16,7 @@ from handrail.policy.watchdogs.api import WatchdogCall
 
 
 class FixedAnswerUser(AgreeingUser):
-    """A person who gives the same answer to everything."""
+    """A user who gives the same answer to everything."""
 
     def __init__(self, choice: Any) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class FixedAnswerUser(AgreeingUser):
 
 
 async def _literal_star(home: VictimHome) -> str | None:
-    """What "always for this project" stores is read back, in another process of the kernel, as that command and no more."""
+    """A rule stored by "always for this project" matches only that command in another process."""
     async with home.elsewhere() as (_, workspace):
         async with home.kernel(workspace=workspace, name="stored") as kernel:
             session = await kernel.session(approval_handler=FixedAnswerUser("project"))
@@ -52,7 +52,7 @@ async def _literal_star(home: VictimHome) -> str | None:
 
 
 class SlowUser(AgreeingUser):
-    """A person who reads the script that is to be run, takes their time, and says yes."""
+    """A user who reads the script before approving it."""
 
     def __init__(self, workspace: Path, script: str) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ _APPROVED = {
 
 
 async def _rewritten(home: VictimHome) -> str | None:
-    """A program in the background rewrites what a person has just read, and is about to approve."""
+    """A background program rewrites a file that the user has just read and is about to approve."""
     for command, script in _APPROVED.items():
         async with home.elsewhere() as (_, workspace):
             put(workspace / script, "# harmless\n")
@@ -250,7 +250,7 @@ async def _failing_watchdog(home: VictimHome) -> str | None:
 
 
 async def _deny_is_final(home: VictimHome) -> str | None:
-    """A deny of the agent's manifest: neither the session's rules nor a person who agrees lift it."""
+    """A deny of the agent's manifest: neither session rules nor an approval override it."""
     agent = 'rules = ["deny bash touch *", "deny fs.write src/**"]\n'
     async with home.kernel(
         name="final", agent=agent, rules=["allow bash", "allow bash touch x", "allow fs.write src/a.py"]
@@ -263,7 +263,7 @@ async def _deny_is_final(home: VictimHome) -> str | None:
 
 
 async def _changed_by_approver(home: VictimHome) -> str | None:
-    """Arguments that a person gives instead are judged like the first ones: a deny of them stays a deny."""
+    """Arguments that the user changes are checked again: a deny still applies."""
 
     class Changing(AgreeingUser):
         async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:

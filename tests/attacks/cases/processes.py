@@ -141,7 +141,7 @@ async def _kill_everybody(home: VictimHome) -> str | None:
 
 
 def _memory() -> Probe:
-    """A bound holds for what one process may have: far beneath what would hurt."""
+    """The memory limit of one process is far below a harmful amount."""
     code = (
         "import mmap\nattempts = 0\nheld = []\ntry:\n    while attempts < 256:\n"
         "        held.append(mmap.mmap(-1, 1 << 28, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))\n        attempts += 1\n"
@@ -158,7 +158,7 @@ def _memory() -> Probe:
 
 
 def _held_together(how: str) -> Probe:
-    """Memory that no bound of one process counts cannot be kept: twice what a call may have is taken, and waited with."""
+    """Memory that no limit of one process counts: twice the limit of a call cannot be kept."""
     code = f"import mmap, os, time\nMIB = 1 << 20\n{how}\ntime.sleep(90)\nprint('REACHED', os.getpid())\n"
 
     async def tried(home: VictimHome) -> str | None:

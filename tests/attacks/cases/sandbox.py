@@ -33,7 +33,7 @@ async def _no_switch(home: VictimHome) -> str | None:
 
 
 async def _after_a_failure(home: VictimHome) -> str | None:
-    """A command that fails for the sandbox is told as it ended, confined as before, and not tried again without."""
+    """A command that fails in the sandbox is reported as failed, and not repeated without a sandbox."""
     result = await home.call(
         "bash", command="echo x | tee /usr/bin/evil; cat ~/../../home/victim/.ssh/id_ed25519; exit 7"
     )
@@ -46,7 +46,7 @@ async def _after_a_failure(home: VictimHome) -> str | None:
 
 
 async def _no_false_success(home: VictimHome) -> str | None:
-    """What could not be written is not there, and nobody says that it is."""
+    """A failed write leaves no file, and no output claims success."""
     result = await home.call("bash", command="echo x | tee /home/victim/.bashrc /etc/cron.d/x")
     data: Any = result.data
     if result.ok and data.get("exit_code") == 0:

@@ -7,7 +7,7 @@ from tests.attacks.victim import VictimHome, said_by
 
 
 async def _compound(home: VictimHome) -> str | None:
-    """A rule for one command carries nothing beside it; nobody is there to be asked."""
+    """A rule for one command does not cover further commands in the same text, in a headless session."""
     reached: list[str] = []
     async with home.kernel(
         name="ruled", rules=["allow bash git status", "allow bash echo *", "allow bash cat README.md"]
@@ -46,7 +46,7 @@ async def _compound(home: VictimHome) -> str | None:
 
 
 async def _denied_anyhow(home: VictimHome) -> str | None:
-    """A deny holds however its program is reached, with a person who agrees to everything."""
+    """A deny applies in whatever way its program is started, with all calls approved."""
     reached: list[str] = []
     async with home.kernel(name="denying", rules=["deny bash touch *"]) as kernel:
         from tests.attacks.victim import AgreeingUser
@@ -66,7 +66,7 @@ async def _denied_anyhow(home: VictimHome) -> str | None:
 
 
 async def _no_shell(home: VictimHome) -> str | None:
-    """Text without shell syntax is no shell's: what only looks like an option or a variable stays what it is."""
+    """Text without shell syntax is not expanded: options and variables stay literal."""
     said = await home.shell("printf '%s|' '$HOME' '`id`' '*' '~' '-c'")
     return None if "$HOME|`id`|*|~|-c|" in said else said
 

@@ -53,20 +53,20 @@ async def _reached(
 
 
 async def _denied(home: VictimHome) -> str | None:
-    """A deny holds in every program that runs its words, with a person who agrees to everything."""
+    """A deny applies in every program that runs its arguments, with all calls approved."""
     found = await _reached(home, ["allow bash", "deny bash touch *"], _FORMS, "words-denied", AgreeingUser())
     return breach(found, "these ran although the program is denied")
 
 
 async def _asked(home: VictimHome) -> str | None:
-    """A program that a rule asks about runs for nobody without a question."""
+    """A program of an ask rule never runs without a request."""
     rules = ["allow bash", "allow fs.write **", "ask bash touch *"]
     found = await _reached(home, rules, (*_FORMS, *_UNKNOWN), "words-asked", None)
     return breach(found, "these ran without a question")
 
 
 async def _unknown(home: VictimHome) -> str | None:
-    """A program that no table knows runs a denied one in its words only if a person agrees."""
+    """An unknown program runs a denied one in its arguments only after an approval."""
     rules = ["allow bash", "allow fs.write **", "deny bash touch *"]
     return breach(
         await _reached(home, rules, _UNKNOWN, "words-unknown", None), "these ran although the program is denied"
@@ -138,7 +138,7 @@ async def _show_history(home: VictimHome, mode: str, rules: tuple[str, ...], blo
 
 
 async def _history(home: VictimHome) -> str | None:
-    """What is hidden now and was recorded once is shown by no command that runs without a question."""
+    """A hidden file's former commits are shown by no command that runs without a request."""
     said: list[str] = []
     (home.workspace / "secrets").mkdir(exist_ok=True)
     (home.workspace / "secrets" / "a.txt").write_text(f"{SECRET}-RECORDED\n")
