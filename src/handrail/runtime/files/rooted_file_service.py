@@ -311,7 +311,7 @@ class RootedFiles:
                 for at, one in enumerate(places)
                 if one.absolute in {other.absolute for other in places[:at]}
             )
-            raise ToolError(f"Two changes are about `{shown}`. Change each file once.", kind="invalid_input")
+            raise ToolError(f"Two changes name the same file: `{shown}`. Change each file once.", kind="invalid_input")
         like = [None if one.like is None else self._authorize("fs.read", one.like) for one in changes]
 
         def act() -> None:
