@@ -655,7 +655,7 @@ def _rule_names_program(rule: RankedRule, argv: Sequence[str]) -> bool:
 
 
 def _is_about_certain_commands(rule: Rule) -> bool:
-    """Return whether a rule is about certain commands, and not about all, or all that provably only read."""
+    """Return whether a rule applies to certain commands, and not to all, or all that provably only read."""
     return rule.pattern not in ("", READ_ONLY_VARIABLE)
 
 

@@ -166,7 +166,7 @@ class ConfinedRuleToolPolicy(ToolPolicy):
 
 
 def describe_confinement(verdict: PolicyVerdict) -> tuple[bool | None, str]:
-    """Return whether a call runs confined, and how, or why not; None if no rule with ``{confined}`` is about its tool."""
+    """Return whether a call runs confined, and how, or why not; None if no rule with ``{confined}`` applies to its tool."""
     policy = verdict.prepared
     rule, spec = _find_confined_rule(policy.rules, policy.spec, policy.origin), policy.spec
     if rule is None:

@@ -189,7 +189,7 @@ class PolicyExplanation(Struct, frozen=True):
     read_only_note: str = ""
     """Why the call is not proved to be read-only."""
     confined: bool | None = None
-    """Whether the call runs confined, by a rule with ``{confined}``. None if no such rule is about the tool."""
+    """Whether the call runs confined, by a rule with ``{confined}``. None if no such rule applies to the tool."""
     confinement_note: str = ""
     """What the confinement is, or why the rule with ``{confined}`` does not answer."""
 

@@ -189,7 +189,7 @@ class BubblewrapSandbox:
         descriptors: Mapping[int, int] | None = None,
         place: SessionNetworkMembership | None = None,
     ) -> SandboxedProcess:
-        """Start the sandbox of a plan; its program waits until it is told to begin.
+        """Start the sandbox of a plan; its program waits until it gets the start message.
 
         Its port of the session's network is released when it has ended.
         """

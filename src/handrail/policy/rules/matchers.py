@@ -214,7 +214,7 @@ def _pick_stricter_parent_rule(own: RankedRule | None, above: RankedRule | None)
 
 @lru_cache(maxsize=128)
 def rank_rules(rules: tuple[Rule, ...], kind: SubjectKind) -> RuleRanking:
-    """Return the ranking of these rules, cached for all tools that they are about."""
+    """Return the ranking of these rules, cached for all tools that they apply to."""
     return RuleRanking(rules, kind)
 
 
@@ -445,7 +445,7 @@ def _regex_for_any_pattern(patterns: Sequence[str], *, any_case: bool) -> re.Pat
 def _compared_path_pattern(rule: Rule, *, inside: bool) -> tuple[_Form, str]:
     """Return what a path rule's pattern is compared with, for paths inside or outside the workspace.
 
-    A relative pattern is about the workspace only. But a deny or ask that begins with ``**`` is about every folder.
+    A relative pattern applies to the workspace only. But a deny or ask that begins with ``**`` is about every folder.
     """
     if not rule.pattern or rule.pattern == "*":
         return "every", ""

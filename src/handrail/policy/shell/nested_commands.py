@@ -198,7 +198,7 @@ class WatchedPrograms:
         return any(name in plain for name in self._names)
 
     def may_begin_watched_command(self, word: str, *, certain: bool) -> bool:
-        """Return whether this word may begin a command that such a rule is about, or that runs one."""
+        """Return whether this word may begin a command that such a rule matches, or that runs one."""
         if self._everything and certain:
             return True
         name = posixpath.basename(word).lower()

@@ -467,7 +467,7 @@ class GuardedProcess(ProcessWrapper):
         """Whether a call has ended and the check after it has not."""
 
     def add_last_check_callback(self, callback: Callable[[bool], None]) -> None:
-        """Call ``told`` when the sandbox is empty, with whether the last check could run."""
+        """Call ``callback`` when the sandbox is empty, with whether the last check could run."""
         self._settled_callbacks.append(callback)
 
     async def wait(self) -> int:

@@ -124,7 +124,7 @@ class ProgramChangeTracker:
         self.before: dict[str, PathState] = {}
         """The first state of each path that changed since the start."""
         self.overlaps: dict[str, None] = {}
-        """The calls and jobs whose changes cannot be told from its own."""
+        """The calls and jobs whose changes cannot be distinguished from its own."""
         self.uncovered: Mapping[str, tuple[int, int]] = {}
         """The folders whose files are not known, with inode and change time."""
         self.further: tuple[str, ...] = ()

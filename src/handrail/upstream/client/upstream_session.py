@@ -535,7 +535,7 @@ class UpstreamSession:
             pass  # an unknown level
 
     def _find_related_call(self, params: dict[str, Any], related: int | None) -> _PendingServerRequest | None:
-        """Return the pending call that a message is about, or None if that is not certain.
+        """Return the pending call that a message belongs to, or None if that is not certain.
 
         It is the call of the stream on which the message arrived, or the one that the message names, or the only one.
         """

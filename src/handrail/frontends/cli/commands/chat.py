@@ -166,7 +166,7 @@ class ChatConversation:
         return OUTPUT
 
     async def _answer(self, text: str | None) -> None:
-        """Run the agent with a message. An interruption ends the run, and the conversation goes on."""
+        """Run the agent with a message. An interruption ends the run, and the conversation continues."""
         self._kept_calls.clear()
         self._interruption.stop = self._agent.cancel
         async with aclosing(self._agent.run(text)) as events:
