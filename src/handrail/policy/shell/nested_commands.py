@@ -194,6 +194,7 @@ class WatchedPrograms:
             return True
         if not self._names:
             return False
+        # Without quotes, since the shell joins `r'm'` to `rm`; in lower case for file systems that ignore case.
         plain = text.translate(_UNQUOTED).lower()
         return any(name in plain for name in self._names)
 
@@ -330,9 +331,12 @@ class _CommandSearch:
                 yield PossibleCommand(spelled, certain, words)
             for inner, rest, runs in self._find_inner_commands(words, left):
                 sure = runs and certain
+                # A command that was only possible is examined again once it is certain, since more rules apply then.
                 before = known.get(inner)
                 if not inner or not inner[0] or before or before is sure:
                     continue
+                # A bound and not an error: the marker at the end makes the caller ask, so that a long command cannot
+                # hide one.
                 if len(known) >= _MAX_READINGS:
                     self.complete = False
                     break
@@ -531,6 +535,7 @@ def _commands_of_git_aliases(words: tuple[str, ...]) -> Iterator[tuple[str, ...]
     """Yield the commands of git aliases in the words: ``git -c alias.x=push x`` is a ``git push``."""
     for index, word in enumerate(words):
         match = _ALIAS.fullmatch(word)
+        # An alias with `!` runs a shell text, which is read elsewhere.
         if match is not None and match.group("value")[:1] != "!":
             rest = next(
                 (

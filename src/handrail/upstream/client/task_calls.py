@@ -87,6 +87,7 @@ async def answer_input_requests(
         fields = cast("dict[str, Any]", request) if isinstance(request, dict) else {}
         method, params = fields.get("method"), fields.get("params")
         grant = GRANT_BY_METHOD.get(method) if isinstance(method, str) else None
+        # Before any of the questions is asked: the user must not answer for a request that fails in the end.
         if grant is None or grant not in grants:
             shown = str(method)[:60]
             raise ToolError(
