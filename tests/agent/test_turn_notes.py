@@ -165,7 +165,7 @@ async def test_a_serving_agent_works_on_messages_and_notifications_until_it_stop
                 texts.append(event.outcome.text)
                 headless.append(session.is_headless)
             elif isinstance(event, AgentIdle):
-                with pytest.raises(UsageError, match="serves already"):
+                with pytest.raises(UsageError, match="is already serving"):
                     agent.serve()
                 if len(texts) == 1:
                     told.come(notice("n1", "trigger", "it is noon"))

@@ -85,7 +85,7 @@ def test_a_damaged_cache_file_is_reported_and_replaced(harm: str, tmp_path: Path
         )
     assert cache.load_vectors("model") == {}
     assert len(told) == 1
-    assert told[0].endswith("It is made again.")
+    assert told[0].endswith("It is rebuilt.")
     if harm != "folder":
         cache.store_vectors("model", VECTORS)
         assert cache.load_vectors("model").keys() == VECTORS.keys()

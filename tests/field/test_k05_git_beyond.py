@@ -272,7 +272,7 @@ async def test_a_moved_work_tree_gets_an_error_that_suggests_git_worktree_repair
 
 async def test_a_repository_around_the_workspace_is_refused_without_a_grant_for_its_work_tree(tmp_path: Path) -> None:
     workspace, roots = make_sub_folder(tmp_path)
-    with pytest.raises(LoadError, match="for deleted"):
+    with pytest.raises(LoadError, match="as deleted"):
         async with opened(workspace, {path: "write" for path, access in roots.items() if access == "write"}):
             pass
 

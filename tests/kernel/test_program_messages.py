@@ -127,7 +127,7 @@ async def test_a_program_with_an_invalid_client_request_gets_a_refusal_and_conti
         assert said in refusal
     assert peer.asks == []
     alone, _ = await run_steps(kernel, {"ask": {"a": FORM}}, "read", peer=None)
-    assert "no client" in alone.data["got"][0]["rejected"]
+    assert "No client of this session" in alone.data["got"][0]["rejected"]
 
 
 @pytest.mark.parametrize(

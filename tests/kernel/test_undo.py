@@ -233,7 +233,7 @@ async def test_each_undo_without_a_call_id_reverts_one_more_call(tmp_path: Path,
         for _ in range(3):
             seen += [(await kernel.undo(), file.read_text())[1]]
         assert seen == ["three\n", "two\n", "one\n", "not in git"]
-        with pytest.raises(ToolError, match="undone already"):
+        with pytest.raises(ToolError, match="already undone"):
             await kernel.undo()
 
 
@@ -396,7 +396,7 @@ async def test_a_purge_removes_the_file_contents_stored_for_undo(tmp_path: Path,
     purge = ["log", "purge", "--before", "0", "--yes", "-C", str(workspace), "--state", str(tmp_path / "state")]
     assert "1 changes kept for undo" in command(*purge).stdout
     async with opened(tmp_path) as (kernel, _):
-        with pytest.raises(ToolError, match="undone already"):
+        with pytest.raises(ToolError, match="already undone"):
             await kernel.undo()
         assert kernel.log.reader is not None
     kept = [path.read_bytes() for path in (tmp_path / "state").rglob("*") if "undo" in path.parts and path.is_file()]

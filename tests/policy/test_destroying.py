@@ -103,7 +103,7 @@ def test_a_broad_rule_does_not_allow_data_loss_but_an_exact_rule_does(repository
         assert repository.bash(text, "allow bash", "allow fs.write").action == "ask"
         assert repository.bash(text, "allow bash", f"allow bash {text}").action == "allow"
     assert repository.bash("rm -rf dist", "allow bash").action == "allow"
-    assert "cannot be brought back" in repository.bash("echo x > notes.txt", "allow bash", "allow fs.write").reason
+    assert "cannot be restored" in repository.bash("echo x > notes.txt", "allow bash", "allow fs.write").reason
 
 
 def test_a_changed_ignore_file_does_not_hide_the_loss_of_files(repository: AuthorizerFixture) -> None:

@@ -51,7 +51,7 @@ async def test_a_move_never_replaces_an_existing_file(files: RootedFiles, worksp
     for target in ("b", "d", "a", "a/c"):
         with pytest.raises(ToolError):
             await files.move("a", target)
-    await refused(files.move("d", "d/e"), "invalid_input", "lies in it")
+    await refused(files.move("d", "d/e"), "invalid_input", "is inside it")
     assert (workspace / "a").read_text() == "a" and (workspace / "b").read_text() == "b"
     await refused(files.move("missing", "c"), "failed", "does not exist")
 

@@ -207,7 +207,7 @@ async def test_added_lines_without_context_are_refused_unless_a_heading_gives_th
 ) -> None:
     desk.put("a.py", "def f():\n    pass\n")
     error = await refuse(desk, *marked("*** Update File: a.py", "@@", "+x = 1"))
-    assert "nothing says where" in error.text
+    assert "no context shows where" in error.text
     await refuse(desk, *diff("a.py", "@@ -1,0 +2 @@", "+x = 1"))
     await apply(desk, *marked("*** Update File: a.py", "@@ def f():", "+    x = 1"))
     await apply(desk, *marked("*** Update File: a.py", "@@", "+y = 2", "*** End of File"))

@@ -263,7 +263,7 @@ async def test_outdated_diagnostics_are_marked_as_stale(tmp_path: Path) -> None:
             await work.run("echo fine > a.words")
             found = await work.get("diagnostics", path="a.words")
             assert (found["stale"], found["diagnostics"]) == (True, [])
-            assert "present content" in found["why"]
+            assert "current content" in found["why"]
     async with working(tmp_path / "unversioned", {"a.words": "BAD\n"}, times=SHORT, unversioned=True) as work:
         found = await work.get("diagnostics", path="a.words")
         assert found["stale"] is True

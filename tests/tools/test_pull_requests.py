@@ -184,7 +184,7 @@ LIMITED = {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "1700000000"}
         (ForgeReply(404, {"message": "Not Found"}), "failed", "ann/project"),
         (ForgeReply(301, b"", {"location": "https://elsewhere.example/"}), None, ""),
         (ForgeReply(500, b"<html>oops"), "backend", "500"),
-        (ForgeReply(200, b"<html>sign in</html>"), "backend", "no valid JSON"),
+        (ForgeReply(200, b"<html>sign in</html>"), "backend", "did not send valid JSON"),
         (ForgeReply(200, []), None, ""),
         (ForgeReply(422, {"message": "x" * 500, "errors": [None, 3, {"message": 1}]}), "invalid_input", "characters"),
     ],
