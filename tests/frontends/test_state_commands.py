@@ -325,7 +325,7 @@ def test_a_backup_into_a_used_folder_is_refused(program: Program, tmp_path: Path
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine.txt").write_text("mine")
     refused = program("state", "backup", str(tmp_path / place))
-    assert refused.code == 2 and "Name a" in refused.err
+    assert refused.code == 2 and "Choose a" in refused.err
     assert (tmp_path / "full/mine.txt").read_text() == "mine"
 
 
