@@ -1,4 +1,4 @@
-"""A public ACP client drives ``handrail acp``: ``make acp``.
+"""Run ``handrail acp`` under a public ACP client: ``make acp``.
 
 ``acpx`` comes from npm, with the Node that it needs, into the cache of the conformance suite (``MCP_CONFORMANCE_CACHE``). It
 is told once to approve whatever is asked and once to deny it: what the calls do is there afterwards in the one workspace and

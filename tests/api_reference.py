@@ -1,4 +1,4 @@
-"""The pages of the Python API: what each facade exports, in groups, with a table and the signatures that mkdocstrings adds.
+"""Generate the pages of the Python API from the public names of each facade.
 
 ``python -m tests.conformance`` writes the pages to ``docs/reference/api/`` and compares them with ``--check``.
 """

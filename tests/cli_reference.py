@@ -1,4 +1,4 @@
-"""The reference page of the command line, from the click commands.
+"""Generate the reference page of the command line from the click commands.
 
 ``python -m tests.conformance`` writes the page to ``docs/reference/cli.md`` and compares it with ``--check``.
 """

@@ -1,4 +1,4 @@
-"""Which test proves which requirement row: read from the tests' source, written to ``docs/conformance.md``.
+"""Generate ``docs/conformance.md``: the tests that prove each requirement, read from their source.
 
 Run ``python -m tests.conformance`` to write all generated pages: this one, the drawing of the rooms, ``docs/llms.txt`` and the
 generated references of ``docs/reference/``. ``--check`` compares them. For this one nothing is imported or run: marks are found in the syntax, so the answer does not depend on which tests a machine can run.

@@ -1,4 +1,4 @@
-"""What every test starts from: no configuration, state or identity of the machine it happens to run on."""
+"""Fixtures for all tests: no configuration, state or identity of the machine."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ _IDENTITY = {
 
 @pytest.fixture(scope="session", autouse=True)
 def a_machine_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Configuration and state in temporary folders, a git identity, an authority that vouches for nobody, no colours, no
-    variables of a developer's shell."""
+    """Isolate a test: temporary configuration and state, a git identity, no certificates, colours or shell variables."""
     place = tmp_path_factory.mktemp("machine")
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):

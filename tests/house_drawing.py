@@ -1,4 +1,4 @@
-"""``docs/house.svg``: the rooms of the package on their floors, drawn from what the code imports.
+"""Generate ``docs/house.svg``: the packages in their layers, drawn from their imports.
 
 :mod:`tests.conformance` writes it and compares it, so the drawing shows the imports that there are.
 """

@@ -1,4 +1,4 @@
-"""The reference pages of results, events and records: what each name means, for the names that the code has.
+"""Generate the reference pages of results, events and records from the names in the code.
 
 The names come from the code: literals of kinds and states, and the keys that :mod:`tests.written_keys` finds. Their meanings are
 here, in one module, since a sentence for a reader of the page would not help a reader of the code. ``python -m tests.conformance``
@@ -66,7 +66,7 @@ ERRORS: Mapping[str, tuple[str, str]] = {
     ),
     "timeout": (
         "A time limit ended the call.",
-        "Request less at once, increase the time-out, or run the call in the background.",
+        "Request less at a time, increase the time-out, or run the call in the background.",
     ),
     "cancelled": (
         "The user, the client or the end of the session stopped the call.",

@@ -1,4 +1,4 @@
-"""Loading seven thousand tests: the processes of pytest-xdist share the work, and nobody looks for garbage in it.
+"""Faster loading of seven thousand tests: shared by the pytest-xdist processes, without garbage collection.
 
 pytest rewrites each file's assertions, which takes longer than all its imports, and keeps the outcome beside the file.
 Every process needs all files. Where each began with the first, each would rewrite all of them at the same moment; so
@@ -22,7 +22,7 @@ gc.disable()  # what is loaded stays; while tests run there is garbage again
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Before a second process looks for the tests of the whole suite. A file that cannot be loaded is told by pytest."""
+    """Before a second process collects the whole suite. pytest reports a file that cannot be loaded."""
     number = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
     whole = session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if sys.dont_write_bytecode or not whole or int(number) % 2 == 0:
@@ -35,6 +35,6 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was loaded is not looked through at every collection of garbage that follows."""
+    """Exempt loaded objects from every later garbage collection."""
     gc.freeze()
     gc.enable()

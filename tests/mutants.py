@@ -1,4 +1,4 @@
-"""Break one line of each requirement row's implementation, and see whether a test of the row notices: ``make mutants``.
+"""Break one line of each requirement's implementation, and check that one of its tests fails: ``make mutants``.
 
 Run ``python -m tests.mutants`` for every row, or name rows: ``python -m tests.mutants K-04 S-11``. Each mutation of
 ``tests/mutations.toml`` is made by itself, in a copy of the checkout with a copy of its virtual environment. The tests with the row's
@@ -72,7 +72,7 @@ class Mutation:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the tests of a row made of a mutation.
+    """The result of a row's tests for one mutation.
 
     :param detail: the test that noticed it, or why nothing can be said
     """

@@ -1,4 +1,4 @@
-"""The prose that readers and models get: the sentences of pages, of the command line, of tools and of errors, and their faults.
+"""Collect the sentences of pages, commands, tools and errors, and find faults of style in them.
 
 ``python -m tests.prose`` prints every fault and writes the budgets of ``tests/test_prose.py`` anew. A budget only shrinks.
 """
@@ -103,7 +103,7 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def pages() -> dict[str, str]:
-    """Return the pages that people write, by path."""
+    """Return the hand-written pages by path."""
     found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     names = {path.relative_to(ROOT).as_posix(): path for path in found}
     return {

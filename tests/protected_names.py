@@ -1,4 +1,4 @@
-"""The page of protected names and of names that look like secrets, from the tables that the code compares with.
+"""Generate the page of protected names and secret-like names from the tables in the code.
 
 ``python -m tests.conformance`` writes the page to ``docs/reference/protected-names.md`` and compares it with ``--check``.
 """

@@ -1,4 +1,4 @@
-"""The requirements that hold, with a short description each. A row is added when a test shows it.
+"""The proven requirements with short descriptions. A row is added when a test shows it.
 
 A letter after the number (``P-05a``) names a part of a row, if the other parts are not done.
 """

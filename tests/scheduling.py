@@ -1,4 +1,4 @@
-"""Tests go on where a process of pytest-xdist dies, by a test's time-out or by a signal; and giving them out costs little.
+"""Continue after a pytest-xdist process dies by a timeout or signal, and distribute tests cheaply.
 
 pytest-xdist 3.8 gives what a dead process had left to another, together with what it had finished (of which no word
 comes back any more) and the test that it died in (of which the next one dies). Then everybody waits for everybody, for
@@ -25,7 +25,7 @@ AHEAD = 8
 
 
 class GoingOn(LoadGroupScheduling):
-    """Of a dead process only what is left goes to another; the test that it died in failed, and is not tried again.
+    """Only the remaining tests of a dead process move to another; the one it died in has failed and is not repeated.
 
     A process's assigned work is what it has not finished.
     """
@@ -64,7 +64,7 @@ class GoingOn(LoadGroupScheduling):
         return died_in.removesuffix(f"@{self._split_scope(died_in)}")  # its name without that of its group
 
     def _reschedule(self, node: WorkerController) -> None:
-        """A process begins a test when it knows the one after it, or that there is none.
+        """A process starts a test when it knows the next one, or that there is none.
 
         It is given several at a time, until so few are left that the last ones are better shared out one by one.
         """

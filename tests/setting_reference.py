@@ -1,4 +1,4 @@
-"""The reference page of the configuration, from the models of :mod:`handrail.config.operator_settings`.
+"""Generate the reference page of the configuration from :mod:`handrail.config.operator_settings`.
 
 ``python -m tests.conformance`` writes the page to ``docs/reference/configuration.md`` and compares it with ``--check``.
 """

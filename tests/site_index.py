@@ -1,4 +1,4 @@
-"""``docs/llms.txt``: the pages of the site for language models, with the title and the first sentence of each.
+"""Generate ``docs/llms.txt``: the title and first sentence of each page, for language models.
 
 ``python -m tests.conformance`` writes it from the navigation in ``mkdocs.yml``, and compares it with ``--check``.
 """
@@ -52,13 +52,13 @@ def render(written: Mapping[Path, str]) -> str:
         there = {page: path for page, path in paths.items() if path in written or path.exists()}
         lines += ["", f"## {title}", ""] if there else []
         for page, path in there.items():
-            heading, sentence = said(written.get(path) or path.read_text(encoding="utf-8"))
+            heading, sentence = extract_title_and_summary(written.get(path) or path.read_text(encoding="utf-8"))
             link = page.removesuffix(".md") + ".html"
             lines.append(f"- [{heading}]({link}){f': {sentence}' if sentence else ''}")
     return "\n".join(lines) + "\n"
 
 
-def said(text: str) -> tuple[str, str]:
+def extract_title_and_summary(text: str) -> tuple[str, str]:
     """Return the title and the first sentence of a page."""
     head, _, rest = f"\n{text}".partition("\n# ")[2].partition("\n")
     for block in rest.split("\n\n"):

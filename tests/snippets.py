@@ -1,4 +1,4 @@
-"""The code blocks of a page, and a folder to try them in: what the documentation shows is run as it stands.
+"""The code blocks of the documentation, and a folder to run them in.
 
 A block's first word is its language. A path after it (```` ```json tools/count.json ````) makes the block a file:
 ``tools/…``, ``agents/…`` and ``handrail.toml`` of the configuration folder, anything else of the workspace.
@@ -34,7 +34,7 @@ class Snippet:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A line of a shell block, and the exit code that it is said to have."""
+    """A line of a shell block, and its expected exit code."""
 
     line: str
     exits: int
@@ -68,7 +68,7 @@ def commands(text: str) -> list[Command]:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A workspace with state and configuration of its own."""
+    """A workspace with its own state and configuration."""
 
     path: Path
 
@@ -89,7 +89,7 @@ class Folder:
                     file.chmod(0o755)
 
     def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run Python in the workspace, as somebody would whose configuration and state lie in this folder."""
+        """Run Python in the workspace with the configuration and state of this folder."""
         return self._done(sys.executable, *arguments)
 
     def program(self, text: str) -> subprocess.CompletedProcess[str]:
@@ -112,7 +112,7 @@ class Folder:
         )
 
     def run(self, command: Command) -> subprocess.CompletedProcess[str]:
-        """Run one command line; anything but the exit code it is said to have fails the test."""
+        """Run one command line; another exit code than the expected one fails the test."""
         done = self._done(*prefork.handrail(), *command.words[1:])
         assert done.returncode == command.exits, f"{command.line}\n{done.stdout}{done.stderr}"
         return done

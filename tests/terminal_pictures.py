@@ -1,4 +1,4 @@
-"""Pictures of the command line for the documentation, made from what it really writes on a terminal.
+"""Generate the pictures of the command line from its real terminal output.
 
 ``python -m tests.terminal_pictures`` draws ``docs/assets/terminal/*.svg`` again. Each picture is the output of a command on a
 pseudo-terminal of 80 or 120 columns, with a scripted model. Ids, times, durations and paths are replaced by fixed ones, so

@@ -1,4 +1,4 @@
-"""Properties of the code as a whole: what an import costs, which room may import which, how files look."""
+"""Properties of the whole code: import cost, allowed imports, and the form of files."""
 
 from __future__ import annotations
 

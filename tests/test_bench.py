@@ -1,4 +1,4 @@
-"""The benches stay runnable: each loads, names only what there is, says how it is used, and carries out its least round.
+"""The benchmarks run: each loads, has help, uses existing names, and completes its smallest round.
 
 What they find here says nothing: counts are the smallest, and the systems that some compare with are left out where they
 are not installed.
@@ -38,7 +38,7 @@ WITH_OPTIONS = [name for name in SCRIPTS if "ArgumentParser(" in (BENCH / name).
 
 @pytest.fixture
 def beside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As a bench finds the files beside it; what it loads of them is forgotten afterwards."""
+    """Import files next to a benchmark as it does, and remove them afterwards."""
     before = set(sys.modules)
     monkeypatch.setattr(sys, "path", [str(BENCH), *sys.path])  # some add to it themselves
     yield
@@ -183,7 +183,7 @@ CORPORA = {
 
 @pytest.fixture
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a bench sets for the whole of its process."""
+    """Restore what a benchmark sets for the whole process."""
     disabled = logging.root.manager.disable
     monkeypatch.setattr(gc, "freeze", lambda: None)
     yield
@@ -202,7 +202,7 @@ def corpora(folder: Path) -> None:
 
 
 def carried_out(module: ModuleType) -> object:
-    """What stands under ``if __name__ == "__main__"``, with the constants as they are now.
+    """Run the code under ``if __name__ == "__main__"`` with the current constants.
 
     :return: the exit code
     """

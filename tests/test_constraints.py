@@ -1,5 +1,4 @@
-"""The two lists of versions fit what they hold: each package of ours that is installed here is in both, at a version that the
-others take. A list that does not fit is only noticed where something is installed anew, which is seldom."""
+"""The two lists of versions contain each installed package at a compatible version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages of docs/ show is run: programs, tools, scripts, tests, and every line of the tables of rules."""
+"""The examples of docs/ run: programs, tools, scripts, tests, and every line of the rule tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the code is: rooms that import downwards, no circle of files, and how much a folder and a file hold.
+"""The structure of the code: downward imports, no import cycles, and sizes of folders and files.
 
 Each list of exceptions may only become shorter: a test fails as well where an entry is no longer needed.
 """

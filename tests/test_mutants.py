@@ -1,4 +1,4 @@
-"""The list of mutations names lines that are there, for every row, and its runner tells what survives."""
+"""The list of mutations names existing lines for every requirement, and its runner reports survivors."""
 
 from __future__ import annotations
 

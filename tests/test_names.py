@@ -1,4 +1,4 @@
-"""The names of classes and modules are the field's: a name says what the thing is, once.
+"""Names of classes and modules use the terms of the field.
 
 ``names.toml`` has the exceptions. Each list only shrinks: a test fails for an entry that is not needed any more.
 """
@@ -45,7 +45,7 @@ def classes() -> list[str]:
 
 
 def modules() -> Iterator[Path]:
-    """Yield each module that has a name of its own file."""
+    """Yield each module with its own file name."""
     yield from (path.relative_to(SOURCE) for path in SOURCE.rglob("*.py") if not path.stem.startswith("__"))
 
 

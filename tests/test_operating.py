@@ -1,4 +1,4 @@
-"""What the page about operating shows, and what Handrail answers where nothing can be written."""
+"""The examples of the operations page, and errors where nothing can be written."""
 
 from __future__ import annotations
 

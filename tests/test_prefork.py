@@ -1,4 +1,4 @@
-"""The program that is forked instead of started is the program: what it is given, how it ends, and that it ends."""
+"""The preforked program behaves like a started one: input, output, exit code and end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where it is started: a workspace with a ``note.txt``, and state of its own."""
+    """The folder of a start: a workspace with a ``note.txt``, and its own state."""
 
     folder: Path
 

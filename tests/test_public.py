@@ -1,4 +1,4 @@
-"""What is exported is public: each facade loads its names when they are used, and what users read imports nothing else."""
+"""The public API: each facade loads its names on use, and users' code imports nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generated references name everything that the code has: commands, settings, kinds, states, and keys."""
+"""The generated references contain everything in the code: commands, settings, kinds, states and keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The requirements manifest and the tests agree, in both directions."""
+"""The list of requirements and the tests agree, in both directions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests' own machinery: a process of tests that dies keeps nobody waiting."""
+"""The test machinery: a test process that dies does not block the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_after_it(): ...
 
 
 def test_a_dying_worker_fails_its_test_and_the_other_tests_run(tmp_path: Path) -> None:
-    """Without :mod:`tests.scheduling` this stands still for ever, and so would a run of the whole suite."""
+    """Without :mod:`tests.scheduling` this would hang for ever, and so would the whole suite."""
     (tmp_path / "test_it.py").write_text(DIES)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = xdist_group: together\n")
     plugins = ["-p", "xdist", "-p", "tests.scheduling", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]

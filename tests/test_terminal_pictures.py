@@ -1,4 +1,4 @@
-"""The pictures of the command line in the documentation are what the commands write on a terminal."""
+"""The pictures in the documentation match the output of the commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference page of the tools that ship: one section a tool, from its spec, its results and recorded calls.
+"""Generate the reference of shipped tools from their specs, results and recorded calls.
 
 ``python -m tests.conformance`` writes the page to ``docs/reference/tools.md`` and compares it with ``--check``. The meanings of
 result keys are in :mod:`tests.tool_results`. The examples and errors are recorded calls, which

@@ -1,4 +1,4 @@
-"""The keys of the data that each shipped tool returns, with their meanings, for :mod:`tests.tool_reference`.
+"""The keys in the data of each shipped tool, with their meanings, for :mod:`tests.tool_reference`.
 
 One line a key. A line that begins with ``?`` is a key that only some calls return.
 """

@@ -1,4 +1,4 @@
-"""Loopback sites for tests of whatever reaches the network: plain or TLS, honest or hostile, with every request kept."""
+"""Loopback web servers for network tests: plain or TLS, correct or hostile, with recorded requests."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def redirect(location: str, status: str = "302 Found") -> bytes:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One request as it came: the head's first line, its fields by lower-case name, its body."""
+class ReceivedRequest:
+    """One received request: its first line, fields by lower-case name, and body."""
 
     line: str
     fields: Mapping[str, str]
     body: bytes
 
 
-class Site:
+class LoopbackServer:
     """A server on 127.0.0.1.
 
     :param routes: by path with query; ``*`` for the others
@@ -50,7 +50,7 @@ class Site:
 
     def __init__(self, routes: Mapping[str, Answer], tls: ssl.SSLContext | None = None) -> None:
         self.routes = dict(routes)
-        self.asked: list[Asked] = []
+        self.asked: list[ReceivedRequest] = []
         self._tls = tls
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -82,7 +82,7 @@ class Site:
             line, *rest = head.removesuffix("\r\n\r\n").split("\r\n")
             fields = {name.lower(): value.strip() for name, _, value in (one.partition(":") for one in rest)}
             body = await self._body(reader, fields)
-            self.asked.append(Asked(line, fields, body))
+            self.asked.append(ReceivedRequest(line, fields, body))
             answer = self.routes.get(line.split(" ")[1], self.routes.get("*", ok(status="404 Not Found")))
             if isinstance(answer, bytes):
                 writer.write(answer)
@@ -116,7 +116,7 @@ class Authority:
 
 @lru_cache
 def authority(*names: str) -> Authority:
-    """Trust in nobody but an authority made now, which vouches for ``names``."""
+    """Trust only a new certificate authority, which vouches for ``names``."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
     root_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
     day = datetime.timedelta(days=1)

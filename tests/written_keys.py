@@ -1,4 +1,4 @@
-"""The keys that the code writes into metadata, records and events: read from its syntax, without running it.
+"""The keys that the code writes into metadata, records and events, read from its syntax tree.
 
 An expression is followed through the names, functions and properties that it uses, as far as it is a table with literal keys.
 """

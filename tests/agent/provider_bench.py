@@ -1,4 +1,4 @@
-"""One provider's server and SDK, and what a run through them left."""
+"""Fixture: the server and SDK of one provider, and the records of a run through them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ in_pieces = pytest.mark.parametrize("kind", ["openai", "openai-responses", "anth
 """Those whose calls come in pieces, so that a call can come in part; Gemini's are whole or not there."""
 
 
-class Bench:
+class ProviderFixture:
     """One provider's server and SDK, and what a run through them left."""
 
     def __init__(self, kind: Kind, server: ProviderServer, model: Model) -> None:
@@ -84,12 +84,12 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(kind: Kind, *replies: ScriptedReply | ErrorReply | RawReply) -> AsyncGenerator[Bench, None]:
+async def bench(kind: Kind, *replies: ScriptedReply | ErrorReply | RawReply) -> AsyncGenerator[ProviderFixture, None]:
     async with SERVERS[kind](*replies) as server:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(SERVICES[kind][0], server.key)
             model = open_model(f"{kind}:some-model", base_url=server.base_url)
         try:
-            yield Bench(kind, server, model)
+            yield ProviderFixture(kind, server, model)
         finally:
             await model.aclose()

@@ -1,4 +1,4 @@
-"""A session of the smallest kind that the loop works with: it records what it is handed and answers from a table."""
+"""A minimal session for tests of the loop: it records its input and answers from a table."""
 
 from __future__ import annotations
 

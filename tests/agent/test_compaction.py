@@ -1,4 +1,4 @@
-"""A conversation that has grown too long: older exchanges are outlined, whole, durably, and stay kept as they were."""
+"""Compaction: older exchanges are summarised, durably, and stay stored unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model is offered in its provider's form, and what comes back."""
+"""Tools and replies in the form of each provider."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conversation comes back as it was, and whatever part of it was kept, a provider takes what comes back."""
+"""A conversation is restored unchanged, and each provider accepts every restored part."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def rows_of(messages: list[Message]) -> list[HistoryEntry]:
 
 
 def faults_in(messages: list[Message]) -> list[str]:
-    """Why a provider would refuse to go on from here."""
+    """Return why a provider would refuse to continue from here."""
     request = ModelRequest("system", [*messages, UserMessage("go on")], [])
     openai = {"messages": list(openai_provider._messages(request))}  # pyright: ignore[reportPrivateUsage]
     anthropic = {

@@ -34,7 +34,7 @@ SHOWN = UserPicture("", "image/png", PNG)
 
 
 def given_in(kind: Kind, body: Any) -> list[Any]:
-    """What stands in a request's first message of the user's."""
+    """Return the first user message of a request."""
     match kind:
         case "openai":
             return next(m["content"] for m in body["messages"] if m["role"] == "user")

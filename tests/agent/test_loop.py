@@ -1,4 +1,4 @@
-"""The loop: what is asked, what is proposed, how a run ends."""
+"""The agent loop: requests, proposed calls, and the end of a run."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ async def test_the_turn_budget_ends_the_run_after_the_last_turns_calls() -> None
     events = await events_of(Agent(session, model, budget=Budget(turns=3)))
     assert isinstance(events[-1], RunFinished) and isinstance(events[-2], BudgetExhausted)
     assert (events[-1].outcome.status, events[-1].outcome.budget) == ("budget", "turns")
-    assert events[-2].text == "All 3 turns of the budget are used."
+    assert events[-2].text == "The budget of 3 turns is used up."
     assert len(session.ran) == 3 == len(model.requests)
 
 

@@ -1,4 +1,4 @@
-"""Tools that a model's provider carries out itself: offered in its own form, never run here, and kept as they were given."""
+"""Tools that the provider runs: offered in its form, never run here, and stored unchanged."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def accepted(server: ProviderServer) -> None:
     assert server.remaining_replies == 0
 
 
-def kept(kernel: Kernel, event: ProviderToolUsed) -> list[tuple[str, bytes]]:
+def read_stored_artifacts(kernel: Kernel, event: ProviderToolUsed) -> list[tuple[str, bytes]]:
     artifacts = ArtifactStore(Path(kernel.state_folder) / "artifacts")
     return [(found.media_type, found.data) for found in map(artifacts.get, event.artifacts)]
 
@@ -93,7 +93,7 @@ def used(events: list[AgentEvent]) -> list[ProviderToolUsed]:
     return [event for event in events if isinstance(event, ProviderToolUsed)]
 
 
-def answered(events: list[AgentEvent]) -> bool:
+def ended_with_success(events: list[AgentEvent]) -> bool:
     return isinstance(last := events[-1], RunFinished) and last.outcome.ok
 
 
@@ -113,20 +113,20 @@ async def test_a_provider_search_is_offered_in_its_own_form_recorded_and_sent_ba
         session = await kernel.session()
         agent = Agent(session, model)
         events = await run(agent)
-        assert answered(events) and not [event for event in events if isinstance(event, CallAnswered)]
+        assert ended_with_success(events) and not [event for event in events if isinstance(event, CallAnswered)]
         (event,) = used(events)
         assert (event.name, event.tool_id, event.arguments) == (
             "web_search",
             "native.web_search",
             {"query": "handrails"},
         )
-        ((media_type, whole),) = kept(kernel, event)
+        ((media_type, whole),) = read_stored_artifacts(kernel, event)
         assert media_type == "application/json" and json.loads(whole) == FOUND
         await kernel.log.flush()
         (record,) = kernel.log.reader.records(kind="provider-tool-used")
         assert record.session_id == session.id and record.body is not None
         assert record.body["artifacts"] == list(event.artifacts) and record.body["tool"] == "native.web_search"
-        assert answered(await run(agent, "and now?"))
+        assert ended_with_success(await run(agent, "and now?"))
         accepted(server)
         await model.aclose()
     first, second = (request.body for request in server.requests)
@@ -176,9 +176,9 @@ async def test_a_paused_reply_is_continued_and_becomes_one_message(tmp_path: Pat
         model = of_anthropic(server)
         agent = Agent(await kernel.session(), model)
         events = await run(agent)
-        assert answered(events) and [event.name for event in used(events)] == ["web_search"]
+        assert ended_with_success(events) and [event.name for event in used(events)] == ["web_search"]
         assert server.requests[1].body["messages"][-1]["role"] == "assistant"
-        assert answered(await run(agent, "sure?"))
+        assert ended_with_success(await run(agent, "sure?"))
         accepted(server)
         await model.aclose()
 
@@ -197,8 +197,8 @@ async def test_a_reply_with_only_a_provider_tool_use_survives_into_a_new_kernel(
             await session.suspend()
         async with temporary_kernel(tmp_path) as kernel:
             agent = Agent(await kernel.session(session_id), model)
-            assert answered(await run(agent, "sure?"))
-            assert kept(kernel, event)
+            assert ended_with_success(await run(agent, "sure?"))
+            assert read_stored_artifacts(kernel, event)
             row = next(data for _, data in await kernel_rows(kernel, session_id) if data["role"] == "assistant")
             assert [part.get("artifacts") for part in row["parts"]] == [[], list(event.artifacts)]
         accepted(server)
@@ -224,7 +224,7 @@ async def test_a_provider_tool_use_without_a_result_leaves_a_history_that_the_pr
         model = of_anthropic(server)
         agent = Agent(session, model)
         await run(agent)
-        assert answered(await run(agent, "again"))
+        assert ended_with_success(await run(agent, "again"))
         accepted(server)
         await model.aclose()
 
@@ -254,7 +254,7 @@ async def test_images_of_a_provider_tool_are_stored_separately_and_secrets_are_r
         model = of_anthropic(server)
         events = await run(Agent(await kernel.session(), model))
         first, second = used(events)
-        (json_type, whole), image, other = kept(kernel, first)
+        (json_type, whole), image, other = read_stored_artifacts(kernel, first)
         assert json_type == "application/json" and b"hunter2" not in whole and b"WORD" in whole
         assert image == ("image/png", PIXEL) and other == ("image/gif", b"GIF89a")
         assert json.loads(whole)["content"][0] == {"file": 1, "media_type": "image/png", "bytes": len(PIXEL)}
@@ -281,7 +281,7 @@ async def test_chat_completions_offer_search_only_to_search_models_and_report_un
         events = await run(Agent(await kernel.session(), searching))
         (event,) = used(events)
         assert event.tool_id == "native.web_search"
-        ((_, whole),) = kept(kernel, event)
+        ((_, whole),) = read_stored_artifacts(kernel, event)
         assert [source["url"] for source in json.loads(whole)] == ["https://example.org/a", "https://example.org/b"]
         reasons = {one.tool_id: one.reason for one in events if isinstance(one, ProviderToolUnavailable)}
         assert reasons == {

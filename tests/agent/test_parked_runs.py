@@ -1,4 +1,4 @@
-"""Runs whose calls wait for a person: parked, answered elsewhere, resumed or stopped."""
+"""Runs whose calls await an approval: suspended, answered elsewhere, resumed or stopped."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ async def test_a_stop_answered_outside_the_session_ends_the_run_at_its_next_requ
         assert outcome.status == "cancelled" and "stopped by the user" in outcome.detail
 
 
-class Desk:
-    """A person before whom requests lie until each is answered, in any order."""
+class ManualApprovalHandler:
+    """An approval handler that answers each request later, in any order."""
 
     def __init__(self) -> None:
         self.open: dict[str, asyncio.Future[ApprovalAnswer]] = {}
@@ -96,14 +96,14 @@ class Desk:
         return None
 
     async def has(self, count: int) -> None:
-        """Wait until so many lie there at once."""
+        """Wait until this many requests are pending."""
         while len(self.open) != count:
             self._changed.clear()
             await self._changed.wait()
 
 
 async def parked_sends(kernel: Kernel, *names: str) -> str:
-    """A session whose last reply sends to each of these, and waits for a person."""
+    """A session whose last reply sends to each of these and awaits an approval."""
     session = await kernel.session(approval_handler=DeferApprovals())
     calls = call_reply(*(("mail__send", {"to": name}) for name in names))
     assert (await Agent(session, PlaybackModel(calls)).complete("send them")).status == "awaiting_approval"
@@ -123,7 +123,7 @@ async def test_suspended_calls_are_asked_about_together_answered_in_any_order_an
     sent.clear()
     async with temporary_kernel(tmp_path, tools=[send]) as kernel:
         known_as = await parked_sends(kernel, *"abc")
-    person, model = Desk(), PlaybackModel(text_reply("two were sent"))
+    person, model = ManualApprovalHandler(), PlaybackModel(text_reply("two were sent"))
 
     async def go_on(kernel: Kernel) -> None:
         agent = Agent(await kernel.session(known_as, approval_handler=person), model)
@@ -172,7 +172,7 @@ async def test_calls_approved_between_two_runs_execute_concurrently(tmp_path: Pa
 async def test_a_stop_during_approval_requests_answers_each_suspended_call(tmp_path: Path) -> None:
     sent.clear()
     async with temporary_kernel(tmp_path, tools=[send]) as kernel:
-        known_as, person = await parked_sends(kernel, *"abc"), Desk()
+        known_as, person = await parked_sends(kernel, *"abc"), ManualApprovalHandler()
         agent = Agent(await kernel.session(known_as, approval_handler=person), PlaybackModel(text_reply("so be it")))
         run = asyncio.ensure_future(agent.complete(None))
         await person.has(3)
@@ -190,7 +190,7 @@ async def test_suspending_a_session_leaves_its_open_approval_requests_pending(
 ) -> None:
     sent.clear()
     async with temporary_kernel(tmp_path, tools=[send]) as kernel:
-        known_as, person = await parked_sends(kernel, *"ab"), Desk()
+        known_as, person = await parked_sends(kernel, *"ab"), ManualApprovalHandler()
         session = await kernel.session(known_as, approval_handler=person)
         run = asyncio.ensure_future(Agent(session, PlaybackModel()).complete(None))
         await person.has(2)
@@ -209,7 +209,7 @@ async def test_a_stop_or_suspend_during_recovery_reaches_suspended_calls_at_any_
     sent.clear()
     async with temporary_kernel(tmp_path, tools=[send]) as kernel:
         for rounds in (1, 2, 3, 5, 8):
-            known_as, person = await parked_sends(kernel, *"ab"), Desk()
+            known_as, person = await parked_sends(kernel, *"ab"), ManualApprovalHandler()
             session = await kernel.session(known_as, approval_handler=person)
             calls = [f"{known_as}/1.{n}" for n in range(2)]
             recalling = asyncio.ensure_future(session.recover_results(calls))

@@ -113,7 +113,7 @@ def alike(value: Any, session_id: str) -> Any:
 
 
 async def became(reply: list[Step]) -> tuple[Any, ...]:
-    """The log of each call, the conversation as it is kept, and what was told."""
+    """Return the log of each call, the stored conversation, and the events."""
     told: list[Any] = []
     with TemporaryDirectory() as folder:
         async with temporary_kernel(Path(folder), tools=[put, look], rules=RULES) as kernel:

@@ -21,7 +21,7 @@ THINGS = ("order", "visitor", "report", "label", "budget", "photo", "ticket", "s
 DEEDS = ("create", "list", "update", "archive", "share", "translate", "verify", "schedule", "export", "count")
 
 
-class Made(Tool):
+class GeneratedTool(Tool):
     """One of many: says what it was asked for."""
 
     def __init__(self, area: str, thing: str, deed: str) -> None:
@@ -46,13 +46,13 @@ class Made(Tool):
         return {"tool": self.spec.id, "args": args}
 
 
-THOUSAND = [Made(area, thing, deed) for area, thing, deed in product(AREAS, THINGS, DEEDS)]
+THOUSAND = [GeneratedTool(area, thing, deed) for area, thing, deed in product(AREAS, THINGS, DEEDS)]
 WANTED = ["museum.translate_label", "parcel.verify_address", "garden.count_photo"]
 TASK = "Translate the museum's label L-17, verify the parcel's address, and count the photos of the garden."
 
 
 def script(folder: Path) -> Path:
-    """Three ways to a tool that is not in view: by what it does, by its category, and by its name alone."""
+    """Three ways to a tool that is not loaded: by its function, its category, and its name."""
     turns: list[dict[str, Any]] = [
         {
             "expect": {"tools": ["read", "find_tools", "load_tools"], "absent": WANTED, "prompt": r"10\d\d more tools"},
@@ -120,7 +120,7 @@ async def test_a_model_finds_the_three_tools_it_needs_among_a_thousand(tmp_path:
 
 @pytest.mark.proves("D-08")
 async def test_a_session_with_a_thousand_tools_sends_under_three_percent_of_their_tokens(tmp_path: Path) -> None:
-    """The schemas in view and the index, beside those of all tools."""
+    """The loaded schemas and the index, compared with all schemas."""
     async with temporary_kernel(tmp_path, tools=THOUSAND) as kernel:
         session = await kernel.session()
         turn = session.start_turn()

@@ -1,4 +1,4 @@
-"""A project's instructions files: read as any file is, labelled as what they are, within bounds, and no word of the system's."""
+"""Project instruction files: access checks, labels and limits, and nothing of them in the system prompt."""
 
 from __future__ import annotations
 

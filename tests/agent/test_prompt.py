@@ -1,4 +1,4 @@
-"""The system text is short, ordered and the same bytes each time."""
+"""The system prompt is short, ordered and deterministic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from handrail.testing.provider_request_checks import PlaybackModel, call_reply, 
 from handrail.testing.scripted_kernel import temporary_kernel
 
 
-def made(number: int, **declared: Any) -> Tool:
+def make_numbered_tool(number: int, **declared: Any) -> Tool:
     @tool(id=f"stock.t{number:02d}", side_effect="read", locks=[], category="stock", **declared)
     async def count() -> int:
         """Count the stock."""
@@ -49,9 +49,9 @@ def test_the_operators_instructions_come_last() -> None:
 @pytest.mark.proves("D-12")
 async def test_every_request_of_an_interaction_has_the_same_system_text(tmp_path: Path) -> None:
     """Whatever was loaded, found, written, asked for again or published meanwhile."""
-    guided = [made(number, guidance="Count slowly.") for number in range(12)]
+    guided = [make_numbered_tool(number, guidance="Count slowly.") for number in range(12)]
     async with temporary_kernel(
-        tmp_path, tools=[*guided, *(made(n) for n in range(12, 24))], rules=["allow *"]
+        tmp_path, tools=[*guided, *(make_numbered_tool(n) for n in range(12, 24))], rules=["allow *"]
     ) as kernel:
         skill = "---\nname: new\ndescription: Something new.\n---\nDo it.\n"
         model = PlaybackModel(

@@ -1,4 +1,4 @@
-"""What one provider alone has: its reasoning, its own tools, its ways to number and to refuse."""
+"""Provider-specific features: reasoning, hosted tools, numbering of calls, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The providers' SDKs against servers that speak their protocols and refuse what the real ones refuse."""
+"""The SDKs of the providers against servers that refuse what the real ones refuse."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ def test_the_error_for_a_missing_sdk_names_the_extra_to_install(kind: Kind, monk
 
 
 def test_a_scripted_model_refuses_a_base_url() -> None:
-    with pytest.raises(UsageError, match="uses no server"):
+    with pytest.raises(UsageError, match="does not use a server"):
         open_model("script:x.toml", base_url="http://127.0.0.1:1")
 
 

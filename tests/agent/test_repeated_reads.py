@@ -1,4 +1,4 @@
-"""A file that is read again unchanged is not given again, as long as its text is still in the model's conversation whole."""
+"""A second read of an unchanged file is not repeated while its text is complete in the conversation."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LONG = "".join(f"line {number} of a long file\n" for number in range(100))
 AGAIN = {"path": "long.txt"}
 
 
-def given(model: PlaybackModel) -> list[dict[str, Any]]:
-    """What the model was answered, in order, as its last request has it."""
+def list_call_results(model: PlaybackModel) -> list[dict[str, Any]]:
+    """Return the results in the last request of the model, in order."""
     messages = model.requests[-1].messages
     return [json.loads(one.text) for each in messages if isinstance(each, CallResultsMessage) for one in each.results]
 
@@ -54,8 +54,8 @@ async def test_a_repeated_read_of_an_unchanged_long_file_returns_a_notice(tmp_pa
     )
     async with temporary_kernel(tmp_path) as kernel:
         events = [event async for event in Agent(await kernel.session(), model).run("Read.")]
-    assert [is_whole(one) for one in given(model)] == [True, False, True, False, True, False, True, True]
-    second = given(model)[1]
+    assert [is_whole(one) for one in list_call_results(model)] == [True, False, True, False, True, False, True, True]
+    second = list_call_results(model)[1]
     assert second["metadata"] == {"unchanged": True} and "same as in your earlier read" in second["data"]["message"]
     assert {key: second["data"][key] for key in ("path", "first_line", "last_line", "next")} == {
         "path": "long.txt",
@@ -75,8 +75,8 @@ async def test_a_changed_file_is_read_in_full_even_with_the_same_size_and_time(t
         async for event in Agent(await kernel.session(), model).run("Read."):
             if isinstance(event, CallAnswered) and len(model.requests) == 2:
                 put(tmp_path, text=LONG.replace("line 7 ", "LINE 7 "))
-    assert [is_whole(one) for one in given(model)] == [True, False, True, False]
-    assert "LINE 7 " in given(model)[2]["data"]["text"]
+    assert [is_whole(one) for one in list_call_results(model)] == [True, False, True, False]
+    assert "LINE 7 " in list_call_results(model)[2]["data"]["text"]
 
 
 @pytest.mark.proves("A-08")
@@ -89,12 +89,14 @@ async def test_a_file_is_read_in_full_after_a_new_message_and_in_another_session
         agent = Agent(session := await kernel.session(), model)
         await agent.complete("Read.")
         await agent.complete("Read it again.")
-        assert [is_whole(one) for one in given(model)] == [True, True, False]
+        assert [is_whole(one) for one in list_call_results(model)] == [True, True, False]
         fork = await kernel.session(await kernel.fork_session(session.id))
         await Agent(fork, other := reads(AGAIN)).complete("Read.")
-        assert is_whole(given(other)[-1]), "a fork is another conversation"
+        assert is_whole(list_call_results(other)[-1]), "a fork is another conversation"
         await Agent(session, later := reads(AGAIN)).complete("Read.")
-        assert is_whole(given(later)[-1]), "an agent that takes the session up does not know what was given whole"
+        assert is_whole(list_call_results(later)[-1]), (
+            "an agent that takes the session up does not know what was given whole"
+        )
         for _ in range(2):
             assert (await session.call("read", AGAIN)).data["text"] == LONG.removesuffix("\n"), "a program is no model"
 
@@ -113,7 +115,9 @@ async def test_a_file_is_read_in_full_again_after_compaction(tmp_path: Path) -> 
         agent = Agent(await kernel.session(), model, budget=Budget(context=4_000))
         events = [event async for event in agent.run("Read.")]
     assert any(isinstance(event, ConversationCompacted) for event in events)
-    whole = [is_whole(one) for one in given(model) if "path" in one["data"] and one["data"]["path"] == "long.txt"]
+    whole = [
+        is_whole(one) for one in list_call_results(model) if "path" in one["data"] and one["data"]["path"] == "long.txt"
+    ]
     assert whole == [True], "the earlier read is no longer there"
 
 
@@ -124,7 +128,7 @@ async def test_a_setting_returns_the_text_on_every_read(tmp_path: Path) -> None:
     wanted = Budget.combine_limits(AgentBudgets.model_validate({"repeat_reads": True}))
     async with temporary_kernel(tmp_path) as kernel:
         await Agent(await kernel.session(), model, budget=wanted).complete("Read.")
-    assert [is_whole(one) for one in given(model)] == [True, True]
+    assert [is_whole(one) for one in list_call_results(model)] == [True, True]
     assert not Budget.combine_limits(AgentBudgets()).repeat_reads
 
 

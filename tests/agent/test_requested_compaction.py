@@ -1,4 +1,4 @@
-"""Compaction on request: by the model's tool or by the library, between runs and within one."""
+"""Compaction on request, by the model's tool or the library, between and within runs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ RULES = ["allow big.look"]
 LOOKS = [call_reply(("big__look", {"n": n}), text=f"step {n}") for n in range(4)]
 
 
-async def worked(session: Session, *more: Any, **budget: Any) -> tuple[Agent, PlaybackModel]:
-    """An agent whose session has eight messages of four calls, and what the user asked and was told."""
+async def run_four_looks(session: Session, *more: Any, **budget: Any) -> tuple[Agent, PlaybackModel]:
+    """Return an agent with a session of eight messages and four calls."""
     model = PlaybackModel(*LOOKS, text_reply("Looked."), *more)
     agent = Agent(session, model, budget=Budget(**budget))
     assert (await agent.complete("Look four times.")).ok
@@ -48,7 +48,7 @@ async def compactions(kernel: Kernel, session: Session) -> list[dict[str, Any]]:
 async def test_the_library_compacts_a_conversation_between_runs_and_records_it(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[look], rules=RULES) as kernel:
         session = await kernel.session()
-        agent, model = await worked(session, text_reply("Yes."))
+        agent, model = await run_four_looks(session, text_reply("Yes."))
         assert len(agent.messages) == 10
         made = await agent.compact()
         assert (made.removed_messages, made.kept_messages, made.was_requested, made.is_summarised) == (
@@ -121,7 +121,7 @@ async def test_a_session_without_a_model_has_no_conversation_to_compact(tmp_path
 async def test_a_compact_call_between_two_runs_takes_effect_immediately(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[look], rules=RULES) as kernel:
         session = await kernel.session()
-        agent, _ = await worked(session)
+        agent, _ = await run_four_looks(session)
         answer = await session.call("memory.compact", {})
         assert (answer.data["removed_messages"], answer.data["kept_messages"]) == (9, 1)
         assert len(agent.messages) == 2
@@ -131,7 +131,7 @@ async def test_a_budget_with_summary_compaction_asks_the_model_for_a_summary(tmp
     async with temporary_kernel(tmp_path, tools=[look], rules=RULES) as kernel:
         session = await kernel.session()
         said = [TextDelta("looked at four parts"), ReplyFinished("end")]
-        agent, model = await worked(session, said, compaction="summary", context=None)
+        agent, model = await run_four_looks(session, said, compaction="summary", context=None)
         made = await agent.compact()
         assert made.is_summarised and "looked at four parts" in str(agent.messages[0])
         assert model.requests[-1].tools == ()

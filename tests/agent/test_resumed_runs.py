@@ -1,4 +1,4 @@
-"""A run answers the calls that the run before it left open."""
+"""A run first answers the calls that the previous run left open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripted model: plays its file, fills in what results said, and stops when it sees something else."""
+"""The scripted model: it plays its file, inserts values from results, and stops at a mismatch."""
 
 from __future__ import annotations
 

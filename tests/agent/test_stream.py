@@ -1,4 +1,4 @@
-"""Whatever a provider streams, a reply has one proposal for each call it opened."""
+"""Every stream of a provider gives one proposal for each call that it opened."""
 
 from __future__ import annotations
 

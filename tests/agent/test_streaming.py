@@ -1,4 +1,4 @@
-"""Calls that start while their reply is still read: when, in which order, exactly once, and what a crash leaves of them."""
+"""Calls that start while their reply is still arriving: timing, order, exactly once, and crashes."""
 
 from __future__ import annotations
 

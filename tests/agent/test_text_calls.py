@@ -1,4 +1,4 @@
-"""Calls that a model writes into its text: what counts as one, and that what is written reads back as it was."""
+"""Calls that a model writes in its text: which are recognised, and that they round-trip."""
 
 from __future__ import annotations
 

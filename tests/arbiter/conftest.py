@@ -1,4 +1,4 @@
-"""A kernel with the toolbox in it, and a shaper with real folders."""
+"""Fixtures: a kernel with the test tools, and an output shaper with real folders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 import pytest
-from tests.arbiter.shaping import Room
+from tests.arbiter.shaping import ShaperFixture
 from tests.arbiter.toolbox import ALLOW, TOOLS, gate
 
 from handrail import Kernel, Session
@@ -30,13 +30,13 @@ async def session(kernel: Kernel) -> Session:
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Room:
-    return Room(tmp_path)
+def room(tmp_path: Path) -> ShaperFixture:
+    return ShaperFixture(tmp_path)
 
 
 @pytest.fixture
-def new_room(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Room]:
-    def new(**secrets: str) -> Room:
-        return Room(tmp_path_factory.mktemp("room"), **secrets)
+def new_room(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ShaperFixture]:
+    def new(**secrets: str) -> ShaperFixture:
+        return ShaperFixture(tmp_path_factory.mktemp("room"), **secrets)
 
     return new

@@ -1,4 +1,4 @@
-"""A shaper with real folders, and what its outputs are compared with."""
+"""An output shaper with real folders, and the expected outputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def bounded(folder: Path, most: int = 1 << 30) -> OutputFileQuota:
     return OutputFileQuota(folder, most)
 
 
-class Room:
+class ShaperFixture:
     """One kernel's shaper with real folders."""
 
     def __init__(self, folder: Path, **secrets: str) -> None:

@@ -1,4 +1,4 @@
-"""Stateful tools for tests, what they wait at and leave, and how their steps are asked for."""
+"""Stateful tools for tests, with their pauses and effects, and helpers that call their steps."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from handrail import Result, Runtime, Session, Tool, ToolError, ToolSpec, tool
 
 
-class Bench:
-    """What the tools of these tests wait at and leave."""
+class StepRecorder:
+    """The events that the tools of these tests wait for, and their effects."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -20,7 +20,7 @@ class Bench:
         self.tasks: set[Any] = set()
 
 
-bench = Bench()
+bench = StepRecorder()
 
 
 @tool(id="st.count", side_effect="write", locks=["shelf:X"], requires={"fs": {"write": ["."]}})
@@ -129,7 +129,7 @@ async def asks(opened: int = 0) -> AsyncGenerator[Any, Any]:
         sent = yield sent
 
 
-class Held(Tool):
+class YieldingTool(Tool):
     """A class whose execute yields."""
 
     spec = ToolSpec("st.held", "Go on.", side_effect="write", mode="stateful", locks=())
@@ -155,7 +155,7 @@ async def outer(runtime: Runtime) -> list[Any]:
     return [one.data if one.ok else one.error_kind for one in (opened, *both, ended)]
 
 
-TOOLS = [write, notes, slow, short, fails, stubborn, asks, Held(), outer]
+TOOLS = [write, notes, slow, short, fails, stubborn, asks, YieldingTool(), outer]
 SETTINGS = "[limits]\ngrace_ms = 20\nopen_tool_sessions = 3\n"
 
 

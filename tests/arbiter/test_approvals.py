@@ -1,4 +1,4 @@
-"""The states of a request: answered once, in time, used once; by hypothesis against a model, and under concurrency."""
+"""States of an approval: answered once, in time, used once; also against a model and under concurrency."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.arbiter.shaping import Room
+from tests.arbiter.shaping import ShaperFixture
 
 from handrail.arbiter.approvals.approval_broker import HOUR_NS, ID_ALPHABET, ApprovalBroker, generate_prefixed_id
 from handrail.contract.approval_requests import Approval, ApprovalAnswer, ApprovalChoice, ApprovalRequest
@@ -31,7 +31,7 @@ class Clock:
 
 
 @dataclass
-class Desk:
+class ApprovalFixture:
     """The requests of a workspace in a temporary folder, opened as often as wanted."""
 
     folder: Path
@@ -39,7 +39,7 @@ class Desk:
 
     def __post_init__(self) -> None:
         (self.folder / "ws").mkdir()
-        self.shaper = Room(self.folder).shaper
+        self.shaper = ShaperFixture(self.folder).shaper
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[ApprovalBroker]:
@@ -59,7 +59,7 @@ def request(call_id: str = "ses_1/1.0") -> ApprovalRequest:
     return ApprovalRequest(call_id, "ses_1", "pay", arguments, "hash", "definition", "why", "allow pay", "deny pay")
 
 
-async def asked(approvals: ApprovalBroker, call_id: str = "ses_1/1.0") -> Approval:
+async def store_request(approvals: ApprovalBroker, call_id: str = "ses_1/1.0") -> Approval:
     row = approvals.create_unstored_request(request(call_id))
     await approvals.store_request_with_records(
         row, [Record("approval-requested", "ses_1", call_id, {"approval": row.id})], whole=True
@@ -90,8 +90,8 @@ _steps = st.one_of(
 
 
 @dataclass
-class Known:
-    """What the model knows of one request."""
+class ExpectedRequest:
+    """The state of one request in the model."""
 
     state: str
     expires_ns: int
@@ -106,11 +106,11 @@ def test_an_approval_request_follows_its_state_model_under_any_sequence_of_opera
     steps: list[tuple[object, ...]],
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(_follow(Desk(Path(folder)), steps))
+        asyncio.run(_follow(ApprovalFixture(Path(folder)), steps))
 
 
-async def _follow(desk: Desk, steps: list[tuple[object, ...]]) -> None:
-    model: dict[str, Known] = {}
+async def _follow(desk: ApprovalFixture, steps: list[tuple[object, ...]]) -> None:
+    model: dict[str, ExpectedRequest] = {}
     ids: list[str] = []
     left = list(steps)
     while left:
@@ -134,13 +134,17 @@ async def _follow(desk: Desk, steps: list[tuple[object, ...]]) -> None:
 
 
 async def _take(
-    desk: Desk, approvals: ApprovalBroker, model: dict[str, Known], ids: list[str], step: tuple[object, ...]
+    desk: ApprovalFixture,
+    approvals: ApprovalBroker,
+    model: dict[str, ExpectedRequest],
+    ids: list[str],
+    step: tuple[object, ...],
 ) -> None:
     now = desk.clock()
     if step[0] == "ask":
-        row = await asked(approvals, f"ses_1/1.{len(ids)}")
+        row = await store_request(approvals, f"ses_1/1.{len(ids)}")
         ids.append(row.id)
-        model[row.id] = Known("pending", row.request.expires_ns)
+        model[row.id] = ExpectedRequest("pending", row.request.expires_ns)
     elif step[0] == "advance":
         desk.clock.now_ns += int(str(step[1])) * HOUR_NS
     elif step[0] == "sweep":
@@ -178,9 +182,9 @@ async def _take(
 @pytest.mark.proves("P-09")
 async def test_one_of_many_calls_uses_a_grant_and_the_others_leave_no_intent(tmp_path: Path) -> None:
     """Source: the approval check ran twice, and so did its side effect."""
-    desk = Desk(tmp_path)
+    desk = ApprovalFixture(tmp_path)
     async with desk.open() as approvals:
-        row = await asked(approvals)
+        row = await store_request(approvals)
         granted = await approvals.decide(row.id, ONCE, by="test")
         uses = [approvals.consume_approvals([granted], INTENT) for _ in range(50)]
         outcomes = await asyncio.gather(*uses, return_exceptions=True)
@@ -194,9 +198,9 @@ async def test_one_of_many_calls_uses_a_grant_and_the_others_leave_no_intent(tmp
 
 @pytest.mark.proves("P-09")
 async def test_a_call_that_needs_two_grants_uses_neither_if_one_is_used_up(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+    desk = ApprovalFixture(tmp_path)
     async with desk.open() as approvals:
-        first, second = await asked(approvals), await asked(approvals)
+        first, second = await store_request(approvals), await store_request(approvals)
         rows = [await approvals.decide(row.id, ONCE, by="test") for row in (first, second)]
         await approvals.consume_approvals([rows[1]], [])
         await is_refused(lambda: approvals.consume_approvals(rows, INTENT))
@@ -206,9 +210,9 @@ async def test_a_call_that_needs_two_grants_uses_neither_if_one_is_used_up(tmp_p
 
 @pytest.mark.proves("P-09")
 async def test_an_approval_request_expires_after_seven_days_and_an_unused_grant_after_one(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+    desk = ApprovalFixture(tmp_path)
     async with desk.open() as approvals:
-        late, used, unused = [await asked(approvals, f"ses_1/1.{n}") for n in range(3)]
+        late, used, unused = [await store_request(approvals, f"ses_1/1.{n}") for n in range(3)]
         desk.clock.now_ns += 7 * 24 * HOUR_NS - 1
         grant = await approvals.decide(used.id, ONCE, by="test")
         spare = await approvals.decide(unused.id, ONCE, by="test")
@@ -224,9 +228,9 @@ async def test_an_approval_request_expires_after_seven_days_and_an_unused_grant_
 
 
 async def test_a_waiter_gets_the_expired_state_of_an_overdue_approval_request(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+    desk = ApprovalFixture(tmp_path)
     async with desk.open() as approvals:
-        row = await asked(approvals)
+        row = await store_request(approvals)
         answered = approvals.register_decision_waiter(row)
         desk.clock.now_ns += 8 * 24 * HOUR_NS
         await approvals.expire_overdue_requests()
@@ -236,8 +240,8 @@ async def test_a_waiter_gets_the_expired_state_of_an_overdue_approval_request(tm
 
 
 async def test_an_answer_given_before_the_wait_is_returned(tmp_path: Path) -> None:
-    async with Desk(tmp_path).open() as approvals:
-        row = await asked(approvals)
+    async with ApprovalFixture(tmp_path).open() as approvals:
+        row = await store_request(approvals)
         await approvals.decide(row.id, ApprovalAnswer("reject", "no"), by="test")
         assert (await approvals.register_decision_waiter(row)).message == "no"
 
@@ -264,7 +268,7 @@ async def test_an_answer_given_before_the_wait_is_returned(tmp_path: Path) -> No
 async def test_an_answer_that_was_not_offered_is_refused(
     tmp_path: Path, change: dict[str, None], choice: ApprovalChoice, said: str
 ) -> None:
-    async with Desk(tmp_path).open() as approvals:
+    async with ApprovalFixture(tmp_path).open() as approvals:
         row = approvals.create_unstored_request(replace(request(), **change))  # pyright: ignore[reportArgumentType]
         await approvals.store_request_with_records(row, [], whole=True)
         assert said in await is_refused(
@@ -281,10 +285,10 @@ async def test_a_failing_watcher_does_not_affect_the_request_or_other_watchers(t
     def fails(row: Approval) -> None:
         raise RuntimeError(row.state)
 
-    async with Desk(tmp_path).open() as approvals:
+    async with ApprovalFixture(tmp_path).open() as approvals:
         approvals.subscribe_to_requests(fails)
         stop = approvals.subscribe_to_requests(lambda row: told.append(row.state))
-        row = await asked(approvals)
+        row = await store_request(approvals)
         await approvals.decide(row.id, ONCE, by="test")
         stop()
         approvals.withdraw(approvals.get(row.id))

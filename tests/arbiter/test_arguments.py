@@ -1,4 +1,4 @@
-"""The quick way of reading arguments takes only what the careful way reads equally."""
+"""The fast path for arguments accepts only what the full validation reads in the same way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of one call: one answer, in order, recorded, also after each kind of failure."""
+"""The life cycle of a call: one answer, in order, recorded, also after each kind of failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks and calls take their first step at once, and are stopped and ended like any other."""
+"""Eager tasks: tasks and calls start immediately, and are cancelled like any other."""
 
 from __future__ import annotations
 

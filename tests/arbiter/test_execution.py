@@ -1,4 +1,4 @@
-"""Execution alone: stops, time-outs and the caller's own cancellation, at every moment, each accounted for once."""
+"""Execution: stops, timeouts and cancellation at every moment, each recorded once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-class Held:
+class BlockedWork:
     """Work that waits until it is let go, and says how it ended."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Held:
 
 @both_ways
 async def test_a_stop_cancels_the_work_and_leaves_no_pending_cancellation(way: Way) -> None:
-    held, run = Held(), execution()
+    held, run = BlockedWork(), execution()
 
     async def stop_when_it_waits() -> None:
         await held.entered.wait()
@@ -99,7 +99,7 @@ async def test_work_that_stops_itself_is_not_followed_by_a_later_cancellation(wa
 
 @both_ways
 async def test_a_stop_in_the_first_step_of_work_cancels_it_at_its_next_await(way: Way) -> None:
-    held, run = Held(), execution()
+    held, run = BlockedWork(), execution()
 
     async def stops_then_waits() -> str:
         run.stop("user")
@@ -113,7 +113,7 @@ async def test_a_stop_in_the_first_step_of_work_cancels_it_at_its_next_await(way
 
 @both_ways
 async def test_the_original_cancellation_of_a_caller_is_kept_for_redelivery(way: Way) -> None:
-    held, run = Held(), execution()
+    held, run = BlockedWork(), execution()
 
     async def caller() -> None:
         with pytest.raises(WorkStopped):
@@ -130,7 +130,7 @@ async def test_the_original_cancellation_of_a_caller_is_kept_for_redelivery(way:
 @both_ways
 @pytest.mark.parametrize("stop_first", [True, False])
 async def test_a_simultaneous_stop_and_cancellation_are_both_counted(way: Way, stop_first: bool) -> None:
-    held, run = Held(), execution()
+    held, run = BlockedWork(), execution()
     left: list[int] = []
 
     async def caller() -> None:
@@ -176,7 +176,7 @@ async def test_a_cancellation_that_the_work_suppresses_still_reaches_the_caller(
 
 @both_ways
 async def test_a_cancellation_as_the_work_ends_still_reaches_the_caller(way: Way) -> None:
-    held, run = Held(), execution()
+    held, run = BlockedWork(), execution()
     outcome: list[object] = []
 
     async def caller() -> None:
@@ -227,7 +227,7 @@ async def test_work_that_raises_system_exit_only_fails(way: Way, first: bool) ->
 
 @both_ways
 async def test_a_timeout_around_a_call_works_as_usual(way: Way) -> None:
-    held, run = Held(), execution()
+    held, run = BlockedWork(), execution()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
             with pytest.raises(WorkStopped):
@@ -260,7 +260,7 @@ async def test_timeouts_and_task_groups_inside_the_work_do_not_affect_the_caller
 
 @both_ways
 async def test_a_stop_cancels_the_members_of_a_task_group_inside_the_work(way: Way) -> None:
-    run, members = execution(), [Held(), Held()]
+    run, members = execution(), [BlockedWork(), BlockedWork()]
 
     async def inside() -> None:
         async with asyncio.TaskGroup() as group:
@@ -282,7 +282,7 @@ async def test_a_stop_cancels_the_members_of_a_task_group_inside_the_work(way: W
 
 @both_ways
 async def test_a_second_stop_does_not_change_the_reason(way: Way) -> None:
-    held, run = Held(), execution()
+    held, run = BlockedWork(), execution()
     loop = asyncio.get_running_loop()
     loop.call_soon(run.stop, "user")
     loop.call_soon(run.stop, "shutdown")
@@ -293,7 +293,7 @@ async def test_a_second_stop_does_not_change_the_reason(way: Way) -> None:
 
 @both_ways
 async def test_work_stopped_before_its_start_is_not_started(way: Way) -> None:
-    held, run = Held(), execution()
+    held, run = BlockedWork(), execution()
     run.stop("user")
     with pytest.raises(WorkStopped):
         await begin(run, way, held.work())
@@ -302,7 +302,7 @@ async def test_work_stopped_before_its_start_is_not_started(way: Way) -> None:
 
 @both_ways
 async def test_a_timeout_is_distinguished_from_a_stop(way: Way) -> None:
-    held, run = Held(), execution()
+    held, run = BlockedWork(), execution()
     with pytest.raises(WorkStopped) as stopped:
         await begin(run, way, held.work(), timeout_s=0.001)
     assert stopped.value.reason == "timeout" and run.owed_cancellation is None and cancelling() == 0
@@ -346,7 +346,7 @@ async def test_inline_work_that_swallows_its_cancellation_is_cancelled_again_unt
 
 async def test_a_stop_reaches_the_inner_and_the_outer_of_two_nested_executions() -> None:
     """As a tool's nested call: both are stopped in one moment, in one task, and each has to hear of it."""
-    outer, inner, held = execution(), execution(), Held()
+    outer, inner, held = execution(), execution(), BlockedWork()
     went_on: list[str] = []
 
     async def nesting() -> None:
@@ -370,7 +370,7 @@ async def test_a_stop_reaches_the_inner_and_the_outer_of_two_nested_executions()
 
 @pytest.mark.parametrize("times", [1, 2, 5])
 async def test_uninterruptible_work_runs_to_its_end_and_leaves_the_cancellation_owed(times: int) -> None:
-    held, run = Held(), execution()
+    held, run = BlockedWork(), execution()
 
     async def caller() -> str:
         return await await_deferring_cancellation(held.work(), run)
@@ -386,7 +386,7 @@ async def test_uninterruptible_work_runs_to_its_end_and_leaves_the_cancellation_
 
 
 async def test_uncancellable_work_gets_each_stop_and_is_left_to_end() -> None:
-    held, run = Held(), execution()
+    held, run = BlockedWork(), execution()
     told: list[str] = []
     run.on_stop = told.append
     running = asyncio.create_task(run.run_in_separate_task(held.work(), 60, cancellable=False))
@@ -411,12 +411,12 @@ async def _never_awaited(make: Callable[[], Awaitable[object]]) -> None:
 async def test_no_coroutine_is_left_unawaited(way: Way) -> None:
     run = execution()
     run.stop("shutdown")
-    await _never_awaited(lambda: begin(run, way, Held().work()))
+    await _never_awaited(lambda: begin(run, way, BlockedWork().work()))
 
 
 @both_ways
 async def test_each_of_many_equal_timeouts_ends_only_its_work(way: Way) -> None:
-    held = [Held() for _ in range(5)]
+    held = [BlockedWork() for _ in range(5)]
     runs = [execution() for _ in held]
     tasks = [asyncio.create_task(begin(run, way, one.work(), 0.05)) for run, one in zip(runs, held, strict=True)]
     for one in held:
@@ -432,7 +432,7 @@ async def test_each_of_many_equal_timeouts_ends_only_its_work(way: Way) -> None:
     runs[3].resume_timeout()
     with pytest.raises(WorkStopped):
         await tasks[3]
-    again = Held()
+    again = BlockedWork()
     with pytest.raises(WorkStopped):  # nothing is left of the earlier ones
         await begin(execution(), way, again.work(), 0.05)
     assert again.ended == "cancelled"

@@ -1,4 +1,4 @@
-"""Calls that outlive their turn: in the background, promoted, looked at, stopped; each ends once, on record."""
+"""Background jobs: started, promoted, read and stopped; each ends once and is recorded."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from handrail.testing.provider_request_checks import PlaybackModel, call_reply, 
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 
-class Bench:
-    """What the tools of these tests wait at and leave."""
+class JobRecorder:
+    """The events that the tools of these tests wait for, and their effects."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -31,7 +31,7 @@ class Bench:
         self.ran: list[str] = []
 
 
-bench = Bench()
+bench = JobRecorder()
 
 
 async def pass_through(name: str, runtime: Runtime) -> str:

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.arbiter.shaping import Room
+from tests.arbiter.shaping import ShaperFixture
 
 from handrail.arbiter.output import json_conversion
 from handrail.arbiter.output import secret_encodings as secret_forms
@@ -86,7 +86,7 @@ def test_a_value_that_contains_itself_is_not_estimated_as_small() -> None:
 @pytest.mark.parametrize("piece", ["a\u200b", "\x1b[31m", "\u202e "])
 async def test_the_event_loop_runs_other_work_while_an_output_is_shaped(tmp_path: Path, piece: str) -> None:
     """Each of these, on the loop, would be done before anything else has its turn."""
-    room = Room(tmp_path, KEY=SECRET)
+    room = ShaperFixture(tmp_path, KEY=SECRET)
     working = asyncio.ensure_future(room.shape({"a": [{"b": piece * 10_000}]}, max_output=1 << 20))
     turns = 0
     while not working.done():

@@ -1,4 +1,4 @@
-"""Locks as a caller meets them: what excludes what, who comes first, what a cancelled or late wait leaves behind."""
+"""Locks: exclusion, order, and the state after a cancelled or late wait."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def file(*parts: str, mode: str = "X") -> list[RequiredLock]:
     return [(("workspace", *parts), "X" if mode == "X" else "S")]
 
 
-def taken(table: LockTable, wants: list[RequiredLock], owner: str = "") -> LockGrant:
+def acquire(table: LockTable, wants: list[RequiredLock], owner: str = "") -> LockGrant:
     grant = table.try_acquire(wants, owner)
     assert grant is not None
     return grant
@@ -41,12 +41,12 @@ async def waiting(request: QueuedLockRequest, timeout_s: float | None = None) ->
 @pytest.mark.proves("L-02")
 def test_readers_share_a_lock_and_a_writer_excludes_all_others() -> None:
     table = LockTable()
-    first, second = taken(table, file("a", mode="S")), taken(table, file("a", mode="S"))
+    first, second = acquire(table, file("a", mode="S")), acquire(table, file("a", mode="S"))
     assert table.try_acquire(file("a")) is None
     table.release_grant(first)
     assert table.try_acquire(file("a")) is None
     table.release_grant(second)
-    writer = taken(table, file("a"))
+    writer = acquire(table, file("a"))
     assert table.try_acquire(file("a", mode="S")) is None
     table.release_grant(writer)
     assert table.active_resource_count == 0
@@ -72,7 +72,7 @@ def test_a_lock_conflicts_with_locks_below_and_above_its_resource(
     held: list[RequiredLock], asked: list[RequiredLock], free: bool
 ) -> None:
     table = LockTable()
-    taken(table, held)
+    acquire(table, held)
     assert (table.try_acquire(asked) is not None) is free
     assert do_locks_conflict(held, asked) is do_locks_conflict(asked, held) is not free
 
@@ -80,9 +80,9 @@ def test_a_lock_conflicts_with_locks_below_and_above_its_resource(
 @pytest.mark.proves("L-02")
 def test_a_lock_request_takes_all_its_locks_or_none() -> None:
     table = LockTable()
-    other = taken(table, file("b"))
+    other = acquire(table, file("b"))
     assert table.try_acquire([*file("a"), *file("b")]) is None
-    taken(table, file("a"))
+    acquire(table, file("a"))
     table.release_grant(other)
     assert table.try_acquire([*file("a"), *file("b")]) is None
 
@@ -98,7 +98,7 @@ def test_a_lock_request_takes_all_its_locks_or_none() -> None:
 )
 def test_a_request_never_conflicts_with_itself(wants: list[RequiredLock]) -> None:
     table = LockTable()
-    grant = taken(table, wants)
+    grant = acquire(table, wants)
     assert grant.covers(wants)
     table.release_grant(grant)
     assert table.active_resource_count == 0
@@ -106,13 +106,13 @@ def test_a_request_never_conflicts_with_itself(wants: list[RequiredLock]) -> Non
 
 def test_the_same_resource_in_both_modes_is_exclusive() -> None:
     table = LockTable()
-    taken(table, [*file("a", mode="S"), *file("a")])
+    acquire(table, [*file("a", mode="S"), *file("a")])
     assert table.try_acquire(file("a", mode="S")) is None
 
 
 def test_a_lock_to_read_a_folder_and_write_in_it_excludes_other_writers() -> None:
     table = LockTable()
-    taken(table, [*file("src", mode="S"), *file("src", "a")])
+    acquire(table, [*file("src", mode="S"), *file("src", "a")])
     assert table.try_acquire(file("src", "b")) is None
     assert table.try_acquire(file("src", mode="S")) is None
     assert table.try_acquire(file("src", "b", mode="S")) is not None
@@ -121,7 +121,7 @@ def test_a_lock_to_read_a_folder_and_write_in_it_excludes_other_writers() -> Non
 @pytest.mark.proves("L-05")
 async def test_a_waiting_writer_is_not_starved_by_later_readers() -> None:
     table = LockTable()
-    reader = taken(table, file("a", mode="S"))
+    reader = acquire(table, file("a", mode="S"))
     writer = table.queue_for_locks(file("a"))
     assert table.try_acquire(file("a", mode="S")) is None
     late = table.queue_for_locks(file("a", mode="S"))
@@ -135,7 +135,7 @@ async def test_a_waiting_writer_is_not_starved_by_later_readers() -> None:
 @pytest.mark.proves("L-05")
 async def test_a_waiting_reader_is_not_overtaken_by_later_writers() -> None:
     table = LockTable()
-    writer = taken(table, file("a"))
+    writer = acquire(table, file("a"))
     reader = table.queue_for_locks(file("a", mode="S"))
     late = table.queue_for_locks(file("a"))
     table.release_grant(writer)
@@ -145,7 +145,7 @@ async def test_a_waiting_reader_is_not_overtaken_by_later_writers() -> None:
 @pytest.mark.proves("L-05", "L-06")
 def test_a_request_without_conflicts_passes_earlier_waiters() -> None:
     table = LockTable()
-    taken(table, file("a", mode="S"))
+    acquire(table, file("a", mode="S"))
     table.queue_for_locks(file("a"))
     assert table.try_acquire(file("b")) is not None
     table.queue_for_locks([*file("a"), *file("c")])
@@ -155,7 +155,7 @@ def test_a_request_without_conflicts_passes_earlier_waiters() -> None:
 
 def test_waiting_readers_acquire_a_lock_together() -> None:
     table = LockTable()
-    writer = taken(table, file("a"))
+    writer = acquire(table, file("a"))
     readers = [table.queue_for_locks(file("a", mode="S")) for _ in range(5)]
     last = table.queue_for_locks(file("a"))
     table.release_grant(writer)
@@ -165,7 +165,7 @@ def test_waiting_readers_acquire_a_lock_together() -> None:
 @pytest.mark.proves("L-02")
 async def test_opposite_orders_of_two_files_cannot_deadlock() -> None:
     table = LockTable()
-    first = taken(table, [*file("a"), *file("b")])
+    first = acquire(table, [*file("a"), *file("b")])
     second = table.queue_for_locks([*file("b"), *file("a")])
     third = table.queue_for_locks([*file("a"), *file("b")])
     table.release_grant(first)
@@ -178,7 +178,7 @@ async def test_opposite_orders_of_two_files_cannot_deadlock() -> None:
 @pytest.mark.proves("L-05")
 async def test_a_lock_wait_times_out_and_the_error_names_the_holder() -> None:
     table = LockTable()
-    holder = taken(table, file("a.py"), "call-1 edit")
+    holder = acquire(table, file("a.py"), "call-1 edit")
     request = table.queue_for_locks(file("a.py"), "call-2")
     behind = table.queue_for_locks(file("a.py", mode="S"))
     with pytest.raises(LockTimeout, match=r"workspace/a\.py:X held by call-1 edit \(X\)"):
@@ -193,13 +193,13 @@ async def test_a_lock_wait_times_out_and_the_error_names_the_holder() -> None:
 def test_a_wait_description_names_a_few_holders_and_counts_the_rest() -> None:
     table = LockTable()
     for number in range(5):
-        taken(table, file("a", mode="S"), f"call-{number}")
+        acquire(table, file("a", mode="S"), f"call-{number}")
     writer = table.queue_for_locks(file("a"))
     assert table.describe_lock_wait(writer) == "workspace/a:X held by call-0 (S), call-1 (S), call-2 (S) and 2 more"
     assert table.describe_lock_wait(table.queue_for_locks(WORKSPACE_X)).startswith("workspace:X held by call-0 (IS)")
     free = table.queue_for_locks([(("memory",), "X")])
     assert free.is_grant_ready and table.describe_lock_wait(free) == ""
-    taken(table, [(("serial",), "S")])
+    acquire(table, [(("serial",), "S")])
     table.queue_for_locks([*file("a"), (("other",), "X")])
     assert (
         table.describe_lock_wait(table.queue_for_locks([(("other",), "S")])) == "other:S behind earlier waiting calls"
@@ -209,7 +209,7 @@ def test_a_wait_description_names_a_few_holders_and_counts_the_rest() -> None:
 @pytest.mark.proves("L-05")
 async def test_a_cancelled_wait_leaves_every_queue_and_unblocks_later_requests() -> None:
     table = LockTable()
-    reader = taken(table, file("a", mode="S"))
+    reader = acquire(table, file("a", mode="S"))
     task = await waiting(table.queue_for_locks([*file("a"), *file("b")]))
     behind_a, behind_b = table.queue_for_locks(file("a", mode="S")), table.queue_for_locks(file("b"))
     task.cancel()
@@ -226,7 +226,7 @@ async def test_a_cancelled_wait_leaves_every_queue_and_unblocks_later_requests()
 @pytest.mark.parametrize("order", ["grant first", "cancel first"])
 async def test_a_simultaneous_grant_and_cancel_leak_no_lock(order: str) -> None:
     table = LockTable()
-    holder = taken(table, file("a"))
+    holder = acquire(table, file("a"))
     task = await waiting(table.queue_for_locks(file("a")))
     if order == "grant first":
         table.release_grant(holder)
@@ -243,7 +243,7 @@ async def test_a_simultaneous_grant_and_cancel_leak_no_lock(order: str) -> None:
 @pytest.mark.parametrize("order", ["grant first", "time-out first"])
 async def test_a_simultaneous_grant_and_timeout_give_one_consistent_outcome(order: str) -> None:
     table = LockTable()
-    holder = taken(table, file("a"))
+    holder = acquire(table, file("a"))
     request = table.queue_for_locks(file("a"))
     loop = asyncio.get_running_loop()
     if order == "grant first":
@@ -260,7 +260,7 @@ async def test_a_simultaneous_grant_and_timeout_give_one_consistent_outcome(orde
 
 async def test_a_simultaneous_timeout_and_cancel_leak_no_lock(caplog: pytest.LogCaptureFixture) -> None:
     table = LockTable()
-    holder = taken(table, file("a"))
+    holder = acquire(table, file("a"))
     task = await waiting(table.queue_for_locks(file("a")), 0)
     asyncio.get_running_loop().call_later(0, task.cancel)
     with contextlib.suppress(asyncio.CancelledError, LockTimeout):
@@ -271,7 +271,7 @@ async def test_a_simultaneous_timeout_and_cancel_leak_no_lock(caplog: pytest.Log
 
 async def test_a_lock_request_can_be_withdrawn_at_any_time() -> None:
     table = LockTable()
-    holder = taken(table, file("a"))
+    holder = acquire(table, file("a"))
     queued, ready = table.queue_for_locks(file("a")), table.queue_for_locks(file("b"))
     for request in (queued, ready, queued, ready):
         request.withdraw_from_queue()
@@ -289,7 +289,7 @@ async def test_a_lock_request_can_be_withdrawn_at_any_time() -> None:
 
 async def test_a_withdrawn_lock_request_wakes_its_waiter_with_an_error() -> None:
     table = LockTable()
-    taken(table, file("a"))
+    acquire(table, file("a"))
     request = table.queue_for_locks(file("a"))
     task = await waiting(request)
     with pytest.raises(UsageError, match="Await a request once"):
@@ -301,9 +301,9 @@ async def test_a_withdrawn_lock_request_wakes_its_waiter_with_an_error() -> None
 
 def test_releasing_twice_is_an_error_that_changes_nothing() -> None:
     table = LockTable()
-    grant = taken(table, file("a"), "call-1")
+    grant = acquire(table, file("a"), "call-1")
     table.release_grant(grant)
-    again = taken(table, file("a"))
+    again = acquire(table, file("a"))
     with pytest.raises(UsageError, match="call-1"):
         table.release_grant(grant)
     with pytest.raises(UsageError, match="not held"):
@@ -333,13 +333,13 @@ def test_releasing_twice_is_an_error_that_changes_nothing() -> None:
 def test_a_grant_covers_only_the_locks_that_it_contains(
     held: list[RequiredLock], asked: list[RequiredLock], covered: bool
 ) -> None:
-    assert taken(LockTable(), held).covers(asked) is covered
+    assert acquire(LockTable(), held).covers(asked) is covered
 
 
 def test_an_empty_lock_request_is_granted_at_once() -> None:
     table = LockTable()
-    taken(table, WORKSPACE_X)
-    grant = taken(table, [])
+    acquire(table, WORKSPACE_X)
+    grant = acquire(table, [])
     assert table.queue_for_locks([]).is_grant_ready
     table.release_grant(grant)
 

@@ -1,4 +1,4 @@
-"""The lock table against a list that is searched from the front: the same grants after every step."""
+"""The lock table against a simple list as its model: equal grants after every step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ wanted = st.lists(want, min_size=1, max_size=3)
 
 
 def clash(some: list[RequiredLock], others: list[RequiredLock]) -> bool:
-    """What a conflict *is*, said without intention modes: one lies within the other, and one of them writes."""
+    """Return whether two locks conflict by definition: one contains the other, and one is a write lock."""
     return any(
         "X" in (mode, other_mode) and resource[: len(other)] == other[: len(resource)]
         for resource, mode in some

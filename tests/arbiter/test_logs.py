@@ -1,4 +1,4 @@
-"""What Handrail itself logs holds no secret, in whatever form, and whoever reads the records."""
+"""Log messages of Handrail contain no secret, in any form and for any handler."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.proves("O-07")
 SECRET = "hunter2-of-the-log"
 
 
-def said(name: str) -> str:
-    """What is logged of a failure, as the common formatter and a handler that looks at the error tell it."""
+def capture_failure_log(name: str) -> str:
+    """Return the log of a failure, formatted by the standard formatter and read from the error."""
     out = io.StringIO()
     handler = logging.StreamHandler(out)
     logging.getLogger().addHandler(handler)
@@ -38,18 +38,18 @@ def said(name: str) -> str:
 
 @pytest.mark.parametrize("name", LOGGERS)
 async def test_log_messages_and_errors_contain_no_secret_while_its_kernel_is_open(tmp_path: Path, name: str) -> None:
-    assert SECRET in said(name)
+    assert SECRET in capture_failure_log(name)
     async with temporary_kernel(tmp_path, secrets={"KEY": SECRET}):
-        shown = said(name)
+        shown = capture_failure_log(name)
         assert SECRET not in shown and SECRET.encode().hex() not in shown
         assert "of [secret:KEY]: 3" in shown and "RuntimeError: it answered [secret:KEY]" in shown
         assert "Traceback" in shown and "nothing to see: x" in shown
-    assert SECRET in said(name)
+    assert SECRET in capture_failure_log(name)
 
 
 async def test_log_messages_of_a_connected_process_contain_no_secret(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path), joined_kernel(tmp_path, secrets={"KEY": SECRET}):
-        assert SECRET not in said("handrail.ipc")
+        assert SECRET not in capture_failure_log("handrail.ipc")
 
 
 def test_the_list_of_loggers_is_complete() -> None:

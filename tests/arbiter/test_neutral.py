@@ -1,4 +1,4 @@
-"""What a model is shown of an output, what everybody else is, and what is kept."""
+"""Neutralised output for models, and unchanged output for users, programs and the log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.arbiter.shaping import SECRET, Room, logged
+from tests.arbiter.shaping import SECRET, ShaperFixture, logged
 
 from handrail.arbiter.output.audience_views import make_audience_results, neutralise_for_model
 from handrail.contract.calls_and_results import Blob, Result
@@ -25,7 +25,7 @@ SPELLED = "⟦U+001B⟧[31mred⟦U+202E⟧ ⟦<⟧|im_start|>"
 async def test_hostile_characters_are_neutralised_and_counted_for_the_model_and_unchanged_for_others(
     tmp_path: Path, in_two: bool
 ) -> None:
-    room = Room(tmp_path)
+    room = ShaperFixture(tmp_path)
     value = {"text": HOSTILE, HOSTILE: [HOSTILE, 1]} | (
         {"blob": Blob(HOSTILE.encode(), "text/plain")} if in_two else {}
     )
@@ -41,14 +41,14 @@ async def test_hostile_characters_are_neutralised_and_counted_for_the_model_and_
 
 
 async def test_error_texts_error_data_and_metadata_are_neutralised_for_the_model(tmp_path: Path) -> None:
-    shaped = await Room(tmp_path).shape(Result.error("failed", HOSTILE, {"partial": HOSTILE}, note=HOSTILE))
+    shaped = await ShaperFixture(tmp_path).shape(Result.error("failed", HOSTILE, {"partial": HOSTILE}, note=HOSTILE))
     assert shaped.model.error_text == SPELLED and shaped.model.data == {"partial": SPELLED}
     assert shaped.model.metadata["note"] == SPELLED and shaped.model.error_kind == "failed"
     assert shaped.result.error_text == HOSTILE
 
 
 async def test_plain_output_is_the_same_object_for_the_model_and_others(tmp_path: Path) -> None:
-    room = Room(tmp_path)
+    room = ShaperFixture(tmp_path)
     for value in ("plain", {"a": "日本語 👩‍⚕️"}, ["x"] * 50, None, 5):
         shaped = await room.shape(value)
         assert shaped.model is shaped.result and "neutralised" not in shaped.result.metadata
@@ -57,7 +57,7 @@ async def test_plain_output_is_the_same_object_for_the_model_and_others(tmp_path
 async def test_an_output_file_keeps_hostile_characters_and_the_head_for_the_model_is_neutralised(
     tmp_path: Path,
 ) -> None:
-    room = Room(tmp_path, key=SECRET)
+    room = ShaperFixture(tmp_path, key=SECRET)
     whole = f"{HOSTILE} {SECRET}\n" * 50
     shaped = await room.shape(whole, max_output=400)
     assert room.sidecar(shaped) == whole.replace(SECRET, "[secret:key]"), "after redaction, before spelling out"
@@ -66,7 +66,7 @@ async def test_an_output_file_keeps_hostile_characters_and_the_head_for_the_mode
 
 async def test_an_output_that_grows_when_neutralised_is_truncated_and_stored_whole(tmp_path: Path) -> None:
     """Source: output of escape characters alone, which grows tenfold."""
-    room = Room(tmp_path)
+    room = ShaperFixture(tmp_path)
     for value in ("\x1b" * 900, {"output": "\x1b" * 900, "exit_code": 0}):
         shaped = await room.shape(value, max_output=1000, call_id=f"call-{type(value).__name__}")
         assert len(orjson.dumps(shaped.model.data)) < 1100 and shaped.model.metadata["truncated"] is True
@@ -79,7 +79,7 @@ async def test_an_output_that_grows_when_neutralised_is_truncated_and_stored_who
 
 
 async def test_a_masked_output_is_neutralised(tmp_path: Path) -> None:
-    shaped = await Room(tmp_path).shape({"summary": HOSTILE, "rest": 1}, prompt_mask=True)
+    shaped = await ShaperFixture(tmp_path).shape({"summary": HOSTILE, "rest": 1}, prompt_mask=True)
     assert shaped.model.data["summary"] == SPELLED
 
 
@@ -90,7 +90,9 @@ async def test_keys_that_become_equal_after_neutralising_are_all_kept() -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.lists(st.sampled_from([*HOSTILE, HOSTILE, "x", "é", "\n", "⟦"]), max_size=60).map("".join))
-async def test_a_second_neutralisation_of_an_output_changes_nothing(new_room: Callable[..., Room], text: str) -> None:
+async def test_a_second_neutralisation_of_an_output_changes_nothing(
+    new_room: Callable[..., ShaperFixture], text: str
+) -> None:
     room = new_room()
     shaped = await room.shape({"text": text})
     again = await room.shape(shaped.model.data)

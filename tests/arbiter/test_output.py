@@ -1,4 +1,4 @@
-"""Outputs as the face, the model and the log get them: one envelope, cut with the whole kept, artifacts apart."""
+"""Outputs for the frontend, the model and the log: truncation, output files and artifacts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.arbiter.shaping import METADATA, Room, logged
+from tests.arbiter.shaping import METADATA, ShaperFixture, logged
 
 from handrail.arbiter.output.audience_views import make_audience_results
 from handrail.arbiter.output.shaper import AudienceOutputs
@@ -21,7 +21,7 @@ from handrail.contract.tool.spec import ToolSpec
 
 @pytest.mark.proves("K-07")
 @pytest.mark.parametrize("value", [None, True, 3, 2.5, "text", [1, "a"], {"a": [1, {"b": "c"}]}, {"a": None}])
-async def test_a_plain_value_is_the_data_for_the_model_and_the_caller(room: Room, value: Any) -> None:
+async def test_a_plain_value_is_the_data_for_the_model_and_the_caller(room: ShaperFixture, value: Any) -> None:
     shaped = await room.shape(value)
     assert shaped.result.data == value and shaped.model is shaped.result
     assert shaped.result.metadata == METADATA
@@ -29,7 +29,7 @@ async def test_a_plain_value_is_the_data_for_the_model_and_the_caller(room: Room
     assert not list(room.output.iterdir())
 
 
-async def test_later_changes_to_a_returned_value_do_not_affect_the_record(room: Room) -> None:
+async def test_later_changes_to_a_returned_value_do_not_affect_the_record(room: ShaperFixture) -> None:
     values: list[dict[str, Any]] = [{"a": [1]}, {"a": [1], "b": None}, {"a": [1], "b": (2,)}]
     for value in values:
         shaped = await room.shape(value)
@@ -40,7 +40,7 @@ async def test_later_changes_to_a_returned_value_do_not_affect_the_record(room: 
 
 
 @pytest.mark.proves("K-07")
-async def test_a_result_keeps_its_type_and_its_partial_data_and_metadata(room: Room) -> None:
+async def test_a_result_keeps_its_type_and_its_partial_data_and_metadata(room: ShaperFixture) -> None:
     shaped = await room.shape(Result.error("conflict", "changed since", {"a": 1}, path="x", duration_ms=99))
     result = shaped.result
     assert (result.type, result.error_text, result.data) == ("error", "changed since", {"a": 1})
@@ -48,7 +48,7 @@ async def test_a_result_keeps_its_type_and_its_partial_data_and_metadata(room: R
     assert logged(shaped) == result.to_dict()
 
 
-async def test_an_error_of_an_unknown_kind_becomes_failed(room: Room) -> None:
+async def test_an_error_of_an_unknown_kind_becomes_failed(room: ShaperFixture) -> None:
     shaped = await room.shape(Result("error", None, None, {"error_kind": "strange"}))
     assert (shaped.result.error_kind, shaped.result.error_text) == ("failed", "`tool` failed.")
 
@@ -60,7 +60,7 @@ class Hostile:
 
 
 @pytest.mark.proves("K-07")
-async def test_no_return_value_of_a_tool_raises_an_exception(room: Room) -> None:
+async def test_no_return_value_of_a_tool_raises_an_exception(room: ShaperFixture) -> None:
     ring: list[Any] = []
     ring.append(ring)
     for value in (
@@ -83,7 +83,7 @@ async def test_no_return_value_of_a_tool_raises_an_exception(room: Room) -> None
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text('aé€😀\n"\\', max_size=400), limit=st.integers(1, 300), key=st.sampled_from([None, "output"]))
 async def test_a_long_text_is_truncated_between_characters_and_its_output_file_is_complete(
-    new_room: Callable[..., Room], text: str, limit: int, key: str | None
+    new_room: Callable[..., ShaperFixture], text: str, limit: int, key: str | None
 ) -> None:
     room = new_room()
     beside: dict[str, Any] = {} if key is None else {"n": 1}
@@ -109,7 +109,7 @@ async def test_a_long_text_is_truncated_between_characters_and_its_output_file_i
 
 
 @pytest.mark.proves("O-01")
-async def test_an_output_that_fits_without_its_json_escapes_is_not_truncated(room: Room) -> None:
+async def test_an_output_that_fits_without_its_json_escapes_is_not_truncated(room: ShaperFixture) -> None:
     text = "\n" * 100
     assert (await room.shape(text, max_output=100)).result.data == text
     assert (await room.shape({"output": text, "exit_code": 0}, max_output=120)).result.data["output"] == text
@@ -131,7 +131,7 @@ entries = st.one_of(
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(items=entries, most=st.integers(1, 20), limit=st.integers(150, 600), key=st.sampled_from([None, "matches"]))
 async def test_a_long_list_is_truncated_between_entries_and_its_output_file_has_every_entry(
-    new_room: Callable[..., Room], items: list[Any], most: int, limit: int, key: str | None
+    new_room: Callable[..., ShaperFixture], items: list[Any], most: int, limit: int, key: str | None
 ) -> None:
     room = new_room()
     beside: dict[str, Any] = {} if key is None else {"more": False}
@@ -163,7 +163,7 @@ async def test_a_long_list_is_truncated_between_entries_and_its_output_file_has_
 
 
 @pytest.mark.proves("O-01")
-async def test_a_list_one_entry_above_the_limit_is_truncated(room: Room) -> None:
+async def test_a_list_one_entry_above_the_limit_is_truncated(room: ShaperFixture) -> None:
     paths = [f"src/{n}.py" for n in range(1001)]
     assert (await room.shape({"paths": paths[:1000]}, max_entries=1000)).result.data == {"paths": paths[:1000]}
     shaped = await room.shape({"paths": paths, "skipped": 2}, max_entries=1000)
@@ -184,7 +184,7 @@ async def test_a_list_one_entry_above_the_limit_is_truncated(room: Room) -> None
         [["x" * 600], [1]],
     ],
 )
-async def test_other_large_values_are_truncated_as_json_text(room: Room, value: object) -> None:
+async def test_other_large_values_are_truncated_as_json_text(room: ShaperFixture, value: object) -> None:
     shaped = await room.shape(value, max_output=500)
     head, whole = shaped.result.data["head"], room.sidecar(shaped)
     assert list(shaped.result.data) == ["head"] and shaped.result.metadata["truncated_as"] == "JSON text"
@@ -194,7 +194,7 @@ async def test_other_large_values_are_truncated_as_json_text(room: Room, value: 
 
 
 @pytest.mark.proves("O-02")
-async def test_a_long_error_text_is_truncated_too(room: Room) -> None:
+async def test_a_long_error_text_is_truncated_too(room: ShaperFixture) -> None:
     text = "é" * 400
     shaped = await room.shape(Result.error("failed", text, {"output": "x" * 900}), max_output=301)
     metadata = shaped.result.metadata
@@ -205,13 +205,13 @@ async def test_a_long_error_text_is_truncated_too(room: Room) -> None:
 
 
 @pytest.mark.proves("O-02")
-async def test_oversized_metadata_of_a_tool_is_dropped(room: Room) -> None:
+async def test_oversized_metadata_of_a_tool_is_dropped(room: ShaperFixture) -> None:
     shaped = await room.shape(Result.output(1, huge="x" * 20_000, small="y", odd=float("nan")))
     assert shaped.result.metadata == {"small": "y", "odd": "NaN", "dropped_metadata": ["huge"], **METADATA}
 
 
 @pytest.mark.proves("O-03")
-async def test_binary_parts_become_artifacts(room: Room) -> None:
+async def test_binary_parts_become_artifacts(room: ShaperFixture) -> None:
     image = b"\x89PNG\r\n" + bytes(range(256)) * 1000
     shaped = await room.shape({"image": Blob(image, "image/png"), "caption": "a cat"})
     data = shaped.result.data
@@ -226,7 +226,7 @@ async def test_binary_parts_become_artifacts(room: Room) -> None:
     assert room.artifacts.get(raw.result.data["artifact"]).data == b"\0\1"
 
 
-async def test_result_metadata_lists_only_artifacts_that_the_kernel_stored(room: Room) -> None:
+async def test_result_metadata_lists_only_artifacts_that_the_kernel_stored(room: ShaperFixture) -> None:
     made_up = {"artifact": "sha256:" + "0" * 64, "media_type": "image/png"}
     shaped = await room.shape(Result.output([Blob(b"a", "image/png"), made_up], artifacts=[made_up["artifact"]]))
     ref = shaped.result.data[0]["artifact"]
@@ -246,7 +246,7 @@ async def test_result_metadata_lists_only_artifacts_that_the_kernel_stored(room:
 )
 @pytest.mark.parametrize("size", [5, 500])
 async def test_exposure_decides_who_sees_the_output(
-    room: Room, exposure: str, at_face: bool, by_model: bool, size: int
+    room: ShaperFixture, exposure: str, at_face: bool, by_model: bool, size: int
 ) -> None:
     text = "private " * size
     given = Result.output({"output": text}, detail="private detail")
@@ -260,14 +260,14 @@ async def test_exposure_decides_who_sees_the_output(
 
 
 @pytest.mark.proves("O-06")
-async def test_an_error_text_reaches_the_model_but_its_private_data_does_not(room: Room) -> None:
+async def test_an_error_text_reaches_the_model_but_its_private_data_does_not(room: ShaperFixture) -> None:
     shaped = await room.shape(Result.error("failed", "no such city", {"rows": ["private"]}), exposure="edge")
     assert shaped.result.data == {"rows": ["private"]}
     assert (shaped.model.error_text, shaped.model.error_kind, shaped.model.data) == ("no such city", "failed", None)
 
 
 @pytest.mark.proves("O-06")
-async def test_a_masked_output_leaves_only_a_summary_and_a_reference_for_the_model(room: Room) -> None:
+async def test_a_masked_output_leaves_only_a_summary_and_a_reference_for_the_model(room: ShaperFixture) -> None:
     rows = ["private"] * 5
     shaped = await room.shape({"summary": "5 rows", "rows": rows}, prompt_mask=True)
     reference = shaped.result.metadata["artifact"]
@@ -286,13 +286,13 @@ async def test_a_masked_output_leaves_only_a_summary_and_a_reference_for_the_mod
 
 
 @pytest.mark.proves("O-06")
-async def test_a_recorded_result_gives_the_caller_and_the_model_the_original_views(room: Room) -> None:
+async def test_a_recorded_result_gives_the_caller_and_the_model_the_original_views(room: ShaperFixture) -> None:
     spec = ToolSpec("tool", "…", prompt_mask=True)
     shaped = await room.shaper.shape_output(spec, {"rows": [1]}, METADATA, call_id="c", session_id="s")
     assert make_audience_results(spec, Result.from_dict(logged(shaped))) == (shaped.result, shaped.model)
 
 
-def test_only_small_unrestricted_outputs_take_the_fast_path(room: Room) -> None:
+def test_only_small_unrestricted_outputs_take_the_fast_path(room: ShaperFixture) -> None:
     def small(value: object, **spec: Any) -> AudienceOutputs | None:
         return room.shaper.try_shape_small_output(ToolSpec("tool", "…", **spec), value, {})
 
@@ -318,6 +318,6 @@ def test_only_small_unrestricted_outputs_take_the_fast_path(room: Room) -> None:
     assert small([1] * 11, max_entries=10) is None and small([1] * 10, max_entries=10)
 
 
-async def test_a_closed_output_shaper_still_produces_results(room: Room) -> None:
+async def test_a_closed_output_shaper_still_produces_results(room: ShaperFixture) -> None:
     room.shaper.close()
     assert (await room.shape("x" * 20, max_output=10)).result.metadata["output_path"]

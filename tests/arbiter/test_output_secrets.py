@@ -1,4 +1,4 @@
-"""No registered secret in any part of an output, wherever the cut falls."""
+"""No part of an output contains a registered secret, wherever it is truncated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.arbiter.shaping import SECRET, Room
+from tests.arbiter.shaping import SECRET, ShaperFixture
 
 from handrail.arbiter.output import shaper
 from handrail.arbiter.output.secret_redaction import SecretRedactor
@@ -37,7 +37,7 @@ from handrail.contract.calls_and_results import Blob, LargeText, Result
     ],
 )
 async def test_no_part_of_an_output_contains_a_secret(tmp_path: Path, value: object, limit: int) -> None:
-    room = Room(tmp_path, key=SECRET)
+    room = ShaperFixture(tmp_path, key=SECRET)
     shaped = await room.shape(value, max_output=limit, max_entries=10)
     room.shaper.close()
     written = room.everything_written(shaped)
@@ -54,7 +54,7 @@ async def test_no_part_of_an_output_contains_a_secret(tmp_path: Path, value: obj
     as_list=st.booleans(),
 )
 async def test_a_secret_is_redacted_wherever_the_output_is_truncated(
-    new_room: Callable[..., Room], pieces: list[str], limit: int, as_list: bool
+    new_room: Callable[..., ShaperFixture], pieces: list[str], limit: int, as_list: bool
 ) -> None:
     secret = 'abca"bc\\ab'
     room = new_room(key=secret)
@@ -67,7 +67,7 @@ async def test_a_secret_is_redacted_wherever_the_output_is_truncated(
 
 @pytest.mark.proves("O-07")
 async def test_a_secret_that_spans_json_syntax_is_redacted_as_text(tmp_path: Path) -> None:
-    room = Room(tmp_path, odd='":[1,2')
+    room = ShaperFixture(tmp_path, odd='":[1,2')
     shaped = await room.shape({"a": [1, 2, 3]})
     assert shaped.result.data == '{"a[secret:odd],3]}'
 
@@ -84,7 +84,7 @@ async def test_a_secret_that_spans_json_syntax_is_redacted_as_text(tmp_path: Pat
 async def test_a_secret_that_appears_only_in_an_output_file_is_redacted_there(
     tmp_path: Path, secret: str, value: object, most: int | None
 ) -> None:
-    room = Room(tmp_path, key=secret)
+    room = ShaperFixture(tmp_path, key=secret)
     shaped = await room.shape(value, max_output=100 if most is None else 1000, max_entries=most)
     assert "[secret:key]" in room.sidecar(shaped)
     assert secret.encode() not in room.everything_written(shaped)
@@ -93,7 +93,7 @@ async def test_a_secret_that_appears_only_in_an_output_file_is_redacted_there(
 
 @pytest.mark.proves("O-07")
 def test_arguments_and_texts_are_redacted_before_they_are_logged(tmp_path: Path) -> None:
-    shaper = Room(tmp_path, key=SECRET).shaper
+    shaper = ShaperFixture(tmp_path, key=SECRET).shaper
     assert shaper.redact_to_json(f"a {SECRET}") == "a [secret:key]"
     arguments = {"a": [SECRET], "b": float("nan"), "c": {1}}
     assert shaper.redact_to_json(arguments) == {"a": ["[secret:key]"], "b": "NaN", "c": [1]}
@@ -102,7 +102,7 @@ def test_arguments_and_texts_are_redacted_before_they_are_logged(tmp_path: Path)
     assert shaper.redact_to_json(range(10**18)).startswith("<a range")
 
 
-def test_a_hash_of_arguments_depends_on_the_value_and_not_on_its_key_order(room: Room) -> None:
+def test_a_hash_of_arguments_depends_on_the_value_and_not_on_its_key_order(room: ShaperFixture) -> None:
     hashed = room.shaper.hash_canonical_json
     assert hashed({"a": 1, "b": [None]}) == hashed({"b": [None], "a": 1})
     different = [
@@ -136,7 +136,7 @@ def tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXTS, in_file=st.integers(0, 400), limit=st.integers(30, 200))
 async def test_a_large_text_read_in_chunks_is_redacted_like_the_full_text(
-    new_room: Callable[..., Room], text: str, in_file: int, limit: int
+    new_room: Callable[..., ShaperFixture], text: str, in_file: int, limit: int
 ) -> None:
     room, raw = new_room(key=PLAIN), text.encode()
     whole = SecretRedactor({"key": PLAIN}).redact_text(text)
@@ -156,7 +156,7 @@ async def test_a_large_text_read_in_chunks_is_redacted_like_the_full_text(
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXTS, cut=st.integers(0, 200), missing=st.integers(1, 40))
 async def test_a_truncated_output_shows_no_part_of_a_secret_at_the_cut(
-    new_room: Callable[..., Room], text: str, cut: int, missing: int
+    new_room: Callable[..., ShaperFixture], text: str, cut: int, missing: int
 ) -> None:
     room, raw = new_room(key=PLAIN), text.encode()
     whole = SecretRedactor({"key": PLAIN}).redact_text(text).encode()

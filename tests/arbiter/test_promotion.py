@@ -1,4 +1,4 @@
-"""A running call that is promoted, stopped, cancelled and ended at once, in any order: it runs once and is answered once."""
+"""A running call that is promoted, stopped and cancelled in any order runs once and is answered once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registered secrets never come through, however they are written, nested or cut into pieces."""
+"""Registered secrets are redacted in every encoding, nesting and split."""
 
 from __future__ import annotations
 

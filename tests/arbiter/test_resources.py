@@ -1,4 +1,4 @@
-"""From a lock template and arguments to resources: two spellings of one thing are one lock."""
+"""Lock templates and arguments become resources: two spellings of one resource give one lock."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ ASKED = ("ask bash",)
 """Without this rule, these commands would run unasked, because they stay confined."""
 
 
-class Person:
+class ApprovingUser:
     """Says yes once, after ``meanwhile`` has had its turn."""
 
     def __init__(self, meanwhile: Callable[[], object] = lambda: None, answer: ApprovalAnswer | None = None) -> None:
@@ -49,7 +49,7 @@ def put(workspace: Path, files: Mapping[str, str]) -> None:
         path.write_text(content)
 
 
-def found(workspace: Path, command: str, **arguments: Any) -> set[str]:
+def find_run_files(workspace: Path, command: str, **arguments: Any) -> set[str]:
     target = CallTarget("shell.run", command, command, parse_script(command))
     return set(
         ExecutedFileFinder(SessionRoots(workspace), None).fingerprint_executed_files(
@@ -67,7 +67,7 @@ def workspace(tmp_path: Path) -> Path:
 
 async def refused(place: Path, command: str, meanwhile: Callable[[], object], tool: str = "bash") -> Result:
     async with temporary_kernel(place, rules=ASKED) as kernel:
-        session = await kernel.session(approval_handler=Person(meanwhile))
+        session = await kernel.session(approval_handler=ApprovingUser(meanwhile))
         return await session.call(tool, {"command": command})
 
 
@@ -188,7 +188,7 @@ def everything(workspace: Path) -> None:
 @pytest.mark.parametrize(("command", "file"), _COMMANDS, ids=[command for command, _ in _COMMANDS])
 def test_a_file_that_a_command_runs_is_bound_to_its_approval(workspace: Path, command: str, file: str) -> None:
     everything(workspace)
-    assert file in found(workspace, command)
+    assert file in find_run_files(workspace, command)
 
 
 @pytest.mark.parametrize(
@@ -206,23 +206,23 @@ def test_a_file_that_a_command_runs_is_bound_to_its_approval(workspace: Path, co
 )
 def test_a_command_that_only_handles_data_binds_nothing(workspace: Path, command: str) -> None:
     everything(workspace)
-    assert found(workspace, command) == set()
+    assert find_run_files(workspace, command) == set()
 
 
 def test_deep_folders_and_long_commands_do_not_hide_a_file(workspace: Path) -> None:
     path = "/".join(f"d{n}" for n in range(30))
     put(workspace, {f"{path}/x.sh": "x", "run.sh": "x", **{f"{n:03}.sh": "x" for n in range(200)}})
-    assert f"{path}/x.sh" in found(workspace, "; ".join(f"cd d{n}" for n in range(30)) + "; ./x.sh")
+    assert f"{path}/x.sh" in find_run_files(workspace, "; ".join(f"cd d{n}" for n in range(30)) + "; ./x.sh")
     put(workspace, {"a/b/a/b/last.sh": "x"})
-    assert "a/b/a/b/last.sh" in found(workspace, "(cd a; cd b; cd a; cd b; sh last.sh)")
-    assert "a/b/a/b/last.sh" in found(workspace, "for d in a b a b; do cd $d; done; sh last.sh")
-    assert "a/b/a/b/last.sh" in found(workspace, "cd a; cd b; cd a; cd b; sh last.sh")
-    assert "run.sh" in found(workspace, "env " + " ".join(f"V{n}=1" for n in range(1_500)) + " ./run.sh")
-    assert "199.sh" in found(workspace, "for f in *.sh; do bash $f; done")
-    assert "run.sh" in found(workspace, "bash " + "./" * 1_000 + "run.sh")
-    assert "run.sh" in found(workspace, "bash {nothing,r[t-v]n}.sh")
+    assert "a/b/a/b/last.sh" in find_run_files(workspace, "(cd a; cd b; cd a; cd b; sh last.sh)")
+    assert "a/b/a/b/last.sh" in find_run_files(workspace, "for d in a b a b; do cd $d; done; sh last.sh")
+    assert "a/b/a/b/last.sh" in find_run_files(workspace, "cd a; cd b; cd a; cd b; sh last.sh")
+    assert "run.sh" in find_run_files(workspace, "env " + " ".join(f"V{n}=1" for n in range(1_500)) + " ./run.sh")
+    assert "199.sh" in find_run_files(workspace, "for f in *.sh; do bash $f; done")
+    assert "run.sh" in find_run_files(workspace, "bash " + "./" * 1_000 + "run.sh")
+    assert "run.sh" in find_run_files(workspace, "bash {nothing,r[t-v]n}.sh")
     put(workspace, {"a/b/c.sh": "x", "a/.h/c.sh": "x"})
-    assert {"a/b/c.sh", "199.sh"} <= found(workspace, "bash */*/*.sh; bash 1*.sh")
+    assert {"a/b/c.sh", "199.sh"} <= find_run_files(workspace, "bash */*/*.sh; bash 1*.sh")
 
 
 @pytest.mark.parametrize(
@@ -233,15 +233,15 @@ def test_deep_folders_and_long_commands_do_not_hide_a_file(workspace: Path) -> N
 def test_a_hostile_command_text_is_checked_within_limits(workspace: Path, text: str) -> None:
     put(workspace, {f"d{n}/e{m}/f": "x" for n in range(10) for m in range(10)})
     try:
-        assert found(workspace, text) == set()
+        assert find_run_files(workspace, text) == set()
     except ToolError as error:
         assert error.kind == "limit"
 
 
 def test_a_folder_argument_counts_as_a_possible_working_folder_of_the_command(workspace: Path) -> None:
     everything(workspace)
-    assert "sub/inner.sh" in found(workspace, "./inner.sh", cwd="sub")
-    assert "sub/inner.sh" not in found(workspace, "./inner.sh")
+    assert "sub/inner.sh" in find_run_files(workspace, "./inner.sh", cwd="sub")
+    assert "sub/inner.sh" not in find_run_files(workspace, "./inner.sh")
 
 
 def test_deeply_nested_folders_of_the_same_name_are_searched_in_bounded_time(workspace: Path) -> None:
@@ -249,7 +249,7 @@ def test_deeply_nested_folders_of_the_same_name_are_searched_in_bounded_time(wor
     for _ in range(300):
         deep /= "d"
         deep.mkdir()
-    assert found(workspace, "make -C d; (cd d; npm test); rm -rf d") == set()
+    assert find_run_files(workspace, "make -C d; (cd d; npm test); rm -rf d") == set()
 
 
 @pytest.mark.parametrize("command", ["bash ~/x.sh", "bash $HOME/x.sh", "cd ~ && ./x.sh", 'sh "${HOME}/x.sh"'])
@@ -265,7 +265,9 @@ def test_a_script_in_the_home_folder_of_programs_is_bound(workspace: Path, comma
 def test_a_file_outside_the_workspace_is_not_bound(workspace: Path) -> None:
     put(workspace.parent, {"beside/run.sh": "x"})
     (workspace / "out.sh").symlink_to(workspace.parent / "beside" / "run.sh")
-    assert found(workspace, f"bash out.sh; bash ../beside/run.sh; bash {workspace.parent}/beside/run.sh") == set()
+    assert (
+        find_run_files(workspace, f"bash out.sh; bash ../beside/run.sh; bash {workspace.parent}/beside/run.sh") == set()
+    )
 
 
 def test_a_file_too_large_to_hash_is_identified_by_its_metadata(workspace: Path) -> None:
@@ -285,15 +287,15 @@ def test_a_file_too_large_to_hash_is_identified_by_its_metadata(workspace: Path)
 
 def test_a_named_pipe_does_not_block_the_search(workspace: Path) -> None:
     os.mkfifo(workspace / "pipe.sh")
-    assert found(workspace, "bash pipe.sh") == set()
+    assert find_run_files(workspace, "bash pipe.sh") == set()
 
 
 def test_a_command_with_too_many_possible_files_is_refused(workspace: Path) -> None:
     put(workspace, {f"d{n}/f{n}.sh": "x" for n in range(40)})
     words = " ".join(f"d{n} f{n}.sh" for n in range(40))
-    assert len(found(workspace, f"strange-runner {words}")) == 40
+    assert len(find_run_files(workspace, f"strange-runner {words}")) == 40
     with pytest.raises(ToolError, match="Split the command") as refused:
-        found(workspace, f"strange-runner {words} " + " ".join(f"w{n}" for n in range(4_000)))
+        find_run_files(workspace, f"strange-runner {words} " + " ".join(f"w{n}" for n in range(4_000)))
     assert refused.value.kind == "limit"
 
 
@@ -309,7 +311,7 @@ async def test_a_file_that_changes_during_the_approval_is_not_run(tmp_path: Path
 
     result = await refused(place, command, rewrite)
     assert (result.error_kind, (place / "ws" / "planted").exists()) == ("conflict", False)
-    assert f"differ since its approval: `{changed}` has changed" in (result.error_text or "")
+    assert f"have changed since its approval: `{changed}` has changed" in (result.error_text or "")
     assert "Make the call again" in (result.error_text or "")
 
 
@@ -343,7 +345,7 @@ async def test_a_link_changed_to_another_file_during_the_approval_is_not_run(tmp
 async def test_an_unchanged_approved_script_runs(tmp_path: Path) -> None:
     place = tmp_path.resolve()
     put(place / "ws", {"run.sh": "echo it-ran\n"})
-    person = Person()
+    person = ApprovingUser()
     async with temporary_kernel(place, rules=ASKED) as kernel:
         session = await kernel.session(approval_handler=person)
         result = await session.call("bash", {"command": "bash run.sh"})
@@ -360,7 +362,7 @@ async def test_an_approval_of_a_background_job_also_covers_its_files(tmp_path: P
         (place / "ws" / "run.sh").write_text("touch planted\n")
 
     async with temporary_kernel(place, rules=ASKED) as kernel:
-        session = await kernel.session(approval_handler=Person(rewrite))
+        session = await kernel.session(approval_handler=ApprovingUser(rewrite))
         begun = await session.call("bash", {"command": "bash run.sh", "background": True})
         assert begun.ok, begun
         ended = await session.call("wait", {"job_id": begun.data["job_id"], "timeout_ms": 20_000})
@@ -374,7 +376,7 @@ async def test_arguments_edited_by_the_user_bind_their_files_at_the_time_of_the_
     given = ApprovalAnswer("once", arguments={"command": "bash other.sh"})
 
     async with temporary_kernel(place, rules=ASKED) as kernel:
-        session = await kernel.session(approval_handler=Person(answer=given))
+        session = await kernel.session(approval_handler=ApprovingUser(answer=given))
         desk = kernel.approvals
         decided: list[Approval] = []
 
@@ -391,10 +393,10 @@ async def test_arguments_edited_by_the_user_bind_their_files_at_the_time_of_the_
 
 
 async def test_an_approval_answered_in_another_process_covers_the_files_as_first_asked(tmp_path: Path) -> None:
-    """Parked, answered at another door, taken up by another kernel: the file has changed in between."""
+    """Suspended, answered in another front end, resumed in another kernel: the file changed in between."""
     place = tmp_path.resolve()
     put(place / "ws", {"run.sh": "true\n", "same.sh": "true\n"})
-    person = Person(answer=ApprovalAnswer("defer"))
+    person = ApprovingUser(answer=ApprovalAnswer("defer"))
     async with temporary_kernel(place, rules=ASKED) as kernel:
         session = await kernel.session("ses_parked", approval_handler=person)
         first = await session.call("bash", {"command": "bash run.sh"}, key="k1")
@@ -416,7 +418,7 @@ async def test_an_approval_answered_in_another_process_covers_the_files_as_first
 async def test_a_line_typed_into_a_shell_binds_files_in_the_folder_of_the_shell(tmp_path: Path) -> None:
     place = tmp_path.resolve()
     put(place / "ws", {"sub/deep/run.sh": "true\n"})
-    rewriting = Person()
+    rewriting = ApprovingUser()
     rules = ("allow terminal.start *", "allow terminal.read *")
     async with temporary_kernel(place, rules=(*ASKED, *rules)) as kernel:
         session = await kernel.session(approval_handler=rewriting)
@@ -439,7 +441,7 @@ async def test_a_call_cannot_change_a_file_that_another_approved_call_of_the_rep
     place = tmp_path.resolve()
     (place / "ws").mkdir()
     async with temporary_kernel(place, rules=ASKED) as kernel:
-        session = await kernel.session(approval_handler=Person())
+        session = await kernel.session(approval_handler=ApprovingUser())
         written, ran = await session.start_turn().call_all(
             [
                 ("write", {"path": "run.sh", "content": "touch planted\n"}),

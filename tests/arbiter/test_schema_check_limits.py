@@ -56,7 +56,7 @@ def doubled(depth: int) -> Any:
     return leaf
 
 
-class Taking(Tool):
+class SchemaTool(Tool):
     """Takes what its schema takes."""
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
@@ -86,7 +86,7 @@ def test_the_cost_estimate_alone_refuses_large_valid_arguments() -> None:
 
 @pytest.mark.parametrize("parsed", [False, True])
 async def test_large_valid_arguments_are_accepted_after_a_check_in_a_subprocess(tmp_path: Path, parsed: bool) -> None:
-    taking = Taking(TREE)
+    taking = SchemaTool(TREE)
     async with temporary_kernel(tmp_path, tools=[taking], rules=["allow test.take"]) as kernel:
         session = await kernel.session()
         before = children()
@@ -99,7 +99,7 @@ async def test_large_valid_arguments_are_accepted_after_a_check_in_a_subprocess(
 async def test_a_check_beyond_the_estimate_budget_lists_the_exact_problems(tmp_path: Path) -> None:
     arguments = {"rows": [row(2, 1)]}
     assert isinstance(compile_schema(TREE).list_problems(arguments), CoarseProblemList)
-    async with temporary_kernel(tmp_path, tools=[Taking(TREE)], rules=["allow test.take"]) as kernel:
+    async with temporary_kernel(tmp_path, tools=[SchemaTool(TREE)], rules=["allow test.take"]) as kernel:
         result = await (await kernel.session()).call("test.take", arguments)
         assert result.metadata["error_kind"] == "invalid_input"
         assert result.error_text is not None
@@ -107,7 +107,7 @@ async def test_a_check_beyond_the_estimate_budget_lists_the_exact_problems(tmp_p
 
 
 async def test_a_check_that_no_process_finishes_is_refused_without_blocking_the_event_loop(tmp_path: Path) -> None:
-    taking = Taking(DOUBLED)
+    taking = SchemaTool(DOUBLED)
     async with temporary_kernel(tmp_path, tools=[taking], rules=["allow test.take"]) as kernel:
         session = await kernel.session()
         before, beats = children(), 0
@@ -123,7 +123,7 @@ async def test_a_check_that_no_process_finishes_is_refused_without_blocking_the_
 
 
 async def test_a_cancelled_call_ends_its_validation_process(tmp_path: Path) -> None:
-    async with temporary_kernel(tmp_path, tools=[Taking(DOUBLED)], rules=["allow test.take"]) as kernel:
+    async with temporary_kernel(tmp_path, tools=[SchemaTool(DOUBLED)], rules=["allow test.take"]) as kernel:
         session = await kernel.session()
         before = children()
         working = asyncio.ensure_future(session.call("test.take", {"x": doubled(30)}))
@@ -138,13 +138,13 @@ async def test_a_cancelled_call_ends_its_validation_process(tmp_path: Path) -> N
 async def test_the_check_process_runs_no_code_from_the_workspace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process runs outside of any sandbox. Code that a call could have written is no part of it."""
+    """The process runs outside any sandbox, so it must not load code that a call could have written."""
     planted = tmp_path / "ws" / "lib"
     planted.mkdir(parents=True)
     (planted / "json.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     (planted / "jsonschema_rs.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     monkeypatch.setattr(sys, "path", [str(planted), *sys.path])
-    taking = Taking(TREE)
+    taking = SchemaTool(TREE)
     async with temporary_kernel(tmp_path, tools=[taking], rules=["allow test.take"]) as kernel:
         result = await (await kernel.session()).call("test.take", LARGE)
         assert result.ok, result.error_text

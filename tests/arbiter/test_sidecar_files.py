@@ -1,4 +1,4 @@
-"""The file with a complete output: written safely, limited, and without delay for the answer."""
+"""The file with a complete output: written safely, limited, and without delaying the answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.arbiter.shaping import METADATA, Room, bounded
+from tests.arbiter.shaping import METADATA, ShaperFixture, bounded
 
 from handrail.arbiter.output import output_files
 from handrail.arbiter.output.output_files import make_file_name_for_call
@@ -24,7 +24,7 @@ from handrail.record.artifacts import ArtifactStore
 
 
 @pytest.mark.proves("O-01")
-async def test_an_output_file_is_private_and_named_after_its_call(room: Room) -> None:
+async def test_an_output_file_is_private_and_named_after_its_call(room: ShaperFixture) -> None:
     first, again = [await room.shape("x" * 20, "ses_1.2-3", max_output=10) for _ in range(2)]
     path = Path(first.result.metadata["output_path"])
     assert path.name == f"{make_file_name_for_call('ses_1.2-3')}.txt" and stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -39,7 +39,7 @@ def test_a_call_id_maps_to_one_safe_file_name(one: str, other: str) -> None:
 
 
 @pytest.mark.proves("O-01")
-async def test_a_link_in_place_of_an_output_file_is_not_followed(room: Room, tmp_path: Path) -> None:
+async def test_a_link_in_place_of_an_output_file_is_not_followed(room: ShaperFixture, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     (room.output / "call-1.txt").symlink_to(victim)
     shaped = await room.shape("x" * 20, max_output=10)
@@ -47,7 +47,9 @@ async def test_a_link_in_place_of_an_output_file_is_not_followed(room: Room, tmp
 
 
 @pytest.mark.proves("O-01")
-async def test_an_output_file_ends_at_its_limit_with_a_note(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_output_file_ends_at_its_limit_with_a_note(
+    room: ShaperFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert output_files.MAX_SIDECAR_BYTES == 64 * 1024 * 1024
     limit = 1000
     monkeypatch.setattr(output_files, "MAX_SIDECAR_BYTES", limit)
@@ -64,7 +66,7 @@ async def test_an_output_file_ends_at_its_limit_with_a_note(room: Room, monkeypa
 
 
 @pytest.mark.proves("O-01")
-async def test_a_result_without_disk_space_for_its_output_file_reports_the_unsaved_output(room: Room) -> None:
+async def test_a_result_without_disk_space_for_its_output_file_reports_the_unsaved_output(room: ShaperFixture) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
@@ -97,7 +99,7 @@ async def test_a_missing_output_folder_loses_only_the_omitted_part_of_a_result(t
 
 
 class Busy(ArtifactStore):
-    """Stores nothing before it is told to."""
+    """An artifact store that waits until it is released."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -125,7 +127,7 @@ async def test_a_wait_cancelled_in_the_queue_still_writes_its_output_file(tmp_pa
     assert [path.stat().st_size for path in tmp_path.iterdir()] == [400]
 
 
-async def test_a_cancelled_wait_still_writes_the_complete_output_file(room: Room) -> None:
+async def test_a_cancelled_wait_still_writes_the_complete_output_file(room: ShaperFixture) -> None:
     task = asyncio.create_task(room.shape("x" * 5_000_000, max_output=10))
     await asyncio.sleep(0)
     task.cancel()
@@ -137,7 +139,9 @@ async def test_a_cancelled_wait_still_writes_the_complete_output_file(room: Room
     assert (await room.shape("y" * 20, "call-2", max_output=10)).result.metadata["output_path"]
 
 
-async def test_large_outputs_are_written_outside_the_main_thread(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_outputs_are_written_outside_the_main_thread(
+    room: ShaperFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[threading.Thread] = []
     real = os.open
 

@@ -19,7 +19,7 @@ MOST = 100 * KIB
 REMOVED = "[this output of 40,960 bytes was removed to free space"
 
 
-class Sessions:
+class SessionFolders:
     """Session folders with a room of 100 KiB, as one process after the other has it."""
 
     def __init__(self, folder: Path) -> None:
@@ -34,7 +34,7 @@ class Sessions:
         self.room = OutputFileQuota(self.folder, MOST)
 
     def wrote(self, session: str, kib: int = 40) -> Path:
-        """Another output of so many KiB, later than all before."""
+        """Write a newer output of this many KiB."""
         self.count += 1
         (self.folder / session).mkdir(exist_ok=True)
         path, kept = output_files.write_output_file(
@@ -59,8 +59,8 @@ class Sessions:
 
 
 @pytest.fixture
-def sessions(tmp_path: Path) -> Sessions:
-    return Sessions(tmp_path)
+def sessions(tmp_path: Path) -> SessionFolders:
+    return SessionFolders(tmp_path)
 
 
 def whole(path: Path) -> bool:
@@ -68,7 +68,7 @@ def whole(path: Path) -> bool:
 
 
 @pytest.mark.proves("O-01")
-def test_output_files_of_closed_sessions_make_room_oldest_first_and_leave_a_note(sessions: Sessions) -> None:
+def test_output_files_of_closed_sessions_make_room_oldest_first_and_leave_a_note(sessions: SessionFolders) -> None:
     sessions.at_work("new")
     first, second = sessions.wrote("old"), sessions.wrote("older")
     third = sessions.wrote("new")
@@ -79,7 +79,7 @@ def test_output_files_of_closed_sessions_make_room_oldest_first_and_leave_a_note
 
 
 @pytest.mark.proves("O-01")
-def test_output_files_of_an_open_session_stay_until_it_closes(sessions: Sessions) -> None:
+def test_output_files_of_an_open_session_stay_until_it_closes(sessions: SessionFolders) -> None:
     sessions.at_work("one", "other")
     kept = [sessions.wrote("one"), sessions.wrote("other")]
     sessions.refused("one")
@@ -90,7 +90,7 @@ def test_output_files_of_an_open_session_stay_until_it_closes(sessions: Sessions
     assert kept[0].read_text().startswith(REMOVED) and whole(kept[1])
 
 
-def test_no_output_file_is_removed_if_that_frees_too_little(sessions: Sessions) -> None:
+def test_no_output_file_is_removed_if_that_frees_too_little(sessions: SessionFolders) -> None:
     sessions.at_work("one")
     old, _ = sessions.wrote("old", kib=20), sessions.wrote("one", kib=70)
     sessions.refused("one", kib=40)
@@ -98,14 +98,14 @@ def test_no_output_file_is_removed_if_that_frees_too_little(sessions: Sessions) 
     assert whole(old)
 
 
-def test_no_output_file_is_removed_before_the_open_sessions_are_known(sessions: Sessions) -> None:
+def test_no_output_file_is_removed_before_the_open_sessions_are_known(sessions: SessionFolders) -> None:
     kept = [sessions.wrote("one"), sessions.wrote("one")]
     sessions.another_process()
     sessions.refused("one")
     assert all(map(whole, kept))
 
 
-def test_output_files_of_an_earlier_process_count_but_job_outputs_do_not(sessions: Sessions) -> None:
+def test_output_files_of_an_earlier_process_count_but_job_outputs_do_not(sessions: SessionFolders) -> None:
     left = sessions.wrote("left", kib=80)
     for name in ("bash_1.job.txt", "bash_2.job.txt.removed"):
         (left.parent / name).write_bytes(b"x" * MOST)
@@ -119,7 +119,7 @@ def test_output_files_of_an_earlier_process_count_but_job_outputs_do_not(session
     assert (left.parent / "bash_1.job.txt").stat().st_size == MOST
 
 
-def test_an_output_file_shared_with_a_fork_counts_once_and_stays(sessions: Sessions) -> None:
+def test_an_output_file_shared_with_a_fork_counts_once_and_stays(sessions: SessionFolders) -> None:
     shared, own = sessions.wrote("one"), sessions.wrote("one")
     (sessions.folder / "fork").mkdir()
     its = sessions.folder / "fork" / shared.name
@@ -133,7 +133,7 @@ def test_an_output_file_shared_with_a_fork_counts_once_and_stays(sessions: Sessi
     sessions.refused("fork")
 
 
-def test_an_output_file_that_a_fork_linked_after_the_scan_stays(sessions: Sessions) -> None:
+def test_an_output_file_that_a_fork_linked_after_the_scan_stays(sessions: SessionFolders) -> None:
     sessions.at_work("two")
     first, second = sessions.wrote("one"), sessions.wrote("one")
     sessions.wrote("two")  # looks, and takes the first
@@ -143,14 +143,14 @@ def test_an_output_file_that_a_fork_linked_after_the_scan_stays(sessions: Sessio
     assert first.read_text().startswith(REMOVED) and whole(second)
 
 
-def test_an_output_file_that_could_not_be_written_takes_no_space(sessions: Sessions) -> None:
+def test_an_output_file_that_could_not_be_written_takes_no_space(sessions: SessionFolders) -> None:
     with pytest.raises(FileNotFoundError):
         output_files.write_output_file(sessions.room, sessions.folder / "none", "call", [b"x" * MOST])
     assert whole(sessions.wrote("one", kib=100))
 
 
 def test_a_leftover_link_in_place_of_a_note_does_not_block_later_removals(
-    sessions: Sessions, tmp_path_factory: pytest.TempPathFactory
+    sessions: SessionFolders, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     victim = tmp_path_factory.mktemp("elsewhere") / "victim"
     sessions.at_work()
@@ -164,7 +164,7 @@ def test_a_leftover_link_in_place_of_a_note_does_not_block_later_removals(
 
 @pytest.mark.parametrize("step", ["open", "replace"])
 def test_an_output_file_stays_if_its_removal_note_cannot_be_written(
-    sessions: Sessions, monkeypatch: pytest.MonkeyPatch, step: str
+    sessions: SessionFolders, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     sessions.at_work()
     old, _ = sessions.wrote("old"), sessions.wrote("new")

@@ -1,4 +1,4 @@
-"""Stateful tools: opened by one call, gone through by others, closed; each step a call, judged and locked anew."""
+"""Stateful tools: opened, stepped and closed by calls, each with its own authorization and locks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that are stopped: by a time-out, a user, a shutdown, a caller that goes away; told apart, and on record."""
+"""Calls stopped by a timeout, a user, a shutdown or a lost caller: distinguished and recorded."""
 
 from __future__ import annotations
 

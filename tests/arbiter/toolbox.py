@@ -1,4 +1,4 @@
-"""Tools whose insides a test can hold and look at, and the kernel they run in."""
+"""Tools that a test can pause and inspect, and their kernel."""
 
 from __future__ import annotations
 

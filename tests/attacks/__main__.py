@@ -1,4 +1,4 @@
-"""``python -m tests.attacks [--json FILE] [pytest's own arguments]``: the whole suite and its table.
+"""``python -m tests.attacks [--json FILE] [PYTEST ARGUMENTS]``: run all attacks and print their table.
 
 Anybody may run it. Root gives its own identity away before anything is tried; what only root can look at is looked at
 when root runs it. Nothing is written into the checkout.

@@ -1,4 +1,4 @@
-"""What one attack is: where it comes from, what is tried, and what must come of it."""
+"""One attack: its source, the attempt, and the expected outcome."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from tests.attacks.victim import Home
+    from tests.attacks.victim import VictimHome
 
 Group = Literal[
     "files",
@@ -23,7 +23,7 @@ Group = Literal[
     "secrets",
     "layers",
 ]
-Probe = Callable[["Home"], Awaitable[str | None]]
+Probe = Callable[["VictimHome"], Awaitable[str | None]]
 """Tries something and gives how it succeeded; None where it held."""
 
 
@@ -62,9 +62,9 @@ def shell(
     control: bool = True,
     harmless: bool = False,
 ) -> Case:
-    """A text that a person agreed to and that prints ``sign`` only where it reached what it must not."""
+    """An approved command that prints ``sign`` only if it reached a forbidden resource."""
 
-    async def tried(home: Home) -> str | None:
+    async def tried(home: VictimHome) -> str | None:
         from tests.attacks.victim import TRIED
 
         said = await home.shell(f"{text}\necho; echo {TRIED}")
@@ -91,7 +91,7 @@ def python(
     """
     whole = _PROLOGUE + code + f"\nprint({_TRIED!r})\n"
 
-    async def tried(home: Home) -> str | None:
+    async def tried(home: VictimHome) -> str | None:
         said = await home.python(whole)
         if _TRIED not in said:
             return f"the probe did not run to its end: {said[-600:]!r}"

@@ -1,4 +1,4 @@
-"""A kernel to attack, and a way to run a probe in it that first sees that the namespaces are the sandbox's own."""
+"""Fixtures: a kernel to attack, and a runner for probes that first checks the namespaces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.attacks.outer import NAMESPACES
-from tests.attacks.victim import Agreeing
+from tests.attacks.victim import AgreeingUser
 
 from handrail.contract.session_protocols import Session
 from handrail.kernel.kernel_interface import Kernel
@@ -18,7 +18,7 @@ from handrail.testing.scripted_kernel import temporary_kernel
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """The folder that holds ``ws``, ``state`` and ``config``, with something worth stealing beside them."""
+    """The folder of ``ws``, ``state`` and ``config``, next to a secret."""
     folder = tmp_path.resolve()
     (folder / "ws").mkdir()
     (folder / "beside").mkdir()
@@ -35,7 +35,7 @@ async def kernel(place: Path) -> AsyncIterator[Kernel]:
 
 @pytest.fixture
 async def session(kernel: Kernel) -> Session:
-    return await kernel.session(approval_handler=Agreeing())
+    return await kernel.session(approval_handler=AgreeingUser())
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ Probe = Callable[[str], Awaitable[str]]
 
 @pytest.fixture
 async def probe(confining: None, session: Session) -> Probe:
-    """Runs a shell text by the bash tool of a session whose person agrees, and gives its output."""
+    """Run a command with the bash tool in a session that approves all calls, and return its output."""
 
     async def run(command: str) -> str:
         result = await session.call("bash", {"command": command, "timeout_ms": 60_000})

@@ -1,4 +1,4 @@
-"""The first program in the outer sandbox: sees that it is one, makes its network, gives every right away, goes on.
+"""The first program in the outer sandbox: checks it, creates its network, and drops its privileges.
 
 Started with ``python -I`` by :mod:`tests.attacks.outer`; needs nothing but the standard library. It stays as the fake
 internet of what it starts.
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def _machine(plan: dict[str, Any], ready: tuple[int, int], told: tuple[int, int]) -> int:
-    """The machine with Handrail on it: in a network of its own, with a wire to the internet."""
+    """The machine with Handrail: in its own network, with a link to the internet."""
     apart = _libc.unshare(_CLONE_NEWNET) == 0
     os.close(told[1])
     os.write(ready[1], b"1") if apart else None

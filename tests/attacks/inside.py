@@ -1,4 +1,4 @@
-"""The second program in the outer sandbox: builds a home worth robbing, opens Handrail in it, and attacks.
+"""The second program in the outer sandbox: creates a home with secrets, opens Handrail, and attacks.
 
 Gives one JSON object a line: what came of each case, then ``{"end": true}``. Nothing is tried before it has been seen
 again that every namespace is another than the machine's.

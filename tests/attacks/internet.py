@@ -1,4 +1,4 @@
-"""A fake internet: name servers, web servers and listeners, which remember whoever came. Runs in the outer sandbox only."""
+"""A fake internet: DNS, web servers and listeners that record connections. Only for the outer sandbox."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def serve(sockets: Mapping[str, socket.socket]) -> None:
 
 
 def arrived() -> list[str]:
-    """What has come since this was last asked: each as ``kind what``. For those outside of Handrail's sandbox.
+    """Return the new connections as ``kind what``. For code outside Handrail's sandbox.
 
     :raises OSError: where there is no fake internet
     """

@@ -1,4 +1,4 @@
-"""The injected file: a model that falls for it tries to carry a key out, and each layer alone is enough to keep it in.
+"""Prompt injection: a model that obeys it tries to exfiltrate a key, and each layer alone stops it.
 
 The other two are replaced by permissive ones: a person who agrees to everything in the place of the rules, no watchdog,
 programs that nothing confines (the operator's own opt-out; in the outer sandbox, like everything here).
@@ -15,7 +15,7 @@ from typing import Any
 from tests.attacks.case import Case, Probe
 from tests.attacks.internet import arrived
 from tests.attacks.outer import NotApplicable
-from tests.attacks.victim import SECRET, Agreeing, Home, put
+from tests.attacks.victim import SECRET, AgreeingUser, VictimHome, put
 
 from handrail.agent.agent_loop import Agent
 from handrail.agent.providers.scripted_model import ModelScript, ScriptedCall, ScriptedModel, ScriptedTurn
@@ -45,7 +45,7 @@ def _script() -> ModelScript:
 
 
 def _with(*layers: str, arrives: bool = False) -> Probe:
-    async def tried(home: Home) -> str | None:
+    async def tried(home: VictimHome) -> str | None:
         if not os.environ.get("OUTER_INTERNET"):
             raise NotApplicable("no second network can be made here to play the internet")
         put(home.workspace / "NOTES.md", _INJECTED)
@@ -59,7 +59,7 @@ def _with(*layers: str, arrives: bool = False) -> Probe:
             watchdogs=watchdogs if "watchdogs" in layers else (),
             settings="" if "sandbox" in layers else _UNCONFINED,
         ) as kernel:
-            session = await kernel.session(approval_handler=None if "rules" in layers else Agreeing())
+            session = await kernel.session(approval_handler=None if "rules" in layers else AgreeingUser())
             agent = Agent(session, ScriptedModel(_script(), source="the injected file"), workspace=session.workdir)
             async with aclosing(agent.run("Finish the set-up.")) as events:
                 told = [str(event) async for event in events]

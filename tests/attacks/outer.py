@@ -1,4 +1,4 @@
-"""The outer sandbox: a machine within the machine, in which a whole Handrail is attacked.
+"""The outer sandbox: an isolated machine in which a whole Handrail is attacked.
 
 Nothing of the suite runs a probe anywhere else. The outer sandbox has namespaces of its own, a fake home with keys in
 it, a fake internet on its loopback interface, and no file of the machine but programs, this checkout and the
@@ -57,7 +57,7 @@ class NotApplicable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one case in one mode."""
+    """The outcome of one case in one mode."""
 
     case: str
     state: Literal["held", "broken", "not applicable"]
@@ -66,7 +66,7 @@ class Outcome:
 
 
 def identity() -> tuple[int, int]:
-    """The uid and gid that the outer sandbox has on the machine: one's own, or for root ones that nobody has."""
+    """Return the uid and gid of the outer sandbox: the current user's, or unused ones for root."""
     if os.geteuid() != 0:
         return os.getuid(), os.getgid()
     import pwd
@@ -77,7 +77,7 @@ def identity() -> tuple[int, int]:
 
 
 def run(mode: Mode, suite: str, cases: Sequence[str] = (), *, timeout_s: float = 900.0) -> list[Outcome]:
-    """Start the outer sandbox and in it the Handrail to attack, and give what came of each case.
+    """Start the outer sandbox with the Handrail to attack, and return the outcome of each case.
 
     :param suite: what to run inside, see :mod:`tests.attacks.inside`
     :raises NotApplicable: where there can be no such sandbox

@@ -1,4 +1,4 @@
-"""Attacks that do not hold, each with what is missing. Empty is what this file is meant to be."""
+"""Attacks that still succeed, each with the missing defence. The list should be empty."""
 
 from __future__ import annotations
 

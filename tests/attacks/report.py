@@ -1,4 +1,4 @@
-"""What ``make attack`` prints: for each class of attacks how many were tried, held, do not hold, or cannot be tried here.
+"""The table of ``make attack``: how many attacks of each class were tried, stopped, or not possible here.
 
 A pytest plugin. A test is an attack of the class that its ``attack`` marker names.
 """

@@ -1,4 +1,4 @@
-"""What a person said yes to is what runs, and what they saw is what they said yes to."""
+"""The approved call is the one that runs, and the request shows all of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import mcp.types as types
 import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
-from tests.frontends.mcp_clients import ERAS, Era, Person, filled, launch, ran
+from tests.frontends.mcp_clients import ERAS, Era, FormUser, filled, launch, ran
 
 from handrail import tool
 from handrail.contract.approval_requests import ApprovalAnswer, ApprovalRequest
@@ -29,7 +29,7 @@ async def transfer(source: str, steps: list[dict[str, int]]) -> dict[str, Any]:
     return {"source": source, "steps": steps}
 
 
-class Tampering(ScriptedApprovalHandler):
+class TamperingFrontend(ScriptedApprovalHandler):
     """A face that changes the request it was shown."""
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
@@ -39,7 +39,7 @@ class Tampering(ScriptedApprovalHandler):
         return await super().approve(request)
 
 
-@pytest.mark.parametrize("person", [ScriptedApprovalHandler, Tampering])
+@pytest.mark.parametrize("person", [ScriptedApprovalHandler, TamperingFrontend])
 async def test_arguments_changed_during_an_approval_do_not_run(
     tmp_path: Path, person: type[ScriptedApprovalHandler]
 ) -> None:
@@ -124,8 +124,8 @@ async def test_an_approval_of_one_client_does_not_allow_calls_of_another_client(
     settings = HttpFrontendSettings("127.0.0.1", 0, tokens={token: "all"} if tokens else {})
     headers = {"Authorization": f"Bearer {token}"} if tokens else {}
     first, second = (
-        Person([filled(decision="session"), filled(decision="once")]),
-        Person([types.ElicitResult(action="decline")]),
+        FormUser([filled(decision="session"), filled(decision="once")]),
+        FormUser([types.ElicitResult(action="decline")]),
     )
     async with (
         temporary_kernel(tmp_path, tools=[launch], rules=["ask launch"]) as kernel,

@@ -1,4 +1,4 @@
-"""The table of attacks, tried on a whole Handrail in the outer sandbox: as a user, as a mapped root, as real root."""
+"""The table of attacks on a whole Handrail in the outer sandbox: as a user, a mapped root and real root."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_each_attack_has_a_source_and_an_expected_outcome() -> None:
 
 
 def test_no_attack_starts_in_the_namespaces_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only looked at: what would start is told that the namespaces it will have are the machine's, and stops."""
+    """A dry run: a case that would start in the machine's namespaces stops."""
     if (why := outer.unavailable("user")) is not None:
         pytest.skip(why)
     real = outer._options  # pyright: ignore[reportPrivateUsage]

@@ -1,4 +1,4 @@
-"""Commands that are more than they look: what a hostile model writes to ride on a rule that was meant for less."""
+"""Commands of a hostile model that abuse a rule meant for simpler commands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.policy.desk import Desk
+from tests.policy.desk import AuthorizerFixture
 
 from handrail.contract.sandbox_protocol import ProgramSpec, SandboxProfile
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, ShellRequires
@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.proves("P-05"), pytest.mark.attack("shell")]
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
+def desk(tmp_path: Path) -> AuthorizerFixture:
+    return AuthorizerFixture(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def desk(tmp_path: Path) -> Desk:
     ],
 )
 def test_a_rule_does_not_allow_a_command_that_does_more_than_the_rule_covers(
-    desk: Desk, rule: str, command: str
+    desk: AuthorizerFixture, rule: str, command: str
 ) -> None:
     assert desk.bash(command, rule).action == "ask"
 
@@ -72,7 +72,7 @@ def test_a_rule_does_not_allow_a_command_that_does_more_than_the_rule_covers(
         *("(git --no-pager push)", "git --no-pager push &", "x=$(git -P push)", "time git -P push"),
     ],
 )
-def test_a_denied_sub_command_is_denied_behind_options_too(desk: Desk, command: str) -> None:
+def test_a_denied_sub_command_is_denied_behind_options_too(desk: AuthorizerFixture, command: str) -> None:
     assert desk.bash(command, "allow bash", "deny bash git push *").action == "deny"
 
 
@@ -88,7 +88,7 @@ def test_a_denied_sub_command_is_denied_behind_options_too(desk: Desk, command: 
         ("allow bash", "uv sync"),
     ],
 )
-def test_a_harmless_command_is_still_allowed(desk: Desk, rule: str, command: str) -> None:
+def test_a_harmless_command_is_still_allowed(desk: AuthorizerFixture, rule: str, command: str) -> None:
     assert desk.bash(command, rule, "deny bash git push *").action == "allow"
 
 

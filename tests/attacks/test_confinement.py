@@ -1,4 +1,4 @@
-"""The whole kernel's sandbox and doors, tried by a model whose every call a person approves."""
+"""The sandbox and services of a kernel against a model whose calls are all approved."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.attacks.conftest import Probe
-from tests.attacks.victim import Agreeing
+from tests.attacks.victim import AgreeingUser
 
 from handrail.kernel.doctor import check_machine
 from handrail.kernel.kernel_interface import Kernel
@@ -107,8 +107,8 @@ async def test_a_program_cannot_see_or_change_the_state_folder_inside_a_mounted_
     config.touch()
     async with open_kernel(place / "ws", state=state, config=config, rules=["ask effect:external"]) as kernel:
         session, other = (
-            await kernel.session(approval_handler=Agreeing()),
-            await kernel.session(approval_handler=Agreeing()),
+            await kernel.session(approval_handler=AgreeingUser()),
+            await kernel.session(approval_handler=AgreeingUser()),
         )
         assert (await other.call("bash", {"command": "echo OTHERS > $HOME/theirs"})).ok
         text = f"ls {prefix}; find {state}; cat $(find {state} -type f); echo mine > $HOME/a && cat $HOME/a"
@@ -125,7 +125,7 @@ async def test_a_program_cannot_see_or_change_the_state_folder_inside_a_mounted_
 
 @pytest.mark.proves("O-01")
 async def test_a_session_reads_neither_outputs_nor_scratch_of_another(kernel: Kernel, session: Session) -> None:
-    other = await kernel.session(approval_handler=Agreeing())
+    other = await kernel.session(approval_handler=AgreeingUser())
     (Path(kernel.workdir) / "long").write_text("OTHERS\n" * 60_000)
     cut = await other.call("read", {"path": "long", "limit": 50_000})
     outputs = Path(session._lane.environment.roots.readable[0]).parent  # pyright: ignore[reportPrivateUsage]
@@ -259,7 +259,7 @@ def test_the_files_of_a_session_are_removed_at_any_folder_depth(place: Path) -> 
 
 @pytest.mark.proves("S-01")
 async def test_a_socket_outside_the_workspace_cannot_be_reached_through_a_link(probe: Probe, place: Path) -> None:
-    """Source: docker.sock and agents' sockets. What lies in the workspace is the program's to use, and documented."""
+    """Source: docker.sock and agents' sockets. Sockets in the workspace are accessible, as documented."""
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(place / "beside" / "s"))
         server.listen()

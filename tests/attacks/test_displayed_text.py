@@ -1,4 +1,4 @@
-"""Text for a person who decides: it moves no cursor, hides nothing, and does not look like the prompt."""
+"""Text in approval requests cannot move the cursor, hide text, or imitate the prompt."""
 
 from __future__ import annotations
 

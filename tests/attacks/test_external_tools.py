@@ -1,4 +1,4 @@
-"""External tools that lie, look around, or were put where a model can write."""
+"""External tools that lie, explore the system, or were placed where a model can write."""
 
 from __future__ import annotations
 

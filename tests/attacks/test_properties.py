@@ -1,4 +1,4 @@
-"""What is checked never differs from what is opened, dialled or decided, for whatever paths, globs, hosts and rules."""
+"""The checked path, glob, host and rule is always the one that is used, for any input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.policy.desk import Desk
+from tests.policy.desk import AuthorizerFixture
 
 from handrail.contract.errors import ToolError
 from handrail.contract.text.glob_patterns import escape_glob_literal, matches_path_glob
@@ -27,7 +27,7 @@ SECRET = "TOP-SECRET"
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace with ordinary files, each holding its own path, and links of every kind, beside a secret."""
+    """A workspace of files that contain their own path, and links of every kind, next to a secret."""
     folder = tmp_path_factory.mktemp("properties").resolve()
     ws = folder / "ws"
     for name in ("a", "src/b", "src/deep/c", "..a", ".git/config", "sp ace", "ws", "é"):
@@ -109,7 +109,7 @@ _URLS = st.tuples(
 @settings(max_examples=3 * settings().max_examples)
 @given(_URLS)
 def test_the_host_that_is_checked_is_the_host_that_other_url_parsers_read(url: str) -> None:
-    """What two readers could take differently is refused; what is taken is one name or one address."""
+    """Ambiguous hosts are refused; accepted ones are one name or one address."""
     try:
         address = parse_http_url(url)
     except ValueError:
@@ -160,7 +160,7 @@ def _book(rules: list[tuple[str, list[str]]]) -> list[str]:
 @settings(max_examples=3 * settings().max_examples)
 @given(_RULES, _COMMANDS, st.sampled_from([" && ", "; ", " | ", "\n", " || "]))
 def test_a_compound_command_gets_the_strictest_decision_of_its_parts(
-    desk: Desk, rules: list[tuple[str, list[str]]], commands: list[list[str]], joint: str
+    desk: AuthorizerFixture, rules: list[tuple[str, list[str]]], commands: list[list[str]], joint: str
 ) -> None:
     book = _book(rules)
     texts = [" ".join(command) for command in commands]
@@ -172,7 +172,7 @@ def test_a_compound_command_gets_the_strictest_decision_of_its_parts(
 @settings(max_examples=3 * settings().max_examples)
 @given(_RULES, _COMMANDS)
 def test_another_deny_rule_never_makes_a_decision_milder(
-    desk: Desk, rules: list[tuple[str, list[str]]], commands: list[list[str]]
+    desk: AuthorizerFixture, rules: list[tuple[str, list[str]]], commands: list[list[str]]
 ) -> None:
     text = " && ".join(" ".join(command) for command in commands)
     before = desk.bash(text, *_book(rules)).action
@@ -181,5 +181,5 @@ def test_another_deny_rule_never_makes_a_decision_milder(
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
-    return Desk(tmp_path_factory.mktemp("rules"))
+def desk(tmp_path_factory: pytest.TempPathFactory) -> AuthorizerFixture:
+    return AuthorizerFixture(tmp_path_factory.mktemp("rules"))

@@ -1,4 +1,4 @@
-"""A link put in a checked file's place: what is opened is always what was judged, however often it is tried.
+"""Links that replace a checked file: the opened file is always the checked one.
 
 In threads of this process, on files of a temporary folder: the attacker is no program, so nothing needs a sandbox.
 """
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from tests.attacks.victim import Agreeing
+from tests.attacks.victim import AgreeingUser
 
 from handrail.testing.scripted_kernel import temporary_kernel
 
@@ -121,7 +121,7 @@ async def test_a_link_swapped_for_a_checked_file_is_never_followed_outside_the_w
     # An edit judges, reads and writes: among swaps without a pause none would ever come through.
     with _swapping(place, 0.002 if name == "edit" else 0.0) as swaps:
         async with temporary_kernel(place, rules=["ask effect:external"]) as kernel:
-            session = await kernel.session(approval_handler=Agreeing())
+            session = await kernel.session(approval_handler=AgreeingUser())
             done, answered, result = 0, 0, None
             wanted = rounds // 10 if name in _SEARCHES else rounds
             while done < wanted or swaps.count < rounds:
@@ -145,7 +145,7 @@ async def test_a_link_swapped_in_during_a_move_or_delete_affects_nothing_outside
     moved = deleted = done = 0
     with _swapping(place, 0.01) as swaps:
         async with temporary_kernel(place, rules=["ask effect:external"]) as kernel:
-            session = await kernel.session(approval_handler=Agreeing())
+            session = await kernel.session(approval_handler=AgreeingUser())
             while done < rounds or swaps.count < rounds:
                 done += 1
                 with swaps.calm_round(done, place / "ws"):

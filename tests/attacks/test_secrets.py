@@ -1,4 +1,4 @@
-"""Registered secrets: whatever a model writes them into, nothing that is kept, told or answered has them in it."""
+"""Registered secrets do not appear in any stored or shown text, whatever a model writes."""
 
 from __future__ import annotations
 

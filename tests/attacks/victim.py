@@ -1,4 +1,4 @@
-"""Whom the suite robs: a home with keys, services and a project in it, and a Handrail that works on the project.
+"""The victim of the attacks: a home with keys, services and a project, and a Handrail that works on it.
 
 All of it is made in the outer sandbox, and only there.
 """
@@ -61,8 +61,8 @@ _POISON = {
 """What Handrail's own environment holds, when it is started from a shell that an attacker, or life, has been at."""
 
 
-class Agreeing:
-    """A person who says yes to everything, as the attacker hopes, and remembers what was shown."""
+class AgreeingUser:
+    """A user who approves everything, as the attacker hopes, and records the requests."""
 
     def __init__(self) -> None:
         self.requests: list[ApprovalRequest] = []
@@ -75,7 +75,7 @@ class Agreeing:
         return [["yes"]] * len(questions)
 
 
-class Home:
+class VictimHome:
     """One victim.
 
     :param path: the home folder; the workspace is the folder ``project`` in it
@@ -88,13 +88,13 @@ class Home:
         self.state = self.path / ".local" / "state" / "handrail"
         self.config = self.path / ".config" / "handrail" / "handrail.toml"
         self.canary = self.path / "evil"
-        """Made by whatever an attack brings to run outside of Handrail's sandbox."""
+        """Made by whatever an attack brings to run outside Handrail's sandbox."""
         self.connected: list[str] = []
         """The sockets of the home's services that somebody has connected to."""
         self._session: Session | None = None
         self._number = 0
 
-    def make(self) -> Home:
+    def make(self) -> VictimHome:
         """Build it on empty folders."""
         put(self.path / ".ssh" / "id_ed25519", f"-----BEGIN OPENSSH PRIVATE KEY-----\n{SECRET}-SSH\n")
         put(self.path / ".ssh" / "authorized_keys", "ssh-ed25519 AAAA victim\n")
@@ -116,7 +116,7 @@ class Home:
         return self
 
     def git(self, *arguments: str, cwd: Path | None = None) -> str:
-        """git as the victim uses it, without a configuration of its own."""
+        """Run git as the victim, without its configuration."""
         quiet = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "HOME": str(self.path)}
         who = {f"GIT_{role}_{what}": "victim@example" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
         done = subprocess.run(
@@ -132,7 +132,7 @@ class Home:
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[None]:
-        """With its services listening, its environment as it is, and a session in which a person agrees to everything."""
+        """Open Handrail with its services and environment, and a session that approves everything."""
         os.environ.update(_POISON)
         async with AsyncExitStack() as stack:
             for name in ("/run/docker.sock", "/run/agent.sock", "/run/bus", "/run/wayland-0", "\0handrail-victim"):
@@ -187,13 +187,13 @@ class Home:
 
     @asynccontextmanager
     async def session(self, **options: Any) -> AsyncGenerator[Session]:
-        """A session of :meth:`kernel` whose person agrees to everything."""
+        """Open a session of :meth:`kernel` that approves everything."""
         async with self.kernel(**options) as kernel:
-            yield await kernel.session(approval_handler=Agreeing())
+            yield await kernel.session(approval_handler=AgreeingUser())
 
     @asynccontextmanager
     async def elsewhere(self, **options: Any) -> AsyncGenerator[tuple[Session, Path]]:
-        """A session on a workspace of its own, removed afterwards; and that workspace."""
+        """A session in a temporary workspace, and that workspace."""
         self._number += 1
         workspace = self.path / f"elsewhere-{self._number}"
         workspace.mkdir()
@@ -214,11 +214,11 @@ class Home:
         return await self._session.start_turn().call_all(calls)
 
     async def shell(self, text: str, timeout_ms: int = 60_000) -> str:
-        """What a shell text prints in Handrail's sandbox, both streams; also that of a call that failed."""
+        """Return the output of a command in Handrail's sandbox, both streams, also if it failed."""
         return said_by(await self.call("bash", command=text, timeout_ms=timeout_ms))
 
     async def python(self, code: str, timeout_ms: int = 60_000) -> str:
-        """What a Python program prints in Handrail's sandbox."""
+        """Return the output of a Python program in Handrail's sandbox."""
         name = self.probe(code)
         return await self.shell(f"/usr/bin/env python3 {name}", timeout_ms)
 
@@ -228,7 +228,7 @@ class Home:
         return ".probes/probe.py"
 
     def unconfined(self, text: str) -> str:
-        """What the same text prints without Handrail's sandbox: in the outer one, for probes that must be able to see.
+        """Return the output of the same command in the outer sandbox only, for controls.
 
         With the environment that Handrail was started in, as a careless runner would hand it on.
         """
@@ -262,7 +262,7 @@ class Home:
 
 
 def said_by(result: Result) -> str:
-    """A call's output, or what was said instead of it."""
+    """Return the output or error text of a call."""
     data: object = result.data
     output = data.get("output", "") if isinstance(data, dict) else ""  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
     return f"{output}\n{result.error_text or ''}".strip("\n")
@@ -283,5 +283,5 @@ async def soon(condition: asyncio.Event, what: str, seconds: float = 30.0) -> st
     return None
 
 
-def robbed_home(path: str, mode: Mode) -> Home:
-    return Home(path, mode).make()
+def robbed_home(path: str, mode: Mode) -> VictimHome:
+    return VictimHome(path, mode).make()

@@ -1,4 +1,4 @@
-"""Other programs' MCP servers as tables of ``handrail.toml``: what is taken over, what is kept apart, what is left out."""
+"""Import of MCP servers from other programs: imported, separated and skipped settings."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_variable_reference_is_imported_as_an_environment_variable(
 
 
 def values_of(servers: list[ImportedMcpServer], environment: dict[str, str]) -> dict[str, dict[str, str]]:
-    """What each server gets for each of its variables and header fields, by what is written of them."""
+    """Return the values of each server's variables and header fields, by their configuration."""
     files = {name: Path(f"/s/{name}") for one in servers for name in one.secrets}
     contents = {str(files[name]): value for one in servers for name, value in one.secrets.items()}
     written = tomllib.loads(format_server_tables(servers, files))

@@ -1,4 +1,4 @@
-"""What an author is told about a tool, each thing on a tool that has it and on one that has not."""
+"""Findings of the linter: each on a tool that has the fault and one that does not."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def manifest(
     return path
 
 
-def said(path: Path) -> list[tuple[str, str]]:
+def list_findings(path: Path) -> list[tuple[str, str]]:
     return [(finding.severity, f"{finding.path}: {finding.text}") for finding in lint_tools(path, SANDBOX)[1]]
 
 
@@ -53,7 +53,7 @@ def property_(name: str, **schema: Any) -> dict[str, Any]:
 
 @pytest.mark.proves("K-12")
 def test_a_good_tool_has_no_findings(tmp_path: Path) -> None:
-    assert said(manifest(tmp_path)) == []
+    assert list_findings(manifest(tmp_path)) == []
 
 
 @pytest.mark.proves("K-12", "R-15")
@@ -81,7 +81,7 @@ def test_a_source_folder_is_checked_before_it_is_built(
     script = tmp_path / "notes" / "build.sh"
     script.write_text("#!/bin/sh\n")
     script.chmod(0o755)
-    found = said(manifest(tmp_path, runtime={"exec_path": path, "build": build}))
+    found = list_findings(manifest(tmp_path, runtime={"exec_path": path, "build": build}))
     assert [text for _, text in found] == [] if problem is None else any(text.startswith(problem) for _, text in found)
 
 
@@ -119,7 +119,7 @@ def test_a_source_folder_is_checked_before_it_is_built(
     ],
 )
 def test_a_likely_mistake_is_a_warning(tmp_path: Path, change: dict[str, Any], warning: str) -> None:
-    found = said(manifest(tmp_path, **change))
+    found = list_findings(manifest(tmp_path, **change))
     assert any(severity == "warning" and warning in text for severity, text in found), found
     assert not any(severity == "error" for severity, _ in found)
 
@@ -129,7 +129,7 @@ def test_each_fault_that_start_up_would_refuse_is_an_error(tmp_path: Path) -> No
     path = manifest(
         tmp_path, llm={"parameters": {"type": "array"}}, runtime={"locks": ["file:{gone}:S"], "tiemout_ms": 5}
     )
-    found = said(path)
+    found = list_findings(path)
     assert [severity for severity, _ in found] == ["error"] * 3
     text = " ".join(text for _, text in found)
     assert "tiemout_ms" in text and "'gone'" in text and "one object" in text
@@ -156,7 +156,11 @@ def object_(required: list[str], *names: str, **further: Any) -> dict[str, Any]:
 def test_a_parameter_schema_that_no_call_can_satisfy_is_an_error(
     tmp_path: Path, parameters: dict[str, Any], where: str
 ) -> None:
-    found = [text for severity, text in said(manifest(tmp_path, llm={"parameters": parameters})) if severity == "error"]
+    found = [
+        text
+        for severity, text in list_findings(manifest(tmp_path, llm={"parameters": parameters}))
+        if severity == "error"
+    ]
     assert len(found) == 1 and found[0].startswith(f"{where}: names 'word', which is not in properties"), found
     values = [{}, {"line": "a"}, {"word": "b"}, {"line": "a", "word": "b"}, {"line": {"word": "b", "run": "c"}}]
     assert all(compile_schema(parameters).list_problems(value) for value in values)
@@ -174,7 +178,9 @@ def test_a_parameter_schema_that_no_call_can_satisfy_is_an_error(
 )
 def test_a_schema_that_a_call_can_match_gives_no_error(tmp_path: Path, parameters: dict[str, Any]) -> None:
     assert not [
-        text for severity, text in said(manifest(tmp_path, llm={"parameters": parameters})) if severity == "error"
+        text
+        for severity, text in list_findings(manifest(tmp_path, llm={"parameters": parameters}))
+        if severity == "error"
     ]
 
 
@@ -199,7 +205,7 @@ def test_a_meaningless_part_of_a_schema_is_a_warning(
     properties = {"line": {"type": "array", "items": schema} if nested else schema}
     parameters = {"type": "object", "properties": properties, "$defs": {"n": {"type": "integer", "maximum": 3}}}
     place = "parameters.line.items" if nested else "parameters.line"
-    found = said(manifest(tmp_path, llm={"parameters": parameters}))
+    found = list_findings(manifest(tmp_path, llm={"parameters": parameters}))
     assert any(severity == "warning" and text.startswith(f"{place}: {warning}") for severity, text in found), found
     assert not any(severity == "error" for severity, _ in found)
 
@@ -219,22 +225,22 @@ def test_a_valid_default_produces_no_finding(tmp_path: Path, schema: dict[str, A
         "properties": {"line": {**schema, "description": "l"}},
         "$defs": {"n": {"type": "integer"}},
     }
-    assert said(manifest(tmp_path, llm={"parameters": parameters})) == []
+    assert list_findings(manifest(tmp_path, llm={"parameters": parameters})) == []
 
 
 @pytest.mark.proves("K-12")
 def test_a_file_is_linted_alone_and_a_folder_with_all_its_files(tmp_path: Path) -> None:
     path = manifest(tmp_path)
     (tmp_path / "other.json").write_text("{")
-    assert said(path) == []
-    assert [severity for severity, _ in said(tmp_path)] == ["error"]
+    assert list_findings(path) == []
+    assert [severity for severity, _ in list_findings(tmp_path)] == ["error"]
 
 
 @pytest.mark.proves("K-12")
 def test_python_files_of_a_folder_are_not_imported_and_must_be_named(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("raise SystemExit(3)")
     with pytest.raises(UsageError, match="name the file itself"):
-        said(tmp_path)
+        list_findings(tmp_path)
 
 
 @pytest.mark.proves("K-12")
@@ -306,7 +312,7 @@ def test_the_linter_checks_tools_in_lists_and_skips_base_classes(tmp_path: Path)
 @pytest.mark.parametrize("name", ["accessToken", "api-key", "apiKey", "user_password", "GITHUB_TOKEN"])
 @pytest.mark.proves("K-12")
 def test_a_parameter_with_any_spelling_of_a_secret_name_gets_a_finding(tmp_path: Path, name: str) -> None:
-    told = said(manifest(tmp_path, llm=property_(name, type="string", description="what it is")))
+    told = list_findings(manifest(tmp_path, llm=property_(name, type="string", description="what it is")))
     assert any("looks like a secret" in text for _, text in told)
 
 
@@ -316,7 +322,7 @@ def test_a_parameter_with_any_spelling_of_a_secret_name_gets_a_finding(tmp_path:
 )
 @pytest.mark.proves("K-12")
 def test_a_page_token_or_a_non_text_property_is_not_taken_for_a_secret(tmp_path: Path, name: str, kind: str) -> None:
-    told = said(manifest(tmp_path, llm=property_(name, type=kind, description="what it is")))
+    told = list_findings(manifest(tmp_path, llm=property_(name, type=kind, description="what it is")))
     assert not any("looks like a secret" in text for _, text in told)
 
 
@@ -324,7 +330,7 @@ def test_a_page_token_or_a_non_text_property_is_not_taken_for_a_secret(tmp_path:
 def test_a_file_that_ends_the_program_is_reported_as_an_import_error(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("raise SystemExit(3)")
-    assert [text for _, text in said(path)] == [": cannot be imported: SystemExit: 3"]
+    assert [text for _, text in list_findings(path)] == [": cannot be imported: SystemExit: 3"]
 
 
 @pytest.mark.proves("K-12")
@@ -371,5 +377,7 @@ def test_a_default_is_validated_with_the_draft_of_its_schema(tmp_path: Path, dra
         "properties": {"line": {"type": "string", "description": "l", "default": 3}},
         "definitions": {"a b/%": {"type": "integer", "default": "x"}},
     }
-    found = [text for _, text in said(manifest(tmp_path, llm={"parameters": parameters})) if "has a default" in text]
+    found = [
+        text for _, text in list_findings(manifest(tmp_path, llm={"parameters": parameters})) if "has a default" in text
+    ]
     assert [text.split(": ")[0] for text in found] == ["parameters.line", "parameters.definitions.a b/%"]

@@ -1,4 +1,4 @@
-"""A new tool of each kind works as it is written, and so does its test."""
+"""A new tool of each kind works without changes, and so does its test."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ NAMES = {
 @confined
 @pytest.mark.parametrize("kind", TOOL_KINDS)
 def test_ids_that_clash_with_other_names_still_give_tools_that_pass_their_tests(kind: ToolKind, tmp_path: Path) -> None:
-    """All in one folder, as pytest runs it where nothing is said: files that it takes for tests are no tools."""
+    """All in one folder, as pytest collects it by default: files named like tests are no tools."""
     for tool_id in NAMES[kind]:
         written = write_tool_files(tmp_path, render_tool_files(kind, tool_id))
         assert lint_tools(written[0], tier_probe.choose_sandbox()) == ([tool_id], [])
@@ -61,7 +61,7 @@ def test_ids_that_clash_with_other_names_still_give_tools_that_pass_their_tests(
 
 
 def passed(folder: Path, *names: str) -> str:
-    """What pytest prints of the tests there, all of which pass."""
+    """Return pytest's output for the tests in this folder, all of which pass."""
     code, said = outcome(folder, *names)
     assert code == 0, said
     return said

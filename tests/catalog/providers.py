@@ -1,4 +1,4 @@
-"""What each provider takes of a tool's parameters, as its documentation says, to hold fitted ones against."""
+"""The parameter schemas that each provider accepts by its documentation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NARROW = pytest.mark.parametrize("dialect", [ANTHROPIC, GEMINI, OPENAI_CHAT], id
 
 
 def nodes(schema: object) -> Iterator[Mapping[str, Any]]:
-    """Every object that stands where a schema stands."""
+    """Yield every schema inside a schema."""
     if not isinstance(schema, Mapping):
         return
     node = cast("Mapping[str, Any]", schema)
@@ -31,7 +31,7 @@ def nodes(schema: object) -> Iterator[Mapping[str, Any]]:
 
 
 def check_against_the_provider(fitted: AdaptedSchema, dialect: ProviderSchemaDialect) -> None:
-    """What each provider answers 400 to, as its documentation says."""
+    """Raise for schemas that the provider answers with status 400, by its documentation."""
     root = fitted.parameters
     assert root["type"] == "object"
     if dialect.plain_root:

@@ -1,4 +1,4 @@
-"""Generations of tools for tests of the catalog: many, small, and of every origin."""
+"""Generations with many small tools of every origin, for tests of the catalog."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from handrail.contract.tool.tool_protocol import Tool
 from handrail.contract.tool_generation import BUILT_IN, Generation, ThirdPartySourceInfo, ToolEntry
 
 
-class Still(Tool):
+class IdleTool(Tool):
     """A tool that does nothing."""
 
     def __init__(self, spec: ToolSpec) -> None:
@@ -34,7 +34,7 @@ def entry(
     spec = ToolSpec(id=tool_id, **given)
     return ToolEntry(
         spec,
-        Still(spec),
+        IdleTool(spec),
         compile_schema(spec.parameters),
         source,
         spec.definition_hash,

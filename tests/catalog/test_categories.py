@@ -1,4 +1,4 @@
-"""Each tool is in one category, whose words are the operator's."""
+"""Each tool is in one category, with the operator's description."""
 
 from __future__ import annotations
 

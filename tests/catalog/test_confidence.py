@@ -1,4 +1,4 @@
-"""How sure a hit is, when nothing fits, and what is not worth a place in view."""
+"""Confidence of search hits, searches without a match, and hits that are not loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which embedder is chosen, and what is said where it cannot be had."""
+"""Choice of the embedder, and the message if it is unavailable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy
 import pytest
-from tests.catalog.texts_of import ALL, STOCK, Directions
+from tests.catalog.texts_of import ALL, STOCK, HashEmbedder
 
 from handrail.catalog.embedders.embedder_selection import ENTRY_POINT_GROUP, EmbedderSettings, make_encoder_factory
 from handrail.catalog.search.cache import SearchCache
@@ -20,7 +20,7 @@ from handrail.catalog.search.lexical_index import make_embedding_text
 from handrail.catalog.search.tool_search_index import ToolIndex
 
 
-class Letters:
+class LetterEmbedder:
     """Counts letters: enough of an embedder to be one."""
 
     fingerprint = "letters/1"
@@ -36,8 +36,8 @@ class Letters:
 @pytest.fixture
 def points(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
     module = ModuleType("handrail_test_embedders")
-    module.letters = Letters()  # type: ignore[attr-defined]
-    module.Letters = Letters  # type: ignore[attr-defined]
+    module.letters = LetterEmbedder()  # type: ignore[attr-defined]
+    module.Letters = LetterEmbedder  # type: ignore[attr-defined]
     module.wrong = lambda: 3  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "handrail_test_embedders", module)
     values = {"ready": "letters", "made": "Letters", "odd": "wrong", "gone": "nothing"}
@@ -84,7 +84,7 @@ def test_the_repr_of_an_embedder_choice_hides_its_key() -> None:
     assert "hunter2" not in repr(EmbedderSettings("endpoint", "https://x", "m", "hunter2"))
 
 
-class Faulty(Directions):
+class FaultyEmbedder(HashEmbedder):
     """Gives of one tool its vector times ``factor``, and vectors of ``wide`` numbers, the first few ``missing``."""
 
     def __init__(self, factor: float = 1.0, wide: int = 64, missing: int = 0) -> None:
@@ -100,7 +100,7 @@ class Faulty(Directions):
 @pytest.mark.parametrize("factor", [float("nan"), float("inf")])
 @pytest.mark.proves("D-07")
 def test_a_tool_with_an_invalid_vector_is_searched_by_words_without_affecting_others(factor: float) -> None:
-    index = ToolIndex(ALL, encoder=EncoderThread(Faulty(factor)))
+    index = ToolIndex(ALL, encoder=EncoderThread(FaultyEmbedder(factor)))
     assert index.wait_until_complete(60)
     found = index.search("hotel room")
     assert (found.search_method, found.hits[0].id, found.nothing_fits) == ("lexical and meaning", "book_hotel", False)
@@ -109,7 +109,7 @@ def test_a_tool_with_an_invalid_vector_is_searched_by_words_without_affecting_ot
 
 @pytest.mark.proves("D-07")
 def test_vectors_are_compared_by_direction_and_not_by_length() -> None:
-    found = [ToolIndex(ALL, encoder=EncoderThread(Faulty(factor))) for factor in (1.0, 1e30)]
+    found = [ToolIndex(ALL, encoder=EncoderThread(FaultyEmbedder(factor))) for factor in (1.0, 1e30)]
     assert all(index.wait_until_complete(60) for index in found)
     one, other = (index.search("price of a share").hits for index in found)
     assert [hit.id for hit in one] == [hit.id for hit in other]
@@ -117,7 +117,7 @@ def test_vectors_are_compared_by_direction_and_not_by_length() -> None:
 
 @pytest.mark.proves("D-07")
 def test_an_embedder_that_returns_too_few_vectors_is_reported() -> None:
-    index = ToolIndex(ALL, encoder=EncoderThread(Faulty(missing=1)))
+    index = ToolIndex(ALL, encoder=EncoderThread(FaultyEmbedder(missing=1)))
     assert not index.wait_until_complete()
     assert "expected one row for each text" in index.search("hotel room").note
 
@@ -125,7 +125,7 @@ def test_an_embedder_that_returns_too_few_vectors_is_reported() -> None:
 @pytest.mark.proves("D-07")
 def test_a_changed_model_under_the_same_name_is_reported_and_encoded_at_next_start(tmp_path: Path) -> None:
     def notes(wide: int) -> str:
-        encoder = EncoderThread(Faulty(wide=wide), SearchCache(tmp_path))
+        encoder = EncoderThread(FaultyEmbedder(wide=wide), SearchCache(tmp_path))
         index = ToolIndex(ALL, encoder=encoder)
         index.wait_until_complete(60)
         found = index.search("hotel room")

@@ -1,4 +1,4 @@
-"""Embeddings over HTTP, from real servers on loopback: good ones, and all that can be wrong with one."""
+"""Embeddings over HTTP, from correct and faulty servers on loopback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 import pytest
-from tests.catalog.texts_of import ALL, HOTEL, Directions, tool
+from tests.catalog.texts_of import ALL, HOTEL, HashEmbedder, tool
 
 from handrail.catalog.embedders.embedder_protocol import EmbedderError
 from handrail.catalog.embedders.embedder_selection import EndpointEmbedder, FastEmbedEmbedder
@@ -31,7 +31,7 @@ def _say(handler: BaseHTTPRequestHandler, body: bytes, status: int = 200) -> Non
 
 
 def good(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
-    rows = Directions().encode(asked["input"])
+    rows = HashEmbedder().encode(asked["input"])
     data = [{"index": at, "embedding": (3 * row).tolist()} for at, row in enumerate(rows)]
     _say(handler, json.dumps({"data": data[::-1]}).encode())
 
@@ -65,7 +65,7 @@ def test_the_endpoint_returns_normalised_vectors_in_the_order_of_the_texts() -> 
     texts = [f"text about thing{n}" for n in range(70)]
     with server(good) as (url, asked):
         rows = EndpointEmbedder(url, "m", key="k").encode(texts)
-    assert rows == pytest.approx(Directions().encode(texts), abs=1e-5)
+    assert rows == pytest.approx(HashEmbedder().encode(texts), abs=1e-5)
     assert [len(body["input"]) for _, body in asked] == [64, 6]
     assert asked[0][0] == "Bearer k"
     assert asked[0][1]["model"] == "m"

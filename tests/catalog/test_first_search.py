@@ -1,4 +1,4 @@
-"""The first search of a process goes by meaning, too: loading begins ahead, a search waits for it, and says where it does not."""
+"""The first search of a process also uses embeddings: preloading, waiting, and the note without them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 from tests.catalog.stock import CORE, built_in, entry, generation, many
-from tests.catalog.texts_of import Directions
+from tests.catalog.texts_of import HashEmbedder
 from tests.kernel.doors import Opens, by_both_doors
-from tests.tools.desk import Memory
+from tests.tools.desk import SessionValues
 
 from handrail.catalog.loaded_tools import InteractionLoadedTools
 from handrail.catalog.search.cache import SearchCache
@@ -37,13 +37,13 @@ class Around:
     catalog: object
 
 
-class Desk:
+class SearchFixture:
     """Searches with one embedder, and how often it was made."""
 
-    def __init__(self, embedder: Directions, **options: Any) -> None:
+    def __init__(self, embedder: HashEmbedder, **options: Any) -> None:
         self.embedder, self.made = embedder, 0
         self.searches = KernelSearchIndexes(None, self._make, **options)
-        self.of = InteractionLoadedTools("s", CatalogOptions(), Memory(), self.searches)
+        self.of = InteractionLoadedTools("s", CatalogOptions(), SessionValues(), self.searches)
 
     def _make(self, cache: SearchCache | None) -> tuple[EncoderThread, str]:
         self.made += 1
@@ -60,11 +60,11 @@ class Desk:
 
 
 @pytest.fixture
-async def desk() -> AsyncGenerator[Callable[..., Desk]]:
-    made: list[Desk] = []
+async def desk() -> AsyncGenerator[Callable[..., SearchFixture]]:
+    made: list[SearchFixture] = []
 
-    def make(until: threading.Event | None = None, **options: Any) -> Desk:
-        made.append(Desk(Directions(until), **options))
+    def make(until: threading.Event | None = None, **options: Any) -> SearchFixture:
+        made.append(SearchFixture(HashEmbedder(until), **options))
         return made[-1]
 
     yield make
@@ -75,7 +75,7 @@ async def desk() -> AsyncGenerator[Callable[..., Desk]]:
 
 
 @pytest.mark.proves("D-05", "D-07")
-async def test_the_first_searches_share_one_model_load_and_compare_meanings(desk: Callable[..., Desk]) -> None:
+async def test_the_first_searches_share_one_model_load_and_compare_meanings(desk: Callable[..., SearchFixture]) -> None:
     at = desk(until=threading.Event(), first_wait_s=600)
     first = [asyncio.create_task(at.find()) for _ in range(6)]
     await asyncio.to_thread(at.embedder.entered.wait)
@@ -94,7 +94,7 @@ async def test_the_first_searches_share_one_model_load_and_compare_meanings(desk
 @pytest.mark.proves("D-05", "D-07")
 @pytest.mark.parametrize("tool", [FindToolsTool(), ExtensionToolSearchTool()], ids=lambda tool: tool.spec.id)
 async def test_a_search_reports_that_the_model_is_still_loading(
-    desk: Callable[..., Desk], tool: FindToolsTool | ExtensionToolSearchTool
+    desk: Callable[..., SearchFixture], tool: FindToolsTool | ExtensionToolSearchTool
 ) -> None:
     at = desk(until=threading.Event(), first_wait_s=0.01)
     message = (await at.told(tool))["message"]
@@ -106,7 +106,9 @@ async def test_a_search_reports_that_the_model_is_still_loading(
 
 
 @pytest.mark.proves("D-07")
-async def test_a_search_does_not_wait_for_a_failed_model_and_reports_the_reason(desk: Callable[..., Desk]) -> None:
+async def test_a_search_does_not_wait_for_a_failed_model_and_reports_the_reason(
+    desk: Callable[..., SearchFixture],
+) -> None:
     at = desk(first_wait_s=600)
     at.embedder.broken = "the file of the model is damaged"
     message = (await at.told(FindToolsTool()))["message"]
@@ -114,7 +116,7 @@ async def test_a_search_does_not_wait_for_a_failed_model_and_reports_the_reason(
 
 
 @pytest.mark.proves("D-05")
-async def test_only_the_first_search_waits_for_a_model_load_that_hangs(desk: Callable[..., Desk]) -> None:
+async def test_only_the_first_search_waits_for_a_model_load_that_hangs(desk: Callable[..., SearchFixture]) -> None:
     at = desk(until=threading.Event(), first_wait_s=0.01)
     assert (await at.find()).search_method.startswith("words only")
     assert (await at.find()).search_method == "words only: the model is encoding its first texts"
@@ -122,12 +124,12 @@ async def test_only_the_first_search_waits_for_a_model_load_that_hangs(desk: Cal
 
 @pytest.mark.proves("D-05")
 async def test_model_loading_starts_when_a_turn_begins_with_tools_that_are_not_loaded(
-    desk: Callable[..., Desk],
+    desk: Callable[..., SearchFixture],
 ) -> None:
     at = desk(ahead_s=0)
     at.of.begin_turn(WHOLE)
     narrow = generation(many(25), [built_in("browse_tools", core=True), built_in("load_tools", core=True)])
-    InteractionLoadedTools("t", CatalogOptions(), Memory(), at.searches).begin_turn(narrow)
+    InteractionLoadedTools("t", CatalogOptions(), SessionValues(), at.searches).begin_turn(narrow)
     await at.find(WHOLE, by_words=True)  # whatever was due at once has begun by now
     assert at.made == 0, "nothing can be searched for"
     at.of.begin_turn(THERE)
@@ -138,7 +140,7 @@ async def test_model_loading_starts_when_a_turn_begins_with_tools_that_are_not_l
 
 
 @pytest.mark.proves("D-05")
-async def test_a_remote_embedder_receives_nothing_before_the_first_search(desk: Callable[..., Desk]) -> None:
+async def test_a_remote_embedder_receives_nothing_before_the_first_search(desk: Callable[..., SearchFixture]) -> None:
     at = desk(ahead_s=None)
     at.of.begin_turn(THERE)
     await at.find(by_words=True)

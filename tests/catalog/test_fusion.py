@@ -1,4 +1,4 @@
-"""What words and meaning count beside one another."""
+"""The weights of keyword and embedding scores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def scores(held: dict[int, float], mean: float, deviation: float) -> DocumentSco
 
 
 def test_one_accidental_rare_word_does_not_outweigh_meaning() -> None:
-    """Of 400 tools one has a common word of the request: it stands 20 deviations above the others by that alone."""
+    """One of 400 tools has a common word of the request and is 20 deviations above the others by it."""
     words = scores({7: 3.0}, mean=3 / 400, deviation=0.15)
     meaning = scores({1: 0.5, 7: 0.1}, mean=0.05, deviation=0.1)
     assert [each.number for each in rank_documents([RequestTextScores(words, meaning)], 2)] == [1, 7]

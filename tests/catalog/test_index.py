@@ -1,4 +1,4 @@
-"""The search as a whole: what is found, by what means, with what reasons, and what is said when nothing fits."""
+"""The whole search: hits, methods, reasons, and searches without a match."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.catalog.texts_of import ALL, HOTEL, MAIL, STOCK, WEATHER, Directions, tool
+from tests.catalog.texts_of import ALL, HOTEL, MAIL, STOCK, WEATHER, HashEmbedder, tool
 
 from handrail.catalog.search import tool_search_index as searching
 from handrail.catalog.search.encoder_thread import EncoderThread
@@ -174,7 +174,7 @@ def test_equal_tools_come_in_the_order_of_their_ids() -> None:
     ],
 )
 def test_a_search_accepts_any_text(text: str) -> None:
-    index = ToolIndex(ALL, encoder=EncoderThread(Directions()))
+    index = ToolIndex(ALL, encoder=EncoderThread(HashEmbedder()))
     assert index.wait_until_complete(60)
     found = index.search(text)
     assert found.nothing_fits or found.hits
@@ -239,7 +239,7 @@ def test_a_request_of_known_words_is_not_reported_as_another_language(asked: str
 
 
 def test_an_embedder_without_a_declared_language_gives_no_advice_on_english() -> None:
-    index = ToolIndex(ALL, encoder=EncoderThread(Directions()))
+    index = ToolIndex(ALL, encoder=EncoderThread(HashEmbedder()))
     assert index.wait_until_complete(60)
     found = [index.search(asked) for asked in ("показать погоду", "показать курс", "забронировать номер", "отправить")]
     assert any(one.nothing_fits for one in found)
@@ -250,7 +250,7 @@ def test_an_embedder_without_a_declared_language_gives_no_advice_on_english() ->
 
 
 def test_a_search_uses_meaning_once_every_tool_has_a_vector() -> None:
-    index = ToolIndex(ALL, encoder=EncoderThread(Directions()))
+    index = ToolIndex(ALL, encoder=EncoderThread(HashEmbedder()))
     assert index.wait_until_complete(60)
     found = index.search("weather forecast")
     assert (found.search_method, found.note) == ("lexical and meaning", "")
@@ -260,7 +260,7 @@ def test_a_search_uses_meaning_once_every_tool_has_a_vector() -> None:
 
 def test_a_lexical_search_answers_at_once_while_the_model_loads() -> None:
     loaded = threading.Event()
-    index = ToolIndex(ALL, encoder=EncoderThread(Directions(until=loaded)))
+    index = ToolIndex(ALL, encoder=EncoderThread(HashEmbedder(until=loaded)))
     found = index.search("weather forecast", patience_s=600)
     assert (found.search_method, found.hits[0].id) == ("lexical", "get_weather")
     assert found.note
@@ -270,7 +270,7 @@ def test_a_lexical_search_answers_at_once_while_the_model_loads() -> None:
 
 
 def test_a_search_uses_words_only_while_its_embedder_hangs() -> None:
-    embedder = Directions()
+    embedder = HashEmbedder()
     index = ToolIndex(ALL, encoder=EncoderThread(embedder))
     assert index.wait_until_complete(60)
     embedder.until = threading.Event()
@@ -282,7 +282,7 @@ def test_a_search_uses_words_only_while_its_embedder_hangs() -> None:
 
 
 def test_a_failing_embedder_is_noted_and_the_search_uses_words() -> None:
-    embedder = Directions()
+    embedder = HashEmbedder()
     index = ToolIndex(ALL, encoder=EncoderThread(embedder))
     assert index.wait_until_complete(60)
     embedder.broken = "the endpoint said 500"
@@ -291,7 +291,7 @@ def test_a_failing_embedder_is_noted_and_the_search_uses_words() -> None:
 
 
 def test_an_index_does_not_wait_for_a_failed_embedder() -> None:
-    embedder = Directions()
+    embedder = HashEmbedder()
     embedder.broken = "the endpoint said 500"
     index = ToolIndex(ALL, encoder=EncoderThread(embedder))
     assert not index.wait_until_complete()
@@ -299,7 +299,7 @@ def test_an_index_does_not_wait_for_a_failed_embedder() -> None:
 
 
 def test_closing_does_not_wait_for_an_embedder_that_hangs() -> None:
-    embedder = Directions(until=threading.Event())
+    embedder = HashEmbedder(until=threading.Event())
     encoder = EncoderThread(embedder, hangs_s=0.01)
     index = ToolIndex(ALL, encoder=encoder)
     assert len(index) == len(ALL) and embedder.entered.wait(60)
@@ -312,7 +312,7 @@ def test_encoding_reports_its_progress() -> None:
     told: list[tuple[int, int]] = []
     many = [tool(f"tool_{n}", f"Does thing {n}.") for n in range(40)]
     index = ToolIndex(
-        many, encoder=EncoderThread(Directions(), progress=lambda done, total: told.append((done, total)))
+        many, encoder=EncoderThread(HashEmbedder(), progress=lambda done, total: told.append((done, total)))
     )
     assert index.wait_until_complete(60)
     assert told[-1] == (40, 40)
@@ -328,7 +328,7 @@ def test_a_search_is_answered_between_two_batches_of_tool_encoding() -> None:
             go.wait(60)
 
     base = [*ALL, *(tool(f"tool_{n}", f"Does thing {n}.") for n in range(200))]
-    encoder = EncoderThread(Directions(), progress=told)
+    encoder = EncoderThread(HashEmbedder(), progress=told)
     index = ToolIndex(base, encoder=encoder)
     first.wait(60)
     go.set()
@@ -341,7 +341,7 @@ def test_a_search_is_answered_between_two_batches_of_tool_encoding() -> None:
 
 
 def test_a_small_index_does_not_wait_for_a_large_one_and_both_get_vectors() -> None:
-    embedder, begun, go = Directions(), threading.Event(), threading.Event()
+    embedder, begun, go = HashEmbedder(), threading.Event(), threading.Event()
 
     def told(done: int, total: int) -> None:
         begun.set()
@@ -363,7 +363,7 @@ def test_a_small_index_does_not_wait_for_a_large_one_and_both_get_vectors() -> N
 
 
 def test_an_updated_index_encodes_only_new_tools_and_leaves_the_old_index_unchanged() -> None:
-    embedder = Directions()
+    embedder = HashEmbedder()
     before = ToolIndex(ALL, encoder=EncoderThread(embedder))
     assert before.wait_until_complete(60)
     embedder.encoded.clear()
@@ -395,7 +395,7 @@ def test_an_updated_index_finds_the_same_as_a_new_index(
 
 
 def test_many_threads_search_while_tools_change() -> None:
-    index = ToolIndex(ALL, encoder=EncoderThread(Directions()))
+    index = ToolIndex(ALL, encoder=EncoderThread(HashEmbedder()))
 
     def search(number: int) -> str:
         return index.search(("weather", "hotel room", "send an email")[number % 3], patience_s=30).hits[0].id

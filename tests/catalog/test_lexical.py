@@ -1,4 +1,4 @@
-"""BM25, by an example worked out by hand, and whatever order and way an index came about."""
+"""BM25 against an example calculated by hand, in any order of insertion."""
 
 from __future__ import annotations
 

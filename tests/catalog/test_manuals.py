@@ -1,4 +1,4 @@
-"""A tool's manual, and which of them a session has read."""
+"""Manuals of tools, and which of them a session has read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.catalog.stock import CORE, entry, generation, many
-from tests.tools.desk import Memory
+from tests.tools.desk import SessionValues
 
 from handrail.catalog.loaded_tools import DocumentationReadTracker, InteractionLoadedTools, make_example_arguments
 from handrail.catalog.view import CatalogOptions
@@ -38,7 +38,7 @@ async def test_the_documentation_of_a_tool_is_complete() -> None:
         guidance="Seldom.",
         category="office",
     )
-    of = InteractionLoadedTools("s", CatalogOptions(), Memory())
+    of = InteractionLoadedTools("s", CatalogOptions(), SessionValues())
     manual = await of.make_call_catalog(generation(CORE, one)).read_documentation("press__print")
     assert (manual.id, manual.name, manual.category) == ("press.print", "press__print", "office")
     assert (manual.documentation, manual.guidance) == ("Long and careful.", "Seldom.")
@@ -47,7 +47,7 @@ async def test_the_documentation_of_a_tool_is_complete() -> None:
 
 
 async def test_the_documentation_of_a_third_party_tool_names_its_source() -> None:
-    of = InteractionLoadedTools("s", CatalogOptions(), Memory())
+    of = InteractionLoadedTools("s", CatalogOptions(), SessionValues())
     manual = await of.make_call_catalog(
         generation(CORE, entry("gh_x", foreign=ThirdPartySourceInfo("github")))
     ).read_documentation("gh_x")
@@ -56,7 +56,7 @@ async def test_the_documentation_of_a_third_party_tool_names_its_source() -> Non
 
 @pytest.mark.proves("D-13")
 async def test_a_documentation_read_is_stored_for_the_session_and_the_definition() -> None:
-    kept, tool = Memory(), entry("press.print", documentation="One.")
+    kept, tool = SessionValues(), entry("press.print", documentation="One.")
     of = InteractionLoadedTools("s", CatalogOptions(), kept)
     assert of.documentation_reads is not None and not await of.documentation_reads.has_read_documentation(tool)
     await of.make_call_catalog(generation(tool)).read_documentation("press.print")
@@ -70,7 +70,7 @@ async def test_a_documentation_read_is_stored_for_the_session_and_the_definition
 
 @pytest.mark.proves("D-13", "D-09")
 async def test_the_error_for_missing_documentation_suggests_a_tool_or_gives_the_reason() -> None:
-    of = InteractionLoadedTools("s", CatalogOptions(), Memory())
+    of = InteractionLoadedTools("s", CatalogOptions(), SessionValues())
     door = of.make_call_catalog(generation(CORE, many(3), entry("no.go", withheld="not here")))
     with pytest.raises(ToolError, match=r"Did you mean reports\.t0001") as told:
         await door.read_documentation("reports.t001")

@@ -1,4 +1,4 @@
-"""The local model, for real: what it was trained to find near is near, and the search finds by meaning."""
+"""The real local model: similar texts have similar vectors, and the search uses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prompt's part on tools: in fixed order, within its budget, the same bytes each time."""
+"""The prompt section on tools: order, budget and determinism."""
 
 from __future__ import annotations
 

@@ -148,14 +148,14 @@ def fan(depth: int, width: int) -> dict[str, Any]:
 
 
 def mutual(number: int, **further: Any) -> dict[str, Any]:
-    """Definitions each of which holds every other, and itself."""
+    """Definitions that all reference each other and themselves."""
     members = {f"p{n}": {"$ref": f"#/$defs/d{n}"} for n in range(number)}
     held = {f"d{n}": {"type": "object", "properties": {**members, **further}} for n in range(number)}
     return {"type": "object", "properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": held}
 
 
 def repeated(keyword: str) -> dict[str, Any]:
-    """A form that holds itself by ``keyword`` instead of by a reference that stands alone."""
+    """A schema that contains itself by ``keyword`` instead of a plain reference."""
     member = {keyword: [{"$ref": "#/$defs/d"}], "description": "one more"}
     return {
         "type": "object",
@@ -165,7 +165,7 @@ def repeated(keyword: str) -> dict[str, Any]:
 
 
 def branching() -> dict[str, Any]:
-    """Large without any reference: much stands beside many alternatives, and has to be said in each."""
+    """A large schema without references: many alternatives next to properties that each must repeat."""
     beside = {f"property_{n}": {"type": "string", "description": "what it is"} for n in range(80)}
     either = [{"properties": {f"x{n}": {"type": "integer"}}} for n in range(60)]
     return {"type": "object", "properties": {"a": {"type": "object", "properties": beside, "anyOf": either}}}
@@ -373,7 +373,7 @@ def roots(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def drawn_together(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schemas that stand beside references, as definitions of the root."""
+    """Return the schemas next to references, as definitions of the root."""
     held: dict[str, Any] = {}
 
     def moved(node: Any) -> Any:

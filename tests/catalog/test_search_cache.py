@@ -1,4 +1,4 @@
-"""What is kept between two starts, and what becomes of a file that is no good."""
+"""The stored search index across restarts, and invalid cache files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-from tests.catalog.texts_of import ALL, WEATHER, Directions, tool
+from tests.catalog.texts_of import ALL, WEATHER, HashEmbedder, tool
 
 from handrail.catalog.search.cache import SearchCache, UnusableCacheFile, hash_text, read_cache_file, write_cache_file
 from handrail.catalog.search.encoder_thread import EncoderThread
@@ -85,7 +85,7 @@ def test_a_damaged_cache_file_is_reported_and_replaced(harm: str, tmp_path: Path
         )
     assert cache.load_vectors("model") == {}
     assert len(told) == 1
-    assert told[0].endswith("It is made again.")
+    assert told[0].endswith("It is rebuilt.")
     if harm != "folder":
         cache.store_vectors("model", VECTORS)
         assert cache.load_vectors("model").keys() == VECTORS.keys()
@@ -154,7 +154,7 @@ def test_a_cache_file_whose_header_has_a_wrong_length_is_refused(tmp_path: Path)
 
     lying = content[:-32].replace(b"[3]", b"[9]")
     (tmp_path / "file").write_bytes(lying + hashlib.blake2b(lying, digest_size=32).digest())
-    with pytest.raises(UnusableCacheFile, match="has another length than its head says"):
+    with pytest.raises(UnusableCacheFile, match="has a different length than its header states"):
         read_cache_file(tmp_path / "file", {"kind": "x"})
 
 
@@ -184,12 +184,12 @@ def test_the_word_index_of_a_catalog_is_cached_for_that_catalog_only(tmp_path: P
 
 
 def test_a_second_start_encodes_only_new_tools(tmp_path: Path) -> None:
-    first = Directions()
+    first = HashEmbedder()
     encoder = EncoderThread(first, SearchCache(tmp_path))
     index = ToolIndex(ALL, encoder=encoder)
     assert index.wait_until_complete(60)
     encoder.close(60)
-    second = Directions()
+    second = HashEmbedder()
     more = tool("translate_text", "Translates text.")
     index = ToolIndex([*ALL, more], encoder=EncoderThread(second, SearchCache(tmp_path)))
     assert index.wait_until_complete(60)
@@ -205,14 +205,14 @@ def test_texts_encoded_before_a_process_ends_are_not_encoded_by_the_next(tmp_pat
         some.set()
         ended.wait(60)
 
-    first = Directions()
+    first = HashEmbedder()
     encoder = EncoderThread(first, SearchCache(tmp_path), progress=told)
     index = ToolIndex(many, encoder=encoder)
     assert some.wait(60)
     encoder.close()
     ended.set()
     encoder.close(60)
-    second = Directions()
+    second = HashEmbedder()
     index = ToolIndex(many, encoder=EncoderThread(second, SearchCache(tmp_path)))
     assert index.wait_until_complete(60)
     of_tools = {make_embedding_text(each) for each in many}

@@ -1,4 +1,4 @@
-"""Comparing vectors: exactly, by signs first, and from the right point of view."""
+"""Comparison of vectors: exact and by sign bits."""
 
 from __future__ import annotations
 

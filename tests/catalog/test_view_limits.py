@@ -1,4 +1,4 @@
-"""Limits of a view: only tools that a search found and no call used make room for others."""
+"""Limits of the loaded tools: only unused search hits are evicted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.catalog.stock import CORE, generation, many
-from tests.tools.desk import Memory
+from tests.tools.desk import SessionValues
 
 from handrail.catalog import loaded_tools
 from handrail.catalog.loaded_tools import InteractionLoadedTools
@@ -25,7 +25,7 @@ STOCK = [one.id for one in many(40)]
 THERE = generation(CORE, many(40), many(4, "few"))
 
 
-class Asked:
+class NamedToolSearch:
     """Finds what the query names."""
 
     async def find(
@@ -46,10 +46,10 @@ def few_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def full() -> InteractionLoadedTools:
-    return InteractionLoadedTools("s", CatalogOptions(), Memory(), Asked())
+    return InteractionLoadedTools("s", CatalogOptions(), SessionValues(), NamedToolSearch())
 
 
-def shown(of: InteractionLoadedTools) -> list[str]:
+def list_visible_ids(of: InteractionLoadedTools) -> list[str]:
     return [spec.id for spec in of.loaded_tool_specs(THERE)]
 
 
@@ -80,15 +80,15 @@ async def test_a_full_view_drops_only_tools_that_were_found_and_never_called(
     stays: set[str] = set()
     turns: list[tuple[loaded_tools.ActiveState, list[str]]] = []
     for what, ids in doings:
-        before, left = shown(of), list[str]()
+        before, left = list_visible_ids(of), list[str]()
         loose = [one for one in before if one not in NAMES and one not in stays]
         try:
             if what == "find":
                 found = await find(of, ids)
                 left = list(found.unloaded)
                 hits = [hit.tool_id for hit in found.matches]
-                assert set(hits) <= set(shown(of)), "what was found is there"
-                assert set(ids) <= set(hits) or not set(loose) & set(shown(of)) - set(ids), (
+                assert set(hits) <= set(list_visible_ids(of)), "what was found is there"
+                assert set(ids) <= set(hits) or not set(loose) & set(list_visible_ids(of)) - set(ids), (
                     "as much as there is room for"
                 )
             elif what == "call":
@@ -99,21 +99,21 @@ async def test_a_full_view_drops_only_tools_that_were_found_and_never_called(
                 left = list(brought.unloaded)
                 stays.update(brought.tools)
             elif what == "turn":
-                turns.append((of.begin_turn(THERE), shown(of)))
+                turns.append((of.begin_turn(THERE), list_visible_ids(of)))
             else:
                 of = again(of, copy)
         except ToolError as full_up:
-            assert full_up.kind == "conflict" and shown(of) == before
+            assert full_up.kind == "conflict" and list_visible_ids(of) == before
             room = MOST - len(before) + len([one for one in loose if one not in ids])
             assert room < len([one for one in (ids if what != "category" else ["few"] * 4) if one not in before])
-        now = shown(of)
+        now = list_visible_ids(of)
         gone, came = apart(before, now)
         assert len(now) <= MOST and now[: len(NAMES)] == NAMES
         assert gone == [one for one in before if one in left] and not stays & set(gone)
         assert now == [*(one for one in before if one not in gone), *came], "what stays keeps its place"
         assert gone == [one for one in loose if one not in ids][: len(gone)], "what was found longest ago goes first"
         assert not gone or len(now) == MOST, "nothing goes as long as there is room"
-        assert shown(copy) == now and copy.active.evictable_tools == of.active.evictable_tools
+        assert list_visible_ids(copy) == now and copy.active.evictable_tools == of.active.evictable_tools
     for in_view, then in turns:
         assert [spec.id for spec in of.loaded_tool_specs(THERE, in_view)] == then, "a turn keeps what it began with"
 
@@ -123,7 +123,7 @@ def void(_: object) -> None:
 
 
 def again(of: InteractionLoadedTools, copy: InteractionLoadedTools) -> InteractionLoadedTools:
-    """As another holder of the workspace goes on with it, told by the one who had a copy."""
+    """Restore it as another lease holder does, from the copy of a client."""
     new = full()
     new.start_next_interaction(1, copy.active.build_minimal_loading_steps())
     new.on_change = of.on_change
@@ -143,14 +143,14 @@ async def test_tools_found_by_one_call_are_not_unloaded_by_its_next_search() -> 
 
 
 async def test_found_and_called_tools_are_restored_with_the_session() -> None:
-    values = Memory()
-    of = InteractionLoadedTools("s", CatalogOptions(), values, Asked())
+    values = SessionValues()
+    of = InteractionLoadedTools("s", CatalogOptions(), values, NamedToolSearch())
     await find(of, STOCK[:3])
     of.pin_called_tool(STOCK[0])
     await find(of, STOCK[3:4])
-    back = InteractionLoadedTools("s", CatalogOptions(), values, Asked())
+    back = InteractionLoadedTools("s", CatalogOptions(), values, NamedToolSearch())
     await back.restore_loaded_tools()
-    assert shown(back) == [*NAMES, *STOCK[:4]] and back.active.evictable_tools == tuple(STOCK[1:4])
+    assert list_visible_ids(back) == [*NAMES, *STOCK[:4]] and back.active.evictable_tools == tuple(STOCK[1:4])
 
 
 def test_a_loaded_tool_set_keeps_its_order_and_counts_each_tool_once() -> None:
@@ -174,9 +174,9 @@ def test_a_very_long_interaction_does_not_keep_every_tool_that_was_ever_loaded()
     first = of.begin_turn(THERE)
     for number in range(2_000):
         of.load_tools(THERE, [STOCK[number % 40]], found=True)
-    now = shown(of)
+    now = list_visible_ids(of)
     last = of.begin_turn(THERE)
-    assert len(of.active) < 100 and shown(of) == now
+    assert len(of.active) < 100 and list_visible_ids(of) == now
     assert [spec.id for spec in of.loaded_tool_specs(THERE, first)] == NAMES and [
         spec.id for spec in of.loaded_tool_specs(THERE, last)
     ] == now

@@ -1,4 +1,4 @@
-"""The tokenizer gives the ids that the reference implementation gives (taken from it, text by text)."""
+"""The tokenizer returns the IDs of the reference implementation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents and an embedder for tests of the search that need neither a model nor a network."""
+"""Documents and an embedder for search tests without a model or network."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ HOTEL = tool("book_hotel", "Reserves a room in a hotel.", city="Where.", nights=
 ALL = (WEATHER, MAIL, STOCK, HOTEL)
 
 
-class Directions:
-    """A small real embedder: each term has a direction of its own, drawn from its hash.
+class HashEmbedder:
+    """A small real embedder: each term has a direction derived from its hash.
 
     :param until: waited for before each encoding, where given
     """

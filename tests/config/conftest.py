@@ -1,4 +1,4 @@
-"""A workspace with an operator's configuration beside it."""
+"""Fixtures: a workspace and the operator's configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A workspace, a configuration and state of a test's own, and how they are loaded."""
+"""A workspace, configuration and state of one test, and functions that load them."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Layers:
         return load_configuration(self.config, folders=self.folders, environment=environment or {}, flags=flags)
 
     def trust(self) -> None:
-        """As a person who has looked at what the workspace's file holds now."""
+        """Trust the current content of the workspace's file, as a user does."""
         found = self.load().workspace
         assert found is not None
         operator_decisions.trust_workspace_content(self.folders, found.sha256, clock=lambda: 1)
 
     def faults(self, environment: Mapping[str, str] | None = None, flags: Iterable[str] = ()) -> list[str]:
-        """What stops a start, line by line."""
+        """Return the faults that prevent a start, by line."""
         try:
             self.load(environment, flags)
         except LoadError as error:

@@ -1,4 +1,4 @@
-"""Defaults, files, variables and flags: which value holds, where it comes from, and everything that is wrong at once."""
+"""Defaults, files, variables and flags: precedence, origin, and all faults in one report."""
 
 from __future__ import annotations
 

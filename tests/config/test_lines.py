@@ -1,4 +1,4 @@
-"""Where each value of a TOML text stands."""
+"""The line of each value in a TOML text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as a secret among the settings of an upstream server, where nobody said that it is one."""
+"""Detection of secrets in the settings of an upstream server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Upstream servers as their operator writes them: tables, other programs' files, and everything wrong with both at once."""
+"""Settings of upstream servers: tables, files of other programs, and all faults in one report."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_two_servers_cannot_give_their_tools_the_same_id(
     reasons = {one.name: one.missing_reason for one in load_enabled_servers(layers.load())}
     assert reasons["git"] == ""
     assert reasons["git_hub"].startswith("prefix: 'git_hub' begins with 'git_', as the tools of git do")
-    assert "give one of the two servers another prefix" in reasons["git_hub"]
+    assert "set another prefix for one of the two servers" in reasons["git_hub"]
     layers.config.write_text(layers.config.read_text() + "enabled = false\n")
     assert [one.name for one in load_enabled_servers(layers.load())] == [names[0]]
 

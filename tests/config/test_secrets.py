@@ -1,4 +1,4 @@
-"""``[secrets]``: references to values, never values; what cannot be had leaves a reason."""
+"""``[secrets]``: references to values, and the reason if a value is unavailable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file that ``handrail init`` writes, and the schema that ships."""
+"""The file that ``handrail init`` writes, and the shipped schema."""
 
 from __future__ import annotations
 

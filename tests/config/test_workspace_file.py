@@ -1,4 +1,4 @@
-"""What a workspace's own file can do before somebody has trusted it, and after, and after the next change."""
+"""The configuration file of a workspace: before it is trusted, after, and after a change."""
 
 from __future__ import annotations
 

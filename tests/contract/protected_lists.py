@@ -1,4 +1,4 @@
-"""Names as people know them, written down without the table: a hole in the table shows here.
+"""Well-known protected names, written without the table, so that a gap in the table is detected.
 
 The lists were made from what editors, shells, hook managers, agents and tools are known to read.
 """

@@ -1,4 +1,4 @@
-"""The agent manifest: what it can say, and every fault at once with its key."""
+"""The agent manifest: valid forms, and all faults in one report with their keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MCP content, read into the envelope and written from it."""
+"""MCP content: decoded into a result and encoded from it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_any_tool_output_becomes_valid_mcp_content(data: Any) -> None:
 
 
 def as_stored(data: Any) -> tuple[Any, dict[str, bytes]]:
-    """What the arbiter makes of binary parts: places, and what is kept under their references."""
+    """Return binary parts as the arbiter stores them: placeholders, and the data by reference."""
     kept: dict[str, bytes] = {}
 
     def put(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""No schema and no arguments make a check run away: what would is refused by an estimate, before it is tried."""
+"""Cost limits of schema checks: an estimate refuses a slow check before it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts: one strict reading, so that what was judged is what is reached."""
+"""Hosts: one strict form, so that the checked host is the one that is reached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments as text: strict JSON, within bounds, whatever a model or a shell sends."""
+"""Arguments as text: strict, bounded JSON from any model or shell."""
 
 from __future__ import annotations
 

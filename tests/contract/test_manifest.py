@@ -1,4 +1,4 @@
-"""The tool manifest: two views, every fault at once, each with its place."""
+"""The tool manifest: two views, and all faults in one report with their positions."""
 
 from __future__ import annotations
 

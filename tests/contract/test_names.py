@@ -1,4 +1,4 @@
-"""Ids and wire names: what a provider sees leads back to one tool and no other."""
+"""Tool IDs and provider names: each provider name maps to exactly one tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Untrusted text for a model: escaped to a fixed point, nothing lost, ordinary text unchanged."""
+"""Untrusted text for a model: escaped to a fixed point, without loss, ordinary text unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patterns: what matches, what does not, and that nothing a pattern can say blows up."""
+"""Patterns: matches, mismatches, and no pattern with exponential cost."""
 
 from __future__ import annotations
 

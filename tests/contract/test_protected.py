@@ -1,4 +1,4 @@
-"""The names that no tool writes, in every spelling that a file system may take for them."""
+"""Protected names in every spelling that a file system may treat as equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requirements and capability sets: what is declared, what it expands to, and that layers only ever narrow."""
+"""Requirements and capability sets: declaration, expansion, and layers that only narrow."""
 
 from __future__ import annotations
 

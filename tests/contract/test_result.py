@@ -1,4 +1,4 @@
-"""The envelope, and the errors that become one."""
+"""Results, and the errors that become one."""
 
 from __future__ import annotations
 

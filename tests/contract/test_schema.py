@@ -1,4 +1,4 @@
-"""Arguments are checked whole, strictly, and within bounds."""
+"""Arguments are validated completely, strictly and within limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of other systems' shapes, both ways."""
+"""Conversion of results to and from the formats of other systems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A declared tool: defaults, templates, views, hash."""
+"""Declarations of tools: defaults, templates, views and hash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A spec that was made in code with values of wrong types is refused with each of them, before anything reads it."""
+"""A spec with values of wrong types is refused with all of them before it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the front ends have, the tests of the demonstrations have as well."""
+"""The fixtures of the front end tests, for the tests of the demos."""
 
 from tests.frontends.conftest import at_a_desk, on_a_terminal
 

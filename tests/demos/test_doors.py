@@ -34,14 +34,14 @@ needs_sandbox = pytest.mark.skipif(
 
 @pytest.fixture
 def places(tmp_path: Path) -> dict[str, str]:
-    """An environment with a folder for temporary files of its own; a build machine's, where nobody could be asked."""
+    """An environment with a temporary folder, as on a build machine without a user."""
     (tmp_path / "tmp").mkdir()
     apart = ("GIT_", "HANDRAIL_", "XDG_", "COLUMNS", "LINES")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(apart)} | {"PYTHONPATH": ROOT}
     return {**kept, "TMPDIR": str(tmp_path / "tmp"), "CI": "1"}
 
 
-def shown(places: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_doors(places: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*DOORS, *arguments], env=dict(places), capture_output=True, text=True)
 
 
@@ -86,14 +86,14 @@ def test_every_edit_of_four_processes_is_present_or_reported_after_one_is_killed
 
 
 def test_the_demo_exits_with_5_when_git_is_missing(places: dict[str, str], tmp_path: Path) -> None:
-    done = shown({**places, "PATH": str(tmp_path)})
+    done = run_doors({**places, "PATH": str(tmp_path)})
     assert done.returncode == 5 and done.stderr.startswith("doors: ") and "Traceback" not in done.stderr
     assert os.listdir(places["TMPDIR"]) == []
 
 
 @pytest.mark.parametrize("number", ["0", "2", "101"])
 def test_an_edit_count_out_of_range_is_a_usage_error(places: dict[str, str], number: str) -> None:
-    done = shown(places, "--edits", number)
+    done = run_doors(places, "--edits", number)
     assert done.returncode == 2 and f"--edits {number}: a number from 3 to 100 was expected" in done.stderr
 
 

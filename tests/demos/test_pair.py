@@ -1,4 +1,4 @@
-"""Two agents that hand work to each other over channels: the show, and its heart in a small form."""
+"""Two agents that exchange work over channels: the whole demo and a small form."""
 
 from __future__ import annotations
 

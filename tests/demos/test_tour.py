@@ -1,4 +1,4 @@
-"""The tour: what it shows, what it notices, and what it leaves behind, also on machines that withhold something."""
+"""The tour: its output, its checks, and its traces, also on machines without some features."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ needs_sandbox = pytest.mark.skipif(
 
 @pytest.fixture
 def places(tmp_path: Path) -> dict[str, str]:
-    """An environment with a home and a folder for temporary files of its own, to see what is left in them."""
+    """An environment with a home and a temporary folder, to check for leftovers."""
     for name in ("home", "tmp"):
         (tmp_path / name).mkdir()
     apart = ("GIT_", "HANDRAIL_", "XDG_", "COLUMNS", "LINES")  # the last two come from shells and test runners

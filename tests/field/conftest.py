@@ -1,4 +1,4 @@
-"""The fixtures of programs, for reports about programs."""
+"""Program fixtures for the tests of reports."""
 
 from tests.frontends.conftest import at_a_desk, handrail
 

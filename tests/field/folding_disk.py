@@ -1,4 +1,4 @@
-"""A file system of a test that ignores case or normal forms in names: a FUSE mount that passes everything to a folder.
+"""A FUSE mount over a folder that ignores case or normal forms in names.
 
 It speaks the kernel's own FUSE protocol, so it needs neither a library nor a package. A program of its own serves it.
 """

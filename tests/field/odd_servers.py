@@ -1,4 +1,4 @@
-"""Raw MCP servers over stdin and stdout, each with one odd habit that public servers have.
+"""Raw MCP servers over stdio, each with one odd behaviour of public servers.
 
 An odd server is the plain program with some Python in addition, which replaces an answer or prints more.
 """
@@ -127,5 +127,5 @@ async def odd_server(
 
 
 def faults_of(kernel: LocalKernel) -> list[str]:
-    """The faults of the server's tools, as people read them."""
+    """Return the faults of the server's tools as shown to users."""
     return [str(one) for one in kernel.generation.quarantined]

@@ -1,4 +1,4 @@
-"""Chunks of chat completions as servers send them, for the tests of this folder."""
+"""Chunks of chat completions, as servers send them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small real pictures, for the tests of this folder."""
+"""Small real images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An authorization server as strict as those of reports: it knows its clients, their addresses, and each refresh token once."""
+"""An authorization server with strict checks of clients, redirect addresses and refresh tokens."""
 
 from __future__ import annotations
 

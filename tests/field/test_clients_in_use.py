@@ -1,4 +1,4 @@
-"""Reports about clients in use: what they can reach, what their users can answer, and what is said to them at the end."""
+"""Reports about clients in use: reachable features, answers of users, and final messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from tests.field.test_clients_odd_messages import hello
 from tests.frontends.conftest import Program
-from tests.frontends.mcp_clients import ERAS, TOOLS, Era, Person, about, filled, ran, said, serving
+from tests.frontends.mcp_clients import ERAS, TOOLS, Era, FormUser, about, filled, join_text_content, ran, serving
 
 from handrail import tool
 from handrail.contract.approval_requests import ApprovalAnswer
@@ -58,7 +58,7 @@ async def test_a_client_that_lists_tools_once_can_call_every_tool_by_its_returne
                 assert entry is not None and entry.wire_name == name
                 assert by_name[name]["inputSchema"]["properties"].keys() == entry.spec.parameters["properties"].keys()
         result = await one.call_tool("call_tool", {"name": "git__init", "arguments": {"path": "."}})
-        assert "unknown" not in said(result)
+        assert "unknown" not in join_text_content(result)
 
 
 @ERAS
@@ -130,7 +130,7 @@ async def test_structured_content_of_errors_and_long_results_matches_the_listed_
             else:
                 validator: Any = Draft202012Validator(schema)
                 assert not list(validator.iter_errors(result.structured_content)), name
-        assert result.is_error and "it is full" in said(result)
+        assert result.is_error and "it is full" in join_text_content(result)
 
 
 @pytest.mark.parametrize("through", [False, True])
@@ -144,9 +144,9 @@ async def test_arguments_that_a_client_adds_to_every_call_are_removed_and_named(
         result = await one.call_tool(name, arguments)
         assert not result.is_error and about(result, "removed_arguments") == sorted(added)
         wrong = await one.call_tool("read", {"path": "note.txt", "colour": "red", **added})
-        assert wrong.is_error and "colour" in said(wrong), "what no client adds is still an error"
+        assert wrong.is_error and "colour" in join_text_content(wrong), "what no client adds is still an error"
         alone = await one.call_tool("read", {"path": "note.txt", "action": "x"})
-        assert alone.is_error and "action" in said(alone)
+        assert alone.is_error and "action" in join_text_content(alone)
 
 
 # ── what its user answers ────────────────────────────────────────────────────────────────────────
@@ -154,7 +154,7 @@ async def test_arguments_that_a_client_adds_to_every_call_are_removed_and_named(
 
 @ERAS
 async def test_an_approval_form_has_one_field_with_at_most_four_distinct_options(tmp_path: Path, era: Era) -> None:
-    person = Person([filled(decision="once")])
+    person = FormUser([filled(decision="once")])
     async with serving(tmp_path, rules=()) as (_, _, client), client(era, person) as one:
         await one.call_tool("write", {"path": "docs/a.txt", "content": "x"})
     (shown,) = person.seen
@@ -170,30 +170,32 @@ async def test_an_approval_form_has_one_field_with_at_most_four_distinct_options
 @ERAS
 async def test_a_call_that_a_client_declines_automatically_waits_for_a_user_approval(tmp_path: Path, era: Era) -> None:
     ran.clear()
-    person = Person([DECLINE])
+    person = FormUser([DECLINE])
     async with serving(tmp_path) as (kernel, _, client), client(era, person) as one:
         declined = await one.call_tool("launch", {"what": "kite"})
-        text, waiting = said(declined), about(declined, "awaiting_approval")
+        text, waiting = join_text_content(declined), about(declined, "awaiting_approval")
         assert declined.is_error and "rejected" not in text and "The client declined" in text
         assert f"handrail approve {waiting}" in text
         await kernel.approvals.decide(waiting, ApprovalAnswer("once"), by="test")
-        assert said(await one.call_tool("launch", {"what": "kite"})) == "launched kite" and ran == ["kite"]
+        assert join_text_content(await one.call_tool("launch", {"what": "kite"})) == "launched kite" and ran == ["kite"]
 
 
 @ERAS
 async def test_a_call_is_parked_with_its_reason_where_the_client_cannot_ask(tmp_path: Path, era: Era) -> None:
     ran.clear()
     async with serving(tmp_path) as (kernel, _, client), client(era) as one:
-        texts = [said(parked := await one.call_tool("launch", {"what": "kite", "toolCallId": n})) for n in "123"]
+        texts = [
+            join_text_content(parked := await one.call_tool("launch", {"what": "kite", "toolCallId": n})) for n in "123"
+        ]
         waiting = about(parked, "awaiting_approval")
         (row,) = kernel.approvals.list_pending()
         assert row.id == waiting and parked.is_error and ran == []
         assert all(f"handrail approve {waiting}" in text and row.request.reason in text for text in texts)
         assert "Do not repeat" in texts[-1], "a model that has no user must not loop"
         await kernel.approvals.decide(waiting, ApprovalAnswer("once"), by="test")
-        assert said(await one.call_tool("launch", {"what": "kite"})) == "launched kite" and ran == ["kite"]
+        assert join_text_content(await one.call_tool("launch", {"what": "kite"})) == "launched kite" and ran == ["kite"]
         asked = await one.call_tool("question", {"questions": [{"question": "Why?"}]})
-        assert asked.is_error and "in your reply" in said(asked)
+        assert asked.is_error and "in your reply" in join_text_content(asked)
 
 
 async def test_a_parked_call_of_a_program_runs_after_an_approval_on_the_command_line(handrail: Program) -> None:

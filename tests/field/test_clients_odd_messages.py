@@ -1,4 +1,4 @@
-"""Messages as odd clients send them: each request gets an answer, and none harms the connection."""
+"""Odd messages of clients: each request gets an answer, and the connection survives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of other clients as their users have them: found, chosen, imported with counts, and written again."""
+"""Configuration files of other clients: found, selected, imported with counts, and exported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports about the forms that clients and people write: an odd thing costs at most itself, never its server or another one."""
+"""Reports about odd forms in imported files: only the odd value is affected."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_an_unusual_server_entry_is_read_with_the_meaning_of_its_client(
     [
         ({"command": "x", "env": {"A": None}}, "A: null"),
         ({"command": "x", "args": [None]}, "args: null"),
-        ({"command": "x", "env": {"A": [1]}}, "A: it is not a text"),
+        ({"command": "x", "env": {"A": [1]}}, "A: it is not a string"),
         ({"command": "x", "env": {"A": "${config:editor.x}"}}, "A: it has ${config:editor.x}"),
         ({"command": "x", "env": {"A": "{file:~/.secret}"}}, "A: it has {file:~/.secret}"),
         ({"command": "x", "headers": {"A": "b"}}, "headers: the server has a command"),

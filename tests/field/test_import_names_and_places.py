@@ -1,4 +1,4 @@
-"""Reports about servers after their import: doubled prefixes, and files that land where no user looks."""
+"""Reports about servers after their import: doubled prefixes and unexpected folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports about secrets of imported servers: whose they are, which values count, and what is never redacted."""
+"""Reports about secrets of imported servers: detection, owner, and values that are never redacted."""
 
 from __future__ import annotations
 

@@ -308,8 +308,8 @@ def test_the_doctor_names_each_folder_that_ignores_case(disk: Path, tmp_path: Pa
     assert names(tmp_path / "plain") == []
     [said] = names(disk)
     assert (
-        said.startswith(f"{disk} is on a file system that takes several spellings")
-        and "A program makes no new file" in said
+        said.startswith(f"{disk} is on a file system that accepts several spellings")
+        and "A program cannot create files" in said
     )
     (disk / "further").mkdir()
     agent.write_text(f'id = "wide"\n[[roots]]\npath = "{disk}/FURTHER"\n')
@@ -413,7 +413,7 @@ def test_a_dos_short_name_is_resolved_to_its_file_or_refused(tmp_path: Path, num
         if numbers == "one":
             assert SessionRoots(folder).resolve_path("SECRET~1.TEX").relative_path == "Secret-letters.text"
         else:
-            with pytest.raises(ToolError, match="lists no entry that is surely") as refused:
+            with pytest.raises(ToolError, match="it lists no entry that is certainly") as refused:
                 SessionRoots(folder).resolve_path("SECRET~1.TEX")
             assert refused.value.kind == "denied"
 

@@ -1,4 +1,4 @@
-"""Reports about files in other encodings than UTF-8: refused, or changed to UTF-8 without a word."""
+"""Reports about files in other encodings than UTF-8: refused, or converted without a notice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports about servers that speak the chat completions API in their own way."""
+"""Reports about servers with their own variant of the chat completions API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.agent.provider_bench import Bench, bench
+from tests.agent.provider_bench import ProviderFixture, bench
 from tests.field.openai_chunks import ECHO, calls, chunk, streamed, whole
 
 from handrail.agent.agent_loop import Agent
@@ -31,7 +31,7 @@ from handrail.testing.scripted_kernel import temporary_kernel
 OK = ScriptedReply("ok")
 
 
-def assistant(b: Bench, request: int = 1) -> dict[str, Any]:
+def assistant(b: ProviderFixture, request: int = 1) -> dict[str, Any]:
     """The first message of the assistant in a request."""
     messages: list[dict[str, Any]] = b.server.requests[request].body["messages"]
     return next(message for message in messages if message["role"] == "assistant")

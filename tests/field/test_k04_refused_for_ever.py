@@ -1,4 +1,4 @@
-"""Reports about sessions that a provider refused for ever, since every resume sent the same again."""
+"""Reports about sessions that every resume sent to the provider in the same invalid form."""
 
 from __future__ import annotations
 

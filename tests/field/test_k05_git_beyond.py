@@ -1,4 +1,4 @@
-"""Reports about repositories whose git directory, work tree or objects lie outside the workspace."""
+"""Reports about repositories whose git directory, work tree or objects are outside the workspace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tools.repositories import Repo, made
+from tests.tools.repositories import Repo, create_repository
 
 from handrail import open_kernel
 from handrail.contract.calls_and_results import Result
@@ -46,7 +46,7 @@ def text_of(result: Result) -> str:
 
 
 def make_main(folder: Path) -> Repo:
-    repo = made(folder / "main")
+    repo = create_repository(folder / "main")
     repo.commit("one", a__txt="a\n")
     repo.put("sub/b.txt", "b\n")
     repo.commit("two")
@@ -60,7 +60,7 @@ def make_linked_work_tree(folder: Path) -> tuple[Path, dict[Path, str]]:
 
 def make_submodule(folder: Path) -> tuple[Path, dict[Path, str]]:
     make_main(folder)
-    outer = made(folder / "outer")
+    outer = create_repository(folder / "outer")
     outer.git("-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(folder / "main"), "ws")
     name_author(folder / "outer" / "ws")
     return folder / "outer" / "ws", {folder / "outer" / ".git" / "modules" / "ws": "write"}
@@ -251,9 +251,9 @@ async def test_a_git_file_grants_no_access_and_the_error_does_not_suggest_a_gran
 
 async def test_a_model_cannot_write_the_git_file_or_borrow_objects(tmp_path: Path) -> None:
     victim = make_main(tmp_path)
-    other = made(tmp_path / "other")
+    other = create_repository(tmp_path / "other")
     commit = other.commit("secret", key__txt="TOP-SECRET")
-    workspace = made(tmp_path / "ws").folder
+    workspace = create_repository(tmp_path / "ws").folder
     async with opened(workspace) as session:
         await bash(session, f"mkdir in; echo 'gitdir: {victim.folder}/.git' > in/.git")
         assert not workspace.joinpath("in", ".git").exists()
@@ -272,7 +272,7 @@ async def test_a_moved_work_tree_gets_an_error_that_suggests_git_worktree_repair
 
 async def test_a_repository_around_the_workspace_is_refused_without_a_grant_for_its_work_tree(tmp_path: Path) -> None:
     workspace, roots = make_sub_folder(tmp_path)
-    with pytest.raises(LoadError, match="for deleted"):
+    with pytest.raises(LoadError, match="as deleted"):
         async with opened(workspace, {path: "write" for path, access in roots.items() if access == "write"}):
             pass
 

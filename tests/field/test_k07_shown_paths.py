@@ -1,4 +1,4 @@
-"""Reports about names that a result or a hint shows, and that no tool takes in this form."""
+"""Reports about names in results and hints that no tool accepts."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def call(session: Session, tool: str, **arguments: Any) -> dict[str, Any]:
     return data
 
 
-def seen(result: Result) -> Any:
+def read_as_model(result: Result) -> Any:
     """The data of a result as a model reads it."""
     return json.loads(neutralise_text(json.dumps(result.data, ensure_ascii=False)))
 
@@ -109,7 +109,7 @@ def test_an_escape_for_a_character_that_is_never_escaped_stays_literal() -> None
 @each_name
 async def test_file_tools_accept_a_displayed_name(session: Session, ws: Path, name: str) -> None:
     (ws / name).write_text("one\n")
-    (shown,) = seen(await session.call("glob", {"pattern": "*"}))["paths"]
+    (shown,) = read_as_model(await session.call("glob", {"pattern": "*"}))["paths"]
     assert (await call(session, "read", path=shown))["text"] == "one"
     assert (await call(session, "write", path=shown, content="two\n"))["created"] is False
     await call(session, "edit", path=shown, old="two", new="three")
@@ -342,7 +342,7 @@ async def test_a_program_tool_gets_the_real_file_names_for_displayed_paths(
     (ws / NFC).unlink(missing_ok=True)
     async with temporary_kernel(tmp_path, rules=["allow *"]) as kernel:
         session = await kernel.session(headless=True)
-        shown = sorted(seen(await session.call("glob", {"pattern": "*"}))["paths"])
+        shown = sorted(read_as_model(await session.call("glob", {"pattern": "*"}))["paths"])
         expected = [f"it is {name!r}" for name in (unescape_displayed_path(one) for one in shown)]
         result = await session.call("look", {"path": shown[0], "others": [*shown[1:], NFC]})
         await session.suspend()

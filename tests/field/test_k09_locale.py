@@ -1,4 +1,4 @@
-"""Reports about locales without Unicode, as root and as an ordinary user whose account has no name."""
+"""Reports about locales without Unicode, as root and as a user without an account name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports about escapes that came back: a model wrote what it was shown, and the escape was in the file."""
+"""Reports about escapes: a model wrote an escape from an output into the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports about searches that silently find nothing, or do not show what they found."""
+"""Reports about searches that silently find nothing, or do not show their matches."""
 
 from __future__ import annotations
 

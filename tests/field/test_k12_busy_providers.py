@@ -1,4 +1,4 @@
-"""Reports about providers that are busy for a while, and say so in many ways."""
+"""Reports about providers that are temporarily overloaded, in many forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports about line ends: a text that was not found where ends are mixed, and ends that changed without a word."""
+"""Reports about line endings: edits with mixed endings, and endings that changed without a notice."""
 
 from __future__ import annotations
 

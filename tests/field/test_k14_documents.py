@@ -1,4 +1,4 @@
-"""Reports about PDFs and notebooks of which a model sees bytes, base64 or nothing."""
+"""Reports about PDFs and notebooks that a model gets as bytes, base64 or nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports about pictures that a tool returned and the model never saw, or that blocked a session."""
+"""Reports about images of tools that the model did not get, or that blocked a session."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.agent.provider_bench import Bench, Kind, bench, each_provider
+from tests.agent.provider_bench import Kind, ProviderFixture, bench, each_provider
 from tests.field.pictures import GIF, JPEG, WEBP, make_png
 
 from handrail import tool
@@ -38,7 +38,7 @@ def read(*names: str) -> ScriptedReply:
 @asynccontextmanager
 async def reading(
     kind: Kind, folder: Path, files: dict[str, bytes], *replies: ScriptedReply | ErrorReply | RawReply
-) -> AsyncGenerator[tuple[Bench, Session]]:
+) -> AsyncGenerator[tuple[ProviderFixture, Session]]:
     """A provider's server, and a session in a workspace with these files."""
     folder.joinpath("ws").mkdir(exist_ok=True)
     for name, data in files.items():
@@ -51,7 +51,7 @@ async def reading(
             await session.suspend()
 
 
-def sent_pictures(b: Bench, request: int) -> list[bytes]:
+def sent_pictures(b: ProviderFixture, request: int) -> list[bytes]:
     """The pictures in a request, in order, of whatever API."""
     found: list[bytes] = []
 

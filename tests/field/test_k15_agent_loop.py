@@ -1,4 +1,4 @@
-"""Reports about the agent's loop: arguments, empty replies, instruction files, the provider's cache."""
+"""Reports about the agent loop: arguments, empty replies, instruction files, and the provider's cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports about long outputs whose end, with the verdict of a test run, was cut off."""
+"""Reports about long outputs whose end, with the summary of a test run, was cut off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports about keys of terminals, messages of patterns, editors that wait, and variables of toolchains."""
+"""Reports about terminal keys, pattern errors, waiting editors, and toolchain variables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.kernel.test_undo import AllowAll
-from tests.tools.repositories import made
+from tests.tools.repositories import create_repository
 
 from handrail.contract.errors import ToolError
 from handrail.contract.services.job_and_tool_services import KEYS, parse_key_names
@@ -114,7 +114,7 @@ async def test_a_toolchain_variable_reaches_programs_only_if_it_is_configured(
 @pytest.mark.skipif(shutil.which("vi") is None, reason="needs vi")
 @pytest.mark.parametrize("command", ["vi a.txt", "EDITOR=vi git commit", "sh -c 'vi a.txt; echo next'"])
 async def test_an_editor_without_a_terminal_ends_early_with_a_hint(command: str, tmp_path: Path) -> None:
-    made(tmp_path / "ws").commit("one", a__txt="a\n")
+    create_repository(tmp_path / "ws").commit("one", a__txt="a\n")
     async with temporary_kernel(tmp_path, rules=("ask bash", "allow write")) as kernel:
         session = await kernel.session(approval_handler=AllowAll())
         await session.call("write", {"path": "b.txt", "content": "b"})
@@ -129,7 +129,7 @@ async def test_an_editor_without_a_terminal_ends_early_with_a_hint(command: str,
     "command", ["less a.txt", "more a.txt", "cat", "read x", "python3", "python3 -i", "git log", "git rebase -i HEAD"]
 )
 async def test_interactive_programs_end_without_a_terminal(command: str, tmp_path: Path) -> None:
-    made(tmp_path / "ws").commit("one", a__txt="a\n")
+    create_repository(tmp_path / "ws").commit("one", a__txt="a\n")
     async with temporary_kernel(tmp_path, rules=RULES) as kernel:
         session = await kernel.session(approval_handler=AllowAll())
         answer = await session.call("bash", {"command": command, "timeout_ms": 300_000})

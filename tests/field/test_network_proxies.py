@@ -1,4 +1,4 @@
-"""Reports from networks that let nothing out but a proxy: tools that fetch, and programs in sandboxes."""
+"""Reports from networks that require a proxy: fetch tools and sandboxed programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.field.test_sign_in_proxies import Proxy
-from tests.web import Site, authority, ok
+from tests.web import LoopbackServer, authority, ok
 
 from handrail import tool
 from handrail.contract.network_route import OutboundConnectionSettings
@@ -41,11 +41,11 @@ async def send(url: str, runtime: Runtime) -> int:
 
 
 @dataclass
-class Network:
+class ProxyFixture:
     """Two sites and a proxy that leads to both, and a session behind it."""
 
-    plain: Site
-    tls: Site
+    plain: LoopbackServer
+    tls: LoopbackServer
     proxy: Proxy
     session: Any
 
@@ -54,10 +54,10 @@ class Network:
 
 
 @asynccontextmanager
-async def network(folder: Path, table: str = 'proxy = { secret = "PROXY" }') -> AsyncGenerator[Network]:
+async def network(folder: Path, table: str = 'proxy = { secret = "PROXY" }') -> AsyncGenerator[ProxyFixture]:
     made = authority(NAME)
     (folder / "corporate.pem").write_text(made.pem)
-    async with Site({"*": ok(b"plain")}) as plain, Site({"*": ok(b"tls")}, tls=made.server) as tls:
+    async with LoopbackServer({"*": ok(b"plain")}) as plain, LoopbackServer({"*": ok(b"tls")}, tls=made.server) as tls:
         places = {f"{NAME}:{site.port}": site.port for site in (plain, tls)}
         proxy = Proxy(places, PASSWORD)
         serving = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
@@ -71,7 +71,7 @@ async def network(folder: Path, table: str = 'proxy = { secret = "PROXY" }') -> 
         rules = ["allow look", "allow send", "allow bash", "allow net.fetch *:*"]
         try:
             async with temporary_kernel(folder, tools=[look, send], rules=rules, settings=settings) as kernel:
-                yield Network(plain, tls, proxy, await kernel.session(headless=True))
+                yield ProxyFixture(plain, tls, proxy, await kernel.session(headless=True))
         finally:
             serving.close()
 
@@ -137,7 +137,7 @@ async def test_a_refusal_by_the_proxy_is_named_in_the_error(tmp_path: Path) -> N
         assert refused.error_kind == "backend" and "it answered 407" in str(refused.error_text)
 
 
-class Names:
+class KnownNamesResolver:
     """A resolver that knows some names."""
 
     def __init__(self, **names: str) -> None:
@@ -171,7 +171,7 @@ ROUTE = OutboundConnectionSettings({"https": "http://proxy.test:3128"}, ("direct
     ],
 )
 async def test_address_checks_apply_with_a_proxy_too(host: str, through: bool, why: str | None) -> None:
-    known = Names(
+    known = KnownNamesResolver(
         public_test="8.8.4.4", direct_test="8.8.4.4", private_test="10.0.0.1", metadata_test="169.254.169.254"
     )
     everything = CapabilitySet((CapabilityLayer("all", hosts=("*",)),))

@@ -1,4 +1,4 @@
-"""Results in odd forms: content that is no list, base64 of other kinds, and members of odd types."""
+"""Results in odd forms: content that is not a list, unusual base64, and odd member types."""
 
 from __future__ import annotations
 

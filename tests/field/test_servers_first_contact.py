@@ -1,4 +1,4 @@
-"""Servers that do not survive the first request, answer it oddly, or list only some of what they have."""
+"""Servers that crash at the first request, answer it oddly, or list only some tools."""
 
 from __future__ import annotations
 

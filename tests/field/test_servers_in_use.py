@@ -1,4 +1,4 @@
-"""The gateway in use: loopback, databases, working directories, URLs as arguments, hosts that were asked for, and review."""
+"""The gateway in use: loopback, databases, working directories, URLs, requested hosts, and review."""
 
 from __future__ import annotations
 

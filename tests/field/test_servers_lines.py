@@ -1,4 +1,4 @@
-"""Servers that print lines which are no answer, and text that is not quite Unicode."""
+"""Servers that print lines outside the protocol, and invalid Unicode."""
 
 from __future__ import annotations
 

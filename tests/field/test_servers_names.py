@@ -1,4 +1,4 @@
-"""Names of tools that are no ids, and how their ids stay apart, readable and the same."""
+"""Tool names that are not valid IDs: their IDs stay distinct, readable and stable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers over HTTP whose sessions end, whose optional stream fails, and whose text is not quite Unicode."""
+"""Servers over HTTP with ended sessions, failing streams, and invalid Unicode."""
 
 from __future__ import annotations
 

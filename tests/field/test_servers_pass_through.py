@@ -1,4 +1,4 @@
-"""One server seen by two clients: one connected directly, one through the gateway."""
+"""One server seen directly and through the gateway."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def call(number, params):
 
 
 async def seen_by(client: Client, name: str) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
-    """What a client sees of the tool, of its result, and of its progress."""
+    """Return the tool, result and progress that a client receives."""
     told: list[Any] = []
 
     async def note(progress: float, total: float | None, message: str | None) -> None:

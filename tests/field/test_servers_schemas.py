@@ -1,4 +1,4 @@
-"""Schemas of other dialects and with common slips, and lists whose order has no meaning."""
+"""Schemas of other dialects and with common mistakes, and lists whose order is irrelevant."""
 
 from __future__ import annotations
 

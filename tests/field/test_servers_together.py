@@ -1,4 +1,4 @@
-"""All odd servers at once behind one gateway: none of them harms another."""
+"""All odd servers behind one gateway: none affects another."""
 
 from __future__ import annotations
 

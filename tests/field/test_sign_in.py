@@ -1,4 +1,4 @@
-"""Reports about sign-ins: ports that change, registrations that are gone, tokens that two processes refresh, and waits."""
+"""Reports about sign-ins: changing ports, lost registrations, concurrent refreshes, and waits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @dataclass
-class Bench:
+class SignInFixture:
     """A server that requires a sign-in, and an operator who has configured it."""
 
     folder: Path
@@ -56,7 +56,7 @@ class Bench:
         )
 
     async def sign_in(self) -> int:
-        """What ``handrail mcp login h`` does."""
+        """Run ``handrail mcp login h``."""
         (file := self.folder / "config" / "handrail.toml").parent.mkdir(exist_ok=True)
         (self.folder / "ws").mkdir(exist_ok=True)
         file.write_text(self.settings)
@@ -69,10 +69,10 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(folder: Path) -> AsyncGenerator[Bench]:
+async def bench(folder: Path) -> AsyncGenerator[SignInFixture]:
     guard = StrictSignInServer()
     async with run_upstream_http_server(any_request=guard) as http:
-        yield Bench(folder, http, guard)
+        yield SignInFixture(folder, http, guard)
 
 
 async def test_a_new_sign_in_uses_the_port_of_the_registration(tmp_path: Path) -> None:

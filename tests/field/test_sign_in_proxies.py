@@ -1,4 +1,4 @@
-"""Reports from networks that let nothing out but a proxy, and that have a certificate authority of their own."""
+"""Reports from networks that require a proxy and have a private certificate authority."""
 
 from __future__ import annotations
 

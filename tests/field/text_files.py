@@ -1,4 +1,4 @@
-"""A session that reads and changes files as a model does, by the results that a model sees."""
+"""A session that reads and edits files by the results that a model gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The SDK's own ACP client beside the agent in one process, and a user behind it who answers by script."""
+"""The SDK's ACP client in the same process as the agent, with a scripted user."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ Answering = Callable[[schema.ToolCallUpdate, list[schema.PermissionOption]], str
 
 
 class Editor:
-    """A client. It remembers what it was told, and answers permission requests by :attr:`answering`, which gives the kind
-    of the option to choose, or None to wait until it is told by :meth:`choose`."""
+    """A client that records updates. :attr:`answering` returns the option kind for a permission request, or None to
+    wait for :meth:`choose`.
+    """
 
     def __init__(self) -> None:
         self.updates: list[Any] = []
@@ -107,7 +108,7 @@ class Editor:
         self._open[number].set_result(kind)
 
     async def until(self, fulfilled: Callable[[], object]) -> None:
-        """Wait until something that was told makes it true."""
+        """Wait until an update makes it true."""
         async with self._changed:
             await self._changed.wait_for(lambda: bool(fulfilled()))
 
@@ -153,7 +154,7 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
     return {"name": name, "arguments": arguments}
 
 
-class Desk:
+class EditorFixture:
     """A folder with a workspace, where clients come and go."""
 
     def __init__(self, folder: Path) -> None:
@@ -187,7 +188,7 @@ class Desk:
         hello: bool = True,
         named: Mapping[str, Callable[[AgentManifest], Model]] | None = None,
     ) -> AsyncGenerator[tuple[ClientSideConnection, Editor]]:
-        """A client that has said hello, until it hangs up."""
+        """Connect an initialised client until the block ends."""
         serving = AcpFrontendSettings(
             lambda workspace: self.kernel(workspace, rules=rules),
             self.reading,

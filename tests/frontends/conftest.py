@@ -1,4 +1,4 @@
-"""Programs as a person or another program meets them: real processes, on pipes or on a terminal of their own."""
+"""Fixtures: real processes with pipes or a terminal, as users and programs start them."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def at_a_desk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def on_a_terminal(tmp_path: Path) -> Iterator[Terminals]:
-    """Start a program on a terminal of its own; it is ended with the test."""
+    """Start a program on a new terminal; it ends with the test."""
     running: list[OnATerminal] = []
 
     def start(*command: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None) -> OnATerminal:
@@ -121,7 +121,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The ``handrail`` program with a workspace, state and configuration of its own."""
+    """The ``handrail`` program with its own workspace, state and configuration."""
 
     workspace: Path
     state: Path
@@ -154,7 +154,7 @@ def handrail(tmp_path: Path) -> Program:
     return Program(workspace, tmp_path / "state", tmp_path / "config")
 
 
-class Sleeper:
+class SleepingCommand:
     """A command for ``bash`` that says when it runs and then sleeps for good, with a child that does the same."""
 
     def __init__(self, handrail: Program) -> None:
@@ -177,7 +177,7 @@ class Sleeper:
             os.close(descriptor)
 
     def wait_until_it_is_gone(self) -> None:
-        """:raises AssertionError: when something of it goes on"""
+        """:raises AssertionError: if a part of it continues"""
         until = time.monotonic() + PATIENCE_S
         while self.left_over():
             assert time.monotonic() < until, self.left_over()

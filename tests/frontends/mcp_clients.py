@@ -1,4 +1,4 @@
-"""Tools that do what an MCP server has to carry, a person who fills in forms, and a server of either era over a whole kernel."""
+"""Tools with everything that an MCP server transports, a user who fills in forms, and both eras of servers."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ ALLOWED = (
 
 
 @dataclass
-class Person:
+class FormUser:
     """Answers forms with what was prepared, and keeps what it was shown."""
 
     says: list[types.ElicitResult] = field(default_factory=list[types.ElicitResult])
@@ -169,7 +169,7 @@ async def serving(
         house = McpClientManager(kernel, serving or McpFrontendSettings())
         server = build_mcp_server(house)
 
-        def client(era: Era, person: Person | None = None, **more: Any) -> Client:
+        def client(era: Era, person: FormUser | None = None, **more: Any) -> Client:
             elicit = None if person is None else person.elicit
             return Client(server, mode=era, elicitation_callback=elicit, **more)
 
@@ -179,7 +179,7 @@ async def serving(
             await house.aclose()
 
 
-def said(result: types.CallToolResult) -> str:
+def join_text_content(result: types.CallToolResult) -> str:
     return "\n".join(part.text for part in result.content if isinstance(part, types.TextContent))
 
 

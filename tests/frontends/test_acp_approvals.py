@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from acp import schema
-from tests.frontends.acp_clients import Desk, Editor, ask, call, played
+from tests.frontends.acp_clients import Editor, EditorFixture, ask, call, played
 
 from handrail.sandbox import tier_probe
 
@@ -15,13 +15,13 @@ pytestmark = pytest.mark.proves("F-05")
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    desk = Desk(tmp_path)
+def desk(tmp_path: Path) -> EditorFixture:
+    desk = EditorFixture(tmp_path)
     (desk.workspace / "note.txt").write_text("first\nsecond\n")
     return desk
 
 
-async def test_an_edit_is_reported_as_the_diff_that_the_user_approved(desk: Desk) -> None:
+async def test_an_edit_is_reported_as_the_diff_that_the_user_approved(desk: EditorFixture) -> None:
     turns = (
         {"calls": [call("read", path="note.txt")]},
         {
@@ -51,7 +51,7 @@ async def test_an_edit_is_reported_as_the_diff_that_the_user_approved(desk: Desk
 
 
 @pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="programs cannot be confined on this machine")
-async def test_a_host_that_a_program_needs_is_requested_while_its_call_runs(desk: Desk) -> None:
+async def test_a_host_that_a_program_needs_is_requested_while_its_call_runs(desk: EditorFixture) -> None:
     (desk.workspace / "fetch.sh").write_text("curl -sS http://one.invalid/\nexit 3\n")
     turns = ({"calls": [call("bash", command="bash fetch.sh")]}, {"text": "Done."})
     editor = Editor()
@@ -64,7 +64,7 @@ async def test_a_host_that_a_program_needs_is_requested_while_its_call_runs(desk
     assert "could not be resolved" in str(editor.call(0))
 
 
-async def test_an_approval_request_shows_the_rule_that_allow_always_stores(desk: Desk) -> None:
+async def test_an_approval_request_shows_the_rule_that_allow_always_stores(desk: EditorFixture) -> None:
     turns = (
         {"calls": [call("write", path="a.txt", content="1")]},
         {"text": "One."},
@@ -90,7 +90,7 @@ async def test_an_approval_request_shows_the_rule_that_allow_always_stores(desk:
 
 
 @pytest.mark.parametrize("kind", ["reject_once", "reject_always", "cancelled", "no such option"])
-async def test_any_answer_except_an_approval_rejects_the_call(desk: Desk, kind: str) -> None:
+async def test_any_answer_except_an_approval_rejects_the_call(desk: EditorFixture, kind: str) -> None:
     editor = Editor()
     editor.answering = lambda _call, _options: kind
     turns = ({"calls": [call("write", path="a.txt", content="1")]}, {"text": "${0.error_text}"})
@@ -101,7 +101,7 @@ async def test_any_answer_except_an_approval_rejects_the_call(desk: Desk, kind: 
     assert "rejected" in editor.said
 
 
-async def test_several_approval_requests_are_open_together_and_answered_in_any_order(desk: Desk) -> None:
+async def test_several_approval_requests_are_open_together_and_answered_in_any_order(desk: EditorFixture) -> None:
     turns = (
         {"calls": [call("write", path=f"{name}.txt", content="x") for name in "abc"]},
         {"text": "Done."},
@@ -123,7 +123,7 @@ async def test_several_approval_requests_are_open_together_and_answered_in_any_o
 QUESTION = call("question", questions=[{"question": "Which?", "options": [{"label": "red"}, {"label": "blue"}]}])
 
 
-async def test_a_question_is_a_form_if_the_client_supports_forms(desk: Desk) -> None:
+async def test_a_question_is_a_form_if_the_client_supports_forms(desk: EditorFixture) -> None:
     turns = ({"calls": [QUESTION]}, {"text": "${0.data.answers}"})
     editor = Editor()
     editor.filled = schema.AcceptElicitationResponse(action="accept", content={"q1": "blue"})
@@ -137,7 +137,7 @@ async def test_a_question_is_a_form_if_the_client_supports_forms(desk: Desk) -> 
     assert "Which?" in editor.forms[0][0]
 
 
-async def test_a_question_with_options_is_a_permission_request_without_form_support(desk: Desk) -> None:
+async def test_a_question_with_options_is_a_permission_request_without_form_support(desk: EditorFixture) -> None:
     turns = ({"calls": [QUESTION]}, {"text": "${0.data.answers}"})
     editor = Editor()
     editor.answering = lambda _call, options: next(one.option_id for one in options if one.name == "blue")
@@ -151,7 +151,7 @@ async def test_a_question_with_options_is_a_permission_request_without_form_supp
 
 
 @pytest.mark.parametrize("kind", ["reject_once", "cancelled", "no such option"])
-async def test_a_declined_question_returns_an_error_to_the_model(desk: Desk, kind: str) -> None:
+async def test_a_declined_question_returns_an_error_to_the_model(desk: EditorFixture, kind: str) -> None:
     turns = ({"calls": [QUESTION]}, {"text": "${0.error_text}"})
     editor = Editor()
     editor.answering = lambda _call, _options: kind
@@ -176,7 +176,7 @@ PLAN = call("plan_exit", plan="1. Read.\n2. Mend.")
     ],
 )
 async def test_the_editor_shows_the_complete_plan_and_follows_the_chosen_mode(
-    desk: Desk, chosen: str, mode: str
+    desk: EditorFixture, chosen: str, mode: str
 ) -> None:
     editor = Editor()
     editor.answering = lambda _call, options: next(one.option_id for one in options if one.name.startswith(chosen))
@@ -190,7 +190,7 @@ async def test_the_editor_shows_the_complete_plan_and_follows_the_chosen_mode(
     assert shown == (["plan"] if mode == "plan" else ["plan", mode])
 
 
-async def test_a_question_without_options_is_unavailable_without_form_support(desk: Desk) -> None:
+async def test_a_question_without_options_is_unavailable_without_form_support(desk: EditorFixture) -> None:
     turns = ({"calls": [call("question", questions=[{"question": "Why?"}])]}, {"text": "${0.error_text}"})
     async with desk.connected(*turns) as (client, editor):
         opened = await client.new_session(cwd=str(desk.workspace))
@@ -198,7 +198,7 @@ async def test_a_question_without_options_is_unavailable_without_form_support(de
         assert "question is unavailable: no user is attached to this session" in editor.said
 
 
-async def test_a_headless_session_never_asks_the_user(desk: Desk) -> None:
+async def test_a_headless_session_never_asks_the_user(desk: EditorFixture) -> None:
     turns = ({"calls": [call("write", path="a.txt", content="x")]}, {"text": "${0.error_text}"})
     async with desk.connected(*turns, headless=True) as (client, editor):
         opened = await client.new_session(cwd=str(desk.workspace))
@@ -207,7 +207,7 @@ async def test_a_headless_session_never_asks_the_user(desk: Desk) -> None:
 
 
 async def test_a_call_awaiting_approval_runs_once_after_its_client_reconnects(
-    desk: Desk,
+    desk: EditorFixture,
 ) -> None:
     editor = Editor()
     editor.answering = lambda _call, _options: None
@@ -234,7 +234,7 @@ async def test_a_call_awaiting_approval_runs_once_after_its_client_reconnects(
 
 
 async def test_closing_a_session_that_asks_cancels_its_prompt_and_leaves_the_call_pending(
-    desk: Desk,
+    desk: EditorFixture,
 ) -> None:
     editor = Editor()
     editor.answering = lambda _call, _options: None
@@ -252,7 +252,7 @@ async def test_closing_a_session_that_asks_cancels_its_prompt_and_leaves_the_cal
 
 
 async def test_all_waiting_calls_are_asked_at_once_after_their_client_reconnects(
-    desk: Desk,
+    desk: EditorFixture,
 ) -> None:
     editor, back = Editor(), Editor()
     editor.answering = back.answering = lambda _call, _options: None
@@ -275,8 +275,8 @@ async def test_all_waiting_calls_are_asked_at_once_after_their_client_reconnects
     assert sorted(path.name for path in desk.workspace.glob("?.txt")) == ["a.txt", "c.txt"]
 
 
-def with_a_writer(desk: Desk) -> None:
-    """An agent that asks its parent's people before it writes."""
+def with_a_writer(desk: EditorFixture) -> None:
+    """An agent that asks its parent's users before it writes."""
     played(desk.folder, {"calls": [call("write", path="a.txt", content="x")]}, {"text": "Written."})
     (desk.folder / "script.json").rename(desk.folder / "writer.json")
     manifests = {
@@ -290,7 +290,7 @@ def with_a_writer(desk: Desk) -> None:
 
 
 async def test_a_client_that_disconnects_while_a_sub_agent_asks_leaves_no_pending_approval(
-    desk: Desk,
+    desk: EditorFixture,
 ) -> None:
     with_a_writer(desk)
     editor = Editor()
@@ -313,7 +313,7 @@ async def test_a_client_that_disconnects_while_a_sub_agent_asks_leaves_no_pendin
     assert not (desk.workspace / "a.txt").exists()
 
 
-async def test_a_sub_agents_approval_request_names_the_sub_agent_in_the_users_session(desk: Desk) -> None:
+async def test_a_sub_agents_approval_request_names_the_sub_agent_in_the_users_session(desk: EditorFixture) -> None:
     with_a_writer(desk)
     editor = Editor()
     editor.answering = lambda _call, _options: "allow_once"
@@ -328,7 +328,7 @@ async def test_a_sub_agents_approval_request_names_the_sub_agent_in_the_users_se
     assert editor.statuses(1) == ["pending", "in_progress", "completed"]
 
 
-async def test_only_sessions_that_can_be_loaded_are_listed_and_count_towards_the_limit(desk: Desk) -> None:
+async def test_only_sessions_that_can_be_loaded_are_listed_and_count_towards_the_limit(desk: EditorFixture) -> None:
     turns = ({"calls": [call("task", subagent_type="default", prompt="Rest.")]}, {"text": "Rested."}, {"text": "Done."})
     async with desk.connected(*turns) as (client, _):
         opened = await client.new_session(cwd=str(desk.workspace))

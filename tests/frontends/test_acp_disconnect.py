@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from acp.client.connection import ClientSideConnection
-from tests.frontends.acp_clients import Desk, Editor, ask
+from tests.frontends.acp_clients import Editor, EditorFixture, ask
 
 from handrail.agent.model_protocol import BlockEvent, ModelRequest
 from handrail.agent.subagents import ROLE
@@ -26,7 +26,7 @@ BEGINS = call_reply(("task", {"subagent_type": "worker", "prompt": "Work.", "bac
 WRITES = call_reply(("write", {"path": "a", "content": "a"}))
 
 
-class Shared(PlaybackModel):
+class SharedModel(PlaybackModel):
     """The model of an agent and of its sub-agents, which have replies of their own."""
 
     def __init__(self, worker: PlaybackModel, *replies: list[BlockEvent]) -> None:
@@ -41,8 +41,8 @@ class Shared(PlaybackModel):
                 yield event
 
 
-class Office(Desk):
-    """A desk whose agents may hand work to a worker, and whose kernel somebody else may keep open."""
+class DelegatingFixture(EditorFixture):
+    """An editor fixture whose agents may delegate to a worker, with a kernel that can stay open."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -64,7 +64,7 @@ class Office(Desk):
             yield kernel
 
     async def ended(self) -> Result:
-        """What the only job has come to."""
+        """Return the result of the only job."""
         jobs = self.opened[-1].jobs
         (job,) = await jobs.list()
         result = await jobs.wait(job.id, timeout_ms=60_000)
@@ -73,51 +73,51 @@ class Office(Desk):
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Office:
-    return Office(tmp_path)
+def desk(tmp_path: Path) -> DelegatingFixture:
+    return DelegatingFixture(tmp_path)
 
 
-def opening(*models: Shared) -> Any:
+def opening(*models: SharedModel) -> Any:
     """One model after the other."""
     each = iter(models)
 
-    def opened(_: AgentManifest) -> Shared:
+    def opened(_: AgentManifest) -> SharedModel:
         return next(each)
 
     return opened
 
 
-async def begun(client: ClientSideConnection, desk: Desk, pause: ReplyPause) -> str:
+async def start_prompt(client: ClientSideConnection, desk: EditorFixture, pause: ReplyPause) -> str:
     opened = await client.new_session(cwd=str(desk.workspace))
     await ask(client, opened.session_id)
     await pause.reached.wait()
     return opened.session_id
 
 
-def told(model: Shared) -> str:
+def read_last_messages(model: SharedModel) -> str:
     said = str(model.requests[-1].messages)
     assert said.count("Job task_") == 1
     return said
 
 
-async def test_a_background_sub_agent_continues_after_its_editor_closes_the_session(desk: Office) -> None:
+async def test_a_background_sub_agent_continues_after_its_editor_closes_the_session(desk: DelegatingFixture) -> None:
     pause = ReplyPause()
-    first = Shared(PlaybackModel([pause, *text_reply("Worked.")]), BEGINS, text_reply("Begun."))
-    second = Shared(PlaybackModel(), text_reply("Heard."))
+    first = SharedModel(PlaybackModel([pause, *text_reply("Worked.")]), BEGINS, text_reply("Begun."))
+    second = SharedModel(PlaybackModel(), text_reply("Heard."))
     async with desk.connected(model=opening(first, second)) as (client, editor):
-        session_id = await begun(client, desk, pause)
+        session_id = await start_prompt(client, desk, pause)
         await client.close_session(session_id=session_id)
         assert not first.closed
         pause.proceed.set()
         await client.load_session(cwd=str(desk.workspace), session_id=session_id)
         assert (await desk.ended()).ok
         await ask(client, session_id, "And?")
-        assert "Worked." in told(second) and editor.of("agent_thought_chunk")
+        assert "Worked." in read_last_messages(second) and editor.of("agent_thought_chunk")
     assert first.closed and second.closed
 
 
 async def test_the_workspace_is_closed_once_its_last_background_work_has_ended(
-    desk: Office, monkeypatch: pytest.MonkeyPatch
+    desk: DelegatingFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed, leave = asyncio.Event(), OpenWorkspacePool.release_workspace
 
@@ -127,10 +127,10 @@ async def test_the_workspace_is_closed_once_its_last_background_work_has_ended(
 
     monkeypatch.setattr(OpenWorkspacePool, "release_workspace", left)
     pause = ReplyPause()
-    first = Shared(PlaybackModel([pause, *text_reply("Worked.")]), BEGINS, text_reply("Begun."))
-    second = Shared(PlaybackModel(), text_reply("Heard."))
+    first = SharedModel(PlaybackModel([pause, *text_reply("Worked.")]), BEGINS, text_reply("Begun."))
+    second = SharedModel(PlaybackModel(), text_reply("Heard."))
     async with desk.connected(model=opening(first, second)) as (client, _):
-        session_id = await begun(client, desk, pause)
+        session_id = await start_prompt(client, desk, pause)
         await client.close_session(session_id=session_id)
         assert not closed.is_set()
         pause.proceed.set()
@@ -138,41 +138,45 @@ async def test_the_workspace_is_closed_once_its_last_background_work_has_ended(
         assert first.closed
         await client.load_session(cwd=str(desk.workspace), session_id=session_id)
         await ask(client, session_id, "And?")
-        assert "Worked." in told(second)
+        assert "Worked." in read_last_messages(second)
 
 
-async def test_a_background_sub_agent_survives_a_lost_connection_and_the_next_gets_its_result(desk: Office) -> None:
+async def test_a_background_sub_agent_survives_a_lost_connection_and_the_next_gets_its_result(
+    desk: DelegatingFixture,
+) -> None:
     pause = ReplyPause()
-    first = Shared(PlaybackModel([pause, *text_reply("Worked.")]), BEGINS, text_reply("Begun."))
-    second = Shared(PlaybackModel(), text_reply("Heard."))
+    first = SharedModel(PlaybackModel([pause, *text_reply("Worked.")]), BEGINS, text_reply("Begun."))
+    second = SharedModel(PlaybackModel(), text_reply("Heard."))
     async with desk.kernel(str(desk.workspace)) as desk.kept:
         async with desk.connected(model=opening(first)) as (client, _):
-            session_id = await begun(client, desk, pause)
+            session_id = await start_prompt(client, desk, pause)
         assert not first.closed
         pause.proceed.set()
         assert (await desk.ended()).ok
         async with desk.connected(model=opening(second)) as (client, _):
             await client.load_session(cwd=str(desk.workspace), session_id=session_id)
             await ask(client, session_id, "And?")
-            assert "Worked." in told(second)
+            assert "Worked." in read_last_messages(second)
     assert first.closed and second.closed
 
 
 @pytest.mark.proves("P-12")
 @pytest.mark.parametrize("again", ["load_session", "resume_session"])
-async def test_a_request_left_open_by_a_lost_connection_is_asked_on_the_next(desk: Office, again: str) -> None:
+async def test_a_request_left_open_by_a_lost_connection_is_asked_on_the_next(
+    desk: DelegatingFixture, again: str
+) -> None:
     pause, editor, back = ReplyPause(), Editor(), Editor()
     pause.proceed.set()
     editor.answering = lambda _call, _options: None
     back.answering = lambda _call, _options: "allow_once"
     worker = PlaybackModel([pause, *WRITES], text_reply("Written."))
-    first = Shared(worker, BEGINS, text_reply("Begun."))
+    first = SharedModel(worker, BEGINS, text_reply("Begun."))
     async with desk.kernel(str(desk.workspace)) as desk.kept:
         async with desk.connected(model=opening(first), editor=editor) as (client, _):
-            session_id = await begun(client, desk, pause)
+            session_id = await start_prompt(client, desk, pause)
             await editor.until(lambda: editor.asked)
         assert len(desk.kept.approvals.list_pending()) == 1
-        async with desk.connected(model=opening(Shared(PlaybackModel())), editor=back) as (client, _):
+        async with desk.connected(model=opening(SharedModel(PlaybackModel())), editor=back) as (client, _):
             await getattr(client, again)(cwd=str(desk.workspace), session_id=session_id)
             await back.until(lambda: back.asked)
             assert (await desk.ended()).data["text"] == "Written."
@@ -180,14 +184,14 @@ async def test_a_request_left_open_by_a_lost_connection_is_asked_on_the_next(des
     assert (desk.workspace / "a").read_text() == "a"
 
 
-async def test_a_background_sub_agent_ends_with_its_kernel_and_the_session_is_informed(desk: Office) -> None:
+async def test_a_background_sub_agent_ends_with_its_kernel_and_the_session_is_informed(desk: DelegatingFixture) -> None:
     pause = ReplyPause()
-    first = Shared(PlaybackModel([pause, *text_reply("never")]), BEGINS, text_reply("Begun."))
-    second = Shared(PlaybackModel(), text_reply("Heard."))
+    first = SharedModel(PlaybackModel([pause, *text_reply("never")]), BEGINS, text_reply("Begun."))
+    second = SharedModel(PlaybackModel(), text_reply("Heard."))
     async with desk.connected(model=opening(first)) as (client, _):
-        session_id = await begun(client, desk, pause)
+        session_id = await start_prompt(client, desk, pause)
     assert first.closed and not first.worker.open_streams
     async with desk.connected(model=opening(second)) as (client, _):
         await client.load_session(cwd=str(desk.workspace), session_id=session_id)
         await ask(client, session_id, "And?")
-        assert "the kernel is shutting down" in told(second)
+        assert "the kernel is shutting down" in read_last_messages(second)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from acp import RequestError
-from tests.frontends.acp_clients import Desk, ask
+from tests.frontends.acp_clients import EditorFixture, ask
 
 from handrail.agent.model_protocol import ModelRequest, UserMessage
 from handrail.testing.provider_request_checks import PlaybackModel, text_reply
@@ -15,21 +15,21 @@ pytestmark = pytest.mark.proves("F-05")
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    desk = Desk(tmp_path)
+def desk(tmp_path: Path) -> EditorFixture:
+    desk = EditorFixture(tmp_path)
     skill = desk.workspace / ".agents" / "skills" / "deploy"
     skill.mkdir(parents=True)
     (skill / "SKILL.md").write_text("---\nname: deploy\ndescription: How we deploy.\n---\nSlowly.\n")
     return desk
 
 
-def asked(request: ModelRequest) -> str:
-    """What the user said last."""
+def get_last_user_text(request: ModelRequest) -> str:
+    """Return the last text of the user."""
     return [message.text for message in request.messages if isinstance(message, UserMessage)][-1]
 
 
 @pytest.mark.proves("A-04")
-async def test_skills_are_slash_commands_that_ask_the_model_to_read_them(desk: Desk) -> None:
+async def test_skills_are_slash_commands_that_ask_the_model_to_read_them(desk: EditorFixture) -> None:
     model = PlaybackModel(*[text_reply("Done.")] * 3)
     async with desk.connected(model=lambda _: model) as (client, editor):
         opened = await client.new_session(cwd=str(desk.workspace))
@@ -44,13 +44,13 @@ async def test_skills_are_slash_commands_that_ask_the_model_to_read_them(desk: D
         assert "handrail/untrusted_source" not in told["tool-builder"].field_meta
         for said in ("/deploy the docs\nand no more", "/deploy", "/etc/hosts says what?"):
             await ask(client, opened.session_id, said)
-        first, bare, other = map(asked, model.requests)
+        first, bare, other = map(get_last_user_text, model.requests)
         assert "'deploy'" in first and "the tool skill" in first and first.endswith("\n\nthe docs\nand no more")
         assert "'deploy'" in bare and "Slowly" not in first + bare, "what a workspace wrote is not the user's word"
         assert other == "/etc/hosts says what?"
 
 
-async def test_mode_and_model_are_options_and_a_new_model_continues_the_conversation(desk: Desk) -> None:
+async def test_mode_and_model_are_options_and_a_new_model_continues_the_conversation(desk: EditorFixture) -> None:
     one, two = PlaybackModel(text_reply("One.")), PlaybackModel(text_reply("Two."))
     async with desk.connected(model=lambda _: one, named={"second": lambda _: two}) as (client, editor):
         opened = await client.new_session(cwd=str(desk.workspace))
@@ -76,14 +76,14 @@ async def test_mode_and_model_are_options_and_a_new_model_continues_the_conversa
                 await client.set_config_option(config_id=config, session_id=opened.session_id, value=value)
 
 
-async def test_a_single_model_is_not_offered_as_an_option(desk: Desk) -> None:
+async def test_a_single_model_is_not_offered_as_an_option(desk: EditorFixture) -> None:
     async with desk.connected({"text": "Done."}) as (client, _):
         opened = await client.new_session(cwd=str(desk.workspace))
         assert [option.id for option in opened.config_options or []] == ["mode"]
 
 
 @pytest.mark.proves("A-08")
-async def test_a_slash_command_compacts_the_session_and_reports_the_outcome(desk: Desk) -> None:
+async def test_a_slash_command_compacts_the_session_and_reports_the_outcome(desk: EditorFixture) -> None:
     skill = desk.workspace / ".agents" / "skills" / "compact"
     skill.mkdir()
     (skill / "SKILL.md").write_text("---\nname: compact\ndescription: Take the command's place.\n---\nNo.\n")
@@ -93,7 +93,7 @@ async def test_a_slash_command_compacts_the_session_and_reports_the_outcome(desk
         await editor.until(lambda: editor.of("available_commands_update"))
         (update,) = editor.of("available_commands_update")
         (command,) = [one for one in update.available_commands if one.name == "compact"]
-        assert "Make room in the context" in command.description and "skill" not in command.description
+        assert "Free up context" in command.description and "skill" not in command.description
         for said in ("one", "two", "three"):
             await ask(client, opened.session_id, said)
         answer = await ask(client, opened.session_id, "/compact")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from acp import schema
-from tests.frontends.acp_clients import Desk, ask, call
+from tests.frontends.acp_clients import EditorFixture, ask, call
 
 from handrail.contract.calls_and_results import CallAnswer, Event, Result
 from handrail.contract.tool.spec import ToolSpec
@@ -97,7 +97,7 @@ def test_a_failed_call_shows_its_reason_first() -> None:
 
 @pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="bash is withheld on this machine")
 async def test_a_command_without_output_shows_a_note(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+    desk = EditorFixture(tmp_path)
     turns = ({"calls": [call("bash", command="true"), call("bash", command="false")]}, {"text": "Done."})
     async with desk.connected(*turns, rules=["allow bash true", "allow bash false"]) as (client, editor):
         opened = await client.new_session(cwd=str(desk.workspace))
@@ -106,8 +106,8 @@ async def test_a_command_without_output_shows_a_note(tmp_path: Path) -> None:
         assert shown == [["(no output)", "exit code 0"], ["(no output)", "exit code 1"]]
 
 
-class Told:
-    """One client, with what it was told of one call."""
+class ReceivedUpdates:
+    """A client with the updates of one call."""
 
     def __init__(self, offers: schema.ClientCapabilities) -> None:
         self.updates: list[Any] = []
@@ -122,21 +122,21 @@ class Told:
         self.telling.show_call_event(Event(kind, "s", "s/1.0", "bash", 0, data))
 
     async def content(self) -> list[Content]:
-        """As it stands in the end."""
+        """Return the final content."""
         await self.telling.wait_until_delivered()
         await self.telling.aclose()
         return [update.content for update in self.updates if getattr(update, "content", None) is not None][-1]
 
 
 async def test_a_result_without_program_output_replaces_the_empty_terminal() -> None:
-    told = Told(DRAWS)
+    told = ReceivedUpdates(DRAWS)
     told.happens("started")
     told.telling.show_call_result("s/1.0", "bash", Result.output({"id": "term_1", "sent_bytes": 3}))
     assert words(await told.content()) == [block("id: term_1\nsent_bytes: 3")]
 
 
 async def test_a_program_ended_by_a_signal_is_shown_with_the_signal_name() -> None:
-    told = Told(DRAWS)
+    told = ReceivedUpdates(DRAWS)
     told.happens("started")
     told.telling.show_call_result(
         "s/1.0", "bash", Result.output({"exit_code": -9, "signal": 9, "output": "", "limit": "memory"})
@@ -154,7 +154,7 @@ async def test_a_program_ended_by_a_signal_is_shown_with_the_signal_name() -> No
 async def test_a_finished_job_shows_its_output_whether_its_call_is_answered_early_or_late(
     early: bool, output: str, shown: str
 ) -> None:
-    told = Told(schema.ClientCapabilities())
+    told = ReceivedUpdates(schema.ClientCapabilities())
     result = Result.output({"job_id": "bash_1", "state": "running"})
     answer = CallAnswer("s/1.0", "bash", result, result)
     told.happens("started")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from acp import RequestError, schema
 from acp.client.connection import ClientSideConnection
-from tests.frontends.acp_clients import Desk, Editor, ask
+from tests.frontends.acp_clients import Editor, EditorFixture, ask
 
 from handrail.agent.run_budget import Budget
 from handrail.contract.errors import LogUnavailable, UsageError
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.proves("F-05")
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
+def desk(tmp_path: Path) -> EditorFixture:
+    return EditorFixture(tmp_path)
 
 
 @asynccontextmanager
-async def left(desk: Desk) -> AsyncGenerator[tuple[ClientSideConnection, Editor, str]]:
+async def client_with_closed_session(desk: EditorFixture) -> AsyncGenerator[tuple[ClientSideConnection, Editor, str]]:
     """A client that has one session open, and another that it has worked in and left; with that one's id."""
     async with desk.connected({"text": "Seen."}) as (client, editor):
         await client.new_session(cwd=str(desk.workspace))
@@ -41,15 +41,15 @@ async def left(desk: Desk) -> AsyncGenerator[tuple[ClientSideConnection, Editor,
         yield client, editor, opened.session_id
 
 
-def state(desk: Desk, session_id: str) -> str:
+def state(desk: EditorFixture, session_id: str) -> str:
     with desk.reading(str(desk.workspace)) as reader:
         found = reader.get(session_id)
     assert found is not None
     return found.state
 
 
-def damaged(desk: Desk, session_id: str) -> None:
-    """Have a message of it say what cannot be told: arguments that lie deeper than any that were taken."""
+def damaged(desk: EditorFixture, session_id: str) -> None:
+    """Insert a message with arguments nested deeper than allowed."""
     arguments: dict[str, Any] = {}
     for _ in range(300):
         arguments = {"inner": arguments}
@@ -64,8 +64,8 @@ def damaged(desk: Desk, session_id: str) -> None:
     connection.close()
 
 
-async def test_a_message_that_cannot_be_replayed_is_an_error_and_suspends_the_session(desk: Desk) -> None:
-    async with left(desk) as (client, editor, session_id):
+async def test_a_message_that_cannot_be_replayed_is_an_error_and_suspends_the_session(desk: EditorFixture) -> None:
+    async with client_with_closed_session(desk) as (client, editor, session_id):
         damaged(desk, session_id)
         for _ in range(2):
             editor.updates.clear()
@@ -79,12 +79,12 @@ async def test_a_message_that_cannot_be_replayed_is_an_error_and_suspends_the_se
 
 
 async def test_an_unreadable_conversation_is_an_error_and_suspends_the_session(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: EditorFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def read(_: SessionHistory) -> Sequence[HistoryEntry]:
         raise LogUnavailable("the database cannot be read: disk I/O error")
 
-    async with left(desk) as (client, editor, session_id):
+    async with client_with_closed_session(desk) as (client, editor, session_id):
         with monkeypatch.context() as broken:
             broken.setattr(SessionHistory, "read_stored_messages", read)
             with pytest.raises(RequestError, match="disk I/O error"):
@@ -96,9 +96,9 @@ async def test_an_unreadable_conversation_is_an_error_and_suspends_the_session(
 
 
 async def test_a_client_that_stops_receiving_during_a_load_leaves_no_open_session(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: EditorFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with left(desk) as (client, _, session_id):
+    async with client_with_closed_session(desk) as (client, _, session_id):
         tell = UpdateSender.replay_user_text
 
         def gone(telling: UpdateSender, words: str) -> None:
@@ -114,7 +114,9 @@ async def test_a_client_that_stops_receiving_during_a_load_leaves_no_open_sessio
         assert state(desk, session_id) == "suspended"
 
 
-async def test_closing_a_session_while_it_loads_stops_the_loading(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_a_session_while_it_loads_stops_the_loading(
+    desk: EditorFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reading, go_on = asyncio.Event(), asyncio.Event()
     read = SessionHistory.read_stored_messages
 
@@ -124,7 +126,7 @@ async def test_closing_a_session_while_it_loads_stops_the_loading(desk: Desk, mo
         await go_on.wait()
         return found
 
-    async with left(desk) as (client, _, session_id):
+    async with client_with_closed_session(desk) as (client, _, session_id):
         monkeypatch.setattr(SessionHistory, "read_stored_messages", slowly)
         loading = asyncio.create_task(client.load_session(cwd=str(desk.workspace), session_id=session_id))
         await reading.wait()
@@ -136,7 +138,7 @@ async def test_closing_a_session_while_it_loads_stops_the_loading(desk: Desk, mo
 
 
 async def test_a_session_can_be_loaded_again_after_its_client_disconnects_during_loading(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: EditorFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading = asyncio.Event()
 
@@ -145,7 +147,7 @@ async def test_a_session_can_be_loaded_again_after_its_client_disconnects_during
         await asyncio.Event().wait()
         return []
 
-    async with left(desk) as (client, _, session_id):
+    async with client_with_closed_session(desk) as (client, _, session_id):
         with monkeypatch.context() as broken:
             broken.setattr(SessionHistory, "read_stored_messages", never)
             loading = asyncio.create_task(client.load_session(cwd=str(desk.workspace), session_id=session_id))
@@ -159,12 +161,12 @@ async def test_a_session_can_be_loaded_again_after_its_client_disconnects_during
 
 
 async def test_a_session_is_suspended_when_its_agent_cannot_be_created(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: EditorFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def of(_: object) -> Budget:
         raise UsageError("no such budget")
 
-    async with left(desk) as (client, _, session_id):
+    async with client_with_closed_session(desk) as (client, _, session_id):
         with monkeypatch.context() as broken:
             broken.setattr(Budget, "combine_limits", of)
             with pytest.raises(RequestError, match="no such budget"):

@@ -1,4 +1,4 @@
-"""What an editor is shown of a command while it runs. The command runs here, confined, whatever the editor offers."""
+"""The display of a running command in an editor. The command always runs here, in the sandbox."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from acp import schema
-from tests.frontends.acp_clients import Desk, Editor, ask, call
+from tests.frontends.acp_clients import Editor, EditorFixture, ask, call
 
 from handrail.contract.calls_and_results import Event, Result
 from handrail.contract.tool.spec import ToolSpec
@@ -34,7 +34,7 @@ ECHO = ({"calls": [call("bash", command="echo one")]}, {"text": "Done."})
 
 
 async def test_a_client_with_terminal_support_receives_the_output_of_a_command(tmp_path: Path) -> None:
-    desk, offers = Desk(tmp_path), schema.ClientCapabilities(field_meta={"terminal_output": True})
+    desk, offers = EditorFixture(tmp_path), schema.ClientCapabilities(field_meta={"terminal_output": True})
     async with desk.connected(*ECHO, offers=offers, rules=["allow bash echo *"]) as (client, editor):
         opened = await client.new_session(cwd=str(desk.workspace))
         await ask(client, opened.session_id)
@@ -48,7 +48,7 @@ async def test_a_client_with_terminal_support_receives_the_output_of_a_command(t
 
 
 async def test_the_terminal_of_a_client_runs_a_viewer_and_never_the_command(tmp_path: Path) -> None:
-    desk, editor = Desk(tmp_path), Editor()
+    desk, editor = EditorFixture(tmp_path), Editor()
     turns = ({"calls": [call("bash", command="touch made")]}, *ECHO)
     offers = schema.ClientCapabilities(terminal=True)
     rules = ["allow bash echo *", "allow bash touch *"]
@@ -72,7 +72,7 @@ def _terminals(update: Any) -> list[dict[str, Any]]:
 
 
 async def test_a_client_that_cannot_create_its_offered_terminal_receives_the_output_as_text(tmp_path: Path) -> None:
-    desk, editor = Desk(tmp_path), Editor()
+    desk, editor = EditorFixture(tmp_path), Editor()
     editor.create_terminal = None  # type: ignore[method-assign, assignment] # pyright: ignore[reportAttributeAccessIssue]
     offers = schema.ClientCapabilities(terminal=True)
     async with desk.connected(*ECHO, editor=editor, offers=offers, rules=["allow bash echo *"]) as (client, _):
@@ -83,7 +83,7 @@ async def test_a_client_that_cannot_create_its_offered_terminal_receives_the_out
 
 @pytest.mark.parametrize(("command", "code"), [("echo one", 0), ("ls nowhere", 2)])
 async def test_a_background_command_is_shown_until_it_ends(tmp_path: Path, command: str, code: int) -> None:
-    desk, offers = Desk(tmp_path), schema.ClientCapabilities(field_meta={"terminal_output": True})
+    desk, offers = EditorFixture(tmp_path), schema.ClientCapabilities(field_meta={"terminal_output": True})
     turns = (
         {"calls": [call("bash", command=command, background=True)]},
         {"calls": [call("wait", job_id="${0.data.job_id}")]},

@@ -1,4 +1,4 @@
-"""The ACP agent as a process on pipes, and a peer that keeps to no form."""
+"""The ACP agent as a process with pipes, and a peer that violates the protocol."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from acp import RequestError
 from acp.client.connection import ClientSideConnection
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.frontends.acp_clients import Desk, Editor, ask, call, played
+from tests.frontends.acp_clients import Editor, EditorFixture, ask, call, played
 from tests.frontends.conftest import Program
 
 from handrail.agent.run_budget import Budget
@@ -50,8 +50,8 @@ async def test_an_editor_starts_the_agent_process_prompts_it_and_disconnects_cle
     await client.close()
 
 
-class Lines:
-    """What a peer says, line by line, and what it is answered."""
+class LinePeer:
+    """A peer that writes and reads lines."""
 
     def __init__(self, *lines: str) -> None:
         self._lines = lines
@@ -89,14 +89,14 @@ class Lines:
     ],
 )
 async def test_an_invalid_request_is_answered_with_an_error_code(line: str, code: int) -> None:
-    lines = Lines(line, "", '{"id": 2, "method": "initialize", "params": {"protocolVersion": 1}}')
+    lines = LinePeer(line, "", '{"id": 2, "method": "initialize", "params": {"protocolVersion": 1}}')
     taken = await lines.taken()
     assert [message["id"] for message in taken] == [2]
     assert [answer["error"]["code"] for answer in lines.said] == [code]
 
 
 async def test_useless_messages_are_dropped_and_meta_adds_no_argument() -> None:
-    lines = Lines(
+    lines = LinePeer(
         '{"method": "document/didOpen", "params": {}}',
         '{"method": 7}',
         '{"method": "session/cancel", "params": {"sessionId": 5}}',
@@ -112,7 +112,7 @@ async def test_useless_messages_are_dropped_and_meta_adds_no_argument() -> None:
     assert cancel["params"] == {"sessionId": "a"} and lines.said == []
 
 
-class Closed(Lines):
+class ClosedPeer(LinePeer):
     """A peer that no longer reads what it is answered."""
 
     async def flush(self) -> None:
@@ -120,7 +120,7 @@ class Closed(Lines):
 
 
 async def test_a_reply_to_a_lost_client_is_dropped_and_other_messages_raise() -> None:
-    closed = Closed("no json", "null", '{"id": 2, "method": "initialize", "params": {"protocolVersion": 1}}')
+    closed = ClosedPeer("no json", "null", '{"id": 2, "method": "initialize", "params": {"protocolVersion": 1}}')
     assert [message["id"] for message in await closed.taken()] == [2], "it is heard until it says no more"
     pipe = JsonLinesTransport(aiter(cast("Any", closed)), closed)
     await pipe.send({"jsonrpc": "2.0", "id": 2, "result": {}})
@@ -169,10 +169,10 @@ async def test_a_client_that_disconnects_during_a_permission_request_causes_no_t
 
 
 async def test_a_client_that_hangs_up_without_reading_does_not_delay_the_server(tmp_path: Path) -> None:
-    desk, answers, unread = Desk(tmp_path), asyncio.Queue[Any](), asyncio.Event()
+    desk, answers, unread = EditorFixture(tmp_path), asyncio.Queue[Any](), asyncio.Event()
 
-    class Deaf:
-        """Asks for a session and for work in it, and hangs up when it is told of that, which it does not read."""
+    class DisconnectingPeer:
+        """A peer that starts work in a session and disconnects at the first update without reading it."""
 
         def __init__(self) -> None:
             self.asked = 0
@@ -206,7 +206,7 @@ async def test_a_client_that_hangs_up_without_reading_does_not_delay_the_server(
         played(tmp_path, {"text": "There is much to say."}),
         lambda manifest: Budget.combine_limits(manifest.budgets),
     )
-    await serve_acp_client(Deaf(), serving, patience_s=0)
+    await serve_acp_client(DisconnectingPeer(), serving, patience_s=0)
     with desk.reading(str(desk.workspace)) as reader:
         (left,) = reader.list_resumable(limit=5)
     assert left.task == "go"
@@ -285,7 +285,7 @@ async def test_no_message_ends_the_connection(messages: list[Any]) -> None:
 
 
 async def test_a_workspace_that_cannot_be_opened_is_a_readable_error(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+    desk = EditorFixture(tmp_path)
     (tmp_path / "config" / "handrail.toml").write_text("no = such\n")
     async with desk.connected({"text": "x"}) as (client, _):
         for _ in range(2):

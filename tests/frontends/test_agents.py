@@ -16,7 +16,7 @@ pytestmark = pytest.mark.proves("K-13")
 
 @pytest.fixture
 def config(handrail: Program) -> str:
-    """A configuration file beside which agents lie."""
+    """A configuration file with agents next to it."""
     handrail.config.mkdir()
     file = handrail.config / "handrail.toml"
     file.write_text("")

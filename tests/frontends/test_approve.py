@@ -1,4 +1,4 @@
-"""``handrail approve``: what waits is shown whole, answered from any door, and run by nobody but its own call."""
+"""``handrail approve``: requests are shown completely, answered from any front end, and used only by their call."""
 
 from __future__ import annotations
 
@@ -312,7 +312,7 @@ raise SystemExit(code)
 
 
 def loaded_for(handrail: Program, *arguments: str) -> tuple[str, set[str]]:
-    """What a command says in a process of its own, and what of Handrail it loads there."""
+    """Return the output of a command in its own process, and the Handrail modules it loads."""
     command = [sys.executable, "-c", ALONE, "approve", *handrail.common, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()

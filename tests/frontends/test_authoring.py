@@ -1,4 +1,4 @@
-"""``handrail new`` and ``handrail lint``: from nothing to a tool that is checked."""
+"""``handrail new`` and ``handrail lint``: from a template to a checked tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``handrail chat``: messages, approvals, an interruption and a resumption, at a terminal and in a pipe."""
+"""``handrail chat``: messages, approvals, interruption and resumption, in a terminal and a pipe."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.frontends.conftest import OnATerminal, Program, Sleeper, Terminals
+from tests.frontends.conftest import OnATerminal, Program, SleepingCommand, Terminals
 
 PLAIN = {"NO_COLOR": "1"}
 
@@ -62,7 +62,7 @@ def test_a_terminal_conversation_asks_for_approval_in_place_and_continues(
 def test_ctrl_c_interrupts_the_running_turn_and_the_conversation_continues(
     handrail: Program, tmp_path: Path, on_a_terminal: Terminals
 ) -> None:
-    sleeper = Sleeper(handrail)
+    sleeper = SleepingCommand(handrail)
     model = script(tmp_path, call("bash", **json.loads(sleeper.arguments)), {"text": "Still with you."})
     command = handrail.command("chat", "sleep", "--model", model, "--rule", sleeper.rule)
     terminal = on_a_terminal(*command, environment=PLAIN)
@@ -135,7 +135,7 @@ def test_chat_commands_work_and_an_unknown_command_is_reported(handrail: Program
         "Unknown command /fo\\e[2Jo",
     ):
         assert told in done.err
-    assert "No model was asked yet." in done.err and "Nothing to compact" in done.err and "\x1b" not in done.err
+    assert "No model request was made yet." in done.err and "Nothing to compact" in done.err and "\x1b" not in done.err
 
 
 def test_each_undo_reverts_one_more_call(handrail: Program, tmp_path: Path) -> None:

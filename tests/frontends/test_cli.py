@@ -1,4 +1,4 @@
-"""The command line as a shell meets it: what each command prints, and the exit code it ends with."""
+"""The command line: the output and exit code of each command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.frontends.conftest import Here, Program, Sleeper, Terminals
+from tests.frontends.conftest import Here, Program, SleepingCommand, Terminals
 from tests.prefork import command as prefork
 
 from handrail.frontends.cli.command_group import COMMANDS, run_command_line
@@ -302,7 +302,7 @@ def test_ctrl_c_at_a_prompt_ends_the_call_and_exits_with_130(handrail: Program, 
 def test_a_signal_stops_all_processes_of_a_call_and_leaves_the_log_intact(
     handrail: Program, number: signal.Signals
 ) -> None:
-    sleeper = Sleeper(handrail)
+    sleeper = SleepingCommand(handrail)
     command = handrail.command("call", "bash", sleeper.arguments, "--rule", sleeper.rule)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         sleeper.wait_until_it_runs()

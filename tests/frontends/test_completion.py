@@ -1,4 +1,4 @@
-"""What Tab completes in a shell, asked as the shells ask."""
+"""Shell completion, requested as the shells do."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.proves("F-02a")
 SHELLS = ("bash", "zsh", "fish")
 
 
-def asked(handrail: Program, *words: str) -> Ended:
-    """What the program says to bash about a line that ends with the last of ``words``."""
+def complete_line(handrail: Program, *words: str) -> Ended:
+    """Return the completions in bash for a line that ends with the last of ``words``."""
     line = ["handrail", *(shlex.quote(word) if " " in word else word for word in words)]  # as it is typed
     own = {"_HANDRAIL_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(words))}
     done = subprocess.run(
@@ -35,7 +35,7 @@ def asked(handrail: Program, *words: str) -> Ended:
 
 
 def offered(handrail: Program, *words: str) -> list[str]:
-    done = asked(handrail, *words)
+    done = complete_line(handrail, *words)
     assert (done.code, done.err) == (0, "")
     return [line.split(",", 1)[1] for line in done.out.splitlines() if line]
 
@@ -98,7 +98,7 @@ def test_completion_uses_the_workspace_of_the_command_line(here: Here, handrail:
 
 @pytest.mark.parametrize("words", [("nothing", "x"), ("log", "--call", "%_'\""), ("log", "--session", "\x1b")])
 def test_meaningless_words_complete_to_nothing_without_an_error(handrail: Program, words: tuple[str, ...]) -> None:
-    done = asked(handrail, *words)
+    done = complete_line(handrail, *words)
     assert (done.code, done.err) == (0, "") and done.out.strip() == ""
 
 
@@ -107,7 +107,7 @@ def test_a_damaged_log_causes_no_error_during_completion(here: Here, handrail: P
     (database,) = handrail.state.glob("ws/*/handrail.db")
     database.write_bytes(b"x" * 5000)
     for words in (("call", "r"), ("log", "--session", ""), ("log", "--call", "s")):
-        assert asked(handrail, *words).err == ""
+        assert complete_line(handrail, *words).err == ""
 
 
 def test_completion_loads_no_kernel(here: Here, handrail: Program) -> None:

@@ -1,4 +1,4 @@
-"""handrail config, init and trust, as a person and as a script meet them."""
+"""``handrail config``, ``init`` and ``trust`` for users and scripts."""
 
 from __future__ import annotations
 

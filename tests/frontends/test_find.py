@@ -1,4 +1,4 @@
-"""handrail find, and what handrail tools says of categories and views."""
+"""``handrail find``, and the categories and views of ``handrail tools``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Floods over HTTP: slow, idle and abandoned clients keep nobody out, and no request has two meanings."""
+"""Floods over HTTP: slow, idle and abandoned clients block nobody, and requests are unambiguous."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.frontends.test_mcp_http import ALICE, BOB, Rpc, running
+from tests.frontends.test_mcp_http import ALICE, BOB, StatelessRequests, running
 
 from handrail.frontends.mcp.http import http_limits, http_server
 from handrail.frontends.mcp.http.http_limits import make_bounded_connection_class
@@ -29,9 +29,14 @@ PING = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "ping"}).encode()
 
 
 async def raw(
-    rpc: Rpc, *lines: str, body: bytes = PING, target: str = "/mcp", end: bool = True, framed: bool = False
+    rpc: StatelessRequests,
+    *lines: str,
+    body: bytes = PING,
+    target: str = "/mcp",
+    end: bool = True,
+    framed: bool = False,
 ) -> tuple[Any, Any]:
-    """A request as it stands, sent through a connection of its own.
+    """Send a raw request over its own connection.
 
     :param framed: whether the lines say where its body ends
     """
@@ -49,7 +54,7 @@ async def raw(
     return reader, writer
 
 
-async def status(rpc: Rpc, *lines: str, **how: Any) -> int:
+async def status(rpc: StatelessRequests, *lines: str, **how: Any) -> int:
     reader, writer = await raw(rpc, *lines, **how)
     line = await reader.readline()
     writer.close()
@@ -175,13 +180,13 @@ def test_the_connection_limit_leaves_file_descriptors_for_other_files() -> None:
     assert 16 <= make_bounded_connection_class(2_000, id).most <= 2_000
 
 
-async def opened(rpc: Rpc, token: str | None = None) -> tuple[int, str]:
+async def opened(rpc: StatelessRequests, token: str | None = None) -> tuple[int, str]:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     found = await rpc.post(INITIALIZE, **headers)
     return found.status_code, found.headers.get("mcp-session-id", "")
 
 
-async def known(rpc: Rpc, session: str, token: str | None = None) -> bool:
+async def known(rpc: StatelessRequests, session: str, token: str | None = None) -> bool:
     headers = {"Mcp-Session-Id": session, "MCP-Protocol-Version": "2025-11-25"}
     headers |= {} if token is None else {"Authorization": f"Bearer {token}"}
     return (await rpc.post({"jsonrpc": "2.0", "id": 2, "method": "ping"}, **headers)).status_code == 200

@@ -1,4 +1,4 @@
-"""A state in which every name, path, title and error is hostile: no command lets one act on a terminal or forge a line."""
+"""A state with hostile names, paths, titles and errors: no output controls a terminal or forges a line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def faults(shown: str) -> list[str]:
-    """What in ``shown`` acts on a terminal, or passes for a line of Handrail's own."""
+    """Return what in ``shown`` controls a terminal or imitates a line of Handrail."""
     found = sorted({f"U+{ord(c):04X}" for c in shown if c != "\n" and unicodedata.category(c) in _UNSEEN})
     found += [line for line in shown.split("\n") if re.match(f" ?{FORGED}", line)]
     marks = 0

@@ -1,4 +1,4 @@
-"""handrail jobs: what runs in the background of a workspace, from any terminal."""
+"""``handrail jobs``: the background jobs of a workspace, from any terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line in a locale without Unicode: every file can be named, and no output is a traceback."""
+"""The command line in a locale without Unicode: every file can be named, and nothing fails with a traceback."""
 
 from __future__ import annotations
 

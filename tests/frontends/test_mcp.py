@@ -1,4 +1,4 @@
-"""The MCP server, driven by the SDK's own client over stdio: what it lists, what it answers, how it ends."""
+"""The MCP server with the SDK's client over stdio: lists, results and shutdown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import ToolsListChanged
 from mcp.types import CallToolResult, TextContent, Tool, ToolListChangedNotification
-from tests.frontends.conftest import Program, Sleeper
+from tests.frontends.conftest import Program, SleepingCommand
 
 from handrail.frontends.mcp.mcp_stdio_server import (
     MAX_MESSAGE_BYTES,
@@ -231,7 +231,7 @@ async def test_the_server_waits_for_a_full_pipe_only_while_its_client_sends() ->
 
 @pytest.mark.proves("X-08")
 async def test_a_cancelled_request_stops_the_call_and_keeps_the_connection(handrail: Program) -> None:
-    sleeper = Sleeper(handrail)
+    sleeper = SleepingCommand(handrail)
     async with connected(handrail, "--rule", sleeper.rule, "--rule", "allow write") as client:
         running = asyncio.create_task(client.call_tool("bash", json.loads(sleeper.arguments)))
         await asyncio.to_thread(sleeper.wait_until_it_runs)

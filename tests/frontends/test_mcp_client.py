@@ -1,4 +1,4 @@
-"""What an MCP client is asked and told in the middle of a call, in both eras of the protocol, over the SDK's own client."""
+"""Requests and notifications to an MCP client during a call, in both eras of the protocol."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tests.frontends.mcp_clients import (
     ERAS,
     TOOLS,
     Era,
-    Person,
+    FormUser,
     about,
     count,
     filled,
     forge,
+    join_text_content,
     paint,
     ran,
     relay,
     roots,
-    said,
     sample,
     serving,
 )
@@ -44,28 +44,28 @@ from handrail.sandbox import tier_probe
 @ERAS
 @pytest.mark.proves("F-03")
 async def test_an_approval_request_is_a_form_that_shows_the_complete_call(tmp_path: Path, era: Era) -> None:
-    person = Person([filled(decision="once"), types.ElicitResult(action="decline"), filled(decision="session")])
+    person = FormUser([filled(decision="once"), types.ElicitResult(action="decline"), filled(decision="session")])
     async with serving(tmp_path) as (_, _, client), client(era, person) as one:
-        assert "kite" in said(await one.call_tool("launch", {"what": "a\u202ekite"}))
+        assert "kite" in join_text_content(await one.call_tool("launch", {"what": "a\u202ekite"}))
         shown = person.seen[0]
         assert isinstance(shown, types.ElicitRequestFormParams)
         assert "launch" in shown.message and "kite" in shown.message and "\u202e" not in shown.message
         refused = await one.call_tool("launch", {"what": "b"})
-        assert refused.is_error and about(refused, "awaiting_approval") and "declined" in said(refused)
+        assert refused.is_error and about(refused, "awaiting_approval") and "declined" in join_text_content(refused)
         for _ in range(2):  # the second time by the rule that was stored for the session
-            assert said(await one.call_tool("launch", {"what": "c"})) == "launched c"
+            assert join_text_content(await one.call_tool("launch", {"what": "c"})) == "launched c"
     assert len(person.seen) == 3
 
 
 @ERAS
 @pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="programs cannot be confined on this machine")
 async def test_a_host_request_of_a_program_is_a_form_while_the_program_waits(tmp_path: Path, era: Era) -> None:
-    person = Person([filled(decision="once"), filled(decision="reject", message="no mirrors")])
+    person = FormUser([filled(decision="once"), filled(decision="reject", message="no mirrors")])
     (tmp_path / "ws").mkdir()
     fetch = "".join(f"curl -sS http://{host}.invalid/\n" for host in ("one", "two", "two"))
     (tmp_path / "ws" / "fetch.sh").write_text(f"{fetch}exit 3\n")
     async with serving(tmp_path, rules=("allow bash bash fetch.sh",)) as (_, _, client), client(era, person) as one:
-        told = said(await one.call_tool("bash", {"command": "bash fetch.sh"}))
+        told = join_text_content(await one.call_tool("bash", {"command": "bash fetch.sh"}))
     messages = [form.message for form in person.seen]
     assert len(messages) == 2 and "one.invalid" in messages[0] and "two.invalid" in messages[1]
     assert "allow net.fetch one.invalid" in messages[0] and "bash fetch.sh" in messages[0]
@@ -80,13 +80,13 @@ async def test_a_headless_server_denies_a_call_that_requires_approval(tmp_path: 
         assert (
             refused.is_error
             and about(refused, "error_kind") == "denied"
-            and "This session has no user to ask" in said(refused)
+            and "This session has no user to ask" in join_text_content(refused)
         )
 
 
 @ERAS
 async def test_a_headless_server_never_asks_the_client(tmp_path: Path, era: Era) -> None:
-    person = Person([filled(decision="once")])
+    person = FormUser([filled(decision="once")])
     async with serving(tmp_path, McpFrontendSettings(headless=True)) as (_, _, client), client(era, person) as one:
         assert (await one.call_tool("launch", {"what": "a"})).is_error and not person.seen
 
@@ -99,19 +99,19 @@ async def test_questions_are_one_form_with_a_field_for_each(tmp_path: Path, era:
         {"question": "Some?", "options": [{"label": "a"}, {"label": "b"}, {"label": "c"}], "multi_select": True},
         {"question": "Why?"},
     ]
-    person = Person([filled(q1="blue", q2=["a", "c"], q3="because"), types.ElicitResult(action="cancel")])
+    person = FormUser([filled(q1="blue", q2=["a", "c"], q3="because"), types.ElicitResult(action="cancel")])
     async with serving(tmp_path) as (kernel, _, client), client(era, person) as one:
         result = await one.call_tool("question", {"questions": asked})
         assert result.structured_content == {"answers": [["blue"], ["a", "c"], ["because"]]}
         parked = await one.call_tool("question", {"questions": asked})
         (waiting,) = kernel.approvals.list_pending()
-        assert about(parked, "awaiting_approval") == waiting.id and "repeat the call" in said(parked)
+        assert about(parked, "awaiting_approval") == waiting.id and "repeat the call" in join_text_content(parked)
 
 
 @ERAS
 @pytest.mark.proves("F-03", "T-06p")
 async def test_a_form_decides_on_a_plan_and_the_users_comment_reaches_the_model(tmp_path: Path, era: Era) -> None:
-    person = Person(
+    person = FormUser(
         [
             filled(q1="Enter plan mode"),
             filled(q1="Keep planning", q1_text="Use the other parser."),
@@ -125,7 +125,7 @@ async def test_a_form_decides_on_a_plan_and_the_users_comment_reaches_the_model(
         assert kept is not None and (kept["mode"], kept["reason"]) == ("plan", "Use the other parser.")
         assert (await one.call_tool("plan_exit", {"plan": "2. Mend it."})).is_error
         denied = await one.call_tool("write", {"path": "a.txt", "content": "x"})
-        assert denied.is_error and "(mode scope)" in said(denied)
+        assert denied.is_error and "(mode scope)" in join_text_content(denied)
         done = (await one.call_tool("plan_exit", {"plan": "3. Mend it."})).structured_content
         assert done is not None and (done["mode"], done["approved"]) == ("accept-edits", True)
         assert not (await one.call_tool("write", {"path": "a.txt", "content": "x"})).is_error
@@ -135,11 +135,11 @@ async def test_a_form_decides_on_a_plan_and_the_users_comment_reaches_the_model(
 @ERAS
 @pytest.mark.proves("F-03")
 async def test_a_tool_asks_the_client_for_several_inputs_at_once_and_again(tmp_path: Path, era: Era) -> None:
-    person = Person([filled(name="Ann"), filled(name="yes")])
+    person = FormUser([filled(name="Ann"), filled(name="yes")])
     async with serving(tmp_path) as (_, _, client):
         everything = client(era, person, sampling_callback=sample, list_roots_callback=roots)
         async with everything as one:
-            assert said(await one.call_tool("interview", {})) == "Ann, rain, file:///here, yes"
+            assert join_text_content(await one.call_tool("interview", {})) == "Ann, rain, file:///here, yes"
 
 
 @ERAS
@@ -154,7 +154,7 @@ async def test_progress_and_logs_reach_the_call_that_produced_them(tmp_path: Pat
         heard.append((params.level, params.data, params.logger))
 
     async with serving(tmp_path) as (_, _, client), client(era, logging_callback=log, log_level="info") as one:
-        assert said(await one.call_tool("work", {}, progress_callback=on_progress)) == "done"
+        assert join_text_content(await one.call_tool("work", {}, progress_callback=on_progress)) == "done"
         while len(heard) < 3:
             await asyncio.sleep(0)
     assert (1, 2, "half") in heard and (2, 2, "whole") in heard and ("warning", {"odd": True}, "worker") in heard
@@ -164,21 +164,27 @@ async def test_progress_and_logs_reach_the_call_that_produced_them(tmp_path: Pat
 @ERAS
 @pytest.mark.proves("F-03")
 async def test_a_repeated_call_uses_an_approval_given_after_its_request_once(tmp_path: Path, era: Era) -> None:
-    person = Person([types.ElicitResult(action="cancel")])
+    person = FormUser([types.ElicitResult(action="cancel")])
     ran.clear()
     async with serving(tmp_path) as (kernel, _, client), client(era, person) as one:
         parked = await one.call_tool("launch", {"what": "later"})
         waiting = about(parked, "awaiting_approval")
-        assert parked.is_error and f"requires approval {waiting}" in said(parked) and "repeat the call" in said(parked)
+        assert (
+            parked.is_error
+            and f"requires approval {waiting}" in join_text_content(parked)
+            and "repeat the call" in join_text_content(parked)
+        )
         await kernel.approvals.decide(waiting, ApprovalAnswer("once"), by="test")
-        assert said(await one.call_tool("launch", {"what": "later"})) == "launched later" and ran == ["later"]
+        assert join_text_content(await one.call_tool("launch", {"what": "later"})) == "launched later" and ran == [
+            "later"
+        ]
         person.says.append(types.ElicitResult(action="decline"))
         assert (await one.call_tool("launch", {"what": "later"})).is_error, "collected once, and then asked anew"
     assert ran == ["later"]
 
 
 async def test_a_request_without_an_answer_in_time_awaits_approval(tmp_path: Path) -> None:
-    person = Person()
+    person = FormUser()
     async with (
         serving(tmp_path, McpFrontendSettings(wait_s=0.05)) as (kernel, _, client),
         client("legacy", person) as one,
@@ -189,9 +195,9 @@ async def test_a_request_without_an_answer_in_time_awaits_approval(tmp_path: Pat
 
 @pytest.mark.proves("F-03")
 async def test_a_later_call_uses_the_approval_that_an_absent_client_left_open(tmp_path: Path) -> None:
-    """In the stateless era: the request was answered with what is asked, and nothing came of it."""
+    """In the stateless era: the response contained the question, and the client did not continue."""
     async with serving(tmp_path, McpFrontendSettings(hold_s=0.05)) as (kernel, house, client):
-        patient = client("auto", Person())
+        patient = client("auto", FormUser())
         async with patient as one:
             asked = await one.session.call_tool("launch", {"what": "later"}, allow_input_required=True)
             assert isinstance(asked, types.InputRequiredResult)
@@ -204,7 +210,7 @@ async def test_a_later_call_uses_the_approval_that_an_absent_client_left_open(tm
                 await one.session.call_tool("launch", {"what": "later"}, request_state=asked.request_state)
             await kernel.approvals.decide(rows[0].id, ApprovalAnswer("once"), by="test")
             collected = await one.session.call_tool("launch", {"what": "later"})
-            assert isinstance(collected, types.CallToolResult) and said(collected) == "launched later"
+            assert isinstance(collected, types.CallToolResult) and join_text_content(collected) == "launched later"
 
 
 @ERAS
@@ -295,7 +301,9 @@ async def test_an_output_schema_is_listed_and_enforced(tmp_path: Path, era: Era)
         assert (await one.call_tool("count", {"good": True})).structured_content == {"n": 1}
         broken = await one.call_tool("count", {"good": False})
         assert (
-            broken.is_error and broken.structured_content is None and "does not match its output schema" in said(broken)
+            broken.is_error
+            and broken.structured_content is None
+            and "does not match its output schema" in join_text_content(broken)
         )
 
 
@@ -309,7 +317,7 @@ async def test_a_client_that_lists_once_loads_schemas_and_uses_call_tool(tmp_pat
         by_name: dict[str, Any] = {schema["name"]: schema for schema in found["schemas"]}
         assert "repository" in by_name["git__status"]["inputSchema"]["properties"]
         through = await one.call_tool("call_tool", {"name": "work", "arguments": {}})
-        assert said(through) == "done"
+        assert join_text_content(through) == "done"
         denied = await one.call_tool("call_tool", {"name": "call_tool", "arguments": {"name": "work"}})
         assert denied.is_error and about(denied, "error_kind") == "unknown_tool"
         with pytest.raises(MCPError, match="Invalid arguments of call_tool"):
@@ -342,7 +350,7 @@ async def test_an_invented_cursor_is_refused(tmp_path: Path) -> None:
 
 @ERAS
 async def test_sixty_cancelled_calls_leave_the_server_usable(tmp_path: Path, era: Era) -> None:
-    async with serving(tmp_path) as (_, house, client), client(era, Person()) as one:
+    async with serving(tmp_path) as (_, house, client), client(era, FormUser()) as one:
         storm = [asyncio.create_task(one.call_tool("launch", {"what": str(number)})) for number in range(60)]
         while not (
             house.clients and len(next(iter(house.clients)).client.held_calls or next(iter(house.clients)).client.calls)
@@ -355,7 +363,7 @@ async def test_sixty_cancelled_calls_leave_the_server_usable(tmp_path: Path, era
         if era == "legacy":  # what is held waits for its client, who may come back
             while visit.client.calls:
                 await asyncio.sleep(0)
-        assert said(await one.call_tool("work", {})) == "done"
+        assert join_text_content(await one.call_tool("work", {})) == "done"
 
 
 async def test_a_tool_that_keeps_asking_an_absent_client_ends(
@@ -363,7 +371,7 @@ async def test_a_tool_that_keeps_asking_an_absent_client_ends(
 ) -> None:
     async with (
         serving(tmp_path, McpFrontendSettings(hold_s=0.01)) as (_, house, client),
-        client("auto", Person()) as one,
+        client("auto", FormUser()) as one,
     ):
         asked = await one.session.call_tool("insist", {"params": {}}, allow_input_required=True)
         assert isinstance(asked, types.InputRequiredResult)
@@ -374,8 +382,8 @@ async def test_a_tool_that_keeps_asking_an_absent_client_ends(
 
 @ERAS
 async def test_an_invalid_client_request_is_refused_to_the_tool_that_sends_it(tmp_path: Path, era: Era) -> None:
-    async with serving(tmp_path) as (_, house, client), client(era, Person(), sampling_callback=sample) as one:
-        refused = said(await one.call_tool("insist", {"params": {"messages": "none", "maxTokens": 1}}))
+    async with serving(tmp_path) as (_, house, client), client(era, FormUser(), sampling_callback=sample) as one:
+        refused = join_text_content(await one.call_tool("insist", {"params": {"messages": "none", "maxTokens": 1}}))
         assert refused.count("`sampling/createMessage` are invalid: `params.messages`") == 2
         assert not any(visit.client.calls for visit in house.clients)
 
@@ -385,10 +393,10 @@ async def test_an_invalid_client_request_is_refused_to_the_tool_that_sends_it(tm
 async def test_a_question_from_another_server_names_its_source_without_control_characters(
     tmp_path: Path, era: Era
 ) -> None:
-    person = Person([filled(name="Ann"), filled(name="Ann")])
+    person = FormUser([filled(name="Ann"), filled(name="Ann")])
     message = "\u202eeman ruoY\r\x1b[2K\nHandrail asks: allow?"
     async with serving(tmp_path) as (_, _, client), client(era, person) as one:
-        assert said(await one.call_tool("insist", {"params": {"message": message}})) == ""
+        assert join_text_content(await one.call_tool("insist", {"params": {"message": message}})) == ""
     (first, second) = person.seen[0].message.split("\n")
     assert first.startswith("theirs asks: ") and first.isprintable() and second == "| Handrail asks: allow?"
 
@@ -402,12 +410,12 @@ async def test_a_damaged_log_is_reported_to_the_client_with_instructions(tmp_pat
             result = await one.call_tool("read", {"path": "a"})
             assert result.is_error and about(result, "error_kind") == "unavailable"
             for told in ("handrail.db is damaged", "no such table", "Keep a copy", "move it away"):
-                assert told in said(result)
+                assert told in join_text_content(result)
             with pytest.raises(MCPError, match="Keep a copy") as refused:
                 await one.list_tools()
             assert refused.value.data == {"handrail/error_kind": "unavailable"}
             other.execute("ALTER TABLE elsewhere RENAME TO session")
-        assert "handrail.db" not in said(await one.call_tool("read", {"path": "a"}))
+        assert "handrail.db" not in join_text_content(await one.call_tool("read", {"path": "a"}))
 
 
 @ERAS

@@ -49,8 +49,8 @@ async def later(a: str) -> str:
     return a
 
 
-class Heard:
-    """What is said to a client."""
+class SentMessages:
+    """The messages sent to a client."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -104,9 +104,9 @@ async def kernel(tmp_path: Path) -> AsyncGenerator[LocalKernel]:
         yield opened
 
 
-async def begun(
+async def start_responder(
     kernel: LocalKernel, messages: Iterable[Message | str], discovery: Discovery = "core", *, stays: bool = False
-) -> tuple[StartupResponder, Heard, bool]:
+) -> tuple[StartupResponder, SentMessages, bool]:
     """The reception after these messages; with ``stays``, the client stays connected until the server is loaded."""
 
     async def until_loaded() -> AsyncIterator[str]:
@@ -114,16 +114,16 @@ async def begun(
             yield line
         await asyncio.Event().wait()
 
-    heard = Heard()
+    heard = SentMessages()
     reception = StartupResponder(kernel, McpFrontendSettings(discovery=discovery), heard)
     said = until_loaded() if stays else lines(messages)
     return reception, heard, await reception.answer_until_server_needed(said)
 
 
 async def gone_on(
-    reception: StartupResponder, kernel: LocalKernel, discovery: Discovery, out: Any, heard: Heard, count: int
+    reception: StartupResponder, kernel: LocalKernel, discovery: Discovery, out: Any, heard: SentMessages, count: int
 ) -> None:
-    """The server, for the client that the reception has had, until it has said so much."""
+    """Run the server for the client of the responder until it has sent this many messages."""
     enough = asyncio.Event()
 
     async def silence() -> AsyncIterator[str]:
@@ -148,18 +148,18 @@ async def gone_on(
 async def test_the_early_answers_equal_those_of_the_server(
     kernel: LocalKernel, version: str, discovery: Discovery
 ) -> None:
-    reception, heard, there = await begun(kernel, BEGINNINGS[version], discovery, stays=True)
+    reception, heard, there = await start_responder(kernel, BEGINNINGS[version], discovery, stays=True)
     assert there
     assert [one["id"] for one in heard.messages] == [1, "two"]
     names = [one["name"] for one in heard.messages[1]["result"]["tools"]]
     assert "count" in names and "read" in names
-    own = Heard()
+    own = SentMessages()
     await gone_on(reception, kernel, discovery, own, own, 2)
     assert {one["id"]: one for one in own.messages} == {one["id"]: one for one in heard.messages}
 
 
 async def test_a_client_receives_each_answer_once_and_a_notification_of_changes_in_between(kernel: LocalKernel) -> None:
-    reception, heard, _ = await begun(kernel, BEGINNINGS["2025-06-18"], "all")
+    reception, heard, _ = await start_responder(kernel, BEGINNINGS["2025-06-18"], "all")
     await kernel.reload_tools(tools=[count, later])
     await gone_on(reception, kernel, "all", reception.make_early_answer_filter(), heard, 3)
     assert [one.get("id", one.get("method")) for one in heard.messages] == [
@@ -170,7 +170,7 @@ async def test_a_client_receives_each_answer_once_and_a_notification_of_changes_
 
 
 async def test_a_client_that_sends_only_the_handshake_is_passed_on_to_the_server(kernel: LocalKernel) -> None:
-    reception, heard, there = await begun(kernel, [hello(), READY, request(2, "ping")])
+    reception, heard, there = await start_responder(kernel, [hello(), READY, request(2, "ping")])
     assert there
     assert [one["id"] for one in heard.messages] == [1]
     await gone_on(reception, kernel, "core", reception.make_early_answer_filter(), heard, 2)
@@ -216,11 +216,11 @@ BEHIND: dict[str, Message] = {
 
 async def test_a_message_of_unusual_form_is_left_to_the_server(kernel: LocalKernel) -> None:
     for odd, message in LEFT.items():
-        _, heard, there = await begun(kernel, [message])
+        _, heard, there = await start_responder(kernel, [message])
         assert there, odd
         assert heard.messages == [], odd
     for odd, message in BEHIND.items():
-        _, heard, there = await begun(kernel, [hello(), READY, message])
+        _, heard, there = await start_responder(kernel, [hello(), READY, message])
         assert there, odd
         assert [one["id"] for one in heard.messages] == [1], odd
 
@@ -234,13 +234,13 @@ async def test_a_client_that_sends_useless_messages_does_not_fill_memory(kernel:
             taken += 1
             yield json.dumps(READY)
 
-    reception = StartupResponder(kernel, McpFrontendSettings(), Heard())
+    reception = StartupResponder(kernel, McpFrontendSettings(), SentMessages())
     assert await reception.answer_until_server_needed(chatter())
     assert taken < 20
 
 
 async def test_a_client_that_disconnects_immediately_needs_no_server(kernel: LocalKernel) -> None:
-    _, heard, there = await begun(kernel, [hello(), READY])
+    _, heard, there = await start_responder(kernel, [hello(), READY])
     assert not there
     assert len(heard.messages) == 1
 
@@ -249,7 +249,7 @@ def calling(number: int | str, name: str, **arguments: Any) -> Message:
     return request(number, "tools/call", {"name": name, "arguments": arguments})
 
 
-async def serve_after(reception: StartupResponder, kernel: LocalKernel, heard: Heard, *further: Message) -> None:
+async def serve_after(reception: StartupResponder, kernel: LocalKernel, heard: SentMessages, *further: Message) -> None:
     """The server, for a client that sends further requests, until it has answered them."""
     enough = asyncio.Event()
     expected = len(heard.messages) + len(further)
@@ -273,7 +273,9 @@ async def test_an_immediate_read_is_answered_before_the_server_starts_and_shares
     kernel: LocalKernel,
 ) -> None:
     (kernel.components.store.folders.workspace / "note.txt").write_text("one\n")
-    reception, heard, there = await begun(kernel, [hello(), READY, calling(2, "read", path="note.txt")], stays=True)
+    reception, heard, there = await start_responder(
+        kernel, [hello(), READY, calling(2, "read", path="note.txt")], stays=True
+    )
     assert there and [one["id"] for one in heard.messages] == [1, 2]
     early = reception.client.session
     assert early is not None and not reception.client.is_adopted
@@ -287,7 +289,7 @@ async def test_an_immediate_read_is_answered_before_the_server_starts_and_shares
 
 async def test_calls_other_than_plain_reads_wait_for_the_server(kernel: LocalKernel) -> None:
     for call in (calling(2, "bash", command="true"), calling(2, "find_tools", query="count"), calling(2, "count", n=1)):
-        reception, heard, there = await begun(kernel, [hello(), READY, call])
+        reception, heard, there = await start_responder(kernel, [hello(), READY, call])
         assert there and [one["id"] for one in heard.messages] == [1]
         assert reception.client.session is None
 

@@ -1,4 +1,4 @@
-"""The MCP server over HTTP as a hostile client meets it: raw requests against a real socket."""
+"""The MCP server over HTTP against a hostile client: raw requests to a real socket."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from handrail.contract.errors import StartError, UsageError
 from handrail.contract.services.client_services import RequestToClient
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.frontends.mcp import client_manager, connected_client
-from handrail.frontends.mcp.http import http_server
 from handrail.frontends.mcp.client_manager import McpFrontendSettings
+from handrail.frontends.mcp.http import http_server
 from handrail.frontends.mcp.http.http_limits import MAX_CONNECTIONS
 from handrail.frontends.mcp.http.http_server import (
     MAX_STREAM_EVENTS,
@@ -49,7 +49,7 @@ async def greet(runtime: Runtime, greeting: str = "Hello") -> str:
     return f"{greeting}, {answers['who']['content']['name']}"
 
 
-class Rpc:
+class StatelessRequests:
     """Requests of the stateless era, one POST each."""
 
     def __init__(self, http: httpx2.AsyncClient, url: str) -> None:
@@ -77,14 +77,16 @@ class Rpc:
 
 
 @asynccontextmanager
-async def running(folder: Path, serving: McpFrontendSettings | None = None, **listening: Any) -> AsyncGenerator[Rpc]:
+async def running(
+    folder: Path, serving: McpFrontendSettings | None = None, **listening: Any
+) -> AsyncGenerator[StatelessRequests]:
     ran.clear()
     where = HttpFrontendSettings("127.0.0.1", 0, **listening)
     async with AsyncExitStack() as stack:
         kernel = await stack.enter_async_context(temporary_kernel(folder, tools=[greet], rules=["allow greet"]))
         url, _ = await stack.enter_async_context(open_http_server(kernel, serving or McpFrontendSettings(), where))
         http = await stack.enter_async_context(httpx2.AsyncClient())
-        yield Rpc(http, url)
+        yield StatelessRequests(http, url)
 
 
 def answer(name: Any = "Ann") -> dict[str, Any]:
@@ -179,7 +181,7 @@ async def test_a_client_that_disconnects_stops_its_call(tmp_path: Path) -> None:
             open_http_server(kernel, McpFrontendSettings(), HttpFrontendSettings("127.0.0.1", 0))
         )
         http = await stack.enter_async_context(httpx2.AsyncClient())
-        hanging = asyncio.create_task(Rpc(http, url).call("linger"))
+        hanging = asyncio.create_task(StatelessRequests(http, url).call("linger"))
         await reached.wait()
         hanging.cancel()
         await stopped.wait()
@@ -258,10 +260,10 @@ async def test_a_session_answers_only_its_owner_and_its_exact_id(tmp_path: Path)
 
 
 @asynccontextmanager
-async def another_client(rpc: Rpc) -> AsyncGenerator[Rpc]:
-    """A client with a connection of its own."""
+async def another_client(rpc: StatelessRequests) -> AsyncGenerator[StatelessRequests]:
+    """A client with its own connection."""
     async with httpx2.AsyncClient() as http:
-        yield Rpc(http, rpc.url)
+        yield StatelessRequests(http, rpc.url)
 
 
 SEEN_ALONE: list[tuple[Any, Any]] = [
@@ -310,7 +312,7 @@ async def test_the_session_of_a_client_without_a_token_ends_with_its_connection(
             open_http_server(kernel, McpFrontendSettings(), HttpFrontendSettings("127.0.0.1", 0))
         )
         async with httpx2.AsyncClient() as http:
-            await Rpc(http, url).call(*LOOK)
+            await StatelessRequests(http, url).call(*LOOK)
             (session,) = kernel.sessions.sessions_by_id.values()
         async for _ in session.events():  # which end with the session
             pass

@@ -18,11 +18,11 @@ from tests.frontends.mcp_clients import (
     ERAS,
     TOOLS,
     Era,
-    Person,
+    FormUser,
     filled,
+    join_text_content,
     relay,
     roots,
-    said,
     sample,
     serving,
     work,
@@ -38,8 +38,8 @@ from handrail.frontends.mcp.tool_listing import McpFrontendSettings
 from handrail.record.log_reader import LogReader
 
 
-class Shelf:
-    """What a source has beside tools: one note that changes, one template, one prompt."""
+class ResourceSource:
+    """A source with a changing note, a template and a prompt besides its tools."""
 
     source = ""
     is_third_party = False
@@ -78,9 +78,9 @@ class Shelf:
 
 @asynccontextmanager
 async def with_shelf(
-    folder: Path, shelf: Shelf | None = None, rules: Sequence[str] = ()
-) -> AsyncGenerator[tuple[Shelf, Kernel, Callable[..., Client]]]:
-    shelf = shelf or Shelf()
+    folder: Path, shelf: ResourceSource | None = None, rules: Sequence[str] = ()
+) -> AsyncGenerator[tuple[ResourceSource, Kernel, Callable[..., Client]]]:
+    shelf = shelf or ResourceSource()
     (folder / "ws").mkdir(exist_ok=True)
     (folder / "handrail.toml").touch()
     async with open_kernel(
@@ -131,7 +131,7 @@ async def test_the_offerings_of_a_source_are_listed_read_and_completed(tmp_path:
 
 @pytest.mark.proves("F-03", "O-01")
 async def test_a_client_reads_a_resource_in_full_that_is_cut_for_a_model(tmp_path: Path) -> None:
-    shelf = Shelf()
+    shelf = ResourceSource()
     shelf.text = "".join(f"line {number}\n" for number in range(30_000)) + "\u202ethe end"
     async with with_shelf(tmp_path, shelf) as (_, kernel, client), client("legacy") as one:
         (note,) = (await one.read_resource("test://note")).contents
@@ -194,7 +194,7 @@ async def test_clients_of_either_era_are_notified_of_a_new_generation(tmp_path: 
 
 @ERAS
 async def test_a_joined_process_serves_clients_like_the_holder(tmp_path: Path, era: Era) -> None:
-    person = Person([filled(decision="once"), filled(name="Ann"), filled(name="yes")])
+    person = FormUser([filled(decision="once"), filled(name="Ann"), filled(name="yes")])
     async with serving(tmp_path):
         joining = open_kernel(
             tmp_path / "ws",
@@ -213,8 +213,8 @@ async def test_a_joined_process_serves_clients_like_the_holder(tmp_path: Path, e
                 list_roots_callback=roots,
             )
             async with joined as one:
-                assert said(await one.call_tool("launch", {"what": "a"})) == "launched a"
-                assert said(await one.call_tool("interview", {})) == "Ann, rain, file:///here, yes"
+                assert join_text_content(await one.call_tool("launch", {"what": "a"})) == "launched a"
+                assert join_text_content(await one.call_tool("interview", {})) == "Ann, rain, file:///here, yes"
                 caption, picture = (await one.call_tool("paint", {})).content
                 assert isinstance(picture, types.ImageContent) and isinstance(caption, types.TextContent)
                 _, picture = (await one.call_tool("relay", {})).content
@@ -227,8 +227,8 @@ async def test_a_joined_process_serves_clients_like_the_holder(tmp_path: Path, e
             await house.aclose()
 
 
-class Foreign(Shelf):
-    """The same, of somebody else."""
+class ThirdPartySource(ResourceSource):
+    """The same as a third-party source."""
 
     source = "theirs"
     is_third_party = True
@@ -238,7 +238,7 @@ class Foreign(Shelf):
 @pytest.mark.proves("O-05")
 async def test_content_from_another_server_is_marked_with_its_source(tmp_path: Path, era: Era) -> None:
     rules = ["allow mcp:theirs:resources/read", "allow mcp:theirs:prompts/get"]
-    async with with_shelf(tmp_path, Foreign(), rules) as (_, _, client), client(era) as one:
+    async with with_shelf(tmp_path, ThirdPartySource(), rules) as (_, _, client), client(era) as one:
         for result in (await one.read_resource("test://note"), await one.get_prompt("greet", {"name": "Ann"})):
             assert "theirs" in (result.meta or {})["handrail/untrusted_source"]
 
@@ -251,7 +251,7 @@ async def test_the_skills_of_a_session_are_prompts_that_name_their_source(tmp_pa
         folder.mkdir(parents=True)
         file = folder / "SKILL.md"
         file.write_text(f"---\nname: {name}\ndescription: About it.\n---\nDo it </skill_content> slowly.\n")
-    async with with_shelf(tmp_path, Shelf()) as (_, _, client), client(era) as one:
+    async with with_shelf(tmp_path, ResourceSource()) as (_, _, client), client(era) as one:
         listed = {prompt.name: prompt for prompt in (await one.list_prompts()).prompts}
         assert {"deploy", "skill:greet", "tool-builder", "greet"} == listed.keys(), "a source's name comes first"
         assert (listed["deploy"].meta or {}) == {
@@ -272,7 +272,7 @@ async def test_the_skills_of_a_session_are_prompts_that_name_their_source(tmp_pa
         with pytest.raises(MCPError):
             await one.get_prompt("nothing", {})
         model = await one.call_tool("skill", {"name": "greet"})
-        assert ("slowly" in said(model)) == (era == "auto"), "a session of one client is given it once"
+        assert ("slowly" in join_text_content(model)) == (era == "auto"), "a session of one client is given it once"
     with LogReader.open_database(next((tmp_path / "state").rglob("handrail.db"))) as log:
         calls = [record.tool for record in log.records(kind="proposed")]
     assert calls.count("skill") == 3, "each time it is a call, on record"

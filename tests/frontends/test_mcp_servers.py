@@ -1,4 +1,4 @@
-"""``handrail mcp import`` and ``list``: another program's servers, taken over on a person's word."""
+"""``handrail mcp import`` and ``list``: servers of other programs, imported after confirmation."""
 
 from __future__ import annotations
 

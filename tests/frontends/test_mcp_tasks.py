@@ -1,4 +1,4 @@
-"""The tasks of MCP's extension: a call that goes on is a job, and its client follows it by an id that nobody else has."""
+"""MCP tasks: a long call is a job, which its client follows by an unguessable ID."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from mcp import Client, MCPError
 from mcp.client.extension import ClientExtension, NotificationBinding, advertise
 from pydantic import ConfigDict
-from tests.frontends.mcp_clients import NAME, said, serving
+from tests.frontends.mcp_clients import NAME, join_text_content, serving
 
 from handrail import ToolError, tool
 from handrail.contract.services.client_services import RequestToClient
@@ -29,7 +29,7 @@ FORM = {"message": "Who?", "requestedSchema": NAME}
 
 
 class Gates:
-    """What the tools wait for."""
+    """The events that the tools wait for."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
@@ -88,7 +88,7 @@ class Anything(types.Result):
     model_config = ConfigDict(extra="allow")
 
 
-class Following:
+class TaskClient:
     """A client that declares the extension, and asks for what it likes."""
 
     def __init__(self, client: Client) -> None:
@@ -116,14 +116,14 @@ async def never(context: Any, params: Any) -> types.ElicitResult:
 @asynccontextmanager
 async def following(
     folder: Path, *, after_s: float = 0.02, hold_s: float = 600.0
-) -> AsyncGenerator[tuple[Following, LocalKernel, McpClientManager, Callable[..., Client]]]:
+) -> AsyncGenerator[tuple[TaskClient, LocalKernel, McpClientManager, Callable[..., Client]]]:
     gates[:] = [Gates()]
     settings = McpFrontendSettings(discovery="all", task_after_s=after_s, hold_s=hold_s)
     async with (
         serving(folder, settings, RULES, TOOLS) as (kernel, house, client),
         Client(client("auto").server, extensions=[advertise(TASKS)], elicitation_callback=never) as one,
     ):
-        yield Following(one), kernel, house, client
+        yield TaskClient(one), kernel, house, client
 
 
 @pytest.mark.proves("F-03", "X-02")
@@ -145,7 +145,9 @@ async def test_a_background_call_is_a_task_for_a_client_that_supports_tasks(tmp_
         assert (await one.ask("tasks/cancel", taskId=made["taskId"])).keys() == {"resultType", "_meta"}
         async with client("auto") as plain:
             answer = await plain.call_tool("beside", {})
-            assert json.loads(said(answer))["job_id"].startswith("beside_"), "else it is answered with the job"
+            assert json.loads(join_text_content(answer))["job_id"].startswith("beside_"), (
+                "else it is answered with the job"
+            )
 
 
 async def test_a_tool_error_completes_the_task_and_a_missing_client_capability_fails_it(tmp_path: Path) -> None:
@@ -181,7 +183,7 @@ async def test_a_long_call_becomes_a_task_and_a_quick_call_returns_its_result(tm
         assert ended["result"]["content"][0]["text"] == "done at last "
         assert "content" in await one.call("long"), "one that is quick has its result"
         async with client("auto") as plain:
-            assert said(await plain.call_tool("long", {})) == "done at last "
+            assert join_text_content(await plain.call_tool("long", {})) == "done at last "
         assert len(await kernel.jobs.list()) == 1
 
 
@@ -230,8 +232,8 @@ class Told(types.NotificationParams):
     model_config = ConfigDict(extra="allow")
 
 
-class Hearing(ClientExtension):
-    """Declares the extension and keeps what it is told of tasks, and of which it will be."""
+class NotifiedTaskClient(ClientExtension):
+    """A client with the tasks extension that records task notifications."""
 
     identifier = TASKS
 
@@ -252,7 +254,7 @@ class Hearing(ClientExtension):
             self.agreed.put_nowait(agreed)
 
     async def until(self, task_id: str, fits: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """A state that fits. The SDK may hand them over in another order than they came."""
+        """Wait for a matching state. The SDK may deliver states out of order."""
         while not (found := [one for one in self._kept if one["taskId"] == task_id and fits(one)]):
             self._kept.append(await self._told.get())
         return found[0]
@@ -270,14 +272,14 @@ async def test_a_subscriber_of_a_task_sees_the_same_state_as_a_query(
 
     monkeypatch.setattr(module.McpTaskManager, "_check_client", counted)
     monkeypatch.setattr(module, "NOTIFY_INTERVAL_S", 0)
-    hearing = Hearing()
+    hearing = NotifiedTaskClient()
     async with (
         following(tmp_path, hold_s=0.02) as (_, _, _, client),
         Client(
             client("auto").server, extensions=[hearing], message_handler=hearing.all, elicitation_callback=never
         ) as listens,
     ):
-        one = Following(listens)
+        one = TaskClient(listens)
         task, other = (await one.call("asker", what="later"))["taskId"], (await one.call("beside"))["taskId"]
         wanted = {"taskIds": [task, "beside_1.forged", other, task], "toolsListChanged": True}
         listening = asyncio.create_task(one.ask("subscriptions/listen", notifications=wanted))
@@ -311,7 +313,7 @@ async def test_a_client_without_task_support_is_refused_where_a_task_is_needed(t
     async with following(tmp_path) as (one, kernel, _, client):
         task = (await one.call("beside"))["taskId"]
         async with client("auto") as plain:
-            other = Following(plain)
+            other = TaskClient(plain)
             for method in ("tasks/get", "tasks/update", "tasks/cancel"):
                 with pytest.raises(MCPError) as refused:
                     await other.ask(method, taskId=task, inputResponses={})
@@ -324,7 +326,7 @@ async def test_a_client_without_task_support_is_refused_where_a_task_is_needed(t
             assert (refused.value.error.code, refused.value.error.data) == (-32021, needed)
         async with client("legacy") as old:
             with pytest.raises(MCPError) as refused:
-                await Following(old).ask("tasks/get", taskId=task)
+                await TaskClient(old).ask("tasks/get", taskId=task)
             assert refused.value.error.code == -32601
         for nonsense in (task, [7], [task] * 101):
             with pytest.raises(MCPError) as refused:
@@ -382,13 +384,13 @@ async def test_a_task_of_a_background_job_outlasts_the_server_that_created_it(tm
     gates[:] = [Gates()]
 
     @asynccontextmanager
-    async def server() -> AsyncGenerator[Following]:
+    async def server() -> AsyncGenerator[TaskClient]:
         settings = McpFrontendSettings(discovery="all")
         async with (
             serving(tmp_path, settings, ("allow beside", "allow again"), (beside, again)) as (_, _, client),
             Client(client("auto").server, extensions=[advertise(TASKS)]) as one,
         ):
-            yield Following(one)
+            yield TaskClient(one)
 
     async with server() as one:
         lost, kept = (await one.call("beside"))["taskId"], (await one.call("again"))["taskId"]

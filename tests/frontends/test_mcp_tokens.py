@@ -1,5 +1,4 @@
-"""Access tokens of an authorization server, at a server of ours: an authorization server on loopback, with keys of its own
-and an opinion of each token."""
+"""Access tokens at our server, from a loopback authorization server with its own keys."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ from starlette.routing import Route
 
 from handrail.config.mcp_settings import McpServeSettings
 from handrail.contract.errors import HandrailError
-from handrail.frontends.mcp.http import token_verifiers
 from handrail.frontends.mcp.client_manager import McpFrontendSettings
+from handrail.frontends.mcp.http import token_verifiers
 from handrail.frontends.mcp.http.http_server import HttpFrontendSettings, _UvicornServer, open_http_server  # pyright: ignore[reportPrivateUsage]
 from handrail.frontends.mcp.http.token_verifiers import (
     IntrospectionSettings,
@@ -50,7 +49,7 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-class Authority:
+class AuthorizationServer:
     """An authorization server, as far as it publishes what it is."""
 
     def __init__(self, issuer: str) -> None:
@@ -71,7 +70,7 @@ class Authority:
         self.answers.set()
 
     def claims(self, **changed: Any) -> dict[str, Any]:
-        """What it says of a good opaque token, without what is None."""
+        """The claims of a valid opaque token, without those that are None."""
         said = {"iss": self.issuer, "aud": RESOURCE, "sub": "ann", "client_id": "editor", "scope": "tools more"}
         end = {"exp": int(time.time()) + 600, "token_type": "Bearer"}
         return {name: value for name, value in {**said, **end, **changed}.items() if value is not None}
@@ -103,9 +102,9 @@ class Authority:
 
 
 @asynccontextmanager
-async def authority() -> AsyncGenerator[Authority]:
+async def authority() -> AsyncGenerator[AuthorizationServer]:
     port = free_port()
-    one = Authority(f"http://127.0.0.1:{port}")
+    one = AuthorizationServer(f"http://127.0.0.1:{port}")
 
     async def about(_request: Request) -> Response:
         return JSONResponse(one.said)
@@ -179,7 +178,7 @@ async def test_an_authority_with_a_different_issuer_is_not_trusted() -> None:
 
 async def test_a_token_is_refused_when_its_authority_is_unreachable() -> None:
     issuer = f"http://127.0.0.1:{free_port()}"
-    assert await JwtTokenVerifier(issuer, RESOURCE).verify_token(Authority(issuer).token()) is None
+    assert await JwtTokenVerifier(issuer, RESOURCE).verify_token(AuthorizationServer(issuer).token()) is None
 
 
 @pytest.mark.proves("F-03")

@@ -1,4 +1,4 @@
-"""``handrail memory`` as the person uses it whom the facts are about."""
+"""``handrail memory`` for the user whom the facts describe."""
 
 from __future__ import annotations
 

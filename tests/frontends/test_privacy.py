@@ -1,4 +1,4 @@
-"""Commands speak to nobody: each attempt to connect or to look up a name is counted, and there is none."""
+"""Commands open no connection: each attempt to connect or resolve a name is counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``handrail ps`` and ``handrail stop``: what runs anywhere is seen, and stopped from another process, with a record."""
+"""``handrail ps`` and ``handrail stop``: all work is listed, stopped from another process, and recorded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.frontends.conftest import Here, Program, Sleeper
+from tests.frontends.conftest import Here, Program, SleepingCommand
 
 Started = Callable[..., subprocess.Popen[str]]
 
@@ -22,7 +22,7 @@ def started() -> Iterator[Started]:
     """Start ``handrail run`` with a model that makes one long call and then says something."""
     running: list[subprocess.Popen[str]] = []
 
-    def start(handrail: Program, sleeper: Sleeper, *options: str) -> subprocess.Popen[str]:
+    def start(handrail: Program, sleeper: SleepingCommand, *options: str) -> subprocess.Popen[str]:
         script = handrail.state.parent / f"script-{len(running)}.json"
         call = {"name": "bash", "arguments": json.loads(sleeper.arguments)}
         script.write_text(json.dumps({"turns": [{"calls": [call]}, {"text": "Then I go on."}]}))
@@ -38,7 +38,7 @@ def started() -> Iterator[Started]:
         process.communicate()
 
 
-def seen(here: Here, *arguments: str) -> list[dict[str, Any]]:
+def list_processes(here: Here, *arguments: str) -> list[dict[str, Any]]:
     return json.loads(here("ps", "--json", *arguments).out)
 
 
@@ -50,9 +50,9 @@ def records(here: Here, kind: str) -> list[dict[str, Any]]:
 def test_ps_shows_a_call_of_another_process_and_stop_ends_only_the_call(
     handrail: Program, here: Here, started: Started
 ) -> None:
-    sleeper = Sleeper(handrail)
+    sleeper = SleepingCommand(handrail)
     run = started(handrail, sleeper)
-    (one,) = seen(here)
+    (one,) = list_processes(here)
     assert one["workspace"] == str(handrail.workspace) and one["holder"]["frontend"] == "cli"
     (session,) = one["sessions"]
     (call,) = session["calls"]
@@ -68,13 +68,13 @@ def test_ps_shows_a_call_of_another_process_and_stop_ends_only_the_call(
     assert record["session_id"] == session["id"]
     body = {"target": call["call_id"], "by": "handrail stop", "sessions": [], "calls": [call["call_id"]], "jobs": []}
     assert record["body"] == body
-    assert seen(here) == [] and "Nothing runs" in here("ps").err
+    assert list_processes(here) == [] and "Nothing runs" in here("ps").err
 
 
 def test_a_stopped_session_ends_its_run_and_can_be_resumed(handrail: Program, here: Here, started: Started) -> None:
-    sleeper = Sleeper(handrail)
+    sleeper = SleepingCommand(handrail)
     run = started(handrail, sleeper)
-    ((session,),) = (one["sessions"] for one in seen(here))
+    ((session,),) = (one["sessions"] for one in list_processes(here))
     assert here("stop", session["id"]).code == 0
     out, err = run.communicate()
     assert run.returncode == 1 and "cancelled: " in err and f"--resume {session['id']}" in err and "go on" not in out
@@ -88,12 +88,12 @@ def test_stop_all_stops_the_runs_of_every_workspace(
 ) -> None:
     (tmp_path / "other").mkdir()
     other = Program(tmp_path / "other", handrail.state, handrail.config)
-    both = [(program, Sleeper(program)) for program in (handrail, other)]
+    both = [(program, SleepingCommand(program)) for program in (handrail, other)]
     runs = [started(program, sleeper) for program, sleeper in both]
     command = [*other.command("ps")[: -len(other.common)], "--state", str(handrail.state), "--json"]
     everywhere = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert {one["workspace"] for one in everywhere} == {str(handrail.workspace), str(other.workspace)}
-    assert [one["workspace"] for one in seen(here)] == [str(handrail.workspace)]
+    assert [one["workspace"] for one in list_processes(here)] == [str(handrail.workspace)]
     command = [*other.command("stop")[: -len(other.common)], "--state", str(handrail.state), "--all", "--json"]
     stopped = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert len(stopped) == 2 and all(len(one["sessions"]) == 1 == len(one["calls"]) for one in stopped)
@@ -105,7 +105,7 @@ def test_stop_all_stops_the_runs_of_every_workspace(
 def test_stopping_a_session_of_a_joined_process_ends_only_its_run(
     handrail: Program, here: Here, started: Started
 ) -> None:
-    sleeper = Sleeper(handrail)
+    sleeper = SleepingCommand(handrail)
     holder = started(handrail, sleeper)
     script = handrail.state.parent / "joined.json"
     call = {"name": "bash", "arguments": {"command": "./sleeper.sh second"}}
@@ -114,7 +114,7 @@ def test_stopping_a_session_of_a_joined_process_ends_only_its_run(
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as joined:
         waiting: list[str] = []
         while not waiting:
-            sessions = [session for one in seen(here) for session in one["sessions"]]
+            sessions = [session for one in list_processes(here) for session in one["sessions"]]
             waiting = [one["id"] for one in sessions if any(not call["is_running"] for call in one["calls"])]
         assert "waits for locks" in here("ps").out
         assert here("stop", waiting[0]).code == 0
@@ -127,7 +127,7 @@ def test_stopping_a_session_of_a_joined_process_ends_only_its_run(
 
 
 def test_ps_shows_a_background_job_and_stop_ends_it(handrail: Program, here: Here, started: Started) -> None:
-    sleeper = Sleeper(handrail)
+    sleeper = SleepingCommand(handrail)
     script = handrail.state.parent / "job.json"
     arguments = {**json.loads(sleeper.arguments), "background": True}
     turns = [{"calls": [{"name": "bash", "arguments": arguments}]}, {"text": "Started."}, {"text": "It has ended."}]
@@ -135,7 +135,7 @@ def test_ps_shows_a_background_job_and_stop_ends_it(handrail: Program, here: Her
     command = handrail.command("run", "sleep", "--model", f"script:{script}", "--rule", sleeper.rule)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         sleeper.wait_until_it_runs()
-        (one,) = seen(here)
+        (one,) = list_processes(here)
         (job,) = one["jobs"]
         assert f"↻ bash  {job['summary']}" in " ".join(here("ps").out.split("\n")) or job["id"] in here("ps").out
         assert here("stop", job["id"]).out == f"stopped  job {job['id']}\n"
@@ -153,7 +153,7 @@ def test_stop_names_the_running_sessions_when_its_target_does_not_run(
     unheld = here("stop", "ses_x/1.0")
     assert unheld.code == 1
     assert here("stop", "--all").code == 0
-    sleeper = Sleeper(handrail)
+    sleeper = SleepingCommand(handrail)
     run = started(handrail, sleeper)
     wrong = here("stop", "ses_\x1b[2Jx")
     assert (
@@ -164,12 +164,12 @@ def test_stop_names_the_running_sessions_when_its_target_does_not_run(
 
 
 def test_a_paused_process_is_shown_as_paused(handrail: Program, here: Here, started: Started) -> None:
-    sleeper = Sleeper(handrail)
+    sleeper = SleepingCommand(handrail)
     started(handrail, sleeper)
-    pid = seen(here)[0]["holder"]["pid"]
+    pid = list_processes(here)[0]["holder"]["pid"]
     os.kill(pid, 19)
     try:
-        while (one := seen(here)[0])["holder"]["state"] != "paused":
+        while (one := list_processes(here)[0])["holder"]["state"] != "paused":
             pass
         assert one["sessions"] and "(paused)" in here("ps").out
         done = here("stop", "--all")
@@ -221,7 +221,7 @@ def test_a_stop_ends_the_reply_of_a_model_also_of_a_connected_process(
                 subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
             )
             assert model.begun.acquire(timeout=60)
-        sessions = [session["id"] for one in seen(here) for session in one["sessions"]]
+        sessions = [session["id"] for one in list_processes(here) for session in one["sessions"]]
         assert len(sessions) == 2
         for words in [(target,)] if target == "--all" else [(one,) for one in sessions]:
             assert here("stop", *words).code == 0

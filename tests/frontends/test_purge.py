@@ -1,4 +1,4 @@
-"""``handrail log purge`` as a person uses it: shown, agreed to, gone, and the log still verified."""
+"""``handrail log purge``: shown, confirmed, removed, and the log still verifies."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ Opened = Callable[[], AbstractAsyncContextManager[Kernel]]
 
 
 async def write(kernel: Kernel, count: int = 1) -> list[str | None]:
-    """How so many calls with a side effect end, each of which has its record by then or is refused."""
+    """Return how this many calls with a side effect end: each recorded or refused."""
     session = await kernel.session()
     ends: list[str | None] = []
     for number in range(count):

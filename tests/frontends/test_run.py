@@ -1,4 +1,4 @@
-"""A model's run on the command line: what is shown, who decides, and how it ends."""
+"""``handrail run``: output, approvals, and the end of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from tests.frontends.conftest import Here, Program, Sleeper, Terminals
+from tests.frontends.conftest import Here, Program, SleepingCommand, Terminals
 
 
 def test_an_unavailable_model_is_reported_before_the_run_starts(here: Here) -> None:
@@ -90,7 +90,7 @@ def test_the_terminal_user_approves_a_call_of_a_run(handrail: Program, script: s
 def test_ctrl_c_exits_a_run_with_130_and_cancels_its_call(
     handrail: Program, tmp_path: Path, on_a_terminal: Terminals
 ) -> None:
-    sleeper = Sleeper(handrail)
+    sleeper = SleepingCommand(handrail)
     path = tmp_path / "script.json"
     path.write_text(json.dumps({"turns": [{"calls": [{"name": "bash", "arguments": json.loads(sleeper.arguments)}]}]}))
     terminal = on_a_terminal(*handrail.command("run", "wait", "--model", f"script:{path}", "--rule", sleeper.rule))

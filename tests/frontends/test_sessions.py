@@ -1,4 +1,4 @@
-"""Sessions on the command line: listed, shown, gone on with after the worst end, forked and closed."""
+"""Sessions on the command line: listed, shown, resumed after a crash, forked and closed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.frontends.conftest import PATIENCE_S, Here, Program, Sleeper
+from tests.frontends.conftest import PATIENCE_S, Here, Program, SleepingCommand
 
 from handrail.agent.conversation import restore_conversation
 from handrail.agent.model_protocol import CallResultsMessage, ModelRequest
@@ -139,7 +139,7 @@ text = "I saw what became of it."
 def test_a_run_killed_during_its_calls_resumes_with_their_known_results(
     handrail: Program, here: Here, tmp_path: Path
 ) -> None:
-    sleeper = Sleeper(handrail)
+    sleeper = SleepingCommand(handrail)
     arguments = json.loads(sleeper.arguments)
     model = script(tmp_path, "mid.toml", MID_RUN % ("{ command = " + json.dumps(arguments["command"]) + " }"))
     rules = ["--rule", "allow write", "--rule", "allow fs.write", "--rule", sleeper.rule]
@@ -204,7 +204,7 @@ LINES = 14
 
 
 def killed_after(handrail: Program, model: str, lines: int) -> int:
-    """Start a run and kill it with -9 as soon as it has printed so many lines. Gives how many it had printed."""
+    """Start a run, kill it with -9 after this many lines, and return how many it printed."""
     command = handrail.cold("run", "work", "--model", model, "--json", "--rule", "allow write")
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL

@@ -1,4 +1,4 @@
-"""Messages at the start of a program: all faults at once, interrupted calls, withheld tools, missing extras."""
+"""Messages at the start of a program: all faults in one report, interrupted calls, withheld tools, missing extras."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.frontends.conftest import Here, Program, Sleeper
+from tests.frontends.conftest import Here, Program, SleepingCommand
 
 from handrail.frontends.cli.commands.mcp import defer_garbage_collection
 from handrail.sandbox.start.spawn import find_bubblewrap_programs
@@ -72,7 +72,7 @@ def test_all_faults_of_tools_and_rules_are_listed_together_with_exit_code_5(
 
 @pytest.mark.proves("G-05", "S-05")
 def test_a_killed_call_is_reported_at_the_next_start_and_in_the_log(handrail: Program) -> None:
-    sleeper = Sleeper(handrail)
+    sleeper = SleepingCommand(handrail)
     command = handrail.cold("call", "bash", sleeper.arguments, "--rule", sleeper.rule)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         sleeper.wait_until_it_runs()

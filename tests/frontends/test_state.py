@@ -1,4 +1,4 @@
-"""``handrail state`` as a person uses it: a list, and removing what it shows."""
+"""``handrail state``: list and remove the stored state."""
 
 from __future__ import annotations
 

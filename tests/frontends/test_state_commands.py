@@ -117,7 +117,7 @@ async def test_adoption_moves_sessions_and_stored_rules_and_a_dry_run_shows_the_
     (stored,) = stored_rules(program)
     there = moved(program)
     shown = there("state", "adopt", "--dry-run")
-    assert f"stored answer that will hold here: {stored}" in shown.out
+    assert f"stored answer that will apply here: {stored}" in shown.out
     assert folders_of(there).key == compute_workspace_key(there.workspace), "a dry run changes nothing"
     assert ok(there, "state", "adopt", "--yes")["rules"] == [stored]
     async with open_kernel(there.workspace, state=state, config=config) as kernel:
@@ -325,7 +325,7 @@ def test_a_backup_into_a_used_folder_is_refused(program: Program, tmp_path: Path
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine.txt").write_text("mine")
     refused = program("state", "backup", str(tmp_path / place))
-    assert refused.code == 2 and "Name a" in refused.err
+    assert refused.code == 2 and "Choose a" in refused.err
     assert (tmp_path / "full/mine.txt").read_text() == "mine"
 
 
@@ -432,7 +432,7 @@ def test_an_export_is_json_lines_with_a_header_and_an_end_line(program: Program,
     assert done.code == 0 and len((tmp_path / "all.jsonl").read_text().splitlines()) == len(lines)
     assert (tmp_path / "all.jsonl").stat().st_mode & 0o077 == 0
     again = program("state", "export", "--out", str(tmp_path / "all.jsonl"))
-    assert again.code == 2 and "Name a new file" in again.err
+    assert again.code == 2 and "Choose a new file name" in again.err
 
 
 def test_an_export_of_an_unknown_session_creates_no_file(program: Program, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The person at the terminal: what they see before a call runs, and what their keys mean."""
+"""The user at the terminal: the display before a call runs, and the keys."""
 
 from __future__ import annotations
 

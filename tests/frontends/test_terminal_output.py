@@ -1,4 +1,4 @@
-"""Output for people: readable, complete, and without control of the terminal."""
+"""Output for users: readable, complete, and without control sequences."""
 
 from __future__ import annotations
 

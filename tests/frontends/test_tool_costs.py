@@ -1,4 +1,4 @@
-"""``handrail tools --cost``: what the tools take of a model's context."""
+"""``handrail tools --cost``: the share of a model's context that the tools take."""
 
 from __future__ import annotations
 

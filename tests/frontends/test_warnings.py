@@ -1,4 +1,4 @@
-"""What Handrail warns of while a command runs reads as the command's own words."""
+"""Warnings of Handrail during a command look like its other messages."""
 
 from __future__ import annotations
 

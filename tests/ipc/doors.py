@@ -1,4 +1,4 @@
-"""Two ends of the wire for a test: a listener, those who joined it, and peers that speak raw bytes."""
+"""Two ends of a connection for a test: a listener, its clients, and peers that send raw bytes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ NAME = "socket"
 HELLO = encode_frame({"hello": {"handrail": "0", "protocol": PROTOCOL_VERSION}})
 
 
-class House:
-    """One listener and everybody who came; :attr:`accepted` gets the holder's end of each connection, in order."""
+class ListenerFixture:
+    """A listener and its peers; :attr:`accepted` yields the holder's end of each connection, in order."""
 
     def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
         self.folder = folder
@@ -45,7 +45,7 @@ class House:
         return await self.join(operations), await self.accepted.get()
 
     async def raw(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection on which nothing has been said."""
+        """Return a new raw connection."""
         reader, writer = await asyncio.open_unix_connection(self.listener.path)
         self._stack.callback(writer.transport.abort)
         return reader, writer
@@ -59,13 +59,15 @@ class House:
 
 
 @asynccontextmanager
-async def house(folder: Path, operations: OperationTable | None = None, **options: Any) -> AsyncGenerator[House]:
+async def house(
+    folder: Path, operations: OperationTable | None = None, **options: Any
+) -> AsyncGenerator[ListenerFixture]:
     """A listener in ``folder``. No exception may have gone through the event loop when it ends."""
     folder.mkdir(mode=0o700, exist_ok=True)
     through_the_loop: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: through_the_loop.append(context))
     async with AsyncExitStack() as stack:
-        made = House(folder, stack)
+        made = ListenerFixture(folder, stack)
 
         def accept(connection: IpcConnection, hello: Message) -> tuple[OperationTable, Message]:
             made.accepted.put_nowait(connection)
@@ -83,7 +85,7 @@ async def next_message(reader: asyncio.StreamReader) -> Message:
 
 
 async def until_closed(reader: asyncio.StreamReader) -> list[Message]:
-    """What is said until the other side closes."""
+    """Return the data until the other side closes."""
     data = bytearray()
     try:
         while more := await reader.read(65536):
@@ -95,7 +97,7 @@ async def until_closed(reader: asyncio.StreamReader) -> list[Message]:
 
 @contextmanager
 def process(text: str, *arguments: object) -> Generator[subprocess.Popen[str]]:
-    """Python text in a process of its own, ended with the block."""
+    """Run Python code in its own process, which ends with the block."""
     started = subprocess.Popen(
         [sys.executable, "-c", text, *map(str, arguments)],
         stdin=subprocess.PIPE,
@@ -111,7 +113,7 @@ def process(text: str, *arguments: object) -> Generator[subprocess.Popen[str]]:
 
 
 async def line_of(started: subprocess.Popen[str]) -> str:
-    """The next line it prints; what it said instead when it ended."""
+    """Return the next line of the process, or its error output if it has ended."""
     assert started.stdout and started.stderr
     line = await asyncio.to_thread(started.stdout.readline)
     assert line, await asyncio.to_thread(started.stderr.read)

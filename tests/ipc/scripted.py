@@ -1,4 +1,4 @@
-"""A tool whose inside a test writes, the files it works on, and the rules it works under."""
+"""A tool with a scripted body, its files, and its rules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVERYTHING = {
 Script = Callable[[Runtime], Awaitable[object]]
 
 
-class Scripted(Tool):
+class ScriptedTool(Tool):
     """A tool whose inside is written in the test; the same object runs in the holder and in the other process."""
 
     def __init__(self, script: Script, **spec: Any) -> None:

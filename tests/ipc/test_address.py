@@ -1,4 +1,4 @@
-"""The socket file: private, found by long paths, replaced only when it is ours and dead."""
+"""The socket file: private, also with a long path, and replaced only if it is ours and dead."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_a_client_finds_no_holder_when_no_process_listens(folder: Path) ->
         with pytest.raises(NoLeaseHolder):
             await connect_to_lease_holder(place, NAME)
     dead_socket(folder / NAME)
-    with pytest.raises(NoLeaseHolder, match="any more"):
+    with pytest.raises(NoLeaseHolder, match="any longer"):
         await connect_to_lease_holder(folder, NAME)
 
 

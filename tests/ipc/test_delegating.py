@@ -1,4 +1,4 @@
-"""Work that is handed to the process that has the model, over a real socket."""
+"""Delegation to the process that has the model, over a real socket."""
 
 from __future__ import annotations
 

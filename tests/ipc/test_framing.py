@@ -1,4 +1,4 @@
-"""Frames: any pieces give the same messages, nothing raises, and memory follows what has come."""
+"""Frames: any split gives the same messages, nothing raises, and memory is bounded by the input."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pieces(draw: st.DrawFn, data: bytes) -> list[bytes]:
     return [data[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
 
-def heard(parts: list[bytes], limit: int = MAX_FRAME) -> tuple[list[dict[str, Any]], bool]:
+def receive_frames(parts: list[bytes], limit: int = MAX_FRAME) -> tuple[list[dict[str, Any]], bool]:
     inbox = FrameReceiveBuffer(limit)
     messages = [message for part in parts for message in inbox.feed_bytes(part)]
     return messages, inbox.fault is not None
@@ -36,7 +36,7 @@ def test_messages_are_decoded_unchanged_however_the_bytes_are_split(
     messages: list[dict[str, Any]], data: st.DataObject
 ) -> None:
     stream = b"".join(encode_frame(message) for message in messages)
-    assert heard(data.draw(pieces(stream))) == (messages, False)
+    assert receive_frames(data.draw(pieces(stream))) == (messages, False)
 
 
 @given(MESSAGES, st.binary(max_size=200), MESSAGES, st.data())
@@ -44,14 +44,14 @@ def test_garbage_ends_reading_at_the_same_place_for_any_split_of_the_stream(
     before: list[dict[str, Any]], garbage: bytes, after: list[dict[str, Any]], data: st.DataObject
 ) -> None:
     stream = b"".join(map(encode_frame, before)) + garbage + b"".join(map(encode_frame, after))
-    whole = heard([stream])
+    whole = receive_frames([stream])
     assert whole[0][: len(before)] == before
-    assert heard(data.draw(pieces(stream))) == whole
+    assert receive_frames(data.draw(pieces(stream))) == whole
 
 
 @given(st.binary(min_size=4, max_size=64))
 def test_only_a_complete_frame_with_an_object_is_a_message(data: bytes) -> None:
-    messages, fault = heard([data])
+    messages, fault = receive_frames([data])
     length = int.from_bytes(data[:4], "big")
     assert fault or len(data) < 4 + length or messages
     assert not (length > MAX_FRAME and not fault)
@@ -102,7 +102,7 @@ def test_a_long_message_uses_at_most_twice_the_received_bytes_and_frees_its_buff
 
 def test_messages_that_orjson_cannot_encode_arrive_unchanged() -> None:
     message = {"half": "\ud800", "long": 2**200, "plain": 1}
-    assert heard([encode_frame(message)]) == ([message], False)
+    assert receive_frames([encode_frame(message)]) == ([message], False)
 
 
 def test_a_message_over_the_size_limit_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The greeting, and what becomes of those who do not greet, greet in another version, or stop making sense later."""
+"""The greeting, and peers that do not greet, have another version, or fail later."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
-from tests.ipc.doors import HELLO, NAME, House, house, next_message, until_closed
+from tests.ipc.doors import HELLO, NAME, ListenerFixture, house, next_message, until_closed
 
 from handrail.contract.errors import StartError
 from handrail.ipc.wire.message_frames import MAX_FRAME, Message, encode_frame
@@ -34,12 +34,12 @@ OPERATIONS = OperationTable({"echo": OperationSpec(echo, inline=True)})
 
 
 @pytest.fixture
-async def doors(tmp_path: Path) -> AsyncGenerator[House]:
+async def doors(tmp_path: Path) -> AsyncGenerator[ListenerFixture]:
     async with house(tmp_path / "own", OPERATIONS) as made:
         yield made
 
 
-async def test_both_sides_learn_the_greeting_and_process_of_the_other(doors: House) -> None:
+async def test_both_sides_learn_the_greeting_and_process_of_the_other(doors: ListenerFixture) -> None:
     joined = await connect_to_lease_holder(doors.folder, NAME, hello={"face": "cli", "protocol": "mine"})
     held = await doors.accepted.get()
     assert held.peer_greeting == {"face": "cli", "handrail": get_handrail_version(), "protocol": PROTOCOL_VERSION}
@@ -50,7 +50,9 @@ async def test_both_sides_learn_the_greeting_and_process_of_the_other(doors: Hou
 
 
 @pytest.mark.parametrize("protocol", [PROTOCOL_VERSION + 1, 0, "3", None, True, float(PROTOCOL_VERSION)])
-async def test_a_different_protocol_is_refused_with_both_versions_and_advice(doors: House, protocol: object) -> None:
+async def test_a_different_protocol_is_refused_with_both_versions_and_advice(
+    doors: ListenerFixture, protocol: object
+) -> None:
     reader, writer = await doors.raw()
     writer.write(encode_frame({"hello": {"handrail": "9.9", "protocol": protocol}}))
     (answer,) = await until_closed(reader)
@@ -77,7 +79,7 @@ GARBAGE = {
 
 @pytest.mark.parametrize("name", GARBAGE)
 async def test_a_client_with_an_invalid_greeting_is_dropped_with_a_logged_reason(
-    doors: House, name: str, caplog: pytest.LogCaptureFixture
+    doors: ListenerFixture, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     reader, writer = await doors.raw()
     writer.write(GARBAGE[name])
@@ -89,7 +91,7 @@ async def test_a_client_with_an_invalid_greeting_is_dropped_with_a_logged_reason
     assert await (await doors.join()).request("echo", 1) == 1
 
 
-async def test_a_process_that_has_not_greeted_may_not_send_a_large_message(doors: House) -> None:
+async def test_a_process_that_has_not_greeted_may_not_send_a_large_message(doors: ListenerFixture) -> None:
     reader, writer = await doors.raw()
     writer.write((MAX_GREETING_BYTES + 1).to_bytes(4, "big"))
     ((_, reason),) = (await until_closed(reader))[0].items()
@@ -119,7 +121,7 @@ async def test_a_client_that_greeted_in_time_may_stay_silent_longer(tmp_path: Pa
         assert await joined.request("echo", 1) == 1
 
 
-async def test_a_client_with_an_unfinished_message_does_not_affect_other_clients(doors: House) -> None:
+async def test_a_client_with_an_unfinished_message_does_not_affect_other_clients(doors: ListenerFixture) -> None:
     _reader, writer, held = await doors.greeted()
     writer.write(MAX_FRAME.to_bytes(4, "big") + b'{"id": 1, "op":')
     joined = await doors.join()
@@ -145,7 +147,7 @@ NONSENSE: dict[str, list[Message]] = {
 
 @pytest.mark.parametrize("name", NONSENSE)
 async def test_a_peer_that_sends_malformed_messages_is_dropped_and_others_stay_connected(
-    doors: House, name: str, caplog: pytest.LogCaptureFixture
+    doors: ListenerFixture, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     joined = await doors.join()
     await doors.accepted.get()
@@ -160,14 +162,14 @@ async def test_a_peer_that_sends_malformed_messages_is_dropped_and_others_stay_c
     assert await joined.request("echo", 1) == 1
 
 
-async def test_an_answer_with_neither_result_nor_error_fails_its_request(doors: House) -> None:
+async def test_an_answer_with_neither_result_nor_error_fails_its_request(doors: ListenerFixture) -> None:
     _reader, writer, held = await doors.greeted()
     asked = asyncio.create_task(held.request("echo", 1))
     writer.write(encode_frame({"id": 1, "error": {"kind": 7}}))
     assert "neither a result nor an error" in str((await asyncio.gather(asked, return_exceptions=True))[0])
 
 
-async def test_late_answers_and_cancellations_of_unknown_requests_are_ignored(doors: House) -> None:
+async def test_late_answers_and_cancellations_of_unknown_requests_are_ignored(doors: ListenerFixture) -> None:
     reader, writer, held = await doors.greeted()
     asked = asyncio.create_task(held.request("echo", 1))
     assert await next_message(reader) == {"id": 1, "op": "echo", "body": 1}
@@ -265,7 +267,7 @@ async def test_a_listener_that_is_not_a_compatible_holder_raises_a_clear_error(
 
 
 async def test_a_holder_that_closes_during_the_handshake_is_reported_as_not_responding(tmp_path: Path) -> None:
-    """The next one may be asked: it is not taken for another program."""
+    """The next holder may be tried: this one does not count as another program."""
     listener = await listen_on_socket(tmp_path, NAME, lambda connection, hello: (OPERATIONS, {}))
     joining = asyncio.create_task(connect_to_lease_holder(tmp_path, NAME))
     while not listener.connections:

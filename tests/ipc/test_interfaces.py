@@ -1,4 +1,4 @@
-"""The codec that is made from the contract's types, and the proxies and requests that are made from its Protocols."""
+"""The codec derived from the contract's types, and the proxies and requests derived from its Protocols."""
 
 from __future__ import annotations
 

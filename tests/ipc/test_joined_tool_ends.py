@@ -18,7 +18,7 @@ from handrail.ipc.server.client_tools import ClientProcessTools
 from handrail.ipc.wire.operation_dispatch import OperationTable
 
 
-class Inside:
+class ToolRecorder:
     """A tool's inside, seen from the test."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Inside:
         self.heard: list[Any] = []
 
 
-inside = Inside()
+inside = ToolRecorder()
 TIME_MS = 500
 """Of those that are to have begun before it is over: their process may get no turn for a while."""
 

@@ -1,4 +1,4 @@
-"""Stateful tools of a joined process: it has their generators, and the holder judges and records each step."""
+"""Stateful tools of a client process: it runs the generators, and the holder authorizes and records each step."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ let_go = asyncio.Event()
 
 
 class _Unreadable:
-    """What is no JSON."""
+    """A value without a JSON form."""
 
 
 @tool(id="far.odd", mode="stateful", side_effect="read", locks=[])

@@ -19,7 +19,7 @@ from handrail.testing.scripted_kernel import temporary_kernel
 pytestmark = pytest.mark.proves("A-07")
 
 
-class Bell(TriggerTool):
+class ManualTrigger(TriggerTool):
     """Fires when it is rung."""
 
     spec = make_trigger_spec("add_bell", "Trigger: be told of each ring.", {"how": {"type": "string"}}, "how")
@@ -47,15 +47,15 @@ class Hour(TriggerTool):
         )
 
 
-class Own(Bell):
+class Own(ManualTrigger):
     spec = make_trigger_spec("add_own", "Trigger: add one in a way of its own.", {"how": {"type": "string"}}, "how")
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         return await super().execute(args, runtime)
 
 
-async def told(session: Session, count: int = 1) -> list[str]:
-    """The texts of so many notices, which are taken."""
+async def take_notice_texts(session: Session, count: int = 1) -> list[str]:
+    """Return the texts of this many notifications, and mark them delivered."""
     texts: list[str] = []
     assert session.notifications is not None
     while len(texts) < count:
@@ -75,7 +75,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_client_trigger_waits_in_its_process_and_resumes_from_its_last_position(
     tmp_path: Path, at_once: None
 ) -> None:
-    bell = Bell()
+    bell = ManualTrigger()
     async with workshop(tmp_path, bell) as there:
         session = there.session
         added = await session.call("add_bell", {"how": "gladly", "prompt": "Answer the door.", "name": "door"})
@@ -84,17 +84,17 @@ async def test_a_client_trigger_waits_in_its_process_and_resumes_from_its_last_p
         assert (first.name, first.arguments, first.position, first.fire_count) == ("door", {"how": "gladly"}, None, 0)
         assert first.workdir == there.kernel.workdir and first.since_ns > 0
         bell.rings.put_nowait("once")
-        assert "once" in (await told(session))[0]
+        assert "once" in (await take_notice_texts(session))[0]
         again = await bell.seen.get()
         assert (again.position, again.fire_count) == ({"after": "once", "huge": 1 << 80}, 1)
         (listed,) = (await session.call("list_triggers", {})).data["triggers"]
         assert (listed["tool"], listed["fired"]) == ("add_bell", 1) and "fault" not in listed
         bell.rings.put_nowait("last")
-        assert "last" in (await told(session))[0]
+        assert "last" in (await take_notice_texts(session))[0]
         assert (await session.call("list_triggers", {})).data["triggers"] == []
 
         await session.call("add_bell", {"how": "broken", "prompt": "Never.", "name": "broken"})
-        assert "was stopped: ValueError: it has no clapper" in (await told(session))[0]
+        assert "was stopped: ValueError: it has no clapper" in (await take_notice_texts(session))[0]
 
 
 async def test_a_timed_client_trigger_fires_at_its_time_and_an_invalid_time_is_refused(
@@ -108,7 +108,7 @@ async def test_a_timed_client_trigger_fires_at_its_time_and_an_invalid_time_is_r
         assert wrong.error_kind == "failed" and "no such hour" in str(wrong.error_text)
         assert (await session.call("list_triggers", {})).data["triggers"] == []
         await session.call("add_hour", {"in_ns": 1_000_000, "prompt": "It is time."})
-        assert all("It is time." in text for text in await told(session, 2))
+        assert all("It is time." in text for text in await take_notice_texts(session, 2))
 
 
 async def test_a_client_trigger_with_a_custom_execute_method_is_awaited_in_its_process(
@@ -120,26 +120,26 @@ async def test_a_client_trigger_with_a_custom_execute_method_is_awaited_in_its_p
         assert added.ok and added.data["tool"] == "add_own", added
         await own.seen.get()
         own.rings.put_nowait("once")
-        assert "once" in (await told(there.session))[0]
+        assert "once" in (await take_notice_texts(there.session))[0]
 
 
 async def test_a_client_trigger_pauses_without_its_class_and_continues_in_the_next_process(
     tmp_path: Path, at_once: None
 ) -> None:
     async with temporary_kernel(tmp_path) as held:
-        bell = Bell()
+        bell = ManualTrigger()
         async with second(tmp_path, tools=[bell], rules=["allow add_bell"]) as joined:
             session = await joined.session()
             await session.call("add_bell", {"how": "gladly", "prompt": "Answer.", "name": "door"})
             await bell.seen.get()
             bell.rings.put_nowait("once")
-            assert "once" in (await told(session))[0]
+            assert "once" in (await take_notice_texts(session))[0]
             await bell.seen.get()
-        other = Bell()
+        other = ManualTrigger()
         async with second(tmp_path, tools=[other], rules=["allow add_bell"]) as joined:
             session = await joined.session(session.id)
             assert (await other.seen.get()).position["after"] == "once"
             other.rings.put_nowait("twice")
-            assert "twice" in (await told(session))[0]
+            assert "twice" in (await take_notice_texts(session))[0]
             await session.close()
         assert held.inbound_services.triggers.list_triggers(session.id) == []

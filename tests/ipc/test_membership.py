@@ -1,4 +1,4 @@
-"""Whoever has lost its holder looks for the next one, however often and however quickly it is asked."""
+"""A process that has lost its lease holder finds the next one, also under repeated and concurrent requests."""
 
 from __future__ import annotations
 

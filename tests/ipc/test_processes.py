@@ -1,4 +1,4 @@
-"""What only a second process can show: another user, and death."""
+"""Properties that only a second process can show: another user, and a crash."""
 
 from __future__ import annotations
 

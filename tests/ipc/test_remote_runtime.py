@@ -1,4 +1,4 @@
-"""The runtime over the connection: each service works, is judged by the holder, and belongs to its call."""
+"""The runtime over the connection: each service works, is authorized by the holder, and belongs to its call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.field.test_k14_documents import PAGES, make_pdf
-from tests.ipc.scripted import EVERYTHING, RULES, Scripted, files_in, other
+from tests.ipc.scripted import EVERYTHING, RULES, ScriptedTool, files_in, other
 from tests.ipc.workshop import workshop
 
 from handrail import Runtime, ToolError, tool
@@ -20,7 +20,7 @@ from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_
 
 
 async def caught(work: Awaitable[object]) -> object:
-    """What it gives, or what it says."""
+    """Return its value or its error text."""
     try:
         return await work
     except ToolError as error:
@@ -94,7 +94,7 @@ async def test_every_runtime_method_behaves_for_a_client_tool_as_in_the_holder(t
     for name in ("here", "there"):
         folder = tmp_path / name
         workspace = files_in(folder)
-        given = Scripted(everything)
+        given = ScriptedTool(everything)
         if name == "here":
             rules = ["allow t.script", "allow t.other", *RULES]
             async with temporary_kernel(folder, tools=[given, other], rules=rules) as kernel:
@@ -132,7 +132,7 @@ async def test_capabilities_that_a_tool_did_not_declare_are_refused_over_the_wir
             kinds.append(caught.value.kind)
         return kinds
 
-    async with workshop(tmp_path, Scripted(ask, requires={})) as shop:
+    async with workshop(tmp_path, ScriptedTool(ask, requires={})) as shop:
         result = await shop.session.call("t.script", {})
         assert result.data == ["denied"] * 6
 
@@ -145,7 +145,7 @@ async def test_a_client_tool_asks_the_user_through_the_holder(tmp_path: Path) ->
         return await on.user.ask([question])
 
     person = ScriptedApprovalHandler(answers=[[["red", "blue"]]])
-    given = Scripted(ask, requires={"capabilities": ["ask"]})
+    given = ScriptedTool(ask, requires={"capabilities": ["ask"]})
     async with workshop(tmp_path, given, approval_handler=person) as shop:
         result = await shop.session.call("t.script", {})
         assert result.data == [["red", "blue"]]
@@ -169,7 +169,7 @@ async def test_a_client_tool_receives_program_output_while_the_program_runs(tmp_
         await asyncio.to_thread((tmp_path / "ws" / "go").write_text, "on\n")
         return (await running).output.decode()
 
-    async with workshop(tmp_path, Scripted(run), rules=RULES) as shop:
+    async with workshop(tmp_path, ScriptedTool(run), rules=RULES) as shop:
         os.mkfifo(tmp_path / "ws" / "go")
         result = await shop.session.call("t.script", {})
         assert result.data == "begun\non\ndone\n"
@@ -186,7 +186,7 @@ async def test_a_failing_output_listener_ends_the_program_and_raises_in_the_clie
         return (await on.shell.run("echo still works")).output.decode()
 
     files_in(tmp_path)
-    async with workshop(tmp_path, Scripted(run), rules=RULES) as shop:
+    async with workshop(tmp_path, ScriptedTool(run), rules=RULES) as shop:
         assert (await shop.session.call("t.script", {})).data == "still works\n"
 
 
@@ -201,7 +201,7 @@ async def test_a_cancelled_runtime_request_ends_in_the_holder(tmp_path: Path) ->
         return "ended"
 
     files_in(tmp_path)
-    async with workshop(tmp_path, Scripted(run), rules=RULES) as shop:
+    async with workshop(tmp_path, ScriptedTool(run), rules=RULES) as shop:
         assert (await shop.session.call("t.script", {})).data == "ended"
         assert shop.ours.unanswered_peer_request_count == 0
 
@@ -217,7 +217,7 @@ async def test_runtime_requests_that_a_tool_left_running_end_with_its_call(tmp_p
         return "left"
 
     files_in(tmp_path)
-    async with workshop(tmp_path, Scripted(run), rules=RULES) as shop:
+    async with workshop(tmp_path, ScriptedTool(run), rules=RULES) as shop:
         assert (await shop.session.call("t.script", {})).data == "left"
         assert shop.ours.unanswered_peer_request_count == 0
         with pytest.raises(ToolError) as caught:
@@ -232,7 +232,7 @@ async def test_a_stored_runtime_is_unusable_after_its_call(tmp_path: Path) -> No
         kept.append(on)
         return "kept"
 
-    async with workshop(tmp_path, Scripted(keep), rules=RULES) as shop:
+    async with workshop(tmp_path, ScriptedTool(keep), rules=RULES) as shop:
         assert (await shop.session.call("t.script", {})).ok
         with pytest.raises(ToolError, match="is only available during a call"):
             await kept[0].files.write("late.txt", b"x")
@@ -271,7 +271,7 @@ async def test_progress_and_the_last_partial_output_reach_the_holder(tmp_path: P
         on.report_progress("more")
         await asyncio.Event().wait()
 
-    async with workshop(tmp_path, Scripted(work, timeout_ms=1_000), grace_ms=5_000) as shop:
+    async with workshop(tmp_path, ScriptedTool(work, timeout_ms=1_000), grace_ms=5_000) as shop:
         shop.session.watch_events(lambda event: told.append(event.data) if event.kind == "progress" else None)
         result = await shop.session.call("t.script", {})
         assert result.data == {"step": 999}
@@ -292,11 +292,11 @@ async def test_a_call_made_by_a_client_tool_uses_its_locks_and_ends_with_it(tmp_
     async def work(on: Runtime) -> object:
         return (await on.call("t.inner", {})).error_kind
 
-    given = Scripted(work, locks=["place:X"], timeout_ms=500)
+    given = ScriptedTool(work, locks=["place:X"], timeout_ms=500)
     async with workshop(tmp_path, given, also=[inner], grace_ms=5_000) as shop:
         result = await shop.session.call("t.script", {})
         assert result.error_kind == "timeout"
         assert ended.is_set()
-    refused = Scripted(work, locks=["elsewhere:X"])
+    refused = ScriptedTool(work, locks=["elsewhere:X"])
     async with workshop(tmp_path / "again", refused, also=[inner]) as shop:
         assert (await shop.session.call("t.script", {})).data == "conflict"

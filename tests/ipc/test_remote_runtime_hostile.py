@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.ipc.scripted import RULES, Scripted, files_in, other
+from tests.ipc.scripted import RULES, ScriptedTool, files_in, other
 from tests.ipc.workshop import Open, connected, workshop
 
 from handrail import Runtime
@@ -37,7 +37,7 @@ async def _run_of(shop: Open) -> int:
 async def test_a_peer_cannot_use_the_runtime_of_another_peers_call(tmp_path: Path) -> None:
     files_in(tmp_path)
     waiting = _Waiting()
-    async with workshop(tmp_path, Scripted(waiting), rules=RULES) as shop:
+    async with workshop(tmp_path, ScriptedTool(waiting), rules=RULES) as shop:
         running = asyncio.create_task(shop.session.call("t.script", {}))
         await waiting.begun.wait()
         number = await _run_of(shop)
@@ -45,7 +45,7 @@ async def test_a_peer_cannot_use_the_runtime_of_another_peers_call(tmp_path: Pat
         assert (await shop.theirs.request("runtime.files.stat", body))["value"]["size"] == 14
 
         stranger, ours = await connected()
-        brought = ClientProcessTools(ours, describe_client_tools([Scripted(waiting)]))
+        brought = ClientProcessTools(ours, describe_client_tools([ScriptedTool(waiting)]))
         ours.finish_handshake(OperationTable(brought.requests, brought.notifications), {})
         stranger.finish_handshake(OperationTable(), {})
         for guess in (number, number + 1, 0, -1, 2**63):
@@ -65,7 +65,7 @@ async def test_a_peer_cannot_use_the_runtime_of_another_peers_call(tmp_path: Pat
 
 async def test_a_runtime_request_outside_the_table_is_refused(tmp_path: Path) -> None:
     waiting = _Waiting()
-    async with workshop(tmp_path, Scripted(waiting), rules=RULES) as shop:
+    async with workshop(tmp_path, ScriptedTool(waiting), rules=RULES) as shop:
         running = asyncio.create_task(shop.session.call("t.script", {}))
         await waiting.begun.wait()
         number = await _run_of(shop)
@@ -114,7 +114,7 @@ _FAULTY: list[Any] = [
 async def test_malformed_runtime_arguments_are_refused(tmp_path: Path) -> None:
     workspace = files_in(tmp_path)
     waiting = _Waiting()
-    async with workshop(tmp_path, Scripted(waiting), rules=RULES) as shop:
+    async with workshop(tmp_path, ScriptedTool(waiting), rules=RULES) as shop:
         running = asyncio.create_task(shop.session.call("t.script", {}))
         await waiting.begun.wait()
         assert await _run_of(shop) == 1

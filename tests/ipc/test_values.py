@@ -1,4 +1,4 @@
-"""Values between two processes: they arrive as if there were one, and what is no value is said to be none."""
+"""Values between two processes: they arrive unchanged, and unsupported ones are reported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def over_the_wire(message: dict[str, Any]) -> Any:
     return arrived["body"]
 
 
-def shown(value: object) -> tuple[Any, list[tuple[bytes, str]], list[str]]:
+def convert_value(value: object) -> tuple[Any, list[tuple[bytes, str]], list[str]]:
     plain = JsonConversion(value)
     return plain.data, [(binary.data, binary.media_type) for binary in plain.binaries], plain.notes
 
@@ -67,13 +67,13 @@ _values = st.recursive(
 
 @given(_values)
 def test_a_return_value_arrives_as_it_would_appear_in_its_own_process(value: object) -> None:
-    data, binaries, notes = shown(value)
+    data, binaries, notes = convert_value(value)
     arrived = decode_return_value(over_the_wire(encode_return_value(value)))
     adapted: list[str] = []
     if isinstance(arrived, Result):
         adapted = arrived.metadata["conversions"]
         arrived = arrived.data
-    data_there, binaries_there, notes_there = shown(arrived)
+    data_there, binaries_there, notes_there = convert_value(arrived)
     assert data_there == data
     assert binaries_there == binaries
     assert adapted[:5] == notes
@@ -88,9 +88,9 @@ def test_a_result_object_arrives_with_its_text_and_metadata(
     arrived = decode_return_value(over_the_wire(encode_return_value(sent)))
     assert isinstance(arrived, Result)
     assert (arrived.type, arrived.error_text) == (sent.type, text)
-    assert shown(arrived.data)[0] == shown(value)[0]
-    adapted = {"conversions": shown(value)[2]} if shown(value)[2] else {}
-    expected = {**shown(more)[0], **adapted}
+    assert convert_value(arrived.data)[0] == convert_value(value)[0]
+    adapted = {"conversions": convert_value(value)[2]} if convert_value(value)[2] else {}
+    expected = {**convert_value(more)[0], **adapted}
     assert {key: arrived.metadata[key] for key in expected if key != "conversions"} == {
         key: item for key, item in expected.items() if key != "conversions"
     }
@@ -101,7 +101,7 @@ def test_a_tool_error_is_raised_with_its_kind_text_and_data(text: str, data: obj
     raised = decode_tool_error(over_the_wire(encode_tool_error(ToolError(text, kind="conflict", data=data))))
     assert isinstance(raised, ToolError)
     assert (raised.text, raised.kind) == (text, "conflict")
-    assert shown(raised.data)[:2] == shown(data)[:2]
+    assert convert_value(raised.data)[:2] == convert_value(data)[:2]
 
 
 def test_any_other_exception_keeps_only_its_class_name_and_text() -> None:

@@ -1,4 +1,4 @@
-"""Requests, answers, notices and cancellations over real sockets."""
+"""Requests, responses, notifications and cancellations over real sockets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.ipc.doors import House, house, next_message
+from tests.ipc.doors import ListenerFixture, house, next_message
 
 from handrail.contract.errors import UsageError
 from handrail.ipc.wire import message_frames
@@ -21,8 +21,8 @@ from handrail.ipc.wire.peer_connection import ConnectionLost
 MARK: ContextVar[Any] = ContextVar("MARK", default="none")
 
 
-class Holder:
-    """What the holder answers in these tests, and what happened to it."""
+class HolderOperations:
+    """The operations of the holder in these tests, with a record of their ends."""
 
     def __init__(self) -> None:
         self.begun: asyncio.Queue[Any] = asyncio.Queue()
@@ -107,24 +107,24 @@ class Holder:
 
 
 @pytest.fixture
-def holder() -> Holder:
-    return Holder()
+def holder() -> HolderOperations:
+    return HolderOperations()
 
 
 @pytest.fixture
-async def doors(tmp_path: Path, holder: Holder) -> AsyncGenerator[House]:
+async def doors(tmp_path: Path, holder: HolderOperations) -> AsyncGenerator[ListenerFixture]:
     async with house(tmp_path / "own", holder.operations) as made:
         yield made
 
 
 @pytest.mark.parametrize("op", ["echo", "echo.inline", "echo.at once"])
 @pytest.mark.parametrize("body", [None, 0, "ü\n\ud800", [1, {"a": 2**70}], {"deep": [[[0]]]}])
-async def test_a_request_receives_its_answer(doors: House, op: str, body: Any) -> None:
+async def test_a_request_receives_its_answer(doors: ListenerFixture, op: str, body: Any) -> None:
     joined = await doors.join()
     assert await joined.request(op, body) == body
 
 
-async def test_both_sides_send_requests(doors: House) -> None:
+async def test_both_sides_send_requests(doors: ListenerFixture) -> None:
     async def twice(body: int) -> int:
         return 2 * body
 
@@ -135,7 +135,7 @@ async def test_both_sides_send_requests(doors: House) -> None:
 
 
 @pytest.mark.parametrize("op", ["__class__", "aclose", "request", "_send", "", "Echo", "echo "])
-async def test_only_listed_operations_can_be_requested(doors: House, op: str) -> None:
+async def test_only_listed_operations_can_be_requested(doors: ListenerFixture, op: str) -> None:
     joined = await doors.join()
     with pytest.raises(RemoteRequestError) as caught:
         await joined.request(op, None)
@@ -152,7 +152,7 @@ async def test_only_listed_operations_can_be_requested(doors: House, op: str) ->
     ],
 )
 async def test_a_handler_error_reaches_the_client_and_an_internal_error_hides_its_text(
-    doors: House, op: str, kind: str, text: str, caplog: pytest.LogCaptureFixture
+    doors: ListenerFixture, op: str, kind: str, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     joined = await doors.join()
     with pytest.raises(RemoteRequestError) as caught:
@@ -163,7 +163,9 @@ async def test_a_handler_error_reaches_the_client_and_an_internal_error_hides_it
 
 @pytest.mark.parametrize("count", [500, pytest.param(20_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("op", ["park", "park.inline", "park.at once"])
-async def test_handlers_start_in_the_order_of_the_requests(doors: House, holder: Holder, op: str, count: int) -> None:
+async def test_handlers_start_in_the_order_of_the_requests(
+    doors: ListenerFixture, holder: HolderOperations, op: str, count: int
+) -> None:
     count = min(count, MAX_RUNNING)
     joined = await doors.join()
     asked = [asyncio.create_task(joined.request(op, number)) for number in range(count)]
@@ -173,7 +175,7 @@ async def test_handlers_start_in_the_order_of_the_requests(doors: House, holder:
 
 
 async def test_an_inline_handler_runs_without_a_task_and_waits_without_blocking_others(
-    doors: House, holder: Holder
+    doors: ListenerFixture, holder: HolderOperations
 ) -> None:
     joined = await doors.join()
     assert await joined.request("who.inline") is True
@@ -184,7 +186,9 @@ async def test_an_inline_handler_runs_without_a_task_and_waits_without_blocking_
     assert await parked == 1
 
 
-async def test_an_eager_handler_runs_in_a_task_and_waits_without_blocking_others(doors: House, holder: Holder) -> None:
+async def test_an_eager_handler_runs_in_a_task_and_waits_without_blocking_others(
+    doors: ListenerFixture, holder: HolderOperations
+) -> None:
     joined = await doors.join()
     assert await joined.request("who.at once") is False
     parked = asyncio.create_task(joined.request("park.at once", 1))
@@ -197,7 +201,9 @@ async def test_an_eager_handler_runs_in_a_task_and_waits_without_blocking_others
     assert await parked == 1
 
 
-async def test_consecutive_eager_handlers_do_not_affect_each_other(doors: House, holder: Holder) -> None:
+async def test_consecutive_eager_handlers_do_not_affect_each_other(
+    doors: ListenerFixture, holder: HolderOperations
+) -> None:
     joined = await doors.join()
     for number in range(3):
         assert await joined.request("mark.at once", number) == "none"
@@ -210,7 +216,7 @@ async def test_consecutive_eager_handlers_do_not_affect_each_other(doors: House,
         holder.go.clear()
 
 
-async def test_a_connection_that_ends_leaves_no_task_behind(doors: House) -> None:
+async def test_a_connection_that_ends_leaves_no_task_behind(doors: ListenerFixture) -> None:
     before = asyncio.all_tasks()
     joined, held = await doors.both()
     assert await joined.request("echo.at once", 1) == 1
@@ -222,7 +228,9 @@ async def test_a_connection_that_ends_leaves_no_task_behind(doors: House) -> Non
 
 
 @pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
-async def test_concurrent_requests_in_both_directions_are_each_answered_once(doors: House, count: int) -> None:
+async def test_concurrent_requests_in_both_directions_are_each_answered_once(
+    doors: ListenerFixture, count: int
+) -> None:
     async def sometimes_waits(body: int) -> int:
         if body % 3:
             await asyncio.sleep(0)
@@ -248,7 +256,9 @@ async def test_concurrent_requests_in_both_directions_are_each_answered_once(doo
 
 
 @pytest.mark.parametrize("op", ["park", "park.inline", "park.at once"])
-async def test_a_cancelled_request_cancels_only_its_own_handler(doors: House, holder: Holder, op: str) -> None:
+async def test_a_cancelled_request_cancels_only_its_own_handler(
+    doors: ListenerFixture, holder: HolderOperations, op: str
+) -> None:
     joined = await doors.join()
     kept, given_up = (asyncio.create_task(joined.request(op, name)) for name in ("kept", "given up"))
     assert [await holder.begun.get(), await holder.begun.get()] == ["kept", "given up"]
@@ -262,7 +272,7 @@ async def test_a_cancelled_request_cancels_only_its_own_handler(doors: House, ho
 
 @pytest.mark.parametrize("op", ["park", "park.inline", "park.at once"])
 async def test_a_handler_cancelled_immediately_still_starts_and_cleans_up(
-    doors: House, holder: Holder, op: str
+    doors: ListenerFixture, holder: HolderOperations, op: str
 ) -> None:
     joined = await doors.join()
     asked = asyncio.create_task(joined.request(op, 1))
@@ -271,7 +281,9 @@ async def test_a_handler_cancelled_immediately_still_starts_and_cleans_up(
     assert await holder.ended.get() == (1, "cancelled")
 
 
-async def test_a_cancelled_request_can_wait_until_the_handler_has_ended(doors: House, holder: Holder) -> None:
+async def test_a_cancelled_request_can_wait_until_the_handler_has_ended(
+    doors: ListenerFixture, holder: HolderOperations
+) -> None:
     joined = await doors.join()
     asked = asyncio.create_task(joined.request("park", 1, settle=True))
     await holder.begun.get()
@@ -283,9 +295,9 @@ async def test_a_cancelled_request_can_wait_until_the_handler_has_ended(doors: H
 
 
 async def test_a_lost_peer_fails_pending_requests_and_handlers_continue_or_stop_as_declared(
-    doors: House, holder: Holder
+    doors: ListenerFixture, holder: HolderOperations
 ) -> None:
-    joined, held = await doors.both(OperationTable({"park": OperationSpec(Holder().park)}))
+    joined, held = await doors.both(OperationTable({"park": OperationSpec(HolderOperations().park)}))
     heard: list[str] = []
     held.add_loss_callback(heard.append)
     asked = [asyncio.create_task(joined.request(op, op)) for op in ("park", "park.inline", "park.with")]
@@ -308,7 +320,7 @@ async def test_a_lost_peer_fails_pending_requests_and_handlers_continue_or_stop_
     assert held.notify("note", 1) is False
 
 
-async def test_closing_sends_a_reason_after_delivering_earlier_answers(doors: House) -> None:
+async def test_closing_sends_a_reason_after_delivering_earlier_answers(doors: ListenerFixture) -> None:
     joined, held = await doors.both()
     answer = await joined.request("echo", "x" * 3_000_000)
     assert len(answer) == 3_000_000
@@ -321,7 +333,7 @@ async def test_closing_sends_a_reason_after_delivering_earlier_answers(doors: Ho
         await joined.request("echo", 1)
 
 
-async def test_notices_arrive_in_order_despite_unknown_ones(doors: House, holder: Holder) -> None:
+async def test_notices_arrive_in_order_despite_unknown_ones(doors: ListenerFixture, holder: HolderOperations) -> None:
     joined = await doors.join()
     for number in range(100):
         assert joined.notify("note", number)
@@ -330,7 +342,7 @@ async def test_notices_arrive_in_order_despite_unknown_ones(doors: House, holder
     assert holder.told == list(range(100))
 
 
-async def test_a_slow_peer_may_miss_notifications_but_receives_every_answer(doors: House) -> None:
+async def test_a_slow_peer_may_miss_notifications_but_receives_every_answer(doors: ListenerFixture) -> None:
     reader, writer, held = await doors.greeted()
     sent = 0
     while held.notify("progress", "x" * 100_000, skip_when_behind=True):
@@ -346,7 +358,7 @@ async def test_a_slow_peer_may_miss_notifications_but_receives_every_answer(door
 
 
 async def test_a_peer_that_never_reads_is_dropped_before_it_fills_memory(
-    doors: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    doors: ListenerFixture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(wire, "MAX_QUEUED_BYTES", 2_000_000)
     _reader, writer, held = await doors.greeted()
@@ -358,7 +370,7 @@ async def test_a_peer_that_never_reads_is_dropped_before_it_fills_memory(
 
 
 async def test_an_oversized_answer_or_request_fails_without_ending_the_connection(
-    doors: House, monkeypatch: pytest.MonkeyPatch
+    doors: ListenerFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(message_frames, "MAX_FRAME", 10_000)
     joined = await doors.join()
@@ -370,14 +382,14 @@ async def test_an_oversized_answer_or_request_fails_without_ending_the_connectio
 
 
 @pytest.mark.parametrize("size", [1_000_000, pytest.param(100_000_000, marks=pytest.mark.slow)])
-async def test_long_arguments_arrive_in_both_directions(doors: House, size: int) -> None:
+async def test_long_arguments_arrive_in_both_directions(doors: ListenerFixture, size: int) -> None:
     assert size < MAX_FRAME
     joined = await doors.join()
     body = {"content": "x" * size}
     assert await joined.request("echo", body) == body
 
 
-async def test_a_slow_reading_peer_stays_connected(doors: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_reading_peer_stays_connected(doors: ListenerFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MAX_QUEUED_BYTES", 4_000_000)
     reader, writer, held = await doors.greeted()
     for begin in (1, 21, 41):
@@ -389,7 +401,7 @@ async def test_a_slow_reading_peer_stays_connected(doors: House, monkeypatch: py
 
 
 async def test_requests_over_the_limit_of_open_requests_are_refused(
-    doors: House, holder: Holder, monkeypatch: pytest.MonkeyPatch
+    doors: ListenerFixture, holder: HolderOperations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("handrail.ipc.wire.operation_dispatch.MAX_RUNNING", 3)
     joined = await doors.join()
@@ -401,7 +413,7 @@ async def test_requests_over_the_limit_of_open_requests_are_refused(
     assert await joined.request("echo", 1) == 1
 
 
-async def test_a_peer_that_stops_sending_and_reading_is_disconnected_at_once(doors: House) -> None:
+async def test_a_peer_that_stops_sending_and_reading_is_disconnected_at_once(doors: ListenerFixture) -> None:
     _reader, writer, held = await doors.greeted()
     while held.notify("progress", "x" * 100_000, skip_when_behind=True):
         pass

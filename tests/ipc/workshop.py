@@ -1,4 +1,4 @@
-"""A kernel whose tools another side of a real socket has brought, both in this process."""
+"""A kernel whose tools come from the other end of a real socket, both in this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from handrail.testing.scripted_kernel import temporary_kernel
 
 
 @dataclass
-class Workshop:
+class ConnectionPair:
     """:ivar theirs: the joining end of the connection, which executes; ``ours``: the holder's end"""
 
     theirs: IpcConnection
@@ -30,7 +30,7 @@ class Workshop:
 
 
 @dataclass
-class Open(Workshop):
+class Open(ConnectionPair):
     kernel: Kernel
     session: Session
 
@@ -45,8 +45,8 @@ async def connected() -> tuple[IpcConnection, IpcConnection]:
 
 
 @asynccontextmanager
-async def joined(tools: Sequence[object]) -> AsyncGenerator[Workshop]:
-    """What two processes have of each other. No exception may have gone through the event loop when it ends."""
+async def joined(tools: Sequence[object]) -> AsyncGenerator[ConnectionPair]:
+    """The ends of a connection between two processes. No exception may have gone through the event loop at its end."""
     through_the_loop: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: through_the_loop.append(context))
     theirs, ours = await connected()
@@ -56,7 +56,7 @@ async def joined(tools: Sequence[object]) -> AsyncGenerator[Workshop]:
     brought = ClientProcessTools(ours, describe_client_tools(tools))
     ours.finish_handshake(OperationTable(brought.requests, brought.notifications), {})
     try:
-        yield Workshop(theirs, ours, bench, brought)
+        yield ConnectionPair(theirs, ours, bench, brought)
     finally:
         await ours.aclose()
         await theirs.closed.wait()

@@ -1,4 +1,4 @@
-"""One kernel behind either door: held in this process, or joined over the socket. What is said of sessions holds for both."""
+"""One kernel in this process or joined over the socket. Claims about sessions are tested with both."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def opened(
     settings: str = "",
     **options: Any,
 ) -> AsyncGenerator[Kernel]:
-    """See :func:`handrail.testing.scripted_kernel.temporary_kernel`; ``joined`` has one that only holds beside it."""
+    """See :func:`handrail.testing.scripted_kernel.temporary_kernel`; ``joined`` adds a separate lease holder."""
     if door == HELD:
         workspace, config = placed(folder, settings)
         state = folder / "state"

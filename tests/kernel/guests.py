@@ -1,4 +1,4 @@
-"""Processes that join by hand: a bare connection to a kernel's socket, to say what no kernel of ours would say."""
+"""Processes with a bare connection to a kernel's socket, which send what no kernel of ours would send."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def greeting(**more: Any) -> dict[str, Any]:
 async def guest(
     folder: Path, operations: OperationTable | None = None, hello: dict[str, Any] | None = None
 ) -> AsyncGenerator[IpcConnection]:
-    """A bare connection to whoever holds the workspace of ``temporary_kernel(folder)``."""
+    """A bare connection to the lease holder of ``temporary_kernel(folder)``."""
     folders = locate_folders(folder / "ws", folder / "state")
     holder = find_lease_holder(folders)
     assert holder is not None
@@ -91,7 +91,7 @@ def call(tool: str, arguments: str = "{}") -> list[Any]:
 
 
 def sizes(kernel: LocalKernel) -> dict[str, int]:
-    """What a kernel keeps of those who joined, and of its sessions: how many of each."""
+    """Return how many objects a kernel keeps for its clients and sessions."""
     server = kernel.server
     guests = list(server.clients)
     kept = {f"guest.{name}": _count(guests, name) for name in _OF_A_GUEST}

@@ -1,4 +1,4 @@
-"""Several processes on one workspace, each with calls that have effects, while whoever holds it is killed or paused.
+"""Several processes on one workspace, with calls that have effects, while the holder is killed or paused.
 
 The processes are forked by a nursery that has everything imported, so that a thousand of them cost little. Each tells
 what it proposes and what it is answered over a socket of the test's, in the order it happened; a killed one's last words
@@ -36,8 +36,8 @@ _PATIENCE_S = 300.0
 
 
 @dataclass(eq=False)
-class Member:
-    """What the test knows of one such process."""
+class MemberProcess:
+    """The state of one process, as the test knows it."""
 
     name: str
     pid: int
@@ -54,14 +54,14 @@ class Member:
         os.kill(self.pid, number)
 
 
-class Handovers:
+class SharedWorkspace:
     """One workspace and those who share it. Made by :func:`handovers`."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
         self.folders: StateFolders = locate_folders(folder / "ws", folder / "state")
         self.chance = random.Random(seed)
-        self.members: list[Member] = []
+        self.members: list[MemberProcess] = []
         self.born = 0
         self.nursery: asyncio.subprocess.Process
         self.answers: dict[str, dict[str, Any]] = {}
@@ -79,7 +79,7 @@ class Handovers:
 
     # ── the processes ────────────────────────────────────────────────────────────────────────────
 
-    async def start(self) -> Member:
+    async def start(self) -> MemberProcess:
         """Another process, once its kernel is open."""
         self.born += 1
         taken = {each.name.partition("-")[0] for each in self.members}  # it goes on with the sessions of a dead one
@@ -92,14 +92,14 @@ class Handovers:
 
     async def attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Listen to one of them until it is gone."""
-        member: Member | None = None
+        member: MemberProcess | None = None
         try:
             while line := await reader.readline():
                 if not line.endswith(b"\n"):
                     break  # it was killed in the middle of it
                 word, told = json.loads(line)
                 if word == "born":
-                    member = Member(told["name"], told["pid"], writer)
+                    member = MemberProcess(told["name"], told["pid"], writer)
                     self.members.append(member)
                 else:
                     assert member is not None
@@ -117,12 +117,12 @@ class Handovers:
             self._news.set()
 
     async def gone(self) -> None:
-        """Return when nobody is listened to any more."""
+        """Return when no process listens any more."""
         while self.members:
             self._news.clear()
             await self._news.wait()
 
-    def heard(self, member: Member, word: str, told: dict[str, Any]) -> None:
+    def heard(self, member: MemberProcess, word: str, told: dict[str, Any]) -> None:
         if word == "open":
             member.opened += 1
         elif word == "proposed":
@@ -143,7 +143,7 @@ class Handovers:
             raise AssertionError(f"{member.name}: {word} {told}")
 
     async def until(self, reached: Callable[[], bool]) -> None:
-        """Return when it is so; looked at with everything that is told."""
+        """Wait until the condition is true; checked at every message."""
         deadline = time.monotonic() + _PATIENCE_S
         while not reached():
             assert not self.failures, f"{self.failures}; {self._seen()}"
@@ -170,11 +170,11 @@ class Handovers:
     def holder(self) -> LeaseHolder | None:
         return find_lease_holder(self.folders)
 
-    def member_of(self, holder: LeaseHolder | None) -> Member | None:
+    def member_of(self, holder: LeaseHolder | None) -> MemberProcess | None:
         return next((each for each in self.members if holder is not None and each.pid == holder.pid), None)
 
-    async def holding(self) -> tuple[Member, int]:
-        """Whoever holds the workspace, and its token, once everybody has had an answer of it."""
+    async def holding(self) -> tuple[MemberProcess, int]:
+        """Return the lease holder and its token after all processes have had an answer from it."""
         while True:
             holder = self.holder()
             member = self.member_of(holder)
@@ -196,7 +196,7 @@ class Handovers:
     # ── what happens to them ─────────────────────────────────────────────────────────────────────
 
     async def kill(self) -> None:
-        """Kill whoever holds the workspace in the middle of it, and wait until somebody else answers."""
+        """Kill the lease holder during its work, and wait until another one answers."""
         member, token = await self.holding()
         await self.some_answers(self.chance.randrange(1, 40))
         began = time.monotonic_ns()
@@ -207,7 +207,7 @@ class Handovers:
         await self.start()
 
     async def pause(self) -> None:
-        """Stop whoever holds it, and let it go on, or kill it, once somebody else answers."""
+        """Pause the lease holder, and continue or kill it after another one answers."""
         member, token = await self.holding()
         await self.some_answers(self.chance.randrange(1, 40))
         began = await self._stopped(member)
@@ -245,8 +245,8 @@ class Handovers:
         self.look()
         await self.start()
 
-    async def _stopped(self, member: Member) -> int:
-        """Stop it, and return when it began once every thread of it stands still."""
+    async def _stopped(self, member: MemberProcess) -> int:
+        """Stop the process, and return when all of its threads are stopped."""
         began = time.monotonic_ns()
         member.signal(signal.SIGSTOP)
         threads = Path(f"/proc/{member.pid}/task")
@@ -255,7 +255,7 @@ class Handovers:
         return began
 
     def _is_writing(self) -> bool:
-        """Whether somebody has the database locked for writing."""
+        """Return whether the database is locked for writing."""
         connection = sqlite3.connect(self.folders.database_file, timeout=0, isolation_level=None)
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -277,7 +277,7 @@ class Handovers:
         await self.until(lambda: member.opened > opened)
         self.look()
 
-    async def taken_over(self, how: str, former: Member, token: int, began: int) -> None:
+    async def taken_over(self, how: str, former: MemberProcess, token: int, began: int) -> None:
         """Return when a call has been answered by the next holder."""
         first: list[int] = []
 
@@ -292,7 +292,7 @@ class Handovers:
     # ── what must hold ───────────────────────────────────────────────────────────────────────────
 
     def look(self) -> None:
-        """What was answered is on record with that outcome, no effect came twice, none without an intent."""
+        """Check that answers are recorded with their outcome, and effects are unique and have an intent."""
         answered, self.unchecked = self.unchecked, []
         with LogReader.open_database(self.folders.database_file) as reader:
             for record in reader.records(since=self.sequence):
@@ -337,7 +337,7 @@ class Handovers:
             assert ended[0]["result"]["data"] == result["data"], (mark, told, records)
 
     def _is_read(self, records: list[tuple[str, dict[str, Any]]], result: dict[str, Any]) -> bool:
-        """Whether nothing waited for the records of that call, so that a kill may have taken them."""
+        """Return whether nothing waited for the records of the call, so that a kill may have lost them."""
         if records and records[0][0] == "proposed":
             return records[0][1]["tool"] == "soak.look"
         return result["data"] in self.answers and result["data"] not in self.effects
@@ -387,7 +387,7 @@ class Handovers:
         return "intended" in kinds and kinds[-1] != "rejected"
 
     def told(self) -> str:
-        """For people: what happened, and how long it took."""
+        """Return a report for readers: events and durations."""
         lines = [f"{len(self.answers)} answers: {dict(self.outcomes)}, {self.effects.total()} effects"]
         for how in sorted({how for how, _ in self.takeovers}):
             took = sorted(seconds for each, seconds in self.takeovers if each == how)
@@ -415,12 +415,12 @@ def _never_began(pid: str) -> bool:
 
 
 @asynccontextmanager
-async def handovers(folder: Path, *, seed: int, members: int = 4, tasks: int = 2) -> AsyncGenerator[Handovers]:
-    """Begin with ``members`` processes, each with ``tasks`` sessions. Ends what is left."""
+async def handovers(folder: Path, *, seed: int, members: int = 4, tasks: int = 2) -> AsyncGenerator[SharedWorkspace]:
+    """Start ``members`` processes with ``tasks`` sessions each, and end the rest afterwards."""
     (folder / "ws").mkdir(parents=True)
     (folder / "state").mkdir(mode=0o700)
     (folder / "handrail.toml").touch()
-    found = Handovers(folder, seed)
+    found = SharedWorkspace(folder, seed)
     server = await asyncio.start_unix_server(found.attend, str(folder / "told"), limit=2**24)
     found.nursery = await asyncio.create_subprocess_exec(
         sys.executable,

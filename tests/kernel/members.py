@@ -1,4 +1,4 @@
-"""Processes with a kernel each, told line by line what to do."""
+"""Processes with one kernel each, controlled by lines."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ async def member(folder: Path, *options: str) -> Member:
 
 @asynccontextmanager
 async def members(folder: Path, *options: tuple[str, ...]) -> AsyncGenerator[list[Member]]:
-    """Several, one after the other, so that the first holds the workspace. Ends those that are left."""
+    """Start several in sequence, so that the first holds the workspace, and end the rest afterwards."""
     found: list[Member] = []
     try:
         for each in options:

@@ -1,4 +1,4 @@
-"""What an agent manifest says is what its sessions can do, whatever rules, flags and answers say besides."""
+"""Sessions can do what their agent manifest says, whatever rules, flags and answers say."""
 
 from __future__ import annotations
 

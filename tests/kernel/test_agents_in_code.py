@@ -1,4 +1,4 @@
-"""Agents and tools that a program gives in code: only its tools, and agents without a file."""
+"""Agents and tools that a program passes: only its tools, and agents without a file."""
 
 from __future__ import annotations
 

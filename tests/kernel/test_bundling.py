@@ -1,4 +1,4 @@
-"""A bundle: an agent with its tools, frozen by hash, that starts where nothing else is configured."""
+"""Bundles: an agent with its tools, frozen by hash, that starts without any other configuration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ confined = pytest.mark.skipif(
 
 
 def program(folder: Path, name: str, says: str, *, own: bool = False) -> None:
-    """A tool that says one word; with ``own``, its program lies in a folder beside a file that it reads."""
+    """A tool that prints one word; with ``own``, its program is in a folder with a file that it reads."""
     folder.mkdir(parents=True, exist_ok=True)
     path = f"{name}-files/run" if own else name
     runtime: dict[str, object] = {"exec_path": path, "side_effect": "read", "locks": []}
@@ -51,7 +51,7 @@ def program(folder: Path, name: str, says: str, *, own: bool = False) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A configuration with a global tool that the agent overrides, one with files of its own, a module, and one too many."""
+    """A configuration with an overridden global tool, one with its own files, a module, and a surplus one."""
     config = tmp_path / "config"
     tools, agent = config / "tools", config / "agents" / "speaker"
     program(tools, "greet", "everybody")
@@ -234,12 +234,12 @@ def _no_json(folder: Path) -> None:
     ("tampered", "problem"),
     [
         (_changed, "tools/whisper-files/word.json: was changed after the bundle was built"),
-        (_added, "tools/extra.json: does not belong to the bundle"),
+        (_added, "tools/extra.json: is not part of the bundle"),
         (_taken, "tools/words.py: is missing"),
         (_made_executable, "tools/say.py: was made executable"),
         (_linked, "tools/words.py: cannot be read"),
         (_rules, "handrail.toml: was changed"),
-        (_another_agent, "agents/other/agent.toml: does not belong to the bundle"),
+        (_another_agent, "agents/other/agent.toml: is not part of the bundle"),
         (_of_the_future, "format: is 2, and this Handrail reads 1"),
         (_no_json, "rebuild the bundle with handrail build"),
     ],
@@ -301,7 +301,7 @@ def test_the_settings_of_a_bundle_name_its_agent_once_and_keep_all_other_setting
 
 
 def source(place: Path, name: str, script: str, *, more: dict[str, object] | None = None, **files: str) -> Path:
-    """A tool whose program is made by its build command from a folder beside the manifest; the agent has it."""
+    """A tool whose build command makes the program from a folder next to the manifest, for the agent."""
     config = place / "config"
     folder = config / "tools" / f"{name}-source"
     folder.mkdir(parents=True)
@@ -416,7 +416,7 @@ def test_a_build_has_no_network_and_cannot_leave_its_folder(place: Path) -> None
         ("echo '#!/bin/sh' > run\n", {}, "'hum-source/run' is not executable"),
         ("while :; do :; done\n", {"build_timeout_ms": 300}, "`sh build.sh` timed out after 300 ms and was stopped"),
         ("trap '' TERM; (setsid sleep 600 &); sleep 600\n", {"build_timeout_ms": 300}, "timed out after 300 ms"),
-        (f"{SHELL}ln -s /etc/passwd users\n", {}, "users is a link out of the tool's folder"),
+        (f"{SHELL}ln -s /etc/passwd users\n", {}, "users is a link to a file outside the tool's folder"),
         (f"{SHELL}mkfifo pipe\n", {}, "pipe is not a regular file"),
         (f"{SHELL}ln -sf /bin/sh run\n", {}, "'hum-source/run' leads out of the tool's folder"),
     ],
@@ -462,7 +462,7 @@ def test_only_tools_of_the_agent_are_built(place: Path) -> None:
     assert built(place).built_tools == ()
 
 
-class Unable:
+class UnconfinedSandbox:
     """A sandbox on a machine that cannot confine programs."""
 
     tier = SandboxTier("none", "nothing is confined here")
@@ -477,5 +477,5 @@ def test_a_build_without_a_sandbox_is_refused(place: Path) -> None:
     folders = locate_folders(place / "ws", place / "state")
     config = load_configuration(place / "config" / "handrail.toml", folders=folders, environment={})
     with pytest.raises(LoadError, match=r"hum.*Cannot build without a sandbox: nothing is confined"):
-        build_agent_bundle(config, "speaker", folders, Unable(), place / "b")
+        build_agent_bundle(config, "speaker", folders, UnconfinedSandbox(), place / "b")
     assert not (place / "b").exists()

@@ -1,4 +1,4 @@
-"""What an operator configures takes effect in the whole kernel, and what it cannot serve is withheld and says why."""
+"""The operator's settings take effect in the whole kernel, and unusable tools are withheld with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rule with ``{confined}`` allows runs in a narrow sandbox, and is said to."""
+"""Commands that a ``{confined}`` rule allows run in a narrow sandbox, and the result says so."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ TEAM = {"default": LEAD, "wr": WR, "rec": REC, "own": OWN, "nope": NOPE}
 
 @asynccontextmanager
 async def team(folder: Path, agents: Agents, *, joined: bool) -> AsyncGenerator[Kernel]:
-    """A kernel that holds its workspace, or another that joined it."""
+    """A kernel that holds its workspace, or a joined one."""
     async with kernel_of(folder, agents) as held:
         if not joined:
             yield held

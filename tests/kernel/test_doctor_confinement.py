@@ -1,4 +1,4 @@
-"""The check-up of what confines programs: each layer, what runs without one, and what each tool adds to its agent."""
+"""``handrail doctor``: each layer of confinement, what runs without one, and the additions of each tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools that change while the kernel is open: in one step, on record, and never under a turn that has begun."""
+"""Tools that change while the kernel is open: atomically, recorded, and never within a turn."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def send_with_subject(to: str, subject: str) -> str:
 
 
 class Counter(Tool):
-    """A tool that holds something between calls."""
+    """A tool with state between calls."""
 
     spec = ToolSpec(id="count", description="Counts.", side_effect="read", locks=())
 

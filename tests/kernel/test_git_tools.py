@@ -1,4 +1,4 @@
-"""The git tools in a whole kernel: what runs unasked, what is asked about, and which hosts they reach."""
+"""The git tools in a whole kernel: calls without an approval, calls with one, and reachable hosts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.kernel.doors import HELD
 from tests.kernel.test_agents import confined, opening, put_agent
 from tests.tools.githost import GitHost
-from tests.tools.repositories import Repo, made
+from tests.tools.repositories import Repo, create_repository
 
 from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.session_protocols import Session
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.proves("T-05a", "S-02"), confined]
 
 @pytest.fixture
 def repo(tmp_path: Path) -> Repo:
-    found = made(tmp_path / "ws")
+    found = create_repository(tmp_path / "ws")
     found.commit("first", a="1\n", __env="TOP-SECRET\n")
     return found
 
@@ -29,7 +29,7 @@ def repo(tmp_path: Path) -> Repo:
 @pytest.fixture
 async def host(tmp_path: Path) -> AsyncGenerator[GitHost]:
     """A server with one repository, which may be pushed to."""
-    source = made(tmp_path / "source")
+    source = create_repository(tmp_path / "source")
     source.commit("from the server", a="1\n")
     source.git("clone", "--quiet", "--bare", ".", str(tmp_path / "served" / "x.git"))
     with (tmp_path / "served" / "x.git" / "config").open("a") as file:
@@ -137,7 +137,7 @@ async def test_a_repository_is_cloned_over_http_and_pushed_back(
 
 async def test_a_local_push_or_clone_runs_no_hook_or_configured_program(tmp_path: Path, repo: Repo) -> None:
     ran = tmp_path / "ws" / "ran"
-    target = made(tmp_path / "ws" / "target")
+    target = create_repository(tmp_path / "ws" / "target")
     hook = target.put(".git/hooks/pre-receive", f"#!/bin/sh\ntouch {ran}\n")
     hook.chmod(0o755)
     async with temporary_kernel(tmp_path, rules=["allow git.*", "deny shell.run touch *"]) as kernel:
@@ -185,7 +185,7 @@ async def test_a_git_server_that_requires_a_password_needs_a_configured_header(
     refused = await session.call("git.clone", {"url": host.url("x.git")})
     assert refused.error_kind == "unavailable"
     assert "http.extraHeader" in str(refused.error_text)
-    copy = made(tmp_path / "ws" / "own")
+    copy = create_repository(tmp_path / "ws" / "own")
     copy.commit("mine", c="1\n")
     copy.git("remote", "add", "origin", host.url("x.git"))
     copy.configure(f'[http "{host.url("")}"]\n\textraHeader = "Authorization: {host.password}"\n')

@@ -1,4 +1,4 @@
-"""Seed 001's guard tool: it asks a judging agent about arguments, then makes the real call, which takes its own locks."""
+"""The guard tool of seed 001: it asks a reviewing agent about the arguments, then makes the real call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JUDGE = 'role = "subagent"\ndescription = "Judges."\ntools = ["read"]\nmodel = "
 FILES = {"read": ["{workspace}"], "write": ["{workspace}"]}
 
 
-class Door:
+class LockingTool:
     """Holds a tool that has a lock until a test opens it."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Door:
         self.open = asyncio.Event()
 
 
-door = Door()
+door = LockingTool()
 
 
 @pytest.fixture(autouse=True)

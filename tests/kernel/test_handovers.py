@@ -1,4 +1,4 @@
-"""Whoever holds a workspace is killed under load, again and again: nothing acknowledged is lost, nothing is done twice."""
+"""The lease holder is killed repeatedly under load: no acknowledged effect is lost or repeated."""
 
 from __future__ import annotations
 

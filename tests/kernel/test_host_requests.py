@@ -9,7 +9,7 @@ import pytest
 from tests.kernel.doors import HELD, JOINED, Opens
 from tests.kernel.test_agents import confined, opening, put_agent
 from tests.sandbox.test_network import get
-from tests.web import Site, ok
+from tests.web import LoopbackServer, ok
 
 from handrail.arbiter.approvals import host_requests
 from handrail.contract.approval_requests import Approval, ApprovalAnswer, DeferApprovals
@@ -40,7 +40,7 @@ def prepare(folder: Path, *urls: str, hosts: list[str] | None = None) -> None:
 
 async def test_a_host_is_requested_once_and_a_session_answer_becomes_a_rule(tmp_path: Path, opened: Opens) -> None:
     person = ScriptedApprovalHandler([ApprovalAnswer("session")])
-    async with Site({"*": ok(b"FETCHED")}) as site:
+    async with LoopbackServer({"*": ok(b"FETCHED")}) as site:
         prepare(tmp_path, site.url("/a"), site.url("/b"), hosts=[site.authority])
         async with opened(tmp_path, "fetcher", rules=RULES) as kernel:
             session = await kernel.session(approval_handler=person)
@@ -58,7 +58,7 @@ async def test_a_host_is_requested_once_and_a_session_answer_becomes_a_rule(tmp_
 async def test_many_connections_wait_for_one_host_request_without_a_call_timeout(tmp_path: Path) -> None:
     person = ScriptedApprovalHandler([ApprovalAnswer("once"), ApprovalAnswer("once")])
     person.may_answer.clear()
-    async with Site({"*": ok(b"FETCHED")}) as site:
+    async with LoopbackServer({"*": ok(b"FETCHED")}) as site:
         prepare(tmp_path, hosts=[site.authority])
         loads = " ".join(f"({get(site.url(f'/{one}'))}) &" for one in range(8))
         (tmp_path / "ws" / "fetch.sh").write_text(f"{loads} wait\n")
@@ -79,7 +79,7 @@ async def test_a_rejected_host_stays_rejected_in_the_session_and_the_result_expl
     tmp_path: Path, opened: Opens
 ) -> None:
     person = ScriptedApprovalHandler([ApprovalAnswer("reject", "not that mirror")])
-    async with Site({"*": ok(b"NEVER")}) as site:
+    async with LoopbackServer({"*": ok(b"NEVER")}) as site:
         prepare(tmp_path, site.url(), hosts=[site.authority])
         async with opened(tmp_path, "fetcher", rules=RULES) as kernel:
             session = await kernel.session(approval_handler=person)
@@ -96,7 +96,7 @@ async def test_a_rejected_host_stays_rejected_in_the_session_and_the_result_expl
 
 async def test_hosts_that_rules_allow_or_deny_are_not_asked_about(tmp_path: Path) -> None:
     person = ScriptedApprovalHandler([ApprovalAnswer("session")] * 9)
-    async with Site({"*": ok(b"FETCHED")}) as site, Site({"*": ok(b"NEVER")}) as other:
+    async with LoopbackServer({"*": ok(b"FETCHED")}) as site, LoopbackServer({"*": ok(b"NEVER")}) as other:
         prepare(tmp_path, site.url(), other.url(), hosts=[site.authority, other.authority])
         rules = [*RULES, f"allow net.fetch {site.authority}", f"deny net.fetch {other.authority}"]
         async with opening(HELD)(tmp_path, "fetcher", rules=rules) as kernel:
@@ -107,7 +107,7 @@ async def test_hosts_that_rules_allow_or_deny_are_not_asked_about(tmp_path: Path
 
 @pytest.mark.parametrize("rules", [["allow bash"], ["allow *"], ["allow shell.run"]])
 async def test_a_tool_rule_allows_no_host_and_the_note_names_the_missing_rule(tmp_path: Path, rules: list[str]) -> None:
-    async with Site({"*": ok(b"NEVER")}) as site:
+    async with LoopbackServer({"*": ok(b"NEVER")}) as site:
         prepare(tmp_path, site.url(), hosts=[site.authority])
         async with opening(HELD)(tmp_path, "fetcher", rules=rules) as kernel:
             answer = await (await kernel.session()).call("bash", SCRIPT)
@@ -118,7 +118,7 @@ async def test_a_tool_rule_allows_no_host_and_the_note_names_the_missing_rule(tm
 
 async def test_a_private_address_is_refused_even_if_the_user_allows_its_name(tmp_path: Path) -> None:
     person = ScriptedApprovalHandler([ApprovalAnswer("project")])
-    async with Site({"*": ok(b"NEVER")}) as site:
+    async with LoopbackServer({"*": ok(b"NEVER")}) as site:
         prepare(tmp_path, site.url())
         async with opening(HELD)(tmp_path, rules=RULES) as kernel:
             answer = await (await kernel.session(approval_handler=person)).call("bash", SCRIPT)
@@ -130,7 +130,7 @@ async def test_a_deferred_host_request_answered_elsewhere_allows_the_next_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_requests, "DEFERRED_S", 0.0)
-    async with Site({"*": ok(b"FETCHED")}) as site:
+    async with LoopbackServer({"*": ok(b"FETCHED")}) as site:
         prepare(tmp_path, site.url(), hosts=[site.authority])
         async with opening(HELD)(tmp_path, "fetcher", rules=RULES) as kernel:
             session = await kernel.session(approval_handler=DeferApprovals())
@@ -152,7 +152,7 @@ async def test_a_host_request_outlives_its_session_and_accepts_a_project_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_requests, "DEFERRED_S", 0.0)
-    async with Site({"*": ok(b"FETCHED")}) as site:
+    async with LoopbackServer({"*": ok(b"FETCHED")}) as site:
         prepare(tmp_path, site.url(), hosts=[site.authority])
         async with opening(HELD)(tmp_path, "fetcher", rules=RULES) as kernel:
             session = await kernel.session(approval_handler=DeferApprovals())
@@ -166,7 +166,7 @@ async def test_a_host_request_outlives_its_session_and_accepts_a_project_answer(
 
 
 async def test_an_answer_from_elsewhere_reaches_the_waiting_connection(tmp_path: Path) -> None:
-    async with Site({"*": ok(b"FETCHED")}) as site:
+    async with LoopbackServer({"*": ok(b"FETCHED")}) as site:
         prepare(tmp_path, site.url(), hosts=[site.authority])
         async with opening(HELD)(tmp_path, "fetcher", rules=RULES) as kernel:
             session = await kernel.session(approval_handler=DeferApprovals())
@@ -189,7 +189,7 @@ async def test_an_answer_from_elsewhere_reaches_the_waiting_connection(tmp_path:
 async def test_a_host_request_left_open_by_a_call_is_shown_again_to_the_next(tmp_path: Path) -> None:
     person = ScriptedApprovalHandler([ApprovalAnswer("session")])
     person.may_answer.clear()
-    async with Site({"*": ok(b"FETCHED")}) as site:
+    async with LoopbackServer({"*": ok(b"FETCHED")}) as site:
         prepare(tmp_path, site.url(), hosts=[site.authority])
         (tmp_path / "ws" / "fetch.sh").write_text(f"({get(site.url())}) & read -t 0.5 < <(sleep 5); kill $!; exit 4\n")
         async with opening(HELD)(tmp_path, "fetcher", rules=RULES) as kernel:
@@ -206,7 +206,7 @@ async def test_a_host_request_left_open_by_a_call_is_shown_again_to_the_next(tmp
 
 
 async def test_explain_lists_the_hosts_a_call_reached_and_why_others_were_refused(tmp_path: Path) -> None:
-    async with Site({"*": ok(b"FETCHED")}) as site, Site({"*": ok(b"NEVER")}) as other:
+    async with LoopbackServer({"*": ok(b"FETCHED")}) as site, LoopbackServer({"*": ok(b"NEVER")}) as other:
         prepare(tmp_path, site.url(), other.url(), hosts=[site.authority, other.authority])
         rules = [*RULES, "allow bash {read-only}", f"allow net.fetch {site.authority}"]
         async with opening(HELD)(tmp_path, "fetcher", rules=rules) as kernel:

@@ -1,4 +1,4 @@
-"""Jobs of sessions in processes that joined: they run where the workspace is held, and are looked after from anywhere."""
+"""Jobs of sessions in client processes: they run in the lease holder and can be managed from anywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several kernels on one workspace: one holds it, the others join, and nobody can tell them apart by their calls."""
+"""Several kernels on one workspace: one holds the lease, and calls behave the same in all of them."""
 
 from __future__ import annotations
 

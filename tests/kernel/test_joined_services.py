@@ -29,7 +29,7 @@ BOTH = pytest.mark.parametrize("door", [HELD, JOINED])
 Script = Callable[[Runtime], Awaitable[object]]
 
 
-class Scripted(Tool):
+class ScriptedTool(Tool):
     """A tool whose inside is written in the test."""
 
     def __init__(self, script: Script, *capabilities: str, **spec: Any) -> None:
@@ -51,7 +51,7 @@ async def _nothing() -> None: ...
 
 
 async def caught(work: Awaitable[object]) -> object:
-    """What it gives, or what it says."""
+    """Return its value or its error text."""
     try:
         return await work
     except ToolError as error:
@@ -174,7 +174,7 @@ async def test_a_tool_of_a_connected_process_gets_the_same_runtime_as_a_local_to
     for door in (HELD, JOINED):
         folder = tmp_path / door
         folder.mkdir()
-        given = Scripted(script, *capabilities, shell=[{"cmd": "*"}])
+        given = ScriptedTool(script, *capabilities, shell=[{"cmd": "*"}])
         async with opened(door, folder, tools=[given], rules=["allow t.script", "allow shell.run *"]) as kernel:
             session = await kernel.session()
             session.set_subagent_runner(Model())
@@ -207,7 +207,7 @@ async def test_a_tool_is_denied_each_runtime_capability_that_it_does_not_require
             found.append(refused.value.kind)
         return found
 
-    async with opened(door, tmp_path, tools=[Scripted(ask_all)], rules=["allow t.script"]) as kernel:
+    async with opened(door, tmp_path, tools=[ScriptedTool(ask_all)], rules=["allow t.script"]) as kernel:
         result = await (await kernel.session()).call("t.script", {})
     assert result.data == ["denied"] * 8, result
 
@@ -239,7 +239,7 @@ class ReadsNote(Tool):
         return {"contents": given.data["contents"], "source": given.source}
 
 
-class Proceeds(Tool):
+class SteppingTool(Tool):
     """A tool that takes a step of a state."""
 
     state_arguments = ToolSessionArgumentNames("id", "input")
@@ -265,8 +265,8 @@ async def test_a_tool_reads_its_authorised_resource_and_steps_an_open_tool_sessi
             sent: Any = yield start  # pyright: ignore[reportUnknownVariableType]
             start += 1 if sent is None else sent  # pyright: ignore[reportUnknownVariableType]
 
-    given = [ReadsNote(), Proceeds(), count]
-    async with opened(door, tmp_path, tools=given, resources=[Notes()], rules=["allow t.*"]) as kernel:
+    given = [ReadsNote(), SteppingTool(), count]
+    async with opened(door, tmp_path, tools=given, resources=[NoteSource()], rules=["allow t.*"]) as kernel:
         session = await kernel.session()
         read = await session.call("t.note", {"uri": "note:1"})
         assert read.ok and read.data["contents"][0]["text"] == "one for default", read
@@ -279,7 +279,7 @@ async def test_a_tool_reads_its_authorised_resource_and_steps_an_open_tool_sessi
 # ── offerings ────────────────────────────────────────────────────────────────────────────────────
 
 
-class Notes:
+class NoteSource:
     """An offering in Python."""
 
     source, is_third_party = "", False
@@ -320,7 +320,7 @@ class Notes:
 
 @BOTH
 async def test_resources_and_prompts_of_a_program_are_available_to_its_sessions(tmp_path: Path, door: str) -> None:
-    notes = Notes()
+    notes = NoteSource()
     async with opened(door, tmp_path, resources=[notes]) as kernel:
         session = await kernel.session()
         listed = await session.call("resource.list", {})
@@ -348,7 +348,7 @@ async def test_resources_and_prompts_of_a_program_are_available_to_its_sessions(
 async def test_resources_of_a_process_serve_only_its_own_sessions_and_end_with_the_process(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path / "a") as holder:
         config = tmp_path / "a" / "config" / "handrail.toml"
-        async with open_on(holder.workdir, tmp_path / "a" / "state", config, resources=[Notes()]) as joined:
+        async with open_on(holder.workdir, tmp_path / "a" / "state", config, resources=[NoteSource()]) as joined:
             mine, theirs = await joined.session("ses_mine"), await holder.session()
             assert (await mine.call("resource.read", {"uri": "note:1"})).ok
             assert (await theirs.call("resource.read", {"uri": "note:1"})).error_kind == "invalid_input"

@@ -1,4 +1,4 @@
-"""Ends of sessions, calls and processes with a shared kernel: nothing is left, and nothing is done twice."""
+"""Ends of sessions, calls and processes with a shared kernel: nothing is left over or repeated."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ async def send(name: str) -> str:
     return name
 
 
-class Stays(Tool):
-    """A tool that holds something between calls."""
+class StatefulResource(Tool):
+    """A tool with state between calls."""
 
     spec = ToolSpec(id="test.stays", description="Stays.", side_effect="read", locks=())
 
@@ -296,7 +296,7 @@ async def test_consecutive_holders_hand_over_the_workspace_without_interrupted_c
 
 
 async def test_a_joined_process_that_leaves_closes_only_its_own_tools(tmp_path: Path) -> None:
-    ours, theirs = Stays(), Stays()
+    ours, theirs = StatefulResource(), StatefulResource()
     async with temporary_kernel(tmp_path, tools=[ours], rules=["allow *"]) as holder:
         before = sizes(holder)
         async with joined_kernel(tmp_path, tools=[theirs], rules=["allow *"]) as joined:

@@ -1,4 +1,4 @@
-"""Sub-agents of an agent in a process that joined: its model is there, their calls are carried out by the holder."""
+"""Sub-agents in a client process: their model is there, and the lease holder runs their calls."""
 
 from __future__ import annotations
 

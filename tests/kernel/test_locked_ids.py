@@ -1,4 +1,4 @@
-"""A locked id that no built-in tool answers is answered by the tool that its operator names, in the fixed shape."""
+"""A locked ID without a built-in tool is served by the tool that the operator names, in the fixed form."""
 
 from __future__ import annotations
 

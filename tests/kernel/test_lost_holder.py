@@ -64,12 +64,12 @@ async def test_a_fork_cannot_replace_an_existing_session(tmp_path: Path) -> None
         for name in ("ses_1", "ses_2"):
             await (await joined.session(name)).suspend()
         for taken in ("ses_1", "ses_2"):
-            with pytest.raises(UsageError, match="exists already"):
+            with pytest.raises(UsageError, match="already exists"):
                 await joined.ipc_client.request("fork", {"id": "ses_1", "forked": taken})
         forked = await joined.fork_session("ses_1")
         async with joined_kernel(tmp_path) as other:
             session = await other.session(forked)
-            with pytest.raises(UsageError, match="exists already"):
+            with pytest.raises(UsageError, match="already exists"):
                 await joined.ipc_client.request("fork", {"id": "ses_1", "forked": forked})
             await session.close()
         assert [row.id for row in held.components.store.sessions.list_latest() if row.closed_ns is None] == [
@@ -133,7 +133,7 @@ async def test_a_rule_is_revoked_once_when_the_connection_is_lost_before_the_rep
 
 
 async def _parked(held: LocalKernel) -> None:
-    """A call that waits for a person."""
+    """A call that awaits an approval."""
 
     class Absent:
         async def approve(self, request: object) -> ApprovalAnswer:

@@ -1,4 +1,4 @@
-"""Models at work through the whole kernel: both SDKs over a socket, real calls, a real log."""
+"""Models in the whole kernel: both SDKs over a socket, real calls and a real log."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def nothing_sent_yet() -> None:
     sent.clear()
 
 
-class Work:
+class ModelFixture:
     """A model's server, the kernel, and the agent between them."""
 
     def __init__(self, kind: Kind, server: ProviderServer, kernel: Kernel, session: Session, agent: Agent) -> None:
@@ -98,7 +98,9 @@ class Work:
 
 
 @asynccontextmanager
-async def work(kind: Kind, folder: Path, *replies: ScriptedReply, rules: Iterable[str] = RULES) -> AsyncGenerator[Work]:
+async def work(
+    kind: Kind, folder: Path, *replies: ScriptedReply, rules: Iterable[str] = RULES
+) -> AsyncGenerator[ModelFixture]:
     server_type = OpenAIServer if kind == "openai" else AnthropicServer
     async with server_type(*replies) as server, temporary_kernel(folder, tools=TOOLS, rules=rules) as kernel:
         with pytest.MonkeyPatch.context() as patch:
@@ -106,7 +108,7 @@ async def work(kind: Kind, folder: Path, *replies: ScriptedReply, rules: Iterabl
             model = open_model(f"{kind}:some-model", base_url=server.base_url)
         session = await kernel.session()
         try:
-            yield Work(kind, server, kernel, session, Agent(session, model))
+            yield ModelFixture(kind, server, kernel, session, Agent(session, model))
         finally:
             await model.aclose()
 

@@ -1,4 +1,4 @@
-"""Where a session's mode comes from, and that it is the same in whichever process its calls are carried out."""
+"""The source of a session's mode, and that it is the same in whichever process runs its calls."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_explain_names_the_mode_and_another_mode_that_allows_the_call(plac
         explained = await kernel.explain_call("bash", {"command": "make"})
         assert (explained.read_only, explained.read_only_note) == (
             False,
-            "make is not among the programs known to change nothing",
+            "make may change something",
         )
         assert explained.action == "allow" and explained.confined is True
         explained = await kernel.explain_call("write", {"path": "a", "content": "x"}, headless=False)

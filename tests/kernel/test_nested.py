@@ -1,4 +1,4 @@
-"""Calls that tools make: no person is asked while their caller holds locks, and nothing is wider than its caller."""
+"""Calls of tools: no approval is requested while the caller holds locks, and no right exceeds the caller's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call that reaches the network, through every door there is: only what its tool, agent and rules let it."""
+"""Calls that use the network, by every service: limited by their tool, agent and rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.kernel.doors import HELD, JOINED, Opens
 from tests.kernel.test_agents import confined, opening, put_agent
 from tests.kernel.test_configured import put_tool
 from tests.sandbox.test_network import get
-from tests.web import Site, ok, redirect
+from tests.web import LoopbackServer, ok, redirect
 
 from handrail import Runtime, tool
 from handrail.testing.scripted_kernel import temporary_kernel
@@ -50,7 +50,7 @@ SCRIPT = {"command": "bash fetch.sh"}
 
 
 def put_script(folder: Path, *urls: str) -> None:
-    """What :data:`SCRIPT` runs."""
+    """Write the program that :data:`SCRIPT` runs."""
     (folder / "ws").mkdir()
     (folder / "ws" / "fetch.sh").write_text('echo "proxy:$http_proxy"\n' + "\n".join(map(get, urls)))
 
@@ -63,7 +63,7 @@ def put_fetching_agent(folder: Path, host: str) -> None:
 async def test_bash_reaches_a_host_that_its_agent_grants_and_other_hosts_return_403(
     tmp_path: Path, opened: Opens
 ) -> None:
-    async with Site({"*": ok(b"FROM-THE-GRANTED")}) as site, Site({"*": ok(b"NEVER")}) as other:
+    async with LoopbackServer({"*": ok(b"FROM-THE-GRANTED")}) as site, LoopbackServer({"*": ok(b"NEVER")}) as other:
         put_fetching_agent(tmp_path, site.authority)
         put_script(tmp_path, site.url(), other.url())
         async with opened(tmp_path, "fetcher", rules=["allow bash bash fetch.sh", "allow net.fetch"]) as kernel:
@@ -87,7 +87,7 @@ async def test_bash_reaches_a_host_that_its_agent_grants_and_other_hosts_return_
 async def test_a_host_that_rules_deny_or_omit_returns_403_despite_the_agents_hosts(
     tmp_path: Path, rules: list[str]
 ) -> None:
-    async with Site({"*": ok(b"NEVER")}) as site:
+    async with LoopbackServer({"*": ok(b"NEVER")}) as site:
         put_fetching_agent(tmp_path, site.authority)
         put_script(tmp_path, site.url())
         async with opening(HELD)(tmp_path, "fetcher", rules=["allow shell.run bash fetch.sh", *rules]) as kernel:
@@ -99,7 +99,7 @@ async def test_a_host_that_rules_deny_or_omit_returns_403_despite_the_agents_hos
 
 @confined
 async def test_the_ceiling_overrides_the_hosts_of_a_tool_and_an_agent(tmp_path: Path) -> None:
-    async with Site({"*": ok(b"NEVER")}) as site:
+    async with LoopbackServer({"*": ok(b"NEVER")}) as site:
         put_fetching_agent(tmp_path, site.authority)
         put_script(tmp_path, site.url())
         ceiling = '[ceiling]\nnet.hosts = ["*"]\nshell = [{cmd = "*"}]\nfs.read = ["{workspace}"]\nfs.write = ["{workspace}"]\n'
@@ -116,7 +116,7 @@ async def test_the_ceiling_overrides_the_hosts_of_a_tool_and_an_agent(tmp_path: 
 async def test_a_program_reaches_the_hosts_that_its_tool_requires_and_rules_allow(
     tmp_path: Path, persistent: bool
 ) -> None:
-    async with Site({"*": ok(b"FETCHED")}) as site, Site({"*": ok(b"NEVER")}) as other:
+    async with LoopbackServer({"*": ok(b"FETCHED")}) as site, LoopbackServer({"*": ok(b"NEVER")}) as other:
         put_fetching(tmp_path / "config" / "tools", "fetches", [site.authority], persistent=persistent)
         urls = {"urls": [site.url(), other.url()]}
         async with temporary_kernel(tmp_path, rules=["allow fetches", "allow net.fetch"]) as kernel:
@@ -135,7 +135,7 @@ async def test_a_program_reaches_the_hosts_that_its_tool_requires_and_rules_allo
     assert other.asked == []
 
 
-async def _fetching(site: Site, other: Site) -> Any:
+async def _fetching(site: LoopbackServer, other: LoopbackServer) -> Any:
     @tool(id="web.get", side_effect="read", locks=[], requires={"net": {"hosts": [site.authority]}})
     async def fetch(url: str, runtime: Runtime) -> dict[str, Any]:
         """Fetch."""
@@ -149,7 +149,7 @@ async def _fetching(site: Site, other: Site) -> Any:
 async def test_a_function_tool_fetches_only_its_required_hosts_through_the_runtime(
     tmp_path: Path, opened: Opens
 ) -> None:
-    async with Site({"*": ok(b"NEVER")}) as other, Site({"/": ok(b"FETCHED")}) as site:
+    async with LoopbackServer({"*": ok(b"NEVER")}) as other, LoopbackServer({"/": ok(b"FETCHED")}) as site:
         site.routes |= {"/away": redirect(other.url()), "/in": redirect("http://169.254.169.254/")}
         fetch = await _fetching(site, other)
         async with opened(tmp_path, tools=[fetch], rules=["allow web.get", "allow net.fetch"]) as kernel:

@@ -1,4 +1,4 @@
-"""Variables of the operator's environment reach programs by name, and no secret does."""
+"""Variables of the operator's environment are passed to programs by name, without secrets."""
 
 from __future__ import annotations
 

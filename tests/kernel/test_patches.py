@@ -1,4 +1,4 @@
-"""A patch under rules, locks, approvals and undo: each of its files as if another tool changed it."""
+"""Patches under rules, locks, approvals and undo: each file as if another tool changed it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from handrail.tools.files.patch_tool import ApplyPatchTool
 ROOT = Path(__file__).parents[2]
 
 
-class Rejecting:
+class RejectingUser:
     """Rejects everything, and keeps what it was asked, with the diff that is shown."""
 
     def __init__(self, workspace: Path) -> None:
@@ -137,7 +137,7 @@ async def test_a_patch_does_not_reveal_the_content_of_a_read_protected_file(
 
 
 async def test_the_deletion_of_a_file_without_a_copy_in_git_requires_approval(workspace: Path) -> None:
-    handler = Rejecting(workspace)
+    handler = RejectingUser(workspace)
     async with opened(workspace, mode="accept-edits", approval_handler=handler) as (_, session):
         assert not (await session.call("apply_patch", patch("*** Delete File: src/a.py"))).ok
         subprocess.run("git init -q && git add -A", shell=True, cwd=workspace, check=True)
@@ -146,7 +146,7 @@ async def test_the_deletion_of_a_file_without_a_copy_in_git_requires_approval(wo
 
 
 async def test_an_approval_request_shows_the_complete_change_as_diffs(workspace: Path) -> None:
-    handler = Rejecting(workspace)
+    handler = RejectingUser(workspace)
     async with opened(workspace, approval_handler=handler) as (_, session):
         assert not (await session.call("apply_patch", WHOLE)).ok
         await session.call("apply_patch", patch("*** Update File: src/a.py", "-never", "+b"))
@@ -201,7 +201,7 @@ async def test_an_approval_request_shows_the_complete_change_as_diffs(workspace:
 async def test_an_approval_request_shows_which_file_becomes_executable(
     workspace: Path, lines: tuple[str, ...], changed: str
 ) -> None:
-    handler = Rejecting(workspace)
+    handler = RejectingUser(workspace)
     async with opened(workspace, approval_handler=handler) as (_, session):
         assert not (await session.call("apply_patch", {"patch": "\n".join(lines) + "\n"})).ok
     (shown,) = handler.diffs

@@ -1,4 +1,4 @@
-"""What tools ask of the client at a face, and tell it: the same by either door, judged, bounded, and out of no tool's time."""
+"""Requests and messages of tools to the client: authorized, limited, and not counted as the tool's time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""plan and plan_exit: the mode of a session changes as its user answers, and in no other way."""
+"""``plan`` and ``plan_exit``: only the user's answer changes the mode of a session."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ async def kernel(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Loc
         yield kernel
 
 
-async def taken(
+async def run_steps(
     kernel: LocalKernel, *steps: Any, tool: str = "steps.asking", peer: ScriptedClient | None = None
 ) -> tuple[Result, list[Event]]:
     session, seen = await kernel.session(client=peer), list[Event]()
@@ -91,7 +91,7 @@ async def taken(
 
 @pytest.mark.proves("R-03")
 async def test_a_program_reports_progress_and_logs_during_a_call(kernel: LocalKernel) -> None:
-    result, seen = await taken(
+    result, seen = await run_steps(
         kernel,
         {"progress": {"done": 1, "total": 2, "message": "half"}},
         {"log": {"level": "info", "data": {"n": 1}}},
@@ -106,7 +106,7 @@ async def test_a_program_reports_progress_and_logs_during_a_call(kernel: LocalKe
 @pytest.mark.proves("R-03")
 async def test_a_program_asks_the_client_and_detaches_from_it(kernel: LocalKernel) -> None:
     peer = ScriptedClient([{"a": {"action": "accept", "content": {}}}], kinds=["form"])
-    result, _ = await taken(kernel, {"detach": True}, {"ask": {"a": FORM}}, "read", peer=peer)
+    result, _ = await run_steps(kernel, {"detach": True}, {"ask": {"a": FORM}}, "read", peer=peer)
     assert result.data["client_requests"] == ["elicitation/create"]
     assert [one["answers"] for one in result.data["got"]] == [{"a": {"action": "accept", "content": {}}}]
     assert peer.asks == [{"a": RequestToClient("elicitation/create", FORM["params"])}] and len(peer.detached) == 1  # pyright: ignore[reportArgumentType]
@@ -121,13 +121,13 @@ async def test_a_program_with_an_invalid_client_request_gets_a_refusal_and_conti
     ]
     steps = [step for ask in asks for step in ({"ask": ask}, "read")]
     peer = ScriptedClient()
-    result, _ = await taken(kernel, *steps, peer=peer)
+    result, _ = await run_steps(kernel, *steps, peer=peer)
     refusals = [one["rejected"] for one in result.data["got"]]
     for refusal, said in zip(refusals, ("roots", "is invalid", "1 to 16", "is an object"), strict=True):
         assert said in refusal
     assert peer.asks == []
-    alone, _ = await taken(kernel, {"ask": {"a": FORM}}, "read", peer=None)
-    assert "no client" in alone.data["got"][0]["rejected"]
+    alone, _ = await run_steps(kernel, {"ask": {"a": FORM}}, "read", peer=None)
+    assert "No client of this session" in alone.data["got"][0]["rejected"]
 
 
 @pytest.mark.parametrize(
@@ -144,9 +144,9 @@ async def test_a_program_with_an_invalid_client_request_gets_a_refusal_and_conti
     ids=["text-for-a-number", "no-object", "no-level", "no-data", "another-call", "no-such-message", "two-messages"],
 )
 async def test_an_unreadable_message_ends_the_program_and_the_next_call_works(kernel: LocalKernel, step: Any) -> None:
-    result, _ = await taken(kernel, step, peer=ScriptedClient())
+    result, _ = await run_steps(kernel, step, peer=ScriptedClient())
     assert result.error_kind == "backend"
-    again, _ = await taken(kernel)
+    again, _ = await run_steps(kernel)
     assert again.ok
 
 
@@ -158,12 +158,12 @@ async def test_a_program_with_too_many_requests_or_messages_is_stopped_at_the_li
     monkeypatch.setattr(persistent_tools, "MAX_CALL_MESSAGE_BYTES", 4_000_000)
     ask = [step for _ in range(17) for step in ({"ask": {"a": FORM}}, "read")]
     peer = ScriptedClient()
-    result, _ = await taken(kernel, *ask, peer=peer)
+    result, _ = await run_steps(kernel, *ask, peer=peer)
     assert len(peer.asks) == 16 and "The limit is 16" in result.data["got"][-1]["rejected"]
-    result, _ = await taken(kernel, {"times": 501, "say": {"log": {"level": "info", "data": 1}}})
+    result, _ = await run_steps(kernel, {"times": 501, "say": {"log": {"level": "info", "data": 1}}})
     assert result.error_kind == "limit"
     large = {"log": {"level": "info", "data": "x" * 400_000}}
-    result, seen = await taken(kernel, {"times": 12, "say": large})
+    result, seen = await run_steps(kernel, {"times": 12, "say": large})
     assert result.error_kind == "limit"
     assert all(len(str(event.data)) < 2_000 for event in seen if event.kind == "log")
 
@@ -182,6 +182,6 @@ async def test_a_program_that_dies_during_a_client_request_interrupts_its_call(k
                 ended.set()
 
     peer = Thinking()
-    result, _ = await taken(kernel, {"ask": {"a": FORM}}, "die", peer=peer)
+    result, _ = await run_steps(kernel, {"ask": {"a": FORM}}, "die", peer=peer)
     await ended.wait()
     assert result.error_kind == "interrupted" and len(peer.calls) == 1  # nobody is asked the same twice

@@ -35,7 +35,7 @@ for line in sys.stdin:
 
 
 class Client:
-    """Answers when it is told to."""
+    """A client that answers when it is released."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Queue[str]()

@@ -1,4 +1,4 @@
-"""Whole calls: what rules and protection keep from programs holds for bash and for tools in any language."""
+"""Whole calls: rules and protection also restrict programs of bash and tools in any language."""
 
 from __future__ import annotations
 

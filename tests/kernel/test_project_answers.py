@@ -1,4 +1,4 @@
-"""Answers "for this project" belong to the folder that they were given for, and not to its path."""
+"""Answers "for this project" belong to a folder, not to its path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools are looked through beside the calls that go on, and what a spec was found to be is not found out again."""
+"""Tools are validated in parallel to running calls, and a validated spec is not validated again."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_an_unchanged_spec_is_checked_once_and_a_changed_one_again() -> None:
 
 
 class _Held:
-    """A source of somebody else's that waits where it is told to."""
+    """A third-party source that waits at a chosen point."""
 
     def __init__(self, name: str) -> None:
         self.name, self.is_third_party = name, True

@@ -1,4 +1,4 @@
-"""Commands proved to change nothing run read-only and beside each other; texts without shell syntax run without a shell."""
+"""Commands proved read-only run in parallel without write access; plain commands run without a shell."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_two_read_only_calls_run_at_the_same_time(session: Session) -> Non
 
 @pytest.mark.proves("S-09")
 async def test_programs_started_by_a_read_only_command_cannot_write(session: Session) -> None:
-    """git runs what its configuration names, which no table of programs can see: the sandbox holds it."""
+    """git runs programs from its configuration, which no table can know: the sandbox restricts it."""
     workspace = Path(session.workdir)
     git(workspace, "init", "-q")
     hook = workspace / "watch"

@@ -1,4 +1,4 @@
-"""A kernel has sandboxes ready for its sessions' next calls, and none when the session or the kernel is closed."""
+"""A kernel keeps sandboxes ready for the next calls, and none after a session or the kernel is closed."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ async def appeared() -> set[str]:
         return found
 
 
-async def gone() -> None:
-    """Until none is there: sooner than one that nobody takes would end by itself."""
+async def wait_until_none_ready() -> None:
+    """Wait until none is ready, for less time than an unused one lasts."""
     async with asyncio.timeout(MAX_AGE_S / 2):
         while waiting():
             await asyncio.sleep(0.01)
@@ -67,14 +67,14 @@ async def test_the_next_call_takes_a_prepared_sandbox_and_closing_removes_it(tmp
                 await asyncio.sleep(0.01)
         await appeared()
         await first.close()
-        await gone()
+        await wait_until_none_ready()
         second = await kernel.session()
         assert (await second.call("bash", {"command": "true"})).ok
         await appeared()
     assert waiting() == set()
 
 
-class Breaks(Tool):
+class FailingEndTool(Tool):
     """A tool whose end goes wrong."""
 
     spec = ToolSpec(id="test.breaks", description="Breaks.", side_effect="read", locks=())
@@ -89,7 +89,9 @@ class Breaks(Tool):
 @pytest.mark.proves("S-10")
 async def test_prepared_sandboxes_end_with_their_kernel_even_after_a_tool_fails_to_close(tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup, match="did not end cleanly"):
-        async with temporary_kernel(tmp_path, tools=[Breaks()], rules=["allow bash", "allow shell.run"]) as kernel:
+        async with temporary_kernel(
+            tmp_path, tools=[FailingEndTool()], rules=["allow bash", "allow shell.run"]
+        ) as kernel:
             assert (await (await kernel.session()).call("bash", {"command": "true"})).ok
             await appeared()
     assert waiting() == set()

@@ -1,4 +1,4 @@
-"""The record of whole calls: durable before an effect, true after a crash, and no call where there is none."""
+"""Records of whole calls: durable before an effect, correct after a crash, and only for real calls."""
 
 from __future__ import annotations
 

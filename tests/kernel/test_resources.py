@@ -23,7 +23,7 @@ from handrail.testing.scripted_kernel import temporary_kernel
 kernel_in = by_both_doors()
 
 
-class Elsewhere:
+class ThirdPartySource:
     """A source that is not the operator's."""
 
     is_third_party = True
@@ -61,7 +61,7 @@ class Elsewhere:
 
 
 def opened(
-    place: Path, *sources: Elsewhere, rules: tuple[str, ...] = (), **options: Any
+    place: Path, *sources: ThirdPartySource, rules: tuple[str, ...] = (), **options: Any
 ) -> AbstractAsyncContextManager[Kernel]:
     put_offering(place)
     (place / "ws").mkdir(exist_ok=True)
@@ -77,7 +77,7 @@ def opened(
 
 
 async def test_content_of_an_upstream_server_requires_approval_and_own_content_does_not(tmp_path: Path) -> None:
-    async with opened(tmp_path, Elsewhere()) as kernel:
+    async with opened(tmp_path, ThirdPartySource()) as kernel:
         session = await kernel.session()
         own = await session.call("resource.read", {"uri": "note:1"})
         assert own.data["contents"][0]["text"] == "A note." and "untrusted_source" not in own.metadata
@@ -98,7 +98,7 @@ async def test_a_rule_names_a_server_its_request_and_the_uri_or_name(tmp_path: P
         "deny mcp:far:resources/read far:secret*",
         "allow mcp:far:prompts/get far_*",
     )
-    async with opened(tmp_path, Elsewhere(), rules=rules) as kernel:
+    async with opened(tmp_path, ThirdPartySource(), rules=rules) as kernel:
         session = await kernel.session()
         read = await session.call("resource.read", {"uri": "far:1"})
         assert read.data["contents"][0]["text"] == "far says" and read.metadata["untrusted_source"] == "far"
@@ -114,7 +114,7 @@ async def test_a_rule_names_a_server_its_request_and_the_uri_or_name(tmp_path: P
 
 @pytest.mark.proves("P-13")
 async def test_a_session_rule_for_a_servers_resource_does_not_cover_another_server(tmp_path: Path) -> None:
-    async with opened(tmp_path, Elsewhere(), Elsewhere("other")) as kernel:
+    async with opened(tmp_path, ThirdPartySource(), ThirdPartySource("other")) as kernel:
         told = await kernel.explain_call("resource.read", {"uri": "far:1"})
         assert "allow mcp:far:resources/read far:1" in str(told)
         await kernel.session(rules=["allow mcp:far:resources/read far:1"])
@@ -124,7 +124,7 @@ async def test_a_session_rule_for_a_servers_resource_does_not_cover_another_serv
 
 
 async def test_resource_lists_name_each_source_and_give_shadowed_resources_a_prefixed_uri(tmp_path: Path) -> None:
-    async with opened(tmp_path, Elsewhere()) as kernel:
+    async with opened(tmp_path, ThirdPartySource()) as kernel:
         session = await kernel.session()
         listed = await session.call("resource.list", {})
         assert [(one["uri"], one.get("source")) for one in listed.data["resources"]][-2:] == [
@@ -139,7 +139,7 @@ async def test_resource_lists_name_each_source_and_give_shadowed_resources_a_pre
 
 
 async def test_an_invalid_answer_of_a_source_returns_a_backend_error(tmp_path: Path) -> None:
-    async with opened(tmp_path, Elsewhere(gives={"contents": "much"}), rules=("allow mcp:far:*",)) as kernel:
+    async with opened(tmp_path, ThirdPartySource(gives={"contents": "much"}), rules=("allow mcp:far:*",)) as kernel:
         session = await kernel.session()
         assert (await session.call("resource.read", {"uri": "far:1"})).error_kind == "backend"
         complete = {"ref": {"type": "ref/prompt", "name": "far_review"}, "argument": {"name": "a", "value": ""}}
@@ -157,7 +157,7 @@ async def test_a_tool_reads_a_servers_resources_only_through_a_call_under_the_ru
         result = await runtime.call("resource.read", {"uri": uri})
         return result.data if result.ok else result.error_kind
 
-    async with opened(tmp_path, Elsewhere(), rules=("allow test.reach",), tools=[reach]) as kernel:
+    async with opened(tmp_path, ThirdPartySource(), rules=("allow test.reach",), tools=[reach]) as kernel:
         session = await kernel.session()
         assert (await session.call("test.reach", {"uri": "far:1"})).data == "denied"
 
@@ -184,13 +184,13 @@ class ReadsAnother(Tool):
 @pytest.mark.proves("K-11d", "P-01")
 async def test_a_tool_gets_only_the_resource_that_its_call_was_authorised_for(tmp_path: Path) -> None:
     rules = ("allow test.sly", "allow mcp:far:*")
-    async with opened(tmp_path, Elsewhere(), rules=rules, tools=[ReadsAnother()]) as kernel:
+    async with opened(tmp_path, ThirdPartySource(), rules=rules, tools=[ReadsAnother()]) as kernel:
         result = await (await kernel.session()).call("test.sly", {"uri": "far:1"})
         assert result.ok and result.data[0]["uri"] == "far:1", result.error_text
 
 
 async def test_subscription_updates_are_bounded_and_end_with_the_session(tmp_path: Path) -> None:
-    far = Elsewhere()
+    far = ThirdPartySource()
     async with opened(tmp_path, far, rules=("allow mcp:far:*",)) as kernel:
         session, seen, again = await kernel.session(), list[Event](), asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""A rule for one workspace is about a path that some call of it can access."""
+"""A rule for one workspace matches only paths that a call of it can access."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator says of the sandbox holds in the whole kernel, and every exception is visible where one looks."""
+"""The sandbox settings apply in the whole kernel, and every exception is visible."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ confined = pytest.mark.skipif(not tier_probe.probe_tier().is_confining, reason="
 SPACE = {"command": "readlink /proc/self/ns/net"}
 
 
-async def said(kernel: LocalKernel, tool: str, arguments: dict[str, Any]) -> Result:
+async def call_in_new_session(kernel: LocalKernel, tool: str, arguments: dict[str, Any]) -> Result:
     return await (await kernel.session()).call(tool, arguments)
 
 
@@ -44,11 +44,11 @@ async def test_operator_limits_apply_and_a_call_that_reaches_one_names_it(tmp_pa
     (tmp_path / "config" / "tools" / "spins").write_text("#!/bin/sh\nwhile :; do :; done\n")
     writes = "dd if=/dev/zero of=big bs=1M count=3"
     async with temporary_kernel(tmp_path, rules=["allow *", f"allow bash {writes}"], settings=settings) as kernel:
-        shown = await said(kernel, "bash", {"command": "ulimit -n"})
+        shown = await call_in_new_session(kernel, "bash", {"command": "ulimit -n"})
         assert shown.data["output"] == "50\n"
-        written = await said(kernel, "bash", {"command": writes})
+        written = await call_in_new_session(kernel, "bash", {"command": writes})
         assert written.ok and "sandbox.file_mib" in written.data["limit"], written
-        alone = await said(kernel, "spins", {})
+        alone = await call_in_new_session(kernel, "spins", {})
         assert alone.error_kind == "limit" and alone.error_text is not None and "sandbox.cpu_s" in alone.error_text
 
 
@@ -62,7 +62,7 @@ async def test_results_and_log_mark_a_tool_that_runs_without_a_sandbox(tmp_path:
     )
     settings = '[sandbox]\nunconfined = ["free"]\n'
     async with temporary_kernel(tmp_path, rules=["allow *"], settings=settings) as kernel:
-        free, bash = await said(kernel, "free", {}), await said(kernel, "bash", SPACE)
+        free, bash = await call_in_new_session(kernel, "free", {}), await call_in_new_session(kernel, "bash", SPACE)
         assert free.data == {"space": here} and free.metadata["sandbox"] == UNCONFINED
         assert bash.data["output"].strip() != here and bash.metadata["sandbox"].endswith("bubblewrap")
         state = Path(kernel.state_folder)
@@ -85,10 +85,10 @@ async def test_only_tools_listed_as_unconfined_run_when_no_sandbox_is_available(
             put_tool(tmp_path / "config" / "tools", name)
         settings = '[sandbox]\nunconfined = ["free"]\n'
         async with temporary_kernel(tmp_path, rules=["allow *"], settings=settings) as kernel:
-            free = await said(kernel, "free", {})
+            free = await call_in_new_session(kernel, "free", {})
             assert free.ok and free.metadata["sandbox"] == UNCONFINED
             for tool, arguments in (("other", {}), ("bash", SPACE)):
-                refused = await said(kernel, tool, arguments)
+                refused = await call_in_new_session(kernel, tool, arguments)
                 assert refused.error_kind == "unavailable"
                 assert refused.error_text is not None and "apt install bubblewrap" in refused.error_text
     finally:
@@ -124,7 +124,7 @@ def test_an_operator_selects_a_sandbox_of_an_installed_package_by_name(tmp_path:
         ),
         ("box", "handrail.no_such_module:Box", "ModuleNotFoundError"),
         ("box", "builtins:dict", "AttributeError"),
-        ("box", "tests.kernel.test_sandbox_settings:Nothing", "Expected an object with `tier` and `start`"),
+        ("box", "tests.kernel.test_sandbox_settings:UnstartableSandbox", "Expected an object with `tier` and `start`"),
     ],
 )
 def test_an_invalid_sandbox_stops_the_start_with_a_clear_error(
@@ -151,7 +151,7 @@ async def test_the_event_loop_keeps_running_while_a_sandbox_is_probed(tmp_path: 
         await make_limited_sandbox_in_thread(configured(tmp_path, "bix"), lambda: points)
 
 
-class Nothing:
+class UnstartableSandbox:
     """Has a tier and cannot start anything."""
 
     tier: Any = "strong"
@@ -164,7 +164,7 @@ def test_the_sandbox_of_this_machine_is_the_default(tmp_path: Path) -> None:
 
 @pytest.mark.proves("S-09")
 async def test_an_unconfined_command_requires_a_rule_or_approval_in_every_mode(tmp_path: Path) -> None:
-    """What a repository tells git to run would run unconfined, and unasked."""
+    """Programs that a repository configures for git would run unconfined without a request."""
     settings = '[sandbox]\nunconfined = ["bash"]\n'
     async with temporary_kernel(tmp_path, settings=settings) as kernel:
         for mode in ("plan", "accept-edits"):

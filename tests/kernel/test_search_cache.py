@@ -1,4 +1,4 @@
-"""The stored search index: shared by all workspaces of a user, and not reachable from any."""
+"""The stored search index: shared by all workspaces of a user, and inaccessible from each."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ async def shout(before: int) -> None:
 
 @pytest.mark.proves("O-07")
 async def test_truncated_texts_contain_no_part_of_a_secret(tmp_path: Path) -> None:
-    """Source: a value that is cut in its middle before it is looked for."""
+    """Source: a value that is cut in the middle before the search for secrets."""
     async with temporary_kernel(tmp_path, tools=[shout], rules=["allow *"], secrets={"TOKEN": VALUE}) as kernel:
         session = await kernel.session()
         for before in range(478, 502, 3):

@@ -1,4 +1,4 @@
-"""What ``open_kernel(secrets=…)`` registers comes out nowhere, whichever way it came in."""
+"""Secrets of ``open_kernel(secrets=…)`` appear in no output, whichever way they were passed in."""
 
 from __future__ import annotations
 

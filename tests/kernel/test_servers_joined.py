@@ -1,4 +1,4 @@
-"""Upstream servers in a process that joined: the holder has them, and everybody uses them."""
+"""Upstream servers of a client process: the lease holder runs them for all processes."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.proves("A-10")
 
 
 @dataclass
-class Shop:
+class CountingTools:
     """Tools whose runs are counted, and that do not end before they may."""
 
     ran: list[str] = field(default_factory=list[str])
@@ -61,13 +61,13 @@ TIMER = ("add_timer", {"interval": 3600, "prompt": "An hour has gone."})
 
 
 @dataclass
-class Busy:
-    """A session in which everything is at work: a sub-agent that it waits for, one in the background, a job, a trigger."""
+class BusySession:
+    """A session with an awaited sub-agent, one in the background, a job and a trigger."""
 
     kernel: LocalKernel
     session: LocalSession
     agent: Agent
-    shop: Shop
+    shop: CountingTools
     quiet: ReplyPause
     run: asyncio.Task[Any]
 
@@ -77,8 +77,8 @@ class Busy:
 
 
 @asynccontextmanager
-async def busy(folder: Path) -> AsyncGenerator[Busy]:
-    shop, pause = Shop(), ReplyPause()
+async def busy(folder: Path) -> AsyncGenerator[BusySession]:
+    shop, pause = CountingTools(), ReplyPause()
     agents = {"holder": HOLDER, "quiet": QUIET}
     async with kernel_of(
         folder, agents, tools=shop.tools, rules=["allow build", "allow hold", "allow add_timer"]
@@ -94,7 +94,7 @@ async def busy(folder: Path) -> AsyncGenerator[Busy]:
         run = asyncio.ensure_future(agent.complete("Go."))
         await shop.begun.wait()
         await pause.reached.wait()
-        yield Busy(kernel, session, agent, shop, pause, run)
+        yield BusySession(kernel, session, agent, shop, pause, run)
 
 
 async def states(session: Session) -> dict[str, str]:
@@ -106,7 +106,7 @@ async def triggers(session: LocalSession) -> list[str]:
     return [trigger.name for trigger in await session.lane.triggers.list_triggers()]
 
 
-async def told(session: Session) -> list[tuple[str, str]]:
+async def list_notices(session: Session) -> list[tuple[str, str]]:
     assert session.notifications is not None
     return [(notice.kind, notice.text) for notice in await session.notifications.list_pending()]
 
@@ -129,7 +129,7 @@ async def test_a_user_stop_ends_the_turn_and_leaves_background_jobs_and_triggers
         there.quiet.proceed.set()
         for job in await session.jobs.list():
             assert (await session.jobs.wait(job.id, timeout_ms=60_000) or Result.output(None)).ok
-        assert sorted(text.split(" (")[1].split(")")[0] for _, text in await told(session)) == ["build", "task"]
+        assert sorted(text.split(" (")[1].split(")")[0] for _, text in await list_notices(session)) == ["build", "task"]
     assert sorted(there.shop.ran) == ["held", "site"], "each once"
 
 
@@ -137,7 +137,7 @@ async def test_a_session_resumes_in_a_new_process_with_interrupted_work_and_pend
     async with busy(tmp_path) as there:
         quiet, holder = there.children["quiet"].id, there.children["holder"].id
     assert (await there.run).status == "cancelled"
-    shop = Shop()
+    shop = CountingTools()
     async with temporary_kernel(tmp_path, tools=shop.tools, rules=["allow build"]) as kernel:
         session = await kernel.session("ses_busy")
         assert await states(session) == {"build": "cancelled", "task": "cancelled"}
@@ -163,7 +163,7 @@ async def test_a_fork_copies_the_messages_without_jobs_triggers_or_grants(tmp_pa
         )
         assert [answer.result.ok for answer in answers] == [True, False]
         forked = await there.kernel.session(await there.kernel.fork_session("ses_busy"))
-        assert (await forked.jobs.list(), await triggers(forked), await told(forked)) == ([], [], [])
+        assert (await forked.jobs.list(), await triggers(forked), await list_notices(forked)) == ([], [], [])
         assert (
             await forked.list_calls_awaiting_approval() == [] and len(await session.list_calls_awaiting_approval()) == 1
         )
@@ -179,7 +179,7 @@ async def test_a_fork_copies_the_messages_without_jobs_triggers_or_grants(tmp_pa
 
 
 async def test_a_sub_agent_waits_for_its_jobs_and_receives_their_results(tmp_path: Path) -> None:
-    shop = Shop()
+    shop = CountingTools()
     shop.may_end.set()
     async with kernel_of(tmp_path, {"quiet": QUIET}, tools=shop.tools) as kernel:
         quiet = PlaybackModel(call_reply(("build", {"name": "part"})), text_reply("Begun."), text_reply("It is built."))
@@ -192,7 +192,7 @@ async def test_a_sub_agent_waits_for_its_jobs_and_receives_their_results(tmp_pat
 
 @pytest.mark.parametrize("how", ["end", "stop"])
 async def test_jobs_and_triggers_of_a_sub_agent_end_with_it(tmp_path: Path, how: str) -> None:
-    shop, pause = Shop(), ReplyPause()
+    shop, pause = CountingTools(), ReplyPause()
     async with kernel_of(tmp_path, {"quiet": f"{QUIET}\n[budgets]\nturns = 1"}, tools=shop.tools) as kernel:
         began = call_reply(("build", {"name": "part"}), TIMER, ("add_timer", {**TIMER[1], "name": "other"}))
         quiet = PlaybackModel(began[:-1] + ([pause] if how == "stop" else []) + began[-1:])
@@ -256,7 +256,7 @@ async def _answers(agent: Agent) -> list[Result]:
 
 @pytest.mark.proves("X-06")
 async def test_an_ended_job_of_a_sub_agent_is_removed_without_a_delivered_notification(tmp_path: Path) -> None:
-    shop = Shop()
+    shop = CountingTools()
     quiet = PlaybackModel(call_reply(("build", {"name": "site"})), [ProviderDenied("gone")])
     async with kernel_of(tmp_path, {"quiet": QUIET}, tools=shop.tools, rules=["allow build"]) as kernel:
         session = await kernel.session()

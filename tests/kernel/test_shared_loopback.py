@@ -1,4 +1,4 @@
-"""Calls and jobs of one session share a loopback; another session and this machine have others."""
+"""Calls and jobs of one session share a loopback network, separate from other sessions and the machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.kernel.doors import HELD
 from tests.kernel.test_agents import confined, opening, put_agent
-from tests.web import Site, ok
+from tests.web import LoopbackServer, ok
 
 from handrail.runtime.call_runtime import CallRuntime
 from handrail.testing.scripted_kernel import temporary_kernel
@@ -46,7 +46,7 @@ async def test_only_calls_of_the_same_session_reach_a_server_that_runs_in_a_job(
 
 
 async def test_a_sandboxed_program_cannot_reach_a_server_on_this_machine(tmp_path: Path) -> None:
-    async with Site({"*": ok(b"NEVER")}) as site, temporary_kernel(tmp_path, rules=["allow bash"]) as kernel:
+    async with LoopbackServer({"*": ok(b"NEVER")}) as site, temporary_kernel(tmp_path, rules=["allow bash"]) as kernel:
         session = await kernel.session()
         await session.call("bash", {"command": "touch begun"})
         answer = await session.call("bash", {"command": f"curl -sS {site.url()}"})
@@ -55,7 +55,7 @@ async def test_a_sandboxed_program_cannot_reach_a_server_on_this_machine(tmp_pat
 
 
 async def test_concurrent_jobs_each_have_their_own_proxy(tmp_path: Path) -> None:
-    async with Site({"*": ok(b"FETCHED")}) as site, Site({"*": ok(b"FETCHED")}) as other:
+    async with LoopbackServer({"*": ok(b"FETCHED")}) as site, LoopbackServer({"*": ok(b"FETCHED")}) as other:
         put_agent(tmp_path, "fetcher", f'[requires.tools.bash.net]\nhosts = ["{site.authority}", "{other.authority}"]')
         rules = ["allow bash", f"allow net.fetch {site.authority}", f"allow net.fetch {other.authority}"]
         async with opening(HELD)(tmp_path, "fetcher", rules=rules) as kernel:
@@ -102,7 +102,7 @@ async def test_a_call_without_hosts_cannot_reach_the_proxy_of_another_call(
 
 
 async def test_programs_that_occupy_proxy_ports_do_not_cut_later_calls_off_from_their_hosts(tmp_path: Path) -> None:
-    async with Site({"*": ok(b"FETCHED")}) as site:
+    async with LoopbackServer({"*": ok(b"FETCHED")}) as site:
         put_agent(tmp_path, "fetcher", f'[requires.tools.bash.net]\nhosts = ["{site.authority}"]')
         rules = ["allow bash bash occupy.sh", "allow bash bash fetch.sh", f"allow net.fetch {site.authority}"]
         async with opening(HELD)(tmp_path, "fetcher", rules=rules) as kernel:

@@ -1,4 +1,4 @@
-"""The budget of a sub-agent: what is left of its parent's as well as its own, unless that says otherwise."""
+"""The budget of a sub-agent: also limited by the rest of its parent's, unless configured otherwise."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_concurrent_sub_agents_use_at_most_the_turns_that_their_parent_has
             pause.proceed.set()
         found = await run
         assert [result.ok for result in found].count(True) == 2, "one turn of three was its own"
-        assert all("All 3 turns of the budget are used" in str(result.error_text) for result in found if not result.ok)
+        assert all("The budget of 3 turns is used up" in str(result.error_text) for result in found if not result.ok)
         assert (len(top.requests), len(reader.requests)) == (1, 2)
 
 

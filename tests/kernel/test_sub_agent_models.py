@@ -1,4 +1,4 @@
-"""Where the models of sub-agents are asked: where their parent's is, unless their manifest says otherwise."""
+"""The models of sub-agents: by default at the provider of their parent's model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from handrail.testing.provider_servers import OpenAIServer, ReplyCall, ScriptedR
 SUB = 'role = "all"\ntools = ["task"]\n'
 
 
-def asked(server: OpenAIServer) -> list[Any]:
+def list_requested_models(server: OpenAIServer) -> list[Any]:
     assert [request.faults for request in server.requests if request.faults] == []
     return [request.body["model"] for request in server.requests]
 
@@ -59,8 +59,8 @@ async def test_a_sub_agents_model_of_the_same_provider_uses_its_parents_base_url
                 await model.aclose()
             texts = [answer.ok and answer.data["text"] for answer in answers]
             assert texts == ["Small.", "From elsewhere.", "Below a script."]
-            assert asked(here) == ["top", "small", "top", "top", "small", "top"]
-        assert asked(elsewhere) == ["other"]
+            assert list_requested_models(here) == ["top", "small", "top", "top", "small", "top"]
+        assert list_requested_models(elsewhere) == ["other"]
 
 
 async def test_a_sub_agent_model_inherits_the_parents_server_unless_its_manifest_names_another(

@@ -1,4 +1,4 @@
-"""What a sub-agent may do: what its parent passes on, by the rules and in the mode of everybody above it."""
+"""Rights of a sub-agent: limited by the rules and modes of all agents above it."""
 
 from __future__ import annotations
 

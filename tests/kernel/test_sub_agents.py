@@ -1,4 +1,4 @@
-"""Work handed to a sub-agent: its own session, at most its parent's rights, and an end with its parent's."""
+"""Delegation to a sub-agent: its own session, at most its parent's rights, and an end with its parent."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def task(agent: str, prompt: str = "Do it.", **more: Any) -> tuple[str, dict[str
 
 
 def models(**by_name: PlaybackModel) -> Callable[[str], Model]:
-    """What opens ``played:NAME``."""
+    """Return the function that opens ``played:NAME``."""
     return lambda spec: by_name[spec.partition(":")[2]]
 
 
 async def answers(agent: Agent, prompt: str = "Go.") -> list[Result]:
-    """What the model was answered with, in order."""
+    """Return the results that the model received, in order."""
     from handrail.agent.run_events import CallAnswered
 
     return [event.answer.model async for event in agent.run(prompt) if isinstance(event, CallAnswered)]

@@ -1,4 +1,4 @@
-"""A sub-agent in the background, whose session above is suspended and opened again: it goes on, bounded as before."""
+"""A background sub-agent whose parent session is suspended and resumed continues within its limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ PRESENT = "[delegation]\ncan_ask_user = true"
 WRITE = call_reply(("write", {"path": "a", "content": "a"}))
 
 
-async def begun(kernel: Kernel, agent: str, worker: PlaybackModel, pause: ReplyPause, **opening: Any) -> Session:
+async def start_background_agent(
+    kernel: Kernel, agent: str, worker: PlaybackModel, pause: ReplyPause, **opening: Any
+) -> Session:
     """A session whose model has begun a sub-agent in the background, which is at the pause."""
     session = await kernel.session(SESSION, **opening)
     top = PlaybackModel(call_reply(task(agent, background=True)), text_reply("Begun."))
@@ -39,15 +41,15 @@ async def begun(kernel: Kernel, agent: str, worker: PlaybackModel, pause: ReplyP
     return session
 
 
-async def heard(session: Session) -> str:
-    """What a model that goes on in a session is sent, once there is the job's end to tell."""
+async def wait_for_job_notice(session: Session) -> str:
+    """Wait for the end of the job, and return the next request of a resumed model."""
     assert session.notifications is not None
     await session.notifications.wait_until_pending()
     return await said_in(session)
 
 
 async def said_in(session: Session) -> str:
-    """What a model that goes on in a session, where the job's end is told, is sent."""
+    """Return the first request of a model that resumes a session after the end of its job."""
     model = PlaybackModel(text_reply("Heard."), text_reply("Again."))
     agent = Agent(session, model)
     assert (await agent.complete("And?")).text == "Heard."
@@ -64,7 +66,7 @@ async def suspended(
     """A kernel whose only session is suspended, while a sub-agent of it works."""
     (agent,) = agents.keys() - {"default"}
     async with kernel_of(folder, agents) as kernel:
-        session = await begun(kernel, agent, worker, pause, **opening)
+        session = await start_background_agent(kernel, agent, worker, pause, **opening)
         await session.suspend()
         yield kernel
 
@@ -91,7 +93,7 @@ async def test_a_background_sub_agent_continues_while_its_session_is_suspended_a
             assert await ended(kernel) == "done"
         session = await kernel.session(SESSION)
         pause.proceed.set()
-        assert "It says 42." in await heard(session)
+        assert "It says 42." in await wait_for_job_notice(session)
         assert not kernel.sessions.sessions_by_id.keys() - {SESSION}
         await session.suspend()
         await said_in(await kernel.session(SESSION))
@@ -110,7 +112,7 @@ async def test_a_sub_agent_survives_cancelled_calls_and_repeated_suspension_of_i
             session.cancel_running_calls()
             await session.suspend()
         pause.proceed.set()
-        assert "Done after all." in await heard(await kernel.session(SESSION))
+        assert "Done after all." in await wait_for_job_notice(await kernel.session(SESSION))
 
 
 @pytest.mark.proves("A-10", "A-03")
@@ -152,7 +154,7 @@ async def test_an_approval_request_during_suspension_waits_and_is_answered_once(
             await kernel.approvals.decide(row.id, ApprovalAnswer("once"), by="test")
             assert await ended(kernel) == "done"
         session = await kernel.session(SESSION, approval_handler=back)
-        assert "Written." in await heard(session)
+        assert "Written." in await wait_for_job_notice(session)
         assert (len(gone.requests), len(back.requests)) == (0, who != "another door")
         assert (tmp_path / "ws" / "a").read_text() == "a" and not kernel.approvals.list_pending()
 
@@ -166,14 +168,14 @@ async def test_an_approval_request_open_at_suspension_is_asked_again_in_the_reop
     late.may_answer.clear()
     writer = PlaybackModel([pause, *WRITE], text_reply("Not written."))
     async with kernel_of(tmp_path, {"default": PRESENT, "writer": WRITER}) as kernel:
-        session = await begun(kernel, "writer", writer, pause, approval_handler=late)
+        session = await start_background_agent(kernel, "writer", writer, pause, approval_handler=late)
         await late.request_received.wait()
         await session.suspend()
         late.may_answer.set()
         (row,) = kernel.approvals.list_pending()
         back = ScriptedApprovalHandler([ApprovalAnswer("reject", "not that one")])
         again = await kernel.session(SESSION, approval_handler=back)
-        assert "Not written." in await heard(again)
+        assert "Not written." in await wait_for_job_notice(again)
         assert [request.id for request in back.requests] == [row.id] and "not that one" in str(writer.requests[1])
         assert not (tmp_path / "ws" / "a").exists(), "a yes that comes too late is none"
 
@@ -184,13 +186,13 @@ async def test_a_deferred_request_waits_for_its_user_and_headless_sessions_ask_n
     pause.proceed.set()
     writer = PlaybackModel([pause, *WRITE], call_reply(("write", {"path": "b", "content": "b"})), text_reply("Tried."))
     async with kernel_of(tmp_path, {"default": PRESENT, "writer": WRITER}) as kernel:
-        session = await begun(kernel, "writer", writer, pause, approval_handler=busy)
+        session = await start_background_agent(kernel, "writer", writer, pause, approval_handler=busy)
         await busy.request_received.wait()
         await session.suspend()
         again = await kernel.session(SESSION)
         (row,) = kernel.approvals.list_pending()
         await kernel.approvals.decide(row.id, ApprovalAnswer("once"), by="test")
-        assert "Tried." in await heard(again)
+        assert "Tried." in await wait_for_job_notice(again)
         assert "No user is available now" in str(writer.requests[2].messages)
         assert [(tmp_path / "ws" / name).exists() for name in "ab"] == [True, False]
 
@@ -232,7 +234,7 @@ async def test_a_sub_agent_does_not_overwrite_unsaved_changes_of_a_reopening_edi
     writer = PlaybackModel(call_reply(("read", {"path": "a"})), [pause, *WRITE], text_reply("Tried."))
     async with kernel_of(tmp_path, {"writer": WRITES}) as kernel:
         (tmp_path / "ws" / "a").write_text("saved")
-        await (await begun(kernel, "writer", writer, pause)).suspend()
+        await (await start_background_agent(kernel, "writer", writer, pause)).suspend()
         await kernel.session(SESSION, client=Typing(cast("Any", None)))
         pause.proceed.set()
         assert await ended(kernel) == "done"
@@ -270,7 +272,7 @@ async def test_a_sub_agent_keeps_the_remaining_budget_of_the_run_that_started_it
         assert (await again.complete("On?")).text == "On."
         pause.proceed.set()
         assert await ended(kernel) == "failed" and len(reader.requests) == 1
-        assert "All 3 turns of the budget are used" in await heard(session)
+        assert "The budget of 3 turns is used up" in await wait_for_job_notice(session)
 
 
 @pytest.mark.proves("A-03", "A-10", "P-12")
@@ -326,12 +328,12 @@ async def test_a_sub_agent_in_a_joined_process_continues_when_another_process_op
     pause = ReplyPause()
     reader = PlaybackModel([pause, *call_reply(("read", {"path": "x"}))], text_reply("Read."))
     async with kernel_of(tmp_path, {"reader": READER}) as held, joined_kernel(tmp_path) as kernel:
-        session = await begun(kernel, "reader", reader, pause)
+        session = await start_background_agent(kernel, "reader", reader, pause)
         await session.suspend()
         again = await held.session(SESSION)
         assert [child.tree_node.manifest.id for child in again.tree_node.children] == ["reader"]
         pause.proceed.set()
-        assert "Read." in await heard(again)
+        assert "Read." in await wait_for_job_notice(again)
 
 
 @pytest.mark.proves("A-10", "P-12", "L-07")
@@ -344,11 +346,11 @@ async def test_a_resumed_sub_agent_asks_the_user_of_the_process_that_reopens_its
     writer = PlaybackModel([pause, *WRITE], question, text_reply("Done."))
     agents = {"default": PRESENT, "writer": WRITER}
     async with kernel_of(tmp_path, agents) as held, joined_kernel(tmp_path) as one, joined_kernel(tmp_path) as other:
-        session = await begun(one, "writer", writer, pause, approval_handler=late)
+        session = await start_background_agent(one, "writer", writer, pause, approval_handler=late)
         await late.request_received.wait()
         await session.suspend()
         again = await other.session(SESSION, approval_handler=back)
-        assert "Done." in await heard(again)
+        assert "Done." in await wait_for_job_notice(again)
         assert (len(back.requests), len(back.questions)) == (1, 1) and "blue" in str(writer.requests[2].messages)
         assert (tmp_path / "ws" / "a").exists() and not held.approvals.list_pending()
 
@@ -362,7 +364,9 @@ async def test_a_lost_model_process_ends_its_sub_agent_and_closes_pending_reques
     agents = {"default": PRESENT, "writer": WRITER}
     async with kernel_of(tmp_path, agents) as held:
         async with joined_kernel(tmp_path) as kernel:
-            session = await begun(kernel, "writer", writer, pause, approval_handler=ScriptedApprovalHandler())
+            session = await start_background_agent(
+                kernel, "writer", writer, pause, approval_handler=ScriptedApprovalHandler()
+            )
             await session.suspend()
             asking = asyncio.Event()
             held.approvals.subscribe_to_requests(lambda _: asking.set())
@@ -371,7 +375,7 @@ async def test_a_lost_model_process_ends_its_sub_agent_and_closes_pending_reques
             assert len(held.approvals.list_pending()) == 1
             lose(kernel)
             assert await ended(held) == "interrupted"
-        assert "disconnected while it was working" in await heard(await held.session(SESSION))
+        assert "disconnected while it was working" in await wait_for_job_notice(await held.session(SESSION))
         assert not held.approvals.list_pending() and held.sessions.sessions_by_id.keys() == {SESSION}
     async with temporary_kernel(tmp_path) as held:
         assert not held.approvals.list_pending() and not (tmp_path / "ws" / "a").exists()

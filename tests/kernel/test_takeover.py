@@ -1,4 +1,4 @@
-"""When the process that holds a workspace dies or is paused, one of those who joined takes its place."""
+"""If the lease holder dies or is paused, one of the client processes takes over."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from handrail.session.session_context import ClientProcessRegistrations
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
 
-async def begun(folder: Path, name: str) -> None:
+async def wait_until_tool_started(folder: Path, name: str) -> None:
     """Return when the hanging tool has begun: it waits on a pipe that it made."""
     path = folder / f"begun-{name}"
     while not path.exists():
         await asyncio.sleep(0)
 
 
-async def answered(process: Member, name: str, session: str) -> dict[str, Any]:
-    """What a call gives once the process has found its place; until then nothing runs."""
+async def call_after_takeover(process: Member, name: str, session: str) -> dict[str, Any]:
+    """Return the result of a call after the process has found the holder; until then nothing runs."""
     for number in count():
         told = await process.call("glob", {"pattern": f"{number}*"}, session=session)
         if told.get("result", {}).get("metadata", {}).get("error_kind") not in ("unavailable", "cancelled"):
@@ -45,7 +45,7 @@ async def test_a_connected_process_takes_over_when_the_lease_holder_is_killed(tm
         hanging = holder.call("test.hang", {"name": "lost"}, session="ses_lost")
         first = await one.call("write", {"path": "a.txt", "content": "1"}, session="ses_one")
         assert first["result"]["type"] == "output"
-        await begun(tmp_path, "lost")
+        await wait_until_tool_started(tmp_path, "lost")
         holder.kill()
         results = await asyncio.gather(
             one.call("write", {"path": "b.txt", "content": "2"}, session="ses_one"),
@@ -71,7 +71,7 @@ async def test_a_call_that_a_dead_lease_holder_had_begun_returns_interrupted(tmp
     async with members(tmp_path, (), ("tools",), ()) as (holder, one, other):
         # The tool runs in the process that brought it; its call is the holder's all the same.
         waiting = one.call("test.hang", {"name": "mine"}, session="ses_mine")
-        await begun(tmp_path, "mine")
+        await wait_until_tool_started(tmp_path, "mine")
         holder.kill()
         told = await waiting
         assert told["result"]["metadata"]["error_kind"] == "interrupted"
@@ -93,16 +93,16 @@ async def test_a_replaced_lease_holder_commits_nothing_after_a_pause(tmp_path: P
         answer = await late
         assert answer["result"]["metadata"]["error_kind"] == "unavailable", answer
         assert (await one.call("read", {"path": "a.txt"}, session="ses_one"))["result"]["data"]["text"] == "by the next"
-        again = await answered(holder, "again", "ses_h")
+        again = await call_after_takeover(holder, "again", "ses_h")
         assert again["result"].get("data") == holder.hello["pid"], again
-        assert (await answered(holder, "new", "ses_new"))["result"]["data"] == holder.hello["pid"], (
+        assert (await call_after_takeover(holder, "new", "ses_new"))["result"]["data"] == holder.hello["pid"], (
             "and so does its kernel"
         )
         assert (await holder.call("write", {"path": "b.txt", "content": "x"}, session="ses_h"))["result"][
             "type"
         ] == "output"
         await one.leave()
-        assert (await answered(holder, "last", "ses_h"))["result"]["data"] == holder.hello["pid"], (
+        assert (await call_after_takeover(holder, "last", "ses_h"))["result"]["data"] == holder.hello["pid"], (
             "it holds it once more"
         )
     assert (tmp_path / "effects").read_text() == "before\nagain\nnew\nlast\n"
@@ -122,7 +122,7 @@ async def test_a_replaced_lease_holder_rejoins_with_its_watchdogs_and_resources(
         late = holder.call("test.pid", {"name": "late"}, session="ses_h")
         holder.resume()
         assert (await late)["result"]["metadata"]["error_kind"] == "unavailable", "it finds itself replaced"
-        assert (await answered(holder, "again", "ses_h"))["result"]["data"] == holder.hello["pid"]
+        assert (await call_after_takeover(holder, "again", "ses_h"))["result"]["data"] == holder.hello["pid"]
         barred = await holder.call("write", {"path": "barred.txt", "content": "x"}, session="ses_h")
         assert "The watchdog look denied this call of write: it is barred" in barred["result"]["error_text"], barred
         assert (await holder.call("write", {"path": "b.txt", "content": "x"}, session="ses_h"))["result"][
@@ -168,7 +168,7 @@ async def test_rules_set_in_code_hold_after_a_takeover(tmp_path: Path) -> None:
         late = holder.call("test.pid", {"name": "late"}, session="ses_h")
         holder.resume()
         assert (await late)["result"]["metadata"]["error_kind"] == "unavailable", "it finds itself replaced"
-        assert (await answered(holder, "again", "ses_h"))["result"]["data"] == holder.hello["pid"]
+        assert (await call_after_takeover(holder, "again", "ses_h"))["result"]["data"] == holder.hello["pid"]
         for path in ("a.txt", "b.txt"):
             told = await holder.call("write", {"path": path, "content": "x"}, session="ses_h")
             assert told["result"]["metadata"]["error_kind"] == "denied", told

@@ -1,4 +1,4 @@
-"""create_task, list_tasks, edit_task, get_task: one durable list for all sessions of a workspace, and the profiles."""
+"""``create_task``, ``list_tasks``, ``edit_task``, ``get_task``: one durable list for all sessions of a workspace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator sets for one tool reaches it, whoever holds the workspace, and nothing else does."""
+"""The operator's settings for one tool reach it, and only it, in every lease holder."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def put_programs(folder: Path) -> None:
     )
 
 
-async def said(kernel: Kernel, tool_id: str) -> Any:
+async def read_tool_data(kernel: Kernel, tool_id: str) -> Any:
     result = await (await kernel.session()).call(tool_id, {})
     assert result.ok, result
     return result.data
@@ -85,11 +85,11 @@ async def test_a_tool_reads_the_values_that_the_configuration_and_the_program_se
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     async with opened(door, tmp_path / "a", **how) as kernel:
-        assert await said(kernel, "weather.today") == {"units": "imperial", "station": "7"}
-        assert await said(kernel, "weather.wind") == {"units": "metric"}
+        assert await read_tool_data(kernel, "weather.today") == {"units": "imperial", "station": "7"}
+        assert await read_tool_data(kernel, "weather.wind") == {"units": "metric"}
     async with opened(door, tmp_path / "b", **how, tool_config=given) as kernel:
-        assert await said(kernel, "weather.today") == {"units": "imperial", "station": "12"}
-        assert await said(kernel, "weather.wind") == {"units": "knots"}
+        assert await read_tool_data(kernel, "weather.today") == {"units": "imperial", "station": "12"}
+        assert await read_tool_data(kernel, "weather.wind") == {"units": "knots"}
 
 
 @pytest.mark.proves("K-03", "R-02", "K-11e")
@@ -100,9 +100,9 @@ async def test_programs_and_modules_of_tool_folders_receive_their_configured_val
     given = {"stays": {"region": "asia"}, "module": {"region": "asia"}}
     rules = ["allow once", "allow stays", "allow module"]
     async with opened(door, tmp_path, rules=rules, settings=settings, tool_config=given) as kernel:
-        assert await said(kernel, "once") == {"said": {"region": "us"}}
-        assert await said(kernel, "stays") == {"said": {"region": "asia"}}
-        assert (await said(kernel, "module"))["text"] == "asia"
+        assert await read_tool_data(kernel, "once") == {"said": {"region": "us"}}
+        assert await read_tool_data(kernel, "stays") == {"said": {"region": "asia"}}
+        assert (await read_tool_data(kernel, "module"))["text"] == "asia"
 
 
 @pytest.mark.proves("K-13", "K-11e")
@@ -114,7 +114,7 @@ async def test_an_agents_manifest_sets_values_for_its_own_sessions(tmp_path: Pat
     settings = '[tools."weather.wind".config]\nunits = "imperial"\n'
     how: dict[str, Any] = {"tools": TOOLS, "rules": ["allow weather.*"], "settings": settings}
     async with temporary_kernel(tmp_path, **how) as kernel:
-        assert await said(kernel, "weather.wind") == {"units": "imperial"}
+        assert await read_tool_data(kernel, "weather.wind") == {"units": "imperial"}
         session = await kernel.session(agent="abroad")
         assert (await session.call("weather.wind", {})).data == {"units": "knots"}
     async with opened(HELD, tmp_path, **how, tool_config={"weather.wind": {"units": "metres"}}) as kernel:
@@ -142,7 +142,7 @@ async def test_a_tool_without_a_required_value_is_unavailable_and_the_reason_sho
         )
         assert "open_kernel(tool_config=…)" in entry.unavailable_reason
         assert (await (await kernel.session()).call("weather.today", {})).error_kind == "unavailable"
-        assert await said(kernel, "weather.wind") == {"units": "metric"}
+        assert await read_tool_data(kernel, "weather.wind") == {"units": "metric"}
 
 
 @pytest.mark.proves("K-03")
@@ -236,7 +236,7 @@ async def test_an_overriding_tool_of_an_agent_checks_the_values_for_its_id(tmp_p
             session = await kernel.session(agent="abroad")
             assert (await session.call("once", {})).data == {"said": {"place": "us"}}
             await kernel.reload_tools()
-        assert await said(kernel, "once") == {"said": {"region": "eu"}}
+        assert await read_tool_data(kernel, "once") == {"said": {"region": "eu"}}
 
 
 @pytest.mark.proves("K-11e")
@@ -248,9 +248,9 @@ async def test_a_connected_process_configures_values_for_its_own_tools_but_no_li
         temporary_kernel(tmp_path, tools=TOOLS, rules=rules) as holder,
         open_kernel(tmp_path / "ws", tools=TOOLS, rules=rules, state=state, config=other) as joined,
     ):
-        assert await said(joined, "weather.wind") == {"units": "knots"}
+        assert await read_tool_data(joined, "weather.wind") == {"units": "knots"}
         assert joined.generation.entries["weather.wind"].spec.timeout_ms == 60_000
-        assert await said(holder, "weather.wind") == {"units": "metric"}
+        assert await read_tool_data(holder, "weather.wind") == {"units": "metric"}
 
 
 @pytest.mark.proves("K-11e", "L-07")
@@ -263,9 +263,9 @@ async def test_a_connected_process_configures_tools_and_watchdogs_for_its_own_se
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=rules) as holder:
         given = ['tools."weather.wind".config.units=knots', "tools.read.max_output=2000", "catalog.preload=3"]
         async with open_kernel(tmp_path / "ws", settings=given, **options) as joined:
-            assert await said(joined, "weather.wind") == {"units": "knots"}
+            assert await read_tool_data(joined, "weather.wind") == {"units": "knots"}
             assert joined.generation.entries["read"].spec.max_output == 2_000
-            assert await said(holder, "weather.wind") == {"units": "metric"}
+            assert await read_tool_data(holder, "weather.wind") == {"units": "metric"}
             assert holder.generation.entries["read"].spec.max_output != 2_000
         given = [f'watchdogs=[{{command = ["{watchdog}"]}}]']
         async with open_kernel(tmp_path / "ws", settings=given, **options) as joined:

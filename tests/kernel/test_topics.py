@@ -1,4 +1,4 @@
-"""A session's topic: in the record of each call, without secrets, also for sub-agents and for what a provider carries out."""
+"""The topic of a session: in the record of each call, without secrets, also for sub-agents and provider tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that the kernel starts by itself while a virtual environment of the workspace is active: none is from the workspace."""
+"""Programs that the kernel starts while a virtual environment of the workspace is active: none comes from it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMES = (
 
 
 @dataclass(frozen=True)
-class Activated:
+class ActivatedEnvironment:
     """A workspace whose environment is activated, with a planted program for every name.
 
     :param marks: a folder outside, where a program that runs unconfined leaves its name
@@ -61,8 +61,8 @@ class Activated:
 
 
 @pytest.fixture
-def activated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Activated:
-    found = Activated(tmp_path.resolve(), tmp_path.resolve() / "marks")
+def activated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ActivatedEnvironment:
+    found = ActivatedEnvironment(tmp_path.resolve(), tmp_path.resolve() / "marks")
     for folder in (found.marks, found.programs, found.workspace / "marks"):
         folder.mkdir(parents=True)
     for name in NAMES:
@@ -93,20 +93,22 @@ def activated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Activated:
     ],
     ids=" ".join,
 )
-def test_commands_of_handrail_start_no_program_of_the_workspace(activated: Activated, arguments: Sequence[str]) -> None:
+def test_commands_of_handrail_start_no_program_of_the_workspace(
+    activated: ActivatedEnvironment, arguments: Sequence[str]
+) -> None:
     done = activated.command_line(*arguments)
     assert done.returncode == 0 or arguments == ("doctor",), done.stderr
     assert activated.ran() == []
 
 
-def test_bash_still_runs_a_program_of_the_workspace_in_the_sandbox(activated: Activated) -> None:
+def test_bash_still_runs_a_program_of_the_workspace_in_the_sandbox(activated: ActivatedEnvironment) -> None:
     arguments = json.dumps({"command": "uv"})
     done = activated.command_line("call", "bash", arguments, "--rule", "allow bash uv")
     assert list(activated.marks.iterdir()) == [], done.stdout
     assert activated.ran() == ["uv"], done.stdout + done.stderr
 
 
-async def test_git_tools_do_not_run_a_git_program_of_the_workspace(activated: Activated) -> None:
+async def test_git_tools_do_not_run_a_git_program_of_the_workspace(activated: ActivatedEnvironment) -> None:
     """A rule allows them without asking; a planted git could answer what it likes, with the call's rights."""
     async with temporary_kernel(activated.folder) as kernel:
         session = await kernel.session()
@@ -116,7 +118,7 @@ async def test_git_tools_do_not_run_a_git_program_of_the_workspace(activated: Ac
 
 
 async def test_git_tools_are_unavailable_when_git_exists_only_in_the_workspace(
-    activated: Activated, monkeypatch: pytest.MonkeyPatch
+    activated: ActivatedEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(toolchains, "_SYSTEM_PATH", ())
     monkeypatch.setenv("PATH", str(activated.programs))
@@ -143,7 +145,9 @@ async def test_git_tools_are_unavailable_when_git_exists_only_in_the_workspace(
     ],
     ids=" ".join,
 )
-async def test_a_secret_command_runs_no_program_of_the_workspace(activated: Activated, command: list[str]) -> None:
+async def test_a_secret_command_runs_no_program_of_the_workspace(
+    activated: ActivatedEnvironment, command: list[str]
+) -> None:
     (activated.folder / "link").symlink_to(activated.programs)
     (activated.workspace / "note").write_text(f": > {activated.marks}/note\n")
     for name, first in (("script", "#!/usr/bin/env python3"), ("pinned", f"#!{activated.programs}/python")):
@@ -168,7 +172,7 @@ async def test_a_secret_command_runs_no_program_of_the_workspace(activated: Acti
     "command", [["pass"], ["./.venv/bin/pass"], ["{programs}/pass"], ["/bin/sh", "{programs}/pass"]]
 )
 async def test_a_watchdog_program_inside_the_workspace_is_refused_when_the_kernel_opens(
-    activated: Activated, command: list[str]
+    activated: ActivatedEnvironment, command: list[str]
 ) -> None:
     words = [word.format(programs=activated.programs) for word in command]
     with pytest.raises((StartError, LoadError), match=r"absolute path|Move (it|the file) elsewhere"):
@@ -180,7 +184,9 @@ async def test_a_watchdog_program_inside_the_workspace_is_refused_when_the_kerne
     assert activated.ran() == []
 
 
-async def test_a_watchdog_starts_outside_the_workspace_with_a_path_variable_free_of_it(activated: Activated) -> None:
+async def test_a_watchdog_starts_outside_the_workspace_with_a_path_variable_free_of_it(
+    activated: ActivatedEnvironment,
+) -> None:
     seen = activated.folder / "seen"
     check = activated.folder / "check"
     check.write_text(
@@ -218,7 +224,7 @@ async def test_a_git_program_planted_while_the_kernel_runs_is_not_started(
 
 
 def test_a_browser_program_of_the_workspace_is_not_started(
-    activated: Activated, monkeypatch: pytest.MonkeyPatch
+    activated: ActivatedEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = activated.folder / "real"
     real.mkdir()
@@ -234,9 +240,9 @@ def test_a_browser_program_of_the_workspace_is_not_started(
 
 
 async def test_a_program_in_any_folder_that_an_agent_may_write_is_not_started(
-    activated: Activated, monkeypatch: pytest.MonkeyPatch
+    activated: ActivatedEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What calls may write is not only the workspace."""
+    """Calls may write outside the workspace, too."""
     further = activated.folder / "further"
     (activated.programs).rename(further)
     monkeypatch.setenv("PATH", f"{further}:{os.environ['PATH']}")

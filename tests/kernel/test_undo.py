@@ -1,4 +1,4 @@
-"""Undo gives back what calls changed: real programs in the real sandbox, compared byte by byte."""
+"""Undo restores what calls changed: real programs in the real sandbox, compared byte by byte."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ async def test_each_undo_without_a_call_id_reverts_one_more_call(tmp_path: Path,
         for _ in range(3):
             seen += [(await kernel.undo(), file.read_text())[1]]
         assert seen == ["three\n", "two\n", "one\n", "not in git"]
-        with pytest.raises(ToolError, match="undone already"):
+        with pytest.raises(ToolError, match="already undone"):
             await kernel.undo()
 
 
@@ -297,7 +297,7 @@ async def test_an_undo_keeps_files_that_an_overlapping_job_may_have_changed(tmp_
             "bash", {"command": "touch go; until [ -e done ]; do sleep 0.02; done; echo call > src/m8.py"}
         )
         assert call.ok, call
-        with pytest.raises(ToolError, match="still runs"):
+        with pytest.raises(ToolError, match="is still running"):
             await kernel.undo(job_id)
         last = await kernel.undo()
         assert last.count("restored") == 0 and all("ran at the same time" in one.detail for one in last.paths)
@@ -396,7 +396,7 @@ async def test_a_purge_removes_the_file_contents_stored_for_undo(tmp_path: Path,
     purge = ["log", "purge", "--before", "0", "--yes", "-C", str(workspace), "--state", str(tmp_path / "state")]
     assert "1 changes kept for undo" in command(*purge).stdout
     async with opened(tmp_path) as (kernel, _):
-        with pytest.raises(ToolError, match="undone already"):
+        with pytest.raises(ToolError, match="already undone"):
             await kernel.undo()
         assert kernel.log.reader is not None
     kept = [path.read_bytes() for path in (tmp_path / "state").rglob("*") if "undo" in path.parts and path.is_file()]

@@ -1,4 +1,4 @@
-"""What ``{user-data}``, ``{ad-hoc}`` and ``{output}`` stand for: who has them, when they are made, and what stays closed."""
+"""``{user-data}``, ``{ad-hoc}`` and ``{output}``: who has access, when they are created, and what stays closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an interaction's model has in view, by either door: it grows from turn to turn and is gone with the interaction."""
+"""The tools loaded in an interaction: more from turn to turn, and none after the interaction."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tools(category: str, count: int, **declared: Any) -> list[Tool]:
 MANY = [*tools("sales", 12), *tools("stock", 12)]
 
 
-def shown(specs: Iterable[Any]) -> list[str]:
+def list_ids(specs: Iterable[Any]) -> list[str]:
     return [spec.id for spec in specs]
 
 
@@ -48,7 +48,7 @@ async def test_loaded_tools_appear_at_the_next_turn_and_are_unloaded_with_the_in
     async with kernel_in(tmp_path, tools=MANY) as kernel:
         session = await kernel.session()
         first = session.start_turn()
-        assert shown(first.tool_specs) == [*CORE, *FINDERS]
+        assert list_ids(first.tool_specs) == [*CORE, *FINDERS]
         browsed = (await session.call("browse_tools", {})).data["categories"]
         counts = {one["name"]: one["tool_count"] for one in browsed}
         assert (counts["sales"], counts["stock"], counts["files"]) == (12, 12, 9)
@@ -59,18 +59,18 @@ async def test_loaded_tools_appear_at_the_next_turn_and_are_unloaded_with_the_in
             "tools_added": [one.spec.id for one in MANY[12:]],
             "message": "12 stock tools are now available.",
         }
-        assert shown(first.tool_specs) == [*CORE, *FINDERS], "the turn that is under way keeps its own"
+        assert list_ids(first.tool_specs) == [*CORE, *FINDERS], "the turn that is under way keeps its own"
         second = session.start_turn()
-        assert shown(second.tool_specs) == [*CORE, *FINDERS, *(one.spec.id for one in MANY[12:])]
+        assert list_ids(second.tool_specs) == [*CORE, *FINDERS, *(one.spec.id for one in MANY[12:])]
         again = (await session.call("load_tools", {"category": "stock"})).data
         assert (again["tools_added"], again["message"]) == ([], "All 12 stock tools were already loaded.")
         one = (await session.call("load_tools", {"tool": "sales__t03"})).data
         assert (one["tools_added"], one["message"]) == (["sales.t03"], "sales.t03 is now available.")
         core = (await session.call("load_tools", {"tool": "bash"})).data
         assert (core["tools_added"], core["message"]) == ([], "bash is a core tool: always loaded.")
-        assert shown(session.active_tools)[-2:] == ["stock.t11", "sales.t03"]
+        assert list_ids(session.active_tools)[-2:] == ["stock.t11", "sales.t03"]
         await session.start_interaction("another matter")
-        assert shown(session.active_tools) == shown(session.start_turn().tool_specs) == [*CORE, *FINDERS]
+        assert list_ids(session.active_tools) == list_ids(session.start_turn().tool_specs) == [*CORE, *FINDERS]
 
 
 @pytest.mark.proves("D-02")
@@ -91,7 +91,7 @@ async def test_a_tool_outside_the_view_can_still_be_called(tmp_path: Path, kerne
         session = await kernel.session()
         (answer,) = await session.start_turn().call_all([("stock__t05", {"at": 2})])
         assert answer.result.data == 7
-        assert shown(session.active_tools) == [*CORE, *FINDERS]
+        assert list_ids(session.active_tools) == [*CORE, *FINDERS]
 
 
 @pytest.mark.proves("D-04")
@@ -106,7 +106,7 @@ async def test_an_invalid_call_of_an_unloaded_tool_returns_the_schema_and_loads_
         assert answer.result.data["parameters"]["properties"]["at"] == {"type": "integer"}
         assert answer.model.to_dict()["data"]["parameters"]["required"] == ["at"]
         turn = session.start_turn()
-        assert shown(turn.tool_specs)[-1] == "stock.t05"
+        assert list_ids(turn.tool_specs)[-1] == "stock.t05"
         (seen,) = await turn.call_all([("stock__t05", {"number": 2})])
         assert seen.result.data is None, "its schema stands in the request"
         (core,) = await session.start_turn().call_all([("read", {"file": "x"})])
@@ -166,7 +166,7 @@ async def test_tools_that_a_search_finds_are_loaded(tmp_path: Path, kernel_in: O
         found = await session.call("find_tools", {"query": "count mail", "limit": 1})
         assert [one["id"] for one in found.data["tools"]] == ["mail.t00"]
         assert "loaded; you can call" in found.data["message"]
-        assert shown(session.start_turn().tool_specs)[-1] == "mail.t00"
+        assert list_ids(session.start_turn().tool_specs)[-1] == "mail.t00"
         both = await session.call("find_tools", {"queries": ["count mail", "count sales"], "limit": 2})
         assert {one["id"].partition(".")[0] for one in both.data["tools"]} >= {"mail", "sales"}
         for wrong in ({}, {"query": "a", "queries": ["b"]}, {"query": "?!"}):
@@ -192,8 +192,8 @@ async def test_a_full_view_unloads_uncalled_found_tools_and_the_result_names_the
         told = (await session.call("find_tools", {"query": "count stock number 7", "limit": 1})).data
         assert told["unloaded"]["tools"] == [second]
         now = [*CORE, *FINDERS, first, told["tools"][0]["id"]]
-        assert shown(session.active_tools) == shown(session.start_turn().tool_specs) == now
-        assert shown(before.tool_specs)[-2:] == [first, second], "the turn that is under way keeps its own"
+        assert list_ids(session.active_tools) == list_ids(session.start_turn().tool_specs) == now
+        assert list_ids(before.tool_specs)[-2:] == [first, second], "the turn that is under way keeps its own"
         assert (await session.call(second, {"at": 1})).ok, "a call of what has left is carried out all the same"
 
 
@@ -205,7 +205,7 @@ async def test_an_extension_search_excludes_built_in_tools(tmp_path: Path, kerne
         assert 0 < len(found["tools"]) <= 10
         assert all(set(one) == {"id", "description"} and len(one["description"]) <= 200 for one in found["tools"])
         assert {one["id"].partition(".")[0] for one in found["tools"]} <= {"sales", "stock"}
-        assert set(shown(session.active_tools)) >= {one["id"] for one in found["tools"]}
+        assert set(list_ids(session.active_tools)) >= {one["id"] for one in found["tools"]}
 
 
 @pytest.mark.proves("D-03")
@@ -233,7 +233,7 @@ async def test_a_tool_with_the_catalog_capability_loads_other_tools(tmp_path: Pa
         told = (await session.call("prepare", {})).data
         assert len(told["added"]) == 12 and "sales" in told["categories"] and told["example"] == {"at": 1}
         assert "sales.t03" in told["hits"] and len(told["hits"]) == 2
-        assert told["active"] == shown(session.active_tools)[-2:] and "sales.t03" in told["active"]
+        assert told["active"] == list_ids(session.active_tools)[-2:] and "sales.t03" in told["active"]
 
 
 async def test_a_tool_without_the_catalog_capability_cannot_read_the_catalog(tmp_path: Path, kernel_in: Opens) -> None:
@@ -269,9 +269,9 @@ async def test_tools_that_match_the_users_message_are_preloaded_when_configured(
     async with kernel_in(tmp_path, tools=[*MANY, *mailer], settings=settings) as kernel:
         session = await kernel.session()
         await session.start_interaction("please count mail number 0")
-        assert "mail.t00" in shown(session.start_turn().tool_specs)
+        assert "mail.t00" in list_ids(session.start_turn().tool_specs)
         await session.start_interaction("")
-        assert shown(session.start_turn().tool_specs) == [*CORE, *FINDERS]
+        assert list_ids(session.start_turn().tool_specs) == [*CORE, *FINDERS]
 
 
 @pytest.mark.proves("D-01a", "K-13")
@@ -279,9 +279,9 @@ async def test_an_agents_core_tools_are_always_in_view(tmp_path: Path, kernel_in
     put_agent(tmp_path, "clerk", 'core = ["stock.t07"]')
     async with kernel_in(tmp_path, tools=MANY, agent="clerk") as kernel:
         session = await kernel.session()
-        assert shown(session.active_tools) == [*CORE, *FINDERS, "stock.t07"]
+        assert list_ids(session.active_tools) == [*CORE, *FINDERS, "stock.t07"]
         await session.start_interaction()
-        assert shown(session.active_tools) == [*CORE, *FINDERS, "stock.t07"]
+        assert list_ids(session.active_tools) == [*CORE, *FINDERS, "stock.t07"]
 
 
 async def test_loaded_tools_follow_new_generations(tmp_path: Path, kernel_in: Opens) -> None:
@@ -290,10 +290,10 @@ async def test_loaded_tools_follow_new_generations(tmp_path: Path, kernel_in: Op
         await session.call("load_tools", {"category": "stock"})
         old = session.start_turn()
         await kernel.reload_tools(tools=[*MANY[:13], *tools("new", 3)])
-        assert shown(session.active_tools)[len(CORE) + len(FINDERS) :] == ["stock.t00"]
-        assert "stock.t11" in shown(old.tool_specs), "a turn keeps its generation"
+        assert list_ids(session.active_tools)[len(CORE) + len(FINDERS) :] == ["stock.t00"]
+        assert "stock.t11" in list_ids(old.tool_specs), "a turn keeps its generation"
         await session.call("load_tools", {"category": "new"})
-        assert shown(session.active_tools)[-3:] == ["new.t00", "new.t01", "new.t02"]
+        assert list_ids(session.active_tools)[-3:] == ["new.t00", "new.t01", "new.t02"]
 
 
 @pytest.mark.proves("D-03")
@@ -303,20 +303,20 @@ async def test_a_suspended_interaction_resumes_with_its_loaded_tools(tmp_path: P
         session = await kernel.session()
         await session.start_interaction("count the stock")
         await session.call("load_tools", {"category": "stock"})
-        before = shown(session.active_tools)
+        before = list_ids(session.active_tools)
         assert len(before) == len(CORE) + len(FINDERS) + 12
         await session.suspend()
     async with kernel_in(tmp_path, tools=MANY) as kernel:
         again = await kernel.session(session.id)
-        assert shown(again.start_turn().tool_specs) == before
+        assert list_ids(again.start_turn().tool_specs) == before
         await again.start_interaction("and now something else")
-        assert shown(again.active_tools) == [*CORE, *FINDERS]
+        assert list_ids(again.active_tools) == [*CORE, *FINDERS]
         await again.suspend()
-        assert shown((await kernel.session(session.id)).active_tools) == [*CORE, *FINDERS]
+        assert list_ids((await kernel.session(session.id)).active_tools) == [*CORE, *FINDERS]
 
 
 async def test_loaded_tools_stay_loaded_after_a_takeover(tmp_path: Path) -> None:
-    """The process that joined goes on with the next holder, and with what its model had in view."""
+    """The joined process continues with the next holder, and with the tools its model had loaded."""
     async with temporary_kernel(tmp_path) as holder:
         joined = open_kernel(
             holder.workdir,
@@ -328,13 +328,13 @@ async def test_loaded_tools_stay_loaded_after_a_takeover(tmp_path: Path) -> None
         session = await kernel.session()
         await session.start_interaction("first")
         await session.call("load_tools", {"category": "stock"})
-        before = shown(session.active_tools)
+        before = list_ids(session.active_tools)
     try:
         assert isinstance(holder, LocalKernel)
         (refused,) = await session.start_turn().call_all([("stock.t03", {"wrong": 1})])
         assert refused.result.error_kind == "invalid_input" and refused.result.data is None, "it was in view"
-        assert shown(session.active_tools) == before and len(before) == len(CORE) + len(FINDERS) + 12
+        assert list_ids(session.active_tools) == before and len(before) == len(CORE) + len(FINDERS) + 12
         await session.start_interaction("second")
-        assert shown(session.active_tools) == [*CORE, *FINDERS]
+        assert list_ids(session.active_tools) == [*CORE, *FINDERS]
     finally:
         await joined.__aexit__(None, None, None)

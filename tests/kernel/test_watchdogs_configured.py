@@ -1,4 +1,4 @@
-"""The watchdogs that ship are there unless they are taken away, and look at real calls."""
+"""The built-in watchdogs are active unless disabled, and check real calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A workspace's own configuration in a whole kernel: what of it counts, and that no call changes it."""
+"""The configuration of a workspace in a whole kernel: which settings apply, and that no call changes it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OWN = 'rules = ["allow write notes/**", "deny read secret/**"]\n[limits]\nlock_w
 async def opened(
     folder: Path, own: str | None, rules: Iterable[str] = (), *, trusted: bool = False, settings: Iterable[str] = ()
 ) -> AsyncGenerator[Kernel]:
-    """A kernel on ``folder/ws`` whose file holds ``own``; the operator's file is empty unless it is there."""
+    """A kernel on ``folder/ws`` whose file contains ``own``; an existing operator file is kept."""
     workspace, config = folder / "ws", folder / "handrail.toml"
     workspace.mkdir(exist_ok=True)
     config.touch()

@@ -63,7 +63,7 @@ THEIRS = frozenset({"sdk", "sdk-client"})
 
 @contextlib.contextmanager
 def served(module: Sequence[str]) -> Generator[str]:
-    """A server in a process of its own, on a free port.
+    """A server in its own process on a free port.
 
     :return: its address
     :raises Unfit: when it does not come up

@@ -1,4 +1,4 @@
-"""Plays each client scenario of the conformance suite: what a person with a library would do with that server.
+"""The client scenarios of the conformance suite, as a user of a library would write them.
 
 The suite starts a server of its own per scenario and this beside it, with the server's address as the last argument, the
 scenario's name in ``MCP_CONFORMANCE_SCENARIO``, the protocol in ``MCP_CONFORMANCE_PROTOCOL_VERSION`` and, for some, what the
@@ -37,12 +37,12 @@ Connect = Callable[[str], AbstractAsyncContextManager[Server]]
 
 
 def context() -> dict[str, Any]:
-    """What the scenario gives its client to know."""
+    """Return the context that the scenario passes to its client."""
     return json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT", "{}"))
 
 
 def answers_to_form(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A form filled as a person would who agrees to what is proposed: its defaults, and the least where there is none."""
+    """Fill in a form as an agreeing user: its defaults, otherwise minimal values."""
     least: dict[str, Any] = {"boolean": True, "integer": 1, "number": 1.0, "array": []}
     filled: dict[str, Any] = {}
     required = schema.get("required", ())

@@ -1,4 +1,4 @@
-"""``python -m tests.mcp_suite.client_libraries [LIBRARY …]``: public client libraries, and ``handrail mcp`` behind each of them.
+"""``python -m tests.mcp_suite.client_libraries [LIBRARY …]``: public client libraries against ``handrail mcp``.
 
 Each library is installed once, in its version below, into the cache (``MCP_CONFORMANCE_CACHE`` names another). Each lists the
 tools, calls one, gets a picture and an error, makes a call that needs an approval, and one with progress, and cancels one; once

@@ -1,4 +1,4 @@
-"""Thirty-five raw MCP servers with odd habits, all at once behind one gateway. Each habit is one that public servers have.
+"""Thirty-five raw MCP servers with odd behaviour of public servers, all behind one gateway.
 
 ``make upstreams`` runs them before the public servers, and ``tests/field`` runs them as a test.
 """

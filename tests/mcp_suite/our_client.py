@@ -1,4 +1,4 @@
-"""Handrail's client for the client scenarios: ``kernel.mcp.connect``, and calls that go through the kernel."""
+"""Handrail's client for the client scenarios: ``kernel.mcp.connect`` and calls through the kernel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IDENTITY_DOCUMENT = "https://conformance-test.local/client-metadata.json"
 
 
 class Agreeing:
-    """A client at a face whose person agrees to what forms propose."""
+    """A client whose user accepts the values that forms propose."""
 
     def supports(self, call_id: str, method: str, params: Mapping[str, Any]) -> bool:
         return method == "elicitation/create" and params.get("mode", "form") == "form"

@@ -1,4 +1,4 @@
-"""The fixtures served by Handrail over streamable HTTP, for the conformance suite.
+"""The fixtures of the conformance suite, served by Handrail over streamable HTTP.
 
 ``python -m tests.mcp_suite.our_server --port N``: the fixture pack as a folder of tools, through the kernel.
 ``--gateway``: nothing of its own; the plain SDK server stands behind it as an upstream without a prefix.

@@ -1,4 +1,4 @@
-"""The fixtures of the conformance suite on nothing but the SDK: what stands behind the gateway, and beside us in the table.
+"""The fixtures of the conformance suite on the bare SDK: behind the gateway, and for comparison.
 
 ``python -m tests.mcp_suite.plain_server`` serves stdin and stdout; with ``--port`` it serves streamable HTTP on loopback
 at ``/mcp``. Its tools are those of the fixture pack, by the same behaviours; nothing of Handrail is imported.
@@ -159,7 +159,7 @@ def _fits(ask: Mapping[str, Any], answer: Any) -> bool:
 async def _carried_out(
     context: Context, params: types.CallToolRequestParams | types.GetPromptRequestParams, behaviour: Behaviour
 ) -> Any:
-    """What a fixture gives, or what it asks for."""
+    """Return the result of a fixture, or its request."""
     answered: list[dict[str, Any]] = json.loads(params.request_state) if params.request_state else []
     responses = params.input_responses
     given = (

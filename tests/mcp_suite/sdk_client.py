@@ -1,4 +1,4 @@
-"""The SDK's own client for the client scenarios: what ours is compared with in the table."""
+"""The SDK's client for the client scenarios, for comparison."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Remembered(TokenStorage):
 
 
 async def signed_in(url: str) -> dict[str, str]:
-    """What the redirect carries after a person has agreed in a browser: the suite's server agrees at once."""
+    """Return the parameters of the redirect after a sign-in: the suite's server agrees immediately."""
     async with httpx2.AsyncClient() as browser:
         answer = await browser.get(url, follow_redirects=False)
     return {key: values[0] for key, values in parse_qs(urlsplit(answer.headers["location"]).query).items()}

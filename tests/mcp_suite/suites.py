@@ -1,4 +1,4 @@
-"""The official conformance suite, two releases of it, and the Node that they need: installed once, exactly, into a cache.
+"""Two releases of the official conformance suite and their Node, installed once into a cache.
 
 ``MCP_CONFORMANCE_CACHE`` names another folder. With an older Node on PATH npm would silently take older releases of the
 suite, so version and content of what was installed are compared with what is written here before anything is counted.
@@ -40,12 +40,12 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Unfit(Exception):
-    """What is needed to count is not there; the text says what."""
+    """A requirement of the count is missing; the text names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """One run: which scenarios passed, and of those that did not what the suite said."""
+    """One run: the passed scenarios, and the messages of the others."""
 
     passed: tuple[str, ...]
     failed: Mapping[str, str]
@@ -67,7 +67,7 @@ class Suite:
     node: Path
 
     def run(self, *arguments: str, environment: Mapping[str, str] | None = None, timeout_s: float = 900) -> str:
-        """What one command of it prints.
+        """Return the output of one of its commands.
 
         :raises Unfit: when it does not come to an end
         """
@@ -126,7 +126,7 @@ def counted(output: str) -> Counted:
 
 
 def _missed(folder: Path, scenario: str) -> str:
-    """The first checks of a server's scenario that failed, each with what the suite said of it."""
+    """Return the first failed checks of a server's scenario with their messages."""
     said: list[str] = []
     for file in sorted(folder.glob(f"server-{scenario}-2*/checks.json")):
         for check in json.loads(file.read_text()):
@@ -173,7 +173,7 @@ def node_of(root: Path) -> Path:
 
 
 def add(folder: Path, package: str, version: str, node: Path | None) -> None:
-    """Have npm install one release into a folder of its own, unless it is there, and compare it."""
+    """Install one release with npm into its own folder, unless it exists, and verify it."""
     if not _is_there(folder, package, version):
         npm = shutil.which("npm")
         if npm is None:

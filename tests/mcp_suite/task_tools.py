@@ -1,4 +1,4 @@
-"""What the conformance suite wants of a server with the tasks extension: calls that take long, fail, and ask meanwhile."""
+"""Tools for the tasks extension in the conformance suite: slow, failing, and with questions."""
 
 from __future__ import annotations
 

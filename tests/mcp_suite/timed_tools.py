@@ -1,4 +1,4 @@
-"""The two fixtures whose first message the conformance suite awaits for a fixed time, as functions in the server's process.
+"""The two fixtures with a time limit for their first message, as functions in the server's process.
 
 Its scenario ``server-stateless`` gives up on a call of ``test_streaming_elicitation`` after 600 ms and on one of
 ``test_logging_tool`` after 500 ms, and makes both directly after a server's start. As programs of the pack they would be

@@ -1,4 +1,4 @@
-"""``python -m tests.mcp_suite.upstreams``: nine public MCP servers, installed once, then all at once behind the gateway.
+"""``python -m tests.mcp_suite.upstreams``: nine public MCP servers, installed once, behind one gateway.
 
 They come from npm and PyPI by ``handrail mcp import``, as a person would do it, into a cache (``MCP_CONFORMANCE_CACHE``
 names another). From there on nothing is fetched: every server runs in its sandbox without any network. Each lists its tools, and
@@ -344,7 +344,7 @@ async def _used(kernel: LocalKernel, session: Any, server: Server) -> int:
 
 
 async def _refused(kernel: LocalKernel, session: Any) -> int:
-    """How many tools a session may call that no rule allows any of; nobody is there to be asked."""
+    """Return how many tools a headless session without rules may call."""
     ids = [entry.id for entry in kernel.generation.entries.values() if entry.third_party is not None]
     wrong = 0
     for tool_id in ids:

@@ -1,4 +1,4 @@
-"""What the kernel imports while a workspace is open: nothing that was put there."""
+"""Modules that the kernel imports while a workspace is open: none is from the workspace."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_an_import_skips_a_planted_dependency_and_finds_the_installed_one(
 def test_an_optional_dependency_is_not_imported_from_the_workspace(
     workspace: Path, planted: Path, marker: Path, form: Callable[[Path, str, str], None]
 ) -> None:
-    """An optional module that nobody installed is nothing that a table of installed packages knows."""
+    """A table of installed packages does not contain optional modules that are not installed."""
     form(planted, "uvloop", evil(marker))
     said = agent(
         "try:\n    asked_by('anyio.loops', 'import uvloop')\nexcept ImportError as error: print(error)\n", workspace

@@ -1,4 +1,4 @@
-"""Which program the kernel starts by itself: none that a call, or another user of the machine, could have put there."""
+"""Programs that the kernel starts: none that a call or another user could have placed."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_an_interpreter_behind_env_is_looked_up_as_env_does(ground: Ground, monk
     done = subprocess.run([program], env=build_program_environment(), capture_output=True, text=True, check=True)
     assert (done.stdout, ground.marker.exists()) == ("by the real one\n", False)
     monkeypatch.setenv("PATH", f"{ground.workspace}/.venv/bin:/usr/bin:/bin")
-    with pytest.raises(ProgramRefused, match="interpreter runner is not on PATH outside of the workspace"):
+    with pytest.raises(ProgramRefused, match="interpreter runner is not on PATH outside the workspace"):
         find_program(str(ground.real / "script"))
 
 

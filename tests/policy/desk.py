@@ -1,4 +1,4 @@
-"""What the tests of this room decide calls with: a few tools as users would declare them, and a book of rules."""
+"""Tools and rules for the policy tests, as users would declare them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ _SHIPPED = RuleBook(tuple(one for one in build_default_rule_book() if one.text n
 
 
 @dataclass
-class Desk:
+class AuthorizerFixture:
     """An authority over one workspace."""
 
     workspace: Path
@@ -121,7 +121,7 @@ class Desk:
         return self.judge(BASH, {"command": command}, *rules)
 
     def may(self, spec: ToolSpec, arguments: Mapping[str, Any], *rules: str | RuleBook) -> AccessCheck:
-        """What the call may touch, once decided and, where it asks, answered with yes."""
+        """Return the rights of a call after its decision and, if it asks, an approval."""
         chosen = self._book(rules)
         verdict = self.authority.evaluate(spec, arguments, rules=chosen, roots=self.roots)
         return self.authority.make_access_check(verdict, spec, rules=chosen, roots=self.roots)

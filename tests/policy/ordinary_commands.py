@@ -1,4 +1,4 @@
-"""What developers run on an ordinary day, and the rules of a careful one: none of these is asked about because of its words."""
+"""Ordinary commands of developers, and careful rules that allow them without a request."""
 
 from __future__ import annotations
 

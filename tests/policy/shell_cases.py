@@ -1,4 +1,4 @@
-"""Shell texts, the rules they are judged under, what must be decided, and why in a phrase. None of them is ever run.
+"""Shell commands, their rules, the expected decisions and reasons. None of them is run.
 
 Each was used against some agent, or is the harmless neighbour of one that was: what asks too often is switched off.
 """
@@ -105,7 +105,7 @@ DESTROYING = _under(
     ("git push origin +x", "commits of others"),
     ("git push origin :x", "a branch of others"),
     ("git worktree remove --force x", "changes"),
-    ("git reflog expire --all", "the way back"),
+    ("git reflog expire --all", "the record of lost commits"),
     ("git gc --prune=now", "objects"),
     ("git update-ref -d refs/heads/x", "a branch"),
     ("git switch --discard-changes x", "changes"),
@@ -229,8 +229,8 @@ STRUCTURE = _under(
     ("&& ls", "nothing precedes"),
     ("| ls", "nothing precedes"),
     ("ls | | cat", "nothing between"),
-    ("ls 'x", "a quote that is not closed"),
-    ('ls "x', "a quote that is not closed"),
+    ("ls 'x", "an unclosed quote"),
+    ('ls "x', "an unclosed quote"),
     ("ls x\\", "an escape of nothing"),
     ("ls )", "a bracket that nothing opened"),
     ("((x=1))", "arithmetic as a command"),

@@ -1,4 +1,4 @@
-"""Shell texts with what is decided about them under a rule that allows everything. None of them is ever run."""
+"""Shell commands and their decisions under a rule that allows everything. None of them is run."""
 
 from __future__ import annotations
 

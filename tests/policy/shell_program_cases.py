@@ -1,4 +1,4 @@
-"""Programs that run, write or load something when a word asks them to, each beside a harmless form of it."""
+"""Programs that run, write or load a file because of an argument, each with a harmless form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent manifest's rules: read as scope manifest, and refused where they could never match."""
+"""The rules of an agent manifest: their scope, and rules that can never match."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Paths that configure other agents and tools: only a person, or a rule that names the path, allows a write."""
+"""Paths that configure other agents and tools: a write needs the user or a rule that names the path."""
 
 from __future__ import annotations
 
 import pytest
-from tests.policy.desk import BASH, EDIT, MOVE, WRITE, Desk, book, rule
+from tests.policy.desk import BASH, EDIT, MOVE, WRITE, AuthorizerFixture, book, rule
 
 from handrail.contract.permission_modes import MODES
 from handrail.contract.tool.requires import FsRequires, Requires
@@ -43,7 +43,7 @@ PATHS = (
     ],
 )
 def test_a_rule_that_does_not_name_the_sensitive_path_does_not_allow_a_write(
-    desk: Desk, path: str, rules: tuple[str, ...]
+    desk: AuthorizerFixture, path: str, rules: tuple[str, ...]
 ) -> None:
     verdict = desk.judge(WRITE, {"path": path}, *rules)
     assert verdict.action == "ask"
@@ -53,7 +53,9 @@ def test_a_rule_that_does_not_name_the_sensitive_path_does_not_allow_a_write(
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "plan"])
 @pytest.mark.parametrize("path", PATHS)
-def test_a_write_to_an_instruction_path_is_asked_about_in_every_mode(desk: Desk, mode: str, path: str) -> None:
+def test_a_write_to_an_instruction_path_is_asked_about_in_every_mode(
+    desk: AuthorizerFixture, mode: str, path: str
+) -> None:
     for spec in (WRITE, EDIT):
         assert desk.judge(spec, {"path": path}, with_mode(book(), mode)).action == "ask"  # type: ignore[arg-type]
 
@@ -71,12 +73,14 @@ def test_a_write_to_an_instruction_path_is_asked_about_in_every_mode(desk: Desk,
         (".agents/skills/a/SKILL.md", ("allow fs.write .agents/skills",)),
     ],
 )
-def test_a_rule_that_names_the_sensitive_path_allows_a_write(desk: Desk, path: str, rules: tuple[str, ...]) -> None:
+def test_a_rule_that_names_the_sensitive_path_allows_a_write(
+    desk: AuthorizerFixture, path: str, rules: tuple[str, ...]
+) -> None:
     assert desk.judge(WRITE, {"path": path}, *rules).action == "allow"
     assert desk.judge(WRITE, {"path": f"other/{path}"}, *rules).action == "ask"
 
 
-def test_a_deny_holds_and_protected_paths_stay_denied(desk: Desk) -> None:
+def test_a_deny_holds_and_protected_paths_stay_denied(desk: AuthorizerFixture) -> None:
     assert (
         desk.judge(WRITE, {"path": "AGENTS.md"}, "allow fs.write AGENTS.md", "manifest: deny fs.write").action == "deny"
     )
@@ -85,12 +89,12 @@ def test_a_deny_holds_and_protected_paths_stay_denied(desk: Desk) -> None:
     assert desk.judge(WRITE, {"path": ".git/index"}, "allow fs.write .git/index").action == "deny"
 
 
-def test_a_move_that_only_reads_a_sensitive_path_needs_no_approval(desk: Desk) -> None:
+def test_a_move_that_only_reads_a_sensitive_path_needs_no_approval(desk: AuthorizerFixture) -> None:
     assert desk.judge(MOVE, {"source": "AGENTS.md", "target": "b.md"}, "allow move").action == "allow"
     assert desk.judge(MOVE, {"source": "b.md", "target": "AGENTS.md"}, "allow move").action == "ask"
 
 
-def test_a_redirection_into_a_sensitive_path_asks_like_a_tool_call(desk: Desk) -> None:
+def test_a_redirection_into_a_sensitive_path_asks_like_a_tool_call(desk: AuthorizerFixture) -> None:
     rules = ("allow bash", "allow fs.write")
     assert desk.bash("echo x > notes.txt", *rules).action == "allow"
     assert desk.bash("echo x > AGENTS.md", *rules).action == "ask"
@@ -98,7 +102,7 @@ def test_a_redirection_into_a_sensitive_path_asks_like_a_tool_call(desk: Desk) -
     assert desk.bash("echo x > AGENTS.md", *rules, "allow fs.write AGENTS.md").action == "allow"
 
 
-def test_a_running_call_needs_the_same_approval_for_instruction_paths(desk: Desk) -> None:
+def test_a_running_call_needs_the_same_approval_for_instruction_paths(desk: AuthorizerFixture) -> None:
     may = desk.may(WITHOUT_TARGETS, {}, "allow notes", "allow fs.write")
     assert may("fs.write", desk.path("a.txt")) is None
     refused = may("fs.write", desk.path("AGENTS.md"))
@@ -111,13 +115,13 @@ def test_a_running_call_needs_the_same_approval_for_instruction_paths(desk: Desk
     assert exact("fs.write", desk.path("AGENTS.md")) is None and exact("fs.write", desk.path("CLAUDE.md")) is not None
 
 
-def test_the_suggested_rule_names_the_sensitive_path_and_allows_it(desk: Desk) -> None:
+def test_the_suggested_rule_names_the_sensitive_path_and_allows_it(desk: AuthorizerFixture) -> None:
     verdict = desk.judge(WRITE, {"path": "AGENTS.md"}, "allow fs.write")
     assert suggest_rule(verdict) == "allow write AGENTS.md"
     assert desk.judge(WRITE, {"path": "AGENTS.md"}, "allow fs.write", str(suggest_rule(verdict))).action == "allow"
 
 
-async def test_explain_names_the_deciding_rule_and_a_rule_that_would_allow_the_call(desk: Desk) -> None:
+async def test_explain_names_the_deciding_rule_and_a_rule_that_would_allow_the_call(desk: AuthorizerFixture) -> None:
     said = await explain(
         desk.authority, WRITE, {"path": "AGENTS.md"}, rules=with_mode(book(), "auto"), roots=desk.roots, headless=True
     )
@@ -127,14 +131,14 @@ async def test_explain_names_the_deciding_rule_and_a_rule_that_would_allow_the_c
     assert "protected: AGENTS.md contains instructions for agents" in str(said)
 
 
-def test_a_folder_outside_the_workspace_does_not_bypass_the_question(desk: Desk) -> None:
+def test_a_folder_outside_the_workspace_does_not_bypass_the_question(desk: AuthorizerFixture) -> None:
     for path in ("/extra/AGENTS.md", "/extra/.github/workflows/ci.yml"):
         assert desk.authority.evaluate(
             MOVE, {"source": "a", "target": path}, rules=book("allow fs.*", "allow fs.write /extra"), roots=desk.roots
         ).action in ("ask", "deny")
 
 
-def test_programs_write_a_sensitive_path_only_if_an_fs_write_rule_names_it(desk: Desk) -> None:
+def test_programs_write_a_sensitive_path_only_if_an_fs_write_rule_names_it(desk: AuthorizerFixture) -> None:
     def opens(path: str, *rules: str) -> bool:
         return build_hidden_path_rules(book(*rules), desk.roots.workspace).is_protected_write_allowed(desk.path(path))
 
@@ -146,7 +150,7 @@ def test_programs_write_a_sensitive_path_only_if_an_fs_write_rule_names_it(desk:
     assert not opens("AGENTS.md", "allow fs.write AGENTS.md", "manifest: deny fs.write")
 
 
-def test_a_parent_sessions_rule_overrides_a_child_rule_that_names_the_path(desk: Desk) -> None:
+def test_a_parent_sessions_rule_overrides_a_child_rule_that_names_the_path(desk: AuthorizerFixture) -> None:
     for text in ("deny fs.write AGENTS.md", "ask fs.write AGENTS.md", "ask fs.write **"):
         above = RuleBook((rule(text),))
         below = RuleBook((rule("allow fs.write AGENTS.md"),), parent=above)
@@ -156,6 +160,6 @@ def test_a_parent_sessions_rule_overrides_a_child_rule_that_names_the_path(desk:
         assert desk.judge(WRITE, {"path": "AGENTS.md"}, below).action == text.partition(" ")[0]
 
 
-def test_a_bash_call_does_not_ask_for_paths_that_its_program_might_write(desk: Desk) -> None:
-    """The sandbox holds a program to it; see the tests of the guard."""
+def test_a_bash_call_does_not_ask_for_paths_that_its_program_might_write(desk: AuthorizerFixture) -> None:
+    """The sandbox restricts the program; see the tests of the guard."""
     assert desk.judge(BASH, {"command": "touch AGENTS.md"}, "allow bash").action == "allow"

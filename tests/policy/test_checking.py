@@ -1,4 +1,4 @@
-"""Rules that can never match, contradict each other or do not do what their examples say are found when they are loaded."""
+"""Rules that never match, contradict each other or fail their examples are reported when they are loaded."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ _ARGUMENTS = st.fixed_dictionaries(
 def test_a_refused_rule_matches_no_call(
     action: str, tool: str, words: list[str], arguments: dict[str, Any], argv: list[str], path: str
 ) -> None:
-    """What its tool could be called with, which the capability check lets through."""
+    """For all arguments that the capability check allows."""
     text = f"{action} {tool} {' '.join(words)}"
     try:
         made = parse_rule(text, scope="session", known=SPECS)

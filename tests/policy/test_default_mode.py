@@ -1,4 +1,4 @@
-"""The default mode: commands that stay confined run unasked, and everything else asks as before."""
+"""The default mode: confined commands run without a request, and all others ask."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.policy.desk import BASH, EDIT, WRITE, Desk, rule
+from tests.policy.desk import BASH, EDIT, WRITE, AuthorizerFixture, rule
 
 from handrail.contract.permission_modes import Mode
 from handrail.contract.tool.spec import ToolSpec
@@ -43,14 +43,16 @@ NOT_CONFINED = [
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
+def desk(tmp_path: Path) -> AuthorizerFixture:
     folder = tmp_path / "ws"
     (folder / "src").mkdir(parents=True)
     (folder / "src/a.py").write_text("a = 1\n")
-    return Desk(folder)
+    return AuthorizerFixture(folder)
 
 
-def judge(desk: Desk, command: str, *rules: str, mode: Mode = "ask", spec: ToolSpec = SPEC) -> PolicyVerdict:
+def judge(
+    desk: AuthorizerFixture, command: str, *rules: str, mode: Mode = "ask", spec: ToolSpec = SPEC
+) -> PolicyVerdict:
     name = "code" if spec is PYTHON else "command"
     book = with_mode(build_default_rule_book().with_rules(*map(rule, rules)), mode)
     return desk.authority.evaluate(spec, {name: command}, rules=book, roots=desk.roots)
@@ -58,7 +60,9 @@ def judge(desk: Desk, command: str, *rules: str, mode: Mode = "ask", spec: ToolS
 
 @pytest.mark.parametrize("mode", ["ask", "accept-edits"])
 @pytest.mark.parametrize("command", CONFINED)
-def test_a_command_that_stays_confined_is_allowed_as_a_confined_call(desk: Desk, command: str, mode: Mode) -> None:
+def test_a_command_that_stays_confined_is_allowed_as_a_confined_call(
+    desk: AuthorizerFixture, command: str, mode: Mode
+) -> None:
     verdict = judge(desk, command, mode=mode)
     assert verdict.action == "allow" and verdict.confinement is not None, verdict.reason
     assert verdict.deciding_finding.rule is not None and verdict.deciding_finding.rule.scope == "default"
@@ -66,11 +70,13 @@ def test_a_command_that_stays_confined_is_allowed_as_a_confined_call(desk: Desk,
 
 
 @pytest.mark.parametrize("command", NOT_CONFINED)
-def test_commands_that_need_a_host_destroy_data_or_name_a_secret_require_approval(desk: Desk, command: str) -> None:
+def test_commands_that_need_a_host_destroy_data_or_name_a_secret_require_approval(
+    desk: AuthorizerFixture, command: str
+) -> None:
     assert judge(desk, command).action == "ask"
 
 
-def test_a_sourced_file_is_code_so_the_repository_is_read_only(desk: Desk) -> None:
+def test_a_sourced_file_is_code_so_the_repository_is_read_only(desk: AuthorizerFixture) -> None:
     for command, changes in (
         ("git commit -m x", True),
         ("source x && git commit -m x", False),
@@ -86,7 +92,7 @@ def test_a_sourced_file_is_code_so_the_repository_is_read_only(desk: Desk) -> No
         assert confinement is not None and confinement.changes_repository is changes, command
 
 
-def test_python_code_also_runs_confined(desk: Desk) -> None:
+def test_python_code_also_runs_confined(desk: AuthorizerFixture) -> None:
     assert judge(desk, "print(1)", spec=PYTHON).action == "allow"
     assert judge(desk, "import shutil; shutil.rmtree('src')", spec=PYTHON).action == "ask"
     assert judge(desk, "print(1)", "ask python", spec=PYTHON).action == "ask"
@@ -95,7 +101,7 @@ def test_python_code_also_runs_confined(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("spec", [WRITE, EDIT])
-def test_file_tools_still_require_approval(desk: Desk, spec: ToolSpec) -> None:
+def test_file_tools_still_require_approval(desk: AuthorizerFixture, spec: ToolSpec) -> None:
     book = build_default_rule_book()
     assert desk.authority.evaluate(spec, {"path": "src/a.py"}, rules=book, roots=desk.roots).action == "ask"
 
@@ -113,36 +119,38 @@ def test_file_tools_still_require_approval(desk: Desk, spec: ToolSpec) -> None:
         "manifest: ask bash",
     ],
 )
-def test_one_ask_rule_requires_approval_again_for_every_form_of_the_tool_name(desk: Desk, text: str) -> None:
+def test_one_ask_rule_requires_approval_again_for_every_form_of_the_tool_name(
+    desk: AuthorizerFixture, text: str
+) -> None:
     assert judge(desk, "pytest -q", text).action == "ask"
 
 
 @pytest.mark.parametrize(
     "text", ["deny bash", "deny shell.run", "deny *", "deny effect:external", "deny bash pytest …"]
 )
-def test_a_deny_rule_overrides_the_confined_default(desk: Desk, text: str) -> None:
+def test_a_deny_rule_overrides_the_confined_default(desk: AuthorizerFixture, text: str) -> None:
     assert judge(desk, "pytest -q", text).action == "deny"
 
 
-def test_the_documented_rules_ask_for_every_command_that_is_not_read_only(desk: Desk) -> None:
+def test_the_documented_rules_ask_for_every_command_that_is_not_read_only(desk: AuthorizerFixture) -> None:
     rules = ("ask bash", "ask python", "allow bash {read-only}")
     assert judge(desk, "pytest -q", *rules).action == "ask"
     assert judge(desk, "git status && ls", *rules).action == "allow"
     assert judge(desk, "pytest -q", *rules, "allow bash pytest …").action == "allow"
 
 
-def test_plan_mode_allows_only_read_only_commands(desk: Desk) -> None:
+def test_plan_mode_allows_only_read_only_commands(desk: AuthorizerFixture) -> None:
     assert judge(desk, "pytest -q", mode="plan").action == "deny"
     assert judge(desk, "ls", mode="plan").action == "allow"
 
 
-def test_every_command_asks_if_the_sandbox_cannot_confine_it_fully(desk: Desk) -> None:
+def test_every_command_asks_if_the_sandbox_cannot_confine_it_fully(desk: AuthorizerFixture) -> None:
     verdict = judge(desk, "pytest -q", spec=replace(SPEC, confinement_gap="the sandbox has no limits"))
     assert verdict.action == "ask"
     assert judge(desk, "pytest -q", spec=BASH).action == "ask", "a call that does more than run its command"
 
 
-def test_a_server_tool_named_bash_is_not_allowed_as_confined(desk: Desk) -> None:
+def test_a_server_tool_named_bash_is_not_allowed_as_confined(desk: AuthorizerFixture) -> None:
     found = desk.authority.evaluate(
         SPEC, {"command": "pytest"}, rules=build_default_rule_book(), roots=desk.roots, origin="mcp:x:bash"
     )
@@ -169,7 +177,7 @@ FILTERED = [
 
 @pytest.mark.parametrize(("command", "allowed"), FILTERED)
 def test_a_file_replaced_by_its_own_changed_content_does_not_count_as_lost(
-    desk: Desk, command: str, allowed: bool
+    desk: AuthorizerFixture, command: str, allowed: bool
 ) -> None:
     (desk.workspace / "f.json").write_text("{}\n")
     (desk.workspace / "t").write_text("")
@@ -202,13 +210,17 @@ def test_a_file_replaced_by_its_own_changed_content_does_not_count_as_lost(
         ("python3 -c \"import pathlib; pathlib.Path('x').write_text('x')\"", True),
     ],
 )
-def test_a_program_that_runs_another_text_is_judged_by_that_text(desk: Desk, command: str, allowed: bool) -> None:
+def test_a_program_that_runs_another_text_is_judged_by_that_text(
+    desk: AuthorizerFixture, command: str, allowed: bool
+) -> None:
     verdict = judge(desk, command)
     assert (verdict.action == "allow") is allowed, verdict.reason
 
 
 @pytest.mark.parametrize("mode", ["ask", "auto"])
-def test_the_reason_names_the_part_that_is_not_confined_even_if_the_mode_asks(desk: Desk, mode: Mode) -> None:
+def test_the_reason_names_the_part_that_is_not_confined_even_if_the_mode_asks(
+    desk: AuthorizerFixture, mode: Mode
+) -> None:
     verdict = judge(desk, "set -e; make test; tee $x < notes.txt", mode=mode)
     assert verdict.action == "ask"
-    assert "It does not stay confined: tee writes to files that the text does not name." in verdict.reason
+    assert "It does not stay confined: tee writes to files that the command does not name." in verdict.reason

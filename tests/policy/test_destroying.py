@@ -1,4 +1,4 @@
-"""What cannot be brought back: what the file system and git's index say of it, and what stays confined."""
+"""Irreversible losses: detected from the file system and git's index; confined ones run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.policy.desk import Desk
+from tests.policy.desk import AuthorizerFixture
 
 from handrail.policy.file_losses import find_irrecoverable_file_losses
 from handrail.policy.shell import confinement_proof
@@ -35,7 +35,7 @@ OTHERS = {
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Desk:
+def repository(tmp_path_factory: pytest.TempPathFactory) -> AuthorizerFixture:
     top = tmp_path_factory.mktemp("losses") / "ws"
     for name, text in (*FILES.items(), *OTHERS.items()):
         (top / name).parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Desk:
     for words in (("init", "-q"), ("add", "-f", *FILES), (*IDENTITY, "commit", "-qm", "x")):
         subprocess.run(["git", "-C", str(top), *words], check=True, env={"PATH": "/usr/bin:/bin", "HOME": str(top)})
     (top / "changed.py").write_text("a = 2, and more\n")
-    return Desk(top)
+    return AuthorizerFixture(top)
 
 
 @pytest.mark.parametrize(
@@ -93,21 +93,21 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Desk:
     ],
 )
 def test_the_check_finds_the_files_that_a_command_would_destroy(
-    repository: Desk, text: str, losses: tuple[str, ...]
+    repository: AuthorizerFixture, text: str, losses: tuple[str, ...]
 ) -> None:
     assert find_irrecoverable_file_losses(parse_script(text), repository.roots) == losses
 
 
-def test_a_broad_rule_does_not_allow_data_loss_but_an_exact_rule_does(repository: Desk) -> None:
+def test_a_broad_rule_does_not_allow_data_loss_but_an_exact_rule_does(repository: AuthorizerFixture) -> None:
     for text in ("rm notes.txt", "rm -rf out", "cp src/a.py notes.txt"):
         assert repository.bash(text, "allow bash", "allow fs.write").action == "ask"
         assert repository.bash(text, "allow bash", f"allow bash {text}").action == "allow"
     assert repository.bash("rm -rf dist", "allow bash").action == "allow"
-    assert "cannot be brought back" in repository.bash("echo x > notes.txt", "allow bash", "allow fs.write").reason
+    assert "cannot be restored" in repository.bash("echo x > notes.txt", "allow bash", "allow fs.write").reason
 
 
-def test_a_changed_ignore_file_does_not_hide_the_loss_of_files(repository: Desk) -> None:
-    """What is tracked stays a loss, whatever an ignore file says; so does all after a pattern that takes back."""
+def test_a_changed_ignore_file_does_not_hide_the_loss_of_files(repository: AuthorizerFixture) -> None:
+    """Tracked files stay a loss whatever an ignore file says, and so do all files after a negated pattern."""
     ignore = Path(repository.path(".gitignore"))
     before = ignore.read_text()
     try:
@@ -123,7 +123,7 @@ def test_a_changed_ignore_file_does_not_hide_the_loss_of_files(repository: Desk)
 
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("content", [b"dist/" * 2_000_000, b"tracked.py\0" * 1_000_000, b"\0" * 15_000_000])
-def test_an_index_that_takes_too_long_to_search_proves_nothing(repository: Desk, content: bytes) -> None:
+def test_an_index_that_takes_too_long_to_search_proves_nothing(repository: AuthorizerFixture, content: bytes) -> None:
     index = Path(repository.path(".git/index"))
     before = index.read_bytes()
     try:

@@ -1,4 +1,4 @@
-"""``explain``: which rule, scope, capability or watchdog decided, and the exact change that decides otherwise."""
+"""``explain``: the deciding rule, scope, capability or watchdog, and the change for another decision."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shlex
 from typing import Any
 
 import pytest
-from tests.policy.desk import BASH, READ, TODO, TRANSFER, WRITE, Desk, book, rule
+from tests.policy.desk import BASH, READ, TODO, TRANSFER, WRITE, AuthorizerFixture, book, rule
 
 from handrail.contract.tool.requires import FsRequires, Requires
 from handrail.contract.tool.spec import ToolSpec
@@ -17,7 +17,7 @@ from handrail.policy.watchdogs.api import deny
 
 
 async def explained(
-    desk: Desk, spec: ToolSpec, arguments: dict[str, Any], *rules: str, headless: bool = False
+    desk: AuthorizerFixture, spec: ToolSpec, arguments: dict[str, Any], *rules: str, headless: bool = False
 ) -> PolicyExplanation:
     return await explain(desk.authority, spec, arguments, rules=book(*rules), roots=desk.roots, headless=headless)
 
@@ -47,7 +47,7 @@ def suggested(explanation: PolicyExplanation) -> str | None:
     ],
 )
 async def test_explain_names_the_deciding_rule_and_a_rule_that_reverses_the_decision(
-    desk: Desk, spec: ToolSpec, arguments: dict[str, Any], rules: list[str], action: str, decided_by: str
+    desk: AuthorizerFixture, spec: ToolSpec, arguments: dict[str, Any], rules: list[str], action: str, decided_by: str
 ) -> None:
     explanation = await explained(desk, spec, arguments, *rules)
     assert explanation.action == action
@@ -58,21 +58,21 @@ async def test_explain_names_the_deciding_rule_and_a_rule_that_reverses_the_deci
 
 
 @pytest.mark.proves("P-13")
-async def test_explain_agrees_with_the_actual_decision(desk: Desk) -> None:
+async def test_explain_agrees_with_the_actual_decision(desk: AuthorizerFixture) -> None:
     for command in ("ls", "ls && rm x", "ls $X", "sleep 300"):
         explanation = await explained(desk, BASH, {"command": command}, "allow bash", "deny bash rm *")
         assert explanation.action == desk.bash(command, "allow bash", "deny bash rm *").action
 
 
 @pytest.mark.proves("P-13", "P-10")
-async def test_an_explanation_shows_an_ask_in_a_headless_session_as_deny(desk: Desk) -> None:
+async def test_an_explanation_shows_an_ask_in_a_headless_session_as_deny(desk: AuthorizerFixture) -> None:
     explanation = await explained(desk, BASH, {"command": "ls"}, headless=True)
     assert (explanation.action, explanation.effective_action) == ("ask", "deny")
     assert "headless: deny" in str(explanation)
 
 
 @pytest.mark.proves("P-13")
-async def test_explain_reports_a_final_deny_as_final(desk: Desk) -> None:
+async def test_explain_reports_a_final_deny_as_final(desk: AuthorizerFixture) -> None:
     explanation = await explain(
         desk.authority,
         BASH,
@@ -88,21 +88,23 @@ async def test_explain_reports_a_final_deny_as_final(desk: Desk) -> None:
 
 
 @pytest.mark.proves("P-13")
-async def test_an_explanation_names_the_refusing_capability_layer_and_the_change_to_make(desk: Desk) -> None:
+async def test_an_explanation_names_the_refusing_capability_layer_and_the_change_to_make(
+    desk: AuthorizerFixture,
+) -> None:
     explanation = await explained(desk, READ, {"path": "/etc/passwd"}, "allow *")
     assert explanation.decided_by == "the capability check"
     assert any(step.stage == "capability" and step.outcome == "refused" for step in explanation.steps)
     assert "`requires` of tool read" in explanation.possible_changes[0]
-    low = Desk(desk.workspace, ceiling=Requires(fs=FsRequires(read=("src",))))
+    low = AuthorizerFixture(desk.workspace, ceiling=Requires(fs=FsRequires(read=("src",))))
     assert "ceiling" in (await explained(low, READ, {"path": "a"})).possible_changes[0]
 
 
 @pytest.mark.proves("P-13", "P-11")
-async def test_an_explanation_names_the_watchdog_that_decided_and_suggests_no_rule(desk: Desk) -> None:
+async def test_an_explanation_names_the_watchdog_that_decided_and_suggests_no_rule(desk: AuthorizerFixture) -> None:
     def guard(call: object) -> Any:
         return deny("not on Fridays")
 
-    own = Desk(desk.workspace, (guard,))
+    own = AuthorizerFixture(desk.workspace, (guard,))
     explanation = await explained(own, BASH, {"command": "ls"}, "allow bash")
     assert explanation.action == "deny"
     assert explanation.decided_by == "watchdog guard: not on Fridays"
@@ -111,7 +113,7 @@ async def test_an_explanation_names_the_watchdog_that_decided_and_suggests_no_ru
 
 
 @pytest.mark.proves("P-13")
-async def test_an_explanation_lists_every_candidate_rule_with_the_reason_it_lost(desk: Desk) -> None:
+async def test_an_explanation_lists_every_candidate_rule_with_the_reason_it_lost(desk: AuthorizerFixture) -> None:
     explanation = await explained(
         desk,
         BASH,
@@ -130,7 +132,7 @@ async def test_an_explanation_lists_every_candidate_rule_with_the_reason_it_lost
     assert fared["'allow shell.run' (session scope, --rule)"] == "won"
 
 
-async def test_an_explanation_counts_rules_that_do_not_match_and_lists_them_in_json(desk: Desk) -> None:
+async def test_an_explanation_counts_rules_that_do_not_match_and_lists_them_in_json(desk: AuthorizerFixture) -> None:
     others = [f"deny bash rm {number}" for number in range(30)]
     explanation = await explained(desk, BASH, {"command": "git push"}, *others, "ask bash git push")
     assert "30 rules; --json lists each" in str(explanation)
@@ -138,7 +140,7 @@ async def test_an_explanation_counts_rules_that_do_not_match_and_lists_them_in_j
     assert sum(step["outcome"] == "no match" for step in explanation.to_dict()["steps"]) == 30
 
 
-async def test_an_explanation_converts_to_plain_text_and_json(desk: Desk) -> None:
+async def test_an_explanation_converts_to_plain_text_and_json(desk: AuthorizerFixture) -> None:
     explanation = await explained(desk, BASH, {"command": "rm x && ls\tb"}, "deny bash rm *")
     assert str(explanation).startswith("bash: deny\n")
     assert "changes that would reverse it:" in str(explanation)
@@ -147,12 +149,12 @@ async def test_an_explanation_converts_to_plain_text_and_json(desk: Desk) -> Non
     assert as_json["steps"][0]["stage"] == "target"
 
 
-async def test_an_explanation_of_an_unreadable_command_advises_how_to_write_it(desk: Desk) -> None:
+async def test_an_explanation_of_an_unreadable_command_advises_how_to_write_it(desk: AuthorizerFixture) -> None:
     explanation = await explained(desk, BASH, {"command": "ls $X\x1b[2J"}, "allow bash")
     assert "simple commands" in explanation.possible_changes[0]
     assert "\x1b" not in str(explanation)
 
 
-async def test_a_very_long_rule_list_gives_a_bounded_explanation(desk: Desk) -> None:
+async def test_a_very_long_rule_list_gives_a_bounded_explanation(desk: AuthorizerFixture) -> None:
     explanation = await explained(desk, BASH, {"command": "ls"}, *(f"deny bash never-{n}" for n in range(1_000)))
     assert len(explanation.steps) < 500

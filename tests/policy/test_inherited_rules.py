@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.policy.desk import BASH, FETCH, TRANSFER, WRITE, Desk, book
+from tests.policy.desk import BASH, FETCH, TRANSFER, WRITE, AuthorizerFixture, book
 
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_authorizer import build_provider_tool_offer
@@ -27,7 +27,7 @@ def below(above: RuleBook, *rules: str, depth: int = 1) -> RuleBook:
 @pytest.mark.parametrize("scope", ["manifest", "project", "session"])
 @pytest.mark.parametrize("action", ["deny", "ask", "allow"])
 def test_a_deny_or_ask_of_a_parent_overrides_a_more_specific_sub_agent_rule(
-    desk: Desk, action: str, scope: str, depth: int
+    desk: AuthorizerFixture, action: str, scope: str, depth: int
 ) -> None:
     above = book(f"{scope}: {action} fs.write keep/**", f"{scope}: {action} bash make", f"{scope}: {action} net.fetch")
     own = ("allow fs.write keep/open/a", "allow bash make all", "allow net.fetch a.example.org", "allow bash ls")
@@ -45,20 +45,22 @@ def test_a_deny_or_ask_of_a_parent_overrides_a_more_specific_sub_agent_rule(
 
 @pytest.mark.parametrize("text", ["{scope}: deny *", "{scope}: deny effect:external", "{scope}: deny bank.*"])
 @pytest.mark.parametrize("scope", ["manifest", "project", "session"])
-def test_a_parents_rule_for_many_tools_overrides_a_sub_agents_allow_by_name(desk: Desk, text: str, scope: str) -> None:
+def test_a_parents_rule_for_many_tools_overrides_a_sub_agents_allow_by_name(
+    desk: AuthorizerFixture, text: str, scope: str
+) -> None:
     bound = below(book(text.format(scope=scope)), "manifest: allow bank.transfer")
     verdict = desk.judge(TRANSFER, {"source": "a", "target": "b", "amount": "1"}, bound)
     assert verdict.action == "deny" and f"({scope} scope)" in verdict.reason
 
 
-def test_an_exception_in_the_parents_rules_applies_to_a_sub_agent_that_allows_it(desk: Desk) -> None:
+def test_an_exception_in_the_parents_rules_applies_to_a_sub_agent_that_allows_it(desk: AuthorizerFixture) -> None:
     above = book("project: deny fs.write keep/**", "project: allow fs.write keep/open/**")
     bound = below(above, "manifest: allow fs.write **")
     actions = [desk.judge(WRITE, {"path": path}, bound).action for path in ("keep/a", "keep/open/a", "b")]
     assert actions == ["deny", "allow", "allow"]
 
 
-def test_a_wrapped_command_that_a_sub_agent_allows_still_asks_as_its_parent_does(desk: Desk) -> None:
+def test_a_wrapped_command_that_a_sub_agent_allows_still_asks_as_its_parent_does(desk: AuthorizerFixture) -> None:
     above = book("project: ask bash make deploy *")
     wrapped = ("timeout 5 make deploy now", "nice timeout 5 make deploy now")
     bound = below(above, *(f"manifest: allow bash {text}" for text in (*wrapped, "timeout 5 make test")), depth=2)
@@ -68,7 +70,7 @@ def test_a_wrapped_command_that_a_sub_agent_allows_still_asks_as_its_parent_does
     assert desk.bash(wrapped[0], named).action == "allow", "it is named above, too"
 
 
-def test_a_wider_mode_of_the_parent_asks_no_more_often_than_a_narrower_one(desk: Desk) -> None:
+def test_a_wider_mode_of_the_parent_asks_no_more_often_than_a_narrower_one(desk: AuthorizerFixture) -> None:
     for mode in ("ask", "auto"):
         bound = below(with_mode(book("project: ask *"), mode), "manifest: allow bank.transfer")
         assert desk.judge(TRANSFER, {"amount": "1"}, bound).action == "ask", "by the project's rule"
@@ -78,7 +80,7 @@ def test_a_wider_mode_of_the_parent_asks_no_more_often_than_a_narrower_one(desk:
     assert planned.mode == "plan" and desk.judge(TRANSFER, {"amount": "1"}, planned).action == "deny"
 
 
-def test_programs_of_a_sub_agent_cannot_see_files_hidden_from_its_parents_programs(desk: Desk) -> None:
+def test_programs_of_a_sub_agent_cannot_see_files_hidden_from_its_parents_programs(desk: AuthorizerFixture) -> None:
     above = book("project: deny fs.read private/**", "project: ask fs.read named", "project: deny fs.write fixed/**")
     bound = below(above, "manifest: allow fs.read **", "manifest: allow fs.write fixed/open", depth=2)
     seen = build_hidden_path_rules(bound, desk.roots.workspace)
@@ -93,7 +95,7 @@ def test_a_provider_tool_that_a_parent_denies_is_unavailable_to_its_sub_agents()
     assert build_provider_tool_offer(search, bound).unavailable_reason is not None
 
 
-async def test_explain_names_the_parents_rule_and_suggests_no_rule_without_effect(desk: Desk) -> None:
+async def test_explain_names_the_parents_rule_and_suggests_no_rule_without_effect(desk: AuthorizerFixture) -> None:
     bound = below(book("project: ask bash make *"), "manifest: allow bash make all")
     said = await explain(desk.authority, BASH, {"command": "make all"}, rules=bound, roots=desk.roots)
     assert (said.action, said.rule and said.rule.text) == ("ask", "ask bash make *")
@@ -115,7 +117,7 @@ _SPEAKING = frozenset(("manifest", "project", "session"))
 
 @given(above=_RULES, own=_RULES, path=st.sampled_from(["a/b", "a/c", "d"]))
 def test_the_stricter_decision_of_parent_and_child_rules_holds(
-    desk: Desk, above: list[str], own: list[str], path: str
+    desk: AuthorizerFixture, above: list[str], own: list[str], path: str
 ) -> None:
     upper, alone = (desk.judge(WRITE, {"path": path}, book(*texts)) for texts in (above, own))
     bound = desk.judge(WRITE, {"path": path}, below(book(*above), *own))

@@ -1,4 +1,4 @@
-"""Texts of the greatest length, made to keep whoever reads them busy: each is answered, and none allowed.
+"""Commands of maximum length that are slow to parse: each is answered, and none is allowed.
 
 Before there were bounds the slowest took minutes, in which nothing else of the process was done.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.policy.desk import Desk, book
+from tests.policy.desk import AuthorizerFixture, book
 
 from handrail.policy.rules.rules_and_modes import with_mode
 from handrail.policy.shell.parser import MAX_CHARACTERS, MAX_SIGNS, parse_script
@@ -62,7 +62,7 @@ def filled(unit: str, end: str = "") -> str:
     ],
     ids=lambda text: repr(text[:14]),
 )
-def test_a_command_text_made_to_be_slow_asks(desk: Desk, text: str) -> None:
+def test_a_command_text_made_to_be_slow_asks(desk: AuthorizerFixture, text: str) -> None:
     verdict = desk.judge(BASH, {"command": text}, with_mode(book("deny bash rm *"), "auto"))
     assert verdict.action == "ask"
     assert len(verdict.reason) < 2_000
@@ -121,13 +121,13 @@ def test_a_plain_command_may_have_any_number_of_special_characters_in_quotes() -
     assert len(script.commands) == 1
 
 
-def test_a_forbidden_command_is_found_among_many_commands(desk: Desk) -> None:
+def test_a_forbidden_command_is_found_among_many_commands(desk: AuthorizerFixture) -> None:
     many = "\n".join(["ls -la"] * 100)
     assert desk.bash(f"{many}\nrm x", "allow bash ls -la", "deny bash rm *").action == "deny"
     assert desk.bash(f"{many}\necho > secrets/a", "allow bash", "deny fs.write secrets/**").action == "deny"
 
 
-def test_a_forbidden_command_is_found_behind_nested_runners(desk: Desk) -> None:
+def test_a_forbidden_command_is_found_behind_nested_runners(desk: AuthorizerFixture) -> None:
     for command in (
         "nice timeout 5 sh -c \"sh -c 'rm x'\"",
         "xargs -n 1 sudo -u root env -i A=b nice rm x",

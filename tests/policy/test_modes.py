@@ -1,4 +1,4 @@
-"""Modes are rules in a scope of their own: what each lets through, and what holds in all of them."""
+"""Modes are rules in their own scope: what each allows, and what applies in all of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.policy.desk import ALL, BASH, EDIT, FETCH, READ, TODO, TRANSFER, WRITE, Desk, book
+from tests.policy.desk import ALL, BASH, EDIT, FETCH, READ, TODO, TRANSFER, WRITE, AuthorizerFixture, book
 
 from handrail.contract.errors import UsageError
 from handrail.contract.permission_modes import MODES, Mode
@@ -66,13 +66,13 @@ GIT = {tool.spec.id: tool.spec for tool in GIT_TOOLS}
     ids=lambda value: value.id if isinstance(value, ToolSpec) else str(value),
 )
 def test_each_mode_gives_the_expected_decision_for_each_tool(
-    desk: Desk, spec: ToolSpec, arguments: dict[str, object], plan: str, ask: str, edits: str, auto: str
+    desk: AuthorizerFixture, spec: ToolSpec, arguments: dict[str, object], plan: str, ask: str, edits: str, auto: str
 ) -> None:
     wanted = dict(zip(MODES, (plan, ask, edits, auto), strict=True))
     assert {mode: desk.judge(spec, arguments, with_mode(book(), mode)).action for mode in MODES} == wanted
 
 
-def test_a_mode_consists_only_of_its_rules(desk: Desk) -> None:
+def test_a_mode_consists_only_of_its_rules(desk: AuthorizerFixture) -> None:
     for mode in MODES:
         rules = with_mode(book(), mode)
         assert tuple(rule.text for rule in rules.list_rules_of_scope("mode")) == MODE_RULE_TEXTS[mode]
@@ -93,7 +93,7 @@ def test_a_mode_consists_only_of_its_rules(desk: Desk) -> None:
     st.sampled_from(ALL),
     st.sampled_from(["allow *", "allow write", "allow fs.*", "allow bash", "allow effect:external"]),
 )
-def test_plan_mode_denies_writes_under_every_rule(desk: Desk, spec: ToolSpec, rule: str) -> None:
+def test_plan_mode_denies_writes_under_every_rule(desk: AuthorizerFixture, spec: ToolSpec, rule: str) -> None:
     arguments = {
         "path": "a",
         "source": "a",
@@ -108,7 +108,7 @@ def test_plan_mode_denies_writes_under_every_rule(desk: Desk, spec: ToolSpec, ru
     assert verdict.action == "deny" if writes else True, verdict.reason
 
 
-def test_more_specific_project_rules_override_the_rules_of_a_mode(desk: Desk) -> None:
+def test_more_specific_project_rules_override_the_rules_of_a_mode(desk: AuthorizerFixture) -> None:
     for mode in ("accept-edits", "auto"):
         rules = with_mode(
             book("project: ask bash git *", "project: deny write src/secret", "project: ask edit src/**"), mode
@@ -118,7 +118,7 @@ def test_more_specific_project_rules_override_the_rules_of_a_mode(desk: Desk) ->
         assert desk.judge(EDIT, {"path": "src/a.py"}, rules).action == "ask"
 
 
-def test_plan_mode_fetches_only_from_hosts_that_a_rule_allows(desk: Desk) -> None:
+def test_plan_mode_fetches_only_from_hosts_that_a_rule_allows(desk: AuthorizerFixture) -> None:
     assert FETCH.side_effect == "read"
     rules = with_mode(book("allow net.fetch example.org"), "plan")
     assert desk.judge(FETCH, {"url": "http://example.org/"}, rules).action == "allow"
@@ -127,7 +127,7 @@ def test_plan_mode_fetches_only_from_hosts_that_a_rule_allows(desk: Desk) -> Non
     assert "reach hosts that a rule allows" in MODE_DESCRIPTIONS["plan"]
 
 
-def test_a_running_call_writes_nothing_in_plan_mode(desk: Desk) -> None:
+def test_a_running_call_writes_nothing_in_plan_mode(desk: AuthorizerFixture) -> None:
     rules = with_mode(book(), "plan")
     verdict = desk.judge(READ, {"path": "src/a.py"}, rules)
     may = desk.authority.make_access_check(verdict, READ, rules=rules, roots=desk.roots)
@@ -135,7 +135,7 @@ def test_a_running_call_writes_nothing_in_plan_mode(desk: Desk) -> None:
     assert may("fs.write", desk.path("src/a.py")) is not None
 
 
-def test_plan_mode_denies_a_shell_tool_even_for_a_reading_command(desk: Desk) -> None:
+def test_plan_mode_denies_a_shell_tool_even_for_a_reading_command(desk: AuthorizerFixture) -> None:
     rules = with_mode(book(), "plan")
     assert not BASH.single_command
     assert desk.judge(BASH, {"command": "ls"}, rules).action == "deny"
@@ -150,7 +150,7 @@ def test_a_mode_is_parsed_by_its_full_name_and_a_typo_gets_a_suggestion() -> Non
     assert named(None) is None
 
 
-def test_the_modes_are_ordered_from_narrowest_to_widest(desk: Desk) -> None:
+def test_the_modes_are_ordered_from_narrowest_to_widest(desk: AuthorizerFixture) -> None:
     """No call that a narrower mode lets run is held back by a wider one."""
     order: list[Mode] = ["plan", "ask", "accept-edits", "auto"]
     assert list(MODES) == order
@@ -159,7 +159,7 @@ def test_the_modes_are_ordered_from_narrowest_to_widest(desk: Desk) -> None:
         assert actions == sorted(actions, key=["ask", "allow"].index)
 
 
-def test_the_reason_names_a_command_that_changes_something_and_none_that_only_reads(desk: Desk) -> None:
+def test_the_reason_names_a_command_that_changes_something_and_none_that_only_reads(desk: AuthorizerFixture) -> None:
     spec = replace(BASH, single_command=True)
     for command, begin in (
         ("ls build && rm -rf build", "`rm -rf build`"),

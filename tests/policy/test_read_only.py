@@ -1,11 +1,11 @@
-"""What is proved to change nothing, and that every doubt is a no."""
+"""Commands that are proved read-only; every doubt fails the proof."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.policy.desk import Desk, book
+from tests.policy.desk import AuthorizerFixture, book
 from tests.policy.shell_corpus import ASKED_EVEN_THEN
 
 from handrail.policy.rules.rules_and_modes import Mode, with_mode
@@ -183,7 +183,7 @@ SHOW_NONE = [
 
 @pytest.mark.parametrize("mode", ["plan", "accept-edits"])
 @pytest.mark.parametrize("command", SHOW_STORED_CONTENTS)
-def test_a_command_that_prints_contents_of_a_repository_asks(desk: Desk, command: str, mode: Mode) -> None:
+def test_a_command_that_prints_contents_of_a_repository_asks(desk: AuthorizerFixture, command: str, mode: Mode) -> None:
     verdict = desk.judge(BashTool().spec, {"command": command}, with_mode(book(), mode))
     assert verdict.action == "ask", verdict.reason
     assert (
@@ -195,7 +195,9 @@ def test_a_command_that_prints_contents_of_a_repository_asks(desk: Desk, command
 
 @pytest.mark.parametrize("mode", ["plan", "accept-edits"])
 @pytest.mark.parametrize("command", SHOW_NONE)
-def test_a_git_command_that_prints_no_contents_is_allowed_as_read_only(desk: Desk, command: str, mode: Mode) -> None:
+def test_a_git_command_that_prints_no_contents_is_allowed_as_read_only(
+    desk: AuthorizerFixture, command: str, mode: Mode
+) -> None:
     verdict = desk.judge(BashTool().spec, {"command": command}, with_mode(book(), mode))
     assert verdict.action == "allow", verdict.reason
     assert verdict.is_read_only
@@ -204,25 +206,25 @@ def test_a_git_command_that_prints_no_contents_is_allowed_as_read_only(desk: Des
 @pytest.mark.parametrize("command", ["git archive HEAD", "git format-patch -1", "git bundle create x HEAD", "git stash show -p", "git checkout HEAD -- .env",
                                      "git restore --source=HEAD .env", "git worktree add x", "git diff-tree -p HEAD", "git cat-file --batch",
                                      "git fast-export HEAD", "git annotate .env", "git diff-index -p HEAD", "git show-branch", "git range-diff A B C", "git log --cc", "git log -L1,5:.env"])  # fmt: skip
-def test_indirect_ways_to_print_repository_contents_are_not_allowed(desk: Desk, command: str) -> None:
+def test_indirect_ways_to_print_repository_contents_are_not_allowed(desk: AuthorizerFixture, command: str) -> None:
     for mode in ("plan", "accept-edits"):
         assert desk.judge(BashTool().spec, {"command": command}, with_mode(book(), mode)).action != "allow"
 
 
-def test_a_deny_rule_for_a_file_also_covers_its_revisions(desk: Desk) -> None:
+def test_a_deny_rule_for_a_file_also_covers_its_revisions(desk: AuthorizerFixture) -> None:
     rules = with_mode(book("deny fs.read secrets/**"), "plan")
     assert desk.judge(BashTool().spec, {"command": "cat secrets/a"}, rules).action == "deny"
     assert desk.judge(BashTool().spec, {"command": "git show HEAD:secrets/a"}, rules).action == "deny"
     assert desk.judge(BashTool().spec, {"command": "git blame HEAD -- secrets/a"}, rules).action == "deny"
 
 
-def test_a_rule_for_read_only_tools_does_not_cover_contents_of_a_repository(desk: Desk) -> None:
+def test_a_rule_for_read_only_tools_does_not_cover_contents_of_a_repository(desk: AuthorizerFixture) -> None:
     rules = book("allow effect:read")
     assert desk.judge(BashTool().spec, {"command": "git log -p"}, rules).action == "ask"
     assert desk.judge(BashTool().spec, {"command": "git log"}, rules).action == "allow"
 
 
-def test_a_rule_that_names_the_command_allows_repository_contents(desk: Desk) -> None:
+def test_a_rule_that_names_the_command_allows_repository_contents(desk: AuthorizerFixture) -> None:
     rules = with_mode(book("allow bash git diff *"), "plan")
     assert desk.judge(BashTool().spec, {"command": "git diff src"}, rules).action == "allow"
 
@@ -233,7 +235,7 @@ def test_a_rule_that_names_the_command_allows_repository_contents(desk: Desk) ->
         ["-p", "--patch", "-U1", "--word-diff", "-S x", "--unknown", "-G x", "-c", "--textconv", "--ext-diff"]
     ),
 )
-def test_one_unknown_option_prevents_the_read_only_proof(desk: Desk, command: str, option: str) -> None:
+def test_one_unknown_option_prevents_the_read_only_proof(desk: AuthorizerFixture, command: str, option: str) -> None:
     if command.split()[1] in ("log", "diff", "show"):
         head, *rest = command.partition(" -- ")
         verdict = desk.judge(
@@ -242,7 +244,7 @@ def test_one_unknown_option_prevents_the_read_only_proof(desk: Desk, command: st
         assert verdict.action != "allow"
 
 
-def test_the_default_mode_allows_reads_inside_the_workspace_except_of_hidden_files(desk: Desk) -> None:
+def test_the_default_mode_allows_reads_inside_the_workspace_except_of_hidden_files(desk: AuthorizerFixture) -> None:
     def decide(command: str) -> str:
         return desk.judge(BashTool().spec, {"command": command}, with_mode(book(), "ask")).action
 

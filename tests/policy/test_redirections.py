@@ -1,9 +1,9 @@
-"""What a shell opens for a command is judged as access to that file, never as part of running the command."""
+"""Files that a shell opens for a command are checked as file access, not as part of the command."""
 
 from __future__ import annotations
 
 import pytest
-from tests.policy.desk import ALL, BASH, HELPER, Desk, book
+from tests.policy.desk import ALL, BASH, HELPER, AuthorizerFixture, book
 
 from handrail.policy.decision_explanation import trace_decision
 from handrail.policy.rule_suggestions import suggest_rule
@@ -55,12 +55,14 @@ pytestmark = pytest.mark.proves("P-05")
         ("ls > /tmp/x-of-nobody", ["allow bash", "allow fs.write /tmp/**"], "allow"),
     ],
 )
-def test_a_redirection_needs_a_rule_about_its_file(desk: Desk, command: str, rules: list[str], answer: str) -> None:
+def test_a_redirection_needs_a_rule_about_its_file(
+    desk: AuthorizerFixture, command: str, rules: list[str], answer: str
+) -> None:
     verdict = desk.bash(command, *rules)
     assert verdict.action == answer, verdict.reason
 
 
-def test_the_reason_names_the_redirected_file_and_the_trace_names_the_redirection(desk: Desk) -> None:
+def test_the_reason_names_the_redirected_file_and_the_trace_names_the_redirection(desk: AuthorizerFixture) -> None:
     verdict = desk.bash("ls > src/log", "allow bash")
     assert verdict.reason == "Writing src/log with bash requires approval: no rule allows it."
     assert suggest_rule(verdict) == "allow fs.write src/log"
@@ -68,7 +70,7 @@ def test_the_reason_names_the_redirected_file_and_the_trace_names_the_redirectio
     assert "by a redirection" in steps
 
 
-def test_the_targets_of_a_call_name_the_files_that_it_redirects_to(desk: Desk) -> None:
+def test_the_targets_of_a_call_name_the_files_that_it_redirects_to(desk: AuthorizerFixture) -> None:
     targets = desk.bash("sort < src/a.py >> out").targets
     assert [(t.capability, t.value) for t in targets][1:] == [
         ("fs.read", desk.path("src/a.py")),
@@ -76,7 +78,7 @@ def test_the_targets_of_a_call_name_the_files_that_it_redirects_to(desk: Desk) -
     ]
 
 
-def test_a_command_that_a_running_tool_passes_to_the_shell_gets_the_same_check(desk: Desk) -> None:
+def test_a_command_that_a_running_tool_passes_to_the_shell_gets_the_same_check(desk: AuthorizerFixture) -> None:
     may = desk.may(HELPER, {"x": 1}, book("allow helper"))
     assert may("shell.run", "ls") is None
     assert "out" in (may("shell.run", "ls > out") or "")
@@ -84,7 +86,7 @@ def test_a_command_that_a_running_tool_passes_to_the_shell_gets_the_same_check(d
     assert desk.may(HELPER, {"x": 1}, book("allow helper", "allow fs.write out"))("shell.run", "ls > out") is None
 
 
-def test_an_approved_redirection_opens_its_file_until_a_rule_denies_it(desk: Desk) -> None:
+def test_an_approved_redirection_opens_its_file_until_a_rule_denies_it(desk: AuthorizerFixture) -> None:
     verdict = desk.bash("ls > out")
     same = verdict.prepared.rules
     roots, authority = desk.roots, desk.authority

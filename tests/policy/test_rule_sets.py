@@ -1,9 +1,9 @@
-"""The rule sets that ship: what each lets run, in which mode, and how a list of rules selects one."""
+"""The shipped rule sets: what each allows in which mode, and how rules select one."""
 
 from __future__ import annotations
 
 import pytest
-from tests.policy.desk import EDIT, FETCH, READ, WRITE, Desk, rule
+from tests.policy.desk import EDIT, FETCH, READ, WRITE, AuthorizerFixture, rule
 
 from handrail.contract.permission_modes import Mode
 from handrail.contract.tool.spec import ToolSpec
@@ -54,13 +54,13 @@ def chosen(*entries: str) -> RuleBook:
     ids=lambda value: value.id if isinstance(value, ToolSpec) else str(value),
 )
 def test_each_rule_set_gives_the_expected_decision_for_each_call(
-    desk: Desk, spec: ToolSpec, arguments: dict[str, object], developer: str, reviewer: str, ci: str
+    desk: AuthorizerFixture, spec: ToolSpec, arguments: dict[str, object], developer: str, reviewer: str, ci: str
 ) -> None:
     found = {name: desk.judge(spec, arguments, chosen(f"@{name}")).action for name in RULE_SETS}
     assert found == {"developer": developer, "reviewer": reviewer, "ci": ci}
 
 
-def test_every_rule_of_a_rule_set_can_match(desk: Desk) -> None:
+def test_every_rule_of_a_rule_set_can_match(desk: AuthorizerFixture) -> None:
     for one in RULE_SETS.values():
         rules = [
             parse_rule(
@@ -80,7 +80,7 @@ def test_every_rule_of_a_rule_set_can_match(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_reviewer_writes_in_no_mode(desk: Desk, mode: Mode) -> None:
+def test_a_reviewer_writes_in_no_mode(desk: AuthorizerFixture, mode: Mode) -> None:
     rules = with_mode(chosen("@reviewer"), mode)
     repository = {"git.merge": {"ref": "x"}, "git.checkout": {"ref": "x"}, "git.create_branch": {"name": "x"}}
     for tool in ("git.add", "git.commit", "git.create_branch", "git.checkout", "git.merge", "git.stash", "git.init"):
@@ -92,7 +92,7 @@ def test_a_reviewer_writes_in_no_mode(desk: Desk, mode: Mode) -> None:
         assert desk.judge(SHELL, {"command": f"echo x > {name}"}, rules).action == "deny", name
 
 
-def test_rule_sets_allow_no_call_that_plan_mode_denies(desk: Desk) -> None:
+def test_rule_sets_allow_no_call_that_plan_mode_denies(desk: AuthorizerFixture) -> None:
     for name in RULE_SETS:
         for mode in MODES:
             rules = with_mode(chosen(f"@{name}"), mode)
@@ -101,7 +101,7 @@ def test_rule_sets_allow_no_call_that_plan_mode_denies(desk: Desk) -> None:
                 assert desk.judge(SHELL, {"command": "make"}, rules).action == "deny"
 
 
-def test_stricter_rules_of_the_user_override_a_rule_set(desk: Desk) -> None:
+def test_stricter_rules_of_the_user_override_a_rule_set(desk: AuthorizerFixture) -> None:
     rules = chosen("@developer").with_rules(
         rule("deny bash pytest *"), rule("ask write src/**"), rule("deny git.commit")
     )

@@ -1,11 +1,11 @@
-"""Rules as text, and which of several holds."""
+"""Rules as text, and which of several applies."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.policy.desk import BASH, READ, TRANSFER, WRITE, Desk, book, rule
+from tests.policy.desk import BASH, READ, TRANSFER, WRITE, AuthorizerFixture, book, rule
 
 from handrail.policy.rules.matchers import PathSubject, RuleRanking
 from handrail.policy.rules.pattern_faults import escape_as_path_pattern
@@ -198,7 +198,7 @@ PRECEDENCE: list[tuple[list[str], str]] = [
 @pytest.mark.proves("P-02", "P-03")
 @pytest.mark.parametrize(("rules", "answer"), PRECEDENCE, ids=[" + ".join(rules) or "none" for rules, _ in PRECEDENCE])
 def test_the_most_specific_rule_for_tool_and_capability_holds_and_the_stricter_decision_wins(
-    desk: Desk, rules: list[str], answer: str
+    desk: AuthorizerFixture, rules: list[str], answer: str
 ) -> None:
     assert desk.bash("git push origin", *rules).action == answer
     assert desk.bash("git push origin", *reversed(rules)).action == answer
@@ -233,12 +233,16 @@ ON_PATHS = [
 
 @pytest.mark.proves("P-02", "P-03")
 @pytest.mark.parametrize(("rules", "path", "answer"), ON_PATHS)
-def test_path_rules_match_against_the_canonical_path(desk: Desk, rules: list[str], path: str, answer: str) -> None:
+def test_path_rules_match_against_the_canonical_path(
+    desk: AuthorizerFixture, rules: list[str], path: str, answer: str
+) -> None:
     assert desk.judge(WRITE, {"path": path}, *rules).action == answer
 
 
 @pytest.mark.proves("P-02")
-def test_an_absolute_pattern_matches_the_absolute_path_inside_and_outside_the_workspace(desk: Desk) -> None:
+def test_an_absolute_pattern_matches_the_absolute_path_inside_and_outside_the_workspace(
+    desk: AuthorizerFixture,
+) -> None:
     assert desk.judge(WRITE, {"path": "src/a.py"}, f"allow write {desk.path('src')}/**").action == "allow"
     assert desk.judge(WRITE, {"path": "src/a.py"}, "allow write /src/**").action == "ask"
     assert desk.judge(READ, {"path": "/extra/a.py"}, "allow fs.read **").action == "ask"
@@ -268,12 +272,12 @@ ON_ARGUMENTS = [
 
 @pytest.mark.proves("P-02")
 @pytest.mark.parametrize(("rules", "answer"), ON_ARGUMENTS)
-def test_other_rules_match_arguments_by_name(desk: Desk, rules: list[str], answer: str) -> None:
+def test_other_rules_match_arguments_by_name(desk: AuthorizerFixture, rules: list[str], answer: str) -> None:
     assert desk.judge(TRANSFER, {"source": "alice", "target": "bob", "amount": 5}, *rules).action == answer
 
 
 @pytest.mark.proves("P-02")
-def test_rules_about_an_mcp_server_apply_only_to_its_tools(desk: Desk) -> None:
+def test_rules_about_an_mcp_server_apply_only_to_its_tools(desk: AuthorizerFixture) -> None:
     def answer(origin: str | None, *rules: str) -> str:
         return desk.authority.evaluate(TRANSFER, {}, rules=book(*rules), roots=desk.roots, origin=origin).action
 
@@ -285,7 +289,7 @@ def test_rules_about_an_mcp_server_apply_only_to_its_tools(desk: Desk) -> None:
 
 
 @pytest.mark.proves("P-03")
-def test_a_rule_book_is_immutable(desk: Desk) -> None:
+def test_a_rule_book_is_immutable(desk: AuthorizerFixture) -> None:
     first = book("allow bash ls")
     second = first.with_rules(rule("deny bash ls"))
     assert desk.judge(BASH, {"command": "ls"}, first).action == "allow"
@@ -338,7 +342,7 @@ STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 @pytest.mark.proves("P-03")
 @given(st.lists(RULES, max_size=5), st.sampled_from(["manifest", "mode", "project", "session"]), TEXTS, COMMANDS)
 def test_adding_a_deny_rule_never_widens_a_decision(
-    desk: Desk, rules: list[str], scope: str, text: str, command: str
+    desk: AuthorizerFixture, rules: list[str], scope: str, text: str, command: str
 ) -> None:
     before = desk.bash(command, *rules).action
     after = desk.bash(command, *rules, f"{scope}: deny {text}").action
@@ -347,7 +351,9 @@ def test_adding_a_deny_rule_never_widens_a_decision(
 
 @pytest.mark.proves("P-03")
 @given(st.lists(RULES, max_size=5), st.sampled_from(["manifest", "mode"]), COMMANDS)
-def test_a_deny_rule_of_a_manifest_or_mode_is_final(desk: Desk, rules: list[str], scope: str, command: str) -> None:
+def test_a_deny_rule_of_a_manifest_or_mode_is_final(
+    desk: AuthorizerFixture, rules: list[str], scope: str, command: str
+) -> None:
     assert desk.bash(command, *rules, f"{scope}: deny bash").action == "deny"
     assert desk.bash(command, *rules, f"{scope}: deny shell.run").action == "deny"
 
@@ -369,7 +375,7 @@ def test_the_host_lookup_finds_the_first_rule_that_matches(rules: list[tuple[Act
 
 @pytest.mark.proves("P-18")
 @pytest.mark.parametrize("word", ["…", "..."])
-def test_an_ellipsis_matches_any_arguments(desk: Desk, word: str) -> None:
+def test_an_ellipsis_matches_any_arguments(desk: AuthorizerFixture, word: str) -> None:
     rules = book(f"allow bash pytest {word}")
     for command in ("pytest", "pytest -k x -q", "pytest tests/a.py::b --lf", "timeout 60 pytest -x"):
         assert desk.bash(command, rules).action == "allow", command
@@ -378,7 +384,7 @@ def test_an_ellipsis_matches_any_arguments(desk: Desk, word: str) -> None:
 
 
 @pytest.mark.proves("P-18")
-def test_an_ellipsis_ranks_no_higher_than_a_star(desk: Desk) -> None:
+def test_an_ellipsis_ranks_no_higher_than_a_star(desk: AuthorizerFixture) -> None:
     for action in ("deny", "ask"):
         assert desk.bash("git push origin", book("allow bash git push …", f"{action} bash git push *")).action == action
         assert desk.bash("git push -f", book("allow bash git …", f"{action} bash git push …")).action == action

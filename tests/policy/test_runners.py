@@ -1,4 +1,4 @@
-"""A rule that denies or asks about a command holds in whatever way the command is reached, and about nothing else."""
+"""A rule that denies a command or asks about it also matches indirect ways to run it, and nothing else."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.policy import ordinary_commands
-from tests.policy.desk import GIT, Desk, book, rule
+from tests.policy.desk import GIT, AuthorizerFixture, book, rule
 from tests.policy.runner_cases import CERTAIN, DATA, DATA_IN_THE_TEXT, GUESSED, IN_THE_TEXT
 
 from handrail.policy.decision_explanation import trace_decision
@@ -22,18 +22,18 @@ pytestmark = pytest.mark.proves("P-05")
 
 
 @pytest.mark.parametrize("command", CERTAIN)
-def test_a_denied_program_is_denied_behind_every_runner(desk: Desk, command: str) -> None:
+def test_a_denied_program_is_denied_behind_every_runner(desk: AuthorizerFixture, command: str) -> None:
     assert desk.bash(command, "allow bash", "deny bash rm *").action == "deny"
     assert desk.bash(command, "allow bash", "deny shell.run rm *").action == "deny"
 
 
 @pytest.mark.parametrize("command", CERTAIN)
-def test_an_ask_rule_for_a_program_applies_behind_every_runner(desk: Desk, command: str) -> None:
+def test_an_ask_rule_for_a_program_applies_behind_every_runner(desk: AuthorizerFixture, command: str) -> None:
     assert desk.bash(command, "allow bash", "ask bash rm *").action == "ask"
     assert desk.bash(command, "allow shell.run", "ask shell.run rm *").action == "ask"
 
 
-def test_rules_find_a_sub_command_behind_the_same_runners_as_a_program(desk: Desk) -> None:
+def test_rules_find_a_sub_command_behind_the_same_runners_as_a_program(desk: AuthorizerFixture) -> None:
     denied, asked = book("allow bash", "deny bash gitx push *"), book("allow bash", "ask bash gitx push *")
     for command in CERTAIN:
         if "rm -rf x" in command or "rm -rf ::: x" in command:  # elsewhere the words are apart, as in a list
@@ -42,7 +42,7 @@ def test_rules_find_a_sub_command_behind_the_same_runners_as_a_program(desk: Des
             assert desk.bash(text, asked).action == "ask", text
 
 
-def test_an_allow_rule_for_a_runner_does_not_allow_the_program_that_it_runs(desk: Desk) -> None:
+def test_an_allow_rule_for_a_runner_does_not_allow_the_program_that_it_runs(desk: AuthorizerFixture) -> None:
     for command in CERTAIN + GUESSED:
         program = build_exact_argv_pattern([command.split()[0]])
         for objection in ("deny bash rm *", "ask bash rm *"):
@@ -50,18 +50,22 @@ def test_an_allow_rule_for_a_runner_does_not_allow_the_program_that_it_runs(desk
 
 
 @pytest.mark.parametrize("command", IN_THE_TEXT)
-def test_a_denied_program_is_denied_if_a_script_pipes_it_to_an_interpreter(desk: Desk, command: str) -> None:
+def test_a_denied_program_is_denied_if_a_script_pipes_it_to_an_interpreter(
+    desk: AuthorizerFixture, command: str
+) -> None:
     assert desk.bash(command, "allow bash", "deny bash rm *").action == "deny"
     assert desk.bash(command, "allow bash", "ask bash rm *").action == "ask"
 
 
 @pytest.mark.parametrize("command", DATA_IN_THE_TEXT)
-def test_a_text_that_the_script_does_not_run_is_not_denied(desk: Desk, command: str) -> None:
+def test_a_text_that_the_script_does_not_run_is_not_denied(desk: AuthorizerFixture, command: str) -> None:
     assert desk.bash(command, "allow bash", "deny bash rm *").action == desk.bash(command, "allow bash").action
 
 
 @pytest.mark.parametrize("command", GUESSED)
-def test_a_watched_command_that_an_unknown_program_may_run_is_asked_about(desk: Desk, command: str) -> None:
+def test_a_watched_command_that_an_unknown_program_may_run_is_asked_about(
+    desk: AuthorizerFixture, command: str
+) -> None:
     for objection in ("deny bash rm *", "ask bash rm *"):
         verdict = desk.bash(command, "allow bash", objection)
         assert verdict.action == "ask"
@@ -72,7 +76,7 @@ def test_a_watched_command_that_an_unknown_program_may_run_is_asked_about(desk: 
 
 
 @pytest.mark.parametrize("command", DATA)
-def test_arguments_that_no_program_runs_are_not_asked_about(desk: Desk, command: str) -> None:
+def test_arguments_that_no_program_runs_are_not_asked_about(desk: AuthorizerFixture, command: str) -> None:
     for objection in ("deny bash rm *", "ask bash rm *"):
         assert desk.bash(command, "allow bash", objection).action == desk.bash(command, "allow bash").action
 
@@ -90,7 +94,9 @@ def test_arguments_that_no_program_runs_are_not_asked_about(desk: Desk, command:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("action", ["deny", "ask"])
-def test_a_rule_about_a_sub_command_covers_all_its_spellings(desk: Desk, command: str, action: str) -> None:
+def test_a_rule_about_a_sub_command_covers_all_its_spellings(
+    desk: AuthorizerFixture, command: str, action: str
+) -> None:
     verdict = desk.bash(command, "allow bash", f"{action} bash git push *")
     assert verdict.action in ((action,) if "someprog" not in command else ("ask",)), verdict.reason
     assert "git push *" in verdict.reason
@@ -111,14 +117,14 @@ def test_a_rule_about_a_sub_command_covers_all_its_spellings(desk: Desk, command
 )  # fmt: skip
 @pytest.mark.parametrize("action", ["deny", "ask"])
 def test_a_rule_covers_versioned_suffixed_and_shortened_names_of_its_program(
-    desk: Desk, rule: str, command: str, action: str
+    desk: AuthorizerFixture, rule: str, command: str, action: str
 ) -> None:
     assert desk.bash(command, "allow bash", f"{action} bash {rule}").action == action
 
 
 @pytest.mark.parametrize("command", ["git --no-pager log", "git -C push log", "git log push", "git stash push", "echo git push",
                                      "git commit -m 'git push'", "grep 'git push' f", "git --namespace push status"])  # fmt: skip
-def test_a_rule_about_a_sub_command_does_not_affect_other_commands(desk: Desk, command: str) -> None:
+def test_a_rule_about_a_sub_command_does_not_affect_other_commands(desk: AuthorizerFixture, command: str) -> None:
     for action in ("deny", "ask"):
         assert (
             desk.bash(command, "allow bash", f"{action} bash git push *").action
@@ -153,7 +159,7 @@ def test_a_rule_about_a_sub_command_does_not_affect_other_commands(desk: Desk, c
     ],
 )
 def test_an_allow_rule_does_not_cover_options_that_can_change_the_program_run(
-    desk: Desk, rule: str, command: str, answer: str
+    desk: AuthorizerFixture, rule: str, command: str, answer: str
 ) -> None:
     assert desk.bash(command, rule).action == answer
 
@@ -248,13 +254,13 @@ def test_a_deny_rule_matches_its_options_in_any_order(pattern: str, command: str
     ],
 )
 def test_deny_ask_and_allow_rules_use_the_same_readings_of_a_command(
-    desk: Desk, rules: tuple[str, ...], command: str, answer: str
+    desk: AuthorizerFixture, rules: tuple[str, ...], command: str, answer: str
 ) -> None:
     verdict = desk.bash(command, *rules)
     assert verdict.action == answer, verdict.reason
 
 
-def test_an_exact_child_session_rule_does_not_override_an_ask_rule_of_its_parent(desk: Desk) -> None:
+def test_an_exact_child_session_rule_does_not_override_an_ask_rule_of_its_parent(desk: AuthorizerFixture) -> None:
     above = book("allow bash", "ask bash git push *")
     own = limit_to_parent(book("allow bash sudo git push", "allow bash someprog git push"), above)
     for command in ("sudo git push", "someprog git push"):
@@ -264,30 +270,30 @@ def test_an_exact_child_session_rule_does_not_override_an_ask_rule_of_its_parent
 
 @pytest.mark.parametrize("padding", ["a ", "-a ", "sudo ", "'x; y' ", "rm-x ", "'rm-x; y' ", "sh "])
 @pytest.mark.parametrize("program", ["someprog", "sudo", "xargs", "python run.py"])
-def test_padding_does_not_hide_a_command(desk: Desk, program: str, padding: str) -> None:
+def test_padding_does_not_hide_a_command(desk: AuthorizerFixture, program: str, padding: str) -> None:
     for count in (1, 63, 64, 65, 300, 2_000):
         command = f"{program} {padding * count}rm -rf y"
         assert desk.bash(command, "allow bash", "deny bash rm *").action in ("ask", "deny")
 
 
-def test_many_harmless_arguments_do_not_cause_a_question(desk: Desk) -> None:
+def test_many_harmless_arguments_do_not_cause_a_question(desk: AuthorizerFixture) -> None:
     command = "someprog " + " ".join(f"file-{number}.txt" for number in range(2_000))
     assert desk.bash(command, "allow bash", "deny bash rm *").action == "allow"
 
 
-def test_a_verdict_names_the_command_it_recognised(desk: Desk) -> None:
+def test_a_verdict_names_the_command_it_recognised(desk: AuthorizerFixture) -> None:
     verdict = desk.bash("sudo git -C x push", "allow bash", "ask bash git push *")
     assert "git push" in verdict.reason and "'ask bash git push *'" in verdict.reason
     assert any(step.outcome == "won" and "git push" in step.text for step in trace_decision(verdict))
 
 
-def test_ask_and_deny_rules_for_commands_apply_to_a_tool_that_runs_a_program(desk: Desk) -> None:
+def test_ask_and_deny_rules_for_commands_apply_to_a_tool_that_runs_a_program(desk: AuthorizerFixture) -> None:
     argv = ["git", "--no-pager", "push"]
     assert desk.judge(GIT, {"argv": argv}, "allow git.status", "ask shell.run git push *").action == "ask"
     assert desk.judge(GIT, {"argv": argv}, "allow git.status", "deny shell.run git push *").action == "deny"
 
 
-def test_ordinary_commands_rarely_need_approval_because_of_their_arguments(desk: Desk) -> None:
+def test_ordinary_commands_rarely_need_approval_because_of_their_arguments(desk: AuthorizerFixture) -> None:
     asked = {text for text in ordinary_commands.COMMANDS if desk.bash(text, *ordinary_commands.RULES).action != "allow"}
     alone = {text for text in ordinary_commands.COMMANDS if desk.bash(text, "allow bash").action != "allow"}
     assert len(ordinary_commands.COMMANDS) > 200
@@ -314,7 +320,7 @@ def test_the_search_for_nested_commands_neither_raises_nor_runs_away_on_any_argv
 
 
 @given(WORDS)
-def test_a_runner_prefix_does_not_weaken_a_deny(desk: Desk, argv: list[str]) -> None:
+def test_a_runner_prefix_does_not_weaken_a_deny(desk: AuthorizerFixture, argv: list[str]) -> None:
     text = build_exact_argv_pattern(["sudo", *argv])
     if desk.bash(build_exact_argv_pattern(argv), "allow bash", rule_text).action == "deny":
         assert desk.bash(text, "allow bash", rule_text).action == "deny"

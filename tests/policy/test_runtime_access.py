@@ -1,4 +1,4 @@
-"""The access check of a running call: it judges each path and program again, and an ask rule denies there."""
+"""The access check of a running call: each path and program again, where an ask rule denies."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.policy.desk import BASH, EDIT, GREP, HELPER, READ, WRITE, Desk, book, rule
+from tests.policy.desk import BASH, EDIT, GREP, HELPER, READ, WRITE, AuthorizerFixture, book, rule
 
 from handrail.contract.tool.requires import FsRequires, NetRequires, Requires, ShellRequires
 from handrail.contract.tool.spec import ToolSpec
 
 
 @pytest.mark.proves("P-01")
-def test_a_running_call_is_checked_at_each_access_and_ask_means_deny(desk: Desk) -> None:
+def test_a_running_call_is_checked_at_each_access_and_ask_means_deny(desk: AuthorizerFixture) -> None:
     may = desk.may(GREP, {"pattern": "x", "path": "."})
     assert may("fs.read", desk.path("src/a.py")) is None
     assert "no rule" not in (may("fs.read", desk.path(".env")) or "")
@@ -28,14 +28,14 @@ def test_a_running_call_is_checked_at_each_access_and_ask_means_deny(desk: Desk)
 
 
 @pytest.mark.proves("P-01")
-def test_a_deny_rule_also_covers_files_that_a_search_finds(desk: Desk) -> None:
+def test_a_deny_rule_also_covers_files_that_a_search_finds(desk: AuthorizerFixture) -> None:
     may = desk.may(GREP, {"pattern": "x"}, "allow grep", "deny fs.read private/**")
     assert may("fs.read", desk.path("src/a.py")) is None
     assert may("fs.read", desk.path("private/a")) is not None
 
 
 @pytest.mark.proves("P-01")
-def test_a_call_can_touch_its_decided_targets_and_no_others(desk: Desk) -> None:
+def test_a_call_can_touch_its_decided_targets_and_no_others(desk: AuthorizerFixture) -> None:
     may = desk.may(WRITE, {"path": "src/a.py"})
     assert may("fs.write", desk.path("src/a.py")) is None
     assert may("fs.read", desk.path("src/a.py")) is None
@@ -47,7 +47,7 @@ def test_a_call_can_touch_its_decided_targets_and_no_others(desk: Desk) -> None:
 
 
 @pytest.mark.proves("P-01")
-def test_an_approved_folder_covers_its_files_unless_a_rule_covers_them(desk: Desk) -> None:
+def test_an_approved_folder_covers_its_files_unless_a_rule_covers_them(desk: AuthorizerFixture) -> None:
     may = desk.may(GREP, {"pattern": "x", "path": "/extra/lib"})
     assert may("fs.read", "/extra/lib/a") is None
     assert may("fs.read", "/extra/lib/.env") is not None
@@ -55,7 +55,9 @@ def test_an_approved_folder_covers_its_files_unless_a_rule_covers_them(desk: Des
 
 
 @pytest.mark.proves("P-01")
-def test_an_approved_call_without_targets_accesses_its_requirements_unless_a_rule_forbids_it(desk: Desk) -> None:
+def test_an_approved_call_without_targets_accesses_its_requirements_unless_a_rule_forbids_it(
+    desk: AuthorizerFixture,
+) -> None:
     may = desk.may(HELPER, {"x": 1}, "deny fs.write private/**", "ask fs.write shared/**")
     assert may("fs.write", desk.path("a")) is None
     assert may("fs.write", desk.path("private/a")) is not None
@@ -78,7 +80,7 @@ FORMATTER = replace(LINTER, id="format", side_effect="write")
 
 
 @pytest.mark.proves("P-01")
-def test_the_decision_on_a_call_covers_the_programs_that_its_tool_requires(desk: Desk) -> None:
+def test_the_decision_on_a_call_covers_the_programs_that_its_tool_requires(desk: AuthorizerFixture) -> None:
     reads = desk.may(LINTER, {"path": "src"})
     assert reads("shell.run", ["lint", "--all", "src"]) is None
     assert reads("shell.run", ["other"]) is not None
@@ -97,7 +99,7 @@ def test_the_decision_on_a_call_covers_the_programs_that_its_tool_requires(desk:
 
 
 @pytest.mark.proves("P-01")
-def test_each_command_and_each_file_of_a_shell_text_is_judged_separately(desk: Desk) -> None:
+def test_each_command_and_each_file_of_a_shell_text_is_judged_separately(desk: AuthorizerFixture) -> None:
     may = desk.may(LINTER, {"path": "src"}, "allow lint", "ask fs.write shared/**", "ask shell.run lint --fix")
     assert may("shell.run", "lint a && lint b") is None
     for text in ("lint a && lint --fix", "lint --fix && lint a", "lint a > shared/x", "lint a > other/x"):
@@ -105,7 +107,9 @@ def test_each_command_and_each_file_of_a_shell_text_is_judged_separately(desk: D
 
 
 @pytest.mark.proves("P-01")
-def test_an_allow_without_approval_covers_no_program_that_could_write_or_use_the_network(desk: Desk) -> None:
+def test_an_allow_without_approval_covers_no_program_that_could_write_or_use_the_network(
+    desk: AuthorizerFixture,
+) -> None:
     assert desk.may(FORMATTER, {"path": "src"}, "allow fs.write")("shell.run", ["lint", "src"]) is not None
     online = LINTER.requires.model_copy(update={"net": NetRequires(hosts=("example.org",))})
     assert desk.may(replace(LINTER, requires=online), {"path": "src"})("shell.run", ["lint", "src"]) is not None
@@ -114,14 +118,14 @@ def test_an_allow_without_approval_covers_no_program_that_could_write_or_use_the
 
 
 @pytest.mark.proves("P-01")
-def test_a_denied_call_can_touch_no_path(desk: Desk) -> None:
+def test_a_denied_call_can_touch_no_path(desk: AuthorizerFixture) -> None:
     may = desk.may(WRITE, {"path": "a"}, "deny write")
     assert may("fs.write", desk.path("a")) is not None
     assert may("fs.read", desk.path("a")) is not None
 
 
 @pytest.mark.proves("P-01")
-def test_a_rule_added_while_a_call_waits_applies_to_its_accesses(desk: Desk) -> None:
+def test_a_rule_added_while_a_call_waits_applies_to_its_accesses(desk: AuthorizerFixture) -> None:
     before = book("allow write")
     verdict = desk.judge(WRITE, {"path": "a"}, before)
     later = before.with_rules(rule("deny fs.write a"))
@@ -137,14 +141,14 @@ def test_a_rule_added_while_a_call_waits_applies_to_its_accesses(desk: Desk) -> 
 
 
 @pytest.mark.proves("P-01")
-def test_a_shell_tool_may_run_only_the_text_that_was_checked(desk: Desk) -> None:
+def test_a_shell_tool_may_run_only_the_text_that_was_checked(desk: AuthorizerFixture) -> None:
     may = desk.may(BASH, {"command": "mkdir x && ls $Y"})
     assert may("shell.run", "mkdir x && ls $Y") is None
     assert may("shell.run", "mkdir y") is not None
     assert may("shell.run", ["mkdir", "x"]) is not None
 
 
-def test_a_file_name_cannot_put_control_characters_into_a_refusal(desk: Desk) -> None:
+def test_a_file_name_cannot_put_control_characters_into_a_refusal(desk: AuthorizerFixture) -> None:
     may = desk.may(GREP, {"pattern": "x"}, "deny fs.read **/*bad*")
     assert "\x1b" not in (may("fs.read", desk.path("bad\x1b[2J\n")) or "")
 
@@ -181,7 +185,7 @@ PATH_RULES = st.builds(
     st.sampled_from(["fs.read", "fs.write", "read", "*"]),
 )
 def test_an_added_deny_rule_never_widens_a_path_decision_or_the_touchable_paths(
-    desk: Desk, spec: ToolSpec, path: str, rules: list[str], denied: str
+    desk: AuthorizerFixture, spec: ToolSpec, path: str, rules: list[str], denied: str
 ) -> None:
     before = desk.judge(spec, {"path": path}, *rules)
     after = desk.judge(spec, {"path": path}, *rules, f"deny {denied}")
@@ -197,7 +201,7 @@ def test_an_added_deny_rule_never_widens_a_path_decision_or_the_touchable_paths(
 @pytest.mark.proves("P-01")
 @given(st.sampled_from([READ, WRITE, EDIT, GREP]), PATHS, st.lists(PATH_RULES, max_size=4))
 def test_no_rule_allows_a_call_a_target_outside_its_capabilities(
-    desk: Desk, spec: ToolSpec, path: str, rules: list[str]
+    desk: AuthorizerFixture, spec: ToolSpec, path: str, rules: list[str]
 ) -> None:
     verdict = desk.judge(spec, {"path": path}, *rules)
     for target in verdict.targets:

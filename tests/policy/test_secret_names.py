@@ -1,4 +1,4 @@
-"""Files that look like secrets: asked about for tools, hidden from programs; sources and examples are not."""
+"""Files that look like secrets: tools ask, programs do not see them; sources and examples are exempt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.policy.desk import READ, WRITE, Desk, book
+from tests.policy.desk import READ, WRITE, AuthorizerFixture, book
 
 from handrail.contract.text.glob_patterns import find_glob_pattern_fault
 from handrail.policy.path_denials import build_hidden_path_rules
@@ -84,7 +84,9 @@ def test_each_secret_name_row_has_a_source_and_each_name_is_unique() -> None:
 
 
 @pytest.mark.parametrize("name", names(SECRETS))
-def test_a_secret_looking_file_is_asked_about_or_denied_and_hidden_from_programs(desk: Desk, name: str) -> None:
+def test_a_secret_looking_file_is_asked_about_or_denied_and_hidden_from_programs(
+    desk: AuthorizerFixture, name: str
+) -> None:
     for path in (name, f"a/b/{name}"):
         assert build_hidden_path_rules(book(), desk.roots.workspace).is_hidden(desk.path(path))
         assert desk.judge(READ, {"path": path}).action in ("ask", "deny")
@@ -92,7 +94,7 @@ def test_a_secret_looking_file_is_asked_about_or_denied_and_hidden_from_programs
 
 
 @pytest.mark.parametrize("name", names(SECRETS))
-def test_a_secret_like_name_is_recognised_in_any_letter_case(desk: Desk, name: str) -> None:
+def test_a_secret_like_name_is_recognised_in_any_letter_case(desk: AuthorizerFixture, name: str) -> None:
     for path in (name.upper(), name.title(), f"A/{name.swapcase()}"):
         assert build_hidden_path_rules(book(), desk.roots.workspace).is_hidden(desk.path(path)), path
         assert build_hidden_path_rules(book(), desk.roots.workspace).is_hidden(f"/elsewhere/{path}"), path
@@ -100,7 +102,7 @@ def test_a_secret_like_name_is_recognised_in_any_letter_case(desk: Desk, name: s
         assert desk.judge(WRITE, {"path": path}, with_mode(book(), "auto")).action in ("ask", "deny"), path
 
 
-def test_example_files_match_in_any_letter_case_but_user_rules_are_case_sensitive(desk: Desk) -> None:
+def test_example_files_match_in_any_letter_case_but_user_rules_are_case_sensitive(desk: AuthorizerFixture) -> None:
     assert desk.judge(READ, {"path": "ID_Utils.PY"}).action == "allow"
     assert desk.judge(READ, {"path": ".ENV.Example"}).action == "allow"
     assert desk.judge(READ, {"path": ".ENV"}, "allow fs.read .env").action == "ask"
@@ -108,18 +110,18 @@ def test_example_files_match_in_any_letter_case_but_user_rules_are_case_sensitiv
 
 
 @pytest.mark.parametrize("name", names(ORDINARY))
-def test_source_and_example_files_with_secret_like_names_are_not_hidden(desk: Desk, name: str) -> None:
+def test_source_and_example_files_with_secret_like_names_are_not_hidden(desk: AuthorizerFixture, name: str) -> None:
     assert not build_hidden_path_rules(book(), desk.roots.workspace).is_hidden(desk.path(name))
     if "node_modules" not in name:  # there, programs read it, and tools ask
         assert desk.judge(READ, {"path": name}).action == "allow"
 
 
-def test_auto_mode_writes_source_files_with_secret_like_names(desk: Desk) -> None:
+def test_auto_mode_writes_source_files_with_secret_like_names(desk: AuthorizerFixture) -> None:
     for name in ("src/id_utils.py", "src/private_key.py"):
         assert desk.judge(WRITE, {"path": name}, with_mode(book(), "auto")).action == "allow"
 
 
-def test_a_secret_name_with_a_folder_matches_only_in_that_folder(desk: Desk) -> None:
+def test_a_secret_name_with_a_folder_matches_only_in_that_folder(desk: AuthorizerFixture) -> None:
     found = build_hidden_path_rules(book(), desk.roots.workspace)
     assert found.is_hidden(desk.path("home/.cargo/credentials")) and not found.is_hidden(
         desk.path("src/credentials/x.py")

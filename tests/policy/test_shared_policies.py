@@ -1,9 +1,9 @@
-"""What is prepared for calls is shared by sessions with equal rules, and dropped one at a time."""
+"""Compiled policies are shared by sessions with equal rules, and evicted one at a time."""
 
 from __future__ import annotations
 
 import pytest
-from tests.policy.desk import BASH, GREP, READ, TODO, TRANSFER, WHOLE, WRITE, Desk, book, properties, rule
+from tests.policy.desk import BASH, GREP, READ, TODO, TRANSFER, WHOLE, WRITE, AuthorizerFixture, book, properties, rule
 
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy import call_authorizer
@@ -26,7 +26,7 @@ def in_session(rules: RuleBook, folder: str = _OWN) -> RuleBook:
     return rules.with_folder_rule(make_folder_reading_rule(folder))
 
 
-def test_sessions_with_equal_rules_share_the_prepared_policy_of_a_tool(desk: Desk) -> None:
+def test_sessions_with_equal_rules_share_the_prepared_policy_of_a_tool(desk: AuthorizerFixture) -> None:
     first, second = in_session(book("allow bash ls")), in_session(book("allow bash ls"), _OTHER)
     assert first is not second
     for spec, arguments in ((READ, {"path": "a"}), (BASH, {"command": "ls"}), (TODO, {"todos": "[]"})):
@@ -54,7 +54,7 @@ def test_rule_books_with_different_rules_modes_or_parents_are_not_shared() -> No
     assert once is not limit_to_parent(once, book("deny bash"))
 
 
-def test_a_rule_of_one_session_does_not_affect_another(desk: Desk) -> None:
+def test_a_rule_of_one_session_does_not_affect_another(desk: AuthorizerFixture) -> None:
     first, second = in_session(book()), in_session(book(), _OTHER)
     answered = first.with_rules(rule("allow bash ls"))
     assert desk.judge(BASH, {"command": "ls"}, answered).action == "allow"
@@ -76,7 +76,7 @@ def test_a_rule_of_one_session_does_not_affect_another(desk: Desk) -> None:
     ],
 )
 def test_each_session_reads_its_own_folder_and_no_other_sessions_folder(
-    desk: Desk, spec: ToolSpec, own: dict[str, str], other: dict[str, str]
+    desk: AuthorizerFixture, spec: ToolSpec, own: dict[str, str], other: dict[str, str]
 ) -> None:
     for folder, arguments, stranger in ((_OWN, own, other), (_OTHER, other, own)):
         rules = in_session(build_default_rule_book(), folder)
@@ -93,7 +93,7 @@ def test_each_session_reads_its_own_folder_and_no_other_sessions_folder(
         assert desk.judge(spec, other, in_session(build_default_rule_book())).action == "ask"
 
 
-def test_a_running_call_reads_its_sessions_folder_and_no_other_sessions_folder(desk: Desk) -> None:
+def test_a_running_call_reads_its_sessions_folder_and_no_other_sessions_folder(desk: AuthorizerFixture) -> None:
     touches = desk.may(READ, {"path": "a"}, in_session(book()))
     assert touches("fs.read", f"{_OWN}/out.txt") is None
     assert touches("fs.read", f"{_OTHER}/out.txt") is not None
@@ -104,12 +104,14 @@ def test_a_running_call_reads_its_sessions_folder_and_no_other_sessions_folder(d
 
 @pytest.mark.parametrize("scope", ["manifest", "project", "session"])
 @pytest.mark.parametrize("action", ["deny", "ask"])
-def test_a_rule_about_the_session_folder_overrides_the_default_rule(desk: Desk, action: Action, scope: str) -> None:
+def test_a_rule_about_the_session_folder_overrides_the_default_rule(
+    desk: AuthorizerFixture, action: Action, scope: str
+) -> None:
     rules = in_session(book(f"{scope}: {action} fs.read {_OWN}/**"))
     assert desk.judge(READ, {"path": f"{_OWN}/out.txt"}, rules).action == action
 
 
-def test_programs_of_a_session_see_only_its_own_session_folder(desk: Desk) -> None:
+def test_programs_of_a_session_see_only_its_own_session_folder(desk: AuthorizerFixture) -> None:
     first, second = (build_hidden_path_rules(in_session(book(), one), "/ws") for one in (_OWN, _OTHER))
     exact = build_hidden_path_rules(book().with_rules(make_folder_reading_rule(_OWN)), "/ws")
     for path in (f"{_OWN}/.env", f"{_OTHER}/.env", "/ws/.env", "/ws/a"):
@@ -119,10 +121,10 @@ def test_programs_of_a_session_see_only_its_own_session_folder(desk: Desk) -> No
 
 
 def test_the_cache_of_prepared_policies_drops_one_old_entry_at_a_time(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: AuthorizerFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(call_authorizer, "_MAX_PREPARED", 3)
-    own = Desk(desk.workspace)
+    own = AuthorizerFixture(desk.workspace)
     specs = [ToolSpec(f"tool{n}", "A tool.", properties(x=""), WHOLE, side_effect="read") for n in range(4)]
     rules = book("allow tool*")
     before = [own.judge(spec, {}, rules).prepared for spec in specs]
@@ -134,7 +136,7 @@ def test_the_cache_of_prepared_policies_drops_one_old_entry_at_a_time(
     assert own.judge(specs[3], {}, rules).prepared is before[3], "the next one dropped the next oldest"
 
 
-def test_the_rule_index_lists_every_rule_about_a_tool(desk: Desk) -> None:
+def test_the_rule_index_lists_every_rule_about_a_tool(desk: AuthorizerFixture) -> None:
     texts = (
         "allow bank.transfer source=a",
         "deny bank.* amount=9*",

@@ -1,4 +1,4 @@
-"""Shell text: what is understood, what is not, and that nothing in between is ever taken for plain."""
+"""The shell reader: what it understands, what it refuses, and nothing in between."""
 
 # pyright: reportPrivateUsage=false
 
@@ -105,7 +105,7 @@ UNCLEAR: list[tuple[str, str]] = [
     ("for PATH in a; do ls; done", "the variable PATH"),
     ("GIT_DIR=x git log", "the variable GIT_DIR"),
     ("IFS=x read y", "the variable IFS"),
-    ("[[ $x -eq 1 ]]", "as a number"),
+    ("[[ $x -eq 1 ]]", "as numbers"),
     ("[[ -v x ]]", "a test with -v"),
     ("[ -f x", ""),
     ("echo ${x:=y}", "expansion"),
@@ -508,7 +508,7 @@ PIECES = st.sampled_from(
 @settings(max_examples=600, deadline=None)
 @given(st.lists(PIECES, min_size=1, max_size=9), st.sampled_from([" ", "  ", ""]))
 def test_the_fast_path_parses_plain_words_as_the_grammar_does(pieces: list[str], blank: str) -> None:
-    """The regular expression that stands for the grammar either agrees with it or leaves the text to it."""
+    """The regular expression agrees with the grammar or leaves the text to it."""
     text = blank.join(pieces) if blank else " ".join(pieces).replace(" ;", ";")
     plain = parser._list_plain_parts(text)
     if plain is None:

@@ -1,4 +1,4 @@
-"""Whatever bash runs of a text that is understood is among the commands that are judged. Bash runs stubs, in a sandbox."""
+"""Every command that bash runs from an understood text is also judged. Bash runs stubs in a sandbox."""
 
 # pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false

@@ -1,11 +1,11 @@
-"""The corpus of shell texts and their decisions. Nothing here runs any of them."""
+"""The corpus of shell commands and their decisions. Nothing here runs any of them."""
 
 from __future__ import annotations
 
 import pytest
 from _pytest.mark.structures import ParameterSet
 from tests.policy import shell_cases
-from tests.policy.desk import Desk
+from tests.policy.desk import AuthorizerFixture
 from tests.policy.shell_cases import ShellCase
 from tests.policy.shell_program_cases import PROGRAMS, WRONG
 
@@ -32,7 +32,7 @@ def _parameter(case: ShellCase) -> ParameterSet:
 
 
 @pytest.mark.parametrize("case", [_parameter(case) for case in _CASES])
-def test_each_shell_text_gets_the_decision_listed_in_the_corpus(desk: Desk, case: ShellCase) -> None:
+def test_each_shell_text_gets_the_decision_listed_in_the_corpus(desk: AuthorizerFixture, case: ShellCase) -> None:
     verdict = desk.bash(case.text, *case.rules)
     assert verdict.action == case.decision, f"{case.text!r} ({case.why}): {verdict.reason}"
 

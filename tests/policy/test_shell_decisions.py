@@ -1,4 +1,4 @@
-"""What is decided about shell texts, each under the rules that would let it through if anything did.
+"""Decisions about shell commands, each under rules that would otherwise allow it.
 
 Nothing here runs any of them.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.policy.desk import GIT, HELPER, Desk, book
+from tests.policy.desk import GIT, HELPER, AuthorizerFixture, book
 from tests.policy.shell_corpus import ALLOWED_BY_A_RULE_FOR_EVERYTHING, ASKED_EVEN_THEN
 
 from handrail.policy.rule_suggestions import suggest_rule
@@ -19,7 +19,7 @@ from handrail.tools.shell_tools import BashTool
 
 @pytest.mark.proves("P-05")
 @pytest.mark.parametrize("command", ALLOWED_BY_A_RULE_FOR_EVERYTHING)
-def test_a_rule_that_allows_all_of_bash_allows_a_plain_command(desk: Desk, command: str) -> None:
+def test_a_rule_that_allows_all_of_bash_allows_a_plain_command(desk: AuthorizerFixture, command: str) -> None:
     verdict = desk.bash(command, "allow bash")
     assert verdict.action == "allow", verdict.reason
 
@@ -27,7 +27,7 @@ def test_a_rule_that_allows_all_of_bash_allows_a_plain_command(desk: Desk, comma
 @pytest.mark.proves("P-05")
 @pytest.mark.parametrize("command", ASKED_EVEN_THEN)
 def test_commands_that_run_or_write_something_else_need_approval_even_under_allow_everything(
-    desk: Desk, command: str
+    desk: AuthorizerFixture, command: str
 ) -> None:
     for rules in (
         ["allow bash"],
@@ -97,7 +97,7 @@ def test_the_corpus_has_more_than_two_hundred_commands() -> None:
     ],
 )
 def test_a_rule_overrides_a_program_policy_only_by_naming_the_risky_words(
-    desk: Desk, command: str, rule: str, answer: str
+    desk: AuthorizerFixture, command: str, rule: str, answer: str
 ) -> None:
     assert desk.bash(command, rule).action == answer
     if answer == "allow":
@@ -106,7 +106,7 @@ def test_a_rule_overrides_a_program_policy_only_by_naming_the_risky_words(
 
 @pytest.mark.proves("P-05")
 @given(st.sampled_from([c for c in ASKED_EVEN_THEN if c]))
-def test_the_rule_stored_for_always_allows_exactly_the_approved_command(desk: Desk, command: str) -> None:
+def test_the_rule_stored_for_always_allows_exactly_the_approved_command(desk: AuthorizerFixture, command: str) -> None:
     verdict = desk.bash(command)
     if suggest_rule(verdict) is None:
         return
@@ -152,7 +152,7 @@ def test_the_rule_stored_for_always_allows_exactly_the_approved_command(desk: De
         "while true; do rm x; done",
     ],
 )
-def test_a_denied_program_is_denied_however_it_is_reached(desk: Desk, command: str) -> None:
+def test_a_denied_program_is_denied_however_it_is_reached(desk: AuthorizerFixture, command: str) -> None:
     assert desk.bash(command, "allow bash", "deny bash rm *").action == "deny"
     assert desk.bash(command, "allow bash", "deny shell.run rm *").action == "deny"
 
@@ -173,7 +173,7 @@ def test_a_denied_program_is_denied_however_it_is_reached(desk: Desk, command: s
         "sleep 9e9 9 || sleep 99",
     ],
 )
-def test_a_command_that_only_waits_is_denied_with_advice(desk: Desk, command: str) -> None:
+def test_a_command_that_only_waits_is_denied_with_advice(desk: AuthorizerFixture, command: str) -> None:
     verdict = desk.bash(command, "allow bash")
     if "9e9" in command:  # not a duration of ours, so nothing is claimed about it
         assert verdict.action == "allow"
@@ -183,7 +183,7 @@ def test_a_command_that_only_waits_is_denied_with_advice(desk: Desk, command: st
     assert "Run the command" in verdict.reason
 
 
-def test_a_job_that_only_waits_is_denied_with_a_hint_to_add_timer(desk: Desk) -> None:
+def test_a_job_that_only_waits_is_denied_with_a_hint_to_add_timer(desk: AuthorizerFixture) -> None:
     spec = BashTool().spec
     for background in (False, True):
         verdict = desk.judge(spec, {"command": "sleep 60", "background": background}, "allow bash")
@@ -193,18 +193,18 @@ def test_a_job_that_only_waits_is_denied_with_a_hint_to_add_timer(desk: Desk) ->
     assert desk.judge(spec, {"command": "sleep 60 && make", "background": True}, "allow bash").action == "allow"
 
 
-def test_a_short_sleep_or_a_sleep_before_other_work_is_allowed(desk: Desk) -> None:
+def test_a_short_sleep_or_a_sleep_before_other_work_is_allowed(desk: AuthorizerFixture) -> None:
     assert desk.bash(f"sleep {MAX_WAIT_S}", "allow bash").action == "allow"
     assert desk.bash("sleep 30 && make", "allow bash").action == "allow"
 
 
 @pytest.mark.parametrize("command", ["sleep 60 & echo done", "true && sleep 60 & date", "sleep 60 & sleep 2"])
-def test_a_sleep_in_the_shells_background_is_allowed(desk: Desk, command: str) -> None:
+def test_a_sleep_in_the_shells_background_is_allowed(desk: AuthorizerFixture, command: str) -> None:
     assert desk.bash(command, "allow bash").action == "allow"
 
 
 @pytest.mark.proves("P-05")
-def test_an_argument_list_without_a_shell_is_checked_as_a_single_command(desk: Desk) -> None:
+def test_an_argument_list_without_a_shell_is_checked_as_a_single_command(desk: AuthorizerFixture) -> None:
     assert desk.judge(GIT, {"argv": ["git", "status"]}, "allow git.status git *").action == "allow"
     assert desk.judge(GIT, {"argv": ["git", "*", "$x"]}, "allow git.status git *").action == "allow"
     assert desk.judge(GIT, {"argv": ["git", "-c", "a=b", "x"]}, "allow git.status").action == "ask"
@@ -213,7 +213,7 @@ def test_an_argument_list_without_a_shell_is_checked_as_a_single_command(desk: D
 
 
 @pytest.mark.proves("P-05", "K-10")
-def test_a_tool_that_requires_one_program_cannot_run_an_unreadable_text(desk: Desk) -> None:
+def test_a_tool_that_requires_one_program_cannot_run_an_unreadable_text(desk: AuthorizerFixture) -> None:
     verdict = desk.judge(GIT, {"argv": "git $(ls)"}, "allow git.status")
     assert verdict.action == "deny"
     assert "not among its programs" in verdict.reason
@@ -256,7 +256,7 @@ OPTIONS = st.sampled_from(
 
 @given(PROGRAMS, st.lists(OPTIONS, max_size=6))
 def test_a_command_with_a_risk_needs_approval_unless_a_rule_names_all_its_words(
-    desk: Desk, program: str, words: list[str]
+    desk: AuthorizerFixture, program: str, words: list[str]
 ) -> None:
     argv = [program, *words]
     found = find_hidden_program_risk(argv)
@@ -268,7 +268,7 @@ def test_a_command_with_a_risk_needs_approval_unless_a_rule_names_all_its_words(
         assert found.reason
 
 
-def test_another_tool_that_runs_programs_is_subject_to_the_same_policies(desk: Desk) -> None:
+def test_another_tool_that_runs_programs_is_subject_to_the_same_policies(desk: AuthorizerFixture) -> None:
     may = desk.may(HELPER, {"x": 1}, book("allow helper", "deny shell.run rm *"))
     assert may("shell.run", ["ls", "-l"]) is None
     assert may("shell.run", "ls -l && git status") is None

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.policy.desk import BASH, Desk, rule
+from tests.policy.desk import BASH, AuthorizerFixture, rule
 
 from handrail.policy import stored_paths
 from handrail.policy.call_evaluation import PolicyVerdict
@@ -57,7 +57,7 @@ def repository(tmp_path: Path) -> Path:
 
 def judge(folder: Path, command: str, *rules: str, mode: str = "ask") -> PolicyVerdict:
     """The decision of a default session, after the history was read."""
-    desk = Desk(folder)
+    desk = AuthorizerFixture(folder)
     book = with_mode(build_default_rule_book().with_rules(*map(rule, rules)), mode)  # type: ignore[arg-type]
 
     def evaluate() -> PolicyVerdict:
@@ -410,7 +410,7 @@ def test_a_change_that_keeps_size_and_time_is_read_again(repository: Path) -> No
 def test_a_long_index_is_read_before_the_decision_and_not_within_it(repository: Path) -> None:
     commit(repository, {f"folder/{number:04d}-{'x' * 200}": "" for number in range(2_500)})
     commit(repository, {".env": "KEY=1\n"})
-    desk = Desk(repository)
+    desk = AuthorizerFixture(repository)
     verdict = desk.authority.evaluate(
         SPEC, {"command": "git grep x"}, rules=build_default_rule_book(), roots=desk.roots
     )
@@ -425,9 +425,9 @@ def test_a_long_index_is_read_before_the_decision_and_not_within_it(repository: 
 
 @pytest.mark.parametrize("count", [300, 5_000])
 def test_the_rules_judge_many_stored_files_before_the_decision_and_not_within_it(repository: Path, count: int) -> None:
-    """A decision holds everything else up, so that it looks at a few names only."""
+    """A decision blocks all other work, so it checks only a few names."""
     commit(repository, {f"d{number % 50}/{number}": "" for number in range(count)})
-    desk = Desk(repository)
+    desk = AuthorizerFixture(repository)
 
     def evaluate() -> PolicyVerdict:
         return desk.authority.evaluate(

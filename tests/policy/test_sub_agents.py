@@ -1,4 +1,4 @@
-"""What an agent has that another one starts: never more than any that bounds it."""
+"""Rights of a sub-agent: never more than any of its bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What "always" would store: a rule that, read again from its text, is about exactly the call that was approved."""
+"""The rule that "always" stores matches exactly the approved call after a round trip through text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.policy.desk import BASH, READ, TRANSFER, WRITE, Desk
+from tests.policy.desk import BASH, READ, TRANSFER, WRITE, AuthorizerFixture
 
 from handrail.policy.rule_suggestions import describe_wider_rule_coverage, suggest_rule, suggest_wider_rule
 from handrail.policy.shell.read_only_proof import is_command_provably_read_only
@@ -22,7 +22,7 @@ _WORDS = st.lists(
 
 
 def _mutated(text: str) -> list[str]:
-    """Texts beside ``text``: one character less, more, or another."""
+    """Yield variants of ``text`` with one character removed, added or changed."""
     return [
         text[1:],
         text[:-1],
@@ -35,7 +35,7 @@ def _mutated(text: str) -> list[str]:
 
 
 @given(_NAMES)
-def test_a_suggested_rule_for_a_path_allows_only_that_path(desk: Desk, name: str) -> None:
+def test_a_suggested_rule_for_a_path_allows_only_that_path(desk: AuthorizerFixture, name: str) -> None:
     path = f"src/{name}"
     verdict = desk.judge(WRITE, {"path": path})
     assume(verdict.action == "ask" and suggest_rule(verdict) is not None)
@@ -53,7 +53,7 @@ def test_a_suggested_rule_for_a_path_allows_only_that_path(desk: Desk, name: str
 
 
 @given(_WORDS)
-def test_a_rule_suggested_for_a_command_allows_exactly_those_words(desk: Desk, words: list[str]) -> None:
+def test_a_rule_suggested_for_a_command_allows_exactly_those_words(desk: AuthorizerFixture, words: list[str]) -> None:
     def quoted(argv: list[str]) -> str:
         return " ".join("'" + word.replace("'", "'\"'\"'") + "'" for word in argv)
 
@@ -85,7 +85,7 @@ def test_a_rule_suggested_for_a_command_allows_exactly_those_words(desk: Desk, w
     ],
 )
 def test_a_wider_rule_is_offered_only_if_further_words_keep_the_command_harmless(
-    desk: Desk, command: str, rule: str | None
+    desk: AuthorizerFixture, command: str, rule: str | None
 ) -> None:
     verdict = desk.bash(command)
     assert verdict.action == "ask" and suggest_wider_rule(verdict) == rule
@@ -112,7 +112,7 @@ def test_a_wider_rule_is_offered_only_if_further_words_keep_the_command_harmless
     ],
 )
 def test_a_wider_rule_for_a_command_keeps_the_words_that_name_its_action(
-    desk: Desk, command: str, rule: str, said: str
+    desk: AuthorizerFixture, command: str, rule: str, said: str
 ) -> None:
     verdict = desk.bash(command)
     assert verdict.action == "ask" and suggest_wider_rule(verdict) == rule
@@ -143,7 +143,9 @@ def test_a_wider_rule_for_a_command_keeps_the_words_that_name_its_action(
         "gh pr create",
     ],
 )
-def test_a_command_that_runs_programs_sends_or_destroys_gets_no_open_ended_wider_rule(desk: Desk, command: str) -> None:
+def test_a_command_that_runs_programs_sends_or_destroys_gets_no_open_ended_wider_rule(
+    desk: AuthorizerFixture, command: str
+) -> None:
     verdict = desk.bash(command)
     assert verdict.action == "ask"
     rule = suggest_wider_rule(verdict)
@@ -168,7 +170,9 @@ _STARTS = [
     st.sampled_from(_STARTS),
     st.lists(st.text(st.sampled_from("ax-+=:/!@$*>|;&w() .'\""), min_size=1, max_size=5), max_size=4),
 )
-def test_a_wider_rule_allows_only_commands_proved_to_change_nothing(desk: Desk, start: str, words: list[str]) -> None:
+def test_a_wider_rule_allows_only_commands_proved_to_change_nothing(
+    desk: AuthorizerFixture, start: str, words: list[str]
+) -> None:
     verdict = desk.bash(start)
     rule = suggest_wider_rule(verdict)
     assume(rule is not None)
@@ -187,7 +191,7 @@ def test_a_wider_rule_allows_only_commands_proved_to_change_nothing(desk: Desk, 
         ("src/.config/x", None),
     ],
 )
-def test_a_wider_rule_for_a_write_covers_the_folder(desk: Desk, path: str, rule: str | None) -> None:
+def test_a_wider_rule_for_a_write_covers_the_folder(desk: AuthorizerFixture, path: str, rule: str | None) -> None:
     verdict = desk.judge(WRITE, {"path": path})
     assert verdict.action == "ask" and suggest_wider_rule(verdict) == rule
     if rule is not None:
@@ -198,14 +202,16 @@ def test_a_wider_rule_for_a_write_covers_the_folder(desk: Desk, path: str, rule:
                 assert desk.judge(WRITE, {"path": beside}, rule).action == "ask", beside
 
 
-def test_secret_like_reads_and_calls_with_other_arguments_get_no_wider_rule(desk: Desk) -> None:
+def test_secret_like_reads_and_calls_with_other_arguments_get_no_wider_rule(desk: AuthorizerFixture) -> None:
     for tool, arguments in ((READ, {"path": "src/.env"}), (TRANSFER, {"source": "a", "target": "b"})):
         verdict = desk.judge(tool, arguments)
         assert verdict.action == "ask" and suggest_rule(verdict) is not None and suggest_wider_rule(verdict) is None
 
 
 @given(st.fixed_dictionaries({"source": _NAMES, "target": _NAMES}, optional={"amount": st.integers(0, 99)}))
-def test_a_suggested_rule_for_other_arguments_allows_only_those_values(desk: Desk, arguments: dict[str, Any]) -> None:
+def test_a_suggested_rule_for_other_arguments_allows_only_those_values(
+    desk: AuthorizerFixture, arguments: dict[str, Any]
+) -> None:
     verdict = desk.judge(TRANSFER, arguments)
     assume(suggest_rule(verdict) is not None)
     rule = str(suggest_rule(verdict))

@@ -1,4 +1,4 @@
-"""Rules from content that nobody trusted can only narrow, and one file is never written, whatever the rules say."""
+"""Rules from untrusted content only narrow, and one file is never writable, whatever the rules say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.policy.desk import BASH, EDIT, MOVE, READ, TODO, TRANSFER, UPLOAD, WRITE, Desk, book, rule
+from tests.policy.desk import BASH, EDIT, MOVE, READ, TODO, TRANSFER, UPLOAD, WRITE, AuthorizerFixture, book, rule
 
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.decision_explanation import trace_decision
@@ -34,7 +34,7 @@ def untrusted(*texts: str) -> list[Rule]:
     ],
 )
 def test_an_untrusted_ask_rule_never_replaces_a_deny_and_an_untrusted_deny_rule_applies(
-    desk: Desk, spec: ToolSpec, arguments: Mapping[str, Any], deny: str, ask: str
+    desk: AuthorizerFixture, spec: ToolSpec, arguments: Mapping[str, Any], deny: str, ask: str
 ) -> None:
     denied = book(f"project: {deny}")
     assert desk.judge(spec, arguments, denied.with_rules(rule(ask, "project"))).action == "ask"  # what trust would do
@@ -84,7 +84,7 @@ SCOPES = st.sampled_from(["project", "project", "session", "session", "manifest"
 @settings(max_examples=3 * settings().max_examples)
 @given(st.data(), st.sampled_from(CALLS))
 def test_untrusted_rules_never_make_a_decision_milder(
-    desk: Desk, data: st.DataObject, call: tuple[ToolSpec, dict[str, Any], tuple[str, ...]]
+    desk: AuthorizerFixture, data: st.DataObject, call: tuple[ToolSpec, dict[str, Any], tuple[str, ...]]
 ) -> None:
     spec, arguments, related = call
     about = st.sampled_from(related)
@@ -102,7 +102,7 @@ def test_untrusted_rules_never_make_a_decision_milder(
 @pytest.mark.proves("P-15")
 @pytest.mark.parametrize("spec", [WRITE, EDIT, MOVE])
 def test_writing_the_workspaces_configuration_is_denied_under_every_rule_without_asking(
-    desk: Desk, spec: ToolSpec
+    desk: AuthorizerFixture, spec: ToolSpec
 ) -> None:
     arguments = {"path": "src/../handrail.toml", "source": "src/a.py", "target": "./HANDRAIL.TOML"}
     rules = ("allow *", f"allow {spec.id}", "allow fs.write handrail.toml", "manifest: allow fs.*")
@@ -115,7 +115,7 @@ def test_writing_the_workspaces_configuration_is_denied_under_every_rule_without
 
 
 @pytest.mark.proves("P-15")
-def test_a_running_call_cannot_write_the_workspace_file(desk: Desk) -> None:
+def test_a_running_call_cannot_write_the_workspace_file(desk: AuthorizerFixture) -> None:
     may = desk.may(WRITE, {"path": "src/a.py"}, "allow *", "allow fs.write")
     refused = may("fs.write", desk.path("handrail.toml"))
     assert refused is not None and "no rule can allow it" in refused

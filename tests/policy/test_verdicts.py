@@ -1,4 +1,4 @@
-"""Verdicts: capabilities first, then rules with the shipped ones last, and a second check of each access."""
+"""Verdicts: capabilities first, then rules with the shipped ones last, and a second check at access."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.policy.desk import (
     TRANSFER,
     UPLOAD,
     WRITE,
-    Desk,
+    AuthorizerFixture,
     book,
     properties,
     rule,
@@ -65,7 +65,9 @@ from handrail.tools import BUILTINS
 
 
 @pytest.mark.proves("P-03")
-def test_the_default_rules_allow_only_reads_inside_the_roots_and_session_internal_tools(desk: Desk) -> None:
+def test_the_default_rules_allow_only_reads_inside_the_roots_and_session_internal_tools(
+    desk: AuthorizerFixture,
+) -> None:
     assert desk.judge(READ, {"path": "src/a.py"}).action == "allow"
     assert desk.judge(GREP, {"pattern": "x"}).action == "allow"
     assert desk.judge(TODO, {"todos": "[]"}).action == "allow"
@@ -87,7 +89,7 @@ def test_the_default_rules_allow_only_reads_inside_the_roots_and_session_interna
     "path",
     [".env", ".env.local", "deep/er/.env", "key.pem", "a/id_backup", ".ssh/config", "x/.aws/credentials", ".netrc"],
 )
-def test_a_read_of_a_secret_like_file_asks_unless_a_rule_names_it(desk: Desk, path: str) -> None:
+def test_a_read_of_a_secret_like_file_asks_unless_a_rule_names_it(desk: AuthorizerFixture, path: str) -> None:
     assert desk.judge(READ, {"path": path}).action == "ask"
     assert desk.judge(READ, {"path": path}, f"allow fs.read {path}").action == "allow"
     assert desk.judge(READ, {"path": path}, f"allow read {path}").action == "allow"
@@ -95,14 +97,14 @@ def test_a_read_of_a_secret_like_file_asks_unless_a_rule_names_it(desk: Desk, pa
 
 
 @pytest.mark.proves("P-03")
-def test_the_default_read_rule_covers_only_tools_that_only_read(desk: Desk) -> None:
+def test_the_default_read_rule_covers_only_tools_that_only_read(desk: AuthorizerFixture) -> None:
     assert desk.judge(UPLOAD, {"path": "src/a.py", "url": "https://a.example.org/"}, "allow net.fetch").action == "ask"
     assert desk.judge(MOVE, {"source": "src/a.py", "target": "b.py"}, "allow fs.write").action == "ask"
     assert desk.judge(EDIT, {"path": "src/a.py"}, "allow fs.*").action == "allow"
     assert desk.judge(EDIT, {"path": "src/a.py"}, "allow edit src/**").action == "allow"
 
 
-def test_a_file_that_may_be_replaced_may_be_read_unless_a_read_rule_decides(desk: Desk) -> None:
+def test_a_file_that_may_be_replaced_may_be_read_unless_a_read_rule_decides(desk: AuthorizerFixture) -> None:
     assert desk.judge(EDIT, {"path": "src/a.py"}, "allow fs.write src/**").action == "allow"
     assert desk.may(EDIT, {"path": "src/a.py"}, "allow fs.write src/**")("fs.read", desk.path("src/a.py")) is None
     assert desk.judge(EDIT, {"path": ".env"}, "allow fs.write").action == "ask"
@@ -127,7 +129,7 @@ def test_the_default_rules_have_texts_that_parse_back_to_the_same_rules() -> Non
 
 
 @pytest.mark.proves("P-03")
-def test_a_further_readable_folder_gets_the_same_default_rules_as_the_workspace(desk: Desk) -> None:
+def test_a_further_readable_folder_gets_the_same_default_rules_as_the_workspace(desk: AuthorizerFixture) -> None:
     rules = build_default_rule_book(["/extra"])
     assert desk.judge(READ, {"path": "/extra/out.txt"}, rules).action == "allow"
     assert desk.judge(READ, {"path": "/extra/.env"}, rules).action == "ask"
@@ -135,7 +137,7 @@ def test_a_further_readable_folder_gets_the_same_default_rules_as_the_workspace(
 
 
 @pytest.mark.proves("P-03")
-def test_a_session_rule_allows_reading_the_saved_outputs_of_that_session_only(desk: Desk) -> None:
+def test_a_session_rule_allows_reading_the_saved_outputs_of_that_session_only(desk: AuthorizerFixture) -> None:
     rules = build_default_rule_book().with_rules(make_folder_reading_rule("/extra/ses_1"))
     assert desk.judge(READ, {"path": "/extra/ses_1/out.txt"}, rules).action == "allow"
     assert desk.judge(READ, {"path": "/extra/ses_1"}, rules).action == "ask"
@@ -147,7 +149,7 @@ def test_a_session_rule_allows_reading_the_saved_outputs_of_that_session_only(de
 
 
 @pytest.mark.proves("P-02")
-def test_every_target_of_a_call_is_checked_and_the_strictest_decision_holds(desk: Desk) -> None:
+def test_every_target_of_a_call_is_checked_and_the_strictest_decision_holds(desk: AuthorizerFixture) -> None:
     arguments = {"source": "src/a.py", "target": "secrets/b"}
     assert desk.judge(MOVE, arguments, "allow move").action == "allow"
     assert desk.judge(MOVE, arguments, "allow move src/**").action == "ask"
@@ -157,7 +159,7 @@ def test_every_target_of_a_call_is_checked_and_the_strictest_decision_holds(desk
 
 
 @pytest.mark.proves("P-02")
-def test_each_of_several_targets_of_a_capability_is_checked(desk: Desk) -> None:
+def test_each_of_several_targets_of_a_capability_is_checked(desk: AuthorizerFixture) -> None:
     both = replace(MOVE, targets={"fs.write": ["{source}", "{target}"]})
     arguments = {"source": "src/a.py", "target": "secrets/b"}
     assert desk.judge(both, arguments, "allow fs.write src/**").action == "ask"
@@ -179,7 +181,7 @@ def test_each_of_several_targets_of_a_capability_is_checked(desk: Desk) -> None:
 
 
 @pytest.mark.proves("P-02")
-def test_rules_match_a_tool_with_several_kinds_of_targets_by_argument_name(desk: Desk) -> None:
+def test_rules_match_a_tool_with_several_kinds_of_targets_by_argument_name(desk: AuthorizerFixture) -> None:
     arguments = {"path": "src/a.py", "url": "https://a.example.org/x"}
     assert desk.judge(UPLOAD, arguments, "allow upload url=https://a.example.org/* path=src/*").action == "allow"
     assert desk.judge(UPLOAD, arguments, "allow upload path=src/* *", "ask net.fetch").action == "ask"
@@ -213,19 +215,19 @@ def test_rules_match_a_tool_with_several_kinds_of_targets_by_argument_name(desk:
     ],
 )
 def test_rules_match_hosts_by_label_and_port_and_ambiguous_urls_are_refused(
-    desk: Desk, url: str, rules: list[str], answer: str
+    desk: AuthorizerFixture, url: str, rules: list[str], answer: str
 ) -> None:
     assert desk.judge(FETCH, {"url": url}, *rules).action == answer
 
 
-def test_a_call_without_a_host_falls_back_to_rules_about_the_tool(desk: Desk) -> None:
+def test_a_call_without_a_host_falls_back_to_rules_about_the_tool(desk: AuthorizerFixture) -> None:
     assert desk.judge(FETCH, {}, "allow web_fetch example.org").action == "ask"
     assert desk.judge(FETCH, {}, "allow web_fetch").action == "allow"
     assert desk.judge(FETCH, {}, "deny web_fetch").action == "deny"
 
 
 @pytest.mark.parametrize("path", ["", "a\0b", "x" * 10_000, "\ud800"])
-def test_an_invalid_path_is_denied_with_the_reason(desk: Desk, path: str) -> None:
+def test_an_invalid_path_is_denied_with_the_reason(desk: AuthorizerFixture, path: str) -> None:
     verdict = desk.judge(READ, {"path": path}, "allow read")
     assert verdict.action == "deny"
     assert "path" in verdict.reason
@@ -236,7 +238,7 @@ def test_an_invalid_path_is_denied_with_the_reason(desk: Desk, path: str) -> Non
 
 @pytest.mark.proves("P-01", "K-10")
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "way-out/passwd", "src/../../x"])
-def test_a_path_outside_all_capabilities_is_denied_before_rules_apply(desk: Desk, path: str) -> None:
+def test_a_path_outside_all_capabilities_is_denied_before_rules_apply(desk: AuthorizerFixture, path: str) -> None:
     verdict = desk.judge(READ, {"path": path}, "allow read", "allow fs.read", "allow *")
     assert verdict.action == "deny"
     assert f"is outside the folders that tool read can read ({desk.roots.workspace}" in verdict.reason
@@ -281,14 +283,14 @@ def test_each_capability_refusal_gives_the_model_a_next_step_and_no_operator_det
 
 
 @pytest.mark.proves("P-01")
-def test_a_refusal_of_a_tool_limited_to_some_folders_names_those_folders(desk: Desk) -> None:
+def test_a_refusal_of_a_tool_limited_to_some_folders_names_those_folders(desk: AuthorizerFixture) -> None:
     narrow = replace(READ, requires=Requires(fs=FsRequires(read=("{workspace}/src/**",))))
     reason = desk.judge(narrow, {"path": "README.md"}, "allow *").reason
     assert f"({desk.roots.workspace}/src/**). Use a path inside these folders, or another tool." in reason
 
 
 @pytest.mark.proves("P-01")
-def test_a_sibling_folder_with_the_same_prefix_is_outside_the_workspace(desk: Desk) -> None:
+def test_a_sibling_folder_with_the_same_prefix_is_outside_the_workspace(desk: AuthorizerFixture) -> None:
     assert desk.judge(READ, {"path": f"{desk.roots.workspace}_secret/a"}, "allow *").action == "deny"
 
 
@@ -305,7 +307,7 @@ def test_an_agent_has_the_capabilities_that_it_and_its_tools_require() -> None:
 
 
 @pytest.mark.proves("K-10")
-def test_one_tool_does_not_get_the_capabilities_of_another(desk: Desk) -> None:
+def test_one_tool_does_not_get_the_capabilities_of_another(desk: AuthorizerFixture) -> None:
     capabilities = desk.judge(READ, {"path": "src/a.py"}).capabilities
     assert not capabilities.may_allow_any_target("net.fetch")
     assert not capabilities.may_allow_any_target("shell.run")
@@ -313,8 +315,8 @@ def test_one_tool_does_not_get_the_capabilities_of_another(desk: Desk) -> None:
 
 
 @pytest.mark.proves("K-10")
-def test_the_ceiling_limits_the_capability_set_of_every_call(desk: Desk) -> None:
-    low = Desk(desk.workspace, ceiling=Requires(fs=FsRequires(read=("src",))))
+def test_the_ceiling_limits_the_capability_set_of_every_call(desk: AuthorizerFixture) -> None:
+    low = AuthorizerFixture(desk.workspace, ceiling=Requires(fs=FsRequires(read=("src",))))
     assert low.judge(READ, {"path": "src/a.py"}).action == "allow"
     verdict = low.judge(READ, {"path": "README.md"}, "allow *")
     assert verdict.action == "deny"
@@ -327,7 +329,7 @@ def test_the_ceiling_limits_the_capability_set_of_every_call(desk: Desk) -> None
 
 
 @pytest.mark.proves("K-10", "P-01")
-def test_a_nested_call_has_at_most_the_capabilities_of_its_parent(desk: Desk) -> None:
+def test_a_nested_call_has_at_most_the_capabilities_of_its_parent(desk: AuthorizerFixture) -> None:
     parent = CapabilitySet((expand_requires(Requires(fs=FsRequires(read=("src",))), desk.variables, "tool parent"),))
     assert desk.judge(READ, {"path": "src/a.py"}, parent=parent).action == "allow"
     assert desk.judge(READ, {"path": "README.md"}, parent=parent).action == "deny"
@@ -343,7 +345,7 @@ def test_a_nested_call_has_at_most_the_capabilities_of_its_parent(desk: Desk) ->
 
 
 @pytest.mark.proves("P-13")
-def test_the_reason_names_the_rule_with_its_scope_and_the_operator_reason_its_source(desk: Desk) -> None:
+def test_the_reason_names_the_rule_with_its_scope_and_the_operator_reason_its_source(desk: AuthorizerFixture) -> None:
     verdict = desk.bash("rm x", book().with_rules(rule("deny bash rm *", "project", "/etc/handrail.toml")))
     assert "'deny bash rm *'" in verdict.reason
     assert "project scope" in verdict.reason
@@ -376,7 +378,7 @@ ASKING: list[tuple[ToolSpec, dict[str, object], str | None]] = [
 @pytest.mark.proves("P-08")
 @pytest.mark.parametrize(("spec", "arguments", "expected"), ASKING)
 def test_a_suggested_rule_escapes_every_literal_and_allows_the_call(
-    desk: Desk, spec: ToolSpec, arguments: dict[str, object], expected: str | None
+    desk: AuthorizerFixture, spec: ToolSpec, arguments: dict[str, object], expected: str | None
 ) -> None:
     rules = book("allow bash ls")
     verdict = desk.judge(spec, arguments, rules)
@@ -388,7 +390,7 @@ def test_a_suggested_rule_escapes_every_literal_and_allows_the_call(
 
 
 @pytest.mark.proves("P-08")
-def test_a_suggested_rule_allows_no_other_call(desk: Desk) -> None:
+def test_a_suggested_rule_allows_no_other_call(desk: AuthorizerFixture) -> None:
     stored = suggest_rule(desk.judge(TRANSFER, {"source": "a", "amount": 5}))
     assert stored is not None
     assert desk.judge(TRANSFER, {"source": "a", "amount": 6}, stored).action == "ask"
@@ -399,14 +401,14 @@ def test_a_suggested_rule_allows_no_other_call(desk: Desk) -> None:
     assert desk.judge(WRITE, {"path": "aXb"}, stored).action == "ask"
 
 
-def test_a_suggested_rule_answers_a_question_of_a_capability_rule(desk: Desk) -> None:
+def test_a_suggested_rule_answers_a_question_of_a_capability_rule(desk: AuthorizerFixture) -> None:
     verdict = desk.judge(WRITE, {"path": "a.py"}, "allow write", "ask fs.write")
     assert suggest_rule(verdict) == "allow fs.write a.py"
     assert suggest_rule(desk.bash("mkdir x", "manifest: deny bash mkdir *")) is None
 
 
 @given(st.text(max_size=12))
-def test_a_suggested_path_rule_matches_only_that_path(desk: Desk, name: str) -> None:
+def test_a_suggested_path_rule_matches_only_that_path(desk: AuthorizerFixture, name: str) -> None:
     verdict = desk.judge(WRITE, {"path": f"d/{name}"})
     if verdict.action != "ask" or suggest_rule(verdict) is None:
         return
@@ -415,7 +417,7 @@ def test_a_suggested_path_rule_matches_only_that_path(desk: Desk, name: str) -> 
     assert desk.judge(WRITE, {"path": target.value + "x"}, str(suggest_rule(verdict))).action == "ask"
 
 
-def test_a_decision_that_does_not_depend_on_arguments_is_cached(desk: Desk) -> None:
+def test_a_decision_that_does_not_depend_on_arguments_is_cached(desk: AuthorizerFixture) -> None:
     rules = book("allow bank.transfer")
     assert desk.judge(TRANSFER, {"amount": 1}, rules) is desk.judge(TRANSFER, {"amount": 2}, rules)
     asking = book("allow bank.transfer amount=1")
@@ -423,8 +425,8 @@ def test_a_decision_that_does_not_depend_on_arguments_is_cached(desk: Desk) -> N
     assert desk.judge(TRANSFER, {"amount": 2}, asking).action == "ask"
 
 
-def test_many_rule_books_do_not_grow_the_cache_of_an_authority_without_limit(desk: Desk) -> None:
-    own = Desk(desk.workspace)
+def test_many_rule_books_do_not_grow_the_cache_of_an_authority_without_limit(desk: AuthorizerFixture) -> None:
+    own = AuthorizerFixture(desk.workspace)
     for _ in range(5_000):
         own.judge(TRANSFER, {}, RuleBook())
     prepared: dict[object, object] = own.authority._prepared  # pyright: ignore[reportPrivateUsage, reportAssignmentType]
@@ -432,7 +434,7 @@ def test_many_rule_books_do_not_grow_the_cache_of_an_authority_without_limit(des
 
 
 def test_a_tool_without_declarations_asks_and_the_suggested_rule_names_it(tmp_path: Path) -> None:
-    own = Desk(tmp_path)
+    own = AuthorizerFixture(tmp_path)
     spec = ToolSpec("new.tool", "New.", properties())
     assert own.judge(spec, {}).action == "ask"
     assert suggest_rule(own.judge(spec, {})) == "allow new.tool"

@@ -1,4 +1,4 @@
-"""Watchdogs narrow, in order, and whatever goes wrong with one is a no."""
+"""Watchdogs narrow, in order, and every failure of one denies the call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.policy.desk import BASH, TRANSFER, Desk, book
+from tests.policy.desk import BASH, TRANSFER, AuthorizerFixture, book
 
 from handrail.policy.call_evaluation import PolicyVerdict
 from handrail.policy.decision_explanation import trace_decision
@@ -23,14 +23,14 @@ ALLOWED = book("allow bank.transfer", "allow bash")
 ARGUMENTS: dict[str, Any] = {"source": "alice", "amount": 5}
 
 
-async def watched(desk: Desk, *watchdogs: Watchdog, rules: str = "allow bank.transfer") -> PolicyVerdict:
-    own = Desk(desk.workspace, watchdogs)
+async def watched(desk: AuthorizerFixture, *watchdogs: Watchdog, rules: str = "allow bank.transfer") -> PolicyVerdict:
+    own = AuthorizerFixture(desk.workspace, watchdogs)
     verdict = own.judge(TRANSFER, ARGUMENTS, rules)
     return await own.authority.ask_watchdogs(verdict, TRANSFER, ARGUMENTS, "ses_1", call_id="call_1")
 
 
 @pytest.mark.proves("P-11")
-async def test_a_watchdog_sees_the_tool_the_arguments_the_agent_and_the_session(desk: Desk) -> None:
+async def test_a_watchdog_sees_the_tool_the_arguments_the_agent_and_the_session(desk: AuthorizerFixture) -> None:
     seen: list[WatchdogCall] = []
 
     async def look(call: WatchdogCall) -> WatchdogDecision:
@@ -54,14 +54,16 @@ async def test_a_watchdog_sees_the_tool_the_arguments_the_agent_and_the_session(
 @pytest.mark.proves("P-11")
 @pytest.mark.parametrize("rules", ["allow bank.transfer", "ask bank.transfer", "deny bank.transfer"])
 @pytest.mark.parametrize("opinion", [allow(), ask("why"), deny("no")])
-async def test_a_watchdog_can_only_narrow_a_decision(desk: Desk, rules: str, opinion: WatchdogDecision) -> None:
+async def test_a_watchdog_can_only_narrow_a_decision(
+    desk: AuthorizerFixture, rules: str, opinion: WatchdogDecision
+) -> None:
     order = ["allow", "ask", "deny"]
     verdict = await watched(desk, lambda call: opinion, rules=rules)
     assert verdict.action == max(rules.split()[0], opinion.action, key=order.index)
 
 
 @pytest.mark.proves("P-11")
-async def test_several_watchdogs_answer_in_order_until_the_first_deny(desk: Desk) -> None:
+async def test_several_watchdogs_answer_in_order_until_the_first_deny(desk: AuthorizerFixture) -> None:
     asked: list[str] = []
 
     def one(name: str, opinion: WatchdogDecision) -> Watchdog:
@@ -87,7 +89,7 @@ async def test_several_watchdogs_answer_in_order_until_the_first_deny(desk: Desk
 
 
 @pytest.mark.proves("P-11")
-async def test_a_watchdog_does_not_see_a_denied_call(desk: Desk) -> None:
+async def test_a_watchdog_does_not_see_a_denied_call(desk: AuthorizerFixture) -> None:
     def never(call: WatchdogCall) -> WatchdogDecision:
         raise AssertionError("it was asked")
 
@@ -95,7 +97,7 @@ async def test_a_watchdog_does_not_see_a_denied_call(desk: Desk) -> None:
 
 
 @pytest.mark.proves("P-11")
-async def test_no_rule_is_suggested_to_answer_a_watchdogs_question(desk: Desk) -> None:
+async def test_no_rule_is_suggested_to_answer_a_watchdogs_question(desk: AuthorizerFixture) -> None:
     verdict = await watched(desk, lambda call: ask("is it right?"), rules="ask bank.transfer source=alice")
     assert verdict.action == "ask"
     assert suggest_rule(verdict) is not None  # the rule asked first, and the watchdog would be asked again
@@ -136,7 +138,7 @@ def _changes(call: WatchdogCall) -> WatchdogDecision:
 
 @pytest.mark.proves("P-11")
 @pytest.mark.parametrize("broken", [_raises, _raises_later, _cancels, _exits, _exits_in_a_thread, _changes])
-async def test_an_error_of_a_watchdog_denies_the_call(desk: Desk, broken: Watchdog) -> None:
+async def test_an_error_of_a_watchdog_denies_the_call(desk: AuthorizerFixture, broken: Watchdog) -> None:
     verdict = await watched(desk, broken)
     assert verdict.action == "deny"
     assert "watchdog" in verdict.reason
@@ -158,14 +160,14 @@ async def test_an_error_of_a_watchdog_denies_the_call(desk: Desk, broken: Watchd
         WatchdogDecision("allow", cast("Any", 5)),
     ],
 )  # type: ignore[arg-type]  # pyright: ignore
-async def test_an_invalid_watchdog_answer_denies_the_call(desk: Desk, answer: Any) -> None:
+async def test_an_invalid_watchdog_answer_denies_the_call(desk: AuthorizerFixture, answer: Any) -> None:
     verdict = await watched(desk, lambda call: answer)
     assert verdict.action == "deny"
     assert "expected one of allow()" in verdict.reason
 
 
 @pytest.mark.proves("P-11")
-async def test_a_watchdog_that_does_not_answer_in_time_denies_the_call(desk: Desk) -> None:
+async def test_a_watchdog_that_does_not_answer_in_time_denies_the_call(desk: AuthorizerFixture) -> None:
     class Slow:
         timeout_ms = 1
         name = "slow"
@@ -188,7 +190,7 @@ async def test_a_watchdog_that_does_not_answer_in_time_denies_the_call(desk: Des
     release.set()
 
 
-async def test_a_cancelled_caller_does_not_count_as_a_watchdog_failure(desk: Desk) -> None:
+async def test_a_cancelled_caller_does_not_count_as_a_watchdog_failure(desk: AuthorizerFixture) -> None:
     began = asyncio.Event()
 
     async def waits(call: WatchdogCall) -> WatchdogDecision:
@@ -214,7 +216,7 @@ def script(folder: Path, text: str, **options: Any) -> ExternalWatchdog:
 
 
 @pytest.mark.proves("P-11")
-async def test_an_external_watchdog_reads_the_call_and_decides(desk: Desk, tmp_path: Path) -> None:
+async def test_an_external_watchdog_reads_the_call_and_decides(desk: AuthorizerFixture, tmp_path: Path) -> None:
     out = tmp_path / "seen.json"
     dog = script(
         tmp_path,
@@ -255,7 +257,7 @@ async def test_an_external_watchdog_reads_the_call_and_decides(desk: Desk, tmp_p
     ],
 )
 async def test_an_external_watchdog_needs_a_complete_answer_and_a_successful_exit(
-    desk: Desk, tmp_path: Path, text: str, action: str, reason: str
+    desk: AuthorizerFixture, tmp_path: Path, text: str, action: str, reason: str
 ) -> None:
     verdict = await watched(desk, script(tmp_path, text))
     assert verdict.action == action
@@ -263,7 +265,7 @@ async def test_an_external_watchdog_needs_a_complete_answer_and_a_successful_exi
 
 
 @pytest.mark.proves("P-11")
-async def test_a_missing_watchdog_program_denies_the_call(desk: Desk) -> None:
+async def test_a_missing_watchdog_program_denies_the_call(desk: AuthorizerFixture) -> None:
     verdict = await watched(desk, ExternalWatchdog(["/nonexistent/watchdog"]))
     assert verdict.action == "deny"
     with pytest.raises(ValueError, match="needs a command"):
@@ -272,7 +274,7 @@ async def test_a_missing_watchdog_program_denies_the_call(desk: Desk) -> None:
 
 @pytest.mark.proves("P-11")
 async def test_a_watchdog_command_runs_in_a_separate_process_session_without_the_kernels_secrets(
-    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    desk: AuthorizerFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "x")
     dog = script(
@@ -286,8 +288,8 @@ async def test_a_watchdog_command_runs_in_a_separate_process_session_without_the
 
 
 @pytest.mark.proves("P-11")
-async def test_an_external_watchdog_need_not_read_the_call(desk: Desk, tmp_path: Path) -> None:
-    own = Desk(desk.workspace, (script(tmp_path, """print('{"decision": "allow"}')"""),))
+async def test_an_external_watchdog_need_not_read_the_call(desk: AuthorizerFixture, tmp_path: Path) -> None:
+    own = AuthorizerFixture(desk.workspace, (script(tmp_path, """print('{"decision": "allow"}')"""),))
     arguments = {"command": "echo " + "x" * 500_000}
     verdict = own.judge(BASH, arguments, "allow bash")
     narrowed = await own.authority.ask_watchdogs(verdict, BASH, arguments, "ses")
@@ -319,7 +321,7 @@ def _gone(pid: int) -> bool:
 @pytest.mark.proves("P-11")
 @pytest.mark.parametrize("leaves_its_group", [False, True])
 async def test_a_timeout_ends_an_external_watchdog_with_all_its_child_processes(
-    desk: Desk, tmp_path: Path, leaves_its_group: bool
+    desk: AuthorizerFixture, tmp_path: Path, leaves_its_group: bool
 ) -> None:
     pids = tmp_path / "pids"
     program = (
@@ -352,7 +354,9 @@ async def test_a_timeout_ends_an_external_watchdog_with_all_its_child_processes(
 
 
 @pytest.mark.proves("P-11")
-async def test_a_child_process_that_keeps_the_pipe_open_does_not_delay_the_answer(desk: Desk, tmp_path: Path) -> None:
+async def test_a_child_process_that_keeps_the_pipe_open_does_not_delay_the_answer(
+    desk: AuthorizerFixture, tmp_path: Path
+) -> None:
     dog = script(
         tmp_path,
         "import os, time\n"

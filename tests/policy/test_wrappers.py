@@ -1,11 +1,11 @@
-"""Wrappers are judged as the command that they run, and only where their form is understood."""
+"""Wrappers are judged as the command that they run, if their form is understood."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.policy.desk import Desk
+from tests.policy.desk import AuthorizerFixture
 
 from handrail.policy.decision_explanation import trace_decision
 from handrail.policy.rules.pattern_lexer import build_exact_argv_pattern
@@ -41,13 +41,13 @@ pytestmark = pytest.mark.proves("P-05")
     ],
 )
 def test_the_rules_for_a_command_also_apply_to_its_wrapped_form(
-    desk: Desk, command: str, rules: list[str], answer: str
+    desk: AuthorizerFixture, command: str, rules: list[str], answer: str
 ) -> None:
     verdict = desk.bash(command, *rules)
     assert verdict.action == answer, verdict.reason
 
 
-def test_the_trace_lists_the_wrappers_of_a_command(desk: Desk) -> None:
+def test_the_trace_lists_the_wrappers_of_a_command(desk: AuthorizerFixture) -> None:
     verdict = desk.bash("timeout 5 nice git status", "allow bash git status")
     unwrapped = [step.text for step in trace_decision(verdict) if step.outcome == "unwrapped"]
     assert [text.split("`")[1] for text in unwrapped] == ["timeout 5", "nice"]
@@ -83,7 +83,7 @@ def test_splitting_wrapper_layers_preserves_the_words(around: list[list[str]], c
 
 @given(st.lists(WRAPPERS, min_size=1, max_size=4), st.sampled_from(["rm -rf x", "sudo ls", "python -c x", "sh -c ls"]))
 def test_a_wrapper_never_allows_a_command_that_needs_approval_without_it(
-    desk: Desk, around: list[list[str]], command: str
+    desk: AuthorizerFixture, around: list[list[str]], command: str
 ) -> None:
     text = " ".join([*(build_exact_argv_pattern(wrapper) for wrapper in around), command])
     for rules in (["allow bash git status"], ["allow bash git *", "allow bash timeout *", "allow bash nice *"]):

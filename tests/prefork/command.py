@@ -1,4 +1,4 @@
-"""The command line that starts the ``handrail`` program in a moment."""
+"""The command line of the preforked ``handrail`` program."""
 
 from __future__ import annotations
 

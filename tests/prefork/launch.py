@@ -1,4 +1,4 @@
-"""Stands where ``python -m handrail`` would: the program runs in a fork of a process that has loaded it.
+"""A replacement for ``python -m handrail``: the program runs in a fork of a process that has loaded it.
 
 Run as ``python -I -S launch.py SOCKET PLACE ARGUMENTS``, it imports only what costs next to nothing, and so begins in a
 hundredth of a second. It hands over its standard streams, environment, folder and limits, passes signals on, and ends
@@ -20,7 +20,7 @@ LIMITS = (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_AS, res
 
 
 def place() -> str:
-    """What a fork cannot be given afterwards: the namespaces and the user."""
+    """The namespaces and user, which a fork cannot receive later."""
     names = (os.readlink(f"/proc/self/ns/{kind}") for kind in ("mnt", "net", "pid", "user", "ipc", "uts"))
     return " ".join((*names, str(os.getresuid()), str(os.getresgid())))
 

@@ -1,4 +1,4 @@
-"""Loads the ``handrail`` program once and forks for every start of it; ends when its stdin does, with all its forks.
+"""Load the ``handrail`` program once and fork for each start; end with stdin, including all forks.
 
 Each fork is a process of its own as every other: its arguments, environment, folder and standard streams are those of
 the launcher. What it saves is the loading before its first line, and the unloading after its last.
@@ -114,7 +114,7 @@ def _load() -> None:
 
 
 def _asked(door: socket.socket) -> Start | None:
-    """None from a launcher that was killed before it had said everything."""
+    """Return the request, or None from a launcher that was killed before it had sent all."""
     head, streams, _, _ = socket.recv_fds(door, 8, 3)
     text = b""
     size = int.from_bytes(head, "big")
@@ -135,7 +135,7 @@ def _tell(door: socket.socket, number: int) -> None:
 
 
 def become(start: Start) -> None:
-    """In the fork: be what the launcher stands for."""
+    """In the fork: take over the launcher's descriptors, folder and arguments."""
     for number, stream in enumerate(start.streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -166,7 +166,7 @@ def _writer(number: int, like: TextIO, *, unbuffered: bool, lines: bool) -> Text
 
 
 def program() -> int | str | None:
-    """What the interpreter would be told to exit with."""
+    """Return the exit code that the interpreter would use."""
     from handrail.frontends.cli import main
 
     try:

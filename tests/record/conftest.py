@@ -1,4 +1,4 @@
-"""A log of its own for each test."""
+"""Fixture: a separate log for each test."""
 
 from __future__ import annotations
 

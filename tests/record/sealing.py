@@ -1,4 +1,4 @@
-"""A log that a test has cut short or thinned out, made whole again: as if what is left had been all that was written."""
+"""Recompute the hashes of a log that a test has shortened, as if it had been written so."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from handrail.record.hash_chain import GENESIS, compute_body_commitment, count_e
 
 
 def seal_anew(connection: sqlite3.Connection) -> None:
-    """Number what is left and chain it, each entry as a group of its own."""
+    """Renumber and chain the remaining entries, each as its own group."""
     left = connection.execute("SELECT sequence, at_ns, kinds, session, call, seal, body FROM record ORDER BY sequence")
     previous, number = GENESIS, 1
     for sequence, at_ns, kinds, session, call, seal, body in left.fetchall():

@@ -1,4 +1,4 @@
-"""Artifacts: named by their content, whole or not there, checked when read."""
+"""Artifacts: named by their content, complete or absent, and verified when read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The history of a call from the log alone, complete or as far as the log has it."""
+"""The history of a call from the log alone, complete or as far as recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log that cannot write refuses, loses nothing it was told of, and goes on by itself when it can."""
+"""A log that cannot write refuses new records, loses none, and recovers by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commit log: what is committed is durable and in order, whatever the records hold."""
+"""The commit log: committed records are durable and in order, whatever they contain."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def proposed(call: str, session: str = "ses_1", **body: Any) -> Record:
     return Record("proposed", session, call, {"tool": "read", "arguments": {"path": "a"}, **body})
 
 
-def answered(call: str, session: str = "ses_1", kind: str = "output", **metadata: Any) -> Record:
+def make_committed_record(call: str, session: str = "ses_1", kind: str = "output", **metadata: Any) -> Record:
     result = {"type": kind, "data": 1, "metadata": metadata}
     return Record("committed", session, call, {"result": result})
 
@@ -59,7 +59,7 @@ async def test_appended_records_are_in_the_log_after_the_store_closes(
 async def test_concurrent_commits_share_transactions(log: CommitLog, store: WorkspaceStore) -> None:
     async def caller(name: int) -> None:
         for number in range(20):
-            await log.commit([proposed(f"{name}.{number}"), answered(f"{name}.{number}")])
+            await log.commit([proposed(f"{name}.{number}"), make_committed_record(f"{name}.{number}")])
 
     await asyncio.gather(*(caller(n) for n in range(64)))
     writer = store.database.writer
@@ -110,7 +110,9 @@ async def test_the_hash_chain_continues_across_restarts(place: Place) -> None:
 async def test_a_reader_filters_records_by_session_call_kind_and_sequence(log: CommitLog) -> None:
     for session in ("ses_1", "ses_2"):
         for call in ("a", "b"):
-            await log.commit([proposed(f"{session}/{call}", session), answered(f"{session}/{call}", session)])
+            await log.commit(
+                [proposed(f"{session}/{call}", session), make_committed_record(f"{session}/{call}", session)]
+            )
     reader = log.reader
     assert [r.sequence for r in reader.records(session="ses_2")] == [5, 6, 7, 8]
     assert [r.sequence for r in reader.records(session="ses_2", kind="proposed")] == [5, 7]
@@ -132,7 +134,7 @@ async def test_a_call_is_one_row_with_its_current_state(log: CommitLog) -> None:
         "awaiting-approval": [step("approval-requested", "awaiting-approval")],
         "authorised": [step("authorised", "authorised")],
         "running": [step("authorised", "running"), step("intended", "running")],
-        "output": [step("intended", "output"), answered("output")],
+        "output": [step("intended", "output"), make_committed_record("output")],
         "error": [step("intended", "error"), step("committed", "error", result=refusal)],
         "rejected": [step("approval-requested", "rejected"), step("rejected", "rejected", result=refusal)],
     }
@@ -150,7 +152,7 @@ async def test_a_call_is_one_row_with_its_current_state(log: CommitLog) -> None:
 
 @pytest.mark.proves("L-10")
 async def test_the_log_finds_the_outcome_and_proposal_of_a_call_by_its_id(log: CommitLog) -> None:
-    log.record_soon([proposed("c1", arguments={"path": "x"}), answered("c1", mark=7), proposed("c2")])
+    log.record_soon([proposed("c1", arguments={"path": "x"}), make_committed_record("c1", mark=7), proposed("c2")])
     outcome, proposal = await log.find_outcome("c1"), await log.find_proposal("c1")
     assert outcome is not None and outcome.body is not None and outcome.body["result"]["metadata"] == {"mark": 7}
     assert proposal is not None and proposal.body is not None and proposal.body["arguments"] == {"path": "x"}
@@ -225,7 +227,7 @@ async def test_a_clock_that_jumps_changes_neither_the_order_nor_the_chain(
     given = cycle([century, 1_000, 2 * century, 0])
     log = CommitLog(store.database, clock=lambda: next(given))
     for number in range(5):
-        await log.commit([proposed(f"c{number}"), answered(f"c{number}")])
+        await log.commit([proposed(f"c{number}"), make_committed_record(f"c{number}")])
     found = list(log.reader.records())
     assert [record.sequence for record in found] == list(range(1, 11))
     assert [record.call_id for record in found] == [f"c{n}" for n in range(5) for _ in range(2)]
@@ -289,7 +291,7 @@ async def test_a_redaction_includes_records_written_together_and_lists_them_all(
 async def test_an_unusual_body_does_not_affect_other_records_of_its_entry(
     log: CommitLog, store: WorkspaceStore, odd: Any
 ) -> None:
-    call = [proposed("c1"), Record("authorised", "ses_1", "c1", {"odd": odd}), answered("c1")]
+    call = [proposed("c1"), Record("authorised", "ses_1", "c1", {"odd": odd}), make_committed_record("c1")]
     await log.commit(call)
     await log.start_journalled_commit([Record(kind, "ses_1", "c2", body) for kind, _, _, body in call])
     await log.flush()

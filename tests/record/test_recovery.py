@@ -1,4 +1,4 @@
-"""After a crash: what had begun is interrupted, what had not is shown as not run, and nothing runs again."""
+"""After a crash: started calls are interrupted, others are shown as not run, and nothing runs again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a purge removes is gone from the disk, what it leaves still verifies and is still referred to."""
+"""A purge removes records from the disk, and the rest still verifies and can be referenced."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOUR = 3_600_000_000_000
 
 
 @dataclass
-class Past:
+class BackdatedLog:
     """A log whose records were made at hours of the test's choosing."""
 
     place: Place
@@ -64,9 +64,9 @@ class Past:
 
 
 @pytest.fixture
-async def past(place: Place) -> AsyncIterator[Past]:
+async def past(place: Place) -> AsyncIterator[BackdatedLog]:
     opened = place.open()
-    yield Past(place, opened)
+    yield BackdatedLog(place, opened)
     await opened.aclose()
 
 
@@ -74,7 +74,7 @@ def on_disk(folder: Path, text: bytes) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and text in path.read_bytes()]
 
 
-async def test_a_purge_removes_older_sessions_and_keeps_newer_sessions(past: Past) -> None:
+async def test_a_purge_removes_older_sessions_and_keeps_newer_sessions(past: BackdatedLog) -> None:
     await past.session("ses_old")
     await past.call("ses_old", 1, "an old secret of somebody")
     past.hour = 5
@@ -95,7 +95,7 @@ async def test_a_purge_removes_older_sessions_and_keeps_newer_sessions(past: Pas
     assert plan_purge(past.log.reader, past.store.folders, chosen).is_empty
 
 
-async def test_purging_a_session_removes_its_tool_values_output_and_scratch_files(past: Past) -> None:
+async def test_purging_a_session_removes_its_tool_values_output_and_scratch_files(past: BackdatedLog) -> None:
     folders = past.store.folders
     for session in ("ses_a", "ses_b"):
         await past.session(session)
@@ -112,7 +112,7 @@ async def test_purging_a_session_removes_its_tool_values_output_and_scratch_file
     assert verify_log(past.log.reader).ok
 
 
-async def test_a_purge_keeps_artifacts_and_output_files_that_a_record_or_value_references(past: Past) -> None:
+async def test_a_purge_keeps_artifacts_and_output_files_that_a_record_or_value_references(past: BackdatedLog) -> None:
     folders = past.store.folders
     await past.session("ses_1")
     only_old, shared, remembered = (past.artifacts.put(text) for text in (b"only old", b"shared", b"remembered"))
@@ -137,11 +137,11 @@ async def test_a_purge_keeps_artifacts_and_output_files_that_a_record_or_value_r
     assert not (folders.artifact_folder / "ab" / ".new-half").exists()
 
 
-def stored(past: Past, ref: str) -> bool:
+def stored(past: BackdatedLog, ref: str) -> bool:
     return (past.store.folders.artifact_folder / ref[7:9] / ref[9:]).exists()
 
 
-async def test_a_purge_never_follows_a_link_in_the_state_folder(past: Past, tmp_path: Path) -> None:
+async def test_a_purge_never_follows_a_link_in_the_state_folder(past: BackdatedLog, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_text("not ours")
@@ -154,7 +154,7 @@ async def test_a_purge_never_follows_a_link_in_the_state_folder(past: Past, tmp_
     assert (outside / "file").read_text() == "not ours"
 
 
-async def test_a_purge_removes_folders_of_deleted_sessions_but_not_folders_of_tools(past: Past) -> None:
+async def test_a_purge_removes_folders_of_deleted_sessions_but_not_folders_of_tools(past: BackdatedLog) -> None:
     folders = past.store.folders
     await past.session("ses_1")
     for name in ("ses_1", "ses_gone", "tool-indexer"):
@@ -166,7 +166,7 @@ async def test_a_purge_removes_folders_of_deleted_sessions_but_not_folders_of_to
     ]
 
 
-async def test_a_purge_keeps_the_generation_records_that_later_calls_need(past: Past) -> None:
+async def test_a_purge_keeps_the_generation_records_that_later_calls_need(past: BackdatedLog) -> None:
     past.log.record_soon([Record("generation", "", "", {"number": 1})])
     past.hour = 2
     past.log.record_soon([Record("generation", "", "", {"number": 2})])
@@ -178,7 +178,7 @@ async def test_a_purge_keeps_the_generation_records_that_later_calls_need(past: 
     assert bodies == [None, {"number": 2}]
 
 
-async def test_a_purge_keeps_the_full_generation_record_that_kept_differences_refer_to(past: Past) -> None:
+async def test_a_purge_keeps_the_full_generation_record_that_kept_differences_refer_to(past: BackdatedLog) -> None:
     told: list[dict[str, Any]] = [{"number": 1}, {"number": 2}, {"number": 3, "after": 2}, {"number": 4, "after": 3}]
     past.log.record_soon([Record("generation", "", "", one) for one in told])
     await past.log.flush()
@@ -187,7 +187,7 @@ async def test_a_purge_keeps_the_full_generation_record_that_kept_differences_re
     assert [entry.body for entry in past.log.reader.records(kind="generation")] == [None, *told[1:]]
 
 
-async def test_a_repeated_purge_keeps_the_redaction_records(past: Past) -> None:
+async def test_a_repeated_purge_keeps_the_redaction_records(past: BackdatedLog) -> None:
     await past.call("ses_1", 1, "x")
     for _ in range(3):
         await past.purge(PurgeSelection(before_ns=9 * HOUR))
@@ -195,14 +195,14 @@ async def test_a_repeated_purge_keeps_the_redaction_records(past: Past) -> None:
     assert [entry.kind for entry in past.log.reader.records() if entry.body is not None] == ["redacted"]
 
 
-async def test_a_purged_call_with_a_key_still_has_a_recorded_outcome(past: Past) -> None:
+async def test_a_purged_call_with_a_key_still_has_a_recorded_outcome(past: BackdatedLog) -> None:
     call_id = await past.call("ses_1", 1, "x")
     await past.purge(PurgeSelection(before_ns=9 * HOUR))
     assert (outcome := await past.log.find_outcome(call_id)) is not None and outcome.body is None
 
 
 async def test_a_large_purge_runs_in_batches_that_are_each_recorded(
-    past: Past, monkeypatch: pytest.MonkeyPatch
+    past: BackdatedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("handrail.record.record_purge._MAX_BATCH_RECORDS", 10)
     for number in range(20):
@@ -214,7 +214,7 @@ async def test_a_large_purge_runs_in_batches_that_are_each_recorded(
 
 
 async def test_compaction_frees_disk_space_and_reports_a_reader_that_blocks_it(
-    past: Past, monkeypatch: pytest.MonkeyPatch
+    past: BackdatedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("handrail.store.database.sqlite_connection._COMPACTION_PATIENCE_S", 0)
     monkeypatch.setattr("handrail.store.database.sqlite_connection._LITTLE", 0)
@@ -235,7 +235,7 @@ async def test_compaction_frees_disk_space_and_reports_a_reader_that_blocks_it(
         assert verify_log(reader).ok
 
 
-async def test_redacting_a_missing_record_raises_a_usage_error(past: Past) -> None:
+async def test_redacting_a_missing_record_raises_a_usage_error(past: BackdatedLog) -> None:
     await past.call("ses_1", 1, "x")
     for sequences in ([0], [3, 4], [99], [-1]):
         with pytest.raises(UsageError, match="has no record"):
@@ -252,7 +252,7 @@ def test_sequence_runs_contain_exactly_the_numbers_they_were_built_from(numbers:
 @pytest.mark.parametrize(
     "claim", [[[1, 2]], [[1, 1], [3, 3]], [[2, 3]], [1, 2, 3], [], "all", [[1, 3, 5]], [["1", "3"]], [[3, 1]]]
 )
-async def test_a_redaction_record_covers_only_the_sequences_that_it_names(past: Past, claim: object) -> None:
+async def test_a_redaction_record_covers_only_the_sequences_that_it_names(past: BackdatedLog, claim: object) -> None:
     await past.call("ses_1", 1, "x")
     await past.log.commit([Record("redacted", "", "", {"sequences": claim, "reason": "x"})])
     await asyncio.to_thread(past.store.database.close)
@@ -263,7 +263,7 @@ async def test_a_redaction_record_covers_only_the_sequences_that_it_names(past: 
 
 
 @pytest.mark.parametrize("claim", [[[1, 3]], [[-5, 2**62]], [[1, 2], [2, 3]], [[3, 3], [1, 1], [2, 2], [1, 1]]])
-async def test_the_runs_of_a_redaction_record_may_overlap_in_any_order(past: Past, claim: object) -> None:
+async def test_the_runs_of_a_redaction_record_may_overlap_in_any_order(past: BackdatedLog, claim: object) -> None:
     await past.call("ses_1", 1, "x")
     await past.log.commit([Record("redacted", "", "", {"sequences": claim, "reason": "x"})])
     await asyncio.to_thread(past.store.database.close)

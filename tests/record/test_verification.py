@@ -1,4 +1,4 @@
-"""Nothing in the log changes, vanishes or appears unseen."""
+"""Every change, removal and insertion in the log is detected."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Row = list[Any]
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
-    """What an honest log of some calls holds, one of its bodies redacted."""
+    """Return the rows of a valid log of some calls, one of them redacted."""
     place = Place.beneath(tmp_path_factory.mktemp("honest"))
 
     async def write() -> list[Row]:
@@ -71,7 +71,7 @@ def head_of(rows: Sequence[Row]) -> str:
 
 
 def checked(rows: Sequence[Row], head: str | None = None) -> LogVerification:
-    """The verdict on a database that holds exactly these rows."""
+    """Return the verdict on a database with exactly these rows."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     connection.execute(f"CREATE TABLE record ({', '.join(COLUMNS)})")
     connection.execute("CREATE INDEX record_by_call ON record (call)")

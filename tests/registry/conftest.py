@@ -1,4 +1,4 @@
-"""Tool folders, the real sandbox, and runtimes as the kernel makes them."""
+"""Fixtures: tool folders, the real sandbox, and the runtimes of the kernel."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def turned_off(*tools: str) -> ToolSettingsLayer:
     return ToolSettingsLayer("handrail.toml:1", {tool: ToolSettings(enabled=False) for tool in tools})
 
 
-class Simple(Tool):
+class SimpleTool(Tool):
     """A tool with nothing to it but its spec."""
 
     def __init__(self, tool_id: str, **spec: Any) -> None:
@@ -68,7 +68,7 @@ class _NoValues:
 
 
 class _Doors:
-    """What carries a call out, reduced to a call that nobody stops and that touches nothing else."""
+    """Minimal services for a call that is never stopped."""
 
     cancellation = _NotCancelled()
     job_id: str | None = None
@@ -143,7 +143,7 @@ def _everything(capability: Capability, target: str | Sequence[str]) -> str | No
 
 
 @dataclass
-class Place:
+class ExecutableFixture:
     """A workspace, a scratch and a tool folder, with what a kernel would hand to executables."""
 
     workspace: Path
@@ -193,9 +193,9 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> ExecutableFixture:
     root = tmp_path.resolve()
-    made = Place(root / "workspace", root / "scratch", root / "config" / "tools")
+    made = ExecutableFixture(root / "workspace", root / "scratch", root / "config" / "tools")
     for folder in (made.workspace, made.scratch, made.tools):
         folder.mkdir(parents=True, mode=0o755)
     return made

@@ -1,4 +1,4 @@
-"""Agents in the configuration folder: found, refused where somebody else could write, and given their tools."""
+"""Agents in the configuration folder: found, refused if others can write there, and their tools."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from handrail.registry.generation_loader import load_generation
 from handrail.registry.sources.code_sources import PassedToolsSource
 from handrail.registry.sources.tool_sources import AgentToolSources
 
-from .conftest import CONFINING, Place, Simple
+from .conftest import CONFINING, ExecutableFixture, SimpleTool
 
 
 def put(config: Path, agent: str, text: str | None = None, mode: int = 0o644) -> Path:
@@ -37,7 +37,7 @@ def put(config: Path, agent: str, text: str | None = None, mode: int = 0o644) ->
 
 
 def generation(*tool_ids: str, tier: SandboxTier = CONFINING) -> Generation:
-    return load_generation([PassedToolsSource(tuple(Simple(tool_id) for tool_id in tool_ids))], tier=tier)
+    return load_generation([PassedToolsSource(tuple(SimpleTool(tool_id) for tool_id in tool_ids))], tier=tier)
 
 
 def agent(**fields: object) -> AgentManifest:
@@ -188,7 +188,7 @@ def test_hosts_that_an_agent_grants_to_a_tool_apply_only_to_that_tool() -> None:
 
 def test_a_tool_limited_to_hosts_is_withheld_with_the_reason_if_confinement_is_impossible() -> None:
     given = agent(requires={"tools": {"fetch": {"net": {"hosts": ("pypi.org",)}}}})
-    program = Simple("fetch", requires=Requires(shell=(ShellRequires(cmd="curl"),)))
+    program = SimpleTool("fetch", requires=Requires(shell=(ShellRequires(cmd="curl"),)))
     everything = load_generation([PassedToolsSource((program,))], tier=CONFINING)
     assert everything.entries["fetch"].unavailable_reason is None
     withheld = select_tools_of_agent(given, everything, CONFINING).entries["fetch"].unavailable_reason
@@ -196,16 +196,16 @@ def test_a_tool_limited_to_hosts_is_withheld_with_the_reason_if_confinement_is_i
     assert "pypi.org" in withheld
 
 
-def sources(place: Place, text: str, *given: str) -> AgentToolSources:
+def sources(place: ExecutableFixture, text: str, *given: str) -> AgentToolSources:
     config = place.tools.parent
     put(config, "reviewer", text)
     own = config / "agents" / "reviewer" / "tools"
-    tools = tuple(Simple(tool_id) for tool_id in given)
+    tools = tuple(SimpleTool(tool_id) for tool_id in given)
     checked = load_agent_manifest(config, "reviewer", [str(place.workspace)])
     return AgentToolSources(place.tools, own, str(place.workspace), place.confinement(), tools, checked)
 
 
-def test_an_agents_generation_has_its_named_tools_and_lists_all_other_tool_ids(place: Place) -> None:
+def test_an_agents_generation_has_its_named_tools_and_lists_all_other_tool_ids(place: ExecutableFixture) -> None:
     found = sources(
         place, 'id = "reviewer"\ntools = ["read", "notes.*"]', "notes.add", "mail.send"
     ).load_generation_of_agent(7)
@@ -215,7 +215,7 @@ def test_an_agents_generation_has_its_named_tools_and_lists_all_other_tool_ids(p
     assert not {"read", "notes.add"} & found.other_tool_ids
 
 
-def test_faults_of_an_agent_manifest_and_its_tool_folders_are_reported_together(place: Place) -> None:
+def test_faults_of_an_agent_manifest_and_its_tool_folders_are_reported_together(place: ExecutableFixture) -> None:
     (place.tools / "faulty.json").write_text("{")
     with pytest.raises(LoadError) as caught:
         sources(place, 'id = "reviewer"\npromt = "x"\ntools = ["raed"]').load_generation_of_agent(1)

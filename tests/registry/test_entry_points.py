@@ -1,4 +1,4 @@
-"""What installed packages offer is read again only where one was installed, changed or removed."""
+"""Entry points of packages are read again only after an installation, change or removal."""
 
 from __future__ import annotations
 

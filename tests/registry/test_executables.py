@@ -1,4 +1,4 @@
-"""Programs as tools, as real processes in the real sandbox."""
+"""Executable tools, as real processes in the real sandbox."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from handrail.registry.sources.tool_folder_source import ToolFolderSource
 from handrail.sandbox import tier_probe
 from handrail.sandbox.start.sandboxed_process import wait_until_sandboxes_dismantled
 
-from .conftest import Place
+from .conftest import ExecutableFixture
 
 confined = pytest.mark.skipif(
     not tier_probe.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tier_probe.choose_sandbox().tier.detail}"
@@ -28,7 +28,9 @@ PYTHON = f"#!{sys.executable} -S\n"
 ECHO = '#!/bin/sh\nread -r line\nprintf \'{"given": %s}\' "$line"\n'
 
 
-def made(place: Place, script: str, name: str = "ext", **runtime: Any) -> PerCallExecutableTool:
+def load_executable_tool(
+    place: ExecutableFixture, script: str, name: str = "ext", **runtime: Any
+) -> PerCallExecutableTool:
     place.put(name, script, **runtime)
     loaded = ToolFolderSource(place.tools, "global", place.confinement(), (str(place.workspace),)).load()
     assert loaded.faults == ()
@@ -37,29 +39,29 @@ def made(place: Place, script: str, name: str = "ext", **runtime: Any) -> PerCal
     return found.tool
 
 
-async def call(place: Place, tool: PerCallExecutableTool, **arguments: Any) -> Any:
+async def call(place: ExecutableFixture, tool: PerCallExecutableTool, **arguments: Any) -> Any:
     return await tool.execute(arguments, place.runtime(tool.spec))
 
 
-async def failure(place: Place, script: str, **runtime: Any) -> ToolError:
+async def failure(place: ExecutableFixture, script: str, **runtime: Any) -> ToolError:
     with pytest.raises(ToolError) as caught:
-        await call(place, made(place, script, **runtime))
+        await call(place, load_executable_tool(place, script, **runtime))
     assert "Traceback" not in caught.value.text
     return caught.value
 
 
 @confined
 @pytest.mark.proves("R-02")
-async def test_a_shell_script_tool_reads_json_and_returns_json(place: Place) -> None:
-    tool = made(place, ECHO)
+async def test_a_shell_script_tool_reads_json_and_returns_json(place: ExecutableFixture) -> None:
+    tool = load_executable_tool(place, ECHO)
     assert await call(place, tool, text="ä\n'\"", n=[1, 2]) == {"given": {"text": "ä\n'\"", "n": [1, 2]}}
 
 
 @confined
 @pytest.mark.proves("R-02")
-async def test_a_python_program_tool_reads_json_and_returns_json(place: Place) -> None:
+async def test_a_python_program_tool_reads_json_and_returns_json(place: ExecutableFixture) -> None:
     script = PYTHON + "import json, sys\na = json.load(sys.stdin)\nprint(json.dumps({'sum': sum(a['n'])}))\n"
-    assert await call(place, made(place, script), n=[1, 2, 3]) == {"sum": 6}
+    assert await call(place, load_executable_tool(place, script), n=[1, 2, 3]) == {"sum": 6}
 
 
 @confined
@@ -74,13 +76,17 @@ async def test_a_python_program_tool_reads_json_and_returns_json(place: Place) -
         ({"status": "fine", "summary": "x"}, {"status": "fine", "summary": "x"}),
     ],
 )
-async def test_a_program_may_answer_in_each_of_the_documented_shapes(place: Place, answer: Any, result: Any) -> None:
-    assert await call(place, made(place, f"#!/bin/sh\ncat <<'END'\n{json.dumps(answer)}\nEND\n")) == result
+async def test_a_program_may_answer_in_each_of_the_documented_shapes(
+    place: ExecutableFixture, answer: Any, result: Any
+) -> None:
+    assert (
+        await call(place, load_executable_tool(place, f"#!/bin/sh\ncat <<'END'\n{json.dumps(answer)}\nEND\n")) == result
+    )
 
 
 @confined
 @pytest.mark.proves("R-02")
-async def test_a_nonzero_exit_code_fails_the_call_with_the_end_of_stderr(place: Place) -> None:
+async def test_a_nonzero_exit_code_fails_the_call_with_the_end_of_stderr(place: ExecutableFixture) -> None:
     error = await failure(place, "#!/bin/sh\necho first >&2\necho 'no such branch' >&2\nexit 3\n")
     assert error.kind == "failed"
     assert "exit code 3" in error.text and "no such branch" in error.text and "first" not in error.text
@@ -89,20 +95,20 @@ async def test_a_nonzero_exit_code_fails_the_call_with_the_end_of_stderr(place: 
 
 @confined
 @pytest.mark.proves("R-02")
-async def test_the_error_of_a_program_has_the_last_line_of_its_traceback(place: Place) -> None:
+async def test_the_error_of_a_program_has_the_last_line_of_its_traceback(place: ExecutableFixture) -> None:
     error = await failure(place, PYTHON + "raise ValueError('the disk is blue')\n")
     assert "ValueError: the disk is blue" in error.text
     assert "Traceback" in error.data["stderr"]
 
 
 @confined
-async def test_an_error_envelope_becomes_the_result_at_any_exit_code(place: Place) -> None:
+async def test_an_error_envelope_becomes_the_result_at_any_exit_code(place: ExecutableFixture) -> None:
     script = '#!/bin/sh\necho \'{"type": "error", "error_text": "not today"}\'\nexit 1\n'
-    assert await call(place, made(place, script)) == Result.error("failed", "not today")
+    assert await call(place, load_executable_tool(place, script)) == Result.error("failed", "not today")
 
 
 @confined
-async def test_the_output_of_a_failed_program_is_kept_in_the_error(place: Place) -> None:
+async def test_the_output_of_a_failed_program_is_kept_in_the_error(place: ExecutableFixture) -> None:
     error = await failure(place, "#!/bin/sh\necho '{\"half\": 1}'\nexit 2\n")
     assert (error.kind, error.data) == ("failed", {"exit_code": 2, "answer": {"half": 1}})
 
@@ -121,7 +127,7 @@ async def test_the_output_of_a_failed_program_is_kept_in_the_error(place: Place)
     ],
 )
 async def test_an_invalid_program_answer_gives_an_error_that_describes_the_protocol(
-    place: Place, script: str, said: str
+    place: ExecutableFixture, script: str, said: str
 ) -> None:
     error = await failure(place, script)
     assert error.kind == "backend"
@@ -130,27 +136,29 @@ async def test_an_invalid_program_answer_gives_an_error_that_describes_the_proto
 
 @confined
 @pytest.mark.proves("R-02")
-async def test_a_program_killed_by_a_signal_fails_with_the_signal_in_the_error(place: Place) -> None:
+async def test_a_program_killed_by_a_signal_fails_with_the_signal_in_the_error(place: ExecutableFixture) -> None:
     error = await failure(place, "#!/bin/sh\nkill -9 $$\n")
     assert "signal 9" in error.text or "137" in error.text
 
 
 @confined
 @pytest.mark.proves("R-02")
-async def test_output_above_the_limit_fails_with_a_limit_error(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_output_above_the_limit_fails_with_a_limit_error(
+    place: ExecutableFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(executable_tools, "MAX_ANSWER_BYTES", 1_000)
     error = await failure(place, "#!/bin/sh\nhead -c 100000 /dev/zero\n")
     assert error.kind == "limit" and "limit is 1,000 bytes" in error.text
 
 
 @confined
-async def test_a_program_that_ignores_its_input_still_returns_a_result(place: Place) -> None:
-    tool = made(place, "#!/bin/sh\nexec <&-\necho '{}'\n")
+async def test_a_program_that_ignores_its_input_still_returns_a_result(place: ExecutableFixture) -> None:
+    tool = load_executable_tool(place, "#!/bin/sh\nexec <&-\necho '{}'\n")
     assert await call(place, tool, text="x" * 1_000_000) == {}
 
 
 @confined
-async def test_a_missing_interpreter_is_reported_as_an_error(place: Place) -> None:
+async def test_a_missing_interpreter_is_reported_as_an_error(place: ExecutableFixture) -> None:
     error = await failure(place, "#!/no/such/interpreter\n")
     assert error.kind in ("failed", "backend")
     assert "ext" in error.text or "interpreter" in error.text or "127" in error.text
@@ -158,9 +166,9 @@ async def test_a_missing_interpreter_is_reported_as_an_error(place: Place) -> No
 
 @confined
 @pytest.mark.proves("R-02", "S-05")
-async def test_a_lingering_child_process_neither_outlives_nor_delays_a_call(place: Place) -> None:
+async def test_a_lingering_child_process_neither_outlives_nor_delays_a_call(place: ExecutableFixture) -> None:
     script = "#!/bin/sh\n(trap '' TERM HUP; setsid sleep 1000; true) &\necho '{}'\n"
-    tool = made(place, script)
+    tool = load_executable_tool(place, script)
     before = _children()
     assert await call(place, tool) == {}
     await wait_until_sandboxes_dismantled()
@@ -169,8 +177,8 @@ async def test_a_lingering_child_process_neither_outlives_nor_delays_a_call(plac
 
 @confined
 @pytest.mark.proves("R-02")
-async def test_a_cancelled_call_ends_its_program(place: Place) -> None:
-    tool = made(place, "#!/bin/sh\nprintf started\nexec sleep 1000\n")
+async def test_a_cancelled_call_ends_its_program(place: ExecutableFixture) -> None:
+    tool = load_executable_tool(place, "#!/bin/sh\nprintf started\nexec sleep 1000\n")
     runtime = place.runtime(tool.spec)
     before = _children()
     running = asyncio.ensure_future(tool.execute({}, runtime))
@@ -186,7 +194,7 @@ async def test_a_cancelled_call_ends_its_program(place: Place) -> None:
 
 @confined
 @pytest.mark.proves("R-02", "K-10")
-async def test_a_program_sees_its_required_paths_and_reads_its_own_tool_folder(place: Place) -> None:
+async def test_a_program_sees_its_required_paths_and_reads_its_own_tool_folder(place: ExecutableFixture) -> None:
     (place.workspace / "a.txt").write_text("hello")
     (place.tools.parent / "secret").write_text("x")
     script = f"""#!/bin/sh
@@ -199,7 +207,7 @@ cat <<END
  "beside": $(seen {place.tools.parent}/secret), "home": $(wrote "$HOME/x")}}
 END
 """
-    nothing = made(place, script, "reader", side_effect="read")
+    nothing = load_executable_tool(place, script, "reader", side_effect="read")
     assert await call(place, nothing) == {
         "read": False,
         "write": False,
@@ -209,10 +217,14 @@ END
         "home": True,
     }
     writing = {"fs": {"read": ["{workspace}"], "write": ["{workspace}"]}}
-    declared = made(place, script.replace("reader", "writer"), "writer", side_effect="write", requires=writing)
+    declared = load_executable_tool(
+        place, script.replace("reader", "writer"), "writer", side_effect="write", requires=writing
+    )
     answer = await call(place, declared)
     assert (answer["read"], answer["write"]) == (True, True)
-    only_reading = made(place, script.replace("reader", "looker"), "looker", side_effect="read", requires=writing)
+    only_reading = load_executable_tool(
+        place, script.replace("reader", "looker"), "looker", side_effect="read", requires=writing
+    )
     answer = await call(place, only_reading)
     assert (answer["read"], answer["write"]) == (True, False)
 
@@ -220,11 +232,11 @@ END
 @confined
 @pytest.mark.proves("R-02", "K-11a")
 async def test_a_program_gets_the_call_variables_and_none_of_the_kernels_environment(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: ExecutableFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
     script = PYTHON + "import json, os\nprint(json.dumps(dict(os.environ)))\n"
-    environment = await call(place, made(place, script))
+    environment = await call(place, load_executable_tool(place, script))
     assert "OPENAI_API_KEY" not in environment
     assert {name: value for name, value in environment.items() if name.startswith("HANDRAIL_")} == {
         "HANDRAIL_TOOL": "ext",
@@ -237,20 +249,20 @@ async def test_a_program_gets_the_call_variables_and_none_of_the_kernels_environ
 
 @confined
 @pytest.mark.proves("K-03")
-async def test_a_program_gets_the_default_values_of_its_settings(place: Place) -> None:
+async def test_a_program_gets_the_default_values_of_its_settings(place: ExecutableFixture) -> None:
     script = PYTHON + "import json, os\nprint(os.environ['HANDRAIL_CONFIG'])\n"
     config: dict[str, Any] = {
         "region": {"description": "Where", "default": "eu"},
         "colour": {"description": "Which", "required": False},
     }
-    assert await call(place, made(place, script, config=config)) == {"region": "eu"}
+    assert await call(place, load_executable_tool(place, script, config=config)) == {"region": "eu"}
 
 
 @confined
 @pytest.mark.proves("R-02")
-async def test_each_call_runs_in_a_separate_process_group(place: Place) -> None:
+async def test_each_call_runs_in_a_separate_process_group(place: ExecutableFixture) -> None:
     script = PYTHON + "import json, os\nprint(json.dumps({'own': os.getpgrp() == os.getpgid(0) != 0}))\n"
-    answers = await asyncio.gather(*(call(place, made(place, script)) for _ in range(3)))
+    answers = await asyncio.gather(*(call(place, load_executable_tool(place, script)) for _ in range(3)))
     assert answers == [{"own": True}] * 3
 
 

@@ -1,4 +1,4 @@
-"""A generation is a value: looked up by any name, compared with another."""
+"""Generations as values: lookup by any name, and comparison."""
 
 from __future__ import annotations
 

@@ -12,21 +12,21 @@ from handrail.registry.generation_lifecycle import MAX_CONSECUTIVE_CHANGES, Gene
 from handrail.registry.generation_loader import LoadCache, load_generation
 from handrail.registry.sources.code_sources import PassedToolsSource
 
-from .conftest import CONFINING, Simple
+from .conftest import CONFINING, SimpleTool
 
 pytestmark = pytest.mark.proves("R-06")
 
 
-class Line:
-    """Generations of ten tools and more, one after the other, as they are told."""
+class GenerationSequence:
+    """Successive generations of ten and more tools, as recorded."""
 
     def __init__(self) -> None:
         self.chronicle, self.memory = GenerationRecorder(), LoadCache()
-        self.tools = [Simple(f"t{number}") for number in range(10)]
+        self.tools = [SimpleTool(f"t{number}") for number in range(10)]
         self.current: Generation | None = None
         self.number = 0
 
-    def next(self, **instead: Simple) -> dict[str, Any]:
+    def next(self, **instead: SimpleTool) -> dict[str, Any]:
         self.tools = [instead.get(tool.spec.id, tool) for tool in self.tools]
         self.number += 1
         source = PassedToolsSource(tuple(self.tools))
@@ -37,7 +37,7 @@ class Line:
 
 
 def reconstructed(told: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The tools of the last of ``told``, as a reader of the log finds them."""
+    """Return the tools of the last record, as a reader of the log finds them."""
     tools: dict[str, Any] = {}
     for body in told:
         if "after" not in body:
@@ -48,8 +48,12 @@ def reconstructed(told: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_generation_records_after_the_first_list_only_the_changes() -> None:
-    line = Line()
-    first, second, third = line.next(), line.next(t3=Simple("t3", description="Another.")), line.next(t4=Simple("new"))
+    line = GenerationSequence()
+    first, second, third = (
+        line.next(),
+        line.next(t3=SimpleTool("t3", description="Another.")),
+        line.next(t4=SimpleTool("new")),
+    )
     assert len(first["tools"]) == 10 and "after" not in first
     assert (second["after"], list(second["tools"])) == (1, ["t3"])
     assert (third["after"], list(third["tools"]), third["difference"]["removed"]) == (2, ["new"], ("t4",))
@@ -58,10 +62,10 @@ def test_generation_records_after_the_first_list_only_the_changes() -> None:
 
 
 def test_the_log_repeats_the_full_tool_list_after_a_bounded_number_of_changes() -> None:
-    line = Line()
+    line = GenerationSequence()
     told = [line.next() for _ in range(MAX_CONSECUTIVE_CHANGES + 3)]
     assert [body["number"] for body in told if "after" not in body] == [1, MAX_CONSECUTIVE_CHANGES + 2]
-    line = Line()
-    told = [line.next(t1=Simple("t1", description=f"As of {number}.")) for number in range(30)]
+    line = GenerationSequence()
+    told = [line.next(t1=SimpleTool("t1", description=f"As of {number}.")) for number in range(30)]
     whole = [body["number"] for body in told if "after" not in body]
     assert whole == [1, 11, 21], "changes never name more tools than there are"

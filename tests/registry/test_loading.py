@@ -1,4 +1,4 @@
-"""Sources into a generation: order, overriding, clashes, withholding, all faults at once."""
+"""Loading sources into a generation: order, overrides, conflicts, withheld tools, all faults in one report."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from handrail.registry.generation_loader import load_generation
 from handrail.registry.sources.code_sources import BuiltinSource, PassedToolsSource, ToolEntryPointsSource
 from handrail.tools import ALIASES
 
-from .conftest import CONFINING, Place, Simple
+from .conftest import CONFINING, ExecutableFixture, SimpleTool
 
 NOTHING = SandboxTier("none", "bubblewrap is not installed", "apt install bubblewrap")
 
 
 @dataclass
-class Given:
+class ListSource:
     """A source of what it is given."""
 
     rank: SourceRank
@@ -54,11 +54,11 @@ def faults(*sources: Any, **options: Any) -> list[str]:
 @pytest.mark.proves("R-01")
 def test_tools_are_listed_in_the_order_of_their_sources() -> None:
     generation = load(
-        Given("built-in", (Simple("b"), Simple("a"))),
-        Given("global", (Simple("g"),)),
-        Given("agent", (Simple("f"),)),
-        Given("code", (Simple("c"),)),
-        Given("package", (Simple("p"),)),
+        ListSource("built-in", (SimpleTool("b"), SimpleTool("a"))),
+        ListSource("global", (SimpleTool("g"),)),
+        ListSource("agent", (SimpleTool("f"),)),
+        ListSource("code", (SimpleTool("c"),)),
+        ListSource("package", (SimpleTool("p"),)),
         number=7,
     )
     assert list(generation.entries) == ["b", "a", "g", "f", "c", "p"]
@@ -71,7 +71,7 @@ def test_tools_are_listed_in_the_order_of_their_sources() -> None:
 
 @pytest.mark.proves("R-01")
 def test_the_built_in_tools_load_before_passed_tools() -> None:
-    generation = load(BuiltinSource(), PassedToolsSource((Simple("mine"),)))
+    generation = load(BuiltinSource(), PassedToolsSource((SimpleTool("mine"),)))
     assert "read" in generation.entries
     assert list(generation.entries)[-1] == "mine"
     assert all(e.source == "built-in" for e in generation.entries.values() if e.id != "mine")
@@ -79,8 +79,10 @@ def test_the_built_in_tools_load_before_passed_tools() -> None:
 
 @pytest.mark.proves("R-04")
 def test_an_agent_tool_replaces_the_global_tool_of_the_same_id_in_place() -> None:
-    ours = Simple("b", description="The agent's.")
-    generation = load(Given("global", (Simple("a"), Simple("b"), Simple("c"))), Given("agent", (ours,)))
+    ours = SimpleTool("b", description="The agent's.")
+    generation = load(
+        ListSource("global", (SimpleTool("a"), SimpleTool("b"), SimpleTool("c"))), ListSource("agent", (ours,))
+    )
     assert list(generation.entries) == ["a", "b", "c"]
     assert generation.entries["b"].tool is ours
 
@@ -91,7 +93,7 @@ def test_an_agent_tool_replaces_the_global_tool_of_the_same_id_in_place() -> Non
 def test_a_tool_cannot_take_a_name_that_the_shipped_rules_allow_without_approval(
     rank: SourceRank, tool_id: str
 ) -> None:
-    [fault] = faults(Given(rank, (Simple(tool_id),)))
+    [fault] = faults(ListSource(rank, (SimpleTool(tool_id),)))
     assert "requires no approval; rename this tool" in fault
 
 
@@ -99,7 +101,7 @@ def test_a_tool_cannot_take_a_name_that_the_shipped_rules_allow_without_approval
 @pytest.mark.parametrize("rank", ["global", "agent", "code", "package"])
 @pytest.mark.parametrize("tool_id", [*LOCKED_IDS, "file.patch"])
 def test_a_tool_cannot_override_a_built_in_tool_or_take_a_locked_id(rank: SourceRank, tool_id: str) -> None:
-    [fault] = faults(Given("built-in", (Simple("file.patch"),)), Given(rank, (Simple(tool_id),)))
+    [fault] = faults(ListSource("built-in", (SimpleTool("file.patch"),)), ListSource(rank, (SimpleTool(tool_id),)))
     assert fault.startswith(f"{rank} folder/{tool_id}.json: llm.name: ")
     assert "locked id" in fault or "built-in" in fault
 
@@ -110,23 +112,23 @@ def test_a_tool_cannot_override_a_built_in_tool_or_take_a_locked_id(rank: Source
     [("global", "global"), ("agent", "agent"), ("global", "code"), ("agent", "global"), ("code", "package")],
 )
 def test_a_clash_of_ids_names_both_sources(first: SourceRank, second: SourceRank) -> None:
-    [fault] = faults(Given(first, (Simple("x"),)), Given(second, (Simple("x"),)))
+    [fault] = faults(ListSource(first, (SimpleTool("x"),)), ListSource(second, (SimpleTool("x"),)))
     assert fault.startswith(f"{second} folder/x.json")
     assert f"{first} folder/x.json" in fault
 
 
 @pytest.mark.proves("R-05", "K-04")
 def test_a_clash_of_wire_names_names_both_sources() -> None:
-    [fault] = faults(Given("global", (Simple("a.b"),)), Given("agent", (Simple("a__b"),)))
+    [fault] = faults(ListSource("global", (SimpleTool("a.b"),)), ListSource("agent", (SimpleTool("a__b"),)))
     assert "agent folder/a__b.json" in fault and "global folder/a.b.json" in fault and "wire name 'a__b'" in fault
 
 
 @pytest.mark.proves("R-01")
 def test_all_faults_of_all_sources_are_listed_together() -> None:
     found = faults(
-        Given("global", (Simple("a", parameters={"type": "objct"}), Simple("bad id"))),
-        Given("agent", (), diagnostics=(Diagnostic("agent/x.json", "", "is gone"),)),
-        Given("code", (Simple("c", timeout_ms=0, description=""), Simple("read"))),
+        ListSource("global", (SimpleTool("a", parameters={"type": "objct"}), SimpleTool("bad id"))),
+        ListSource("agent", (), diagnostics=(Diagnostic("agent/x.json", "", "is gone"),)),
+        ListSource("code", (SimpleTool("c", timeout_ms=0, description=""), SimpleTool("read"))),
         aliases={"d": "gone"},
     )
     assert len(found) == 7
@@ -135,13 +137,13 @@ def test_all_faults_of_all_sources_are_listed_together() -> None:
 
 
 def test_faulty_tools_of_a_third_party_source_are_quarantined_and_the_others_work() -> None:
-    foreign = Given(
+    foreign = ListSource(
         "package",
-        (Simple("read"), Simple("ok"), Simple("x.y"), Simple("z", parameters={})),
+        (SimpleTool("read"), SimpleTool("ok"), SimpleTool("x.y"), SimpleTool("z", parameters={})),
         True,
         (Diagnostic("f", "", "odd"),),
     )
-    generation = load(Given("code", (Simple("x__y"),)), foreign)
+    generation = load(ListSource("code", (SimpleTool("x__y"),)), foreign)
     assert list(generation.entries) == ["x__y", "ok"]
     assert [fault.source for fault in generation.quarantined] == [
         "f",
@@ -149,11 +151,11 @@ def test_faulty_tools_of_a_third_party_source_are_quarantined_and_the_others_wor
         "package folder/x.y.json",
         "package folder/z.json",
     ]
-    assert len(faults(Given("code", (Simple("x__y"),)), foreign, strict=True)) == 4
+    assert len(faults(ListSource("code", (SimpleTool("x__y"),)), foreign, strict=True)) == 4
 
 
 def test_an_alias_must_name_an_existing_tool_and_clash_with_no_other_name() -> None:
-    source = Given("code", (Simple("a.b"), Simple("c")))
+    source = ListSource("code", (SimpleTool("a.b"), SimpleTool("c")))
     assert load(source, aliases={"x": "c"}).resolve_tool_name("x") is not None
     assert "did you mean a.b?" in faults(source, aliases={"x": "a.bb"})[0]
     for alias in ("c", "a__b", "read", "not an id"):
@@ -189,7 +191,7 @@ def test_a_tool_with_missing_secrets_or_settings_is_loaded_and_withheld_with_the
 @pytest.mark.proves("S-08")
 def test_a_tool_that_starts_programs_is_unavailable_without_a_sandbox() -> None:
     shelly = tool(id="shelly", requires={"shell": [{"cmd": "git"}]})(_noop)
-    generation = load(PassedToolsSource((shelly, Simple("plain"))), tier=NOTHING)
+    generation = load(PassedToolsSource((shelly, SimpleTool("plain"))), tier=NOTHING)
     assert generation.entries["plain"].unavailable_reason is None
     assert "bubblewrap is not installed (apt install bubblewrap)" in (
         generation.entries["shelly"].unavailable_reason or ""
@@ -214,7 +216,7 @@ def test_a_tool_that_starts_programs_with_hosts_is_unavailable_without_sandbox_n
 
 
 @pytest.mark.proves("S-08")
-def test_an_executable_tool_is_unavailable_without_a_sandbox(place: Place) -> None:
+def test_an_executable_tool_is_unavailable_without_a_sandbox(place: ExecutableFixture) -> None:
     from handrail.registry.sources.tool_folder_source import ToolFolderSource
 
     place.put("ext", "#!/bin/sh\n")
@@ -229,22 +231,22 @@ async def _noop() -> None:
 
 
 def test_manifest_fields_for_executables_are_faults_in_a_python_tool() -> None:
-    found = faults(PassedToolsSource((Simple("a", persistent=True, exec_path="x"),)))
+    found = faults(PassedToolsSource((SimpleTool("a", persistent=True, exec_path="x"),)))
     assert len(found) == 2 and "persistent" in found[0] and "exec_path" in found[1]
 
 
 @pytest.mark.proves("K-01")
 def test_tools_are_loaded_from_functions_objects_classes_and_modules() -> None:
-    class Fixed(Simple):
+    class Fixed(SimpleTool):
         def __init__(self) -> None:
             super().__init__("fixed")
 
     module = ModuleType("my_tools")
     module.first = tool(id="first")(_noop)  # type: ignore[attr-defined]
     module.again = module.first  # type: ignore[attr-defined]
-    module.second = Simple("second")  # type: ignore[attr-defined]
+    module.second = SimpleTool("second")  # type: ignore[attr-defined]
     module.number = 3  # type: ignore[attr-defined]
-    generation = load(PassedToolsSource((tool(id="decorated")(_noop), Simple("object"), Fixed, module)))
+    generation = load(PassedToolsSource((tool(id="decorated")(_noop), SimpleTool("object"), Fixed, module)))
     assert list(generation.entries) == ["decorated", "object", "fixed", "first", "second"]
     assert generation.entries["decorated"].source == f"{__name__}._noop"
 
@@ -259,13 +261,13 @@ def test_a_blocking_function_is_marked_as_blocking() -> None:
 
 def test_an_object_that_is_not_a_tool_is_a_fault_with_an_explanation() -> None:
     class Half(Tool):
-        spec = Simple("half").spec
+        spec = SimpleTool("half").spec
 
     class Bare(Tool):
         async def execute(self, args: dict[str, Any], runtime: Any) -> object:
             return None
 
-    class Failing(Simple):
+    class Failing(SimpleTool):
         def __init__(self) -> None:
             raise OSError("no disk")
 
@@ -280,8 +282,8 @@ def test_an_object_that_is_not_a_tool_is_a_fault_with_an_explanation() -> None:
 @pytest.mark.proves("R-09")
 def test_installed_packages_add_tools_by_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("handrail_test_plugin")
-    module.one = Simple("one")  # type: ignore[attr-defined]
-    module.several = [Simple("two"), tool(id="three")(_noop)]  # type: ignore[attr-defined]
+    module.one = SimpleTool("one")  # type: ignore[attr-defined]
+    module.several = [SimpleTool("two"), tool(id="three")(_noop)]  # type: ignore[attr-defined]
     module.broken = 3  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "handrail_test_plugin", module)
 
@@ -316,9 +318,9 @@ def test_a_tool_cannot_take_an_alias_of_a_built_in_tool() -> None:
     assert generation.resolve_tool_name("git_commit") is generation.entries["git.commit"]
     assert (
         "an alias of the built-in tool 'git.commit'"
-        in faults(BuiltinSource(), Given("code", (Simple("git_commit"),)))[0]
+        in faults(BuiltinSource(), ListSource("code", (SimpleTool("git_commit"),)))[0]
     )
-    foreign = load(BuiltinSource(), Given("package", (Simple("git_commit"), Simple("ok")), True))
+    foreign = load(BuiltinSource(), ListSource("package", (SimpleTool("git_commit"), SimpleTool("ok")), True))
     assert "ok" in foreign.entries
     assert [fault.location for fault in foreign.quarantined] == ["llm.name"]
     assert foreign.resolve_tool_name("git_commit") is foreign.entries["git.commit"]

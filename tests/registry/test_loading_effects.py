@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Place
+from .conftest import ExecutableFixture
 
 LOADING = """
 import sys
@@ -52,7 +52,7 @@ except LoadError as error:
 
 
 @pytest.mark.proves("R-14", "R-01")
-def test_loading_fetches_nothing_starts_no_process_and_writes_no_file(place: Place) -> None:
+def test_loading_fetches_nothing_starts_no_process_and_writes_no_file(place: ExecutableFixture) -> None:
     place.put("ext", "#!/bin/sh\necho > started\n")
     place.put("srv", "#!/bin/sh\necho > started\n", persistent=True)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Looking through the sources again judges only what is new, and comes to what a first look would."""
+"""A second scan of the sources validates only new tools and gives the result of a first scan."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from handrail.registry.generation_loader import LoadCache, load_generation
 from handrail.runtime.secret_store import SecretStore
 from handrail.testing import ThirdPartySource
 
-from .conftest import CONFINING, Simple, turned_off
+from .conftest import CONFINING, SimpleTool, turned_off
 
 pytestmark = pytest.mark.proves("R-06")
 
 
-class Own:
-    """The operator's own, which counts how often it is looked through."""
+class CountingSource:
+    """The operator's source, which counts its scans."""
 
     rank: SourceRank = "code"
     is_third_party = False
@@ -52,9 +52,9 @@ def load(memory: LoadCache | None, *sources: Any, tier: SandboxTier = CONFINING,
 
 
 def test_a_second_load_reuses_unchanged_entries_and_judges_new_tools() -> None:
-    memory, a, b = LoadCache(), Simple("a"), Simple("b")
-    first = load(memory, Own(a, b))
-    second = load(memory, Own(a, Simple("b"), Simple("c")))
+    memory, a, b = LoadCache(), SimpleTool("a"), SimpleTool("b")
+    first = load(memory, CountingSource(a, b))
+    second = load(memory, CountingSource(a, SimpleTool("b"), SimpleTool("c")))
     assert second.entries["a"] is first.entries["a"]
     assert second.entries["b"] is not first.entries["b"] and second.entries["b"].tool is not b
     assert list(second.entries) == ["a", "b", "c"]
@@ -62,10 +62,10 @@ def test_a_second_load_reuses_unchanged_entries_and_judges_new_tools() -> None:
 
 
 def test_a_tool_with_a_changed_spec_is_checked_again() -> None:
-    memory, one = LoadCache(), Simple("a")
-    load(memory, Own(one))
-    one.spec = Simple("a", description="Does something else.").spec
-    assert load(memory, Own(one)).entries["a"].spec.description == "Does something else."
+    memory, one = LoadCache(), SimpleTool("a")
+    load(memory, CountingSource(one))
+    one.spec = SimpleTool("a", description="Does something else.").spec
+    assert load(memory, CountingSource(one)).entries["a"].spec.description == "Does something else."
 
 
 @pytest.mark.parametrize(
@@ -80,16 +80,16 @@ def test_a_tool_is_checked_again_after_the_secrets_or_the_sandbox_change(
     changed: dict[str, Any], withheld: str
 ) -> None:
     memory = LoadCache()
-    one = Simple("a", secrets=("key",), requires=Requires(shell=(ShellRequires(cmd="git"),)))
+    one = SimpleTool("a", secrets=("key",), requires=Requires(shell=(ShellRequires(cmd="git"),)))
     known: dict[str, Any] = {"secrets": SecretStore({"key": "x"}), "tier": CONFINING}
-    source = Own(one)
+    source = CountingSource(one)
     assert load(memory, source, **known).entries["a"].unavailable_reason is None
     assert withheld in (load(memory, source, **{**known, **changed}).entries["a"].unavailable_reason or "")
     assert load(memory, source, **known).entries["a"].unavailable_reason is None
 
 
 def test_an_approval_or_revocation_takes_effect_at_the_next_load(tmp_path: Path) -> None:
-    memory, pins, one = LoadCache(), StoredPins(tmp_path / "state"), Simple("w_now")
+    memory, pins, one = LoadCache(), StoredPins(tmp_path / "state"), SimpleTool("w_now")
     source = ThirdPartySource("w", [one])
     assert load(memory, source, pins=pins).entries["w_now"].status == "quarantined"
     StoredPins(tmp_path / "state").approve("w", [ThirdPartyDefinition.from_spec(one.spec)])  # another process
@@ -103,11 +103,11 @@ def test_an_approval_or_revocation_takes_effect_at_the_next_load(tmp_path: Path)
 def test_a_load_of_changed_sources_does_not_read_the_other_sources() -> None:
     memory, own, other = (
         LoadCache(),
-        Own(Simple("a"), Simple("b_2")),
-        ThirdPartySource("b", [Simple("b_1"), Simple("b_2")]),
+        CountingSource(SimpleTool("a"), SimpleTool("b_2")),
+        ThirdPartySource("b", [SimpleTool("b_1"), SimpleTool("b_2")]),
     )
     assert [fault.location for fault in load(memory, own, other).quarantined] == ["llm.name"]
-    other.offer_tools(Simple("b_3"))
+    other.offer_tools(SimpleTool("b_3"))
     own.tools = ()
     found = load(memory, own, other, only=[other])
     assert list(found.entries) == ["a", "b_2", "b_1", "b_3"] and own.looks == 1
@@ -116,15 +116,15 @@ def test_a_load_of_changed_sources_does_not_read_the_other_sources() -> None:
 
 
 def test_a_failed_load_is_not_cached() -> None:
-    memory, a = LoadCache(), Simple("a")
-    first = load(memory, Own(a))
+    memory, a = LoadCache(), SimpleTool("a")
+    first = load(memory, CountingSource(a))
     with pytest.raises(LoadError):
-        load(memory, Own(a, Simple("a")))
+        load(memory, CountingSource(a, SimpleTool("a")))
     assert memory.entries == first.entries
 
 
-_tools = [Simple(tool_id) for tool_id in ("a", "b", "a.b", "a__b", "read")]
-_tools += [Simple(tool_id, description="Otherwise.") for tool_id in ("a", "b")]
+_tools = [SimpleTool(tool_id) for tool_id in ("a", "b", "a.b", "a__b", "read")]
+_tools += [SimpleTool(tool_id, description="Otherwise.") for tool_id in ("a", "b")]
 _held = st.lists(st.sampled_from(_tools), max_size=5)
 
 
@@ -133,7 +133,7 @@ def test_a_load_with_a_cache_gives_the_same_generation_as_a_load_without(
     looks: list[tuple[list[Tool], list[Tool], list[Tool], bool]],
 ) -> None:
     memory = LoadCache()
-    own, x, y = Own(), ThirdPartySource("x"), ThirdPartySource("y", about="Of y.")
+    own, x, y = CountingSource(), ThirdPartySource("x"), ThirdPartySource("y", about="Of y.")
     sources: list[ToolSource] = [own, x, y]
     for held, x.tools, y.tools, put_out in looks:
         own.tools = tuple(held)

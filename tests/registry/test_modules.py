@@ -1,4 +1,4 @@
-"""Python modules as tools: read without being run, run in a worker, answered in the shape they have."""
+"""Python modules as tools: read without running, run in a worker, with their result format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from handrail.contract.result_conversions import convert_card_to_result, convert
 from handrail.registry.sources.tool_folder_source import PerCallModuleTool, ToolFolderSource
 from handrail.sandbox import tier_probe
 
-from .conftest import Place
+from .conftest import ExecutableFixture
 
 confined = pytest.mark.skipif(
     not tier_probe.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tier_probe.choose_sandbox().tier.detail}"
@@ -37,17 +37,17 @@ def execute(topic: str, params: dict, config: dict = None, telemetry: dict = Non
 """
 
 
-def put(place: Place, source: str, name: str = "weather", mode: int = 0o644) -> None:
+def put(place: ExecutableFixture, source: str, name: str = "weather", mode: int = 0o644) -> None:
     path = place.tools / f"{name}.py"
     path.write_text(textwrap.dedent(source))
     path.chmod(mode)
 
 
-def loaded(place: Place) -> Any:
+def loaded(place: ExecutableFixture) -> Any:
     return ToolFolderSource(place.tools, "global", place.confinement(), (str(place.workspace),)).load()
 
 
-def made(place: Place, source: str) -> PerCallModuleTool:
+def load_module_tool(place: ExecutableFixture, source: str) -> PerCallModuleTool:
     put(place, source)
     found = loaded(place)
     assert found.faults == ()
@@ -56,7 +56,7 @@ def made(place: Place, source: str) -> PerCallModuleTool:
     return tool
 
 
-def problems(place: Place, source: str) -> str:
+def problems(place: ExecutableFixture, source: str) -> str:
     put(place, source)
     found = loaded(place)
     assert found.tools == ()
@@ -64,8 +64,8 @@ def problems(place: Place, source: str) -> str:
 
 
 @pytest.mark.proves("R-08")
-def test_a_modules_metadata_becomes_a_tool_without_running_the_module(place: Place) -> None:
-    tool = made(place, f"raise SystemExit('it ran')\n{WEATHER}")
+def test_a_modules_metadata_becomes_a_tool_without_running_the_module(place: ExecutableFixture) -> None:
+    tool = load_module_tool(place, f"raise SystemExit('it ran')\n{WEATHER}")
     assert tool.spec.id == "weather"
     assert tool.spec.parameters == {
         "type": "object",
@@ -79,8 +79,8 @@ def test_a_modules_metadata_becomes_a_tool_without_running_the_module(place: Pla
 
 @confined
 @pytest.mark.proves("R-08")
-async def test_a_module_gets_topic_params_config_and_telemetry_with_null_fields(place: Place) -> None:
-    tool = made(place, WEATHER)
+async def test_a_module_gets_topic_params_config_and_telemetry_with_null_fields(place: ExecutableFixture) -> None:
+    tool = load_module_tool(place, WEATHER)
     result = await tool.execute({"city": "Bern"}, place.runtime(tool.spec))
     assert isinstance(result, Result) and result.data == {
         "text": "Bern: 20 C",
@@ -91,25 +91,25 @@ async def test_a_module_gets_topic_params_config_and_telemetry_with_null_fields(
 
 @confined
 @pytest.mark.proves("R-08", "K-08")
-async def test_an_error_in_a_module_answer_replaces_the_rest_of_the_answer(place: Place) -> None:
+async def test_an_error_in_a_module_answer_replaces_the_rest_of_the_answer(place: ExecutableFixture) -> None:
     source = """
     METADATA = {"description": "d", "side_effect": "read"}
     def execute(topic, params):
         return {"text": "half of it", "html": "<b>half</b>", "error": "the service is down"}
     """
-    tool = made(place, source)
+    tool = load_module_tool(place, source)
     assert await tool.execute({}, place.runtime(tool.spec)) == Result.error("failed", "the service is down")
 
 
 @confined
 @pytest.mark.proves("R-08", "K-08")
-async def test_html_in_a_module_answer_becomes_a_separate_blob(place: Place) -> None:
+async def test_html_in_a_module_answer_becomes_a_separate_blob(place: ExecutableFixture) -> None:
     source = """
     METADATA = {"description": "d", "side_effect": "read"}
     async def execute(topic, params, **more):
         return {"text": "ok", "html": "<b>ok</b>", "n": sorted(more)}
     """
-    tool = made(place, source)
+    tool = load_module_tool(place, source)
     result = await tool.execute({}, place.runtime(tool.spec))
     assert isinstance(result, Result)
     assert result.data == {"text": "ok", "html": Blob(b"<b>ok</b>", "text/html"), "n": ["config", "telemetry"]}
@@ -117,19 +117,19 @@ async def test_html_in_a_module_answer_becomes_a_separate_blob(place: Place) -> 
 
 @confined
 @pytest.mark.proves("R-08")
-async def test_an_exception_in_a_module_becomes_an_error_with_its_type_and_text(place: Place) -> None:
+async def test_an_exception_in_a_module_becomes_an_error_with_its_type_and_text(place: ExecutableFixture) -> None:
     source = """
     METADATA = {"description": "d", "side_effect": "read"}
     def execute(topic, params):
         raise KeyError("city")
     """
-    tool = made(place, source)
+    tool = load_module_tool(place, source)
     assert await tool.execute({}, place.runtime(tool.spec)) == Result.error("failed", "KeyError: 'city'")
 
 
 @confined
 @pytest.mark.proves("R-08", "R-03")
-async def test_a_persistent_module_is_imported_once(place: Place) -> None:
+async def test_a_persistent_module_is_imported_once(place: ExecutableFixture) -> None:
     source = """
     METADATA = {"description": "d", "side_effect": "read", "persistent": True}
     calls = []
@@ -139,7 +139,7 @@ async def test_a_persistent_module_is_imported_once(place: Place) -> None:
             raise ValueError("broken")
         return {"text": str(len(calls))}
     """
-    tool = made(place, source)
+    tool = load_module_tool(place, source)
     try:
         runtime = place.runtime(tool.spec)
         assert await tool.execute({}, runtime) == Result.output({"text": "1"})
@@ -151,7 +151,7 @@ async def test_a_persistent_module_is_imported_once(place: Place) -> None:
 
 @confined
 @pytest.mark.proves("R-08")
-async def test_a_module_is_confined_to_its_requirements(place: Place) -> None:
+async def test_a_module_is_confined_to_its_requirements(place: ExecutableFixture) -> None:
     outside = place.workspace.parent / "outside.txt"
     outside.write_text("not for it")
     source = f"""
@@ -164,7 +164,7 @@ async def test_a_module_is_confined_to_its_requirements(place: Place) -> None:
         except OSError as error:
             return {{"text": f"{{seen}} {{type(error).__name__}}"}}
     """
-    tool = made(place, source)
+    tool = load_module_tool(place, source)
     result = await tool.execute({}, place.runtime(tool.spec))
     assert isinstance(result, Result) and result.data["text"] in (
         "False ConnectionRefusedError",
@@ -175,22 +175,24 @@ async def test_a_module_is_confined_to_its_requirements(place: Place) -> None:
 
 @confined
 @pytest.mark.proves("R-08")
-async def test_a_module_that_returns_no_dict_gives_an_error_naming_the_expected_form(place: Place) -> None:
-    tool = made(place, 'METADATA = {"description": "d"}\ndef execute(topic, params):\n    return "text"\n')
+async def test_a_module_that_returns_no_dict_gives_an_error_naming_the_expected_form(place: ExecutableFixture) -> None:
+    tool = load_module_tool(place, 'METADATA = {"description": "d"}\ndef execute(topic, params):\n    return "text"\n')
     result = await tool.execute({}, place.runtime(tool.spec))
     assert isinstance(result, Result) and "expected a dict with text, html or error" in str(result.error_text)
 
 
 @confined
-async def test_a_module_that_cannot_be_imported_fails_with_the_reason(place: Place) -> None:
-    tool = made(place, 'METADATA = {"description": "d"}\nimport no_such_package\ndef execute(topic, params): ...\n')
+async def test_a_module_that_cannot_be_imported_fails_with_the_reason(place: ExecutableFixture) -> None:
+    tool = load_module_tool(
+        place, 'METADATA = {"description": "d"}\nimport no_such_package\ndef execute(topic, params): ...\n'
+    )
     with pytest.raises(ToolError, match="No module named 'no_such_package'") as caught:
         await tool.execute({}, place.runtime(tool.spec))
     assert "Traceback" not in str(caught.value.data)
 
 
 @confined
-async def test_a_module_with_a_manifest_file_loads_as_one_tool(place: Place) -> None:
+async def test_a_module_with_a_manifest_file_loads_as_one_tool(place: ExecutableFixture) -> None:
     place.put("hello", None, side_effect="read")
     put(place, "METADATA = {'description': ''}\ndef execute(topic, params):\n    return {'text': 'hi'}\n", "hello")
     found = loaded(place)
@@ -199,7 +201,7 @@ async def test_a_module_with_a_manifest_file_loads_as_one_tool(place: Place) -> 
     assert await tool.execute({}, place.runtime(tool.spec)) == Result.output({"text": "hi"})
 
 
-def test_a_module_without_metadata_is_not_loaded_as_a_tool(place: Place) -> None:
+def test_a_module_without_metadata_is_not_loaded_as_a_tool(place: ExecutableFixture) -> None:
     put(place, "def execute(topic, params): ...", "shared")
     assert (loaded(place).tools, loaded(place).faults) == ((), ())
 
@@ -230,11 +232,11 @@ def test_a_module_without_metadata_is_not_loaded_as_a_tool(place: Place) -> None
     ],
 )
 @pytest.mark.proves("R-08")
-def test_every_fault_of_a_module_is_named(place: Place, source: str, problem: str) -> None:
+def test_every_fault_of_a_module_is_named(place: ExecutableFixture, source: str, problem: str) -> None:
     assert problem in problems(place, source)
 
 
-def test_a_module_that_other_users_can_write_is_refused(place: Place) -> None:
+def test_a_module_that_other_users_can_write_is_refused(place: ExecutableFixture) -> None:
     put(place, WEATHER, mode=0o666)
     assert "is writable by its group or by others" in loaded(place).faults[0].problem
 
@@ -249,7 +251,9 @@ def test_a_result_converts_to_a_card_and_a_card_to_a_result() -> None:
 
 
 @confined
-def test_a_module_runs_when_the_python_of_handrail_is_reached_through_a_link(place: Place, tmp_path: Path) -> None:
+def test_a_module_runs_when_the_python_of_handrail_is_reached_through_a_link(
+    place: ExecutableFixture, tmp_path: Path
+) -> None:
     put(
         place,
         "METADATA = {'description': 'Says yes.', 'side_effect': 'read', 'locks': []}\ndef execute(topic, params):\n    return {'text': 'yes'}\n",

@@ -82,52 +82,52 @@ async def kernel(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Ker
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def got(kernel: Kernel, tool: str, peer: ScriptedClient | None = None, **arguments: Any) -> Result:
+async def call_tool(kernel: Kernel, tool: str, peer: ScriptedClient | None = None, **arguments: Any) -> Result:
     return await (await kernel.session(client=peer)).call(tool, arguments)
 
 
 async def test_resources_are_listed_and_read_without_a_rule(kernel: Kernel) -> None:
-    listed = (await got(kernel, "resource.list")).data
+    listed = (await call_tool(kernel, "resource.list")).data
     assert [one["uri"] for one in listed["resources"]] == ["note:1", "note:pixel", "note:file"]
     assert listed["resources"][2]["mimeType"] == "text/markdown"
     assert listed["resources"][2]["annotations"] == {"audience": ["user"]}
     assert listed["resourceTemplates"][0]["uriTemplate"] == "note:of/{year}/{+rest}"
-    text = await got(kernel, "resource.read", uri="note:1")
+    text = await call_tool(kernel, "resource.read", uri="note:1")
     assert text.data == {"contents": [{"uri": "note:1", "mimeType": "text/plain", "text": "A note."}]}
     assert "untrusted_source" not in text.metadata
-    pixel = (await got(kernel, "resource.read", uri="note:pixel")).data["contents"][0]
+    pixel = (await call_tool(kernel, "resource.read", uri="note:pixel")).data["contents"][0]
     assert pixel["blob"]["media_type"] == "image/png" and pixel["blob"]["bytes"] == 4
-    file = (await got(kernel, "resource.read", uri="note:file")).data["contents"][0]
+    file = (await call_tool(kernel, "resource.read", uri="note:file")).data["contents"][0]
     assert file["text"] == "# From a file\n"
 
 
 async def test_a_template_builds_resources_and_its_inserted_values_are_not_expanded_again(kernel: Kernel) -> None:
-    made = await got(kernel, "resource.read", uri="note:of/2024/a/b%20%7B%7Byear%7D%7D")
+    made = await call_tool(kernel, "resource.read", uri="note:of/2024/a/b%20%7B%7Byear%7D%7D")
     assert made.data["contents"][0]["text"] == '{"year": "2024", "rest": "a/b {{year}}"}'
     for uri in ("note:of/2024", "note:of//x", "note:2", "file:///etc/passwd", "note:file/../resources.json"):
-        assert (await got(kernel, "resource.read", uri=uri)).error_kind == "invalid_input"
+        assert (await call_tool(kernel, "resource.read", uri=uri)).error_kind == "invalid_input"
 
 
 async def test_prompts_are_filled_with_their_arguments(kernel: Kernel) -> None:
-    (greet, look, _) = (await got(kernel, "prompt.list")).data["prompts"]
+    (greet, look, _) = (await call_tool(kernel, "prompt.list")).data["prompts"]
     assert [one["name"] for one in greet["arguments"]] == ["who", "how"] and greet["arguments"][0]["required"]
     assert look["description"] == "With a picture and a resource."
-    told = await got(kernel, "prompt.get", name="greet", arguments={"who": "{{how}}", "how": "well"})
+    told = await call_tool(kernel, "prompt.get", name="greet", arguments={"who": "{{how}}", "how": "well"})
     assert told.data["messages"] == [{"role": "user", "content": {"type": "text", "text": "Greet {{how}} well."}}]
-    picture, resource = (await got(kernel, "prompt.get", name="look", arguments={"uri": "x:y"})).data["messages"]
+    picture, resource = (await call_tool(kernel, "prompt.get", name="look", arguments={"uri": "x:y"})).data["messages"]
     assert picture["content"]["data"]["media_type"] == "image/png"
     assert resource["content"]["resource"] == {"uri": "x:y", "text": "of x:y"}
     for arguments, said in (({}, "who"), ({"who": "a", "more": "b"}, "more")):
-        refused = await got(kernel, "prompt.get", name="greet", arguments=arguments)
+        refused = await call_tool(kernel, "prompt.get", name="greet", arguments=arguments)
         assert refused.error_kind == "invalid_input" and said in (refused.error_text or "")
 
 
 async def test_a_prompt_requests_its_missing_input_from_the_client(kernel: Kernel) -> None:
     peer = ScriptedClient([{"who": {"action": "accept", "content": {"name": "Ada"}}}])
-    told = await got(kernel, "prompt.get", peer, name="asks")
+    told = await call_tool(kernel, "prompt.get", peer, name="asks")
     assert told.data["messages"][0]["content"]["text"] == "It is Ada."
-    assert (await got(kernel, "prompt.get", ScriptedClient(), name="asks")).error_kind == "denied"
-    assert (await got(kernel, "prompt.get", name="asks")).error_kind == "unavailable"
+    assert (await call_tool(kernel, "prompt.get", ScriptedClient(), name="asks")).error_kind == "denied"
+    assert (await call_tool(kernel, "prompt.get", name="asks")).error_kind == "unavailable"
 
 
 async def test_arguments_are_completed_by_prefix(kernel: Kernel) -> None:
@@ -135,11 +135,13 @@ async def test_arguments_are_completed_by_prefix(kernel: Kernel) -> None:
         {"type": "ref/prompt", "name": "greet"},
         {"type": "ref/resource", "uri": "note:of/{year}/{+rest}"},
     )
-    found = await got(kernel, "prompt.complete", ref=prompt, argument={"name": "who", "value": "a"})
+    found = await call_tool(kernel, "prompt.complete", ref=prompt, argument={"name": "who", "value": "a"})
     assert found.data == {"values": ["Ada", "Alan"], "total": 2, "hasMore": False}
-    found = await got(kernel, "prompt.complete", ref=template, argument={"name": "year", "value": ""})
+    found = await call_tool(kernel, "prompt.complete", ref=template, argument={"name": "year", "value": ""})
     assert found.data["values"] == ["2024", "2025"]
-    assert (await got(kernel, "prompt.complete", ref=prompt, argument={"name": "no", "value": ""})).data["values"] == []
+    assert (await call_tool(kernel, "prompt.complete", ref=prompt, argument={"name": "no", "value": ""})).data[
+        "values"
+    ] == []
 
 
 FAULTY: list[tuple[str, Any, str]] = [

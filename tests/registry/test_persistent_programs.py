@@ -1,4 +1,4 @@
-"""Programs that stay running between calls."""
+"""Tool programs that keep running between calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from handrail.registry.sources.tool_folder_source import ToolFolderSource
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
 from handrail.sandbox import tier_probe
 
-from .conftest import Place
+from .conftest import ExecutableFixture
 
 pytestmark = pytest.mark.skipif(
     not tier_probe.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tier_probe.choose_sandbox().tier.detail}"
@@ -53,8 +53,8 @@ for line in sys.stdin:
 """
 
 
-def made(
-    place: Place, script: str = SERVER, backoff_ms: tuple[int, ...] = (0,), **runtime: Any
+def load_persistent_tool(
+    place: ExecutableFixture, script: str = SERVER, backoff_ms: tuple[int, ...] = (0,), **runtime: Any
 ) -> PersistentProcessTool:
     place.put("srv", script, persistent=True, **runtime)
     loaded = ToolFolderSource(place.tools, "global", place.confinement()).load()
@@ -65,19 +65,21 @@ def made(
     return PersistentProcessTool(tool.spec, tool.executable, tool.folder, tool.confinement, backoff_ms=backoff_ms)
 
 
-async def call(place: Place, tool: PersistentProcessTool, call_id: str = "ses_1/1.0", **arguments: Any) -> Any:
+async def call(
+    place: ExecutableFixture, tool: PersistentProcessTool, call_id: str = "ses_1/1.0", **arguments: Any
+) -> Any:
     return await tool.execute(arguments, place.runtime(tool.spec, call_id))
 
 
-async def failure(place: Place, tool: PersistentProcessTool, **arguments: Any) -> ToolError:
+async def failure(place: ExecutableFixture, tool: PersistentProcessTool, **arguments: Any) -> ToolError:
     with pytest.raises(ToolError) as caught:
         await call(place, tool, **arguments)
     return caught.value
 
 
 @pytest.mark.proves("R-03")
-async def test_one_process_serves_successive_calls(place: Place) -> None:
-    tool = made(place)
+async def test_one_process_serves_successive_calls(place: ExecutableFixture) -> None:
+    tool = load_persistent_tool(place)
     answers = [await call(place, tool, n=n) for n in range(3)]
     assert [answer["count"] for answer in answers] == [1, 2, 3]
     assert [answer["args"] for answer in answers] == [{"n": 0}, {"n": 1}, {"n": 2}]
@@ -85,8 +87,10 @@ async def test_one_process_serves_successive_calls(place: Place) -> None:
 
 
 @pytest.mark.proves("R-03")
-async def test_parallel_calls_of_a_persistent_program_run_in_turn_with_their_own_answers(place: Place) -> None:
-    tool = made(place)
+async def test_parallel_calls_of_a_persistent_program_run_in_turn_with_their_own_answers(
+    place: ExecutableFixture,
+) -> None:
+    tool = load_persistent_tool(place)
     answers = await asyncio.gather(*(call(place, tool, f"ses_1/1.{n}", n=n) for n in range(10)))
     assert [answer["args"]["n"] for answer in answers] == list(range(10))
     assert [answer["count"] for answer in answers] == list(range(1, 11))
@@ -94,8 +98,8 @@ async def test_parallel_calls_of_a_persistent_program_run_in_turn_with_their_own
 
 
 @pytest.mark.proves("R-03", "S-05")
-async def test_a_closed_persistent_tool_ends_its_process_and_refuses_calls(place: Place) -> None:
-    tool = made(place)
+async def test_a_closed_persistent_tool_ends_its_process_and_refuses_calls(place: ExecutableFixture) -> None:
+    tool = load_persistent_tool(place)
     await call(place, tool)
     process = tool._process  # pyright: ignore[reportPrivateUsage]
     assert process is not None
@@ -106,8 +110,8 @@ async def test_a_closed_persistent_tool_ends_its_process_and_refuses_calls(place
 
 
 @pytest.mark.proves("R-03")
-async def test_a_side_effect_call_that_crashes_is_interrupted_and_not_retried(place: Place) -> None:
-    tool = made(place, side_effect="write")
+async def test_a_side_effect_call_that_crashes_is_interrupted_and_not_retried(place: ExecutableFixture) -> None:
+    tool = load_persistent_tool(place, side_effect="write")
     await call(place, tool)
     error = await failure(place, tool, do="die")
     assert error.kind == "interrupted"
@@ -118,8 +122,8 @@ async def test_a_side_effect_call_that_crashes_is_interrupted_and_not_retried(pl
 
 @pytest.mark.proves("R-03")
 @pytest.mark.parametrize("spec", [{"side_effect": "read"}, {"side_effect": "write", "idempotent": True}])
-async def test_a_repeatable_call_that_crashes_is_retried_once(place: Place, spec: dict[str, Any]) -> None:
-    tool = made(place, **spec)
+async def test_a_repeatable_call_that_crashes_is_retried_once(place: ExecutableFixture, spec: dict[str, Any]) -> None:
+    tool = load_persistent_tool(place, **spec)
     answer = await call(place, tool, do="die", once=f"{place.scratch}/crashed")
     assert answer["count"] == 1
     error = await failure(place, tool, do="die")
@@ -128,8 +132,8 @@ async def test_a_repeatable_call_that_crashes_is_retried_once(place: Place, spec
 
 
 @pytest.mark.proves("R-03")
-async def test_a_process_that_exited_between_calls_is_replaced_silently(place: Place) -> None:
-    tool = made(place, side_effect="write")
+async def test_a_process_that_exited_between_calls_is_replaced_silently(place: ExecutableFixture) -> None:
+    tool = load_persistent_tool(place, side_effect="write")
     await call(place, tool, do="leave")
     noticed = tool._exit  # pyright: ignore[reportPrivateUsage]
     assert noticed is not None
@@ -139,8 +143,8 @@ async def test_a_process_that_exited_between_calls_is_replaced_silently(place: P
 
 
 @pytest.mark.proves("R-03")
-async def test_a_cancelled_call_ends_the_process_and_the_next_call_starts_another(place: Place) -> None:
-    tool = made(place)
+async def test_a_cancelled_call_ends_the_process_and_the_next_call_starts_another(place: ExecutableFixture) -> None:
+    tool = load_persistent_tool(place)
     first = await call(place, tool)
     mark = place.scratch / "hanging"
     hanging = asyncio.ensure_future(call(place, tool, do="hang", mark=str(mark)))
@@ -156,8 +160,8 @@ async def test_a_cancelled_call_ends_the_process_and_the_next_call_starts_anothe
 
 
 @pytest.mark.proves("R-03")
-async def test_cancelling_a_queued_call_does_not_affect_the_running_call(place: Place) -> None:
-    tool = made(place)
+async def test_cancelling_a_queued_call_does_not_affect_the_running_call(place: ExecutableFixture) -> None:
+    tool = load_persistent_tool(place)
     mark = place.scratch / "hanging"
     hanging = asyncio.ensure_future(call(place, tool, do="hang", mark=str(mark)))
     while not mark.exists():
@@ -188,8 +192,8 @@ async def test_cancelling_a_queued_call_does_not_affect_the_running_call(place: 
         "\n",
     ],
 )
-async def test_an_answer_that_breaks_the_protocol_ends_the_process(place: Place, text: str) -> None:
-    tool = made(place)
+async def test_an_answer_that_breaks_the_protocol_ends_the_process(place: ExecutableFixture, text: str) -> None:
+    tool = load_persistent_tool(place)
     await call(place, tool)
     assert (await failure(place, tool, do="raw", text=text)).kind == "backend"
     assert (await call(place, tool))["count"] == 1
@@ -205,16 +209,18 @@ async def test_an_answer_that_breaks_the_protocol_ends_the_process(place: Place,
         ({"message": "no", "kind": "denied"}, Result.error("failed", "no")),
     ],
 )
-async def test_an_error_answer_keeps_the_process_running(place: Place, error: Any, result: Result) -> None:
-    tool = made(place)
+async def test_an_error_answer_keeps_the_process_running(place: ExecutableFixture, error: Any, result: Result) -> None:
+    tool = load_persistent_tool(place)
     assert await call(place, tool, do="error", error=error) == result
     assert (await call(place, tool))["count"] == 2
     await tool.aclose()
 
 
 @pytest.mark.proves("R-03")
-async def test_restarts_after_crashes_wait_longer_up_to_a_limit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = made(place, backoff_ms=(0, 10, 20), side_effect="write")
+async def test_restarts_after_crashes_wait_longer_up_to_a_limit(
+    place: ExecutableFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = load_persistent_tool(place, backoff_ms=(0, 10, 20), side_effect="write")
     waits: list[float] = []
     sleep = asyncio.sleep
 
@@ -233,9 +239,9 @@ async def test_restarts_after_crashes_wait_longer_up_to_a_limit(place: Place, mo
     await tool.aclose()
 
 
-async def test_large_output_on_stderr_does_not_block_a_call(place: Place) -> None:
+async def test_large_output_on_stderr_does_not_block_a_call(place: ExecutableFixture) -> None:
     script = SERVER.replace("count += 1", "count += 1; sys.stderr.write('x' * 300000); sys.stderr.flush()")
-    tool = made(place, script)
+    tool = load_persistent_tool(place, script)
     for n in range(1, 4):
         assert (await call(place, tool))["count"] == n
     await tool.aclose()
@@ -256,16 +262,16 @@ for number, line in enumerate(sys.stdin):
 
 @pytest.mark.proves("R-03", "S-07")
 async def test_a_protected_file_created_between_calls_fails_the_next_call(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: ExecutableFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sandbox = GuardedSandbox(tier_probe.choose_sandbox())
     confinement = replace(place.confinement(), sandbox=sandbox)
 
-    def guarded(self: Place) -> ToolConfinement:
+    def guarded(self: ExecutableFixture) -> ToolConfinement:
         return confinement
 
-    monkeypatch.setattr(Place, "confinement", guarded)
-    tool = made(place, PLANTS, side_effect="write", requires={"fs": {"read": ["."], "write": ["."]}})
+    monkeypatch.setattr(ExecutableFixture, "confinement", guarded)
+    tool = load_persistent_tool(place, PLANTS, side_effect="write", requires={"fs": {"read": ["."], "write": ["."]}})
     with (place.workspace / "between").open("w") as between:
         fcntl.flock(between, fcntl.LOCK_EX)
         assert await call(place, tool) == {"number": 0}

@@ -1,4 +1,4 @@
-"""What a program is given of secrets: those its manifest declares, on a descriptor, and nowhere else to be seen."""
+"""Secrets of programs: only the declared ones, on a descriptor, and nowhere else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.registry.conftest import Place, Simple
+from tests.registry.conftest import ExecutableFixture, SimpleTool
 
 from handrail.contract.errors import LoadError, ToolError
 from handrail.contract.sandbox_protocol import SandboxTier
@@ -41,7 +41,7 @@ STAYS = (
 )
 
 
-def load(place: Place, store: SecretStore) -> dict[str, ToolEntry]:
+def load(place: ExecutableFixture, store: SecretStore) -> dict[str, ToolEntry]:
     sandbox = tier_probe.choose_sandbox()
     if not sandbox.tier.is_confining:
         pytest.skip("this machine cannot confine programs")
@@ -57,7 +57,7 @@ def load(place: Place, store: SecretStore) -> dict[str, ToolEntry]:
     return dict(load_generation([source], tier=sandbox.tier, secrets=store).entries)
 
 
-async def called(place: Place, entry: ToolEntry, store: SecretStore) -> Any:
+async def called(place: ExecutableFixture, entry: ToolEntry, store: SecretStore) -> Any:
     runtime = place.runtime(entry.spec)
     runtime._environment.secrets = store  # pyright: ignore[reportPrivateUsage]
     try:
@@ -67,7 +67,9 @@ async def called(place: Place, entry: ToolEntry, store: SecretStore) -> Any:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-async def test_a_program_reads_its_declared_secrets_only_from_a_descriptor(place: Place, persistent: bool) -> None:
+async def test_a_program_reads_its_declared_secrets_only_from_a_descriptor(
+    place: ExecutableFixture, persistent: bool
+) -> None:
     """Source: tokens in environments and argv, which every process of the user can read."""
     place.put("fetch", STAYS if persistent else ONCE, secrets=["TOKEN"], persistent=persistent)
     place.put("plain", STAYS if persistent else ONCE, persistent=persistent)
@@ -79,7 +81,7 @@ async def test_a_program_reads_its_declared_secrets_only_from_a_descriptor(place
     assert (await called(place, entries["plain"], store))["given"] is None
 
 
-def test_a_tool_with_missing_secrets_is_withheld_with_the_reason_and_remedy(place: Place) -> None:
+def test_a_tool_with_missing_secrets_is_withheld_with_the_reason_and_remedy(place: ExecutableFixture) -> None:
     place.put("fetch", ONCE, secrets=["TOKEN", "GONE", "BROKEN"])
     store = SecretStore(VALUES, {"BROKEN": "the variable X is not set; set it"})
     withheld = load(place, store)["fetch"].unavailable_reason
@@ -97,7 +99,7 @@ def test_a_tool_with_missing_secrets_is_withheld_with_the_reason_and_remedy(plac
 @pytest.mark.proves("K-03")
 @pytest.mark.parametrize("persistent", [False, True])
 async def test_a_secret_setting_reaches_a_program_under_its_key_with_the_chosen_secret(
-    place: Place, persistent: bool
+    place: ExecutableFixture, persistent: bool
 ) -> None:
     config = {"password": {"description": "Of the account.", "secret": True}}
     place.put("mail", STAYS if persistent else ONCE, secrets=["TOKEN"], config=config, persistent=persistent)
@@ -111,16 +113,16 @@ async def test_a_secret_setting_reaches_a_program_under_its_key_with_the_chosen_
     assert found["elsewhere"] is False
 
 
-def test_a_missing_optional_secret_setting_does_not_withhold_a_tool(place: Place) -> None:
+def test_a_missing_optional_secret_setting_does_not_withhold_a_tool(place: ExecutableFixture) -> None:
     config = {"password": {"description": "Of the account.", "secret": True, "required": False}}
     place.put("mail", ONCE, config=config)
     assert load(place, SecretStore(VALUES))["mail"].unavailable_reason is None
 
 
 def test_a_client_process_tool_has_only_the_secrets_of_the_client_process() -> None:
-    theirs = Simple("theirs", secrets=("TOKEN",))
+    theirs = SimpleTool("theirs", secrets=("TOKEN",))
     theirs.own_secrets = frozenset({"OTHER"})
-    mine = Simple("mine", secrets=("TOKEN",))
+    mine = SimpleTool("mine", secrets=("TOKEN",))
     entries = load_generation(
         [PassedToolsSource((theirs, mine))], tier=SandboxTier("none", ""), secrets=SecretStore(VALUES)
     ).entries
@@ -130,8 +132,8 @@ def test_a_client_process_tool_has_only_the_secrets_of_the_client_process() -> N
     )
 
 
-def test_a_tool_in_this_process_reads_only_its_declared_secrets_by_name(place: Place) -> None:
-    spec = Simple("fetch", secrets=("TOKEN", "GONE")).spec
+def test_a_tool_in_this_process_reads_only_its_declared_secrets_by_name(place: ExecutableFixture) -> None:
+    spec = SimpleTool("fetch", secrets=("TOKEN", "GONE")).spec
     runtime = place.runtime(spec)
     runtime._environment.secrets = SecretStore(VALUES)  # pyright: ignore[reportPrivateUsage]
     assert runtime.secrets.get("TOKEN") == VALUES["TOKEN"]
@@ -147,11 +149,13 @@ def test_a_tool_in_this_process_reads_only_its_declared_secrets_by_name(place: P
     assert not any("hunter2" in repr(shown) for shown in (runtime.secrets, runtime.profile, SecretStore(VALUES)))
 
 
-async def test_a_program_started_by_the_shell_gets_no_secrets(place: Place) -> None:
-    spec = Simple(
+async def test_a_program_started_by_the_shell_gets_no_secrets(place: ExecutableFixture) -> None:
+    spec = SimpleTool(
         "fetch",
         secrets=("TOKEN",),
-        requires=Simple("x").spec.requires.model_validate({"shell": [{"cmd": "sh"}], "fs": {"read": ["{workspace}"]}}),
+        requires=SimpleTool("x").spec.requires.model_validate(
+            {"shell": [{"cmd": "sh"}], "fs": {"read": ["{workspace}"]}}
+        ),
     ).spec
     if not tier_probe.choose_sandbox().tier.is_confining:
         pytest.skip("this machine cannot confine programs")
@@ -162,7 +166,7 @@ async def test_a_program_started_by_the_shell_gets_no_secrets(place: Place) -> N
     assert b"SECRETS_FD" not in done.output and b"handrail-secrets" not in done.output
 
 
-def test_a_manifest_with_secrets_that_are_not_strings_is_refused(place: Place) -> None:
+def test_a_manifest_with_secrets_that_are_not_strings_is_refused(place: ExecutableFixture) -> None:
     place.put("fetch", ONCE, secrets=[1])
     with pytest.raises(LoadError, match="secrets"):
         load(place, SecretStore())

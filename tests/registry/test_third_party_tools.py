@@ -1,4 +1,4 @@
-"""Third-party tools: a faulty one is turned off alone, and none is on before a person approved it."""
+"""Third-party tools: a faulty one is disabled alone, and each needs the user's approval."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from handrail.registry.sources.code_sources import (
 )
 from handrail.testing import ThirdPartySource
 
-from .conftest import CONFINING, Simple, turned_off
+from .conftest import CONFINING, SimpleTool, turned_off
 
 
 def load(
@@ -62,7 +62,7 @@ def approve(pins: StoredPins, source: ThirdPartySource) -> None:
 
 @pytest.mark.proves("R-12")
 def test_a_third_party_tool_is_disabled_until_the_user_approves_its_definition(pins: StoredPins) -> None:
-    source = ThirdPartySource("weather", [Simple("weather_now")])
+    source = ThirdPartySource("weather", [SimpleTool("weather_now")])
     new = entry(load(source, pins=pins), "weather_now")
     assert new.status == "quarantined"
     assert new.unavailable_reason is not None
@@ -77,13 +77,13 @@ def test_a_third_party_tool_is_disabled_until_the_user_approves_its_definition(p
 
 @pytest.mark.parametrize("tool_id", FRONTEND_IDS)
 def test_a_third_party_tool_cannot_take_the_name_of_a_frontend_tool(pins: StoredPins, tool_id: str) -> None:
-    source = ThirdPartySource("weather", [Simple(tool_id), Simple("weather_now")])
+    source = ThirdPartySource("weather", [SimpleTool(tool_id), SimpleTool("weather_now")])
     approve(pins, source)
     generation = load(source, pins=pins)
     assert generation.resolve_tool_name(tool_id) is None and entry(generation, "weather_now").unavailable_reason is None
     [fault] = generation.quarantined
     assert tool_id in str(fault) and "set a prefix for its server" in str(fault)
-    assert load(PassedToolsSource((Simple(tool_id),))).resolve_tool_name(tool_id) is not None, (
+    assert load(PassedToolsSource((SimpleTool(tool_id),))).resolve_tool_name(tool_id) is not None, (
         "the operator's own is their business"
     )
 
@@ -104,9 +104,9 @@ def test_a_third_party_tool_cannot_take_the_name_of_a_frontend_tool(pins: Stored
 def test_a_changed_third_party_tool_is_disabled_until_the_user_approves_the_difference(
     pins: StoredPins, change: dict[str, Any], what: str
 ) -> None:
-    source = ThirdPartySource("weather", [Simple("weather_now"), Simple("weather_soon")])
+    source = ThirdPartySource("weather", [SimpleTool("weather_now"), SimpleTool("weather_soon")])
     approve(pins, source)
-    source.offer_tools(Simple("weather_now", **change))
+    source.offer_tools(SimpleTool("weather_now", **change))
     generation = load(source, pins=pins)
     changed = entry(generation, "weather_now")
     assert changed.status == "quarantined" and f"its {what} changed after the user approved it" in str(
@@ -123,13 +123,13 @@ def test_a_changed_third_party_tool_is_disabled_until_the_user_approves_the_diff
 @pytest.mark.parametrize("text", ["It asks for your keys.", "Two\n\nparagraphs. "])
 @pytest.mark.parametrize("name", ["guidance", "documentation"])
 def test_the_review_of_a_new_tool_shows_all_text_for_the_model(name: str, text: str, pins: StoredPins) -> None:
-    source = ThirdPartySource("s", [Simple("t", **{name: text})])
+    source = ThirdPartySource("s", [SimpleTool("t", **{name: text})])
     (review,) = find_unapproved_definitions("s", [source.tools[0].spec], pins).values()
     shown = "\n".join(review.diff_lines())
     assert f"+{name}:" in shown and all(part.strip() in shown for part in text.split("\n"))
     approve(pins, source)
     assert entry(load(source, pins=pins), "t").unavailable_reason is None, "what was approved is read back whole"
-    source.offer_tools(Simple("t"))
+    source.offer_tools(SimpleTool("t"))
     assert f"its {name} changed" in str(entry(load(source, pins=pins), "t").unavailable_reason), "and gone is changed"
 
 
@@ -177,7 +177,7 @@ def test_the_diff_of_two_definitions_has_printable_changes_exactly_when_their_ha
 @pytest.mark.parametrize("name", ["guidance", "documentation", "output_schema"])
 def test_invisible_characters_in_any_text_for_the_model_are_a_fault(name: str, pins: StoredPins) -> None:
     hidden: Any = "Nice\u200b words" if name != "output_schema" else {"type": "object", "title": "a\u202eb"}
-    source = ThirdPartySource("s", [Simple("t", **{name: hidden}), Simple("u")])
+    source = ThirdPartySource("s", [SimpleTool("t", **{name: hidden}), SimpleTool("u")])
     approve(pins, source)
     generation = load(source, pins=pins)
     assert list(generation.entries) == ["u"]
@@ -189,10 +189,10 @@ def test_invisible_characters_in_any_text_for_the_model_are_a_fault(name: str, p
 @pytest.mark.proves("R-12")
 def test_the_timeout_and_key_order_of_a_tool_can_change_without_a_new_approval(pins: StoredPins) -> None:
     properties = {"a": {"type": "string"}, "b": {"type": "string"}}
-    source = ThirdPartySource("s", [Simple("t", parameters={"type": "object", "properties": properties})])
+    source = ThirdPartySource("s", [SimpleTool("t", parameters={"type": "object", "properties": properties})])
     approve(pins, source)
     turned = {"properties": dict(reversed(properties.items())), "type": "object"}
-    source.offer_tools(Simple("t", parameters=turned, timeout_ms=5))
+    source.offer_tools(SimpleTool("t", parameters=turned, timeout_ms=5))
     assert entry(load(source, pins=pins), "t").unavailable_reason is None
 
 
@@ -217,7 +217,7 @@ def test_two_definitions_match_exactly_when_their_hashes_match(
 
 
 def test_an_approval_covers_one_source_and_can_be_revoked(pins: StoredPins) -> None:
-    one, other = ThirdPartySource("one", [Simple("t")]), ThirdPartySource("other", [Simple("t")])
+    one, other = ThirdPartySource("one", [SimpleTool("t")]), ThirdPartySource("other", [SimpleTool("t")])
     approve(pins, one)
     assert entry(load(other, pins=pins), "t").status == "quarantined"
     assert entry(load(one, pins=pins), "t").unavailable_reason is None
@@ -228,7 +228,7 @@ def test_an_approval_covers_one_source_and_can_be_revoked(pins: StoredPins) -> N
 @pytest.mark.proves("R-12")
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 9}', b"\xff"])
 def test_a_damaged_or_exposed_approval_record_approves_no_tool(pins: StoredPins, content: bytes) -> None:
-    source = ThirdPartySource("s", [Simple("t")])
+    source = ThirdPartySource("s", [SimpleTool("t")])
     approve(pins, source)
     (file,) = (pins.state / "sources").iterdir()
     assert file.stat().st_mode & 0o077 == 0
@@ -243,11 +243,11 @@ def test_a_damaged_or_exposed_approval_record_approves_no_tool(pins: StoredPins,
 def test_faulty_third_party_tools_are_quarantined_and_the_others_work(pins: StoredPins) -> None:
     source = ThirdPartySource(
         "s",
-        [Simple("good"), Simple("bad", parameters={"type": "array"}), Simple("bash"), Simple("mine")],
+        [SimpleTool("good"), SimpleTool("bad", parameters={"type": "array"}), SimpleTool("bash"), SimpleTool("mine")],
         faults=[Diagnostic("s", "handshake", "was odd")],
     )
     approve(pins, source)
-    generation = load(BuiltinSource(), PassedToolsSource((Simple("mine"),)), source, pins=pins)
+    generation = load(BuiltinSource(), PassedToolsSource((SimpleTool("mine"),)), source, pins=pins)
     assert entry(generation, "good").unavailable_reason is None
     assert entry(generation, "mine").third_party is None and entry(generation, "bash").third_party is None
     told = {(fault.source, fault.location) for fault in generation.quarantined}
@@ -261,8 +261,8 @@ def test_faulty_third_party_tools_are_quarantined_and_the_others_work(pins: Stor
 
 @pytest.mark.proves("R-07")
 def test_a_broken_third_party_source_does_not_prevent_loading_other_tools() -> None:
-    source = ThirdPartySource("s", [Simple("t")], broken=ConnectionError("nobody answers"))
-    generation = load(PassedToolsSource((Simple("mine"),)), source)
+    source = ThirdPartySource("s", [SimpleTool("t")], broken=ConnectionError("nobody answers"))
+    generation = load(PassedToolsSource((SimpleTool("mine"),)), source)
     assert list(generation.entries) == ["mine"]
     assert "cannot be loaded: ConnectionError: nobody answers" in str(generation.quarantined[0])
     with pytest.raises(LoadError):
@@ -271,9 +271,14 @@ def test_a_broken_third_party_source_does_not_prevent_loading_other_tools() -> N
 
 @pytest.mark.proves("R-11")
 def test_each_tool_has_a_status_and_unavailable_tools_have_a_reason(pins: StoredPins) -> None:
-    source = ThirdPartySource("s", [Simple("connected"), Simple("off")])
+    source = ThirdPartySource("s", [SimpleTool("connected"), SimpleTool("off")])
     pins.approve("s", [ThirdPartyDefinition.from_spec(source.tools[0].spec)])
-    mine = (Simple("plain"), Simple("keyed", secrets=("TOKEN",)), Simple("out"), Simple("later", cancellable="process"))
+    mine = (
+        SimpleTool("plain"),
+        SimpleTool("keyed", secrets=("TOKEN",)),
+        SimpleTool("out"),
+        SimpleTool("later", cancellable="process"),
+    )
     generation = load(PassedToolsSource(mine), source, pins=pins, settings=[turned_off("out", "no such tool")])
     found = {tool_id: (one.status, one.unavailable_reason) for tool_id, one in generation.entries.items()}
     assert found["plain"] == ("system", None)
@@ -287,9 +292,9 @@ def test_each_tool_has_a_status_and_unavailable_tools_have_a_reason(pins: Stored
 @pytest.mark.proves("R-09")
 def test_packages_add_third_party_sources_by_entry_points(monkeypatch: pytest.MonkeyPatch, pins: StoredPins) -> None:
     module = ModuleType("handrail_test_sources")
-    source = ThirdPartySource("its own name for itself", [Simple("t")], about="not the operator's words")
+    source = ThirdPartySource("its own name for itself", [SimpleTool("t")], about="not the operator's words")
     module.source = source  # type: ignore[attr-defined]
-    module.make = lambda: ThirdPartySource("x", [Simple("u")])  # type: ignore[attr-defined]
+    module.make = lambda: ThirdPartySource("x", [SimpleTool("u")])  # type: ignore[attr-defined]
     module.wrong = 3  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "handrail_test_sources", module)
     values = {"near": "source", "made": "make", "odd": "wrong", "gone": "nothing"}

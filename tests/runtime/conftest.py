@@ -1,4 +1,4 @@
-"""A workspace with neighbours it must not reach, and the file door on it."""
+"""Fixtures: a workspace next to inaccessible folders, and its file service."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from handrail.runtime.files.session_roots import SessionRoots
 
 
 @dataclass
-class Judge:
+class RecordingAccessCheck:
     """Allows everything but what a test refuses, and remembers what it was asked."""
 
     refuse: dict[str, str] = field(default_factory=dict[str, str])
@@ -28,7 +28,7 @@ class Judge:
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
-    """``ws`` beside a folder of secrets whose name begins alike."""
+    """``ws`` next to a folder of secrets with a similar name."""
     folder = tmp_path.resolve() / "ws"
     folder.mkdir()
     secret = tmp_path / "ws_secret"
@@ -38,8 +38,8 @@ def workspace(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def judge() -> Judge:
-    return Judge()
+def judge() -> RecordingAccessCheck:
+    return RecordingAccessCheck()
 
 
 @pytest.fixture
@@ -48,5 +48,5 @@ def seen() -> SeenFileHashes:
 
 
 @pytest.fixture
-def files(workspace: Path, judge: Judge, seen: SeenFileHashes) -> RootedFiles:
+def files(workspace: Path, judge: RecordingAccessCheck, seen: SeenFileHashes) -> RootedFiles:
     return RootedFiles(SessionRoots(workspace), seen, judge)

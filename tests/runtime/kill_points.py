@@ -1,4 +1,4 @@
-"""A process that is killed at a chosen line while it changes files: ``python -m tests.runtime.kill_points FOLDER COUNT``.
+"""Kill a process at a chosen line while it changes files: ``python -m tests.runtime.kill_points FOLDER COUNT``.
 
 It prints what recovery makes of the workspace after each of COUNT kills: ``old``, ``new``, or the files if they are neither.
 With the count 0, it leaves a workspace in which a process was killed between the names of two files.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.runtime.test_guard import Ground, ground
+from tests.runtime.test_guard import GuardFixture, ground
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import ProgramSpec
@@ -144,7 +144,7 @@ def test_a_folder_that_was_briefly_unreadable_is_read_at_the_next_scan(
 
 
 async def test_a_failed_check_after_a_program_is_repeated_before_the_next_program(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: GuardFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_sandbox, "_LAST_CHECK_PAUSES_S", ())
 
@@ -166,7 +166,7 @@ async def test_a_failed_check_after_a_program_is_repeated_before_the_next_progra
 
 
 async def test_a_failed_check_after_a_call_is_repeated_before_the_next_call(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: GuardFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = "while read go; do echo evil > .envrc; echo done; done"
     process = await ground.sandbox.start(ground.capabilities, ground.profile, ProgramSpec(["/bin/bash", "-c", script]))
@@ -193,7 +193,7 @@ async def test_a_failed_check_after_a_call_is_repeated_before_the_next_call(
 
 @pytest.mark.parametrize("wanting", ["a file", "a link"])
 async def test_a_restore_that_fails_once_is_retried(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch, wanting: str
+    ground: GuardFixture, monkeypatch: pytest.MonkeyPatch, wanting: str
 ) -> None:
     (ground.workspace / ".envrc").write_text("theirs")
     (ground.workspace / "conf").mkdir()

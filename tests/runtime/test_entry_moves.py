@@ -1,4 +1,4 @@
-"""Moving and deleting files and folders, and making folders: nothing is replaced, and nothing goes unchecked."""
+"""Moving, deleting and creating files and folders: nothing is overwritten, and everything is checked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.conftest import Judge
+from tests.runtime.conftest import RecordingAccessCheck
 
 from handrail.contract.errors import ToolError
 from handrail.runtime.files import entry_moves
@@ -51,7 +51,7 @@ async def test_a_move_never_replaces_an_existing_file(files: RootedFiles, worksp
     for target in ("b", "d", "a", "a/c"):
         with pytest.raises(ToolError):
             await files.move("a", target)
-    await refused(files.move("d", "d/e"), "invalid_input", "lies in it")
+    await refused(files.move("d", "d/e"), "invalid_input", "is inside it")
     assert (workspace / "a").read_text() == "a" and (workspace / "b").read_text() == "b"
     await refused(files.move("missing", "c"), "failed", "does not exist")
 
@@ -148,7 +148,7 @@ async def test_a_protected_path_cannot_be_moved_deleted_or_created_by_a_move(
 
 
 async def test_each_entry_of_a_moved_folder_is_checked_under_both_paths(
-    files: RootedFiles, workspace: Path, judge: Judge
+    files: RootedFiles, workspace: Path, judge: RecordingAccessCheck
 ) -> None:
     (workspace / "x/sub").mkdir(parents=True)
     (workspace / "x/fish").mkdir()
@@ -169,7 +169,7 @@ async def test_each_entry_of_a_moved_folder_is_checked_under_both_paths(
 
 
 async def test_a_private_key_is_not_moved_and_a_moved_file_needs_read_permission(
-    files: RootedFiles, workspace: Path, judge: Judge
+    files: RootedFiles, workspace: Path, judge: RecordingAccessCheck
 ) -> None:
     (workspace / "id_rsa").write_text("-----BEGIN OPENSSH PRIVATE KEY-----")
     await refused(files.move("id_rsa", "notes.txt"), "denied")

@@ -1,4 +1,4 @@
-"""What the file door refuses: every way out of the roots, and everything that is no regular file."""
+"""Refusals of the file service: every way out of the roots, and everything but regular files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.runtime.conftest import Judge
+from tests.runtime.conftest import RecordingAccessCheck
 
 from handrail.contract.errors import ToolError
 from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
@@ -58,7 +58,7 @@ async def test_a_magic_link_that_leads_into_the_workspace_reads_the_file_there(
 
 
 async def test_a_link_within_the_workspace_is_checked_and_recorded_under_its_target(
-    files: RootedFiles, workspace: Path, judge: Judge, seen: SeenFileHashes
+    files: RootedFiles, workspace: Path, judge: RecordingAccessCheck, seen: SeenFileHashes
 ) -> None:
     (workspace / "real").write_text("x")
     (workspace / "alias").symlink_to("real")
@@ -113,7 +113,7 @@ async def test_a_loop_of_links_is_refused(files: RootedFiles, workspace: Path) -
 
 
 async def test_a_link_swapped_in_after_the_rule_check_is_not_followed(
-    workspace: Path, judge: Judge, seen: SeenFileHashes
+    workspace: Path, judge: RecordingAccessCheck, seen: SeenFileHashes
 ) -> None:
     """The judge itself swaps the file, so the swap falls exactly between judgement and open."""
     target = workspace / "f"
@@ -135,7 +135,7 @@ async def test_a_link_swapped_in_after_the_rule_check_is_not_followed(
 
 
 async def test_a_folder_swapped_for_a_link_after_the_rule_check_is_not_followed(
-    workspace: Path, judge: Judge, seen: SeenFileHashes
+    workspace: Path, judge: RecordingAccessCheck, seen: SeenFileHashes
 ) -> None:
     folder = workspace / "d"
 
@@ -217,7 +217,7 @@ async def test_a_path_five_thousand_folders_deep_is_refused_and_other_paths_stil
 
 
 async def test_files_in_an_extra_root_are_readable_and_never_writable(
-    workspace: Path, judge: Judge, seen: SeenFileHashes
+    workspace: Path, judge: RecordingAccessCheck, seen: SeenFileHashes
 ) -> None:
     output = workspace.parent / "output"
     output.mkdir()
@@ -239,7 +239,7 @@ async def test_control_characters_in_file_names_are_escaped_in_error_messages(fi
 
 
 async def test_a_rule_for_one_name_does_not_cover_similar_names(
-    files: RootedFiles, judge: Judge, workspace: Path
+    files: RootedFiles, judge: RecordingAccessCheck, workspace: Path
 ) -> None:
     (workspace / "private").mkdir()
     judge.refuse[str(workspace / "private" / "f")] = "no"

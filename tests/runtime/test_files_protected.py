@@ -1,4 +1,4 @@
-"""What is protected is not written through the file door, and keys are not read, whatever the rules say."""
+"""Protected files are not written and keys are not read, whatever the rules say."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.runtime.conftest import Judge
+from tests.runtime.conftest import RecordingAccessCheck
 
 from handrail.contract.errors import ToolError
 from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.proves("P-15", "F-11")
 )
 @pytest.mark.parametrize("there", [True, False])
 async def test_the_workspace_configuration_is_not_created_or_overwritten_under_any_spelling(
-    files: RootedFiles, workspace: Path, judge: Judge, path: str, there: bool
+    files: RootedFiles, workspace: Path, judge: RecordingAccessCheck, path: str, there: bool
 ) -> None:
     (workspace / "src").mkdir()
     (workspace / "src" / "up").symlink_to("..")
@@ -49,7 +49,7 @@ async def test_a_hard_link_to_a_protected_file_is_not_written(files: RootedFiles
 
 
 async def test_the_configuration_is_readable_and_namesakes_in_other_folders_are_writable(
-    files: RootedFiles, workspace: Path, judge: Judge, seen: SeenFileHashes
+    files: RootedFiles, workspace: Path, judge: RecordingAccessCheck, seen: SeenFileHashes
 ) -> None:
     (workspace / "handrail.toml").write_text("theirs")
     assert (await files.read_bytes("handrail.toml")).data == b"theirs"
@@ -68,7 +68,7 @@ async def test_the_configuration_is_readable_and_namesakes_in_other_folders_are_
     ],
 )
 async def test_a_protected_path_is_not_written_under_any_spelling(
-    files: RootedFiles, workspace: Path, judge: Judge, path: str
+    files: RootedFiles, workspace: Path, judge: RecordingAccessCheck, path: str
 ) -> None:
     (workspace / "hub").mkdir()
     (workspace / ".git").mkdir()

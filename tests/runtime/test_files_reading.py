@@ -1,4 +1,4 @@
-"""Reading beneath the roots: ranges, lines from either end, folders."""
+"""Reading under the roots: ranges, lines from either end, and folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing: only over what was seen, all or nothing, and never over somebody else's edit."""
+"""Writing: only over read content, atomic, and never over another edit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.conftest import Judge
+from tests.runtime.conftest import RecordingAccessCheck
 
 from handrail.contract.errors import ToolError
 from handrail.runtime.files import atomic_write
@@ -89,7 +89,9 @@ async def test_a_write_checks_the_expected_state_of_the_file(files: RootedFiles,
     assert caught.value.kind == "invalid_input"
 
 
-async def test_a_file_read_in_one_session_counts_as_unread_in_another(workspace: Path, judge: Judge) -> None:
+async def test_a_file_read_in_one_session_counts_as_unread_in_another(
+    workspace: Path, judge: RecordingAccessCheck
+) -> None:
     (workspace / "f").write_text("x")
     first, second = (RootedFiles(SessionRoots(workspace), SeenFileHashes(), judge) for _ in range(2))
     await first.read_bytes("f")
@@ -99,7 +101,7 @@ async def test_a_file_read_in_one_session_counts_as_unread_in_another(workspace:
 
 
 async def test_one_of_fifty_parallel_writes_succeeds_and_the_others_get_a_conflict(
-    files: RootedFiles, workspace: Path, judge: Judge
+    files: RootedFiles, workspace: Path, judge: RecordingAccessCheck
 ) -> None:
     (workspace / "f").write_text("start")
     await files.read_bytes("f")
@@ -115,7 +117,9 @@ async def test_one_of_fifty_parallel_writes_succeeds_and_the_others_get_a_confli
     assert os.listdir(workspace) == ["f"]
 
 
-async def test_fifty_parallel_edits_that_retry_on_conflict_all_succeed(workspace: Path, judge: Judge) -> None:
+async def test_fifty_parallel_edits_that_retry_on_conflict_all_succeed(
+    workspace: Path, judge: RecordingAccessCheck
+) -> None:
     (workspace / "f").write_bytes(b"")
 
     async def append(number: int) -> int:

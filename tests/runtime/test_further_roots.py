@@ -1,4 +1,4 @@
-"""Which folders an agent may have beside its workspace, and what a session can do in them."""
+"""Folders of an agent outside the workspace, and the access of a session to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHash
 from handrail.runtime.files.secure_open import resolve_further_roots
 from handrail.runtime.files.session_roots import FurtherRoots, SessionRoots
 
-from .conftest import Judge
+from .conftest import RecordingAccessCheck
 
 Access = Literal["read", "write"]
 
@@ -98,7 +98,7 @@ async def test_files_are_readable_in_every_root_and_writable_only_in_writable_ro
         (ground / name).mkdir(exist_ok=True)
         (ground / name / "a.txt").write_text(name)
     further, _ = resolved(ground, ("@/specs", "read"), ("@/notes", "write"))
-    files = RootedFiles(SessionRoots(ground / "ws", (), further), SeenFileHashes(), Judge())
+    files = RootedFiles(SessionRoots(ground / "ws", (), further), SeenFileHashes(), RecordingAccessCheck())
     for name in ("specs", "notes"):
         assert (await files.read_bytes(str(ground / name / "a.txt"))).data == name.encode()
     with pytest.raises(ToolError, match="outside"):

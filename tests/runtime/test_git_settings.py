@@ -1,4 +1,4 @@
-"""What git's settings name is found as git reads them: of the repository, of the person, of the machine."""
+"""Files named in git's settings are found as git does: for the repository, the user and the machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pwd
 from pathlib import Path
 
 import pytest
-from tests.runtime.test_guard import Ground, ground  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from tests.runtime.test_guard import GuardFixture, ground  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 from handrail.contract.errors import ToolError
 from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
@@ -231,7 +231,7 @@ def test_cached_git_settings_of_the_user_are_read_again_without_opening_files(
 
 
 async def test_programs_cannot_write_paths_named_by_the_users_git_settings(
-    ground: Ground,  # noqa: F811
+    ground: GuardFixture,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = ground.place / "gitconfig"
@@ -275,7 +275,7 @@ async def test_file_tools_cannot_write_the_target_of_a_link_with_a_protected_nam
     assert (await files(workspace).write("conf/readme.md", b"x")).created
 
 
-async def test_programs_cannot_write_the_target_of_a_link_in_the_hooks_folder(ground: Ground) -> None:  # noqa: F811
+async def test_programs_cannot_write_the_target_of_a_link_in_the_hooks_folder(ground: GuardFixture) -> None:  # noqa: F811
     for name in (".git/hooks", ".git/objects", ".git/refs", "scripts"):
         (ground.workspace / name).mkdir(parents=True)
     (ground.workspace / ".git" / "HEAD").write_text("ref: refs/heads/main\n")

@@ -1,4 +1,4 @@
-"""git's configuration: our reader and git's own agree, and what is harmless is a closed list."""
+"""git's configuration: our reader agrees with git, and harmless settings are a closed list."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def inside(path: str) -> bool:
 
 
 def as_git_reads(data: bytes, folder: Path) -> list[GitConfigLine] | None:
-    """What git makes of a file: it runs nothing to list it. None where it refuses."""
+    """Return git's list of a configuration file, which runs no program; None if git refuses it."""
     file = folder / "config"
     file.write_bytes(data)
     done = subprocess.run(

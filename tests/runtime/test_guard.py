@@ -1,4 +1,4 @@
-"""What a program newly made under a protected name is moved away, and its call fails and says so."""
+"""Files that a program creates under a protected name are moved away, and its call fails with the reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.proves("S-07")
 
 
 @dataclass
-class Ground:
+class GuardFixture:
     """A workspace, and programs in it under guard."""
 
     workspace: Path
@@ -80,14 +80,14 @@ class Ground:
 
 
 @pytest.fixture
-def ground(tmp_path: Path) -> Ground:
+def ground(tmp_path: Path) -> GuardFixture:
     chosen = tier_probe.choose_sandbox()
     if not chosen.tier.is_confining:
         pytest.skip(chosen.tier.detail)
     place = tmp_path.resolve()
     for name in ("ws", "scratch", "output", "other"):
         (place / name).mkdir()
-    return Ground(place / "ws", place, GuardedSandbox(chosen))
+    return GuardFixture(place / "ws", place, GuardedSandbox(chosen))
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ def ground(tmp_path: Path) -> Ground:
     ],
 )
 async def test_a_new_file_with_a_protected_name_is_quarantined_and_the_call_fails(
-    ground: Ground, script: str, name: str, kept: list[str] | None
+    ground: GuardFixture, script: str, name: str, kept: list[str] | None
 ) -> None:
     error = await ground.vetoed(f"echo before; echo fine > beside; {script}; echo after")
     assert not os.path.lexists(ground.workspace / name)
-    assert name in error.text and str(ground.quarantine) in error.text and "No program may write" in error.text
+    assert name in error.text and str(ground.quarantine) in error.text and "No program can write" in error.text
     assert error.data == {"exit_code": 0, "output": "before\nafter\n"}
     assert (ground.workspace / "beside").read_text() == "fine\n"
     if kept is not None:
@@ -123,7 +123,7 @@ async def test_a_new_file_with_a_protected_name_is_quarantined_and_the_call_fail
     assert again == (0, "still works\n")
 
 
-async def test_existing_protected_files_are_neither_moved_nor_changed(ground: Ground) -> None:
+async def test_existing_protected_files_are_neither_moved_nor_changed(ground: GuardFixture) -> None:
     (ground.workspace / ".vscode").mkdir()
     (ground.workspace / ".vscode" / "tasks.json").write_text("theirs")
     (ground.workspace / ".git").mkdir()
@@ -138,7 +138,7 @@ async def test_existing_protected_files_are_neither_moved_nor_changed(ground: Gr
 
 @pytest.mark.parametrize("where", [".", "sub/project", "bare.git"])
 async def test_a_repository_created_by_bash_is_quarantined_and_the_error_names_vcs_config(
-    ground: Ground, where: str
+    ground: GuardFixture, where: str
 ) -> None:
     option = "--bare " if where == "bare.git" else ""
     error = await ground.vetoed(f"git init -q {option}{where} && echo made && echo x > a")
@@ -151,7 +151,7 @@ async def test_a_repository_created_by_bash_is_quarantined_and_the_error_names_v
     assert error.data == {"exit_code": 0, "output": "made\n"}
 
 
-async def test_an_existing_folder_that_becomes_a_repository_keeps_its_own_files(ground: Ground) -> None:
+async def test_an_existing_folder_that_becomes_a_repository_keeps_its_own_files(ground: GuardFixture) -> None:
     (ground.workspace / "mine").mkdir()
     (ground.workspace / "mine" / "work.txt").write_text("theirs")
     error = await ground.vetoed("git init -q --bare mine")
@@ -160,7 +160,7 @@ async def test_an_existing_folder_that_becomes_a_repository_keeps_its_own_files(
     assert "mine/config" in error.text
 
 
-async def test_hooks_and_included_configuration_outside_the_git_folder_are_protected(ground: Ground) -> None:
+async def test_hooks_and_included_configuration_outside_the_git_folder_are_protected(ground: GuardFixture) -> None:
     for name in (".git/objects", ".git/refs", "tools/hooks"):
         (ground.workspace / name).mkdir(parents=True)
     (ground.workspace / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
@@ -181,14 +181,14 @@ async def test_hooks_and_included_configuration_outside_the_git_folder_are_prote
     assert "later.ini was moved to" in error.text and not (ground.workspace / "later.ini").exists()
 
 
-async def test_all_of_many_protected_files_are_moved_and_some_are_named(ground: Ground) -> None:
+async def test_all_of_many_protected_files_are_moved_and_some_are_named(ground: GuardFixture) -> None:
     error = await ground.vetoed("for i in $(seq 30); do mkdir d$i; echo x > d$i/.envrc; done")
     assert "and 22 more" in error.text
     assert len(ground.kept()) == 30
     assert not list(ground.workspace.rglob(".envrc"))
 
 
-async def test_a_replaced_protected_link_is_restored(ground: Ground) -> None:
+async def test_a_replaced_protected_link_is_restored(ground: GuardFixture) -> None:
     (ground.workspace / "conf").mkdir()
     (ground.workspace / "conf" / "tasks.json").write_text("theirs")
     (ground.workspace / ".vscode").symlink_to("conf")
@@ -200,7 +200,7 @@ async def test_a_replaced_protected_link_is_restored(ground: Ground) -> None:
     assert (ground.workspace / ".vscode").readlink() == Path("conf")
 
 
-async def test_a_cancelled_programs_protected_file_is_moved_and_reported_in_the_output(ground: Ground) -> None:
+async def test_a_cancelled_programs_protected_file_is_moved_and_reported_in_the_output(ground: GuardFixture) -> None:
     said = bytearray()
     begun = asyncio.Event()
 
@@ -219,7 +219,7 @@ async def test_a_cancelled_programs_protected_file_is_moved_and_reported_in_the_
     assert b".envrc was moved to" in said
 
 
-async def test_a_quarantine_on_another_file_system_gets_copies(ground: Ground) -> None:
+async def test_a_quarantine_on_another_file_system_gets_copies(ground: GuardFixture) -> None:
     elsewhere = Path("/dev/shm")
     if not elsewhere.is_dir() or elsewhere.stat().st_dev == ground.place.stat().st_dev:
         pytest.skip("there is no second file system here")
@@ -238,13 +238,13 @@ async def test_a_quarantine_on_another_file_system_gets_copies(ground: Ground) -
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def test_a_protected_file_that_cannot_be_quarantined_is_removed(ground: Ground) -> None:
+async def test_a_protected_file_that_cannot_be_quarantined_is_removed(ground: GuardFixture) -> None:
     ground.place.joinpath("output", "quarantine").write_text("in the way")
     error = await ground.vetoed("mkdir -p .vscode/deep && echo x > .vscode/deep/f")
     assert ground.names() == [] and ".vscode was removed" in error.text
 
 
-async def test_a_protected_folder_fifteen_hundred_levels_deep_is_moved_completely(ground: Ground) -> None:
+async def test_a_protected_folder_fifteen_hundred_levels_deep_is_moved_completely(ground: GuardFixture) -> None:
     deep = "import os\nos.mkdir('.vscode'); os.chdir('.vscode')\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')"
     try:
         await ground.vetoed(f'python3 -c "{deep}"')
@@ -265,7 +265,7 @@ def make_deep(folder: Path, levels: int, name: str = "d") -> None:
     os.close(here)
 
 
-async def test_programs_run_without_access_to_folders_too_deep_to_inspect(ground: Ground) -> None:
+async def test_programs_run_without_access_to_folders_too_deep_to_inspect(ground: GuardFixture) -> None:
     make_deep(ground.workspace, 1500)
     try:
         code, output = await ground.run("echo works; touch beside; cd $(printf 'd/%.0s' $(seq 128)) && ls d; true")
@@ -287,7 +287,7 @@ async def test_programs_run_without_access_to_folders_too_deep_to_inspect(ground
     ("levels", "name"),
     [(200, "d"), (1500, "d"), (30, "n" * 200), (127, "m" * 40)],
 )
-async def test_folders_too_deep_to_scan_are_moved_away(ground: Ground, levels: int, name: str) -> None:
+async def test_folders_too_deep_to_scan_are_moved_away(ground: GuardFixture, levels: int, name: str) -> None:
     made = f"for _ in range({levels}): os.mkdir('{name}'); os.chdir('{name}')"
     deep = f"import os\n{made}\nos.makedirs('.vscode'); open('.vscode/tasks.json', 'w').write('x')"
     try:
@@ -302,7 +302,7 @@ async def test_folders_too_deep_to_scan_are_moved_away(ground: Ground, levels: i
         remove_tree(ground.place)
 
 
-async def test_protected_files_inside_nested_closed_folders_are_found(ground: Ground) -> None:
+async def test_protected_files_inside_nested_closed_folders_are_found(ground: GuardFixture) -> None:
     code = (
         "import os\nways = []\n"
         "for _ in range(100): os.mkdir('d'); os.chdir('d'); ways.append(os.getcwd())\n"
@@ -316,7 +316,7 @@ async def test_protected_files_inside_nested_closed_folders_are_found(ground: Gr
         remove_tree(ground.place)
 
 
-async def test_a_persistent_process_is_checked_after_each_call(ground: Ground) -> None:
+async def test_a_persistent_process_is_checked_after_each_call(ground: GuardFixture) -> None:
     script = "read a; echo x > .envrc; echo one; read b; echo two; read c; echo x > .envrc; echo three; read d"
     process = await ground.sandbox.start(ground.capabilities, ground.profile, ProgramSpec(["/bin/bash", "-c", script]))
     assert isinstance(process, GuardedProcess)
@@ -339,7 +339,9 @@ async def test_a_persistent_process_is_checked_after_each_call(ground: Ground) -
     assert (ground.workspace / ".mcp.json").read_text() == "theirs"
 
 
-async def test_a_program_with_a_read_only_workspace_writes_nothing_and_reads_no_hidden_file(ground: Ground) -> None:
+async def test_a_program_with_a_read_only_workspace_writes_nothing_and_reads_no_hidden_file(
+    ground: GuardFixture,
+) -> None:
     (ground.workspace / ".env").write_text("TOP-SECRET")
     profile = dataclasses.replace(ground.profile, workspace_writable=False)
     process = await ground.sandbox.start(
@@ -354,7 +356,7 @@ async def test_a_program_with_a_read_only_workspace_writes_nothing_and_reads_no_
 
 
 @pytest.fixture
-def versioned(ground: Ground) -> Ground:
+def versioned(ground: GuardFixture) -> GuardFixture:
     ground.vcs = True
     return ground
 
@@ -362,7 +364,7 @@ def versioned(ground: Ground) -> Ground:
 GIT = "git -c protocol.file.allow=always"
 
 
-async def test_ordinary_git_commands_work_with_the_vcs_capability(versioned: Ground) -> None:
+async def test_ordinary_git_commands_work_with_the_vcs_capability(versioned: GuardFixture) -> None:
     """init, clone from a bare repository, checkout --track, push -u, submodules and further work trees."""
     script = (
         "git init -q -b main src && cd src && echo 1 > a && git add a && git commit -qm one && git branch feature && cd .."
@@ -403,7 +405,7 @@ HARMFUL = {
 
 
 @pytest.mark.parametrize("told", HARMFUL)
-async def test_a_git_key_outside_the_safe_list_is_restored_and_named(versioned: Ground, told: str) -> None:
+async def test_a_git_key_outside_the_safe_list_is_restored_and_named(versioned: GuardFixture, told: str) -> None:
     assert (await versioned.run("git init -q && git config user.name One && git remote add origin ../x"))[0] == 0
     config = versioned.workspace / ".git" / "config"
     before = config.read_text()
@@ -413,7 +415,7 @@ async def test_a_git_key_outside_the_safe_list_is_restored_and_named(versioned: 
     assert (await versioned.run("git config user.email a@b.c && git config --get remote.origin.url")) == (0, "../x\n")
 
 
-async def test_git_settings_made_by_the_user_are_restored_after_a_program_removes_them(versioned: Ground) -> None:
+async def test_git_settings_made_by_the_user_are_restored_after_a_program_removes_them(versioned: GuardFixture) -> None:
     assert (await versioned.run("git init -q"))[0] == 0
     config = versioned.workspace / ".git" / "config"
     config.write_text(config.read_text() + '[core]\n\thooksPath = tools\n[remote "o"]\n\turl = ext::theirs\n')
@@ -432,7 +434,7 @@ async def test_git_settings_made_by_the_user_are_restored_after_a_program_remove
     assert before in config.read_text()
 
 
-async def test_git_hooks_other_than_samples_are_removed(versioned: Ground) -> None:
+async def test_git_hooks_other_than_samples_are_removed(versioned: GuardFixture) -> None:
     template = versioned.workspace / "template" / "hooks"
     template.mkdir(parents=True)
     (template / "post-checkout").write_text("#!/bin/sh\ntouch /tmp/owned\n")
@@ -466,7 +468,7 @@ async def test_git_hooks_other_than_samples_are_removed(versioned: Ground) -> No
     ],
 )
 async def test_a_vcs_program_can_change_git_settings_but_no_other_protected_file(
-    versioned: Ground, script: str
+    versioned: GuardFixture, script: str
 ) -> None:
     error = await versioned.vetoed(script)
     assert "was moved to" in error.text
@@ -474,7 +476,7 @@ async def test_a_vcs_program_can_change_git_settings_but_no_other_protected_file
     assert not left & {".git", ".vscode", ".gitconfig", "hgrc", "commondir"}
 
 
-async def test_a_note_explains_a_git_configuration_change_refused_in_bash(versioned: Ground) -> None:
+async def test_a_note_explains_a_git_configuration_change_refused_in_bash(versioned: GuardFixture) -> None:
     script = "git init -q -b main src && cd src && git commit -q --allow-empty -m one && git branch other && cd .. && "
     assert (await versioned.run(script + "git clone -q --bare src hub.git && git clone -q hub.git work"))[0] == 0
     versioned.vcs = False
@@ -486,7 +488,7 @@ async def test_a_note_explains_a_git_configuration_change_refused_in_bash(versio
     assert done.exit_code == 0 and done.notes == ()
 
 
-async def test_a_program_that_makes_many_secret_files_does_not_block_later_programs(ground: Ground) -> None:
+async def test_a_program_that_makes_many_secret_files_does_not_block_later_programs(ground: GuardFixture) -> None:
     """Neither in folders of their own, nor all in one place."""
     (ground.workspace / ".env").write_text("theirs")
     error = await ground.vetoed("for i in $(seq 1200); do echo x > $i.pem; done")

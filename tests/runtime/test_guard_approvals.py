@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.runtime.test_guard import Ground, ground  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from tests.runtime.test_guard import GuardFixture, ground  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 from handrail.contract.sandbox_protocol import SandboxProfile
 from handrail.policy.path_denials import build_hidden_path_rules
@@ -18,7 +18,7 @@ from handrail.runtime.shell_service import CompletedProcess, SandboxedShell
 pytestmark = pytest.mark.proves("S-07")
 
 
-def shell(ground: Ground, *rules: str) -> SandboxedShell:  # noqa: F811
+def shell(ground: GuardFixture, *rules: str) -> SandboxedShell:  # noqa: F811
     book = build_default_rule_book().with_rules(*(parse_rule(text, scope="session") for text in rules))
     profile: SandboxProfile = dataclasses.replace(
         ground.profile, denials=build_hidden_path_rules(book, str(ground.workspace))
@@ -28,7 +28,7 @@ def shell(ground: Ground, *rules: str) -> SandboxedShell:  # noqa: F811
     )
 
 
-async def run(ground: Ground, script: str, *rules: str) -> CompletedProcess:  # noqa: F811
+async def run(ground: GuardFixture, script: str, *rules: str) -> CompletedProcess:  # noqa: F811
     return await shell(ground, *rules).run(script)
 
 
@@ -46,7 +46,7 @@ async def run(ground: Ground, script: str, *rules: str) -> CompletedProcess:  # 
     ],
 )
 async def test_a_new_always_ask_file_is_moved_and_the_error_names_the_rule(
-    ground: Ground,  # noqa: F811
+    ground: GuardFixture,  # noqa: F811
     script: str,
     name: str,
 ) -> None:
@@ -55,7 +55,7 @@ async def test_a_new_always_ask_file_is_moved_and_the_error_names_the_rule(
     assert f"'allow fs.write {name}'" in error.text and "unless an fs.write rule names the path" in error.text
 
 
-async def test_existing_instruction_files_are_read_only_for_programs(ground: Ground) -> None:  # noqa: F811
+async def test_existing_instruction_files_are_read_only_for_programs(ground: GuardFixture) -> None:  # noqa: F811
     (ground.workspace / "AGENTS.md").write_text("theirs")
     (ground.workspace / ".github" / "instructions").mkdir(parents=True)
     (ground.workspace / ".github" / "instructions" / "a.instructions.md").write_text("theirs")
@@ -71,7 +71,7 @@ async def test_existing_instruction_files_are_read_only_for_programs(ground: Gro
     assert any("AGENTS.md contains instructions for agents" in note for note in done.notes)
 
 
-async def test_a_rule_that_names_a_path_opens_it_for_programs(ground: Ground) -> None:  # noqa: F811
+async def test_a_rule_that_names_a_path_opens_it_for_programs(ground: GuardFixture) -> None:  # noqa: F811
     (ground.workspace / "AGENTS.md").write_text("old")
     done = await run(
         ground,
@@ -83,7 +83,7 @@ async def test_a_rule_that_names_a_path_opens_it_for_programs(ground: Ground) ->
     assert (ground.workspace / ".github" / "instructions" / "a.md").exists()
 
 
-async def test_protected_paths_stay_protected_in_a_folder_that_a_rule_opens(ground: Ground) -> None:  # noqa: F811
+async def test_protected_paths_stay_protected_in_a_folder_that_a_rule_opens(ground: GuardFixture) -> None:  # noqa: F811
     (ground.workspace / ".agents" / ".vscode").mkdir(parents=True)
     script = "echo x > .agents/fine; echo x > .agents/.vscode/tasks.json; echo x > .agents/.envrc"
     with pytest.raises(Exception, match=r"\.agents/\.envrc was moved"):
@@ -92,7 +92,7 @@ async def test_protected_paths_stay_protected_in_a_folder_that_a_rule_opens(grou
     assert not os.listdir(ground.workspace / ".agents" / ".vscode")
 
 
-async def test_a_new_file_loaded_as_code_by_other_tools_is_kept_and_reported(ground: Ground) -> None:  # noqa: F811
+async def test_a_new_file_loaded_as_code_by_other_tools_is_kept_and_reported(ground: GuardFixture) -> None:  # noqa: F811
     done = await run(ground, "echo x > vite.config.ts; mkdir -p .github/workflows; echo x > .github/workflows/ci.yml")
     assert done.exit_code == 0 and (ground.workspace / "vite.config.ts").exists()
     (note,) = [note for note in done.notes if "vite.config.ts" in note]
@@ -101,7 +101,7 @@ async def test_a_new_file_loaded_as_code_by_other_tools_is_kept_and_reported(gro
     assert not again.notes and (ground.workspace / "vite.config.ts").read_text() == "y\n"
 
 
-async def test_instruction_files_of_installed_packages_are_left_alone(ground: Ground) -> None:  # noqa: F811
+async def test_instruction_files_of_installed_packages_are_left_alone(ground: GuardFixture) -> None:  # noqa: F811
     done = await run(
         ground, "mkdir -p node_modules/x && cd node_modules/x && touch AGENTS.md .npmrc .eslintrc.js CLAUDE.md"
     )
@@ -115,7 +115,7 @@ async def test_instruction_files_of_installed_packages_are_left_alone(ground: Gr
 
 
 @pytest.fixture
-def hub(ground: Ground, tmp_path: Path) -> Ground:  # noqa: F811
+def hub(ground: GuardFixture, tmp_path: Path) -> GuardFixture:  # noqa: F811
     import subprocess
 
     source = tmp_path / "source"
@@ -129,7 +129,7 @@ def hub(ground: Ground, tmp_path: Path) -> Ground:  # noqa: F811
     return ground
 
 
-async def test_a_clone_with_the_vcs_capability_keeps_its_instruction_files(hub: Ground) -> None:
+async def test_a_clone_with_the_vcs_capability_keeps_its_instruction_files(hub: GuardFixture) -> None:
     hub.vcs = True
     done = await run(hub, "git clone -q hub.git work")
     assert done.exit_code == 0 and (hub.workspace / "work" / "AGENTS.md").exists()
@@ -142,8 +142,8 @@ async def test_a_clone_with_the_vcs_capability_keeps_its_instruction_files(hub: 
 
 
 @pytest.fixture
-def begun(ground: Ground) -> Ground:  # noqa: F811
-    """A repository of a person's, in which a rebase has begun that runs a test of theirs."""
+def repository_in_rebase(ground: GuardFixture) -> GuardFixture:  # noqa: F811
+    """A user's repository during a rebase that runs one of their tests."""
     state = ground.workspace / ".git" / "rebase-merge"
     state.mkdir(parents=True)
     for name in ("objects", "refs"):
@@ -165,23 +165,29 @@ def begun(ground: Ground) -> Ground:  # noqa: F811
         "echo 'exec touch owned' > sub/m/rebase-merge/git-rebase-todo",
     ],
 )
-async def test_an_exec_step_added_to_a_rebase_by_a_program_is_removed(begun: Ground, script: str) -> None:
-    error = await begun.vetoed(script)
+async def test_an_exec_step_added_to_a_rebase_by_a_program_is_removed(
+    repository_in_rebase: GuardFixture, script: str
+) -> None:
+    error = await repository_in_rebase.vetoed(script)
     assert "touch owned" in error.text and "this command was removed" in error.text
-    for path in begun.workspace.rglob("*todo"):
+    for path in repository_in_rebase.workspace.rglob("*todo"):
         assert "owned" not in path.read_text()
-    kept = (begun.workspace / ".git" / "rebase-merge" / "git-rebase-todo").read_text()
+    kept = (repository_in_rebase.workspace / ".git" / "rebase-merge" / "git-rebase-todo").read_text()
     assert kept.startswith("pick 1 one\nexec make test\n")
 
 
 @pytest.mark.parametrize("form", ["ln -sf ../../evil", "mkfifo", "ln -f evil"])
-async def test_a_rebase_todo_list_that_is_not_a_regular_file_is_moved_away(begun: Ground, form: str) -> None:
+async def test_a_rebase_todo_list_that_is_not_a_regular_file_is_moved_away(
+    repository_in_rebase: GuardFixture, form: str
+) -> None:
     todo = ".git/rebase-merge/git-rebase-todo"
-    await begun.vetoed(f"echo 'exec touch owned' > evil; rm {todo}; {form} {todo}")
-    assert not os.path.lexists(begun.workspace / todo)
+    await repository_in_rebase.vetoed(f"echo 'exec touch owned' > evil; rm {todo}; {form} {todo}")
+    assert not os.path.lexists(repository_in_rebase.workspace / todo)
 
 
-async def test_a_program_can_keep_the_users_exec_steps_in_a_rebase(begun: Ground) -> None:
-    code, _ = await begun.run("printf 'exec make test\\npick 2 two\\n' > .git/rebase-merge/git-rebase-todo")
+async def test_a_program_can_keep_the_users_exec_steps_in_a_rebase(repository_in_rebase: GuardFixture) -> None:
+    code, _ = await repository_in_rebase.run(
+        "printf 'exec make test\\npick 2 two\\n' > .git/rebase-merge/git-rebase-todo"
+    )
     assert code == 0
-    assert "make test" in (begun.workspace / ".git" / "rebase-merge" / "git-rebase-todo").read_text()
+    assert "make test" in (repository_in_rebase.workspace / ".git" / "rebase-merge" / "git-rebase-todo").read_text()

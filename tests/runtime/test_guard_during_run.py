@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 
 import pytest
-from tests.runtime.test_guard import Ground, ground
+from tests.runtime.test_guard import GuardFixture, ground
 
 from handrail.contract.sandbox_protocol import ProgramSpec
 from handrail.runtime.guard import guarded_sandbox
@@ -23,13 +23,13 @@ def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarded_sandbox, "CHECK_INTERVAL_S", 3600.0)
 
 
-async def started(ground: Ground, script: str) -> GuardedProcess:
+async def started(ground: GuardFixture, script: str) -> GuardedProcess:
     process = await ground.sandbox.start(ground.capabilities, ground.profile, ProgramSpec(["/bin/bash", "-c", script]))
     assert isinstance(process, GuardedProcess)
     return process
 
 
-async def test_a_running_program_loses_the_protected_paths_that_it_makes(ground: Ground) -> None:
+async def test_a_running_program_loses_the_protected_paths_that_it_makes(ground: GuardFixture) -> None:
     script = (
         "mkdir -p .vscode a/.git/hooks; echo evil > .vscode/tasks.json; echo evil > a/.git/hooks/post-checkout;"
         "echo evil > a/.git/config; echo 'ref: x' > a/.git/HEAD; echo made; read go; echo fine > fine; exit 3"
@@ -46,7 +46,9 @@ async def test_a_running_program_loses_the_protected_paths_that_it_makes(ground:
     await process.kill()
 
 
-async def test_a_protected_file_created_between_calls_is_moved_and_reported_at_the_next_call(ground: Ground) -> None:
+async def test_a_protected_file_created_between_calls_is_moved_and_reported_at_the_next_call(
+    ground: GuardFixture,
+) -> None:
     process = await started(ground, "read a; echo one; read b; echo evil > .envrc; echo two; read c")
     try:
         await process.begin_call()
@@ -64,7 +66,7 @@ async def test_a_protected_file_created_between_calls_is_moved_and_reported_at_t
         await process.kill()
 
 
-async def test_a_repository_created_meanwhile_by_a_git_tool_is_kept(ground: Ground) -> None:
+async def test_a_repository_created_meanwhile_by_a_git_tool_is_kept(ground: GuardFixture) -> None:
     job = await started(
         ground, "echo up; read go; echo evil >> new/.git/hooks/x; git -C new config core.fsmonitor x; true"
     )
@@ -82,7 +84,7 @@ async def test_a_repository_created_meanwhile_by_a_git_tool_is_kept(ground: Grou
     assert job.violation is None and "One" in config.read_text()
 
 
-async def test_another_guard_keeps_a_repository_created_by_a_git_tool(ground: Ground) -> None:
+async def test_another_guard_keeps_a_repository_created_by_a_git_tool(ground: GuardFixture) -> None:
     """Servers behind the gateway have one of their own."""
     other = dataclasses.replace(ground, sandbox=GuardedSandbox(tier_probe.choose_sandbox()), vcs=True)
     server = await started(ground, "read go")
@@ -101,7 +103,7 @@ async def test_another_guard_keeps_a_repository_created_by_a_git_tool(ground: Gr
     assert server.violation is None and "One" in (ground.workspace / "new" / ".git" / "config").read_text()
 
 
-async def test_a_program_cannot_change_a_repository_that_a_git_tool_makes_during_its_run(ground: Ground) -> None:
+async def test_a_program_cannot_change_a_repository_that_a_git_tool_makes_during_its_run(ground: GuardFixture) -> None:
     job = await started(
         ground, "echo up; read go; git -C new config core.fsmonitor evil; echo evil > new/.git/hooks/update; true"
     )
@@ -118,7 +120,7 @@ async def test_a_program_cannot_change_a_repository_that_a_git_tool_makes_during
 
 
 async def test_protected_paths_are_checked_repeatedly_while_a_program_runs(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: GuardFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_sandbox, "CHECK_INTERVAL_S", 0.001)
     looks: asyncio.Queue[None] = asyncio.Queue()

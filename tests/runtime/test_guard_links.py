@@ -1,4 +1,4 @@
-"""A program cannot give a protected link, or what git is told to execute, another end by a link on the way to it."""
+"""A program cannot redirect a protected link, or a path that git executes, by another link."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.runtime.test_guard import Ground, ground
+from tests.runtime.test_guard import GuardFixture, ground
 
 from handrail.contract.errors import ToolError
 
@@ -96,7 +96,7 @@ def _protected_folder(workspace: Path) -> Path:
     ids=["another link", "no link"],
 )
 async def test_a_replaced_link_on_the_path_to_a_protected_target_is_restored(
-    ground: Ground, furnish: Callable[[Path], Path], links: str, script: str
+    ground: GuardFixture, furnish: Callable[[Path], Path], links: str, script: str
 ) -> None:
     end = furnish(ground.workspace)
     target = os.readlink(ground.workspace / links)
@@ -108,7 +108,7 @@ async def test_a_replaced_link_on_the_path_to_a_protected_target_is_restored(
 
 
 @pytest.mark.parametrize("name", [".envrc", ".vscode/tasks.json", ".vscode"])
-async def test_a_program_cannot_create_the_missing_target_of_a_protected_link(ground: Ground, name: str) -> None:
+async def test_a_program_cannot_create_the_missing_target_of_a_protected_link(ground: GuardFixture, name: str) -> None:
     link = ground.workspace / name
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(ground.workspace / "missing")
@@ -117,7 +117,7 @@ async def test_a_program_cannot_create_the_missing_target_of_a_protected_link(gr
     assert not (ground.workspace / "missing").exists() and link.is_symlink()
 
 
-async def test_a_file_that_a_protected_folder_links_to_is_read_only(ground: Ground) -> None:
+async def test_a_file_that_a_protected_folder_links_to_is_read_only(ground: GuardFixture) -> None:
     for name in (".vscode", "conf"):
         (ground.workspace / name).mkdir()
     (ground.workspace / "conf" / "tasks.json").write_text("theirs")
@@ -129,21 +129,21 @@ async def test_a_file_that_a_protected_folder_links_to_is_read_only(ground: Grou
     assert (ground.workspace / ".vscode" / "tasks.json").read_text() == "theirs"
 
 
-async def test_a_missing_link_target_cannot_be_created_behind_another_link(ground: Ground) -> None:
+async def test_a_missing_link_target_cannot_be_created_behind_another_link(ground: GuardFixture) -> None:
     (ground.workspace / ".envrc").symlink_to("conf/envrc")
     with pytest.raises(ToolError, match="conf"):
         await ground.shell().run("mkdir evil; echo evil > evil/envrc; ln -s evil conf")
     assert not (ground.workspace / ".envrc").exists()
 
 
-async def test_a_missing_hooks_folder_cannot_be_created_behind_a_link(ground: Ground) -> None:
+async def test_a_missing_hooks_folder_cannot_be_created_behind_a_link(ground: GuardFixture) -> None:
     _repository(ground.workspace, "\thooksPath = conf/hooks\n")
     with pytest.raises(ToolError, match="conf"):
         await ground.shell().run("mkdir -p evil/hooks; echo evil > evil/hooks/pre-commit; ln -s evil conf")
     assert not (ground.workspace / "conf").exists()
 
 
-async def test_a_link_retargeted_by_the_user_between_two_programs_protects_its_new_target(ground: Ground) -> None:
+async def test_a_link_retargeted_by_the_user_between_two_programs_protects_its_new_target(ground: GuardFixture) -> None:
     hook = _named_folder(ground.workspace)
     assert await ground.run("echo up") == (0, "up\n")
     (ground.workspace / "v2").mkdir()

@@ -1,4 +1,4 @@
-"""Files that are mounted over stay as they were, also when a process outside replaces them while a program runs."""
+"""Mounted-over files stay unchanged, also if an outside process replaces them during a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.test_guard import Ground, ground
+from tests.runtime.test_guard import GuardFixture, ground
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import ProgramSpec
@@ -27,7 +27,7 @@ __all__ = ["ground"]
 CONFIG = "[core]\n\tbare = false\n"
 
 
-class Rules:
+class LockFileDenials:
     """Denies writing ``data.lock``, and hides nothing."""
 
     key = "rules"
@@ -56,9 +56,9 @@ def by_rename(workspace: Path, name: str, text: str) -> None:
     (workspace / "outside.tmp").rename(workspace / name)
 
 
-async def while_it_runs(ground: Ground, script: str, outside: Callable[[], None]) -> ToolError | None:
-    """Start a program, do something outside, and let the program go on with ``script``; how it failed."""
-    profile = dataclasses.replace(ground.profile, denials=Rules())
+async def while_it_runs(ground: GuardFixture, script: str, outside: Callable[[], None]) -> ToolError | None:
+    """Start a program, act outside, let it continue with ``script``, and return its error."""
+    profile = dataclasses.replace(ground.profile, denials=LockFileDenials())
     program = ProgramSpec(["/bin/bash", "-c", f"echo up; read go; {script}; exit 0"])
     process = await ground.sandbox.start(ground.capabilities, profile, program)
     try:
@@ -75,7 +75,7 @@ async def while_it_runs(ground: Ground, script: str, outside: Callable[[], None]
     return process.violation
 
 
-def quarantined(ground: Ground) -> list[str]:
+def quarantined(ground: GuardFixture) -> list[str]:
     return [path.read_text() for path in ground.quarantine.rglob("*") if path.is_file()]
 
 
@@ -92,7 +92,7 @@ def quarantined(ground: Ground) -> list[str]:
     ],
 )
 async def test_a_protected_file_that_another_process_replaced_during_a_call_is_restored(
-    ground: Ground, name: str, script: str
+    ground: GuardFixture, name: str, script: str
 ) -> None:
     furnish(ground.workspace)
     error = await while_it_runs(
@@ -105,14 +105,14 @@ async def test_a_protected_file_that_another_process_replaced_during_a_call_is_r
         assert name in error.text and "restored" in error.text
 
 
-async def test_a_users_rename_over_a_mounted_file_is_kept_in_the_quarantine(ground: Ground) -> None:
+async def test_a_users_rename_over_a_mounted_file_is_kept_in_the_quarantine(ground: GuardFixture) -> None:
     furnish(ground.workspace)
     error = await while_it_runs(ground, "true", lambda: by_rename(ground.workspace, ".envrc", "a person's"))
     assert error is not None
     assert (ground.workspace / ".envrc").read_text() == "theirs" and quarantined(ground) == ["a person's"]
 
 
-async def test_a_users_write_into_a_mounted_file_is_kept(ground: Ground) -> None:
+async def test_a_users_write_into_a_mounted_file_is_kept(ground: GuardFixture) -> None:
     furnish(ground.workspace)
 
     def outside() -> None:
@@ -122,7 +122,7 @@ async def test_a_users_write_into_a_mounted_file_is_kept(ground: Ground) -> None
     assert error is None and (ground.workspace / ".envrc").read_text() == "edited"
 
 
-async def test_a_users_change_in_a_pinned_folder_is_kept(ground: Ground) -> None:
+async def test_a_users_change_in_a_pinned_folder_is_kept(ground: GuardFixture) -> None:
     furnish(ground.workspace)
     error = await while_it_runs(
         ground, "echo evil > .vscode/tasks.json", lambda: by_rename(ground.workspace, ".vscode/tasks.json", "edited")
@@ -130,7 +130,7 @@ async def test_a_users_change_in_a_pinned_folder_is_kept(ground: Ground) -> None
     assert error is None and (ground.workspace / ".vscode" / "tasks.json").read_text() == "edited"
 
 
-async def test_a_protected_folder_that_another_process_replaced_is_moved_away(ground: Ground) -> None:
+async def test_a_protected_folder_that_another_process_replaced_is_moved_away(ground: GuardFixture) -> None:
     furnish(ground.workspace)
 
     def outside() -> None:
@@ -144,7 +144,7 @@ async def test_a_protected_folder_that_another_process_replaced_is_moved_away(gr
 
 
 @pytest.mark.parametrize("key", ["core.fsmonitor", "alias.st", "core.sshCommand"])
-async def test_git_configuration_that_a_program_could_write_is_restored(ground: Ground, key: str) -> None:
+async def test_git_configuration_that_a_program_could_write_is_restored(ground: GuardFixture, key: str) -> None:
     furnish(ground.workspace)
     config = ground.workspace / ".git" / "config"
     error = await while_it_runs(
@@ -156,7 +156,7 @@ async def test_git_configuration_that_a_program_could_write_is_restored(ground: 
     assert config.read_text() == CONFIG or "evil" not in config.read_text()
 
 
-async def test_harmless_git_configuration_that_the_user_set_during_a_call_stays(ground: Ground) -> None:
+async def test_harmless_git_configuration_that_the_user_set_during_a_call_stays(ground: GuardFixture) -> None:
     furnish(ground.workspace)
     config = ground.workspace / ".git" / "config"
     for value in ("A", "B", "C"):  # file numbers are given again after two
@@ -170,7 +170,9 @@ async def test_harmless_git_configuration_that_the_user_set_during_a_call_stays(
         assert f"name = {value}" in config.read_text()
 
 
-async def test_protected_paths_in_a_folder_that_the_user_renames_during_a_call_stay_unchanged(ground: Ground) -> None:
+async def test_protected_paths_in_a_folder_that_the_user_renames_during_a_call_stay_unchanged(
+    ground: GuardFixture,
+) -> None:
     for name in ("sub/.vscode/tasks.json", "sub/.envrc", "sub/.git/config", "sub/.git/HEAD", "sub/.git/objects/x"):
         (ground.workspace / name).parent.mkdir(parents=True, exist_ok=True)
         (ground.workspace / name).write_text("theirs")
@@ -188,7 +190,7 @@ async def test_protected_paths_in_a_folder_that_the_user_renames_during_a_call_s
     assert not (ground.workspace / "new" / ".mcp.json").exists() and not (ground.workspace / "sub" / ".vscode").exists()
 
 
-async def test_a_protected_file_that_a_killed_program_wrote_is_restored(ground: Ground) -> None:
+async def test_a_protected_file_that_a_killed_program_wrote_is_restored(ground: GuardFixture) -> None:
     furnish(ground.workspace)
     script = "echo up; read go; echo evil > .envrc; echo done; sleep 300"
     process = await ground.sandbox.start(ground.capabilities, ground.profile, ProgramSpec(["/bin/bash", "-c", script]))
@@ -202,7 +204,9 @@ async def test_a_protected_file_that_a_killed_program_wrote_is_restored(ground: 
     assert process.violation is not None and ".envrc" in process.violation.text
 
 
-async def test_a_protected_file_that_a_persistent_process_wrote_is_restored_after_its_call(ground: Ground) -> None:
+async def test_a_protected_file_that_a_persistent_process_wrote_is_restored_after_its_call(
+    ground: GuardFixture,
+) -> None:
     furnish(ground.workspace)
     script = "while read go; do echo evil > .envrc; echo done; done"
     process = await ground.sandbox.start(ground.capabilities, ground.profile, ProgramSpec(["/bin/bash", "-c", script]))
@@ -219,7 +223,7 @@ async def test_a_protected_file_that_a_persistent_process_wrote_is_restored_afte
         await process.kill()
 
 
-async def test_a_protected_file_is_not_written_through_a_hard_link(ground: Ground) -> None:
+async def test_a_protected_file_is_not_written_through_a_hard_link(ground: GuardFixture) -> None:
     furnish(ground.workspace)
     os.link(ground.workspace / ".git" / "config", ground.workspace / "alias")
     os.link(ground.workspace / ".vscode" / "tasks.json", ground.workspace / ".vscode" / "again")
@@ -263,13 +267,13 @@ def test_a_change_within_the_same_clock_tick_is_detected(tmp_path: Path) -> None
 # ── our own tools ────────────────────────────────────────────────────────────────────────────────
 
 
-def files_of(ground: Ground) -> RootedFiles:
+def files_of(ground: GuardFixture) -> RootedFiles:
     return RootedFiles(SessionRoots(ground.workspace), SeenFileHashes(), lambda capability, target: None)
 
 
-async def test_a_write_waits_for_the_program_whose_sandbox_mounts_the_file(ground: Ground) -> None:
+async def test_a_write_waits_for_the_program_whose_sandbox_mounts_the_file(ground: GuardFixture) -> None:
     furnish(ground.workspace)
-    profile = dataclasses.replace(ground.profile, denials=Rules(), tool="bash", call="job_1")
+    profile = dataclasses.replace(ground.profile, denials=LockFileDenials(), tool="bash", call="job_1")
     process = await ground.sandbox.start(
         ground.capabilities, profile, ProgramSpec(["/bin/bash", "-c", "echo up; read go; cat .env data.lock"])
     )
@@ -287,11 +291,11 @@ async def test_a_write_waits_for_the_program_whose_sandbox_mounts_the_file(groun
 
 
 async def test_a_write_that_would_wait_too_long_gets_a_conflict_that_names_the_job(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: GuardFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running_programs, "WAIT_S", 0.01)
     furnish(ground.workspace)
-    profile = dataclasses.replace(ground.profile, denials=Rules(), tool="bash", call="job_1")
+    profile = dataclasses.replace(ground.profile, denials=LockFileDenials(), tool="bash", call="job_1")
     process = await ground.sandbox.start(ground.capabilities, profile, ProgramSpec(["/bin/bash", "-c", "read go"]))
     with pytest.raises(ToolError, match=r"bash.*job_1") as caught:
         await files_of(ground).write("data.lock", b"new", expected=b"theirs")
@@ -300,7 +304,7 @@ async def test_a_write_that_would_wait_too_long_gets_a_conflict_that_names_the_j
     await files_of(ground).write("data.lock", b"new", expected=b"theirs")
 
 
-async def test_a_git_tool_cannot_change_configuration_that_a_running_sandbox_mounts(ground: Ground) -> None:
+async def test_a_git_tool_cannot_change_configuration_that_a_running_sandbox_mounts(ground: GuardFixture) -> None:
     furnish(ground.workspace)
     profile = dataclasses.replace(ground.profile, tool="bash", call="job_1")
     process = await ground.sandbox.start(
@@ -320,7 +324,7 @@ async def test_a_git_tool_cannot_change_configuration_that_a_running_sandbox_mou
     assert (await ground.run("git config user.name One"))[0] == 0
 
 
-async def up(ground: Ground, script: str, *, vcs: bool = False, **names: Any) -> GuardedProcess:
+async def up(ground: GuardFixture, script: str, *, vcs: bool = False, **names: Any) -> GuardedProcess:
     """A program that has started and says so."""
     ground.vcs = vcs
     profile = dataclasses.replace(ground.profile, **names)
@@ -339,7 +343,7 @@ async def up(ground: Ground, script: str, *, vcs: bool = False, **names: Any) ->
     ],
 )
 async def test_a_program_waits_for_a_git_tool_that_may_replace_its_mounted_files(
-    ground: Ground, before: str, after: str
+    ground: GuardFixture, before: str, after: str
 ) -> None:
     furnish(ground.workspace)
     git = await up(ground, f"{before}; echo up; read go; {after}", vcs=True, tool="git.clone", call="job_1")
@@ -356,7 +360,7 @@ async def test_a_program_waits_for_a_git_tool_that_may_replace_its_mounted_files
 
 
 async def test_a_program_that_would_wait_too_long_gets_a_conflict_naming_the_git_tool(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: GuardFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running_programs, "WAIT_S", 0.01)
     furnish(ground.workspace)
@@ -369,7 +373,7 @@ async def test_a_program_that_would_wait_too_long_gets_a_conflict_naming_the_git
 
 
 async def test_a_program_does_not_wait_for_a_git_tool_that_cannot_change_configuration(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: GuardFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running_programs, "WAIT_S", 0.01)
     furnish(ground.workspace)
@@ -381,7 +385,7 @@ async def test_a_program_does_not_wait_for_a_git_tool_that_cannot_change_configu
 
 
 async def test_a_program_that_would_wait_too_long_for_a_write_gets_a_conflict(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: GuardFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running_programs, "WAIT_S", 0.01)
     furnish(ground.workspace)
@@ -395,7 +399,7 @@ async def test_a_program_that_would_wait_too_long_for_a_write_gets_a_conflict(
 
 @pytest.mark.parametrize("names", [{"call": "job_1"}, {"call": "call-2", "callers": ("call-2", "job_1")}])
 async def test_a_program_does_not_wait_for_a_git_tool_that_waits_for_it(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch, names: dict[str, Any]
+    ground: GuardFixture, monkeypatch: pytest.MonkeyPatch, names: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(running_programs, "WAIT_S", 0.01)
     furnish(ground.workspace)
@@ -406,7 +410,7 @@ async def test_a_program_does_not_wait_for_a_git_tool_that_waits_for_it(
 
 
 async def test_programs_wait_for_a_persistent_git_process_only_during_its_calls(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: GuardFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running_programs, "WAIT_S", 0.01)
     furnish(ground.workspace)
@@ -423,9 +427,9 @@ async def test_programs_wait_for_a_persistent_git_process_only_during_its_calls(
 
 
 async def test_a_git_tool_detects_the_mounts_of_a_program_that_started_during_its_check(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: GuardFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The program starts after the git tool has looked, and before it is known to run."""
+    """The program starts after the git tool has checked, and before it is registered as running."""
     furnish(ground.workspace)
     programs: list[GuardedProcess] = []
     hold = running_programs.running_programs.register

@@ -1,4 +1,4 @@
-"""Several files change together or not at all: after errors, kills, and changes by other processes."""
+"""Several files change together or not at all: after errors, kills, and concurrent changes."""
 
 from __future__ import annotations
 

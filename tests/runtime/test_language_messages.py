@@ -1,4 +1,4 @@
-"""Messages, positions and paths of the protocol of language servers, for any input."""
+"""Messages, positions and paths of the language server protocol, for any input."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def test_a_message_header_may_have_other_fields_in_any_order_and_case() -> None:
     [
         (b"Starting the server, please wait...\nReady.\n", "not the header of a message"),
         (b"x" * 9_000, "not the header of a message"),
-        (b"Content-Length: none\r\n\r\n{}", "without one Content-Length"),
-        (b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", "without one Content-Length"),
-        (b"Content-Type: text\r\n\r\n{}", "without one Content-Length"),
+        (b"Content-Length: none\r\n\r\n{}", "without exactly one Content-Length"),
+        (b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", "without exactly one Content-Length"),
+        (b"Content-Type: text\r\n\r\n{}", "without exactly one Content-Length"),
         (b"Content-Length: 1073741824\r\n\r\n{", "1,073,741,824 bytes"),
         (b"Content-Length: %d\r\n\r\n{" % (MAX_MESSAGE_BYTES + 1), "the maximum is 64 MiB"),
     ],

@@ -1,4 +1,4 @@
-"""The network service: it judges each redirect, checks each address, and limits each answer."""
+"""The network service: it checks each redirect and address, and limits each response."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import gzip
 import zlib
 
 import pytest
-from tests.runtime.conftest import Judge
-from tests.web import Answer, Site, authority, ok, redirect
+from tests.runtime.conftest import RecordingAccessCheck
+from tests.web import Answer, LoopbackServer, authority, ok, redirect
 
 from handrail.contract.errors import ErrorKind, ToolError
 from handrail.contract.sandbox_protocol import ConnectionAttempt
@@ -26,7 +26,7 @@ def packed(plain: bytes) -> bytes:
 
 def net(
     *hosts: str,
-    judge: Judge | None = None,
+    judge: RecordingAccessCheck | None = None,
     names: ScriptedResolver | None = None,
     attempts: list[ConnectionAttempt] | None = None,
 ) -> CheckedNetworkService:
@@ -34,7 +34,7 @@ def net(
     trust = authority("api.example.org", "other.example.org", "127.0.0.1").client
     on_attempt = None if attempts is None else attempts.append
     return CheckedNetworkService(
-        capabilities, judge or Judge(), on_attempt, resolver=names or ScriptedResolver({}), trust=trust
+        capabilities, judge or RecordingAccessCheck(), on_attempt, resolver=names or ScriptedResolver({}), trust=trust
     )
 
 
@@ -47,7 +47,7 @@ async def refused(door: CheckedNetworkService, url: str, kind: ErrorKind, method
 
 async def test_a_request_and_its_response_are_transmitted_unchanged() -> None:
     attempts: list[ConnectionAttempt] = []
-    async with Site({"/a?b=c": ok(b"hello", "X-One: 1", "Set-Cookie: a", "Set-Cookie: b")}) as site:
+    async with LoopbackServer({"/a?b=c": ok(b"hello", "X-One: 1", "Set-Cookie: a", "Set-Cookie: b")}) as site:
         door = net(site.authority, attempts=attempts)
         answer = await door.request("post", site.url("/a?b=c#d"), headers={"X-Token": "é"}, body=b"body")
     assert (answer.status, answer.body, answer.is_truncated, answer.redirects) == (200, b"hello", False, ())
@@ -61,14 +61,14 @@ async def test_a_request_and_its_response_are_transmitted_unchanged() -> None:
 
 
 async def test_an_http_error_status_is_returned_as_an_answer() -> None:
-    async with Site({"*": ok(b"no", status="404 Not Found")}) as site:
+    async with LoopbackServer({"*": ok(b"no", status="404 Not Found")}) as site:
         assert (await net(site.authority).request("GET", site.url())).status == 404
 
 
 async def test_a_host_is_dialled_at_its_checked_address_and_verified_by_its_certificate() -> None:
     trust = authority("api.example.org", "other.example.org", "127.0.0.1")
     names = ScriptedResolver({"api.example.org": ["127.0.0.1"], "unknown.example.org": ["127.0.0.1"]})
-    async with Site({"*": ok(b"over tls")}, trust.server) as site:
+    async with LoopbackServer({"*": ok(b"over tls")}, trust.server) as site:
         door = net(f"*.example.org:{site.port}", site.authority, names=names)
         answer = await door.request("GET", site.url(host="api.example.org"))
         assert answer.body == b"over tls"
@@ -80,9 +80,9 @@ async def test_a_host_is_dialled_at_its_checked_address_and_verified_by_its_cert
 
 async def test_a_host_is_checked_by_capability_set_rules_and_resolved_address() -> None:
     names = ScriptedResolver({"inside.example.org": ["127.0.0.1"]})
-    async with Site({"*": ok()}) as site:
+    async with LoopbackServer({"*": ok()}) as site:
         attempts: list[ConnectionAttempt] = []
-        judge = Judge({site.authority: "denied by a rule"})
+        judge = RecordingAccessCheck({site.authority: "denied by a rule"})
         assert (
             await refused(net(site.authority, judge=judge, attempts=attempts), site.url(), "denied")
             == "denied by a rule"
@@ -138,7 +138,7 @@ async def test_an_invalid_or_obfuscated_url_is_refused(url: str) -> None:
 async def test_a_method_or_header_that_could_change_framing_or_host_is_refused(
     method: str, headers: dict[str, str]
 ) -> None:
-    async with Site({"*": ok()}) as site:
+    async with LoopbackServer({"*": ok()}) as site:
         await refused(net(site.authority), site.url(), "invalid_input", method, headers=headers)
     assert site.asked == []
 
@@ -147,13 +147,13 @@ async def test_a_method_or_header_that_could_change_framing_or_host_is_refused(
 
 
 async def test_each_redirect_is_checked_again() -> None:
-    async with Site({"*": ok(b"end")}) as last, Site({"/self": redirect("/")}) as first:
+    async with LoopbackServer({"*": ok(b"end")}) as last, LoopbackServer({"/self": redirect("/")}) as first:
         first.routes["/"] = redirect(last.url("/x"))
         both = (first.authority, last.authority)
         answer = await net(*both).request("GET", first.url("/self"))
         assert (answer.body, answer.url) == (b"end", last.url("/x"))
         assert answer.redirects == (first.url("/self"), first.url("/"))
-        judge = Judge({last.authority: "denied by a rule"})
+        judge = RecordingAccessCheck({last.authority: "denied by a rule"})
         assert await refused(net(*both, judge=judge), first.url(), "denied") == "denied by a rule"
         assert last.authority in await refused(net(first.authority), first.url(), "denied")
     assert len(last.asked) == 1
@@ -181,12 +181,12 @@ async def test_each_redirect_is_checked_again() -> None:
 )
 async def test_a_redirect_to_an_internal_address_or_an_invalid_host_is_refused(location: str) -> None:
     names = ScriptedResolver({"metadata.example.org": ["169.254.169.254"], "example.org": ["127.0.0.1"]})
-    async with Site({"*": redirect(location)}) as site:
+    async with LoopbackServer({"*": redirect(location)}) as site:
         await refused(net("*", site.authority, names=names), site.url(), "denied")
 
 
 async def test_a_host_that_resolves_differently_after_a_redirect_is_checked_again() -> None:
-    async with Site({"/": redirect("/again"), "/again": ok(b"NEVER")}) as site:
+    async with LoopbackServer({"/": redirect("/again"), "/again": ok(b"NEVER")}) as site:
         names = ScriptedResolver({"rebinds.example.org": [["127.0.0.1"], ["127.0.0.2"]]})
         door = net("*:*", site.authority, names=names)
         assert "127.0.0.2" in await refused(door, site.url(host="rebinds.example.org"), "denied")
@@ -194,8 +194,8 @@ async def test_a_host_that_resolves_differently_after_a_redirect_is_checked_agai
 
 async def test_credential_headers_are_not_sent_to_another_origin() -> None:
     async with (
-        Site({"*": ok()}) as other,
-        Site({"/here": redirect("/x"), "/there": redirect(other.url()), "/x": ok()}) as site,
+        LoopbackServer({"*": ok()}) as other,
+        LoopbackServer({"/here": redirect("/x"), "/there": redirect(other.url()), "/x": ok()}) as site,
     ):
         door = net(site.authority, other.authority)
         headers = {"Authorization": "Bearer s", "Cookie": "c", "X-Api-Key": "k", "Accept": "text/html"}
@@ -219,13 +219,16 @@ async def test_credential_headers_are_not_sent_to_another_origin() -> None:
 async def test_the_status_of_a_redirect_decides_whether_the_method_changes(
     status: str, method: str, sent: tuple[str, bytes]
 ) -> None:
-    async with Site({"/": redirect("/x", status), "/x": ok()}) as site:
+    async with LoopbackServer({"/": redirect("/x", status), "/x": ok()}) as site:
         await net(site.authority).request(method, site.url(), body=b"body", headers={"Content-Type": "text/plain"})
     assert (site.asked[1].line.split()[0], site.asked[1].body) == sent
 
 
 async def test_a_request_body_is_not_sent_to_another_origin() -> None:
-    async with Site({"*": ok()}) as other, Site({"*": redirect(other.url(), "307 Temporary")}) as site:
+    async with (
+        LoopbackServer({"*": ok()}) as other,
+        LoopbackServer({"*": redirect(other.url(), "307 Temporary")}) as site,
+    ):
         door = net(site.authority, other.authority)
         answer = await door.request("POST", site.url(), body=b"for this origin")
     assert (answer.status, answer.header("location")) == (307, other.url())
@@ -233,7 +236,7 @@ async def test_a_request_body_is_not_sent_to_another_origin() -> None:
 
 
 async def test_redirects_are_limited_and_can_be_returned_to_the_tool() -> None:
-    async with Site({"*": redirect("/again")}) as site:
+    async with LoopbackServer({"*": redirect("/again")}) as site:
         door = net(site.authority)
         assert "more than 3" in await refused(door, site.url(), "limit", max_redirects=3)
         assert len(site.asked) == 4
@@ -266,7 +269,7 @@ def raw_deflate(body: bytes) -> bytes:
     ],
 )
 async def test_a_response_body_is_decoded(answer: bytes, body: bytes) -> None:
-    async with Site({"*": answer}) as site:
+    async with LoopbackServer({"*": answer}) as site:
         assert (await net(site.authority).request("GET", site.url())).body == body
 
 
@@ -275,14 +278,14 @@ async def test_a_response_body_is_truncated_at_its_limit_in_any_encoding(coding:
     plain = b"\0" * 20_000_000
     body = {"gzip": gzip.compress, "deflate": zlib.compress}.get(coding, bytes)(plain)
     pieces: list[bytes] = []
-    async with Site({"*": encoded(body, coding)}) as site:
+    async with LoopbackServer({"*": encoded(body, coding)}) as site:
         answer = await net(site.authority).request("GET", site.url(), max_bytes=70_000, on_body=pieces.append)
     assert (len(answer.body), answer.is_truncated) == (70_000, True)
     assert b"".join(pieces) == answer.body
 
 
 async def test_a_response_body_of_exactly_the_limit_is_not_truncated() -> None:
-    async with Site({"*": encoded(packed(b"x" * 1000), "gzip")}) as site:
+    async with LoopbackServer({"*": encoded(packed(b"x" * 1000), "gzip")}) as site:
         answer = await net(site.authority).request("GET", site.url(), max_bytes=1000)
     assert (len(answer.body), answer.is_truncated) == (1000, False)
 
@@ -294,7 +297,7 @@ async def test_compressed_data_that_expands_to_nothing_fails_with_a_limit() -> N
             writer.write(b"\0\0\0\xff\xff" * 10_000)
             await writer.drain()
 
-    async with Site({"*": empty_blocks}) as site:
+    async with LoopbackServer({"*": empty_blocks}) as site:
         await refused(net(site.authority), site.url(), "limit", max_bytes=1000)
 
 
@@ -317,13 +320,13 @@ async def _silent(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) 
 
 
 async def test_an_endless_response_body_is_truncated() -> None:
-    async with Site({"*": _endless_body}) as site:
+    async with LoopbackServer({"*": _endless_body}) as site:
         answer = await net(site.authority).request("GET", site.url(), max_bytes=100_000)
     assert (len(answer.body), answer.is_truncated) == (100_000, True)
 
 
 async def test_a_server_that_does_not_answer_in_time_causes_a_timeout() -> None:
-    async with Site({"*": _silent}) as site:
+    async with LoopbackServer({"*": _silent}) as site:
         assert "50 ms" in await refused(net(site.authority), site.url(), "timeout", timeout_ms=50)
 
 
@@ -344,16 +347,16 @@ async def test_a_server_that_does_not_answer_in_time_causes_a_timeout() -> None:
     ],
 )
 async def test_a_malformed_answer_is_an_error_without_a_partial_body(answer: Answer) -> None:
-    async with Site({"*": answer}) as site:
+    async with LoopbackServer({"*": answer}) as site:
         await refused(net(site.authority), site.url(), "backend")
 
 
 @pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])
 async def test_a_response_without_a_body_is_empty_despite_its_encoding_header(status: str) -> None:
     answer = f"HTTP/1.1 {status}\r\nContent-Encoding: gzip\r\n\r\n".encode()
-    async with Site({"*": answer}) as site:
+    async with LoopbackServer({"*": answer}) as site:
         assert (await net(site.authority).request("GET", site.url())).body == b""
-    async with Site({"*": encoded(b"", "gzip")}) as site:
+    async with LoopbackServer({"*": encoded(b"", "gzip")}) as site:
         assert (await net(site.authority).request("HEAD", site.url())).body == b""
 
 

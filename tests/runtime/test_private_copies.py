@@ -1,4 +1,4 @@
-"""Files that have further names outside of the workspace are not written by the programs that run in it."""
+"""Files with hard links outside the workspace are not written by programs in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.runtime.test_guard import Ground, ground
+from tests.runtime.test_guard import GuardFixture, ground
 
 from handrail.contract.sandbox_protocol import ProgramSpec
 from handrail.runtime.files import atomic_write
@@ -25,8 +25,8 @@ WRITE = (
 )
 
 
-def linked(ground: Ground, *names: str, content: str = "the store's") -> Path:
-    """A store outside of the workspace, whose files have these names in it, too."""
+def linked(ground: GuardFixture, *names: str, content: str = "the store's") -> Path:
+    """A store outside the workspace, whose files have these names in it, too."""
     store = ground.place / "store"
     store.mkdir(exist_ok=True)
     for number, name in enumerate(names):
@@ -42,7 +42,7 @@ def untouched(store: Path, content: str = "the store's") -> bool:
     return {(file.read_text(), file.stat().st_mode & 0o777) for file in store.iterdir()} == {(content, 0o444)}
 
 
-async def test_a_program_writes_a_private_copy_of_a_hard_linked_file(ground: Ground) -> None:
+async def test_a_program_writes_a_private_copy_of_a_hard_linked_file(ground: GuardFixture) -> None:
     store = linked(ground, "node_modules/.pnpm/a@1/index.js", "a.txt", "b/c/d")
     before = (ground.workspace / "a.txt").stat()
     assert (await ground.run("cat a.txt"))[1] == "the store's"
@@ -54,7 +54,7 @@ async def test_a_program_writes_a_private_copy_of_a_hard_linked_file(ground: Gro
 
 
 async def test_files_beyond_the_copy_limit_are_read_only_and_copied_later(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: GuardFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(atomic_write, "MAX_COPIED_FILES", 2)
     store = linked(ground, *(f"node_modules/.pnpm/p{number}/f" for number in range(5)))
@@ -68,7 +68,7 @@ async def test_files_beyond_the_copy_limit_are_read_only_and_copied_later(
 
 
 async def test_private_copies_are_made_outside_the_event_loop_thread(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: GuardFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[int] = []
     make = atomic_write.replace_hard_links_by_copies
@@ -86,7 +86,7 @@ async def test_private_copies_are_made_outside_the_event_loop_thread(
 
 
 async def test_a_hard_linked_file_too_large_to_copy_is_read_only(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: GuardFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(atomic_write, "MAX_COPIED_BYTES", 5)
     store = linked(ground, "large")
@@ -95,7 +95,7 @@ async def test_a_hard_linked_file_too_large_to_copy_is_read_only(
 
 
 async def test_hard_linked_files_beyond_the_copy_limit_are_read_only_by_folder(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: GuardFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(atomic_write, "MAX_COPIED_FILES", 0)
     store = linked(ground, *(f"node_modules/.pnpm/p{number // 10}/f{number}" for number in range(3_000)))
@@ -106,7 +106,7 @@ async def test_hard_linked_files_beyond_the_copy_limit_are_read_only_by_folder(
     assert (ground.workspace / "src" / "mine").read_text() == "" and (ground.workspace / "src" / "new").exists()
 
 
-async def test_hard_links_within_the_workspace_stay_links(ground: Ground) -> None:
+async def test_hard_links_within_the_workspace_stay_links(ground: GuardFixture) -> None:
     (ground.workspace / "a").write_text("one")
     os.link(ground.workspace / "a", ground.workspace / "b")
     assert (await ground.run("ln a c; echo two > c; cat b"))[1] == "two\n"
@@ -114,7 +114,7 @@ async def test_hard_links_within_the_workspace_stay_links(ground: Ground) -> Non
     assert (await ground.run("echo three > a; cat b"))[1] == "three\n"
 
 
-async def test_hard_links_between_two_writable_folders_are_not_outside_links(ground: Ground) -> None:
+async def test_hard_links_between_two_writable_folders_are_not_outside_links(ground: GuardFixture) -> None:
     other = ground.place / "other"
     (ground.workspace / "a").write_text("one")
     os.link(ground.workspace / "a", other / "a")
@@ -126,7 +126,7 @@ async def test_hard_links_between_two_writable_folders_are_not_outside_links(gro
 
 
 async def test_a_hard_link_made_later_elsewhere_is_found_at_the_next_count(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: GuardFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (ground.workspace / "a.txt").write_text("the store's")
     (ground.workspace / "a.txt").chmod(0o444)
@@ -138,7 +138,7 @@ async def test_a_hard_link_made_later_elsewhere_is_found_at_the_next_count(
     assert untouched(ground.place / "backup")
 
 
-async def test_a_program_with_a_read_only_workspace_leaves_hard_links_unchanged(ground: Ground) -> None:
+async def test_a_program_with_a_read_only_workspace_leaves_hard_links_unchanged(ground: GuardFixture) -> None:
     linked(ground, "a.txt")
     profile = dataclasses.replace(ground.profile, workspace_writable=False)
     process = await ground.sandbox.start(

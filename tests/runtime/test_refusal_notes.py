@@ -1,4 +1,4 @@
-"""A failure that the sandbox causes says so; a program that prints such words for other reasons gets no note."""
+"""Failures that the sandbox causes get a note; similar output for other reasons gets none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.proves("S-08")
 NETWORK = "This call has no network"
 READ_ONLY = "Programs can write only in the workspace"
 LOOPBACK = "At 127.0.0.1 and localhost"
-OUTSIDE = "is outside the folders that programs see"
+OUTSIDE = "is outside the folders that programs can see"
 UNIX = "cannot create Unix sockets"
 SERVICES = "do not reach the services of this machine"
 ROOT = "do not have the rights of root"

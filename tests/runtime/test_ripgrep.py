@@ -1,4 +1,4 @@
-"""Which ripgrep is run."""
+"""The choice of the ripgrep program."""
 
 from __future__ import annotations
 

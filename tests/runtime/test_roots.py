@@ -1,4 +1,4 @@
-"""Canonical names and the form in which they are shown."""
+"""Canonical paths and their displayed form."""
 
 from __future__ import annotations
 

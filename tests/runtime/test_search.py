@@ -1,4 +1,4 @@
-"""The search door on real trees, in the sandbox and without one."""
+"""The search service on real trees, with and without a sandbox."""
 
 from __future__ import annotations
 
@@ -445,7 +445,7 @@ def test_expansion_of_any_braces_ends_within_its_limit(pattern: str) -> None:
 
 @given(st.lists(st.sampled_from(["src", "a.py", "b.PY", "*.py", "**", ".x", "x.tar.gz"]), min_size=1, max_size=3))
 def test_the_type_filter_for_ripgrep_never_excludes_a_wanted_file(parts: list[str]) -> None:
-    """What ripgrep is told by the last part has to let through all that the whole pattern wants."""
+    """The filter for ripgrep from the last part must include every file that the whole pattern matches."""
     wanted = SearchPathFilter.parse("/".join(parts))
     types = [one.partition(":")[2] for one in wanted.build_arguments() if one.startswith("--type-add")]
     for path in ("a.py", "src/a.py", "src/src/b.py", "x.tar.gz", "src/x.tar.gz"):
@@ -457,7 +457,7 @@ def test_the_type_filter_for_ripgrep_never_excludes_a_wanted_file(parts: list[st
 # ── races: what ripgrep opened is not what was judged ────────────────────────────────────────────
 
 
-class Hides:
+class NameDenials:
     """Denials that hide some names from programs."""
 
     has_read_only = False
@@ -504,7 +504,7 @@ def guarded(workspace: Path, tmp_path: Path) -> Searching:
     scratch.mkdir()
     sandbox = GuardedSandbox(confining)
 
-    def make(may: AccessCheck, hides: Hides, hidden: HiddenFileRecord | None = None) -> RipgrepSearch:
+    def make(may: AccessCheck, hides: NameDenials, hidden: HiddenFileRecord | None = None) -> RipgrepSearch:
         whole = CapabilityLayer("test", fs_read=(str(workspace),))
         profile = SandboxProfile(str(workspace), str(scratch), denials=hides)
         roots, capabilities = SessionRoots(workspace), CapabilitySet((whole,))
@@ -545,7 +545,7 @@ async def test_matches_and_names_behind_a_link_to_a_denied_file_are_not_shown(
 async def test_names_from_a_folder_reached_through_a_swapped_link_are_not_listed(
     workspace: Path, searching: Searching, faking: Faking
 ) -> None:
-    """ripgrep went into a link that took a folder's place for a moment, and lists what lies behind it."""
+    """ripgrep followed a link that briefly replaced a folder, and lists files behind it."""
     put(workspace, {"open/a.txt": "x", "private/customer-list.txt": "x"})
     faking(r"printf './open/a.txt\000./open/customer-list.txt\000./open/\000'")
     assert (await searching(nothing_like("private")).glob("**")).paths == ("open/a.txt",)
@@ -555,7 +555,7 @@ async def test_names_from_a_folder_reached_through_a_swapped_link_are_not_listed
 async def test_a_hidden_file_is_not_shown_under_another_name(workspace: Path, guarded: Searching, how: str) -> None:
     """Known from an earlier search: its content is hidden under whatever name it has."""
     put(workspace, {".env": "KEY=secret\n", "a.txt": "KEY=a\n"})
-    search = guarded(nothing_like(".env"), Hides(".env"))
+    search = guarded(nothing_like(".env"), NameDenials(".env"))
     assert lines(await search.grep("KEY")) == [("a.txt", 1, "KEY=a")]
     if how == "link":
         os.link(workspace / ".env", workspace / "notes.txt")
@@ -573,7 +573,7 @@ async def test_a_file_recorded_as_hidden_is_not_read_under_another_name(workspac
     hidden = HiddenFileRecord()
     hidden.record_hidden_files([str(workspace / ".env")])
     files = RootedFiles(SessionRoots(workspace), SeenFileHashes(), nothing_like(".env"), hidden)
-    with pytest.raises(ToolError, match=r"`notes\.txt` is the same file as one that is hidden") as refused:
+    with pytest.raises(ToolError, match=r"`notes\.txt` is the same file as a hidden file") as refused:
         await files.read_bytes("notes.txt")
     assert refused.value.kind == "denied"
     with pytest.raises(ToolError, match="same file"):
@@ -600,14 +600,14 @@ async def test_the_search_program_cannot_read_hidden_files(workspace: Path, guar
     (workspace / "folder").symlink_to("private")
     faking("cat .env private/a.txt way folder/a.txt; ls private folder/; exit 3")
     with pytest.raises(ToolError, match="exit code 3") as failed:
-        await guarded(nothing_like(".env", "private"), Hides(".env", "private")).grep("KEY")
+        await guarded(nothing_like(".env", "private"), NameDenials(".env", "private")).grep("KEY")
     assert "secret" not in failed.value.text
     assert "a.txt\n" not in failed.value.text
 
 
 async def test_a_search_includes_a_hidden_file_that_the_call_may_read(workspace: Path, guarded: Searching) -> None:
     put(workspace, {"config.env": "KEY=mine\n", "private/a.txt": "KEY=deep\n", "private/b.txt": "KEY=no\n"})
-    hides = Hides("config.env", "private")
+    hides = NameDenials("config.env", "private")
     assert lines(await guarded(everything, hides).grep("KEY", "config.env")) == [("config.env", 1, "KEY=mine")]
     allowed = nothing_like("private", "b.txt")
     assert lines(await guarded(allowed, hides).grep("KEY", "private/a.txt")) == [("private/a.txt", 1, "KEY=deep")]
@@ -667,7 +667,7 @@ async def test_a_race_with_a_search_never_reveals_a_hidden_file(workspace: Path,
     def judged(capability: Capability, target: str | Sequence[str]) -> str | None:
         return may(capability, target) or ("denied" if "/private/" in str(target) else None)
 
-    search = guarded(judged, Hides(".env", "private"))
+    search = guarded(judged, NameDenials(".env", "private"))
     if what == "exchange":
         await search.grep("KEY")  # the session has met both of what changes places
         exchange(one, other)

@@ -1,4 +1,4 @@
-"""The shell door: texts and argvs in the sandbox, judged, and ended with their call."""
+"""The shell service: commands and argument lists in the sandbox, authorized, and ended with their call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sandbox() -> Sandbox:
     return chosen
 
 
-class Asked:
+class RecordingCheck:
     """Remembers what was to be run, and refuses what a test says."""
 
     def __init__(self, refusal: str | None = None) -> None:
@@ -40,13 +40,15 @@ class Asked:
         return self.refusal
 
 
-def shell_on(sandbox: Sandbox, workspace: Path, *programs: ShellRequires, may: Asked | None = None) -> SandboxedShell:
+def shell_on(
+    sandbox: Sandbox, workspace: Path, *programs: ShellRequires, may: RecordingCheck | None = None
+) -> SandboxedShell:
     scratch = workspace.parent / "scratch"
     scratch.mkdir(exist_ok=True)
     folder = str(workspace)
     capabilities = CapabilitySet((CapabilityLayer("tool", (folder,), (folder,), (), programs),))
     return SandboxedShell(
-        sandbox, SandboxProfile(folder, str(scratch)), capabilities, SessionRoots(workspace), may or Asked()
+        sandbox, SandboxProfile(folder, str(scratch)), capabilities, SessionRoots(workspace), may or RecordingCheck()
     )
 
 
@@ -54,7 +56,7 @@ ANY = ShellRequires(cmd="*")
 
 
 async def test_a_command_text_runs_in_bash_and_an_argv_runs_without_a_shell(sandbox: Sandbox, workspace: Path) -> None:
-    may = Asked()
+    may = RecordingCheck()
     shell_service = shell_on(sandbox, workspace, ANY, may=may)
     text = await shell_service.run("echo $((1 + 1)) >&2; exit 3")
     assert (text.exit_code, text.output, text.signal) == (3, b"2\n", None)
@@ -82,7 +84,9 @@ async def test_stderr_is_captured_separately_on_request(sandbox: Sandbox, worksp
 async def test_paths_that_the_rules_hide_are_listed(sandbox: Sandbox, workspace: Path) -> None:
     shell_service = shell_on(sandbox, workspace, ANY)
     assert list(await shell_service.list_hidden_paths(["a", "b"])) == []
-    assert list(await shell_on(sandbox, workspace, ANY, may=Asked("no")).list_hidden_paths(["a", "gone/b"])) == [
+    assert list(
+        await shell_on(sandbox, workspace, ANY, may=RecordingCheck("no")).list_hidden_paths(["a", "gone/b"])
+    ) == [
         "a",
         "gone/b",
     ]
@@ -132,7 +136,7 @@ async def test_a_command_without_its_shell_capability_does_not_run(sandbox: Sand
 async def test_a_command_refused_by_the_rules_is_not_run(sandbox: Sandbox, workspace: Path) -> None:
     for command in ("touch made", ["touch", "made"]):
         with pytest.raises(ToolError, match="no rule allows") as caught:
-            await shell_on(sandbox, workspace, ANY, may=Asked("no rule allows this")).run(command)
+            await shell_on(sandbox, workspace, ANY, may=RecordingCheck("no rule allows this")).run(command)
         assert caught.value.kind == "denied"
     assert not (workspace / "made").exists()
 

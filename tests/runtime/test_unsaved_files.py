@@ -1,4 +1,4 @@
-"""Files that are unsaved in an editor: reads return the editor's text, and no write replaces it."""
+"""Unsaved files of an editor: reads return its text, and no write overwrites it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 
-class Buffers:
+class EditorBuffers:
     """An editor that shows a text of each file, and does something when it is asked."""
 
     def __init__(self) -> None:
@@ -44,18 +44,18 @@ def allowed(capability: Capability, target: str | Sequence[str]) -> None:
 
 
 @pytest.fixture
-def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Buffers, EditorFiles]:
-    """A workspace that nothing has changed for a while, and the file door beside its editor."""
+def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, EditorBuffers, EditorFiles]:
+    """A workspace without recent changes, and the file service with its editor."""
     workspace = tmp_path / "ws"
     (workspace / "src").mkdir(parents=True)
     (workspace / "src" / "a.txt").write_text("saved\n")
     monkeypatch.setattr(editor_file_service, "FRESH_NS", -(10**12))
     monkeypatch.setattr(editor_file_service, "SETTLED_NS", -(10**12))
-    buffers = Buffers()
+    buffers = EditorBuffers()
     return workspace, buffers, EditorFiles(SessionRoots(str(workspace)), SeenFileHashes(), allowed, buffers)
 
 
-Place = tuple[Path, Buffers, EditorFiles]
+Place = tuple[Path, EditorBuffers, EditorFiles]
 
 
 async def read(files: EditorFiles) -> str:
@@ -135,7 +135,7 @@ async def test_a_link_swapped_in_during_an_editor_read_does_not_expose_another_f
 
 
 def _until_the_clock_ticks(folder: Path) -> None:
-    """File systems' clocks go on by steps; a test may be quicker than one."""
+    """The clocks of file systems advance in steps; a test may be faster than one."""
     before = folder.parent.stat().st_ctime_ns
     probe = folder.parent / "tick"
     while True:
@@ -179,7 +179,7 @@ async def test_editor_text_with_broken_characters_is_read_and_oversized_editor_t
 
 async def test_the_editor_is_not_asked_for_a_file_that_rules_deny(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
-    buffers = Buffers()
+    buffers = EditorBuffers()
 
     def never(capability: Capability, target: str | Sequence[str]) -> str:
         return "a rule says no"

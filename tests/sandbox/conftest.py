@@ -1,4 +1,4 @@
-"""A workspace, a scratch and a way to run programs in the real sandbox of this machine."""
+"""Fixtures: a workspace, a scratch folder, and programs in the real sandbox of this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from handrail.sandbox import tier_probe
 
 
 @dataclass
-class Ground:
+class SandboxFolders:
     """Folders of one test, all beneath a temporary one."""
 
     workspace: Path
@@ -37,24 +37,26 @@ class Ground:
     async def start(self, *argv: str, **changes: object) -> Process:
         return await self.sandbox.start(self.capabilities, self.profile(**changes), ProgramSpec(argv))
 
-    async def bash(self, script: str, *, stdin: bytes = b"", max_bytes: int = 1 << 20, **changes: object) -> Ran:
+    async def bash(
+        self, script: str, *, stdin: bytes = b"", max_bytes: int = 1 << 20, **changes: object
+    ) -> CompletedRun:
         process = await self.start("/bin/bash", "--noprofile", "--norc", "-c", script, **changes)
         try:
             out, errors, dropped = await process.communicate(stdin, max_bytes)
-            return Ran(await process.wait(), out.decode(), errors.decode(), dropped)
+            return CompletedRun(await process.wait(), out.decode(), errors.decode(), dropped)
         finally:
             await process.kill()
 
 
 @dataclass
-class Ran:
+class CompletedRun:
     code: int
     out: str
     errors: str
     dropped: int
 
 
-Run = Callable[..., Awaitable[Ran]]
+Run = Callable[..., Awaitable[CompletedRun]]
 
 
 @pytest.fixture(scope="session")
@@ -66,16 +68,16 @@ def sandbox() -> Sandbox:
 
 
 @pytest.fixture
-def ground(tmp_path: Path, sandbox: Sandbox) -> Ground:
+def ground(tmp_path: Path, sandbox: Sandbox) -> SandboxFolders:
     place = tmp_path.resolve()
     for name in ("ws", "scratch", "ws_other"):
         (place / name).mkdir()
     (place / "ws_other" / "key").write_text("TOP-SECRET")
-    return Ground(place / "ws", place / "scratch", place / "ws_other", sandbox)
+    return SandboxFolders(place / "ws", place / "scratch", place / "ws_other", sandbox)
 
 
 @pytest.fixture
-async def confined(ground: Ground) -> Ground:
+async def confined(ground: SandboxFolders) -> SandboxFolders:
     """A ground on which attacks may be tried: the namespaces were seen to be the sandbox's own."""
     kinds = ("user", "mnt", "pid", "net", "ipc", "uts")
     ran = await ground.bash("readlink " + " ".join(f"/proc/self/ns/{kind}" for kind in kinds))

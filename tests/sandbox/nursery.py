@@ -1,4 +1,4 @@
-"""Holders that are killed while they start a sandbox, and who is left of them: a program of its own, which adopts orphans.
+"""Holders that are killed while they start a sandbox: a program that adopts and lists the orphans.
 
 python -m tests.sandbox.nursery WORKSPACE SCRATCH ROUNDS
 
@@ -25,8 +25,8 @@ _ADOPT_ORPHANS = 36
 _LEAVING_S = 20
 
 
-async def held(workspace: str, scratch: str, telling: int, at_once: bool) -> None:
-    """Start a sandbox and stay. ``at_once``: die before bubblewrap has said whom it started."""
+async def hold_sandbox(workspace: str, scratch: str, telling: int, at_once: bool) -> None:
+    """Start a sandbox and stay. ``at_once``: die before bubblewrap has reported its child."""
     sandbox = tier_probe.choose_sandbox()
     assert isinstance(sandbox, BubblewrapSandbox)
     layer = CapabilityLayer("test", (workspace,), (workspace,), (), (ShellRequires(cmd="*"),))
@@ -42,13 +42,13 @@ async def held(workspace: str, scratch: str, telling: int, at_once: bool) -> Non
     await process.wait()
 
 
-def left(workspace: str, scratch: str, delay_s: float) -> list[str]:
-    """Who is there after a holder was killed so long after it began to start a sandbox; below 0: at once."""
+def list_survivors(workspace: str, scratch: str, delay_s: float) -> list[str]:
+    """Return the processes left after a holder was killed ``delay_s`` into a start; below 0: immediately."""
     reading, writing = os.pipe()
     holder = os.fork()
     if holder == 0:
         os.close(reading)
-        asyncio.run(held(workspace, scratch, writing, delay_s < 0))
+        asyncio.run(hold_sandbox(workspace, scratch, writing, delay_s < 0))
         os._exit(0)
     os.close(writing)
     os.read(reading, 1)
@@ -93,7 +93,7 @@ def main(workspace: str, scratch: str, rounds: int) -> None:
     chance = random.Random(5)
     clean = 0
     for turn in range(rounds):
-        found = left(workspace, scratch, -1.0 if turn % 4 == 0 else chance.uniform(0.0, 0.025))
+        found = list_survivors(workspace, scratch, -1.0 if turn % 4 == 0 else chance.uniform(0.0, 0.025))
         clean += not found
         for line in found:
             print(f"round {turn} left {line}")

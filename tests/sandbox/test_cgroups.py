@@ -1,4 +1,4 @@
-"""A bound on the processes of real root, whom the kernel's own limit does not count."""
+"""A limit on the processes of real root, whom the kernel's own limit does not count."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.sandbox.conftest import Ground
+from tests.sandbox.conftest import SandboxFolders
 
 from handrail.contract.sandbox_protocol import SandboxLimits
 from handrail.sandbox import bubblewrap
@@ -94,7 +94,7 @@ def test_a_process_enters_a_cgroup_v1_group_through_the_tasks_file(tmp_path: Pat
 
 @possible
 @pytest.mark.proves("S-04")
-async def test_every_process_of_a_sandbox_is_in_its_cgroup(ground: Ground) -> None:
+async def test_every_process_of_a_sandbox_is_in_its_cgroup(ground: SandboxFolders) -> None:
     groups = cgroups.make_limiting_cgroups(40, None)
     assert len(groups) == 1
     group = groups[0]
@@ -113,7 +113,7 @@ async def test_every_process_of_a_sandbox_is_in_its_cgroup(ground: Ground) -> No
 
 @possible
 async def test_the_cgroup_starter_thread_can_end_and_the_next_start_makes_another(
-    ground: Ground,
+    ground: SandboxFolders,
 ) -> None:
     def starters() -> list[threading.Thread]:
         return [each for each in threading.enumerate() if each.name.startswith("handrail-sandboxes")]
@@ -138,7 +138,7 @@ def test_a_wrapping_shell_enters_the_cgroup_and_becomes_the_program() -> None:
 
 @possible
 @pytest.mark.proves("S-04")
-async def test_a_fork_bomb_of_real_root_is_limited_and_later_calls_run(confined: Ground) -> None:
+async def test_a_fork_bomb_of_real_root_is_limited_and_later_calls_run(confined: SandboxFolders) -> None:
     ran = await confined.bash(FORKS, limits=SandboxLimits(processes=30))
     assert ran.out.strip() == "Resource temporarily unavailable"
     assert (await confined.bash("id -u", limits=SandboxLimits(processes=30))).out == "0\n"
@@ -164,9 +164,9 @@ def test_a_cgroup_is_removed_with_its_process_or_by_the_next_process() -> None:
 )
 @pytest.mark.proves("S-04")
 async def test_a_cgroup_memory_limit_works_without_the_memory_monitor(
-    confined: Ground, monkeypatch: pytest.MonkeyPatch
+    confined: SandboxFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file in memory that is in nobody's size: who holds it is ended, the shell that waits for them goes on."""
+    """A file in memory counts for no process: its holders are ended, and the waiting shell continues."""
     monkeypatch.setattr(bubblewrap, "compute_total_memory_limit", lambda: 96 << 20)
 
     def nobody_looks(process: SandboxedProcess, bound: int, files: int) -> None:

@@ -1,4 +1,4 @@
-"""What a sandboxed program cannot reach. Every attack runs in the sandbox, after its namespaces were checked."""
+"""Resources that a sandboxed program cannot reach. Each attack first checks its namespaces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from tests.sandbox.conftest import Ground
+from tests.sandbox.conftest import SandboxFolders
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import ProgramSpec, SandboxLimits
@@ -19,7 +19,7 @@ from handrail.sandbox.view.mount_comparison import ExpectedMount, ExpectedMounts
 pytestmark = pytest.mark.proves("S-01")
 
 
-async def test_a_confined_program_has_only_its_private_loopback_network(confined: Ground) -> None:
+async def test_a_confined_program_has_only_its_private_loopback_network(confined: SandboxFolders) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
@@ -31,7 +31,7 @@ async def test_a_confined_program_has_only_its_private_loopback_network(confined
     assert "REACHED" not in ran.out
 
 
-async def test_abstract_sockets_of_the_machine_are_not_visible(confined: Ground) -> None:
+async def test_abstract_sockets_of_the_machine_are_not_visible(confined: SandboxFolders) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"\0handrail-test-{os.getpid()}")
         server.listen()
@@ -39,7 +39,7 @@ async def test_abstract_sockets_of_the_machine_are_not_visible(confined: Ground)
     assert "handrail-test" not in ran.out
 
 
-async def test_a_confined_program_writes_only_in_the_workspace_and_scratch_folder(confined: Ground) -> None:
+async def test_a_confined_program_writes_only_in_the_workspace_and_scratch_folder(confined: SandboxFolders) -> None:
     targets = ["/", "/etc", "/usr", "/usr/bin", "/root", "/home", "/dev", str(confined.outside), "/proc/sys/kernel"]
     script = "; ".join(f"(: > {shlex.quote(t)}/handrail-probe) 2>/dev/null && echo WROTE {t}" for t in targets)
     ran = await confined.bash(f"{script}; : > here && : > $HOME/there && : > /tmp/tmp && echo fine")
@@ -49,7 +49,7 @@ async def test_a_confined_program_writes_only_in_the_workspace_and_scratch_folde
     assert list(confined.outside.iterdir()) == [confined.outside / "key"]
 
 
-async def test_other_workspaces_and_home_folders_are_not_readable(confined: Ground) -> None:
+async def test_other_workspaces_and_home_folders_are_not_readable(confined: SandboxFolders) -> None:
     homes = [str(Path.home()), "/root", "/home"]
     looks = "; ".join(f"ls -A {shlex.quote(home)} 2>/dev/null" for home in homes)
     ran = await confined.bash(f"cat {shlex.quote(str(confined.outside / 'key'))}; {looks}")
@@ -59,7 +59,7 @@ async def test_other_workspaces_and_home_folders_are_not_readable(confined: Grou
     assert not listed & {".ssh", ".bashrc", ".bash_history", ".gitconfig", ".profile", ".netrc", ".aws"}
 
 
-async def test_links_out_of_the_workspace_expose_no_outside_file(confined: Ground) -> None:
+async def test_links_out_of_the_workspace_expose_no_outside_file(confined: SandboxFolders) -> None:
     (confined.workspace / "out").symlink_to(confined.outside / "key")
     (confined.workspace / "up").symlink_to("../ws_other/key")
     ran = await confined.bash("cat out up ../ws_other/key /proc/self/root/../ws_other/key /proc/1/root/etc/shadow")
@@ -67,7 +67,7 @@ async def test_links_out_of_the_workspace_expose_no_outside_file(confined: Groun
     assert ran.code != 0
 
 
-async def test_kernel_settings_cannot_be_written_even_by_root(confined: Ground) -> None:
+async def test_kernel_settings_cannot_be_written_even_by_root(confined: SandboxFolders) -> None:
     ran = await confined.bash(
         "for f in /proc/sys/kernel/core_pattern /proc/sys/kernel/modprobe /proc/sys/vm/swappiness /proc/sysrq-trigger; do"
         '  [ -e $f ] && (true >> "$f") 2>/dev/null && echo OPENED $f; done; grep " /proc\\(/sys\\)\\? " /proc/mounts | tail -n 1 | cut -d" " -f4'
@@ -93,14 +93,16 @@ def test_a_masked_configuration_file_deleted_before_the_start_is_dropped_from_th
     assert mount_options.refresh_mount_options(options, table) == (left, ExpectedMounts(masks[1:]))
 
 
-async def test_a_confined_program_cannot_read_root_only_files_in_etc(confined: Ground) -> None:
+async def test_a_confined_program_cannot_read_root_only_files_in_etc(confined: SandboxFolders) -> None:
     ran = await confined.bash("cat /etc/shadow /etc/gshadow /etc/shadow- /etc/ssh/ssh_host_*_key; ls /etc/ssl/private/")
     assert ran.out == ""
     assert "ermission denied" in ran.errors or "No such file" in ran.errors
     assert (await confined.bash("head -c 4 /etc/passwd")).out == "root"
 
 
-async def test_a_confined_program_has_no_capabilities_and_cannot_create_user_namespaces(confined: Ground) -> None:
+async def test_a_confined_program_has_no_capabilities_and_cannot_create_user_namespaces(
+    confined: SandboxFolders,
+) -> None:
     ran = await confined.bash(
         "grep CapEff /proc/self/status; unshare -U true 2>/dev/null && echo NAMESPACE; mount -t tmpfs t /tmp"
     )
@@ -108,7 +110,7 @@ async def test_a_confined_program_has_no_capabilities_and_cannot_create_user_nam
     assert ran.code != 0
 
 
-async def test_processes_of_the_machine_are_invisible(confined: Ground) -> None:
+async def test_processes_of_the_machine_are_invisible(confined: SandboxFolders) -> None:
     ran = await confined.bash(f"ls -d /proc/[0-9]*; kill -0 {os.getpid()} && echo SEEN; kill -9 -1")
     assert "SEEN" not in ran.out
     assert len(ran.out.split()) <= 5
@@ -116,7 +118,7 @@ async def test_processes_of_the_machine_are_invisible(confined: Ground) -> None:
 
 @pytest.mark.proves("S-06")
 async def test_the_environment_is_limited_and_home_is_the_scratch_folder(
-    confined: Ground, monkeypatch: pytest.MonkeyPatch
+    confined: SandboxFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVICE_TEST_TOKEN", "leak")
     monkeypatch.setenv("LD_PRELOAD", "/nonexistent.so")
@@ -145,14 +147,14 @@ async def test_the_environment_is_limited_and_home_is_the_scratch_folder(
     ],
 )
 async def test_a_shell_drops_a_locale_whose_character_set_changes_backslashes(
-    confined: Ground, monkeypatch: pytest.MonkeyPatch, name: str, value: str, there: str
+    confined: SandboxFolders, monkeypatch: pytest.MonkeyPatch, name: str, value: str, there: str
 ) -> None:
     monkeypatch.setenv(name, value)
     ran = await confined.bash(f'printf %s "${name}"')
     assert ran.out == there
 
 
-async def test_a_read_only_workspace_cannot_be_written(confined: Ground) -> None:
+async def test_a_read_only_workspace_cannot_be_written(confined: SandboxFolders) -> None:
     (confined.workspace / "f").write_text("as it was")
     ran = await confined.bash("cat f; echo changed > f", workspace_writable=False)
     assert ran.out == "as it was"
@@ -160,7 +162,7 @@ async def test_a_read_only_workspace_cannot_be_written(confined: Ground) -> None
     assert (confined.workspace / "f").read_text() == "as it was"
 
 
-async def test_hidden_files_and_folders_are_unreadable(confined: Ground) -> None:
+async def test_hidden_files_and_folders_are_unreadable(confined: SandboxFolders) -> None:
     (confined.workspace / ".env").write_text("TOKEN=1")
     (confined.workspace / "private").mkdir()
     (confined.workspace / "private" / "note").write_text("TOKEN=2")
@@ -172,7 +174,7 @@ async def test_hidden_files_and_folders_are_unreadable(confined: Ground) -> None
     assert (confined.workspace / "private" / "note").read_text() == "TOKEN=2"
 
 
-async def test_an_extra_readable_folder_is_mounted_read_only(ground: Ground) -> None:
+async def test_an_extra_readable_folder_is_mounted_read_only(ground: SandboxFolders) -> None:
     ran = await ground.bash(
         f"cat {ground.outside}/key && echo x > {ground.outside}/new", readable=(str(ground.outside),)
     )
@@ -180,7 +182,7 @@ async def test_an_extra_readable_folder_is_mounted_read_only(ground: Ground) -> 
     assert not (ground.outside / "new").exists()
 
 
-async def test_a_program_sees_only_the_folders_of_its_capability_set(ground: Ground) -> None:
+async def test_a_program_sees_only_the_folders_of_its_capability_set(ground: SandboxFolders) -> None:
     for name in ("src", "docs", "secret"):
         (ground.workspace / name).mkdir()
         (ground.workspace / name / "f").write_text(name)
@@ -200,7 +202,9 @@ async def test_a_program_sees_only_the_folders_of_its_capability_set(ground: Gro
 
 
 @pytest.mark.parametrize("pattern", ["{workspace}/**/*.md", "{workspace}/*"])
-async def test_a_capability_set_that_names_single_files_of_a_folder_is_refused(ground: Ground, pattern: str) -> None:
+async def test_a_capability_set_that_names_single_files_of_a_folder_is_refused(
+    ground: SandboxFolders, pattern: str
+) -> None:
     requires = Requires.model_validate({"fs": {"write": [pattern]}})
     layer = expand_requires(requires, PathVariables(workspace=(str(ground.workspace),)), "tool")
     with pytest.raises(ToolError, match="whole folders") as caught:
@@ -208,7 +212,7 @@ async def test_a_capability_set_that_names_single_files_of_a_folder_is_refused(g
     assert caught.value.kind == "unavailable"
 
 
-async def test_a_folder_that_became_a_link_is_not_mounted(ground: Ground) -> None:
+async def test_a_folder_that_became_a_link_is_not_mounted(ground: SandboxFolders) -> None:
     (ground.workspace / "out").symlink_to(ground.outside)
     layer = CapabilityLayer("tool", fs_read=(f"{ground.workspace}/out",))
     with pytest.raises(ToolError, match="symbolic link") as caught:
@@ -216,7 +220,7 @@ async def test_a_folder_that_became_a_link_is_not_mounted(ground: Ground) -> Non
     assert caught.value.kind == "conflict"
 
 
-async def test_a_program_with_an_empty_capability_set_does_not_see_the_workspace(ground: Ground) -> None:
+async def test_a_program_with_an_empty_capability_set_does_not_see_the_workspace(ground: SandboxFolders) -> None:
     process = await ground.sandbox.start(
         CapabilitySet(()), ground.profile(), ProgramSpec(["/bin/bash", "-c", f"pwd; ls {ground.workspace}"])
     )
@@ -224,13 +228,13 @@ async def test_a_program_with_an_empty_capability_set_does_not_see_the_workspace
     assert out.decode().strip() == str(ground.scratch)
 
 
-async def test_a_working_directory_outside_the_capability_set_is_refused(ground: Ground) -> None:
+async def test_a_working_directory_outside_the_capability_set_is_refused(ground: SandboxFolders) -> None:
     with pytest.raises(ToolError) as caught:
         await ground.start("true", cwd=str(ground.outside))
     assert caught.value.kind == "denied"
 
 
-async def test_temporary_storage_is_limited_and_private(confined: Ground) -> None:
+async def test_temporary_storage_is_limited_and_private(confined: SandboxFolders) -> None:
     ran = await confined.bash(
         "head -c 3000000 /dev/zero > /tmp/big; stat -c %s /tmp/big; touch /tmp/mine",
         limits=SandboxLimits(tmp_bytes=1 << 20),

@@ -1,4 +1,4 @@
-"""The host check: what was judged is what is dialled, and nothing private is reached by any of its names."""
+"""The host check: the checked address is the dialled one, and no name reaches a private address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders beside the workspace in a sandbox: there where the tool's own set reaches, and writable only where said."""
+"""Folders outside the workspace in a sandbox: visible by the tool's capabilities, writable only if declared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from tests.sandbox.conftest import Ground
+from tests.sandbox.conftest import SandboxFolders
 
 from handrail.contract.sandbox_protocol import ProgramSpec
 from handrail.contract.tool.requires import CapabilitySet, PathVariables, Requires, expand_requires
@@ -16,7 +16,7 @@ SCRIPT = 'cat "$0/a" "$1/a"; (: > "$0/new") 2>/dev/null && echo WROTE; (: > "$1/
 
 
 @pytest.fixture
-def further(ground: Ground) -> tuple[Path, Path]:
+def further(ground: SandboxFolders) -> tuple[Path, Path]:
     """One folder to read and one to write."""
     made = (ground.workspace.parent / "specs", ground.workspace.parent / "notes")
     for folder in made:
@@ -26,7 +26,11 @@ def further(ground: Ground) -> tuple[Path, Path]:
 
 
 async def run(
-    ground: Ground, further: tuple[Path, Path], requires: Mapping[str, object], *, workspace_writable: bool = True
+    ground: SandboxFolders,
+    further: tuple[Path, Path],
+    requires: Mapping[str, object],
+    *,
+    workspace_writable: bool = True,
 ) -> str:
     specs, notes = map(str, further)
     variables = PathVariables((str(ground.workspace), notes), readable=(specs,))
@@ -42,25 +46,27 @@ async def run(
 
 
 async def test_a_readable_root_cannot_be_written_and_a_writable_root_can(
-    ground: Ground, further: tuple[Path, Path]
+    ground: SandboxFolders, further: tuple[Path, Path]
 ) -> None:
     assert await run(ground, further, BOTH) == "specs\nnotes\nwrote\n"
     assert (further[1] / "new").exists()
     assert not (further[0] / "new").exists()
 
 
-async def test_a_tool_that_requires_no_files_sees_no_further_root(ground: Ground, further: tuple[Path, Path]) -> None:
+async def test_a_tool_that_requires_no_files_sees_no_further_root(
+    ground: SandboxFolders, further: tuple[Path, Path]
+) -> None:
     assert await run(ground, further, {"shell": [{"cmd": "*"}]}) == ""
 
 
 async def test_a_tool_that_only_reads_cannot_write_in_a_further_root(
-    ground: Ground, further: tuple[Path, Path]
+    ground: SandboxFolders, further: tuple[Path, Path]
 ) -> None:
     assert await run(ground, further, BOTH, workspace_writable=False) == "specs\nnotes\n"
     assert not (further[1] / "new").exists()
 
 
-async def test_a_workspace_in_a_readable_root_stays_writable_and_its_neighbours_do_not(ground: Ground) -> None:
+async def test_a_workspace_in_a_readable_root_stays_writable_and_its_neighbours_do_not(ground: SandboxFolders) -> None:
     above = str(ground.workspace.parent)
     requires = Requires.model_validate(BOTH)
     capabilities = CapabilitySet(

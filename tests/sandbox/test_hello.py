@@ -1,4 +1,4 @@
-"""HTTP heads and TLS hellos are read strictly, or not at all."""
+"""HTTP heads and TLS hellos are parsed strictly or refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def client_hello(server_name: str | None, *extensions: tuple[int, bytes]) -> byt
     return record(b"\x01" + len(body).to_bytes(3) + body)
 
 
-def heard(data: bytes, size: int = 1 << 16) -> http_and_tls_parsers.ClientHello:
+def parse_in_pieces(data: bytes, size: int = 1 << 16) -> http_and_tls_parsers.ClientHello:
     gathering = http_and_tls_parsers.HandshakeReader(http_and_tls_parsers.CLIENT_HELLO)
     for at in range(0, len(data), size):
         if gathering.feed(data[at : at + size]):
@@ -37,9 +37,11 @@ def heard(data: bytes, size: int = 1 << 16) -> http_and_tls_parsers.ClientHello:
 
 @pytest.mark.parametrize("size", [1, 7, 1 << 16])
 def test_a_tls_hello_is_parsed_from_pieces_of_any_size(size: int) -> None:
-    assert heard(client_hello("api.example.org"), size) == http_and_tls_parsers.ClientHello("api.example.org", False)
+    assert parse_in_pieces(client_hello("api.example.org"), size) == http_and_tls_parsers.ClientHello(
+        "api.example.org", False
+    )
     whole = client_hello("api.example.org")[5:]
-    assert heard(record(whole[:9]) + record(whole[9:]), size).server_name == "api.example.org"
+    assert parse_in_pieces(record(whole[:9]) + record(whole[9:]), size).server_name == "api.example.org"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_a_tls_hello_must_name_the_host_of_its_tunnel_unencrypted(
 
 
 def test_an_encrypted_tls_hello_is_detected() -> None:
-    assert heard(client_hello("public.example", (0xFE0D, b"secret"))).is_encrypted
+    assert parse_in_pieces(client_hello("public.example", (0xFE0D, b"secret"))).is_encrypted
 
 
 @pytest.mark.parametrize(
@@ -80,14 +82,14 @@ def test_an_encrypted_tls_hello_is_detected() -> None:
 )
 def test_a_malformed_tls_hello_is_refused(data: bytes) -> None:
     with pytest.raises((http_and_tls_parsers.NotTlsHandshake, AssertionError)):
-        heard(data)
+        parse_in_pieces(data)
 
 
 @given(st.binary(max_size=200))
 def test_the_http_and_tls_parsers_raise_only_expected_errors_on_any_bytes(data: bytes) -> None:
     for candidate in (data, record(data) if data else data, client_hello("a")[:43] + data):
         with contextlib.suppress(http_and_tls_parsers.NotTlsHandshake, AssertionError):
-            heard(candidate)
+            parse_in_pieces(candidate)
     with contextlib.suppress(http_and_tls_parsers.MalformedHead):
         http_and_tls_parsers.parse_request_head(data + b"\r\n\r\n")
     with contextlib.suppress(http_and_tls_parsers.MalformedHead):

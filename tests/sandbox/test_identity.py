@@ -1,4 +1,4 @@
-"""Real root's programs run as the owner of the workspace, and everybody else's as they are."""
+"""Programs of real root run as the owner of the workspace; those of other users keep their identity."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from tests.sandbox.conftest import Ground
+from tests.sandbox.conftest import SandboxFolders
 
 from handrail.contract.errors import ToolError
 from handrail.sandbox.view import sandbox_user
@@ -18,22 +18,22 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become som
 
 
 @pytest.fixture
-def owned(ground: Ground) -> Ground:
-    """A workspace that somebody owns who gets neither to it nor to the scratch by the folders around."""
+def owned(ground: SandboxFolders) -> SandboxFolders:
+    """A workspace whose owner cannot reach it or the scratch folder through the parent folders."""
     os.chown(ground.workspace, SOMEBODY, SOMEBODY)
     ground.workspace.parent.chmod(0o700)
     return ground
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root does more")
-def test_programs_of_an_ordinary_user_run_as_the_same_user(ground: Ground) -> None:
+def test_programs_of_an_ordinary_user_run_as_the_same_user(ground: SandboxFolders) -> None:
     assert sandbox_user.find_sandbox_user(str(ground.workspace)) is None
     assert sandbox_user.describe_user_change_mechanism(str(ground.workspace)).is_enforced
 
 
 @as_root
 @pytest.mark.proves("S-01")
-async def test_programs_of_root_run_as_the_owner_of_the_workspace(owned: Ground) -> None:
+async def test_programs_of_root_run_as_the_owner_of_the_workspace(owned: SandboxFolders) -> None:
     ran = await owned.bash("id -u; id -G; cat /proc/self/uid_map; echo x > made; echo x > ~/made")
     assert ran.out.split() == [str(SOMEBODY), str(SOMEBODY), str(SOMEBODY), "0", "1"], ran.errors
     for file in (owned.workspace / "made", owned.scratch / "made"):
@@ -42,7 +42,7 @@ async def test_programs_of_root_run_as_the_owner_of_the_workspace(owned: Ground)
 
 
 @as_root
-async def test_programs_run_for_the_owner_cannot_read_root_only_files(owned: Ground) -> None:
+async def test_programs_run_for_the_owner_cannot_read_root_only_files(owned: SandboxFolders) -> None:
     """Beneath a folder that is mounted, where no mask would be."""
     (owned.workspace / "roots").write_text("TOP-SECRET")
     (owned.workspace / "roots").chmod(0o600)
@@ -52,7 +52,7 @@ async def test_programs_run_for_the_owner_cannot_read_root_only_files(owned: Gro
 
 @as_root
 async def test_a_scratch_folder_used_by_root_changes_owner_except_for_linked_files(
-    owned: Ground,
+    owned: SandboxFolders,
 ) -> None:
     (owned.scratch / "a" / "b").mkdir(parents=True)
     (owned.scratch / "a" / "b" / "file").write_text("before")
@@ -64,7 +64,7 @@ async def test_a_scratch_folder_used_by_root_changes_owner_except_for_linked_fil
 
 
 @as_root
-async def test_a_root_only_tool_folder_is_refused_with_the_chmod_command(owned: Ground, tmp_path: Path) -> None:
+async def test_a_root_only_tool_folder_is_refused_with_the_chmod_command(owned: SandboxFolders, tmp_path: Path) -> None:
     folder = tmp_path / "tool"
     folder.mkdir(mode=0o700)
     with pytest.raises(ToolError, match=r"cannot be read by user 65533.*chmod -R o\+rX"):
@@ -72,7 +72,7 @@ async def test_a_root_only_tool_folder_is_refused_with_the_chmod_command(owned: 
 
 
 @as_root
-async def test_programs_in_a_workspace_of_root_run_as_root_and_the_check_reports_it(ground: Ground) -> None:
+async def test_programs_in_a_workspace_of_root_run_as_root_and_the_check_reports_it(ground: SandboxFolders) -> None:
     assert sandbox_user.find_sandbox_user(str(ground.workspace)) is None
     said = sandbox_user.describe_user_change_mechanism(str(ground.workspace))
     assert said.is_enforced is False and "belongs to root" in said.detail and "ordinary user" in said.remedy
@@ -81,7 +81,7 @@ async def test_programs_in_a_workspace_of_root_run_as_root_and_the_check_reports
 
 @as_root
 def test_the_user_change_is_disabled_without_perl_and_the_check_names_the_remedy(
-    owned: Ground, monkeypatch: pytest.MonkeyPatch
+    owned: SandboxFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox_user, "PERL", "/nonexistent/perl")
     assert sandbox_user.find_sandbox_user(str(owned.workspace)) is None
@@ -91,7 +91,7 @@ def test_the_user_change_is_disabled_without_perl_and_the_check_names_the_remedy
 
 @as_root
 async def test_the_user_change_is_disabled_with_a_reason_if_the_owner_cannot_create_namespaces(
-    owned: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    owned: SandboxFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As AppArmor and some containers have it; here by a bubblewrap that does nothing for ordinary users."""
     for folder in (tmp_path, *tmp_path.parents[:-2]):

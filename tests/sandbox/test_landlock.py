@@ -1,4 +1,4 @@
-"""What Landlock takes away inside a sandbox, shown where the mounts alone would have let it be done."""
+"""Restrictions by Landlock that the mounts alone would not enforce."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sandbox.conftest import Ground, Ran
+from tests.sandbox.conftest import CompletedRun, SandboxFolders
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import SHELL_ARGV, ProgramSpec, SandboxTier
@@ -42,9 +42,9 @@ def other(first: LauncherProgram | None = None, abi: int | None = None) -> Bubbl
 
 
 async def ran(
-    sandbox: BubblewrapSandbox, ground: Ground, script: str, folders: Folders | None = None, **seen: object
-) -> Ran:
-    """``script`` where Landlock is told of other folders than those that are mounted.
+    sandbox: BubblewrapSandbox, ground: SandboxFolders, script: str, folders: Folders | None = None, **seen: object
+) -> CompletedRun:
+    """Run ``script`` with a Landlock ruleset for other folders than the mounted ones.
 
     They are mounted apart from /tmp, which is writable with all that is in it.
     """
@@ -67,14 +67,14 @@ async def ran(
     environment = {"PATH": "/usr/bin:/bin", "HOME": SCRATCH}
     process.begin_program(launcher_messages.encode_program_start_message(WORKSPACE, (*SHELL_ARGV, script), environment))
     out, errors, dropped = await process.communicate(b"", 1 << 20)
-    return Ran(await process.wait(), out.decode(), errors.decode(), dropped)
+    return CompletedRun(await process.wait(), out.decode(), errors.decode(), dropped)
 
 
 @needs_landlock
 @pytest.mark.proves("S-01")
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
 async def test_landlock_prevents_writes_to_a_folder_mounted_writable_by_mistake(
-    ground: Ground, first: LauncherProgram
+    ground: SandboxFolders, first: LauncherProgram
 ) -> None:
     (ground.workspace / "there").write_text("as it was")
     tries = [
@@ -99,7 +99,7 @@ async def test_landlock_prevents_writes_to_a_folder_mounted_writable_by_mistake(
 @pytest.mark.proves("S-01")
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
 async def test_landlock_prevents_reading_and_running_files_mounted_by_mistake(
-    ground: Ground, first: LauncherProgram
+    ground: SandboxFolders, first: LauncherProgram
 ) -> None:
     (ground.workspace / "key").write_text("TOP-SECRET")
     program = ground.workspace / "program"
@@ -112,7 +112,7 @@ async def test_landlock_prevents_reading_and_running_files_mounted_by_mistake(
 
 @needs_landlock
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
-async def test_the_landlock_rights_suffice_for_ordinary_work(ground: Ground, first: LauncherProgram) -> None:
+async def test_the_landlock_rights_suffice_for_ordinary_work(ground: SandboxFolders, first: LauncherProgram) -> None:
     script = (
         "set -e; mkdir -p a/b; echo x > a/f; mv a/f a/b/g; ln a/b/g a/h; ln -s h a/s; rm -r a/b; : > a/h; mkfifo p;"
         'cp /bin/true t; ./t; echo y > "$HOME/f"; echo z > /tmp/f; mv /tmp/f /dev/shm/f; head -c 4 /dev/zero | wc -c;'
@@ -123,7 +123,7 @@ async def test_the_landlock_rights_suffice_for_ordinary_work(ground: Ground, fir
 
 
 @needs_landlock
-async def test_landlock_prevents_writes_to_proc(ground: Ground) -> None:
+async def test_landlock_prevents_writes_to_proc(ground: SandboxFolders) -> None:
     seen = await ran(other(), ground, "echo 1 > /proc/self/oom_score_adj || echo held; cat /proc/self/comm")
     assert seen.out == "held\ncat\n"
 
@@ -140,7 +140,7 @@ with socket.socket() as server:
 
 @pytest.mark.skipif(ABI < 4, reason="this kernel's Landlock knows no network")
 @pytest.mark.proves("S-01")
-async def test_a_read_only_call_has_no_tcp_and_others_have_their_own_loopback(ground: Ground) -> None:
+async def test_a_read_only_call_has_no_tcp_and_others_have_their_own_loopback(ground: SandboxFolders) -> None:
     (ground.workspace / "server.py").write_text(SERVER)
     assert (await ground.bash("python3 server.py")).out == "served\n"
     refused = await ground.bash("python3 server.py; exec 3<>/dev/tcp/127.0.0.1/3128", workspace_writable=False)
@@ -150,7 +150,7 @@ async def test_a_read_only_call_has_no_tcp_and_others_have_their_own_loopback(gr
 
 @pytest.mark.skipif(ABI < 4, reason="this kernel's Landlock knows no network")
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
-async def test_a_program_connects_only_to_the_named_port(ground: Ground, first: LauncherProgram) -> None:
+async def test_a_program_connects_only_to_the_named_port(ground: SandboxFolders, first: LauncherProgram) -> None:
     script = "for port in 3128 3129; do exec 3<>/dev/tcp/127.0.0.1/$port; done"
     seen = await ran(other(first), ground, script, tcp=False, connect=(3128,))
     assert "3128: Connection refused" in seen.errors  # there is nobody, but it was tried
@@ -159,7 +159,7 @@ async def test_a_program_connects_only_to_the_named_port(ground: Ground, first: 
 
 @pytest.mark.skipif(ABI < 6, reason="this kernel's Landlock knows no scopes")
 @pytest.mark.proves("S-01")
-async def test_a_program_cannot_signal_processes_outside_its_landlock_scope(ground: Ground) -> None:
+async def test_a_program_cannot_signal_processes_outside_its_landlock_scope(ground: SandboxFolders) -> None:
     script = "sleep 100 & kill $!; wait $!; echo $?; kill -0 1 && echo REACHED"
     seen = await ran(other(), ground, script)
     assert (seen.out, "not permitted" in seen.errors) == ("143\n", True)
@@ -168,7 +168,7 @@ async def test_a_program_cannot_signal_processes_outside_its_landlock_scope(grou
 
 @needs_landlock
 @pytest.mark.parametrize("abi", range(ABI + 1))
-async def test_every_supported_landlock_version_can_be_enforced(ground: Ground, abi: int) -> None:
+async def test_every_supported_landlock_version_can_be_enforced(ground: SandboxFolders, abi: int) -> None:
     seen = await ran(other(abi=abi), ground, "echo x > new; ls", {WORKSPACE: "ro", SCRATCH: "rw"})
     assert (seen.code, seen.out) == (0, "" if abi else "new\n")
 
@@ -176,7 +176,7 @@ async def test_every_supported_landlock_version_can_be_enforced(ground: Ground, 
 @needs_landlock
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
 async def test_a_landlock_ruleset_that_the_kernel_refuses_stops_the_start(
-    ground: Ground, first: LauncherProgram, monkeypatch: pytest.MonkeyPatch
+    ground: SandboxFolders, first: LauncherProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unknown = landlock.LandlockRuleset(struct.pack("=Q", 1 << 60), ())
 

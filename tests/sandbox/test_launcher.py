@@ -1,4 +1,4 @@
-"""What a sandbox's first process does before and around its program, alike in perl and in Python."""
+"""The first process of a sandbox, before and during its program, in Perl and in Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sandbox.conftest import Ground
+from tests.sandbox.conftest import SandboxFolders
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import ProgramSpec, SandboxLimits, SandboxTier
@@ -39,7 +39,7 @@ def first(request: pytest.FixtureRequest) -> LauncherProgram:
 
 
 @pytest.fixture
-def launched(ground: Ground, first: LauncherProgram) -> Ground:
+def launched(ground: SandboxFolders, first: LauncherProgram) -> SandboxFolders:
     """The ground with this launcher in its sandboxes."""
     ground.sandbox = BubblewrapSandbox(
         next(find_bubblewrap_programs()), SandboxTier("bubblewrap", "for a test"), first=first
@@ -47,12 +47,14 @@ def launched(ground: Ground, first: LauncherProgram) -> Ground:
     return ground
 
 
-async def test_the_launcher_returns_exit_codes_and_signals_as_a_shell_does(launched: Ground) -> None:
+async def test_the_launcher_returns_exit_codes_and_signals_as_a_shell_does(launched: SandboxFolders) -> None:
     for script, code in (("exit 0", 0), ("exit 77", 77), ("kill -SEGV $$", 128 + signal.SIGSEGV), ("kill $$", 143)):
         assert (await launched.bash(script)).code == code
 
 
-async def test_the_launcher_returns_shell_exit_codes_for_a_missing_or_unrunnable_program(launched: Ground) -> None:
+async def test_the_launcher_returns_shell_exit_codes_for_a_missing_or_unrunnable_program(
+    launched: SandboxFolders,
+) -> None:
     (launched.workspace / "plain").write_text("no program")
     (launched.workspace / "script").write_text("exit 5")
     (launched.workspace / "script").chmod(0o755)
@@ -62,14 +64,14 @@ async def test_the_launcher_returns_shell_exit_codes_for_a_missing_or_unrunnable
         assert (await process.wait(), out, said in errors) == (code, b"", True)
 
 
-async def test_arguments_reach_the_program_byte_for_byte(launched: Ground) -> None:
+async def test_arguments_reach_the_program_byte_for_byte(launched: SandboxFolders) -> None:
     words = ["", " ", "a b", "-x", "\n\t", "é☃", os.fsdecode(b"\xff\x01\x7f\x80"), "x" * 100_000]
     process = await launched.start("/usr/bin/printf", "%s\\0", *words)
     out, _, _ = await process.communicate(b"", 1 << 20)
     assert out.split(b"\0")[:-1] == [os.fsencode(word) for word in words]
 
 
-async def test_the_program_gets_exactly_the_given_environment(launched: Ground) -> None:
+async def test_the_program_gets_exactly_the_given_environment(launched: SandboxFolders) -> None:
     process = await launched.start("/usr/bin/env", "-0", environment={"EMPTY": "", "ODD": "a=b\nc"})
     out, _, _ = await process.communicate(b"", 1 << 20)
     found = dict(entry.split(b"=", 1) for entry in out.split(b"\0")[:-1])
@@ -77,7 +79,7 @@ async def test_the_program_gets_exactly_the_given_environment(launched: Ground) 
     assert not {b"_", b"SHLVL", b"PWD", b"OLDPWD"} & set(found)  # no shell was in between
 
 
-async def test_the_program_inherits_no_descriptor_of_the_launcher(launched: Ground) -> None:
+async def test_the_program_inherits_no_descriptor_of_the_launcher(launched: SandboxFolders) -> None:
     process = await launched.start("/bin/ls", "-l", "/proc/self/fd")
     out, _, _ = await process.communicate(b"", 1000)
     opened = [line.split()[8:] for line in out.decode().splitlines()[1:]]
@@ -85,12 +87,12 @@ async def test_the_program_inherits_no_descriptor_of_the_launcher(launched: Grou
     assert len(opened) == 4
 
 
-async def test_a_program_cannot_signal_or_inspect_the_first_process(launched: Ground) -> None:
+async def test_a_program_cannot_signal_or_inspect_the_first_process(launched: SandboxFolders) -> None:
     ran = await launched.bash("kill -9 1; kill 1; cat /proc/1/environ /proc/1/mem; head -c1 /proc/1/fd/*; echo $PPID")
     assert (ran.out, ran.code) == ("1\n", 0)
 
 
-async def test_resource_limits_apply_and_cannot_be_raised(launched: Ground) -> None:
+async def test_resource_limits_apply_and_cannot_be_raised(launched: SandboxFolders) -> None:
     ran = await launched.bash(
         "ulimit -n; ulimit -f; ulimit -n 4096; ulimit -n", limits=SandboxLimits(open_files=99, file_bytes=1 << 20)
     )
@@ -100,7 +102,7 @@ async def test_resource_limits_apply_and_cannot_be_raised(launched: Ground) -> N
 
 
 @pytest.mark.proves("S-06")
-async def test_secrets_are_readable_only_from_a_descriptor(launched: Ground) -> None:
+async def test_secrets_are_readable_only_from_a_descriptor(launched: SandboxFolders) -> None:
     secrets = {"TOKEN": "tok-" + "s" * 30, "KEY": 'é"\n' * 50_000}
     script = (
         "import json, os, sys\n"
@@ -122,7 +124,7 @@ async def test_secrets_are_readable_only_from_a_descriptor(launched: Ground) -> 
             assert b"tok-s" not in entry.read_bytes()
 
 
-async def test_secrets_and_a_passed_descriptor_are_both_readable(launched: Ground) -> None:
+async def test_secrets_and_a_passed_descriptor_are_both_readable(launched: SandboxFolders) -> None:
     reading, writing = os.pipe()
     os.write(writing, b"from the pipe")
     os.close(writing)
@@ -138,14 +140,14 @@ async def test_secrets_and_a_passed_descriptor_are_both_readable(launched: Groun
     assert out == b'from the pipe{"A":"b"}8\n'
 
 
-async def test_too_many_arguments_fail_with_a_limit_error(launched: Ground) -> None:
+async def test_too_many_arguments_fail_with_a_limit_error(launched: SandboxFolders) -> None:
     process = await launched.start("/bin/true", *(["x" * 100_000] * 40))
     with pytest.raises(ToolError, match="too long") as caught:
         await process.communicate(b"", 100)
     assert caught.value.kind == "limit"
 
 
-async def test_a_missing_working_folder_is_a_sandbox_error(launched: Ground) -> None:
+async def test_a_missing_working_folder_is_a_sandbox_error(launched: SandboxFolders) -> None:
     process = await launched.start("true", cwd=str(launched.workspace / "absent"))
     with pytest.raises(ToolError, match="absent") as caught:
         await process.communicate(b"", 100)
@@ -153,7 +155,7 @@ async def test_a_missing_working_folder_is_a_sandbox_error(launched: Ground) -> 
 
 
 @pytest.mark.proves("S-05")
-async def test_orphaned_processes_are_reaped_while_the_program_runs(launched: Ground) -> None:
+async def test_orphaned_processes_are_reaped_while_the_program_runs(launched: SandboxFolders) -> None:
     ran = await launched.bash(
         "for i in 1 2 3 4 5 6 7 8; do (true &); done;"
         "  while grep -ls '^State:.Z' /proc/[0-9]*/status > /dev/null; do :; done; echo none"
@@ -162,7 +164,7 @@ async def test_orphaned_processes_are_reaped_while_the_program_runs(launched: Gr
 
 
 @pytest.mark.proves("S-05")
-async def test_a_sandbox_ends_when_its_lifeline_is_closed(launched: Ground) -> None:
+async def test_a_sandbox_ends_when_its_lifeline_is_closed(launched: SandboxFolders) -> None:
     process = await launched.start("/bin/bash", "-c", "echo begun; read -t 30 forever")
     assert await process.read_line(100) == b"begun\n"
     assert isinstance(process, SandboxedProcess)
@@ -171,7 +173,7 @@ async def test_a_sandbox_ends_when_its_lifeline_is_closed(launched: Ground) -> N
 
 
 def spoken_to(first: LauncherProgram, letter: bytes) -> tuple[bytes, int]:
-    """What the launcher answers to ``letter`` outside of any sandbox, and its exit code."""
+    """Return the launcher's answer to ``letter`` outside any sandbox, and its exit code."""
     here, there = socket.socketpair()
     lifeline_here, lifeline = socket.socketpair()
     text = os.memfd_create("letter")

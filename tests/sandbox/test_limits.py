@@ -1,4 +1,4 @@
-"""Limits of a sandbox: each is tried to be gone beyond, and the end of a program says which it came upon."""
+"""Limits of a sandbox: each is exceeded, and the error names it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sandbox.conftest import Ground
+from tests.sandbox.conftest import SandboxFolders
 from tests.sandbox.test_cgroups import FORKS
 
 from handrail.contract.sandbox_protocol import SandboxLimits
@@ -35,13 +35,13 @@ def test_resource_limits_never_exceed_the_hard_limits_of_the_process(size: int |
 
 
 @pytest.mark.proves("S-04")
-async def test_the_cpu_time_limit_ends_a_program_and_names_its_setting(ground: Ground) -> None:
+async def test_the_cpu_time_limit_ends_a_program_and_names_its_setting(ground: SandboxFolders) -> None:
     ran = await ground.bash("while :; do :; done", limits=SandboxLimits(cpu_s=1))
     bound = infer_reached_limit(ran.code, ran.errors.encode())
     assert bound is not None and bound.is_certain and "sandbox.cpu_s" in bound.text
 
 
-async def test_a_program_that_catches_the_first_cpu_signal_is_killed_soon_after(ground: Ground) -> None:
+async def test_a_program_that_catches_the_first_cpu_signal_is_killed_soon_after(ground: SandboxFolders) -> None:
     """The hard limit follows, which no program can catch."""
     ran = await ground.bash(
         "ulimit -Ht; trap '' XCPU; ulimit -Ht 1; while :; do :; done", limits=SandboxLimits(cpu_s=1)
@@ -50,7 +50,7 @@ async def test_a_program_that_catches_the_first_cpu_signal_is_killed_soon_after(
 
 
 @pytest.mark.proves("S-04")
-async def test_the_memory_of_a_process_is_limited_and_its_address_space_is_not(ground: Ground) -> None:
+async def test_the_memory_of_a_process_is_limited_and_its_address_space_is_not(ground: SandboxFolders) -> None:
     script = """python3 - <<'PYTHON'
 import mmap
 mmap.mmap(-1, 1 << 36, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ).close()
@@ -63,14 +63,14 @@ PYTHON"""
     assert bound is not None and not bound.is_certain and "sandbox.memory_mib" in bound.text
 
 
-async def test_a_file_grows_only_to_its_limit(ground: Ground) -> None:
+async def test_a_file_grows_only_to_its_limit(ground: SandboxFolders) -> None:
     ran = await ground.bash("exec head -c 20M /dev/zero > big", limits=SandboxLimits(file_bytes=10 * MIB))
     assert (ground.workspace / "big").stat().st_size == 10 * MIB
     bound = infer_reached_limit(ran.code, ran.errors.encode())
     assert bound is not None and bound.is_certain and "sandbox.file_mib" in bound.text
 
 
-async def test_a_process_opens_files_only_up_to_its_limit(ground: Ground) -> None:
+async def test_a_process_opens_files_only_up_to_its_limit(ground: SandboxFolders) -> None:
     script = "python3 -c 'import os; print(len([os.open(\"/dev/null\", 0) for _ in range(100)]))'"
     ran = await ground.bash(script, limits=SandboxLimits(open_files=50))
     bound = infer_reached_limit(ran.code, ran.errors.encode())
@@ -79,7 +79,7 @@ async def test_a_process_opens_files_only_up_to_its_limit(ground: Ground) -> Non
 
 
 @pytest.mark.proves("S-04")
-async def test_tmp_and_shared_memory_fill_up_at_their_limits(ground: Ground) -> None:
+async def test_tmp_and_shared_memory_fill_up_at_their_limits(ground: SandboxFolders) -> None:
     limits = SandboxLimits(tmp_bytes=2 * MIB, shm_bytes=MIB)
     for place, size in (("/tmp", 2 * MIB), ("/dev/shm", MIB)):
         ran = await ground.bash(f"head -c 20M /dev/zero > {place}/big; stat -c %s {place}/big", limits=limits)
@@ -88,8 +88,8 @@ async def test_tmp_and_shared_memory_fill_up_at_their_limits(ground: Ground) -> 
 
 
 @pytest.mark.proves("S-04")
-async def test_a_fork_bomb_of_an_ordinary_user_is_limited(confined: Ground) -> None:
-    """As root the workspace is given to somebody, as whom its programs then run."""
+async def test_a_fork_bomb_of_an_ordinary_user_is_limited(confined: SandboxFolders) -> None:
+    """As root, the workspace gets another owner, as whom its programs run."""
     if os.geteuid() == 0:
         os.chown(confined.workspace, 65533, 65533)
     script = f"id -u; {FORKS}; : > still-works"
@@ -98,21 +98,21 @@ async def test_a_fork_bomb_of_an_ordinary_user_is_limited(confined: Ground) -> N
     assert ran.out.split()[0] != "0"
 
 
-async def test_the_core_limit_of_a_sandboxed_program_is_one_byte(ground: Ground) -> None:
+async def test_the_core_limit_of_a_sandboxed_program_is_one_byte(ground: SandboxFolders) -> None:
     """A limit of one byte says both; none at all would leave the handler of this machine, which runs as its root."""
     ran = await ground.bash("ulimit -c; cat /proc/self/limits | grep core; kill -SEGV $$")
     assert ran.code == 128 + signal.SIGSEGV
     assert ran.out.split("\n")[1].split()[-3:] == ["1", "1", "bytes"]
 
 
-async def test_sandboxed_programs_have_a_raised_oom_score_and_cannot_lower_it(ground: Ground) -> None:
+async def test_sandboxed_programs_have_a_raised_oom_score_and_cannot_lower_it(ground: SandboxFolders) -> None:
     ran = await ground.bash("cat /proc/self/oom_score_adj; echo 0 > /proc/self/oom_score_adj")
     assert ran.out.split() == ["500"] and ran.errors
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="for anybody but root the launcher says it of itself")
 async def test_no_sandboxed_process_starts_before_its_oom_score_is_set(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: SandboxFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = list[int]()
 

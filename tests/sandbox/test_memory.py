@@ -1,4 +1,4 @@
-"""The memory of a whole sandbox: what its processes hold together is counted once, and too much of it ends them."""
+"""The memory of a whole sandbox: counted once for all processes, and ended at the limit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.sandbox.conftest import Ground
+from tests.sandbox.conftest import SandboxFolders
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import SandboxLimits
@@ -36,7 +36,7 @@ HOLDS = {
 }
 
 
-async def holding(ground: Ground, code: str, size: int) -> SandboxedProcess:
+async def holding(ground: SandboxFolders, code: str, size: int) -> SandboxedProcess:
     """A sandbox whose programs have ``size`` bytes, all of it written to."""
     (ground.workspace / "hold.py").write_text(
         f"SIZE = {size}\n{code}\nimport os, time\nos.write(1, b'.')\ntime.sleep(600)\n"
@@ -53,7 +53,7 @@ async def holding(ground: Ground, code: str, size: int) -> SandboxedProcess:
 
 @pytest.mark.proves("S-04")
 @pytest.mark.parametrize("how", HOLDS)
-async def test_memory_held_by_a_sandbox_is_counted_once(ground: Ground, how: str) -> None:
+async def test_memory_held_by_a_sandbox_is_counted_once(ground: SandboxFolders, how: str) -> None:
     size = 160 * MIB
     process = await holding(ground, HOLDS[how], size)
     try:
@@ -67,7 +67,7 @@ async def test_memory_held_by_a_sandbox_is_counted_once(ground: Ground, how: str
 
 
 @pytest.mark.proves("S-04")
-async def test_a_call_above_its_memory_limit_is_ended_with_an_error_naming_the_limit(ground: Ground) -> None:
+async def test_a_call_above_its_memory_limit_is_ended_with_an_error_naming_the_limit(ground: SandboxFolders) -> None:
     script = f'echo begun; exec python3 -c "{HOLDS["a file in memory that nothing maps"].replace("SIZE", str(64 * MIB))}\nimport time; time.sleep(600)"'
     process = await ground.start("/bin/bash", "-c", script, limits=SandboxLimits(call_memory_bytes=48 * MIB))
     out, _, _ = await process.communicate(b"", 100)
@@ -78,7 +78,9 @@ async def test_a_call_above_its_memory_limit_is_ended_with_an_error_naming_the_l
     await process.kill()
 
 
-async def test_a_call_below_its_memory_limit_ends_normally(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_below_its_memory_limit_ends_normally(
+    ground: SandboxFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks = 0
     seen = asyncio.Event()
     real = memory_monitor.measure_memory_if_exceeding
@@ -107,7 +109,7 @@ def test_the_memory_limit_of_a_call_is_capped_below_the_machines_memory() -> Non
 
 
 async def test_sandbox_memory_is_not_checked_before_the_mounts_are_made(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: SandboxFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then its /tmp is the machine's, with all files of everybody in it."""
     looked: list[int] = []

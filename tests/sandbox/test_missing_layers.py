@@ -1,4 +1,4 @@
-"""A machine that lacks a layer, as an outer sandbox makes it: what is refused, what it names, and what one can do."""
+"""A machine without a layer, simulated by an outer sandbox: refusals, reasons and remedies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def answering(call: int, number: int) -> bytes:
 
 
 @dataclass
-class Machine:
+class OuterSandbox:
     """A workspace, and an outer sandbox around each command."""
 
     folder: Path
@@ -76,9 +76,9 @@ class Done:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, sandbox: Sandbox) -> Machine:
+def machine(tmp_path: Path, sandbox: Sandbox) -> OuterSandbox:
     (tmp_path / "ws").mkdir()
-    return Machine(tmp_path.resolve())
+    return OuterSandbox(tmp_path.resolve())
 
 
 NO_NAMESPACES = ("--unshare-user", "--disable-userns")
@@ -86,7 +86,7 @@ NO_LANDLOCK = answering(444, errno.ENOSYS)
 
 
 @pytest.mark.proves("S-08")
-def test_programs_are_refused_without_user_namespaces_and_the_doctor_names_the_remedy(machine: Machine) -> None:
+def test_programs_are_refused_without_user_namespaces_and_the_doctor_names_the_remedy(machine: OuterSandbox) -> None:
     found = machine(NO_NAMESPACES, "doctor", "--json")
     checks = found.checks
     assert found.code == 5 and checks["sandbox"]["state"] == "problem"
@@ -99,7 +99,7 @@ def test_programs_are_refused_without_user_namespaces_and_the_doctor_names_the_r
 
 
 @pytest.mark.proves("S-08")
-def test_programs_are_refused_without_bubblewrap_and_the_error_names_the_package(machine: Machine) -> None:
+def test_programs_are_refused_without_bubblewrap_and_the_error_names_the_package(machine: OuterSandbox) -> None:
     gone = [word for binary in find_bubblewrap_programs() for word in ("--ro-bind", "/dev/null", binary)]
     found = machine(gone, "doctor", "--json")
     assert found.code == 5
@@ -115,7 +115,7 @@ def test_programs_are_refused_without_bubblewrap_and_the_error_names_the_package
     ("number", "reason"), [(errno.ENOSYS, "has no Landlock"), (errno.EOPNOTSUPP, "started without Landlock")]
 )
 def test_programs_are_refused_without_landlock_and_the_doctor_names_both_remedies(
-    machine: Machine, number: int, reason: str
+    machine: OuterSandbox, number: int, reason: str
 ) -> None:
     found = machine((), "doctor", "--json", filter=answering(444, number))
     checks = found.checks
@@ -130,7 +130,7 @@ def test_programs_are_refused_without_landlock_and_the_doctor_names_both_remedie
 
 
 @pytest.mark.proves("S-08")
-def test_an_operator_can_opt_out_of_landlock_and_the_result_metadata_names_it(machine: Machine) -> None:
+def test_an_operator_can_opt_out_of_landlock_and_the_result_metadata_names_it(machine: OuterSandbox) -> None:
     without = '[sandbox]\nwithout = ["landlock"]\n'
     found = machine((), "doctor", "--json", configuration=without, filter=NO_LANDLOCK)
     assert found.code == 0
@@ -141,12 +141,12 @@ def test_an_operator_can_opt_out_of_landlock_and_the_result_metadata_names_it(ma
 
 
 @pytest.mark.proves("S-08")
-def test_an_available_sandbox_layer_is_used_even_if_the_operator_opted_out(machine: Machine) -> None:
+def test_an_available_sandbox_layer_is_used_even_if_the_operator_opted_out(machine: OuterSandbox) -> None:
     without = '[sandbox]\nwithout = ["landlock", "seccomp"]\n'
     ran = machine((), *BASH, configuration=without)
     assert ran.code == 0 and ran.out["metadata"]["sandbox"] == "runtime+bubblewrap"
 
 
-def test_the_namespaces_layer_cannot_be_omitted(machine: Machine) -> None:
+def test_the_namespaces_layer_cannot_be_omitted(machine: OuterSandbox) -> None:
     refused = machine((), "doctor", "--json", configuration='[sandbox]\nwithout = ["namespaces"]\n')
     assert refused.code == 5 and "'landlock' or 'seccomp'" in refused.checks["configuration"]["detail"]

@@ -1,4 +1,4 @@
-"""A sandbox shows what it was planned to show, whatever is put in the place of a path before, while or after it is mounted."""
+"""A sandbox shows the planned files, whatever replaces a path before, during or after its mount."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sandbox.conftest import Ground
+from tests.sandbox.conftest import SandboxFolders
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import SHELL_ARGV, Process, ProgramSpec, SandboxTier, TerminalSize
@@ -79,8 +79,8 @@ def first(request: pytest.FixtureRequest) -> LauncherProgram:
         ),
     ]
 )
-def home(request: pytest.FixtureRequest, ground: Ground) -> Iterator[Ground]:
-    """A workspace with what is hidden and what is kept, folders beside it, and keys outside."""
+def home(request: pytest.FixtureRequest, ground: SandboxFolders) -> Iterator[SandboxFolders]:
+    """A workspace with hidden and protected files, further folders, and keys outside."""
     with tempfile.TemporaryDirectory(prefix="handrail-mounts-") as folder:
         # Not beneath pytest's folders, which each run of pytest closes to other users when it begins.
         place = Path(folder).resolve()
@@ -93,10 +93,10 @@ def home(request: pytest.FixtureRequest, ground: Ground) -> Iterator[Ground]:
         if request.param == "as the owner":
             for path in (place, *place.rglob("*")):
                 os.chown(path, SOMEBODY, SOMEBODY)
-        yield Ground(place / "ws", place / "scratch", place / "elsewhere", ground.sandbox)
+        yield SandboxFolders(place / "ws", place / "scratch", place / "elsewhere", ground.sandbox)
 
 
-def masks(home: Ground, **changes: object) -> dict[str, Any]:
+def masks(home: SandboxFolders, **changes: object) -> dict[str, Any]:
     """The arguments of a profile that hides and keeps something."""
     ws = home.workspace
     return {
@@ -106,7 +106,7 @@ def masks(home: Ground, **changes: object) -> dict[str, Any]:
     }
 
 
-class Swapping(BubblewrapSandbox):
+class SwappingSandbox(BubblewrapSandbox):
     """A sandbox whose bubblewrap finds something else than was planned.
 
     :param swap: a shell text that is run between the plan and the mounts
@@ -149,11 +149,11 @@ SWAPS = {
 
 @pytest.mark.parametrize("what", SWAPS)
 async def test_a_mount_source_or_mount_point_swapped_during_the_start_ends_the_sandbox(
-    home: Ground, first: LauncherProgram, what: str, monkeypatch: pytest.MonkeyPatch
+    home: SandboxFolders, first: LauncherProgram, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = home.workspace.parent
     monkeypatch.setenv("PATH", f"{place}/tool/bin:{os.environ['PATH']}")
-    home.sandbox = Swapping(place, f"cd {shlex.quote(str(place))}\n{SWAPS[what]}", first=first)
+    home.sandbox = SwappingSandbox(place, f"cd {shlex.quote(str(place))}\n{SWAPS[what]}", first=first)
     layer = home.layer(str(home.workspace), str(place / "notes"), read=(str(place / "specs"),))
     capabilities = type(home.capabilities)((layer,))
     profile = home.profile(
@@ -177,19 +177,21 @@ async def test_a_mount_source_or_mount_point_swapped_during_the_start_ends_the_s
 @pytest.mark.parametrize("binary", BINARIES)
 @pytest.mark.parametrize("writable", [True, False], ids=["written", "only read"])
 async def test_a_masked_file_stays_unreadable_after_its_folder_is_swapped(
-    home: Ground, binary: str, writable: bool
+    home: SandboxFolders, binary: str, writable: bool
 ) -> None:
     """Also where the workspace is only read, so that no folder on the way is a mount."""
     place = home.workspace.parent
     swap = f"cd {shlex.quote(str(place))}; mv ws/d ws/e2; mkdir ws/d; echo > ws/d/.env; echo > ws/d/s"
-    home.sandbox = Swapping(place, swap, binary=binary)
+    home.sandbox = SwappingSandbox(place, swap, binary=binary)
     with pytest.raises(ToolError, match=f"`{place}/ws/d` was replaced") as caught:
         await home.bash("cat e2/.env", **masks(home, workspace_writable=writable))
     assert caught.value.kind == "conflict"
 
 
 @pytest.mark.parametrize("binary", BINARIES)
-async def test_a_sandbox_with_unchanged_masked_paths_starts(home: Ground, first: LauncherProgram, binary: str) -> None:
+async def test_a_sandbox_with_unchanged_masked_paths_starts(
+    home: SandboxFolders, first: LauncherProgram, binary: str
+) -> None:
     home.sandbox = BubblewrapSandbox(binary, SandboxTier("bubblewrap", "for a test"), first=first)
     ran = await home.bash("cat p d/s; cat .env d/.env vault/key deep/er/key; echo new > made", **masks(home))
     assert (ran.out, SECRET in ran.errors) == ("as it was\n" * 2, False)
@@ -199,7 +201,7 @@ async def test_a_sandbox_with_unchanged_masked_paths_starts(home: Ground, first:
 @pytest.mark.parametrize(
     "name", ["a b", "tab\there", "line\nbreak", "back\\slash", "é☃", "\\040", os.fsdecode(b"\xff\xfe"), "x\u2028y"]
 )
-async def test_mount_points_of_any_name_are_verified(ground: Ground, first: LauncherProgram, name: str) -> None:
+async def test_mount_points_of_any_name_are_verified(ground: SandboxFolders, first: LauncherProgram, name: str) -> None:
     ground.sandbox = BubblewrapSandbox(BINARIES[0], SandboxTier("bubblewrap", "for a test"), first=first)
     folder = ground.workspace / name
     folder.mkdir()
@@ -207,7 +209,7 @@ async def test_mount_points_of_any_name_are_verified(ground: Ground, first: Laun
     ran = await ground.bash("cat */key; echo begun", masked=(str(folder / "key"),))
     assert (ran.out, SECRET in ran.errors) == ("begun\n", False)
     place = shlex.quote(str(folder))
-    ground.sandbox = Swapping(
+    ground.sandbox = SwappingSandbox(
         ground.workspace.parent, f"mv {place} {place}2; mkdir {place}; echo > {place}/key", first=first
     )
     with pytest.raises(ToolError, match="was replaced while the sandbox was prepared") as caught:
@@ -215,7 +217,7 @@ async def test_mount_points_of_any_name_are_verified(ground: Ground, first: Laun
     assert str(folder) in caught.value.text
 
 
-async def test_a_workspace_in_var_tmp_is_verified_below_the_tmp_of_the_sandbox(ground: Ground) -> None:
+async def test_a_workspace_in_var_tmp_is_verified_below_the_tmp_of_the_sandbox(ground: SandboxFolders) -> None:
     """There ``/var/tmp`` is a link to the sandbox's own ``/tmp``."""
     table = mount_comparison.derive_expected_mounts(
         ["--symlink", "../tmp", "/var/tmp", "--tmpfs", "/tmp", "--bind", str(ground.workspace), "/var/tmp/ws"],
@@ -239,7 +241,7 @@ OTHERWISE = {
 
 @pytest.mark.parametrize("how", OTHERWISE)
 async def test_a_mount_table_with_any_difference_ends_the_sandbox(
-    home: Ground, first: LauncherProgram, how: str
+    home: SandboxFolders, first: LauncherProgram, how: str
 ) -> None:
     """By a bubblewrap that carries out other options than it was given."""
     old, new, named = (text.format(ws=home.workspace) for text in OTHERWISE[how])
@@ -303,7 +305,7 @@ end("an outer folder on the way is moved", "deep")(lambda ws: (ws / "deep").rena
 
 @pytest.mark.parametrize("what", ENDS)
 async def test_a_mount_that_disappears_ends_the_program_and_is_named(
-    home: Ground, first: LauncherProgram, what: str
+    home: SandboxFolders, first: LauncherProgram, what: str
 ) -> None:
     point, way = ENDS[what]
     home.sandbox = BubblewrapSandbox(BINARIES[0], SandboxTier("bubblewrap", "for a test"), first=first)
@@ -324,7 +326,9 @@ async def test_a_mount_that_disappears_ends_the_program_and_is_named(
 
 
 @pytest.mark.parametrize("name", [".env", "d"])
-async def test_mounts_of_a_read_only_workspace_are_watched(home: Ground, first: LauncherProgram, name: str) -> None:
+async def test_mounts_of_a_read_only_workspace_are_watched(
+    home: SandboxFolders, first: LauncherProgram, name: str
+) -> None:
     home.sandbox = BubblewrapSandbox(BINARIES[0], SandboxTier("bubblewrap", "for a test"), first=first)
     process = await home.start("/bin/bash", "-c", "echo begun; exec sleep 600", **masks(home, workspace_writable=False))
     try:
@@ -337,7 +341,7 @@ async def test_mounts_of_a_read_only_workspace_are_watched(home: Ground, first: 
 
 
 async def test_output_before_a_mount_conflict_is_kept_separately_from_the_error(
-    home: Ground, first: LauncherProgram
+    home: SandboxFolders, first: LauncherProgram
 ) -> None:
     home.sandbox = BubblewrapSandbox(BINARIES[0], SandboxTier("bubblewrap", "for a test"), first=first)
     process = await home.start("/bin/bash", "-c", "echo begun; exec sleep 600", **masks(home))
@@ -350,7 +354,9 @@ async def test_output_before_a_mount_conflict_is_kept_separately_from_the_error(
         await process.kill()
 
 
-async def test_a_program_in_a_terminal_ends_when_a_mount_disappears(home: Ground, first: LauncherProgram) -> None:
+async def test_a_program_in_a_terminal_ends_when_a_mount_disappears(
+    home: SandboxFolders, first: LauncherProgram
+) -> None:
     home.sandbox = BubblewrapSandbox(BINARIES[0], SandboxTier("bubblewrap", "for a test"), first=first)
     program = ProgramSpec(["/bin/bash", "-c", "echo begun; exec sleep 600"], terminal=TerminalSize(24, 80))
     process = await home.sandbox.start(home.capabilities, home.profile(**masks(home)), program)
@@ -363,7 +369,9 @@ async def test_a_program_in_a_terminal_ends_when_a_mount_disappears(home: Ground
         await process.kill()
 
 
-async def test_ordinary_renames_around_the_mounts_do_not_end_the_program(home: Ground, first: LauncherProgram) -> None:
+async def test_ordinary_renames_around_the_mounts_do_not_end_the_program(
+    home: SandboxFolders, first: LauncherProgram
+) -> None:
     """Renames of other files in the same folders, by the program and from outside, and its own attempts on what it is kept
     from."""
     home.sandbox = BubblewrapSandbox(BINARIES[0], SandboxTier("bubblewrap", "for a test"), first=first)
@@ -397,7 +405,7 @@ def files_of(process: int) -> Iterator[str]:
                 yield str(number.readlink())
 
 
-async def test_a_sandbox_uses_no_inotify_instance_of_its_user(home: Ground, first: LauncherProgram) -> None:
+async def test_a_sandbox_uses_no_inotify_instance_of_its_user(home: SandboxFolders, first: LauncherProgram) -> None:
     """They are few, and the user's editors need them."""
     home.sandbox = BubblewrapSandbox(BINARIES[0], SandboxTier("bubblewrap", "for a test"), first=first)
     process = await home.start("/bin/bash", "-c", "echo begun; exec sleep 600", **masks(home))
@@ -411,7 +419,7 @@ async def test_a_sandbox_uses_no_inotify_instance_of_its_user(home: Ground, firs
 
 
 async def test_a_replaced_mount_is_detected_without_rename_notifications(
-    home: Ground, monkeypatch: pytest.MonkeyPatch
+    home: SandboxFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a machine whose kernel does not tell of renames."""
     monkeypatch.setattr(launcher_messages, "_SIGNALS", {})
@@ -429,18 +437,18 @@ async def test_a_replaced_mount_is_detected_without_rename_notifications(
 
 
 @pytest.fixture
-async def pool(home: Ground) -> AsyncIterator[SandboxPool]:
+async def pool(home: SandboxFolders) -> AsyncIterator[SandboxPool]:
     assert isinstance(home.sandbox, BubblewrapSandbox)
     made = SandboxPool(home.sandbox)
     yield made
     await made.aclose()
 
 
-async def started(pool: SandboxPool, home: Ground, text: str, **changes: object) -> Process:
+async def started(pool: SandboxPool, home: SandboxFolders, text: str, **changes: object) -> Process:
     return await pool.start(home.capabilities, home.profile(**masks(home, **changes)), ProgramSpec((*SHELL_ARGV, text)))
 
 
-async def run(pool: SandboxPool, home: Ground, text: str, **changes: object) -> bytes:
+async def run(pool: SandboxPool, home: SandboxFolders, text: str, **changes: object) -> bytes:
     process = await started(pool, home, text, **changes)
     out, errors, _ = await process.communicate(b"", 1000)
     await process.wait()
@@ -451,7 +459,7 @@ async def run(pool: SandboxPool, home: Ground, text: str, **changes: object) -> 
     "what", [name for name in ENDS if "d/.env" in name or "handrail.toml" in name or "moved" in name]
 )
 async def test_a_ready_sandbox_ends_when_one_of_its_mounts_disappears(
-    home: Ground, pool: SandboxPool, what: str
+    home: SandboxFolders, pool: SandboxPool, what: str
 ) -> None:
     await run(pool, home, "true")
     await pool.wait_until_successors_ready()
@@ -469,7 +477,7 @@ async def test_a_ready_sandbox_ends_when_one_of_its_mounts_disappears(
 
 @pytest.mark.parametrize("name", ["ws", "specs", "scratch", "tool", "folder"])
 async def test_a_ready_sandbox_is_not_used_after_its_mount_source_was_swapped(
-    home: Ground, pool: SandboxPool, name: str, monkeypatch: pytest.MonkeyPatch
+    home: SandboxFolders, pool: SandboxPool, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No mount ends with that: the sandbox would still show the old folder."""
     place = home.workspace.parent
@@ -500,7 +508,7 @@ async def test_a_ready_sandbox_is_not_used_after_its_mount_source_was_swapped(
 # ── the tables themselves ────────────────────────────────────────────────────────────────────────
 
 
-def test_a_mount_source_swapped_during_the_lookup_fails_with_a_conflict(ground: Ground) -> None:
+def test_a_mount_source_swapped_during_the_lookup_fails_with_a_conflict(ground: SandboxFolders) -> None:
     """The look has followed a link that is not there any more: what it found is nothing to be compared with."""
     (ground.workspace / "d").mkdir()
     (ground.workspace / "d" / "key").write_text("harmless")

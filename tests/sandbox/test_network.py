@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.sandbox.conftest import Ground, Ran
-from tests.web import Site, authority, ok, redirect
+from tests.sandbox.conftest import CompletedRun, SandboxFolders
+from tests.web import LoopbackServer, authority, ok, redirect
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import ConnectionAttempt, ProgramSpec
@@ -28,7 +28,7 @@ HAS_CURL = Path("/usr/bin/curl").exists()
 class Online:
     """Runs scripts in sandboxes of a call set with hosts."""
 
-    ground: Ground
+    ground: SandboxFolders
     hosts: Sequence[str]
     gate: Callable[[str, int], str | None] | None = None
     writable: bool = True
@@ -42,11 +42,11 @@ class Online:
         )
         return await self.ground.sandbox.start(CapabilitySet((layer,)), profile, ProgramSpec(argv))
 
-    async def bash(self, script: str) -> Ran:
+    async def bash(self, script: str) -> CompletedRun:
         process = await self.start("/bin/bash", "--noprofile", "--norc", "-c", script)
         try:
             out, errors, dropped = await process.communicate(b"", 1 << 20)
-            return Ran(await process.wait(), out.decode(), errors.decode(), dropped)
+            return CompletedRun(await process.wait(), out.decode(), errors.decode(), dropped)
         finally:
             await process.kill()
 
@@ -59,8 +59,8 @@ def get(url: str) -> str:
     )
 
 
-async def test_a_granted_host_is_reached_and_another_host_gets_403(confined: Ground) -> None:
-    async with Site({"/a": ok(b"HELLO-FROM-OUTSIDE")}) as site, Site({"*": ok(b"NEVER")}) as other:
+async def test_a_granted_host_is_reached_and_another_host_gets_403(confined: SandboxFolders) -> None:
+    async with LoopbackServer({"/a": ok(b"HELLO-FROM-OUTSIDE")}) as site, LoopbackServer({"*": ok(b"NEVER")}) as other:
         online = Online(confined, [site.authority])
         ran = await online.bash(get(site.url("/a")) + get(other.url("/b")))
     assert "HELLO-FROM-OUTSIDE" in ran.out
@@ -70,8 +70,8 @@ async def test_a_granted_host_is_reached_and_another_host_gets_403(confined: Gro
     assert [(a.port, a.refusal_reason is None) for a in online.attempts] == [(site.port, True), (other.port, False)]
 
 
-async def test_a_program_with_network_access_reaches_hosts_only_through_the_proxy(confined: Ground) -> None:
-    async with Site({"*": ok()}) as site:
+async def test_a_program_with_network_access_reaches_hosts_only_through_the_proxy(confined: SandboxFolders) -> None:
+    async with LoopbackServer({"*": ok()}) as site:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
             receiver.bind(("127.0.0.1", 0))
             receiver.setblocking(False)
@@ -89,13 +89,13 @@ async def test_a_program_with_network_access_reaches_hosts_only_through_the_prox
     assert site.asked == []
 
 
-async def test_rules_are_checked_at_each_request_of_the_proxy(confined: Ground) -> None:
+async def test_rules_are_checked_at_each_request_of_the_proxy(confined: SandboxFolders) -> None:
     denied: set[int] = set()
 
     def gate(host: str, port: int) -> str | None:
         return "the rule 'deny net.fetch' says no" if port in denied else None
 
-    async with Site({"*": ok(b"FETCHED")}) as site:
+    async with LoopbackServer({"*": ok(b"FETCHED")}) as site:
         online = Online(confined, [site.authority], gate)
         assert "FETCHED" in (await online.bash(get(site.url()))).out
         denied.add(site.port)
@@ -105,14 +105,14 @@ async def test_rules_are_checked_at_each_request_of_the_proxy(confined: Ground) 
     assert len(site.asked) == 1
 
 
-async def test_a_sandbox_with_a_read_only_workspace_reaches_its_hosts(confined: Ground) -> None:
-    async with Site({"*": ok(b"FETCHED")}) as site:
+async def test_a_sandbox_with_a_read_only_workspace_reaches_its_hosts(confined: SandboxFolders) -> None:
+    async with LoopbackServer({"*": ok(b"FETCHED")}) as site:
         ran = await Online(confined, [site.authority], writable=False).bash(get(site.url()))
     assert "FETCHED" in ran.out
 
 
-async def test_two_parallel_sandboxes_have_separate_network_rights(confined: Ground) -> None:
-    async with Site({"*": ok(b"ONE")}) as one, Site({"*": ok(b"TWO")}) as two:
+async def test_two_parallel_sandboxes_have_separate_network_rights(confined: SandboxFolders) -> None:
+    async with LoopbackServer({"*": ok(b"ONE")}) as one, LoopbackServer({"*": ok(b"TWO")}) as two:
         script = get(one.url()) + get(two.url())
         first, second = await asyncio.gather(
             Online(confined, [one.authority]).bash(script), Online(confined, [two.authority]).bash(script)
@@ -122,12 +122,12 @@ async def test_two_parallel_sandboxes_have_separate_network_rights(confined: Gro
 
 
 @pytest.mark.skipif(not HAS_CURL, reason="curl is not installed")
-async def test_curl_uses_the_proxy_for_http_https_and_redirects(confined: Ground) -> None:
+async def test_curl_uses_the_proxy_for_http_https_and_redirects(confined: SandboxFolders) -> None:
     trust = authority("127.0.0.1")
     (confined.workspace / "ca.pem").write_text(trust.pem)
-    async with Site({"*": ok(b"OVER-TLS")}, trust.server) as secure:
+    async with LoopbackServer({"*": ok(b"OVER-TLS")}, trust.server) as secure:
         routes = {"/there": redirect(secure.url("/x")), "/away": redirect("http://169.254.169.254/latest/")}
-        async with Site(routes) as site:
+        async with LoopbackServer(routes) as site:
             ran = await Online(confined, [site.authority, secure.authority]).bash(
                 f"curl -sSL --cacert ca.pem {site.url('/there')}; curl -sSL {site.url('/away')}"
             )
@@ -136,8 +136,8 @@ async def test_curl_uses_the_proxy_for_http_https_and_redirects(confined: Ground
     assert secure.asked[0].line == "GET /x HTTP/1.1"
 
 
-async def test_a_python_program_uses_the_proxy(confined: Ground) -> None:
-    async with Site({"*": ok(b"FETCHED")}) as site:
+async def test_a_python_program_uses_the_proxy(confined: SandboxFolders) -> None:
+    async with LoopbackServer({"*": ok(b"FETCHED")}) as site:
         code = f"import urllib.request as u; print(u.urlopen('{site.url()}').read().decode())"
         ran = await Online(confined, [site.authority]).bash(f'python3 -c "{code}"')
     if "command not found" in ran.errors:
@@ -157,8 +157,8 @@ def test_loopback_addresses_bypass_the_proxy_unless_a_loopback_address_is_grante
         )
 
 
-async def test_the_proxy_ends_with_its_sandbox_and_leaves_no_descriptor(confined: Ground) -> None:
-    async with Site({"*": ok()}) as site:
+async def test_the_proxy_ends_with_its_sandbox_and_leaves_no_descriptor(confined: SandboxFolders) -> None:
+    async with LoopbackServer({"*": ok()}) as site:
         online = Online(confined, [site.authority])
         await online.bash("true")
         before = _descriptors()
@@ -179,7 +179,7 @@ async def test_a_listener_in_the_machines_network_namespace_is_refused() -> None
         await sandbox_network.open_listener_in_sandbox(os.getpid(), os.getppid())
 
 
-async def test_a_listener_in_the_namespace_of_a_foreign_process_is_refused(confined: Ground) -> None:
+async def test_a_listener_in_the_namespace_of_a_foreign_process_is_refused(confined: SandboxFolders) -> None:
     process = await confined.start("/bin/sleep", "60")
     try:
         assert await process.wait_until_pid_known()  # type: ignore[attr-defined]
@@ -192,11 +192,11 @@ async def test_a_listener_in_the_namespace_of_a_foreign_process_is_refused(confi
 
 
 async def test_the_network_listener_runs_in_python_when_perl_is_missing(
-    confined: Ground, monkeypatch: pytest.MonkeyPatch
+    confined: SandboxFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox_network, "_build_listener_argv", sandbox_network.build_python_listener_argv)
     assert sandbox_network.build_python_listener_argv()[0] == sys.executable
-    async with Site({"*": ok(b"FETCHED")}) as site:
+    async with LoopbackServer({"*": ok(b"FETCHED")}) as site:
         ran = await Online(confined, [site.authority]).bash(get(site.url()))
     assert "FETCHED" in ran.out
 

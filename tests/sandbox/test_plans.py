@@ -1,4 +1,4 @@
-"""A plan that is used again is the plan that would be made anew, whatever has happened on the machine meanwhile."""
+"""A cached plan equals a new one, whatever has changed on the machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from handrail.sandbox.view.sandbox_user import LookupCache
 TEXT = ProgramSpec((*SHELL_ARGV, "true"))
 
 
-class Desk:
+class PlanFixture:
     """A session's folders, and one who plans and remembers."""
 
     def __init__(self, place: Path) -> None:
@@ -59,11 +59,11 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path.resolve())
+def desk(tmp_path: Path) -> PlanFixture:
+    return PlanFixture(tmp_path.resolve())
 
 
-async def test_a_launch_plan_is_reused_while_nothing_has_changed(desk: Desk) -> None:
+async def test_a_launch_plan_is_reused_while_nothing_has_changed(desk: PlanFixture) -> None:
     first = await desk.agrees()
     (Path(desk.work) / "new").write_text("what a workspace holds is not part of it")
     second = await desk.plan()
@@ -89,7 +89,7 @@ def _gone(path: str) -> None:
     os.rename(path, f"{path}-gone")
 
 
-CHANGES: dict[str, Callable[[Desk], object]] = {
+CHANGES: dict[str, Callable[[PlanFixture], object]] = {
     "a protected file appears": lambda desk: (Path(desk.work) / "handrail.toml").write_text(""),
     "a link of its name appears, to nothing": lambda desk: (Path(desk.work) / "handrail.toml").symlink_to("nothing"),
     "the workspace is replaced": lambda desk: _replaced(desk.work),
@@ -116,7 +116,7 @@ CHANGES: dict[str, Callable[[Desk], object]] = {
 
 @pytest.mark.proves("S-10")
 @pytest.mark.parametrize("change", CHANGES)
-async def test_a_plan_is_rebuilt_after_each_relevant_change(desk: Desk, change: str) -> None:
+async def test_a_plan_is_rebuilt_after_each_relevant_change(desk: PlanFixture, change: str) -> None:
     first = await desk.agrees()
     assert isinstance(first, LaunchPlan)
     CHANGES[change](desk)
@@ -126,7 +126,7 @@ async def test_a_plan_is_rebuilt_after_each_relevant_change(desk: Desk, change: 
 
 @pytest.mark.parametrize("name", ["PATH", "PYENV_VERSION", "LANG", "LC_ALL", "TZ"])
 async def test_a_plan_is_rebuilt_when_a_variable_that_it_passes_on_changes(
-    desk: Desk, name: str, monkeypatch: pytest.MonkeyPatch
+    desk: PlanFixture, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for value in ("/usr/bin", None, "C.UTF-8"):
         before = await desk.agrees()
@@ -140,7 +140,7 @@ async def test_a_plan_is_rebuilt_when_a_variable_that_it_passes_on_changes(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-async def test_a_plan_is_rebuilt_when_the_workspace_gets_another_owner(desk: Desk) -> None:
+async def test_a_plan_is_rebuilt_when_the_workspace_gets_another_owner(desk: PlanFixture) -> None:
     for folder in (desk.place, *desk.place.parents):
         folder.chmod(folder.stat().st_mode | 0o001)
     first = await desk.agrees()
@@ -162,7 +162,7 @@ def _open(_host: str, _port: int) -> None:
     return None
 
 
-async def test_a_plan_is_reused_for_calls_with_another_folder_or_environment(desk: Desk) -> None:
+async def test_a_plan_is_reused_for_calls_with_another_folder_or_environment(desk: PlanFixture) -> None:
     first = await desk.agrees()
     desk.profile = dataclasses.replace(desk.profile, cwd=f"{desk.work}/deep", check_host=_open, environment={"X": "1"})
     second = await desk.agrees()
@@ -172,7 +172,7 @@ async def test_a_plan_is_reused_for_calls_with_another_folder_or_environment(des
     assert (await desk.agrees())[0] == "denied"  # pyright: ignore[reportIndexIssue]
 
 
-async def test_a_plan_is_not_reused_for_other_capabilities(desk: Desk) -> None:
+async def test_a_plan_is_not_reused_for_other_capabilities(desk: PlanFixture) -> None:
     first = await desk.agrees()
     layer = desk.capabilities.layers[0]
     for capabilities in (
@@ -186,7 +186,7 @@ async def test_a_plan_is_not_reused_for_other_capabilities(desk: Desk) -> None:
         first = second
 
 
-async def test_alternating_capability_sets_each_keep_their_launch_plan(desk: Desk) -> None:
+async def test_alternating_capability_sets_each_keep_their_launch_plan(desk: PlanFixture) -> None:
     layer = desk.capabilities.layers[0]
     sets = [CapabilitySet((dataclasses.replace(layer, owner=str(number)),)) for number in range(4)]
     made: list[object] = []
@@ -217,7 +217,7 @@ async def test_a_cached_launch_plan_equals_a_new_one_after_any_changes(
 ) -> None:
     place = tmp_path.resolve() / "desk"
     shutil.rmtree(place, ignore_errors=True)
-    desk = Desk(place)
+    desk = PlanFixture(place)
     await desk.agrees()
     for name, deed in deeds:
         path = place / name

@@ -1,4 +1,4 @@
-"""Ready-made sandboxes: used once, only for what they were made for, and not to be told from others."""
+"""Ready sandboxes: used once, only by matching calls, and equal to new ones."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.sandbox.conftest import Ground, Ran
+from tests.sandbox.conftest import CompletedRun, SandboxFolders
 from tests.sandbox.test_network import get
-from tests.web import Site, ok
+from tests.web import LoopbackServer, ok
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import SHELL_ARGV, Process, ProgramSpec, SandboxLimits, SandboxProfile
@@ -26,17 +26,17 @@ from handrail.sandbox.view.mount_comparison import host_mounts
 
 
 @pytest.fixture
-async def pool(ground: Ground) -> AsyncIterator[SandboxPool]:
+async def pool(ground: SandboxFolders) -> AsyncIterator[SandboxPool]:
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     made = SandboxPool(ground.sandbox)
     yield made
     await made.aclose()
 
 
-class Told:
+class RecordingSandbox:
     """A sandbox that tells which starts found a ready one."""
 
-    def __init__(self, pool: SandboxPool, ground: Ground) -> None:
+    def __init__(self, pool: SandboxPool, ground: SandboxFolders) -> None:
         self.pool, self.ground = pool, ground
         self.was_ready = False
         """Whether the last start found a ready one."""
@@ -47,12 +47,12 @@ class Told:
         self.was_ready = str(process.pid) in before
         return process
 
-    async def run(self, *argv: str, stdin: bytes = b"", **changes: object) -> Ran:
+    async def run(self, *argv: str, stdin: bytes = b"", **changes: object) -> CompletedRun:
         process = await self.start(*argv, **changes)
         out, errors, dropped = await process.communicate(stdin, 4 << 20)
-        return Ran(await process.wait(), os.fsdecode(out), os.fsdecode(errors), dropped)
+        return CompletedRun(await process.wait(), os.fsdecode(out), os.fsdecode(errors), dropped)
 
-    async def text(self, text: str, **changes: object) -> Ran:
+    async def text(self, text: str, **changes: object) -> CompletedRun:
         return await self.run(*SHELL_ARGV, text, stdin=b"", **changes)
 
     async def warmed(self, *argv: str, **changes: object) -> None:
@@ -70,8 +70,8 @@ class Told:
 
 
 @pytest.fixture
-def told(pool: SandboxPool, ground: Ground) -> Told:
-    return Told(pool, ground)
+def recording_sandbox(pool: SandboxPool, ground: SandboxFolders) -> RecordingSandbox:
+    return RecordingSandbox(pool, ground)
 
 
 TEXTS = [
@@ -112,14 +112,16 @@ TEXTS = [
 
 
 @pytest.mark.proves("S-10")
-async def test_a_ready_shell_behaves_like_a_freshly_started_shell(told: Told, ground: Ground) -> None:
+async def test_a_ready_shell_behaves_like_a_freshly_started_shell(
+    recording_sandbox: RecordingSandbox, ground: SandboxFolders
+) -> None:
     for text in TEXTS:
         process = await ground.sandbox.start(ground.capabilities, ground.profile(), ProgramSpec((*SHELL_ARGV, text)))
         out, errors, _ = await process.communicate(b"from stdin\n", 1 << 20)
         expected = await process.wait(), numberless(out.decode()), errors.decode()
-        await told.warmed()
-        ready = await told.run(*SHELL_ARGV, text, stdin=b"from stdin\n")
-        assert told.was_ready
+        await recording_sandbox.warmed()
+        ready = await recording_sandbox.run(*SHELL_ARGV, text, stdin=b"from stdin\n")
+        assert recording_sandbox.was_ready
         assert (ready.code, numberless(ready.out), ready.errors) == expected, text
 
 
@@ -127,90 +129,100 @@ def numberless(text: str) -> str:
     return re.sub(r"pipe:\[\d+\]", "pipe", text)
 
 
-async def test_a_ready_shell_has_no_leftover_variables_or_descriptors(told: Told) -> None:
-    await told.warmed()
-    ran = await told.text("echo one && compgen -v && ls -l /proc/self/fd")
+async def test_a_ready_shell_has_no_leftover_variables_or_descriptors(recording_sandbox: RecordingSandbox) -> None:
+    await recording_sandbox.warmed()
+    ran = await recording_sandbox.text("echo one && compgen -v && ls -l /proc/self/fd")
     assert not {"REPLY", "text", "mode"} & set(ran.out.split())
     numbers = re.findall(r" (\d+) -> ", ran.out)
     assert numbers == ["0", "1", "2", "3"]  # the last is what ls looks with
 
 
 @pytest.mark.proves("S-10")
-async def test_a_text_longer_than_any_argument_runs_in_ready_and_new_sandboxes(told: Told, ground: Ground) -> None:
+async def test_a_text_longer_than_any_argument_runs_in_ready_and_new_sandboxes(
+    recording_sandbox: RecordingSandbox, ground: SandboxFolders
+) -> None:
     text = "x='" + "y" * 2_000_000 + "'\necho ${#x}\nexit 9"
     for _ in range(2):
-        ran = await told.text(text)
+        ran = await recording_sandbox.text(text)
         assert (ran.code, ran.out, ran.errors) == (9, "2000000\n", "")
-        await told.pool.wait_until_successors_ready()
+        await recording_sandbox.pool.wait_until_successors_ready()
     process = await ground.sandbox.start(ground.capabilities, ground.profile(), ProgramSpec((*SHELL_ARGV, text)))
     assert (await process.communicate(b"", 100))[0] == b"2000000\n"
 
 
-async def test_every_byte_except_nul_reaches_a_ready_shell(told: Told) -> None:
+async def test_every_byte_except_nul_reaches_a_ready_shell(recording_sandbox: RecordingSandbox) -> None:
     odd = os.fsdecode(bytes(code for code in range(1, 256) if code != ord("'")))
     for text in (f"printf %s '{odd}'", f"printf %s '{odd}{'z' * 150_000}' | head -c 254"):
-        await told.warmed()
-        assert (await told.text(text)).out == odd
-        await told.pool.wait_until_successors_ready()
+        await recording_sandbox.warmed()
+        assert (await recording_sandbox.text(text)).out == odd
+        await recording_sandbox.pool.wait_until_successors_ready()
     with pytest.raises(ToolError, match="NUL") as caught:
-        await told.text("echo a\0b")
+        await recording_sandbox.text("echo a\0b")
     assert caught.value.kind == "invalid_input"
 
 
 @pytest.mark.proves("S-10")
-async def test_each_ready_sandbox_is_used_once(told: Told) -> None:
-    await told.warmed()
+async def test_each_ready_sandbox_is_used_once(recording_sandbox: RecordingSandbox) -> None:
+    await recording_sandbox.warmed()
     for _ in range(3):
-        ran = await told.text("echo x >> /tmp/mine; wc -l < /tmp/mine")
-        assert (ran.out, told.was_ready) == ("1\n", True)
-        await told.pool.wait_until_successors_ready()
+        ran = await recording_sandbox.text("echo x >> /tmp/mine; wc -l < /tmp/mine")
+        assert (ran.out, recording_sandbox.was_ready) == ("1\n", True)
+        await recording_sandbox.pool.wait_until_successors_ready()
 
 
 @pytest.mark.proves("S-10")
-async def test_a_ready_sandbox_takes_later_arguments_environment_and_secrets(told: Told, ground: Ground) -> None:
+async def test_a_ready_sandbox_takes_later_arguments_environment_and_secrets(
+    recording_sandbox: RecordingSandbox, ground: SandboxFolders
+) -> None:
     secrets = {"TOKEN": "value"}
-    await told.warmed("/bin/true", secrets={"TOKEN": "another"})
-    ran = await told.run(
+    await recording_sandbox.warmed("/bin/true", secrets={"TOKEN": "another"})
+    ran = await recording_sandbox.run(
         *("/bin/sh", "-c", 'cat <&$HANDRAIL_SECRETS_FD; echo "$MORE" "$0" "$PWD"', "zero"),
         secrets=secrets,
         environment={"MORE": "later"},
         cwd=str(ground.workspace),
     )
     assert (ran.out, ran.code) == (f'{{"TOKEN":"value"}}later zero {ground.workspace}\n', 0)
-    assert told.was_ready
+    assert recording_sandbox.was_ready
 
 
-async def test_a_ready_sandbox_starts_in_the_folder_of_its_call(told: Told, ground: Ground) -> None:
+async def test_a_ready_sandbox_starts_in_the_folder_of_its_call(
+    recording_sandbox: RecordingSandbox, ground: SandboxFolders
+) -> None:
     (ground.workspace / "a b").mkdir()
-    await told.warmed()
-    ran = await told.text("pwd && declare -p OLDPWD", cwd=str(ground.workspace / "a b"))
+    await recording_sandbox.warmed()
+    ran = await recording_sandbox.text("pwd && declare -p OLDPWD", cwd=str(ground.workspace / "a b"))
     assert ran.out == f"{ground.workspace}/a b\ndeclare -x OLDPWD\n"
-    await told.pool.wait_until_successors_ready()
+    await recording_sandbox.pool.wait_until_successors_ready()
     with pytest.raises(ToolError, match="absent"):
-        await told.text("pwd", cwd=str(ground.workspace / "absent"))
+        await recording_sandbox.text("pwd", cwd=str(ground.workspace / "absent"))
 
 
 @pytest.mark.proves("S-10")
-async def test_a_ready_sandbox_is_not_used_after_a_protected_file_changes(told: Told, ground: Ground) -> None:
+async def test_a_ready_sandbox_is_not_used_after_a_protected_file_changes(
+    recording_sandbox: RecordingSandbox, ground: SandboxFolders
+) -> None:
     settings = ground.workspace / "handrail.toml"
-    assert not await told.takes_ready(*SHELL_ARGV, "true")
-    await told.pool.wait_until_successors_ready()
-    assert await told.takes_ready(*SHELL_ARGV, "true")
-    await told.pool.wait_until_successors_ready()
+    assert not await recording_sandbox.takes_ready(*SHELL_ARGV, "true")
+    await recording_sandbox.pool.wait_until_successors_ready()
+    assert await recording_sandbox.takes_ready(*SHELL_ARGV, "true")
+    await recording_sandbox.pool.wait_until_successors_ready()
     settings.write_text("# a protected file has appeared")
-    assert not await told.takes_ready(*SHELL_ARGV, "true")
-    await told.pool.wait_until_successors_ready()
-    assert await told.takes_ready(*SHELL_ARGV, "true")
-    await told.pool.wait_until_successors_ready()
+    assert not await recording_sandbox.takes_ready(*SHELL_ARGV, "true")
+    await recording_sandbox.pool.wait_until_successors_ready()
+    assert await recording_sandbox.takes_ready(*SHELL_ARGV, "true")
+    await recording_sandbox.pool.wait_until_successors_ready()
     (ground.workspace / "new").write_text("# and was replaced by another of its name")
     (ground.workspace / "new").replace(settings)
-    assert not await told.takes_ready(*SHELL_ARGV, "true")
-    ran = await told.text("echo x >> handrail.toml")
+    assert not await recording_sandbox.takes_ready(*SHELL_ARGV, "true")
+    ran = await recording_sandbox.text("echo x >> handrail.toml")
     assert "Read-only" in ran.errors
 
 
 @pytest.mark.proves("S-10")
-async def test_a_ready_sandbox_is_not_used_for_a_call_with_another_profile(told: Told, ground: Ground) -> None:
+async def test_a_ready_sandbox_is_not_used_for_a_call_with_another_profile(
+    recording_sandbox: RecordingSandbox, ground: SandboxFolders
+) -> None:
     (ground.workspace / "pin").write_text("")
     (ground.workspace / "mask").write_text("")
     changes: list[dict[str, object]] = [
@@ -227,91 +239,97 @@ async def test_a_ready_sandbox_is_not_used_for_a_call_with_another_profile(told:
         {"unix_sockets": True},
     ]
     for change in changes:
-        await told.warmed()
-        assert not await told.takes_ready(*SHELL_ARGV, "true", **change), change
-    assert not await told.takes_ready("/bin/true")
+        await recording_sandbox.warmed()
+        assert not await recording_sandbox.takes_ready(*SHELL_ARGV, "true", **change), change
+    assert not await recording_sandbox.takes_ready("/bin/true")
 
 
-async def test_the_pool_has_no_ready_sandbox_before_the_first_call_of_a_session(told: Told) -> None:
+async def test_the_pool_has_no_ready_sandbox_before_the_first_call_of_a_session(
+    recording_sandbox: RecordingSandbox,
+) -> None:
     await asyncio.sleep(0)
-    await told.pool.wait_until_successors_ready()
-    assert told.pool.ready_sandbox_count == 0
+    await recording_sandbox.pool.wait_until_successors_ready()
+    assert recording_sandbox.pool.ready_sandbox_count == 0
 
 
-async def test_the_pool_never_holds_more_ready_sandboxes_than_its_maximum(ground: Ground) -> None:
+async def test_the_pool_never_holds_more_ready_sandboxes_than_its_maximum(ground: SandboxFolders) -> None:
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     pool = SandboxPool(ground.sandbox, most=2)
-    told = Told(pool, ground)
+    recording_sandbox = RecordingSandbox(pool, ground)
     for name in ("A", "B", "C"):
-        await told.text("true", environment={name: "x"})
+        await recording_sandbox.text("true", environment={name: "x"})
         await pool.wait_until_successors_ready()
     assert pool.ready_sandbox_count == 2
-    assert not await told.takes_ready(*SHELL_ARGV, "true", environment={"A": "x"})
+    assert not await recording_sandbox.takes_ready(*SHELL_ARGV, "true", environment={"A": "x"})
     await pool.aclose()
 
 
-async def test_the_pool_prepares_as_many_sandboxes_as_there_were_concurrent_calls(told: Told) -> None:
+async def test_the_pool_prepares_as_many_sandboxes_as_there_were_concurrent_calls(
+    recording_sandbox: RecordingSandbox,
+) -> None:
     for expected in (4, 6):
-        await asyncio.gather(*(told.text("true") for _ in range(expected)))
-        await told.pool.wait_until_successors_ready()
-        assert told.pool.ready_sandbox_count >= expected
+        await asyncio.gather(*(recording_sandbox.text("true") for _ in range(expected)))
+        await recording_sandbox.pool.wait_until_successors_ready()
+        assert recording_sandbox.pool.ready_sandbox_count >= expected
         before = children()
-        started = await asyncio.gather(*(told.start(*SHELL_ARGV, "true") for _ in range(expected)))
+        started = await asyncio.gather(*(recording_sandbox.start(*SHELL_ARGV, "true") for _ in range(expected)))
         assert {str(process.pid) for process in started} <= before
         await asyncio.gather(*(process.communicate(b"", 1000) for process in started))
 
 
-async def test_many_ready_sandboxes_of_one_kind_do_not_displace_another_kind(ground: Ground) -> None:
+async def test_many_ready_sandboxes_of_one_kind_do_not_displace_another_kind(ground: SandboxFolders) -> None:
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     pool = SandboxPool(ground.sandbox, most=3)
-    told = Told(pool, ground)
-    await told.text("true", environment={"A": "x"})
+    recording_sandbox = RecordingSandbox(pool, ground)
+    await recording_sandbox.text("true", environment={"A": "x"})
     await pool.wait_until_successors_ready()
-    await asyncio.gather(*(told.text("true") for _ in range(4)))
+    await asyncio.gather(*(recording_sandbox.text("true") for _ in range(4)))
     await pool.wait_until_successors_ready()
     assert pool.ready_sandbox_count == 3
-    assert await told.takes_ready(*SHELL_ARGV, "true", environment={"A": "x"})
+    assert await recording_sandbox.takes_ready(*SHELL_ARGV, "true", environment={"A": "x"})
     await pool.aclose()
 
 
-async def test_the_next_ready_sandbox_is_made_while_a_call_runs(told: Told) -> None:
-    await told.warmed()
-    process = await told.pool.start(told.ground.capabilities, told.ground.profile(), ProgramSpec((*SHELL_ARGV, "cat")))
-    await told.pool.wait_until_successors_ready()  # while the call runs
-    assert told.pool.ready_sandbox_count >= 1
+async def test_the_next_ready_sandbox_is_made_while_a_call_runs(recording_sandbox: RecordingSandbox) -> None:
+    await recording_sandbox.warmed()
+    process = await recording_sandbox.pool.start(
+        recording_sandbox.ground.capabilities, recording_sandbox.ground.profile(), ProgramSpec((*SHELL_ARGV, "cat"))
+    )
+    await recording_sandbox.pool.wait_until_successors_ready()  # while the call runs
+    assert recording_sandbox.pool.ready_sandbox_count >= 1
     assert (await process.communicate(b"still", 100))[0] == b"still"
 
 
-async def test_an_unused_ready_sandbox_expires_and_is_not_replaced(ground: Ground) -> None:
+async def test_an_unused_ready_sandbox_expires_and_is_not_replaced(ground: SandboxFolders) -> None:
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     pool = SandboxPool(ground.sandbox, age_s=0.0)
-    await Told(pool, ground).text("true")
+    await RecordingSandbox(pool, ground).text("true")
     await pool.wait_until_successors_ready()
     await pool.aclose()
     assert pool.ready_sandbox_count == 0
 
 
 @pytest.mark.proves("S-10")
-async def test_a_closed_pool_or_session_leaves_no_process_or_descriptor(ground: Ground) -> None:
+async def test_a_closed_pool_or_session_leaves_no_process_or_descriptor(ground: SandboxFolders) -> None:
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     await ground.bash("true")
     await wait_until_sandboxes_dismantled()
     host_mounts.forget()
     before = sorted(os.listdir("/proc/self/fd")), children()
     pool = SandboxPool(ground.sandbox)
-    told = Told(pool, ground)
-    await asyncio.gather(*(told.text("true") for _ in range(3)))
+    recording_sandbox = RecordingSandbox(pool, ground)
+    await asyncio.gather(*(recording_sandbox.text("true") for _ in range(3)))
     await pool.wait_until_successors_ready()
     assert pool.ready_sandbox_count
     await pool.end_ready_sandboxes("/another/session")
     assert pool.ready_sandbox_count
     await pool.end_ready_sandboxes(str(ground.scratch))
     assert pool.ready_sandbox_count == 0
-    await told.text("true")  # its successor is due when the pool closes
+    await recording_sandbox.text("true")  # its successor is due when the pool closes
     await pool.aclose()
     assert pool.ready_sandbox_count == 0
     assert (sorted(os.listdir("/proc/self/fd")), children()) == before
-    assert (await told.text("echo still")).out == "still\n"
+    assert (await recording_sandbox.text("echo still")).out == "still\n"
     await pool.wait_until_successors_ready()
     assert pool.ready_sandbox_count == 0
     await wait_until_sandboxes_dismantled()
@@ -328,7 +346,7 @@ def children() -> set[str]:
 
 
 @pytest.mark.proves("S-10")
-async def test_a_cancelled_start_leaves_no_process_or_descriptor(ground: Ground) -> None:
+async def test_a_cancelled_start_leaves_no_process_or_descriptor(ground: SandboxFolders) -> None:
     sandbox = ground.sandbox
     assert isinstance(sandbox, BubblewrapSandbox)
     await ground.bash("true")
@@ -349,7 +367,7 @@ async def test_a_cancelled_start_leaves_no_process_or_descriptor(ground: Ground)
 
 
 def listening() -> int:
-    """In how many sandboxes of this process somebody listens on the proxy's port."""
+    """Return in how many sandboxes of this process a listener has the proxy's port."""
     count = 0
     for outer in children():
         with contextlib.suppress(OSError):
@@ -362,7 +380,7 @@ def listening() -> int:
 
 @pytest.mark.proves("S-02", "S-10")
 async def test_a_ready_sandbox_with_a_network_listener_applies_the_hosts_of_its_call(
-    pool: SandboxPool, ground: Ground
+    pool: SandboxPool, ground: SandboxFolders
 ) -> None:
     async def run(text: str, *hosts: str) -> tuple[bool, str]:
         layer = dataclasses.replace(ground.layer(str(ground.workspace)), hosts=hosts)
@@ -373,7 +391,7 @@ async def test_a_ready_sandbox_with_a_network_listener_applies_the_hosts_of_its_
         await process.wait()
         return taken, out.decode()
 
-    async with Site({"*": ok(b"ONE")}) as one, Site({"*": ok(b"TWO")}) as two:
+    async with LoopbackServer({"*": ok(b"ONE")}) as one, LoopbackServer({"*": ok(b"TWO")}) as two:
         await run("true", one.authority)
         await pool.wait_until_successors_ready()
         assert (pool.ready_sandbox_count, listening()) == (1, 1)
@@ -387,7 +405,7 @@ async def test_a_ready_sandbox_with_a_network_listener_applies_the_hosts_of_its_
 
 
 @pytest.mark.proves("S-10")
-async def test_a_closed_pool_with_network_listeners_leaves_no_process_or_descriptor(ground: Ground) -> None:
+async def test_a_closed_pool_with_network_listeners_leaves_no_process_or_descriptor(ground: SandboxFolders) -> None:
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     connected = CapabilitySet((dataclasses.replace(ground.layer(str(ground.workspace)), hosts=("one.invalid",)),))
     await ground.bash("true")
@@ -410,7 +428,7 @@ async def test_a_closed_pool_with_network_listeners_leaves_no_process_or_descrip
 
 @pytest.mark.parametrize("close_all", [True, False])
 async def test_the_pool_makes_no_sandbox_after_the_pool_or_session_closes(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch, *, close_all: bool
+    ground: SandboxFolders, monkeypatch: pytest.MonkeyPatch, *, close_all: bool
 ) -> None:
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     find_network = ground.sandbox.find_network
@@ -425,7 +443,7 @@ async def test_the_pool_makes_no_sandbox_after_the_pool_or_session_closes(
     monkeypatch.setattr(ground.sandbox, "find_network", wait_before)
     call = asyncio.current_task()
     pool = SandboxPool(ground.sandbox)
-    await Told(pool, ground).text("true")
+    await RecordingSandbox(pool, ground).text("true")
     await looking.wait()
     closing = asyncio.create_task(pool.aclose() if close_all else pool.end_ready_sandboxes(str(ground.scratch)))
     await asyncio.sleep(0)
@@ -436,24 +454,26 @@ async def test_the_pool_makes_no_sandbox_after_the_pool_or_session_closes(
     await pool.aclose()
 
 
-async def test_a_ready_sandbox_killed_while_waiting_is_not_used(told: Told) -> None:
-    await told.warmed()
+async def test_a_ready_sandbox_killed_while_waiting_is_not_used(recording_sandbox: RecordingSandbox) -> None:
+    await recording_sandbox.warmed()
     for pid in children():
         if Path(f"/proc/{pid}/comm").read_text() == "bwrap\n":
             os.kill(int(pid), 9)
-    while told.pool.ready_sandbox_count:
+    while recording_sandbox.pool.ready_sandbox_count:
         await asyncio.sleep(0)
-    ran = await told.text("echo fine")
+    ran = await recording_sandbox.text("echo fine")
     assert (ran.code, ran.out) == (0, "fine\n")
 
 
-async def test_a_call_with_its_own_descriptors_starts_a_new_sandbox(told: Told, ground: Ground) -> None:
-    await told.warmed()
+async def test_a_call_with_its_own_descriptors_starts_a_new_sandbox(
+    recording_sandbox: RecordingSandbox, ground: SandboxFolders
+) -> None:
+    await recording_sandbox.warmed()
     reading, writing = os.pipe()
     os.write(writing, b"through\n")
     os.close(writing)
     before = children()
-    process = await told.pool.start(
+    process = await recording_sandbox.pool.start(
         ground.capabilities, ground.profile(), ProgramSpec((*SHELL_ARGV, "cat <&5"), {5: reading})
     )
     os.close(reading)
@@ -461,7 +481,7 @@ async def test_a_call_with_its_own_descriptors_starts_a_new_sandbox(told: Told, 
     assert str(process.pid) not in before
 
 
-async def test_many_parallel_calls_do_not_mix_their_outputs(told: Told) -> None:
-    await told.warmed()
-    runs = [told.text(f"echo {n}; exit {n}") for n in range(8)]
+async def test_many_parallel_calls_do_not_mix_their_outputs(recording_sandbox: RecordingSandbox) -> None:
+    await recording_sandbox.warmed()
+    runs = [recording_sandbox.text(f"echo {n}; exit {n}") for n in range(8)]
     assert [(ran.out.strip(), ran.code) for ran in await asyncio.gather(*runs)] == [(str(n), n) for n in range(8)]

@@ -1,4 +1,4 @@
-"""How a confined process is fed, read and ended."""
+"""Input, output and end of a confined process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import pytest
-from tests.sandbox.conftest import Ground
+from tests.sandbox.conftest import SandboxFolders
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import SHELL_ARGV, ProgramSpec
@@ -26,7 +26,7 @@ from handrail.sandbox.view.mount_comparison import host_mounts
 
 
 def survivors(marker: str) -> list[str]:
-    """Processes of this machine whose command line holds ``marker``."""
+    """Return processes of this machine whose command line contains ``marker``."""
     found: list[str] = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -56,7 +56,7 @@ print("started", flush=True)
 
 
 @pytest.mark.proves("S-05")
-async def test_daemons_do_not_outlive_the_program_that_started_them(ground: Ground) -> None:
+async def test_daemons_do_not_outlive_the_program_that_started_them(ground: SandboxFolders) -> None:
     marker = f"handrail-{secrets.token_hex(8)}"
     (ground.workspace / "daemons.py").write_text(DAEMONS)
     ran = await ground.bash(
@@ -67,7 +67,7 @@ async def test_daemons_do_not_outlive_the_program_that_started_them(ground: Grou
 
 
 @pytest.mark.proves("S-05")
-async def test_killing_a_program_ends_its_daemons(ground: Ground) -> None:
+async def test_killing_a_program_ends_its_daemons(ground: SandboxFolders) -> None:
     marker = f"handrail-{secrets.token_hex(8)}"
     (ground.workspace / "daemons.py").write_text(DAEMONS)
     process = await ground.start("/bin/bash", "-c", f"python3 daemons.py {marker}; trap '' TERM; read forever", marker)
@@ -79,7 +79,7 @@ async def test_killing_a_program_ends_its_daemons(ground: Ground) -> None:
 
 
 @pytest.mark.proves("S-05")
-async def test_a_kill_directly_after_the_start_leaves_no_process(ground: Ground) -> None:
+async def test_a_kill_directly_after_the_start_leaves_no_process(ground: SandboxFolders) -> None:
     marker = f"handrail-{secrets.token_hex(8)}"
     for _ in range(20):
         process = await ground.start("/bin/bash", "-c", "read forever", marker)
@@ -88,26 +88,26 @@ async def test_a_kill_directly_after_the_start_leaves_no_process(ground: Ground)
 
 
 @pytest.mark.proves("S-05")
-async def test_a_background_child_that_keeps_the_pipe_open_does_not_delay_the_call(ground: Ground) -> None:
+async def test_a_background_child_that_keeps_the_pipe_open_does_not_delay_the_call(ground: SandboxFolders) -> None:
     marker = f"handrail-{secrets.token_hex(8)}"
     ran = await ground.bash(f"bash -c 'sleep 99; : {marker}' & echo begun")
     assert (ran.out, ran.code) == ("begun\n", 0)
     assert survivors(marker) == []
 
 
-async def test_output_of_a_program_that_has_already_ended_is_returned(ground: Ground) -> None:
+async def test_output_of_a_program_that_has_already_ended_is_returned(ground: SandboxFolders) -> None:
     process = await ground.start("/bin/bash", "-c", "echo early; echo warned >&2")
     await process.wait()
     assert await process.communicate(b"", 100) == (b"early\n", b"warned\n", 0)
 
 
-async def test_endless_output_is_truncated_and_the_dropped_bytes_are_counted(ground: Ground) -> None:
+async def test_endless_output_is_truncated_and_the_dropped_bytes_are_counted(ground: SandboxFolders) -> None:
     ran = await ground.bash("yes | head -c 20000000; yes error | head -c 3000000 >&2; exit 4", max_bytes=1000)
     assert (len(ran.out), len(ran.errors), ran.code) == (1000, 1000, 4)
     assert ran.dropped == 23_000_000 - 2000
 
 
-async def test_large_input_and_output_pass_at_the_same_time(ground: Ground) -> None:
+async def test_large_input_and_output_pass_at_the_same_time(ground: SandboxFolders) -> None:
     data = os.urandom(3_000_000).hex().encode()
     process = await ground.start("/bin/cat")
     out, errors, dropped = await process.communicate(data, 10_000_000)
@@ -115,14 +115,14 @@ async def test_large_input_and_output_pass_at_the_same_time(ground: Ground) -> N
     assert await process.wait() == 0
 
 
-async def test_a_program_that_ignores_its_input_ends_normally(ground: Ground) -> None:
+async def test_a_program_that_ignores_its_input_ends_normally(ground: SandboxFolders) -> None:
     process = await ground.start("/bin/true")
     out, _, _ = await process.communicate(b"x" * 1_000_000, 100)
     assert out == b""
     assert await process.wait() == 0
 
 
-async def test_output_pieces_are_delivered_as_they_arrive(ground: Ground) -> None:
+async def test_output_pieces_are_delivered_as_they_arrive(ground: SandboxFolders) -> None:
     heard = asyncio.Event()
     pieces: list[bytes] = []
 
@@ -140,7 +140,7 @@ async def test_output_pieces_are_delivered_as_they_arrive(ground: Ground) -> Non
     await process.kill()
 
 
-async def test_a_program_reads_and_writes_lines_in_turn(ground: Ground) -> None:
+async def test_a_program_reads_and_writes_lines_in_turn(ground: SandboxFolders) -> None:
     process = await ground.start("/bin/bash", "-c", 'while read -r line; do echo "got $line"; done; echo -n end')
     for word in (b"one", b"two"):
         await process.write(word + b"\n")
@@ -153,7 +153,7 @@ async def test_a_program_reads_and_writes_lines_in_turn(ground: Ground) -> None:
     await process.kill()
 
 
-async def test_an_overlong_line_fails_with_a_limit_error(ground: Ground) -> None:
+async def test_an_overlong_line_fails_with_a_limit_error(ground: SandboxFolders) -> None:
     process = await ground.start("/bin/bash", "-c", "yes | tr -d '\\n' | head -c 100000; read forever")
     with pytest.raises(ToolError) as caught:
         await process.read_line(5_000)
@@ -161,7 +161,7 @@ async def test_an_overlong_line_fails_with_a_limit_error(ground: Ground) -> None
     await process.kill()
 
 
-async def test_a_long_write_waits_until_the_program_reads(ground: Ground) -> None:
+async def test_a_long_write_waits_until_the_program_reads(ground: SandboxFolders) -> None:
     process = await ground.start("/bin/bash", "-c", "read go; wc -c")
     writing = asyncio.create_task(process.write(b"\n" + b"x" * 1_000_000))
     await writing
@@ -170,7 +170,7 @@ async def test_a_long_write_waits_until_the_program_reads(ground: Ground) -> Non
     await process.kill()
 
 
-async def test_output_can_be_read_in_pieces(ground: Ground) -> None:
+async def test_output_can_be_read_in_pieces(ground: SandboxFolders) -> None:
     process = await ground.start("/bin/bash", "-c", "echo abc; echo warn >&2; exit 2")
     got = b""
     while piece := await process.read(2):
@@ -181,7 +181,7 @@ async def test_output_can_be_read_in_pieces(ground: Ground) -> None:
     await process.kill()
 
 
-async def test_passed_descriptors_arrive_under_their_numbers_and_no_others_leak(ground: Ground) -> None:
+async def test_passed_descriptors_arrive_under_their_numbers_and_no_others_leak(ground: SandboxFolders) -> None:
     pipes = {3: os.pipe(), 7: os.pipe()}
     leaked = os.open("/etc/hostname", os.O_RDONLY)
     os.set_inheritable(leaked, True)
@@ -210,7 +210,7 @@ async def test_passed_descriptors_arrive_under_their_numbers_and_no_others_leak(
     assert len(own) == 1
 
 
-async def test_repeated_runs_leave_no_open_descriptor(ground: Ground) -> None:
+async def test_repeated_runs_leave_no_open_descriptor(ground: SandboxFolders) -> None:
     await ground.bash("true")
     await wait_until_sandboxes_dismantled()
     before = sorted(os.listdir("/proc/self/fd"))
@@ -225,7 +225,7 @@ async def test_repeated_runs_leave_no_open_descriptor(ground: Ground) -> None:
 @pytest.mark.parametrize("hosts", [(), ("example.org",)])
 @pytest.mark.parametrize("wanting", ["its handle", "its status"])
 async def test_a_sandbox_whose_first_process_cannot_be_opened_ends_with_an_error(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch, wanting: str, hosts: tuple[str, ...]
+    ground: SandboxFolders, monkeypatch: pytest.MonkeyPatch, wanting: str, hosts: tuple[str, ...]
 ) -> None:
     failed: list[int] = []
     opened, opened_file = os.pidfd_open, Path.open
@@ -268,7 +268,7 @@ async def test_a_sandbox_whose_first_process_cannot_be_opened_ends_with_an_error
     await process.kill()
 
 
-async def test_a_missing_program_is_reported_as_a_shell_reports_it(ground: Ground) -> None:
+async def test_a_missing_program_is_reported_as_a_shell_reports_it(ground: SandboxFolders) -> None:
     (ground.workspace / "plain").write_text("no program")
     for program, code, text in (("no-such-program", 127, b"not found"), ("./plain", 126, b"denied")):
         process = await ground.start(program, "argument")
@@ -277,7 +277,7 @@ async def test_a_missing_program_is_reported_as_a_shell_reports_it(ground: Groun
         assert (out, text in errors, b"bwrap" in errors) == (b"", True, False)
 
 
-async def test_a_failed_sandbox_setup_is_reported_as_a_sandbox_error(ground: Ground) -> None:
+async def test_a_failed_sandbox_setup_is_reported_as_a_sandbox_error(ground: SandboxFolders) -> None:
     process = await ground.start("true", cwd=str(ground.workspace / "absent"))
     with pytest.raises(ToolError, match="could not be set up") as caught:
         await process.communicate(b"", 1000)
@@ -285,7 +285,7 @@ async def test_a_failed_sandbox_setup_is_reported_as_a_sandbox_error(ground: Gro
     await process.kill()
 
 
-async def test_an_invalid_argv_is_refused(ground: Ground) -> None:
+async def test_an_invalid_argv_is_refused(ground: SandboxFolders) -> None:
     for argv, kind in (
         ((), "invalid_input"),
         (("echo", "a\0b"), "invalid_input"),
@@ -296,7 +296,7 @@ async def test_an_invalid_argv_is_refused(ground: Ground) -> None:
         assert caught.value.kind == kind
 
 
-async def test_merged_stderr_keeps_its_order_in_the_output(ground: Ground) -> None:
+async def test_merged_stderr_keeps_its_order_in_the_output(ground: SandboxFolders) -> None:
     process = await ground.sandbox.start(
         ground.capabilities,
         ground.profile(),
@@ -306,19 +306,19 @@ async def test_merged_stderr_keeps_its_order_in_the_output(ground: Ground) -> No
     await process.kill()
 
 
-async def test_concurrent_sandboxes_do_not_mix_their_results(ground: Ground) -> None:
+async def test_concurrent_sandboxes_do_not_mix_their_results(ground: SandboxFolders) -> None:
     runs = [ground.bash(f"echo {n}; exit {n}") for n in range(12)]
     done = await asyncio.gather(*runs)
     assert [(ran.out.strip(), ran.code) for ran in done] == [(str(n), n) for n in range(12)]
 
 
-async def test_a_program_starts_in_a_sandbox_with_an_empty_capability_set(ground: Ground) -> None:
+async def test_a_program_starts_in_a_sandbox_with_an_empty_capability_set(ground: SandboxFolders) -> None:
     process = await ground.sandbox.start(CapabilitySet(()), ground.profile(), ProgramSpec(["/usr/bin/id", "-u"]))
     out, _, _ = await process.communicate(b"", 100)
     assert out.decode().strip() == str(os.getuid())
 
 
-async def left_by_killed_holders(ground: Ground, rounds: int) -> str:
+async def left_by_killed_holders(ground: SandboxFolders, rounds: int) -> str:
     nursery = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.sandbox.nursery", str(ground.workspace), str(ground.scratch), str(rounds)),
         cwd=Path(__file__).parents[2],
@@ -329,18 +329,18 @@ async def left_by_killed_holders(ground: Ground, rounds: int) -> str:
 
 
 @pytest.mark.proves("S-05")
-async def test_a_lease_holder_killed_while_starting_a_sandbox_leaves_no_process(ground: Ground) -> None:
+async def test_a_lease_holder_killed_while_starting_a_sandbox_leaves_no_process(ground: SandboxFolders) -> None:
     assert await left_by_killed_holders(ground, 24) == "24"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-async def test_many_lease_holders_killed_at_any_moment_leave_no_process(ground: Ground) -> None:
+async def test_many_lease_holders_killed_at_any_moment_leave_no_process(ground: SandboxFolders) -> None:
     assert await left_by_killed_holders(ground, 2000) == "2000"
 
 
 @pytest.mark.proves("S-05")
-async def test_a_forked_copy_of_the_host_process_does_not_keep_a_sandbox_alive(ground: Ground) -> None:
+async def test_a_forked_copy_of_the_host_process_does_not_keep_a_sandbox_alive(ground: SandboxFolders) -> None:
     process = await ground.start("/bin/bash", "-c", "echo begun; read forever")
     assert await process.read_line(100) == b"begun\n"
     reading, writing = os.pipe()
@@ -360,7 +360,7 @@ async def test_a_forked_copy_of_the_host_process_does_not_keep_a_sandbox_alive(g
 
 
 async def test_the_wait_for_stuck_namespaces_ends_after_its_time_limit(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: SandboxFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = await ground.start("/bin/cat")
     assert isinstance(process, SandboxedProcess)
@@ -379,8 +379,8 @@ async def test_the_wait_for_stuck_namespaces_ends_after_its_time_limit(
     assert not Path(f"/proc/{process.pid}").exists()
 
 
-async def many_calls(ground: Ground, rounds: int) -> None:
-    """Calls of several kinds, pooled and not, some killed; then nothing of them is there any more."""
+async def many_calls(ground: SandboxFolders, rounds: int) -> None:
+    """Run calls of several kinds, pooled or not, some killed, and check that nothing is left."""
     assert isinstance(ground.sandbox, BubblewrapSandbox)
     await ground.bash("true")
     await wait_until_sandboxes_dismantled()
@@ -434,18 +434,18 @@ def marked(marker: str) -> list[str]:
 
 
 @pytest.mark.proves("S-05")
-async def test_two_hundred_calls_leave_no_process_descriptor_or_temporary_file(ground: Ground) -> None:
+async def test_two_hundred_calls_leave_no_process_descriptor_or_temporary_file(ground: SandboxFolders) -> None:
     await many_calls(ground, 200)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-async def test_ten_thousand_calls_leave_no_process_descriptor_or_temporary_file(ground: Ground) -> None:
+async def test_ten_thousand_calls_leave_no_process_descriptor_or_temporary_file(ground: SandboxFolders) -> None:
     await many_calls(ground, 10_000)
 
 
-async def test_a_program_begun_after_its_sandbox_ended_raises_a_backend_error(ground: Ground) -> None:
-    """As when a sandbox that could not be set up has ended before its network is there."""
+async def test_a_program_begun_after_its_sandbox_ended_raises_a_backend_error(ground: SandboxFolders) -> None:
+    """For example, if a sandbox failed its setup before its network was ready."""
     sandbox = ground.sandbox
     assert isinstance(sandbox, BubblewrapSandbox)
     plan = await sandbox.make_plan(ground.capabilities, ground.profile(), ProgramSpec(("true",)))

@@ -1,4 +1,4 @@
-"""What is protected stays as it is while a program runs, however it is renamed around."""
+"""Protected files stay unchanged while a program runs, also if their folders are renamed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.sandbox.conftest import Ground
+from tests.sandbox.conftest import SandboxFolders
 
 from handrail.contract.errors import ToolError
 from handrail.sandbox.view import protected_mounts
@@ -50,7 +50,7 @@ def furnish(workspace: Path) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_program_cannot_change_a_pinned_path_by_any_known_method(confined: Ground, way: str) -> None:
+async def test_a_program_cannot_change_a_pinned_path_by_any_known_method(confined: SandboxFolders, way: str) -> None:
     furnish(confined.workspace)
     before = state(confined.workspace)
     tree = FolderTree(str(confined.workspace))
@@ -62,7 +62,7 @@ async def test_a_program_cannot_change_a_pinned_path_by_any_known_method(confine
     assert not (confined.workspace / ".git").is_symlink()
 
 
-async def test_ordinary_git_work_succeeds_in_a_repository_with_pinned_paths(confined: Ground) -> None:
+async def test_ordinary_git_work_succeeds_in_a_repository_with_pinned_paths(confined: SandboxFolders) -> None:
     furnish(confined.workspace)
     tree = FolderTree(str(confined.workspace))
     tree.refresh()
@@ -72,7 +72,7 @@ async def test_ordinary_git_work_succeeds_in_a_repository_with_pinned_paths(conf
 
 
 @pytest.mark.proves("P-01")
-async def test_a_masked_file_is_neither_read_nor_renamed_out_of_its_mask(confined: Ground) -> None:
+async def test_a_masked_file_is_neither_read_nor_renamed_out_of_its_mask(confined: SandboxFolders) -> None:
     hidden = ("secrets/a/key", ".env", "vault/x")
     for name in (*hidden, "secrets/b", "plain"):
         (confined.workspace / name).parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ async def test_a_masked_file_is_neither_read_nor_renamed_out_of_its_mask(confine
 
 
 @pytest.mark.proves("P-01")
-async def test_a_masked_file_is_hidden_in_a_read_only_workspace(confined: Ground) -> None:
+async def test_a_masked_file_is_hidden_in_a_read_only_workspace(confined: SandboxFolders) -> None:
     (confined.workspace / ".env").write_text("TOP-SECRET")
     ran = await confined.bash(
         "cat .env; cat -- ./.env", masked=(str(confined.workspace / ".env"),), workspace_writable=False
@@ -102,7 +102,7 @@ async def test_a_masked_file_is_hidden_in_a_read_only_workspace(confined: Ground
     assert "TOP-SECRET" not in ran.out and "Permission denied" in ran.errors
 
 
-def test_the_state_of_mounted_paths_changes_after_a_file_is_replaced(ground: Ground) -> None:
+def test_the_state_of_mounted_paths_changes_after_a_file_is_replaced(ground: SandboxFolders) -> None:
     furnish(ground.workspace)
     (ground.workspace / ".env").write_text("one")
     profile = ground.profile(pinned=(str(ground.workspace / ".git/hooks"),), masked=(str(ground.workspace / ".env"),))
@@ -140,7 +140,7 @@ def hides_env(path: str) -> bool:
 
 @pytest.mark.parametrize(("count", "around"), [(451, ""), (451, "services"), (900, ""), (5_000, "a/b")])
 async def test_many_hidden_files_in_many_folders_do_not_stop_programs_from_running(
-    confined: Ground, count: int, around: str
+    confined: SandboxFolders, count: int, around: str
 ) -> None:
     scattered(confined.workspace, count, around=around)
     (confined.workspace / "other").mkdir()
@@ -160,7 +160,7 @@ async def test_many_hidden_files_in_many_folders_do_not_stop_programs_from_runni
 
 @pytest.mark.parametrize("around", ["", "a/b"])
 async def test_many_protected_files_in_many_folders_do_not_stop_programs_from_running(
-    confined: Ground, around: str
+    confined: SandboxFolders, around: str
 ) -> None:
     scattered(confined.workspace, 700, name=".envrc", around=around)
     tree = looked(confined.workspace)

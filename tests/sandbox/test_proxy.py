@@ -1,4 +1,4 @@
-"""The proxy in front of a sandbox: every request and tunnel judged, nothing smuggled, nothing without end."""
+"""The proxy of a sandbox: it checks every request and tunnel, and limits everything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 from tests.sandbox.test_hello import client_hello, record
-from tests.web import Site, authority, ok, redirect
+from tests.web import LoopbackServer, authority, ok, redirect
 
 from handrail.contract.sandbox_protocol import ConnectionAttempt
 from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
@@ -22,8 +22,8 @@ from handrail.testing.scripted_kernel import ScriptedResolver
 pytestmark = pytest.mark.proves("S-02")
 
 
-class Front:
-    """A client's view of one proxy, and what the proxy told of it."""
+class ProxyClient:
+    """A client of one proxy, and the proxy's reports."""
 
     def __init__(self, port: int, proxy: EgressProxy, attempts: list[ConnectionAttempt]) -> None:
         self.port = port
@@ -59,14 +59,14 @@ async def front(
     names: ScriptedResolver | None = None,
     gate: Callable[[str, int], str | None] | None = None,
     limits: ProxyLimits | None = None,
-) -> AsyncGenerator[Front]:
+) -> AsyncGenerator[ProxyClient]:
     attempts: list[ConnectionAttempt] = []
     egress = EgressCheck(CapabilitySet((CapabilityLayer("tool t", hosts=hosts),)), gate, names or ScriptedResolver({}))
     proxy = EgressProxy(egress, attempts.append, limits)
     listener = socket.create_server(("127.0.0.1", 0))
     proxy.serve(listener)
     try:
-        yield Front(listener.getsockname()[1], proxy, attempts)
+        yield ProxyClient(listener.getsockname()[1], proxy, attempts)
     finally:
         await proxy.aclose()
 
@@ -75,7 +75,7 @@ async def front(
 
 
 async def test_the_proxy_fetches_a_granted_host_and_records_the_attempt() -> None:
-    async with Site({"/a?b=c": ok(b"hello")}) as site, front(site.authority) as proxy:
+    async with LoopbackServer({"/a?b=c": ok(b"hello")}) as site, front(site.authority) as proxy:
         assert await proxy.get(site.url("/a?b=c")) == (200, b"hello")
     assert site.asked[0].line == "GET /a?b=c HTTP/1.1"
     assert site.asked[0].fields["host"] == site.authority
@@ -85,7 +85,7 @@ async def test_the_proxy_fetches_a_granted_host_and_records_the_attempt() -> Non
 
 
 async def test_another_host_gets_403_with_the_layer_and_the_next_step() -> None:
-    async with Site({"*": ok()}) as site, front("api.example.org") as proxy:
+    async with LoopbackServer({"*": ok()}) as site, front("api.example.org") as proxy:
         status, text = await proxy.get(site.url())
         refused, _, writer = await proxy.tunnel(site.authority)
         writer.close()
@@ -100,7 +100,7 @@ async def test_the_proxy_answers_403_with_the_deny_rule_for_a_granted_but_denied
     def gate(host: str, port: int) -> str | None:
         return f"{host}:{port} is denied by the rule 'deny net.fetch 127.0.0.1'"
 
-    async with Site({"*": ok()}) as site, front(site.authority, gate=gate) as proxy:
+    async with LoopbackServer({"*": ok()}) as site, front(site.authority, gate=gate) as proxy:
         status, text = await proxy.get(site.url())
     assert status == 403
     assert b"deny net.fetch" in text
@@ -109,7 +109,7 @@ async def test_the_proxy_answers_403_with_the_deny_rule_for_a_granted_but_denied
 
 async def test_a_redirect_becomes_the_next_request_of_the_client_and_is_checked() -> None:
     async with (
-        Site({"/": redirect("http://169.254.169.254/latest/meta-data/")}) as site,
+        LoopbackServer({"/": redirect("http://169.254.169.254/latest/meta-data/")}) as site,
         front(site.authority, "*") as proxy,
     ):
         status, _ = await proxy.get(site.url())
@@ -121,7 +121,7 @@ async def test_a_redirect_becomes_the_next_request_of_the_client_and_is_checked(
 
 async def test_a_host_name_that_resolves_to_an_internal_address_is_refused() -> None:
     names = ScriptedResolver({"evil.example": ["127.0.0.1"], "gone.example": [[]]})
-    async with Site({"*": ok()}) as site, front("*", names=names) as proxy:
+    async with LoopbackServer({"*": ok()}) as site, front("*", names=names) as proxy:
         status, text = await proxy.get(site.url(host="evil.example"))
         assert (await proxy.get(site.url(host="gone.example")))[0] == 502
     assert status == 403
@@ -171,7 +171,7 @@ async def test_the_proxy_refuses_an_ambiguous_request(request_bytes: bytes) -> N
 
 
 async def test_the_proxy_serves_only_one_request_per_connection() -> None:
-    async with Site({"*": ok(b"once")}) as site, front(site.authority) as proxy:
+    async with LoopbackServer({"*": ok(b"once")}) as site, front(site.authority) as proxy:
         one = f"GET {site.url('/one')} HTTP/1.1\r\n\r\n"
         two = "GET http://evil.example/two HTTP/1.1\r\n\r\n"
         answer = await proxy.raw((one + two).encode())
@@ -184,7 +184,7 @@ async def test_the_proxy_serves_only_one_request_per_connection() -> None:
 
 
 async def test_the_proxy_does_not_forward_connection_and_proxy_headers() -> None:
-    async with Site({"*": ok()}) as site, front(site.authority) as proxy:
+    async with LoopbackServer({"*": ok()}) as site, front(site.authority) as proxy:
         await proxy.get(
             site.url(),
             "Proxy-Authorization: Basic c2VjcmV0",
@@ -201,7 +201,7 @@ async def test_the_proxy_does_not_forward_connection_and_proxy_headers() -> None
 
 async def test_the_proxy_reframes_a_chunked_body_in_both_directions() -> None:
     answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nTrailer: x\r\n\r\n"
-    async with Site({"*": answer}) as site, front(site.authority) as proxy:
+    async with LoopbackServer({"*": answer}) as site, front(site.authority) as proxy:
         head = f"POST {site.url()} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5;ext\r\nhello\r\n0\r\nT: x\r\n\r\n"
         back = await proxy.raw(head.encode())
         old = await proxy.raw(f"GET {site.url()} HTTP/1.0\r\n\r\n".encode())
@@ -223,12 +223,15 @@ async def test_the_proxy_reframes_a_chunked_body_in_both_directions() -> None:
     ],
 )
 async def test_a_malformed_response_becomes_a_502(answer: bytes) -> None:
-    async with Site({"*": answer}) as site, front(site.authority) as proxy:
+    async with LoopbackServer({"*": answer}) as site, front(site.authority) as proxy:
         assert b"HTTP/1.1 502 Bad Gateway" in await proxy.raw(f"GET {site.url()} HTTP/1.1\r\n\r\n".encode())
 
 
 async def test_an_interim_response_is_passed_on_before_the_final_one() -> None:
-    async with Site({"*": b"HTTP/1.1 100 Continue\r\n\r\n" + ok(b"done")}) as site, front(site.authority) as proxy:
+    async with (
+        LoopbackServer({"*": b"HTTP/1.1 100 Continue\r\n\r\n" + ok(b"done")}) as site,
+        front(site.authority) as proxy,
+    ):
         answer = await proxy.raw(f"HEAD {site.url()} HTTP/1.1\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
     assert b"content-length: 4" in answer
@@ -248,7 +251,7 @@ async def test_the_proxy_returns_502_for_a_silent_server_after_a_timeout() -> No
     async def silent(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
         await asyncio.Event().wait()
 
-    async with Site({"*": silent}) as site, front(site.authority, limits=ProxyLimits(idle_s=0.05)) as proxy:
+    async with LoopbackServer({"*": silent}) as site, front(site.authority, limits=ProxyLimits(idle_s=0.05)) as proxy:
         assert (await proxy.get(site.url()))[0] == 502
 
 
@@ -260,7 +263,7 @@ async def test_an_endless_body_stops_at_the_byte_limit() -> None:
             await writer.drain()
 
     limits = ProxyLimits(bytes_in=1 << 20)
-    async with Site({"*": endless}) as site, front(site.authority, limits=limits) as proxy:
+    async with LoopbackServer({"*": endless}) as site, front(site.authority, limits=limits) as proxy:
         answer = b""
         with contextlib.suppress(ConnectionError):
             answer = await proxy.raw(f"GET {site.url()} HTTP/1.1\r\n\r\n".encode())
@@ -296,7 +299,7 @@ async def test_closing_the_proxy_ends_every_connection() -> None:
 async def test_a_tunnel_carries_tls_to_its_granted_host() -> None:
     trust = authority("api.example.org", "127.0.0.1")
     names = ScriptedResolver({"api.example.org": ["127.0.0.1"]})
-    async with Site({"*": ok(b"over tls")}, trust.server) as site:
+    async with LoopbackServer({"*": ok(b"over tls")}, trust.server) as site:
         granted = (f"api.example.org:{site.port}", site.authority)
         async with front(*granted, names=names) as proxy:
             status, reader, writer = await proxy.tunnel(f"api.example.org:{site.port}")
@@ -314,7 +317,7 @@ async def test_a_tls_hello_for_another_server_ends_the_tunnel(server_name: str |
     names = ScriptedResolver({"api.example.org": ["127.0.0.1"]})
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    site = Site({"*": ok()}, trust.server)
+    site = LoopbackServer({"*": ok()}, trust.server)
     async with site, front("api.example.org:*", "127.0.0.1:*", names=names) as proxy:
         status, _, writer = await proxy.tunnel(f"api.example.org:{site.port}")
         assert status == 200

@@ -1,4 +1,4 @@
-"""The copy of what everybody may read beneath a folder, which root's sandboxes are shown in place of /etc."""
+"""The copy of a folder's world-readable files, which replaces /etc in root's sandboxes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.sandbox.conftest import Ground
+from tests.sandbox.conftest import SandboxFolders
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import Process
@@ -17,7 +17,7 @@ from handrail.sandbox.view.public_config_copy import REFRESH_INTERVAL_S, PublicC
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="others are shown /etc itself, which gives them what is theirs")
 
 
-class Etc:
+class ConfigFolder:
     """A folder of configuration, its copies, and a clock."""
 
     def __init__(self, place: Path) -> None:
@@ -50,11 +50,11 @@ class Etc:
 
 
 @pytest.fixture
-def etc(tmp_path: Path) -> Etc:
-    return Etc(tmp_path.resolve())
+def etc(tmp_path: Path) -> ConfigFolder:
+    return ConfigFolder(tmp_path.resolve())
 
 
-def test_the_copy_holds_only_world_readable_files_and_keeps_links_unchanged(etc: Etc) -> None:
+def test_the_copy_holds_only_world_readable_files_and_keeps_links_unchanged(etc: ConfigFolder) -> None:
     etc.write("passwd", "root:x:0:0")
     etc.write("shadow", "HASH", 0o600)
     etc.write("group-only", "HASH", 0o640)
@@ -75,7 +75,7 @@ def test_the_copy_holds_only_world_readable_files_and_keeps_links_unchanged(etc:
     assert (etc.shown / "ssl").stat().st_mode & 0o7777 == 0o755
 
 
-def test_names_and_link_targets_of_any_bytes_are_copied_and_reused(etc: Etc) -> None:
+def test_names_and_link_targets_of_any_bytes_are_copied_and_reused(etc: ConfigFolder) -> None:
     top = os.fsencode(etc.source)
     for name in (b"latin-\xe9", "utf-8-\u0151".encode(), b"ctl-\x01\n"):
         (fresh := Path(os.fsdecode(top + b"/" + name))).write_text("x")
@@ -90,7 +90,7 @@ def test_names_and_link_targets_of_any_bytes_are_copied_and_reused(etc: Etc) -> 
     assert os.lstat(shown + b"/latin-\xe9").st_ino == stamp, "the listing of the first process is understood"
 
 
-def test_the_copy_follows_changed_files_and_removes_files_that_become_private(etc: Etc) -> None:
+def test_the_copy_follows_changed_files_and_removes_files_that_become_private(etc: ConfigFolder) -> None:
     for name in ("hosts", "soon", "away/file", "turns"):
         etc.write(name, "before")
     there = etc.shown
@@ -111,9 +111,9 @@ def test_the_copy_follows_changed_files_and_removes_files_that_become_private(et
 
 
 def test_a_folder_swapped_for_a_link_is_not_followed_into_the_copy(
-    etc: Etc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    etc: ConfigFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Part of /etc may belong to a service's user, who could have root copy what lies in a private folder."""
+    """A service user may own part of /etc and could have root copy the files of a private folder."""
     private = tmp_path / "private"
     private.mkdir(0o700)
     (private / "key").write_text("KEY")
@@ -132,7 +132,7 @@ def test_a_folder_swapped_for_a_link_is_not_followed_into_the_copy(
     assert etc.names() == ["service"]
 
 
-def test_the_next_process_reuses_a_complete_copy_and_repairs_a_damaged_one(etc: Etc) -> None:
+def test_the_next_process_reuses_a_complete_copy_and_repairs_a_damaged_one(etc: ConfigFolder) -> None:
     etc.write("hosts", "a")
     there = etc.shown
     number = (there / "hosts").stat().st_ino
@@ -147,7 +147,7 @@ def test_the_next_process_reuses_a_complete_copy_and_repairs_a_damaged_one(etc: 
     assert (etc.shown / "hosts").read_text() == "a"
 
 
-def test_other_users_cannot_open_the_lock_file_of_a_copy(etc: Etc) -> None:
+def test_other_users_cannot_open_the_lock_file_of_a_copy(etc: ConfigFolder) -> None:
     etc.write("hosts", "a")
     etc.shown.parent.chmod(0o755)
     etc.copy = PublicConfigCopy(str(etc.source), etc.places)
@@ -156,7 +156,7 @@ def test_other_users_cannot_open_the_lock_file_of_a_copy(etc: Etc) -> None:
     assert (kept / "changing").stat().st_mode & 0o077 == 0
 
 
-def test_an_unused_copy_is_removed_when_another_copy_is_made(etc: Etc, tmp_path: Path) -> None:
+def test_an_unused_copy_is_removed_when_another_copy_is_made(etc: ConfigFolder, tmp_path: Path) -> None:
     etc.write("hosts", "a")
     first = etc.shown
     used, unused = (tmp_path / name for name in ("used", "unused"))
@@ -174,7 +174,7 @@ def test_an_unused_copy_is_removed_when_another_copy_is_made(etc: Etc, tmp_path:
     assert Path(copies[0].get_current_copy_folder(0.0)).exists()
 
 
-def test_a_mount_point_inside_a_private_folder_survives_a_refresh_by_another_process(etc: Etc) -> None:
+def test_a_mount_point_inside_a_private_folder_survives_a_refresh_by_another_process(etc: ConfigFolder) -> None:
     """A folder of tools in a private one, say."""
     etc.write("hosts", "a")
     etc.write("private/tools/run", "x", 0o755)
@@ -192,7 +192,7 @@ def test_a_mount_point_inside_a_private_folder_survives_a_refresh_by_another_pro
     assert other.get_current_copy_folder(etc.now) == str(there)
 
 
-def test_files_beyond_the_limits_are_left_out_of_the_copy(etc: Etc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_beyond_the_limits_are_left_out_of_the_copy(etc: ConfigFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(public_config_copy, "MOST_BYTES", 10)
     etc.write("a/large", "x" * 8)
     etc.write("large", "x" * 11)
@@ -202,7 +202,7 @@ def test_files_beyond_the_limits_are_left_out_of_the_copy(etc: Etc, monkeypatch:
     assert etc.names() == ["a"]
 
 
-def test_a_copies_folder_that_others_can_write_is_refused_with_the_reason(etc: Etc, tmp_path: Path) -> None:
+def test_a_copies_folder_that_others_can_write_is_refused_with_the_reason(etc: ConfigFolder, tmp_path: Path) -> None:
     (tmp_path / "copies").mkdir()
     (tmp_path / "copies").chmod(0o777)
     with pytest.raises(ToolError, match="only this user can write") as caught:
@@ -221,7 +221,7 @@ async def until(process: Process, word: bytes) -> None:
 @as_root
 @pytest.mark.proves("S-01")
 async def test_a_private_file_replaced_during_a_program_run_stays_hidden_from_it(
-    confined: Ground, etc: Etc, monkeypatch: pytest.MonkeyPatch
+    confined: SandboxFolders, etc: ConfigFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mount over the file would go with its name. In the place of /etc is a folder of this test's own, so nothing of
     the machine's is replaced."""

@@ -1,4 +1,4 @@
-"""The filter of system calls: what it decides, read back from its bytes, and what programs meet that run under it."""
+"""The system call filter: its decisions, decoded from its bytes, and its effect on programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALLOWED, KILLED = 0x7FFF0000, 0x80000000
 
 
 def decided(program: bytes, architecture: int, number: int, arguments: tuple[int, ...] = ()) -> int:
-    """What the filter answers, by running its instructions as the kernel does."""
+    """Return the filter's decision by running its instructions as the kernel does."""
     data = struct.pack("<IIQ6Q", number, architecture, 0, *(arguments + (0,) * 6)[:6])
     steps = list(struct.iter_unpack("<HBBI", program))
     accumulator, at = 0, 0
@@ -57,7 +57,7 @@ def refused(number: int) -> int:
 
 
 def expected(machine: Machine, name: str | None, number: int, arguments: tuple[int, ...], *, unix: bool) -> int:
-    """What the lists say, in the plainest way."""
+    """Return the decision by the lists, in the simplest way."""
     low = [argument & 0xFFFFFFFF for argument in arguments]
     if number > LAST_KNOWN or name in seccomp.NOT_IMPLEMENTED:
         return refused(errno.ENOSYS)
@@ -185,7 +185,7 @@ print(json.dumps([{name: call(number, -1, -1, -1, -1, -1) for name, number in li
 
 
 def under_the_filter(*argv: str) -> subprocess.CompletedProcess[bytes]:
-    """``argv`` in namespaces of its own with nothing writable, the filter in place."""
+    """Run ``argv`` in new namespaces without writable files, under the filter."""
     descriptor = os.memfd_create("filter")
     os.write(descriptor, seccomp.build_filter())
     os.lseek(descriptor, 0, os.SEEK_SET)
@@ -280,7 +280,7 @@ def test_ordinary_programs_work_under_the_filter(sandbox: Sandbox) -> None:
 
 
 def test_a_program_cannot_set_the_set_user_id_bit_in_any_way(sandbox: Sandbox) -> None:
-    """It would hold outside of the sandbox as well."""
+    """It would hold outside the sandbox as well."""
     script = """
 import os
 def tried(what, *of):

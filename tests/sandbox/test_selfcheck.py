@@ -1,4 +1,4 @@
-"""The suite that every sandbox provider has to pass: this machine's passes it, and one that confines nothing does not."""
+"""The self-check for sandbox providers: this machine's passes, and one without confinement fails."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_the_sandbox_of_this_machine_passes_the_suite(sandbox: Sandbox) ->
 
 
 def _again(*places: str) -> list[str]:
-    """What Python needs, where it lies beneath what is mounted over."""
+    """Mount what Python needs again if it is under a hidden folder."""
     found = sorted({place for place in places if place.startswith("/tmp/") and Path(place).exists()})
     return [word for place in found for word in ("--ro-bind", place, place)]
 
@@ -133,8 +133,8 @@ def test_a_provider_that_confines_nothing_fails_the_suite(sandbox: Sandbox) -> N
     }
 
 
-class Broken:
-    """A provider whose every start fails, in the way that it is told."""
+class FailingSandbox:
+    """A provider whose starts all fail in a given way."""
 
     tier = SandboxTier("broken", "")
 
@@ -156,6 +156,6 @@ class Broken:
 async def test_a_provider_that_raises_an_error_does_not_pass_the_self_check(
     error: Exception, state: str, said: str
 ) -> None:
-    outcomes = await self_check(Broken(error), CHECKS[:2])
+    outcomes = await self_check(FailingSandbox(error), CHECKS[:2])
     assert [one.state for one in outcomes] == [state, state]
     assert all(said in one.detail for one in outcomes)

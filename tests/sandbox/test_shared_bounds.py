@@ -1,4 +1,4 @@
-"""Bounds that all processes of a user share: a sandbox that uses up its part leaves the rest to the others."""
+"""Limits shared by all processes of a user: one sandbox cannot use up the share of the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import resource
 from pathlib import Path
 
 import pytest
-from tests.sandbox.conftest import Ground
+from tests.sandbox.conftest import SandboxFolders
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import SandboxLimits
@@ -54,17 +54,19 @@ print(made, errno.errorcode.get(ctypes.get_errno()))
 """
 
 
-def with_first(ground: Ground, first: LauncherProgram) -> Ground:
+def with_first(ground: SandboxFolders, first: LauncherProgram) -> SandboxFolders:
     chosen = tier_probe.choose_sandbox()
     assert isinstance(chosen, BubblewrapSandbox)
     binary = chosen._binary  # pyright: ignore[reportPrivateUsage] - the same, with another first process
-    return Ground(ground.workspace, ground.scratch, ground.outside, BubblewrapSandbox(binary, chosen.tier, first=first))
+    return SandboxFolders(
+        ground.workspace, ground.scratch, ground.outside, BubblewrapSandbox(binary, chosen.tier, first=first)
+    )
 
 
 @pytest.mark.proves("S-04")
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda first: first.name)
 async def test_a_sandbox_gets_a_share_of_the_inotify_instances_of_its_user(
-    confined: Ground, first: LauncherProgram
+    confined: SandboxFolders, first: LauncherProgram
 ) -> None:
     wanted = dict(compute_sandbox_inotify_limits())
     whole = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
@@ -78,7 +80,7 @@ async def test_a_sandbox_gets_a_share_of_the_inotify_instances_of_its_user(
 
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda first: first.name)
 async def test_neither_the_launcher_nor_a_program_keeps_a_linux_capability(
-    confined: Ground, first: LauncherProgram
+    confined: SandboxFolders, first: LauncherProgram
 ) -> None:
     sets = "Cap(Inh|Prm|Eff|Amb)"
     ran = await with_first(confined, first).bash(f"grep -Eh '{sets}' /proc/1/status /proc/self/status")
@@ -87,7 +89,7 @@ async def test_neither_the_launcher_nor_a_program_keeps_a_linux_capability(
 
 
 @pytest.mark.proves("S-04")
-async def test_a_sandbox_gets_a_share_of_the_timers_of_its_user(confined: Ground) -> None:
+async def test_a_sandbox_gets_a_share_of_the_timers_of_its_user(confined: SandboxFolders) -> None:
     bound = build_rlimits(SandboxLimits())[resource.RLIMIT_SIGPENDING][0]
     assert bound <= 4096
     (confined.workspace / "probe.py").write_text(TIMERS)
@@ -99,7 +101,7 @@ async def test_a_sandbox_gets_a_share_of_the_timers_of_its_user(confined: Ground
 
 
 @pytest.mark.proves("S-04")
-async def test_a_sandboxed_program_cannot_use_asynchronous_io_contexts(confined: Ground) -> None:
+async def test_a_sandboxed_program_cannot_use_asynchronous_io_contexts(confined: SandboxFolders) -> None:
     chosen = seccomp.get_supported_architecture()
     if chosen is None:
         pytest.skip("there is no filter for this machine")
@@ -119,7 +121,9 @@ async def test_a_sandboxed_program_cannot_use_asynchronous_io_contexts(confined:
     ],
     ids=["files", "shared memory", "folders", "links"],
 )
-async def test_a_call_that_fills_memory_with_empty_files_is_ended(confined: Ground, script: str, place: str) -> None:
+async def test_a_call_that_fills_memory_with_empty_files_is_ended(
+    confined: SandboxFolders, script: str, place: str
+) -> None:
     (confined.workspace / "probe.py").write_text(script)
     limits = SandboxLimits(tmp_bytes=16 << 20, shm_bytes=4 << 20)
     with pytest.raises(ToolError) as caught:
@@ -146,14 +150,16 @@ print("DONE")
 
 @pytest.mark.proves("S-04")
 @pytest.mark.parametrize(("processes", "each"), [(1, 3_000), (20, 200)])
-async def test_a_call_that_takes_the_machines_terminals_is_ended(confined: Ground, processes: int, each: int) -> None:
+async def test_a_call_that_takes_the_machines_terminals_is_ended(
+    confined: SandboxFolders, processes: int, each: int
+) -> None:
     (confined.workspace / "probe.py").write_text(TERMINALS.format(processes=processes, each=each, rest=60))
     with pytest.raises(ToolError) as caught:
         await confined.bash("python3 probe.py")
     assert caught.value.kind == "limit" and "pseudo-terminals" in caught.value.text
 
 
-async def test_a_call_may_have_many_terminals(confined: Ground) -> None:
+async def test_a_call_may_have_many_terminals(confined: SandboxFolders) -> None:
     (confined.workspace / "probe.py").write_text(TERMINALS.format(processes=1, each=100, rest=1))
     assert "DONE" in (await confined.bash("python3 probe.py")).out
 
@@ -172,7 +178,7 @@ for n in itertools.count():
 """
 
 
-async def test_extended_attributes_count_as_files(confined: Ground) -> None:
+async def test_extended_attributes_count_as_files(confined: SandboxFolders) -> None:
     (confined.workspace / "probe.py").write_text(ATTRIBUTES)
     process = await confined.start("/bin/bash", "-c", "python3 probe.py", limits=SandboxLimits(tmp_bytes=16 << 20))
     try:
@@ -193,9 +199,9 @@ signal.pause()
 
 
 async def test_a_call_whose_pipes_use_up_the_share_of_its_user_is_ended(
-    confined: Ground, monkeypatch: pytest.MonkeyPatch
+    confined: SandboxFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Root is given whole pipes always, so that they have become short is said here."""
+    """Root always gets full-size pipes, so the shortage is simulated here."""
     (confined.workspace / "probe.py").write_text(PIPES)
     process = await confined.start("/bin/bash", "-c", "exec python3 probe.py")
     try:
@@ -218,7 +224,7 @@ def test_a_program_that_holds_few_files_and_pipes_is_not_ended() -> None:
 
 
 @pytest.mark.proves("S-04")
-async def test_system_v_memory_is_limited_and_postgres_gets_its_segment(confined: Ground) -> None:
+async def test_system_v_memory_is_limited_and_postgres_gets_its_segment(confined: SandboxFolders) -> None:
     (confined.workspace / "probe.py").write_text(
         "import ctypes\n"
         "libc = ctypes.CDLL(None, use_errno=True)\n"

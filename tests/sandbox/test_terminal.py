@@ -1,4 +1,4 @@
-"""A program with a terminal: its controlling one, of which only the holder has the other end."""
+"""A program with a controlling terminal, of which only the holder has the other end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import secrets
 from typing import cast
 
 import pytest
-from tests.sandbox.conftest import Ground
+from tests.sandbox.conftest import SandboxFolders
 from tests.sandbox.test_launcher import LAUNCHERS
 from tests.sandbox.test_processes import survivors
 
@@ -19,13 +19,13 @@ from handrail.sandbox.start.launcher_messages import LauncherProgram
 from handrail.sandbox.start.spawn import find_bubblewrap_programs
 
 
-async def started(ground: Ground, *argv: str) -> TerminalProcess:
+async def started(ground: SandboxFolders, *argv: str) -> TerminalProcess:
     program = ProgramSpec(argv, terminal=TerminalSize(100, 30))
     return cast("TerminalProcess", await ground.sandbox.start(ground.capabilities, ground.profile(), program))
 
 
 async def until(process: TerminalProcess, mark: bytes) -> bytes:
-    """What it shows, up to ``write_marker_file``."""
+    """Return its output up to ``write_marker_file``."""
     shown = b""
     while mark not in shown:
         piece = await process.read(1 << 16)
@@ -47,7 +47,7 @@ print(os.tcgetpgrp(os.open("/dev/tty", os.O_RDWR)) == os.getpgrp(), flush=True)
 @pytest.mark.proves("X-11", "S-01")
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
 async def test_a_program_controls_only_its_own_terminal_and_cannot_inject_input_into_any(
-    confined: Ground, first: LauncherProgram
+    confined: SandboxFolders, first: LauncherProgram
 ) -> None:
     (confined.workspace / "tries.py").write_text(TRIES)
     confined.sandbox = BubblewrapSandbox(
@@ -64,7 +64,7 @@ async def test_a_program_controls_only_its_own_terminal_and_cannot_inject_input_
     await process.kill()
 
 
-async def test_keys_and_a_new_terminal_size_reach_the_foreground_program(ground: Ground) -> None:
+async def test_keys_and_a_new_terminal_size_reach_the_foreground_program(ground: SandboxFolders) -> None:
     process = await started(ground, "/bin/sh", "-c", "trap 'stty size' WINCH; echo on; while :; do sleep 0.01; done")
     assert process.is_line_buffered()
     await until(process, b"on\n")
@@ -78,7 +78,7 @@ async def test_keys_and_a_new_terminal_size_reach_the_foreground_program(ground:
 
 
 @pytest.mark.proves("S-05")
-async def test_a_hangup_ends_a_shell_and_a_program_that_ignores_signals_is_killed(ground: Ground) -> None:
+async def test_a_hangup_ends_a_shell_and_a_program_that_ignores_signals_is_killed(ground: SandboxFolders) -> None:
     heeding = await started(ground, "/bin/bash", "--noprofile", "--norc")
     await until(heeding, b"# " if b"uid=0" in (await _identity(ground)) else b"$ ")
     heeding.hang_up()
@@ -94,11 +94,11 @@ async def test_a_hangup_ends_a_shell_and_a_program_that_ignores_signals_is_kille
     assert survivors(marker) == []
 
 
-async def _identity(ground: Ground) -> bytes:
+async def _identity(ground: SandboxFolders) -> bytes:
     return (await ground.bash("id")).out.encode()
 
 
-async def test_discarding_pending_input_counts_the_bytes_that_the_program_did_not_read(ground: Ground) -> None:
+async def test_discarding_pending_input_counts_the_bytes_that_the_program_did_not_read(ground: SandboxFolders) -> None:
     process = await started(ground, "/bin/sh", "-c", "stty raw -echo; echo on; sleep 1000")
     await until(process, b"on")
     writing = asyncio.create_task(process.write(b"x" * 1_000_000))
@@ -108,7 +108,7 @@ async def test_discarding_pending_input_counts_the_bytes_that_the_program_did_no
     await process.kill()
 
 
-async def test_a_terminal_is_refused_without_a_sandbox(ground: Ground) -> None:
+async def test_a_terminal_is_refused_without_a_sandbox(ground: SandboxFolders) -> None:
     with pytest.raises(ToolError, match="terminals open only in a sandbox"):
         await UnconfinedSandbox().start(
             ground.capabilities, ground.profile(tool="t"), ProgramSpec(("true",), terminal=TerminalSize(80, 24))

@@ -1,4 +1,4 @@
-"""Finding out what this machine can enforce, and saying what to do where it cannot."""
+"""Detection of the enforceable layers, and the advice if one is missing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.sandbox.conftest import Ground
+from tests.sandbox.conftest import SandboxFolders
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox_protocol import Sandbox
@@ -17,7 +17,7 @@ from handrail.sandbox.start import spawn
 
 @pytest.fixture(autouse=True)
 def chosen_anew() -> Iterator[None]:
-    """Here, and by the tests after this one: none is to find what a program of this one's was taken for."""
+    """Choose again here and after this test: no other test may use a cached choice."""
     tier_probe.choose_sandbox.cache_clear()
     yield
     tier_probe.choose_sandbox.cache_clear()
@@ -93,7 +93,7 @@ def test_an_old_bubblewrap_gets_the_remedy_to_install_a_newer_one(tmp_path: Path
 
 
 async def test_a_bubblewrap_in_an_open_workspace_is_neither_chosen_nor_started(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: SandboxFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would be the sandbox, and a program in the sandbox could put another in its place."""
     marker = ground.workspace.parent / "marker"

@@ -1,4 +1,4 @@
-"""Interpreters that a project needs are there, read-only; home folders are not."""
+"""The interpreters of a project are available read-only; home folders are not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.sandbox.conftest import Ground
+from tests.sandbox.conftest import SandboxFolders
 
 from handrail.sandbox.view import toolchains
 
@@ -35,16 +35,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-async def test_the_python_on_path_runs_in_the_sandbox(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_python_on_path_runs_in_the_sandbox(ground: SandboxFolders, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.path.dirname(os.path.realpath(sys.executable)), prepend=os.pathsep)
     ran = await ground.bash("python3 -c 'import json, sys; print(json.dumps(sys.version_info[:2]))'")
     assert ran.out.strip() == f"[{sys.version_info[0]}, {sys.version_info[1]}]"
 
 
 async def test_an_unreadable_folder_on_path_is_skipped(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ground: SandboxFolders, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As the home of whoever started a shell for another person; a name that is too long fails for root too."""
+    """For example, the home of another user who started the shell; too long a name also fails for root."""
     long = "x" * 300
     shut = tmp_path / "shut"
     (shut / "bin").mkdir(parents=True)
@@ -61,7 +61,7 @@ async def test_an_unreadable_folder_on_path_is_skipped(
         shut.chmod(0o700)
 
 
-async def test_the_virtual_environment_of_the_workspace_runs(ground: Ground) -> None:
+async def test_the_virtual_environment_of_the_workspace_runs(ground: SandboxFolders) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(ground.workspace / ".venv")], check=True)
     ran = await ground.bash(".venv/bin/python -c 'import sys; print(sys.prefix)'")
     assert ran.out.strip() == str(ground.workspace / ".venv")
@@ -74,7 +74,7 @@ def activate(monkeypatch: pytest.MonkeyPatch, environment: Path, *, on_path: boo
 
 
 async def test_an_activated_virtual_environment_provides_the_python(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: SandboxFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = ground.workspace / "env of mine"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
@@ -126,7 +126,7 @@ def test_installation_variables_are_set_only_for_folders_that_programs_see(
 @pytest.mark.parametrize(
     "program", ["cargo --version", "node --version", "go version", "npm --version", "rustc --version"]
 )
-async def test_an_installed_toolchain_runs(ground: Ground, program: str) -> None:
+async def test_an_installed_toolchain_runs(ground: SandboxFolders, program: str) -> None:
     if shutil.which(program.split()[0]) is None:
         pytest.skip(f"{program.split()[0]} is not installed")
     ran = await ground.bash(program)
@@ -134,7 +134,7 @@ async def test_an_installed_toolchain_runs(ground: Ground, program: str) -> None
 
 
 async def test_a_toolchain_in_a_home_is_visible_and_other_home_files_are_hidden(
-    ground: Ground, home: Path, monkeypatch: pytest.MonkeyPatch
+    ground: SandboxFolders, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = install(home / ".nvm" / "versions" / "node" / "v99", "node-of-test")
     cargo = install(home / ".cargo", "cargo-of-test")
@@ -230,14 +230,14 @@ def test_the_commit_identity_is_taken_from_the_environment(tmp_path: Path, monke
         toolchains.read_git_identity.cache_clear()
 
 
-async def test_a_commit_can_be_made_in_the_sandbox(ground: Ground) -> None:
+async def test_a_commit_can_be_made_in_the_sandbox(ground: SandboxFolders) -> None:
     ran = await ground.bash("git init -q . && echo x > f && git add f && git commit -qm first && git log --format=%an")
     assert (ran.code, ran.errors) == (0, "")
     assert ran.out.strip()
 
 
 async def test_a_program_with_secrets_finds_no_program_of_the_workspace(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: SandboxFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its interpreter would read them; other programs still find what the workspace brings."""
     (programs := ground.workspace / "bin").mkdir()

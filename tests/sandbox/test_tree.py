@@ -1,4 +1,4 @@
-"""What a look at a folder finds, and that a second look misses nothing."""
+"""A scan of a folder, and that a second scan misses no change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of tools that an operator has named to run without a sandbox, and how visible that is. All of them are harmless."""
+"""Programs that the operator exempts from the sandbox, and how visible that is. All are harmless."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.sandbox.conftest import Ground
+from tests.sandbox.conftest import SandboxFolders
 from tests.sandbox.test_processes import traces
 
 from handrail.contract.errors import ToolError
@@ -18,12 +18,12 @@ from handrail.sandbox.configured_sandbox import ConfiguredSandbox, UnconfinedSan
 
 
 @pytest.fixture
-def free(ground: Ground) -> Ground:
+def free(ground: SandboxFolders) -> SandboxFolders:
     ground.sandbox = UnconfinedSandbox()
     return ground
 
 
-async def test_an_unconfined_program_gets_input_and_returns_output_like_any_other(free: Ground) -> None:
+async def test_an_unconfined_program_gets_input_and_returns_output_like_any_other(free: SandboxFolders) -> None:
     ran = await free.bash("cat; pwd; echo wrong >&2; exit 3", stdin=b"given\n")
     assert (ran.code, ran.out, ran.errors) == (3, f"given\n{free.workspace}\n", "wrong\n")
     process = await free.start("/bin/sh", "-c", "read line; echo got $line; read line")
@@ -35,7 +35,7 @@ async def test_an_unconfined_program_gets_input_and_returns_output_like_any_othe
     assert (await free.start("/nonexistent/program")).pid > 0
 
 
-async def test_the_process_group_of_a_program_ends_with_the_program(free: Ground) -> None:
+async def test_the_process_group_of_a_program_ends_with_the_program(free: SandboxFolders) -> None:
     held, given = os.pipe()
     process = await free.sandbox.start(
         free.capabilities,
@@ -50,7 +50,7 @@ async def test_the_process_group_of_a_program_ends_with_the_program(free: Ground
 
 
 async def test_a_program_without_a_pidfd_is_ended_and_leaves_no_descriptors_open(
-    free: Ground, monkeypatch: pytest.MonkeyPatch
+    free: SandboxFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(pid: int, flags: int = 0) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -59,7 +59,7 @@ async def test_a_program_without_a_pidfd_is_ended_and_leaves_no_descriptors_open
     before = traces()
     with (
         monkeypatch.context() as patch,
-        pytest.raises(ToolError, match=r"was ended right after its start.*Too many open files"),
+        pytest.raises(ToolError, match=r"was stopped right after its start.*Too many open files"),
     ):
         patch.setattr(os, "pidfd_open", full)
         await free.sandbox.start(free.capabilities, free.profile(), ProgramSpec(("/bin/sleep", "1000"), {3: given}))
@@ -70,7 +70,7 @@ async def test_a_program_without_a_pidfd_is_ended_and_leaves_no_descriptors_open
 
 
 async def test_a_program_gets_secrets_through_a_descriptor_and_a_reduced_environment(
-    free: Ground, monkeypatch: pytest.MonkeyPatch
+    free: SandboxFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_TOKEN", "TOP-SECRET")
     ran = await free.bash('eval "cat <&$HANDRAIL_SECRETS_FD"; echo; env', secrets={"A": "value"})
@@ -79,14 +79,16 @@ async def test_a_program_gets_secrets_through_a_descriptor_and_a_reduced_environ
     assert "TOP-SECRET" not in environment and "value" not in environment
 
 
-async def test_an_invalid_argument_list_is_refused_with_the_reason(free: Ground) -> None:
+async def test_an_invalid_argument_list_is_refused_with_the_reason(free: SandboxFolders) -> None:
     with pytest.raises(ToolError, match="NUL"):
         await free.start("/bin/echo", "a\0b")
     with pytest.raises(ToolError, match="argv list is empty"):
         await free.start()
 
 
-async def test_only_the_named_tool_is_unconfined_and_operator_limits_apply_to_the_others(ground: Ground) -> None:
+async def test_only_the_named_tool_is_unconfined_and_operator_limits_apply_to_the_others(
+    ground: SandboxFolders,
+) -> None:
     operated = ConfiguredSandbox(ground.sandbox, SandboxLimits(open_files=77), unconfined=("deploy",))
     assert operated.tier.unconfined == {"deploy"} and operated.tier.mechanisms == ground.sandbox.tier.mechanisms
     here = str(Path("/proc/self/ns/net").readlink())
@@ -98,7 +100,7 @@ async def test_only_the_named_tool_is_unconfined_and_operator_limits_apply_to_th
         assert (files == "77") is confined
 
 
-async def test_a_program_makes_unix_sockets_only_when_the_operator_allows_them(ground: Ground) -> None:
+async def test_a_program_makes_unix_sockets_only_when_the_operator_allows_them(ground: SandboxFolders) -> None:
     script = "python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"made\")'"
     assert (await ground.bash(script)).code == 1
     ground.sandbox = ConfiguredSandbox(ground.sandbox, SandboxLimits(), unix_sockets=True)
@@ -106,7 +108,7 @@ async def test_a_program_makes_unix_sockets_only_when_the_operator_allows_them(g
 
 
 async def test_an_unconfined_script_does_not_use_an_interpreter_of_the_workspace(
-    free: Ground, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    free: SandboxFolders, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """``#!/usr/bin/env NAME`` looks on PATH, where an activated environment of the workspace comes first."""
     (programs := free.workspace / "bin").mkdir()

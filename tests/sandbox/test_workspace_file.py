@@ -1,9 +1,9 @@
-"""A program in the sandbox cannot change the workspace's own configuration that is there."""
+"""A sandboxed program cannot change an existing configuration of the workspace."""
 
 from __future__ import annotations
 
 import pytest
-from tests.sandbox.conftest import Ground
+from tests.sandbox.conftest import SandboxFolders
 
 from handrail.contract.sandbox_protocol import ProgramSpec
 from handrail.contract.tool.requires import CapabilitySet
@@ -34,7 +34,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_sandboxed_program_cannot_change_the_configuration_file(confined: Ground, way: str) -> None:
+async def test_a_sandboxed_program_cannot_change_the_configuration_file(confined: SandboxFolders, way: str) -> None:
     file = confined.workspace / "handrail.toml"
     file.write_text(THEIRS)
     number = file.stat().st_ino
@@ -45,7 +45,9 @@ async def test_a_sandboxed_program_cannot_change_the_configuration_file(confined
     assert others == []
 
 
-async def test_a_sandboxed_program_reads_the_configuration_file_and_writes_other_files(confined: Ground) -> None:
+async def test_a_sandboxed_program_reads_the_configuration_file_and_writes_other_files(
+    confined: SandboxFolders,
+) -> None:
     (confined.workspace / "handrail.toml").write_text(THEIRS)
     (confined.workspace / "src").mkdir()
     ran = await confined.bash("cat handrail.toml && echo x > other && echo y > src/handrail.toml && mv other moved")
@@ -53,7 +55,7 @@ async def test_a_sandboxed_program_reads_the_configuration_file_and_writes_other
     assert (confined.workspace / "moved").read_text() == "x\n"
 
 
-async def test_a_tool_that_declares_the_configuration_file_cannot_write_it(confined: Ground) -> None:
+async def test_a_tool_that_declares_the_configuration_file_cannot_write_it(confined: SandboxFolders) -> None:
     file = confined.workspace / "handrail.toml"
     file.write_text(THEIRS)
     layer = confined.layer(str(file), read=(str(confined.workspace),))
@@ -68,7 +70,7 @@ async def test_a_tool_that_declares_the_configuration_file_cannot_write_it(confi
     assert file.read_text() == THEIRS
 
 
-async def test_the_configuration_file_of_another_writable_folder_stays_unchanged(confined: Ground) -> None:
+async def test_the_configuration_file_of_another_writable_folder_stays_unchanged(confined: SandboxFolders) -> None:
     file = confined.outside / "handrail.toml"
     file.write_text(THEIRS)
     folders = (str(confined.workspace), str(confined.outside))

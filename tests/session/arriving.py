@@ -1,4 +1,4 @@
-"""What a holder has of notices, channels and triggers, on a real store, with a clock that stands."""
+"""Notifications, channels and triggers of a lease holder on a real store, with a fixed clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECOND = 1_000_000_000
 
 @dataclass
 class Clock:
-    """A clock that stands until it is set."""
+    """A clock that is set by hand."""
 
     now: int = int(datetime(2026, 3, 2, 8, 0).timestamp()) * SECOND
 
@@ -29,8 +29,8 @@ class Clock:
         return self.now
 
 
-class Place:
-    """What a holder has of channels and triggers, on a real store."""
+class InboundFixture:
+    """The channels and triggers of a lease holder, on a real store."""
 
     def __init__(self, store: WorkspaceStore, clock: Clock, outcomes: Mapping[str, bool | None]) -> None:
         redactor = SecretRedactor()
@@ -52,10 +52,10 @@ class Place:
 @asynccontextmanager
 async def place(
     folder: Path, clock: Clock | None = None, outcomes: Mapping[str, bool | None] = MappingProxyType({})
-) -> AsyncGenerator[Place]:
+) -> AsyncGenerator[InboundFixture]:
     (folder / "ws").mkdir(exist_ok=True)
     store = await asyncio.to_thread(WorkspaceStore.open, folder / "ws", folder / "state")
-    there = Place(store, clock or Clock(), outcomes)
+    there = InboundFixture(store, clock or Clock(), outcomes)
     try:
         yield there
     finally:

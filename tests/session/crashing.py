@@ -1,4 +1,4 @@
-"""A process that makes calls until it is killed, and what must hold of its workspace after that."""
+"""A process that makes calls until it is killed, and the invariants of its workspace afterwards."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def records_of(folder: Path) -> dict[str, list[tuple[str, dict[str, Any]]]]:
     return found
 
 
-class Crashes:
+class CrashingWorkspace:
     """One workspace whose process is killed again and again."""
 
     def __init__(self, folder: Path, seed: int) -> None:
@@ -167,7 +167,7 @@ class Crashes:
         self.acknowledged.add(mark)
 
     def _told(self, calls: list[str]) -> None:
-        """What was found interrupted at a start is just what had been begun and not ended."""
+        """Check that the interrupted calls at a start are those that had started and not ended."""
         assert set(calls) == self.open and len(calls) == len(set(calls))
         self.interrupted.update(calls)
         self.open = set()
@@ -194,7 +194,7 @@ class Crashes:
             assert "intended" in [kind for kind, _ in by_mark[mark]]
 
     async def settle(self) -> None:
-        """Open it here: what was begun is interrupted once, what was not is shown as never run, the chain holds."""
+        """Open it here: started calls are interrupted once, others shown as not run, and the chain verifies."""
         effects = (self.folder / "effects").read_text()
         async with temporary_kernel(self.folder) as kernel:
             self._told([lost.call_id for lost in kernel.interrupted_calls])
@@ -216,7 +216,7 @@ class Crashes:
         assert (self.folder / "effects").read_text() == effects
 
     def shown(self, *options: str) -> list[dict[str, Any]]:
-        """What ``handrail log`` shows."""
+        """Return the output of ``handrail log``."""
         where = ["--workspace", str(self.folder / "ws"), "--state", str(self.folder / "state")]
         argv = [*prefork.handrail(), "log", "--json", "--limit", "1000000", *options, *where]
         shown = subprocess.run(argv, capture_output=True, text=True, check=True)

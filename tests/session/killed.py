@@ -1,5 +1,4 @@
-"""A process that kills itself (SIGKILL) at one named step of a job, a question, an approval or a sub-agent; and the agent,
-tools and person that its successor goes on with.
+"""A process that kills itself at a named step, and the agent, tools and user of its successor.
 
 Run as ``killed.py FOLDER CASE STEP``. A step is a function of the program, entered or just left, for the first time: what
 is durable then is what it is at that very step, and nothing else in the process goes on for a moment.
@@ -108,14 +107,14 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Death(ReplyPause):
+class KillPoint(ReplyPause):
     """A place in a model's reply at which the process is killed."""
 
     async def wait(self) -> None:
         die()
 
 
-class Waiter(PlaybackModel):
+class JobWaiter(PlaybackModel):
     """Knows the job that its first call has become."""
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
@@ -175,11 +174,11 @@ def agent_in(session: LocalSession, case: str, step: str = "") -> Agent:
     replies = [call_reply(CALLS[case]), *(text_reply(f"Reply {n}.") for n in range(1, 4))]
     working: list[BlockEvent | ReplyPause] = [TextDelta("I begin."), ReplyFinished("end")]
     if step == "in the model's turn":
-        working.insert(1, Death())
+        working.insert(1, KillPoint())
     does = "again" if "has a job" in case else "pay"
     worker = PlaybackModel(call_reply((does, {"name": "work"})), working)
     if case == "job that is waited for":
-        return Agent(session, Waiter(replies[0], call_reply(("wait", {"job_id": THE_JOB})), *replies[1:]))
+        return Agent(session, JobWaiter(replies[0], call_reply(("wait", {"job_id": THE_JOB})), *replies[1:]))
     return Agent(session, PlaybackModel(*replies), models=lambda _: worker)
 
 

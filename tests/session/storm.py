@@ -1,4 +1,4 @@
-"""A storm of calls: everything a model, a tool, a person or a caller may do at once, and what must hold after it."""
+"""A storm of calls: all actions of models, tools, users and callers at once, and the invariants after it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ENDS = ("committed", "rejected")
 _STEPS = {"proposed": 0, "approval-requested": 1, "approval-responded": 2, "authorised": 3, "intended": 4}
 
 
-class Pauses:
+class RandomPauses:
     """Seeded waits of a few turns of the event loop or a fraction of a millisecond."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Pauses:
             await asyncio.sleep(self.random.choice((0, 0, 0, 0.0005)))
 
 
-pauses = Pauses()
+pauses = RandomPauses()
 effects: Counter[str] = Counter()
 
 
@@ -152,7 +152,7 @@ _left: set[asyncio.Future[Result]] = set()
 TOOLS = (read, quick, write, fail, slow, swallow, swallow_read, thread, asked, nest, detach)
 
 
-class Person:
+class RandomUser:
     """Answers at leisure, at random, and sometimes fails to."""
 
     def __init__(self, chance: random.Random) -> None:
@@ -172,7 +172,7 @@ class Person:
         return [[""] for _ in questions]
 
 
-class Storm:
+class RandomCalls:
     """Seeded: the same number makes the same calls, stops and answers in the same order."""
 
     def __init__(self, kernel: LocalKernel, seed: int) -> None:
@@ -186,9 +186,9 @@ class Storm:
         self.kinds: Counter[str] = Counter()
 
     async def blow(self, calls: int) -> None:
-        """Make about so many calls, then wait for all of them."""
+        """Make about this many calls, then wait for all of them."""
         for _ in range(3):
-            self.sessions.append(await self.kernel.session(approval_handler=Person(self.chance)))
+            self.sessions.append(await self.kernel.session(approval_handler=RandomUser(self.chance)))
         self.sessions.append(await self.kernel.session())
         callers: set[asyncio.Task[None]] = set()
         while self.made < calls:
@@ -287,7 +287,7 @@ class Storm:
         return chance.choice(some)
 
     async def held(self, tasks_before: int) -> None:
-        """What must hold once the storm is over."""
+        """Check the invariants after the storm."""
         arbiter = self.kernel.components.arbiter
         assert set(self.answered.values()) <= {1}
         assert arbiter.locks.active_resource_count == 0
@@ -336,13 +336,13 @@ def _tool_threads() -> list[str]:
     return [each.name for each in threading.enumerate() if each.name.startswith("handrail-storm")]
 
 
-async def storm(kernel: LocalKernel, seed: int, calls: int) -> Storm:
+async def storm(kernel: LocalKernel, seed: int, calls: int) -> RandomCalls:
     """One storm, and the proof that it left nothing behind."""
     effects.clear()
     before = len(asyncio.all_tasks())
     complaints: list[Mapping[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-    one = Storm(kernel, seed)
+    one = RandomCalls(kernel, seed)
     await one.blow(calls)
     await one.held(before)
     assert complaints == [], complaints

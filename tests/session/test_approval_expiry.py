@@ -22,7 +22,7 @@ async def pay(source: str) -> str:
     return source
 
 
-class Silent:
+class SilentUser:
     """Never answers."""
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
@@ -61,7 +61,7 @@ async def test_a_call_with_an_expired_grant_does_not_run(tmp_path: Path) -> None
 async def test_a_waiting_call_is_denied_when_its_approval_request_expires(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
         kernel.approvals.lifetimes = ApprovalLifetimes(request_ns=1)
-        session = await kernel.session(approval_handler=Silent())
+        session = await kernel.session(approval_handler=SilentUser())
         result = await session.call("bank.pay", {"source": "a"})
         assert result.error_kind == "denied" and "without an answer" in (result.error_text or "")
         question = await session.call("question", {"questions": [{"question": "Which?"}]})
@@ -96,7 +96,7 @@ async def test_a_call_that_waits_for_a_lock_keeps_its_grant_over_a_shutdown(tmp_
         return ""
 
     async with temporary_kernel(tmp_path, tools=[pay, hold], rules=["allow hold"]) as kernel:
-        session = await kernel.session(approval_handler=Silent())
+        session = await kernel.session(approval_handler=SilentUser())
         waits, asks = asyncio.Event(), asyncio.Event()
         session.watch_events(
             lambda event: {"awaiting-locks": waits, "approval-requested": asks}.get(event.kind, asyncio.Event()).set()

@@ -1,4 +1,4 @@
-"""What waits for a person: any number at once, answered from any door, across restarts, and used once."""
+"""Pending approvals: any number at once, answered from any front end, across restarts, and used once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def pay(source: str, amount: int = 1) -> str:
     return f"paid {amount} from {source}"
 
 
-class Elsewhere:
+class DeferringUser:
     """Nobody answers here: whatever is asked waits for another door."""
 
     def __init__(self) -> None:
@@ -57,8 +57,8 @@ class Elsewhere:
         await asyncio.Event().wait()
 
 
-class Asked:
-    """Waits until so many requests can be answered."""
+class PendingRequests:
+    """Waits until this many requests are pending."""
 
     def __init__(self, session: Session) -> None:
         self._count = 0
@@ -102,8 +102,8 @@ async def test_parallel_approval_requests_all_wait_and_each_answer_reaches_its_o
 ) -> None:
     """Source: only the first of parallel approvals surfaced, and answers went to the wrong call."""
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(approval_handler=Elsewhere())
-        asked = Asked(session)
+        session = await kernel.session(approval_handler=DeferringUser())
+        asked = PendingRequests(session)
         calls = [start(session, source=f"a{number}") for number in range(20)]
         await asked.times(20)
         pending = {str(row.request.arguments["source"]): row for row in kernel.approvals.list_pending()}
@@ -145,10 +145,10 @@ async def test_the_first_answer_wins_and_later_answers_get_a_conflict(tmp_path: 
 async def test_an_approval_handler_is_notified_when_another_client_answers_its_request(
     tmp_path: Path, kernel_in: Opens
 ) -> None:
-    elsewhere = Elsewhere()
+    elsewhere = DeferringUser()
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(approval_handler=elsewhere)
-        asked = Asked(session)
+        asked = PendingRequests(session)
         call = start(session, source="a")
         await asked.times(1)
         while not elsewhere.requests:
@@ -161,9 +161,9 @@ async def test_an_approval_handler_is_notified_when_another_client_answers_its_r
 @pytest.mark.proves("X-13")
 async def test_a_call_awaiting_approval_holds_no_locks_and_other_calls_run(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(approval_handler=Elsewhere())
+        session = await kernel.session(approval_handler=DeferringUser())
         free = await kernel.session(rules=["allow bank.pay"])
-        asked = Asked(session)
+        asked = PendingRequests(session)
         call = start(session, source="a")
         await asked.times(1)
         assert (await free.call("bank.pay", {"source": "a", "amount": 2})).ok
@@ -177,8 +177,8 @@ async def test_a_user_may_change_the_arguments_of_a_call_and_rules_are_checked_a
     tmp_path: Path, kernel_in: Opens
 ) -> None:
     async with kernel_in(tmp_path, tools=[pay], rules=["deny bank.pay source=b *"]) as kernel:
-        session = await kernel.session(approval_handler=Elsewhere())
-        asked = Asked(session)
+        session = await kernel.session(approval_handler=DeferringUser())
+        asked = PendingRequests(session)
         call = start(session, source="a", amount=5)
         await asked.times(1)
         row = one(kernel)
@@ -252,8 +252,8 @@ async def test_an_approval_applies_only_to_the_tool_definition_that_was_shown(tm
         return await pay(source, 2 * amount)
 
     async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(approval_handler=Elsewhere())
-        asked = Asked(session)
+        session = await kernel.session(approval_handler=DeferringUser())
+        asked = PendingRequests(session)
         call = start(session, source="a")
         await asked.times(1)
         await kernel.reload_tools(tools=[pay_twice])
@@ -271,9 +271,9 @@ async def test_an_approval_applies_only_to_the_tool_definition_that_was_shown(tm
 @pytest.mark.proves("P-07")
 async def test_a_stop_answer_ends_the_work_of_one_session_only(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(approval_handler=Elsewhere())
-        other = await kernel.session(approval_handler=Elsewhere())
-        asked, elsewhere = Asked(session), Asked(other)
+        session = await kernel.session(approval_handler=DeferringUser())
+        other = await kernel.session(approval_handler=DeferringUser())
+        asked, elsewhere = PendingRequests(session), PendingRequests(other)
         calls = [start(session, source=f"a{number}") for number in range(3)]
         spared = start(other, source="b")
         await asked.times(3)
@@ -298,8 +298,8 @@ async def test_a_call_that_waits_at_shutdown_is_suspended_and_runs_once_when_app
     kernel_in: Opens,
 ) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(approval_handler=Elsewhere())
-        asked = Asked(session)
+        session = await kernel.session(approval_handler=DeferringUser())
+        asked = PendingRequests(session)
         call = start(session, source="a")
         await asked.times(1)
         row = one(kernel)
@@ -387,8 +387,8 @@ async def test_a_call_whose_tool_definition_changes_before_the_approval_is_refus
     tmp_path: Path, kernel_in: Opens
 ) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(approval_handler=Elsewhere())
-        asked = Asked(session)
+        session = await kernel.session(approval_handler=DeferringUser())
+        asked = PendingRequests(session)
         call = start(session, source="a")
         await asked.times(1)
         await kernel.reload_tools([other_pay()])
@@ -419,8 +419,8 @@ async def test_arguments_with_a_secret_are_not_stored_and_their_call_is_not_resu
 @pytest.mark.proves("P-09")
 async def test_a_cancelled_call_can_no_longer_be_approved(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(approval_handler=Elsewhere())
-        asked = Asked(session)
+        session = await kernel.session(approval_handler=DeferringUser())
+        asked = PendingRequests(session)
         call = start(session, source="a")
         await asked.times(1)
         row = one(kernel)
@@ -467,8 +467,8 @@ async def test_a_suspended_question_is_answered_later_with_one_list_for_each_que
 @pytest.mark.proves("A-05")
 async def test_a_question_can_be_answered_elsewhere_while_its_call_waits(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path) as kernel:
-        session = await kernel.session(approval_handler=Elsewhere())
-        asked = Asked(session)
+        session = await kernel.session(approval_handler=DeferringUser())
+        asked = PendingRequests(session)
         call = asyncio.create_task(session.call("question", {"questions": [{"question": "Which?"}]}))
         await asked.times(1)
         await kernel.approvals.answer_questions(one(kernel).id, [["this"]], by="test")

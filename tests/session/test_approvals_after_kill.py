@@ -71,7 +71,7 @@ def start(folder: Path, how: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", script, str(folder), how], stdout=subprocess.PIPE, text=True)
 
 
-def told(process: subprocess.Popen[str], word: str) -> list[str]:
+def read_output_line(process: subprocess.Popen[str], word: str) -> list[str]:
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line.startswith(word), line
@@ -116,7 +116,7 @@ async def test_an_approval_request_of_a_killed_connected_process_stays_pending_a
     async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
         loop = asyncio.get_running_loop()
         with start(tmp_path, "joined") as child:
-            approval, call, _ = await loop.run_in_executor(None, told, child, "ASKED")
+            approval, call, _ = await loop.run_in_executor(None, read_output_line, child, "ASKED")
             assert kernel.approvals.get(approval).is_pending
             child.send_signal(signal.SIGKILL)
         assert kernel.approvals.get(approval).is_pending

@@ -1,4 +1,4 @@
-"""artifact.read gives a session what its own calls have stored, through every stage of an output, and nobody else's."""
+"""``artifact.read`` returns the artifacts of a session's own calls, and of no other session."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ TOOLS = [make, make_bytes, masked, edge, foreign, claim]
 RULES = ["allow made.*", "allow net.fetch example.org"]
 
 
-async def made(session: Session, name: str = "made.text", **arguments: Any) -> str:
+async def create_artifact(session: Session, name: str = "made.text", **arguments: Any) -> str:
     result = await session.call(name, arguments)
     assert result.ok, result.error_text
     return result.data["made"]["artifact"]
@@ -80,7 +80,7 @@ async def refused(session: Session, ref: str) -> str:
 async def test_a_text_artifact_is_read_by_ranges_and_an_image_as_an_image(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         session = await kernel.session()
-        ref = await made(session, text="één twee drie")
+        ref = await create_artifact(session, text="één twee drie")
         whole = await read(session, ref)
         assert whole.data == {
             "ref": ref,
@@ -95,7 +95,7 @@ async def test_a_text_artifact_is_read_by_ranges_and_an_image_as_an_image(tmp_pa
         assert (part["text"], part["start"], part["end"], part["next"]) == ("én t", 2, 7, 7)
         assert (await read(session, ref, offset=-4)).data["text"] == "drie"
         assert (await read(session, ref, offset=99)).data["text"] == ""
-        picture = await made(session, "made.bytes", kind="png")
+        picture = await create_artifact(session, "made.bytes", kind="png")
         answer = await read(session, picture)
         assert answer.data["image"] == {"artifact": picture, "media_type": "image/png", "bytes": len(PNG)}
         assert answer.metadata["artifacts"] == [picture]
@@ -105,7 +105,7 @@ async def test_a_text_artifact_is_read_by_ranges_and_an_image_as_an_image(tmp_pa
 async def test_a_binary_artifact_is_read_only_with_a_range(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         session = await kernel.session()
-        ref = await made(session, "made.bytes", kind="?")
+        ref = await create_artifact(session, "made.bytes", kind="?")
         answer = await read(session, ref)
         assert answer.error_kind == "invalid_input" and "100 bytes" in str(answer.error_text)
         assert (await read(session, ref, limit=2)).data["base64"] == "/wA="
@@ -114,9 +114,12 @@ async def test_a_binary_artifact_is_read_only_with_a_range(tmp_path: Path) -> No
 async def test_an_artifact_passes_every_output_stage_again_when_it_is_read(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         session = await kernel.session("ses_1")
-        acting, long = await made(session, text=ACTS), await made(session, text="0123456789", times=50_000)
-        keeping = await made(session, text=f"a {SECRET} in it")
-        foreign_ref = await made(session, "made.foreign")
+        acting, long = (
+            await create_artifact(session, text=ACTS),
+            await create_artifact(session, text="0123456789", times=50_000),
+        )
+        keeping = await create_artifact(session, text=f"a {SECRET} in it")
+        foreign_ref = await create_artifact(session, "made.foreign")
         top = PlaybackModel(call_reply(("artifact__read", {"ref": acting})), text_reply("."))
         await Agent(session, top).complete("Read it.")
         told = str(top.requests[-1].messages)
@@ -135,12 +138,12 @@ async def test_an_artifact_passes_every_output_stage_again_when_it_is_read(tmp_p
 async def test_an_artifact_of_another_session_is_refused_like_a_missing_one(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         one, other = await kernel.session(), await kernel.session()
-        ref = await made(one, text="mine")
+        ref = await create_artifact(one, text="mine")
         assert await refused(other, ref) == await refused(other, f"sha256:{'0' * 64}")
         assert (await other.call("made.claim", {"ref": ref})).ok  # naming it gives nothing
         await refused(other, ref)
         assert (await read(other, ref.removeprefix("sha256:"))).error_kind == "invalid_input"
-        assert await made(other, text="mine") == ref  # the same content, made here as well
+        assert await create_artifact(other, text="mine") == ref  # the same content, made here as well
         assert (await read(other, ref)).data["text"] == "mine"
 
 
@@ -149,7 +152,7 @@ async def test_a_sub_agent_and_its_parent_cannot_read_each_others_artifacts(tmp_
     manifest = 'role = "subagent"\nmodel = "played:maker"\nrules = ["allow made.*"]'
     async with kernel_of(tmp_path, {"maker": manifest}, tools=TOOLS, rules=RULES) as kernel:
         session = await kernel.session()
-        above = await made(session, text="above")
+        above = await create_artifact(session, text="above")
         maker = PlaybackModel(
             call_reply(("made__text", {"text": "below"}), ("artifact__read", {"ref": above})), text_reply(".")
         )
@@ -171,7 +174,7 @@ async def test_an_artifact_that_its_tool_hides_from_the_model_is_denied(tmp_path
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         session = await kernel.session()
         hidden = (await session.call("made.masked", {})).metadata["artifact"]
-        of_people = await made(session, "made.edge")
+        of_people = await create_artifact(session, "made.edge")
         for ref in (hidden, of_people):
             answer = await read(session, ref)
             assert answer.error_kind == "denied" and "hidden from the model" in str(answer.error_text)
@@ -180,13 +183,13 @@ async def test_an_artifact_that_its_tool_hides_from_the_model_is_denied(tmp_path
 async def test_a_forked_session_reads_only_artifacts_from_before_the_fork(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         parent = await kernel.session()
-        before = await made(parent, text="before")
+        before = await create_artifact(parent, text="before")
         await kernel.log.flush()
         fork = await kernel.session(await kernel.fork_session(parent.id))
-        after = await made(parent, text="after")
+        after = await create_artifact(parent, text="after")
         assert (await read(fork, before)).data["text"] == "before"
         await refused(fork, after)
-        await refused(parent, await made(fork, text="of the fork"))
+        await refused(parent, await create_artifact(fork, text="of the fork"))
 
 
 async def test_a_session_reads_its_user_pictures_and_provider_outputs_and_other_sessions_do_not(tmp_path: Path) -> None:
@@ -213,7 +216,7 @@ async def test_a_session_reads_its_user_pictures_and_provider_outputs_and_other_
 async def test_an_artifact_that_was_redacted_from_the_log_is_not_found(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         session = await kernel.session()
-        ref = await made(session, text="to go")
+        ref = await create_artifact(session, text="to go")
         await kernel.log.flush()
         everything = [record.sequence for record in kernel.log.reader.records(session=session.id)]
         await kernel.log.redact_record_bodies(everything, reason="test")

@@ -27,7 +27,7 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-class Held:
+class BlockedTool:
     """The inside of a tool, held open by a test."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Held:
         self.effects: list[str] = []
 
 
-held = Held()
+held = BlockedTool()
 thread_may_end = threading.Event()
 threads_entered = threading.Semaphore(0)
 

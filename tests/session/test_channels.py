@@ -1,4 +1,4 @@
-"""Channels: messages that are read once, by whoever they are for, whatever is cut off or ends in between."""
+"""Channels: messages are read once, by their addressee, also after interruptions."""
 
 from __future__ import annotations
 

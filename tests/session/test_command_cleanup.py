@@ -1,4 +1,4 @@
-"""Commands whose processes resist their end: none survives the call."""
+"""Commands whose processes resist termination: none survives the call."""
 
 from __future__ import annotations
 

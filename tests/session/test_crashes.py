@@ -1,11 +1,11 @@
-"""kill -9 at every step: what was begun is interrupted once, what was not never ran, and nothing acknowledged is lost."""
+"""kill -9 at every step: started calls are interrupted once, and no acknowledged effect is lost."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from tests.session.crashing import Crashes, die_by_itself, records_of
+from tests.session.crashing import CrashingWorkspace, die_by_itself, records_of
 
 from handrail import tool
 from handrail.record.verification import verify_log
@@ -120,7 +120,7 @@ async def test_calls_are_recovered_after_a_kill_at_each_step(tmp_path: Path) -> 
         for name, key in (("asking", "asking"), ("held", "waiting")):  # these may be tried again: they never ran
             assert (await session.call("crash.write", {"name": name}, key=key)).data == name
         assert again == ["asking", "held"]
-    shown = {row["call_id"].rpartition(":")[2]: row["state"] for row in Crashes(tmp_path, 0).shown()}
+    shown = {row["call_id"].rpartition(":")[2]: row["state"] for row in CrashingWorkspace(tmp_path, 0).shown()}
     assert shown["executing"] == shown["executed"] == "interrupted"
     assert shown["asking"] == shown["waiting"] == "output"
     async with temporary_kernel(tmp_path) as kernel:
@@ -129,7 +129,7 @@ async def test_calls_are_recovered_after_a_kill_at_each_step(tmp_path: Path) -> 
 
 @pytest.mark.proves("G-05", "G-01")
 async def test_repeated_kills_of_a_busy_workspace_lose_no_acknowledged_result(tmp_path: Path) -> None:
-    crashes = Crashes(tmp_path, seed=1)
+    crashes = CrashingWorkspace(tmp_path, seed=1)
     for _ in range(5):
         crashes.live_and_die()
     await crashes.settle()

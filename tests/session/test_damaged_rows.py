@@ -1,4 +1,4 @@
-"""Damage that a running kernel comes upon, in any table: a clear refusal where it is read, never a traceback."""
+"""Damaged rows in any table of a running kernel: a clear error where they are read, never a traceback."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ RULES = ["allow test.count", "allow test.keep", "ask test.pay", "ask test.lend",
 
 
 async def used(folder: Path) -> Path:
-    """A workspace with rows in every table; gives its database. One call of ``ses_used`` waits for a person."""
+    """Fill every table of a workspace, and return its database. One call of ``ses_used`` awaits an approval."""
     async with temporary_kernel(folder, tools=TOOLS, rules=RULES) as kernel:
         (folder / "ws" / "a.txt").write_text("text\n")
         person = ScriptedApprovalHandler([ApprovalAnswer("session"), ApprovalAnswer("project")])
@@ -93,8 +93,8 @@ async def used(folder: Path) -> Path:
     return next((folder / "state").rglob("handrail.db"))
 
 
-async def told(attempt: Callable[[], Awaitable[Any]]) -> Any:
-    """What came of it; damage may only show as a refusal in words."""
+async def attempt_on_damaged_log(attempt: Callable[[], Awaitable[Any]]) -> Any:
+    """Return the result or error; damage may only cause a clear error."""
     try:
         found: object = await attempt()
     except (LogUnavailable, StartError) as error:
@@ -123,22 +123,32 @@ async def everything(kernel: Kernel) -> list[Any]:
     async def rules() -> Any:
         return kernel.approvals.list_rules()
 
-    seen = [await told(pending), await told(rules), await told(lambda: kernel.fork_session("ses_used"))]
-    session = await told(lambda: kernel.session("ses_used", headless=False, approval_handler=DeferApprovals()))
+    seen = [
+        await attempt_on_damaged_log(pending),
+        await attempt_on_damaged_log(rules),
+        await attempt_on_damaged_log(lambda: kernel.fork_session("ses_used")),
+    ]
+    session = await attempt_on_damaged_log(
+        lambda: kernel.session("ses_used", headless=False, approval_handler=DeferApprovals())
+    )
     seen.append(session)
     if isinstance(session, Exception):
         return seen
     for approval in () if isinstance(seen[0], Exception) else seen[0]:
-        seen.append(await told(lambda id=approval.id: kernel.approvals.decide(id, ApprovalAnswer("once"), by="test")))
+        seen.append(
+            await attempt_on_damaged_log(
+                lambda id=approval.id: kernel.approvals.decide(id, ApprovalAnswer("once"), by="test")
+            )
+        )
     if isinstance(session, LocalSession):
-        seen.append(await told(session.list_calls_awaiting_approval))
-    seen.append(await told(session.resume_suspended_calls))
-    seen.append(await told(lambda: session.call("test.count", {})))
-    seen.append(await told(lambda: session.call("test.keep", {"to": "k"}, key="k")))
-    seen.append(await told(lambda: session.call("test.pay", {"to": "another"})))
-    seen.append(await told(lambda: kernel.explain_call("test.pay", {"to": "x"})))
+        seen.append(await attempt_on_damaged_log(session.list_calls_awaiting_approval))
+    seen.append(await attempt_on_damaged_log(session.resume_suspended_calls))
+    seen.append(await attempt_on_damaged_log(lambda: session.call("test.count", {})))
+    seen.append(await attempt_on_damaged_log(lambda: session.call("test.keep", {"to": "k"}, key="k")))
+    seen.append(await attempt_on_damaged_log(lambda: session.call("test.pay", {"to": "another"})))
+    seen.append(await attempt_on_damaged_log(lambda: kernel.explain_call("test.pay", {"to": "x"})))
     if isinstance(kernel, LocalKernel):
-        seen.append(await told(lambda: kernel.components.store.messages.read("ses_used")))
+        seen.append(await attempt_on_damaged_log(lambda: kernel.components.store.messages.read("ses_used")))
     return seen
 
 
@@ -155,7 +165,7 @@ def options(folder: Path) -> list[str]:
     return ["--workspace", str(folder / "ws"), "--state", str(folder / "state")]
 
 
-def shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def check_reading_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each command that only reads ends in output or one line."""
     for arguments in (
         ["approve", "list"],
@@ -198,7 +208,7 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def used_workspace(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A used workspace with its state, and a copy of both."""
     place = tmp_path_factory.mktemp("used")
     asyncio.run(used(place / "here"))
@@ -207,9 +217,9 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def here(kept: tuple[Path, Path]) -> Path:
+def here(used_workspace: tuple[Path, Path]) -> Path:
     """The same, as it was: always in one place, since state is found by its workspace's."""
-    here, copy = kept
+    here, copy = used_workspace
     shutil.rmtree(here)
     shutil.copytree(copy, here, symlinks=True)
     ran.clear()
@@ -227,7 +237,7 @@ def test_a_damaged_row_is_refused_with_a_clear_error(
         assert connection.execute(statement).rowcount > 0, table
         connection.commit()
     if door == HELD:  # commands that only read come through no door
-        shown(here, capsys)
+        check_reading_commands(here, capsys)
     seen = asyncio.run(seen_by(door, here))
     refused = [each for each in seen if isinstance(each, (LogUnavailable, StartError))]
     refused += [each for each in seen if isinstance(each, Result) and each.error_kind == "unavailable"]
@@ -266,7 +276,7 @@ def test_a_damaged_page_of_any_table_is_reported_at_the_start_and_while_running(
             shutil.copy(whole, database)
             if not running:
                 damaged()
-                shown(tmp_path, capsys)
+                check_reading_commands(tmp_path, capsys)
 
             def while_it_runs(running: bool = running) -> None:
                 if running:

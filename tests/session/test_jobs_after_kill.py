@@ -170,18 +170,18 @@ async def test_jobs_are_recovered_after_a_kill_at_each_step(tmp_path: Path) -> N
         }
         again = ["running-again-hold", "queued-again", "executed-last"]
         assert sorted(effects.read_text().split()) == sorted([*before, *again]), "what may not, never ran again"
-        assert await told(session) == sorted(job.id for job in jobs.values()), "of each once"
+        assert await list_notice_sources(session) == sorted(job.id for job in jobs.values()), "of each once"
         records = {jobs[about].call_id: about for about in again}
     for call_id, about in records.items():
         kinds = [kind for kind, _ in records_of(tmp_path)[call_id]]
         assert kinds.count("resumed") == 1 and kinds[-1] == "committed", about
     async with temporary_kernel(tmp_path, tools=job_tools(effects, hold=False), rules=["allow *"]) as kernel:
         session = await kernel.session("ses_jobs")
-        assert await told(session) == sorted(job.id for job in jobs.values()), "and not again"
+        assert await list_notice_sources(session) == sorted(job.id for job in jobs.values()), "and not again"
         assert len(effects.read_text().split()) == len(before) + len(again)
 
 
-async def told(session: Session) -> list[str]:
+async def list_notice_sources(session: Session) -> list[str]:
     notices = session.notifications
     assert notices is not None
     return sorted(notice.source for notice in await notices.list_pending())
@@ -208,7 +208,7 @@ async def test_a_restarted_kernel_runs_repeatable_jobs_again_and_reports_the_oth
         for job in await session.jobs.list():
             await session.jobs.wait(job.id, timeout_ms=60_000)
         assert await states(await session.jobs.list()) == {"once-hold": ("cancelled", 1), "again-hold": ("done", 2)}
-        assert len(await told(session)) == 2
+        assert len(await list_notice_sources(session)) == 2
     assert sorted(effects.read_text().split()) == ["again-hold", "again-hold", "once-hold"]
 
 
@@ -251,7 +251,7 @@ async def test_a_job_stopped_while_its_session_opens_ends_exactly_once(
         assert stopped.has_ended and not arbiter.jobs.running, "and nothing of it runs"
         await kernel.log.flush()
         assert (await kernel.jobs.get(job.id)).state == stopped.state
-        assert await told(session) == [job.id]
+        assert await list_notice_sources(session) == [job.id]
         assert len(effects.read_text().split()) <= 2
 
 
@@ -285,7 +285,7 @@ async def test_a_suspended_session_is_notified_of_its_job_however_many_other_job
         await arbiter.jobs.remove_old()
         assert len(await other.jobs.list()) == 2, "those it was told of make room"
         session = await kernel.session("ses_jobs")
-        assert await told(session) == [job_id]
+        assert await list_notice_sources(session) == [job_id]
         await kernel.log.flush()
         await arbiter.jobs.remove_old()
         assert not await session.jobs.list()
@@ -321,10 +321,10 @@ async def test_the_end_of_a_job_that_cannot_be_stored_is_stored_and_reported_lat
             await session.jobs.get(job_id)
         ).is_suspended
         result = await session.jobs.wait(job_id, timeout_ms=30_000)
-        assert result is not None and result.error_kind == "cancelled" and await told(session) == []
+        assert result is not None and result.error_kind == "cancelled" and await list_notice_sources(session) == []
         full = False
         assert session.notifications is not None and await session.notifications.wait_for_next()
-        assert await told(session) == [job_id]
+        assert await list_notice_sources(session) == [job_id]
         while jobs.running:
             await asyncio.sleep(0)
         assert (await session.jobs.get(job_id)).state == "cancelled"
@@ -359,5 +359,5 @@ async def test_a_job_row_without_the_recorded_end_is_repaired_from_the_log(tmp_p
         forget(job_id)
         session = await kernel.session("ses_jobs")
         assert (await session.jobs.get(job_id)).state == "done", "also while the kernel lives"
-        assert await told(session) == [job_id]
+        assert await list_notice_sources(session) == [job_id]
     assert effects.read_text().split() == ["a"], "it never ran again"

@@ -1,4 +1,4 @@
-"""The memory tools: what an agent stores is found in later sessions, checked before, and labelled until it is certain."""
+"""The memory tools: stored facts are found in later sessions, checked before, and labelled until certain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session's agent is told beside the answers to its calls: kept, in order, taken once."""
+"""Notifications for a session's agent: stored, in order, delivered once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session goes on in another process: what was said, decided, read and written down comes back, and nothing more."""
+"""A session resumed in another process has its messages, decisions, read files and notes, and nothing more."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def test_a_truncated_history_resumes_with_every_call_answered_from_the_log
 async def test_a_session_without_a_task_continues_where_it_stopped_unless_it_was_answered(tmp_path: Path) -> None:
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1")
-        with pytest.raises(UsageError, match="nothing is left to continue"):
+        with pytest.raises(UsageError, match="there is nothing to continue"):
             await talk(session, task=None)
         await talk(session, task="count")  # its model has no reply: the run fails with the task said
         agent = await talk(session, text_reply("one"), task=None)

@@ -1,4 +1,4 @@
-"""Schedules where the clocks change, of every zone, against a slow reference that looks at each minute."""
+"""Schedules across clock changes of every zone, against a slow reference that checks each minute."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def reference(fields: Fields, change: Change, start: int, end: int) -> list[int]
 
 
 def fires(fields: Fields, change: Change, start: int, end: int) -> list[int]:
-    """The same, as a schedule that is added at ``start`` goes on."""
+    """Return the same for a schedule that is added at ``start``."""
     trigger = Trigger("t", "s", "schedule", "x", start * SECOND_NS, cron=fields.cron)
     found: list[int] = []
     now = start * SECOND_NS
@@ -136,7 +136,7 @@ def fires(fields: Fields, change: Change, start: int, end: int) -> list[int]:
     return found
 
 
-def told(times: Sequence[int], zone: str) -> list[str]:
+def format_times(times: Sequence[int], zone: str) -> list[str]:
     info = zoneinfo.ZoneInfo(zone)
     return [f"{datetime.fromtimestamp(at, info):%d %H:%M %z}" for at in times]
 
@@ -153,7 +153,9 @@ def test_schedules_follow_the_local_clock_at_every_offset_change_of_every_zone()
         ):
             start, end = (change.at - 3 * 3600) // 60 * 60, change.at + DAY_S
             expected = reference(fields, change, start, end)
-            assert told(fires(fields, change, start, end), change.zone) == told(expected, change.zone), (fields, change)
+            assert format_times(fires(fields, change, start, end), change.zone) == format_times(
+                expected, change.zone
+            ), (fields, change)
 
 
 @settings(deadline=None, max_examples=60)
@@ -168,7 +170,7 @@ def test_a_schedule_follows_the_clock_across_clock_changes_and_never_fires_late_
     start = (change.at + data.draw(st.integers(-30 * 60, 30 * 60)) * 60) // 60 * 60
     end = start + 2 * DAY_S
     expected = reference(fields, change, start, end)
-    assert told(fires(fields, change, start, end), change.zone) == told(expected, change.zone)
+    assert format_times(fires(fields, change, start, end), change.zone) == format_times(expected, change.zone)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +195,7 @@ def test_a_clock_change_of_half_an_hour_shifts_no_schedule(cron: str, from_: str
         assert following is not None
         now = following
         found.append(now // SECOND_NS)
-    assert [shown[3:8] for shown in told(found, "Australia/Lord_Howe")] == times.split()
+    assert [shown[3:8] for shown in format_times(found, "Australia/Lord_Howe")] == times.split()
 
 
 def test_a_late_firing_is_not_repeated_when_the_clocks_are_set_back() -> None:
@@ -204,4 +206,4 @@ def test_a_late_firing_is_not_repeated_when_the_clocks_are_set_back() -> None:
     trigger = Trigger("t", "s", "schedule", "x", added, cron="30 2 * * *")
     following = compute_next_firing_ns(trigger, late, of("Europe/Berlin"))
     assert following is not None
-    assert told([following // SECOND_NS], "Europe/Berlin") == ["26 02:30 +0100"]
+    assert format_times([following // SECOND_NS], "Europe/Berlin") == ["26 02:30 +0100"]

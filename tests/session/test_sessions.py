@@ -1,4 +1,4 @@
-"""Sessions that go on, end, or end while something is under way: ids stay unique, answers and folders whole."""
+"""Sessions that are resumed or end, also during work: IDs stay unique, answers and folders complete."""
 
 from __future__ import annotations
 
@@ -440,7 +440,7 @@ def _parameters_of(made: Any) -> Any:
 @pytest.mark.proves("P-04")
 @pytest.mark.parametrize("rule", ["deny reed", "deny file__patch", "deny read ../secret/**", "allow todo nothing=1"])
 async def test_a_rule_that_can_never_match_is_refused_and_the_other_rules_apply(tmp_path: Path, rule: str) -> None:
-    """A deny of a name that no tool has would keep nothing back, and nobody would know."""
+    """A deny of an unknown tool name would silently restrict nothing."""
     async with temporary_kernel(tmp_path) as kernel:
         (tmp_path / "ws" / "a").write_text("x")
         session = await kernel.session()

@@ -1,4 +1,4 @@
-"""The whole of a truncated output: the session that made it reads and searches it, and nobody else does."""
+"""The file of a truncated output: its session reads and searches it, and no other session does."""
 
 from __future__ import annotations
 

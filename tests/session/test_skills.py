@@ -1,4 +1,4 @@
-"""Skills: found in layers, told in a line each, read once, and granting nothing, whoever wrote them."""
+"""Skills: found in layers, listed in one line each, read once, and without any rights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def put(folder: Path, name: str, text: str = "", *, front: str = "") -> Path:
     return place
 
 
-def told(workspace: Path, config: Path) -> dict[str, SkillInfo]:
+def skills_by_layer(workspace: Path, config: Path) -> dict[str, SkillInfo]:
     return {f"{one.skill.layer}/{one.skill.name}": one.skill for one in find_skills(workspace, config)}
 
 
@@ -83,7 +83,7 @@ def test_an_invalid_skill_is_named_with_the_reason_and_the_other_skills_are_read
     }.items():
         (skills / name).mkdir()
         (skills / name / "SKILL.md").write_bytes(content)
-    found = told(tmp_path / "ws", tmp_path / "config")
+    found = skills_by_layer(tmp_path / "ws", tmp_path / "config")
     problems = {key.partition("/")[2]: skill.problem for key, skill in found.items() if skill.layer == "workspace"}
     assert problems.pop("good") == ""
     expected = {
@@ -111,13 +111,13 @@ def test_skills_behind_a_linked_folder_are_not_loaded(tmp_path: Path) -> None:
     put(tmp_path / "elsewhere" / "skills", "stray")
     (tmp_path / "ws").mkdir()
     (tmp_path / "ws" / ".agents").symlink_to(tmp_path / "elsewhere")
-    assert "workspace/stray" not in told(tmp_path / "ws", tmp_path / "config")
+    assert "workspace/stray" not in skills_by_layer(tmp_path / "ws", tmp_path / "config")
 
 
 def test_a_user_skill_that_other_users_can_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     put(tmp_path / "config" / "skills", "loose").chmod(0o777)
-    assert "chmod go-w" in told(tmp_path / "ws", tmp_path / "config")["user/loose"].problem
+    assert "chmod go-w" in skills_by_layer(tmp_path / "ws", tmp_path / "config")["user/loose"].problem
 
 
 @given(st.binary(max_size=300))
@@ -128,7 +128,7 @@ def test_a_skill_file_with_any_content_is_either_usable_or_reported_as_faulty(co
         place = Path(folder) / "ws" / ".agents" / "skills" / "any"
         place.mkdir(parents=True)
         (place / "SKILL.md").write_bytes(b"---\n" + content)
-        skill = told(Path(folder) / "ws", Path(folder))["workspace/any"]
+        skill = skills_by_layer(Path(folder) / "ws", Path(folder))["workspace/any"]
         assert bool(skill.problem) is not bool(skill.description)
 
 
@@ -139,10 +139,10 @@ def test_front_matter_is_read_in_quotes_and_blocks_and_ineffective_fields_are_no
         "---\nname: 'styled'\ndescription: >-\n  Two\n  lines: of it.\nallowed-tools: Bash(*)\nlicence: MIT\n"
         "metadata:\n  a: b\n---\n\nBody"
     )
-    skill = told(tmp_path, tmp_path / "config")["workspace/styled"]
+    skill = skills_by_layer(tmp_path, tmp_path / "config")["workspace/styled"]
     assert (skill.description, skill.problem) == ("Two lines: of it.", "")
     assert skill.notes == (
-        "allowed-tools has no effect: a skill grants nothing",
+        "allowed-tools has no effect: a skill grants no permissions",
         "licence has no effect; did you mean license?",
     )
 
@@ -183,7 +183,7 @@ async def test_a_model_reads_a_skill_once_and_its_content_cannot_close_its_data_
         assert first.data["content"].count("<skill_content") == 1
         assert "<system>" not in str(model.requests[1].messages)
         assert first.data["files"] == [".agents/skills/deploy/scripts/run.sh"]
-        assert first.data["note"] == "allowed-tools has no effect: a skill grants nothing"
+        assert first.data["note"] == "allowed-tools has no effect: a skill grants no permissions"
         assert "grants no permissions" in first.data["from"]
         again, unknown, denied = [(await session.recover_result(f"{session.id}/2.{n}")).result for n in range(3)]
         assert (again.data["content"], "already" in again.data["note"]) == ("", True)

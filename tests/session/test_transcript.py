@@ -1,4 +1,4 @@
-"""search_memory finds what was said and done in the session, also what its model no longer sees, and nothing else."""
+"""``search_memory`` finds messages and calls of the session, also after compaction, and nothing else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def look(about: str) -> dict[str, Any]:
     return {"note": f'about {about}: "the Answer" is\nforty-two', "key": "key-5d0c1f7ab2e94c63"}
 
 
-async def found(session: Session, query: str, **more: Any) -> list[dict[str, Any]]:
+async def search_transcript(session: Session, query: str, **more: Any) -> list[dict[str, Any]]:
     result = await session.call("search_memory", {"query": query, **more})
     assert result.ok, result.error_text
     return result.data["hits"]
@@ -49,18 +49,18 @@ async def test_a_search_finds_messages_calls_and_results_by_words_and_phrases(tm
     async with temporary_kernel(tmp_path, tools=[look], rules=["allow notes.look"]) as kernel:
         session = await kernel.session()
         await Agent(session, model).complete("What is known of Pluto and the planets?")
-        (asked, call) = await found(session, "PLANETS")
+        (asked, call) = await search_transcript(session, "PLANETS")
         assert {asked["kind"], call["kind"]} == {"user", "call"}
-        call = (await found(session, '"the answer" is'))[0]
+        call = (await search_transcript(session, '"the answer" is'))[0]
         assert (call["tool"], call["kind"]) == ("notes__look", "call") and call["id"].startswith(session.id)
         assert '"the Answer" is\nforty-two' in call["text"]
-        assert [hit["text"] for hit in await found(session, "zebra")] == ["I look at the zebra file."]
-        assert [hit["kind"] for hit in await found(session, "forty-two", kind="assistant")] == ["assistant"]
+        assert [hit["text"] for hit in await search_transcript(session, "zebra")] == ["I look at the zebra file."]
+        assert [hit["kind"] for hit in await search_transcript(session, "forty-two", kind="assistant")] == ["assistant"]
         whole = (await session.call("search_memory", {"id": call["id"]})).data
         assert "about: planets" in whole["text"] and whole["next"] is None
         part = (await session.call("search_memory", {"id": call["id"], "offset": len(whole["text"]) - 3})).data
         assert part["text"] == whole["text"][-3:]
-        assert await found(session, "search_memory") == []  # its own calls are no part of it
+        assert await search_transcript(session, "search_memory") == []  # its own calls are no part of it
         for wrong in ({}, {"query": "x", "id": "y"}, {"query": "x", "offset": 1}, {"query": '. ,"'}, {"id": "z"}):
             assert (await session.call("search_memory", wrong)).error_kind == "invalid_input", wrong
 
@@ -71,10 +71,10 @@ async def test_a_search_finds_calls_without_a_conversation_and_none_of_another_s
         await one.call("notes.look", {"about": "planets"})
         await one.call("notes.look", {"about": "nothing"})
         await other.call("notes.look", {"about": "comets"})
-        assert [hit["tool"] for hit in await found(one, "planets")] == ["notes.look"]
-        assert [hit["text"].count("Überraschung") for hit in await found(one, "überraschung")] == [1]
-        (comet,) = await found(other, "comets")
-        assert await found(one, "comets") == [] and await found(other, "planets") == []
+        assert [hit["tool"] for hit in await search_transcript(one, "planets")] == ["notes.look"]
+        assert [hit["text"].count("Überraschung") for hit in await search_transcript(one, "überraschung")] == [1]
+        (comet,) = await search_transcript(other, "comets")
+        assert await search_transcript(one, "comets") == [] and await search_transcript(other, "planets") == []
         assert (await one.call("search_memory", {"id": comet["id"]})).error_kind == "invalid_input"
 
 
@@ -88,11 +88,12 @@ async def test_a_search_finds_messages_removed_from_the_context_but_no_secrets(t
         for number in range(12):
             assert (await agent.complete(f"Question {number} of the xylophone.")).ok
         assert "Question 1 of" not in str(agent.messages[1:])
-        hits = await found(session, '"question 1 of"')
+        hits = await search_transcript(session, '"question 1 of"')
         assert [hit["text"] for hit in hits] == ["Question 1 of the xylophone."]
         await session.call("notes.look", {"about": "keys"})
         assert (
-            "5d0c1f7" not in json.dumps(await found(session, "keys")) and await found(session, "5d0c1f7ab2e94c63") == []
+            "5d0c1f7" not in json.dumps(await search_transcript(session, "keys"))
+            and await search_transcript(session, "5d0c1f7ab2e94c63") == []
         )
 
 
@@ -116,8 +117,8 @@ async def test_results_hidden_from_the_model_are_not_found_by_a_search(tmp_path:
         session = await kernel.session()
         for name in ("audited", "masked", "shown"):
             assert (await session.call(f"notes.{name}", {})).ok
-        assert await found(session, "xylophone") == await found(session, "planets") == []
-        kept = await found(session, '"kept from the model"')
+        assert await search_transcript(session, "xylophone") == await search_transcript(session, "planets") == []
+        kept = await search_transcript(session, '"kept from the model"')
         assert {hit["tool"] for hit in kept} == {"notes.audited", "notes.masked", "notes.shown"}
         whole = [(await session.call("search_memory", {"id": hit["id"]})).data["text"] for hit in kept]
         assert "xylophone" not in str(whole)
@@ -162,8 +163,8 @@ async def test_a_search_matches_other_word_forms_and_returns_the_surrounding_mes
             "Unrelated: the build is red.",
         ):
             await Agent(session, model).complete(text)
-        assert (await found(session, "Who paints kitchens?"))[0]["text"].startswith("I am painting")
-        texts = [hit["text"] for hit in await found(session, "which kitchen was painted?")]
+        assert (await search_transcript(session, "Who paints kitchens?"))[0]["text"].startswith("I am painting")
+        texts = [hit["text"] for hit in await search_transcript(session, "which kitchen was painted?")]
         assert texts[:2] == ["I am painting the kitchen of my sister.", "Which one?"], (
             "the answer has it as its context"
         )
@@ -175,9 +176,9 @@ async def test_a_memory_search_includes_new_messages_and_calls(tmp_path: Path) -
         model = PlaybackModel(*(text_reply(f"Answer {n} of pelican.") for n in range(3)))
         for number in range(3):
             await Agent(session, model).complete(f"Question {number} of pelican.")
-            assert len(await found(session, "pelican")) == 2 * number + 2
+            assert len(await search_transcript(session, "pelican")) == 2 * number + 2
         await session.call("notes.look", {"about": "pelican"})
-        assert len(await found(session, "pelican")) == 7
-        assert [hit["tool"] for hit in await found(session, "pelica", kind="call")] == ["notes.look"], (
+        assert len(await search_transcript(session, "pelican")) == 7
+        assert [hit["tool"] for hit in await search_transcript(session, "pelica", kind="call")] == ["notes.look"], (
             "a part of a word"
         )

@@ -1,4 +1,4 @@
-"""Triggers of registered classes: tools that add them, told once, durable, bounded, and no fault of a class goes further."""
+"""Triggers of registered classes: durable, limited, delivered once, and isolated from faults of a class."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from handrail.testing.scripted_kernel import temporary_kernel
 pytestmark = pytest.mark.proves("A-07")
 
 
-class Line(TriggerTool):
+class LineTrigger(TriggerTool):
     """Fires at each line that a file of the workspace gets."""
 
     spec = make_trigger_spec(
@@ -86,8 +86,8 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trigger_waits, "MIN_PAUSE_S", 0.0)
 
 
-async def told(session: Session, count: int) -> Sequence[Notification]:
-    """Wait until so many have come."""
+async def wait_for_notices(session: Session, count: int) -> Sequence[Notification]:
+    """Wait for this many notifications."""
     assert session.notifications is not None
     while len(found := await session.notifications.list_pending()) < count:
         await asyncio.sleep(0.001)
@@ -95,7 +95,7 @@ async def told(session: Session, count: int) -> Sequence[Notification]:
 
 
 async def test_a_trigger_class_notifies_once_with_a_label_and_resumes_in_a_new_process(tmp_path: Path) -> None:
-    file, line = tmp_path / "ws" / "log", Line()
+    file, line = tmp_path / "ws" / "log", LineTrigger()
     async with temporary_kernel(tmp_path, tools=[line, Beat(), Broken()], rules=RULES) as kernel:
         session = await kernel.session()
         added = {"path": "log", "prompt": "Read it.", "name": "log"}
@@ -110,14 +110,14 @@ async def test_a_trigger_class_notifies_once_with_a_label_and_resumes_in_a_new_p
         assert (await session.call("add_line_watch", added)).error_kind == "conflict"
         file.write_text("one \x1b[31m\n")
         await line.look()
-        (first,) = await told(session, 1)
+        (first,) = await wait_for_notices(session, 1)
         assert "log (add_line_watch) fired: Read it." in first.text and "\x1b" not in first.text
         assert first.untrusted == "what add_line_watch has seen" and first.kind == "trigger"
         while (before := kernel.inbound_services.triggers.list_triggers(session.id)[0]).fire_count < 1:
             await asyncio.sleep(0.001)
         file.write_text("one\ntwo\n")
         await line.look()
-        await told(session, 2)
+        await wait_for_notices(session, 2)
         while kernel.inbound_services.triggers.list_triggers(session.id)[0].fire_count < 2:
             await asyncio.sleep(0.001)
         await kernel.inbound_services.triggers.table.put(before)  # as a process leaves it that ends after it has told
@@ -128,9 +128,9 @@ async def test_a_trigger_class_notifies_once_with_a_label_and_resumes_in_a_new_p
         (listed,) = (await session.call("list_triggers", {})).data["triggers"]
         assert "Tool add_line_watch is not available" in listed["fault"] and listed["fired"] == 1
         await session.suspend()
-    async with temporary_kernel(tmp_path, tools=[Line(), Beat(), Broken()], rules=RULES) as kernel:
+    async with temporary_kernel(tmp_path, tools=[LineTrigger(), Beat(), Broken()], rules=RULES) as kernel:
         session = await kernel.session(session.id)
-        lines = [notice.text.splitlines()[1] for notice in await told(session, 4)]
+        lines = [notice.text.splitlines()[1] for notice in await wait_for_notices(session, 4)]
         assert lines == [lines[0], "two", "three", "end"]
         while kernel.inbound_services.triggers.list_triggers(session.id):  # that was the last one
             await asyncio.sleep(0.001)
@@ -141,7 +141,7 @@ async def test_a_removed_trigger_stops_waiting_and_a_session_has_a_trigger_limit
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triggering, "MAX_CLASS_TRIGGERS", 2)
-    line = Line()
+    line = LineTrigger()
     async with temporary_kernel(tmp_path, tools=[line, Beat(), Broken()], rules=[*RULES, "allow add_timer"]) as kernel:
         session = await kernel.session()
         for number in range(2):
@@ -163,13 +163,13 @@ async def test_a_removed_trigger_stops_waiting_and_a_session_has_a_trigger_limit
 
 
 async def test_a_failing_trigger_class_is_reported_once_and_stopped(tmp_path: Path) -> None:
-    line, ways = Line(), ("raise", "cancel", "exit", "position", "other")
+    line, ways = LineTrigger(), ("raise", "cancel", "exit", "position", "other")
     async with temporary_kernel(tmp_path, tools=[Broken(), Beat(), line], rules=RULES) as kernel:
         session = await kernel.session()
         await session.call("add_line_watch", {"path": "log", "prompt": "x", "name": "log"})
         for how in ways:
             await session.call("add_broken", {"how": how, "prompt": "Do it.", "name": how})
-        failed = {notice.source: notice.text for notice in await told(session, len(ways))}
+        failed = {notice.source: notice.text for notice in await wait_for_notices(session, len(ways))}
         assert set(failed) == set(ways)
         while any(
             one.problem is None
@@ -185,11 +185,11 @@ async def test_a_failing_trigger_class_is_reported_once_and_stopped(tmp_path: Pa
         assert "\x1b" not in listed["raise"]["fault"] and "fault" not in listed["log"]
         (tmp_path / "ws" / "log").write_text("still\n")
         await line.look()
-        assert "still" in (await told(session, len(ways) + 1))[-1].text
+        assert "still" in (await wait_for_notices(session, len(ways) + 1))[-1].text
 
 
 async def test_a_timed_trigger_class_fires_on_time_and_invalid_times_are_refused(tmp_path: Path) -> None:
-    async with temporary_kernel(tmp_path, tools=[Line(), Beat(), Broken()], rules=RULES) as kernel:
+    async with temporary_kernel(tmp_path, tools=[LineTrigger(), Beat(), Broken()], rules=RULES) as kernel:
         session, clockwork = await kernel.session(), kernel.inbound_services.triggers
         add = {"times": [3_600 * 10**9], "prompt": "Beat.", "name": "hour"}
         made = await session.call("clock.add_beat", add)
@@ -197,7 +197,9 @@ async def test_a_timed_trigger_class_fires_on_time_and_invalid_times_are_refused
         now = clockwork.clock()
         clockwork.clock = lambda: now + 3_601 * 10**9
         await clockwork.fire_due_triggers()
-        assert [notice.text for notice in await told(session, 1)] == ["The trigger hour (clock.add_beat) fired: Beat."]
+        assert [notice.text for notice in await wait_for_notices(session, 1)] == [
+            "The trigger hour (clock.add_beat) fired: Beat."
+        ]
         (trigger,) = clockwork.list_triggers(session.id)
         assert trigger.fire_count == 1 and trigger.next_ns == now + 7_201 * 10**9
         never = await session.call("clock.add_beat", {**add, "times": ["never"], "name": "n"})
@@ -209,15 +211,15 @@ async def test_a_timed_trigger_class_fires_on_time_and_invalid_times_are_refused
 
 
 async def test_a_trigger_that_fires_last_while_its_class_is_missing_is_removed(tmp_path: Path) -> None:
-    async with temporary_kernel(tmp_path, tools=[Line(), Beat(), Broken()], rules=RULES) as kernel:
+    async with temporary_kernel(tmp_path, tools=[LineTrigger(), Beat(), Broken()], rules=RULES) as kernel:
         session, clockwork = await kernel.session(), kernel.inbound_services.triggers
         await session.call("clock.add_beat", {"times": [3_600 * 10**9], "prompt": "Last.", "name": "last"})
         (trigger,) = clockwork.list_triggers(session.id)
         await clockwork.table.put(replace(trigger, next_ns=1, arguments={"times": ["never"]}))
         await session.suspend()
-    async with temporary_kernel(tmp_path, tools=[Line(), Beat(), Broken()], rules=RULES) as kernel:
+    async with temporary_kernel(tmp_path, tools=[LineTrigger(), Beat(), Broken()], rules=RULES) as kernel:
         session = await kernel.session(session.id)
-        assert [notice.source for notice in await told(session, 1)] == ["last"]
+        assert [notice.source for notice in await wait_for_notices(session, 1)] == ["last"]
         assert (await session.call("list_triggers", {})).data == {"triggers": []}
         assert kernel.inbound_services.triggers.table.list_all() == []
 
@@ -255,6 +257,6 @@ def test_a_trigger_class_defines_when_it_fires_and_avoids_reserved_parameter_nam
 
 @pytest.mark.proves("R-09")
 def test_packages_register_trigger_classes_by_entry_point() -> None:
-    point = metadata.EntryPoint("line", f"{__name__}:Line", "handrail.tools")
+    point = metadata.EntryPoint("line", f"{__name__}:LineTrigger", "handrail.tools")
     loaded = ToolEntryPointsSource(entry_points=lambda: [point]).load()
     assert [declared.tool.spec.id for declared in loaded.tools] == ["add_line_watch"] and not loaded.faults

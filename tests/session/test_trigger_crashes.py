@@ -1,4 +1,4 @@
-"""A process that is killed at any step of a trigger: added, due, told, heard. Nothing fires twice, and nothing is lost."""
+"""A process killed at any step of a trigger: nothing fires twice, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.session.arriving import SECOND, Clock, Place, place
+from tests.session.arriving import SECOND, Clock, InboundFixture, place
 
 from handrail.agent.agent_loop import deliver_notifications
 from handrail.agent.conversation import Conversation
@@ -24,8 +24,8 @@ from handrail.store.workspace_store import WorkspaceStore
 pytestmark = pytest.mark.proves("A-07", "G-05")
 
 
-class Kept:
-    """A conversation's rows, in the same database as what is told in it."""
+class StoredRows:
+    """The rows of a conversation, in the database of its notifications."""
 
     def __init__(self, store: WorkspaceStore) -> None:
         self._store = store
@@ -52,10 +52,10 @@ class Kept:
         return []
 
 
-async def heard_after(folder: Path, there: Place, clock: Clock, store: WorkspaceStore) -> list[str]:
-    """Go on from what is there: fire what is due and hear what was told. Gives the whole conversation's lines."""
+async def heard_after(folder: Path, there: InboundFixture, clock: Clock, store: WorkspaceStore) -> list[str]:
+    """Continue: fire due triggers, deliver notifications, and return all lines of the conversation."""
     await there.clockwork.start_stored_triggers()
-    conversation = Conversation(Kept(store))
+    conversation = Conversation(StoredRows(store))
     await conversation.load_stored_messages()
     await deliver_notifications(there.board.attach_session("s"), conversation)
     rows = await store.messages.read("s")

@@ -380,7 +380,7 @@ RULES = ["allow watch_channel", "allow send_message"]
 
 
 async def told_of_a_message(kernel: LocalKernel, session: LocalSession) -> list[str]:
-    """What the session's agent hears once something was sent over the channel that it watches."""
+    """Return the notifications of the agent after a message on the channel that it watches."""
     assert (await session.call("send_message", {"channel": "news", "message": "it rains"})).ok
     return [
         notice.source

@@ -1,4 +1,4 @@
-"""State that is full, read-only, damaged, newer or of another user: one clear error, and nothing is run."""
+"""State that is full, read-only, damaged, newer or of another user: one clear error, and nothing runs."""
 
 from __future__ import annotations
 

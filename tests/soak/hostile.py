@@ -1,4 +1,4 @@
-"""Values that are made to be slow to judge, by kind."""
+"""Values that are slow to validate, by kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long an event loop is held, as processor time, so that a busy machine holds nothing: and by whom."""
+"""Measure how long an event loop is blocked, as processor time, and by which code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two hundred kills of one workspace, and ten thousand calls of one session."""
+"""Two hundred kills in one workspace, and ten thousand calls in one session."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from tests.session.crashing import Crashes
+from tests.session.crashing import CrashingWorkspace
 
 from handrail import Event, tool
 from handrail.testing.scripted_kernel import temporary_kernel
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.timeout(1800)
 async def test_two_hundred_kills_lose_no_acknowledged_result(tmp_path: Path) -> None:
     for part in range(10):  # so that looking through the log after each kill stays quick
-        crashes = Crashes(tmp_path / str(part), seed=part)
+        crashes = CrashingWorkspace(tmp_path / str(part), seed=part)
         crashes.folder.mkdir()
         for _ in range(20):
             crashes.live_and_die()
@@ -44,7 +44,7 @@ async def write(name: str) -> str:
 CACHE = type(lru_cache(len))
 
 
-def held() -> int:
+def count_tracked_objects() -> int:
     """Objects that the collector looks after, without what caches with a bound hold of what was last: how many of their
     tuples it looks after at a moment says nothing.
     """
@@ -77,9 +77,9 @@ async def test_ten_thousand_calls_use_no_more_memory_than_one_thousand(tmp_path:
             await kernel.log.flush()
 
         await some(0, 1_000)
-        objects, most = held(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        objects, most = count_tracked_objects(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         await some(1_000, 9_000)
-        grown = held() - objects, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most
+        grown = count_tracked_objects() - objects, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most
         assert grown[0] < 500, grown  # of 9,000 calls
         assert grown[1] < 64 * 1024  # KiB
         assert seen > 20_000

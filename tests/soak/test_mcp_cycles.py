@@ -1,4 +1,4 @@
-"""Servers that come and go a thousand times: descriptors, processes, tasks, objects and memory stay flat."""
+"""A thousand connections to servers: descriptors, processes, tasks, objects and memory stay constant."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _Slow(ThreadPoolExecutor):
 
 
 def _own_memory() -> int:
-    """Bytes that no file stands behind, without what is free already."""
+    """Return the anonymous memory in bytes, without the free part."""
     gc.collect()
     with contextlib.suppress(AttributeError):  # another C library has no such thing
         ctypes.CDLL(None).malloc_trim(0)
@@ -87,7 +87,7 @@ async def _cycled(
     tried: Callable[[Any, Cycles], Coroutine[Any, Any, None]],
     made: Callable[[], ThreadPoolExecutor] = ThreadPoolExecutor,
 ) -> None:
-    """Do something with a session and with a way to have a server come and go so many times, each with one call.
+    """Connect and disconnect a server this many times, with one call each.
 
     :param made: gives the threads that the loop has for what blocks
     """
@@ -96,7 +96,7 @@ async def _cycled(
     loop.set_default_executor(threads)
 
     async def let_go() -> None:
-        """Wait until no thread holds anything any more: it may for a while after its answer is there."""
+        """Wait until all threads have released their objects, which may take a moment after the answer."""
         nonlocal threads
         held, threads = threads, made()
         loop.set_default_executor(threads)

@@ -1,4 +1,4 @@
-"""Every argument of every shipped tool, given every hostile value, through a whole kernel: nothing holds the event loop.
+"""Every argument of every shipped tool with every hostile value: nothing blocks the event loop.
 
 The bound is on processor time, of one callback of the loop or one native step in another thread, and above what any call
 takes. What took more than :data:`REPORTED_MS` is printed, as data.
@@ -44,8 +44,8 @@ def threads_watched() -> Iterator[None]:
     threading.setprofile(None)
 
 
-class Agreeing:
-    """A person who says yes to every call and answers every question with nothing."""
+class AgreeingUser:
+    """A user who approves every call and answers every question with nothing."""
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
         return ApprovalAnswer("once")
@@ -118,7 +118,7 @@ async def test_no_argument_of_any_tool_blocks_the_event_loop(tmp_path: Path, siz
     (workspace / "small.txt").write_text("abc\nabc\n")
     held: list[str] = []
     async with temporary_kernel(tmp_path, secrets=_SECRETS) as kernel:
-        session = await kernel.session(approval_handler=Agreeing())
+        session = await kernel.session(approval_handler=AgreeingUser())
         for tool_id, entry in kernel.generation.entries.items():
             schema = entry.spec.parameters
             tried: list[tuple[Place, Schema]] = [*places(schema), (("unknown",), {"type": "object"})]
@@ -199,7 +199,7 @@ async def test_no_list_of_many_files_blocks_the_event_loop(tmp_path: Path) -> No
     subprocess.run([*git, "config", "user.email", "e@example.org"], check=True)
     held: list[str] = []
     async with temporary_kernel(tmp_path, secrets=_SECRETS) as kernel:
-        session = await kernel.session(approval_handler=Agreeing())
+        session = await kernel.session(approval_handler=AgreeingUser())
         for tool_id, arguments in (
             ("git.status", {}),
             ("git.diff", {"staged": True, "counts_only": True}),
@@ -223,7 +223,7 @@ async def test_no_list_of_many_files_blocks_the_event_loop(tmp_path: Path) -> No
 async def test_no_program_blocks_the_event_loop_with_its_output_or_files(tmp_path: Path) -> None:
     held: list[str] = []
     async with temporary_kernel(tmp_path, secrets=_SECRETS) as kernel:
-        session = await kernel.session(approval_handler=Agreeing())
+        session = await kernel.session(approval_handler=AgreeingUser())
         for command in (
             "head -c 70000000 /dev/urandom",
             "yes '' | head -c 100000000",
@@ -246,7 +246,7 @@ async def test_no_edit_of_a_large_file_blocks_the_event_loop(tmp_path: Path, kin
     whole = f"first\n{texts(size)[kind]}\nlast\n"
     held: list[str] = []
     async with temporary_kernel(tmp_path, secrets=_SECRETS) as kernel:
-        session = await kernel.session(approval_handler=Agreeing())
+        session = await kernel.session(approval_handler=AgreeingUser())
         for tool_id, arguments in (
             ("edit", {"old": "last", "new": "end"}),
             ("edit", {"old": whole[10:12], "new": "x", "replace_all": True}),

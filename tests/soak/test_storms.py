@@ -1,4 +1,4 @@
-"""The storm of calls at length; its small form is with the session's tests."""
+"""The long storm of calls; the short one is in the tests of the session."""
 
 from __future__ import annotations
 

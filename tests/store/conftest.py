@@ -1,4 +1,4 @@
-"""A workspace and a state folder of its own for each test."""
+"""Fixtures: a separate workspace and state folder for each test."""
 
 from __future__ import annotations
 

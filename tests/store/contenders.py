@@ -1,4 +1,4 @@
-"""Processes that contend for one workspace, and a test's hold on them: told by lines, heard by lines."""
+"""Processes that compete for one workspace, controlled by lines."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def say(*words):
 """
 
 
-class Contenders:
+class ContendingProcesses:
     """Processes of one place, whose lines arrive in one order. They end with the block."""
 
     def __init__(self, place: Place) -> None:
@@ -159,7 +159,7 @@ class Contenders:
         stdin.flush()
 
     def hear(self) -> tuple[int, str, str]:
-        """The next line of any: who said it, its first word, and the rest."""
+        """Return the next line of any process: its sender, first word, and the rest."""
         while not self._lines:
             ready, _, _ = select.select([self._reading], [], [], PATIENCE_S)
             assert ready, "nobody says anything"
@@ -171,7 +171,7 @@ class Contenders:
         return self._lines.popleft()
 
     def forget(self) -> None:
-        """Let go of what was said so far; of use while nobody says anything."""
+        """Discard the lines so far, while no process writes."""
         while select.select([self._reading], [], [], 0)[0]:
             self._rest = (self._rest + os.read(self._reading, 65536)).rpartition(b"\n")[2]
         self._lines.clear()
@@ -198,7 +198,7 @@ class Contenders:
             process.stdin.close()
 
     def rest(self) -> list[tuple[int, str, str]]:
-        """What the killed ones still said, once nobody lives."""
+        """Return the remaining lines of killed processes after all have ended."""
         assert not self.processes
         os.close(self._writing)
         self._writing = -1
@@ -211,7 +211,7 @@ class Contenders:
         lines, self._lines = list(self._lines), deque()
         return lines
 
-    def __enter__(self) -> Contenders:
+    def __enter__(self) -> ContendingProcesses:
         return self
 
     def __exit__(

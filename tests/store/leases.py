@@ -1,4 +1,4 @@
-"""A lease under a clock that is set by hand."""
+"""A lease with a manual clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from handrail.store.lease import WorkspaceLease
 from handrail.store.state_folders import StateFolders
 
 
-class Time:
+class ManualClock:
     """The machine's monotonic clock, set by hand. ``then`` runs once, within the next look at it."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ def first_line(stream: object) -> str:
     return getattr(stream, "readline")()  # noqa: B009
 
 
-def taken(folders: StateFolders, time: Time, face: str = "one") -> WorkspaceLease:
+def acquire_lease(folders: StateFolders, time: ManualClock, face: str = "one") -> WorkspaceLease:
     return WorkspaceLease.acquire(folders, frontend=face, clock=lambda: 0, monotonic=time, renewing=False)
 
 

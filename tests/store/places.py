@@ -1,4 +1,4 @@
-"""A workspace and a state folder for a test, and processes that share them."""
+"""A workspace and state folder of one test, and processes that share them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Place:
 
     @contextmanager
     def process(self, text: str, *arguments: str) -> Generator[subprocess.Popen[str]]:
-        """Python text in a process of its own; its arguments are the workspace, the state, and ``arguments``.
+        """Run Python code in its own process with the workspace, the state and ``arguments``.
 
         It ends with the block.
         """
@@ -53,7 +53,7 @@ class Place:
                 started.kill()
 
     def finished(self, text: str, *arguments: str) -> str:
-        """What such a process printed; it must end well."""
+        """Return the output of such a process, which must succeed."""
         with self.process(text, *arguments) as process:
             out, err = process.communicate(timeout=300)
             assert process.returncode == 0, err

@@ -1,4 +1,4 @@
-"""The database: versioned, refused when damaged, foreign or newer, readable beside its owner."""
+"""The database: versioned, refused if damaged, foreign or newer, and readable by others."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from handrail.store.database.sqlite_connection import open_reader
 from handrail.store.tables.session_tables import SessionRow
 
 
-async def made(place: Place) -> Path:
+async def create_database(place: Place) -> Path:
     await place.open().aclose()
     return place.folders.database_file
 
 
 @pytest.mark.proves("G-09a")
 async def test_a_new_database_has_the_newest_schema_and_private_permissions(place: Place) -> None:
-    path = await made(place)
+    path = await create_database(place)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
@@ -35,7 +35,7 @@ async def test_a_new_database_has_the_newest_schema_and_private_permissions(plac
 
 @pytest.mark.proves("G-09a")
 async def test_a_database_of_a_newer_version_is_refused_with_the_required_version(place: Place) -> None:
-    path = await made(place)
+    path = await create_database(place)
     connection = sqlite3.connect(path)
     connection.execute(f"PRAGMA user_version = {VERSION + 6}")
     connection.execute("UPDATE meta SET value = '9.8.7' WHERE key = 'written_by'")
@@ -50,7 +50,7 @@ async def test_a_database_of_a_newer_version_is_refused_with_the_required_versio
 
 
 async def test_a_full_disk_is_not_reported_as_a_damaged_database(place: Place, tmp_path: Path) -> None:
-    connection = store_connection.open_writer(await made(place))
+    connection = store_connection.open_writer(await create_database(place))
     connection.execute("UPDATE meta SET value = value")
     left = [
         tmp_path / "copy.db",
@@ -71,7 +71,7 @@ async def test_a_full_disk_is_not_reported_as_a_damaged_database(place: Place, t
 
 @pytest.mark.parametrize("content", [b"not a database " * 100, b"SQLite format 3\0" + b"\xff" * 5000])
 async def test_a_damaged_database_is_reported_with_the_remedy_and_left_unchanged(place: Place, content: bytes) -> None:
-    path = await made(place)
+    path = await create_database(place)
     path.write_bytes(content)
     for opening in (place.open, lambda: open_reader(path)):
         with pytest.raises(StartError, match=rf"{path} is damaged: .*mv '{path}'"):
@@ -80,7 +80,7 @@ async def test_a_damaged_database_is_reported_with_the_remedy_and_left_unchanged
 
 
 async def test_a_database_of_another_program_is_refused_and_left_unchanged(place: Place) -> None:
-    path = await made(place)
+    path = await create_database(place)
     path.unlink()
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE bookmarks (url)")
@@ -115,7 +115,7 @@ async def test_a_reader_reports_that_an_unused_workspace_has_no_database(place: 
 
 
 async def test_a_reader_opens_a_database_after_its_owner_has_closed(place: Place) -> None:
-    reader = open_reader(await made(place))
+    reader = open_reader(await create_database(place))
     assert reader.execute("SELECT count(*) FROM record").fetchone() == (0,)
     reader.close()
 

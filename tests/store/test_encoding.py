@@ -1,4 +1,4 @@
-"""Any value becomes JSON bytes: faithfully where JSON can say it, and marked where it cannot."""
+"""Any value becomes JSON: exactly if JSON can express it, otherwise marked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The database of a workspace opened by what an installed package offers."""
+"""A workspace database that an installed package opens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ opened: list[str] = []
 
 
 def large_pages(workspace_database: str, **options: Any) -> sqlite3.Connection:
-    """An engine whose databases can be told from others: their pages are larger."""
+    """An engine whose databases are recognisable by their larger pages."""
     opened.append(workspace_database)
     connection = sqlite3.connect(workspace_database, **options)
     if "mode=ro" not in workspace_database:
@@ -44,7 +44,7 @@ def failing(database: str, **options: Any) -> object:
 
 @pytest.fixture(autouse=True)
 def offers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """What packages offer, by name."""
+    """Return the engines of packages by name."""
     offered = {"large": "large_pages"}
     opened.clear()
     engines._load_engine.cache_clear()  # pyright: ignore[reportPrivateUsage]
@@ -134,7 +134,7 @@ async def test_an_invalid_store_stops_the_start_with_a_clear_error(
 def test_a_store_name_that_other_users_could_have_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("large")
     (tmp_path / "store").chmod(0o666)
-    with pytest.raises(StartError, match="is not a readable file of yours"):
+    with pytest.raises(StartError, match="is not a readable file that you own"):
         engines.connect_engine(tmp_path / "handrail.db", tmp_path / "handrail.db")
     assert not (tmp_path / "handrail.db").exists()
 

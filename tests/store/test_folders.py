@@ -1,4 +1,4 @@
-"""Folders of state: private, apart from the workspace, and refused with the next step where they are not."""
+"""State folders: private, outside the workspace, and refused with a next step otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept is listed with its workspace and size, and removed without touching anything else."""
+"""Stored state is listed with its workspace and size, and removed without touching anything else."""
 
 from __future__ import annotations
 

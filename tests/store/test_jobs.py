@@ -1,4 +1,4 @@
-"""Rows of jobs: a machine of states with one end each, and no table that only grows."""
+"""Rows of jobs: states with one end each, and tables of bounded size."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def row(number: int, state: JobState = "pending", session: str = "ses") -> JobRo
     return JobRow(Job(f"bash_{number:08x}", "bash", f"{session}/{number}.0", session, state, number))
 
 
-class Jobs(RuleBasedStateMachine):
-    """Any order of moves, whoever makes them; beside it, what must be so."""
+class JobStateMachine(RuleBasedStateMachine):
+    """Any order of transitions by any process, and the invariants."""
 
     loop: asyncio.AbstractEventLoop
     store: WorkspaceStore
@@ -93,15 +93,15 @@ _made = [0]
 @pytest.mark.proves("X-06")
 def test_a_job_has_exactly_one_end_under_any_sequence_of_operations(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
-    Jobs.loop = asyncio.new_event_loop()
-    Jobs.store = WorkspaceStore.open(tmp_path / "ws", tmp_path / "state")
+    JobStateMachine.loop = asyncio.new_event_loop()
+    JobStateMachine.store = WorkspaceStore.open(tmp_path / "ws", tmp_path / "state")
     try:
-        case: Any = Jobs.TestCase  # pyright: ignore[reportUnknownMemberType]
+        case: Any = JobStateMachine.TestCase  # pyright: ignore[reportUnknownMemberType]
         case.settings = settings(max_examples=15, stateful_step_count=12, deadline=None)
         case().runTest()
     finally:
-        Jobs.loop.run_until_complete(Jobs.store.aclose())
-        Jobs.loop.close()
+        JobStateMachine.loop.run_until_complete(JobStateMachine.store.aclose())
+        JobStateMachine.loop.close()
 
 
 async def test_ended_jobs_are_removed_by_number_and_age(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The journal: what was noted is found again, whole and once, whatever a power cut leaves of the last note."""
+"""The journal: entries are recovered complete and once, whatever a power failure leaves of the last one."""
 
 from __future__ import annotations
 

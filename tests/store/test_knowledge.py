@@ -1,4 +1,4 @@
-"""The file with the user's facts: written by many processes at once, and forgotten without a trace."""
+"""The file of facts about the user: concurrent writers, and deletion without a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lease: one process per workspace, with a clear line for the second, and no doubt about who it is."""
+"""The lease: one process per workspace, a clear message for the second, and a certain holder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.store.leases import Time, abandon, file_of, first_line, left_alone, taken
+from tests.store.leases import ManualClock, abandon, acquire_lease, file_of, first_line, left_alone
 from tests.store.places import Place
 
 from handrail.contract.errors import LogUnavailable, StartError
@@ -50,8 +50,8 @@ def folders(place: Place) -> StateFolders:
 
 
 @pytest.fixture
-def time() -> Time:
-    return Time()
+def time() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.mark.proves("L-07")
@@ -96,14 +96,16 @@ async def test_two_workspaces_are_held_independently(place: Place, tmp_path_fact
 
 
 @pytest.mark.parametrize("note", [b"", b"not json", b"[1]", b'{"pid": "x", "face": "\\u001b[31m", "since_ns": -1}'])
-def test_an_unreadable_lease_note_still_gives_a_clear_error(folders: StateFolders, time: Time, note: bytes) -> None:
-    lease = taken(folders, time)
+def test_an_unreadable_lease_note_still_gives_a_clear_error(
+    folders: StateFolders, time: ManualClock, note: bytes
+) -> None:
+    lease = acquire_lease(folders, time)
     path = file_of(lease, folders)
     whole = path.read_bytes()
     for content in (whole[:64] + note, note):
         path.write_bytes(content)
         with pytest.raises(WorkspaceAlreadyHeld, match=r"is in use by another handrail process\. Stop that process"):
-            taken(folders, time)
+            acquire_lease(folders, time)
         time.now += 10 * STALE_NS * (len(content) < 64)  # without a beat it counts as alive while it lives
     lease.release()
 
@@ -120,7 +122,7 @@ async def test_a_lease_is_released_when_the_database_cannot_be_opened(place: Pla
     await place.open().aclose()
 
 
-def test_the_lease_holder_can_be_looked_up_without_changing_any_file(folders: StateFolders, time: Time) -> None:
+def test_the_lease_holder_can_be_looked_up_without_changing_any_file(folders: StateFolders, time: ManualClock) -> None:
     assert find_lease_holder(folders, time) is None
     lease = WorkspaceLease.acquire(
         folders, frontend="mcp", clock=lambda: 77, monotonic=time, protocol=3, socket="s-1", renewing=False
@@ -137,42 +139,44 @@ def test_the_lease_holder_can_be_looked_up_without_changing_any_file(folders: St
 
 
 def test_a_renewed_lease_lasts_and_an_unrenewed_lease_lapses_before_another_process_takes_it(
-    folders: StateFolders, time: Time
+    folders: StateFolders, time: ManualClock
 ) -> None:
-    lease = taken(folders, time)
+    lease = acquire_lease(folders, time)
     for _ in range(10):
         time.now += VALID_NS - 1
         assert lease.is_valid
         with pytest.raises(WorkspaceAlreadyHeld):
-            taken(folders, time)
+            acquire_lease(folders, time)
         lease.renew()
     time.now += VALID_NS
     assert not lease.is_valid and lease.is_held
     with pytest.raises(WorkspaceAlreadyHeld):
-        taken(folders, time)
+        acquire_lease(folders, time)
     time.now += STALE_NS - VALID_NS - 1
     with pytest.raises(WorkspaceAlreadyHeld):
-        taken(folders, time)
+        acquire_lease(folders, time)
     time.now += 1
-    other = taken(folders, time)
+    other = acquire_lease(folders, time)
     assert other.is_valid and other.token == lease.token + 1
     other.release()
     lease.release()
 
 
-def test_an_unused_pause_ends_when_the_database_confirms_the_lease(folders: StateFolders, time: Time) -> None:
-    lease = taken(folders, time)
+def test_an_unused_pause_ends_when_the_database_confirms_the_lease(folders: StateFolders, time: ManualClock) -> None:
+    lease = acquire_lease(folders, time)
     time.now += 3600 * 10**9
     assert not lease.is_valid
     lease.renew()
     assert lease.is_valid and lease.lost_reason is None
     with pytest.raises(WorkspaceAlreadyHeld):
-        taken(folders, time)
+        acquire_lease(folders, time)
     lease.release()
 
 
-def test_a_lapsed_lease_stays_lapsed_until_the_database_confirms_its_renewal(folders: StateFolders, time: Time) -> None:
-    lease = taken(folders, time)
+def test_a_lapsed_lease_stays_lapsed_until_the_database_confirms_its_renewal(
+    folders: StateFolders, time: ManualClock
+) -> None:
+    lease = acquire_lease(folders, time)
     time.now += STALE_NS
     other = sqlite3.connect(folders.database_file, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -187,13 +191,13 @@ def test_a_lapsed_lease_stays_lapsed_until_the_database_confirms_its_renewal(fol
 
 @pytest.mark.proves("L-07")
 def test_a_replaced_lease_holder_stays_invalid_and_learns_which_process_replaced_it(
-    folders: StateFolders, time: Time
+    folders: StateFolders, time: ManualClock
 ) -> None:
     told: list[str | None] = []
-    lease = taken(folders, time)
+    lease = acquire_lease(folders, time)
     lease.add_lost_callback(lambda: told.append(lease.lost_reason))
     time.now += STALE_NS
-    other = taken(folders, time, "mcp")
+    other = acquire_lease(folders, time, "mcp")
     assert not lease.is_valid
     lease.renew()
     lease.renew()
@@ -212,15 +216,17 @@ def test_a_replaced_lease_holder_stays_invalid_and_learns_which_process_replaced
     assert not lease.is_valid
 
 
-def test_a_callback_of_a_closed_event_loop_does_not_affect_other_callbacks(folders: StateFolders, time: Time) -> None:
+def test_a_callback_of_a_closed_event_loop_does_not_affect_other_callbacks(
+    folders: StateFolders, time: ManualClock
+) -> None:
     told: list[int] = []
-    lease = taken(folders, time)
+    lease = acquire_lease(folders, time)
     loop = asyncio.new_event_loop()
     loop.close()
     lease.add_lost_callback(lambda: loop.call_soon_threadsafe(told.append, 0) and None)
     lease.add_lost_callback(lambda: told.append(1))
     time.now += STALE_NS
-    with taken(folders, time):
+    with acquire_lease(folders, time):
         lease.renew()
     assert told == [1]
     lease.release()
@@ -228,16 +234,16 @@ def test_a_callback_of_a_closed_event_loop_does_not_affect_other_callbacks(folde
 
 @pytest.mark.parametrize("removes", [True, False])
 def test_a_renewal_paused_before_its_write_does_not_restore_the_lease(
-    folders: StateFolders, time: Time, removes: bool, monkeypatch: pytest.MonkeyPatch
+    folders: StateFolders, time: ManualClock, removes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lease = taken(folders, time)
+    lease = acquire_lease(folders, time)
     if not removes:  # as if the next holder had not come that far yet
         monkeypatch.setattr("handrail.store.lease.remove_former_holder_files", left_alone)
     others: list[WorkspaceLease] = []
 
     def paused() -> None:
         time.now += STALE_NS
-        others.append(taken(folders, time, "two"))
+        others.append(acquire_lease(folders, time, "two"))
 
     time.now += VALID_NS - 1
     time.then = paused
@@ -247,46 +253,48 @@ def test_a_renewal_paused_before_its_write_does_not_restore_the_lease(
     others[0].release()
 
 
-def test_a_holder_loses_its_lease_when_its_file_is_removed(folders: StateFolders, time: Time) -> None:
-    lease = taken(folders, time)
+def test_a_holder_loses_its_lease_when_its_file_is_removed(folders: StateFolders, time: ManualClock) -> None:
+    lease = acquire_lease(folders, time)
     file_of(lease, folders).unlink()
     lease.renew()
     assert not lease.is_valid and lease.lost_reason is not None
-    with taken(folders, time) as other:
+    with acquire_lease(folders, time) as other:
         assert other.token == 2
     lease.release()
 
 
-def test_a_slowly_acquired_lease_is_valid(folders: StateFolders, time: Time) -> None:
+def test_a_slowly_acquired_lease_is_valid(folders: StateFolders, time: ManualClock) -> None:
     """The first beat is written before the commit, which may take as long as the disk likes."""
 
     def slow() -> None:
         time.now += 10 * STALE_NS
 
     time.then = slow  # within the look at the clock that the first beat is of
-    lease = taken(folders, time)
+    lease = acquire_lease(folders, time)
     assert lease.is_valid
     with pytest.raises(WorkspaceAlreadyHeld):
-        taken(folders, time)
+        acquire_lease(folders, time)
     lease.release()
 
 
-def test_files_of_former_lease_holders_are_removed_and_other_files_are_kept(folders: StateFolders, time: Time) -> None:
-    abandon(taken(folders, time))
+def test_files_of_former_lease_holders_are_removed_and_other_files_are_kept(
+    folders: StateFolders, time: ManualClock
+) -> None:
+    abandon(acquire_lease(folders, time))
     (folders.workspace_state_folder / "holder-0").write_bytes(b"")
     (folders.workspace_state_folder / "holder-9").write_bytes(b"the rest of an attempt")
     (folders.workspace_state_folder / "holder-2").write_bytes(b"the rest of an attempt at the next token")
     (folders.workspace_state_folder / "holder-x").write_bytes(b"somebody's")
-    lease = taken(folders, time)
+    lease = acquire_lease(folders, time)
     assert {path.name for path in folders.workspace_state_folder.glob("holder-*")} == {"holder-2", "holder-x"}
     lease.release()
 
 
 @pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
 def test_an_unexpected_object_in_place_of_the_holder_file_is_named_and_left_unchanged(
-    folders: StateFolders, time: Time, tmp_path: Path, kind: str
+    folders: StateFolders, time: ManualClock, tmp_path: Path, kind: str
 ) -> None:
-    lease = taken(folders, time)
+    lease = acquire_lease(folders, time)
     token = lease.token
     lease.release()
     target = tmp_path / "target"
@@ -301,46 +309,46 @@ def test_an_unexpected_object_in_place_of_the_holder_file_is_named_and_left_unch
             path.mkdir()
         else:
             os.mkfifo(path)
-        with pytest.raises(StartError, match=rf"{path} should be the holder file .*Check who put it there"):
-            taken(folders, time)
+        with pytest.raises(StartError, match=rf"{path} should be the holder file .*Check who created it"):
+            acquire_lease(folders, time)
         with pytest.raises(StartError, match="should be the holder file"):
             find_lease_holder(folders, time)
         path.rmdir() if kind == "folder" else path.unlink()
     assert target.read_bytes() == b"mine"
-    taken(folders, time).release()
+    acquire_lease(folders, time).release()
 
 
 def test_a_link_in_place_of_the_database_is_named_and_not_followed(
-    folders: StateFolders, time: Time, tmp_path: Path
+    folders: StateFolders, time: ManualClock, tmp_path: Path
 ) -> None:
     target = tmp_path / "elsewhere"
     folders.database_file.symlink_to(target)
     with pytest.raises(StartError, match=r"handrail\.db should be the log, but is a link"):
-        taken(folders, time)
+        acquire_lease(folders, time)
     assert not target.exists()
 
 
-def test_a_damaged_fencing_token_stops_the_start(folders: StateFolders, time: Time) -> None:
-    taken(folders, time).release()
+def test_a_damaged_fencing_token_stops_the_start(folders: StateFolders, time: ManualClock) -> None:
+    acquire_lease(folders, time).release()
     connection = sqlite3.connect(folders.database_file)
     for token in ("many", -1, 2**62, None):
         with connection:
             connection.execute("UPDATE meta SET value = ? WHERE key = 'token'", (token,))
         with pytest.raises(StartError, match="damaged: the fencing token is not a number"):
-            taken(folders, time)
+            acquire_lease(folders, time)
     connection.close()
     assert not list(folders.workspace_state_folder.glob("holder-*"))
 
 
-def test_a_forked_process_does_not_release_the_lease_of_its_parent(folders: StateFolders, time: Time) -> None:
-    lease = taken(folders, time)
+def test_a_forked_process_does_not_release_the_lease_of_its_parent(folders: StateFolders, time: ManualClock) -> None:
+    lease = acquire_lease(folders, time)
     child = os.fork()
     if child == 0:  # pragma: no cover - another process
         lease.release()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     with pytest.raises(WorkspaceAlreadyHeld):
-        taken(folders, time)
+        acquire_lease(folders, time)
     lease.renew()
     assert lease.is_valid and lease.lost_reason is None
     lease.release()
@@ -371,7 +379,7 @@ async def test_a_thread_renews_the_lease(place: Place) -> None:
 async def test_the_writer_of_a_replaced_lease_holder_refuses_permanently_and_drops_its_queue(
     place: Place, steps: str
 ) -> None:
-    """With a token counted by somebody else behind the lease's back: the database alone must notice."""
+    """The token is increased without the lease: the database alone must detect it."""
     store = place.open()
     await store.sessions.record_opened(SessionRow("ses_1", 5))
     other = sqlite3.connect(place.folders.database_file)
@@ -395,7 +403,7 @@ async def test_the_writer_of_a_replaced_lease_holder_refuses_permanently_and_dro
     assert store.database.writer.backlog == 0
 
 
-def test_a_visible_lease_holder_always_has_its_pid_and_socket(folders: StateFolders, time: Time) -> None:
+def test_a_visible_lease_holder_always_has_its_pid_and_socket(folders: StateFolders, time: ManualClock) -> None:
     ended = threading.Event()
 
     def come_and_go() -> None:
@@ -422,7 +430,7 @@ def test_a_visible_lease_holder_always_has_its_pid_and_socket(folders: StateFold
     assert seen == {(os.getpid(), "a.sock")}
 
 
-def test_a_wall_clock_jump_does_not_change_the_holder_of_a_workspace(folders: StateFolders, time: Time) -> None:
+def test_a_wall_clock_jump_does_not_change_the_holder_of_a_workspace(folders: StateFolders, time: ManualClock) -> None:
     century = 100 * 365 * 86400 * 10**9
     for wall in (0, century, 1):  # what each process in turn takes for the time of day
         lease = WorkspaceLease.acquire(

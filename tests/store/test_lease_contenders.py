@@ -8,14 +8,14 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
-from tests.store.leases import Time, abandon, taken
+from tests.store.leases import ManualClock, abandon, acquire_lease
 from tests.store.places import Place
 
 from handrail.store.lease import STALE_NS, VALID_NS, WorkspaceAlreadyHeld, WorkspaceLease
 from handrail.store.state_folders import prepare_folders
 
 
-class Contenders(RuleBasedStateMachine):
+class LeaseContenders(RuleBasedStateMachine):
     """Several processes, paused and killed at any moment: never two that may act."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Contenders(RuleBasedStateMachine):
         self.room = tempfile.TemporaryDirectory()
         place = Place.beneath(Path(self.room.name))
         self.folders = prepare_folders(place.workspace, place.state)
-        self.time = Time()
+        self.time = ManualClock()
         self.leases: list[WorkspaceLease] = []
         self.tokens: list[int] = []
 
@@ -37,7 +37,7 @@ class Contenders(RuleBasedStateMachine):
     def acquire(self) -> None:
         free = not any(lease.is_valid for lease in self.leases)
         try:
-            lease = taken(self.folders, self.time)
+            lease = acquire_lease(self.folders, self.time)
         except WorkspaceAlreadyHeld:
             return
         assert free
@@ -80,5 +80,5 @@ class Contenders(RuleBasedStateMachine):
 @pytest.mark.proves("L-07")
 def test_at_most_one_of_several_contending_processes_may_act() -> None:
     run_state_machine_as_test(  # pyright: ignore[reportUnknownMemberType]
-        Contenders, settings=settings(max_examples=40, stateful_step_count=30, deadline=None)
+        LeaseContenders, settings=settings(max_examples=40, stateful_step_count=30, deadline=None)
     )

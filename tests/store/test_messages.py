@@ -1,4 +1,4 @@
-"""Messages, read hashes and forks as rows: in order, replaceable by position, bounded, and gone when closed."""
+"""Messages, read hashes and forks as rows: ordered, replaceable, limited, and removed with their session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions and what tools remember in them, across restarts."""
+"""Sessions and the values that tools keep in them, across restarts."""
 
 from __future__ import annotations
 

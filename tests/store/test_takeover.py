@@ -1,4 +1,4 @@
-"""Takeover between real processes: raced for, killed, paused; nothing acknowledged is lost, nothing stale is written."""
+"""Takeover between real processes: races, kills and pauses lose no acknowledged write and write nothing stale."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.store.contenders import PAUSED, RACER, WRITER, Contenders
+from tests.store.contenders import PAUSED, RACER, WRITER, ContendingProcesses
 from tests.store.places import Place
 
 from handrail.record.log_reader import LogReader
@@ -26,7 +26,7 @@ def marks(place: Place) -> list[str]:
 
 
 def test_exactly_one_of_several_processes_started_at_once_holds_the_workspace(place: Place, tmp_path: Path) -> None:
-    with Contenders(place) as racers:
+    with ContendingProcesses(place) as racers:
         pids = [racers.start(RACER) for _ in range(4)]
         assert {racers.hear()[:2] for _ in pids} == {(pid, "ready") for pid in pids}
         for turn in range(60):
@@ -44,7 +44,7 @@ def test_exactly_one_of_several_processes_started_at_once_holds_the_workspace(pl
 
 @pytest.mark.parametrize("case", ["one table", "several tables", "before the transaction"])
 async def test_a_paused_lease_holder_is_replaced_and_its_queue_is_never_written(place: Place, case: str) -> None:
-    with Contenders(place) as contenders:
+    with ContendingProcesses(place) as contenders:
         paused = contenders.start(PAUSED, case)
         assert contenders.hear_from(paused, "queued") == "True"
         contenders.stop(paused)
@@ -72,7 +72,7 @@ async def test_a_paused_lease_holder_is_replaced_and_its_queue_is_never_written(
 
 
 async def test_a_lease_holder_paused_without_a_rival_continues(place: Place) -> None:
-    with Contenders(place) as contenders:
+    with ContendingProcesses(place) as contenders:
         paused = contenders.start(WRITER)
         while contenders.hear()[1] != "ack":
             pass
@@ -89,7 +89,7 @@ def chaos(place: Place, deaths: int, paused_of: int, seed: int) -> None:
     acknowledged: list[str] = []
     slowest = 0.0
     blocked = 0
-    with Contenders(place) as contenders:
+    with ContendingProcesses(place) as contenders:
 
         def heard(pid: int, word: str, rest: str) -> None:
             if word == "ack":

@@ -1,4 +1,4 @@
-"""What a person has trusted is kept beside the database, theirs alone, and anything else in its place is nothing."""
+"""The user's trust decisions: private to the user, and ignored if replaced."""
 
 from __future__ import annotations
 

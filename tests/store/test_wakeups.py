@@ -1,4 +1,4 @@
-"""Wake-ups between processes: none is lost, several count as one, and none reaches another workspace."""
+"""Wake-ups between processes: none is lost, several are merged, and none reaches another workspace."""
 
 from __future__ import annotations
 

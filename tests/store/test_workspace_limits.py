@@ -19,7 +19,7 @@ from handrail.store.state_folders import explain_too_broad_workspace, find_enclo
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home of its own for whoever runs the test, and no other people."""
+    """A separate home for the current user, and no other users."""
     (home := tmp_path.resolve() / "people" / "ada").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
     for variable in state_folders._VARIABLES:  # pyright: ignore[reportPrivateUsage]

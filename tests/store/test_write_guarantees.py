@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.store.test_writer import Shelf
+from tests.store.test_writer import MemorySink
 
 from handrail.contract.errors import LogUnavailable
 from handrail.store.database import group_writer as writing
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.proves("G-01")
 
 
 @pytest.fixture
-def shelf() -> Shelf:
-    shelf = Shelf()
+def shelf() -> MemorySink:
+    shelf = MemorySink()
     shelf.promises = True
     return shelf
 
 
-async def test_a_producer_that_needs_durability_continues_before_the_database_write(shelf: Shelf) -> None:
+async def test_a_producer_that_needs_durability_continues_before_the_database_write(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf, linger_s=60)
     writer.queue_without_waiting("before")
     taken = writer.queue_awaitable("said")
@@ -41,7 +41,7 @@ async def test_a_producer_that_needs_durability_continues_before_the_database_wr
 
 
 async def test_a_lone_journalled_write_is_durable_on_return_on_a_fast_disk(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+    shelf: MemorySink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "PROMISE_GRACE_S", 300.0)  # whatever else this machine does
     writer = GroupWriter(shelf, linger_s=60)
@@ -57,7 +57,7 @@ async def test_a_lone_journalled_write_is_durable_on_return_on_a_fast_disk(
 
 
 async def test_a_journal_write_never_blocks_the_event_loop_on_a_slow_or_busy_disk(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+    shelf: MemorySink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, goes_on, entered = GroupWriter(shelf, linger_s=60), threading.Event(), threading.Event()
 
@@ -96,7 +96,7 @@ async def asleep(writer: GroupWriter[Any]) -> None:
 
 
 async def test_the_disk_is_woken_for_a_journalled_write_that_may_follow(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+    shelf: MemorySink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "PROMISE_GRACE_S", 300.0)
     writer, entered = GroupWriter(shelf, linger_s=60), threading.Event()
@@ -121,7 +121,7 @@ async def test_the_disk_is_woken_for_a_journalled_write_that_may_follow(
 
 
 async def test_the_disk_is_not_woken_for_a_journalled_write_that_follows_immediately(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+    shelf: MemorySink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "PROMISE_GRACE_S", 300.0)
     writer = GroupWriter(shelf, linger_s=60)
@@ -138,7 +138,7 @@ async def test_the_disk_is_not_woken_for_a_journalled_write_that_follows_immedia
     assert shelf.roused == 0
 
 
-async def test_the_writer_does_not_warm_up_an_unused_sink(shelf: Shelf) -> None:
+async def test_the_writer_does_not_warm_up_an_unused_sink(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf, linger_s=60)
     await asleep(writer)
     writer.warm_up()
@@ -147,7 +147,7 @@ async def test_the_writer_does_not_warm_up_an_unused_sink(shelf: Shelf) -> None:
     assert shelf.roused == 0
 
 
-async def test_the_writer_warms_up_an_idle_sink_only(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_writer_warms_up_an_idle_sink_only(shelf: MemorySink, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "PROMISE_GRACE_S", 300.0)
     writer = GroupWriter(shelf, linger_s=60)
     await writer.start_journalled_write("first")
@@ -169,7 +169,7 @@ async def test_the_writer_warms_up_an_idle_sink_only(shelf: Shelf, monkeypatch: 
     await asyncio.sleep(0)
 
 
-async def test_a_journalled_item_is_written_shortly_afterwards_without_a_further_call(shelf: Shelf) -> None:
+async def test_a_journalled_item_is_written_shortly_afterwards_without_a_further_call(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf)
     await writer.start_journalled_write("intent")
     await asyncio.to_thread(shelf.entered.wait, 30)
@@ -178,7 +178,7 @@ async def test_a_journalled_item_is_written_shortly_afterwards_without_a_further
     writer.close()
 
 
-async def test_the_writer_journals_no_item_while_a_commit_waits(shelf: Shelf) -> None:
+async def test_the_writer_journals_no_item_while_a_commit_waits(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf)
     shelf.gate.clear()
     first = asyncio.ensure_future(writer.commit("first"))
@@ -191,7 +191,7 @@ async def test_the_writer_journals_no_item_while_a_commit_waits(shelf: Shelf) ->
     writer.close()
 
 
-async def test_an_item_that_cannot_be_journalled_is_written(shelf: Shelf) -> None:
+async def test_an_item_that_cannot_be_journalled_is_written(shelf: MemorySink) -> None:
     shelf.promises = False
     writer = GroupWriter(shelf, linger_s=60)
     await writer.start_journalled_write("intent")
@@ -200,7 +200,7 @@ async def test_an_item_that_cannot_be_journalled_is_written(shelf: Shelf) -> Non
 
 
 @pytest.mark.proves("G-10")
-async def test_a_journalled_write_survives_a_full_disk_and_is_written_first_afterwards(shelf: Shelf) -> None:
+async def test_a_journalled_write_survives_a_full_disk_and_is_written_first_afterwards(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf, linger_s=60, retry_s=60, max_retained=2)
     await writer.start_journalled_write("intent")
     shelf.full = True
@@ -219,7 +219,7 @@ async def test_a_journalled_write_survives_a_full_disk_and_is_written_first_afte
 
 
 @pytest.mark.proves("G-10")
-async def test_a_journalled_write_does_not_raise_the_limit_of_retained_items(shelf: Shelf) -> None:
+async def test_a_journalled_write_does_not_raise_the_limit_of_retained_items(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf, linger_s=60, retry_s=60, max_retained=3)
     await writer.start_journalled_write("intent")
     shelf.full = True
@@ -235,7 +235,7 @@ async def test_a_journalled_write_does_not_raise_the_limit_of_retained_items(she
     writer.close()
 
 
-async def test_a_faulty_item_does_not_split_a_batch_of_journalled_writes(shelf: Shelf) -> None:
+async def test_a_faulty_item_does_not_split_a_batch_of_journalled_writes(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf, linger_s=60)
     await writer.start_journalled_write("intent")
     await writer.start_journalled_write("another")
@@ -246,7 +246,7 @@ async def test_a_faulty_item_does_not_split_a_batch_of_journalled_writes(shelf: 
     writer.close()
 
 
-async def test_a_journalled_item_is_not_lost_when_a_successor_takes_over(shelf: Shelf) -> None:
+async def test_a_journalled_item_is_not_lost_when_a_successor_takes_over(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf, linger_s=60)
     await writer.start_journalled_write("intent")
     shelf.taken_away = True
@@ -260,14 +260,14 @@ async def test_a_journalled_item_is_not_lost_when_a_successor_takes_over(shelf: 
     assert writer.lost == 1
 
 
-async def test_closing_the_writer_writes_the_journalled_items(shelf: Shelf) -> None:
+async def test_closing_the_writer_writes_the_journalled_items(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf, linger_s=60)
     await writer.start_journalled_write("intent")
     await asyncio.to_thread(writer.close)
     assert shelf.items == ["intent"]
 
 
-async def test_a_producer_waiting_for_a_short_backlog_is_not_delayed_by_journalled_items(shelf: Shelf) -> None:
+async def test_a_producer_waiting_for_a_short_backlog_is_not_delayed_by_journalled_items(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf, linger_s=60)
     await writer.start_journalled_write("intent")
     waiting = asyncio.ensure_future(writer.wait_for_backlog(1))

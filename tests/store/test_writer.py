@@ -1,4 +1,4 @@
-"""The writer: groups form by themselves, failures are told to those who wait, and nothing appended is lost."""
+"""The writer: group commits, failures reported to all who wait, and no lost write."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from handrail.contract.errors import LogUnavailable
 from handrail.store.database.group_writer import GroupWriter, SinkPermanentlyLost, SinkUnavailable
 
 
-class Shelf:
+class MemorySink:
     """A sink in memory whose disk can be full, slow or given a poisoned item."""
 
     def __init__(self) -> None:
@@ -66,12 +66,12 @@ class Shelf:
 
 
 @pytest.fixture
-def shelf() -> Shelf:
-    return Shelf()
+def shelf() -> MemorySink:
+    return MemorySink()
 
 
 @pytest.mark.proves("G-01")
-async def test_callers_that_arrive_during_a_sync_share_the_next_sync(shelf: Shelf) -> None:
+async def test_callers_that_arrive_during_a_sync_share_the_next_sync(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf)
     shelf.gate.clear()
     first = asyncio.create_task(writer.commit("first"))
@@ -85,7 +85,7 @@ async def test_callers_that_arrive_during_a_sync_share_the_next_sync(shelf: Shel
     writer.close()
 
 
-async def test_appended_items_are_written_in_order_before_a_later_commit(shelf: Shelf) -> None:
+async def test_appended_items_are_written_in_order_before_a_later_commit(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf)
     for number in range(100):
         writer.queue_without_waiting(f"n{number}")
@@ -94,7 +94,7 @@ async def test_appended_items_are_written_in_order_before_a_later_commit(shelf: 
     writer.close()
 
 
-async def test_an_appended_item_is_written_without_a_waiting_caller(shelf: Shelf) -> None:
+async def test_an_appended_item_is_written_without_a_waiting_caller(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf)
     writer.queue_without_waiting("alone")
     await asyncio.to_thread(shelf.entered.wait, 30)
@@ -103,7 +103,7 @@ async def test_an_appended_item_is_written_without_a_waiting_caller(shelf: Shelf
     writer.close()
 
 
-async def test_closing_the_writer_writes_its_queue_and_later_commits_fail(shelf: Shelf) -> None:
+async def test_closing_the_writer_writes_its_queue_and_later_commits_fail(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf, linger_s=60)
     writer.queue_without_waiting("left")
     await asyncio.to_thread(writer.close)
@@ -115,7 +115,7 @@ async def test_closing_the_writer_writes_its_queue_and_later_commits_fail(shelf:
 
 
 @pytest.mark.proves("G-10")
-async def test_every_caller_gets_the_error_of_a_failing_sink_until_it_recovers(shelf: Shelf) -> None:
+async def test_every_caller_gets_the_error_of_a_failing_sink_until_it_recovers(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf)
     shelf.full = True
     outcomes = await asyncio.gather(*(writer.commit(f"n{n}") for n in range(5)), return_exceptions=True)
@@ -129,7 +129,7 @@ async def test_every_caller_gets_the_error_of_a_failing_sink_until_it_recovers(s
     writer.close()
 
 
-async def test_queued_items_survive_a_failure_in_order_and_failed_commits_are_dropped(shelf: Shelf) -> None:
+async def test_queued_items_survive_a_failure_in_order_and_failed_commits_are_dropped(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf, retry_s=60)
     shelf.full = True
     writer.queue_without_waiting("a")
@@ -145,7 +145,7 @@ async def test_queued_items_survive_a_failure_in_order_and_failed_commits_are_dr
     writer.close()
 
 
-async def test_the_writer_retries_queued_items_without_a_caller(shelf: Shelf) -> None:
+async def test_the_writer_retries_queued_items_without_a_caller(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf, retry_s=0.01)
     shelf.full = True
     with pytest.raises(LogUnavailable):
@@ -160,7 +160,7 @@ async def test_the_writer_retries_queued_items_without_a_caller(shelf: Shelf) ->
     writer.close()
 
 
-async def test_items_that_exceed_the_retention_limit_are_counted_as_lost(shelf: Shelf) -> None:
+async def test_items_that_exceed_the_retention_limit_are_counted_as_lost(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf, retry_s=60, max_retained=3)
     shelf.full = True
     for number in range(10):
@@ -175,7 +175,7 @@ async def test_items_that_exceed_the_retention_limit_are_counted_as_lost(shelf: 
     writer.close()
 
 
-async def test_a_faulty_item_does_not_fail_other_items_of_its_batch(shelf: Shelf) -> None:
+async def test_a_faulty_item_does_not_fail_other_items_of_its_batch(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf)
     shelf.gate.clear()
     first = asyncio.create_task(writer.commit("first"))
@@ -193,7 +193,7 @@ async def test_a_faulty_item_does_not_fail_other_items_of_its_batch(shelf: Shelf
     writer.close()
 
 
-async def test_a_cancelled_wait_withdraws_no_item_and_does_not_affect_other_callers(shelf: Shelf) -> None:
+async def test_a_cancelled_wait_withdraws_no_item_and_does_not_affect_other_callers(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf)
     shelf.gate.clear()
     tasks = [asyncio.create_task(writer.commit(f"n{n}")) for n in range(3)]
@@ -206,7 +206,7 @@ async def test_a_cancelled_wait_withdraws_no_item_and_does_not_affect_other_call
     writer.close()
 
 
-async def test_a_producer_can_wait_until_the_backlog_is_short(shelf: Shelf) -> None:
+async def test_a_producer_can_wait_until_the_backlog_is_short(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf, linger_s=60)
     shelf.gate.clear()
     for number in range(20):
@@ -220,7 +220,7 @@ async def test_a_producer_can_wait_until_the_backlog_is_short(shelf: Shelf) -> N
     writer.close()
 
 
-async def test_callers_in_two_event_loops_are_both_answered(shelf: Shelf) -> None:
+async def test_callers_in_two_event_loops_are_both_answered(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf)
 
     async def many(name: str) -> None:
@@ -232,7 +232,7 @@ async def test_callers_in_two_event_loops_are_both_answered(shelf: Shelf) -> Non
 
 
 @pytest.mark.proves("L-07")
-async def test_items_queued_for_a_sink_that_was_taken_over_are_dropped_and_counted(shelf: Shelf) -> None:
+async def test_items_queued_for_a_sink_that_was_taken_over_are_dropped_and_counted(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf, max_batch=2)
     shelf.gate.clear()
     shelf.taken_away = True
@@ -250,7 +250,7 @@ async def test_items_queued_for_a_sink_that_was_taken_over_are_dropped_and_count
     assert writer.lost == 6 and shelf.items == []
 
 
-async def test_a_commit_behind_a_long_backlog_is_refused_on_a_full_disk(shelf: Shelf) -> None:
+async def test_a_commit_behind_a_long_backlog_is_refused_on_a_full_disk(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf, max_batch=2)
     shelf.full = True
     for number in range(5):
@@ -263,7 +263,7 @@ async def test_a_commit_behind_a_long_backlog_is_refused_on_a_full_disk(shelf: S
     await asyncio.to_thread(writer.close)
 
 
-async def test_a_cancelled_caller_of_a_commit_waits_until_the_outcome_is_known(shelf: Shelf) -> None:
+async def test_a_cancelled_caller_of_a_commit_waits_until_the_outcome_is_known(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf)
     shelf.gate.clear()
     written = writer.start_commit("intent")
@@ -285,7 +285,7 @@ async def test_a_cancelled_caller_of_a_commit_waits_until_the_outcome_is_known(s
     await asyncio.to_thread(writer.close)
 
 
-async def test_a_queued_item_becomes_durable_shortly_afterwards_without_a_further_call(shelf: Shelf) -> None:
+async def test_a_queued_item_becomes_durable_shortly_afterwards_without_a_further_call(shelf: MemorySink) -> None:
     writer = GroupWriter(shelf, linger_s=0.001)
     taken = writer.queue_awaitable("said")
     assert not taken.is_durable
@@ -296,7 +296,7 @@ async def test_a_queued_item_becomes_durable_shortly_afterwards_without_a_furthe
 
 
 class ClosedInBetween(GroupWriter[str]):
-    """One that another thread closes just after somebody saw that it is open."""
+    """A connection that another thread closes right after a check that it is open."""
 
     def _check_open(self) -> None:
         super()._check_open()
@@ -305,7 +305,7 @@ class ClosedInBetween(GroupWriter[str]):
         closing.join()
 
 
-def open_when_entered(shelf: Shelf) -> None:
+def open_when_entered(shelf: MemorySink) -> None:
     shelf.entered.wait()
     shelf.gate.set()
 
@@ -317,7 +317,7 @@ async def test_a_call_made_while_the_writer_closes_fails_and_does_not_wait() -> 
         lambda writer: writer.wait_for_backlog(1),
     ]
     for way in ways:
-        shelf = Shelf()
+        shelf = MemorySink()
         shelf.gate.clear()
         writer = ClosedInBetween(shelf)
         writer.queue_without_waiting("first")
@@ -327,7 +327,7 @@ async def test_a_call_made_while_the_writer_closes_fails_and_does_not_wait() -> 
         assert shelf.items == ["first"]
 
 
-async def test_wakeup_descriptors_are_closed_with_the_writer_or_with_their_event_loop(shelf: Shelf) -> None:
+async def test_wakeup_descriptors_are_closed_with_the_writer_or_with_their_event_loop(shelf: MemorySink) -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 

@@ -1,4 +1,4 @@
-"""The loopback servers refuse what the providers refuse, whoever asks them."""
+"""The loopback servers refuse what the providers refuse."""
 
 from __future__ import annotations
 
@@ -40,32 +40,38 @@ def asking(*calls: dict[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": list(calls)}
 
 
-def told(call_id: str) -> dict[str, Any]:
+def make_tool_message(call_id: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call_id, "content": "ok"}
 
 
 @pytest.mark.parametrize(
     ("messages", "fault"),
     [
-        ([asking(openai_call("a")), told("a")], None),
-        ([asking(openai_call("a"), openai_call("b")), told("b"), told("a")], None),
+        ([asking(openai_call("a")), make_tool_message("a")], None),
+        ([asking(openai_call("a"), openai_call("b")), make_tool_message("b"), make_tool_message("a")], None),
         ([asking(openai_call("a"))], "no response messages: a"),
-        ([asking(openai_call("a"), openai_call("b")), told("a"), {"role": "user", "content": "x"}], "before it: b"),
-        ([asking(openai_call("a")), told("a"), told("a")], "answers no open call"),
-        ([told("a")], "answers no open call"),
-        ([asking(openai_call("a")), told("a"), asking(openai_call("a")), told("a")], "must be unique"),
-        ([asking(openai_call("a", "a b")), told("a")], "does not match"),
-        ([asking(openai_call("a", "")), told("a")], "does not match"),
-        ([asking(openai_call("a", "read", "{")), told("a")], "not the JSON text of an object"),
+        (
+            [asking(openai_call("a"), openai_call("b")), make_tool_message("a"), {"role": "user", "content": "x"}],
+            "before it: b",
+        ),
+        ([asking(openai_call("a")), make_tool_message("a"), make_tool_message("a")], "answers no open call"),
+        ([make_tool_message("a")], "answers no open call"),
+        (
+            [asking(openai_call("a")), make_tool_message("a"), asking(openai_call("a")), make_tool_message("a")],
+            "must be unique",
+        ),
+        ([asking(openai_call("a", "a b")), make_tool_message("a")], "does not match"),
+        ([asking(openai_call("a", "")), make_tool_message("a")], "does not match"),
+        ([asking(openai_call("a", "read", "{")), make_tool_message("a")], "not the JSON text of an object"),
         ([asking()], "tool_calls is empty"),
         ([{"role": "assistant", "content": ""}], "without content and tool_calls"),
         ([{"role": "assistant", "content": "hi"}], None),
         ([{"role": "robot", "content": "hi"}], "role 'robot'"),
         ([{"role": "system", "content": [TEXT, TEXT]}, {"role": "user", "content": [TEXT, IMAGE]}], None),
-        ([asking(openai_call("a")), {**told("a"), "content": [TEXT]}], None),
+        ([asking(openai_call("a")), {**make_tool_message("a"), "content": [TEXT]}], None),
         ([{"role": "assistant", "content": [TEXT, {"type": "refusal", "refusal": "no"}]}], None),
         ([{"role": "system", "content": [IMAGE]}], "'image_url' in a message of role system"),
-        ([asking(openai_call("a")), {**told("a"), "content": [IMAGE]}], "of role tool"),
+        ([asking(openai_call("a")), {**make_tool_message("a"), "content": [IMAGE]}], "of role tool"),
         ([{"role": "user", "content": [{"type": "text"}]}], "without its text"),
         ([{"role": "user", "content": ["x"]}], "part of type None"),
         ([{"role": "user", "content": list[Any]()}], "neither text nor"),
@@ -98,23 +104,23 @@ def result(call_id: str) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": call_id, "content": "ok"}
 
 
-def said(text: str) -> dict[str, Any]:
+def make_text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
 ANTHROPIC_HISTORIES: list[tuple[list[list[dict[str, Any]]], str | None]] = [
     ([[use("a")], [result("a")]], None),
-    ([[said("hm"), use("a"), use("b")], [result("b"), result("a"), said("and")]], None),
+    ([[make_text_part("hm"), use("a"), use("b")], [result("b"), result("a"), make_text_part("and")]], None),
     ([[use("a")]], "no tool_result blocks: a"),
     ([[use("a"), use("b")], [result("a")]], "immediately after: b"),
-    ([[use("a")], [said("and"), result("a")]], "must come first"),
-    ([[said("hm")], [result("a")]], "unexpected tool_use_id 'a'"),
+    ([[use("a")], [make_text_part("and"), result("a")]], "must come first"),
+    ([[make_text_part("hm")], [result("a")]], "unexpected tool_use_id 'a'"),
     ([[use("a")], [result("a"), result("a")]], "unexpected tool_use_id 'a'"),
     ([[use("a")], [result("a")], [use("a")], [result("a")]], "must be unique"),
     ([[use("a.b")], [result("a.b")]], "is not a call ID"),
     ([[use("a", "")], [result("a")]], "does not match"),
     ([[use("a", "read", "{}")], [result("a")]], "not an object"),
-    ([[said("  ")]], "non-whitespace"),
+    ([[make_text_part("  ")]], "non-whitespace"),
     ([[]], "content is empty"),
 ]
 
@@ -135,7 +141,7 @@ def test_the_anthropic_server_requires_alternating_roles_and_an_output_limit() -
 
 
 async def post(server: ProviderServer, path: str, body: Any, **headers: str) -> tuple[int, bytes]:
-    """One request by hand, as a client that is no SDK would make it."""
+    """Send one request by hand, without an SDK."""
     port = int(server.address.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     raw = json.dumps(body).encode()
@@ -151,7 +157,7 @@ async def test_a_server_rejects_a_faulty_request_and_keeps_its_reply_for_a_valid
     async with OpenAIServer(ScriptedReply("hello")) as server:
         key = f"Bearer {server.key}"
         path = "/v1/chat/completions"
-        status, answer = await post(server, path, openai_request(told("a")), authorization=key)
+        status, answer = await post(server, path, openai_request(make_tool_message("a")), authorization=key)
         assert status == 400 and b"answers no open call" in answer
         assert server.remaining_replies == 1
         status, answer = await post(server, path, openai_request(), authorization=key)

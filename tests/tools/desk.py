@@ -1,4 +1,4 @@
-"""A workspace, and each built-in tool called as the arbiter calls it: checked arguments, a real runtime."""
+"""Call built-in tools as the arbiter does: with validated arguments and a real runtime."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from handrail.tools import BUILTINS
 _numbers = itertools.count(1)
 
 
-class Running:
-    """A call that nobody stops."""
+class RunningCall:
+    """A call that is never stopped."""
 
     is_requested = False
 
@@ -42,12 +42,12 @@ class Running:
 
 
 @dataclass
-class Doors:
-    """What the arbiter gives a call's runtime, without an arbiter."""
+class CallServices:
+    """The arbiter's services for the runtime of a call, without an arbiter."""
 
     evaluate: AccessCheck
     approval_handler: ApprovalHandler | None = None
-    cancellation: Running = field(default_factory=Running)
+    cancellation: RunningCall = field(default_factory=RunningCall)
     job_id: str | None = None
     calling_call_ids: tuple[str, ...] = ()
 
@@ -116,7 +116,7 @@ class Doors:
         raise ToolError("there is no catalog here", kind="unavailable")
 
 
-class Memory:
+class SessionValues:
     """Session values in a dictionary."""
 
     def __init__(self) -> None:
@@ -130,8 +130,8 @@ class Memory:
 
 
 @dataclass
-class Someone:
-    """Answers as it was told to, and remembers what it was asked."""
+class ScriptedUser:
+    """A user with scripted answers, who records the questions."""
 
     answers: list[list[str]]
     asked: list[UserQuestion] = field(default_factory=list[UserQuestion])
@@ -145,7 +145,7 @@ class Someone:
 
 
 @dataclass
-class Desk:
+class BuiltinToolFixture:
     """One session's calls of the built-in tools."""
 
     around: SessionSharedServices
@@ -171,11 +171,15 @@ class Desk:
             return None
 
         return CallRuntime(
-            tool.spec, f"call-{next(_numbers)}", self.around, capabilities, Doors(may, self.around.approval_handler)
+            tool.spec,
+            f"call-{next(_numbers)}",
+            self.around,
+            capabilities,
+            CallServices(may, self.around.approval_handler),
         )
 
     async def call(self, tool_id: str, **arguments: Any) -> Any:
-        """What the tool returns, whose arguments have to fit its schema, or what it says of them."""
+        """Return the tool's output or error text; the arguments must match its schema."""
         tool = next(tool for tool in BUILTINS if tool.spec.id == tool_id)
         assert compile_schema(tool.spec.parameters).list_problems(arguments) == []
         tool.check(arguments)

@@ -22,7 +22,7 @@ from typing import Any, cast
 from tests.kernel.test_agents import put_agent
 from tests.registry.test_operator_resources import put_offering
 from tests.tools.githost import GitHost
-from tests.tools.repositories import made
+from tests.tools.repositories import create_repository
 from tests.tools.scripted_language_server import LanguageServerProgram
 from tests.web import ok
 
@@ -246,7 +246,7 @@ async def served(folder: Path) -> AsyncGenerator[GitHost]:
     """A server with one repository, which takes pushes."""
     bare = folder / "served" / "x.git"
     bare.parent.mkdir()
-    made(folder / "source").git("init", "--quiet", "--bare", "--initial-branch=main", str(bare))
+    create_repository(folder / "source").git("init", "--quiet", "--bare", "--initial-branch=main", str(bare))
     with (bare / "config").open("a") as file:
         file.write("[http]\n\treceivepack = true\n")
     html, data = ok(PAGE.encode(), "Content-Type: text/html"), ok(b'{"id": 7}', "Content-Type: application/json")
@@ -269,7 +269,7 @@ async def opened(folder: Path, host: GitHost) -> AsyncGenerator[Session]:
 
 @asynccontextmanager
 async def _opened(folder: Path, host: GitHost, forge: GitHubServer) -> AsyncGenerator[Session]:
-    repo = made(folder / "ws")
+    repo = create_repository(folder / "ws")
     repo.commit("first", b__txt="1\n")
     repo.git("remote", "add", "origin", host.url("x.git"))
     repo.git("remote", "add", "forge", forge.clone_url)
@@ -300,7 +300,7 @@ async def decisions(folder: Path) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Played:
+class ExampleCall:
     """One call and its answer."""
 
     tool_id: str
@@ -308,7 +308,7 @@ class Played:
     result: Result
 
 
-async def play(session: Session, host: GitHost) -> AsyncGenerator[Played]:
+async def play(session: Session, host: GitHost) -> AsyncGenerator[ExampleCall]:
     """Run every call of `CALLS`, then every one of `FAILURES`."""
     for tool_id, arguments in CALLS.items():
         more: dict[str, Any] = {"url": host.url(ONLINE[tool_id])} if tool_id in ONLINE else {}
@@ -332,9 +332,9 @@ async def play(session: Session, host: GitHost) -> AsyncGenerator[Played]:
             Path(session.workdir, "draft.txt").write_text("1\n")
         elif tool_id == "git.diff":
             Path(session.workdir, "b.txt").write_text("1\n2\n")
-        yield Played(tool_id, called := {**arguments, **more}, await session.call(tool_id, called))
+        yield ExampleCall(tool_id, called := {**arguments, **more}, await session.call(tool_id, called))
     for tool_id, arguments in FAILURES:
-        yield Played(tool_id, arguments, await session.call(tool_id, arguments))
+        yield ExampleCall(tool_id, arguments, await session.call(tool_id, arguments))
 
 
 _CHANGING = re.compile(
@@ -348,7 +348,7 @@ _CHANGING = re.compile(
 _FIGURES = {"confidence": 0.9, "duration_ms": 3.2, "lock_wait_ms": 0.4}
 
 
-class Steady:
+class StableText:
     """Replaces what differs between two runs by the same text each time."""
 
     def __init__(self, folder: Path) -> None:
@@ -384,9 +384,9 @@ class Steady:
         return self._known[text]
 
 
-def recorded(played: Sequence[Played], decided: Mapping[str, str], folder: Path) -> dict[str, Any]:
+def recorded(played: Sequence[ExampleCall], decided: Mapping[str, str], folder: Path) -> dict[str, Any]:
     """Return the decision, the example and the errors of each tool, in the form of the file."""
-    steady = Steady(folder)
+    steady = StableText(folder)
     found: dict[str, Any] = {}
     for one in played:
         arguments = steady(dict(one.arguments))

@@ -1,4 +1,4 @@
-"""A git server on the loopback: ``git http-backend`` behind a few lines of HTTP, for clones and pushes that are real."""
+"""A git server on loopback for real clones and pushes: ``git http-backend`` behind a small HTTP server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real repositories for the git tools: made by git outside of any sandbox, before anything hostile is put into them."""
+"""Real repositories for the git tools, created by git outside the sandbox."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AROUND = {
 
 @dataclass(frozen=True)
 class Repo:
-    """A repository that a person made."""
+    """A repository of a user."""
 
     folder: Path
 
@@ -36,7 +36,7 @@ class Repo:
         return path
 
     def commit(self, message: str, **files: str | bytes) -> str:
-        """A commit of these files; a name's ``__`` stands for a dot. Returns its name."""
+        """Commit these files and return the commit's name; ``__`` in a file name stands for a dot."""
         for name, content in files.items():
             self.put(name.replace("__", "."), content)
         self.git("add", "--all")
@@ -49,7 +49,7 @@ class Repo:
             file.write(text)
 
 
-def made(folder: Path) -> Repo:
+def create_repository(folder: Path) -> Repo:
     """A new repository on ``main``, with a name and an address to commit by."""
     folder.mkdir(parents=True, exist_ok=True)
     repo = Repo(folder)

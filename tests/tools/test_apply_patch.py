@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.tools.desk import Desk
+from tests.tools.desk import BuiltinToolFixture
 
 from handrail.contract.errors import ToolError
 from handrail.contract.text.patch_text import MAX_LINES
@@ -31,7 +31,7 @@ class Second:
 
 
 @pytest.fixture
-def desk(desk: Desk, tmp_path: Path) -> Desk:
+def desk(desk: BuiltinToolFixture, tmp_path: Path) -> BuiltinToolFixture:
     desk.around.change_journal = MultiFileChangeJournal(tmp_path / "journal")
     return desk
 
@@ -40,11 +40,11 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
 
 
-async def apply(desk: Desk, *lines: str) -> Mapping[str, Any]:
+async def apply(desk: BuiltinToolFixture, *lines: str) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", await desk.call("apply_patch", patch="\n".join(lines) + "\n"))
 
 
-async def refuse(desk: Desk, *lines: str) -> ToolError:
+async def refuse(desk: BuiltinToolFixture, *lines: str) -> ToolError:
     """The error for a patch, which changes nothing."""
     before = tree(desk.workspace)
     with pytest.raises(ToolError) as caught:
@@ -65,7 +65,7 @@ def diff(path: str, *lines: str) -> tuple[str, ...]:
 
 
 @pytest.mark.proves("T-06a")
-async def test_one_call_creates_changes_moves_and_deletes_files(desk: Desk) -> None:
+async def test_one_call_creates_changes_moves_and_deletes_files(desk: BuiltinToolFixture) -> None:
     changed, moved, gone = desk.put("a.py", "one\ntwo\nthree\n"), desk.put("b.py", "x = 1\n"), desk.put("c.py", "c\n")
     moved.chmod(0o755)
     answer = await apply(
@@ -84,7 +84,9 @@ async def test_one_call_creates_changes_moves_and_deletes_files(desk: Desk) -> N
     assert (answer["lines_added"], answer["lines_removed"]) == (3, 3)
 
 
-async def test_a_git_diff_creates_renames_and_deletes_files_and_sets_execute_permission(desk: Desk) -> None:
+async def test_a_git_diff_creates_renames_and_deletes_files_and_sets_execute_permission(
+    desk: BuiltinToolFixture,
+) -> None:
     desk.put("old name.py", "a\nb\n")
     desk.put("gone.txt", "1\n2\n")
     script = desk.put("run.sh", "true\n")
@@ -102,14 +104,16 @@ async def test_a_git_diff_creates_renames_and_deletes_files_and_sets_execute_per
 
 
 @pytest.mark.parametrize("head", ["@@ -1,9 +1,2 @@", "@@ -1 +1 @@", "@@ -90,3 +90,3 @@", "@@ ... @@", "@@"])
-async def test_wrong_line_counts_and_numbers_are_ignored(desk: Desk, head: str) -> None:
+async def test_wrong_line_counts_and_numbers_are_ignored(desk: BuiltinToolFixture, head: str) -> None:
     desk.put("a.sql", "one\n-- two\n\nthree\nfour\n")
     desk.put("b.txt", "b\n")
     await apply(desk, *diff("a.sql", head, " one", "--- two", "+-- 2", "", " three"), *diff("b.txt", head, "-b", "+B"))
     assert tree(desk.workspace) == {"a.sql": b"one\n-- 2\n\nthree\nfour\n", "b.txt": b"B\n"}
 
 
-async def test_a_code_fence_a_here_document_and_mail_headers_around_a_patch_are_ignored(desk: Desk) -> None:
+async def test_a_code_fence_a_here_document_and_mail_headers_around_a_patch_are_ignored(
+    desk: BuiltinToolFixture,
+) -> None:
     desk.put("a.txt", "a\n")
     await apply(desk, "```diff", *diff("a.txt", "@@ -1 +1 @@", "-a", "+b"), "```")
     await apply(desk, "apply_patch <<'EOF'", *marked("*** Update File: a.txt", "-b", "+c"), "EOF")
@@ -126,7 +130,7 @@ async def test_a_code_fence_a_here_document_and_mail_headers_around_a_patch_are_
     assert (desk.workspace / "a.txt").read_text() == "d\n"
 
 
-async def test_two_update_sections_for_one_file_are_applied_together(desk: Desk) -> None:
+async def test_two_update_sections_for_one_file_are_applied_together(desk: BuiltinToolFixture) -> None:
     desk.put("a.txt", "a\nb\nc\n")
     await apply(desk, *marked("*** Update File: a.txt", "-a", "+A", "*** Update File: ./a.txt", "-c", "+C"))
     assert (desk.workspace / "a.txt").read_text() == "A\nb\nC\n"
@@ -149,7 +153,7 @@ async def test_two_update_sections_for_one_file_are_applied_together(desk: Desk)
     ],
 )
 async def test_similar_lines_are_matched_and_the_grade_of_the_match_is_reported(
-    desk: Desk, before: str, hunk: tuple[str, ...], after: str, grade: str
+    desk: BuiltinToolFixture, before: str, hunk: tuple[str, ...], after: str, grade: str
 ) -> None:
     desk.put("a.txt", before)
     answer = await apply(desk, *diff("a.txt", "@@", *hunk))
@@ -157,14 +161,14 @@ async def test_similar_lines_are_matched_and_the_grade_of_the_match_is_reported(
     assert answer["files"][0]["matched"] == grade
 
 
-async def test_added_lines_with_an_ambiguous_indentation_are_refused(desk: Desk) -> None:
+async def test_added_lines_with_an_ambiguous_indentation_are_refused(desk: BuiltinToolFixture) -> None:
     desk.put("a.py", "if x:\n    a\n    b\n")
     error = await refuse(desk, *diff("a.py", "@@", " a", "+new", " b"))
     assert "4 in the file" in error.text
 
 
 @pytest.mark.proves("T-06a")
-async def test_an_ambiguous_hunk_is_refused_with_all_matching_lines(desk: Desk) -> None:
+async def test_an_ambiguous_hunk_is_refused_with_all_matching_lines(desk: BuiltinToolFixture) -> None:
     desk.put("a.py", TWINS)
     hunk = ("         value = 1", "-        return value", "+        return 2")
     error = await refuse(desk, *marked("*** Update File: a.py", "@@", *hunk))
@@ -182,14 +186,14 @@ async def test_an_ambiguous_hunk_is_refused_with_all_matching_lines(desk: Desk) 
     ],
 )
 async def test_line_numbers_and_headings_choose_among_equal_matches(
-    desk: Desk, lines: tuple[str, ...], expected: int
+    desk: BuiltinToolFixture, lines: tuple[str, ...], expected: int
 ) -> None:
     desk.put("a.py", TWINS)
     await apply(desk, *diff("a.py", *lines))
     assert (desk.workspace / "a.py").read_text().splitlines()[expected - 1].strip() == "value = 2"
 
 
-async def test_the_order_of_hunks_chooses_among_equal_matches(desk: Desk) -> None:
+async def test_the_order_of_hunks_chooses_among_equal_matches(desk: BuiltinToolFixture) -> None:
     desk.put("a.py", TWINS)
     hunk = ("@@", "-        value = 1", "+        value = 2")
     await apply(desk, *marked("*** Update File: a.py", *hunk, *hunk))
@@ -198,10 +202,12 @@ async def test_the_order_of_hunks_chooses_among_equal_matches(desk: Desk) -> Non
     assert "lines 3, 9" in error.text
 
 
-async def test_added_lines_without_context_are_refused_unless_a_heading_gives_the_position(desk: Desk) -> None:
+async def test_added_lines_without_context_are_refused_unless_a_heading_gives_the_position(
+    desk: BuiltinToolFixture,
+) -> None:
     desk.put("a.py", "def f():\n    pass\n")
     error = await refuse(desk, *marked("*** Update File: a.py", "@@", "+x = 1"))
-    assert "nothing says where" in error.text
+    assert "no context shows where" in error.text
     await refuse(desk, *diff("a.py", "@@ -1,0 +2 @@", "+x = 1"))
     await apply(desk, *marked("*** Update File: a.py", "@@ def f():", "+    x = 1"))
     await apply(desk, *marked("*** Update File: a.py", "@@", "+y = 2", "*** End of File"))
@@ -211,7 +217,7 @@ async def test_added_lines_without_context_are_refused_unless_a_heading_gives_th
     assert (desk.workspace / "empty.py").read_text() == "x\n"
 
 
-async def test_a_failed_hunk_error_names_the_file_hunk_nearby_lines_and_next_step(desk: Desk) -> None:
+async def test_a_failed_hunk_error_names_the_file_hunk_nearby_lines_and_next_step(desk: BuiltinToolFixture) -> None:
     desk.put("a.txt", "".join(f"line {number}\n" for number in range(1, 21)))
     desk.put("b.txt", "b\n")
     error = await refuse(
@@ -225,13 +231,13 @@ async def test_a_failed_hunk_error_names_the_file_hunk_nearby_lines_and_next_ste
     assert error.text.count("\n") == 8 and "13: line 13" in error.text and "whole patch again" in error.text
 
 
-async def test_overlapping_hunks_are_refused(desk: Desk) -> None:
+async def test_overlapping_hunks_are_refused(desk: BuiltinToolFixture) -> None:
     desk.put("a.txt", "a\nb\nc\n")
     error = await refuse(desk, *marked("*** Update File: a.txt", "@@", "-a", "-b", "+1", "@@", "-b", "+2", " c"))
     assert "hunk 2" in error.text and "Merge both hunks" in error.text
 
 
-async def test_two_hunks_may_share_a_context_line(desk: Desk) -> None:
+async def test_two_hunks_may_share_a_context_line(desk: BuiltinToolFixture) -> None:
     desk.put("a.txt", "a\nb\nc\nd\ne\n")
     await apply(desk, *marked("*** Update File: a.txt", "@@", " a", "-b", "+B", " c", "@@", " c", "-d", "+D", " e"))
     assert (desk.workspace / "a.txt").read_text() == "a\nB\nc\nD\ne\n"
@@ -241,7 +247,7 @@ async def test_two_hunks_may_share_a_context_line(desk: Desk) -> None:
 
 
 @pytest.mark.proves("T-06a")
-async def test_a_patch_that_was_already_applied_succeeds_and_reports_it(desk: Desk) -> None:
+async def test_a_patch_that_was_already_applied_succeeds_and_reports_it(desk: BuiltinToolFixture) -> None:
     desk.put("a.txt", "a\nb\nc\n")
     desk.put("b.txt", "b\n")
     desk.put("c.txt", "c\n")
@@ -256,14 +262,14 @@ async def test_a_patch_that_was_already_applied_succeeds_and_reports_it(desk: De
     assert all(one["already_applied"] for one in again["files"])
 
 
-async def test_an_already_applied_hunk_is_skipped_and_the_other_hunks_are_applied(desk: Desk) -> None:
+async def test_an_already_applied_hunk_is_skipped_and_the_other_hunks_are_applied(desk: BuiltinToolFixture) -> None:
     desk.put("a.txt", "a\nB\nc\nd\n")
     answer = await apply(desk, *marked("*** Update File: a.txt", "@@", " a", "-b", "+B", " c", "@@", "-d", "+D"))
     assert (desk.workspace / "a.txt").read_text() == "a\nB\nc\nD\n"
     assert answer["files"][0]["already_applied_hunks"] == [1]
 
 
-async def test_a_repeated_insertion_at_the_end_of_a_hunk_is_not_applied_twice(desk: Desk) -> None:
+async def test_a_repeated_insertion_at_the_end_of_a_hunk_is_not_applied_twice(desk: BuiltinToolFixture) -> None:
     desk.put("a.txt", "a\nb\n")
     patch = marked("*** Update File: a.txt", "@@", " a", "+new")
     await apply(desk, *patch)
@@ -271,7 +277,7 @@ async def test_a_repeated_insertion_at_the_end_of_a_hunk_is_not_applied_twice(de
     assert (desk.workspace / "a.txt").read_text() == "a\nnew\nb\n"
 
 
-async def test_removed_lines_that_never_existed_do_not_count_as_already_applied(desk: Desk) -> None:
+async def test_removed_lines_that_never_existed_do_not_count_as_already_applied(desk: BuiltinToolFixture) -> None:
     desk.put("a.txt", "a\nb\n")
     await refuse(desk, *marked("*** Update File: a.txt", "@@", " a", "-never", " b"))
     await refuse(desk, *marked("*** Delete File: missing.txt"))
@@ -294,7 +300,9 @@ async def test_removed_lines_that_never_existed_do_not_count_as_already_applied(
     ],
     ids=["CRLF", "mark", "UTF-16", "no final newline", "CR", "invalid bytes", "mixed"],
 )
-async def test_a_patch_keeps_line_endings_encoding_and_final_newline(desk: Desk, before: bytes, after: bytes) -> None:
+async def test_a_patch_keeps_line_endings_encoding_and_final_newline(
+    desk: BuiltinToolFixture, before: bytes, after: bytes
+) -> None:
     file = desk.put("a.txt", before)
     await apply(desk, *diff("a.txt", "@@ -1,3 +1,4 @@", " a", "-b", "+B", "+b2", " c"))
     assert file.read_bytes() == after
@@ -311,26 +319,26 @@ async def test_a_patch_keeps_line_endings_encoding_and_final_newline(desk: Desk,
     ],
 )
 async def test_a_patch_adds_and_removes_the_final_newline(
-    desk: Desk, before: str, lines: tuple[str, ...], after: str
+    desk: BuiltinToolFixture, before: str, lines: tuple[str, ...], after: str
 ) -> None:
     file = desk.put("a.txt", before)
     await apply(desk, *diff("a.txt", "@@ -1,2 +1,2 @@", *lines))
     assert file.read_text() == after
 
 
-async def test_a_new_file_keeps_line_endings_that_only_its_content_in_the_patch_has(desk: Desk) -> None:
+async def test_a_new_file_keeps_line_endings_that_only_its_content_in_the_patch_has(desk: BuiltinToolFixture) -> None:
     await apply(desk, "--- /dev/null", "+++ b/a.bat", "@@ -0,0 +1,2 @@", "+a\r", "+b\r")
     await desk.call("apply_patch", patch="--- /dev/null\r\n+++ b/b.txt\r\n@@ -0,0 +1 @@\r\n+a\r\n")
     assert tree(desk.workspace) == {"a.bat": b"a\r\nb\r\n", "b.txt": b"a\n"}
 
 
-async def test_escapes_shown_by_read_match_and_are_written_as_their_characters(desk: Desk) -> None:
+async def test_escapes_shown_by_read_match_and_are_written_as_their_characters(desk: BuiltinToolFixture) -> None:
     file = desk.put("a.txt", "a\u200bb\nc\n")
     await apply(desk, *diff("a.txt", "@@", "-a⟦U+200B⟧b", "+x⟦U+200B⟧y", " c"))
     assert file.read_text() == "x\u200by\nc\n"
 
 
-async def test_a_patch_requires_no_read_and_does_not_count_as_a_read(desk: Desk) -> None:
+async def test_a_patch_requires_no_read_and_does_not_count_as_a_read(desk: BuiltinToolFixture) -> None:
     desk.put("a.txt", "a\nb\n")
     await apply(desk, *diff("a.txt", "@@", "-a", "+A"))
     with pytest.raises(ToolError, match="has not been read"):
@@ -388,7 +396,7 @@ async def test_a_patch_requires_no_read_and_does_not_count_as_a_read(desk: Desk)
     ],
 )
 async def test_an_invalid_patch_changes_no_file_and_its_error_names_the_fix(
-    desk: Desk, lines: tuple[str, ...], part: str
+    desk: BuiltinToolFixture, lines: tuple[str, ...], part: str
 ) -> None:
     desk.put("a.txt", "a\n")
     desk.put("b.txt", "b\n")
@@ -400,7 +408,7 @@ async def test_an_invalid_patch_changes_no_file_and_its_error_names_the_fix(
 
 
 async def test_a_patch_follows_links_only_inside_the_workspace_and_refuses_hard_links(
-    desk: Desk, tmp_path: Path
+    desk: BuiltinToolFixture, tmp_path: Path
 ) -> None:
     outside = tmp_path / "outside.txt"
     outside.write_text("a\n")
@@ -421,7 +429,7 @@ async def test_a_patch_follows_links_only_inside_the_workspace_and_refuses_hard_
     assert outside.read_text() == "a\n"
 
 
-async def test_a_file_moved_onto_itself_is_only_changed(desk: Desk) -> None:
+async def test_a_file_moved_onto_itself_is_only_changed(desk: BuiltinToolFixture) -> None:
     desk.put("a.txt", "a\n")
     await apply(desk, *marked("*** Update File: a.txt", "*** Move to: ./a.txt", "-a", "+b"))
     (desk.workspace / "link").symlink_to(".")
@@ -431,7 +439,7 @@ async def test_a_file_moved_onto_itself_is_only_changed(desk: Desk) -> None:
 
 @pytest.mark.parametrize("path", [".git/config", ".git/hooks/pre-commit", "handrail.toml"])
 @pytest.mark.parametrize("is_moved", [False, True])
-async def test_one_protected_path_refuses_the_whole_patch(desk: Desk, path: str, is_moved: bool) -> None:
+async def test_one_protected_path_refuses_the_whole_patch(desk: BuiltinToolFixture, path: str, is_moved: bool) -> None:
     desk.put("a.txt", "a\n")
     (desk.workspace / ".git").mkdir()
     moved = ("*** Update File: a.txt", f"*** Move to: {path}", "-a", "+b")
@@ -440,7 +448,7 @@ async def test_one_protected_path_refuses_the_whole_patch(desk: Desk, path: str,
     assert error.kind == "denied"
 
 
-async def test_one_path_denied_by_a_rule_refuses_the_whole_patch(desk: Desk) -> None:
+async def test_one_path_denied_by_a_rule_refuses_the_whole_patch(desk: BuiltinToolFixture) -> None:
     desk.put("a.txt", "a\n")
     desk.put("secret.txt", "s\n")
     desk.refuse[str(desk.workspace / "secret.txt")] = "a rule denies it"
@@ -448,7 +456,7 @@ async def test_one_path_denied_by_a_rule_refuses_the_whole_patch(desk: Desk) -> 
     assert error.kind == "denied" and "a rule denies it" in error.text
 
 
-async def test_a_patch_that_cannot_create_a_file_restores_the_files_before_it(desk: Desk) -> None:
+async def test_a_patch_that_cannot_create_a_file_restores_the_files_before_it(desk: BuiltinToolFixture) -> None:
     desk.put("a.txt", "a\n")
     error = await refuse(
         desk, *marked("*** Update File: a.txt", "-a", "+b", "*** Add File: x", "+1", "*** Add File: x/y", "+2")
@@ -457,7 +465,7 @@ async def test_a_patch_that_cannot_create_a_file_restores_the_files_before_it(de
     assert sorted(os.listdir(desk.workspace)) == ["a.txt"]
 
 
-async def test_two_thousand_hunks_take_linear_time(desk: Desk) -> None:
+async def test_two_thousand_hunks_take_linear_time(desk: BuiltinToolFixture) -> None:
     def patch(count: int) -> str:
         return "\n".join(
             diff(
@@ -480,7 +488,7 @@ async def test_two_thousand_hunks_take_linear_time(desk: Desk) -> None:
     assert took[1] < 12 * took[0] + 1
 
 
-async def test_hostile_patches_are_refused_in_bounded_time(desk: Desk) -> None:
+async def test_hostile_patches_are_refused_in_bounded_time(desk: BuiltinToolFixture) -> None:
     desk.put("same.txt", "x\n" * 200_000)
     for lines in (
         marked("*** Update File: same.txt", *(("@@", " x", "-x", "+y", " x") * 2_000)),
@@ -504,7 +512,7 @@ async def test_hostile_patches_are_refused_in_bounded_time(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("head", ["-{0} +1", "-1 +{0}", "-1,{0} +1", "-1 +1,{0}"])
-async def test_line_numbers_too_large_for_any_file_are_ignored(desk: Desk, head: str) -> None:
+async def test_line_numbers_too_large_for_any_file_are_ignored(desk: BuiltinToolFixture, head: str) -> None:
     desk.put("a.txt", "a\n")
     await apply(desk, *diff("a.txt", f"@@ {head.format('9' * 5_000)} @@", "-a", "+b"))
     assert (desk.workspace / "a.txt").read_text() == "b\n"

@@ -1,4 +1,4 @@
-"""browse_tools, load_tools, find_tools, tool_search and info on a catalog that has hostile tools in it."""
+"""The discovery tools on a catalog with hostile tools."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from pydantic import BaseModel
 from tests.catalog.stock import CORE, built_in, entry, generation, many
-from tests.tools.desk import Memory
+from tests.tools.desk import SessionValues
 
 from handrail.catalog.loaded_tools import CallCatalog, InteractionLoadedTools
 from handrail.catalog.search.search_indexes import KernelSearchIndexes
@@ -61,7 +61,7 @@ async def searches(tmp_path: Path) -> AsyncGenerator[KernelSearchIndexes]:
 
 @pytest.fixture
 def of(searches: KernelSearchIndexes) -> InteractionLoadedTools:
-    return InteractionLoadedTools("s", CatalogOptions(), Memory(), searches)
+    return InteractionLoadedTools("s", CatalogOptions(), SessionValues(), searches)
 
 
 async def called(of: InteractionLoadedTools, tool: Tool, args: dict[str, Any], there: Generation = THERE) -> Result:
@@ -422,7 +422,7 @@ async def test_a_search_works_when_its_cache_folder_cannot_be_written(tmp_path: 
     (tmp_path / "search").write_text("in the way")
     searches = KernelSearchIndexes(tmp_path / "search", lambda cache: (None, "meaning is not asked for here"))
     try:
-        of = InteractionLoadedTools("s", CatalogOptions(), Memory(), searches)
+        of = InteractionLoadedTools("s", CatalogOptions(), SessionValues(), searches)
         found = await called(of, FindToolsTool(), {"query": "patch lines of a file", "limit": 1})
         assert found.data["tools"][0]["id"] == "file.patch"
     finally:

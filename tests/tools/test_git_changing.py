@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.tools.desk import Desk, refused
-from tests.tools.repositories import Repo, made
+from tests.tools.desk import BuiltinToolFixture, refused
+from tests.tools.repositories import Repo, create_repository
 
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
 from handrail.sandbox.tier_probe import choose_sandbox
@@ -14,7 +14,9 @@ from handrail.sandbox.tier_probe import choose_sandbox
 pytestmark = pytest.mark.proves("T-05a", "T-02a")
 
 
-async def test_init_creates_a_repository_without_hooks_and_refuses_an_existing_one(desk: Desk, repo: Repo) -> None:
+async def test_init_creates_a_repository_without_hooks_and_refuses_an_existing_one(
+    desk: BuiltinToolFixture, repo: Repo
+) -> None:
     assert await desk.call("git.init", path="new/here", branch="trunk") == {"repository": "new/here", "branch": "trunk"}
     folder = desk.workspace / "new/here/.git"
     assert (folder / "HEAD").read_text() == "ref: refs/heads/trunk\n"
@@ -26,9 +28,9 @@ async def test_init_creates_a_repository_without_hooks_and_refuses_an_existing_o
     assert (await desk.call("git.status", repository="new/here"))["branch"] == "trunk"
 
 
-async def test_add_stages_the_named_files_or_all_changes(desk: Desk, repo: Repo) -> None:
+async def test_add_stages_the_named_files_or_all_changes(desk: BuiltinToolFixture, repo: Repo) -> None:
     repo.commit("first", a="1\n", b="1\n", c="1\n", __gitignore="ignored\n")
-    made(desk.workspace / "other").commit("another's", x="1\n")
+    create_repository(desk.workspace / "other").commit("another's", x="1\n")
     repo.put("a", "2\n")
     (desk.workspace / "b").unlink()
     (desk.workspace / "c").unlink()
@@ -51,7 +53,9 @@ async def test_add_stages_the_named_files_or_all_changes(desk: Desk, repo: Repo)
     await refused(desk.call("git.add", paths=["a"], all=True), "invalid_input", "`all: true`")
 
 
-async def test_commit_records_staged_changes_with_the_identity_of_the_repository(desk: Desk, repo: Repo) -> None:
+async def test_commit_records_staged_changes_with_the_identity_of_the_repository(
+    desk: BuiltinToolFixture, repo: Repo
+) -> None:
     await refused(desk.call("git.commit", message="x"), "failed", "Nothing is staged")
     repo.put("a", "1\n")
     await refused(desk.call("git.commit", message="x"), "failed", "Nothing is staged")
@@ -71,7 +75,7 @@ async def test_commit_records_staged_changes_with_the_identity_of_the_repository
 
 
 async def test_a_commit_without_an_author_name_explains_how_to_set_one(
-    desk: Desk, repo: Repo, monkeypatch: pytest.MonkeyPatch
+    desk: BuiltinToolFixture, repo: Repo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", "/nonexistent")
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
@@ -79,7 +83,7 @@ async def test_a_commit_without_an_author_name_explains_how_to_set_one(
         for what in ("NAME", "EMAIL"):
             monkeypatch.delenv(f"GIT_{who}_{what}", raising=False)
     desk.around.sandbox = GuardedSandbox(choose_sandbox.__wrapped__())  # one that has not asked git for the name yet
-    bare = made(desk.workspace / "bare")
+    bare = create_repository(desk.workspace / "bare")
     config = desk.workspace / "bare/.git/config"
     config.write_text(config.read_text().partition("[user]")[0])
     bare.put("a", "1\n")
@@ -87,7 +91,9 @@ async def test_a_commit_without_an_author_name_explains_how_to_set_one(
     await refused(desk.call("git.commit", repository="bare", message="x"), "unavailable", "user.name", "user.email")
 
 
-async def test_branches_are_created_and_checked_out_and_files_are_restored(desk: Desk, repo: Repo) -> None:
+async def test_branches_are_created_and_checked_out_and_files_are_restored(
+    desk: BuiltinToolFixture, repo: Repo
+) -> None:
     await refused(desk.call("git.create_branch", name="early"), "invalid_input", "no commits yet")
     first = repo.commit("first", a="1\n")
     second = repo.commit("second", a="2\n")
@@ -119,7 +125,7 @@ async def test_branches_are_created_and_checked_out_and_files_are_restored(desk:
     assert (await desk.call("git.create_branch", name="größe", start="origin/theirs", track=True))["upstream"]
 
 
-async def test_merge_fast_forwards_commits_or_lists_the_conflicts(desk: Desk, repo: Repo) -> None:
+async def test_merge_fast_forwards_commits_or_lists_the_conflicts(desk: BuiltinToolFixture, repo: Repo) -> None:
     first = repo.commit("first", a="1\n", b="1\n")
     repo.git("checkout", "--quiet", "-b", "side")
     side = repo.commit("side", a="side\n")
@@ -157,7 +163,7 @@ async def test_merge_fast_forwards_commits_or_lists_the_conflicts(desk: Desk, re
     await refused(desk.call("git.merge", ref="nothing"), "invalid_input", "'nothing'")
 
 
-async def test_stash_saves_changes_and_restores_them(desk: Desk, repo: Repo) -> None:
+async def test_stash_saves_changes_and_restores_them(desk: BuiltinToolFixture, repo: Repo) -> None:
     repo.commit("first", a="1\n")
     await refused(desk.call("git.stash"), "failed", "No changes")
     assert await desk.call("git.stash", action="list") == {"stashes": []}
@@ -182,7 +188,7 @@ async def test_stash_saves_changes_and_restores_them(desk: Desk, repo: Repo) -> 
     await refused(desk.call("git.stash", action="list", message="x"), "invalid_input", "apply only to push")
 
 
-async def test_files_denied_by_a_rule_are_neither_checked_out_nor_stashed(desk: Desk, repo: Repo) -> None:
+async def test_files_denied_by_a_rule_are_neither_checked_out_nor_stashed(desk: BuiltinToolFixture, repo: Repo) -> None:
     repo.commit("first", a="1\n", key="1\n")
     repo.commit("second", a="2\n", key="2\n")
     repo.git("branch", "side", "HEAD~1")
@@ -196,14 +202,14 @@ async def test_files_denied_by_a_rule_are_neither_checked_out_nor_stashed(desk: 
     assert (await desk.call("git.checkout", ref="side", paths=["a"]))["restored"] == ["a"]
 
 
-async def test_a_lock_of_another_git_process_is_reported_as_a_conflict(desk: Desk, repo: Repo) -> None:
+async def test_a_lock_of_another_git_process_is_reported_as_a_conflict(desk: BuiltinToolFixture, repo: Repo) -> None:
     repo.put("a", "1\n")
     repo.put(".git/index.lock", "")
     await refused(desk.call("git.add", all=True), "conflict", "index.lock")
 
 
 async def test_a_git_configuration_protected_by_a_running_program_is_reported_as_a_conflict(
-    desk: Desk, repo: Repo
+    desk: BuiltinToolFixture, repo: Repo
 ) -> None:
     repo.commit("one", a="1")
     repo.git("branch", "other")

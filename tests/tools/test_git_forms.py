@@ -1,4 +1,4 @@
-"""What git says is read back, whatever names are in it, and an address is what git takes it for."""
+"""Parsing of git's output with any names, and addresses as git reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A repository that wants programs run: none of them runs, whatever tool is called in it.
+"""Repositories that try to run programs: no tool runs any of them.
 
 Each of its programs would leave a file in HOME, which may be written in every sandbox. That they do run where git is not
 kept from it is shown by ``bash``, in the same sandbox.
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tools.desk import Desk, refused
-from tests.tools.repositories import Repo, made
+from tests.tools.desk import BuiltinToolFixture, refused
+from tests.tools.repositories import Repo, create_repository
 
 from handrail.contract.errors import ToolError
 from handrail.tools.git import GIT_TOOLS, git_repository
@@ -26,10 +26,10 @@ from handrail.tools.git import GIT_TOOLS, git_repository
 pytestmark = pytest.mark.proves("T-05a", "S-07")
 
 
-class Traps:
+class TrapPrograms:
     """Programs that leave a sign when they are run."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: BuiltinToolFixture) -> None:
         self._signs = Path(desk.around.scratch) / "ran"
         self._signs.mkdir(exist_ok=True)
         self._folder = desk.workspace / ".git" / "traps"
@@ -99,7 +99,7 @@ SWITCHES = {
 }
 
 
-def spring(repo: Repo, traps: Traps) -> None:
+def spring(repo: Repo, traps: TrapPrograms) -> None:
     """Put everything that would be run into a repository's hooks and configuration; part of it in an included file."""
     hooks = repo.folder / ".git" / "hooks"
     hooks.mkdir(exist_ok=True)
@@ -128,7 +128,7 @@ def spring(repo: Repo, traps: Traps) -> None:
 
 
 @pytest.fixture
-def traps(desk: Desk, repo: Repo) -> Traps:
+def traps(desk: BuiltinToolFixture, repo: Repo) -> TrapPrograms:
     """A repository with two branches in conflict, a change, and all its traps set."""
     repo.commit("first", a="1\n", b="1\n")
     repo.git("checkout", "--quiet", "-b", "side")
@@ -136,17 +136,21 @@ def traps(desk: Desk, repo: Repo) -> Traps:
     repo.git("checkout", "--quiet", "main")
     repo.commit("main", c="main\n")
     repo.put("b", "changed\n")
-    found = Traps(desk)
+    found = TrapPrograms(desk)
     spring(repo, found)
     return found
 
 
-async def test_git_in_bash_runs_the_programs_of_a_hostile_repository(desk: Desk, traps: Traps) -> None:
+async def test_git_in_bash_runs_the_programs_of_a_hostile_repository(
+    desk: BuiltinToolFixture, traps: TrapPrograms
+) -> None:
     await desk.call("bash", command="git status; git diff; git commit -a -m x; git checkout side")
     assert {"core.fsmonitor", "diff.evil.command", "post-checkout"} <= set(traps.sprung())
 
 
-async def test_no_git_tool_runs_a_program_configured_in_the_repository(desk: Desk, traps: Traps, repo: Repo) -> None:
+async def test_no_git_tool_runs_a_program_configured_in_the_repository(
+    desk: BuiltinToolFixture, traps: TrapPrograms, repo: Repo
+) -> None:
     calls: Sequence[tuple[str, dict[str, Any]]] = (
         ("git.status", {}),
         ("git.log", {"paths": ["a"]}),
@@ -173,7 +177,7 @@ async def test_no_git_tool_runs_a_program_configured_in_the_repository(desk: Des
 
 
 async def test_a_merge_driver_of_the_repository_does_not_run_and_leaves_a_conflict(
-    desk: Desk, traps: Traps, repo: Repo
+    desk: BuiltinToolFixture, traps: TrapPrograms, repo: Repo
 ) -> None:
     repo.put("a", "ours\n")
     await desk.call("git.commit", message="ours", all=True)
@@ -183,7 +187,7 @@ async def test_a_merge_driver_of_the_repository_does_not_run_and_leaves_a_confli
 
 
 async def test_clones_and_pushes_by_path_run_no_program_of_either_repository(
-    desk: Desk, traps: Traps, repo: Repo
+    desk: BuiltinToolFixture, traps: TrapPrograms, repo: Repo
 ) -> None:
     cloned = await desk.call("git.clone", source=".", path="copy")
     assert (cloned["branch"], (desk.workspace / "copy/c").read_text()) == ("main", "main\n")
@@ -239,12 +243,14 @@ ENDS: Sequence[str] = (
 
 
 @pytest.mark.parametrize("configuration", ENDS, ids=[f"end{n}" for n in range(len(ENDS))])
-async def test_a_push_or_clone_by_path_runs_no_configured_program(desk: Desk, repo: Repo, configuration: str) -> None:
-    source, target = made(desk.workspace / "source"), made(desk.workspace / "target")
+async def test_a_push_or_clone_by_path_runs_no_configured_program(
+    desk: BuiltinToolFixture, repo: Repo, configuration: str
+) -> None:
+    source, target = create_repository(desk.workspace / "source"), create_repository(desk.workspace / "target")
     first, _ = source.commit("first", a="1\n"), target.commit("there", b="1\n")
     blob = source.git("rev-parse", "HEAD:a")
     source.git("branch", "fresh")
-    traps = Traps(desk)
+    traps = TrapPrograms(desk)
     for one in (source, target):
         for name in (*HOOKS, "pre-receive", "update", "post-receive", "post-update", "push-to-checkout"):
             (one.folder / ".git/hooks").mkdir(exist_ok=True)
@@ -268,12 +274,12 @@ async def test_a_push_or_clone_by_path_runs_no_configured_program(desk: Desk, re
     assert traps.sprung() == []
 
 
-async def test_programs_configured_in_a_submodule_are_not_run(desk: Desk, repo: Repo) -> None:
-    inner = made(desk.workspace / "sub")
+async def test_programs_configured_in_a_submodule_are_not_run(desk: BuiltinToolFixture, repo: Repo) -> None:
+    inner = create_repository(desk.workspace / "sub")
     inner.commit("inner", x="1\n")
     repo.put(".gitmodules", '[submodule "sub"]\n\tpath = sub\n\turl = ./sub\n\tignore = none\n')
     repo.commit("with a submodule", a="1\n")
-    traps = Traps(desk)
+    traps = TrapPrograms(desk)
     inner.configure(f"[core]\n\tfsmonitor = {traps.program('inner')}\n")
     inner.put("x", "2\n")
     repo.put("a", "2\n")
@@ -298,13 +304,15 @@ async def test_programs_configured_in_a_submodule_are_not_run(desk: Desk, repo: 
     assert traps.sprung() == []
 
 
-async def test_a_filter_program_does_not_run_and_changes_to_its_files_are_refused(desk: Desk, repo: Repo) -> None:
+async def test_a_filter_program_does_not_run_and_changes_to_its_files_are_refused(
+    desk: BuiltinToolFixture, repo: Repo
+) -> None:
     repo.commit("first", a="1\n", b__big="pointer\n")
     repo.git("checkout", "--quiet", "-b", "side")
     repo.commit("side", a="side\n", b__big="another pointer\n")
     repo.git("checkout", "--quiet", "main")
     repo.commit("attributes", __gitattributes="*.big filter=large\n")
-    traps = Traps(desk)
+    traps = TrapPrograms(desk)
     for direction in ("clean", "smudge", "process"):
         repo.configure(f'[filter "large"]\n\t{direction} = {traps.program(direction)}\n')
     repo.put("a", "2\n")
@@ -344,13 +352,15 @@ OPTION = "--upload-pack=touch x"
     ],
 )  # fmt: skip
 async def test_no_argument_is_passed_to_git_as_an_option(
-    desk: Desk, repo: Repo, name: str, arguments: dict[str, Any]
+    desk: BuiltinToolFixture, repo: Repo, name: str, arguments: dict[str, Any]
 ) -> None:
     repo.commit("first", a="1\n")
     await refused(desk.call(name, **arguments), "invalid_input", "")
 
 
-async def test_paths_that_look_like_options_or_patterns_are_treated_as_paths(desk: Desk, repo: Repo) -> None:
+async def test_paths_that_look_like_options_or_patterns_are_treated_as_paths(
+    desk: BuiltinToolFixture, repo: Repo
+) -> None:
     names = ["--output=x", ":(exclude)a", "*", "-O"]
     repo.commit("first", a="1\n")
     for name in names:
@@ -364,7 +374,7 @@ async def test_paths_that_look_like_options_or_patterns_are_treated_as_paths(des
     assert (desk.workspace / "--mirror/.git/HEAD").exists()
 
 
-async def test_a_configuration_with_too_many_programs_is_refused(desk: Desk, repo: Repo) -> None:
+async def test_a_configuration_with_too_many_programs_is_refused(desk: BuiltinToolFixture, repo: Repo) -> None:
     repo.configure("".join(f'[filter "f{n}"]\n\tclean = x\n' for n in range(300)))
     await refused(desk.call("git.status"), "limit", ".git/config")
 
@@ -414,7 +424,7 @@ OPENED_BY_GIT = (
 
 
 def stand_in(place: Path, kind: str, repo: Repo) -> None:
-    """Put something that is no regular file in a file's place."""
+    """Replace a file with a special file."""
     place.parent.mkdir(parents=True, exist_ok=True)
     if place.is_symlink() or place.exists():
         place.unlink()
@@ -442,7 +452,9 @@ def stand_in(place: Path, kind: str, repo: Repo) -> None:
 
 @pytest.mark.parametrize("name", OPENED_BY_GIT)
 @pytest.mark.parametrize("kind", ["fifo", "link to a fifo"])
-async def test_git_does_not_block_on_a_fifo_in_place_of_a_file(desk: Desk, repo: Repo, name: str, kind: str) -> None:
+async def test_git_does_not_block_on_a_fifo_in_place_of_a_file(
+    desk: BuiltinToolFixture, repo: Repo, name: str, kind: str
+) -> None:
     repo.commit("one", a="1")
     repo.git("branch", "other")
     repo.configure("[include]\n\tpath = ../elsewhere.ini\n[core]\n\texcludesFile = ./sub/excludes\n")
@@ -459,7 +471,7 @@ async def test_git_does_not_block_on_a_fifo_in_place_of_a_file(desk: Desk, repo:
         await desk.call("glob", pattern="**")
 
 
-async def test_the_error_names_a_fifo_in_place_of_a_git_file(desk: Desk, repo: Repo) -> None:
+async def test_the_error_names_a_fifo_in_place_of_a_git_file(desk: BuiltinToolFixture, repo: Repo) -> None:
     stand_in(repo.folder / ".git/config", "fifo", repo)
     await refused(desk.call("git.status"), "failed", "`.git/config` is a FIFO")
 
@@ -467,7 +479,7 @@ async def test_the_error_names_a_fifo_in_place_of_a_git_file(desk: Desk, repo: R
 @pytest.mark.parametrize("name", [".git/config", ".git/HEAD", ".git/index", ".git/info/exclude", ".gitignore"])
 @pytest.mark.parametrize("kind", ["socket", "folder", "loop", "link out", "sparse"])
 async def test_git_status_ends_with_a_special_file_in_place_of_a_git_file(
-    desk: Desk, repo: Repo, name: str, kind: str
+    desk: BuiltinToolFixture, repo: Repo, name: str, kind: str
 ) -> None:
     repo.commit("one", a="1")
     stand_in(repo.folder / name, kind, repo)
@@ -476,7 +488,9 @@ async def test_git_status_ends_with_a_special_file_in_place_of_a_git_file(
             await desk.call("git.status")
 
 
-async def test_the_event_loop_keeps_running_while_many_paths_are_checked_against_rules(desk: Desk) -> None:
+async def test_the_event_loop_keeps_running_while_many_paths_are_checked_against_rules(
+    desk: BuiltinToolFixture,
+) -> None:
     runtime = desk.runtime(next(tool for tool in GIT_TOOLS if tool.spec.id == "git.add"))
     desk.refuse[f"{desk.workspace}/f7"] = "a rule"
     few = [f"{desk.workspace}/f{number}" for number in range(10)]
@@ -492,7 +506,9 @@ async def test_the_event_loop_keeps_running_while_many_paths_are_checked_against
     assert turns > 2
 
 
-async def test_long_lists_of_files_are_truncated_and_unmatched_paths_are_named(desk: Desk, repo: Repo) -> None:
+async def test_long_lists_of_files_are_truncated_and_unmatched_paths_are_named(
+    desk: BuiltinToolFixture, repo: Repo
+) -> None:
     for number in range(700):
         (desk.workspace / f"f{number:03}").touch()
     (desk.workspace / "f0").mkdir()

@@ -6,15 +6,17 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.tools.desk import Desk, refused
-from tests.tools.repositories import Repo, made
+from tests.tools.desk import BuiltinToolFixture, refused
+from tests.tools.repositories import Repo, create_repository
 
 from handrail.contract.errors import ToolError
 
 pytestmark = pytest.mark.proves("T-05a", "T-02a")
 
 
-async def test_status_reports_staged_changed_and_new_files_and_the_branch_position(desk: Desk, repo: Repo) -> None:
+async def test_status_reports_staged_changed_and_new_files_and_the_branch_position(
+    desk: BuiltinToolFixture, repo: Repo
+) -> None:
     empty = await desk.call("git.status")
     assert (empty["branch"], empty["commit"], empty["clean"]) == ("main", None, True)
     first = repo.commit("first", a="one\n", b="two\n", c="three\n" * 9, d="x\n")
@@ -43,7 +45,7 @@ async def test_status_reports_staged_changed_and_new_files_and_the_branch_positi
     assert (loose["branch"], loose["detached"], loose["commit"], loose["stashes"]) == (None, True, first, 1)
 
 
-async def test_file_names_and_messages_with_any_bytes_are_returned(desk: Desk, repo: Repo) -> None:
+async def test_file_names_and_messages_with_any_bytes_are_returned(desk: BuiltinToolFixture, repo: Repo) -> None:
     names = [b"caf\xe9", "snö".encode(), b"two\nlines", b"-dash", b" ?? blank", b'"quoted"\t']
     for name in names:
         repo.put(name, "x\n")
@@ -72,9 +74,9 @@ async def test_file_names_and_messages_with_any_bytes_are_returned(desk: Desk, r
 
 
 async def test_a_folder_without_a_usable_repository_is_refused_with_the_reason(
-    desk: Desk, repo: Repo, tmp_path: Path
+    desk: BuiltinToolFixture, repo: Repo, tmp_path: Path
 ) -> None:
-    outside = made(tmp_path / "outside")
+    outside = create_repository(tmp_path / "outside")
     outside.commit("secret", key="TOP-SECRET")
     (desk.workspace / ".git").rename(desk.workspace / "kept")
     await refused(desk.call("git.status"), "failed", "git.init")
@@ -83,17 +85,17 @@ async def test_a_folder_without_a_usable_repository_is_refused_with_the_reason(
     await refused(desk.call("git.log", repository="../outside"), "denied")
     await refused(desk.call("git.log", repository="kept"), "failed", "has no work tree")
     await refused(desk.call("git.log", repository="nowhere"), "failed", "not a folder")
-    inner = made(desk.workspace / "inner")
+    inner = create_repository(desk.workspace / "inner")
     inner.configure("[core]\n\tworktree = ../..\n")
     await refused(desk.call("git.status", repository="inner"), "failed")
 
 
-async def test_a_work_tree_outside_the_repository_is_refused(desk: Desk, repo: Repo) -> None:
+async def test_a_work_tree_outside_the_repository_is_refused(desk: BuiltinToolFixture, repo: Repo) -> None:
     repo.configure(f"[core]\n\tworktree = {desk.around.scratch}\n")
     await refused(desk.call("git.status"), "denied", "core.worktree")
 
 
-async def test_log_pages_through_commits_of_a_branch_a_range_or_a_file(desk: Desk, repo: Repo) -> None:
+async def test_log_pages_through_commits_of_a_branch_a_range_or_a_file(desk: BuiltinToolFixture, repo: Repo) -> None:
     assert (await desk.call("git.log"))["commits"] == []
     made_here = [repo.commit(f"number {n}", a=f"{n}\n", **({"b": "x"} if n == 2 else {})) for n in range(5)]
     first = await desk.call("git.log", limit=2)
@@ -112,7 +114,7 @@ async def test_log_pages_through_commits_of_a_branch_a_range_or_a_file(desk: Des
     await refused(desk.call("git.log", paths=["../elsewhere"]), "invalid_input", "outside the repository")
 
 
-async def test_diff_compares_files_staged_changes_and_commits(desk: Desk, repo: Repo) -> None:
+async def test_diff_compares_files_staged_changes_and_commits(desk: BuiltinToolFixture, repo: Repo) -> None:
     first = repo.commit("first", a="1\n2\n3\n4\n5\n6\n7\n8\n", picture=b"\x00\x01")
     second = repo.commit("second", a="1\n2\n3\n4\nfive\n6\n7\n8\n")
     repo.put("a", "1\n2\n3\n4\nfive\n6\n7\neight\n")
@@ -141,7 +143,7 @@ async def test_diff_compares_files_staged_changes_and_commits(desk: Desk, repo: 
     assert not (desk.workspace / "x").exists()
 
 
-async def test_files_that_rules_deny_are_left_out_and_named(desk: Desk, repo: Repo) -> None:
+async def test_files_that_rules_deny_are_left_out_and_named(desk: BuiltinToolFixture, repo: Repo) -> None:
     first = repo.commit("first", a="1\n", key="SECRET-1\n", gone="SECRET-2\n")
     (desk.workspace / "gone").unlink()
     repo.commit("second", a="2\n", key="SECRET-3\n")
@@ -165,7 +167,7 @@ async def test_files_that_rules_deny_are_left_out_and_named(desk: Desk, repo: Re
     assert (added["staged"], added["not_staged"]) == (["a"], {"key": "Rules deny reading this file."})
 
 
-async def test_show_returns_a_commit_with_its_changes_or_an_earlier_file(desk: Desk, repo: Repo) -> None:
+async def test_show_returns_a_commit_with_its_changes_or_an_earlier_file(desk: BuiltinToolFixture, repo: Repo) -> None:
     root = repo.commit("first\n\nthe reasons", a="one\n", deep="two\n", picture=b"\x00")
     shown = await desk.call("git.show", ref=root)
     assert (shown["subject"], shown["body"], shown["parents"]) == ("first", "the reasons", [])
@@ -184,7 +186,7 @@ async def test_show_returns_a_commit_with_its_changes_or_an_earlier_file(desk: D
     await refused(desk.call("git.show", ref="HEAD:a"), "invalid_input")
 
 
-async def test_git_tools_accept_only_commits_as_revisions(desk: Desk, repo: Repo) -> None:
+async def test_git_tools_accept_only_commits_as_revisions(desk: BuiltinToolFixture, repo: Repo) -> None:
     """Rules are about paths from the top of the work tree, and in a tree, paths begin at another folder."""
     repo.commit("first", **{"private/list.txt": "one\n", "list.txt": "two\n"})
     tree, blob = (repo.git("rev-parse", f"HEAD:{path}").strip() for path in ("private", "private/list.txt"))
@@ -207,7 +209,7 @@ async def test_git_tools_accept_only_commits_as_revisions(desk: Desk, repo: Repo
     assert (desk.workspace / "list.txt").read_text() == "two\n"
 
 
-async def test_blame_names_the_commit_and_author_of_each_line(desk: Desk, repo: Repo) -> None:
+async def test_blame_names_the_commit_and_author_of_each_line(desk: BuiltinToolFixture, repo: Repo) -> None:
     first = repo.commit("first", a="1\n2\n3\n4\n")
     second = repo.commit("second", a="1\ntwo\n3\n4\n")
     repo.put("a", b"1\ntwo\n3\nfour \xff\n")
@@ -226,14 +228,14 @@ async def test_blame_names_the_commit_and_author_of_each_line(desk: Desk, repo: 
     await refused(desk.call("git.blame", path="b"), "failed", "b")
 
 
-async def test_blame_and_stash_report_that_the_repository_has_no_commits(desk: Desk, repo: Repo) -> None:
+async def test_blame_and_stash_report_that_the_repository_has_no_commits(desk: BuiltinToolFixture, repo: Repo) -> None:
     repo.put("a", "one\n")
     repo.git("add", "a")
     await refused(desk.call("git.blame", path="a"), "failed", "The repository has no commits yet")
     await refused(desk.call("git.stash"), "failed", "The repository has no commits yet")
 
 
-async def test_branches_are_listed_with_their_upstreams_and_remotes(desk: Desk, repo: Repo) -> None:
+async def test_branches_are_listed_with_their_upstreams_and_remotes(desk: BuiltinToolFixture, repo: Repo) -> None:
     head = repo.commit("first", a="1\n")
     repo.git("branch", "side")
     repo.git("remote", "add", "origin", "https://user:TOP-SECRET@example.org/x.git")
@@ -250,8 +252,10 @@ async def test_branches_are_listed_with_their_upstreams_and_remotes(desk: Desk, 
     assert "remote_branches" not in await desk.call("git.branches", remote=False)
 
 
-async def test_paths_are_relative_to_the_workspace_when_the_repository_is_a_subfolder(desk: Desk, repo: Repo) -> None:
-    inner = made(desk.workspace / "inner")
+async def test_paths_are_relative_to_the_workspace_when_the_repository_is_a_subfolder(
+    desk: BuiltinToolFixture, repo: Repo
+) -> None:
+    inner = create_repository(desk.workspace / "inner")
     inner.commit("first", a="1\n")
     inner.put("a", "2\n")
     inner.put("src/b", "")

@@ -1,4 +1,4 @@
-"""The tools for jobs, with bash in the background as what they look after."""
+"""The tools for jobs, with bash in the background."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.tools.desk import Desk, refused
+from tests.tools.desk import BuiltinToolFixture, refused
 
 from handrail.contract.errors import ToolError
 from handrail.testing.scripted_kernel import temporary_kernel
@@ -151,7 +151,7 @@ def test_invalid_json_text_is_refused(text: str, pointer: str) -> None:
         assume(False)
 
 
-async def test_the_json_tools_read_and_change_a_file(desk: Desk) -> None:
+async def test_the_json_tools_read_and_change_a_file(desk: BuiltinToolFixture) -> None:
     path = desk.put("c.json", CONFIG)
     read = await desk.call("json_read", path="c.json", pointer="/servers/0")
     assert read == {"path": "c.json", "pointer": "/servers/0", "type": "object", "value": {"host": "a", "port": 1}}
@@ -164,7 +164,7 @@ async def test_the_json_tools_read_and_change_a_file(desk: Desk) -> None:
     assert new["created"] and json.loads((desk.workspace / "new.json").read_text()) == {"a": 1}
 
 
-async def test_a_file_with_windows_line_ends_keeps_them_when_it_is_rewritten(desk: Desk) -> None:
+async def test_a_file_with_windows_line_ends_keeps_them_when_it_is_rewritten(desk: BuiltinToolFixture) -> None:
     path = desk.put("c.json", "")
     path.write_bytes(CONFIG.replace("\n", "\r\n").encode())
     await refused(desk.call("json_write", path="c.json", value={"a": 1}), "conflict")
@@ -175,7 +175,7 @@ async def test_a_file_with_windows_line_ends_keeps_them_when_it_is_rewritten(des
     assert path.read_bytes() == b'{\r\n  "a": 1\r\n}\r\n'
 
 
-async def test_an_unread_or_invalid_json_file_is_not_changed(desk: Desk) -> None:
+async def test_an_unread_or_invalid_json_file_is_not_changed(desk: BuiltinToolFixture) -> None:
     desk.put("c.json", CONFIG)
     await refused(desk.call("json_write", path="c.json", pointer="/name", value=1), "conflict")
     path = desk.put("bad.json", '{"a": 1,\n "b": }')
@@ -195,7 +195,7 @@ async def test_an_unread_or_invalid_json_file_is_not_changed(desk: Desk) -> None
 # ── multi_edit and tree ──────────────────────────────────────────────────────────────────────────
 
 
-async def test_edits_apply_all_or_none_or_partially_according_to_the_mode(desk: Desk) -> None:
+async def test_edits_apply_all_or_none_or_partially_according_to_the_mode(desk: BuiltinToolFixture) -> None:
     edits = [{"old": "one", "new": "1"}, {"old": "none", "new": "x"}, {"old": "two", "new": "2"}]
     for mode, after, failed in (("strict", "one two\n", None), ("partial", "1 two\n", 1), ("best_effort", "1 2\n", 0)):
         path = desk.put("a.txt", "one two\n")
@@ -210,14 +210,14 @@ async def test_edits_apply_all_or_none_or_partially_according_to_the_mode(desk: 
         assert path.read_text() == after
 
 
-async def test_each_edit_applies_to_the_result_of_the_edits_before_it(desk: Desk) -> None:
+async def test_each_edit_applies_to_the_result_of_the_edits_before_it(desk: BuiltinToolFixture) -> None:
     path = desk.put("a.txt", "a\nb\n")
     await desk.call("read", path="a.txt")
     done = await desk.call("multi_edit", path="a.txt", edits=[{"old": "a", "new": "c"}, {"old": "c\nb", "new": "d"}])
     assert path.read_text() == "d\n" and done["replacements"] == 2 and "failed" not in done
 
 
-async def test_a_tree_shows_folders_with_file_counts_and_leaves_out_ignored_files(desk: Desk) -> None:
+async def test_a_tree_shows_folders_with_file_counts_and_leaves_out_ignored_files(desk: BuiltinToolFixture) -> None:
     for name in ("src/a/one.py", "src/a/two.py", "src/b.py", "README.md", ".hidden/x", "out/big.bin"):
         desk.put(name, "x")
     desk.put(".ignore", "out/\n")

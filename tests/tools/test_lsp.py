@@ -1,4 +1,4 @@
-"""lsp against a small language server: answers with their lines, files as they are now, and servers that misbehave."""
+"""``lsp`` with a small language server: positions, current files, and faulty servers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHORT = ServerTimeouts(start_s=20, question_s=2, settling_s=1, pushed_s=1)
 PATIENT = ServerTimeouts(pushed_s=20)
 
 
-class Work:
+class LanguageFixture:
     """A session with a language server, and its workspace."""
 
     def __init__(self, kernel: LocalKernel, session: Session, folder: Path, program: LanguageServerProgram) -> None:
@@ -98,7 +98,7 @@ async def working(
     settings: str = "",
     times: ServerTimeouts | None = None,
     **plan: Any,
-) -> AsyncGenerator[Work]:
+) -> AsyncGenerator[LanguageFixture]:
     program = LanguageServerProgram(folder, **plan)
     for name, text in (files or {"a.words": "def ship\nuse ship\n", "b.words": "see the ship\nshipment\n"}).items():
         path = folder / "ws" / name
@@ -107,7 +107,7 @@ async def working(
     async with temporary_kernel(folder, rules=(*RULES, *rules), settings=settings or program.settings_toml()) as kernel:
         user = ScriptedApprovalHandler([ApprovalAnswer("once")] * 500)
         kernel.components.get_server_pool().times = times or PATIENT
-        yield Work(
+        yield LanguageFixture(
             kernel, await kernel.session(approval_handler=user, headless=False), (folder / "ws").resolve(), program
         )
 
@@ -263,7 +263,7 @@ async def test_outdated_diagnostics_are_marked_as_stale(tmp_path: Path) -> None:
             await work.run("echo fine > a.words")
             found = await work.get("diagnostics", path="a.words")
             assert (found["stale"], found["diagnostics"]) == (True, [])
-            assert "present content" in found["why"]
+            assert "current content" in found["why"]
     async with working(tmp_path / "unversioned", {"a.words": "BAD\n"}, times=SHORT, unversioned=True) as work:
         found = await work.get("diagnostics", path="a.words")
         assert found["stale"] is True
@@ -433,7 +433,7 @@ async def test_results_of_a_server_that_is_still_indexing_are_marked_incomplete(
     async with working(tmp_path / "long", times=SHORT, progress=1000) as work:
         found = await work.get("references", symbol="ship")
         assert found["incomplete"] is True
-        assert "still indexes (Indexing, 40 %)" in found["why"]
+        assert "is still indexing (Indexing, 40 %)" in found["why"]
     async with working(tmp_path / "short", progress=2, partial=1) as work:
         found = await work.get("references", symbol="ship")
         assert (lines_of(found), "incomplete" in found) == (USES, False)
@@ -497,7 +497,7 @@ async def test_a_tool_of_a_joined_process_uses_the_servers_of_the_holder(tmp_pat
         assert len(work.pids) == 1
 
 
-async def start_hanging_question(work: Work) -> asyncio.Task[Result]:
+async def start_hanging_question(work: LanguageFixture) -> asyncio.Task[Result]:
     """A question that the server does not answer, after the server has got it."""
     await work.get("symbols", path="a.words")
     (server,) = work.pool.list_running_servers()

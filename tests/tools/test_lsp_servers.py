@@ -1,4 +1,4 @@
-"""lsp with the servers that are documented: ty, TypeScript's own, clangd and gopls, as far as they are installed.
+"""``lsp`` with the documented servers: ty, TypeScript, clangd and gopls, if installed.
 
 ``pip install ty`` puts the first one next to the tests. TypeScript is looked for on PATH, and where ``HANDRAIL_TSC`` says.
 """

@@ -1,4 +1,4 @@
-"""Any change of any text, written as a patch in either format, gives exactly that change, or is refused."""
+"""Any change as a patch in either format gives exactly that change or is refused."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_marked_patch_makes_the_change_or_is_refused_as_ambiguous(before: list
     file = FileLines(before)
     _, problems = locate_hunks(file, section.hunks)
     if problems:
-        assert all("times, at" in one or "nothing says" in one for one in problems.values())
+        assert all("times, at" in one or "no context shows" in one for one in problems.values())
         return
     assert run(section, join(before)) == join(after)
 

@@ -1,17 +1,17 @@
-"""todo and question: what a session keeps, and what a person is asked."""
+"""``todo`` and ``question``: stored lists, and questions to the user."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from tests.tools.desk import Desk, Someone, refused
+from tests.tools.desk import BuiltinToolFixture, ScriptedUser, refused
 
 from handrail.contract.services.tool_runtime import QuestionOption, UserQuestion
 
 
 @pytest.mark.proves("A-06")
-async def test_a_todo_list_is_stored_for_the_session_and_can_be_read(desk: Desk) -> None:
+async def test_a_todo_list_is_stored_for_the_session_and_can_be_read(desk: BuiltinToolFixture) -> None:
     assert await desk.call("todo") == {"todos": []}
     put = await desk.call(
         "todo", todos=[{"content": "look", "status": "completed"}, {"content": "mend", "status": "pending"}]
@@ -28,13 +28,13 @@ async def test_a_todo_list_is_stored_for_the_session_and_can_be_read(desk: Desk)
 
 
 @pytest.mark.proves("A-06")
-async def test_each_session_has_a_separate_todo_list(desk: Desk) -> None:
+async def test_each_session_has_a_separate_todo_list(desk: BuiltinToolFixture) -> None:
     await desk.call("todo", todos=[{"content": "mine", "status": "pending"}])
     desk.around.session_id = "session-2"
     assert await desk.call("todo") == {"todos": []}
 
 
-async def test_todo_ids_are_kept_and_generated_ids_do_not_collide(desk: Desk) -> None:
+async def test_todo_ids_are_kept_and_generated_ids_do_not_collide(desk: BuiltinToolFixture) -> None:
     todos = [{"content": c, "status": "pending"} for c in "abc"]
     put = await desk.call("todo", todos=[{**todos[0]}, {**todos[1], "id": "1"}, {**todos[2], "id": "x"}])
     assert [todo["id"] for todo in put["todos"]] == ["2", "1", "x"]
@@ -43,8 +43,8 @@ async def test_todo_ids_are_kept_and_generated_ids_do_not_collide(desk: Desk) ->
 
 
 @pytest.mark.proves("A-05")
-async def test_questions_reach_the_user_completely_and_the_answers_are_returned(desk: Desk) -> None:
-    someone = Someone([["blue", "red"], ["42"]])
+async def test_questions_reach_the_user_completely_and_the_answers_are_returned(desk: BuiltinToolFixture) -> None:
+    someone = ScriptedUser([["blue", "red"], ["42"]])
     desk.around.approval_handler = someone
     answer = await desk.call(
         "question",
@@ -66,12 +66,14 @@ async def test_questions_reach_the_user_completely_and_the_answers_are_returned(
 
 
 @pytest.mark.proves("A-05", "P-10")
-async def test_a_question_without_an_attached_user_returns_a_fixed_error(desk: Desk) -> None:
+async def test_a_question_without_an_attached_user_returns_a_fixed_error(desk: BuiltinToolFixture) -> None:
     error = await refused(desk.call("question", questions=[{"question": "?"}]), "unavailable")
     assert str(error) == "question is unavailable: no user is attached to this session"
 
 
 @pytest.mark.parametrize("answers", [[], [["a"]], [["a"], ["b"], ["c"]]])
-async def test_answers_that_do_not_match_the_questions_are_refused(desk: Desk, answers: list[Any]) -> None:
-    desk.around.approval_handler = Someone(answers)
+async def test_answers_that_do_not_match_the_questions_are_refused(
+    desk: BuiltinToolFixture, answers: list[Any]
+) -> None:
+    desk.around.approval_handler = ScriptedUser(answers)
     await refused(desk.call("question", questions=[{"question": "1"}, {"question": "2"}]), "backend")

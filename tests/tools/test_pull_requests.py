@@ -1,4 +1,4 @@
-"""git.pr against forges of GitHub's and Gitea's form: made once, and each refusal in words."""
+"""``git.pr`` with forges of GitHub's and Gitea's form: created once, and each refusal explained."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.kernel.test_agents import put_agent
-from tests.tools.repositories import Repo, made
+from tests.tools.repositories import Repo, create_repository
 
 from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.session_protocols import Session
@@ -33,7 +33,7 @@ async def working(
     rules: Sequence[str] = ("allow git.pr",),
     approval_handler: ScriptedApprovalHandler | None = None,
 ) -> AsyncGenerator[tuple[Session, Repo]]:
-    repo = made(folder / "ws")
+    repo = create_repository(folder / "ws")
     repo.commit("first", a__txt="a")
     repo.git("checkout", "-q", "-b", "topic")
     repo.configure(f'[remote "origin"]\n\turl = {remote or server.clone_url}\n')
@@ -184,7 +184,7 @@ LIMITED = {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "1700000000"}
         (ForgeReply(404, {"message": "Not Found"}), "failed", "ann/project"),
         (ForgeReply(301, b"", {"location": "https://elsewhere.example/"}), None, ""),
         (ForgeReply(500, b"<html>oops"), "backend", "500"),
-        (ForgeReply(200, b"<html>sign in</html>"), "backend", "no valid JSON"),
+        (ForgeReply(200, b"<html>sign in</html>"), "backend", "did not send valid JSON"),
         (ForgeReply(200, []), None, ""),
         (ForgeReply(422, {"message": "x" * 500, "errors": [None, 3, {"message": 1}]}), "invalid_input", "characters"),
     ],

@@ -1,4 +1,4 @@
-"""The reference of shipped tools is true: each call returns what its section says, and each error reads as it is shown."""
+"""The reference of shipped tools is correct: calls return what it says, and errors read as shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""repo_overview: what is in a repository, and which files a task is about. It shows what grep shows, and never an old state."""
+"""``repo_overview``: the content of a repository, and the files for a task, as current as ``grep``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tools.repositories import made
+from tests.tools.repositories import create_repository
 
 from handrail.contract.session_protocols import Session
 from handrail.runtime import repository_index
@@ -138,7 +138,7 @@ def test_a_name_in_the_task_finds_the_file_with_that_name_in_any_style() -> None
 
 
 async def test_commits_with_similar_messages_find_the_files_that_they_changed(tmp_path: Path) -> None:
-    repository = made(tmp_path / "ws")
+    repository = create_repository(tmp_path / "ws")
     for name, message in (
         ("tides.py", "Round the giraffe to whole meters"),
         ("inner/harbour.py", "Moor ships at night"),
@@ -190,7 +190,7 @@ def test_a_commit_of_many_files_and_a_message_with_marks_change_only_the_order()
 
 
 async def test_files_that_grep_does_not_show_are_not_in_the_overview(tmp_path: Path) -> None:
-    folder = made(tmp_path / "ws").folder
+    folder = create_repository(tmp_path / "ws").folder
     put(
         folder,
         {

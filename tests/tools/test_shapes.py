@@ -1,4 +1,4 @@
-"""The table of the built-in tools: ids, parameters, what they need, what they lock. A change here is a change of contract."""
+"""The contract of the built-in tools: IDs, parameters, requirements and locks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Terminals as a model uses them: started, typed into, read, resized and stopped, in the sandbox of a real session."""
+"""Terminals as a model uses them: started, typed into, read, resized and stopped, in a real sandbox."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ async def refused(session: Session, name: str, /, **arguments: Any) -> Result:
     return result
 
 
-async def shown(session: Session, terminal: str, mark: str) -> str:
-    """What it shows from where the last look ended, up to ``write_marker_file``."""
+async def read_until_mark(session: Session, terminal: str, mark: str) -> str:
+    """Return its output since the last read, up to ``write_marker_file``."""
     text = ""
     while mark not in text:
         read = await data(session, "read", id=terminal)
@@ -84,14 +84,14 @@ async def test_an_interpreter_in_a_terminal_accepts_input_interrupts_and_exit(se
     answered = await data(session, "start", command=PYTHON, name="a python")
     terminal = answered["job_id"]
     assert answered["state"] == "running" and "workspace:X" in answered["note"]
-    await shown(session, terminal, ">>> ")
+    await read_until_mark(session, terminal, ">>> ")
     assert (await data(session, "send", id=terminal, text="kept = 6 * 7\n"))["sent_bytes"] == 13
-    await shown(session, terminal, ">>> ")
+    await read_until_mark(session, terminal, ">>> ")
     await data(session, "send", id=terminal, text="print(kept)", keys="enter")
-    assert "\n42\n" in await shown(session, terminal, ">>> ")
+    assert "\n42\n" in await read_until_mark(session, terminal, ">>> ")
     await data(session, "send", id=terminal, text="import time; time.sleep(1000)\n")
     await data(session, "send", id=terminal, keys="ctrl-c")
-    assert "KeyboardInterrupt" in await shown(session, terminal, ">>> ")
+    assert "KeyboardInterrupt" in await read_until_mark(session, terminal, ">>> ")
     (job,) = (await session.call("jobs", {})).data["jobs"]
     assert job["job_id"] == terminal and "a python" in job["about"]
     await data(session, "send", id=terminal, text="raise SystemExit(7)\n")
@@ -116,12 +116,12 @@ async def test_a_shell_in_a_terminal_keeps_its_state_and_receives_size_changes(
     (tmp_path / "ws" / "deep").mkdir()
     terminal = (await data(session, "start", cwd="deep", columns=100, rows=30, command=SHELL))["job_id"]
     await data(session, "send", id=terminal, text="pwd\nstty size\n")
-    assert "deep\n" in (text := await shown(session, terminal, "30 100")) and text
+    assert "deep\n" in (text := await read_until_mark(session, terminal, "30 100")) and text
     assert session.notifications is not None
     assert not await session.notifications.wait_for_next(), "an agent that works until it is idle does not wait for it"
     await data(session, "resize", id=terminal, columns=90, rows=20)
     await data(session, "send", id=terminal, text="stty size\n")
-    await shown(session, terminal, "20 90")
+    await read_until_mark(session, terminal, "20 90")
     await data(session, "send", id=terminal, keys="ctrl-d")
     assert (await ended(session, terminal))["exit_code"] == 0
 
@@ -199,14 +199,14 @@ async def test_no_process_of_a_terminal_survives_its_stop_or_its_session(session
     mark = uuid.uuid4().hex
     program(tmp_path, "trap '' HUP TERM INT QUIT TSTP\nsetsid sleep infinity &\necho up\nwhile :; do sleep 1000; done")
     deaf = (await data(session, "start", command=f"./program.sh {mark}"))["job_id"]
-    await shown(session, deaf, "up\n")
+    await read_until_mark(session, deaf, "up\n")
     waiting = asyncio.create_task(session.call("terminal.read", {"id": deaf, "wait_ms": 10**9}))
     await data(session, "send", id=deaf, keys="ctrl-c ctrl-backslash")
     assert left_over(mark)
     assert (await data(session, "stop", id=deaf))["state"] == "cancelled"
     assert (await waiting).ok and left_over(mark) == []
     last = (await data(session, "start", command=f"./program.sh {mark}"))["job_id"]
-    await shown(session, last, "up\n")
+    await read_until_mark(session, last, "up\n")
     await session.close()
     assert left_over(mark) == []
 
@@ -223,9 +223,9 @@ async def test_terminal_output_has_whole_characters_no_secrets_and_no_control_se
         terminal = (await data(session, "start", command="./program.sh x"))["job_id"]
         assert (await data(session, "read", id=terminal, wait_ms=300))["text"] == "", "it may be a secret's beginning"
         await data(session, "send", id=terminal, keys="enter")
-        text = await shown(session, terminal, " ")
+        text = await read_until_mark(session, terminal, " ")
         await data(session, "send", id=terminal, keys="enter")
-        text += await shown(session, terminal, "TERM=")
+        text += await read_until_mark(session, terminal, "TERM=")
         assert "s3cr3t" not in text and "t0k3n" not in text and "\u20ac \ufffd" in text and "TERM=dumb" in text
         (answer,) = await session.start_turn().call_all([("terminal.read", {"id": terminal, "cursor": 0})])
         assert "\x1b" not in str(answer.model.data), "a model sees no control sequence"
@@ -240,13 +240,13 @@ async def test_open_terminals_and_typed_input_are_bounded(
     blocked = (await data(session, "start", command="./program.sh x"))["job_id"]
     cats = [(await data(session, "start", command="cat"))["job_id"] for _ in range(MAX_TERMINALS - 1)]
     await asyncio.gather(*(data(session, "resize", id=cat, columns=80, rows=24) for cat in cats))
-    await shown(session, blocked, "up")
+    await read_until_mark(session, blocked, "up")
     end = await ended(session, (await data(session, "start", command="cat"))["job_id"])
     assert end["state"] == "failed" and f"{MAX_TERMINALS} open terminals" in end["error"]
     too_long = await refused(session, "send", id=cats[0], text="x" * 4096 + "\n")
     assert "4,095" in str(too_long.error_text)
     await data(session, "send", id=cats[0], text="x" * 4094 + "\n")
-    assert (await shown(session, cats[0], "x\n" + "x" * 4094)).count("x") == 2 * 4094
+    assert (await read_until_mark(session, cats[0], "x\n" + "x" * 4094)).count("x") == 2 * 4094
     monkeypatch.setattr(shell_service, "TYPING_TIMEOUT_S", 0.02)
     while "note" not in (told := await data(session, "send", id=blocked, text="x" * 16_384)):
         assert told["sent_bytes"] == 16_384
@@ -271,10 +271,12 @@ async def test_a_session_of_a_joined_process_uses_terminals_and_continues_them_a
         there = await joined.session()
         terminal = (await data(there, "start", command="cat"))["job_id"]
         await data(there, "send", id=terminal, text="before\n")
-        await shown(there, terminal, "before\nbefore\n")
+        await read_until_mark(there, terminal, "before\nbefore\n")
     again = await kernel.session(there.id)
     await data(again, "send", id=terminal, text="after\n")
-    assert "before" not in await shown(again, terminal, "after\nafter\n"), "it is read on from where that was left"
+    assert "before" not in await read_until_mark(again, terminal, "after\nafter\n"), (
+        "it is read on from where that was left"
+    )
     assert (await data(again, "stop", id=terminal))["state"] == "cancelled"
 
 

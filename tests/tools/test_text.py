@@ -1,4 +1,4 @@
-"""Splices, diffs and hints, tried on any text."""
+"""Splices, diffs and hints, on any text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ spans = st.lists(st.tuples(st.integers(0, 70), st.integers(0, 5), st.text(alphab
 
 
 def applied(before: str, diff: str) -> str:
-    """What a strict patch program makes of ``before``; every context line, number and count has to be right."""
+    """Apply a patch strictly: every context line, number and count must be correct."""
     lines = split_lines(before)
     out: list[str] = []
     at = 0
@@ -148,7 +148,7 @@ def test_a_change_of_only_line_endings_is_visible_in_the_diff() -> None:
             "def f():\n    return 1\n",
             r"Line 2 differs only in whitespace: it is '\treturn 1'",
         ),
-        ("Hello World\n", "hello world", "Line 1 has it in other upper and lower case"),
+        ("Hello World\n", "hello world", "Line 1 has it in a different case"),
         ("one\nreturn value + 1\n", "return value + 2", "The most similar line is 2: 'return value + 1'"),
         ("one\n", "something entirely else", "No similar text exists"),
         ("a\n", "a \ufffd", "U+FFFD"),

@@ -1,4 +1,4 @@
-"""web_fetch and http.post against servers on loopback: pages as they are, hostile pages, and answers of services."""
+"""``web_fetch`` and ``http.post`` on loopback: pages, hostile pages, and responses of services."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.field.test_k14_documents import PAGES, compress, make_pdf, say
 from tests.kernel.test_agents import put_agent
-from tests.tools.desk import Desk, refused
-from tests.web import Answer, Site, authority, ok, redirect
+from tests.tools.desk import BuiltinToolFixture, refused
+from tests.web import Answer, LoopbackServer, authority, ok, redirect
 
 from handrail.contract.calls_and_results import Blob
 from handrail.contract.errors import ErrorKind, ToolError
@@ -57,17 +57,17 @@ class StartRecorder:
         return await self._sandbox.start(capabilities, profile, program)
 
 
-def at(desk: Desk, site: Site) -> Desk:
+def at(desk: BuiltinToolFixture, site: LoopbackServer) -> BuiltinToolFixture:
     return replace(desk, hosts=(site.authority,))
 
 
-async def fetch(desk: Desk, answer: Answer, path: str = "/") -> dict[str, object]:
-    async with Site({path: answer}) as site:
+async def fetch(desk: BuiltinToolFixture, answer: Answer, path: str = "/") -> dict[str, object]:
+    async with LoopbackServer({path: answer}) as site:
         return await at(desk, site).call("web_fetch", url=site.url(path))
 
 
-async def test_an_article_is_returned_with_its_links_and_without_navigation(desk: Desk) -> None:
-    async with Site({"/a/b": ok(PAGE.encode(), HTML)}) as site:
+async def test_an_article_is_returned_with_its_links_and_without_navigation(desk: BuiltinToolFixture) -> None:
+    async with LoopbackServer({"/a/b": ok(PAGE.encode(), HTML)}) as site:
         found = await at(desk, site).call("web_fetch", url=site.url("/a/b"))
         links = [{"text": "the next part", "url": site.url("/a/next?page=2")}]
     assert (found["status"], found["title"]) == (200, "Ships & harbours")
@@ -76,7 +76,7 @@ async def test_an_article_is_returned_with_its_links_and_without_navigation(desk
     assert found["links"] == links and "notes" not in found
 
 
-async def test_tables_and_code_of_documentation_are_returned_unchanged(desk: Desk) -> None:
+async def test_tables_and_code_of_documentation_are_returned_unchanged(desk: BuiltinToolFixture) -> None:
     text = (await fetch(desk, ok(DOCUMENTATION.encode(), HTML)))["text"]
     assert isinstance(text, str) and "    if f:\n        print(f.read())" in text
     assert "read only" in text and "Another chapter" not in text
@@ -128,7 +128,7 @@ def test_hidden_text_is_left_out_and_counted(name: str, hidden: str) -> None:
             assert found.hidden_elements == 1
 
 
-async def test_the_result_notes_the_number_of_hidden_elements(desk: Desk) -> None:
+async def test_the_result_notes_the_number_of_hidden_elements(desk: BuiltinToolFixture) -> None:
     page = PAGE.replace("<p>See", '<p hidden>SECRET</p><p style="opacity: 0">SECRET</p><p>See')
     found = await fetch(desk, ok(page.encode(), HTML))
     assert found["notes"] == ["2 hidden elements with text were left out."] and "SECRET" not in str(found["text"])
@@ -169,12 +169,16 @@ def test_visible_text_is_kept() -> None:
         (b"no type", "X-None: 1", "no type"),
     ],
 )
-async def test_text_in_other_formats_is_returned_unchanged(desk: Desk, body: bytes, fields: str, text: str) -> None:
+async def test_text_in_other_formats_is_returned_unchanged(
+    desk: BuiltinToolFixture, body: bytes, fields: str, text: str
+) -> None:
     assert (await fetch(desk, ok(body, fields)))["text"] == text
 
 
 @pytest.mark.parametrize("declared", ["header", "meta", "neither"])
-async def test_a_page_is_decoded_by_its_header_its_meta_element_or_detection(desk: Desk, declared: str) -> None:
+async def test_a_page_is_decoded_by_its_header_its_meta_element_or_detection(
+    desk: BuiltinToolFixture, declared: str
+) -> None:
     text = "Größenänderungen an Häfen übernehmen wir für Sie. " * 30
     meta = '<meta charset="windows-1252">' if declared == "meta" else ""
     page = f"<html><head><title>T</title>{meta}</head><body><article><p>{text}</p></article></body></html>"
@@ -183,7 +187,7 @@ async def test_a_page_is_decoded_by_its_header_its_meta_element_or_detection(des
     assert "Größenänderungen an Häfen" in str(found["text"])
 
 
-async def test_an_image_is_returned_as_an_image_and_other_binary_content_is_refused(desk: Desk) -> None:
+async def test_an_image_is_returned_as_an_image_and_other_binary_content_is_refused(desk: BuiltinToolFixture) -> None:
     assert (await fetch(desk, ok(PNG, "Content-Type: image/png")))["image"] == Blob(PNG, "image/png")
     await refused(
         fetch(desk, ok(b"PK\3\4\0\0\0", "Content-Type: application/zip")), "invalid_input", "application/zip", "bash"
@@ -193,13 +197,13 @@ async def test_an_image_is_returned_as_an_image_and_other_binary_content_is_refu
 @pytest.mark.parametrize(
     "kind", ["application/pdf", "application/pdf; charset=binary", "application/octet-stream", "text/html", ""]
 )
-async def test_a_pdf_is_returned_as_text(desk: Desk, kind: str) -> None:
+async def test_a_pdf_is_returned_as_text(desk: BuiltinToolFixture, kind: str) -> None:
     found = await fetch(desk, ok(make_pdf(PAGES), f"Content-Type: {kind}" if kind else "X-None: 1"))
     assert str(found["text"]).startswith("--- page 1 ---\nText of page 1.\n\n--- page 2 ---\n")
     assert (found["status"], found["last_page"], found["total_pages"]) == (200, 5, 5) and "notes" not in found
 
 
-async def test_a_long_pdf_is_returned_with_its_first_pages_and_total_page_count(desk: Desk) -> None:
+async def test_a_long_pdf_is_returned_with_its_first_pages_and_total_page_count(desk: BuiltinToolFixture) -> None:
     pages = [say(f"{number} " + "x" * 3_000) for number in range(1, 201)]
     found = await fetch(desk, ok(make_pdf(pages), "Content-Type: application/pdf"))
     last, text = found["last_page"], str(found["text"])
@@ -220,14 +224,16 @@ async def test_a_long_pdf_is_returned_with_its_first_pages_and_total_page_count(
     ids=["mark", "html", "empty", "long"],
 )
 async def test_a_pdf_without_text_to_return_is_an_error_with_its_url(
-    desk: Desk, body: bytes, kind: ErrorKind, part: str
+    desk: BuiltinToolFixture, body: bytes, kind: ErrorKind, part: str
 ) -> None:
     error = await refused(fetch(desk, ok(body, "Content-Type: application/pdf"), "/a.pdf"), kind, part, "/a.pdf")
     assert "`offset`" not in str(error)
 
 
 @pytest.mark.parametrize(("body", "kind"), DOCUMENTS, ids=["html", "pdf"])
-async def test_a_document_is_parsed_without_the_workspace_and_network(confined: Desk, body: bytes, kind: str) -> None:
+async def test_a_document_is_parsed_without_the_workspace_and_network(
+    confined: BuiltinToolFixture, body: bytes, kind: str
+) -> None:
     confined.put("secret.txt", "secret")
     starts = confined.around.sandbox = StartRecorder(confined.around.sandbox)
     await fetch(confined, ok(body, f"Content-Type: {kind}"))
@@ -239,7 +245,7 @@ async def test_a_document_is_parsed_without_the_workspace_and_network(confined: 
         "try: socket.create_connection(('127.0.0.1', int(sys.argv[2])), 5); print('network')\n"
         "except OSError: print('no network')\n"
     )
-    async with Site({}) as site:
+    async with LoopbackServer({}) as site:
         argv = (sys.executable, "-I", "-S", "-c", probe, str(confined.workspace / "secret.txt"), str(site.port))
         process = await starts.start(capabilities, profile, ProgramSpec(argv))
         output, _, _ = await process.communicate(b"", 10_000)
@@ -253,14 +259,14 @@ async def test_a_document_is_parsed_without_the_workspace_and_network(confined: 
     ids=["html", "pdf"],
 )
 async def test_a_missing_extra_is_reported_with_its_installation_command(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, body: bytes, kind: str, extra: str
+    desk: BuiltinToolFixture, monkeypatch: pytest.MonkeyPatch, body: bytes, kind: str, extra: str
 ) -> None:
     monkeypatch.setattr(sys, "path", [one for one in sys.path if "site-packages" not in one])
     await refused(fetch(desk, ok(body, f"Content-Type: {kind}")), "unavailable", f"pip install '{extra}'")
 
 
 async def test_a_document_is_parsed_with_limits_when_the_sandbox_is_unavailable(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: BuiltinToolFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk.around.sandbox = RefusingSandbox(SandboxTier("none", "a machine without a sandbox"))
     assert "Sentence 29" in str((await fetch(desk, ok(PAGE.encode(), HTML)))["text"])
@@ -280,7 +286,9 @@ async def test_a_document_is_parsed_with_limits_when_the_sandbox_is_unavailable(
         ("502 Bad", "later"),
     ],
 )
-async def test_a_failed_http_status_is_an_error_with_a_next_step(desk: Desk, status: str, step: str) -> None:
+async def test_a_failed_http_status_is_an_error_with_a_next_step(
+    desk: BuiltinToolFixture, status: str, step: str
+) -> None:
     error = await refused(
         fetch(desk, ok(b"why", "Content-Type: text/plain", "Retry-After: 30", status=status)),
         "backend",
@@ -291,16 +299,16 @@ async def test_a_failed_http_status_is_an_error_with_a_next_step(desk: Desk, sta
 
 
 @pytest.mark.parametrize("body", [make_pdf(PAGES), b"PK\3\4\0\0\0"], ids=["pdf", "zip"])
-async def test_a_failed_http_status_is_named_even_without_page_text(desk: Desk, body: bytes) -> None:
+async def test_a_failed_http_status_is_named_even_without_page_text(desk: BuiltinToolFixture, body: bytes) -> None:
     answer = ok(body, "Content-Type: application/octet-stream", status="404 Not Found")
     await refused(fetch(desk, answer), "backend", "404", "Check the URL")
 
 
-async def test_the_result_notes_a_page_drawn_by_scripts_or_blocking_programs(desk: Desk) -> None:
+async def test_the_result_notes_a_page_drawn_by_scripts_or_blocking_programs(desk: BuiltinToolFixture) -> None:
     scripts = (
         f"<html><head><title>App</title></head><body><div id=root></div><script>{'x=1;' * 8000}</script></body></html>"
     )
-    assert "Scripts draw most of this page" in str((await fetch(desk, ok(scripts.encode(), HTML)))["notes"])
+    assert "Scripts render most of this page" in str((await fetch(desk, ok(scripts.encode(), HTML)))["notes"])
     block = "<html><head><title>Just a moment...</title></head><body>Checking your browser</body></html>"
     assert "blocks programs" in str((await fetch(desk, ok(block.encode(), HTML)))["notes"])
 
@@ -319,13 +327,13 @@ async def test_the_result_notes_a_page_drawn_by_scripts_or_blocking_programs(des
         pytest.param(b"<html><body>end " + b"<" * 500_000, id="brackets"),
     ],
 )
-async def test_a_page_that_is_expensive_to_parse_still_returns_text(desk: Desk, page: bytes) -> None:
+async def test_a_page_that_is_expensive_to_parse_still_returns_text(desk: BuiltinToolFixture, page: bytes) -> None:
     found = await fetch(desk, ok(page, HTML))
     assert "end" in str(found["text"])
 
 
-async def test_every_redirect_is_checked_and_the_final_url_is_returned(desk: Desk) -> None:
-    async with Site({"/new": ok(b"there", "Content-Type: text/plain")}) as other, Site({}) as site:
+async def test_every_redirect_is_checked_and_the_final_url_is_returned(desk: BuiltinToolFixture) -> None:
+    async with LoopbackServer({"/new": ok(b"there", "Content-Type: text/plain")}) as other, LoopbackServer({}) as site:
         site.routes["/old"] = redirect(other.url("/new"))
         both = replace(desk, hosts=(site.authority, other.authority))
         found = await both.call("web_fetch", url=site.url("/old"))
@@ -344,9 +352,9 @@ async def test_every_redirect_is_checked_and_the_final_url_is_returned(desk: Des
     ],
 )
 async def test_a_post_sends_its_data_once_and_returns_the_response(
-    desk: Desk, given: dict[str, object], sent: bytes, content_type: str
+    desk: BuiltinToolFixture, given: dict[str, object], sent: bytes, content_type: str
 ) -> None:
-    async with Site(
+    async with LoopbackServer(
         {"/x": ok(json.dumps({"id": 7}).encode(), "Content-Type: application/json", status="201 Created")}
     ) as site:
         found = await at(desk, site).call("http.post", url=site.url("/x"), **given)
@@ -356,8 +364,8 @@ async def test_a_post_sends_its_data_once_and_returns_the_response(
     assert asked.fields["idempotency-key"].startswith("call-")
 
 
-async def test_a_post_refuses_credential_headers_and_requires_one_kind_of_data(desk: Desk) -> None:
-    async with Site({"*": ok()}) as site:
+async def test_a_post_refuses_credential_headers_and_requires_one_kind_of_data(desk: BuiltinToolFixture) -> None:
+    async with LoopbackServer({"*": ok()}) as site:
         there, url = at(desk, site), site.url("/")
         await refused(
             there.call("http.post", url=url, body="x", headers={"Authorization": "Bearer x"}), "denied", "handrail.toml"
@@ -382,7 +390,7 @@ credential_3 = { secret = "THREE" }
 credential_4_host = "absent.example"
 """
     secrets = {"ONE": "Bearer first-0123456789", "TWO": "second-0123456789", "THREE": "Bearer third-0123456789"}
-    async with Site({"*": ok()}, trusted.server) as site, Site({"*": ok()}) as plain:
+    async with LoopbackServer({"*": ok()}, trusted.server) as site, LoopbackServer({"*": ok()}) as plain:
         hosts = [f"{name}:{one.port}" for name in ("127.0.0.1", "localhost") for one in (site, plain)]
         put_agent(tmp_path, "coder", f'[requires.tools."http.post".net]\nhosts = {json.dumps(hosts)}')
         async with temporary_kernel(tmp_path, settings=settings, secrets=secrets, rules=["allow http.post"]) as kernel:
@@ -412,8 +420,10 @@ async def test_two_credentials_for_one_header_field_are_a_configuration_error(tm
         assert refusal.error_kind == "unavailable" and "credential_8_header" in str(refusal.error_text)
 
 
-async def test_a_redirect_that_would_send_post_data_elsewhere_is_returned_and_not_followed(desk: Desk) -> None:
-    async with Site({"*": ok()}) as other, Site({}) as site:
+async def test_a_redirect_that_would_send_post_data_elsewhere_is_returned_and_not_followed(
+    desk: BuiltinToolFixture,
+) -> None:
+    async with LoopbackServer({"*": ok()}) as other, LoopbackServer({}) as site:
         site.routes["/x"] = redirect(other.url("/y"), "307 Temporary Redirect")
         found = await replace(desk, hosts=(site.authority, other.authority)).call(
             "http.post", url=site.url("/x"), body="b"
@@ -446,9 +456,9 @@ def list_inside_urls(port: int) -> list[str]:
 
 
 @pytest.mark.parametrize("tool", ["web_fetch", "http.post"])
-async def test_no_url_of_a_model_or_redirect_reaches_an_internal_address(desk: Desk, tool: str) -> None:
+async def test_no_url_of_a_model_or_redirect_reaches_an_internal_address(desk: BuiltinToolFixture, tool: str) -> None:
     arguments: dict[str, object] = {"json": {"a": 1}} if tool == "http.post" else {}
-    async with Site({"*": ok(b"SECRET")}) as inside, Site({}) as site:
+    async with LoopbackServer({"*": ok(b"SECRET")}) as inside, LoopbackServer({}) as site:
         public = replace(desk, hosts=("*:*", site.authority))
         urls = list_inside_urls(inside.port)
         for number, url in enumerate(urls):

@@ -1,4 +1,4 @@
-"""web_search against small servers of each provider's form: results, and five kinds of failure."""
+"""``web_search`` with small servers of each provider's form: results and five kinds of failure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from tests.kernel.test_agents import put_agent
-from tests.web import Answer, Site, ok
+from tests.web import Answer, LoopbackServer, ok
 
 from handrail.contract.calls_and_results import Result
 from handrail.contract.session_protocols import Session
@@ -46,7 +46,7 @@ FORMS: dict[str, tuple[Any, str]] = {
 
 
 @asynccontextmanager
-async def searching(folder: Path, *sites: Site, names: str, more: str = "") -> AsyncGenerator[Session]:
+async def searching(folder: Path, *sites: LoopbackServer, names: str, more: str = "") -> AsyncGenerator[Session]:
     """A session whose searches go to these sites, one for each provider."""
     folder.mkdir(exist_ok=True)
     hosts = json.dumps([site.authority for site in sites])
@@ -66,7 +66,7 @@ async def searching(folder: Path, *sites: Site, names: str, more: str = "") -> A
 
 
 async def search(folder: Path, name: str, answer: Answer) -> Result:
-    async with Site({"*": answer}) as site, searching(folder, site, names=name) as session:
+    async with LoopbackServer({"*": answer}) as site, searching(folder, site, names=name) as session:
         return await session.call("web_search", {"query": "ships & seas", "max_results": 3})
 
 
@@ -76,7 +76,7 @@ async def test_each_search_provider_gets_its_request_format_and_results_have_one
 ) -> None:
     answer, key_field = FORMS[name]
     async with (
-        Site({"*": ok(json.dumps(answer).encode(), JSON)}) as site,
+        LoopbackServer({"*": ok(json.dumps(answer).encode(), JSON)}) as site,
         searching(tmp_path, site, names=name) as session,
     ):
         found = await session.call("web_search", {"query": "ships & seas", "max_results": 3})
@@ -124,8 +124,8 @@ async def test_an_empty_search_and_each_kind_of_failure_give_different_results(
 async def test_a_session_keeps_its_search_provider(tmp_path: Path) -> None:
     searxng, template = (ok(json.dumps(FORMS[one][0]).encode(), JSON) for one in ("searxng", "template"))
     async with (
-        Site({"*": searxng}) as one,
-        Site({"*": template}) as other,
+        LoopbackServer({"*": searxng}) as one,
+        LoopbackServer({"*": template}) as other,
         searching(tmp_path, one, other, names="searxng,template") as session,
     ):
         chosen = [(await session.call("web_search", {"query": str(n)})).data["provider"] for n in range(4)]
@@ -137,7 +137,7 @@ async def test_another_search_provider_is_used_only_with_the_fallback_setting(tm
     bad, good = ok(b"", JSON, status="500 Oops"), ok(json.dumps(FORMS["searxng"][0]).encode(), JSON)
     for fallback in ("false", "true"):
         folder = tmp_path / fallback
-        async with Site({"*": bad}) as one, Site({"*": good}) as other:
+        async with LoopbackServer({"*": bad}) as one, LoopbackServer({"*": good}) as other:
             more = f'fallback = "{fallback}"'
             async with searching(folder, one, other, names="template,searxng", more=more) as session:
                 found = await session.call("web_search", {"query": "x"})
@@ -153,7 +153,7 @@ async def test_another_search_provider_is_used_only_with_the_fallback_setting(tm
 async def test_a_session_has_a_search_limit(tmp_path: Path) -> None:
     answer = ok(json.dumps(FORMS["searxng"][0]).encode(), JSON)
     async with (
-        Site({"*": answer}) as site,
+        LoopbackServer({"*": answer}) as site,
         searching(tmp_path, site, names="searxng", more='max_calls = "2"') as session,
     ):
         kinds = [(await session.call("web_search", {"query": str(n)})).error_kind for n in range(3)]

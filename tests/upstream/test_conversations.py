@@ -1,4 +1,4 @@
-"""What a server may make of one connection: floods, numbers that are none, pages without end."""
+"""Abuse of a connection by a server: floods, invalid IDs, and endless pages."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from handrail.upstream.client.upstream_session import (
 Answers = Callable[[Message], dict[str, Any]]
 
 
-class Wire:
-    """A channel to a server that answers as it is told to, or takes nothing any more."""
+class ScriptedTransport:
+    """A transport to a server that answers by script, or accepts nothing more."""
 
     def __init__(self, answers: Answers | None = None) -> None:
         self.answers = answers
@@ -60,8 +60,8 @@ class Wire:
         pass
 
 
-async def begun(
-    wire: Wire, grants: frozenset[str] = frozenset()
+async def open_session(
+    wire: ScriptedTransport, grants: frozenset[str] = frozenset()
 ) -> tuple[UpstreamSession, list[UpstreamConnectionLost]]:
     ended: list[UpstreamConnectionLost] = []
     conversation = UpstreamSession(
@@ -85,8 +85,8 @@ async def test_a_server_is_offered_only_its_granted_client_capabilities(granted:
             return {"supportedVersions": list(MODERN_VERSIONS)}
         return {"protocolVersion": HANDSHAKE_VERSIONS[-1]}
 
-    wire = Wire(answers)
-    conversation, _ = await begun(wire, frozenset(granted))
+    wire = ScriptedTransport(answers)
+    conversation, _ = await open_session(wire, frozenset(granted))
     await conversation.negotiate_version(None, 60)
     await conversation.request("tools/list", {})
     said = [capabilities for message in wire.sent for capabilities in offers_in(message.get("params"))]
@@ -96,7 +96,7 @@ async def test_a_server_is_offered_only_its_granted_client_capabilities(granted:
 
 
 def offers_in(value: object) -> Iterator[Mapping[str, Any]]:
-    """What a message says that a client can do, wherever that stands in it."""
+    """Return the client capabilities in a message, wherever they are."""
     if isinstance(value, Mapping):
         for key, one in cast("Mapping[str, Any]", value).items():
             if key == "capabilities" or key.endswith("clientCapabilities"):
@@ -105,7 +105,7 @@ def offers_in(value: object) -> Iterator[Mapping[str, Any]]:
 
 
 async def test_a_server_that_sends_requests_without_reading_replies_is_disconnected() -> None:
-    conversation, ended = await begun(Wire())
+    conversation, ended = await open_session(ScriptedTransport())
     for number in range(100_000):
         conversation.on_message({"jsonrpc": "2.0", "id": number, "method": ("ping", "odd/method")[number % 2]}, None)
     assert len(ended) == 1 and "without reading" in ended[0].why
@@ -114,7 +114,7 @@ async def test_a_server_that_sends_requests_without_reading_replies_is_disconnec
 
 
 async def test_a_reply_with_an_invalid_request_id_is_ignored() -> None:
-    conversation, ended = await begun(Wire())
+    conversation, ended = await open_session(ScriptedTransport())
     numbers: list[Any] = ["9" * 5_000, "\u0663", True, 1.5, [], None]
     for number in numbers:
         conversation.on_message({"jsonrpc": "2.0", "id": number, "result": {}}, None)
@@ -122,22 +122,22 @@ async def test_a_reply_with_an_invalid_request_id_is_ignored() -> None:
     await conversation.aclose()
 
 
-class Noted(dict[str, Any]):
+class TrackedItem(dict[str, Any]):
     """A page's item that can be seen to go."""
 
 
 async def test_oversized_items_of_a_listing_are_not_held_while_more_pages_are_fetched() -> None:
-    items: list[weakref.ref[Noted]] = []
+    items: list[weakref.ref[TrackedItem]] = []
     most = 0
 
     def answers(message: Message) -> dict[str, Any]:
         nonlocal most
         most = max(most, sum(one() is not None for one in items))
-        item = Noted(name="x" * 2**21)
+        item = TrackedItem(name="x" * 2**21)
         items.append(weakref.ref(item))
         return {"tools": [item]} | ({"nextCursor": str(len(items))} if len(items) < 20 else {})
 
-    conversation, _ = await begun(Wire(answers))
+    conversation, _ = await open_session(ScriptedTransport(answers))
     conversation.capabilities = {"tools": {}}
     listing = await upstream_connection.fetch_server_listing(conversation, 60)
     assert (listing.tools, listing.left_out) == ((), 20) and most < 5

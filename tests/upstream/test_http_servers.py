@@ -1,4 +1,4 @@
-"""Upstream servers over HTTP: gone, forgetful, slow, oversized, redirecting, and asking on streams."""
+"""Upstream servers over HTTP: gone, stateless, slow, oversized, redirecting, and with requests on streams."""
 
 from __future__ import annotations
 

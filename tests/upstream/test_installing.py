@@ -1,4 +1,4 @@
-"""What ``npx``, ``uvx`` and the like would fetch: which package a command means, and what is recorded of it."""
+"""Packages that ``npx``, ``uvx`` and similar commands would install, and their records."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_package_without_one_unambiguous_program_is_not_recorded(place: Path, 
 
 
 def test_package_names_are_passed_to_npm_after_the_end_of_options(place: Path) -> None:
-    """A package's name can never be taken for an option."""
+    """A package name can never be parsed as an option."""
     fake_npm(place, pkg="run.js")
     done = install_server(
         server("npx", "pkg"), ServerPackage("npm", "pkg", "pkg", "", (), ("other",)), place / "state", "/nowhere"

@@ -204,7 +204,7 @@ Says = Callable[[ReceivedHttpRequest, HttpResponseWriter], Awaitable[None]]
 async def scripted(
     tmp_path: Path, listening: Says
 ) -> AsyncGenerator[tuple[list[ReceivedHttpRequest], Session, UpstreamServerConnection]]:
-    """A server of the stateless era that answers ``subscriptions/listen`` as it is told."""
+    """A server of the stateless era with a scripted answer to ``subscriptions/listen``."""
 
     async def answer(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         match asked.rpc_method:
@@ -296,7 +296,7 @@ async def test_a_server_of_the_first_http_transport_handles_calls_cancellations_
 
 @pytest.mark.proves("F-04")
 async def test_a_server_limited_to_the_first_transport_version_is_served_in_that_version(tmp_path: Path) -> None:
-    """As most of them are: what they say comes on one stream, and where that ends the calls under way are told."""
+    """As most such servers: all messages come on one stream, whose end fails the running calls."""
     streams: list[HttpResponseWriter] = []
     over = asyncio.Event()
     tools = [make_tool_entry("echo"), make_tool_entry("hang")]

@@ -1,4 +1,4 @@
-"""Which URIs a server's templates make, judged without running for ever."""
+"""URIs that match a server's templates, in bounded time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Upstream servers that are programs: used through a whole kernel, and killed, mute, flooding or lying for real."""
+"""Upstream servers as programs in a whole kernel: working, killed, silent, flooding or lying."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sign-in at MCP servers: by a person, with stored tokens, and the hosts that receive a token."""
+"""Sign-in at MCP servers: by the user, with stored tokens, and the hosts that receive a token."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ async def test_a_kernel_uses_the_token_of_a_sign_in_from_the_command_line(tmp_pa
 
 
 async def _agrees(address: str) -> None:
-    """What a browser does: it goes where it is sent back to."""
+    """Follow the redirect, as a browser does."""
     asked = parse_qs(urlsplit(address).query)
     back = urlsplit(asked["redirect_uri"][0])
     reader, writer = await asyncio.open_connection(back.hostname, back.port)
@@ -167,7 +167,7 @@ async def _agrees(address: str) -> None:
     writer.close()
 
 
-class Apart(SignInServer):
+class SeparateIssuer(SignInServer):
     """A server that names an authorization server elsewhere.
 
     :param elsewhere: its origin
@@ -205,7 +205,7 @@ async def agreed(address: str) -> str:
 async def test_a_refresh_token_is_sent_only_to_its_issuer_even_after_a_restart(tmp_path: Path) -> None:
     issuer = SignInServer()
     async with run_upstream_http_server(any_request=issuer) as other:
-        server = Apart(origin_of(other.url), issuer)
+        server = SeparateIssuer(origin_of(other.url), issuer)
         async with run_upstream_http_server(any_request=server) as http, temporary_kernel(tmp_path) as kernel:
             settings: dict[str, Any] = {"url": http.url, "hosts": [urlsplit(other.url).netloc]}
             prompt = SignInPrompt("http://127.0.0.1:9/callback", agreed)
@@ -228,7 +228,7 @@ async def test_a_configured_client_id_is_used_only_at_the_trusted_authorisation_
 
     async with (
         run_upstream_http_server(any_request=issuer) as other,
-        run_upstream_http_server(any_request=Apart(origin_of(other.url), issuer)) as http,
+        run_upstream_http_server(any_request=SeparateIssuer(origin_of(other.url), issuer)) as http,
         temporary_kernel(tmp_path) as kernel,
     ):
         prompt = SignInPrompt("http://127.0.0.1:9/callback", visit)

@@ -1,4 +1,4 @@
-"""Upstream servers that answer a call with a task, of both eras: its result is the call's, and its end is the task's."""
+"""Upstream servers that answer a call with a task, of both eras: its result and end are those of the call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def content(text: str) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": text}]}
 
 
-class Tasking:
+class TaskServer:
     """A server whose one tool is a task.
 
     :param states: what its task says, one each time it is looked at; the last one for good
@@ -110,7 +110,7 @@ class Tasking:
 
 @asynccontextmanager
 async def opened(
-    folder: Path, tasking: Tasking, peer: ScriptedClient | None = None, **settings: Any
+    folder: Path, tasking: TaskServer, peer: ScriptedClient | None = None, **settings: Any
 ) -> AsyncGenerator[tuple[Session, UpstreamHttpServer]]:
     async with (
         run_upstream_http_server(any_request=tasking.reply) as http,
@@ -125,7 +125,7 @@ WORKING = {"status": "working", "statusMessage": "half way"}
 
 
 async def test_a_task_is_polled_until_it_has_a_result(tmp_path: Path) -> None:
-    tasking = Tasking("modern", WORKING, {"status": "completed", "result": content("found it")})
+    tasking = TaskServer("modern", WORKING, {"status": "completed", "result": content("found it")})
     async with opened(tmp_path, tasking) as (session, _):
         told: list[object] = []
         session.watch_events(lambda event: told.append(event.data.get("message")) if event.kind == "progress" else None)
@@ -142,7 +142,7 @@ async def test_a_task_is_polled_until_it_has_a_result(tmp_path: Path) -> None:
 async def test_a_request_of_a_task_reaches_the_client_once_when_granted(tmp_path: Path) -> None:
     form: dict[str, Any] = {"method": "elicitation/create", "params": {"message": "Who?", "requestedSchema": NAME}}
     asks: dict[str, Any] = {"status": "input_required", "inputRequests": {"who": form}}
-    tasking = Tasking("modern", asks, asks, {"status": "completed", "result": content("thanks")})
+    tasking = TaskServer("modern", asks, asks, {"status": "completed", "result": content("thanks")})
     answer = {"action": "accept", "content": {"name": "Ada"}}
     peer = ScriptedClient([{"who": answer}])
     async with opened(tmp_path, tasking, peer, elicitation=True) as (session, _):
@@ -154,7 +154,7 @@ async def test_a_request_of_a_task_reaches_the_client_once_when_granted(tmp_path
 async def test_a_task_completes_through_the_notifications_of_its_server(tmp_path: Path) -> None:
     form: dict[str, Any] = {"method": "elicitation/create", "params": {"message": "Who?", "requestedSchema": NAME}}
     asks: dict[str, Any] = {"status": "input_required", "inputRequests": {"who": form}}
-    tasking = Tasking("modern", WORKING)  # whoever only looked at it would look for ever
+    tasking = TaskServer("modern", WORKING)  # whoever only looked at it would look for ever
     tasking.tells = [
         {"taskId": "another", "status": "cancelled"},
         asks,
@@ -168,7 +168,7 @@ async def test_a_task_completes_through_the_notifications_of_its_server(tmp_path
 
 
 async def test_a_request_that_is_not_granted_ends_the_call_and_stops_the_task(tmp_path: Path) -> None:
-    tasking = Tasking("modern", {"status": "input_required", "inputRequests": {"who": {"method": "roots/list"}}})
+    tasking = TaskServer("modern", {"status": "input_required", "inputRequests": {"who": {"method": "roots/list"}}})
     async with opened(tmp_path, tasking) as (session, _):
         result = await session.call("h_slow", {})
         assert result.error_kind == "denied" and "not granted" in str(result.error_text)
@@ -187,7 +187,7 @@ async def test_a_request_that_is_not_granted_ends_the_call_and_stops_the_task(tm
 async def test_a_task_without_a_result_fails_with_the_reason(
     tmp_path: Path, state: dict[str, Any], kind: str, words: str
 ) -> None:
-    async with opened(tmp_path, Tasking("modern", state)) as (session, _):
+    async with opened(tmp_path, TaskServer("modern", state)) as (session, _):
         result = await session.call("h_slow", {})
         assert (result.error_kind, words in str(result.error_text)) == (kind, True)
 
@@ -195,7 +195,7 @@ async def test_a_task_without_a_result_fails_with_the_reason(
 @pytest.mark.proves("X-08")
 @pytest.mark.parametrize("era", ["modern", "legacy"])
 async def test_a_cancelled_call_cancels_its_task(tmp_path: Path, era: str) -> None:
-    tasking = Tasking(era, *([WORKING] if era == "modern" else []))
+    tasking = TaskServer(era, *([WORKING] if era == "modern" else []))
     async with opened(tmp_path, tasking) as (session, _):
         calling = asyncio.create_task(session.call("h_slow", {}))
         await tasking.looked.wait()
@@ -207,7 +207,7 @@ async def test_a_cancelled_call_cancels_its_task(tmp_path: Path, era: str) -> No
 
 
 async def test_a_task_tool_of_the_older_protocol_is_called_as_a_task(tmp_path: Path) -> None:
-    tasking = Tasking("legacy", content("found it"))
+    tasking = TaskServer("legacy", content("found it"))
     async with opened(tmp_path, tasking) as (session, _):
         assert (await session.call("h_slow", {})).data == "found it"
         (call,) = tasking.of("tools/call")

@@ -290,7 +290,7 @@ class Agent:
         :raises UsageError: if the agent serves already
         """
         if self._serve_loop is not None:
-            raise UsageError("This agent serves already. Send it messages with send().")
+            raise UsageError("This agent is already serving. Send messages to it with send().")
         self._serve_loop = ServeLoop(self)
         return self._serve_loop.serve_events(task, lambda: setattr(self, "_serve_loop", None))
 
@@ -347,7 +347,9 @@ class Agent:
         try:
             await self._conversation.load_stored_messages()
             if self._conversation.open_exchange is not None:
-                raise UsageError("Calls of the last run have no answer. Continue with run(None) first, then compact.")
+                raise UsageError(
+                    "Some calls of the last run have no result. Finish that run with run(None), then compact."
+                )
             return await self._compactor.compact_between_runs(run)
         finally:
             self._run = None
@@ -447,8 +449,9 @@ class Agent:
                 await self._start_interaction(run, text)
             return delivered
         pending = () if (notices := self.session.notifications) is None else await notices.list_pending()
-        if (ended := not self._conversation.is_awaiting_answer) and not pending:
-            raise UsageError("The last run ended with an answer, so nothing is left to continue. Pass a task.")
+        ended = not self._conversation.is_awaiting_answer
+        if ended and not pending:
+            raise UsageError("The last run is complete, so there is nothing to continue. Pass a task.")
         headless = self._conversation.is_unattended or (ended and not are_all_finished_work_notices(pending))
         if ended or self._conversation.carried:  # a run that a trigger started stays headless, in a new process too
             await self._start_interaction(run, "", headless=headless)

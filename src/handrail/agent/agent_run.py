@@ -83,8 +83,11 @@ class ReplyCallDispatcher:
         first = len(self.calls)
         until = self._assembly.find_startable_call_end(first)
         if until == first and (coming := self._assembly.predict_reply_until_call(first)) is not None:
+            # The checks of the call run while its last bytes are on their way. They have no effect, so a wrong guess
+            # costs only time.
             self._turn.prepare_likely_call(coming.calls[first])
             self._conversation.prepare_reply_draft(*self._make_proposal(coming))
+        # The reply is stored again before each call. For a long reply, that would write more than the calls are worth.
         if until == first or self._weight > MAX_KEPT_AGAIN or self._may_exceed_budget():
             return ()
         return self._start_calls(self._assembly.get_reply_until_call(until))
@@ -95,6 +98,7 @@ class ReplyCallDispatcher:
 
     def start_stored_calls(self) -> None:
         """Answer the calls that are stored, because the reply is no longer read. Other calls are dropped."""
+        # A later run would find these calls without an answer, so each gets one now.
         if self._stored_count:
             self._start_calls(self._assembly.get_reply_until_call(self._stored_count))
 
@@ -110,6 +114,8 @@ class ReplyCallDispatcher:
         self._conversation.add_reply(reply, ids)
         self._stored_count = max(self._stored_count, len(reply.calls))
         self._weight += self._assembly.reply_length_units
+        # The reply is stored before its calls are proposed: after a crash, the log must not have calls that no reply
+        # contains.
         self._conversation.queue_messages_for_storage()
         for proposed in reply.calls[first:]:
             call = self._admit(proposed)
@@ -231,7 +237,9 @@ class AgentRunState(Struct):
 
     def may_have_exhausted_tokens(self) -> bool:
         """Return whether the current reply may have used up the tokens. Its calls then wait for its end."""
-        if (reading := self.reading) is None or not self.usage.has_token_limit:
+        reading = self.reading
+        # Without a limit, calls need not wait for the end of the reply.
+        if reading is None or not self.usage.has_token_limit:
             return False
         return self.usage.explain_spent_tokens(reading.usage or TokenUsage(self.request_tokens, 0)) is not None
 
@@ -266,12 +274,13 @@ class AgentRunState(Struct):
             self.end_run("budget", self.exhausted[1], self.exhausted[0])
         if reply.calls or self.error is not None or self.stopped is not None or self.end_reason is not None:
             return
+        # The provider pauses one of its long tools. The same request continues it, so the run is not over.
         if self.paused:
             return
         if reply.reason == "length":
             self.end_run(
                 "length",
-                "The reply reached the model's output limit. Ask for less at once, or allow more output tokens.",
+                "The reply reached the model's output limit. Request less at a time, or allow more output tokens.",
             )
         elif reply.reason == "refused":
             self.end_run("refused", "The model or its provider declined to answer.")
@@ -280,6 +289,7 @@ class AgentRunState(Struct):
                 self.end_run(
                     "empty", "The model returned an empty reply twice. Send the task again, or use another model."
                 )
+            # Some models stop after a tool result without a word. One reminder usually makes them continue.
             self.is_empty_reply_nudged = True
         else:
             self.end_run("answered")
@@ -338,6 +348,7 @@ async def stream_reply_events(
         async with aclosing(pump.iterate_results()) as events:
             async for event in events:
                 yield event
+        # Without the end marker, the last call may be incomplete, so the reply does not count as complete.
         if assembly.reason is None:
             run.error = ReplyStreamCut(
                 "The reply ended without the provider's end marker. Resume the run to ask again."
@@ -428,6 +439,7 @@ class ServeLoop:
                     yield event
                     if isinstance(event, RunFinished):
                         why = event.outcome.status
+            # Failures lengthen the pause, so that an unavailable provider is not asked in a tight loop.
             in_vain = 0 if why == "answered" else in_vain + 1
             owed = why in ("failed", "awaiting_approval") and await self._agent.has_unanswered()
 

@@ -87,10 +87,12 @@ async def summarize_messages(
                 raise ReplyTooLong("The summary is much longer than requested. It was discarded.")
         return ()
 
+    # Few attempts: the run waits for the summary, and an outline can replace it.
     patience = replace(retry, attempts=min(retry.attempts, _ATTEMPTS))
     async with aclosing(stream_reply_events(run, assembly, model, request, patience, heed)) as events:
         async for _ in events:
             pass
+    # The error belongs to the summary. The run itself can continue with an outline.
     error, run.error = run.error, None
     reply = assembly.get_reply_so_far(None if assembly.reason and error is None else run.explain_cut_reply())
     run.usage.count_tokens(estimate_tokens(len(request.system) + len(asked.text)), reply)
@@ -101,6 +103,7 @@ async def summarize_messages(
     if run.stopped is not None:
         raise ModelSummaryUnavailable(run.format_stop_text())
     text = reply.text.strip()
+    # Calls were not offered, so they are never run. A reply that was cut by its length is still useful.
     if reply.calls or reply.reason not in ("end", "length") or not text:
         raise ModelSummaryUnavailable(
             f"The model wrote no summary ({'calls' if reply.calls else reply.reason or 'no text'})."
@@ -110,6 +113,7 @@ async def summarize_messages(
 
 def format_transcript(messages: Sequence[Message], max_characters: int) -> str:
     """Return ``messages`` as data, one line each. If they are too long, the first and the last stay."""
+    # Output of tools could otherwise contain hidden text for the model that writes the summary.
     lines = [neutralise_text(json.dumps(line, ensure_ascii=False, default=str)) for line in _summary_lines(messages)]
     head, tail = lines[:1], lines[1:]
     left = max_characters - sum(map(len, head))
@@ -117,6 +121,7 @@ def format_transcript(messages: Sequence[Message], max_characters: int) -> str:
     for line in reversed(tail):
         left -= len(line) + 1
         if left < 0:
+            # The model should know that lines are missing, or it would take the summary for complete.
             kept.append(json.dumps({"omitted": f"{len(tail) - len(kept):,} lines"}))
             break
         kept.append(line)
@@ -222,10 +227,14 @@ class ConversationCompactor:
             accepted = None  # not the tokens of the whole request
         limit = max_tokens or (accepted[0] if accepted is not None else None)
         if limit is not None:
+            # The real ratio of this conversation, if known: code and other languages have fewer characters per token
+            # than prose.
             measured = CHARACTERS_PER_TOKEN if accepted is None else (accepted[1] + fixed) / accepted[0]
             whole = limit * min(max(measured, 1.0), CHARACTERS_PER_TOKEN) * _KEEPS
             room = min(room, max(whole - fixed, whole * _KEEPS_WHEN_ASKED))
-        if (first := find_first_kept_index(messages, int(room))) == 1 and _is_outline(messages[0]):
+        first = find_first_kept_index(messages, int(room))
+        # Replacing one outline by another would free nothing and lose text.
+        if first == 1 and _is_outline(messages[0]):
             first = 0
         kept = messages[first:]
         shortened, most = _find_longest_result(kept, int(room))
@@ -350,6 +359,7 @@ def find_first_kept_index(messages: Sequence[Message], max_characters: int) -> i
         taken += count_message_characters(messages[position])
         if taken > max_characters and first < len(messages):
             break
+        # A history must not begin with results: providers reject results without the reply that called.
         if not isinstance(messages[position], CallResultsMessage):
             first = position
     return 0 if first == len(messages) else first
@@ -368,6 +378,7 @@ def _find_longest_result(messages: Sequence[Message], room: int) -> tuple[int, i
         return 0, None
     most = _LEAST_RESULT
     for position, length in enumerate(lengths):
+        # Short results keep their whole text, and what they leave of their shares goes to the longer ones.
         share = left // (len(lengths) - position)
         if length > share:
             most = max(share, most)

@@ -231,6 +231,8 @@ def restore_conversation(entries: Iterable[HistoryEntry]) -> RestoredConversatio
     following = 0
     for position, data in entries:
         following = max(following, position + 1)
+        # A newer version may have written the row. What it means is unknown here, and a guess could change the
+        # conversation.
         if data.get("v") == VERSION:
             reading.take(position, data)
     return RestoredConversation(
@@ -349,6 +351,7 @@ class _ConversationReader:
         results, renamed = exchange.results, self._renamed
         for data in kept:
             wire_id, text = data.get("of"), data.get("text")
+            # A result without its call would make every provider reject the whole history.
             if isinstance(wire_id, str) and isinstance(text, str) and wire_id in renamed:
                 new = renamed[wire_id]
                 results[new] = CallResult(
@@ -434,6 +437,7 @@ class _ShownReadResults:
         text = data.pop("text", None)
         if not isinstance(text, str) or len(text) < _LEAST_REPEATED or result.metadata.get("truncated"):
             return result
+        # Another range of the same file is another text, so the range belongs to the key.
         place = json.dumps([data.get(key) for key in ("path", "first_line", "last_line", "start", "end")])
         digest = hashlib.sha256(
             json.dumps([data, text], sort_keys=True, default=str).encode("utf-8", "surrogatepass")
@@ -482,6 +486,8 @@ def _id_for(call: HistoryCallPart, is_own: bool) -> str:
         return call.provider_id or call.wire_id
     if _NARROW_ID.match(call.wire_id):
         return call.wire_id
+    # Derived from the ID and not counted, so that each request has the same text and the provider's prompt cache
+    # applies.
     return f"h{base64.b32encode(hashlib.sha256(call.wire_id.encode()).digest()).decode()[:8].lower()}"
 
 
@@ -598,6 +604,7 @@ class Conversation:
         self._positions, self._open_at = found.positions, found.open_at
         self._ids, self._next, self.delivered_ids = found.ids, found.next_position, found.delivered_ids
         self._headless = self.carried = found.headless
+        # Last, so that a failed read is tried again by the next run.
         self._loaded = True
 
     async def load_latest_result_pictures(self) -> None:

@@ -124,6 +124,7 @@ class _UnfinishedCall(Struct):
             self.pieces.append(text)
         elif self.fault is None:
             self.fault = TOO_LONG
+            # The call will be refused. Only a beginning is kept, for the error and the log.
             self.pieces = ["".join(self.pieces)[:MAX_SHOWN_ARGUMENTS]]
 
     @property
@@ -181,6 +182,7 @@ class ReplyAssembler:
         :return: text to show, or the position of a call that is now closed, or None
         :raises ReplyTooLong: if the reply exceeds :data:`MAX_REPLY_UNITS` or :data:`MAX_CALLS`
         """
+        # Any event may change the reply, so the prepared one is used only if the next event closes the call.
         coming, self._coming = self._coming, None
         match event:
             case TextDelta(text):
@@ -191,6 +193,7 @@ class ReplyAssembler:
                 self._open_call(index, provider_id, name)
             case CallArgumentsDelta(index, text):
                 self._add_units(len(text))
+                # Some providers send the arguments before the name of the call.
                 if index not in self._by_index:
                     self._open_call(index, None, "")
                 self._calls[self._by_index[index]].add(text)
@@ -238,6 +241,7 @@ class ReplyAssembler:
         if len(self._calls) <= position:
             return None
         call = self._calls[position]
+        # Only a piece that ends with a brace can complete an object. This cheap test comes before any parsing.
         if call.read is not None or call.closed or call.fault or not call.pieces or not call.pieces[-1].endswith("}"):
             return None
         if (
@@ -266,9 +270,11 @@ class ReplyAssembler:
 
         :param cut: why the reply is incomplete; None if it ended by itself
         """
+        # Half of a character is left at the end of the reply. It has no second half any more.
         if self._half:
             self._append_text("\ufffd")
             self._half = ""
+        # The finish reason of an interrupted reply is not the provider's word about the whole of it.
         if cut is not None:
             self.reason = None
         unfinished = (
@@ -346,6 +352,8 @@ class HistoryCallIdAllocator:
 
     def allocate_unique_id(self, provider_id: str | None) -> str:
         """Return an id that no call of this conversation has."""
+        # The provider's own id keeps its cache of the conversation valid. Some providers repeat ids, which would join
+        # two calls.
         if provider_id is not None and self._USABLE.match(provider_id) and provider_id not in self._used:
             wire_id = provider_id
         else:

@@ -59,6 +59,7 @@ class RetryPolicy(Struct, frozen=True):
 
         Up to a quarter is added at random, so that clients do not retry together.
         """
+        # The provider knows when it has room again. A guess would only add another refused request.
         if asked_for_s is not None and asked_for_s >= 0:
             return asked_for_s
         delay = min(self.min_delay_s * 2 ** (attempt - 1), self.max_delay_s)
@@ -78,6 +79,7 @@ async def stream_with_retries(
         events: AsyncIterator[BlockEvent] = model.stream(request)
         try:
             async for event in events:
+                # Some providers report the tokens of the request first, which is not a part of the reply.
                 begun = begun or not isinstance(event, TokenUsage)
                 yield event
             return
@@ -89,9 +91,10 @@ async def stream_with_retries(
                     yield RetryDelayed(attempt, policy.attempts, asked_for_s, str(error))
                     await policy.sleep(asked_for_s)
                 raise error if isinstance(error, ReplyStreamCut) else ReplyStreamCut(str(error)) from error
+            # A wait of hours is for the user to decide, not for a run that holds a session.
             if is_too_long:
                 raise ProviderBusy(
-                    f"{error} The provider asks to wait {asked_for_s:,.0f} seconds. Resume the run then.",
+                    f"{error} The provider asks you to wait {asked_for_s:,.0f} seconds. Resume the run after that.",
                     retry_after_s=asked_for_s,
                 ) from error
             if attempt == policy.attempts:
@@ -101,6 +104,7 @@ async def stream_with_retries(
             delay_s = policy.compute_retry_delay_s(attempt, asked_for_s)
             yield RetryDelayed(attempt, policy.attempts, delay_s, str(error))
         finally:
+            # An adapter holds a connection, which is closed before the next attempt opens another one.
             if isinstance(events, AsyncGenerator):
                 await events.aclose()
         await policy.sleep(delay_s)
@@ -204,6 +208,8 @@ class ReplyStreamTask(Generic[T]):
                     await stream.aclose()
             self._put(_EndOfStream())
         except TimeoutError:
+            # The same exception comes from the run's deadline and from a silent provider. Only the first is the end of
+            # the run.
             late = (
                 ReplyDeadlineExceeded()
                 if timer.expired()

@@ -150,7 +150,7 @@ class RunUsage:
     def explain_spent_turns(self) -> str | None:
         """Return why the budget leaves no turn for a further request, or None."""
         limit = self.budget.turns
-        return None if limit is None or self.turns < limit else f"All {limit} turns of the budget are used."
+        return None if limit is None or self.turns < limit else f"The budget of {limit} turns is used up."
 
     def explain_spent_tokens(self, usage: TokenUsage | None = None) -> str | None:
         """Return why the budget leaves no tokens, or None.

@@ -237,7 +237,7 @@ Values that are not strings are JSON. Inside a value, write &lt; for < and &amp;
             given.append((found[1], encode_text_argument_as_json(_ENTITY.sub(_decode_entity, text), found[1], schema)))
         stray += body[end:].strip()
         if stray:
-            given.append(("text outside of <arg>", json.dumps(stray[:200])))
+            given.append(("text outside <arg>", json.dumps(stray[:200])))
         return given
 
     def format_call(self, name: str, arguments: Mapping[str, Any]) -> str:

@@ -82,6 +82,7 @@ def prevalidate_call(
     except Exception:  # wrong arguments, or a defect: the call itself reports them
         return None
     entry = call.entry
+    # Only a call that will write needs its intent on the disk first, so only for it is the writer woken.
     if looked is not None and looked.verdict.action == "allow" and entry and entry.spec.side_effect != "read":
         call.log.wake_writer()
     return looked
@@ -155,6 +156,7 @@ def load_unseen_tool_schema(call: Call) -> dict[str, Any]:
     assert entry is not None
     if call.parent is not None or call.proposed.problem is not None:
         return {}
+    # A model that has seen the schema made a plain mistake. The schema again would only fill its context.
     if catalog.was_schema_shown(call.generation, entry.id):
         return {}
     catalog.load_tools(call.generation, (entry.id,))
@@ -297,6 +299,7 @@ class Arbiter:
                         spec = self._validate(call)  # 2
                     except ArgumentCheckBudgetError as unfinished:
                         spec = await self._validate_in_process(call, unfinished)
+                    # This comes before the rules: the user must not be asked about a call that will not run.
                     if spec.documentation_required:
                         await require_documentation_read(call)
                         call.resolved_paths = None
@@ -313,6 +316,7 @@ class Arbiter:
                 shaped = self._shape_small(call, value) or await self._shape(call, value)  # 7
                 if waits := self._record_outcome(call, shaped):  # 8
                     await waits
+            # The call has become a job while its tool ran. The job continues it, with its locks.
             except WorkTransferred:
                 return self.jobs.start_job_for_moved_call(call)
             except CallRejection as refusal:
@@ -358,13 +362,14 @@ class Arbiter:
             text = (
                 f"Tool `{escape_terminal_controls(name)}` does not exist. {format_similar_tool_suggestion(call)}"
                 if name
-                else "The call names no tool. Give a tool's name."
+                else "The call has no tool name. Name one of your tools."
             )
             raise CallRejection("resolve", "unknown_tool", text)
         call.tool_id = entry.id
         if entry.unavailable_reason is not None:
             self._propose(call, redact_rejected_arguments(proposed.arguments, self.shaper.redactor))
             raise CallRejection("resolve", "unavailable", entry.unavailable_error_text)
+        # The calls of a tool must not keep tools loaded that the model never used.
         if call.parent is None:
             call.lane.catalog.pin_called_tool(entry.id)
 
@@ -381,6 +386,7 @@ class Arbiter:
             return spec
         entry = call.entry
         arguments, compact, fault = parse_proposed_arguments(call.proposed)
+        # A step belongs to the tool session that it names, and its proposal is recorded with that session.
         if spec.mode == "stateful":
             self.tool_sessions.bind_call_to_tool_session(call, arguments)
         proposed = (
@@ -485,6 +491,7 @@ class Arbiter:
         outcome.
         """
         assert call.entry is not None
+        # Another call may have added a rule while this one waited for a lock or an answer.
         if call.rules is not call.lane.rules:
             self.authorisation.reevaluate_call_with_changed_rules(call)
         if granted := call.approvals.granted:
@@ -494,6 +501,7 @@ class Arbiter:
             call.queue_log_record("intended", {"locks": format_locks(call.required_locks), **waited})
         else:
             call.queue_encoded_record("intended", _encode_intent(call.required_locks))
+        # An approval is used up together with the intent, so a read with an approval waits for the disk too.
         if call.entry.spec.side_effect != "read" or granted or not self.log.accepts_more(self.limits.max_log_backlog):
             return self._record_intent_of_call(call)
         self._mark_started(call)
@@ -507,6 +515,7 @@ class Arbiter:
             if self.log.unavailable_reason is not None:
                 raise LogUnavailable(self.log.unavailable_reason)
         else:
+            # The caller gets control at the first await, and may change its object.
             call.copy_arguments()
             records, call.records = call.records, []
             try:
@@ -525,6 +534,7 @@ class Arbiter:
                 call.records = [record for record in records if record.kind != "intended"]
                 raise
             await call.wait_until_proposal_durable()  # its write was queued earlier
+            # The machine may have slept. Another process may have taken the workspace in that time.
             if not self.lease.is_valid:
                 await call.await_interruptible("intend", self._confirm_lease_after_pause)
         self._mark_started(call)
@@ -540,6 +550,7 @@ class Arbiter:
             await asyncio.sleep(_LOOK_AGAIN_S)  # the lease's own thread finds out
 
     def _mark_started(self, call: Call) -> None:
+        # The last moment at which a stop means that nothing was run.
         if call.execution.reason is not None or call.execution.owed_cancellation is not None:
             raise call.make_stop_rejection("intend", call.execution.reason or "user")
         call.started = True
@@ -634,6 +645,7 @@ class Arbiter:
             again = call.job is None or call.job.row.arguments is not None  # else its job has ended
             undecided = asked if refusal.details.get("stopped_by") == "shutdown" else ()  # resumed, not asked yet
             waiting = granted or undecided
+            # The user's answer is stored. A shutdown must not throw it away.
             if waiting and call.execution.reason == "shutdown" and again and not call.is_tool_session_step:
                 return self._suspend(call, waiting[0].id)  # it may still run when its session is resumed
             self.authorisation.approval_flow.withdraw_unused_requests(asked)
@@ -666,7 +678,7 @@ class Arbiter:
         self.authorisation.approval_flow.withdraw_unused_requests(call.approvals.requests)
         effect = "The effect is unknown. Check it before you repeat the call." if call.started else "Nothing was run."
         shown = f"{type(defect).__name__}: {self.shaper.redactor.redact_text_head(str(defect), 300)}"
-        text = f"Handrail failed while it carried out `{call.tool_id}`. {effect} The error is {shown}"
+        text = f"Handrail failed while it ran `{call.tool_id}`. {effect} The error is {shown}"
         result = call.make_error_result("backend", text)
         call.queue_log_record("committed" if call.started else "rejected", {"result": result.to_dict(), "defect": True})
         call.submit_queued_records()
@@ -711,6 +723,7 @@ class Arbiter:
             call.resumed, call.approvals = True, CallApprovals(tuple(resumed))
         if preceding_message is not None:
             call.preceding_message = preceding_message
+        # A provider may send more pieces after the prevalidation. Then its results belong to other arguments.
         if prevalidated is not None and prevalidated.proposed == proposed:
             call.prevalidated = prevalidated
         return call
@@ -755,6 +768,7 @@ class ReplyCallRunner:
         call = self._make(proposed)
         loop = asyncio.get_running_loop()
         call.queued = loop.create_future()
+        # A copy: calls that start later are not predecessors of this one.
         predecessors = tuple(self._calls)
         self._calls.append(call)
         return start_eager_task(loop, self._arbiter.carry_out(call, predecessors), self._tasks.append)

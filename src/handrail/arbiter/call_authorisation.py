@@ -200,7 +200,7 @@ class CallAuthorisation:
         if verdict.action != "deny":
             return verdict
         ends = verdict.with_trace_note(
-            PolicyStep("rule", "allow", "an open tool session may end, without any capability")
+            PolicyStep("rule", "allow", "closing an open tool session requires no capability")
         )
         ends.action, ends.capabilities = "allow", CapabilitySet()
         return ends

@@ -83,9 +83,11 @@ class FailedCallCounter:
         failing = self._calls.setdefault((tool, arguments_hash), _FailureCount())
         self._calls.move_to_end((tool, arguments_hash))
         self.tools.add(tool)
+        # A success in between means that the model tried something else, so the row of failures is broken.
         failing.consecutive = failing.consecutive + 1 if failing.success_count == self._successes else 1
         failing.total += 1
         failing.success_count = self._successes
+        # The oldest failure is the least likely to be repeated.
         if len(self._calls) > MAX_COUNTED_CALLS:
             self._calls.popitem(last=False)
 
@@ -206,6 +208,7 @@ class Lane(Struct):
     def set_permission_mode(self, mode: Mode) -> Mode:
         """Switch to another mode, and return the mode before. All changes of a session's mode happen here."""
         before = parse_mode(self.rules.mode)
+        # Setting the same mode again must not change what plan_exit returns to.
         if mode != before:
             self.previous_mode = before
             self.set_rules_including_child_lanes(with_mode(self.rules, mode))
@@ -215,6 +218,7 @@ class Lane(Struct):
     def set_rules_including_child_lanes(self, book: RuleBook) -> None:
         """Evaluate calls by ``book`` from now on, also in the lanes of sub-agents."""
         self.rules = book
+        # A sub-agent never has wider rules than its parent, also after a change in the middle of its work.
         for lane in tuple(self.child_lanes):
             own = lane.rules if lane.mode is None else with_mode(lane.rules, lane.mode)
             lane.set_rules_including_child_lanes(limit_to_parent(own, book))
@@ -242,6 +246,8 @@ class Lane(Struct):
         """Return when no call is in flight."""
         while self.awaited_calls:
             self.call_ended = self.call_ended or asyncio.Event()
+            # The event is cleared before the wait, and the loop tests again: a call may end and another one start in
+            # between.
             self.call_ended.clear()
             await self.call_ended.wait()
 
@@ -482,6 +488,7 @@ class Call:
         """
         if self.redactor.active:
             body = self.redactor.redact_record_body(body)
+        # These fields were redacted with the rules for arguments, and must not be redacted twice.
         if redacted:
             body = {**body, **redacted}
         self.queue_encoded_record(kind, encode_record_body(body))
@@ -544,11 +551,13 @@ class Call:
         """Send an event to the session's listeners. Costs nothing if there are none."""
         if listeners := self.listeners:
             event_data, redactor = data or {}, self.redactor
+            # Listeners can be other programs, so they get no secret either.
             if redactor.active:
                 event_data = redactor.redact_json(dict(event_data))
             event = Event(
                 kind, self.session_id, self.id, redactor.redact_text(self.tool_id), time.time_ns(), event_data
             )
+            # A listener may remove itself while it is called.
             for listener in tuple(listeners):
                 try:
                     listener(event)
@@ -558,6 +567,7 @@ class Call:
 
     def mark_lock_queued(self) -> None:
         """Mark that it is in the lock queue or needs no place, so that later calls of its reply may continue."""
+        # The call can reach this point twice: in the queue, and at its end.
         if self.queued is not None and not self.queued.done():
             self.queued.set_result(None)
 

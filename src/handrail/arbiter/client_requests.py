@@ -80,7 +80,7 @@ class CallClientService:
         client, root = call.lane.environment.client, find_root_call(call)
         if client is None:
             raise ToolError(
-                f"This session has no client that answers {_name_methods(sent_requests)}. Continue without it.",
+                f"No client of this session supports {_name_methods(sent_requests)}. Continue without it.",
                 kind="unavailable",
             )
         for ask in sent_requests.values():
@@ -154,7 +154,7 @@ class CallClientService:
                 size = MAX_REQUEST_BYTES + 1
             if size > MAX_REQUEST_BYTES:
                 raise ToolError(
-                    f"The requests to the client are too large. The limit is {MAX_REQUEST_BYTES:,} bytes. Send less.",
+                    f"The requests to the client are too large. The limit is {MAX_REQUEST_BYTES:,} bytes. Send shorter requests.",
                     kind="limit",
                 )
             if call.redactor.active:
@@ -254,7 +254,8 @@ def _form_schema(key: str, ask: RequestToClient) -> ParametersSchema | None:
         return None
     if not isinstance(ask.params.get("message"), str):
         raise ToolError(
-            f"Request {key!r} has no `message`. Expected a text for the user. Add it to `params`.", kind="invalid_input"
+            f"Request {key!r} has no `message`. Expected a string for the user. Add it to `params`.",
+            kind="invalid_input",
         )
     if ask.params.get("mode") == "url":
         if not isinstance(ask.params.get("url"), str) or not ask.params["url"].startswith(("https://", "http://")):
@@ -340,7 +341,7 @@ def _find_fault(ask: RequestToClient, answer: Any, form: ParametersSchema | None
         if not isinstance(uri, str) or not uri.startswith("file://"):
             return "the uri of a root does not begin with file://"
         if name is not None and not isinstance(name, str):
-            return "the name of a root is not a text"
+            return "the name of a root is not a string"
     return None
 
 
@@ -375,7 +376,7 @@ def _sampling_fault(fields: dict[str, Any]) -> str | None:
         kind = cast("dict[str, Any]", block).get("type")
         wanted = {"text": "text", "image": "data", "audio": "data", "tool_use": "name"}.get(str(kind))
         if kind not in ("text", "image", "audio", "tool_use", "tool_result"):
-            return f"a block has the type {str(kind)[:40]!r}, and expected is text, image, audio or tool_use"
+            return f"a block has the type {str(kind)[:40]!r}; expected text, image, audio or tool_use"
         if wanted is not None and not isinstance(cast("dict[str, Any]", block).get(wanted), str):
             return f"a block of type {kind} has no {wanted}"
     return None

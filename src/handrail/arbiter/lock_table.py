@@ -95,6 +95,7 @@ class LockGrant:
         held = dict(self._plan)
         for resource, mode in wants:
             enough = (_X,) if mode == "X" else (_S, _SIX, _X)
+            # A lock on a folder covers everything below it, so each ancestor is tested.
             if not any(held.get(resource[:depth]) in enough for depth in range(1, len(resource) + 1)):
                 return False
         return True
@@ -164,6 +165,7 @@ class QueuedLockRequest:
 
     def time_out(self) -> None:
         """Leave the queues, since the budget of the wait is used up."""
+        # The grant may have come in the same turn of the loop. Then it counts, and not the time-out.
         if self._state == "queued" and self._wake is not None and not self._wake.done():
             self._late = self._table.describe_lock_wait(self)
             self.withdraw_from_queue()
@@ -177,6 +179,7 @@ class QueuedLockRequest:
             return
         self._state = "withdrawn"
         grant, self._grant = self._grant, None
+        # The turn came, but the caller no longer waits. The grant must not stay held.
         if grant is not None:
             self._table.release_grant(grant)
         else:
@@ -246,6 +249,8 @@ class LockTable:
         request = QueuedLockRequest(self, plan, owner, self._arrivals)
         taken = self._taken
         for resource, mode in plan:
+            # The request takes its place here at once, even if it still waits elsewhere. So no later request can
+            # overtake it.
             if self._has_no_conflict(resource, mode):
                 taken[resource] = taken.get(resource, 0) + _ONE[mode]
                 continue
@@ -307,7 +312,9 @@ class LockTable:
 
     def _leave_queues(self, request: QueuedLockRequest, plan: _Plan) -> None:
         for resource, mode in plan:
-            if (fifos := self._queues.get(resource)) is not None and request in fifos[mode]:
+            fifos = self._queues.get(resource)
+            # Its turn has not come here, so it holds nothing at this resource.
+            if fifos is not None and request in fifos[mode]:
                 del fifos[mode][request]
                 self._admit_waiters(resource, mode, fifos)
             else:
@@ -329,6 +336,7 @@ class LockTable:
     def _admit_waiters(self, resource: LockResource, gone: int, fifos: _Fifos) -> None:
         """Admit the waiters at ``resource`` that the last request of mode ``gone`` kept out."""
         taken = self._taken
+        # Only modes that conflict with the released one can have waited for it.
         for mode in _AGAINST[gone]:
             fifo = fifos[mode]
             while fifo:
@@ -342,6 +350,7 @@ class LockTable:
                 request._missing -= 1
                 if not request._missing:
                     self._grant_request(request)
+        # Without waiters the entry goes, so that the fast path of an acquisition stays one lookup.
         if not any(fifos):
             del self._queues[resource]
 
@@ -372,11 +381,13 @@ def _make_plan(wants: tuple[RequiredLock, ...]) -> _Plan:
     merged: dict[LockResource, int] = {}
     for resource, asked in wants:
         mode, length = _MODE[asked], len(resource)
+        # An empty resource would be the ancestor of everything.
         if not length:
             raise ValueError
         intention = _IX if mode == _X else _IS
         for depth in range(1, length):
             above = resource[:depth]
+            # Two wants can share an ancestor. It gets one mode that is as strong as both.
             merged[above] = _JOIN[merged.get(above, intention)][intention]
         merged[resource] = _JOIN[merged.get(resource, mode)][mode]
     return tuple(merged.items())
@@ -542,6 +553,7 @@ def _file_resources(absolute: str, roots: SessionRoots) -> tuple[LockResource, .
     All spellings of a file have the same resources, also of one that does not exist yet.
     """
     workspace, writable = roots.workspace, roots.writable
+    # On a file system that ignores letter case, two names of one file must be one lock.
     if (spelling := resolve_name_folding_path(absolute, is_listed=True)) is not None:
         absolute, workspace = spelling.key, make_spelling_independent_key(workspace)
         writable = frozenset(map(make_spelling_independent_key, writable))
@@ -568,9 +580,10 @@ def _fill_values(lock: LockSpec, arguments: Mapping[str, Any]) -> list[dict[str,
         if isinstance(value, (list, tuple)):
             items = list(cast("list[object]", value)) or [None]
         texts = dict.fromkeys(_spell_value(lock, name, item) for item in items)
+        # Several list arguments multiply, so the limit is tested before the product is built.
         if len(spread) * len(texts) > MAX_LOCKS:
             raise ToolError(
-                f"The arguments name too many resources for the lock `{lock}`. The limit is {MAX_LOCKS:,}. Pass fewer at once.",
+                f"The arguments name too many resources for the lock `{lock}`. The limit is {MAX_LOCKS:,}. Pass fewer at a time.",
                 kind="invalid_input",
             )
         spread = [{**filled, name: text} for filled in spread for text in texts]
@@ -581,6 +594,7 @@ def _spell_value(lock: LockSpec, name: str, value: object) -> str:
     """Return one spelling per value: 5 and 5.0 are the same JSON number."""
     if value is None:
         return ""
+    # A bool is an int in Python, and would be spelled as 1 or 0.
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and value.is_integer():

@@ -93,7 +93,7 @@ class CallResourceAccess:
         lane = self._call.lane
         if lane.closed_reason is not None:
             raise ToolError(
-                "The session is closing, so it takes no more subscriptions. Subscribe in another session.",
+                "The session is closing, so it accepts no more subscriptions. Subscribe in another session.",
                 kind="cancelled",
             )
         if lane.subscriptions is None:

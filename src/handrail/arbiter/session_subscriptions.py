@@ -103,7 +103,7 @@ class SessionResourceSubscriptions:
             async with asyncio.timeout(_ENDING_S):
                 for failure in await asyncio.gather(*(stop() for stop in stops), return_exceptions=True):
                     if isinstance(failure, Exception):
-                        logger.info("a source could not be told to end a subscription: %s", failure)
+                        logger.info("a subscription could not be ended at its source: %s", failure)
 
     async def poll_and_report_changed_resources(self, offerings: Sequence[ResourceProvider]) -> None:
         """Check sources that send no notifications, and report changed resources.
@@ -138,7 +138,7 @@ class SessionResourceSubscriptions:
         elif all(offering is not one for one in self._offerings):
             self._offerings = (offering, *self._offerings)
         if self._watching is None:
-            self._watching = asyncio.get_running_loop().create_task(self._poll(), name="glances at what is offered")
+            self._watching = asyncio.get_running_loop().create_task(self._poll(), name="poll the offered resources")
 
     async def _poll(self) -> None:
         while self._glances:

@@ -34,8 +34,11 @@ def start_eager_task(
     """
     context, begun = copy_context(), EagerTaskCoroutine(work)
     task: asyncio.Task[T] = loop.create_task(begun, context=context)
+    # The caller must know the task before its first step, which may stop it already.
     known(task)
-    if (caller := asyncio.current_task(loop)) is not None:
+    # Libraries such as timeouts ask for the current task, so the loop must name the new one during its first step.
+    caller = asyncio.current_task(loop)
+    if caller is not None:
         _leave_task(loop, caller)
     _enter_task(loop, task)
     try:
@@ -175,11 +178,13 @@ class SharedTimeout:
         now = self._loop.time()
         while self._running:
             work, end = next(iter(self._running.items()))
+            # The first one was stopped, and the next one has time left. The timer moves there.
             if end > now:
                 self._set_timer(end)
                 return
             del self._running[work]
             work.time_out()
+        # No time-out of this length is left. A new one starts a new timer.
         del self._siblings[self._length_s]
 
 
@@ -283,9 +288,11 @@ class StoppableTaskRunner:
         if self.on_stop is not None:
             self.on_stop(self.reason)
         if self._child is not None:
+            # A thread cannot be cancelled. It only sees the request to stop.
             if self._cancellable:
                 self._cancel_at_wait(self._child)
             if self._grace is None:
+                # Work that ignores the stop must not keep its caller waiting. After this time, it continues alone.
                 self._grace = self.loop.call_later(self.grace_s, self._end_waiting)
         elif self._task is not None:
             self._cancel_at_wait(self._task)
@@ -296,6 +303,7 @@ class StoppableTaskRunner:
         """Pause the time-out until each pause has its :meth:`resume_timeout`, since the work waits for others."""
         self._pauses += 1
         if self._timeout is not None:
+            # Time that the user takes to answer must not count against the tool.
             self._left_s = max(self._timeout.stop(self), 0.0)
             self._timeout = None
 
@@ -340,6 +348,7 @@ class StoppableTaskRunner:
         :raises WorkStopped: if it was asked to stop before it started
         """
         if self.reason is not None:
+            # A coroutine that never starts would leave a warning of Python in the program's output.
             work.close()
             raise WorkStopped(self.reason)
         try:
@@ -357,6 +366,7 @@ class StoppableTaskRunner:
         """
         task = asyncio.current_task()
         assert task is not None
+        # The caller's own cancellations are counted apart from those that this runner requests.
         before = task.cancelling()
         self._task = task
         if self.reason is not None:  # stopped in its first step
@@ -366,6 +376,7 @@ class StoppableTaskRunner:
         cancellation_received: asyncio.CancelledError | None = None
         try:
             return await StartedCoroutine(work, first)
+        # Whether this is the stop of the call or a cancellation of the caller is decided at the end.
         except asyncio.CancelledError as cancellation:
             cancellation_received = cancellation
         except _ORDINARY:
@@ -376,6 +387,7 @@ class StoppableTaskRunner:
             self._task = None
             if timeout_s is not None:
                 self._stop_timer()
+            # Requests of this runner are taken back, so that the structured concurrency of the caller does not count them.
             while self._requests:
                 self._requests -= 1
                 task.uncancel()

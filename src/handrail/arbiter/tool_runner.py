@@ -102,12 +102,15 @@ class ToolRunner:
         runtime: CallRuntime | None = None
         finished: Callable[[object], object] | None = None
         work: Any = None
-        if (left_off := call.handed_over_run) is not None:
+        left_off = call.handed_over_run
+        # The tool runs already, in a task of an earlier turn. It keeps its budget and its runtime.
+        if left_off is not None:
             budget_ms, runtime, finished = left_off
         else:
             if spec.timeout_argument is not None:
                 budget_ms = min(budget_ms, arguments.get(spec.timeout_argument, budget_ms))
             call.started_ns = time.monotonic_ns()
+            # Making a runtime costs more than many functions take, so a function without one gets none.
             if not isinstance(tool, FunctionTool) or tool.takes_runtime:
                 runtime = CallRuntime(
                     entry.answering_spec or spec,
@@ -126,6 +129,7 @@ class ToolRunner:
                 value = await execution.wait_for_separate_task()
                 return value if finished is None else finished(value)
             if isinstance(tool, FunctionTool):
+                # A blocking function would stop every other call of the kernel, so it runs in a thread.
                 if tool.blocking:
                     work = run_in_daemon_thread(partial(tool.run_in_current_thread, arguments, runtime), spec.id)
                 else:
@@ -133,6 +137,7 @@ class ToolRunner:
             else:
                 assert runtime is not None
                 work = tool.execute(arguments, runtime)
+            # A short tool ends in its first step. Running it in this task saves two turns of the loop.
             if entry.is_inline:
                 try:
                     first = execution.run_first_step(work)
@@ -146,6 +151,7 @@ class ToolRunner:
                 value = await execution.run_in_separate_task(work, budget_ms / 1000, cancellable=not entry.is_blocking)
             return value if finished is None else finished(value)
         except WorkTransferred:
+            # The job that takes over continues with the same budget: moving to the background does not start the time again.
             call.handed_over_run = (budget_ms, runtime, finished)
             raise
         except WorkStillRunning as still:
@@ -159,6 +165,7 @@ class ToolRunner:
                 call.unsupported_requests = call.unsupported_requests.union(error.methods)
             return add_subagent_sessions_to_error(Result.from_error(error), call.subagents)
         except LogUnavailable as error:  # its stored values cannot be read or written
+            # If the call was stopped, the failure is a consequence of the stop, and the stop is the better reason.
             if execution.reason is None:
                 text = f"`{spec.id}` cannot continue, since the workspace's database failed: {str(error).rstrip('.')}. Ask the user to fix it."
                 return Result.error("unavailable", text, _last_output(runtime))
@@ -174,6 +181,7 @@ class ToolRunner:
                 call.tool_ended = True
                 for question in call.host_questions:  # its request stays pending, and can be answered elsewhere
                     question.cancel()
+                # Nested calls use the locks of this call, which are released next.
                 if call.nested_calls:
                     await self._stop_leftover_nested_calls(call)
                 if call.output_stream is not None:
@@ -190,6 +198,7 @@ class ToolRunner:
         parent.nested_calls = (*parent.nested_calls, child)
         try:
             result = (await self.carry_out(child)).result
+            # The outer answer refers to the artifacts of its nested calls, so they must live as long.
             if placed := result.metadata.get("artifacts"):
                 parent.artifacts = (*parent.artifacts, *placed)
             return result
@@ -218,13 +227,13 @@ class ToolRunner:
                 Result.error(get_stop_error_kind(reason), text, kept, stopped_by=reason, **metadata), call.subagents
             )
         if metadata:
-            step = "It did not stop, and it holds its locks until it ends. Wait before you repeat the call."
+            step = "It is still running and keeps its locks until it ends. Wait before you repeat the call."
         elif call.ended_tool_session_id:
             step = f"Its tool session `{call.ended_tool_session_id}` has ended. Open a new one if you still need it."
         elif spec.timeout_argument is not None and budget_ms < spec.timeout_ms:
-            step = f"Request less at once, or increase `{spec.timeout_argument}` (maximum {spec.timeout_ms})."
+            step = f"Request less at a time, or increase `{spec.timeout_argument}` (maximum {spec.timeout_ms})."
         else:
-            step = "Request less at once."
+            step = "Request less at a time."
         text = f"`{spec.id}` timed out after {budget_ms:.0f} ms and was stopped. {step}"
         return add_subagent_sessions_to_error(Result.error("timeout", text, kept, **metadata), call.subagents)
 
@@ -244,6 +253,7 @@ class ToolRunner:
                 else f"failed: {type(failure).__name__}"
             )
             answer = Result(answered.type, None, answered.error_text, answered.metadata)
+            # The caller was answered long ago. The record shows when the effects really ended.
             call.queue_log_record("committed", {"late": True, "ended": ended, "result": answer.to_dict()})
             call.submit_queued_records()
             if grant is not None:
@@ -318,6 +328,7 @@ class _CallServices:
 
     def output(self, piece: str | bytes) -> None:
         call = self.of
+        # Without a listener and without a job, this output can never be read.
         if call.listeners or call.job is not None or (call.entry is not None and call.entry.spec.promotable):
             post_to_kernel_loop(call, partial(_feed_output, call, piece))
 
@@ -363,7 +374,9 @@ class _CallServices:
             call.network_attempts = (*call.network_attempts, attempt)
 
     def find_answers(self, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
-        if (known := self.of.approvals.answers) is None or tuple(known[0]) != tuple(questions):
+        known = self.of.approvals.answers
+        # The stored answers fit only these questions. A tool that asks something else must ask again.
+        if known is None or tuple(known[0]) != tuple(questions):
             return None
         return [list(answer) for answer in known[1]]
 
@@ -421,6 +434,7 @@ class CallModeService:
         call, lane = self._call, self._call.lane
         current = parse_mode(lane.rules.mode)
         wanted = mode or lane.previous_mode or DEFAULT_MODE
+        # A wider mode is a permission, which only the user can give. A narrower one needs no answer.
         if call.parent is not None or (MODES.index(wanted) > MODES.index(current) and call.approvals.answers is None):
             text = f"The mode stays {current}: the user has not answered a question of this call. Ask the user in your reply."
             raise ToolError(text, kind="denied")
@@ -432,6 +446,7 @@ def _check_without_secrets(
 ) -> str | None:
     """Return what ``may`` returns, or an error text if a command or host name contains a registered secret."""
     words = (target,) if isinstance(target, str) else target
+    # Arguments of a program and names of hosts leave the process: other users and name servers can read them.
     if capability in ("shell.run", "net.fetch") and any(redactor.redact_text(word) is not word for word in words):
         where = "the command" if capability == "shell.run" else "the host"
         return (
@@ -455,6 +470,7 @@ async def run_in_daemon_thread(work: Callable[[], object], name: str) -> object:
     ended: asyncio.Future[object] = loop.create_future()
 
     def settle(value: object, error: BaseException | None) -> None:
+        # The caller has been cancelled, and the thread ends alone.
         if ended.done():
             return
         if error is None:
@@ -473,6 +489,7 @@ async def run_in_daemon_thread(work: Callable[[], object], name: str) -> object:
         with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits
             loop.call_soon_threadsafe(settle, value, failure)
 
+    # The function sees the context variables of its caller, as it would in the same thread.
     context = contextvars.copy_context()
     threading.Thread(target=run, name=f"handrail-{name}", daemon=True).start()
     return await ended
@@ -498,5 +515,6 @@ def _feed_output(call: Call, piece: str | bytes) -> None:
 
 def _emit_output(call: Call, text: str) -> None:
     if call.listeners:
+        # A progress line in an interface shows only one line. The complete piece is in the field output.
         last = text.rstrip().rpartition("\n")[2]
         call.emit("progress", {"message": last[:MAX_LAST_LINE_CHARACTERS], "fraction": None, "output": text})

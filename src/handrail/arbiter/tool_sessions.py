@@ -115,6 +115,7 @@ class ToolSessionManager:
             "close" if goes_on.input is None else "step", state_id, step_tool=entry, step_input=given
         )
         state = self.open_sessions.get(state_id)
+        # A tool session of another session does not exist for this one, as if the id were wrong.
         if state is not None and state.session_id == call.session_id:
             step.session = state
             call.entry = replace(
@@ -143,6 +144,7 @@ class ToolSessionManager:
             self._check_ended(call, going)
             return
         now = call.generation.resolve_tool_name(state.entry.id)
+        # The open generator runs the old code. A step of it would be evaluated by a definition that no longer exists.
         if now is None or now.unavailable_reason is not None or now.definition_hash != entry.definition_hash:
             self.end_tool_session_without_call(state, "changed")
             if going.kind == "step":
@@ -150,6 +152,7 @@ class ToolSessionManager:
             going.session, going.ended, call.entry = None, "changed", going.step_tool
             call.tool_id = going.step_tool.id if going.step_tool is not None else call.tool_id
             return
+        # The rules evaluate a step by the arguments that opened the session, which its author cannot change later.
         call.arguments = dict(state.arguments)
         if going.kind == "step":
             sent = call.arguments[STEP_INPUT] = going.step_input
@@ -163,6 +166,7 @@ class ToolSessionManager:
 
     def _check_ended(self, call: Call, step: ToolSessionStep) -> None:
         ended = self._last.get((call.session_id, step.id))
+        # The row is from an earlier process, or its end is not written yet.
         if ended is None and (row := self.table.get(step.id, call.session_id)) is not None:
             ended = row.ended or "suspended"
         if ended is None:
@@ -179,6 +183,7 @@ class ToolSessionManager:
     def _limit_reached(self, session_id: str) -> str | None:
         """Return the error text if a session can open no further tool session; otherwise None."""
         most, there = self.limits.max_open, self.list_open_tool_sessions(session_id)
+        # Sessions whose first step still runs count too, or parallel calls could exceed the limit.
         if len(there) + [*self._opening.values()].count(session_id) < most:
             return None
         return make_session_limit_error_text(most, self._describe_open(session_id) if there else "")
@@ -196,6 +201,7 @@ class ToolSessionManager:
         assert step is not None and entry is not None and call.arguments is not None
         if (full := self._limit_reached(call.session_id)) is not None:  # other calls of the same reply opened some
             raise ToolError(full, kind="limit")
+        # The generator may change the object, and the next step is compared with the original.
         arguments = copy.deepcopy(call.arguments)
         none = f"No step of `{step.id}` is running. `{entry.id}` can use its runtime only during a step."
         steps = GeneratorSteps(lambda of: iterate_generator_steps(tool, call.arguments or {}, of), entry.id, none)
@@ -214,17 +220,20 @@ class ToolSessionManager:
             raise
         finally:
             del self._opening[call.id]
+        # The session was closed while the first step ran. No call can continue this tool session.
         if call.lane.closed_reason is not None:
             self.table.end(step.id, "suspended", self._clock())
             self._abandon(state)
             raise ToolError(call.lane.closed_reason, kind="cancelled")
         self.open_sessions[state.id] = state
         self._start_idle_timer(state)
+        # The model needs tool.step now, which is not loaded at the start.
         call.lane.catalog.load_tools(call.generation, STATE_IDS)
         return answer
 
     async def take_step(self, call: Call, runtime: Runtime) -> object:
         state, step = self._get_target(call)
+        # A generator can take one step at a time.
         if state.is_busy:
             raise ToolError(
                 f"Another step of `{state.id}` is running. Wait for it, then repeat the call.", kind="conflict"
@@ -262,7 +271,7 @@ class ToolSessionManager:
             }
         if state.is_busy:
             raise ToolError(
-                f"A step of `{state.id}` is still running. Wait for its end, then close the tool session.",
+                f"A step of `{state.id}` is still running. Wait until it ends, then close the tool session.",
                 kind="conflict",
             )
         self._remove(state, "closed")
@@ -273,12 +282,12 @@ class ToolSessionManager:
             raise ToolError(f"{text} Report this defect to the user.", kind="backend") from None
         except ToolError as error:
             raise ToolError(
-                f"`{step.id}` is closed, but its end failed: {error.text}", kind=error.kind, data=error.data
+                f"`{step.id}` is closed, but closing it failed: {error.text}", kind=error.kind, data=error.data
             ) from None
         except Exception as error:
             message = call.redactor.redact_text(f"{type(error).__name__}: {error}")[:500]
             raise ToolError(
-                f"`{step.id}` is closed, but its end failed: {message}. Check its effect.", kind="backend"
+                f"`{step.id}` is closed, but closing it failed: {message}. Check its effect.", kind="backend"
             ) from None
         return answer
 
@@ -391,9 +400,11 @@ class ToolSessionManager:
             return
         state.end = ended
         self._stop_idle_timer(state)
+        # A session whose first step failed was never open, and has no row to end.
         if self.open_sessions.pop(state.id, None) is not None:
             self.table.end(state.id, ended, self._clock())
             self._last[state.session_id, state.id] = ended
+            # Only ends that are younger than their rows are needed here.
             if len(self._last) > _MOST_REMEMBERED:
                 del self._last[next(iter(self._last))]
             self._ended += 1
@@ -469,6 +480,7 @@ class EditedStepArgumentsSchema(ParametersSchema):
     def list_problems(self, arguments: dict[str, Any], *, parsed: bool = False) -> list[str]:
         given = dict(arguments)
         sent = given.pop(STEP_INPUT, None)
+        # The approval of a step covers the session's own arguments. Others would be a different session.
         if given != self._state.arguments:
             return [f"a step keeps the arguments of its tool session; only {STEP_INPUT} may differ"]
         step = check_spec(self._state.entry.spec).step
@@ -501,7 +513,7 @@ def make_session_limit_error_text(most: int, named: str) -> str:
 
     :param named: a sentence that names the open ones
     """
-    text = f"This session has the limit of {most} open tool sessions. Nothing was run."
+    text = f"This session has reached the limit of {most} open tool sessions. Nothing was run."
     return f"{text} {named + ' ' if named else ''}Close one with tool.close, then repeat the call."
 
 

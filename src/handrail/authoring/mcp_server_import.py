@@ -165,7 +165,7 @@ class _ServerImporter:
         found = ImportedMcpServer(_to_name(server.name), ignored_keys=list(server.left_out), problem=server.problem)
         if re.fullmatch(SERVER_NAME_PATTERN, found.name) is None:
             found.name = server.name
-            found.problem = "its name has no letters that a server name can have; rename it in the file"
+            found.problem = "its name has no character that a server name can contain; rename it in the file"
             return found
         if is_handrail(server):
             found.is_handrail = True
@@ -215,7 +215,7 @@ class _ServerImporter:
         try:
             found.table["cwd"] = self._resolve_and_write(found, "cwd", server.cwd)
             found.ignored_keys.append(
-                "cwd: its program sees this folder if you add it to folders, or read = ['.'] for the workspace"
+                "cwd: its program can access this folder if you add it to folders, or read = ['.'] for the workspace"
             )
         except ValueError as error:
             found.ignored_keys.append(f"cwd: {error}")

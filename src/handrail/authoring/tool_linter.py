@@ -438,7 +438,7 @@ def _check_texts(spec: ToolSpec) -> Iterator[tuple[str, str]]:
         yield (
             "description",
             (
-                f"has {len(description)} characters, by which a model has to choose; add a sentence on what "
+                f"has {len(description)} characters, which is too short for a model to choose by; add a sentence on what "
                 "it does and when to use it"
             ),
         )

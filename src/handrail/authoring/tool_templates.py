@@ -30,7 +30,7 @@ from handrail.registry.sources.code_sources import BuiltinSource
 ToolKind = Literal["function", "class", "program", "persistent", "source", "module"]
 TOOL_KINDS: Mapping[ToolKind, str] = {
     "function": "a typed Python function, in the program that passes it to the kernel",
-    "class": "a Python class, for a tool with a state between calls",
+    "class": "a Python class, for a tool that keeps state between calls",
     "program": "an executable in any language, started for each call in a sandbox (here: sh and python3)",
     "persistent": "an executable that stays running between calls, in its own sandbox",
     "source": (

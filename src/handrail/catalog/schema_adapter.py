@@ -179,7 +179,7 @@ def move_constraints_into_branches(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _branch_of_type(name: str, asked: SchemaNode, values: Sequence[Any] | None) -> dict[str, Any] | None:
-    """Return the part of ``asked`` that is about one type; None if none of the ``values`` has this type."""
+    """Return the part of ``asked`` for one type; None if none of the ``values`` has this type."""
     kinds = (name, _WIDER.get(name))
     branch = {"type": name, **{key: value for key, value in asked.items() if _KEYWORD_TYPES.get(key, name) in kinds}}
     if values is None:

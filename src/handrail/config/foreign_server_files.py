@@ -187,14 +187,14 @@ def read_foreign_server_file(path: Path, workspace: Path | None) -> ForeignMcpSe
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror or error}. Check the path and its permissions") from None
     except ValueError as error:
-        raise ValueError(f"{error}. Give a configuration file of MCP servers") from None
+        raise ValueError(f"{error}. Pass a configuration file of MCP servers") from None
     whole = _parse(path, content)
     tables = list(_find_server_tables(whole, workspace))
     if path.suffix.lower() in _YAML and (extensions := _object(_object(whole).get("extensions"))):
         tables.append(extensions)
     if not tables:
         raise ValueError(
-            'has no "mcpServers" (or "servers", "mcp", "context_servers", "extensions", [mcp_servers]) object. Give the file '
+            'has no "mcpServers" (or "servers", "mcp", "context_servers", "extensions", [mcp_servers]) object. Pass the file '
             "that has the servers"
         )
     named = [(str(name), said) for table in tables for name, said in table.items()]
@@ -232,7 +232,7 @@ def _parse(path: Path, content: bytes) -> Any:
             return _parse_yaml(text)
         return json.loads(remove_json_comments(text), object_pairs_hook=_reject_duplicate_keys)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"is not valid {kind}: {error}. Correct the file, or give another one") from None
+        raise ValueError(f"is not valid {kind}: {error}. Correct the file, or pass another one") from None
 
 
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -408,7 +408,7 @@ def _fill_server(found: ForeignMcpServer, given: dict[str, Any], texts: _Foreign
         if written_type is not None and kind in (None, "stdio") and not has_command:
             if kind is None:
                 raise ValueError(f"its type is {written_type!r}; expected 'http' or 'sse' for a server with a url")
-            found.left_out.append(f"type: {written_type!r} does not fit a server with a url; taken as 'http'")
+            found.left_out.append(f"type: {written_type!r} does not match a server with a url; read as 'http'")
         found.url = texts.read("url", url)
         found.transport = (
             kind if kind in ("http", "sse") else "sse" if found.url.rstrip("/").endswith("/sse") else "http"
@@ -515,7 +515,7 @@ class _ForeignTextReader:
         if isinstance(value, bool):
             value = str(value).lower()
         if not isinstance(value, str | int | float):
-            raise ValueError(f"its {what} is not a text; correct it in the file")
+            raise ValueError(f"its {what} is not a string; correct it in the file")
         text = str(value).strip() if what in ("url", "command") else str(value)
         if what == "url":
             text = re.sub(r"(?i)\Ahttps?://", lambda scheme: scheme[0].lower(), text)
@@ -529,7 +529,7 @@ class _ForeignTextReader:
                 f"its {what} has {match[0]}, whose value only the other program knows; write the value itself"
             )
         if "\0" in filled or _is_half_of_a_pair(filled):
-            raise ValueError(f"its {what} has a character that no program can get; correct it in the file")
+            raise ValueError(f"its {what} has a character that programs cannot receive; correct it in the file")
         return filled
 
     def split_command(self, command: str) -> tuple[str, list[str]]:
@@ -573,7 +573,7 @@ class _ForeignTextReader:
         found: list[str] = []
         for one in cast("list[object]", value):
             if one is None:
-                self._server.left_out.append(f"{what}: null, which is no argument")
+                self._server.left_out.append(f"{what}: null, which is not an argument")
             else:
                 found.append(self.read(what, _object(one).get("name", one) if what == "env_vars" else one))
         return found
@@ -595,7 +595,7 @@ class _ForeignTextReader:
         found: dict[str, str] = {}
         for key, one in fields.items():
             if one is None:
-                self._server.left_out.append(f"{key}: null, which is no value")
+                self._server.left_out.append(f"{key}: null, which is not a value")
             elif not key or any(char in key for char in "=\0\r\n"):
                 self._server.left_out.append(f"{key!r}: it is not a valid name")
             else:

@@ -145,7 +145,7 @@ class UpstreamServerSettings(_McpTable):
         dict[str, ServerText],
         Field(
             description=(
-                'Additional environment variables, which only this server gets: each a text, { secret = "NAME" } or '
+                'Additional environment variables, which only this server gets: each a string, { secret = "NAME" } or '
                 '{ expand = "${VARIABLE:-default}" }. Default none.'
             )
         ),
@@ -237,8 +237,8 @@ class UpstreamServerSettings(_McpTable):
         Literal["data", "hosts"],
         Field(
             description=(
-                "Meaning of a URL in the arguments of its tools: data, which the server does with what it wants, or "
-                "hosts, which its hosts and the rules must allow. Default data."
+                "Meaning of a URL in the arguments of its tools: data, which the server may use freely, or hosts, "
+                "which its hosts setting and the rules must allow. Default data."
             )
         ),
     ] = "data"
@@ -318,7 +318,7 @@ def _describe_fault(fault: dict[str, Any]) -> tuple[str, str]:
     """Return the place and the text of a fault."""
     location = [str(part) for part in fault["loc"]]
     if len(location) > 1 and location[0] in ("env", "headers"):
-        text = 'expected a text, { secret = "NAME" } or { expand = "${VARIABLE}" }'
+        text = 'expected a string, { secret = "NAME" } or { expand = "${VARIABLE}" }'
         return ".".join(location[:2]), text
     if (place := ".".join(location)) == "url" and fault["type"] == "string_pattern_mismatch":
         return place, "expected an http or https address, without a user and without white space"
@@ -354,7 +354,7 @@ class McpTokenIntrospectionSettings(_McpTable):
             ge=0,
             le=300,
             description=(
-                "Time for which an answer is cached, in seconds; a revoked token stays valid as long. "
+                "Time for which an answer is cached, in seconds; a revoked token stays valid until then. "
                 "Default 30, from 0 to 300."
             ),
         ),

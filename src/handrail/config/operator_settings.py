@@ -266,7 +266,7 @@ class EnvironmentSettings(_SettingsTable):
             Field(
                 description=(
                     "Names of environment variables that the programs of bash, python and terminals get with their "
-                    "present values, such as JAVA_HOME or NODE_OPTIONS. Default none."
+                    "current values, such as JAVA_HOME or NODE_OPTIONS. Default none."
                 )
             ),
         ]
@@ -701,8 +701,7 @@ class Settings(_SettingsTable):
         NetworkSettings,
         Field(
             description=(
-                "The way to hosts outside, for tools, the programs in sandboxes, and servers. Not allowed in a workspace "
-                "file, which could lead it through a host of its own."
+                "Network route to other hosts, for tools, the programs in sandboxes, and servers. Not allowed in a workspace file, which could redirect it through another host."
             )
         ),
     ] = NetworkSettings()
@@ -737,10 +736,10 @@ OPERATOR_ONLY = {
     "tools": "cannot set up tools, since its author would choose which of your secrets they get",
     "search": "cannot set up search, since its author would choose where texts of tools and requests are sent",
     "mcp": "cannot name MCP servers, since its author would choose which programs start with which of your secrets",
-    "network": "cannot set up the way to hosts, since its author would choose who sees what is sent",
+    "network": "cannot set up the network route, since its author would choose who sees the traffic",
     "state": "cannot set up the state, since its author would choose what stores the log",
     "env": "cannot pass variables, since its author would choose which of your variables their own programs read",
-    "undo": "cannot change what is kept for undo, since its author would choose what cannot be given back",
+    "undo": "cannot change undo, since its author would choose which changes cannot be undone",
     "sandbox": "cannot change the sandbox, since its author would choose the confinement of their own programs",
 }
 """Keys that a workspace file cannot have, trusted or not, with the reasons."""

@@ -37,7 +37,7 @@ class RuleWithExamples(BaseModel):
             )
             if not (isinstance(example, (str, Mapping)) or words):
                 raise ValueError(
-                    f"{str(cast('object', example))[:80]!r} is not an example; expected a text, a list of words, or arguments by name"
+                    f"{str(cast('object', example))[:80]!r} is not an example; expected a string, a list of words, or arguments by name"
                 )
         return examples
 
@@ -93,6 +93,6 @@ def normalise_rules(rules: Iterable[RuleLike]) -> tuple[str | RuleWithExamples, 
             found.append(rule if isinstance(rule, str) else to_rule_with_examples(rule))
         except ValueError as error:
             raise UsageError(
-                f"Invalid rule: {rule!r}. Expected a text, or a table with the key 'rule' ({error})."
+                f"Invalid rule: {rule!r}. Expected a string, or a table with the key 'rule' ({error})."
             ) from None
     return tuple(found)

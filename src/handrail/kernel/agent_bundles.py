@@ -180,9 +180,9 @@ def _find_problems(folder: Path) -> Iterator[str]:
             yield f"{name} cannot be read: {error.strerror}. Correct its permissions."
             continue
         if not path.resolve().is_relative_to(folder.resolve()):
-            yield f"{name} is a link out of the tool's folder. Put the file itself there."
+            yield f"{name} is a link to a file outside the tool's folder. Put the file itself there."
         elif not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
-            yield f"{name} is not a regular file. Remove it, or replace it by one."
+            yield f"{name} is not a regular file. Remove it, or replace it with one."
         count, size = count + 1, size + found.st_size
     if count > MAX_FILES or size > MAX_BYTES:
         yield f"{count:,} files with {size:,} bytes. The maximum is {MAX_FILES:,} files with {MAX_BYTES:,} bytes."
@@ -406,7 +406,9 @@ def _list_tool_files(entry: ToolEntry, folder: Path, sources: Mapping[str, Path]
             for name in names:
                 path = Path(parent) / name
                 if not Path(os.path.realpath(path)).is_relative_to(there):
-                    raise UsageError(f"{path} is a link out of the tool's folder. Put the file itself there.")
+                    raise UsageError(
+                        f"{path} is a link to a file outside the tool's folder. Put the file itself there."
+                    )
                 wanted[f"{own.relative_to(folder)}/{path.relative_to(there)}"] = path
     return wanted
 

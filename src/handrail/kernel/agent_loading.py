@@ -182,7 +182,7 @@ def _iterate_other_tool_ids(
 ) -> Iterator[str]:
     """Yield the ids of tools that other agents have by their own folders, and of all agents as tools.
 
-    A rule of the project or of a session holds for every agent, so it may name any of these. It may also name a built-in
+    A rule of the project or of a session applies to every agent, so it may name any of these. It may also name a built-in
     tool that the sessions of one process do not have.
     """
     if not builtins:

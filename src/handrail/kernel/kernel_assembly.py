@@ -504,9 +504,9 @@ def parse_rule_texts(texts: Iterable[RuleText], generation: Generation | None) -
 
 
 def _check_folders(rules: Iterable[Rule], layer: CapabilityLayer, workspace: str) -> None:
-    """Check that rules written for this workspace are about its folders.
+    """Check that rules written for this workspace match its folders.
 
-    The user's own file is left out: its rules are about all workspaces.
+    The user's own file is left out: its rules apply to all workspaces.
 
     :raises LoadError: with each rule that no call can match
     """

@@ -388,9 +388,7 @@ class RemoteMcpServerManager(McpServerManager):
 
     async def _open_address(self, name: str, url: str) -> str:
         if name not in self._prompts:
-            raise UsageError(
-                f"This process has no sign-in for the MCP server {name[:60]!r}. Start one in this process."
-            )
+            raise UsageError(f"This process has started no sign-in for the MCP server {name[:60]!r}. Start one first.")
         return await self._prompts[name].open_browser(url)
 
 
@@ -560,8 +558,7 @@ async def _serve_sign_in_callback(
     except OSError as error:
         if port:
             raise UsageError(
-                f"Port {port} for the return of the browser cannot be used: {error.strerror or error}. End the program that "
-                "has it, or set another callback_port."
+                f"Port {port} for the return of the browser cannot be used: {error.strerror or error}. Stop the program that uses it, or set another callback_port."
             ) from None
         server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=_MAX_HEAD)
     bound = server.sockets[0].getsockname()[1]

@@ -1,4 +1,4 @@
-"""What goes on in every workspace of a state folder, read from their files, and the requests that stop it.
+"""The activity in every workspace of a state folder, read from their files, and the requests that stop it.
 
 Reading works without the processes that hold the workspaces. Only those processes can stop what they run.
 """
@@ -65,7 +65,7 @@ class SessionActivity(Struct, frozen=True):
 
 
 class WorkspaceActivity(Struct, frozen=True):
-    """What goes on in one workspace.
+    """The activity in one workspace.
 
     :param holder: the process that holds it; None if none does, so that nothing runs
     :param approvals: the requests that wait for a user
@@ -87,7 +87,7 @@ class WorkspaceActivity(Struct, frozen=True):
 
 
 def list_active_workspaces(state: Path) -> list[WorkspaceActivity]:
-    """Return what goes on in each workspace of a state folder, without the idle ones.
+    """Return the activity in each workspace of a state folder, without the idle ones.
 
     :raises StartError: if the state folder cannot be read
     """
@@ -96,7 +96,7 @@ def list_active_workspaces(state: Path) -> list[WorkspaceActivity]:
 
 
 def read_workspace_activity(folders: StateFolders) -> WorkspaceActivity:
-    """Return what goes on in one workspace. A problem with its state is part of the result."""
+    """Return the activity in one workspace. A problem with its state is part of the result."""
     holder: LeaseHolder | None = None
     try:
         holder = find_lease_holder(folders)

@@ -101,7 +101,7 @@ class WorkspaceImportGuard:
             return None
         raise UntrustedImportError(
             f"Module {fullname} is not imported from {refused}, which is in an open workspace, where a "
-            "call could have written it. Install it outside of the workspace, or rename the file.",
+            "call could have written it. Install it outside the workspace, or rename the file.",
             name=fullname,
         )
 
@@ -149,7 +149,7 @@ class WorkspaceImportGuard:
         return standard
 
     def _is_inside(self, place: str, top: str) -> bool:
-        """Return whether a place is in an open workspace, outside of Handrail's own installation."""
+        """Return whether a place is in an open workspace, outside Handrail's own installation."""
         if not isinstance(place, str):  # pyright: ignore[reportUnnecessaryIsInstance] - some packages put other things there
             return False
         if not place.startswith("/"):  # the current folder may change
@@ -252,7 +252,7 @@ def list_trusted_entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
 
 
 def is_entry_point_inside(point: metadata.EntryPoint, folders: Sequence[str]) -> bool:
-    """Return whether an entry point's package is in one of ``folders``, outside of Handrail's installation."""
+    """Return whether an entry point's package is in one of ``folders``, outside Handrail's installation."""
     if not folders or point.dist is None:
         return False
     place = os.path.abspath(str(point.dist.locate_file("")))  # noqa: PTH100

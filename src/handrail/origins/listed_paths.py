@@ -252,9 +252,9 @@ def _is_entry(path: str, wanted: os.stat_result) -> bool:
 def _unlisted_error(path: str) -> ToolError:
     folder, _, name = path.rpartition("/")
     return ToolError(
-        f"`{escape_terminal_controls(path)}` was not opened: {escape_terminal_controls(folder or '/')} is on a file system that "
-        f"takes several spellings for one name, and lists no entry that is surely `{escape_terminal_controls(name)}`. Use "
-        "the name that a listing of the folder shows.",
+        f"`{escape_terminal_controls(path)}` was not opened: {escape_terminal_controls(folder or '/')} is on a file "
+        "system that accepts several spellings of one name, and it lists no entry that is certainly "
+        f"`{escape_terminal_controls(name)}`. Use the name that a listing of the folder shows.",
         kind="denied",
     )
 

@@ -186,7 +186,7 @@ def find_program(name: str, *, outside: Iterable[str] = (), path: Iterable[str] 
             raise refusal(f"Program {name} cannot be started. {problem}")
         return name
     if not name or "\0" in name:
-        raise ProgramRefused(f"Program {name!r} cannot be started. Give a name on PATH or an absolute path.")
+        raise ProgramRefused(f"Program {name!r} cannot be started. Use a name on PATH or an absolute path.")
     folders = _folders_to_skip(outside)
     passed_over: list[str] = []
     for folder in list_path_variable_folders() if path is None else path:
@@ -199,8 +199,8 @@ def find_program(name: str, *, outside: Iterable[str] = (), path: Iterable[str] 
     why = f" Skipped: {'; '.join(passed_over)}" if passed_over else ""
     refusal = ProgramRefused if passed_over else ProgramNotFoundError
     raise refusal(
-        f"Program {name} was not found. It has to be on PATH, outside of the workspace and the "
-        f"current folder. Install it there, or give its absolute path.{why}"
+        f"Program {name} was not found. It must be on PATH, outside the workspace and the "
+        f"current folder. Install it there, or use its absolute path.{why}"
     )
 
 
@@ -211,7 +211,7 @@ def resolve_command_program(command: Sequence[str], *, outside: Iterable[str] = 
         run
     """
     if not command:
-        raise ProgramRefused("The command is empty. Give a program and its arguments.")
+        raise ProgramRefused("The command is empty. Pass a program and its arguments.")
     folders = _folders_to_refuse(outside)
     program = find_program(command[0], outside=outside)
     for word in command[1:]:
@@ -267,7 +267,7 @@ def find_own_interpreter() -> str:
             return candidate
     raise ProgramRefused(
         f"Python {sys.executable} cannot be started. It is in a workspace, where a call could change "
-        "it. Install Handrail with an interpreter outside of the workspace."
+        "it. Install Handrail with an interpreter outside the workspace."
     )
 
 
@@ -321,7 +321,7 @@ def _is_program(path: str) -> bool:
 def _find_program_fault(path: str, folders: tuple[str, ...], depth: int = 0) -> str | None:
     """Return the reason why a program must not be started, or None."""
     if not path.startswith("/"):
-        return "The path is relative to the current folder. Give an absolute path."
+        return "The path is relative to the current folder. Use an absolute path."
     if "\0" in path:
         return _MISSING
     if (problem := _fault_in_place(path, folders)) is not None:
@@ -347,13 +347,11 @@ def _find_replaceable_fault(path: str) -> str | None:
             if stat.S_ISLNK(mode) or place == places[-1]:
                 holder = os.path.dirname(place) or "/"  # noqa: PTH120
                 if not stat.S_ISLNK(mode) and not stat.S_ISDIR(mode) and mode & 0o002:
-                    return f"Every user may write {place}. Run: chmod o-w {place}"
+                    return f"Every user can write {place}. Run: chmod o-w {place}"
                 if os.stat(holder).st_mode & 0o002:  # noqa: PTH116
-                    return (
-                        f"Every user may write into {holder}. Run: chmod o-w {holder}, or move the program elsewhere."
-                    )
+                    return f"Every user can write to {holder}. Run: chmod o-w {holder}, or move the program elsewhere."
             elif mode & 0o002 and not mode & stat.S_ISVTX:
-                return f"Every user may write into {place}. Run: chmod o-w {place}, or move the program elsewhere."
+                return f"Every user can write to {place}. Run: chmod o-w {place}, or move the program elsewhere."
     except OSError as error:
         return f"It cannot be checked: {error.strerror or error}"
     return None
@@ -362,7 +360,7 @@ def _find_replaceable_fault(path: str) -> str | None:
 def _fault_in_folder(folder: str, folders: tuple[str, ...]) -> str | None:
     try:
         if os.stat(folder).st_mode & 0o002:  # noqa: PTH116
-            return f"Every user may write into {folder}"
+            return f"Every user can write to {folder}"
     except OSError:
         return f"{folder} does not exist"
     return _fault_in_place(folder, folders)
@@ -377,9 +375,10 @@ def _fault_in_interpreter(path: str, folders: tuple[str, ...], depth: int) -> st
     if not line.startswith(b"#!"):
         return None
     if depth == _MOST_INTERPRETERS:
-        return "It has too many nested script interpreters. Give a program that is not a script."
-    if not (words := os.fsdecode(line[2:]).split()):
-        return "Its first line names no interpreter. Add one to it."
+        return "It has too many nested script interpreters. Use a program that is not a script."
+    words = os.fsdecode(line[2:]).split()
+    if not words:
+        return "Its first line names no interpreter. Add an interpreter to it."
     interpreter, *arguments = words
     if (problem := _find_program_fault(interpreter, folders, depth + 1)) is not None:
         return f"Its interpreter is {interpreter}. {problem}"
@@ -396,7 +395,7 @@ def _find_env_fault(arguments: Sequence[str], folders: tuple[str, ...], depth: i
     while left and "=" in left[0] and not left[0].startswith(("-", "PATH=")):
         left.pop(0)
     if not left or left[0].startswith(("-", "PATH=")):
-        return "Its first line starts env with options. Name its interpreter by an absolute path."
+        return "Its first line starts env with options. Use an absolute path to its interpreter."
     program = left[0]
     if "/" in program:
         problem = _find_program_fault(program, folders, depth)
@@ -411,9 +410,7 @@ def _fault_on_path(program: str, folders: tuple[str, ...], depth: int) -> str | 
         if _fault_in_folder(folder, doubtful) is None and _is_program(found := f"{folder.rstrip('/')}/{program}"):
             problem = _find_program_fault(found, doubtful, depth)
             return None if problem is None else f"Its interpreter is {found}. {problem}"
-    return (
-        f"Its interpreter {program} is not on PATH outside of the workspace and the current folder. Install it there."
-    )
+    return f"Its interpreter {program} is not on PATH outside the workspace and the current folder. Install it there."
 
 
 def _find_named_folder(word: str, folders: tuple[str, ...]) -> str | None:

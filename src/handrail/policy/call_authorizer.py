@@ -135,6 +135,7 @@ class CallAuthorizer:
         has = CapabilitySet((self.own_capability_layer,))
         if self.ceiling is not None:
             has = has.with_added_layers(self.ceiling)
+        # An empty delegation means no capabilities at all, not an unlimited set.
         if self.delegated is not None:
             has = has.with_added_layers(*self.delegated.layers) if self.delegated.layers else CapabilitySet()
         return compute_delegated_capabilities(manifest.id, manifest.delegation, has, self.variables)
@@ -142,6 +143,7 @@ class CallAuthorizer:
     def replace_capability_layer(self, agent_layer: CapabilityLayer) -> None:
         """Use the capability layer of a new generation of tools, and drop what was prepared for the old one."""
         self.agent_layer = agent_layer
+        # Sub-agents that work now have prepared policies with the old layer as well.
         for one in (self, *self._narrower):
             one._prepared.clear()
             one._watching.clear()
@@ -173,8 +175,11 @@ class CallAuthorizer:
         known = self._prepared.get((id(spec), id(shared), id(parent), origin))
         prepared = self._get_tool_policy(spec, shared, parent, origin) if known is None else known[0]
         verdict = prepared.evaluate(arguments, roots, found)
+        # All sessions share the policy without the rule about their own folder. Only a call that this rule could change
+        # is evaluated again.
         if shared is not rules and _may_be_allowed_by_folder_rule(verdict, rules):
             verdict = self._get_tool_policy(spec, rules, parent, origin).evaluate(arguments, roots, found)
+        # The tool that answers for a locked id is another program. A deny rule for it must hold under both names.
         if substitute is not None and verdict.action != "deny":
             own = self._get_tool_policy(substitute, rules, parent, origin).evaluate(arguments, roots, found)
             if own.action == "deny":
@@ -233,8 +238,10 @@ class CallAuthorizer:
         :param redact: removes registered secrets from the text of a failing watchdog
         """
         watchdogs = self.list_watchdogs_for(spec, failed != (0, 0))
+        # A watchdog can only restrict, so there is nothing to ask about a denied call.
         if verdict.action == "deny" or not watchdogs:
             return verdict
+        # Loading the module takes time, and a call that no watchdog checks does not need it.
         from handrail.policy.watchdogs.api import WatchdogCall, apply_watchdogs
 
         call = WatchdogCall(
@@ -281,6 +288,7 @@ class CallAuthorizer:
         found = self._prepared.get(key)
         if found is not None:
             return found[0]
+        # A nested call has at most the capabilities of the call that makes it.
         handed = self.delegated if parent is None else parent
         capabilities = compute_call_capabilities(spec, self.variables, self.own_capability_layer, self.ceiling, handed)
         prepared = ConfinedRuleToolPolicy(spec, rules, capabilities, origin)
@@ -320,6 +328,7 @@ def _prepare_again(verdict: PolicyVerdict, spec: ToolSpec, rules: RuleBook) -> T
 
 
 def _decide_host(prepared: ToolPolicy, capabilities: CapabilitySet, host: str) -> HostDecision:
+    # The capability set comes first: no rule can allow more than the agent may do.
     layer = capabilities.find_denying_layer("net.fetch", host)
     if layer is not None:
         return HostDecision("deny", format_capability_denial(capabilities, layer, "net.fetch", host, prepared.spec))
@@ -376,6 +385,7 @@ class _AccessCheck:
         if capability == "shell.run":
             return self._check_command(target)
         value = target if isinstance(target, str) else "".join(target)
+        # The shared policy does not know the session's own folder. The exact one is made only when a path names it.
         if self._prepared.rules is not self._rules and _names_folder(value, self._rules):
             self._prepared = self._prepared.with_rules(self._rules)
         prepared = self._prepared
@@ -390,6 +400,7 @@ class _AccessCheck:
         subject: PathSubject | str = (
             value if capability == "net.fetch" else make_path_subject(value, self._roots.workspace)
         )
+        # Private keys and the like stay denied whatever the rules say.
         if (fixed := explain_mandatory_denial(capability, subject, escape_terminal_controls(value))) is not None:
             return f"{fixed.rstrip('.')}."
         same_kind = prepared.kind == ("host" if capability == "net.fetch" else "path")
@@ -434,6 +445,7 @@ class _AccessCheck:
             return True  # a tool that may replace a file may read it first
         if not self._answered:
             return False
+        # A call without targets was approved as a whole, with whatever its tool accesses.
         if not self._verdict.targets:
             return True
         return any(
@@ -446,11 +458,13 @@ class _AccessCheck:
         same_book = self._prepared.rules.shared is self._verdict.prepared.rules.shared
         if self._prepared.rules is not self._rules and _names_folder(value, self._rules):
             self._prepared = self._prepared.with_rules(self._rules)
+        # The text is the same one that was evaluated. Parsing it again would give the same answer.
         if same_book and isinstance(target, str) and ("shell.run", value) in self._exact:
             return None  # evaluated before the call, command by command
         script = parse_script(target) if isinstance(target, str) else build_script_from_argv(tuple(target))
         folding = is_name_folding_folder(self._roots.workspace)
         whole = CallTarget("shell.run", value, format_command_for_message(value), script, is_folding=folding)
+        # Every command in the text is tested, because a text that begins with an allowed program can run another one.
         for touch in list_commands_needing_capability(script):
             if (refused := self._check_capabilities("shell.run", touch, whole.shown)) is not None:
                 return refused
@@ -465,6 +479,7 @@ class _AccessCheck:
             for finding in self._prepared.evaluate_redirection(file)
             if finding.action == "deny" or (file.capability, file.value) not in self._exact
         ]
+        # One denied command denies the text: its commands cannot be run apart.
         worst = max(findings, key=lambda finding: STRICTNESS[finding.action])
         if worst.action == "deny":
             return self._refusal_text(worst)
@@ -490,6 +505,7 @@ class _AccessCheck:
         confined = self._verdict.confinement is not None
         ruled = self._strictest_tool_rule is not None and self._strictest_tool_rule.rule.action == "allow"
         allowed = self._answered or confined or ruled
+        # Such a form can do anything. A grant for any arguments of the program did not mean it.
         if finding.cause in ("program", "destroys"):
             return allowed and self._requires_program(argv, literally=True)
         if finding.cause == "rule" and finding.reading is not None:

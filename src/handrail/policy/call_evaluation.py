@@ -60,7 +60,7 @@ from handrail.policy.shell.simple_commands import ShellCommand, has_marks
 
 CONFINED_TEXT = "It runs confined: no network, and writes in the workspace only."
 """What the reason of a verdict adds for a call that a rule with ``{confined}`` allows."""
-_TOO_MANY_WORDS = "too many of its words may begin a command that a rule denies or asks about"
+_TOO_MANY_WORDS = "too many of its words may begin a command that a rule denies or asks for"
 
 
 class ToolPolicy:
@@ -279,7 +279,7 @@ class ToolPolicy:
         ):
             return PolicyFinding("ask", "protected", rule, question, None, target, tool)
         if action == "allow" and target.losses and not _is_path_named((tool and tool.rule, rule), subject):
-            note = "it deletes a folder with content, or a file of which git has no copy"
+            note = "it deletes a folder with content, or a file that git has no copy of"
             return PolicyFinding("ask", "destroys", rule, note, None, target, tool)
         return PolicyFinding(action, "no rule" if rule is None else "rule", rule, "", None, target, tool)
 
@@ -367,7 +367,7 @@ class ToolPolicy:
                 return [PolicyFinding("deny", "wait", note=note, target=target)]
         losses = find_paths_lost_by_script(target, script)
         if losses and not (found and all(map(_rule_names_whole_command, found))):
-            note = f"it removes or replaces {', '.join(quote_text_or_length(path, 80) for path in losses)}, which cannot be brought back"
+            note = f"it removes or replaces {', '.join(quote_text_or_length(path, 80) for path in losses)}, which cannot be restored"
             found.append(PolicyFinding("ask", "destroys", note=note, target=target))
         if target.printed and not (found and all(map(_rule_names_only_this_command, found))):
             found += self._find_printed_hidden_files(target)
@@ -655,7 +655,7 @@ def _rule_names_program(rule: RankedRule, argv: Sequence[str]) -> bool:
 
 
 def _is_about_certain_commands(rule: Rule) -> bool:
-    """Return whether a rule is about certain commands, and not about all, or all that provably only read."""
+    """Return whether a rule applies to certain commands, and not to all, or all that provably only read."""
     return rule.pattern not in ("", READ_ONLY_VARIABLE)
 
 

@@ -53,6 +53,7 @@ class ConfinedRuleToolPolicy(ToolPolicy):
     def __init__(self, spec: ToolSpec, rules: RuleBook, capabilities: CapabilitySet, origin: str | None = None) -> None:
         super().__init__(spec, rules, capabilities, origin)
         self._confined = None
+        # Only a call that does nothing but run a command can be confined as a whole.
         if spec.single_command and not spec.confinement_gap:
             self._confined = _find_confined_rule(rules, spec, origin)
         self._plain: ConfinedRuleToolPolicy | None = None
@@ -87,6 +88,7 @@ class ConfinedRuleToolPolicy(ToolPolicy):
         ]
         deciding = next((finding for finding in findings if finding.rule is rule), findings[0])
         answered = PolicyVerdict(self, plain.arguments, plain.targets, findings, deciding)
+        # The sandbox is made from these capabilities, so a call that is allowed as confined cannot get a network.
         answered.capabilities = self.capabilities.without_hosts()
         answered.confinement = CallConfinement(_changes_repository(plain.targets))
         return answered
@@ -96,6 +98,7 @@ class ConfinedRuleToolPolicy(ToolPolicy):
         for finding in verdict.findings:
             if finding.action != "allow" and (objection := _find_stricter(finding, rule)):
                 return objection
+        # Code in another language has no targets. It is searched for plain words that delete.
         if not verdict.targets and (objection := _find_objection_to_code(" ".join(_texts_in(verdict.arguments)))):
             return objection
         for target in verdict.targets:
@@ -115,19 +118,20 @@ class ConfinedRuleToolPolicy(ToolPolicy):
                 return script.unclear
             if (reason := confinement_proof.explain_possible_destruction(script, text)) is not None:
                 return reason
+            # The rest of the text runs in an unknown folder, so its relative names can mean any file.
             if CHANGES_FOLDER in script.unclear:
                 for command in script.commands:
                     if (reason := confinement_proof.explain_loss_elsewhere(command.argv, ())) is not None:
                         return reason
             if (rule := self._find_rule_in_text(text)) is not None:
-                return f"{script.unclear}, and its words may run what the rule {rule.text!r} is about"
+                return f"{script.unclear}, and its words may run a command of the rule {rule.text!r}"
         elif (
             reason := confinement_proof.explain_script_not_confined(script)
         ) is not None and not _is_confined_except_code(script, text):
             return reason
         for command in script.commands:
             if (rule := self._find_name_question(command.argv, is_folding=target.is_folding)) is not None:
-                return f"it names a file that the rule {rule.text!r} is about"
+                return f"it names a file of the rule {rule.text!r}"
         return ""
 
     def _find_rule_in_text(self, text: str) -> Rule | None:
@@ -142,6 +146,7 @@ class ConfinedRuleToolPolicy(ToolPolicy):
                     continue
                 if ranked.argv is None or not ranked.argv.program_prefix:
                     return ranked.rule  # it may be about any command
+                # The text is not understood, so only its words can be compared. Too many matches are the safe side.
                 watched = nested_commands.WatchedPrograms((ranked.argv.program_prefix,))
                 if not watched.may_text_contain_program(text):
                     continue
@@ -154,13 +159,14 @@ class ConfinedRuleToolPolicy(ToolPolicy):
             return ""
         rule = self._find_reading_rule(target.subject)
         if rule is not None and rule.action != "allow":
-            return f"{target.shown} is a file that the rule {rule.text!r} is about"
+            return f"{target.shown} is a file of the rule {rule.text!r}"
+        # Each call has a private /tmp, so a file there reaches no other program.
         inside = target.subject.relative is not None or target.subject.absolute.startswith(_PRIVATE_FOLDER)
         return "" if inside or target.capability != "fs.write" else f"{target.shown} is outside the workspace"
 
 
 def describe_confinement(verdict: PolicyVerdict) -> tuple[bool | None, str]:
-    """Return whether a call runs confined, and how, or why not; None if no rule with ``{confined}`` is about its tool."""
+    """Return whether a call runs confined, and how, or why not; None if no rule with ``{confined}`` applies to its tool."""
     policy = verdict.prepared
     rule, spec = _find_confined_rule(policy.rules, policy.spec, policy.origin), policy.spec
     if rule is None:
@@ -169,7 +175,7 @@ def describe_confinement(verdict: PolicyVerdict) -> tuple[bool | None, str]:
         kept = "can change" if verdict.confinement.changes_repository else "is read-only"
         return True, f"no network, writes in the workspace and scratch folders only, and version control data {kept}"
     if spec.confinement_gap:
-        return False, f"the rule {rule.text!r} holds for no call here, because {spec.confinement_gap}"
+        return False, f"the rule {rule.text!r} applies to no call here, because {spec.confinement_gap}"
     return False, verdict.confinement_objection or "other rules decide the call"
 
 
@@ -180,6 +186,7 @@ def _find_confined_rule(rules: RuleBook, spec: ToolSpec, origin: str | None) -> 
         if rule.pattern == CONFINED_VARIABLE
         and (rule_applies_to_tool(rule, spec, origin) or rule_applies_to_capability(rule, "shell.run"))
     ]
+    # A rule of the operator is always preferred to a shipped one.
     confined = max(found, key=lambda rule: (rule.scope != "default", rank_permission_specificity(rule)), default=None)
     return None if confined is None or _is_overruled(confined, rules, spec, origin) else confined
 
@@ -231,6 +238,7 @@ def _list_rules_next_to(confined: Rule, rules: RuleBook, spec: ToolSpec, origin:
 def _find_stricter(finding: PolicyFinding, rule: Rule) -> str:
     """Return why a rule with ``{confined}`` does not answer a finding; empty if it does."""
     other = finding.rule
+    # A rule that the operator wrote about this command is more exact than a general permission for confined calls.
     if other is not None and other.action != "allow":
         return f"the rule {other.text!r} is stricter than {rule.text!r}"
     if finding.cause in ("no rule", "unclear", "program"):
@@ -295,6 +303,7 @@ def _is_confined_except_code(script: ShellScript, text: str) -> bool:
 def _find_objection_to_code(text: str) -> str:
     if len(text) > _MAX_CODE:
         return f"its code is longer than {_MAX_CODE:,} characters"
+    # The sandbox contains the damage to the workspace. This search protects the files in it that have no copy.
     match = _DESTROYING_CODE.search(text)
     return "" if match is None else f"its code contains {match.group()!r}"
 

@@ -140,7 +140,7 @@ def _candidate_steps(
     if unmatched > _MOST_STEPS_UNMATCHED:
         yield TraceStep("rule", "no match", f"{question}: {unmatched - _MOST_STEPS_UNMATCHED} more rules")
     if not ranking.ranked and not only_matching:
-        yield TraceStep("rule", "none", f"{question}: no rule is about it")
+        yield TraceStep("rule", "none", f"{question}: no rule matches it")
 
 
 def explain_lost_precedence(candidate: RankedRule, winner: RankedRule | None) -> str:
@@ -151,7 +151,7 @@ def explain_lost_precedence(candidate: RankedRule, winner: RankedRule | None) ->
         return "the winner is stricter, and belongs to the parent session"
     names = (
         "the winner is a final deny",
-        "the winner names its permission more exactly",
+        "the winner names its permission more specifically",
         "the winner has more literal characters before its first wildcard",
         "the winner has a longer pattern",
         "the winner is stricter",
@@ -189,7 +189,7 @@ class PolicyExplanation(Struct, frozen=True):
     read_only_note: str = ""
     """Why the call is not proved to be read-only."""
     confined: bool | None = None
-    """Whether the call runs confined, by a rule with ``{confined}``. None if no such rule is about the tool."""
+    """Whether the call runs confined, by a rule with ``{confined}``. None if no such rule applies to the tool."""
     confinement_note: str = ""
     """What the confinement is, or why the rule with ``{confined}`` does not answer."""
 
@@ -341,9 +341,9 @@ def _find_deciding_part(verdict: PolicyVerdict) -> str:
         case "protected":
             return f"the protected names: only a rule that names the path allows it (the rule alone would allow it: {deciding.rule})"
         case "unclear":
-            return "the shell parser: a text that it does not understand requires approval"
+            return "the shell parser: a command that it does not understand requires approval"
         case "program" if deciding.rule is not None and deciding.rule.action != "allow":
-            return f"rule {deciding.rule}, because the program may run a command that the rule is about"
+            return f"rule {deciding.rule}, because the program may run a command that the rule matches"
         case "program" if deciding.rule is None:
             return "the policy for programs that run their arguments"
         case "program" | "destroys":

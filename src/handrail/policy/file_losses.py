@@ -240,7 +240,7 @@ class _RepositoryFiles:
 
 
 def _ignores(line: str, paths: list[str]) -> bool:
-    """Return whether a plain line of ``.gitignore`` is about one of these paths."""
+    """Return whether a plain line of ``.gitignore`` matches one of these paths."""
     pattern = line.rstrip("/")
     anchored = "/" in pattern.removeprefix("**/")
     pattern = pattern.removeprefix("/")

@@ -65,7 +65,7 @@ class PolicyFinding(NamedTuple):
         return self.cause == "no rule" and is_reading
 
     def describe_subject(self, tool_id: str) -> str:
-        """Describe what the finding is about, for the beginning of a sentence."""
+        """Describe the subject of the finding, for the beginning of a sentence."""
         if self.argv is not None:
             read = "" if self.reading is None else f" (read as {format_argv_for_message(self.reading)})"
             return f"{format_argv_for_message(self.argv)}{read}"

@@ -69,6 +69,8 @@ class HiddenPathRules:
         above: HiddenPathRules | None = None,
     ) -> None:
         self.key: Hashable = _HashedKey((workspace, reading, writing, everything, None if above is None else above.key))
+        # Each session has a rule about its own output folder. Without it, the cached answers about the workspace serve
+        # all sessions.
         about_here = tuple(rule for rule in reading if not _only_shows_elsewhere(rule, workspace))
         self.read_denials_cache_key: Hashable = _HashedKey(
             (workspace, about_here, everything, None if above is None else above.read_denials_cache_key)
@@ -103,11 +105,13 @@ class HiddenPathRules:
         subject = self._subject(path)
         if subject.relative is not None and is_private_key_path(subject.relative):
             return True
+        # A sub-agent must not see what its parent may not read.
         if self._above is not None and self._above.has_read_restriction(subject):
             return True
         used = self._find_read_rule(subject)
         if used is not None:
             return used.rule.action != "allow"
+        # An operator who allows everything also means files with the names of secrets.
         used = self._everything.find_winner(subject)
         if used is not None and used.rule.action == "allow":
             return False
@@ -115,6 +119,8 @@ class HiddenPathRules:
         if used is None or used.rule.action == "allow":
             return False
         folder = self._folder_rule
+        # The saved outputs of a session can have any name. The shipped names of secrets must not hide them from their
+        # own session.
         if folder is not None and folder.rank > used.rank and folder.matches(subject):
             return False
         # A file of an installed package may have the name of a secret file. It is no secret, and programs need it.
@@ -126,6 +132,7 @@ class HiddenPathRules:
         The answer for the last names of a folder is kept, and of further ones only the new names are checked.
         """
         known, hidden = self._checked.get(folder, (frozenset[str](), ""))
+        # The set is compared by identity: it is made again only when the index of the repository changes.
         if known is not names:
             if hidden not in names:
                 new = names - known

@@ -75,6 +75,7 @@ class PrintedRepository(NamedTuple):
         if _entry(self.git_folder).unchecked:
             return True
         is_indexed, indexed = get_current_index_paths(self.git_folder)
+        # A broken index makes the answer unknown. The history cannot improve that.
         if self.scope == "index" or (is_indexed and indexed is None):
             return not is_indexed
         return not is_indexed or not get_known_history_paths(self.git_folder)[0]
@@ -90,6 +91,7 @@ class PrintedRepository(NamedTuple):
             return None
         if is_quick(self.work_tree, paths):
             return find(self.work_tree, paths)
+        # Comparing many paths would block the event loop. A thread compares them before the decision.
         _entry(self.git_folder).unchecked[find, self.work_tree] = paths
         return None
 
@@ -141,6 +143,7 @@ def find_git_folder(work_tree: str) -> str | None:
         return None
     except OSError:
         raise UnreadableRepositoryError from None
+    # A .git file of another form may still mean something to git, so the repository counts as unreadable.
     if match is None:
         raise UnreadableRepositoryError
     return os.path.normpath(os.path.join(work_tree, match.group(1)))  # noqa: PTH118
@@ -165,6 +168,7 @@ def _load_index(git_folder: str, known: StoredPaths) -> None:
     path = os.path.join(git_folder, "index")  # noqa: PTH118
     try:
         state = _file_state(os.stat(path))  # noqa: PTH116
+        # The state is taken before the file is read. A change during the reading therefore leads to another reading.
         if known.index_state != state:
             known.indexed = _read_index(path)
             known.index_state = state
@@ -210,6 +214,7 @@ def load_and_check_repository_history(git_folder: str) -> None:
                 store.read_new_objects()
                 known.store = store
             paths = frozenset(known.store.paths)
+        # A repository can be made to break the reader. Unknown paths make the command require approval.
         except (UnreadableRepositoryError, OSError, zlib.error, ValueError, LookupError):
             paths = known.store = None
         known.history, known.history_state = paths, state
@@ -242,6 +247,7 @@ def _open_regular_file(path: str | Path, *, follow: bool = True) -> tuple[int, i
 
     :raises OSError: if it cannot be opened, or is not a regular file
     """
+    # A FIFO in place of the file would block the open, and a terminal would become the process's own.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     descriptor = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
     found = os.fstat(descriptor)
@@ -259,6 +265,7 @@ def read_regular_file(path: str | Path, max_bytes: int, *, follow: bool = True) 
     """
     descriptor, length = _open_regular_file(path, follow=follow)
     try:
+        # One byte more than allowed shows that the file has grown since its length was read.
         content = b"" if length > max_bytes else os.pread(descriptor, max_bytes + 1, 0)
     finally:
         os.close(descriptor)
@@ -291,6 +298,7 @@ def _read_index(path: str) -> frozenset[str] | None:
     except OSError:
         return None
     version = int.from_bytes(data[4:8])
+    # A split index has most of its paths in another file.
     if data[:4] != b"DIRC" or version not in (2, 3, 4) or b"link" in data[-64:]:
         return None
     names: list[bytes] = []
@@ -360,6 +368,7 @@ def _list_stores(first: Path) -> list[Path]:
             other = Path(os.path.normpath(os.path.join(store, line)))  # noqa: PTH118
             if line and not line.startswith("#") and other not in stores:
                 stores.append(other)
+                # Stores can borrow from each other in a long chain, each of which costs a scan.
                 if len(stores) > _MAX_STORES:
                     raise UnreadableRepositoryError
     return stores
@@ -392,8 +401,10 @@ class _ObjectStore:
 
         :raises UnreadableRepositoryError: if the store is too large, or of another format
         """
+        # The time of this thread counts, so that a busy machine does not change the answer.
         self._end = time.thread_time() + _MAX_SCAN_S
         config = (_read_optional_text(self._common / "config") or "").lower()
+        # Its ids are longer, and this reader would misread every tree.
         if re.search(r"objectformat\s*=\s*\"?sha256", config):
             raise UnreadableRepositoryError
         for store in _list_stores(self._common / "objects"):
@@ -425,6 +436,7 @@ class _ObjectStore:
             if tree not in self._trees and tree in self._known:
                 return False  # a known folder has a new name
             for mode, name, other in _TREE_ENTRY.findall(self._trees.get(tree, b"")):
+                # A submodule is a commit of another repository, which has its own answer.
                 if mode == b"160000":
                     continue
                 self._path_bytes += len(prefix) + len(name)
@@ -507,6 +519,7 @@ class _PackFile:
         names_at = 8 + 256 * 4
         offsets_at = names_at + count * (_ID + 4)
         large_at = offsets_at + count * 4
+        # The counts come from the file. They are compared with its length before anything is read by them.
         if len(index) < large_at or count > _MAX_OBJECTS:
             raise UnreadableRepositoryError
         self.names: dict[int, bytes] = {}
@@ -569,6 +582,7 @@ class _PackFile:
         while (content := self._recent.get(at)) is None:
             kind, size, start, base = self._header(at)
             held += size
+            # A chain of deltas can grow far beyond the size of the pack.
             if held > 2 * _MAX_ONE_TREE_BYTES:
                 raise UnreadableRepositoryError
             stored = os.pread(self._descriptor, max(0, min(self._ends[at] - start, size + size // 8 + 1_024)), start)

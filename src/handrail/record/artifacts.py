@@ -42,12 +42,15 @@ class ArtifactStore:
         """
         digest = hashlib.sha256(data).hexdigest()
         path = self._path(digest)
+        # The type comes from a tool or a server, and is shown to clients later.
         if not _MEDIA_TYPE.fullmatch(media_type):
             media_type = _DEFAULT_TYPE
         try:
+            # A damaged file is written again instead of being trusted for its name.
             if self._is_intact(path, digest):
                 return f"sha256:{digest}"
             path.parent.mkdir(mode=0o700, exist_ok=True)
+            # The type comes first: once the content is there, the artifact counts as complete.
             _write(path.with_suffix(".type"), media_type.encode())
             _write(path, data)
             _sync_folder(path.parent)

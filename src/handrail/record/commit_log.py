@@ -136,6 +136,7 @@ class CommitLog:
         self._clock = clock
         self._table = _RecordTable(database, clock)
         database.attach_table(self._table)
+        # This comes before any record is written: a new record on top of a cut log would hide the cut.
         if not acknowledged:
             self._check_nothing_missing()
         self._post = database.writer.queue_without_waiting
@@ -183,6 +184,7 @@ class CommitLog:
         :param kinds: their kinds, separated by spaces
         :param body: the JSON array of their bodies, from :func:`join_record_bodies`
         """
+        # The call has ended, and its records come together with its outcome. The tick must not write the start again.
         if self._ticks and self._started_calls.pop(call_id, None) is None:
             self._waiting_calls.pop(call_id, None)
         self._post((self._clock(), session_id, call_id, kinds, body))
@@ -198,6 +200,7 @@ class CommitLog:
         if not self._ticks:
             self._ticks = True
             asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+        # A call that ends within a tick never appears as started, which saves one write for most reads.
         self._started_calls[call_id] = pass_records
 
     def _tick(self) -> None:
@@ -281,8 +284,12 @@ class CommitLog:
 
         Call it at start. The calls are not run again. A call without an intent did not run, and the log shows it so.
         """
+        # The journal may have records of calls that are not in the database yet. Without them, a call that ran would
+        # look as if it had not.
         await self.database.replay_orphaned_journals()
         await self._writer.flush()
+        # An intent is durable before a call with side effects starts, so an intent without an outcome may have had an
+        # effect.
         found, head = self._read(lambda reader: (reader.list_unfinished_intents(), reader.head()))
         began = head.sequence
         if found:
@@ -321,6 +328,8 @@ class CommitLog:
             if (proof := self._read(lambda reader, a=first, b=last: reader.find_redaction_record(a, b))) is not None:
                 raise UsageError(f"Record {proof} documents a redaction and cannot be removed. Leave it out.")
         if runs:
+            # An entry has one body for several records. Its other records lose their content too, and the redaction
+            # must name them.
             runs = _merge_runs(self._read(lambda reader: [reader.widen_range_to_entries(*run) for run in runs]))
             records = [Record("redacted", session_id, "", {"sequences": runs, "reason": reason})]
             await self._writer.commit((self._table, _RedactionEntry(tuple(runs), self._clock(), records)))
@@ -416,6 +425,8 @@ class _RecordTable:
     def load(self, connection: sqlite3.Connection) -> None:
         reader = LogReader(connection)
         head = reader.check_last_records()
+        # The hash of the last record that this process wrote must still be there. Otherwise the chain would continue
+        # from a forged record.
         if self._was_read and not reader.has_record(*self._durable):
             raise SinkUnavailable(
                 f"The log no longer contains record {self._durable[0]} as this process wrote it: another program changed it. "
@@ -426,6 +437,7 @@ class _RecordTable:
         self._open = {call.call_id: call.sequence for call in reader.list_unfinished_intents()}
         self._settled = reader.read_log_boundary("settled")
         self._durable = (self._sequence, self._previous)
+        # The last report may have been in a transaction that failed, so it is made again.
         self._reported_lost = self._confirmed_lost
         self._was_read = True
 
@@ -452,7 +464,9 @@ class _RecordTable:
         # The last batch is durable; otherwise `opened` would have been called.
         self._durable = (self._sequence, self._previous)
         self._confirmed_lost = self._reported_lost
-        if (lost := self._writer.lost) > self._reported_lost:
+        lost = self._writer.lost
+        # The loss is recorded in the chain itself, so that a verification counts these records.
+        if lost > self._reported_lost:
             entries.append(
                 _make_entries(
                     self._clock(), [Record("records-dropped", "", "", {"records": lost - self._reported_lost})]
@@ -470,6 +484,7 @@ class _RecordTable:
                 statements += [(erase, run) for run in item.runs]
                 statements.append(("PRAGMA wal_checkpoint(TRUNCATE)", ()))  # it still contains the old pages
         yield from self._make_group_inserts(entries)
+        # The next start searches for open intents only behind this point.
         settled = min(self._open.values(), default=self._sequence + 1) - 1
         if settled - self._settled >= _SETTLED_INTERVAL:
             self._settled = settled
@@ -504,6 +519,7 @@ class _RecordTable:
         offset = 0
         fields = iter(flat)
         for at_ns, session, call, kinds, body in zip(fields, fields, fields, fields, fields, strict=True):
+            # The salt keeps a removed body secret: without it, a short body could be guessed from its commitment.
             salted = salts[offset : offset + SALT_BYTES] + body
             offset += SALT_BYTES
             hashing = new_commitment()

@@ -74,6 +74,7 @@ def find_orphaned_files(
     :param ending: sessions to treat as removed
     :param without: records to treat as removed
     """
+    # The references are collected from all tables, so a new table with references needs no change here.
     refs, outputs = _collect_references(connection, folders, frozenset(ending), without)
     sessions = {str(row[0]) for row in connection.execute("SELECT id FROM session")} - set(ending)
     files: list[Path] = []
@@ -95,6 +96,7 @@ def _find_session_orphans(
     whole: list[Path] = []
     for part in ("output", "scratch"):
         for folder in _subfolders(folders.state / part / folders.key):
+            # A folder without a row in the table belongs to a session that was removed, or never stored.
             if folder.name not in sessions and not (part == "scratch" and folder.name.startswith(_TOOL_PREFIX)):
                 whole.append(folder)
             elif part == "output":
@@ -143,6 +145,7 @@ def _collect_references(
 
 def _tables(connection: sqlite3.Connection) -> list[str]:
     rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+    # The names are put into SQL between quotes, so a name with a quote is not used.
     return [str(row[0]) for row in rows.fetchall() if '"' not in row[0]]
 
 
@@ -307,11 +310,13 @@ async def purge_records(
     connection = log.reader.connection
     sessions = tuple(_removed_sessions(connection, selection))
     removed = 0
+    # The batches are computed first, because the removal changes the rows that the query reads.
     for sequences in list(_batches(connection, selection)):
         await log.redact_record_bodies(sequences, reason=reason, session_id=selection.session_id or "")
         removed += len(sequences)
     forgetting = _SessionRemover(selection)
     database.attach_table(forgetting)
+    # Files come after the rows: a crash in between leaves files without a reference, which the next purge finds.
     await database.write_durably(forgetting, sessions)
     found = await asyncio.to_thread(find_orphaned_files, connection, folders, sessions)
     problems = await asyncio.to_thread(found.remove)

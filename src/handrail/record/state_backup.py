@@ -99,6 +99,7 @@ def back_up_state(
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
         target.chmod(0o700)
         engine = read_engine_name(folders.database_file)
+        # The description is removed first and written last, so an interrupted backup is never taken for a complete one.
         (target / DESCRIPTION_FILE).unlink(missing_ok=True)
         (target / "store").unlink(missing_ok=True)
         if engine != "sqlite":
@@ -106,6 +107,7 @@ def back_up_state(
         partial = target / f"{_DATABASE}.partial"
         _remove_database(partial)
         head = _copy_database(source, folders.database_file, partial, show)
+        # The former copy stays until the new one is complete.
         partial.replace(target / _DATABASE)
         count = size = 0
         for name, origin in ((_ARTIFACTS, folders.artifact_folder), (_OUTPUTS, folders.session_outputs_folder)):
@@ -182,7 +184,7 @@ def restore_state(
     The database and its log are checked before anything changes.
 
     :param folders: the folders of the workspace, which may be another one than that of the backup
-    :param replace: remove the present state of the workspace
+    :param replace: remove the current state of the workspace
     :raises UsageError: if the backup cannot be restored, or the workspace has state and ``replace`` is not set
     :raises StartError: if a process holds the workspace, or its state cannot be written
     """
@@ -190,7 +192,7 @@ def restore_state(
     ensure_workspace_unheld(folders)
     if os.path.lexists(folders.database_file) and not replace:
         raise UsageError(
-            f"The workspace {folders.workspace} has state already. Back it up if you need it, and pass `--replace` to "
+            f"The workspace {folders.workspace} already has state. Back it up if you need it, and pass `--replace` to "
             "remove it."
         )
     staged = f"{_STAGED}{folders.key}"
@@ -203,15 +205,19 @@ def restore_state(
         own.mkdir(mode=0o700)
         if found.engine != "sqlite":
             write_private_file(own / "store", found.engine.encode())
+        # Everything is copied to a folder next to the state and checked there. Until the renames, the old state is
+        # untouched.
         _copy_file(backup / _DATABASE, own / _DATABASE, lambda done, size: show("database", done, size))
         head = _check_database(own / _DATABASE, backup, found)
         _copy_tree(backup / _ARTIFACTS, own / _ARTIFACTS, _ARTIFACTS, show)
         _copy_tree(backup / _OUTPUTS, outputs, _OUTPUTS, show)
         if problems := remove_workspace_state(folders.state, folders.key):  # also what is there without a database
             raise StartError(
-                f"The present state cannot be removed: {'; '.join(problems)}. Nothing was restored. Check the permissions, then run the command again."
+                f"The current state cannot be removed: {'; '.join(problems)}. Nothing was restored. Check the permissions, then run the command again."
             )
         ensure_workspace_unheld(folders)
+        # The database comes last: without it, a crash between the two renames leaves a workspace without state instead
+        # of half of one.
         if outputs.exists():
             outputs.replace(folders.session_outputs_folder)
         own.replace(folders.workspace_state_folder)
@@ -223,6 +229,7 @@ def restore_state(
     prepare_folders(folders.workspace, folders.state, allow_home=True)
     _restore_facts(folders, backup / _FACTS)
     with closing(LogHeadFile(folders)) as file:
+        # The note of the log's end is from the old state, and the next start would report the restored log as cut.
         file.overwrite_log_head(head[0], head[1])
     return found
 
@@ -234,22 +241,23 @@ def _check_target(folders: StateFolders, target: Path) -> None:
         (folders.state, "the state folder"),
     ):
         if real == inside or inside in real.parents:
-            raise UsageError(f"The backup folder {real} is inside {what}. Name a folder outside.")
+            raise UsageError(f"The backup folder {real} is inside {what}. Choose a folder outside it.")
     try:
         names = {entry.name for entry in real.iterdir()}
     except FileNotFoundError:
         return
     except OSError as error:
-        raise UsageError(f"The backup folder {real} cannot be read: {error.strerror}. Name another folder.") from None
+        raise UsageError(f"The backup folder {real} cannot be read: {error.strerror}. Choose another folder.") from None
     ours = {DESCRIPTION_FILE, _DATABASE, _ARTIFACTS, _OUTPUTS, _FACTS, "store", f"{_DATABASE}.partial"}
+    # A later backup removes files that the workspace no longer has, so the folder must not contain anything else.
     if names and (not names & {DESCRIPTION_FILE, _DATABASE, f"{_DATABASE}.partial"} or names - ours):
-        raise UsageError(f"The folder {real} is not empty and is not a backup. Name a new folder.")
+        raise UsageError(f"The folder {real} is not empty and is not a backup. Choose a new folder.")
     known = None
     with suppress(UsageError):
         known = read_backup_description(real)
     if known is not None and known.key != folders.key:
         raise UsageError(
-            f"The folder {real} has a backup of {known.workspace}. Name another folder for this workspace."
+            f"The folder {real} has a backup of {known.workspace}. Choose another folder for this workspace."
         )
 
 
@@ -378,6 +386,7 @@ def _list_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
 def _copy_if_changed(source: Path, found: os.stat_result, target: Path) -> bool:
     with suppress(OSError):
         there = target.lstat()
+        # Artifacts never change, and a write to an output changes its size or its time. So these show a current copy.
         if stat.S_ISREG(there.st_mode) and (there.st_size, there.st_mtime_ns) == (found.st_size, found.st_mtime_ns):
             return False
     folder = target.parent
@@ -401,11 +410,12 @@ def _copy_if_changed(source: Path, found: os.stat_result, target: Path) -> bool:
 
 
 def _copy_file(source: Path, target: Path, show: Callable[[int, int], None] = lambda _done, _size: None) -> None:
+    # A backup can come from anywhere. A link would copy a file outside it, and a FIFO would block.
     reading = os.open(source, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(reading, "rb") as given:
         status = os.fstat(reading)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(f"{source} is not a plain file")
+            raise OSError(f"{source} is not a regular file")
         writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IMODE(status.st_mode) & 0o700 | 0o600)
         with os.fdopen(writing, "wb") as taken:
             done = 0

@@ -80,6 +80,8 @@ def _check(connection: sqlite3.Connection, head: str | None) -> LogVerification:
     walk = ChainVerifier()
     lost = redacted = 0
     found_head = head == walk.head.hex()
+    # The missing bodies are compared with the recorded redactions at the end, since a redaction comes after the records
+    # that it names.
     bodiless: list[tuple[int, int]] = []
     recorded: list[tuple[int, int]] = []
 
@@ -101,6 +103,7 @@ def _check(connection: sqlite3.Connection, head: str | None) -> LogVerification:
                 recorded += _read_redacted_runs(body)
             elif kinds == "records-dropped":
                 lost += _read_count(body)
+            # The noted head may be an older one: the log has grown since, and every earlier end is a head as well.
             found_head = found_head or walk.head.hex() == head
     except sqlite3.DatabaseError as error:
         unread = walk.sequence + 1
@@ -115,6 +118,7 @@ def _check(connection: sqlite3.Connection, head: str | None) -> LogVerification:
         )
     if (first := _first_not_covered(bodiless, recorded)) is not None:
         return bad(first, f"record {first}: its body was removed without a recorded redaction")
+    # The chain covers the table of records. Damage in an index would not show there.
     (integrity,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if integrity != "ok":
         return LogVerification(

@@ -365,7 +365,7 @@ def _faults(path: Path) -> Iterator[tuple[str, str]]:
     folder = path.parent
     for name in sorted(listed.keys() | set(list_sealable_files(folder))):
         if name not in listed:
-            yield f"files.{name}", "does not belong to the bundle; remove it, or rebuild the bundle"
+            yield f"files.{name}", "is not part of the bundle; remove it, or rebuild the bundle"
             continue
         try:
             found = hash_file_for_seal(folder / name)

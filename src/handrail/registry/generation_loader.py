@@ -152,10 +152,7 @@ def _reasons_by_configuration(tool: Tool, spec: ToolSpec, secrets: SecretStore) 
 def _reasons_by_kind(tool: Tool, spec: ToolSpec) -> Iterator[UnavailableReason]:
     """Yield the reasons that follow from declarations that no tool of this kind supports."""
     if spec.mode == "stateful" and not tool.trusted:
-        text = (
-            f"its mode is {spec.mode!r}, which only Python tools support; declare an executable that keeps a "
-            "state as persistent"
-        )
+        text = f"its mode is {spec.mode!r}, which only Python tools support; declare an executable that keeps state as persistent"
         yield UnavailableReason("error", text)
     if tool.trusted and spec.cancellable == "process":
         yield UnavailableReason("error", "it requests a worker process, and functions run only in this process")

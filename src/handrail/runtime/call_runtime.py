@@ -535,7 +535,7 @@ class CallRuntime:
     def transcript(self) -> TranscriptService:
         self._require_capability("transcript")
         if (transcript := self._environment.transcript) is None:
-            raise ToolError("This session keeps no transcript. Continue without it.", kind="unavailable")
+            raise ToolError("This session has no transcript. Continue without it.", kind="unavailable")
         return transcript
 
     @property

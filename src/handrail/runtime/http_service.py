@@ -106,7 +106,7 @@ class HttpExchange:
         except h11.ProtocolError as error:
             raise _backend_error(f"The answer of the server is not valid HTTP: {error}. Use another URL.") from None
         except (ConnectionError, OSError) as error:
-            raise _backend_error(f"The connection broke: {error.strerror or error}. Try again.") from None
+            raise _backend_error(f"The connection was lost: {error.strerror or error}. Try again.") from None
         raise _backend_error("The server closed the connection without an answer. Try again.")
 
     async def stream_raw_body(self) -> AsyncGenerator[bytes, None]:
@@ -123,7 +123,7 @@ class HttpExchange:
                 f"The answer of the server is incomplete or not valid HTTP: {error}. Try again."
             ) from None
         except (ConnectionError, OSError) as error:
-            raise _backend_error(f"The connection broke: {error.strerror or error}. Try again.") from None
+            raise _backend_error(f"The connection was lost: {error.strerror or error}. Try again.") from None
 
     async def _next_event(self) -> object:
         while (event := self._http.next_event()) is h11.NEED_DATA:
@@ -164,7 +164,7 @@ class BoundedBodyDecoder:
                     break
                 if self._raw_left < 0:
                     raise ToolError(
-                        "The server sends compressed data without content and without end. The request was stopped. Use "
+                        "The server sends endless compressed data without content. The request was stopped. Use "
                         "another URL.",
                         kind="limit",
                     )
@@ -284,7 +284,7 @@ class CheckedNetworkService:
                 )
         except TimeoutError:
             text = (
-                f"{address.host} did not send its whole answer within {timeout_ms} ms. Ask for less, or increase "
+                f"{address.host} did not send its whole answer within {timeout_ms} ms. Request less, or increase "
                 "`timeout_ms`."
             )
             raise ToolError(text, kind="timeout") from None

@@ -524,10 +524,7 @@ class HiddenFileRecord:
             return None
         if (reason := may("fs.read", known[2])) is None:
             return None
-        return (
-            f"`{located.display_path}` is the same file as one that is hidden under another name. {reason} To read "
-            "this content, ask the user to copy it to a new file."
-        )
+        return f"`{located.display_path}` is the same file as a hidden file with another name. {reason} To read its content, ask the user to copy it to a new file."
 
 
 class UnverifiedMatch(NamedTuple):

@@ -138,7 +138,7 @@ class ToolSecretService:
             )
         if self._refusal is not None:
             raise ToolError(
-                f"Tool `{tool}` gets no secrets in this call: {self._refusal}. Use another tool.", kind="denied"
+                f"Tool `{tool}` cannot use secrets in this call: {self._refusal}. Use another tool.", kind="denied"
             )
         store = self._store
         why = store.explain_unset_secret_setting(self._spec, name) if is_setting else store.explain_missing_secret(name)

@@ -134,7 +134,7 @@ class SandboxedShell:
         )
         if watch is not None and watch.ended_editor:
             notes = (
-                f"`{watch.ended_editor}` waited for a terminal, which programs of this call do not have, so it was ended. Use edit "
+                f"`{watch.ended_editor}` waited for a terminal, which programs of this call do not have, so Handrail stopped it. Use edit "
                 "or write to change a file, an option such as git commit -m for a message, or terminal.start for an interactive "
                 "program.",
                 *notes,
@@ -377,7 +377,8 @@ def _check_given_variables(command: str | Sequence[str], given: Mapping[str, str
     """
     if given and isinstance(command, str):
         raise ToolError(
-            "A shell command cannot get extra environment variables. Pass an argv list instead.", kind="invalid_input"
+            "A shell command cannot have extra environment variables. Pass an argv list instead.",
+            kind="invalid_input",
         )
     for name, value in given.items():
         if _VARIABLE.fullmatch(name) is None:
@@ -686,8 +687,8 @@ class CallTerminals:
         )
         if refusal is not None:
             raise ToolError(
-                "Nothing was typed: the input line of the terminal changed after this call was checked. Look "
-                f"with terminal.read, then send the text again. {refusal}",
+                "Nothing was typed: the input line of the terminal changed after this call was checked. Check it with terminal.read, then send the text again."
+                f" {refusal}",
                 kind="conflict",
             )
 

@@ -103,6 +103,8 @@ class BubblewrapSandbox:
 
     async def start(self, capabilities: CapabilitySet, profile: SandboxProfile, program: ProgramSpec) -> Process:
         plan = await self.make_plan(capabilities, profile, program)
+        # The network is found before the sandbox starts, because its namespaces and proxy port are options of
+        # bubblewrap.
         place = await self.find_network(capabilities, profile)
         process = self.start_waiting_sandbox(plan, program.descriptors, place)
         if plan.terminal is None:
@@ -120,6 +122,7 @@ class BubblewrapSandbox:
         if not profile.network:
             return None
         network = await self._networks.get(profile.network, profile.scratch)
+        # A closed network is not an error: the sandbox then gets a separate one, which only loses the shared loopback.
         if network is None or network.is_closed:
             return None
         if not sandbox_network.needs_proxy(capabilities, profile):
@@ -160,6 +163,8 @@ class BubblewrapSandbox:
                 port.proxy = begun.proxy
         else:
             begin()
+        # The kernel bounds each process, but not all processes of a call together. Watching them starts with the
+        # program.
         limits = plan.made.limits
         memory_monitor.MemoryMonitor(
             process,
@@ -184,7 +189,7 @@ class BubblewrapSandbox:
         descriptors: Mapping[int, int] | None = None,
         place: SessionNetworkMembership | None = None,
     ) -> SandboxedProcess:
-        """Start the sandbox of a plan; its program waits until it is told to begin.
+        """Start the sandbox of a plan; its program waits until it gets the start message.
 
         Its port of the session's network is released when it has ended.
         """
@@ -220,6 +225,7 @@ class BubblewrapSandbox:
         that these inherit the mark. It reads all its options first, and the first options come from a socket that is
         closed only once bubblewrap is marked.
         """
+        # Everything that can fail without descriptors comes first, so a refusal here has nothing to close.
         first = self._get_launcher()
         launch: _PreparedLaunch | None = None
         port = None if place is None else place.port
@@ -231,20 +237,29 @@ class BubblewrapSandbox:
         theirs: dict[int, int] = {}
         held_back = socket.socketpair() if os.geteuid() == 0 else None
         try:
+            # From here on, each descriptor is in one of two tables as soon as it is open. The block at the end closes
+            # them by these tables, whatever fails between.
             _open_program_streams(plan, ours, theirs)
             number = find_free_descriptor_number(given)
+            # Secrets travel in a file in memory. Neither the environment nor the arguments have them, which other
+            # processes of this user can read.
             if plan.secrets is not None:
                 ours["secrets"] = os.memfd_create("handrail-secrets", os.MFD_CLOEXEC)
                 theirs[number] = os.dup(ours["secrets"])
                 number += 1
+            # The channel carries the reports of the launcher and the byte that lets the program begin.
             here, there = socket.socketpair()
             ours["channel"], theirs[number] = here.detach(), there.detach()
             shared = () if place is None else ("--share-net",)
+            # A plan may be older than the files of /etc. A mount point that has vanished since would fail the whole
+            # start.
             options, table = mount_options.refresh_mount_options(made.options, made.table)
             ours["letter"] = _memory_file(self._encode_preparation(plan, table))
             theirs[number + 1] = os.dup(ours["letter"])
             here, there = socket.socketpair()
             ours["lifeline"], theirs[number + 2] = here.detach(), there.detach()
+            # The options go through a file instead of the arguments, which have a limit and are visible to every
+            # process.
             theirs[number + 3] = _memory_file(
                 os.fsencode("\0".join([*_FIXED_OPTIONS, *shared, *options, "--chdir", made.start]))
             )
@@ -256,6 +271,7 @@ class BubblewrapSandbox:
             if made.filter:
                 theirs[number + 5] = _memory_file(made.filter)
                 filtered = ["--seccomp", str(number + 5)]
+            # A blocking read or write in the event loop would let one program stop all others.
             for descriptor in ours.values():
                 os.set_blocking(descriptor, False)
             gate: list[str] = []
@@ -277,6 +293,7 @@ class BubblewrapSandbox:
             launch = _PreparedLaunch(program, command, groups, {**theirs, **given}, ours, table, held_back, port)
             yield launch
         finally:
+            # The process owns the holder's ends only once it exists. Before that, this call owns both sides.
             handed_over = launch is not None and launch.process is not None
             if port is not None and not handed_over:
                 port.release()
@@ -302,6 +319,8 @@ class BubblewrapSandbox:
     ) -> tuple[str, list[str], tuple[Path, ...]]:
         """Return the program and argv that start bubblewrap as the user that the sandbox is for, and its control groups."""
         program, processes = self._binary, made.limits.processes
+        # A workspace may have been opened after the sandbox was chosen. A bubblewrap that a call can replace confines
+        # nothing.
         if is_inside(program, list_open_workspaces()):
             raise ToolError(
                 f"The sandbox could not be started: {program} is in an open workspace, where a call could change "
@@ -311,8 +330,10 @@ class BubblewrapSandbox:
         if made.person is not None:
             program, command = sandbox_user.build_command_as_user(made.person, made.staged, program, command)
             processes = None  # the kernel counts the processes of that user
+        # Entering the namespaces of the network comes first: bubblewrap shares the network in which it is started.
         if network is not None:
             program, command = NSENTER, [*network.namespace_entry_argv, program, *command[1:]]
+        # The operator sets one bound, for a call. Without it, no control group limits memory.
         bound = None if made.limits.call_memory_bytes is None else compute_total_memory_limit()
         return program, command, make_limiting_cgroups(processes, bound)
 
@@ -416,6 +437,7 @@ class _PreparedLaunch(Struct):
             pid = spawn(program, argv, {}, self.descriptors)
         except OSError as error:
             why = "the command line is too long" if error.errno == errno.E2BIG else error.strerror
+            # A shortage ends by itself or by the user, so a model can try again later. Anything else is a defect.
             kind = "unavailable" if error.errno in SHORTAGE_ERRORS else "backend"
             raise ToolError(f"The sandbox could not be started: {why}. Try again.", kind=kind) from error
         if self.held_back is not None:

@@ -112,7 +112,7 @@ class _UnconfinedProcess(PipedProcess):
             with contextlib.suppress(ChildProcessError):  # an embedding program reaps all children itself
                 os.waitpid(self._pid, 0)
             text = (
-                "The program was ended right after its start, because Handrail could not wait for it: "
+                "The program was stopped right after its start, because Handrail could not wait for it: "
                 f"{error.strerror}. Try again."
             )
             raise ToolError(text, kind="backend") from error

@@ -309,7 +309,7 @@ class LocalSession:
             del self._skipped[number]
         else:
             raise UsageError(
-                f"Turn {number} of session {self.id} has started already. The last turn was {self.last_turn}. Use a higher number."
+                f"Turn {number} of session {self.id} has already started. The last turn was {self.last_turn}. Use a higher number."
             )
 
     @property

@@ -191,7 +191,7 @@ def _read_skill_file(layer: SkillFolder, name: str) -> bytes:
         raise ValueError(f"{FILE} is missing. Create the file or remove the folder.") from None
     except OSError as error:
         linked = (layer.folder / name).is_symlink() or (layer.folder / name / FILE).is_symlink()
-        text = f"{FILE} or its folder is a link. Replace it by the file itself."
+        text = f"{FILE} or its folder is a link. Replace it with the file itself."
         raise ValueError(text if linked else f"{FILE} cannot be read: {error.strerror or error}.") from None
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):  # checked first, because os.fdopen raises for a folder
@@ -235,7 +235,7 @@ def _parse_skill(content: bytes) -> tuple[dict[str, str], str, tuple[str, ...]]:
         raise ValueError(f"`description` has {len(description):,} characters. The maximum is {MAX_DESCRIPTION:,}.")
     front["description"] = neutralise_text(description)
     notes = [
-        f"{key} has no effect: a skill grants nothing"
+        f"{key} has no effect: a skill grants no permissions"
         if key.lower() in _GRANTING_FIELDS
         else f"{key} has no effect"
         + (f"; did you mean {close[0]}?" if (close := nearest_names(key, _KNOWN_FIELDS, 1)) else "")
@@ -339,7 +339,7 @@ class SessionSkills:
         try:
             body, sha256, files = read_skill(found)
         except ValueError as error:
-            text = f"Skill {name!r} can no longer be read: {error} Ask the user to repair it, or continue without it."
+            text = f"Skill {name!r} can no longer be read: {error} Ask the user to fix it, or continue without it."
             raise ToolError(text, kind="unavailable") from None
         await self._values.put(self._session_id, *_GIVEN_VALUE, [*given, name])
         return SkillInstructions(

@@ -284,7 +284,7 @@ class SessionStore(Struct, frozen=True):
         if (there := self.store.sessions.get(forked_id)) is not None:
             if there.details.get("parent") == parent_id and there.holder is there.closed_ns is None:
                 return there.details
-            raise UsageError(f"Session {forked_id[:80]!r} exists already. Choose another id for the fork.")
+            raise UsageError(f"Session {forked_id[:80]!r} already exists. Choose another id for the fork.")
         now = time.time_ns()
         details = {**parent.details, "parent": parent_id}
         forked = replace(

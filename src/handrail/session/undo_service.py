@@ -49,7 +49,7 @@ class UndoService:
         """
         if (snapshots := self._snapshots) is None:
             raise ToolError(
-                "Undo is switched off in this workspace. Set `enabled = true` under `[undo]`, and undo later calls.",
+                "Undo is switched off in this workspace. Set `enabled = true` under `[undo]` to undo later calls.",
                 kind="unavailable",
             )
         if session == "":
@@ -128,7 +128,7 @@ class UndoService:
             return self._plan_last(snapshots, plan)
         if call is not None and snapshots.find_running_calls([call]):
             raise ToolError(
-                f"{call} still runs, so its changes are not known yet. Stop it, or wait for its end, then undo it.",
+                f"{call} is still running, so its changes are not known yet. Stop it, or wait until it ends, then undo it.",
                 kind="conflict",
             )
         found = store.find_operations(call=call) if call is not None else _find_session_calls(snapshots, session)
@@ -152,7 +152,7 @@ class UndoService:
                 if made.steps or made.left:
                     return made
         raise ToolError(
-            "The changes of all recorded calls are undone already. Nothing was changed. `handrail log` lists the calls.",
+            "The changes of all recorded calls are already undone. Nothing was changed. `handrail log` lists the calls.",
             kind="unavailable",
         )
 

@@ -124,7 +124,7 @@ def find_holder_by_token(
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise _unfit_error(path, "it is not a plain file")
+            raise _unfit_error(path, "it is not a regular file")
         if sys.platform != "win32" and status.st_uid != os.geteuid():
             raise _unfit_error(path, f"it belongs to user {status.st_uid}, not to you (user {os.geteuid()})")
         # The clock first: a beat that is written meanwhile can only make the holder look more recent.
@@ -315,7 +315,7 @@ def _error_reason(error: OSError) -> str:
 def _unfit_error(path: Path, reason: str) -> StartError:
     return StartError(
         f"{path} should be the holder file of this workspace, but cannot be used: {reason}. "
-        "Check who put it there, remove it, and start again."
+        "Check who created it, remove it, and start again."
     )
 
 

@@ -103,7 +103,7 @@ def adopt_state(folders: StateFolders, chosen: AdoptableState) -> StateFolders:
         remove_workspace_state(folders.state, folders.key)
     if has_workspace_database(folders):
         raise UsageError(
-            f"The workspace {folders.workspace} has state already, with the key {folders.key}. Back it up if you need it, "
+            f"The workspace {folders.workspace} already has state, with the key {folders.key}. Back it up if you need it, "
             f"remove it with `handrail state remove {folders.key}`, and adopt again."
         )
     redirects, former = prepare_redirect_folder(folders.state), chosen.stored.workspace

@@ -227,7 +227,7 @@ def _check_state_folder(state: Path) -> None:
                 f"The state folder {folder} cannot be read: {error.strerror or error}. Make it readable for this user."
             ) from None
         if not stat.S_ISDIR(found.st_mode):
-            raise StartError(f"{folder} should be a state folder, but is not a folder. Check who put it there.")
+            raise StartError(f"{folder} should be a state folder, but is not a folder. Check who created it.")
         if os.name != "nt" and found.st_uid != os.geteuid():
             raise StartError(
                 f"The state folder {folder} belongs to user {found.st_uid}, not to you (user {os.geteuid()}). "

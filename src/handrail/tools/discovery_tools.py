@@ -276,7 +276,7 @@ def _describe_unloaded_tools(left: Iterable[str]) -> dict[str, Any]:
     names = list(left)
     if not names:
         return {}
-    why = "These tools were found longest ago and never called. Load them again with find_tools or load_tools."
+    why = "These tools were found first and never called. Load them again with find_tools or load_tools."
     return {"unloaded": {"tools": names, "why": why}}
 
 

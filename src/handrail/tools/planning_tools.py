@@ -71,7 +71,7 @@ class EnterPlanModeTool(Tool):
             "mode": "plan",
             "entered": True,
             **_reason(words),
-            "next": "Only read from now on. Call plan_exit with the complete plan when it is ready.",
+            "next": "From now on, only read. Call plan_exit with the complete plan when it is ready.",
         }
 
 

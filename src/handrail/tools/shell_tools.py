@@ -361,7 +361,7 @@ class TerminalReadTool(Tool):
         id="terminal.read",
         description=(
             "Read the output (screen) of a terminal session: what is new since the last read, from a cursor, "
-            "or the last lines. Waits until output has come and paused, or the program has ended. The "
+            "or the last lines. Waits until output arrives and pauses, or the program ends. The "
             "terminal is plain (TERM=dumb)."
         ),
         parameters={

@@ -323,7 +323,7 @@ def _check_status(name: str, response: HttpResponse) -> None:
     if status in (402, 429, 432) or (status == 503 and wait):
         when = f" Retry after: {quote_text_or_length(wait, 40)}." if wait else ""
         raise ToolError(
-            f"{name} allows no further search now: status {status}.{when} Continue without it, and do not repeat the search.",
+            f"{name} does not accept further searches now: status {status}.{when} Continue without it, and do not repeat the search.",
             kind="limit",
         )
     if status in (401, 403):

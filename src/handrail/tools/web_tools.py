@@ -173,7 +173,7 @@ async def _read_pdf(runtime: Runtime, response: HttpResponse) -> dict[str, Any]:
     answer: dict[str, Any] = {"text": found["text"], "last_page": last, "total_pages": total}
     if found["next"] is not None:
         answer["notes"] = [
-            f"The text is that of the first {last} of {total} pages. For the rest, download the document with a program in "
+            f"The text covers the first {last} of {total} pages. For the rest, download the document with a program in "
             "bash, and read the file with read."
         ]
     return answer
@@ -186,11 +186,13 @@ def _add_page_details(page: ExtractedWebPage, size: int, answer: dict[str, Any])
         answer["links"] = [{"text": text, "url": url} for text, url in page.links]
     notes: list[str] = []
     if page.part == "whole":
-        notes.append("The text is that of the whole page: no main content was found.")
+        notes.append("The text covers the whole page: no main content was found.")
     if page.is_simplified:
         notes.append("The page is too complex to extract its main content. Only its tags were removed.")
     if len(page.text) < _FEW_CHARACTERS and size > _MUCH_HTML and page.scripts:
-        notes.append("Scripts draw most of this page, and web_fetch runs none. Look for an API, a feed or a raw file.")
+        notes.append(
+            "Scripts render most of this page, and web_fetch does not run scripts. Look for an API, a feed or a raw file."
+        )
     if len(page.text) < 5 * _FEW_CHARACTERS and _BLOCK_PAGE.search(f"{page.title}\n{page.text[:1000]}"):
         notes.append("This looks like a page that blocks programs, not like the content. Do not fetch it again.")
     if page.keeps_hidden:
@@ -358,7 +360,7 @@ def _build_body(args: dict[str, Any]) -> tuple[bytes, str]:
     if len(given) != 1:
         what = "none of them" if not given else " and ".join(f"`{name}`" for name in given)
         raise ToolError(
-            f"The data is not clear: you passed {what}. Pass exactly one of `json`, `form` and `body`.",
+            f"The data is ambiguous: you passed {what}. Pass exactly one of `json`, `form` and `body`.",
             kind="invalid_input",
         )
     if "json" in args:

@@ -299,7 +299,7 @@ class McpSource:
     def describe_status(self) -> str:
         """Return why the tools of the server are unknown, for models."""
         if fault := self.explain_misconfiguration():
-            return f"MCP server {self.name} cannot be used: {fault}. The user can see more with: handrail mcp list"
+            return f"MCP server {self.name} cannot be used: {fault}. The user can see details with: handrail mcp list"
         nobody = f"the tools of MCP server {self.name} are not known yet"
         review = f"The user then has to approve them with: handrail sources review {self.name}"
         upstream = self.upstream

@@ -255,7 +255,7 @@ class McpTool(Tool):
             if now is None or not is_same_definition(now, self.item):
                 raise ToolError(
                     f"MCP server {self.definition.name} has changed its definition of {self.name} since this call "
-                    "was made. Look at the current tools, and call again.",
+                    "was made. Check the current tools, and call again.",
                     kind="conflict",
                 )
 

@@ -119,9 +119,10 @@ class OauthTokenStore:
         try:
             if descriptor >= 0:
                 until = asyncio.get_running_loop().time() + LOCK_WAIT_S
+                # The lock is polled, because waiting for it in the kernel would block the event loop.
                 while not try_lock_descriptor(descriptor):
                     if asyncio.get_running_loop().time() > until:
-                        raise SignInRequired("another process is refreshing the token and does not finish; try again")
+                        raise SignInRequired("another process is refreshing the token and has not finished; try again")
                     await asyncio.sleep(_LOCK_POLL_S)
             yield
         finally:
@@ -149,6 +150,7 @@ class OauthTokenStore:
     async def set_tokens(self, tokens: OAuthToken) -> None:
         token_fields = tokens.model_dump(mode="json", exclude_none=True)
         self._register_secrets(token_fields)
+        # Another process may have stored a registration since this one read the file.
         self.reload()
         self._held = {key: value for key, value in self._all().items() if key != "giver"} | {"tokens": token_fields}
         self._store()
@@ -210,6 +212,7 @@ class OauthTokenStore:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             operator_decisions.write_private_file(self._path, json.dumps(self._held).encode())
         except (OSError, StartError):
+            # The held tokens are newer than the file now, so the file is not read again.
             self._is_stored = False
 
 
@@ -234,11 +237,14 @@ class UpstreamSignIn(httpx2.Auth):
         _set_bearer_token(request, sent)
         response = yield request
         tried = 0
+        # The first round refreshes the token, and the second one signs in. More would repeat a refusal.
         while _requires_more_scopes(response) and tried < 2:
             tried += 1
             async with self._turn, contextlib.AsyncExitStack() as refreshing:
                 await refreshing.enter_async_context(self._tokens.lock_across_processes())
                 self._tokens.reload()
+                # Another request or process may have refreshed the token during the wait for the lock. Then the new one
+                # is tried first.
                 if not self._tokens.has_token_other_than(sent):
                     await response.aread()
                     is_refresh = tried == 1 and response.status_code == 401
@@ -305,6 +311,7 @@ class UpstreamSignIn(httpx2.Auth):
             raise SignInRequired(f"the sign-in failed: {str(error)[:300]}") from None
         finally:
             await flow.aclose()  # it holds a lock until then
+            # The next refresh goes to this server only, even if the MCP server names another one by then.
             if self._tokens.access_token != before:
                 self._tokens.set_token_issuer(provider.context.oauth_metadata)
 
@@ -317,6 +324,7 @@ class UpstreamSignIn(httpx2.Auth):
         from mcp.shared.auth import OAuthMetadata
 
         giver, trusted = self._tokens.token_issuer, self._definition.oauth.issuer
+        # A refresh token must never reach a server that did not issue it.
         if giver is None or (trusted and not issuers_match(str(giver.get("issuer", "")), trusted)):
             return
         provider.context.oauth_metadata = OAuthMetadata.model_validate(giver) if giver else None
@@ -420,6 +428,7 @@ def _parse_redirect(address: str) -> AuthorizationCodeResult:
     from mcp.client.auth import AuthorizationCodeResult
 
     fields = {key: values[0] for key, values in parse_qs(urlsplit(address).query).items()}
+    # Servers forget registrations. The client then registers again, and the user signs in once more.
     if fields.get("error") in _UNKNOWN_CLIENT_ERRORS:
         raise UnknownClientError(f"the authorization server does not know this client: {fields['error']}")
     if "error" in fields:
@@ -530,6 +539,7 @@ class BrowserSignIn(OAuthClientProvider):
             address, token_endpoint = str(metadata["authorization_endpoint"]), str(metadata["token_endpoint"])
         except (orjson.JSONDecodeError, TypeError, KeyError):
             return None
+        # The check is a request from this machine. Only a host that the sign-in needs anyway may get it.
         if _origin(address) != _origin(token_endpoint):
             return None
         fields = {
@@ -545,6 +555,7 @@ class BrowserSignIn(OAuthClientProvider):
     async def _perform_authorization(self) -> httpx2.Request:
         metadata = self.context.oauth_metadata
         named = str(metadata.issuer) if metadata is not None else _origin(self.context.server_url)
+        # The operator pinned the issuer, so a server cannot send the user to a page that collects the password.
         if self.trusted_issuer and not issuers_match(named, self.trusted_issuer):
             raise OAuthFlowError(
                 f"the server names the authorization server {named}, but {self.trusted_issuer} is configured"
@@ -558,6 +569,7 @@ class BrowserSignIn(OAuthClientProvider):
             while True:
                 response = yield outgoing
                 if outgoing is request and response.status_code == 401:  # the refresh was not possible, or was refused
+                    # The page would wait for a user who is not there, until the call times out.
                     if self.absence:
                         raise SignInRequired(self.absence)
                     if not self._is_registered_for_redirect():

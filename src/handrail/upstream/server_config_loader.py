@@ -393,7 +393,7 @@ def _find_shared_faults(read: _ReadServers) -> None:
             if other and prefix.startswith(f"{other}_"):
                 problem = f"{prefix!r} begins with {other + '_'!r}, as the tools of {other_name} do, so two tools could have one id"
                 fault = Diagnostic(
-                    read.servers[name][1], "prefix", f"{problem}; give one of the two servers another prefix"
+                    read.servers[name][1], "prefix", f"{problem}; set another prefix for one of the two servers"
                 )
                 read.add_fault(name, fault)
 

@@ -242,7 +242,7 @@ def identify_server_package(definition: ServerDefinition) -> ServerPackage | Non
         return _parse_pypi_words(rest[1:], "--spec")
     raise UsageError(
         f"Handrail cannot install what {' '.join(words)} fetches. Install the server yourself, "
-        "outside of the workspace, and set its absolute path as command."
+        "outside the workspace, and set its absolute path as command."
     )
 
 
@@ -258,10 +258,10 @@ def _parse_npm_words(words: Sequence[str]) -> ServerPackage:
     specs = named or [program]
     match = _NPM.fullmatch(specs[0])
     if match is None:
-        raise UsageError(f"{specs[0]!r} is not a package of npm's registry. Expected NAME or NAME@VERSION.")
+        raise UsageError(f"{specs[0]!r} is not a package in the npm registry. Expected NAME or NAME@VERSION.")
     for one in specs[1:]:
         if _NPM.fullmatch(one) is None:
-            raise UsageError(f"{one!r} is not a package of npm's registry. Expected NAME or NAME@VERSION.")
+            raise UsageError(f"{one!r} is not a package in the npm registry. Expected NAME or NAME@VERSION.")
     return ServerPackage("npm", match["name"], specs[0], program if named else "", tuple(args), tuple(specs[1:]))
 
 
@@ -274,11 +274,11 @@ def _parse_pypi_words(words: Sequence[str], source: str) -> ServerPackage:
     program_name = re.split(r"[@\[=<>~!]", program)[0]
     match = _PYPI.fullmatch(spec)
     if match is None:
-        raise UsageError(f"{spec!r} is not a package of PyPI. Expected NAME or NAME==VERSION.")
+        raise UsageError(f"{spec!r} is not a PyPI package. Expected NAME or NAME==VERSION.")
     beside = tuple(_to_requirement(one.strip()) for given in options.get("with", []) for one in given.split(","))
     for one in beside:
         if _PYPI.fullmatch(one) is None:
-            raise UsageError(f"{one!r} is not a package of PyPI. Expected NAME or NAME==VERSION.")
+            raise UsageError(f"{one!r} is not a PyPI package. Expected NAME or NAME==VERSION.")
     return ServerPackage("pypi", match["name"], spec, program_name, tuple(args), beside)
 
 

@@ -76,6 +76,7 @@ async def fetch_server_listing(conversation: UpstreamSession, timeout_s: float) 
         except TimeoutError:
             problems.append(f"{method} got no answer within {limit_s:g} s")
         except (RpcError, ResponseTooLong) as error:
+            # A server that does not know the method has no such items, which is not a problem.
             if not isinstance(error, RpcError) or error.code != METHOD_NOT_FOUND:
                 problems.append(f"{method} failed: {error}")
 
@@ -128,6 +129,7 @@ async def _all_of(
             problems.append(f"{method} was answered without a list of {field}")
         kept.add_valid_items(cast("list[Any]", given) if isinstance(given, list) else ())
         cursor = page.get("nextCursor")
+        # A cursor that comes again would make the listing endless.
         if not isinstance(cursor, str) or cursor in seen or len(kept.items) + kept.left_out > MAX_ITEMS:
             break
         seen.add(cursor)
@@ -186,9 +188,9 @@ class UpstreamServerConnection:
         self._attempt: asyncio.Future[None] | None = None
         self._next_at = 0.0
         self.scratch_folder = ""
+        """The folder of its program's own files; empty before its start."""
         self.scratch_files: dict[str, tuple[int, int]] | None = None
         """The files in its own folder after the last call; None if its program has had no call yet."""
-        """The folder of its program's own files; empty before its start."""
         self._retry_now = asyncio.Event()
         self._credentials = 0
         """The state of the stored credentials at the last attempt."""
@@ -241,6 +243,7 @@ class UpstreamServerConnection:
             conversation = await self.ensure_connected()
             check_current()
             try:
+                # Only a server with write access can change a protected name.
                 if self.definition.write:
                     async with conversation.transport.watch_protected_paths():
                         return await made(conversation, fields)
@@ -272,7 +275,7 @@ class UpstreamServerConnection:
             )
         return ToolError(
             f"MCP server {self.name} was disconnected during this call: {lost.why}. The effect of the "
-            "call is unknown. Check the present state before you call the tool again.",
+            "call is unknown. Check the current state before you call the tool again.",
             kind="interrupted",
         )
 
@@ -310,6 +313,7 @@ class UpstreamServerConnection:
         attempt = self._attempt
         if attempt is None or attempt.done():
             attempt = self._attempt = asyncio.get_running_loop().create_future()
+        # One attempt serves all callers, so the cancellation of one must not end it.
         await asyncio.shield(attempt)
         if self._conversation is None or self._conversation.end_reason is not None:
             raise self._unavailable()
@@ -379,6 +383,8 @@ class UpstreamServerConnection:
                 self._conversation = None
             failures = 1 if fruitful else failures + 1
             ended = conversation.end_reason if conversation is not None else None
+            # A forgotten session is not a fault of the connection, so it opens again at once. A server that forgets each
+            # time must wait.
             at_once = ended is not None and ended.is_session_expired and (fruitful or not at_once)
             if not at_once:
                 await self._pause(self.backoff_s[min(failures, len(self.backoff_s)) - 1])
@@ -416,6 +422,8 @@ class UpstreamServerConnection:
                 unsent = isinstance(error, UpstreamConnectionLost) and error.is_unsent
                 if self._hint == "legacy" or unsent:
                     raise
+                # The probe may have upset the server, so the next connection begins with the handshake that every
+                # server knows.
                 self._hint = "legacy"
                 raise _ProbeError from error
         self._hint = conversation.era
@@ -455,6 +463,7 @@ class UpstreamServerConnection:
     async def _list(self, conversation: UpstreamSession) -> None:
         timeout_s = self.definition.connect_timeout_ms / 1000
         before, found = self.listing, await fetch_server_listing(conversation, timeout_s)
+        # Many servers report a change after each connection. Without a difference, no tool needs a new review.
         if found == before:
             return
         self.listing = found

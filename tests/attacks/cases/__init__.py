@@ -1,4 +1,4 @@
-"""The table of attacks, a file for each class of them."""
+"""The table of attacks, with one file for each class."""
 
 from __future__ import annotations
 

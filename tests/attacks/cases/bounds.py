@@ -1,4 +1,4 @@
-"""Programs that use up what all processes of a user share, or memory of the kernel that no size counts."""
+"""Programs that exhaust the limits of a user, or kernel memory that no size limit counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import subprocess
 
 from tests.attacks.case import Case, Probe, python
-from tests.attacks.victim import Home
+from tests.attacks.victim import VictimHome
 
 _FLOODED = "flooded"
 _HOLD = """
@@ -63,7 +63,7 @@ def attempts():
 
 
 def _neighbour() -> list[str]:
-    """What another process of the same user cannot do any more."""
+    """Return what another process of the same user can no longer do."""
     library = ctypes.CDLL(None, use_errno=True)
     lacking: list[str] = []
     for what, get, give_back in (
@@ -101,7 +101,7 @@ def _neighbour() -> list[str]:
 
 
 def _flood(text: str) -> Probe:
-    async def tried(home: Home) -> str | None:
+    async def tried(home: VictimHome) -> str | None:
         loop = asyncio.get_running_loop()
         ways = [home.workspace / name for name in (_FLOODED, "go")]
         for way in ways:
@@ -133,7 +133,7 @@ def _flood(text: str) -> Probe:
 def _ended(text: str, why: str) -> Probe:
     """A flood that is to be ended, after which the neighbour is as before."""
 
-    async def tried(home: Home) -> str | None:
+    async def tried(home: VictimHome) -> str | None:
         said = await home.python(_PROLOGUE + text + "\nprint('REACHED its end')")
         if why not in said:
             return f"it was not ended for it: {said[-600:]!r}"

@@ -1,4 +1,4 @@
-"""Files of the workspace that make some program outside do the attacker's work later."""
+"""Files of the workspace that would make a program outside the sandbox run the attacker's code later."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import shutil
 from collections.abc import Awaitable, Callable
 
 from tests.attacks.case import Case
-from tests.attacks.victim import REACHED, Home, put, said_by
+from tests.attacks.victim import REACHED, VictimHome, put, said_by
 
 from handrail.kernel.doctor import check_kernel
 
-_Probe = Callable[[Home], Awaitable[str | None]]
+_Probe = Callable[[VictimHome], Awaitable[str | None]]
 
 
 def _by_program(text: str, path: str, *, absent: bool = True) -> _Probe:
     """A program writes ``path``: afterwards it is as it was, and where something was made the call has failed."""
 
-    async def tried(home: Home) -> str | None:
+    async def tried(home: VictimHome) -> str | None:
         target = home.workspace / path
         was = target.read_bytes() if target.is_file() else None
         result = await home.call("bash", command=text, timeout_ms=60_000)
@@ -34,7 +34,7 @@ def _by_program(text: str, path: str, *, absent: bool = True) -> _Probe:
 
 
 def _by_tool(path: str) -> _Probe:
-    async def tried(home: Home) -> str | None:
+    async def tried(home: VictimHome) -> str | None:
         target = home.workspace / path
         was = target.read_bytes() if target.is_file() else None
         result = await home.call("write", path=path, content="planted\n")
@@ -46,8 +46,8 @@ def _by_tool(path: str) -> _Probe:
     return tried
 
 
-async def _told(home: Home) -> str | None:
-    """What a program made under a protected name fails its call, which says so."""
+async def _told(home: VictimHome) -> str | None:
+    """A file that a program creates under a protected name fails its call with a reason."""
     result = await home.call("bash", command="mkdir -p .vscode && echo '{}' > .vscode/tasks.json; echo DONE")
     there = (home.workspace / ".vscode" / "tasks.json").exists()
     if there:
@@ -63,9 +63,9 @@ _MOVE = (
 )
 
 
-async def _planted_settings(home: Home) -> str | None:
+async def _planted_settings(home: VictimHome) -> str | None:
     """A repository whose own settings name programs: Handrail opens it, looks at it and works in it, and none runs
-    outside of the sandbox."""
+    outside the sandbox."""
     evil = f"touch {home.canary}"
     async with home.elsewhere(rules=["allow bash git *"]) as (session, workspace):
         home.git("init", "-q", cwd=workspace)
@@ -101,7 +101,7 @@ async def _planted_settings(home: Home) -> str | None:
             await session.call(name, arguments)
         if home.canary.exists():
             home.canary.unlink()
-            return "a program that the repository names ran outside of the sandbox"
+            return "a program that the repository names ran outside the sandbox"
         async with home.kernel(workspace=workspace, name="after") as kernel:
             check_kernel(kernel)
             await kernel.explain_call("bash", {"command": "git status"})
@@ -111,8 +111,8 @@ async def _planted_settings(home: Home) -> str | None:
     return None
 
 
-async def _own_rules(home: Home) -> str | None:
-    """A workspace that brings rules and tools: only what denies or asks counts until a person has trusted it."""
+async def _own_rules(home: VictimHome) -> str | None:
+    """The rules and tools of a workspace: only denying and asking rules apply until it is trusted."""
     async with home.elsewhere() as (_, workspace):
         put(workspace / "handrail.toml", 'rules = ["allow bash", "allow fs.write"]\n')
         put(workspace / "tools" / "evil.json", '{"llm": {"name": "evil", "description": "x", "parameters": {}}}')
@@ -178,7 +178,7 @@ CASES: list[Case] = [
          "the call fails, says so, and the file is gone", _told),
     Case("a repository that names programs", "configuration",
          "fsmonitor, sshCommand, filters, pagers, aliases, hooks, ripgreprc, sitecustomize",
-         "none of them runs outside of the sandbox", _planted_settings),
+         "none of them runs outside the sandbox", _planted_settings),
     Case("a workspace with rules and tools of its own", "configuration", "configuration supplied by the repository",
          "it can only narrow; tools are not read from it", _own_rules),
 ]  # fmt: skip

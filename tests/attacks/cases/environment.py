@@ -1,23 +1,23 @@
-"""What Handrail was started with, and what a program could find of it."""
+"""The environment of Handrail, and what a program could read of it."""
 
 from __future__ import annotations
 
 import os
 
 from tests.attacks.case import Case, breach, python, shell
-from tests.attacks.victim import SECRET, Home
+from tests.attacks.victim import SECRET, VictimHome
 
 _LOADERS = "LD_PRELOAD LD_AUDIT BASH_ENV ENV PROMPT_COMMAND PYTHONSTARTUP PYTHONPATH NODE_OPTIONS PERL5OPT RUBYOPT"
 
 
-async def _argv_of_the_tool(home: Home) -> str | None:
-    """A secret in a command's words: seen by nobody else's ``ps``, since nobody else is there."""
+async def _argv_of_the_tool(home: VictimHome) -> str | None:
+    """A secret in the arguments of a command: other users' ``ps`` does not show it."""
     said = await home.shell("for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline; echo; done")
     theirs = [line for line in said.splitlines() if "tests.attacks" in line or "first.py" in line]
     return breach(theirs, "command lines of the outside were read")
 
 
-async def _no_variables_of_handrail(home: Home) -> str | None:
+async def _no_variables_of_handrail(home: VictimHome) -> str | None:
     said = await home.shell("env -0 | tr '\\0' '\\n' | cut -d= -f1")
     known = {
         "PATH",

@@ -1,4 +1,4 @@
-"""Ways to a file that was not meant: by its path, by links, by what it is, by its name."""
+"""Access to files outside the roots by path, link, file type or name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.attacks.case import Case, Group, breach, shell
-from tests.attacks.victim import SECRET, Home, put
+from tests.attacks.victim import SECRET, VictimHome, put
 
 _FILES: Group = "files"
 
@@ -54,16 +54,15 @@ def _patches(path: str) -> list[str]:
 def _closed(
     id: str,
     source: str,
-    paths: Callable[[Home], Iterable[str]],
+    paths: Callable[[VictimHome], Iterable[str]],
     *,
-    before: Callable[[Home], None] = lambda home: None,
+    before: Callable[[VictimHome], None] = lambda home: None,
     expected: str = "every file tool refuses it, and nothing outside is changed",
     untouched: str = ".ssh/id_ed25519",
 ) -> Case:
-    """Every file tool with each of the paths, with a person who agrees to everything: no answer holds the secret, and no
-    file of the outside is changed."""
+    """Every file tool with each path, all calls approved: no secret is read, and no outside file is changed."""
 
-    async def tried(home: Home) -> str | None:
+    async def tried(home: VictimHome) -> str | None:
         before(home)
         target = home.path / untouched
         was, links = target.read_bytes(), target.stat().st_nlink
@@ -79,7 +78,7 @@ def _closed(
     return Case(id, _FILES, source, expected, tried)
 
 
-def _links(home: Home) -> None:
+def _links(home: VictimHome) -> None:
     for name, to in {
         "to-key": home.path / ".ssh" / "id_ed25519",
         "to-home": home.path,
@@ -93,7 +92,7 @@ def _links(home: Home) -> None:
             (home.workspace / name).symlink_to(to)
 
 
-async def _hard_link(home: Home) -> str | None:
+async def _hard_link(home: VictimHome) -> str | None:
     """Documented: read under the name that it has here. Written it is never."""
     link = home.workspace / "hard"
     os.link(home.path / "project_secret" / "key", link)
@@ -108,8 +107,8 @@ async def _hard_link(home: Home) -> str | None:
         link.unlink()
 
 
-async def _special(home: Home) -> str | None:
-    """A FIFO, a socket, devices behind links: refused at once; nobody waits and nothing is filled."""
+async def _special(home: VictimHome) -> str | None:
+    """A FIFO, a socket, and devices behind links: refused immediately, without blocking."""
     os.mkfifo(home.workspace / "fifo")
     (home.workspace / "zero").symlink_to("/dev/zero")
     (home.workspace / "stdin").symlink_to("/dev/stdin")
@@ -132,7 +131,7 @@ async def _special(home: Home) -> str | None:
                 (home.workspace / path).unlink()
 
 
-async def _sparse(home: Home) -> str | None:
+async def _sparse(home: VictimHome) -> str | None:
     """1 TiB that takes no room: reads answer within bounds, and the others say that it is too much."""
     path = home.workspace / "sparse"
     with path.open("wb") as file:
@@ -152,7 +151,7 @@ async def _sparse(home: Home) -> str | None:
         path.unlink(missing_ok=True)
 
 
-async def _loops(home: Home) -> str | None:
+async def _loops(home: VictimHome) -> str | None:
     loop = home.workspace / "loop"
     loop.mkdir()
     (loop / "self").symlink_to(".")
@@ -173,7 +172,7 @@ async def _loops(home: Home) -> str | None:
         await home.shell("rm -r loop")
 
 
-async def _deep(home: Home) -> str | None:
+async def _deep(home: VictimHome) -> str | None:
     """5,000 folders in one another: search answers, and a path of that length is refused in words."""
     here = os.open(home.workspace, os.O_RDONLY)
     for _ in range(5_000):
@@ -202,8 +201,8 @@ _LOOK_ALIKES = (".GIT", ".Git", ".git.", ".git ", ".g\u200dit", ".git\u200b", "\
                 "GIT~1", ".gi\u0307t", ".git\u00ad", "./.git", ".//.git", "src/../.git")  # fmt: skip
 
 
-async def _look_alikes(home: Home) -> str | None:
-    """What a file system that ignores case or invisible characters takes for ``.git`` is protected like it."""
+async def _look_alikes(home: VictimHome) -> str | None:
+    """Names that a file system treats like ``.git`` are protected like it."""
     for name in _LOOK_ALIKES:
         result = await home.call("write", path=f"{name}/hooks/pre-commit", content="#!/bin/sh\n")
         if result.ok:
@@ -211,8 +210,8 @@ async def _look_alikes(home: Home) -> str | None:
     return None
 
 
-async def _names(home: Home) -> str | None:
-    """Names that are not UTF-8, or hold a newline or ESC: told so that they cannot draw on a terminal, and searched."""
+async def _names(home: VictimHome) -> str | None:
+    """Names with invalid UTF-8, newlines or ESC: shown without control of a terminal, and searchable."""
     folder = home.workspace / "names"
     folder.mkdir()
     raw = os.fsencode(folder)
@@ -248,7 +247,7 @@ async def _names(home: Home) -> str | None:
         await home.shell("rm -r names")
 
 
-async def _nul(home: Home) -> str | None:
+async def _nul(home: VictimHome) -> str | None:
     for path in ("README.md\0.txt", "\0", "src/\0/../../.ssh/id_ed25519"):
         for name, arguments in _doors(path):
             result = await home.call(name, **arguments)
@@ -270,7 +269,7 @@ def _tar(name: str, link: str | None = None) -> bytes:
     return made.getvalue()
 
 
-async def _slips(home: Home) -> str | None:
+async def _slips(home: VictimHome) -> str | None:
     """Archives with ``..``, absolute names and links in them, unpacked by a program: nothing lands outside."""
     (home.workspace / "a.tar").write_bytes(_tar("../../slipped"))
     (home.workspace / "b.tar").write_bytes(_tar(f"{home.path}/slipped"))
@@ -288,7 +287,7 @@ async def _slips(home: Home) -> str | None:
     return breach(home.path.glob("slipped"), "an archive wrote outside")
 
 
-async def _two_edits(home: Home) -> str | None:
+async def _two_edits(home: VictimHome) -> str | None:
     """Two reads, two writes: both are there, or one is refused; never one of them lost in silence."""
     path = home.workspace / "shared.txt"
     path.write_text("first = 1\nsecond = 1\n")
@@ -303,7 +302,7 @@ async def _two_edits(home: Home) -> str | None:
     return breach(lost, "an edit that was reported done is not there")
 
 
-async def _same_second(home: Home) -> str | None:
+async def _same_second(home: VictimHome) -> str | None:
     """A change of the same size in the same second, with the old times put back, is noticed before it is written over."""
     path = home.workspace / "quick.txt"
     path.write_text("mine\n")
@@ -317,7 +316,7 @@ async def _same_second(home: Home) -> str | None:
     return None if not result.ok and text == "them\n" else f"{result!r}, and the file holds {text!r}"
 
 
-async def _swapped(home: Home) -> str | None:
+async def _swapped(home: VictimHome) -> str | None:
     """The short form; the many rounds are in test_races.py."""
     (home.workspace / "swap").mkdir()
     put(home.workspace / "swap" / "f", "harmless\n")
@@ -351,7 +350,7 @@ async def _swapped(home: Home) -> str | None:
     return None if kept == ["key"] else f"beside the secret there is now {kept}"
 
 
-async def _images(home: Home) -> str | None:
+async def _images(home: VictimHome) -> str | None:
     """An image or a PDF is read by the same way as text: the path is judged first."""
     for name in ("photo.png", "paper.pdf"):
         put(home.path / "project_secret" / name, f"\x89PNG\n{SECRET}\n")
@@ -364,8 +363,8 @@ async def _images(home: Home) -> str | None:
     return None
 
 
-async def _secret_like(home: Home) -> str | None:
-    """Not even looked at by search, and not by a program: what tends to hold secrets needs a rule that names it."""
+async def _secret_like(home: VictimHome) -> str | None:
+    """Files that look like secrets are skipped by searches and hidden from programs unless a rule names them."""
     async with home.kernel(name="headless", workspace=home.workspace / "deploy") as kernel:
         session = await kernel.session()
         for name, arguments in (

@@ -1,4 +1,4 @@
-"""What floods a person, passes for a project, or takes the log away."""
+"""Floods of approval requests, false project files, and attacks on the log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from tests.attacks.case import Case
-from tests.attacks.victim import Home
+from tests.attacks.victim import VictimHome
 
 from handrail.contract.approval_requests import DeferApprovals
 from handrail.contract.errors import StartError
@@ -15,7 +15,7 @@ from handrail.kernel.workspace_opening import open_kernel
 _ASKED = 130
 
 
-async def _many_requests(home: Home) -> str | None:
+async def _many_requests(home: VictimHome) -> str | None:
     """A model that asks again and again buries the one request that matters."""
     async with home.kernel(name="asking") as kernel:
         session = await kernel.session(approval_handler=DeferApprovals())
@@ -25,7 +25,7 @@ async def _many_requests(home: Home) -> str | None:
     return None if waiting == 100 and kinds == {"limit"} else f"{waiting} wait; the others ended as {kinds}"
 
 
-async def _keys_as_a_workspace(home: Home) -> str | None:
+async def _keys_as_a_workspace(home: VictimHome) -> str | None:
     """No folder of keys or settings is opened without a word, by its name or by a link."""
     opened: list[str] = []
     state = home.state.parent / "of-keys"
@@ -48,7 +48,7 @@ async def _keys_as_a_workspace(home: Home) -> str | None:
     return None if not opened else f"opened: {opened}"[:600]
 
 
-async def _a_log_that_is_removed(home: Home) -> str | None:
+async def _a_log_that_is_removed(home: VictimHome) -> str | None:
     """Calls that would be in no log are not run."""
     async with home.kernel(name="log", rules=["allow write"]) as kernel:
         session = await kernel.session()

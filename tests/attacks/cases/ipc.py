@@ -1,4 +1,4 @@
-"""Ways to other programs and into the kernel: sockets of services, families of sockets, rarely used system calls."""
+"""Access to other programs and the kernel: service sockets, socket families, and rare system calls."""
 
 from __future__ import annotations
 

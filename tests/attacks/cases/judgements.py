@@ -1,4 +1,4 @@
-"""Schemas, arguments and outputs that are made to keep whoever judges them busy, while other calls wait."""
+"""Schemas, arguments and outputs that make their validation slow while other calls wait."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from tests.attacks.case import Case, breach
-from tests.attacks.victim import Agreeing, Home
+from tests.attacks.victim import AgreeingUser, VictimHome
 
 from handrail import tool
 from handrail.contract.schema.argument_validation import InvalidSchemaError, compile_schema
@@ -29,8 +29,8 @@ def _doubled(keyword: str) -> dict[str, Any]:
     return {"type": "object", "properties": {"x": {"$ref": "#/$defs/a0"}}, "$defs": definitions}
 
 
-async def _schemas(home: Home) -> str | None:
-    """Each schema is refused at load, or a wrong leaf deep in it is told at once."""
+async def _schemas(home: VictimHome) -> str | None:
+    """Each schema is refused at load, or a wrong value deep in it is reported immediately."""
     value: Any = 1
     for _ in range(60):
         value = {"c": value}
@@ -54,8 +54,8 @@ async def _schemas(home: Home) -> str | None:
     return breach(slow, "took long to judge")
 
 
-async def _calls(home: Home) -> str | None:
-    """Long arguments to shipped tools, with a beat beside them that shows how long the loop was held."""
+async def _calls(home: VictimHome) -> str | None:
+    """Long arguments for shipped tools, with a heartbeat that measures how long the loop was blocked."""
     longest = last = 0.0
 
     async def beat() -> None:
@@ -84,7 +84,7 @@ async def _calls(home: Home) -> str | None:
         ("test.external", {"text": "-eyJaaaaaaaaaa" * 30_000}),
     ]
     async with home.kernel(name="judged", tools=[external], secrets={"KEY": "s3cr3t-Value-0123456789"}) as kernel:
-        session = await kernel.session(approval_handler=Agreeing())
+        session = await kernel.session(approval_handler=AgreeingUser())
         beating = asyncio.ensure_future(beat())
         for name, arguments in calls:
             longest = 0.0

@@ -1,4 +1,4 @@
-"""Mounts: paths that are swapped while a sandbox is made, and files with a mount on them that get another file in their place."""
+"""Mounts: paths replaced while a sandbox is built, and mounted files that are replaced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.attacks.case import Case, breach, python
-from tests.attacks.victim import SECRET, Home, put, said_by
+from tests.attacks.victim import SECRET, VictimHome, put, said_by
 
 _ROUNDS = 120
 _WATCHED_S = 30.0
@@ -48,7 +48,7 @@ true
 """
 
 
-async def _swapped_in_the_background(home: Home) -> str | None:
+async def _swapped_in_the_background(home: VictimHome) -> str | None:
     """A job that began before there was anything to keep or hide, so that it may move the folder, races each next call."""
     folder = home.workspace / "raced"
     put(folder / "pkg" / "harmless", "harmless\n")
@@ -127,7 +127,7 @@ true
 """
 
 
-async def _exchanged_in_the_background(home: Home) -> str | None:
+async def _exchanged_in_the_background(home: VictimHome) -> str | None:
     """Files, folders and parents that are pinned, hidden or linked change places with links out, also by other names of the root."""
     places = {
         "a/.vscode/tasks.json": f"{home.path}/.ssh/id_ed25519",
@@ -178,8 +178,8 @@ async def _exchanged_in_the_background(home: Home) -> str | None:
         return None if answered and refused else f"{answered} calls were answered, and {refused} refused"
 
 
-async def _ended(home: Home, name: str, change: Callable[[Path], object]) -> str | None:
-    """A program is at work while the owner's editor or git puts another file in the place of one with a mount on it."""
+async def _ended(home: VictimHome, name: str, change: Callable[[Path], object]) -> str | None:
+    """The user's editor or git replaces a mounted-over file while a program runs."""
     path, ready = home.workspace / name, home.workspace / "ready"
     call = asyncio.ensure_future(home.call("bash", command="touch ready; sleep 100", timeout_ms=110_000))
     async with asyncio.timeout(_WATCHED_S):
@@ -212,7 +212,7 @@ def _backed_up(path: Path) -> None:
     path.write_bytes(text)
 
 
-async def _saved_while_a_program_runs(home: Home) -> str | None:
+async def _saved_while_a_program_runs(home: VictimHome) -> str | None:
     for name in (".env", "deploy/server.pem", ".git/config"):
         for change in (_saved, _backed_up):
             if (broken := await _ended(home, name, change)) is not None:
@@ -221,7 +221,7 @@ async def _saved_while_a_program_runs(home: Home) -> str | None:
     return None
 
 
-async def _configured_while_a_program_runs(home: Home) -> str | None:
+async def _configured_while_a_program_runs(home: VictimHome) -> str | None:
     """By git itself, and with a configuration of Handrail's in the workspace."""
     put(home.workspace / "handrail.toml", "")
     try:
@@ -232,7 +232,7 @@ async def _configured_while_a_program_runs(home: Home) -> str | None:
     return await _ended(home, ".git/config", lambda path: home.git("config", "user.note", "new"))
 
 
-async def _saved_before_the_program_begins(home: Home) -> str | None:
+async def _saved_before_the_program_begins(home: VictimHome) -> str | None:
     """In a sandbox that is ready and waits for its call."""
     for change in (_saved, _backed_up):
         await home.shell("true")

@@ -1,4 +1,4 @@
-"""Names that programs and agents take orders from or keep secrets under, tried one and all on a whole Handrail."""
+"""File names that configure programs and agents or contain secrets, all tried on a whole kernel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.attacks.case import Case, Probe, breach
-from tests.attacks.victim import Home, put, said_by
+from tests.attacks.victim import VictimHome, put, said_by
 from tests.contract import protected_lists as lists
 from tests.policy.test_secret_names import SECRETS, names
 
@@ -20,8 +20,8 @@ _EVERYTHING = ("allow *", "allow fs.write", "allow fs.write **", "allow write **
 
 
 @asynccontextmanager
-async def _alone(home: Home, rules: Iterable[str]) -> AsyncGenerator[tuple[Session, Path]]:
-    """A session with nobody to be asked, on a workspace of its own, removed afterwards; and that workspace."""
+async def _alone(home: VictimHome, rules: Iterable[str]) -> AsyncGenerator[tuple[Session, Path]]:
+    """A headless session in a temporary workspace, and that workspace."""
     with TemporaryDirectory(dir=home.path) as folder:
         workspace = Path(folder, "ws")
         workspace.mkdir()
@@ -30,7 +30,7 @@ async def _alone(home: Home, rules: Iterable[str]) -> AsyncGenerator[tuple[Sessi
 
 
 def _by_tool(paths: str) -> Probe:
-    async def tried(home: Home) -> str | None:
+    async def tried(home: VictimHome) -> str | None:
         written: list[str] = []
         async with _alone(home, rules=[*_EVERYTHING, "allow fs.read"]) as (session, workspace):
             for path in paths.split():
@@ -43,9 +43,9 @@ def _by_tool(paths: str) -> Probe:
 
 
 def _by_program(paths: str) -> Probe:
-    """Each in a folder of its own, so that one does not take another with it."""
+    """Each in its own folder, so that one failure does not affect another."""
 
-    async def tried(home: Home) -> str | None:
+    async def tried(home: VictimHome) -> str | None:
         held = [
             path
             for path in paths.split()
@@ -66,7 +66,7 @@ def _by_program(paths: str) -> Probe:
     return tried
 
 
-async def _there_already(home: Home) -> str | None:
+async def _there_already(home: VictimHome) -> str | None:
     """Instructions and settings that are there stay as they are."""
     there = [
         "AGENTS.md",
@@ -88,7 +88,7 @@ async def _there_already(home: Home) -> str | None:
     return breach(changed, "changed by a program")
 
 
-async def _state_of_git(home: Home) -> str | None:
+async def _state_of_git(home: VictimHome) -> str | None:
     """File tools write nothing beneath a git directory, whatever its name."""
     async with _alone(home, rules=_EVERYTHING) as (session, workspace):
         home.git("init", "-q", cwd=workspace)
@@ -104,8 +104,8 @@ async def _state_of_git(home: Home) -> str | None:
     return breach(written, "written beneath a git directory")
 
 
-async def _rebase(home: Home) -> str | None:
-    """A program plants a command in the rebase that a person goes on with."""
+async def _rebase(home: VictimHome) -> str | None:
+    """A program inserts a command into a rebase that the user continues."""
     async with _alone(home, rules=_EVERYTHING) as (session, workspace):
         git = ("-c", "user.name=a", "-c", "user.email=a@b.c")
         home.git("init", "-q", "-b", "main", cwd=workspace)
@@ -124,8 +124,8 @@ async def _rebase(home: Home) -> str | None:
     return None
 
 
-async def _settings_of_the_person(home: Home) -> str | None:
-    """A script that the person's own ~/.gitconfig names, in the workspace."""
+async def _settings_of_the_person(home: VictimHome) -> str | None:
+    """A script in the workspace that the user's ~/.gitconfig names."""
     config = Path.home() / ".gitconfig"
     was = config.read_bytes() if config.exists() else None
     config.write_text("[core]\n\thooksPath = team-hooks\n[alias]\n\tst = !./tools/status.sh\n")
@@ -142,7 +142,7 @@ async def _settings_of_the_person(home: Home) -> str | None:
     return breach(planted, "planted where the person's git runs it")
 
 
-async def _secrets(home: Home) -> str | None:
+async def _secrets(home: VictimHome) -> str | None:
     """Files with names that look like secrets, read by a tool and by a program that were allowed everything."""
     async with _alone(home, rules=["allow bash", "allow bash *"]) as (session, workspace):
         for name in names(SECRETS):

@@ -1,4 +1,4 @@
-"""Ways to a host that was not granted: without any grant, through the proxy of a grant, and by the runtime's own door.
+"""Access to hosts without a grant: directly, through the proxy of a grant, and through the runtime.
 
 The internet is the outer sandbox's: a second network with addresses of the real one, and a program that plays all of it
 and remembers who came.
@@ -17,7 +17,7 @@ from typing import Any
 from tests.attacks.case import Case, Probe, breach, python, shell
 from tests.attacks.internet import ALLOWED, arrived
 from tests.attacks.outer import NotApplicable
-from tests.attacks.victim import Agreeing, Home, said_by
+from tests.attacks.victim import AgreeingUser, VictimHome, said_by
 
 from handrail import Runtime, tool
 from handrail.contract.approval_requests import ApprovalAnswer, ApprovalRequest
@@ -53,7 +53,7 @@ def _need_internet() -> None:
 
 
 def _elsewhere(log: Iterable[str]) -> list[str]:
-    """What arrived at any other place than the granted one. Asking for the granted names is no arrival."""
+    """Return the connections to other hosts than the granted one, without DNS queries for granted names."""
     good = ("web allowed.example", "name allowed.example", "name rebinding.example", "name metadata.example", "name private.example",
             "name inside.example", "body ")  # fmt: skip
     return [line for line in log if not line.startswith(good)]
@@ -72,7 +72,7 @@ async def fetch(url: str, runtime: Runtime, headers: dict[str, str] | None = Non
 
 
 @asynccontextmanager
-async def _granted(home: Home) -> AsyncGenerator[tuple[Session, list[str]]]:
+async def _granted(home: VictimHome) -> AsyncGenerator[tuple[Session, list[str]]]:
     """A session whose bash and whose fetch tool have one host, and who connects to the machine's own port 8888 meanwhile."""
     _need_internet()
     came: list[str] = []
@@ -89,7 +89,7 @@ async def _granted(home: Home) -> AsyncGenerator[tuple[Session, list[str]]]:
 
         threading.Thread(target=accept, daemon=True).start()
         async with home.kernel(name="net", agent=_AGENT, tools=[fetch], rules=[*_RULES, "allow fetch"]) as kernel:
-            session = await kernel.session(approval_handler=Agreeing())
+            session = await kernel.session(approval_handler=AgreeingUser())
             good = await session.call("fetch", {"url": f"http://{ALLOWED}/hello"})
             if "hello from allowed.example" not in repr(good.data):
                 raise RuntimeError(f"the granted host is not reached, so that nothing would be proved: {good!r}"[:600])
@@ -98,7 +98,7 @@ async def _granted(home: Home) -> AsyncGenerator[tuple[Session, list[str]]]:
         server.shutdown(socket.SHUT_RDWR)
 
 
-async def _fetched(home: Home) -> str | None:
+async def _fetched(home: VictimHome) -> str | None:
     async with _granted(home) as (session, came):
         reached: list[str] = []
         for url in FORBIDDEN_URLS:
@@ -110,8 +110,8 @@ async def _fetched(home: Home) -> str | None:
     return breach([*reached, *_elsewhere(log), *came], "reached")
 
 
-async def _by_program(home: Home) -> str | None:
-    """curl in the sandbox, with the proxy it is told of, and without."""
+async def _by_program(home: VictimHome) -> str | None:
+    """curl in the sandbox, with and without its proxy."""
     async with _granted(home) as (session, came):
         good = said_by(await session.call("bash", {"command": f"curl -sS -m 10 http://{ALLOWED}/hello"}))
         if "hello from allowed.example" not in good:
@@ -179,7 +179,7 @@ print('THE-END')
 """
 
 
-async def _raw_to_the_proxy(home: Home) -> str | None:
+async def _raw_to_the_proxy(home: VictimHome) -> str | None:
     async with _granted(home) as (session, came):
         name = home.probe(_TO_PROXY)
         said = said_by(await session.call("bash", {"command": f"python3 {name}", "timeout_ms": 100_000}))
@@ -192,7 +192,7 @@ async def _raw_to_the_proxy(home: Home) -> str | None:
     )
 
 
-async def _rebinding(home: Home) -> str | None:
+async def _rebinding(home: VictimHome) -> str | None:
     """A name with a good address when it is asked first, and this machine's afterwards."""
     async with _granted(home) as (session, came):
         for _ in range(4):
@@ -202,7 +202,7 @@ async def _rebinding(home: Home) -> str | None:
 
 
 def _bounded(path: str) -> Probe:
-    async def tried(home: Home) -> str | None:
+    async def tried(home: VictimHome) -> str | None:
         async with _granted(home) as (session, _):
             async with asyncio.timeout(40):
                 result = await session.call("fetch", {"url": f"http://{ALLOWED}{path}"})
@@ -212,19 +212,19 @@ def _bounded(path: str) -> Probe:
     return tried
 
 
-class _RefusingHosts(Agreeing):
-    """A person who says yes to every call, and no to every host."""
+class _RefusingHosts(AgreeingUser):
+    """A user who approves every call and refuses every host."""
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
         answer = await super().approve(request)
         return ApprovalAnswer("reject") if any(one.startswith("net.fetch") for one in request.targets) else answer
 
 
-async def _sessions_apart(home: Home) -> str | None:
+async def _sessions_apart(home: VictimHome) -> str | None:
     """Two sessions of one process: one has a host, the user refuses it to the other, at the same time."""
     _need_internet()
     async with home.kernel(name="net", agent=_AGENT) as kernel:
-        with_host = await kernel.session(approval_handler=Agreeing(), rules=_RULES)
+        with_host = await kernel.session(approval_handler=AgreeingUser(), rules=_RULES)
         without = await kernel.session(agent="default", approval_handler=_RefusingHosts())
         command = {"command": f"curl -sS -m 5 http://{ALLOWED}/hello"}
         one, two = await asyncio.gather(with_host.call("bash", command), without.call("bash", command))
@@ -233,8 +233,8 @@ async def _sessions_apart(home: Home) -> str | None:
     return f"{two!r}"[:400] if "hello from" in said_by(two) else None
 
 
-async def _credentials_stay(home: Home) -> str | None:
-    """What a tool sends to one host does not go on to another that it redirects to, also where both are granted."""
+async def _credentials_stay(home: VictimHome) -> str | None:
+    """Credentials for one host are not sent to another after a redirect, even if both are granted."""
     async with _granted(home) as (session, _):
         url = f"http://{ALLOWED}/redirect?to=http%3A%2F%2F{ALLOWED}%3A8022%2F"
         await session.call("fetch", {"url": url, "headers": {"Authorization": "Bearer TOKEN"}})
@@ -242,12 +242,12 @@ async def _credentials_stay(home: Home) -> str | None:
     return breach([line for line in log if line.startswith("other ")], "went on")
 
 
-async def _disjoint(home: Home) -> str | None:
+async def _disjoint(home: VictimHome) -> str | None:
     """Two lists of hosts without a common one are none, not all."""
     _need_internet()
     ceiling = '[ceiling.net]\nhosts = ["nobody.example"]\n'
     async with home.kernel(name="net", agent=_AGENT, rules=_RULES, settings=ceiling) as kernel:
-        session = await kernel.session(approval_handler=Agreeing())
+        session = await kernel.session(approval_handler=AgreeingUser())
         await asyncio.to_thread(arrived)
         said = [
             said_by(await session.call("bash", {"command": f"curl -sS -m 4 http://{host}/"}))

@@ -1,4 +1,4 @@
-"""What the kernel starts and imports by itself, outside of any sandbox, and what an attacker puts in its way."""
+"""Programs and modules that the kernel loads outside the sandbox, and replacements by an attacker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.attacks.case import Case, Probe
 from tests.attacks.outer import HOME
-from tests.attacks.victim import Home, put
+from tests.attacks.victim import VictimHome, put
 
 _CANARY = f"{HOME}/evil"
 _NAMES = ("git", "rg", "bwrap", "perl", "python", "python3", "node", "npm", "xdg-open", "pass", "uname", "env", "sh")
@@ -26,7 +26,7 @@ _CLEAN = f"; rm -rf planted agent.py tree_sitter.py {_CANARY}"
 
 
 @asynccontextmanager
-async def _project(home: Home) -> AsyncGenerator[Path]:
+async def _project(home: VictimHome) -> AsyncGenerator[Path]:
     """A workspace with a planted program for every name that a kernel may think of."""
     folder = home.path / "own-programs"
     home.canary.unlink(missing_ok=True)
@@ -48,7 +48,7 @@ def _environment(further: Mapping[str, str]) -> dict[str, str]:
     return {**{name: value for name, value in os.environ.items() if not name.startswith(poison)}, **further}
 
 
-async def _run(home: Home, folder: Path, command: Sequence[str], **further: str) -> str:
+async def _run(home: VictimHome, folder: Path, command: Sequence[str], **further: str) -> str:
     state = {"HANDRAIL_STATE": str(home.path / "own-state"), "HANDRAIL_HEADLESS": "1", "HOME": str(home.path)}
     done = await asyncio.to_thread(
         subprocess.run,
@@ -63,14 +63,14 @@ async def _run(home: Home, folder: Path, command: Sequence[str], **further: str)
     return f"{done.stdout}\n{done.stderr}"
 
 
-def _breach(home: Home, said: str) -> str | None:
+def _breach(home: VictimHome, said: str) -> str | None:
     return f"a planted file was run: {said[-600:]!r}" if home.canary.exists() else None
 
 
 def _on_path(entry: str) -> Probe:
     """Commands of every kind, with an entry of PATH that leads to the planted programs."""
 
-    async def tried(home: Home) -> str | None:
+    async def tried(home: VictimHome) -> str | None:
         async with _project(home) as folder:
             link = home.path / "own-bin"
             link.unlink(missing_ok=True)
@@ -98,7 +98,7 @@ def _on_path(entry: str) -> Probe:
 def _configured(settings: str) -> Probe:
     """An operator's own command, written so that it leads to a planted program or script."""
 
-    async def tried(home: Home) -> str | None:
+    async def tried(home: VictimHome) -> str | None:
         async with _project(home) as folder:
             outside = home.path / "own-script"
             put(outside, "#!/usr/bin/env python3\nprint('sesame')\n")
@@ -132,7 +132,7 @@ asyncio.run(main())
 def _written(files: Mapping[str, str], starts: int = 1) -> Probe:
     """``python agent.py`` in the project: a call writes modules that the kernel has not imported yet."""
 
-    async def tried(home: Home) -> str | None:
+    async def tried(home: VictimHome) -> str | None:
         async with _project(home) as folder:
             put(folder / "agent.py", _AGENT)
             said = ""
@@ -170,7 +170,7 @@ CASES: list[Case] = [
         "an activated environment of the workspace",
         "environment",
         "PATH begins with the project's .venv/bin, and git there is asked for the identity before any sandbox",
-        "what the kernel starts by itself comes from outside of the workspace",
+        "what the kernel starts by itself comes from outside the workspace",
         _on_path("{folder}/.venv/bin"),
         _PLANT + 'PATH="$PWD/planted/bin:$PATH" git config --global user.name' + _CLEAN,
     ),

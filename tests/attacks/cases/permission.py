@@ -1,4 +1,4 @@
-"""Ways to a yes that nobody gave."""
+"""Attempts to run a call without an approval."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.attacks.case import Case, breach
-from tests.attacks.victim import SECRET, Agreeing, Home, put
+from tests.attacks.victim import SECRET, AgreeingUser, VictimHome, put
 
 from handrail import tool
 from handrail.contract.approval_requests import ApprovalAnswer, ApprovalRequest
@@ -15,8 +15,8 @@ from handrail.contract.errors import HandrailError
 from handrail.policy.watchdogs.api import WatchdogCall
 
 
-class Answering(Agreeing):
-    """A person who gives the same answer to everything."""
+class FixedAnswerUser(AgreeingUser):
+    """A user who gives the same answer to everything."""
 
     def __init__(self, choice: Any) -> None:
         super().__init__()
@@ -27,11 +27,11 @@ class Answering(Agreeing):
         return ApprovalAnswer(self._choice)
 
 
-async def _literal_star(home: Home) -> str | None:
-    """What "always for this project" stores is read back, in another process of the kernel, as that command and no more."""
+async def _literal_star(home: VictimHome) -> str | None:
+    """A rule stored by "always for this project" matches only that command in another process."""
     async with home.elsewhere() as (_, workspace):
         async with home.kernel(workspace=workspace, name="stored") as kernel:
-            session = await kernel.session(approval_handler=Answering("project"))
+            session = await kernel.session(approval_handler=FixedAnswerUser("project"))
             for command in ("mkdir -p '*'", "mkdir -p '?'", "mkdir '-p' '[a-z]'"):
                 if not (await session.call("bash", {"command": command})).ok:
                     return f"{command} was not answered"
@@ -51,8 +51,8 @@ async def _literal_star(home: Home) -> str | None:
     return breach(ran, "ran on a stored rule") if same.ok else f"the stored rule answers nothing: {same!r}"[:400]
 
 
-class Slow(Agreeing):
-    """A person who reads the script that is to be run, takes their time, and says yes."""
+class SlowUser(AgreeingUser):
+    """A user who reads the script before approving it."""
 
     def __init__(self, workspace: Path, script: str) -> None:
         super().__init__()
@@ -86,27 +86,27 @@ _APPROVED = {
 }
 
 
-async def _rewritten(home: Home) -> str | None:
-    """A program in the background rewrites what a person has just read, and is about to approve."""
+async def _rewritten(home: VictimHome) -> str | None:
+    """A background program rewrites a file that the user has just read and is about to approve."""
     for command, script in _APPROVED.items():
         async with home.elsewhere() as (_, workspace):
             put(workspace / script, "# harmless\n")
             put(workspace / "work.py", _REWRITES.replace("SCRIPT", repr(script)))
             async with home.kernel(workspace=workspace, name="rewritten") as kernel:
-                session = await kernel.session(approval_handler=Slow(workspace, script))
+                session = await kernel.session(approval_handler=SlowUser(workspace, script))
                 begun = await session.call("bash", {"command": "python3 work.py", "background": True})
                 while begun.ok and not (workspace / "running").exists():
                     await asyncio.sleep(0.02)
                 result = await session.call("bash", {"command": command})
                 if result.error_kind != "conflict" or not all(
-                    word in (result.error_text or "") for word in (script, "differ since its approval")
+                    word in (result.error_text or "") for word in (script, "have changed since its approval")
                 ):
                     return f"{command}: {result!r}"[:600]
     return None
 
 
-async def _once_is_once(home: Home) -> str | None:
-    person = Answering("once")
+async def _once_is_once(home: VictimHome) -> str | None:
+    person = FixedAnswerUser("once")
     async with home.kernel(name="once") as kernel:
         session = await kernel.session(approval_handler=person)
         for _ in range(3):
@@ -114,7 +114,7 @@ async def _once_is_once(home: Home) -> str | None:
     return None if len(person.requests) == 3 else f"asked {len(person.requests)} times for 3 calls"
 
 
-async def _parallel(home: Home) -> str | None:
+async def _parallel(home: VictimHome) -> str | None:
     """Each of several calls that ask is asked about; each answer is for its own; each runs once or never."""
     ran: list[int] = []
 
@@ -124,7 +124,7 @@ async def _parallel(home: Home) -> str | None:
         ran.append(number)
         return number
 
-    class Picking(Agreeing):
+    class Picking(AgreeingUser):
         async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
             self.requests.append(request)
             number = int(request.arguments["number"])
@@ -144,8 +144,8 @@ async def _parallel(home: Home) -> str | None:
     return None
 
 
-async def _shown_whole(home: Home) -> str | None:
-    person = Answering("reject")
+async def _shown_whole(home: VictimHome) -> str | None:
+    person = FixedAnswerUser("reject")
     async with home.kernel(name="whole") as kernel:
         session = await kernel.session(approval_handler=person)
         command = "echo " + "a " * 20_000 + "&& rm -rf last"
@@ -154,7 +154,7 @@ async def _shown_whole(home: Home) -> str | None:
     return None if shown == command else f"shown were {len(str(shown))} of {len(command)} characters"
 
 
-async def _nothing_to_check(home: Home) -> str | None:
+async def _nothing_to_check(home: VictimHome) -> str | None:
     """An empty list of commands, and one longer than anybody reads, is not "nothing to object to"."""
     ran: list[str] = []
     async with home.kernel(name="empty", rules=["allow bash true", "allow bash echo *"]) as kernel:
@@ -181,7 +181,7 @@ async def _nothing_to_check(home: Home) -> str | None:
     return breach(ran, "ran")
 
 
-async def _numbers(home: Home) -> str | None:
+async def _numbers(home: VictimHome) -> str | None:
     """``kill -9`` where ``-9`` is read as a number, and an argument vanishes from the check."""
     ran: list[str] = []
     async with home.kernel(name="numbers", rules=["allow bash kill *", "allow bash touch 1 *"]) as kernel:
@@ -201,7 +201,7 @@ async def _numbers(home: Home) -> str | None:
     return breach(ran, "ran")
 
 
-async def _rules_that_cannot_match(home: Home) -> str | None:
+async def _rules_that_cannot_match(home: VictimHome) -> str | None:
     """Silently useless rules, a deny above all, stop the start."""
     taken: list[str] = []
     for rule in ("deny bsh rm *", "deny fs.wirte **", "deny fs.write ../x", "deny net.fetch 0x7f.1", "deny net.fetch http://x/",
@@ -214,7 +214,7 @@ async def _rules_that_cannot_match(home: Home) -> str | None:
     return breach(taken, "taken without a word")
 
 
-async def _failing_watchdog(home: Home) -> str | None:
+async def _failing_watchdog(home: VictimHome) -> str | None:
     """A policy engine whose failure means allow."""
 
     def raises(_: WatchdogCall) -> Any:
@@ -242,30 +242,30 @@ async def _failing_watchdog(home: Home) -> str | None:
     ran: list[str] = []
     for number, watchdog in enumerate(watchdogs):
         async with home.kernel(name="watched", rules=["allow bash true"], watchdogs=[watchdog]) as kernel:
-            session = await kernel.session(approval_handler=Agreeing())
+            session = await kernel.session(approval_handler=AgreeingUser())
             result = await session.call("bash", {"command": "true"})
             if result.ok or result.error_kind != "denied":
                 ran.append(f"{number}: {result!r}"[:200])
     return breach(ran, "allowed")
 
 
-async def _deny_is_final(home: Home) -> str | None:
-    """A deny of the agent's manifest: neither the session's rules nor a person who agrees lift it."""
+async def _deny_is_final(home: VictimHome) -> str | None:
+    """A deny of the agent's manifest: neither session rules nor an approval override it."""
     agent = 'rules = ["deny bash touch *", "deny fs.write src/**"]\n'
     async with home.kernel(
         name="final", agent=agent, rules=["allow bash", "allow bash touch x", "allow fs.write src/a.py"]
     ) as kernel:
-        session = await kernel.session(approval_handler=Agreeing(), rules=["allow bash touch x", "allow *"])
+        session = await kernel.session(approval_handler=AgreeingUser(), rules=["allow bash touch x", "allow *"])
         one = await session.call("bash", {"command": "touch x"})
         two = await session.call("write", {"path": "src/a.py", "content": "x"})
         three = await session.call("bash", {"command": "echo x > src/a.py"})
     return breach([r for r in (one, two, three) if r.error_kind != "denied"], "not denied")
 
 
-async def _changed_by_approver(home: Home) -> str | None:
-    """Arguments that a person gives instead are judged like the first ones: a deny of them stays a deny."""
+async def _changed_by_approver(home: VictimHome) -> str | None:
+    """Arguments that the user changes are checked again: a deny still applies."""
 
-    class Changing(Agreeing):
+    class Changing(AgreeingUser):
         async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
             if self.requests:
                 return ApprovalAnswer("reject")
@@ -279,7 +279,7 @@ async def _changed_by_approver(home: Home) -> str | None:
     return f"{result!r}" if result.ok or there else None
 
 
-async def _tools_call_tools(home: Home) -> str | None:
+async def _tools_call_tools(home: VictimHome) -> str | None:
     """A call that a tool makes has no more than its caller, and is decided like any other."""
 
     @tool(id="outer.call", side_effect="external")

@@ -1,4 +1,4 @@
-"""What is pinned stays as it was, and what a program may not make does not stay: also while it runs, and from outside."""
+"""Pinned files stay unchanged and forbidden files are removed, also during a run and from outside."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from tests.attacks.case import Case
-from tests.attacks.victim import Home, put, said_by
+from tests.attacks.victim import VictimHome, put, said_by
 
 from handrail.contract.session_protocols import Session
 
-_Probe = Callable[[Home], Awaitable[str | None]]
+_Probe = Callable[[VictimHome], Awaitable[str | None]]
 _GIT = ("git", "-c", "init.defaultBranch=main", "-c", "user.name=v", "-c", "user.email=v@example.org")
 
 
@@ -42,7 +42,7 @@ async def _job(session: Session, command: str, workspace: Path, sign: str) -> st
 def _replaced_while_it_runs(name: str, script: str, outside: Callable[[Path], None]) -> _Probe:
     """A victim replaces a file while a job runs, and the job then writes what it finds there."""
 
-    async def tried(home: Home) -> str | None:
+    async def tried(home: VictimHome) -> str | None:
         async with home.elsewhere() as (session, workspace):
             _repository(workspace)
             put(workspace / ".envrc", "theirs")
@@ -72,7 +72,7 @@ def _by_git(workspace: Path) -> None:
     subprocess.run([*_GIT, "config", "--file", ".git/config", "user.name", "victim"], cwd=workspace, check=True)
 
 
-async def _live_while_it_runs(home: Home) -> str | None:
+async def _live_while_it_runs(home: VictimHome) -> str | None:
     async with home.elsewhere() as (session, workspace):
         made = (
             "mkdir -p .vscode sub/.git/hooks; echo evil > .vscode/tasks.json; echo evil > sub/.git/hooks/post-checkout"
@@ -85,7 +85,7 @@ async def _live_while_it_runs(home: Home) -> str | None:
         return None if gone else f"after half a minute there are {sorted(map(str, workspace.rglob('*')))}"[:600]
 
 
-async def _second_names(home: Home) -> str | None:
+async def _second_names(home: VictimHome) -> str | None:
     """Of a pinned file in the workspace, and of a workspace's file in a store."""
     async with home.elsewhere() as (session, workspace):
         _repository(workspace)
@@ -107,7 +107,7 @@ async def _second_names(home: Home) -> str | None:
             shutil.rmtree(store)
 
 
-async def _too_deep(home: Home) -> str | None:
+async def _too_deep(home: VictimHome) -> str | None:
     async with home.elsewhere() as (session, workspace):
         code = (
             "import os\n"
@@ -123,7 +123,7 @@ async def _too_deep(home: Home) -> str | None:
         return None
 
 
-async def _waits_for_ever(home: Home) -> str | None:
+async def _waits_for_ever(home: VictimHome) -> str | None:
     async with home.elsewhere() as (session, workspace):
         for name in (
             ".git/config",
@@ -151,7 +151,7 @@ async def _waits_for_ever(home: Home) -> str | None:
         return None
 
 
-async def _switched_off(home: Home) -> str | None:
+async def _switched_off(home: VictimHome) -> str | None:
     async with home.elsewhere() as (session, workspace):
         for number in range(451):
             put(workspace / f"d{number}" / ".env", "TOP-SECRET")
@@ -183,7 +183,7 @@ def _links_on_the_way(workspace: Path) -> dict[str, str]:
     return {"hooks": "hooks/pre-commit", "tools/hook": ".git/hooks/post-merge", "tools/env": ".envrc"}
 
 
-async def _turned_links(home: Home) -> str | None:
+async def _turned_links(home: VictimHome) -> str | None:
     async with home.elsewhere() as (session, workspace):
         links = _links_on_the_way(workspace)
         made = "mkdir -p evil; for n in pre-commit x; do echo evil > evil/$n; done"
@@ -197,7 +197,7 @@ async def _turned_links(home: Home) -> str | None:
         return None
 
 
-async def _ends_of_links(home: Home) -> str | None:
+async def _ends_of_links(home: VictimHome) -> str | None:
     async with home.elsewhere() as (session, workspace):
         _links_on_the_way(workspace)
         for text in (

@@ -1,4 +1,4 @@
-"""Programs that use everything up, reach for other processes, or stay."""
+"""Programs that exhaust resources, reach other processes, or outlive their call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from tests.attacks.case import Case, Probe, breach, python, shell
-from tests.attacks.victim import Home, said_by
+from tests.attacks.victim import VictimHome, said_by
 
 _DAEMON = """
 import os, signal, sys, time
@@ -45,7 +45,7 @@ print("tried to", "its end", os.isatty(0), flush=True)
 """
 
 
-async def _types(home: Home) -> str | None:
+async def _types(home: VictimHome) -> str | None:
     async with home.session() as session:
         started = await session.call("terminal.start", {"command": f"python3 {home.probe(_TYPES)}"})
         if not started.ok:
@@ -72,7 +72,7 @@ def _running(mark: str) -> list[str]:
     return found
 
 
-async def _daemons_end(home: Home) -> str | None:
+async def _daemons_end(home: VictimHome) -> str | None:
     name = home.probe(_DAEMON)
     said = await home.shell(f"for i in 1 2 3; do python3 {name} handrail-daemon-mark; done; sleep 0.1; echo ENDS")
     if said.count("daemon ") != 3:
@@ -80,7 +80,7 @@ async def _daemons_end(home: Home) -> str | None:
     return breach(_running("handrail-daemon-mark"), "processes outlived their call")
 
 
-async def _answered_at_exit(home: Home) -> str | None:
+async def _answered_at_exit(home: VictimHome) -> str | None:
     """A child keeps the pipe open: the call is answered at the shell's exit, and the child ends with it."""
     result = await home.call("bash", command="sleep 4321 & echo done", timeout_ms=60_000)
     if not result.ok or "done" not in said_by(result):
@@ -88,7 +88,7 @@ async def _answered_at_exit(home: Home) -> str | None:
     return breach(_running("sleep\x004321"), "processes outlived their call")
 
 
-async def _timeout_ends_all(home: Home) -> str | None:
+async def _timeout_ends_all(home: VictimHome) -> str | None:
     name = home.probe(_DAEMON)
     result = await home.call("bash", command=f"python3 {name} handrail-late-mark; cat", timeout_ms=3_000)
     if result.ok and "exit_code" not in str(result.data):
@@ -96,7 +96,7 @@ async def _timeout_ends_all(home: Home) -> str | None:
     return breach(_running("handrail-late-mark"), "processes outlived the time-out")
 
 
-async def _endless_output(home: Home) -> str | None:
+async def _endless_output(home: VictimHome) -> str | None:
     result = await home.call("bash", command="yes handrail | head -c 300000000; echo; echo THE-END", timeout_ms=90_000)
     if not result.ok:
         return f"it was not answered: {result!r}"[:600]
@@ -122,7 +122,7 @@ async def _until_ended(mark: str) -> None:
                 os.close(descriptor)
 
 
-async def _fork_bomb(home: Home) -> str | None:
+async def _fork_bomb(home: VictimHome) -> str | None:
     """The bomb must not keep anybody else from starting a process, and end with its call."""
     code = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n"
     name = home.probe(code)
@@ -134,21 +134,21 @@ async def _fork_bomb(home: Home) -> str | None:
     return None if "still-here" in after else f"after the bomb nothing can be started: {after!r}"
 
 
-async def _kill_everybody(home: Home) -> str | None:
+async def _kill_everybody(home: VictimHome) -> str | None:
     said = await home.shell("trap '' TERM; (kill -9 -1); (kill -TERM -1); echo; exit 0")
     after = await home.shell("echo still-here")
     return None if "still-here" in after else f"{said!r}, then {after!r}"
 
 
 def _memory() -> Probe:
-    """A bound holds for what one process may have: far beneath what would hurt."""
+    """The memory limit of one process is far below a harmful amount."""
     code = (
         "import mmap\nattempts = 0\nheld = []\ntry:\n    while attempts < 256:\n"
         "        held.append(mmap.mmap(-1, 1 << 28, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))\n        attempts += 1\n"
         "except OSError:\n    pass\nprint('held', attempts, 'quarters of a GiB')\n"
     )  # nothing is written to it: address space is what is used up here, and no memory
 
-    async def tried(home: Home) -> str | None:
+    async def tried(home: VictimHome) -> str | None:
         said = await home.python(code)
         if "held 256 " in said:
             return f"64 GiB were granted: {said!r}"
@@ -158,10 +158,10 @@ def _memory() -> Probe:
 
 
 def _held_together(how: str) -> Probe:
-    """Memory that no bound of one process counts cannot be kept: twice what a call may have is taken, and waited with."""
+    """Memory that no limit of one process counts: twice the limit of a call cannot be kept."""
     code = f"import mmap, os, time\nMIB = 1 << 20\n{how}\ntime.sleep(90)\nprint('REACHED', os.getpid())\n"
 
-    async def tried(home: Home) -> str | None:
+    async def tried(home: VictimHome) -> str | None:
         async with home.elsewhere(settings="[sandbox]\ncall_memory_mib = 256\n") as (session, workspace):
             (workspace / "hold.py").write_text(code)
             result = await session.call("bash", {"command": "python3 hold.py handrail-holder", "timeout_ms": 60_000})

@@ -1,4 +1,4 @@
-"""What must not be reached, written or seen from inside, and what nobody may switch off."""
+"""Files, devices and settings that a sandboxed program must not read, write or change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.attacks.case import Case, breach, python, shell
-from tests.attacks.victim import SECRET, Agreeing, Home, said_by
+from tests.attacks.victim import SECRET, AgreeingUser, VictimHome, said_by
 
 from handrail.sandbox import tier_probe
 
@@ -19,7 +19,7 @@ _SETTINGS = (
 )  # fmt: skip
 
 
-async def _no_switch(home: Home) -> str | None:
+async def _no_switch(home: VictimHome) -> str | None:
     """No argument, of any spelling, asks for less."""
     taken: list[str] = []
     for extra in (
@@ -32,8 +32,8 @@ async def _no_switch(home: Home) -> str | None:
     return breach(taken, "these arguments were taken")
 
 
-async def _after_a_failure(home: Home) -> str | None:
-    """A command that fails for the sandbox is told as it ended, confined as before, and not tried again without."""
+async def _after_a_failure(home: VictimHome) -> str | None:
+    """A command that fails in the sandbox is reported as failed, and not repeated without a sandbox."""
     result = await home.call(
         "bash", command="echo x | tee /usr/bin/evil; cat ~/../../home/victim/.ssh/id_ed25519; exit 7"
     )
@@ -45,8 +45,8 @@ async def _after_a_failure(home: Home) -> str | None:
     return f"it ran in {here}" if here in said_by(again) or SECRET in said_by(result) else None
 
 
-async def _no_false_success(home: Home) -> str | None:
-    """What could not be written is not there, and nobody says that it is."""
+async def _no_false_success(home: VictimHome) -> str | None:
+    """A failed write leaves no file, and no output claims success."""
     result = await home.call("bash", command="echo x | tee /home/victim/.bashrc /etc/cron.d/x")
     data: Any = result.data
     if result.ok and data.get("exit_code") == 0:
@@ -54,7 +54,7 @@ async def _no_false_success(home: Home) -> str | None:
     return breach([p for p in ("/etc/cron.d/x",) if Path(p).exists()], "written")
 
 
-async def _file_tools_too(home: Home) -> str | None:
+async def _file_tools_too(home: VictimHome) -> str | None:
     """Not only the shell is confined: what a tool of files does is done by the kernel's own check, and says so."""
     for name, arguments in (
         ("read", {"path": "README.md"}),
@@ -67,7 +67,7 @@ async def _file_tools_too(home: Home) -> str | None:
     return None
 
 
-async def _withheld(home: Home) -> str | None:
+async def _withheld(home: VictimHome) -> str | None:
     """Without a sandbox nothing is started: a kernel on a machine that has none withholds what starts programs."""
     if not tier_probe.probe_tier().is_confining:
         return "this machine confines nothing, and the case would prove nothing"
@@ -83,7 +83,7 @@ async def _withheld(home: Home) -> str | None:
     return "something was started"
 
 
-async def _own_state(home: Home) -> str | None:
+async def _own_state(home: VictimHome) -> str | None:
     """The log is out of reach of programs, however they look for it."""
     # Another attack may have left folders there whose paths are too long: a walk leaves those out.
     databases = [f"{top}/handrail.db" for top, _, names in os.walk(home.state.parent) if "handrail.db" in names]
@@ -99,10 +99,13 @@ async def _own_state(home: Home) -> str | None:
     return breach([*gone, *seen], "the log was reached")
 
 
-async def _two_sessions(home: Home) -> str | None:
+async def _two_sessions(home: VictimHome) -> str | None:
     """A session's scratch and /tmp are its own; the next call of the same session has another /tmp."""
     async with home.kernel(name="two") as kernel:
-        one, two = await kernel.session(approval_handler=Agreeing()), await kernel.session(approval_handler=Agreeing())
+        one, two = (
+            await kernel.session(approval_handler=AgreeingUser()),
+            await kernel.session(approval_handler=AgreeingUser()),
+        )
         await one.call("bash", {"command": f'echo {SECRET} | tee "$HOME/mine" /tmp/mine /dev/shm/mine'})
         said = said_by(
             await two.call("bash", {"command": 'cat ~+/../*/mine "$HOME/mine" /tmp/mine /dev/shm/mine; ls $HOME/..'})

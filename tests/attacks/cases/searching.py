@@ -1,4 +1,4 @@
-"""Ways to what rules hide, through the tools that walk and open: a program in the workspace moves names while they do."""
+"""Access to hidden files through searches while a program renames entries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.attacks.case import Case
-from tests.attacks.victim import SECRET, Home, put
+from tests.attacks.victim import SECRET, VictimHome, put
 
 from handrail.contract.session_protocols import Session
 
@@ -97,7 +97,7 @@ def _made(workspace: Path) -> None:
 
 
 def _moved(id: str, what: str) -> Case:
-    async def tried(home: Home) -> str | None:
+    async def tried(home: VictimHome) -> str | None:
         async with home.elsewhere(rules=_RULES) as (session, workspace):
             _made(workspace)
             home.git("init", "-q", "-b", "main", cwd=workspace)

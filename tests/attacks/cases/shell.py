@@ -1,13 +1,13 @@
-"""What a shell text can do once somebody has agreed to it. Which texts are agreed to at all is the corpus' matter."""
+"""Effects of an approved shell command. The policy corpus covers which commands are approved."""
 
 from __future__ import annotations
 
 from tests.attacks.case import Case, breach, shell
-from tests.attacks.victim import Home, said_by
+from tests.attacks.victim import VictimHome, said_by
 
 
-async def _compound(home: Home) -> str | None:
-    """A rule for one command carries nothing beside it; nobody is there to be asked."""
+async def _compound(home: VictimHome) -> str | None:
+    """A rule for one command does not cover further commands in the same text, in a headless session."""
     reached: list[str] = []
     async with home.kernel(
         name="ruled", rules=["allow bash git status", "allow bash echo *", "allow bash cat README.md"]
@@ -45,13 +45,13 @@ async def _compound(home: Home) -> str | None:
     return breach(reached, "these ran on another command's rule")
 
 
-async def _denied_anyhow(home: Home) -> str | None:
-    """A deny holds however its program is reached, with a person who agrees to everything."""
+async def _denied_anyhow(home: VictimHome) -> str | None:
+    """A deny applies in whatever way its program is started, with all calls approved."""
     reached: list[str] = []
     async with home.kernel(name="denying", rules=["deny bash touch *"]) as kernel:
-        from tests.attacks.victim import Agreeing
+        from tests.attacks.victim import AgreeingUser
 
-        session = await kernel.session(approval_handler=Agreeing())
+        session = await kernel.session(approval_handler=AgreeingUser())
         for text in (
             "touch denied", "/usr/bin/touch denied", "t''ouch denied", "\\touch denied", "env touch denied", "env X=1 touch denied",
             "timeout 5 touch denied", "nice touch denied", "xargs touch denied", "sh -c 'touch denied'", "bash -c \"touch denied\"",
@@ -65,8 +65,8 @@ async def _denied_anyhow(home: Home) -> str | None:
     return breach(reached, "these ran although the program is denied")
 
 
-async def _no_shell(home: Home) -> str | None:
-    """Text without shell syntax is no shell's: what only looks like an option or a variable stays what it is."""
+async def _no_shell(home: VictimHome) -> str | None:
+    """Text without shell syntax is not expanded: options and variables stay literal."""
     said = await home.shell("printf '%s|' '$HOME' '`id`' '*' '~' '-c'")
     return None if "$HOME|`id`|*|~|-c|" in said else said
 

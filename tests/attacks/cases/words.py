@@ -1,11 +1,11 @@
-"""Programs that run their words, and words that reach a denied program by another name."""
+"""Programs that run their arguments, and arguments that name a denied program in another way."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from tests.attacks.case import Case, breach
-from tests.attacks.victim import SECRET, Agreeing, Home, said_by
+from tests.attacks.victim import SECRET, AgreeingUser, VictimHome, said_by
 
 _FORMS = (
     "/usr/bin/touch reached", "./touch reached", "env -i /usr/bin/touch reached", "env -S 'touch reached'", "nice -n 5 touch reached",
@@ -38,7 +38,7 @@ _UNKNOWN = (
 
 
 async def _reached(
-    home: Home, rules: Iterable[str], forms: Iterable[str], name: str, person: Agreeing | None
+    home: VictimHome, rules: Iterable[str], forms: Iterable[str], name: str, person: AgreeingUser | None
 ) -> list[str]:
     found: list[str] = []
     mark = home.workspace / "reached"
@@ -52,30 +52,30 @@ async def _reached(
     return found
 
 
-async def _denied(home: Home) -> str | None:
-    """A deny holds in every program that runs its words, with a person who agrees to everything."""
-    found = await _reached(home, ["allow bash", "deny bash touch *"], _FORMS, "words-denied", Agreeing())
+async def _denied(home: VictimHome) -> str | None:
+    """A deny applies in every program that runs its arguments, with all calls approved."""
+    found = await _reached(home, ["allow bash", "deny bash touch *"], _FORMS, "words-denied", AgreeingUser())
     return breach(found, "these ran although the program is denied")
 
 
-async def _asked(home: Home) -> str | None:
-    """A program that a rule asks about runs for nobody without a question."""
+async def _asked(home: VictimHome) -> str | None:
+    """A program of an ask rule never runs without a request."""
     rules = ["allow bash", "allow fs.write **", "ask bash touch *"]
     found = await _reached(home, rules, (*_FORMS, *_UNKNOWN), "words-asked", None)
     return breach(found, "these ran without a question")
 
 
-async def _unknown(home: Home) -> str | None:
-    """A program that no table knows runs a denied one in its words only if a person agrees."""
+async def _unknown(home: VictimHome) -> str | None:
+    """An unknown program runs a denied one in its arguments only after an approval."""
     rules = ["allow bash", "allow fs.write **", "deny bash touch *"]
     return breach(
         await _reached(home, rules, _UNKNOWN, "words-unknown", None), "these ran although the program is denied"
     )
 
 
-async def _sub_command(home: Home) -> str | None:
+async def _sub_command(home: VictimHome) -> str | None:
     """A rule that asks about a sub-command of git sees it behind git's own options and by its path."""
-    person = Agreeing()
+    person = AgreeingUser()
     forms = (
         "git branch made", "/usr/bin/git branch made", "git --no-pager branch made", "git -C . branch made", "git --git-dir .git branch made",
         "git -c a.b=c --no-pager branch made", "git -c alias.x=branch x made", "git -c alias.x='branch made' x", "timeout 5 git branch made",
@@ -108,7 +108,7 @@ _HISTORY_MODES = (
 )
 
 
-async def _show_history(home: Home, mode: str, rules: tuple[str, ...], blob: str) -> list[str]:
+async def _show_history(home: VictimHome, mode: str, rules: tuple[str, ...], blob: str) -> list[str]:
     """The texts that show what is hidden, in one mode and under these rules."""
     said: list[str] = []
     async with home.kernel(name="words-history", rules=[*rules, "deny fs.read secrets/**"], asked=()) as kernel:
@@ -137,8 +137,8 @@ async def _show_history(home: Home, mode: str, rules: tuple[str, ...], blob: str
     return said
 
 
-async def _history(home: Home) -> str | None:
-    """What is hidden now and was recorded once is shown by no command that runs without a question."""
+async def _history(home: VictimHome) -> str | None:
+    """A hidden file's former commits are shown by no command that runs without a request."""
     said: list[str] = []
     (home.workspace / "secrets").mkdir(exist_ok=True)
     (home.workspace / "secrets" / "a.txt").write_text(f"{SECRET}-RECORDED\n")

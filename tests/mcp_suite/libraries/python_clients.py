@@ -49,7 +49,7 @@ class Server:
 
 @dataclass(slots=True)
 class Seen:
-    """What the library gave to its user's callbacks."""
+    """The values that the library passed to its callbacks."""
 
     asked: list[object] = field(default_factory=list[object])
     progress: list[object] = field(default_factory=list[object])

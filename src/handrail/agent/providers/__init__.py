@@ -125,7 +125,7 @@ def open_model(
     """
     given = dict(providers or {})
     if taken := sorted(given.keys() & {*SERVICES, "script"}):
-        raise UsageError(f"Invalid `providers`: {taken[0]!r} is a built-in provider. Use another word.")
+        raise UsageError(f"Invalid `providers`: {taken[0]!r} is a built-in provider. Choose another name.")
     if api_key is not None and not api_key.strip():
         raise UsageError("Invalid `api_key`: it is empty. Pass the key, or leave `api_key` out to use the environment.")
     model = _open(spec, base_url, api_key, given)
@@ -146,7 +146,7 @@ def _open(spec: str, base_url: str | None, api_key: str | None, providers: Mappi
     if kind == "script":
         for what, value in (("base URL", base_url), ("API key", api_key)):
             if value is not None:
-                raise UsageError(f"{spec!r} plays a file and uses no server. Remove the {what}.")
+                raise UsageError(f"{spec!r} replays a file and does not use a server. Remove the {what}.")
         from handrail.agent.providers.scripted_model import ScriptedModel
 
         return ScriptedModel.from_file(Path(name))

@@ -117,7 +117,7 @@ class GeminiModel:
             raise make_stream_format_error(self.name, error) from error
         if reader.unreadable is not None:
             raise ReplyStreamCut(
-                f"{self.name}: The model wrote a call that the provider could not read ({reader.unreadable}). Resume the run to ask again."
+                f"{self.name}: The provider could not parse the model's call ({reader.unreadable}). Resume the run to ask again."
             )
         if not reader.finished:
             raise ReplyStreamCut(f"{self.name}: The stream ended without a finish reason. Resume the run to ask again.")

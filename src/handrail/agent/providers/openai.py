@@ -183,6 +183,7 @@ class OpenAIModel:
         self._client = openai.AsyncOpenAI(
             api_key=api_key,
             base_url=base_url,
+            # The agent loop retries by itself, so that users see the delay and the budget counts each request.
             max_retries=0,
             http_client=EventStreamClient(self.name, _whole_body_events),
         )
@@ -219,6 +220,7 @@ class OpenAIModel:
                 form: RequestForm | None = next(
                     (one for one, words in _OTHER_FORMS.items() if words.search(str(refused))), None
                 )
+                # After the first event, a second request could repeat calls that already run.
                 if begun or form is None or form in self._forms:
                     self._forms = known  # a form that does not help is not kept
                     raise
@@ -489,6 +491,7 @@ class _ChunkReader:
         error = _find_error(chunk) or _find_error(choice)
         if not error and choice is None and get_sdk_field(chunk, "object") == "error":
             error = chunk
+        # After the finish reason the reply is complete, so an error no longer matters.
         if error and not self.finished:
             self.failure = error
             return
@@ -756,6 +759,7 @@ def _assistant_message(
     )
     content: Any = message.text or ("" if "text content" in forms else None)
     if "reasoning" in forms:
+        # The server demands the field, and the reasoning of this reply is not known here.
         added.setdefault("reasoning_content", " ")
     if isinstance(parts := added.pop("content", None), list):
         content = [*cast("list[Any]", parts), *([{"type": "text", "text": message.text}] if message.text else ())]

@@ -153,6 +153,7 @@ def make_reported_error(
     found: object = error
     if isinstance(error, list) and error:
         found = cast("list[object]", error)[0]
+    # Gateways wrap the error of the provider behind them, sometimes more than once.
     for _ in range(3):
         if (inner := get_sdk_field(found, "error")) and not isinstance(inner, bool | int):
             found = inner
@@ -221,6 +222,7 @@ def make_request_error(
     :param status: the HTTP status; None or 200 for an error inside a stream
     :param code: the provider's error code
     """
+    # One bounded line, since it goes to terminals and logs.
     text = " ".join(extract_html_page_text(message).split())[:500]
     kind = (code or "").lower()
     is_in_stream = status is None or status < 400
@@ -237,14 +239,16 @@ def make_request_error(
             f"{name}: The provider rejected the key ({status or code}). Check {key_variable}, or the `api_key` "
             "that was passed, and the account's permissions."
         )
+    # Before the check for a busy provider: most report a spent quota with status 429, and a retry cannot help.
     if kind in _SPENT_CODES or status == 402 or _SPENT_WORDS.search(text):
         return ProviderDenied(f"{name}: The account's quota is used up ({text}). Check the provider's billing page.")
+    # Before the general refusal: the run can shorten the conversation and continue.
     if (too_long := _find_length_refusal(name, status, kind, text)) is not None:
         return too_long
     about = _find_rejected_part(text)
     if about == "no pictures" and (status or 0) >= 400 and status not in _BUSY_STATUS:
         return RequestRejected(
-            f"{name}: The provider rejected the request ({status}: {text}). Send it without the picture, or choose a model that takes pictures.",
+            f"{name}: The provider rejected the request ({status}: {text}). Remove the image, or choose a model that accepts images.",
             about=about,
         )
     if status in _BUSY_STATUS or (status or 0) >= 500 or kind in _BUSY_TYPES or (is_limited and not is_in_stream):
@@ -286,6 +290,7 @@ def _find_length_refusal(name: str, status: int | None, kind: str, text: str) ->
     """Return the error for a request that is too long, or None if it was refused for another reason."""
     if status in (404, 408, 409) or (_PICTURE_WORDS.search(text) and kind not in _LENGTH_CODES):
         return None
+    # A limit on tokens per minute uses almost the same words as the limit of the context.
     is_limit_of_rate = status == 429 or "rate_limit" in kind or re.search(r"(?i)per.minute|rate.?limit", text)
     if is_limit_of_rate and not re.search(r"(?i)request too large|must be reduced", text):
         return None
@@ -298,6 +303,7 @@ def _find_length_refusal(name: str, status: int | None, kind: str, text: str) ->
     return ContextOverflow(
         f"{name}: The conversation is longer than the model's context ({text}). Start a new session, set a smaller "
         "`context` in the agent's budget, or use a model with a larger context.",
+        # A smaller number in the text is something else, such as a count of messages.
         max_tokens=tokens if tokens >= _LEAST_WINDOW else None,
     )
 
@@ -344,6 +350,7 @@ def parse_retry_after_s(headers: Mapping[str, str], text: str = "") -> float | N
         and (seconds := _parse_wait_s(value)) is not None
     ]
     if resets:
+        # Several limits may be used up. The request succeeds only after the last of them is reset.
         return max(resets)
     words = _TRY_AGAIN_IN.search(text)
     return None if words is None else _parse_wait_s(words[1])
@@ -372,6 +379,7 @@ def _parse_wait_s(value: str, scale: float = 1.0) -> float | None:
     except ValueError:
         if (parts := _DURATION.findall(value)) and not _DURATION.sub("", value).strip():
             seconds = sum(float(number) * _unit_s(unit.lower()) for number, unit in parts)
+        # HTTP allows a date instead of a number of seconds.
         elif (at := _parse_date(value)) is not None:
             seconds = at.timestamp() - now
         else:
@@ -446,6 +454,7 @@ def convert_to_json_object(block: object) -> dict[str, Any] | None:
         return None
     try:
         given = cast("Any", block) if dump is None else dump(mode="json", exclude_unset=True, warnings=False)
+        # Through text, so that the copy shares nothing with the objects of the SDK and is surely plain JSON.
         plain: Any = json.loads(json.dumps(given))
     except (TypeError, ValueError, RecursionError):
         return None

@@ -95,6 +95,7 @@ def check_answer_offered(row: Approval, answer: ApprovalAnswer) -> None:
         problem = f"does not accept `{escape_terminal_controls(str(choice)[:40])}`. Answer with one of: {', '.join(APPROVAL_CHOICES)}."
     elif row.kind == "question" and choice not in ("reject", "stop"):
         problem = "asks a question. Answer the question, or use reject or stop."
+    # A session rule would apply to all clients of the session, and only one of them has answered.
     elif choice in _FOR_A_SESSION and request.is_shared:
         problem = (
             f"belongs to a session that several clients share, so `{choice}` is not available. Use once or project."
@@ -246,6 +247,7 @@ class ApprovalBroker:
     def list_pending(self, session_id: str | None = None) -> list[Approval]:
         """Return the requests that can be answered now, the oldest first."""
         rows = self._table.reader.list_pending_requests(self._clock(), session_id=session_id)
+        # A withdrawn request stays in the table until the write is durable. It must not be offered any more.
         return [row for row in rows if row.id not in self._leaving] if self._leaving else rows
 
     def get(self, approval_id: str) -> Approval:
@@ -269,6 +271,7 @@ class ApprovalBroker:
         :raises ToolError: ``invalid_input`` for an invalid answer; ``denied`` for changed arguments that a rule denies (the request
             stays pending); ``conflict`` if it was answered before, has expired, or its call was stopped
         """
+        # The row is read before anything is computed, so the second of two answers gets a clear conflict.
         row = self._get_open(approval_id)
         if answer.choice == "defer":
             return row
@@ -299,8 +302,7 @@ class ApprovalBroker:
             )
         if len(answers) != len(row.questions):
             raise ToolError(
-                f"Request {row.id} has {len(row.questions)} questions, but {len(answers)} answers were given. Give one list of "
-                "answers per question.",
+                f"Request {row.id} has {len(row.questions)} questions, but {len(answers)} answers were given. Pass one list of answers per question.",
                 kind="invalid_input",
             )
         now = self._clock()
@@ -333,6 +335,7 @@ class ApprovalBroker:
         await self._table.commit(
             self._table.build_remove_rule_work(found.id), self._log.build_record_insert_work([record])
         )
+        # Open sessions have their own copy of the rules, which would allow further calls.
         for lane in self._list_lanes():
             kept = tuple(
                 r for r in lane.rules if r.text != found.text or r.source not in (PROJECT_SOURCE, REJECTION_SOURCE)
@@ -384,6 +387,7 @@ class ApprovalBroker:
         :param whole: whether its arguments are exactly the proposed ones
         :raises ToolError: ``limit`` if too many requests are pending
         """
+        # Requests that are being written count too, so parallel calls cannot exceed the limit.
         self._check_pending_limits(asked.request.session_id)
         self._asking[asked.id] = asked.request.session_id
         try:
@@ -417,6 +421,7 @@ class ApprovalBroker:
 
         :param check: evaluates arguments that a user changes
         """
+        # Another process may have answered between the write and this registration.
         now = self._table.reader.get(asked.id)
         waiting = _WaitingCall(asyncio.get_running_loop().create_future(), check, call)
         self._waiting[asked.id] = waiting
@@ -455,6 +460,7 @@ class ApprovalBroker:
             await self._table.commit(
                 *(self._table.use(one.id, now) for one in grants), self._log.build_record_insert_work(records)
             )
+        # The transaction failed. If an approval is no longer valid, that is the reason, and not the disk.
         except LogUnavailable:
             for one in grants:
                 row = self._table.reader.get(one.id)
@@ -472,7 +478,9 @@ class ApprovalBroker:
         try:
             await self._table.commit(*works)
         except LogUnavailable:
-            if (now := self._table.reader.get(row.id)) is None or now.state == row.state:
+            now = self._table.reader.get(row.id)
+            # The state has not moved, so the database is the problem. Otherwise another process was faster.
+            if now is None or now.state == row.state:
                 raise
             return now
         ended = replace(row, state=state)
@@ -486,6 +494,7 @@ class ApprovalBroker:
         """
         self._table.write_soon(self._table.build_withdraw_if_open_work(row.id))
         if row.state in ("pending", "approved"):
+            # The set only bridges the time until the write is durable. Old ids in it have no further use.
             if len(self._leaving) >= _MOST_LEAVING:
                 self._leaving.clear()
             self._leaving.add(row.id)
@@ -498,6 +507,7 @@ class ApprovalBroker:
         for row in self.list_unresolved_requests(session_id):
             text = f"The call was not run: {why}."
             result = Result.error("cancelled", text, stopped_by=by).to_dict()
+            # The call may have ended already. A second outcome would contradict the first.
             if await self._log.find_outcome(row.request.call_id) is None:
                 refused = {"step": "authorise", "result": result}
                 self._log.record_soon([Record("rejected", session_id, row.request.call_id, refused)])
@@ -514,7 +524,7 @@ class ApprovalBroker:
             for row in self.list_requests_of_call(lost.session_id, lost.call_id):
                 self.withdraw(row)
         for session_id in self._table.reader.list_subagents_awaiting_approval():
-            await self.reject_requests_of_session(session_id, "its sub-agent ended with Handrail", "parent")
+            await self.reject_requests_of_session(session_id, "its sub-agent ended when Handrail stopped", "parent")
 
     def close(self) -> None:
         """Stop checking for expiry."""
@@ -537,15 +547,17 @@ class ApprovalBroker:
 
     def _get_open(self, approval_id: str) -> Approval:
         row = self.get(approval_id)
+        # The row of an overdue request stays pending until the next sweep, but it must not be answered.
         if not row.is_pending or row.request.expires_ns <= self._clock():
             raise ToolError(explain_closed_request(row, self.lifetimes), kind="conflict")
         return row
 
     def _apply_changed_arguments(self, decided: Approval, given: Mapping[str, Any]) -> Approval:
         """Return the decision with the changed arguments, after their evaluation."""
+        # The arguments are stored as JSON. What changes on the way would run as something that the user has not seen.
         if decode_json_with_fallback(encode_json_with_fallback(dict(given), max_bytes=2**62)) != given:
             raise ToolError(
-                f"The changed arguments for request {decided.id} are not plain JSON. Give a JSON object.",
+                f"The changed arguments for request {decided.id} have no JSON form. Pass a JSON object.",
                 kind="invalid_input",
             )
         given = dict(given)
@@ -556,9 +568,12 @@ class ApprovalBroker:
                 kind="invalid_input",
             )
         changed_hash = self._shaper.hash_canonical_json(given)
+        # The user sent the same arguments, so this is a plain approval.
         if changed_hash == decided.request.arguments_hash:
             return decided
         waiting = self._waiting.get(decided.id)
+        # A waiting call knows its own tool and rules. For a suspended one, those of its session or of the workspace
+        # count.
         check = self._evaluate_suspended if waiting is None or waiting.check is None else waiting.check
         files = check(decided, given)
         return replace(decided, changed_arguments=given, changed_arguments_hash=changed_hash, changed_files=files)
@@ -628,6 +643,7 @@ class ApprovalBroker:
             if row is not None and (not row.is_pending or row.request.expires_ns <= now):
                 raise ToolError(explain_closed_request(row, self.lifetimes), kind="conflict") from None
             raise
+        # Effects follow only after the answer is durable, so a crash cannot leave a rule without its answer.
         self._apply_rule_and_stop(decided)
         self._finish_request(decided)
         return decided

@@ -114,6 +114,7 @@ def find_typed_command(call: Call) -> CallTarget | None:
         folder, command = arguments.get("cwd"), str(arguments.get("command", DEFAULT_COMMAND))
         if folder is None:
             return None
+        # Rules compare names of files, and a name means another file in another folder.
         whole = f"cd {shlex.quote(str(folder))} && {command}"
         script = parse_script(whole)
         return CallTarget("shell.run", command, format_command_for_message(whole), script, is_folding=is_folding)
@@ -121,9 +122,12 @@ def find_typed_command(call: Call) -> CallTarget | None:
     shared, terminal_id = call.lane.environment.terminals, str(arguments.get("id"))
     terminal = shared.find(terminal_id)
     command = _find_start_command(call.lane, terminal_id) if terminal is None else terminal.command
+    # The input of a program that is not a shell is not a command. The program itself was evaluated when the terminal
+    # was started.
     if command is not None and not starts_interactive_shell(command):
         shared.non_shells.add(terminal_id)
         return None
+    # An earlier call may have typed the beginning of this line.
     open_line = terminal is not None and terminal.line_open
     hidden = do_keys_submit_unknown_line(text, keys, open_line)
     if not text and not hidden:
@@ -157,6 +161,7 @@ def _find_start_command(lane: Lane, terminal_id: str) -> str | None:
 
 def _parse_typed_text(text: str, *, whole: bool, added: str | None, hidden: bool) -> ShellScript:
     script = parse_script(text)
+    # The parser's reason comes first: it says what a model can write differently.
     if script.unclear is not None:
         return script
     unclear = (
@@ -198,6 +203,7 @@ def starts_interactive_shell(command: str) -> bool:
     script = parse_script(command)
     if script.unclear is not None or not script.is_plain:
         return True
+    # Any word counts, because a shell can be an argument of a wrapper such as sudo.
     return any(posixpath.basename(word) in _SHELLS for one in script.commands for word in one.argv)
 
 
@@ -264,12 +270,16 @@ class ApprovalFlow:
 
         :raises CallRejection: ``denied``
         """
-        if (row := self._find_earlier_request(call, "approval")) is not None and not row.is_pending:
+        row = self._find_earlier_request(call, "approval")
+        # A rule may allow the call by now, but the user rejected exactly this call.
+        if row is not None and not row.is_pending:
             await self._apply_decision(call, row)
 
     def _check_askable(self, call: Call) -> None:
         assert call.verdict is not None
         reason = call.verdict.reason
+        # The user sees the request of a call, not the tool behind it. A question about a call within it would have no
+        # context.
         if call.parent is not None:
             text = (
                 f"{reason} A call that a tool makes cannot ask the user, so it is denied. Ask the user to add a rule that "
@@ -292,6 +302,7 @@ class ApprovalFlow:
         if not _may_run_workspace_files(call):
             return {}  # without a wait, so that the requests of one reply keep its order
         try:
+            # Reading and hashing the files can take long, so a thread does it.
             return await call.await_interruptible("authorise", lambda: asyncio.to_thread(self._run_files, call))
         except ToolError as error:
             raise CallRejection("authorise", error.kind, error.text) from None
@@ -316,12 +327,15 @@ class ApprovalFlow:
             approved = row.request.files if row.changed_arguments is None else row.changed_files or {}
             if not approved and not _may_run_workspace_files(call):
                 continue
+            # The user approved a command together with the files that it runs. Another call may have changed them
+            # since.
             now = await call.await_interruptible("intend", lambda: asyncio.to_thread(self._run_files, call))
             if (fault := explain_file_changes(approved, now)) is not None:
                 raise CallRejection("intend", "conflict", fault)
 
     def _create_request(self, call: Call, files: Mapping[str, str]) -> Approval:
         assert call.verdict is not None
+        # The three rules are computed when the user is asked, so a stored rule is always one that the user has seen.
         always, never, wider = (
             one(call.verdict)
             for one in (
@@ -378,12 +392,14 @@ class ApprovalFlow:
             "suggested_rule": request.suggested_rule,
             "suggested_wider_rule": request.suggested_wider_rule,
         }
+        # The record shows a part. The request in the database has all files.
         if request.files:
             fields["files"] = dict(islice(request.files.items(), _MOST_FILES_ON_RECORD))
         if asked.kind == "question":
             fields = {"approval_id": asked.id, "kind": asked.kind, "arguments_hash": request.arguments_hash}
         call.queue_log_record("approval-requested", fields)
         records, call.records = call.records, []
+        # Redacted arguments cannot be run again, so a later process must know whether these are complete.
         whole = request.arguments == call.arguments
         try:
             await await_deferring_cancellation(
@@ -413,11 +429,13 @@ class ApprovalFlow:
             return None
         assert call.entry is not None
         request, tool = row.request, call.entry.spec.id
+        # The user approved what the tool did at that time. A new definition needs a new answer.
         if call.entry.definition_hash != request.definition_hash:
             why = (
                 f"The definition of `{tool}` has changed since request {row.id}. Nothing was run. Make the call again."
             )
             raise CallRejection("authorise", "conflict", why)
+        # A replayed call could otherwise use an approval for other arguments.
         if self._shaper.hash_canonical_json(call.arguments) != request.arguments_hash:
             why = f"The arguments of this call differ from those of request {row.id}. Nothing was run. Make the call again."
             raise CallRejection("authorise", "conflict", why)
@@ -443,6 +461,7 @@ class ApprovalFlow:
             asking = asyncio.ensure_future(ask(call, attendant, row))
             try:
                 await asyncio.wait((arrival, asking), return_when=asyncio.FIRST_COMPLETED)
+                # If both are done, the stored decision counts: every frontend has seen that one.
                 return arrival.result() if arrival.done() else asking.result()
             finally:
                 self.broker.remove_decision_waiter(row.id)
@@ -455,6 +474,7 @@ class ApprovalFlow:
         try:
             decided = await call.await_interruptible("authorise", first)
         except CallRejection:
+            # The request stays open over a restart, so the call is suspended instead of rejected.
             if call.execution.reason == "shutdown":
                 raise CallSuspended(row.id) from None
             raise
@@ -489,8 +509,10 @@ class ApprovalFlow:
             try:
                 return await self.broker.decide(row.id, answer, by="approval_handler")
             except ToolError as error:
+                # Another frontend answered first, or the request expired.
                 if error.kind == "conflict":
                     return await self._reload_request(row)
+                # Without changed arguments, asking again would give the same error.
                 if answer.arguments is None:
                     raise
                 request = replace(request, reason=f"{row.request.reason}\nThese arguments are invalid: {error}")
@@ -509,6 +531,7 @@ class ApprovalFlow:
         assert call.entry is not None
         lane = call.lane
         evaluate_changed_arguments(call.entry, given, lane.authority, lane.rules, lane.environment.roots)
+        # A copy: the arguments of the call change only after the answer is stored.
         changed = copy(call)
         changed.arguments = call.entry.validate_arguments(dict(given))
         changed.verdict = self._evaluate(changed)
@@ -526,6 +549,7 @@ class ApprovalFlow:
             raise self._make_refusal(call, row)
         if row.changed_arguments is not None:
             await self._use_changed_arguments(call, row.changed_arguments)
+        # A deny rule that was added during the wait is stronger than the approval.
         elif call.rules is not lane.rules and (verdict := self._evaluate(call)).action == "deny":
             raise CallRejection("authorise", "denied", verdict.reason)
         call.rules = lane.rules
@@ -540,6 +564,7 @@ class ApprovalFlow:
             raise CallRejection("validate", error.kind, error.text) from None
         set_required_locks(call, self._lock_resolver)
         check_subagent_can_start(call)
+        # The watchdogs saw other arguments. Their answer does not cover these.
         verdict = await self._apply_watchdogs(call, self._evaluate(call))
         if verdict.action == "deny":
             raise CallRejection("authorise", "denied", verdict.reason)
@@ -596,6 +621,7 @@ class ApprovalFlow:
         call.copy_arguments()
         try:
             given = call.entry.tool.questions(call.arguments)
+            # A tool may have to read its state before it knows what to ask.
             if isinstance(given, Awaitable):
                 waits = given
                 given = cast("Sequence[UserQuestion]", await call.await_interruptible("authorise", lambda: waits))
@@ -654,6 +680,7 @@ class ApprovalFlow:
         finally:
             self.broker.remove_decision_waiter(asked.id)
             asking.cancel()
+        # The answer is used up at once, since the tool runs already and cannot be resumed.
         if row is not None and row.state == "approved":
             await self.broker.consume_approvals((row,), ())
         else:
@@ -676,6 +703,7 @@ class ApprovalFlow:
         :raises CallRejection: ``conflict``
         """
         assert call.entry is not None
+        # The generation may have changed while the call waited for its locks.
         now = call.lane.current_generation().resolve_tool_name(call.entry.id)
         if now is None or now.definition_hash != call.entry.definition_hash:
             why = f"The definition of `{call.tool_id}` has changed since this call was approved. Nothing was run. Make the call again."

@@ -150,7 +150,7 @@ class HostAccessRequests:
 
     async def _submit(self, call: Call, name: str, decision: HostDecision) -> Approval:
         """Make a request durable, with its record."""
-        reason = f"{decision.reason} The running command waits for the answer. `once` counts until the command ends."
+        reason = f"{decision.reason} The running command waits for the answer. `once` applies until the command ends."
         request = replace(
             self._flow.build_approval_request(call),
             reason=reason,
@@ -204,7 +204,7 @@ class HostAccessRequests:
 
 def _refuse_changes(row: Approval, _changed: Mapping[str, Any]) -> Mapping[str, str]:
     raise ToolError(
-        f"Request {row.id} is about a host, and the command already runs. Answer without changed arguments.",
+        f"Request {row.id} is about a host, and its command is already running. Answer without changed arguments.",
         kind="invalid_input",
     )
 

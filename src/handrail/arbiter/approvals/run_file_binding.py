@@ -274,6 +274,6 @@ def explain_file_changes(approved: Mapping[str, str], now: Mapping[str, str]) ->
     more = len(faults) - _MOST_NAMED
     named = ", ".join(faults[:_MOST_NAMED]) + (f", and {more} more" if more > 0 else "")
     return (
-        f"Files that this call may run differ since its approval: {named}. Nothing was run. Make the call again, so that the "
-        "user can approve the present files."
+        f"Files that this call may run have changed since its approval: {named}. Nothing was run. Make the call "
+        "again, so that the user can approve the current files."
     )

@@ -227,6 +227,7 @@ class BackgroundJobManager:
             )
         if call.job is not None:
             return call.job.row.job
+        # A user may press the key twice. Both requests get the same job.
         if (under_way := self._moving.get(call)) is not None:
             return await asyncio.shield(under_way)
         if not call.entry.spec.promotable:
@@ -250,6 +251,7 @@ class BackgroundJobManager:
             live = self._new(call, "running")
             await self._store_new(live)
         except BaseException:
+            # The caller of the call waits for this decision, so it must be made whatever fails.
             handing.set_result(False)
             raise
         if call.output_stream is not None:
@@ -286,6 +288,7 @@ class BackgroundJobManager:
         while job_id in self.running or self.table.get(job_id) is not None:
             job_id = f"{wire_name(spec.id)}_{randomness.token_hex(4)}"
         shown = self._shaper.redact_to_json(call.arguments)
+        # A job that needed an approval, or whose arguments contain a secret, cannot be repeated without the user.
         again = spec.idempotent and not call.approvals.granted and shown == call.arguments
         path = Path(self._shaper.folder(call.session_id)) / f"{make_file_name_for_call(job_id)}{JOB_SUFFIX}"
         job = Job(
@@ -357,6 +360,7 @@ class BackgroundJobManager:
             await self.table.commit(self.table.add(live.row), self.log.build_record_insert_work(records))
         except BaseException:
             del self.running[live.row.id]
+            # The move did not happen. The other records of the call are still true.
             call.records = [record for record in records if record.kind != "backgrounded"] + call.records
             raise
         call.job = live
@@ -386,6 +390,7 @@ class BackgroundJobManager:
         try:
             answer = await self._carry_out(live.call, predecessors)
             if self._record_end(live, answer):
+                # The end must not be lost while the disk is full, so it is stored again until that succeeds.
                 while not await self._store_end(live, answer.model):
                     live.ended.set()
                     await asyncio.sleep(self.limits.retry_s)
@@ -405,6 +410,7 @@ class BackgroundJobManager:
     def _record_end(self, live: LiveJob, answer: CallAnswer) -> bool:
         """Update the row of a job whose task is done, and return whether the job has ended for good."""
         row, result = live.row, answer.result
+        # The process is ending, and not the job. The row stays unfinished for the next process.
         if self.may_rerun_interrupted_job(row, result):
             live.row = row.with_state("pending")
             self.table.write_soon(self.table.build_update_unfinished_job_work(live.row))
@@ -444,6 +450,7 @@ class BackgroundJobManager:
 
         :return: whether nothing is left to do now
         """
+        # A closed session has no agent that could read the notification.
         if lane.closed_reason is not None:
             self.defer_notification(row)
             return True
@@ -464,6 +471,7 @@ class BackgroundJobManager:
 
         :raises LogUnavailable: if that cannot be made durable; the notifications stay pending
         """
+        # The notifications count as delivered only if the conversation has the call that delivered them.
         await call.wait_until_proposal_durable()
         await self.table.commit(
             self.log.build_record_insert_work(records),
@@ -488,6 +496,7 @@ class BackgroundJobManager:
 
     async def stop_jobs_and_wait(self, reason: StopReason, session_id: str | None = None) -> None:
         """Stop all jobs, or those of a session, and wait for their end, within a limit."""
+        # A call that is moving becomes a job in a moment, and that job must be stopped as well.
         await asyncio.gather(*self._moving.values(), return_exceptions=True)
         waiting: list[asyncio.Task[None]] = []
         for live in self.request_stop_of_jobs(reason, session_id):
@@ -541,8 +550,13 @@ class BackgroundJobManager:
         return ended
 
     async def get_model_visible_result(self, row: JobRow) -> Result:
-        """Return the result of an ended job, as the model may see it."""
-        if (outcome := await self.log.find_outcome(row.job.call_id)) is None or outcome.kind == "interrupted":
+        """Return the result of an ended job, as the model may see it.
+
+        :raises LogUnavailable: if the log cannot be read
+        """
+        outcome = await self.log.find_outcome(row.job.call_id)
+        # Without an outcome in the log it is unknown whether the job had an effect, so the answer says that.
+        if outcome is None or outcome.kind == "interrupted":
             begun = outcome is not None and (outcome.body or {}).get("outcome") != "not-begun"
             handed = () if self.tree is None else self.tree.list_delegated_by_call(row.job.session_id, row.job.call_id)
             return add_subagent_sessions_to_error(make_interrupted_job_result(row, begun=begun), handed)
@@ -602,6 +616,7 @@ class JobRecovery:
         outcome = await self._jobs.log.find_outcome(row.job.call_id)
         ended = outcome is not None and outcome.kind != "interrupted"
         result = None if outcome is None or not ended else parse_recorded_result(outcome)
+        # The agent that delegated the work has ended, so no session would receive the result of another run.
         below = self._jobs.tree is not None and self._jobs.tree.is_subagent(row.job.session_id)
         if result is not None and (below or not self._jobs.may_rerun_interrupted_job(row, result)):
             return row.with_state(derive_job_end_state(result), self._jobs.clock())
@@ -645,6 +660,7 @@ class JobRecovery:
     @staticmethod
     def _move_to_session(live: LiveJob, lane: Lane) -> None:
         call, before = live.call, live.call.lane
+        # The programs of the job run in the terminals of the former lane.
         lane.environment.terminals = before.environment.terminals
         lane.delegating_calls = before.delegating_calls
         live.subagent_runner = live.subagent_runner or before.subagent_runner
@@ -659,6 +675,7 @@ class JobRecovery:
         generation = lane.current_generation()
         proposed = ProposedCall(row.job.tool_id, row.arguments)
         entry = generation.resolve_tool_name(row.job.tool_id)
+        # The arguments were valid for the old definition. The new one could do something else with them.
         if entry is None or entry.definition_hash != row.definition:
             fault = (
                 f"The definition of `{row.job.tool_id}` has changed since job {row.id} started. Make the call again."

@@ -29,6 +29,7 @@ def neutralise_for_model(result: Result, encoded: bytes | None = None) -> Result
     """
     counts: Counter[str] = Counter()
     data = result.data
+    # The check of the encoded bytes is one native scan. Most outputs contain nothing to spell out and need no walk.
     if data is not None and may_need_escaping(orjson.dumps(data) if encoded is None else encoded):
         data = _neutralise_value(data, counts)
     if (error_text := result.error_text) is not None:
@@ -115,6 +116,7 @@ def make_audience_results(spec: ToolSpec, result: Result) -> tuple[Result, Resul
 
 def _hidden_result(spec: ToolSpec, result: Result, audience: str) -> Result:
     """Return the result without its output, for an audience that may not see it."""
+    # An allow-list: a tool may put parts of its output into its own metadata, which must stay hidden as well.
     known = {key: value for key, value in result.metadata.items() if key in _OF_THE_CALL}
     known["hidden_by"] = f"exposure: {spec.exposure}"
     data = {"summary": f"The tool ran. Its output is not shown to {audience}."} if result.ok else None
@@ -128,6 +130,7 @@ def _masked_result(result: Result) -> Result:
     whole: object = result.data
     data: dict[str, Any] | None = None
     if whole is not None:
+        # A tool that masks its output knows best how to sum it up, so its own summary goes first.
         own = cast("dict[str, object]", whole).get("summary") if isinstance(whole, dict) else None
         summary = (
             own[:MAX_SUMMARY]

@@ -62,6 +62,7 @@ def copy_through_json(value: Any) -> Any:
         return value
     if kind is dict:
         members = cast("dict[Any, Any]", value)
+        # Only plain texts: JSON has no other keys, and a subclass of `str` may compare in another way.
         if not all(type(key) is str for key in members):
             raise NotPlainJson
         return {key: copy_through_json(item) for key, item in members.items()}
@@ -78,6 +79,7 @@ def is_estimated_within_size(value: Any, most: int) -> bool:
 def _remaining(value: Any, left: int, depth: int) -> int:
     items = cast("Collection[Any]", value.values() if type(value) is dict else value)
     left -= len(items)
+    # The depth is limited because this walk recurses and a tool may return a list that contains itself.
     if left < 0 or depth > _MAX_DEPTH:
         return -1
     for item in items:
@@ -119,6 +121,8 @@ class _FragmentEncoder:
         weight, changed = 0, False
         for item in value:
             light, size = self.encode(item)
+            # The group so far is encoded as an array of its own, and its brackets are cut off, so that the pieces can
+            # be joined with commas.
             if self._whole and weight + size > PIECE_CHARACTERS and group:
                 written.append(orjson.dumps(group, None, self._option)[1:-1])
                 group, weight = [], 0
@@ -149,6 +153,7 @@ class _FragmentEncoder:
         return _fragment(b"{", [b",".join(written)], b"}"), _WEIGHT
 
 
+# A JSON string may be split between any two characters, because each is escaped by itself.
 def _encode_pieces(text: str) -> Iterator[bytes]:
     return (orjson.dumps(text[at : at + PIECE_CHARACTERS])[1:-1] for at in range(0, len(text), PIECE_CHARACTERS))
 
@@ -247,6 +252,7 @@ class JsonConversion:
             return self._add_binary(bytes(cast("bytes", value)), "application/octet-stream")
         if isinstance(value, Blob):
             return self._add_binary(value.data, value.media_type)
+        # Before the simple types: an `IntEnum` or `StrEnum` is also one of those, and its value may be of another kind.
         if isinstance(value, enum.Enum):
             return self._convert(value.value)
         if (simple := self._convert_simple(value)) is not None:
@@ -255,6 +261,7 @@ class JsonConversion:
             return self._add_note("<cycle>", f"a {type(value).__name__} contains itself")
         if len(self._open) >= MAX_DEPTH:
             return self._add_note("<nested too deep>", f"is nested deeper than {MAX_DEPTH} levels")
+        # Identities, not values: a container in an equal one is no cycle, and a foreign `__eq__` is not called.
         self._open.add(id(value))
         depth = len(self._where)
         try:
@@ -266,6 +273,8 @@ class JsonConversion:
     def _convert_simple(self, value: object) -> Any:
         """Convert a single value; return None for a container or a foreign object."""
         if isinstance(value, str):
+            # The method of the base class, since a subclass may override it with code that raises or lies about the
+            # text.
             return self._convert_text(str.__str__(value))
         if isinstance(value, int):
             return self._convert_integer(int.__int__(value))
@@ -287,9 +296,11 @@ class JsonConversion:
             raise ValueTooLarge
         if isinstance(value, Mapping):
             return self._convert_object(list(cast("Mapping[object, object]", value).items()))
+        # Before sequences, since a named tuple is one, and its names would be lost.
         if isinstance(value, tuple) and (names := getattr(cast("object", value), "_fields", None)) is not None:
             return self._convert_object(list(zip(names, cast("tuple[object, ...]", value), strict=True)))
         if isinstance(value, Set):
+            # A set has no stable order, and the same output must give the same hash and log record each time.
             return self._convert_array(sorted(cast("Set[object]", value), key=_sort_key))
         if isinstance(value, Sequence):  # list, tuple, deque, range, …; strings and bytes are handled before
             return self._convert_array(list(cast("Sequence[object]", value)))
@@ -309,6 +320,7 @@ class JsonConversion:
         counts: dict[str, int] = {}
         for key, item in items:
             name = unique = self._convert_key(key)
+            # `1` and `"1"` are different keys in Python and equal in JSON. Neither value may be lost silently.
             while unique in made:
                 count = counts[name] = counts.get(name, 1) + 1
                 unique = f"{name} ({count})"
@@ -337,6 +349,7 @@ class JsonConversion:
         return made if isinstance(made, str) else self._convert_text(_object_text(str(key)))
 
     def _convert_text(self, text: str) -> str:
+        # A long text counts as several parts, so that a few huge texts cannot escape the limit on parts.
         self._left -= len(text) >> 8
         if self._left < 0:
             raise ValueTooLarge
@@ -352,6 +365,7 @@ class JsonConversion:
     def _convert_integer(self, number: int) -> int | str:
         if -(2**63) <= number < 2**64:
             return number
+        # `str` takes quadratic time for a large integer, and Python refuses more than 4,300 digits. `hex` is linear.
         shown = str(number) if number.bit_length() <= 4096 else hex(number)
         return self._add_note(shown, "is an integer of more than 64 bits, sent as text")
 
@@ -362,6 +376,7 @@ class JsonConversion:
         return self._add_note(shown, f"is {shown}, which has no JSON form, sent as text")
 
     def _add_binary(self, data: bytes, media_type: object) -> dict[str, Any]:
+        # The media type comes from the tool and ends up in the log and in prompts, so only the plain form is accepted.
         known = isinstance(media_type, str) and _MEDIA_TYPE.fullmatch(media_type)
         name = str(media_type) if known else "application/octet-stream"
         place: dict[str, Any] = {"artifact": None, "media_type": name, "bytes": len(data)}
@@ -372,6 +387,7 @@ class JsonConversion:
         if len(self.notes) < _MAX_NOTES:
             where = "".join(
                 f"[{step}]" if isinstance(step, int) else f".{step if len(step) <= 40 else '(a long key)'}"
+                # Only the last steps: a path of 100 levels would be longer than the note itself.
                 for step in self._where[-8:]
             )
             self.notes.append(f"{where or 'the output'} {why}")

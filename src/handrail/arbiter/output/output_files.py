@@ -50,6 +50,7 @@ class JobOutputQuota:
 
         If there is not, nothing is removed.
         """
+        # The first test comes before any removal: outputs must not be lost for a request that cannot be met anyway.
         if self._used - self._removable + size > self.most or not self.remove_outputs_for_space(size):
             return False
         self._used += size
@@ -61,6 +62,7 @@ class JobOutputQuota:
             path = next(iter(self._ended))
             removable = self._ended.pop(path)
             self._removable -= removable
+            # Only bytes that are really free count. A file that cannot be removed still takes its space.
             if _remove_output(path, self.quota_used_up_text):
                 self._used -= removable
         return self._used + size <= self.most
@@ -81,6 +83,7 @@ class JobOutputQuota:
         :param size: the bytes reserved for it
         """
         if size:
+            # Removing the old entry moves the file to the end of the order, behind the outputs whose jobs ended before.
             self._removable += size - self._ended.pop(path, 0)
             self._ended[path] = size
 
@@ -99,6 +102,7 @@ class JobOutputQuota:
 def read_removal_note_as_output(path: str, cursor: int) -> JobOutputChunk | None:
     """Return the note of a removed output as the output from a cursor on; None if there is none. Blocks."""
     try:
+        # Without following links: a link must not lead to a file outside the folder.
         with os.fdopen(os.open(f"{path}{REMOVED_SUFFIX}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
             size, _, note = file.read(_MAX_NOTE).decode("utf-8", "replace").partition("\n")
         end = int(size)
@@ -174,10 +178,12 @@ class OutputFileQuota:
     """
 
     def __init__(self, folder: Path, most: int) -> None:
+        # The safe default until the kernel knows its sessions: nothing is removed.
         self.in_use: Callable[[str], bool] = lambda session_id: True
         self._folder = folder
         self._most = most
         self._lock = threading.Lock()
+        # As if the quota were used up, so that the first write scans the files of earlier processes.
         self._used = most
         """An upper bound of the bytes in use; exact after each scan."""
         self._oldest: list[_SidecarFile] = []
@@ -223,6 +229,7 @@ class OutputFileQuota:
 
     def _has_room_for(self, size: int) -> bool:
         while self._used + size > self._most and not self._remove_oldest_files(size):
+            # Nothing has changed since the last scan, so another one would find the same and only delay the call.
             if not self._changed:
                 return False
             self._changed = False  # first, so that a later change causes another scan
@@ -232,6 +239,7 @@ class OutputFileQuota:
     def _remove_oldest_files(self, size: int) -> bool:
         """Remove the oldest removable files if that frees enough, and return whether ``size`` bytes are free."""
         spare = [one for one in self._oldest if not self.in_use(one.path.parent.name)]
+        # Removal would not be enough, so the files are spared: the write fails in either case.
         if self._used + size - sum(one.size - _NOTED for one in spare) > self._most:
             return False
         gone: set[_SidecarFile] = set()
@@ -251,7 +259,9 @@ class OutputFileQuota:
                 with suppress(OSError):
                     about = file.stat(follow_symlinks=False)
                     if stat.S_ISREG(about.st_mode) and not file.name.endswith(_OTHERS):
+                        # By inode, since a fork links the same file, which takes its space only once.
                         sizes[about.st_dev, about.st_ino] = about.st_size  # a fork shares the file
+                        # Removing one of two links frees nothing and would take the output from one of the sessions.
                         if about.st_nlink == 1 and about.st_size > _WORTH:
                             found.append(_SidecarFile(about.st_mtime_ns, Path(file.path), about.st_size))
         self._used = sum(sizes.values())
@@ -315,6 +325,8 @@ def write_output_file(
                 kept = total = 0
                 for piece in pieces:
                     total += len(piece)
+                    # After the first cut, later pieces are only counted: a shorter one must not be appended behind a
+                    # gap.
                     if kept == total - len(piece):
                         part = piece[: MAX_SIDECAR_BYTES - kept]
                         reserve(len(part))
@@ -346,11 +358,13 @@ def make_file_name_for_call(call_id: str) -> str:
     name = _NOT_IN_A_NAME.sub("_", call_id)[:_MAX_NAME]
     if name == call_id and name:
         return name
+    # The hash keeps two IDs apart that differ only in replaced characters or after the cut.
     return f"{name}-{hashlib.sha256(call_id.encode('utf-8', 'surrogatepass')).hexdigest()[:10]}"
 
 
 def _create_file(folder: Path, name: str, ending: str) -> tuple[Path, int]:
     """Create a new file. An earlier attempt of the same call keeps its own file."""
+    # Exclusive and without following links, so that no file that exists already is overwritten, whoever made it.
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     for attempt in range(1, _MAX_SAME_NAME):
         path = folder / (f"{name}{ending}" if attempt == 1 else f"{name}-{attempt}{ending}")

@@ -36,9 +36,9 @@ _UNBROKEN = 40
 """Base64 wraps in longer lines, so this many characters contain at most one line end."""
 _HTML = {"&": "amp", "<": "lt", ">": "gt", '"': "quot", "'": "apos"}
 _BY_NUMBER = "&#"
-"""Searched first: one byte is found ten times as fast as two."""
+"""The beginning of every numeric reference."""
 _AMPERSAND = ord("&")
-"""Looked for first: one byte is found ten times as quickly as two."""
+"""Searched first: one byte is found ten times as fast as two."""
 _NUMBERED = re.compile(r"(&#(?:[xX]0*[0-9a-fA-F]{1,6}(?![0-9a-fA-F])|0*[0-9]{1,7}(?![0-9]));?)")
 _UNFINISHED = re.compile(r"&(?:#(?:[xX][0-9a-fA-F]*|[0-9]*))?")
 _LONGEST_BY_NUMBER = 64
@@ -86,6 +86,7 @@ class SecretEncoding:
 
         The end is -1 if there is none. It may be incomplete if the end of ``text`` leaves an occurrence, or a longer one, open.
         """
+        # The usual case of base64 on one line, without a walk through the atoms.
         if self.literal and text.startswith(self.literal, start):
             return start + len(self.literal), False
         size = len(text)
@@ -97,8 +98,11 @@ class SecretEncoding:
                 for one in atom:
                     end = at + len(one)
                     piece = text[at:end]
+                    # Escapes may be written in either case; the characters of the secret itself may not.
                     if piece == one or (one[0] in "%\\&" and piece.lower() == one.lower()):
                         after.add(end)
+                    # The text ends inside this spelling. A stream must hold it back, since the next piece may complete
+                    # the secret.
                     elif end > size and (one.startswith(piece) or one.lower().startswith(piece.lower())):
                         is_open = True
             if not after:
@@ -126,6 +130,8 @@ class HtmlDecodedText:
             read = pieces[:]
             read[1::2] = map(characters.__getitem__, numbered)
             for whole, more in ((self._pieces, pieces), (self._read, read)):
+                # Both lists must keep alternating between plain pieces and references, also across slices: odd places
+                # are references.
                 whole[-1] += more[0]
                 whole.extend(more[1:])
         self.text = "".join(self._read)
@@ -179,6 +185,7 @@ def _decode_html_reference(numbered: str, as_bytes: bool) -> str:
     """Return the character of a numeric reference; the reference itself if the number is invalid."""
     digits = numbered[2:].removesuffix(";")
     number = int(digits[1:], 16) if digits[0] in "xX" else int(digits.lstrip("0") or "0")
+    # Browsers show a replacement character for these, so they cannot spell a part of a secret.
     if number > 0x10FFFF or 0xD800 <= number <= 0xDFFF:
         return numbered
     return chr(number).encode().decode("latin-1") if as_bytes else chr(number)
@@ -196,6 +203,7 @@ class SecretEncodingMatcher:
         for label, values in secrets.items():
             for value in values:
                 for form in _encodings_of(value, label, as_bytes=as_bytes):
+                    # Two names may have the same value. One form is enough, and the first name is shown.
                     forms.setdefault(form.atoms, form)
         self._as_bytes = as_bytes
         self._forms = tuple(forms.values())
@@ -205,6 +213,8 @@ class SecretEncodingMatcher:
                 self._uses.setdefault(needle.text, []).append((form, needle))
         self._needles = tuple(self._uses)
         self._binary = tuple(needle.encode("latin-1" if as_bytes else "utf-8") for needle in self._needles)
+        # Only the first characters of the needles: a short pattern is compiled into a fast search, and a rare false hit
+        # costs one full search.
         self._gate = re.compile(_trie_pattern(needle[:_GATE] for needle in self._needles))
         self._binary_gate = re.compile(
             _trie_pattern(n.decode("latin-1")[:_GATE] for n in self._binary).encode("latin-1")
@@ -215,6 +225,7 @@ class SecretEncodingMatcher:
 
     def may_contain_secret(self, text: str) -> bool:
         """Return whether a full search is necessary. Quick, and True for every text with an occurrence."""
+        # One search of a short text is faster with one pattern; `in` is a vectorised search and wins for long texts.
         if len(text) < _SHORT:
             if self._gate.search(text) is not None:
                 return True
@@ -268,12 +279,14 @@ class SecretEncodingMatcher:
                             end, _ = form.match_longest_at(text, start)
                             if end >= 0:
                                 found.add(SecretOccurrence(start, end, form.label))
+                # From the next character, since occurrences may overlap, as in `aaaa` with a secret `aaa`.
                 at = text.find(needle, at + 1)
         return found
 
     def find_incomplete_secret_start(self, text: str) -> int:
         """Return where the first possible beginning of a secret starts that the end of ``text`` leaves open."""
         held = self._find_open_start(text)
+        # Bounded, or a stream with one `&` and no end of the reference would be held back for ever.
         tail = max(text.rfind("&", max(0, len(text) - _LONGEST_BY_NUMBER)), 0)
         whole = tail if _UNFINISHED.fullmatch(text, tail) else len(text)
         if _BY_NUMBER in text or whole < len(text):
@@ -292,9 +305,11 @@ class SecretEncodingMatcher:
 def _encodings_of(value: str, label: str, *, as_bytes: bool) -> Iterator[SecretEncoding]:
     encoded = value.encode()
     yield _make_encoding([_spellings_of_character(character, as_bytes) for character in value], label)
+    # Some programs also escape the characters that need no escape in a URL.
     yield _make_encoding([(f"%{byte:02x}",) for byte in encoded], label)
     for digits in (encoded.hex(), encoded.hex().upper()):
         yield _make_encoding([(digits,)], label)
+    # Base64 encodes groups of three bytes, so a value has three encodings, depending on what comes before it.
     for place in range(3):
         yield from _base64_encodings(encoded, place, label)
 
@@ -326,10 +341,12 @@ def _base64_encodings(value: bytes, place: int, label: str) -> Iterator[SecretEn
     Characters that ``value`` shares with its neighbours are left out, and with its last one if it is at the end.
     """
     encoded = base64.b64encode(b"\0" * place + value).decode()
+    # Only characters whose six bits all belong to the value are certain.
     first, end = -(-place * 8 // 6), (place + len(value)) * 8 // 6
     certain, rest = encoded[first:end], encoded[end:]
     parts = [certain, certain + rest[:1], certain + rest] if rest else [certain]
     for text in parts:
+        # A shorter piece would occur by chance in ordinary output.
         if len(text) >= MIN_BASE64:
             yield _make_encoding(
                 [_base64_atom(character, wraps=index > 0) for index, character in enumerate(text)],
@@ -343,6 +360,7 @@ def _base64_atom(character: str, *, wraps: bool) -> Atom:
     alternatives: tuple[str, ...] = (character,)
     if character in "+/=":
         alternatives += (f"%{ord(character):02x}", *{"+": "-", "/": "_"}.get(character, ""))
+    # Programs wrap base64 at 64 or 76 characters, and the output may be quoted in JSON, so the line end may be escaped.
     if wraps:
         alternatives += tuple(end + one for end in _LINE_ENDS for one in alternatives)
     return alternatives

@@ -50,6 +50,7 @@ class SecretRedactor:
 
         :raises ValueError: for a value that cannot be redacted; the text contains the name and never the value
         """
+        # A copy: if one of the new secrets is invalid, none of them is registered.
         every = dict(self._secrets)
         for name, value in secrets.items():
             if problem := explain_invalid_secret_name(name):
@@ -60,6 +61,7 @@ class SecretRedactor:
         labelled = {f"[secret:{name}]": sorted(values) for name, values in every.items()}
         forms = SecretEncodingMatcher(labelled)
         for label in labelled:
+            # Otherwise the placeholder itself would contain a secret, and each redaction would create new occurrences.
             for found in forms.find_secret_occurrences(label):
                 raise ValueError(
                     f"Secret `{found.label[8:-1]}` has a value that is part of the placeholder `{label}`. Use a longer, "
@@ -93,6 +95,7 @@ class SecretRedactor:
         """
         if len(text) <= _LONG:
             return self.redact_text(text)[:most]
+        # The stream holds back what may begin a secret, which a plain cut could show in part.
         return self.create_stream_redactor().redact_piece(text[:_LONG])[:most]
 
     def redact_bytes(self, data: bytes) -> bytes:
@@ -155,6 +158,7 @@ class SecretRedactor:
             new_key, new_item = self.redact_text(key), self._redact_parts(item)
             changed = changed or new_key is not key or new_item is not item
             unique = new_key
+            # Also not a later original key, which would otherwise be overwritten or would overwrite this one.
             while unique in walked or (unique is not key and unique in value):
                 count = counts[new_key] = counts.get(new_key, 1) + 1
                 unique = f"{new_key} ({count})"
@@ -175,6 +179,7 @@ class SecretRedactor:
                 break
             if found.start >= shown:
                 out += (text[shown : found.start], found.label)
+            # Occurrences may overlap. Text that any of them covers must not be shown.
             shown = max(shown, found.end)
         if not shown and upto == len(text):
             return text, 0
@@ -271,6 +276,7 @@ def redact_logs(redactor: SecretRedactor) -> Generator[None]:
     """Redact log messages until the block ends, also secrets that ``redactor`` learns meanwhile."""
     redaction = _RedactionFilter(redactor)
     for name in LOGGERS:
+        # A filter on the logger works before all handlers, also those that the embedding program adds later.
         logging.getLogger(name).addFilter(redaction)
     try:
         yield
@@ -287,6 +293,7 @@ class _RedactionFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if not self._redactor.active:
             return True
+        # The formatted message: a secret may be spread over the format and its arguments.
         message = record.getMessage()
         if (shown := self._redactor.redact_text(message)) is not message:
             record.msg, record.args = shown, ()

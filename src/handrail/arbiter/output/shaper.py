@@ -90,6 +90,7 @@ def truncate_output(data: Any, encoded: bytes, spec: ToolSpec, redact: Callable[
         if texts := [(len(value), key) for key, value in members.items() if isinstance(value, str)]:
             key = max(texts)[1]
             others, size = _other_members(members, key)
+            # A tool's own `head` or `tail` would be overwritten, so such an object is shown as JSON text.
             if size <= spec.max_output // _SMALL and others.keys().isdisjoint(("head", "tail")):
                 return _truncate_text(members[key], key, others, size, spec.max_output)
     # Indented, so that the sidecar can be read and searched by lines.
@@ -173,6 +174,7 @@ def _truncate_entries(
     head: list[Any] = []
     size += 1  # two brackets, and one comma less than entries
     for entry in entries[:max_entries]:
+        # Entries stay whole: half of a match or of a JSON object would mislead the model.
         size += len(orjson.dumps(entry)) + 1
         if size > max_output:
             break
@@ -197,6 +199,7 @@ def _find_only_list(data: Any) -> tuple[list[Any] | None, str | None]:
     if isinstance(data, dict):
         members = cast("dict[str, Any]", data)
         lists = [key for key, value in members.items() if isinstance(value, list)]
+        # With two lists it is unclear which of them is the output.
         if len(lists) == 1:
             return members[lists[0]], lists[0]
     return None, None
@@ -295,6 +298,7 @@ class OutputShaper:
 
         :param metadata: the arbiter's metadata, plain JSON; the result takes it over
         """
+        # This path hides nothing from any audience, so it is only for tools that have nothing to hide.
         if spec.exposure != "both" or spec.prompt_mask:
             return None
         kind = type(value)  # pyright: ignore[reportUnknownVariableType]
@@ -336,6 +340,7 @@ class OutputShaper:
             and truncate_output(data, encoded, spec, str)
         ):
             return None
+        # The same object for both audiences, which saves most calls a copy.
         result = model = Result("output", data, None, metadata)
         if kind not in _SCALARS and may_need_escaping(encoded):
             if len(encoded) > _INLINE_SPELLED:
@@ -372,6 +377,8 @@ class OutputShaper:
                 written = asyncio.get_running_loop().run_in_executor(self._threads, partial(work, inline=False))
             except RuntimeError:  # closed already: the last call may block the loop, but is answered
                 return work(inline=False)
+            # Without the shield, a cancellation could drop the work before a thread begins it, and no file would have
+            # the output.
             return await asyncio.shield(written)
 
     @overload
@@ -397,6 +404,7 @@ class OutputShaper:
             value = plain.data
             for binary in plain.binaries:
                 digest.update(hashlib.sha256(binary.data).digest())
+        # Sorted, since a model may send the same arguments in another order after the approval.
         digest.update(orjson.dumps(value, option=orjson.OPT_SORT_KEYS))
         return digest.hexdigest()
 
@@ -416,6 +424,7 @@ class OutputShaper:
         call = _ShapingContext(spec, call_id, session_id, inline, set(nested))
         try:
             result = self._build_full_result(call, value, metadata)
+        # Before the general clause below: this is a request for a thread and no fault of the output.
         except _ThreadRequired:
             raise
         except ValueTooLarge:
@@ -423,7 +432,7 @@ class OutputShaper:
                 raise _ThreadRequired from None
             result = Result.error(
                 "limit",
-                f"`{spec.id}` ran, but its output has too many parts to be shown. Request less at once.",
+                f"`{spec.id}` ran, but its output has too many parts to be shown. Request less at a time.",
                 **metadata,
             )
         except Exception as error:  # the tool ran, so the call is answered even if its output is faulty
@@ -433,6 +442,7 @@ class OutputShaper:
                 **metadata,
             )
         encoded = orjson.dumps(result.data)
+        # The data are within the limit already, but spelling out thousands of characters would still delay other calls.
         if inline and len(encoded) > _INLINE_SPELLED and may_need_escaping(encoded):
             raise _ThreadRequired
         at_face, model = make_audience_results(spec, result)
@@ -457,6 +467,7 @@ class OutputShaper:
             error_text = decode_truncated_utf8(error_text.encode(), limit)
             more["truncated"] = True
         found = truncate_output(model.data, orjson.dumps(model.data), call.spec, str)
+        # The output was within the limit before, so no file has been written. Now the model needs one to read the rest.
         if found is not None and "output_path" not in more and result.data is not None:
             whole = result.data if isinstance(result.data, str) else encode_indented_json(result.data).decode()
             entries = {key: value for key, value in found.counts.items() if key not in ("omitted_bytes", "omitted_at")}
@@ -499,6 +510,7 @@ class OutputShaper:
             more["conversions"] = self.redactor.redact_json([*plain.notes, *extra])
         for binary in plain.binaries:
             call.require_worker_thread()
+            # Before it is stored: an artifact is named by the hash of its content and cannot be changed later.
             content = self.redactor.redact_bytes(binary.data)
             binary.placeholder["bytes"] = len(content)
             try:

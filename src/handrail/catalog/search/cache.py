@@ -103,7 +103,7 @@ def _parse_content(content: memoryview, head: Mapping[str, Any]) -> tuple[Mappin
         raise UnusableCacheFile("has no head")
     lengths = cast(list[int], sizes)
     if sum(lengths) != len(rest):
-        raise UnusableCacheFile("has another length than its head says")
+        raise UnusableCacheFile("has a different length than its header states")
     blocks: list[memoryview] = []
     for length in lengths:
         blocks.append(rest[:length])
@@ -270,7 +270,7 @@ class SearchCache:
         try:
             return read_cache_file(path, head)
         except UnusableCacheFile as reason:
-            self._tell(f"The cache file {path} {reason}. It is made again.")
+            self._tell(f"The cache file {path} {reason}. It is rebuilt.")
             self._discard(path)
             return None
 
@@ -278,9 +278,7 @@ class SearchCache:
         try:
             write_cache_file(path, head, blocks)
         except OSError as error:
-            self._tell(
-                f"The cache file {path} cannot be written ({error.strerror}). Its content is made again at the next start."
-            )
+            self._tell(f"The cache file {path} cannot be written ({error.strerror}). It is rebuilt at the next start.")
             return False
         return True
 

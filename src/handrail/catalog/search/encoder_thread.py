@@ -173,13 +173,13 @@ class EncoderThread:
 
     @property
     def excluded_tools_description(self) -> str:
-        """A text about the tools that are only found by words, because the embedder refuses their texts.
+        """A text about the tools that are only found by words, because the embedder rejects their texts.
 
         It is empty if there are none.
         """
         number = len(self._excluded)
         several = "1 tool is" if number == 1 else f"{number} tools are"
-        return f"{several} searched by words only, because the embedder refuses their texts" if number else ""
+        return f"{several} searched by words only, because the embedder rejects their texts" if number else ""
 
     def is_text_excluded(self, key: bytes) -> bool:
         """Return whether the embedder refuses the text of this key at any length; only for use on its thread."""
@@ -282,7 +282,7 @@ class EncoderThread:
                 self._cache.delete_vectors(self._embedder.fingerprint)
             raise EmbedderError(
                 f"the embedder now returns vectors of {rows.shape[1]} numbers instead of {before}, so its name belongs to another "
-                "model; the stored vectors are made again at the next start"
+                "model; the stored vectors are computed again at the next start"
             )
         return rows
 

@@ -21,11 +21,11 @@ KIND_DESCRIPTIONS: Mapping[ProtectionKind, str] = {
     "start-up": "is read by shells, interpreters or sessions at their start, and can run any command",
     "key": "is a place for keys",
     "hook": "is run by version control automatically",
-    "vcs": "is version-control configuration, with which git can run any command",
+    "vcs": "is version-control configuration that can make git run any command",
     "state": "is internal state of version control, which only its programs write",
-    "editor": "is configuration with which editors and agents run programs",
+    "editor": "is configuration that editors and agents use to run programs",
     "instructions": "contains instructions for agents",
-    "settings": "is configuration of a tool, with which it can run any command",
+    "settings": "is tool configuration that can make the tool run any command",
     "code": "is configuration from which a tool loads or runs code",
 }
 """What a file of each kind is, as a predicate."""
@@ -70,8 +70,9 @@ NEVER_WRITTEN: tuple[ProtectedProgramFiles, ...] = (
         ".local/share/systemd .config/plasma-workspace library/launchagents library/launchdaemons .crontab .forward",
         "https://specifications.freedesktop.org/autostart-spec/latest/, man systemd.unit(5), man launchd.plist(5)"),
     ProtectedProgramFiles("start-up", "the X server and window managers", ".config/uwsm .config/kanshi .config/niri .config/swaync .config/mako .config/eww .config/leftwm .config/herbstluftwm .config/spectrwm .dwm .config/ags .config/quickshell .config/wayfire.ini .xbindkeysrc.scm .config/labwc .config/river .config/waybar .config/polybar .config/dunst .config/rofi .yabairc .skhdrc .chunkwmrc .aerospace.toml .amethyst.yml .hammerspoon .config/karabiner .phoenix.js .slate .xprofile .xinitrc .xsession .xsessionrc .xserverrc .xbindkeysrc "
-        ".xmonad .fluxbox .i3 .config/i3 .config/sway .config/openbox .config/xmonad .config/hypr .config/awesome .fvwm "
-        ".fvwm2rc .icewm .wmii .sxhkdrc .config/sxhkd .config/bspwm .config/qtile .dmrc .conkyrc .config/conky",
+        ".xmonad .fluxbox .i3 .config/i3 .config/sway .config/openbox .config/xmonad .config/hypr .config/awesome "
+        ".fvwm .fvwm2rc .icewm .wmii .sxhkdrc .config/sxhkd .config/bspwm .config/qtile .dmrc .conkyrc "
+        ".config/conky",
         "man startx(1), man Xsession(5)"),
     ProtectedProgramFiles("start-up", "Windows Explorer", "desktop.ini autorun.inf *.lnk *.scf *.library-ms *.searchconnector-ms",
         "https://learn.microsoft.com/windows/win32/shell/how-to-customize-folders-with-desktop-ini"),
@@ -194,10 +195,11 @@ NEVER_WRITTEN: tuple[ProtectedProgramFiles, ...] = (
         "tasks.vs.json launch.vs.json cppproperties.json",
         "https://learn.microsoft.com/visualstudio/ide/customize-build-and-debug-tasks-in-visual-studio"),
     ProtectedProgramFiles("editor", "Vim and Neovim", "init.vim .vimlocal .vim-project .vim.* .neovim .vimrc .vimrc.* .vimrc_* _vimrc .gvimrc _gvimrc .exrc _exrc .nexrc .exrc.lua .nvimrc "
-        ".nvimrc.* .nvim.lua .nvim .nvim.* .lvimrc .local.vimrc .localvimrc .local.vim .project.vim .projections.json .vim "
-        ".config/nvim .config/vim .vimspector.json .vimprj .vimproject session.vim .session.vim .neoconf.json .nlsp-settings "
-        ".nlsp.json coc-settings.json .ycm_extra_conf.py ycm_extra_conf.py .lazy.lua .spacevim.d .spacevim .ctrlp .neomakerc "
-        ".vintrc .overseer .nvim-dap.lua .nvim-tasks .vsnip .lvim .config/lvim",
+        ".nvimrc.* .nvim.lua .nvim .nvim.* .lvimrc .local.vimrc .localvimrc .local.vim .project.vim "
+        ".projections.json .vim .config/nvim .config/vim .vimspector.json .vimprj .vimproject session.vim "
+        ".session.vim .neoconf.json .nlsp-settings .nlsp.json coc-settings.json .ycm_extra_conf.py "
+        "ycm_extra_conf.py .lazy.lua .spacevim.d .spacevim .ctrlp .neomakerc .vintrc .overseer .nvim-dap.lua "
+        ".nvim-tasks .vsnip .lvim .config/lvim",
         "https://neovim.io/doc/user/options.html#'exrc', https://github.com/embear/vim-localvimrc"),
     ProtectedProgramFiles("editor", "Emacs", "early-init.el .dir-locals.el .dir-locals-2.el .emacs .emacs.* .emacs-* .emacs_* .projectile .doom.d .spacemacs "
         ".spacemacs.d .config/emacs .config/doom .eshell .emacs-project .eproject .dir-config.el .custom.el",
@@ -225,10 +227,11 @@ NEVER_WRITTEN: tuple[ProtectedProgramFiles, ...] = (
     ProtectedProgramFiles("editor", "RStudio and Spyder", ".matlab .matlab7rc.sh *.rproj .rproj.user .spyproject .spyder-py3 .spyderproject .spyder2",
         "https://docs.posit.co/ide/user/ide/guide/environments/r/renv.html"),
     ProtectedProgramFiles("editor", "language servers", ".clang-complete .luarc.json .luarc.jsonc .luarc .clangd .config/clangd .ccls .cquery hie.yaml .hie-bios "
-        ".bloop .metals .rust-analyzer.toml rust-analyzer.toml .rust-analyzer rust-project.json .solargraph.yml .ruby-lsp "
-        "omnisharp.json .omnisharp .lsp .lsp.json .tern-project .tern-config .ropeproject .phpactor.json .phpactor.yml .jedi "
-        ".elixir_ls .elixir-tools .ionide .kotlin-lsp .nixd.json .typos-lsp .efm-langserver .pylsp .als.json .gopls "
-        ".jdtls .config/efm-langserver .expert .lexical .zls.json zls.json .sourcekit-lsp .config/rust-analyzer",
+        ".bloop .metals .rust-analyzer.toml rust-analyzer.toml .rust-analyzer rust-project.json .solargraph.yml "
+        ".ruby-lsp omnisharp.json .omnisharp .lsp .lsp.json .tern-project .tern-config .ropeproject .phpactor.json "
+        ".phpactor.yml .jedi .elixir_ls .elixir-tools .ionide .kotlin-lsp .nixd.json .typos-lsp .efm-langserver "
+        ".pylsp .als.json .gopls .jdtls .config/efm-langserver .expert .lexical .zls.json zls.json .sourcekit-lsp "
+        ".config/rust-analyzer",
         "https://luals.github.io/wiki/plugins/, https://build-server-protocol.github.io/docs/overview/server-discovery"),
     # ── agents: what they start by themselves ────────────────────────────────────────────────────
     ProtectedProgramFiles("editor", "MCP clients", "mcp-config.yaml mcp-config.yml mcp_config.yaml mcp_config.yml .mcp.json mcp.json mcp.jsonc .mcp mcp.toml mcp.yaml mcp.yml .mcp.* .mcprc mcp_config.json "
@@ -272,9 +275,10 @@ NEVER_WRITTEN: tuple[ProtectedProgramFiles, ...] = (
     ProtectedProgramFiles("editor", "Void, Bolt, v0, Lovable and Firebender", ".void .bolt .v0 .lovable .firebender firebender.json",
         "https://docs.firebender.com/, https://support.bolt.new/"),
     ProtectedProgramFiles("editor", "other agents", ".eca .config/eca .llxprt .omp .codiumai .codiumate .kodu .claude-dev .eliza .aichat .config/aichat .sgptrc .config/shell_gpt .mods.yml .config/mods .config/fabric .fabric .llm .config/io.datasette.llm .probe .jetbrains-ai .swe .agent-os .agentos .augmentcode .supercode .cursorless .claudesync .ccmanager .vibe-kanban .uzi .crystal .opcode .codemcp codemcp.toml .wave .waveterm .aider-desk .qodercli .nova-agent .trae-agent trae_config.yaml .mini-swe-agent .goose-acp .acp acp.json .acp.json .zencoder .qodo .refact .blackbox .blackboxai .traycer .bito .pieces .aide .melty .pochi .pi "
-        ".openclaw .clawdbot .moltbot .hermes .nanocoder agents.config.json .cagent cagent.yaml .oh-my-pi .snow .codegen "
-        ".codegpt .tongyi .potpie .devika .codeflow .groq .costrict .neovate .deepagents .commandcode .mux .adal .dexto "
-        ".claude-server-commander .mastracode .ona-agents .bob .cortex .codemaker .stakpak .vtcode vtcode.toml",
+        ".openclaw .clawdbot .moltbot .hermes .nanocoder agents.config.json .cagent cagent.yaml .oh-my-pi .snow "
+        ".codegen .codegpt .tongyi .potpie .devika .codeflow .groq .costrict .neovate .deepagents .commandcode .mux "
+        ".adal .dexto .claude-server-commander .mastracode .ona-agents .bob .cortex .codemaker .stakpak .vtcode "
+        "vtcode.toml",
         "https://agentskills.io/home"),
     ProtectedProgramFiles("editor", "what sets agents up", ".emdash.json .conductor.json .forge.yaml .container-use .xcodebuildmcp .vibekit .serena .ruler .rulesync rulesync.jsonc rulesync.json .hooks.json .swarm "
         ".hive-mind .skillshare .openskills .apm apm.yml .conductor conductor.json .superset",

@@ -463,7 +463,7 @@ def _compile_fault(error: rs.ValidationError) -> str:
             text = error.message.replace("ValueError: ", "")
             return f"{text[:300]}. A schema must be self-contained: put the referenced definition under $defs"
         case rs.ValidationErrorKind.Format(format="regex"):
-            return "is not a regular expression with a bounded run time; write a simpler one"
+            return "is not a regular expression that can be matched in bounded time; write a simpler one"
         case _:
             return error.message[:300]
 

@@ -665,7 +665,7 @@ def _sort_rules_in_place_first(every: Iterable[_SchemaRules]) -> list[_SchemaRul
             placed.add(rules)
             order.append(rules)
         elif rules in open_:
-            raise SchemaTooCostly("a reference leads back to itself without going into a value; remove it")
+            raise SchemaTooCostly("a reference leads back to itself without entering a value; remove it")
         elif rules not in placed:
             open_.add(rules)
             stack.append((rules, True))

@@ -11,7 +11,7 @@ DiagnosticSeverity = Literal["error", "warning", "information", "hint"]
 
 
 class SymbolQuery(Struct, frozen=True):
-    """A symbol that a question is about: by its position, by its name, or both.
+    """The symbol of a question: by its position, by its name, or both.
 
     :param path: the file that has the symbol; None to search all files of the workspace
     :param line: the line of the symbol in the file, from 1

@@ -441,7 +441,7 @@ def _looks_like_one_script(sample: str) -> bool:
 
 def _missing_character_error(encoding: TextEncoding, character: str) -> ToolError:
     return ToolError(
-        f"{encoding.name}, the encoding of the file, does not have the character {character!r} (U+{ord(character):04X}). "
+        f"{encoding.name}, the encoding of the file, cannot represent the character {character!r} (U+{ord(character):04X}). "
         "Nothing was changed. Write the text without it, or first convert the file with a program, such as: iconv -f "
         f"{encoding.name} -t UTF-8.",
         kind="invalid_input",

@@ -661,6 +661,6 @@ def _jsonable(value: object, tool_id: str) -> object:
                 kind="backend",
             ) from None
         raise ToolError(
-            f"{tool_id} returned a value that is not JSON: {type(value).__name__} ({error}). Ask the user to repair the tool.",
+            f"{tool_id} returned a value that is not JSON: {type(value).__name__} ({error}). Ask the user to fix the tool.",
             kind="backend",
         ) from None

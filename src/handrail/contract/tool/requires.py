@@ -41,7 +41,7 @@ CAPABILITIES: tuple[Capability, ...] = ("fs.read", "fs.write", "net.fetch", "she
 
 NAMED_CAPABILITIES: Mapping[str, str] = {
     "ask": "ask the user questions",
-    "mode": "switch the permission mode of the session, to a wider one only as the user answers",
+    "mode": "switch the permission mode of the session, to a wider one only if the user agrees",
     "state": "keep values in the session",
     "call": "call other tools through the arbiter",
     "jobs": "list, wait for and stop the jobs of the session",

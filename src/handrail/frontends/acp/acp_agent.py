@@ -238,7 +238,9 @@ class AcpAgent:
         first = 0
         if cursor is not None:
             if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 9:
-                raise RequestError(INVALID_PARAMS, f"Invalid `cursor` {cursor[:80]!r}. Start again without a cursor.")
+                raise RequestError(
+                    INVALID_PARAMS, f"Invalid `cursor` {cursor[:80]!r}. Repeat the request without a cursor."
+                )
             first = int(cursor)
         folders = (
             sorted({one.folder for one in self._open.values()}) if cwd is None else [self._resolve_folder(cwd, None)]

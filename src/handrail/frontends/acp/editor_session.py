@@ -62,7 +62,7 @@ def make_config_options(mode: Mode, model: str, models: Sequence[str]) -> list[O
     :param models: the available models; with fewer than two the option is left out
     """
     modes = [schema.SessionConfigSelectOption(value=one, name=one, description=MODE_DESCRIPTIONS[one]) for one in MODES]
-    found: list[Option] = [_select_option(MODE_OPTION, "Mode", "How much runs without your approval", mode, modes)]
+    found: list[Option] = [_select_option(MODE_OPTION, "Mode", "Which calls run without your approval", mode, modes)]
     if len(models) > 1:
         known = [schema.SessionConfigSelectOption(value=one, name=one) for one in models]
         found.append(
@@ -90,7 +90,7 @@ def make_slash_commands_update(skills: Sequence[SkillInfo]) -> schema.AvailableC
 
     A skill with the name of another command is left out.
     """
-    about = "Make room in the context: replace older messages by an outline or a summary"
+    about = "Free up context: replace older messages with an outline or a summary"
     found = [schema.AvailableCommand(name=COMPACT, description=about)]
     for skill in skills:
         if skill.name == COMPACT:
@@ -254,7 +254,7 @@ class EditorSession(Struct, eq=False):
         :raises RequestError: if another prompt is running, the model does not accept images, or the run failed
         """
         if self._running is not None:
-            text = "The session already works on a prompt. Cancel that prompt, or wait for its answer."
+            text = "The session is already working on a prompt. Cancel that prompt, or wait for its answer."
             raise RequestError(INVALID_PARAMS, text)
         if pictures and not takes_pictures(self.model):
             raise RequestError(

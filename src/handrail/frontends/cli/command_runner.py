@@ -173,8 +173,9 @@ def _print_project_note(setting: CommandOptions) -> None:
     folders = setting.folders
     if not is_recorded_project_folder(folders):
         print_stderr_note(
-            f"handrail: The stored answers of {escape_to_one_line(str(folders.workspace))} were given for another folder at this path, so those "
-            "that allow do not hold. To let them hold here, run: handrail rules --adopt"
+            f"handrail: The stored answers of {escape_to_one_line(str(folders.workspace))} were given for another "
+            "folder at this path, so the answers that allow do not apply. To apply them here, run: handrail rules "
+            "--adopt"
         )
 
 

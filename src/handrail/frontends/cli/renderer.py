@@ -494,7 +494,7 @@ def format_undo_report(report: UndoReport) -> Iterator[str]:
             "`handrail undo CALL` undoes another call."
         )
     else:
-        yield f"Nothing to undo: the changes of {shown} are undone already."
+        yield f"Nothing to undo: the changes of {shown} are already undone."
 
 
 def _format_undone_path(one: UndoPathResult, *, is_dry_run: bool) -> str:

@@ -70,7 +70,7 @@ async def _preview_patch(patch: object, workspace: str) -> str | None:
     try:
         plan = await plan_patch(patch, _open_files(workspace))
         return (
-            await asyncio.to_thread(format_patch_diffs, plan) or "The patch is applied already. No file would change."
+            await asyncio.to_thread(format_patch_diffs, plan) or "The patch is already applied. No file would change."
         )
     except HandrailError as error:
         return f"With the current files, this call would fail: {error}"
@@ -374,7 +374,7 @@ def print_program_files(view: TerminalRenderer, request: ApprovalRequest) -> Non
     if (more := len(request.files) - _MAX_SHOWN_FILES) > 0:
         view.print_block(f"and {more} more")
     if request.suggested_rule is not None or request.suggested_wider_rule is not None:
-        view.print_text("a stored rule applies to the command, also if these files change later", indent="  ")
+        view.print_text("a stored rule applies to the command, even if these files change later", indent="  ")
 
 
 def _print_choices(view: TerminalRenderer, request: ApprovalRequest) -> None:

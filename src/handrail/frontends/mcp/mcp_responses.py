@@ -49,7 +49,7 @@ def _cursor_position(cursor: str) -> int:
         from mcp.shared.exceptions import MCPError  # the SDK is loaded after the first answers
         from mcp_types import INVALID_PARAMS
 
-        raise MCPError(INVALID_PARAMS, f"Invalid cursor {cursor[:50]!r}. Start again without a cursor.")
+        raise MCPError(INVALID_PARAMS, f"Invalid cursor {cursor[:50]!r}. Repeat the request without a cursor.")
     return place
 
 
@@ -122,7 +122,7 @@ def _enforce_output_schema(kernel: Kernel, spec: ToolSpec, wire: dict[str, Any],
     if problems and result.ok:
         text = f"{spec.id} ran, but its result does not match its output schema: {'; '.join(problems)[:1_000]}"
         if result.metadata.get("truncated"):
-            text = f"{spec.id} ran, but its result is too long to match its output schema. Ask for less."
+            text = f"{spec.id} ran, but its result is too long to match its output schema. Request less."
         wire["content"].insert(0, {"type": "text", "text": text})
         wire["isError"] = True
 

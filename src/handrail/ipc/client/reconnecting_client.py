@@ -92,6 +92,7 @@ class ReconnectingClient:
             self._search.add_done_callback(self._end_search)
         search = self._search
         try:
+            # One search serves all waiting callers, so the cancellation of one must not end it.
             return await asyncio.shield(search)
         except asyncio.CancelledError:
             if search.cancelled() and not _is_cancelled():  # the kernel was closed, not this task
@@ -126,17 +127,20 @@ class ReconnectingClient:
                     await connection.cancel_request(number, settle=settle)
                     raise
             except ConnectionLost as lost:
+                # The holder may have run the request before the connection ended. Only a request without effect may be
+                # sent twice.
                 if lost.sent and not repeatable:
                     raise
             except RemoteRequestError as refused:
                 if refused.kind != LEAVING:
                     raise restore_error(refused) from None
+                # The holder is leaving. Its connection ends before the next holder can be found.
                 await connection.closed.wait()
 
     def notify(self, op: str, body: Mapping[str, Any]) -> None:
         """Send a notification to the current lease holder, if any.
 
-        Callbacks in :attr:`joined` repeat lasting ones.
+        Callbacks in :attr:`on_connected` repeat lasting ones.
         """
         if self._connection is not None:
             self._connection.notify(op, body)
@@ -199,6 +203,8 @@ class ReconnectingClient:
         :raises StartError: if both failed
         """
         holder = find_lease_holder(self._folders)
+        # This process may become the holder itself. It then connects to itself like any other client, so there is one
+        # way only.
         if (holder is None or holder.state != "alive") and await self._take_over():
             holder = find_lease_holder(self._folders)
         if holder is None:
@@ -229,6 +235,7 @@ class ReconnectingClient:
             if (connection := self._connection) is not None and connection.has_pending_requests:
                 await asyncio.sleep(_WATCH_INTERVAL_S)
             else:
+                # Without requests, a paused holder harms no caller, so the check can be rare.
                 self._request_sent.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._request_sent.wait(), _IDLE_WATCH_INTERVAL_S)

@@ -461,7 +461,7 @@ async def _make_run_answer(tool_id: str, running: _RunningCall) -> Message:
     try:
         return {"value": await _pack_value(value, tool_id)}
     except ValueTooLarge:
-        text = f"`{tool_id}` ran, but its output has too many parts to be shown. Request less at once."
+        text = f"`{tool_id}` ran, but its output has too many parts to be shown. Request less at a time."
         return encode_tool_error(ToolError(text, kind="limit"))
     except Exception as error:
         text = f"`{tool_id}` ran, but its output cannot be shown ({type(error).__name__}). Check its effect before you repeat it."
@@ -510,7 +510,7 @@ class OpenToolStates:
                 return END_OF_STEPS
             value = await steps.take_step(runtime, step.sent)
         except GeneratorIgnoredClose:
-            text = f"`{tool.spec.id}` continued after it was asked to end. Ask the user to fix the tool: it must end at GeneratorExit."
+            text = f"`{tool.spec.id}` continued after it was asked to end. Ask the user to fix the tool: it must end when it receives GeneratorExit."
             raise ToolError(text, kind="backend") from None
         finally:
             if steps.has_ended:

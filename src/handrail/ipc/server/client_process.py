@@ -131,7 +131,9 @@ def decode_reply_request(body: Any) -> tuple[str, int, int, int, Sequence[Propos
             and 0 < turn < MAX_TURNS
             and provider_id is fault is None
             and kind == DEFAULT_PROBLEM_KIND
+            # Only ASCII text is surely valid. Any other is left to the general reader.
             and arguments.isascii()
+            # A message with further fields must be refused, as the general reader does.
             and len(body) == len(_REPLY_FIELDS)
         ):
             return session, turn, token, generation, (_new_call(ProposedCall, (name, arguments, None, None, kind)),)
@@ -249,6 +251,7 @@ class ClientProcess:
         self._subscriptions = ResourceChangeCallbacks()
         try:
             self._client_tools = client_tools = ClientProcessTools(connection, greeting.tools, greeting.secrets)
+            # Before any tool or rule of the process is used: what they return may already contain a secret.
             self._host.redact_secrets(greeting.secrets)
             self._registrations = ClientProcessRegistrations(
                 self.frontend,
@@ -324,6 +327,7 @@ class ClientProcess:
         """
         for context in self._contexts.values():
             context.generations.watchers.remove(self._send_generation)
+        # The field is emptied first, so that nothing that the release causes is sent over the lost connection.
         sessions, self._sessions = self._sessions, {}
         for session_id in tuple(self._watched):
             self._unwatch(session_id)
@@ -334,6 +338,7 @@ class ClientProcess:
         contexts, self._contexts = self._contexts, {}
         async with AsyncExitStack() as steps:
             for context in contexts.values():
+                # An exit stack runs every step even if one of them fails.
                 steps.push_async_callback(context.aclose)
             for end in self._cleanups:
                 steps.push_async_callback(end)
@@ -432,6 +437,7 @@ class ClientProcess:
         interaction: int,
         loaded_tools: Sequence[str],
     ) -> Message:
+        # A client that reconnects may open the session while calls of its lost connection still run in it.
         await self._server.wait_for_orphaned_calls(id)
         context = self.context if agent is None else self._get_or_make_context(agent)
         kind = RemoteEditorHandler if editor else RemoteClientHandler
@@ -471,6 +477,7 @@ class ClientProcess:
     def _register_session(
         self, session: LocalSession, context: AgentContext, interaction: int = 0, loaded_tools: Sequence[str] = ()
     ) -> Message:
+        # The connection may have been lost while the session was opened. Nobody else would release it.
         if self.connection.lost_reason is not None:
             self._server.release_lost_client(self, (session,))
         else:
@@ -526,6 +533,7 @@ class ClientProcess:
         session, turn, token, generation, calls = decode_reply_request(body)
         found = self._sessions.get(session) or self._find_session(session)
         tools = self._tools_for_turn(found, token, generation)
+        # Most replies propose one call. This path needs no task and no turn object for it.
         if len(calls) == 1:
             answers: Sequence[CallAnswer] = (await found.run_single_call_turn(turn, tools, calls[0]),)
         else:
@@ -539,7 +547,9 @@ class ClientProcess:
 
         A turn that started with another lease holder, or over an earlier connection, continues with the current tools.
         """
+        # Each lease holder numbers its generations from the start, so a number is only valid together with its token.
         tools = self._generations.get(generation) if token == self._token else session.generation
+        # The number is unknown, but not because it is too old: it is from an earlier connection.
         if tools is None and generation > self._last_dropped_generation:
             tools = session.generation
         if tools is None:
@@ -562,6 +572,8 @@ class ClientProcess:
         results from the log, or proposes the calls again.
         """
         found = self._find_session(session)
+        # A call must not run before the messages that led to it are stored, or a crash would leave a call without its
+        # reason.
         if behind not in (0, self._last_stored.get(session)):
             raise RemoteRequestError(
                 TRANSFERRED,
@@ -602,6 +614,7 @@ class ClientProcess:
         return [[wire_encoding.encode_call_answer(answer), await self._has_begun(answer)] for answer in answers]
 
     async def _has_begun(self, answer: CallAnswer) -> bool:
+        # The log decides, not the answer: the lease holder that started the call may have ended before it could reply.
         outcome = await self._host.log.find_outcome(answer.call_id)
         # The kernel records `refused` for a call that it stopped before the start, because the lease holder shut down.
         stopped = outcome is not None and outcome.kind == "rejected" and _was_ended_by_shutdown(answer.result)
@@ -630,6 +643,8 @@ class ClientProcess:
 
     async def _append_history(self, session: str, entries: Sequence[CheckedHistoryEntry], number: int) -> None:
         kept = self._history(session).store_messages(entries)
+        # Set before the wait: the next call may arrive while these messages are written, and the writer keeps the
+        # order.
         self._last_stored[session] = number
         await kept
 
@@ -666,6 +681,8 @@ class ClientProcess:
             stop()
 
     def _send_event(self, event: Event) -> None:
+        # A slow client must not make the kernel keep an unlimited number of progress events. Other kinds are not
+        # skipped.
         self.connection.notify("event", asdict(event), skip_when_behind=event.kind in DROPPABLE_KINDS)
 
     def _add_rules(self, session: str, rules: Sequence[str]) -> None:
@@ -691,6 +708,7 @@ class ClientProcess:
         return self._host.list_statuses_in_context(self.context)
 
     async def _find(self, query: str, limit: int, patience_ms: int | None, by_words: bool) -> ToolSearchResult:
+        # Bounded, since the value comes from another process.
         patience_s = None if patience_ms is None else min(max(patience_ms, 0), _MAX_PATIENCE_MS) / 1000
         return await self._host.find_tools_in_context(
             self.context, query, limit=max(limit, 1), patience_s=patience_s, by_words=by_words
@@ -704,6 +722,7 @@ class ClientProcess:
     async def _reload(
         self, tools: Sequence[Any] | None, offerings: Sequence[wire_encoding.ResourceProviderDescription]
     ) -> GenerationDiff:
+        # One at a time: a reload that fails restores the tools before it, which would undo a later one that succeeded.
         async with self._reloading:
             before = self._client_tools.tools
             try:

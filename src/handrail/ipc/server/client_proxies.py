@@ -64,6 +64,7 @@ class RemoteApprovalHandler:
         try:
             return await self._proxy.approve(request)
         except ConnectionLost:
+            # Nobody can answer now. The call waits in the store, and a client that reconnects can still approve it.
             return ApprovalAnswer("defer")
 
     async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
@@ -89,6 +90,8 @@ def get_supported_tool_request_kinds(peer: ClientService) -> list[ClientRequestK
 
 def _is_supported(peer: ClientHandler, call_id: str, method: ClientMethod, params: Mapping[str, Any]) -> bool:
     try:
+        # Only `True`: a handler that returns another true value by mistake must not receive requests that it cannot
+        # answer.
         return peer.supports(call_id, method, params) is True
     except Exception:  # a client handler that fails
         return False
@@ -121,6 +124,7 @@ class RemoteClientHandler:
             del self._by_call[next(iter(self._by_call))]
 
     def supports(self, call_id: str, method: ClientMethod, params: Mapping[str, Any]) -> bool:
+        # The client reports once for all calls of a turn, and a call ID is the ID of its turn with a position.
         turn = call_id if call_id in self._by_call else call_id.rpartition(".")[0]
         return classify_client_request(method, params) in self._by_call.get(turn, self._latest)
 
@@ -176,9 +180,7 @@ class RemoteClientService:
     async def send_requests(self, requests: Mapping[str, RequestToClient]) -> Mapping[str, Mapping[str, Any]]:
         for key, ask in requests.items():
             if not isinstance(ask, RequestToClient):  # pyright: ignore[reportUnnecessaryIsInstance] - a tool may pass anything
-                raise ToolError(
-                    f"Invalid client request {key!r}: expected a RequestToClient. Pass one.", kind="invalid_input"
-                )
+                raise ToolError(f"Invalid client request {key!r}. Pass a RequestToClient.", kind="invalid_input")
         return await self._proxy.send_requests(requests)
 
 
@@ -208,6 +210,8 @@ class RemoteSubagentRunner:
         try:
             return await asked
         except ConnectionLost as lost:
+            # Only a request that was never sent had certainly no effect. Otherwise the model must check before it
+            # repeats the work.
             if not lost.sent:
                 raise ToolError(
                     "The process of the model has disconnected. Nothing was delegated. Do the work yourself.",
@@ -361,11 +365,14 @@ class RemoteResourceProvider:
         return given  # pyright: ignore[reportUnknownVariableType] - the caller checks it
 
     async def subscribe(self, uri: str, on_update: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
+        # Before the request: the first change may be reported before its answer arrives.
         number = self._subscribed.add_callback(on_update)
         body: Message = {"offering": self._number, "number": number, "uri": uri}
         try:
             await self._request("subscribe", body)
         except BaseException:
+            # Also when the wait is cancelled: a callback without a subscription would stay for as long as the process
+            # does.
             self._subscribed.remove(number)
             raise
 
@@ -416,6 +423,7 @@ class PolledResourceProvider(RemoteResourceProvider):
         try:
             found = looking.result(_STAMP_TIMEOUT_S)
         except (ToolError, TimeoutError):
+            # The caller has given up waiting. Without this, the request would stay open in the loop.
             looking.cancel()
             return ""
         return found if isinstance(found, str) else ""

@@ -400,7 +400,7 @@ def _read_return_value(answer: object) -> object:
 
 def _refusal_error(run: _RunningToolCall, refused: RemoteRequestError) -> ToolError:
     if refused.kind == "answer_too_large":
-        return ToolError(f"`{run.tool_id}` ran. {refused.text} Request less at once.", kind="limit")
+        return ToolError(f"`{run.tool_id}` ran. {refused.text} Request less at a time.", kind="limit")
     if refused.kind == "limit":
         return ToolError(f"`{run.tool_id}` was not called. {refused.text}", kind="limit")
     if refused.kind == "cancelled":

@@ -191,6 +191,7 @@ class IpcConnection(asyncio.BufferedProtocol):
 
         :param settle: see :meth:`request`
         """
+        # The answer may have arrived already. Then nothing is left to cancel.
         if self._pending.pop(number, None) is not None and self.lost_reason is None:
             self._send(encode_frame({"cancel": number}))
             if settle:
@@ -203,6 +204,7 @@ class IpcConnection(asyncio.BufferedProtocol):
         """
         if self.lost_reason is not None or self._handshake is not None:
             return False
+        # A slow reader of events must not slow down the calls of others, so it misses some.
         if skip_when_behind and (self._is_backlogged or self._write_queue):
             self.skipped_notifications += 1
             return False
@@ -219,6 +221,8 @@ class IpcConnection(asyncio.BufferedProtocol):
             self._send_bye(reason)
             self._mark_lost(reason)
             if self._transport is not None:
+                # The last answers must arrive even if the peer is behind. The timer below limits how long that may
+                # take.
                 while self._write_queue:
                     self._transport.write(self._write_queue.popleft()[0])
                 self._transport.close()
@@ -236,6 +240,7 @@ class IpcConnection(asyncio.BufferedProtocol):
         self._dispatcher.operations = operations
         self.peer_greeting = about
         self._handshake = None
+        # The small limit of the handshake protects from strangers. An accepted peer may send large results.
         self._frames.limit = MAX_FRAME
 
     def limit_frame_size(self, max_frame: int) -> None:
@@ -264,6 +269,7 @@ class IpcConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        # asyncio's own limit of 64 KiB would report nearly every large result as a backlog.
         self._transport.set_write_buffer_limits(high=BACKLOG_BYTES)
         if self.lost_reason is not None:  # dropped before it was established
             self._transport.abort()
@@ -327,6 +333,7 @@ class IpcConnection(asyncio.BufferedProtocol):
         if type(name) is str:
             if number is None:
                 self._dispatcher.handle_notification(name, message.get("body"))
+            # A repeated number could deliver the answer of one request to another.
             elif type(number) is int and number > self._latest_id:
                 self._latest_id = number
                 self._dispatcher.handle_request(number, name, message.get("body"))
@@ -347,7 +354,9 @@ class IpcConnection(asyncio.BufferedProtocol):
             )
 
     def _receive_answer(self, number: int, message: Message) -> None:
-        if (answer := self._pending.pop(number, None)) is None:
+        answer = self._pending.pop(number, None)
+        if answer is None:
+            # The request was never sent, so the peer is confused, and every further answer is suspect.
             if not 0 < number < self._next_id:
                 self.drop(f"an answer refers to an unknown request: {number}")
             return  # otherwise the request was cancelled
@@ -362,6 +371,7 @@ class IpcConnection(asyncio.BufferedProtocol):
         if type(kind) is str and type(text) is str:
             answer.set_exception(RemoteRequestError(kind, text))
         else:
+            # The request goes back, so that the end of the connection fails it with the others.
             self._pending[number] = answer
             self.drop(f"the answer to request {number} contains neither a result nor an error")
 
@@ -389,6 +399,7 @@ class IpcConnection(asyncio.BufferedProtocol):
         if not self._is_backlogged and not self._write_queue and self._transport is not None:
             self._transport.write(data)
             return
+        # The order of messages must stay, so nothing may overtake the queue.
         self._write_queue.append((data, owed))
         if owed:
             self._queued_bytes += len(data)
@@ -396,6 +407,7 @@ class IpcConnection(asyncio.BufferedProtocol):
                 self.drop(f"the other side did not read {self._queued_bytes:,} queued bytes")
 
     def _send_bye(self, reason: str) -> None:
+        # A farewell in the middle of a queued message would break the stream.
         if self._transport is not None and not self._write_queue:
             self._transport.write(encode_frame({"bye": reason[:500]}))
 
@@ -413,6 +425,7 @@ class IpcConnection(asyncio.BufferedProtocol):
         """Mark the connection as lost for all users on this side. The caller closes the socket afterwards."""
         if self.lost_reason is not None:
             return
+        # The reason is set first: the callbacks below may ask whether the connection still works.
         self.lost_reason = reason
         pending, self._pending = self._pending, {}
         for answer in pending.values():

@@ -66,6 +66,7 @@ class SocketListener:
         try:
             with _open_private_folder(self._folder) as folder:
                 found = os.stat(self._name, dir_fd=folder, follow_symlinks=False)
+                # Another process may have taken over, with its own socket under this name.
                 if os.path.samestat(found, self._made):
                     os.unlink(self._name, dir_fd=folder)
         except (OSError, StartError):
@@ -96,7 +97,9 @@ async def listen_on_socket(
         try:
             door.setblocking(False)
             os.fchmod(door.fileno(), 0o600)  # Linux gives the file this mode, so it never has another
+            # The path goes through the open folder. It is also short enough for a socket address, which has 108 bytes.
             door.bind(f"/proc/self/fd/{descriptor}/{name}")
+            # The file is checked before the first connection, in case another process of this user replaced it.
             with _open_socket_file(descriptor, name, path) as (_file, made):
                 door.listen(_BACKLOG)
         except OSError as error:
@@ -169,6 +172,8 @@ async def connect_to_lease_holder(
     introduction = HandshakeClient(operations or OperationTable(), hello or {})
     try:
         peer = read_peer_credentials(line)
+        # The file belongs to this user, but another user's process could have inherited its socket. The secrets in the
+        # greeting must not reach it.
         if (reason := explain_user_mismatch(peer)) is not None:
             raise ConnectionRejected("user", f"Cannot connect to the process at {path}. {reason}")
     except OSError as error:
@@ -206,6 +211,7 @@ async def _connect_checked_socket(socket_file: int, path: Path, deadline: float)
     try:
         while True:
             try:
+                # The descriptor leads to the checked file, even if its name belongs to another one by now.
                 line.connect(f"/proc/self/fd/{socket_file}")
                 return line
             except BlockingIOError:  # its queue of new connections is full
@@ -216,7 +222,7 @@ async def _connect_checked_socket(socket_file: int, path: Path, deadline: float)
                 await asyncio.sleep(_RETRY_SECONDS)
     except ConnectionRefusedError:
         line.close()
-        raise NoLeaseHolder(f"No process listens at {path} any more. Try again.") from None
+        raise NoLeaseHolder(f"No process listens at {path} any longer. Try again.") from None
     except OSError as error:
         line.close()
         raise StartError(f"Cannot connect to {path}: {error.strerror or error}.{_NEEDS_PROC_TEXT}") from None
@@ -312,6 +318,7 @@ def _remove_dead_socket(folder: int, name: str, path: Path) -> None:
                 try:
                     probe.connect(f"/proc/self/fd/{descriptor}")
                 except ConnectionRefusedError:
+                    # Only a refused connection proves that no process listens. A full queue or an error does not.
                     os.unlink(name, dir_fd=folder)
                     return
                 except BlockingIOError:
@@ -383,6 +390,7 @@ class HandshakeServer:
             self._reject(connection, "user", reason)
             return
         connection.limit_frame_size(MAX_GREETING_BYTES)
+        # A process that connects and sends nothing would otherwise occupy a place forever.
         self._late = asyncio.get_running_loop().call_later(
             self._seconds, connection.drop, f"no complete greeting within {self._seconds:g} s"
         )
@@ -393,6 +401,7 @@ class HandshakeServer:
             connection.drop("the first message is not a greeting; the other end is not a Handrail process")
             return
         values = cast("Message", hello)
+        # Different versions encode values differently, so nothing else in the greeting is read.
         if (reason := _version_problem(values, "The connecting process")) is not None:
             self._reject(connection, "version", reason)
             return

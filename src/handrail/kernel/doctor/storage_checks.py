@@ -46,16 +46,13 @@ def _check_workspace(folders: StateFolders) -> Iterator[DoctorCheck]:
 
 
 def check_file_name_aliasing(folder: str) -> Iterator[DoctorCheck]:
-    """Check whether a folder is on a file system that takes several spellings for one name."""
+    """Check whether a folder is on a file system that accepts several spellings of one name."""
     if not is_name_folding_folder(folder):
         return
-    about = (
-        f"{folder} is on a file system that takes several spellings for one name, such as another letter case. Rules, "
-        "locks and protected names count for all spellings of a file"
-    )
+    about = f"{folder} is on a file system that accepts several spellings of one name, such as another letter case. Rules, locks and protected names apply to all spellings of a file"
     if can_respelling_bypass_mounts(folder):
         about += (
-            ". A program makes no new file in the folders around a file that rules hide from programs or keep, and a sandbox "
+            ". A program cannot create files in the folders around a file that rules hide from programs or protect, and a sandbox "
             "closes at most 400 entries of such folders"
         )
     yield DoctorCheck("file names", "warning", about, "keep it on a file system that distinguishes letter case")
@@ -64,15 +61,16 @@ def check_file_name_aliasing(folder: str) -> Iterator[DoctorCheck]:
 def _check_hard_links(folders: StateFolders) -> Iterator[DoctorCheck]:
     tree = FolderTree(os.path.realpath(folders.workspace))
     tree.refresh()
-    if not (found := atomic_write.find_outside_hard_links([tree])):
-        yield DoctorCheck("hard links", "ok", "no file of the workspace has another name outside of it")
+    found = atomic_write.find_outside_hard_links([tree])
+    if not found:
+        yield DoctorCheck("hard links", "ok", "no file of the workspace has another name outside it")
         return
     size = sum(Path(path).lstat().st_size for path in found if os.path.lexists(path))
     yield DoctorCheck(
         "hard links",
         "ok",
-        f"{len(found):,} files of the workspace ({_format_bytes(size)}) have other names outside of it, for example in the store of a "
-        "package manager. Before a program with write access starts, Handrail replaces them by copies (per start at most "
+        f"{len(found):,} files of the workspace ({_format_bytes(size)}) have other names outside it, for example in the store of a "
+        "package manager. Before a program with write access starts, Handrail replaces them with copies (per start at most "
         f"{atomic_write.MAX_COPIED_FILES:,} files and {_format_bytes(atomic_write.MAX_COPIED_BYTES)}; the others are read-only for that program)",
     )
 

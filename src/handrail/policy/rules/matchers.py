@@ -99,6 +99,8 @@ class RuleRanking:
         self.kind: SubjectKind = kind
         self._beneath: RuleRanking | None = None
         """The ranking without the ask rules of an untrusted workspace file; None when there are none."""
+        # An untrusted file may only make things stricter. Its ask must not win over a deny of the operator that it
+        # outranks.
         if any(_only_asks(rule) for rule in rules):
             self._beneath = RuleRanking([rule for rule in rules if not _only_asks(rule)], kind)
         self.ranked = sorted((compile_ranked_rule(rule, kind) for rule in rules), key=lambda r: r.rank, reverse=True)
@@ -154,6 +156,7 @@ class RuleRanking:
         return None
 
     def _find_winning_path_rule(self, path: PathSubject) -> RankedRule | None:
+        # The indexes compare exact names. A folder that ignores letter case needs the slow comparison.
         if path.exact_names is not None:
             return next((candidate for candidate in self.ranked if candidate.matches(path)), None)
         if path.relative is None:
@@ -170,6 +173,7 @@ class RuleRanking:
         if found is None:
             names = (None, program, strip_standard_program_folder(program))
             found = [r for r in self.ranked if r.argv is None or r.argv.program in names]
+            # The names of programs come from a model, so their number has no natural limit.
             if len(self._by_program) >= _ARGV_CACHE:
                 self._by_program.clear()
             self._by_program[program] = found
@@ -210,7 +214,7 @@ def _pick_stricter_parent_rule(own: RankedRule | None, above: RankedRule | None)
 
 @lru_cache(maxsize=128)
 def rank_rules(rules: tuple[Rule, ...], kind: SubjectKind) -> RuleRanking:
-    """Return the ranking of these rules, cached for all tools that they are about."""
+    """Return the ranking of these rules, cached for all tools that they apply to."""
     return RuleRanking(rules, kind)
 
 
@@ -248,6 +252,7 @@ def compile_ranked_rule(rule: Rule, kind: SubjectKind) -> RankedRule:
         matches = _named_test(argument, compile_text_glob(rule.pattern))
     elif rule.pattern == CONFINED_VARIABLE:  # compared with a whole call, see policy/confinement.py
         matches = _never
+    # A low rank: any rule that names a command is more exact than a proof about its effect.
     elif kind == "command" and rule.pattern == READ_ONLY_VARIABLE:
         literal, length, matches = 0, 1, read_only_proof.is_command_provably_read_only
     else:
@@ -262,6 +267,7 @@ def compile_ranked_rule(rule: Rule, kind: SubjectKind) -> RankedRule:
             else:
                 matches = _arguments_test(words, allowing=rule.action == "allow")
         except (PatternSyntaxError, ValueError):
+            # A broken pattern fails closed: a deny covers too much, and an allow covers nothing.
             matches = _always if rule.action == "deny" else _never
     permission = rank_permission_specificity(rule)
     rank = (int(rule.is_final), permission, literal, length, STRICTNESS[rule.action])
@@ -323,6 +329,7 @@ class _RankedPathRules:
         any_case = False
         for candidate in ranked:
             form, pattern = _compared_path_pattern(candidate.rule, inside=inside)
+            # Rules behind this one can never win, so the index ends here.
             if form == "every":
                 self._rest = candidate
                 break
@@ -353,6 +360,7 @@ class _RankedPathRules:
             places.update(self._others)
         if places:
             path = PathSubject(absolute, None if relative is absolute else relative)
+            # The positions are the order of rank, so the first match is the winner.
             for place in sorted(places):
                 if self._tests[place].matches(path):
                     return self._tests[place]
@@ -389,6 +397,7 @@ class _GlobNameIndex:
         """The longest text between wildcards, of each glob that neither begins nor ends with literal text."""
 
     def add(self, name: str, place: int) -> None:
+        # The index ignores letter case, so that one index serves rules of both kinds. The exact test follows.
         name = name.casefold()
         if not has_wildcard(name):
             self._exact.setdefault(extract_literal_prefix(name), []).append(place)
@@ -436,7 +445,7 @@ def _regex_for_any_pattern(patterns: Sequence[str], *, any_case: bool) -> re.Pat
 def _compared_path_pattern(rule: Rule, *, inside: bool) -> tuple[_Form, str]:
     """Return what a path rule's pattern is compared with, for paths inside or outside the workspace.
 
-    A relative pattern is about the workspace only. But a deny or ask that begins with ``**`` is about every folder.
+    A relative pattern applies to the workspace only. But a deny or ask that begins with ``**`` is about every folder.
     """
     if not rule.pattern or rule.pattern == "*":
         return "every", ""
@@ -447,6 +456,7 @@ def _compared_path_pattern(rule: Rule, *, inside: bool) -> tuple[_Form, str]:
         return "absolute", pattern
     if inside:
         return ("every" if pattern == "**" else "relative"), pattern
+    # An allow for **/x is meant for the workspace. A deny for it is meant for every such file.
     return ("absolute" if pattern.startswith("**") and rule.action != "allow" else "none"), pattern
 
 
@@ -470,6 +480,7 @@ def rule_names_protected_path(rule: Rule, path: PathSubject) -> bool:
     if rule.action != "allow" or not rule.pattern:
         return False
     pattern = normalize_path_pattern(rule.pattern)
+    # A wildcard can match a protected path by accident. Only its exact name shows that the operator means it.
     if find_glob_pattern_fault(pattern) is not None or has_wildcard(pattern):
         return False
     literal = extract_literal_prefix(pattern)
@@ -601,6 +612,7 @@ class _RankedHostRules:
                     if place < first and pattern.matches_as_rule(have):
                         first = place
                         break
+                # The next turn looks up the name without its first label, for patterns such as *.example.org.
                 if (at := name.find(".", at + 1)) < 0:
                     break
         return self._ranked[first] if first < len(self._ranked) else None
@@ -626,6 +638,7 @@ def _arguments_test(words: Sequence[str], *, allowing: bool) -> Callable[[Any], 
     wanted = {key: compile_text_glob(glob) for key, _, glob in (word.partition("=") for word in named)}
 
     def test(arguments: Mapping[str, Any]) -> bool:
+        # An argument that the rule does not name could change what the call does.
         if not long_running and any(key not in wanted for key in arguments):
             return False
         return all(

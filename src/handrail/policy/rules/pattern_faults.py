@@ -203,7 +203,7 @@ def _find_operator(pattern: str, _words: tuple[str, ...], plain: tuple[str, ...]
     if operator is None:
         return None
     return (
-        f"the pattern {pattern!r} contains {operator!r}, but a rule is about one simple command. Write one rule for each "
+        f"the pattern {pattern!r} contains {operator!r}, but a rule matches one simple command. Write one rule for each "
         "command, and rules of fs.read and fs.write for redirections. If you mean the character itself, quote it."
     )
 
@@ -240,9 +240,7 @@ def _find_fault_in_program(pattern: str, words: tuple[str, ...], plain: tuple[st
     """Return why no command begins with the first words of a pattern, or None."""
     first, is_bare = words[0], plain[:1] == words[:1]
     if is_bare and first in _KEYWORDS:
-        return (
-            f"{first!r} is a word of the shell, and a rule is about one command in it. Write a rule for that command."
-        )
+        return f"{first!r} is a word of the shell, and a rule matches one command in it. Write a rule for that command."
     if ANY_ARGUMENTS in words[:-1] or words == (ANY_ARGUMENTS,):
         return f"{ANY_ARGUMENTS!r} stands for any arguments, so it is the last word after a program, as in 'pytest {ANY_ARGUMENTS}'."
     if first == "":

@@ -55,7 +55,7 @@ RULE_SETS: Mapping[RuleSetName, RuleSet] = {
     for one in (
         RuleSet(
             "developer",
-            "For an agent that changes code next to you. Allows edits in the workspace, local git, and every command that stays confined: "
+            "For an agent that changes code alongside you. Allows edits in the workspace, local git, and every command that stays confined: "
             "tests, builds, scripts. Asks before the network, before anything is sent, and before anything is destroyed.",
             (
                 *MODE_RULE_TEXTS["accept-edits"],
@@ -66,7 +66,7 @@ RULE_SETS: Mapping[RuleSetName, RuleSet] = {
         ),
         RuleSet(
             "reviewer",
-            "For an agent that looks and changes nothing. Allows reading, and git commands that show history. Asks about every other "
+            "For an agent that only reads. Allows reading, and git commands that show history. Asks about every other "
             "command. Denies every write.",
             (
                 *("deny effect:write", "ask bash", "ask python", f"allow bash {READ_ONLY_VARIABLE}"),
@@ -77,8 +77,7 @@ RULE_SETS: Mapping[RuleSetName, RuleSet] = {
         ),
         RuleSet(
             "ci",
-            "For a run without a user. Allows what developer allows. Denies the network, and everything that is sent, by name, so that "
-            "the log says so.",
+            "For a run without a user. Allows what developer allows. Has a deny rule for the network and for each command that sends data, so that the log names the rule.",
             (
                 *MODE_RULE_TEXTS["accept-edits"],
                 *CONFINED_RULE_TEXTS,

@@ -61,7 +61,7 @@ _CLAUDE_PERMISSIONS = {
     "MultiEdit": "fs.write",
     "WebFetch": "net.fetch",
 }
-"""The permissions for the tools of that program whose rules are about a path or a host."""
+"""The permissions for the tools of that program whose rules name a path or a host."""
 _PROGRAM = compile_regex_lazily(r"[a-z][a-z0-9+-]*")
 _MCP_NAME = compile_regex_lazily(r"mcp__(?P<server>.+?)__(?P<tool>.+)")
 _EFFECTS = ("effect:read", "effect:write", "effect:external")
@@ -73,7 +73,7 @@ _PERMISSION_CHARACTERS = compile_regex_lazily(r"[A-Za-z0-9_.:*?\[\]!/-]+")
 class Rule:
     """One rule of the policy.
 
-    :param pattern: ``""`` if the rule is about every call of its permission
+    :param pattern: ``""`` if the rule applies to every call of its permission
     :param source: where an operator finds the rule: a file, ``--rule``, "answered for this session"
     :param narrows: the rule comes from untrusted content, so its ask never replaces a deny
     :param any_case: the pattern of paths ignores the case of ASCII letters
@@ -107,12 +107,12 @@ class Rule:
 
     @property
     def governed_side_effect(self) -> str:
-        """The side effect that the rule is about, for a permission like ``effect:write``; else ``""``."""
+        """The side effect that the rule names, for a permission like ``effect:write``; else ``""``."""
         return self.permission[len(EFFECT_PREFIX) :] if self.permission.startswith(EFFECT_PREFIX) else ""
 
     @property
     def is_unconditional(self) -> bool:
-        """Whether the rule is about every call of its permission, whatever the arguments."""
+        """Whether the rule applies to every call of its permission, whatever the arguments."""
         return not self.pattern
 
     def __str__(self) -> str:
@@ -689,7 +689,7 @@ __all__ = [
 
 
 def rule_applies_to_tool(rule: Rule, spec: ToolSpec, origin: str | None) -> bool:
-    """Return whether a rule is about calls of this tool, whatever their arguments."""
+    """Return whether a rule applies to calls of this tool, whatever their arguments."""
     permission, tool_id = rule.permission, spec.id
     if permission in CAPABILITIES:  # most rules are about files
         return False
@@ -721,7 +721,7 @@ def _matches_origin(permission: str, origin: str) -> bool:
 
 
 def rule_applies_to_capability(rule: Rule, capability: Capability) -> bool:
-    """Return whether a rule is about this capability, by its name or a pattern."""
+    """Return whether a rule names this capability, by its name or a pattern."""
     permission = rule.permission
     if is_capability_glob(permission):
         return compile_text_glob(permission).match(capability) is not None

@@ -170,7 +170,7 @@ def _fault_in_allowed_command(rule: Rule) -> str | None:
             return None
     if not reason:
         return None
-    return f"Invalid rule {rule.text!r}: it holds for no call. {reason}. {_propose_command(rule, words)}"
+    return f"Invalid rule {rule.text!r}: it applies to no call. {reason}. {_propose_command(rule, words)}"
 
 
 def _example_commands(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -200,8 +200,8 @@ def _explain_required_approval(argv: tuple[str, ...], literal: frozenset[int]) -
 
 
 def _propose_command(rule: Rule, words: Sequence[str]) -> str:
-    """Return what to write instead of a rule that holds for no call."""
-    confined = f"'allow {rule.permission} {CONFINED_VARIABLE}' for whatever stays confined"
+    """Return what to write instead of a rule that matches no call."""
+    confined = f"'allow {rule.permission} {CONFINED_VARIABLE}' for every call that stays confined"
     if words[0] in command_wrappers.ENVIRONMENT_MANAGERS and words[1:2] in (("run",), ("exec",)):
         return f"Name the program, as in 'allow {rule.permission} {words[0]} {words[1]} pytest {ANY_ARGUMENTS}', or write {confined}."
     if words[0] in command_wrappers.WRAPPER_NAMES:
@@ -380,7 +380,7 @@ def find_shadowed_rules(rules: Sequence[Rule]) -> list[tuple[int, str]]:
 
 
 def _deny_covers_rule(deny: Rule, rule: Rule) -> bool:
-    """Return whether ``deny`` certainly matches every call that ``rule`` is about."""
+    """Return whether ``deny`` certainly matches every call that ``rule`` matches."""
     if deny.pattern and _normalize_pattern(deny) != _normalize_pattern(rule):
         return False
     if deny.permission == rule.permission:
@@ -507,7 +507,7 @@ def _find_command_mismatch(test: RankedRule, example: RuleExample) -> str | None
 
 
 def _rule_matches_command(test: RankedRule, argv: tuple[str, ...]) -> bool:
-    """Return whether a rule is about a command, in any of the ways in which calls are compared with it."""
+    """Return whether a rule applies to a command, in any of the ways in which calls are compared with it."""
     if test.matches(argv):
         allows_reading = test.rule.pattern == READ_ONLY_VARIABLE and test.rule.action == "allow"
         return not allows_reading or read_only_proof.explain_git_shows_stored_files(argv) is None

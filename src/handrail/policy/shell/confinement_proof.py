@@ -49,7 +49,7 @@ def _why_script_not_confined(script: ShellScript, depth: int) -> str | None:
             return reason
         if command.folders != (".",) and (reason := explain_loss_elsewhere(command.argv, command.folders)) is not None:
             return reason
-    return None if script.commands else "the text contains no command"
+    return None if script.commands else "the command line has no command"
 
 
 def explain_loss_elsewhere(argv: Sequence[str], folders: Sequence[str]) -> str | None:
@@ -66,19 +66,22 @@ def explain_loss_elsewhere(argv: Sequence[str], folders: Sequence[str]) -> str |
     else:
         return None
     if not folders or any(folder[:1] == "/" or folder[:2] == ".." or ".git" in folder.split("/") for folder in folders):
-        return f"{argv[0]} runs in a folder that the text does not name, or outside the workspace"
+        return f"{argv[0]} runs in a folder that the command does not name, or outside the workspace"
     return None
 
 
 @lru_cache(maxsize=512)
 def _why_not_confined(argv: tuple[str, ...], depth: int) -> str | None:
+    # Each level is a wrapper within a wrapper. Real commands have one or two, so more is an attempt to hide something.
     if depth == 0:
-        return "the command runs a command in a command, on too many levels"
+        return "the command runs a command in a command, too deeply nested"
     *_, inner = command_wrappers.split_wrapper_layers(argv)
+    # A command that changes nothing needs no further question, whatever its words name.
     if read_only_proof.is_command_provably_read_only(argv):
         return None
+    # The shell decides at run time which program this is, so nothing is known about it.
     if not inner or is_marked(inner[0]):
-        return "the text does not name the program"
+        return "the command does not name the program"
     reason = (
         destroying_forms.explain_irreversible_destruction(inner) or explain_network_need(inner) or _why_protected(inner)
     )
@@ -104,12 +107,14 @@ def _why_not_confined(argv: tuple[str, ...], depth: int) -> str | None:
 
 def explain_network_need(argv: Sequence[str]) -> str | None:
     """Return why a command does nothing useful without a network, as half a sentence, or None."""
+    # python -m pip is pip under another name.
     if program_name(argv).startswith("python") and tuple(argv[1:2]) == ("-m",):
         argv = argv[2:]
     program = program_name(argv)
     words = [word for word in argv[1:] if word[:1] != "-"]
     if program == "rsync" and (host := next(filter(_REMOTE.match, words), None)) is not None:
         return f"rsync needs the network for {show_marks(host)}"
+    # Handrail gives the calls of a session one loopback, so a server that an earlier call started can be reached.
     if program == "curl" and _names_loopback_alone(argv[1:]):
         return None
     verbs = _NETWORK.get(program)
@@ -135,6 +140,7 @@ def _names_loopback_alone(words: Sequence[str]) -> bool:
             is_value = False
         elif word[:1] == "-":
             is_value = word in _CURL_DATA_OPTIONS
+            # An unknown option may take the next word as its value, so nothing after it can be trusted.
             if not is_value and _CURL_FLAGS.fullmatch(word) is None:
                 return False
         elif _LOOPBACK.fullmatch(word):
@@ -283,6 +289,7 @@ def _why_protected(argv: Sequence[str]) -> str | None:
         return None
     for word in read_only_proof.find_possible_path_words(argv):
         path = posixpath.normpath(word)
+        # The sandbox mounts nothing writable there, so the name needs no protection here.
         if path[:1] == "/" or path[:2] == ".." or not (set(path) - {"."}):
             continue
         found = path_protection.find_tool_write_protection(path)
@@ -314,7 +321,7 @@ def _shell(argv: tuple[str, ...], depth: int) -> str | None:
     if index < len(argv) and re.fullmatch(r"-[eux]*l?c", argv[index]) and index + 1 < len(argv):
         text = argv[index + 1]
         if is_marked(text):
-            return f"{argv[0]} runs a text that only the shell knows"
+            return f"{argv[0]} runs a script that the shell expands"
         return _why_script_not_confined(parse_script(text), depth - 1)
     if (
         index < len(argv)
@@ -323,7 +330,7 @@ def _shell(argv: tuple[str, ...], depth: int) -> str | None:
         and _is_plain_file(argv[index])
     ):
         return None
-    return f"{argv[0]} runs its input, or a text that is not plain"
+    return f"{argv[0]} runs its input, or a script that is not simple"
 
 
 def _is_plain_file(path: str) -> bool:
@@ -337,13 +344,14 @@ def _sourced_file(argv: tuple[str, ...], depth: int) -> str | None:
     file = "".join(argv[1:2])
     if file and file[0] != "-" and not any(map(is_marked, argv)) and _is_plain_file(file):
         return None
-    return f"{program_name(argv)} runs a file that the text does not name"
+    return f"{program_name(argv)} runs a file that the command does not name"
 
 
 def _find(argv: tuple[str, ...], depth: int) -> str | None:
     if any(word in ("-fls", "-fprint", "-fprint0", "-fprintf") for word in argv):
         return "find writes the file that an option names"
     for inner in risky_options.iterate_find_exec_commands(argv):
+        # Caches are made again by the programs that use them.
         if inner[:1] == ("rm",) and destroying_forms.is_find_limited_to_caches(argv):
             continue
         if (reason := _why_not_confined(inner, depth - 1)) is not None:
@@ -386,10 +394,11 @@ def _command_of_xargs(argv: tuple[str, ...]) -> tuple[str, ...] | str:
         elif re.fullmatch(r"-[0rtx]+|-[nPLsd].+|--null|--no-run-if-empty|--max-(?:args|procs|lines)=\d+", word):
             index += 1
         else:
-            return f"xargs {word} is not understood"
+            return f"xargs {word} is a form that Handrail does not understand"
     command = argv[index:]
     if not command:
         return ()
+    # The words from the input are unknown, so marks stand for them, as for an expansion of the shell.
     return tuple(word.replace(replaced, ANY_TEXT) for word in command) if replaced else (*command, SPLIT)
 
 
@@ -403,13 +412,14 @@ def _runner(argv: tuple[str, ...], depth: int) -> str | None:
     for index, word in enumerate(argv[1:], 1):
         text = word.partition("=")[2] if word[:1] == "-" else word
         if is_marked(word):
-            return f"{argv[0]} runs a command that the text does not name"
+            return f"{argv[0]} runs a command that the command line does not name"
         if not text or text.isdigit():
             continue
         script = parse_script(text)
         if not script.commands and re.fullmatch(r"\w+=[\w,:%.-]*", text):
             continue  # the value of an option, such as ``trace=openat``
         together = argv[index:] if word[:1] != "-" else ("true",)
+        # Such a program takes its command as one text or as several words. Both readings must be harmless.
         for inner in (together, *(command.argv for command in script.commands)):
             if destroying_forms.find_removed_paths(inner) or any(destroying_forms.find_replaced_paths(inner)):
                 return f"{argv[0]} may run {program_name(inner)}, which removes or replaces files"
@@ -426,7 +436,7 @@ def _runner(argv: tuple[str, ...], depth: int) -> str | None:
 def _python(argv: tuple[str, ...], depth: int) -> str | None:
     del depth
     if any(map(is_open, argv[1:2])):
-        return f"{argv[0]} may run a text that only the shell knows"
+        return f"{argv[0]} may run a script that the shell expands"
     risk = risky_options.find_interpreter_risk(program_name(argv), argv)
     return None if risk is None else risk.reason
 
@@ -459,9 +469,9 @@ def _make(argv: tuple[str, ...], depth: int) -> str | None:
             and word[:1] != "-"
             and (name.upper() == "SHELL" or not command_wrappers.is_harmless_variable(name.rstrip(":+?")))
         ):
-            return f"make {name}=… sets what its recipes run"
+            return f"make {name}=… sets the commands of its recipes"
     if any(word.startswith("--eval") or word in _MAKES_FROM_TEXT or is_open(word) for word in argv[1:]):
-        return "make runs a rule that the text does not name"
+        return "make runs a rule that the command does not name"
     return None
 
 
@@ -494,12 +504,13 @@ def _env(argv: tuple[str, ...], depth: int) -> str | None:
         elif word not in ("-i", "-", "--ignore-environment") and name != "--unset" and not re.fullmatch("-u.+", word):
             if not sign or not name.isidentifier():
                 break
+            # Variables such as GIT_PAGER or EDITOR are commands for the program that reads them.
             if _DESTROYING_WORDS.search(value) is not None or _REPOSITORY.search(value) is not None:
-                return f"env sets {name}, and its value may name a command"
+                return f"env sets {name}, whose value may name a command"
         at += 1
     inner = argv[at:]
     if inner[:1] and inner[0][:1] == "-":
-        return f"env {show_marks(inner[0])} is not understood"
+        return f"env {show_marks(inner[0])} is a form that Handrail does not understand"
     if destroying_forms.find_removed_paths(inner) or any(destroying_forms.find_replaced_paths(inner)):
         return f"env runs {program_name(inner)}, which removes or replaces files"
     return _why_not_confined(inner, depth - 1) if inner else None
@@ -510,9 +521,10 @@ def _npx(argv: tuple[str, ...], depth: int) -> str | None:
     offline = False
     while at < len(argv) and argv[at][:1] == "-":
         if argv[at] not in ("--no-install", "--no", "--offline", "--quiet", "-q", "--"):
-            return f"{argv[0]} {argv[at]} is not understood"
+            return f"{argv[0]} {argv[at]} is a form that Handrail does not understand"
         offline = offline or argv[at] in ("--no-install", "--no", "--offline")
         at += 1
+    # Without the option, npx downloads a missing program, which has no network here and fails after a long wait.
     if not offline:
         return f"{argv[0]} needs the network for a program that is not installed (--no-install prevents that)"
     return _why_not_confined(argv[at:], depth - 1) if at < len(argv) else None
@@ -580,11 +592,12 @@ def explain_possible_destruction(script: ShellScript, text: str) -> str | None:
             )
         ) is not None:
             return reason
+    # Quotes can split a word that the shell joins again, as in r""m.
     bare = _QUOTES.sub("", text)
     if (match := _DESTROYING_WORDS.search(bare)) is not None:
-        return f"the text contains {match.group().strip()!r}, and it is not understood"
+        return f"the command contains {match.group().strip()!r}, which Handrail does not understand"
     if (match := _REPOSITORY.search(bare)) is not None:
-        return f"the text names {match.group()!r}, and it is not understood"
+        return f"the command names {match.group()!r}, which Handrail does not understand"
     for word in _SEPARATORS.split(bare):
         path = posixpath.normpath(word) if word else ""
         if (
@@ -593,7 +606,7 @@ def explain_possible_destruction(script: ShellScript, text: str) -> str | None:
             and set(path) - {"."}
             and path_protection.find_tool_write_protection(path) is not None
         ):
-            return f"the text names {word!r}, a path that no tool writes, and it is not understood"
+            return f"the command names {word!r}, a path that no tool writes, which Handrail does not understand"
     return None
 
 

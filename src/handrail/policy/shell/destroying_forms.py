@@ -140,7 +140,7 @@ def _rm(argv: Sequence[str]) -> str | None:
     if all(map(is_cache, operands)):
         return None
     if any(word[-1:] == "\x04" or is_marked(word) for word in (*operands, *options)):
-        return f"{argv[0]} removes files that the text does not name"
+        return f"{argv[0]} removes files that the command does not name"
     if _has(options, "rR", "--recursive"):
         if all(is_cache(word) or is_build_output(word) for word in operands):
             return None  # the file system decides
@@ -192,7 +192,7 @@ def is_find_limited_to_caches(argv: Sequence[str]) -> bool:
 def _mv(argv: Sequence[str]) -> str | None:
     options, operands = split_words(argv, "-t -S --target-directory --suffix")
     if has_marks(argv):
-        return "mv moves files that the text does not name"
+        return "mv moves files that the command does not name"
     if any(map(_is_repository, operands)):
         return "mv moves version control data"
     target = operands[-1] if operands else ""
@@ -205,12 +205,12 @@ def _mv(argv: Sequence[str]) -> str | None:
 
 def _copies(argv: Sequence[str]) -> str | None:
     if is_marked(argv[-1]) or _has(split_words(argv)[0], "t", "--target-directory"):
-        return f"{argv[0]} writes to a place that the text does not plainly name"
+        return f"{argv[0]} writes to a place that the command does not name exactly"
     return None
 
 
 def _explain_tee(argv: Sequence[str]) -> str | None:
-    return "tee writes to files that the text does not name" if has_marks(argv) else None
+    return "tee writes to files that the command does not name" if has_marks(argv) else None
 
 
 def _with_options(letters: str, *names: str, why: str) -> _Check:
@@ -223,7 +223,7 @@ def _chmod(argv: Sequence[str]) -> str | None:
         return None
     if has_marks(argv) or any(word in (".", "/", "*", "..") for word in operands[1:]):
         return f"{argv[0]} -R changes the modes of many files"
-    return f"{argv[0]} -R takes modes away" if re.match(r"[0-3]\d\d\Z|0[0-3]\d\d\Z|[ugoa]*[-=]", argv[1]) else None
+    return f"{argv[0]} -R removes permissions" if re.match(r"[0-3]\d\d\Z|0[0-3]\d\d\Z|[ugoa]*[-=]", argv[1]) else None
 
 
 _SED_WHOLE = compile_regex_lazily(
@@ -259,7 +259,7 @@ def _awk(argv: Sequence[str]) -> str | None:
 def _rsync(argv: Sequence[str]) -> str | None:
     if any(word.startswith(("--del", "--remove-source", "--rem")) for word in argv):
         return "rsync deletes files"
-    return "rsync writes to a place that the text does not name" if has_marks(argv) else None
+    return "rsync writes to a place that the command does not name" if has_marks(argv) else None
 
 
 def _tar(argv: Sequence[str]) -> str | None:
@@ -277,7 +277,7 @@ def _git(argv: Sequence[str]) -> str | None:
         return None
     command, rest = argv[index], argv[index:]
     if is_marked(command):
-        return "git runs a command that the text does not name"
+        return "git runs a command that the command line does not name"
     check = _GIT.get(command)
     return None if check is None else check(rest)
 
@@ -377,7 +377,7 @@ _GIT: Mapping[str, _Check] = {
     "push": _git_push,
     "rm": _git_rm,
     "worktree": _git_words("-f", "--force", "-ff", why="removes a folder with changes"),
-    "reflog": _git_words("expire", "delete", why="removes the way back to lost commits"),
+    "reflog": _git_words("expire", "delete", why="removes the record of lost commits"),
     "repack": _git_option("a", why="removes objects that no branch reaches"),
     "mv": _git_option("f", "--force", why="overwrites a file"),
     "gc": _git_words("--prune", "--aggressive", why="removes objects that no branch reaches"),
@@ -406,9 +406,9 @@ def _subcommands(*names: str, why: str) -> _Check:
 _PROGRAMS: Mapping[str, _Check] = {
     **dict.fromkeys(("rm", "unlink", "grm"), _rm),
     **dict.fromkeys(("shred", "srm", "wipe", "scrub", "truncate", "gtruncate", "blkdiscard", "wipefs", "fdisk", "sfdisk", "parted", "dropdb"),
-                    _always("removes or overwrites what it names")),
+                    _always("removes or overwrites its arguments")),
     **dict.fromkeys(("mkfs", "mke2fs", "mkswap", "mkfs.ext4", "mkfs.xfs", "mkfs.vfat", "mkfs.btrfs"), _always("overwrites what it names")),
-    **dict.fromkeys(("rename", "prename", "mmv", "detox"), _always("renames files by a pattern, over others")),
+    **dict.fromkeys(("rename", "prename", "mmv", "detox"), _always("renames files by a pattern, and may overwrite others")),
     "dd": _explain_dd,
     **dict.fromkeys(("find", "gfind", "bfs"), _find),
     **dict.fromkeys(("mv", "gmv"), _mv),

@@ -170,6 +170,7 @@ def find_executing_commands(script: ShellScript, text: str) -> tuple[ExecutingCo
         # As written too: where an argument has a mark, only the written word names the files that it may become.
         argvs = [word for command in script.commands for word in (*command.argv, *command.source)]
         steps.append(_make_step((*argvs, *_split_text_at_signs(text))))
+    # A redirected file may be the input of an interpreter, so its content counts like a script's.
     if redirected:
         steps.append(ExecutingCommand(redirected))
     return tuple(steps)
@@ -178,6 +179,7 @@ def find_executing_commands(script: ShellScript, text: str) -> tuple[ExecutingCo
 def treats_words_as_data(argv: Sequence[str]) -> bool:
     """Return whether a command treats all of its words as data."""
     *_, inner = command_wrappers.split_wrapper_layers(argv)
+    # A program with a path is a file that may have changed, whatever its name says.
     if not inner or "/" in inner[0]:
         return not inner
     if read_only_proof.is_command_provably_read_only(inner):
@@ -217,12 +219,15 @@ def _make_step(argv: Iterable[str]) -> ExecutingCommand:
             loops = loops or part in _LOOPS
             name = posixpath.basename(part).lower()
             implied.update(dict.fromkeys(_implied_files(name)))
+            # Without the version, as in `python3.11`.
             endings.update(dict.fromkeys(_LOADED_ENDINGS.get(name.rstrip("0123456789.-"), ())))
         words.update(dict.fromkeys(_module_files_of_word(word, before)))
         before = word
     bare = tuple(word for word in words if _BARE.fullmatch(word))
+    # Only with an interpreter among the words: for other programs, a dotted word is no module.
     for word in tuple(words) if endings else ():
         words.update(dict.fromkeys(_loaded_files(word, endings)))
+    # Each `cd` may go one level deeper, and one in a loop any number of levels.
     return ExecutingCommand(tuple(words), tuple(implied), bare, MAX_LEVELS if loops and moves else 1 + moves)
 
 
@@ -244,6 +249,7 @@ def _file_names_in_word(word: str) -> Iterator[str]:
 
     Examples are ``--file=x``, ``-fx``, ``a.py::test``, and a text within a text.
     """
+    # The variables for the home and the current folder are known. Others may have any value and are left as they are.
     word = _HERE.sub(".", _HOME.sub(HOME_MARK, word))
     yield word
     if word[:1] == "-" and len(word) > 2:
@@ -291,5 +297,6 @@ def _python_module_files(name: str) -> Iterator[str]:
         return
     path = name.replace(".", "/")
     yield from (f"{path}.py", f"{path}/__main__.py", f"{path}/__init__.py")
+    # Python runs the `__init__.py` of each package above a module.
     while path := posixpath.dirname(path):
         yield f"{path}/__init__.py"

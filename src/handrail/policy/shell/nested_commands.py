@@ -194,11 +194,12 @@ class WatchedPrograms:
             return True
         if not self._names:
             return False
+        # Without quotes, since the shell joins `r'm'` to `rm`; in lower case for file systems that ignore case.
         plain = text.translate(_UNQUOTED).lower()
         return any(name in plain for name in self._names)
 
     def may_begin_watched_command(self, word: str, *, certain: bool) -> bool:
-        """Return whether this word may begin a command that such a rule is about, or that runs one."""
+        """Return whether this word may begin a command that such a rule matches, or that runs one."""
         if self._everything and certain:
             return True
         name = posixpath.basename(word).lower()
@@ -330,9 +331,12 @@ class _CommandSearch:
                 yield PossibleCommand(spelled, certain, words)
             for inner, rest, runs in self._find_inner_commands(words, left):
                 sure = runs and certain
+                # A command that was only possible is examined again once it is certain, since more rules apply then.
                 before = known.get(inner)
                 if not inner or not inner[0] or before or before is sure:
                     continue
+                # A bound and not an error: the marker at the end makes the caller ask, so that a long command cannot
+                # hide one.
                 if len(known) >= _MAX_READINGS:
                     self.complete = False
                     break
@@ -531,6 +535,7 @@ def _commands_of_git_aliases(words: tuple[str, ...]) -> Iterator[tuple[str, ...]
     """Yield the commands of git aliases in the words: ``git -c alias.x=push x`` is a ``git push``."""
     for index, word in enumerate(words):
         match = _ALIAS.fullmatch(word)
+        # An alias with `!` runs a shell text, which is read elsewhere.
         if match is not None and match.group("value")[:1] != "!":
             rest = next(
                 (
@@ -743,9 +748,9 @@ def explain_inner_command_unparsable(argv: Sequence[str]) -> str | None:
         script = parse_script(text, _MAX_SIGNS)
         reason = script.unclear
         if not script.is_plain and any(program_name(command.argv) in _RUN_SOMETHING for command in script.commands):
-            reason = reason or "the text runs words that only the shell knows"
+            reason = reason or "the command runs words that the shell expands"
         if reason is not None:
-            return f"{program} runs a text that cannot be evaluated: {reason}"
+            return f"{program} runs a script that cannot be evaluated: {reason}"
     if program == "ssh" and _has_no_command(argv):
         return "ssh without a command runs its standard input"
     return None

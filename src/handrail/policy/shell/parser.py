@@ -119,7 +119,7 @@ def parse_script(text: str, most_signs: int = MAX_SIGNS) -> ShellScript:
     """
     if len(text) > MAX_CHARACTERS:
         return ShellScript(
-            (), f"the text has {len(text):,} characters (the maximum is {MAX_CHARACTERS:,})", is_plain=False
+            (), f"the command has {len(text):,} characters (the maximum is {MAX_CHARACTERS:,})", is_plain=False
         )
     if problem := _explain_misleading_character(text):
         return ShellScript((), problem, is_plain=False)
@@ -130,21 +130,24 @@ def parse_script(text: str, most_signs: int = MAX_SIGNS) -> ShellScript:
     except UnclearSyntax as unclear:
         not_plain = str(unclear)
     if (read is None or not read.is_plain) and sum(map(text.count, _SIGNS)) > most_signs:
-        not_plain = not_plain or "its structure is not plain"
+        not_plain = not_plain or "its structure is not simple"
         return ShellScript(
-            (), f"the text has more than {most_signs:,} signs like {_SIGNS[:5]}, and {not_plain}", is_plain=False
+            (), f"the command has more than {most_signs:,} signs like {_SIGNS[:5]}, and {not_plain}", is_plain=False
         )
     if read is not None and len(read.commands) > MAX_COMMANDS:
         count = f"{len(read.commands)}{' or more' * (len(read.commands) == _MAX_RECOVERED)}"
         return ShellScript(
-            read.commands, f"the text has {count} commands (the maximum is {MAX_COMMANDS})", read.files, is_plain=False
+            read.commands,
+            f"the command line has {count} commands (the maximum is {MAX_COMMANDS})",
+            read.files,
+            is_plain=False,
         )
     if read is not None and read.is_plain and read.commands and _list_plain_parts(text) == read.parts:
         return ShellScript(read.commands, None, read.files, read.is_plain)
     raw = text.encode("utf-8")
     root = _parse_syntax_tree(raw if text.isascii() else raw.translate(_STAND_INS))
     if root is None:
-        return ShellScript((), "the text takes too long to parse", is_plain=False)
+        return ShellScript((), "the command takes too long to parse", is_plain=False)
     problem = _find_unsupported_construct(root)
     if problem is not None and read is None and _UNNAMED in problem:
         problem = not_plain
@@ -203,11 +206,11 @@ def _parser() -> Parser:
 def _explain_misleading_character(text: str) -> str | None:
     """Return the problem with a character that misleads the reader, or None."""
     if match := _CONTROL.search(text):
-        return f"the text contains the control character U+{ord(match.group()):04X}"
+        return f"the command contains the control character U+{ord(match.group()):04X}"
     if not text.isascii():
         for char in text:
             if char > "\x7f" and unicodedata.category(char) in _HIDDEN_CATEGORIES:
-                return f"the text contains the invisible or misleading character U+{ord(char):04X}"
+                return f"the command contains the invisible or misleading character U+{ord(char):04X}"
     return None
 
 
@@ -270,14 +273,14 @@ def _find_unsupported_construct(root: Node) -> str | None:
         kind = node.type if node is not None else ""
         if kind not in _SUPPORTED_NODES and not (broken and kind == "ERROR"):
             construct = _CONSTRUCTS.get(kind) or f"{_UNNAMED} {kind!r}"
-            return f"the text contains {construct}, which is not supported"
+            return f"the command contains {construct}, which is not supported"
         if (kind != "test_command" and cursor.goto_first_child()) or cursor.goto_next_sibling():
             continue  # the reader alone checks the words of a test
         while cursor.goto_parent():
             if cursor.goto_next_sibling():
                 break
         else:
-            return "the text is not valid shell syntax" if broken else None
+            return "the command is not valid shell syntax" if broken else None
 
 
 def _nodes(root: Node, kind: str) -> list[Node]:
@@ -305,8 +308,8 @@ def _command_words_as_written(node: Node, raw: bytes, *, literal: bool = True) -
 def _disagreement(root: Node, raw: bytes, read: reader.ParsedShellText) -> str | None:
     """Return why the two parsers do not agree, or None."""
     if _parts(root, raw) == read.parts:
-        return None if read.commands else "the text contains no command"
-    return "the words of the text are ambiguous"
+        return None if read.commands else "the command line has no command"
+    return "the words of the command are ambiguous"
 
 
 def _parts(root: Node, raw: bytes) -> tuple[tuple[str, ...], ...]:

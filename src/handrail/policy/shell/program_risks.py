@@ -91,7 +91,7 @@ _FORMS: Mapping[str, _Form] = {
     "ag": make_options_check("runs a pager", "", "--pager"),
     "bat": make_options_check("runs a pager", "", "--pager"),
     "batcat": make_options_check("runs a pager", "", "--pager"),
-    "cargo": make_options_check("runs what a setting names", "", "--config"),
+    "cargo": make_options_check("runs a program that a setting names", "", "--config"),
     "npm": program_forms.find_package_runner_risk,
     "pnpm": program_forms.find_package_runner_risk,
     "yarn": program_forms.find_package_runner_risk,
@@ -111,7 +111,7 @@ _FORMS: Mapping[str, _Form] = {
     "ssh-keygen": make_options_check("loads a library or writes a key", "DfsAG"),
     "sdiff": make_options_check("writes a file or runs a program", "o", "--output", "--diff-program"),
     "diff3": make_options_check("runs a program", "", "--diff-program"),
-    "gnuplot": make_options_check("runs what its words say", "ec", "--eval"),
+    "gnuplot": make_options_check("runs a program that its arguments name", "ec", "--eval"),
     **dict.fromkeys(("tex", "latex", "pdflatex", "xelatex", "lualatex"),
                     program_forms.make_single_dash_check("runs programs", "-shell-escape", "-enable-write18", "-output-directory")),
     "cpio": make_options_check("runs a program or writes elsewhere", "FO", "--rsh-command", "--file", "--no-absolute-filenames"),
@@ -152,7 +152,7 @@ def make_unknown_word_risk(argv: Sequence[str]) -> CommandRisk | None:
         return None
     if program not in _FORMS and program not in _RUN_REST and find_form_risk((argv[0], "-x", "x")) is None:
         return None
-    reason = f"{program} can do something else with words that only the shell knows"
+    reason = f"{program} can do something else with words that the shell expands"
     return CommandRisk(reason, frozenset({0, *found}))
 
 

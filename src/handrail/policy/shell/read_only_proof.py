@@ -35,10 +35,10 @@ def _why_not(argv: tuple[str, ...]) -> str | None:
     if any(layer[0].endswith("nohup") for layer in around):
         return "nohup can write the output of its command to a file"
     if not inner or "/" in inner[0]:
-        return f"{inner[0] if inner else 'the program'} is not known by its bare name"
+        return f"{inner[0] if inner else 'the program'} is not known by its plain name"
     check = _PROGRAMS.get(inner[0])
     if check is None:
-        return f"{inner[0]} is not among the programs known to change nothing"
+        return f"{inner[0]} may change something"
     find_risk = (
         program_risks.make_unknown_word_risk if inner[0] in _NARROWER_CHECKS else program_risks.find_hidden_program_risk
     )
@@ -56,11 +56,11 @@ def explain_script_not_read_only(script: ShellScript) -> str | None:
         return script.unclear
     for file in script.files:
         if file.capability != "fs.read":
-            return f"the text redirects into {file.target!r}"
+            return f"the command redirects into {file.target!r}"
     for command in script.commands:
         if (reason := explain_command_not_read_only(command.argv)) is not None:
             return reason
-    return None if script.commands else "the text contains no command"
+    return None if script.commands else "the command line has no command"
 
 
 # Checks of the words of one program.
@@ -85,9 +85,9 @@ def _check_for_known_options(short: str = "", *long: str) -> _Check:
                 return None
             if word[:2] == "--":
                 if word.partition("=")[0] not in names:
-                    return f"the option {word} of {argv[0]} is not known to change nothing"
+                    return f"the option {word} of {argv[0]} may change something"
             elif word[:1] == "-" and not all(c in letters or c.isdigit() for c in word[1:]):
-                return f"the option {word} of {argv[0]} is not known to change nothing"
+                return f"the option {word} of {argv[0]} may change something"
         return None
 
     return check
@@ -132,7 +132,7 @@ def _find(argv: Sequence[str]) -> str | None:
             return reason
     for word in words:
         if word[:1] == "-" and word not in _FIND and not re.fullmatch(r"-O[0-3]|-[0-9]+|-newer[aBcmt]{2}", word):
-            return f"find {word} is not known to change nothing"
+            return f"find {word} may change something"
     return None
 
 
@@ -154,11 +154,13 @@ def _date(argv: Sequence[str]) -> str | None:
 
 def _check_for_exact_word(*forms: str) -> _Check:
     """Return a check for exactly one of these words after the program."""
-    return lambda argv: None if len(argv) == 2 and argv[1] in forms else f"{argv[0]} runs what its arguments name"
+    return lambda argv: (
+        None if len(argv) == 2 and argv[1] in forms else f"{argv[0]} runs the program that its arguments name"
+    )
 
 
 def _command(argv: Sequence[str]) -> str | None:
-    return None if tuple(argv[1:2]) in (("-v",), ("-V",)) else "command runs what its arguments name"
+    return None if tuple(argv[1:2]) in (("-v",), ("-V",)) else "command runs the program that its arguments name"
 
 
 def _listing(*forms: str) -> _Check:
@@ -177,7 +179,7 @@ def _listing(*forms: str) -> _Check:
 
 
 def _env(argv: Sequence[str]) -> str | None:
-    return None if len(argv) == 1 else "env runs what its arguments name"
+    return None if len(argv) == 1 else "env runs the program that its arguments name"
 
 
 def _at_most_one_operand(argv: Sequence[str]) -> str | None:
@@ -197,7 +199,7 @@ def _xargs(argv: Sequence[str]) -> str | None:
         ):
             index += 1
         else:
-            return f"xargs {word} is not known to change nothing"
+            return f"xargs {word} may change something"
     command = argv[index : index + 1]
     if not command or command[0] not in _HARMLESS_WITH_ANY_WORDS:
         return "xargs adds unknown words to its command"
@@ -264,7 +266,7 @@ def _git(argv: Sequence[str]) -> str | None:
         )
     check = _GIT.get(command)
     if check is None:
-        return f"git {quote_text_or_length(command, 40)} is not known to change nothing"
+        return f"git {quote_text_or_length(command, 40)} may change something"
     return check(rest)
 
 

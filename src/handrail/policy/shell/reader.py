@@ -41,7 +41,7 @@ MAX_READ = 4 * MAX_COMMANDS
 _MAX_DEPTH = 16
 
 
-CHANGES_FOLDER = "the text changes the folder"  # so the file of a redirection is unknown
+CHANGES_FOLDER = "the command changes the folder"  # so the file of a redirection is unknown
 
 
 class UnclearSyntax(Exception):
@@ -70,7 +70,7 @@ def read_text(text: str) -> ParsedShellText:
     reader = _TextReader(text)
     reader.read_list(())
     if reader.documents:
-        raise UnclearSyntax("the text contains a here-document without its text")
+        raise UnclearSyntax("the command contains a here-document without its content")
     for found in (reader.commands, reader.files, reader.parts):
         if len(found) > 1:
             found.sort(key=itemgetter(0))
@@ -159,13 +159,13 @@ class _TextReader:
             self._skip_blanks(lines=True)
             if self.at >= len(text):
                 if ends:
-                    raise UnclearSyntax(f"the text has no {ends[0]!r} at its end")
+                    raise UnclearSyntax(f"the command has no {ends[0]!r} at its end")
                 if joined:
-                    raise UnclearSyntax("the text ends with an operator")
+                    raise UnclearSyntax("the command ends with an operator")
                 return ""
             if ends and (end := self._take_end(ends)) is not None:
                 if joined or not found:
-                    raise UnclearSyntax(f"the text has no command before {end!r}")
+                    raise UnclearSyntax(f"no command comes before {end!r}")
                 return end
             if len(self.commands) >= MAX_READ:
                 self.at = len(text)
@@ -190,7 +190,7 @@ class _TextReader:
                 start = self._folders
             if joined not in ("&&", "||"):
                 if not joined and not (self.at >= len(text) or self._is_at_end(ends)):
-                    raise UnclearSyntax(f"the text is not plain at {text[self.at : self.at + 20]!r}")
+                    raise UnclearSyntax(f"the command has unsupported syntax at {text[self.at : self.at + 20]!r}")
                 joined = ""
 
     def _is_at_end(self, ends: Sequence[str]) -> bool:
@@ -235,11 +235,11 @@ class _TextReader:
 
     def _read_command(self) -> None:
         if self._depth >= _MAX_DEPTH:
-            raise UnclearSyntax(f"the text is nested more than {_MAX_DEPTH} levels deep")
+            raise UnclearSyntax(f"the command is nested more than {_MAX_DEPTH} levels deep")
         self._depth += 1
         if self.text.startswith("(", self.at):
             if self.text.startswith("((", self.at):
-                raise UnclearSyntax("the text contains an arithmetic command, which is not supported")
+                raise UnclearSyntax("the command contains an arithmetic command, which is not supported")
             self.at += 1
             before = self._folders
             self._read_nested((")",))
@@ -277,7 +277,7 @@ class _TextReader:
             case "for":
                 self._read_for(before)
             case _:
-                raise UnclearSyntax(f"the text contains the shell keyword {word!r}, which is not supported")
+                raise UnclearSyntax(f"the command contains the shell keyword {word!r}, which is not supported")
 
     def _read_nested(self, ends: Sequence[str]) -> str:
         self.is_plain = False
@@ -288,13 +288,13 @@ class _TextReader:
         self._skip_blanks()
         match = _NAME.match(self.text, self.at)
         if match is None or not self._ends_at(match.end()):
-            raise UnclearSyntax("the text contains a loop without a plain variable")
+            raise UnclearSyntax("the command contains a loop without a simple variable")
         name = match.group()
         self._check_variable(name)
         self.at = match.end()
         self._skip_blanks()
         if not self._take_word("in"):
-            raise UnclearSyntax("the text contains a loop over the arguments of the shell, which is not supported")
+            raise UnclearSyntax("the command contains a loop over the arguments of the shell, which is not supported")
         words: list[str] = []
         sources: list[str] = []
         while True:
@@ -302,7 +302,7 @@ class _TextReader:
             if self.at >= len(self.text) or self.text[self.at] in ";\n":
                 break
             if self.text[self.at] in _ENDS:
-                raise UnclearSyntax("the text contains a loop that is not plain")
+                raise UnclearSyntax("the command contains a loop of an unsupported form")
             word, source = self._read_word()
             words.append(word)
             sources.append(source)
@@ -310,7 +310,7 @@ class _TextReader:
         self._take_operator((";", "\n"))
         self._skip_blanks(lines=True)
         if not self._take_word("do"):
-            raise UnclearSyntax("the text contains a loop without 'do'")
+            raise UnclearSyntax("the command contains a loop without 'do'")
         known = self._values.get(name)
         self._values[name] = merge_loop_values(words) if self._is_assigned_once(name) else ANY_TEXT
         first = (len(self.commands), len(self.files))
@@ -345,7 +345,7 @@ class _TextReader:
         while True:
             self._skip_blanks(lines=True)
             if self.at >= len(self.text):
-                raise UnclearSyntax("the text contains a [[ without ]]")
+                raise UnclearSyntax("the command contains a [[ without ]]")
             if self._take_word("]]"):
                 break
             sign = self._take_operator(("&&", "||", "(", ")")) or ("!" if self._take_word("!") else "")
@@ -357,14 +357,14 @@ class _TextReader:
                 words.append(self.text[self.at - 1])
                 continue
             if self.text[self.at] in _ENDS:
-                raise UnclearSyntax("the text contains a [[ … ]] test that is not plain")
+                raise UnclearSyntax("the command contains a [[ … ]] test of an unsupported form")
             words.append(self._read_word()[0].replace(SPLIT, ANY_TEXT))
         words.append("]]")
         for before, word, after in zip(words, words[1:], words[2:], strict=False):
             if word in _ARITHMETIC and not (_NUMBER.fullmatch(before) and _NUMBER.fullmatch(after)):
-                raise UnclearSyntax("the text compares in [[ … ]] as a number, which can run code in its value")
+                raise UnclearSyntax("the command compares values as numbers in [[ … ]], which can run code in a value")
             if word in ("-v", "-R"):
-                raise UnclearSyntax(f"the text contains a test with {word}, which can run code in a subscript")
+                raise UnclearSyntax(f"the command contains a test with {word}, which can run code in a subscript")
         source = self.text[start : self.at]
         self.parts.append((start, ("test", source)))
         self.commands.append((start, ShellCommand(tuple(words), (), (source,), self._folders)))
@@ -386,7 +386,7 @@ class _TextReader:
             if match is not None and (argv or match.group(1) not in RESERVED_WORDS):
                 self._tokens += 1
                 if self._tokens > MAX_WORDS:
-                    raise UnclearSyntax(f"the text has more than {MAX_WORDS:,} words")
+                    raise UnclearSyntax(f"the command has more than {MAX_WORDS:,} words")
                 if not argv:
                     first = match.start(1)
                 argv.append(match.group(1))
@@ -411,23 +411,23 @@ class _TextReader:
                 continue
             word, written = self._read_word()
             if written[0] == "{" and _DESCRIPTOR_NAME.fullmatch(written) and text[self.at : self.at + 1] in ("<", ">"):
-                raise UnclearSyntax(f"the text sets the variable {written} to a descriptor, which is not supported")
+                raise UnclearSyntax(f"the command sets the variable {written} to a descriptor, which is not supported")
             if not argv:
                 first = at
                 if _LOOKS_LIKE_ASSIGNMENT.match(written):
-                    raise UnclearSyntax("the text contains a variable assignment that is not plain")
+                    raise UnclearSyntax("the command contains a variable assignment of an unsupported form")
                 if is_marked(word):
                     raise UnclearSyntax(f"the word {_short(written)} names a command that the shell may expand")
                 if written in RESERVED_WORDS:
-                    raise UnclearSyntax(f"the text contains the shell keyword {written!r} where it has no meaning")
+                    raise UnclearSyntax(f"the command contains the shell keyword {written!r} where it has no meaning")
             argv.append(word)
             source.append(written)
             last = self.at
         if not argv:
             if redirections:
-                raise UnclearSyntax("the text contains a redirection without a command")
+                raise UnclearSyntax("the command contains a redirection without a command")
             if not assigned:
-                raise UnclearSyntax(f"the text has no command before {text[self.at : self.at + 1] or 'its end'!r}")
+                raise UnclearSyntax(f"no command comes before {text[self.at : self.at + 1] or 'its end'!r}")
         for name in assigned:
             if not (name == "IFS" and argv[:1] == ["read"] and self.text[start : start + 5] == "IFS= "):
                 self._check_variable(name)
@@ -438,7 +438,7 @@ class _TextReader:
         if argv[0] == "[":
             self.is_plain = False
             if argv[-1] != "]":
-                raise UnclearSyntax("the text contains a [ without ]")
+                raise UnclearSyntax("the command contains a [ without ]")
             self.parts.append((first, ("test", text[first:last])))
         else:
             self.parts.append((first, ("command", *source)))
@@ -452,7 +452,7 @@ class _TextReader:
 
     def _check_variable(self, name: str) -> None:
         if not is_harmless_variable(name):
-            raise UnclearSyntax(f"the text sets the variable {name}, which can change what programs do")
+            raise UnclearSyntax(f"the command sets the variable {name}, which can change what programs do")
 
     def _read_assignment(self, match: re.Match[str]) -> str:
         """Read ``NAME=VALUE``, and return the value with its marks; empty if it is added to another one."""
@@ -461,7 +461,7 @@ class _TextReader:
         value = ""
         self.at = match.end()
         if self.at < len(self.text) and self.text[self.at] == "(":
-            raise UnclearSyntax("the text contains an assignment of a list, which is not supported")
+            raise UnclearSyntax("the command contains an assignment of a list, which is not supported")
         if not self._ends_at(self.at):
             value = self._read_word()[0]
         self.parts.append((start, ("assignment", self.text[start : self.at])))
@@ -522,7 +522,7 @@ class _TextReader:
     def _open_document(self, start: int, sign: str) -> None:
         match = _HEREDOC_WORD.match(self.text, self.at)
         if match is None or not self._ends_at(match.end()):
-            raise UnclearSyntax("the text contains a here-document whose end is not plain")
+            raise UnclearSyntax("the command contains a here-document with an unclear end")
         self.is_plain = False
         self.at = match.end()
         end = next(group for group in match.groups() if group is not None)
@@ -536,7 +536,7 @@ class _TextReader:
             start = self.at
             while True:
                 if self.at >= len(self.text):
-                    raise UnclearSyntax(f"the text contains a here-document without its end {document.end!r}")
+                    raise UnclearSyntax(f"the command contains a here-document without its end {document.end!r}")
                 end = self.text.find("\n", self.at)
                 end = len(self.text) if end < 0 else end
                 line = self.text[self.at : end]
@@ -558,9 +558,9 @@ class _TextReader:
             elif self.text[self.at] == "$":
                 self._read_expansion(quoted=True)
             else:
-                raise UnclearSyntax("the text contains a here-document with a backquote or a line continuation")
+                raise UnclearSyntax("the command contains a here-document with a backquote or a line continuation")
         if self.at != end:
-            raise UnclearSyntax("the text contains a here-document that is not plain")
+            raise UnclearSyntax("the command contains a here-document of an unsupported form")
         self.at = after
 
     # ── words ────────────────────────────────────────────────────────────────────────────────────
@@ -570,7 +570,7 @@ class _TextReader:
         text, start = self.text, self.at
         self._tokens += 1
         if self._tokens > MAX_WORDS:
-            raise UnclearSyntax(f"the text has more than {MAX_WORDS:,} words")
+            raise UnclearSyntax(f"the command has more than {MAX_WORDS:,} words")
         match = _LITERAL.match(text, start)
         if match is not None and self._ends_at(match.end()):
             self.at = match.end()
@@ -585,27 +585,27 @@ class _TextReader:
             if char == "'":
                 end = text.find("'", self.at + 1)
                 if end < 0:
-                    raise UnclearSyntax("the text has a quote that is not closed")
+                    raise UnclearSyntax("the command has an unclosed quote")
                 pieces.append((text[self.at + 1 : end], True))
                 self.at = end + 1
             elif char == '"':
                 pieces.append((self._read_quoted(), True))
             elif char == "\\":
                 if self.at + 1 >= len(text) or text[self.at + 1] == "\n":
-                    raise UnclearSyntax("the text contains a line continuation (a backslash at its end) in a word")
+                    raise UnclearSyntax("the command contains a line continuation (a backslash at its end) in a word")
                 pieces.append((text[self.at + 1], True))
                 self.at += 2
             elif char == "$":
                 pieces.append((self._read_expansion(quoted=False), True))
             elif char == "`":
-                raise UnclearSyntax("the text contains a command substitution in backquotes (write it as $(…))")
+                raise UnclearSyntax("the command contains a command substitution in backquotes (write it as $(…))")
             else:
                 match = _BARE.match(text, self.at)
                 assert match is not None
                 pieces.append((match.group(), False))
                 self.at = match.end()
         if self.at == start:
-            raise UnclearSyntax(f"the text is not plain at {text[start : start + 20]!r}")
+            raise UnclearSyntax(f"the command has unsupported syntax at {text[start : start + 20]!r}")
         written = text[start : self.at]
         word = _mark_expansions(pieces, written)
         if is_marked(word):
@@ -622,7 +622,7 @@ class _TextReader:
                 out.append(QUOTED_ESCAPE.sub(r"\1", match.group()))
                 self.at = match.end()
             if self.at >= len(text):
-                raise UnclearSyntax("the text has a quote that is not closed")
+                raise UnclearSyntax("the command has an unclosed quote")
             char = text[self.at]
             if char == '"':
                 self.at += 1
@@ -630,9 +630,9 @@ class _TextReader:
             if char == "$":
                 out.append(self._read_expansion(quoted=True))
             elif char == "`":
-                raise UnclearSyntax("the text contains a command substitution in backquotes (write it as $(…))")
+                raise UnclearSyntax("the command contains a command substitution in backquotes (write it as $(…))")
             else:
-                raise UnclearSyntax("the text contains a line continuation (a backslash at its end) in quotes")
+                raise UnclearSyntax("the command contains a line continuation (a backslash at its end) in quotes")
 
     def _read_expansion(self, *, quoted: bool) -> str:
         """Read what begins with ``$``, and return a mark for it."""
@@ -667,9 +667,9 @@ class _TextReader:
     def _read_substitution(self, *, quoted: bool) -> str:
         text, start = self.text, self.at
         if text.startswith("$((", start):
-            raise UnclearSyntax("the text contains an arithmetic expansion, which is not supported")
+            raise UnclearSyntax("the command contains an arithmetic expansion, which is not supported")
         if self._depth >= _MAX_DEPTH:
-            raise UnclearSyntax(f"the text is nested more than {_MAX_DEPTH} levels deep")
+            raise UnclearSyntax(f"the command is nested more than {_MAX_DEPTH} levels deep")
         self._depth += 1
         self.is_plain = False
         self.at += 2
@@ -679,7 +679,7 @@ class _TextReader:
         self.parts.append((start, ("substitution",)))
         self.read_list((")",))
         if self.documents:
-            raise UnclearSyntax("the text contains a here-document without its text")
+            raise UnclearSyntax("the command contains a here-document without its content")
         self._folders, self.documents = before, documents
         self._depth -= 1
         inner = [command.argv for _, command in self.commands[first:]]
@@ -715,7 +715,7 @@ class _TextReader:
     def _end_line(self) -> None:
         self._tokens += 1
         if self._tokens > MAX_WORDS:
-            raise UnclearSyntax(f"the text has more than {MAX_WORDS:,} words")
+            raise UnclearSyntax(f"the command has more than {MAX_WORDS:,} words")
         self.at += 1
         if self.documents:
             self._read_documents()
@@ -757,7 +757,7 @@ def _mark_expansions(pieces: Sequence[tuple[str, bool]], written: str) -> str:
         name, slash, rest = pieces[0][0].partition("/")
         pieces = ((NO_OPTION, True), (slash + rest, False), *pieces[1:])
         if not name[1:].replace("-", "").replace("_", "").replace(".", "").isalnum() and name != "~":
-            raise UnclearSyntax(f"the word {_short(written)} begins with a '~' that is not plain (quote it)")
+            raise UnclearSyntax(f"the word {_short(written)} begins with a '~' that the shell may expand (quote it)")
     if _HOME_IN_VALUE.match(written):
         raise UnclearSyntax(f"the word {_short(written)} has a '~' after '=', which the shell may expand (quote it)")
     if _NUMBERS.fullmatch(written):
@@ -783,16 +783,16 @@ def _redirection(operator: str, target: str, written: str) -> ShellRedirection:
     if sign == ">&" and written.isascii() and written.isdigit():
         return ShellRedirection(operator, written)
     if is_marked(target):
-        raise UnclearSyntax(f"the text redirects to {_short(written)}, which the shell may expand (quote it)")
+        raise UnclearSyntax(f"the command redirects to {_short(written)}, which the shell may expand (quote it)")
     both = sign in ("&>", "&>>", ">&")
     if sign not in OPENING or (both and operator != sign):
-        raise UnclearSyntax(f"the text redirects with {operator!r}, which is not supported")
+        raise UnclearSyntax(f"the command redirects with {operator!r}, which is not supported")
     if not target or (sign == ">&" and (target[0].isdigit() or target[0] == "-")):
-        raise UnclearSyntax(f"the text redirects with {operator!r} to {_short(written)}, which is not supported")
+        raise UnclearSyntax(f"the command redirects with {operator!r} to {_short(written)}, which is not supported")
     if target.startswith(("/dev/tcp/", "/dev/udp/")):
-        raise UnclearSyntax(f"the text redirects to {_short(target)}, which the shell opens as a network connection")
+        raise UnclearSyntax(f"the command redirects to {_short(target)}, which the shell opens as a network connection")
     if target == "/dev/stdin" or target.startswith("/dev/fd/"):
-        raise UnclearSyntax(f"the text redirects to {_short(target)}, which the shell opens as a descriptor")
+        raise UnclearSyntax(f"the command redirects to {_short(target)}, which the shell opens as a descriptor")
     return ShellRedirection(operator, target, get_redirection_capability(operator, target))
 
 

@@ -178,7 +178,7 @@ def find_test_command_risk(argv: Sequence[str]) -> CommandRisk | None:
     if fits and not any(map(_SPLITS.search, words)):
         return None
     return build_risk_naming_every_word(
-        argv, f"{argv[0]} has words that only the shell knows where an operator may stand (quote them)"
+        argv, f"{argv[0]} has words that the shell expands, where an operator may be (quote them)"
     )
 
 
@@ -212,7 +212,7 @@ def find_second_operand_risk(argv: Sequence[str]) -> CommandRisk | None:
 
 
 _CURL = make_options_check(
-    "writes or sends files, or reaches a place that no address names",
+    "writes or sends files, or reaches a host that no argument names",
     "oOKTDFdJcnEb",
     *("--output", "--output-dir", "--remote-name", "--remote-name-all", "--remote-header-name", "--config", "--dump-header"),
     *("--upload-file", "--cookie", "--cookie-jar", "--trace", "--trace-ascii", "--stderr", "--libcurl", "--etag-save"),
@@ -297,7 +297,7 @@ def assess_make_command_risk(argv: Sequence[str]) -> CommandRisk | None:
             or (word[:1] == "-" and word[:2] != "--" and "E" in word)
         )
     ]
-    return _risk_of_options(argv, found, f"make {argv[found[0]]} sets what its recipes run") if found else None
+    return _risk_of_options(argv, found, f"make {argv[found[0]]} sets the commands of its recipes") if found else None
 
 
 def find_package_runner_risk(argv: Sequence[str]) -> CommandRisk | None:
@@ -311,7 +311,9 @@ def find_package_runner_risk(argv: Sequence[str]) -> CommandRisk | None:
                 return build_risk_naming_every_word(argv, f"{argv[0]} {word} runs code given on the command line")
             continue
         if word in ("exec", "x", "dlx", "eval", "repl", "config", "set-script", "tool"):
-            return build_risk_naming_every_word(argv, f"{argv[0]} {word} can run any program, or change what is run")
+            return build_risk_naming_every_word(
+                argv, f"{argv[0]} {word} can run any program, or change which program runs"
+            )
         return None
     return None
 
@@ -484,7 +486,7 @@ def find_sed_risk(argv: Sequence[str]) -> CommandRisk | None:
 def _unplain_sed_scripts(argv: Sequence[str], places: Sequence[int]) -> Iterator[CommandRisk]:
     for place in places:
         if place < len(argv) and not _PLAIN_SED.fullmatch(argv[place]):
-            why = "this sed script is not plain: sed can write files (w) and run commands (e)"
+            why = "this sed script is not simple: sed can write files (w) and run commands (e)"
             yield CommandRisk(why, frozenset((0, place)))
 
 

@@ -103,7 +103,7 @@ class ShellCommand:
     folders: tuple[str, ...] = (".",)
     """The folders that the command may run in, relative to the first one. None of them is known if it is empty."""
     in_background: bool = field(default=False, compare=False)
-    """Whether a ``&`` follows it or the list that it is in, so that the shell goes on meanwhile."""
+    """Whether a ``&`` follows it or the list that it is in, so that the shell continues meanwhile."""
 
 
 _PART = compile_regex_lazily(

@@ -91,6 +91,7 @@ async def apply_reader_to_shell_text(reader: Callable[[str], _T], text: str) -> 
 
 def split_commands(text: str) -> list[ApproximateShellCommand]:
     """Return the commands of ``text``, those in substitutions included."""
+    # Cut, because the watchdog runs before each call and must not delay it.
     reader = _RoughParser(text[:MAX_CHARACTERS])
     reader.read()
     return [part for part in reader.found if part.words]
@@ -197,6 +198,7 @@ class _RoughParser:
             self._at += 1
 
     def _substitution(self, depth: int, pipeline: int) -> str:
+        # The methods recurse for each substitution, and a hostile text could nest thousands of them.
         if depth > 20:
             self._at = len(self.text)
             return SUBSTITUTED
@@ -333,6 +335,7 @@ class ExfiltrationWatchdog:
         for text in _texts(call.arguments):
             if (
                 "://" in text
+                # A longer text is a document that mentions addresses, not an address.
                 and len(text) < 20_000
                 and (reason := explain_address_exfiltration(text.strip())) is not None
             ):
@@ -342,13 +345,15 @@ class ExfiltrationWatchdog:
 
 def explain_command_exfiltration(text: str) -> str | None:
     """Return why a shell text looks like exfiltration, as half a sentence, or None."""
+    # Most commands use no network. One search saves the decomposition for them.
     if not _PRECHECK.search(text):
         return None
     if (device := _DEVICE.search(text)) and not _LOOPBACK.fullmatch(device[1]):
         return f"the command opens a network connection through {device[0].rsplit('/', 1)[0]}"
     found = split_commands(text)
+    # Comparing all parts takes quadratic time, so a long text is reported instead of checked.
     if len(found) > MAX_PARTS:
-        return f"the text has {len(found)} commands, which are too many to check"
+        return f"the command line has {len(found)} commands, which are too many to check"
     return next(
         (reason for at in range(len(found)) if (reason := _explain_part_exfiltration(at, found)) is not None), None
     )
@@ -381,9 +386,11 @@ def explain_address_exfiltration(url: str) -> str | None:
         value for _, value in parse_qsl(f"{found.query}&{found.fragment}", keep_blank_values=True, max_num_fields=1000)
     ]
     for value in (*values, found.query, found.fragment):
+        # Shorter values are mostly identifiers and tokens of ordinary pages.
         if len(value) >= 48 and _looks_encoded(value):
             return f"the query of the address ({len(value)} characters) looks like encoded data"
     for segment in found.path.split("/"):
+        # The limit is higher than for the query, since paths often contain long digests and slugs.
         if len(segment) >= 120 and _looks_encoded(segment):
             return f"the path of the address ({len(segment)} characters) looks like encoded data"
     return None
@@ -489,6 +496,7 @@ def _find_secret_path(words: Sequence[str]) -> str | None:
 
 def _prints_environment(part: ApproximateShellCommand) -> bool:
     argv = part.unwrapped_argv
+    # With arguments, `env` starts a program and `set` changes options.
     if part.program == "printenv" or (part.program in ("env", "set") and len(argv) == 1):
         return True
     return part.program in ("export", "declare", "typeset") and "-p" in argv[1:]
@@ -496,6 +504,7 @@ def _prints_environment(part: ApproximateShellCommand) -> bool:
 
 def _is_local_command(part: ApproximateShellCommand) -> bool:
     """Return whether all hosts that the command names are this machine."""
+    # An address with a user name is compared by the host after the `@`, which is the one that is contacted.
     hosts = [m[1] for word in part.unwrapped_argv[1:] if (m := re.match(r"(?:[a-z+]+://)(?:[^/@]*@)?([^/?#]+)", word))]
     if not hosts and part.program in _RAW_CLIENTS | _WEB_CLIENTS | _NAME_LOOKUPS:
         hosts = [word for word in part.unwrapped_argv[1:] if _LOOPBACK.fullmatch(word.partition("/")[0])]
@@ -517,6 +526,7 @@ def _check_push(part: ApproximateShellCommand, found: Sequence[ApproximateShellC
 
 def _check_program_text(part: ApproximateShellCommand) -> str | None:
     argv = part.unwrapped_argv
+    # Code in an argument can be searched. A file could contain the same, but the sandbox limits what it reaches.
     for flag, text in pairwise(argv):
         if flag in ("-c", "-e", "-r", "-E", "--eval", "eval") and _OPENS_NETWORK.search(text):
             words = re.split(r"[\s'\"(),;=]+", text)
@@ -530,6 +540,7 @@ def _check_program_text(part: ApproximateShellCommand) -> str | None:
 def _check_host(host: str) -> str | None:
     labels = host.rstrip(".").split(".")
     if len(labels) > 2:
+        # The registered domain is left out: data would be in the labels before it, which its owner's name server sees.
         for label in (max(part.split("-"), key=len) for part in labels[:-2]):
             if len(label) > 50 or (
                 len(label) >= 24 and _has_scattered_digits(label) and _character_entropy(label) >= 3.4
@@ -632,6 +643,7 @@ class OutgoingSecretsWatchdog:
         return spec.side_effect == "external" or bool(spec.requires.net.hosts or "net.fetch" in spec.effective_targets)
 
     async def __call__(self, call: WatchdogCall) -> WatchdogDecision:
+        # Encoded once for both checks.
         encoded = self._encode(dict(call.arguments))
         if self._registered(encoded):
             return WatchdogDecision(
@@ -659,6 +671,8 @@ def find_known_key_kind(text: str) -> str | None:
         if begins not in text:
             continue
         for match in shape.finditer(text):
+            # Low entropy means a made-up value, as in documentation. The frame of a private key has no random part to
+            # measure.
             if name == "a private key" or (not _PLACEHOLDER.search(match[0]) and _character_entropy(match[0]) >= 3.0):
                 return name
     return None
@@ -690,6 +704,7 @@ class RepeatedFailuresWatchdog:
         return True
 
     async def __call__(self, call: WatchdogCall) -> WatchdogDecision:
+        # A loop may alternate with harmless calls that succeed, which would reset a count of consecutive failures.
         if call.consecutive_failures < self.failures and call.previous_failures < INTERRUPTED_FACTOR * self.failures:
             return allow()
         return WatchdogDecision(

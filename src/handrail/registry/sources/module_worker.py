@@ -45,7 +45,9 @@ def main(path: str, serve: bool) -> None:
         if inspect.isawaitable(found):
             found = loop.run_until_complete(asyncio.wait_for(found, None))
         if not isinstance(found, dict):
-            raise TypeError(f"execute gave a {type(found).__name__}; expected a dict with text, html or error in it")
+            raise TypeError(
+                f"execute returned a {type(found).__name__}; expected a dict with text, html or error in it"
+            )
         return found  # pyright: ignore[reportUnknownVariableType]
 
     for line in sys.stdin:

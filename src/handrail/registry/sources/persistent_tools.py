@@ -102,7 +102,7 @@ class ProgramCallMessages:
         if self._said > MAX_CALL_MESSAGES or self._bytes > MAX_CALL_MESSAGE_BYTES:
             raise ToolError(
                 f"The tool sent too many messages during one call. The limit is {MAX_CALL_MESSAGES:,} messages or "
-                f"{MAX_CALL_MESSAGE_BYTES:,} bytes. Call it with a smaller task, or ask the user to repair the tool.",
+                f"{MAX_CALL_MESSAGE_BYTES:,} bytes. Call it with a smaller task, or ask the user to fix the tool.",
                 kind="limit",
             )
         if not self._said % _MESSAGES_PER_TURN:
@@ -123,7 +123,9 @@ class ProgramCallMessages:
         if not isinstance(message, str) or any(
             one is not None and (isinstance(one, bool) or not isinstance(one, (int, float))) for one in figures.values()
         ):
-            raise _invalid_message("`progress` has numbers in `done`, `total` and `fraction`, and a text in `message`")
+            raise _invalid_message(
+                "`progress` has numbers in `done`, `total` and `fraction`, and a string in `message`"
+            )
         self._runtime.report_progress(message, **figures)
 
     def _log(self, fields: Mapping[str, Any]) -> None:
@@ -131,7 +133,7 @@ class ProgramCallMessages:
         logger: Any = fields.get("logger")
         if level not in LOG_LEVELS or "data" not in fields or not (logger is None or isinstance(logger, str)):
             raise _invalid_message(
-                f"`log` has a `level` ({', '.join(LOG_LEVELS)}), `data`, and optionally a text in `logger`"
+                f"`log` has a `level` ({', '.join(LOG_LEVELS)}), `data`, and optionally a string in `logger`"
             )
         self._runtime.log(level, fields["data"], logger)
 
@@ -195,7 +197,7 @@ def _require_object(value: object, what: str) -> Mapping[str, Any]:
 def _invalid_message(expected: str) -> ToolError:
     return ToolError(
         f"The tool sent an invalid message during the call. Expected: {expected}. Continue without "
-        "this tool, or ask the user to repair it.",
+        "this tool, or ask the user to fix it.",
         kind="backend",
     )
 
@@ -318,7 +320,7 @@ class PersistentProcessTool(PerCallExecutableTool):
             if not (crash.may_repeat and (self.spec.idempotent or self.spec.side_effect == "read")):
                 raise ToolError(
                     f"The tool stopped during this call: {crash}. The effect of the call is unknown. Check the "
-                    "present state before you call the tool again.",
+                    "current state before you call the tool again.",
                     kind="interrupted",
                 ) from None
         try:
@@ -326,7 +328,7 @@ class PersistentProcessTool(PerCallExecutableTool):
         except _ProcessCrashed as crash:
             raise ToolError(
                 f"The tool stopped twice during this call: {crash}. Do not call it again with these "
-                "arguments. Ask the user to look at the tool.",
+                "arguments. Ask the user to check the tool.",
                 kind="backend",
             ) from None
 
@@ -345,9 +347,8 @@ class PersistentProcessTool(PerCallExecutableTool):
         guarded = process if isinstance(process, GuardedProcess) else None
         if guarded is not None and (appeared := await guarded.begin_call(call_id)):
             raise ToolError(
-                f"{self.spec.id} was not called. Since its last call, something was made or changed where no "
-                f"program may write: {'; '.join(appeared[:_MOST_SHOWN])}. The tool or another program did "
-                "that. Ask the user to look at it; the next call accepts the present state.",
+                f"{self.spec.id} was not called. Since its last call, files were created or changed where no program can write:"
+                f" {'; '.join(appeared[:_MOST_SHOWN])}. The tool or another program did that. Ask the user to check them; the next call accepts the current state.",
                 kind="conflict",
             )
         try:
@@ -407,10 +408,11 @@ class PersistentProcessTool(PerCallExecutableTool):
 
     def _check_connection(self, host: str, port: int) -> str | None:
         """Return the reason why the present call may not reach a host, or None."""
-        if (behalf := self._behalf) is None:
-            return f"{self.spec.id} has no call at present, and may reach hosts only during a call."
+        behalf = self._behalf
+        if behalf is None:
+            return f"{self.spec.id} is not running a call, and can reach hosts only during a call."
         if behalf.check_host is None:
-            return f"The present call of {self.spec.id} may not reach any host."
+            return f"The current call of {self.spec.id} cannot reach any host."
         return behalf.check_host(host, port)
 
     def _report_attempt(self, attempt: ConnectionAttempt) -> None:
@@ -452,7 +454,7 @@ def _parse_answer(line: bytes, call_id: str) -> dict[str, Any]:
     except InvalidJsonTextError as error:
         raise ToolError(
             f"The tool sent an invalid answer: {error}. Expected one JSON object per line on stdout, and "
-            "log lines on stderr. Ask the user to repair the tool.",
+            "log lines on stderr. Ask the user to fix the tool.",
             kind="backend",
         ) from None
     if answer.get("id") != call_id or len(answer) != 2 or not any(way in answer for way in _LINE_KINDS):

@@ -84,8 +84,10 @@ def write_file_atomically(
         os.close(root)
     try:
         before = read_current_file(parent, name, located)
+        # The content is compared before anything is written, and again at the moment of the exchange.
         _check_expected(located, before, over, seen)
         _write_and_swap(parent, name, data, before, located, keep)
+        # Without this, a crash could bring back the old name although the content is durable.
         sync_parent_folder(parent, located)
     finally:
         os.close(parent)
@@ -153,6 +155,7 @@ def read_current_file(parent: int, name: str, located: ResolvedPath) -> CurrentF
         raise
     try:
         found = require_regular_file(descriptor, located)
+        # A second name may be outside the workspace, where no rule has allowed the write.
         if found.st_nlink > 1:
             raise ToolError(
                 f"`{located.display_path}` has {found.st_nlink} hard links, so a write could change a file outside the "
@@ -236,6 +239,7 @@ def write_temporary_file(
         while rest:
             rest = rest[os.write(descriptor, rest) :]
         if like is not None:
+            # The owner comes before the mode, because a change of the owner clears some bits of the mode.
             _set_owner_like(descriptor, like)
             _set_mode_like(descriptor, like)
         else:
@@ -255,11 +259,13 @@ def _write_and_swap(
     temporary = make_temporary_name()
     try:
         new_mode = write_temporary_file(parent, temporary, data, None if before is None else before.stat)
+        # What undo needs is stored before the file gets its name, so a crash cannot lose the old content.
         if keep is not None and before is None:
             keep(None, None, data, new_mode)
         elif keep is not None and before is not None:
             keep(before.data, stat.S_IMODE(before.stat.st_mode), data, new_mode)
         folder = os.fstat(parent)
+        # Two writers of one file in this process take turns. Between processes, the exchange decides.
         with _NAME_LOCKS[hash((folder.st_dev, folder.st_ino, name)) % len(_NAME_LOCKS)]:
             if before is None:
                 _publish_as_new_file(parent, temporary, name, located)
@@ -330,7 +336,9 @@ def _publish_over_unchanged_file(
     parent: int, temporary: str, name: str, before: CurrentFile, located: ResolvedPath
 ) -> None:
     """Give the temporary file the name of a file that still is exactly ``before``."""
-    if (now := read_current_file(parent, name, located)) is None or now.data != before.data:
+    # The file may have changed since it was read at the beginning of the write.
+    now = read_current_file(parent, name, located)
+    if now is None or now.data != before.data:
         raise build_changed_file_error(located)
     try:
         exchanged = _rename(parent, temporary, name, _RENAME_EXCHANGE)
@@ -340,10 +348,12 @@ def _publish_over_unchanged_file(
         os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
         return
     try:
+        # After the exchange, the temporary name has the file that was really replaced. It must be the expected one.
         displaced = read_current_file(parent, temporary, located)
         same = displaced is not None and displaced.data == before.data
     except (ToolError, OSError):
         same = False
+    # Another process wrote in between. Its version gets its name back.
     if not same:
         _rename(parent, temporary, name, _RENAME_EXCHANGE)
         raise build_changed_file_error(located)
@@ -367,6 +377,7 @@ def rename_without_overwriting(parent: int, old: str, new: str, new_parent: int 
     there = parent if new_parent is None else new_parent
     if _rename(parent, old, new, _RENAME_NOREPLACE, there):
         return
+    # A hard link fails if the name exists, which a plain rename does not.
     if not stat.S_ISDIR(os.stat(old, dir_fd=parent, follow_symlinks=False).st_mode):
         try:
             os.link(old, new, src_dir_fd=parent, dst_dir_fd=there, follow_symlinks=False)
@@ -560,6 +571,7 @@ def _publish_copies(batch: Sequence[_PrivateCopy]) -> Iterator[str]:
         return
     device = None
     for copy in batch:
+        # One sync of the whole file system is faster than one for each of many files.
         if copy.seen[0] != device:
             device = copy.seen[0]
             _libc.syncfs(copy.parent)

@@ -66,9 +66,9 @@ def _check_git_marking_names(located: ResolvedPath, parts: Sequence[str], data: 
     names = [normalise_file_name(part) for part in parts]
     if names[-1] == _HEAD and _REFERENCE.match(data):
         raise ToolError(
-            f"`{located.display_path}` with this content marks its folder as a git repository, from which git takes "
-            "its configuration. No tool writes such a file. Use another file name, or create the repository "
-            "with git.init.",
+            f"`{located.display_path}` with this content marks its folder as a git repository, from which git reads "
+            "its configuration. No tool writes such a file. Use another file name, or create the repository with "
+            "git.init.",
             kind="denied",
         )
     for index, name in enumerate(names):

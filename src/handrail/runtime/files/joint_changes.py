@@ -115,6 +115,7 @@ class MultiFileChangeJournal:
             ``backend`` if the changes are made but not durable
         """
         with self._lock:
+            # A former process may have left files half changed. They are settled before new ones change.
             self.recover()
             journal = _JournalFile(self._folder, secrets.token_hex(8))
             self._own.add(journal.name)
@@ -160,6 +161,7 @@ class _JournalFile(Struct):
                 json.dump(data, file)
                 file.flush()
                 atomic_write.sync_descriptor(file.fileno())
+            # A reader sees the old stage or the new one, never a part.
             temporary.rename(self.file)
             self._sync_folder()
         except OSError as error:
@@ -211,6 +213,7 @@ def _carry_out(journal: _JournalFile, changes: Sequence[MultiFileChange]) -> Non
     steps: list[_FileStep] = []
     for change in changes:
         assert change.located.root is not None
+        # All files are compared before the first one is prepared, so most conflicts change nothing.
         before = _read_expected(change)
         temporary, aside = atomic_write.make_temporary_name(), atomic_write.make_temporary_name()
         steps.append(_FileStep(change.located.root, change.located.relative_path, temporary, aside, before, None))
@@ -223,6 +226,7 @@ def _carry_out(journal: _JournalFile, changes: Sequence[MultiFileChange]) -> Non
                 _prepare(change, step)
         for change, step in zip(changes, steps, strict=True):
             change.keep(step.before and step.before.mode, step.after and step.after.mode)
+        # This is set before the write: if the write fails halfway, the journal may say decided already.
         is_decided = True
         journal.write("decided", steps, folders)
         for change, step in zip(changes, steps, strict=True):
@@ -312,6 +316,7 @@ def _take(step: _FileStep, located: ResolvedPath) -> None:
     :raises ToolError: ``conflict`` if it is not as expected
     """
     with step.open_parent() as parent:
+        # The file may have changed while the others were prepared.
         if _read_state(parent, step.name) != step.before:
             raise _existing_error(located) if step.before is None else atomic_write.build_changed_file_error(located)
         _exchange(step, parent)
@@ -329,6 +334,7 @@ def _exchange(step: _FileStep, parent: int) -> None:
         atomic_write.rename_without_overwriting(parent, step.name, step.temporary)
     elif step.before is None:
         atomic_write.rename_without_overwriting(parent, step.temporary, step.name)
+    # Without an exchange there is a moment without the file. The old one is kept aside, so that recovery finds it.
     elif not atomic_write.exchange_names(parent, step.temporary, step.name):
         os.rename(step.name, step.aside, src_dir_fd=parent, dst_dir_fd=parent)
         os.rename(step.temporary, step.name, src_dir_fd=parent, dst_dir_fd=parent)
@@ -383,8 +389,9 @@ def _revert(steps: Sequence[_FileStep], folders: Sequence[tuple[str, str]], *, i
         except FileNotFoundError:
             continue  # its folder was not made
         except OSError as error:
-            logger.warning("%s/%s could not be given back: %s", step.root, step.path, error)
+            logger.warning("%s/%s could not be restored: %s", step.root, step.path, error)
             is_whole = False
+    # The inner folder comes first, and one that has other files by now stays.
     for root, folder in reversed(folders):
         with contextlib.suppress(OSError):
             inner = _FileStep(root, folder, "", "", None, None)
@@ -450,9 +457,11 @@ def _recover(journal: _JournalFile) -> bool:
     except OSError as error:
         logger.warning("the journal %s could not be read: %s", journal.file, error)
         return False
+    # A root on a drive that is missing now must not make the journal look finished.
     if not all(Path(step.root).is_dir() for step in steps):
         return False  # it is not mounted now
     try:
+        # Once the old content of one file is removed, reverting is impossible, so the change is finished.
         if stage == "decided" and (all(map(_can_finish, steps)) or any(map(_is_cleaned_up, steps))):
             for step in steps:
                 _complete(step)

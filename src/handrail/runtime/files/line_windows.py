@@ -211,7 +211,7 @@ def _check_range(first: int, count: int | None, max_bytes: int, max_line: int) -
             "Line 0 does not exist. Lines are numbered from 1, and -1 is the last line.", kind="invalid_input"
         )
     if (count is not None and count < 1) or max_bytes < 1 or max_line < 1:
-        raise ToolError("The requested range is empty. Ask for at least one line and one byte.", kind="invalid_input")
+        raise ToolError("The requested range is empty. Request at least one line and one byte.", kind="invalid_input")
 
 
 def _read_cut_lines(read: ReadRange, start: int, size: int, keep: int) -> Iterator[tuple[bytes, bool]]:

@@ -200,7 +200,7 @@ class RootedFiles:
             count = content.size - begin if max_bytes is None else min(max_bytes, content.size - begin)
             if content.data is None and count > MAX_EDIT_BYTES:
                 raise ToolError(
-                    f"{count} bytes of `{located.display_path}` are too many for one read. Ask for at most {MAX_EDIT_BYTES} "
+                    f"{count} bytes of `{located.display_path}` are too many for one read. Request at most {MAX_EDIT_BYTES} "
                     "with `max_bytes`.",
                     kind="limit",
                 )
@@ -223,7 +223,7 @@ class RootedFiles:
                 if encoding.codec.startswith("utf-") and not encoding.is_utf8:
                     raise ToolError(
                         f"`{located.display_path}` has {content.size:,} bytes in {encoding.name}. Files over "
-                        f"{MAX_EDIT_BYTES >> 20} MiB in this encoding are not read by lines. Convert it with a program, such "
+                        f"{MAX_EDIT_BYTES >> 20} MiB in this encoding cannot be read by lines. Convert it with a program, such "
                         f"as: iconv -f {encoding.name} -t UTF-8.",
                         kind="limit",
                     )
@@ -307,7 +307,7 @@ class RootedFiles:
                 for at, one in enumerate(places)
                 if one.absolute in {other.absolute for other in places[:at]}
             )
-            raise ToolError(f"Two changes are about `{shown}`. Change each file once.", kind="invalid_input")
+            raise ToolError(f"Two changes name the same file: `{shown}`. Change each file once.", kind="invalid_input")
         like = [None if one.like is None else self._authorize("fs.read", one.like) for one in changes]
 
         def act() -> None:
@@ -361,13 +361,13 @@ class RootedFiles:
         is_respelled = target.absolute == source.absolute and self._roots.find_final_symlink(to, target) is None
         if is_respelled and Path(to).name != Path(source.absolute).name:
             raise ToolError(
-                f"`{source.display_path}` was not renamed: its file system takes the new name for the old one. Move it to "
+                f"`{source.display_path}` was not renamed: its file system treats both names as the same. Move it to "
                 "another name first, and then to this one.",
                 kind="invalid_input",
             )
         if is_beneath(target.absolute, source.absolute):
             raise ToolError(
-                f"`{target.display_path}` is `{source.display_path}` or lies in it. Use another target.",
+                f"`{target.display_path}` is `{source.display_path}` or is inside it. Use another target.",
                 kind="invalid_input",
             )
         entries = await _run_in_thread(lambda: entry_moves.list_tree_entries(source))

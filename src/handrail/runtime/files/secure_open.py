@@ -183,10 +183,10 @@ def _find_further_root_problem(root: AgentAdditionalRoot, real: str, workspace: 
         return f"{root.path!r} is {what}. Name the folder of a project."
     for folder in own:
         if _overlap(real, folder):
-            return f"{root.path!r} overlaps `{folder}`, where Handrail keeps its state. Name another folder."
+            return f"{root.path!r} overlaps `{folder}`, where Handrail keeps its state. Choose another folder."
     for folder in _SYSTEM_FOLDERS:
         if _overlap(real, folder):
-            return f"{root.path!r} overlaps `{folder}`, which the sandbox protects. Name another folder."
+            return f"{root.path!r} overlaps `{folder}`, which the sandbox protects. Choose another folder."
     if root.access == "read" and is_beneath(real, workspace):
         return (
             f"{root.path!r} is inside the workspace `{workspace}`, which can be written. To protect a part of "
@@ -227,8 +227,8 @@ def _find_work_tree_problems(
         if not any(is_beneath(top, other) for other in found):
             yield (
                 f"roots[{index}].path",
-                f"{root.path!r} is the repository around the workspace `{workspace}`, and git would take the files outside the "
-                f"workspace for deleted. Add a root with path '{top}' and access 'read', too.",
+                f"{root.path!r} is the repository around the workspace `{workspace}`, and git would treat the files "
+                f"outside the workspace as deleted. Add a root with path '{top}' and access 'read', too.",
             )
 
 

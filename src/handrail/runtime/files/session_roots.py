@@ -114,7 +114,7 @@ def _resolve_links(path: str) -> str:
             if error.errno != errno.EINVAL:
                 raise
     raise ToolError(
-        f"`{escape_terminal_controls(path)}` changed while it was being resolved. Try again when no program replaces its folders.",
+        f"`{escape_terminal_controls(path)}` changed while it was being resolved. Try again when no program is replacing its folders.",
         kind="conflict",
     )
 
@@ -122,7 +122,7 @@ def _resolve_links(path: str) -> str:
 def find_openat2_problem() -> str | None:
     """Return why files cannot be confined here, with the remedy; None if they can."""
     if not _ON_LINUX:
-        return f"File tools need openat2 of Linux. This system is {sys.platform}. Use Linux."
+        return f"File tools need the Linux system call openat2. This system is {sys.platform}. Use Linux."
     try:
         os.close(openat2(AT_FDCWD, "/", PATH_FLAGS | os.O_DIRECTORY, NO_SYMLINKS | NO_MAGICLINKS))
     except OSError as error:

@@ -78,6 +78,7 @@ class GuardedSandbox:
 
     async def start(self, capabilities: CapabilitySet, profile: SandboxProfile, program: ProgramSpec) -> Process:
         writes = profile.workspace_writable and capabilities.may_allow_any_target("fs.write")
+        # Without confinement there are no mounts to guard, and the results already report that.
         if not self.tier.is_confining:
             return await self._start_wrapped(capabilities, profile, program)
         vcs = writes and capabilities.has_capability(VCS_CONFIG)
@@ -86,6 +87,7 @@ class GuardedSandbox:
         read_only = [self._get_folder(root) for root in profile.read_only_roots]
 
         def look() -> _StartConditions:
+            # A check that could not run may still find something, so it comes before the state counts as a baseline.
             self._run_failed_last_checks()
             return _prepare_start(profile, places, read_only, writes=writes, vcs=vcs, git=git)
 
@@ -93,6 +95,8 @@ class GuardedSandbox:
         while True:
             prepared = await self._run_with_exclusive_folders(look, (*places, *read_only))
             repositories = (path for place in places for path in place.tree.list_git_directories())
+            # Another program may be about to replace a file that this sandbox mounts. Then the state is read again
+            # after it.
             if await running_programs.register(
                 holder, prepared.profile, repositories, changeable=prepared.changeable, begun_s=begun_s
             ):
@@ -102,6 +106,7 @@ class GuardedSandbox:
             kept, places, prepared.profile, lambda work: self._run_with_exclusive_folders(work, places)
         )
         try:
+            # The files are kept for undo before the program can change them.
             await changes.begin((profile.callers or (profile.call,)) if profile.call else ())
             process = await self._start_wrapped(capabilities, prepared.profile, program)
         except BaseException:
@@ -123,6 +128,7 @@ class GuardedSandbox:
             running_programs.unregister(holder)
             if self._running.pop(guarded, None) is None:
                 return
+            # The check of this program failed for a shortage. It is repeated before any other program starts.
             if not looked and prepared.aftermath is not None:
                 self._owed_checks.append(prepared.aftermath)
 
@@ -150,10 +156,11 @@ class GuardedSandbox:
         while self._owed_checks:
             aftermath = self._owed_checks[0]
             aftermath.check_and_restore()
+            # The check leaves the list only after it has run, so an error keeps it.
             self._owed_checks.pop(0)
             if (veto := aftermath.get_violation_so_far()) is not None:
                 raise ToolError(
-                    "No program was started: the check after an earlier program was still due, and found a problem. "
+                    "No program was started: the check after an earlier program was pending and found a problem. "
                     f"{veto.text} Call again.",
                     kind="conflict",
                 )
@@ -172,6 +179,7 @@ class GuardedSandbox:
                 place.refresh()
             for aftermath, _ in living:
                 aftermath.quarantine_while_running()
+            # The processor time counts, because a busy machine must not make the checks rarer than needed.
             return time.thread_time() - begun
 
         return await self._run_with_exclusive_folders(look, places)
@@ -210,6 +218,7 @@ class GuardedSandbox:
         It runs at once if the folders are small and unused, else in a thread.
         """
         folders, files = sum(place.folder_count for place in places), sum(place.file_count for place in places)
+        # The lock is only tried: waiting for it would block the event loop.
         if 0 < folders < _AT_ONCE and files <= _FILES_AT_ONCE and self._lock.acquire(blocking=False):
             try:
                 for place in places:
@@ -264,6 +273,7 @@ def _prepare_start(
     free: Collection[str] | None = None
     for place in (*places, *read_only):
         place.refresh()
+        # A read-only root needs no pins, because nothing in it can be written.
         if writes and place in places:
             pinned += _find_pinned(place, profile.denials)
             pinned += place.tree.list_git_directories() if profile.repositories_read_only else ()
@@ -279,6 +289,7 @@ def _prepare_start(
         if vcs:
             changeable = aftermath.list_compared_paths()
             in_use = running_programs.find_mounted_paths(changeable)
+            # A file that another running program has mounted over cannot be replaced without ending that program.
             free = changeable.difference(in_use)
             pinned = [path for path in pinned if path not in changeable or path in in_use]
     over = places[0].plan_protective_mounts(
@@ -321,10 +332,10 @@ def _find_folders_to_list(
         return tuple(folders)
     named = protected_mounts.format_first_paths((place.root,), found)
     raise ToolError(
-        f"No program was started: rules deny programs to read or write {named}. Another spelling of a name leads "
+        f"No program was started: rules forbid programs to read or write {named}. Another spelling of a name leads "
         f"there. {escape_terminal_controls(place.root)} is on a file system that ignores letter case or Unicode forms. "
-        f"A sandbox can close that for at most {protected_mounts.MAX_UNFOLDED_MOUNTS} entries of the folders around such "
-        f"files, and here are {count:,}. Use the file tools. The user can move the files into a folder with few entries, or "
+        f"A sandbox can close that for at most {protected_mounts.MAX_UNFOLDED_MOUNTS} entries of the folders around such files, and these folders have {count:,}."
+        f" Use the file tools. The user can move the files into a folder with few entries, or "
         "allow these paths with rules such as 'allow fs.read NAME'.",
         kind="denied",
     )
@@ -353,6 +364,7 @@ def _make_files_private(places: Sequence[GuardedFolder], closed: Collection[str]
     wanted = {path: file for path, file in found.items() if not protected_mounts.is_within_any_folder(path, closed)}
     if not wanted:
         return ()
+    # Copying can take seconds, so the whole preparation starts again in a thread.
     if _on_event_loop():
         raise ScanNeedsThread
     in_use = running_programs.find_mounted_paths(wanted)
@@ -454,7 +466,7 @@ class GuardedProcess(ProcessWrapper):
         """Whether a call has ended and the check after it has not."""
 
     def add_last_check_callback(self, callback: Callable[[bool], None]) -> None:
-        """Call ``told`` when the sandbox is empty, with whether the last check could run."""
+        """Call ``callback`` when the sandbox is empty, with whether the last check could run."""
         self._settled_callbacks.append(callback)
 
     async def wait(self) -> int:
@@ -482,6 +494,7 @@ class GuardedProcess(ProcessWrapper):
 
     async def kill(self) -> None:
         if self._ending is None:
+            # Several callers may kill the process at once, and the check must run exactly once.
             self._ending = asyncio.ensure_future(self._kill_and_check())
         await asyncio.shield(self._ending)
 
@@ -507,6 +520,7 @@ class GuardedProcess(ProcessWrapper):
         self._works_for(call)
         appeared: list[str] = []
         aftermath = self._aftermath
+        # Before the first call, the state at the start is the baseline.
         if self._calls > 1 and aftermath is not None:
             await self._check_last_call(aftermath)
             await self._run(lambda: appeared.extend(aftermath.retake_baseline()))

@@ -107,6 +107,7 @@ class GuardedFolder:
 
     def find_paths_to_mask(self, denials: PathDenials | None) -> tuple[str, ...]:
         """Return the paths that programs do not see; without ``denials`` those that could not be read."""
+        # A folder that could not be read may contain protected files, so programs do not see it even without rules.
         if denials is None:
             return tuple(self.tree.list_unreadable_folders())
         key = ("hides", denials.key)
@@ -222,6 +223,7 @@ class PostRunCheck:
             for entry in (before.entries.values() if place.tree.can_respelling_bypass_mounts else ())
             if not entry.link and not protected_mounts.is_writable_by_programs(entry, self._denials)
         ]
+        # A root can lie in another root. The innermost one is the place whose tree knows the path.
         order = sorted(range(len(self._places)), key=lambda number: len(self._places[number].root), reverse=True)
         for path in dict.fromkeys((*paths, *again)):
             for number in order:
@@ -231,6 +233,7 @@ class PostRunCheck:
                         self._mounted[number][path] = original
                     break
         for place, mine in zip(self._places, self._mounted, strict=True):
+            # Contents that no running program needs any more would fill the memory over time.
             if place.originals.count > max(_MOST_ORIGINALS, 2 * len(mine)):
                 place.originals.forget_all_except(set(mine))
 
@@ -276,8 +279,8 @@ class PostRunCheck:
         text = "; ".join(self._findings[:_MAX_NAMED_FINDINGS]) + (f"; and {more} more" if more > 0 else "")
         but = "unless an fs.write rule names the path" if self._rules_could_allow else "whatever the rules allow"
         return ProtectedPathViolation(
-            f"The call failed because its program made or changed protected files: {text}. No program may "
-            f"write these, {but}. The other changes of the program stay. Ask the user if such a change is "
+            f"The call failed because its program created or changed protected files: {text}. No program can write these,"
+            f" {but}. The other changes of the program stay. Ask the user if such a change is "
             "needed."
         )
 
@@ -305,14 +308,17 @@ class PostRunCheck:
         :raises ToolError: ``unavailable`` if the system is short of a resource
         """
         for place, before, mounted in zip(self._places, self._before, self._mounted, strict=True):
+            # A program could hide its changes in a folder that it closes before its end.
             self._open_closed_folders(place, before)
             finding_count = len(self._findings)
             for path, original in mounted.items():
                 self._restore_lost_mounted_file(place, path, original, before)
+            # The restored files must not count as changes of the program below.
             if len(self._findings) > finding_count:
                 place.refresh()
             tree = place.tree
             changed = tree.version != before.version
+            # The version of the tree covers names. The others can change without a change of any folder.
             if changed or before.links or before.configs or before.missing or before.dangling or before.rebase_commands:
                 self._undo_faults(place, before)
                 place.refresh()
@@ -408,6 +414,7 @@ class PostRunCheck:
         for path, why, what in sorted(
             self._find_faults(place, before, meanwhile=meanwhile), key=lambda found: found[0].count("/")
         ):
+            # Its folder is in the quarantine already, and it with it.
             if any(path == done or path.startswith(done + "/") for done in taken):
                 continue
             taken.append(path)
@@ -415,6 +422,7 @@ class PostRunCheck:
         for path, target in before.links.items():
             if _read_link(path) != target:
                 self._restore_link(tree.root, path, target)
+        # A command that the user planned before the program ran may stay.
         known = {step for steps in before.rebase_commands.values() for step in steps}
         for path, steps in vcs.find_rebase_exec_steps(tree).items():
             if planted := [step for step in steps if step not in known]:
@@ -451,6 +459,7 @@ class PostRunCheck:
         cloned = self._find_cloned_work_trees(fresh, before)
         for path, entry in now.items():
             is_new = path not in before.entries
+            # The user renamed a folder while the program ran. Moving the file away would undo the user's work.
             if is_new and _has_moved_with_mount(place, path, entry, moved):
                 continue
             if self._is_allowed_by_rule_or_clone(path, entry, cloned):
@@ -493,7 +502,7 @@ class PostRunCheck:
         shown = escape_terminal_controls(path[len(tree.root.rstrip("/")) + 1 :])
         if original.snapshot is None and (fate == "gone" or entry is None):
             what = "is gone" if fate == "gone" else "was replaced"
-            self._add_finding(f"{shown} {what} while the program ran, and cannot be put back")
+            self._add_finding(f"{shown} {what} while the program ran, and cannot be restored")
             return
         try:
             became = self._restore_and_describe(tree.root, path, original, fate)
@@ -501,12 +510,13 @@ class PostRunCheck:
             return  # its folder is missing too
         except OSError as error:
             raise_if_resource_shortage(error, path)  # the next look retries
-            became = f"could not be put back ({error.strerror}) and the user has to look at it"
+            became = f"could not be restored ({error.strerror}) and the user must check it"
         self._add_finding(f"{shown} {became}, because {_CHANGED_BELOW_MOUNT[tree.can_respelling_bypass_mounts]}")
 
     def _restore_and_describe(self, root: str, path: str, original: OriginalPathState, fate: FileFate) -> str:
         """Restore a path and return the result as a message says it."""
         moved = ""
+        # The file may also be the user's, so it is kept, even if it probably came from the program.
         if fate == "replaced" and (kept := self._quarantine.move_into_quarantine(root, path)) is not None:
             moved = f"; the file in its place was moved to {kept}" if kept else "; the file in its place was removed"
         if original.snapshot is None:
@@ -533,6 +543,7 @@ class PostRunCheck:
         if not self._vcs:
             return frozenset()
         trees = (path.rpartition("/")[0] for path in fresh if normalise_file_name(path.rpartition("/")[2]) == GIT)
+        # A work tree that existed before is the user's. A repository that appears in it was not cloned.
         return frozenset(tree for tree in trees if tree not in before.folders)
 
     def _quarantine_path(
@@ -548,9 +559,10 @@ class PostRunCheck:
                 became = "was restored"
         except OSError as error:
             raise_if_resource_shortage(error, path)  # the next look retries
-            became = f"could not be moved away ({error.strerror}) and the user has to remove it"
+            became = f"could not be moved away ({error.strerror}) and the user must remove it"
         if why is None:
             self._add_finding(f"{shown} {became}, because {what}")
+        # The message names the rule that would allow it. For the other kinds, no rule helps.
         elif why.requires_approval:
             rule = f"the rule 'allow fs.write {shown}' would allow it"
             self._add_finding(f"{shown} {became}, because it {why.description}; {rule}", asks=True)
@@ -570,14 +582,16 @@ class PostRunCheck:
         shown = escape_terminal_controls(path[len(tree.root.rstrip("/")) + 1 :])
         what = escape_terminal_controls(", ".join(step.decode("utf-8", "replace")[:100] for step in planted[:3]))
         try:
-            if (rest := vcs.remove_rebase_exec_steps(tree, path, known)) is None:
+            rest = vcs.remove_rebase_exec_steps(tree, path, known)
+            # A file that cannot be parsed could still be run by git, so it does not stay.
+            if rest is None:
                 self._quarantine.move_into_quarantine(tree.root, path)
             else:
                 restore_file(tree.root, path, rest)
         except OSError as error:
             raise_if_resource_shortage(error, path)  # the next look retries
             self._add_finding(
-                f"{shown} would run {what}, could not be changed ({error.strerror}), and the user has to look at it"
+                f"{shown} would run {what}, could not be changed ({error.strerror}), and the user must check it"
             )
         else:
             self._add_finding(
@@ -598,7 +612,7 @@ class PostRunCheck:
                 os.close(parent)
         except OSError as error:
             raise_if_resource_shortage(error, path)  # the next look retries
-            self._add_finding(f"{shown} was a link and could not be put back ({error.strerror})")
+            self._add_finding(f"{shown} was a link and could not be restored ({error.strerror})")
         else:
             self._add_finding(f"{shown} is a protected link that was changed, and was restored")
 
@@ -646,6 +660,7 @@ def _find_faults_by_denials(
     :param hides: whether to check hidden paths too
     """
     hidden = place.find_paths_to_mask(denials) if hides else ()
+    # With more hidden names than mounts, the next program could read some of them.
     if len(hidden) > protected_mounts.MAX_MOUNTS:
         prior_hidden = frozenset(before.hidden)
         for path in hidden:

@@ -54,6 +54,7 @@ class QuarantineFolder:
         if (parent := open_parent(root, path)) is None:
             return None
         name = path.rpartition("/")[2]
+        # A separate folder for each file, so that a program cannot predict or occupy the target.
         place = Path(self.folder, secrets.token_hex(4))
         target = place / f"{escape_terminal_controls(name)[:100].replace('/', '_')}{_SUFFIX}"
         try:
@@ -65,6 +66,7 @@ class QuarantineFolder:
                 place.rmdir()
                 return None
             except OSError as error:
+                # The quarantine can be on another file system, where a rename is impossible.
                 if error.errno != errno.EXDEV:
                     raise
                 _QuarantineCopy(parent, name, target).carry_out()
@@ -130,6 +132,7 @@ def _grant_owner_rights(folder: int, relative: str) -> bool:
         return False
     try:
         mode = stat.S_IMODE(os.fstat(there).st_mode)
+        # The rights are not the reason, so another attempt would loop.
         if mode & 0o700 == 0o700:
             return False
         Path(f"/proc/self/fd/{there}").chmod(mode | 0o700)
@@ -282,6 +285,7 @@ class OriginalPathStates:
             return None
         known = self._known.get(path)
         identity = _file_identity(status)
+        # A file that has just changed can change again within the same clock tick, so its state is not reused.
         if known is not None and known.settled and known.identity == identity:
             return known
         self._forget(path)
@@ -333,6 +337,7 @@ class OriginalPathStates:
         if original.snapshot is not None and self._has_content(path, status, original.snapshot):
             return "same"
         same_file = identity[:3] == original.identity[:3] and original.birth_ns is not None
+        # A second name, or another spelling, would have been a way around the mount.
         alone = status.st_nlink == original.links == 1 and not can_respelling_bypass_mounts(path.rpartition("/")[0])
         return "edited" if same_file and alone and read_creation_time_ns(path) == original.birth_ns else "replaced"
 
@@ -408,6 +413,7 @@ def restore_file(root: str, path: str, before: FileSnapshot) -> None:
                 rest = rest[os.write(descriptor, rest) :]
             with contextlib.suppress(PermissionError):
                 os.fchown(descriptor, *before.owner)
+            # The mode is set before the rename, so the file never appears with wider permissions.
             os.fchmod(descriptor, before.mode)
         finally:
             os.close(descriptor)

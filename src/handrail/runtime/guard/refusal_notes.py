@@ -179,10 +179,7 @@ def _explain_failure(failure: _Failure, profile: SandboxProfile, end: ProgramTer
                 f"{_SHARED_LOOPBACK if profile.network else _OWN_LOOPBACK}"
             )
         case "read-only" if not profile.workspace_writable:
-            return (
-                "This call only reads, so everything was read-only for its programs. If it must write, use a command or a "
-                "tool that is meant to."
-            )
+            return "This call only reads, so everything was read-only for its programs. To write, use a command or a tool that writes."
         case "read-only" if profile.confined:
             return (
                 "This call runs confined, so its programs write only in the workspace, in $HOME and in /tmp, and version control "
@@ -196,13 +193,13 @@ def _explain_failure(failure: _Failure, profile: SandboxProfile, end: ProgramTer
             )
         case "unix-sockets":
             return (
-                "Programs cannot create Unix sockets. Do without one, for example over 127.0.0.1, or ask the user to set "
+                "Programs cannot create Unix sockets. Work without one, for example over 127.0.0.1, or ask the user to set "
                 "unix_sockets = true under [sandbox] in handrail.toml."
             )
         case "services":
             return (
                 "Programs do not reach the services of this machine through their sockets, such as Docker, databases or systemd. "
-                "Continue without the service, or ask the user to run this command outside of Handrail."
+                "Continue without the service, or ask the user to run this command outside Handrail."
             )
         case "root":
             return (
@@ -215,15 +212,15 @@ _SHARED_LOOPBACK = (
     "The calls and jobs of this session share them. Start the server as a background job of this session, and check that "
     "the job still runs and listens on this port."
 )
-_OWN_LOOPBACK = "This call shares them with no other: start the server and its client in one command."
+_OWN_LOOPBACK = "No other call shares them, so start the server and its client in one command."
 
 
 def _explain_network(profile: SandboxProfile, capabilities: CapabilitySet) -> str:
     if capabilities.may_allow_any_target("net.fetch"):
         return (
-            "Programs reach hosts only over HTTP and TLS, through the proxy that http_proxy and https_proxy name, and only "
-            "hosts that a rule or the user allows. They have no name server and no other network. Use a client that takes "
-            "the proxy from these variables, such as curl, pip, npm or git over https."
+            "Programs reach hosts only over HTTP and TLS, through the proxy that http_proxy and https_proxy name, "
+            "and only hosts that a rule or the user allows. They have no name server and no other network. Use a "
+            "client that reads the proxy from these variables, such as curl, pip, npm or git over https."
         )
     return f"This call has no network: {explain_no_network(profile, capabilities)}"
 
@@ -231,11 +228,9 @@ def _explain_network(profile: SandboxProfile, capabilities: CapabilitySet) -> st
 def explain_no_network(profile: SandboxProfile, capabilities: CapabilitySet) -> str:
     """Return why a call has no network, with what to do."""
     if not profile.workspace_writable:
-        return (
-            "it only reads, and such calls run without. If it must reach a host, use a command that is meant to, such as "
-            "curl."
-        )
-    if (owner := capabilities.find_owner_denying_all_hosts(is_confined=profile.confined)) is None:
+        return "it only reads, and such calls have no network access. To reach a host, use a command that does so, such as curl."
+    owner = capabilities.find_owner_denying_all_hosts(is_confined=profile.confined)
+    if owner is None:
         return (
             "it runs confined. Continue without it, or ask the user for two rules: one that names the call, such as "
             "`allow bash COMMAND …` or `allow python`, and `allow net.fetch HOST`."
@@ -255,7 +250,7 @@ def _explain_missing(name: str) -> str | None:
     for folder in list_path_variable_folders():
         if _is_program(Path(folder, name)):
             return (
-                f"`{name}` is in {escape_terminal_controls(folder)} on this machine, but it lies outside the folders that the "
+                f"`{name}` is in {escape_terminal_controls(folder)} on this machine, but it is outside the folders that the "
                 "sandbox shows. Use another program, or ask the user to install it below /usr/local or in a separate "
                 "installation (a folder with bin and lib) on PATH."
             )
@@ -293,7 +288,7 @@ def _explain_outside_paths(output_text: str, profile: SandboxProfile) -> Iterato
         )
         if not _is_beneath_any(path, seen):
             yield (
-                f"`{escape_terminal_controls(path)}` is outside the folders that programs see: the workspace, $HOME, /tmp and the "
+                f"`{escape_terminal_controls(path)}` is outside the folders that programs can see: the workspace, $HOME, /tmp and the "
                 "system's folders. Use a path there, or ask the user to add the folder to [[roots]] of the agent."
             )
             return
@@ -310,15 +305,15 @@ def explain_invisible_repository(profile: SandboxProfile) -> str | None:
         return None
     top, common = escape_terminal_controls(found.work_tree), escape_terminal_controls(found.common)
     begin = (
-        f"The git repository of `{top}` is outside the workspace, and programs do not see its git directory `{common}`"
+        f"The git repository of `{top}` is outside the workspace, and programs cannot see its git directory `{common}`"
     )
     if not found.is_valid:
         return (
-            f"{begin}. That folder is not the repository of this work tree. Do not create another repository here. Ask the user "
-            "to repair the link in `.git` (git worktree repair)."
+            f"{begin}. That folder is not the repository of this work tree. Do not create another repository here. Ask the user to fix the link in"
+            " `.git` (git worktree repair)."
         )
     if found.objects and found.common not in unseen:
-        begin = f"The git repository of `{top}` takes objects from folders that programs do not see"
+        begin = f"The git repository of `{top}` reads objects from folders that programs cannot see"
     grants = {path: '"read"' for path in unseen if not _is_beneath_any(path, [one for one in unseen if one != path])}
     if found.common in unseen:
         also = found.common in grants
@@ -363,7 +358,7 @@ def _explain_hidden(path: str, shown: str, denials: PathDenials | None) -> str:
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # noqa: PTH110, PTH112, PTH113
         return (
             f"`{shown}` is a FIFO, and opening it would wait forever, so Handrail hides it from programs. "
-            "Remove it, or replace it by a regular file."
+            "Remove it, or replace it with a regular file."
         )
     if denials is not None and not denials.is_hidden(path) and os.path.isdir(path):  # noqa: PTH112
         return (
@@ -374,7 +369,7 @@ def _explain_hidden(path: str, shown: str, denials: PathDenials | None) -> str:
     return (
         f"`{shown}` is hidden from programs: a rule denies reading it, or it looks like a secret and no "
         f"rule allows it. If programs need it, ask the user for a rule such as 'allow fs.read {shown}'. "
-        "Allowing a command does not show it this file."
+        "A rule that allows a command does not make this file visible to it."
     )
 
 
@@ -404,8 +399,8 @@ def _explain_read_only(path: str, relative: str, process: GuardedProcess) -> str
         )
     if why.kind == "vcs":
         return (
-            f"`{shown}` {why.description}. Programs change it only in tools with the capability vcs.config, which "
-            "bash never has. Do without it (git push origin BRANCH, git checkout -b NAME --no-track), use "
+            f"`{shown}` {why.description}. Only tools with the capability vcs.config can change it, and bash never has that capability. Work without it"
+            " (git push origin BRANCH, git checkout -b NAME --no-track), use "
             "such a tool, or ask the user."
         )
     return why.format_write_denial(shown)

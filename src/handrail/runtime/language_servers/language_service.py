@@ -61,7 +61,7 @@ _T = TypeVar("_T")
 
 
 class _SymbolPosition(Struct):
-    """The place in a document that a request is about."""
+    """The place in a document that a request names."""
 
     document: OpenDocument
     line: int

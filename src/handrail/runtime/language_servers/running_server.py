@@ -331,9 +331,9 @@ class RunningLanguageServer:
     def _explain_unsettled(self) -> str:
         tasks = "; ".join(map(str, list(self.connection.progress.values())[:3]))
         return (
-            f"{self.name} still indexes ({tasks}). Ask again later"
+            f"{self.name} is still indexing ({tasks}). Ask again later"
             if tasks
-            else (f"{self.name} has just started, and its results still grow. Ask again later")
+            else (f"{self.name} has just started and is still collecting results. Ask again later")
         )
 
     async def fetch_diagnostics(self, document: OpenDocument) -> tuple[list[Any], str]:
@@ -368,7 +368,7 @@ class RunningLanguageServer:
         self._fresh[document.path] = -1
         if found is not None and found.version is None and found.number > before:
             return found.diagnostics, f"{self.name} does not say for which version of the file they are"
-        return [], f"{self.name} sent none for the present content within {self._times.pushed_s:.0f} s. Ask again"
+        return [], f"{self.name} sent none for the current content within {self._times.pushed_s:.0f} s. Ask again"
 
     async def aclose(self) -> None:
         """End the server. A polite request comes first, so that it can save its index."""

@@ -99,7 +99,7 @@ def _parse_header(header: bytes) -> int:
         if (found := _LENGTH.match(line)) is not None:
             lengths.append(int(found[1]))
     if len(lengths) != 1:
-        raise MalformedMessage(f"it wrote a header without one Content-Length: {_quote(header)}")
+        raise MalformedMessage(f"it wrote a header without exactly one Content-Length: {_quote(header)}")
     if lengths[0] > MAX_MESSAGE_BYTES:
         raise MalformedMessage(
             f"it sent a message of {lengths[0]:,} bytes, and the maximum is {MAX_MESSAGE_BYTES // 2**20} MiB"

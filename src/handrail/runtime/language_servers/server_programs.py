@@ -153,7 +153,7 @@ def explain_missing_program(definition: LanguageDefinition, refused: Sequence[st
     where = (
         "The program does not exist or cannot run."
         if "/" in names
-        else "None of them is on PATH outside of the workspace."
+        else "None of them is on PATH outside the workspace."
     )
     how = (
         f"Ask the user to run {definition.install}"

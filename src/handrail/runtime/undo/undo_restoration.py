@@ -386,7 +386,7 @@ class WorkspaceFolderHandle:
                 os.unlink(aside, dir_fd=parent)
 
     def _keep(self, parent: int, name: str, present: PathState) -> None:
-        """Keep the content of a file that is about to go, unless it is kept, and check that it still is ``present``."""
+        """Keep the content of a file that is about to be removed, unless it is kept, and check that it still is ``present``."""
         if present.sha is not None and self._store.has_content(present.sha):
             return  # the check after the move suffices
         if not self._read_entry(parent, name, keep=True).is_same(present):

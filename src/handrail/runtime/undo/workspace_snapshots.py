@@ -124,7 +124,7 @@ class ProgramChangeTracker:
         self.before: dict[str, PathState] = {}
         """The first state of each path that changed since the start."""
         self.overlaps: dict[str, None] = {}
-        """The calls and jobs whose changes cannot be told from its own."""
+        """The calls and jobs whose changes cannot be distinguished from its own."""
         self.uncovered: Mapping[str, tuple[int, int]] = {}
         """The folders whose files are not known, with inode and change time."""
         self.further: tuple[str, ...] = ()
@@ -187,10 +187,12 @@ class WorkspaceSnapshots:
         with self._lock:
             self._record_ended_programs(tree, closed)
             tracker.uncovered = {one: _folder_state(self.root, one) for one in self._uncovered}
+            # Two programs at the same time can both have made a change, so undo must name both.
             for other in self._running:
                 other.overlaps[tracker.name] = None
                 tracker.overlaps[other.name] = None
             tracker.started_ns = time.time_ns()
+            # If this process is killed, the next one finds the run here and records what it changed.
             self.store.add_open_run(tracker.callers, tracker.tool, tracker.started_ns)
             self._running.append(tracker)
         return tracker
@@ -239,6 +241,7 @@ class WorkspaceSnapshots:
                 self._running.remove(one)
                 self._record(one)
         except OSError as error:
+            # After an error it is unknown which part was recorded, so everything is read again.
             self._files = self._coverage = self._shape = None
             self._noted.clear()
             for one in self._running:
@@ -260,7 +263,7 @@ class WorkspaceSnapshots:
             tracker = ProgramChangeTracker(callers, tool, frozenset())
             tracker.started_ns, tracker.ended_ns = started_ns, time.time_ns()
             tracker.is_recovered = True
-            tracker.problem = "Handrail was killed while it ran. Files that it made stay, and later changes of the user are among its changes."
+            tracker.problem = "Handrail was killed while it ran. The files that it created stay, and later changes by the user count as its changes."
             self._running.append(tracker)
 
     def _record(self, tracker: ProgramChangeTracker) -> None:
@@ -344,6 +347,7 @@ class WorkspaceSnapshots:
         """
         coverage = self._choose_covered_folders(tree, closed)
         changed = _find_changed(coverage)
+        # Nothing is changed before this point, so the look can be repeated in a thread.
         if len(changed) > _FEW_FILES and _on_event_loop():
             raise ScanNeedsThread
         stored: dict[tuple[str, str], StoredFileState | None] = {}
@@ -377,6 +381,7 @@ class WorkspaceSnapshots:
         left = self.limits.files
         shut = {path.rpartition("/")[0] for path in closed}
         for folder in ordered:
+            # The outer folders come first, so a limit leaves out deep folders and not the top of the project.
             left -= len(folder.files)
             if left < 0:
                 uncovered.append(folder.relative)
@@ -446,6 +451,8 @@ class WorkspaceSnapshots:
         """Give the notes of a look to every running program."""
         for tracker in self._running:
             for path, before in self._noted.items():
+                # The first state counts: later changes of the same program have the state before the first one as their
+                # origin.
                 tracker.before.setdefault(path, before)
         self.store.in_use.update(before.sha for before in self._noted.values() if before.sha is not None)
         self._noted.clear()
@@ -516,6 +523,7 @@ class _FileKeeper:
                 sha = None
             after = os.fstat(descriptor)
             kept = _describe_file(now, sha)
+            # The file was written during the copy, so the content may be a mixture. The next look copies it again.
             return kept if after.st_ctime_ns == now.st_ctime_ns else kept._replace(settled=False)
         finally:
             os.close(descriptor)
@@ -535,7 +543,9 @@ class _FileKeeper:
         try:
             copy_content(descriptor, target, size)
             sha = hash_open_file(target)
+            # The content is marked before it has a row, so that making room cannot remove it.
             self._store.in_use.add(sha)
+            # Equal files are stored once.
             if not self._store.has_content(sha):
                 temporary.rename(self._store.locate_large_content(sha))
                 self._store.add_content_row(sha, os.fstat(target).st_size, None)
@@ -604,6 +614,7 @@ def _choose_folders(tree: FolderTree, closed: frozenset[str]) -> tuple[list[Cach
             chosen.append(folder)
     uncovered: list[str] = []
     for folders in heavy.values():
+        # A small folder with such a name may be the user's own, and keeping it is cheap.
         if sum(len(folder.files) for folder in folders) <= _HEAVY_FILES:
             chosen += folders
         else:
@@ -633,7 +644,10 @@ def _find_changed(coverage: _ScanCoverage) -> list[_ChangedFile]:
                 now = status(base + name)
             except OSError:
                 continue
-            if (was := get(name)) is None or was[0] != now.st_ctime_ns or was[1] != now.st_ino or not was[6]:
+            was = get(name)
+            # No program can set the change time, so equal times mean equal content, unless the file was too young when
+            # it was read.
+            if was is None or was[0] != now.st_ctime_ns or was[1] != now.st_ino or not was[6]:
                 changed.append((folder, name, now))
     return changed
 
@@ -670,10 +684,11 @@ def _folder_state(root: str, relative: str) -> tuple[int, int]:
 
 
 def _describe_unkept(changes: Sequence[PathChange], touched: Sequence[str]) -> Iterator[str]:
-    """Yield notes about what a call changed and `handrail undo` cannot give back."""
-    if (lost := [os.fsdecode(one.path) for one in changes if not is_kept(one.before)]) or touched:
+    """Yield notes about what a call changed and `handrail undo` cannot restore."""
+    lost = [os.fsdecode(one.path) for one in changes if not is_kept(one.before)]
+    if lost or touched:
         yield (
-            f"`handrail undo` cannot give back {_join_names([*lost, *touched])}: the earlier content was not kept, since it "
+            f"`handrail undo` cannot restore {_join_names([*lost, *touched])}: the earlier content was not kept, since it "
             "is too large, or of a kind or in a folder that Handrail does not keep."
         )
 

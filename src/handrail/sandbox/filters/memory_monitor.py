@@ -80,6 +80,8 @@ class MemoryMonitor:
             self._process.end_for_reached_limit(_too_many_files(held, self._files))
         elif (terminals := count_terminals(first)) > MOST_TERMINALS:
             self._process.end_for_reached_limit(_too_many_terminals(terminals))
+        # The exact figures take milliseconds for each process. They are read only while the whole machine uses more
+        # than one call may.
         elif (short := are_new_pipes_undersized()) or (self._bound is not None and _may_exceed(self._bound)):
             looking = _get_poll_thread(os.getpid())
             looked = self._process.loop.run_in_executor(looking, find_exceeded_limit_error, first, self._bound, short)
@@ -93,6 +95,7 @@ class MemoryMonitor:
     def _handle_result(self, looked: asyncio.Future[ToolError | None]) -> None:
         if self._has_ended or looked.cancelled():
             return
+        # A process that ends during the measurement must not end the sandbox. The next poll measures again.
         found = None if looked.exception() else looked.result()
         if found is None:
             self._schedule_poll()
@@ -109,7 +112,7 @@ def find_exceeded_limit_error(first: int, bound: int | None, short: bool) -> Too
     """
     if bound is not None and (held := measure_memory_if_exceeding(first, bound)) is not None:
         return ToolError(
-            f"The program was ended: its processes used {held // _MIB:,} MiB of memory together, with shared "
+            f"The program was stopped: its processes used {held // _MIB:,} MiB of memory together, with shared "
             f"memory and files in memory. One call may use {bound // _MIB:,} MiB (the operator sets it as "
             "sandbox.call_memory_mib, and it is at most three quarters of the machine's). Work on less at a "
             "time, or in fewer processes.",
@@ -117,9 +120,8 @@ def find_exceeded_limit_error(first: int, bound: int | None, short: bool) -> Too
         )
     if short and (count := count_open_pipes(first)) > _MOST_PIPES:
         return ToolError(
-            f"The program was ended: its processes had {count:,} pipes open, and the pipes of this user have "
-            f"become short. A call may have {_MOST_PIPES} pipes then. Work with fewer pipes or processes at a "
-            "time.",
+            f"The program was stopped: its processes had {count:,} pipes open, and this user is running out of pipes. "
+            f"A call may have {_MOST_PIPES} pipes then. Work with fewer pipes or processes at a time.",
             kind="limit",
         )
     return None
@@ -127,7 +129,7 @@ def find_exceeded_limit_error(first: int, bound: int | None, short: bool) -> Too
 
 def _too_many_files(held: int, most: int) -> ToolError:
     return ToolError(
-        f"The program was ended: it had {held:,} files in /tmp and /dev/shm, extended attributes counted. A call may "
+        f"The program was stopped: it had {held:,} files in /tmp and /dev/shm, including extended attributes. A call may "
         f"have {most:,} there. Keep many files in the workspace or in the home folder.",
         kind="limit",
     )
@@ -135,7 +137,7 @@ def _too_many_files(held: int, most: int) -> ToolError:
 
 def _too_many_terminals(held: int) -> ToolError:
     return ToolError(
-        f"The program was ended: it had {held:,} pseudo-terminals open, which all programs of the machine share. A call may "
+        f"The program was stopped: it had {held:,} pseudo-terminals open, which all programs of the machine share. A call may "
         f"have {MOST_TERMINALS}. Open fewer at a time, and close each after use.",
         kind="limit",
     )
@@ -269,6 +271,7 @@ def measure_memory_if_exceeding(first: int, bound: int) -> int | None:
     files, all_seen = _measure_memfds(members)
     if not all_seen:  # the sandbox prevents it, so unseen memory counts as its own
         return _exceeding_or_none(mapped + shared, bound)
+    # A file in memory can be both open and mapped. Its mapped part is counted once.
     whole = mapped + sum(files.values()) - sum(_measure_mapped_memfds(pid, files) for pid in members if files)
     return _exceeding_or_none(whole, bound)
 
@@ -282,11 +285,13 @@ def _find_members(first: int) -> Iterator[int]:
     seen: set[int] = set()
     while waiting:
         pid = waiting.pop()
+        # Process ids can be given again during the walk, which could otherwise go in a circle.
         if pid in seen:
             continue
         seen.add(pid)
         yield pid
         with contextlib.suppress(OSError):
+            # Each thread has its own list of children.
             for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - while others wait
                 waiting += map(int, Path(f"/proc/{pid}/task/{task}/children").read_bytes().split())
 

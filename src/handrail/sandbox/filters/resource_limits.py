@@ -355,7 +355,7 @@ _SIGNAL_TEXTS: Mapping[int, str] = {
     ),
 }
 _MESSAGE_PATTERNS = tuple(
-    (re.compile(pattern), f"it perhaps reached the limit on {about} ({_format_setting(setting)})")
+    (re.compile(pattern), f"it may have reached the limit on {about} ({_format_setting(setting)})")
     for pattern, setting, about in (
         (
             rb"(?i)cannot allocate memory|\bout of memory|MemoryError|bad_alloc|\bENOMEM\b",

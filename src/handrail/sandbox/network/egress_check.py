@@ -89,6 +89,8 @@ class SystemResolver:
         self._pending = 0
 
     async def resolve(self, name: str) -> Sequence[str]:
+        # A lookup cannot be cancelled, so a program that asks for many names would otherwise fill the process with
+        # threads.
         if self._pending >= _MAX_LOOKUPS:
             raise OSError("too many host names are being resolved at once")
         loop = asyncio.get_running_loop()
@@ -113,6 +115,7 @@ class SystemResolver:
                 loop.call_soon_threadsafe(settle, addresses, failure)
 
         self._pending += 1
+        # The pool of the loop is not used: a few slow lookups would block all other work in it.
         threading.Thread(target=look_up, name="handrail-resolve", daemon=True).start()
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -161,6 +164,7 @@ class EgressCheck:
     def explain_refusal(self, host: HostAddress) -> str | None:
         """Return why ``host`` (with its port) must not be reached, by its name alone; None if it may be."""
         assert host.port is not None
+        # A deny rule is the better reason, because the user can change it.
         if self._gate is not None and (refused := self._gate(bracket_ipv6_host(host.name), host.port)) is not None:
             return refused
         layer = self._capabilities.find_denying_layer("net.fetch", str(host))
@@ -193,8 +197,10 @@ class EgressCheck:
         try:
             addresses = (host.address,) if host.address is not None else await self._resolve_addresses(host)
         except ToolError as error:
+            # Behind a proxy, this machine may be unable to resolve public names. The proxy resolves them.
             if not proxy or error.kind != "backend":
                 raise
+            # The proxy is inside the private network, so it could reach what the check of the addresses refuses.
             if "." not in host.name or host.name.endswith(_PRIVATE_NAMES):
                 raise ToolError(
                     f"{host} is a name of a private network, and its address cannot be checked. Use a public host, or ask "
@@ -203,6 +209,8 @@ class EgressCheck:
                 ) from None
             addresses = ()
         for address in addresses:
+            # One refused address refuses the host: a name server could give a public and a private address, and the
+            # client would choose.
             if (refused := self._explain_address_refusal(host, address)) is not None:
                 raise ToolError(refused, kind="denied")
         return CheckedHostAddresses(host, addresses[:_MAX_DIALLED], proxy)
@@ -244,6 +252,7 @@ class EgressCheck:
                 connection.setblocking(False)
                 async with asyncio.timeout(timeout_s):
                     await loop.sock_connect(connection, (str(address), way.host.port))
+                # A proxy forwards small pieces, which would otherwise wait for each other's acknowledgement.
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 return connection
             except TimeoutError:
@@ -314,6 +323,7 @@ class EgressCheck:
         return tuple(addresses)
 
     def _explain_address_refusal(self, host: HostAddress, address: Address) -> str | None:
+        # The machine's own public address is global, but its servers may trust connections from the machine.
         fault = explain_blocked_address(address)
         if fault is None and self._is_own(address):
             fault = "an address of this machine"
@@ -322,6 +332,8 @@ class EgressCheck:
         assert host.port is not None
         literal = f"{bracket_ipv6_host(str(address))}:{host.port}"
         for layer in self._capabilities.layers:
+            # A wildcard does not count: it was granted for public hosts. Only the address itself shows that the
+            # operator means it.
             if not any(grant_names_address(pattern, address, host.port) for pattern in layer.hosts):
                 leads = f"{host}" if host.address is not None else f"{host} resolves to {address}, which"
                 return (
@@ -362,10 +374,12 @@ def _make_proxy_error(problem: str) -> ToolError:
 
 def explain_blocked_address(address: Address) -> str | None:
     """Return why ``address`` needs a literal grant; None for a public address."""
+    # Some of these are global addresses, so the test of the range would let them pass.
     if address in _METADATA:
         return "the address of a cloud's metadata service"
     if isinstance(address, IPv4Address):
         return _explain_blocked_range(address, any(address in network for network in _V4_REFUSED))
+    # A gateway on the way may unwrap the address, so the inner one must be public too.
     for inner in list_embedded_ipv4(address):
         if (fault := explain_blocked_address(inner)) is not None:
             return f"another form of {inner}, {fault}"
@@ -396,6 +410,7 @@ def list_embedded_ipv4(address: IPv6Address) -> list[IPv4Address]:
         found.append(bits & 0xFFFFFFFF)
     if address in _6TO4:
         found.append(bits >> 80 & 0xFFFFFFFF)
+    # Teredo contains the server's address, and the client's with all bits inverted.
     if address in _TEREDO:
         found += [bits >> 64 & 0xFFFFFFFF, ~bits & 0xFFFFFFFF]
     if bits >> 32 & 0xFFFFFFFF in _ISATAP:
@@ -408,6 +423,8 @@ def is_address_of_this_machine(address: Address) -> bool:
     family = socket.AF_INET6 if isinstance(address, IPv6Address) else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            # For a datagram socket this only chooses the route. The kernel answers from the same address if it is its
+            # own.
             probe.connect((str(address), 9))
             return ip_address(probe.getsockname()[0].partition("%")[0]) == address
     except (OSError, ValueError):  # there is no route to it

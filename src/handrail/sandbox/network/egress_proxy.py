@@ -142,6 +142,7 @@ class EgressProxy:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        # No answer: reading the request of one connection too many would already use memory for it.
         if self._is_closed or len(self._connections) >= self._limits.connections:
             writer.transport.abort()
             return
@@ -159,6 +160,7 @@ class EgressProxy:
 
     async def _handle(self, here: ConnectionStreams) -> None:
         try:
+            # The short limit keeps a client that sends its head byte by byte from occupying a connection.
             request = http_and_tls_parsers.parse_request_head(await self._read_head(here, self._limits.head_s))
         except MalformedHead as error:
             text = f"The request could not be read: {error}. Send a valid HTTP/1.1 request."
@@ -190,6 +192,8 @@ class EgressProxy:
         """
         tunnel = method == "CONNECT"
         try:
+            # The name is resolved once, and only the checked address is connected to. A second lookup could give
+            # another address.
             way = await self._egress.authorize_and_resolve_host(host, "https" if tunnel else "http")
         except ToolError as error:
             self._report_attempt(method, host, error.text)
@@ -230,15 +234,20 @@ class EgressProxy:
         if host.port is None:
             text = f"{host} has no port. Open a tunnel with 'CONNECT {host}:{TLS_PORT}'."
             raise _RefusedWithStatus(HTTPStatus.BAD_REQUEST, text)
+        # The bytes of a body would become the first bytes of the tunnel, behind the check of the hello.
         if request.framing != 0:
             raise _RefusedWithStatus(HTTPStatus.BAD_REQUEST, "CONNECT cannot have a body. Send it without one.")
         there, _ = await self._connect_to_checked_host("CONNECT", host)
         try:
+            # A client sends its hello only after this answer, so the tunnel must be accepted before its content is
+            # known.
             await self._send_counted(here, b"HTTP/1.1 200 Connection established\r\n\r\n")
             try:
                 await self._forward_first_messages(host, here, there)
             except http_and_tls_parsers.NotTlsHandshake as error:
                 self._report_attempt("CONNECT", host, str(error))
+                # The client expects TLS by now, so the refusal is a TLS alert. Text would be reported as a broken
+                # connection.
                 await self._send_counted(here, http_and_tls_parsers.UNRECOGNIZED_NAME)
                 return
             await self._forward_both_directions(host, here, there)
@@ -253,6 +262,7 @@ class EgressProxy:
         :raises NotTlsHandshake: if the tunnel must be closed
         """
         first = b""
+        # On other ports the protocol is unknown, and in some protocols the server speaks first.
         if host.port != TLS_PORT:
             first, spoken = await self._read_first_tunnel_data(here, there)
             if spoken:
@@ -272,6 +282,7 @@ class EgressProxy:
             answer = b""
         await self._send_counted(here, answered.records + answered.rest)
         rest = handshake.rest
+        # After a retry the client sends a second hello, which could name another host.
         if http_and_tls_parsers.is_hello_retry_request(answer):
             again = await self._read_handshake(
                 http_and_tls_parsers.HandshakeReader(http_and_tls_parsers.CLIENT_HELLO, again=True), here, rest
@@ -358,10 +369,12 @@ class EgressProxy:
             if not piece:
                 break
             last.time_s = loop.time()
+            # A rule or an answer of the user can end the permission while the tunnel is open.
             if host is not None and (refused := self._egress.explain_refusal(host)) is not None:
                 self._report_attempt("CONNECT", host, refused)
                 raise _ConnectionEndedSilently
             await self._send_counted(target, piece, outwards=host is not None)
+        # Only one direction has ended. The other may still have an answer to deliver.
         if target.writer.can_write_eof():
             target.writer.write_eof()
 
@@ -415,6 +428,8 @@ class EgressProxy:
                 raise _RefusedWithStatus(
                     HTTPStatus.BAD_GATEWAY, f"The answer of the server could not be forwarded: {problem}. Try again."
                 ) from None
+            # After a switch the proxy could no longer find the bounds of messages, and so could not check the next
+            # request.
             if answer.status == HTTPStatus.SWITCHING_PROTOCOLS:
                 break
             fields = http_and_tls_parsers.remove_hop_by_hop_fields(answer.fields)
@@ -422,6 +437,7 @@ class EgressProxy:
                 await self._send_counted(here, http_and_tls_parsers.encode_http_head(answer.line, fields))
                 continue
             framing = _body_framing_fields(answer.fields)
+            # An HTTP/1.0 client does not know chunks, so it gets the plain body up to the end of the connection.
             if request.is_http_1_0 or request.method == "HEAD":
                 framing = [field for field in framing if field[0] != b"transfer-encoding"]
             await self._send_counted(
@@ -452,10 +468,13 @@ class EgressProxy:
             if chunked:
                 await self._send_counted(target, b"%x\r\n" % size, outwards=outwards)
             await self._forward_byte_count(source, target, size, outwards)
+            # Data between a chunk and its end means that both sides count differently, which hides requests from the
+            # proxy.
             if await self._read_line(reader):
                 raise _ConnectionEndedSilently
             if chunked:
                 await self._send_counted(target, b"\r\n", outwards=outwards)
+        # Trailers are read but not forwarded: they could carry fields that the proxy removed from the head.
         for _ in range(http_and_tls_parsers.MAX_FIELDS):
             if not await self._read_line(reader):
                 break
@@ -491,6 +510,7 @@ class EgressProxy:
             self.bytes_out += len(data)
         else:
             self.bytes_in += len(data)
+        # The limit bounds what a call can send out or download, whatever hosts it may reach.
         if self.bytes_out > self._limits.bytes_out or self.bytes_in > self._limits.bytes_in:
             raise _ConnectionEndedSilently
         ends.writer.write(data)
@@ -547,6 +567,8 @@ class TcpForwarder:
         with listener:
             while True:
                 connection, _ = await loop.sock_accept(listener)
+                # The connection is accepted and closed, because an unaccepted one would let the client wait for its own
+                # timeout.
                 if len(self._connections) >= _MAX_FORWARDED:
                     connection.close()
                     continue

@@ -30,7 +30,7 @@ def _load(ca_file: str, *_system: str | None) -> ssl.SSLContext:
         try:
             context.load_verify_locations(path)
         except (ssl.SSLError, OSError) as error:
-            raise UsageError(f"The `ca_file` is not valid: {path}: {error}. Give a file in PEM format.") from None
+            raise UsageError(f"The `ca_file` is not valid: {path}: {error}. Use a file in PEM format.") from None
     return context
 
 
@@ -42,8 +42,8 @@ def _check_authorities(ca_file: str) -> None:
     try:
         with open(ca_file, "rb") as file:  # noqa: PTH123 - only opened
             if b"-----BEGIN" not in file.read(16 * 1024 * 1024):
-                raise UsageError(f"The `ca_file` has no certificate: {ca_file}. Give a file in PEM format.")
+                raise UsageError(f"The `ca_file` has no certificate: {ca_file}. Use a file in PEM format.")
     except OSError as error:
         raise UsageError(
-            f"The `ca_file` cannot be read: {ca_file}: {error.strerror or error}. Give a file in PEM format."
+            f"The `ca_file` cannot be read: {ca_file}: {error.strerror or error}. Use a file in PEM format."
         ) from None

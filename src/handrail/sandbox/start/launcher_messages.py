@@ -113,11 +113,13 @@ class LauncherProgram(Struct, frozen=True):
 @lru_cache(maxsize=1)
 def find_launcher() -> LauncherProgram | None:
     """Return the launcher for this machine; None without perl and without an interpreter in the sandbox."""
+    # Perl first: it starts in a few milliseconds, and almost every Linux system has it.
     return find_perl_launcher() or find_python_launcher()
 
 
 def find_perl_launcher() -> LauncherProgram | None:
     """Return the launcher in Perl; None if it cannot be used here."""
+    # Perl makes system calls by number, and the numbers depend on the machine.
     if platform.machine() not in _PRLIMIT or not os.access(PERL, os.X_OK):
         return None
     return LauncherProgram(
@@ -131,6 +133,7 @@ def find_python_launcher() -> LauncherProgram | None:
         interpreter = os.path.realpath(find_own_interpreter())
     except ProgramRefused:
         return None
+    # Isolated and without `site`: no variable and no file of the workspace can add code to the launcher.
     return LauncherProgram("python", (interpreter, "-I", "-S", "-c", _read_source("launcher_python.py")))
 
 
@@ -205,6 +208,8 @@ def encode_shell_start_message(folder: str, text: str) -> bytes:
 
     :param folder: the folder to enter first; empty to stay
     """
+    # A text that is too long for an argument is evaluated even if a difference could be seen: it would not run at all
+    # otherwise.
     evaluated = is_safe_to_evaluate_text(text) or len(os.fsencode(text)) > MAX_TEXT_BYTES
     if evaluated and not folder:
         return b"e" + os.fsencode(text)
@@ -215,6 +220,7 @@ def find_prestartable_shell_text(argv: Sequence[str], environment: Iterable[str]
     """Return the text of an ``argv`` that runs bash on one text, if bash can start before; else None."""
     if len(argv) != len(SHELL_ARGV) + 1 or tuple(argv[:-1]) != SHELL_ARGV:
         return None
+    # `LD_` as well: the loader reads these before bash, so a shell that has started already would ignore them.
     if any(name in _OF_THE_SHELL or name.startswith(("BASH", "LD_")) for name in environment):
         return None
     return argv[-1]
@@ -252,6 +258,7 @@ def _format_environment(environment: Mapping[str, str]) -> Iterable[str]:
 
 def split_mount_report(output: bytes) -> tuple[bytes, bytes] | None:
     """Split a launcher's output into the part of its first ``T`` and the rest; None if it is incomplete."""
+    # The report comes in pieces of any size, as bytes do in a pipe.
     if not output.startswith(b"T") or len(output) < _HEAD:
         return None
     end = _HEAD + int.from_bytes(output[1:_HEAD], "big")
@@ -260,5 +267,7 @@ def split_mount_report(output: bytes) -> tuple[bytes, bytes] | None:
 
 def _encode_part(items: Iterable[str | bytes]) -> bytes:
     raw = [item if isinstance(item, bytes) else os.fsencode(item) for item in items]
+    # Lengths, not separators: paths and variables may contain any byte except zero, and the rights of a rule contain
+    # zeros.
     whole = b"".join(len(item).to_bytes(4, "big") + item for item in raw)
     return len(whole).to_bytes(4, "big") + whole

@@ -31,7 +31,9 @@ class InputPipe:
         return self._fd
 
     async def write(self, data: bytes) -> None:
+        # One piece at a time: a second writer would overwrite the rest of the first.
         if self._done is not None:
+            # Shielded, since several writers may wait for one future, and a cancelled one must not fail the others.
             await asyncio.shield(self._done)
         if self._fd < 0:
             return
@@ -57,6 +59,7 @@ class InputPipe:
         except BlockingIOError:
             return
         except OSError:  # the reader has closed it
+            # Closing follows the last byte, not this call: the program must get its whole input before the end of file.
             self._then_close = True
             self._rest = memoryview(b"")
         if self._then_close:
@@ -119,6 +122,7 @@ class OutputPipe:
     async def read_line(self, max_bytes: int) -> bytes:
         while True:
             end = self._buffer.find(b"\n", self._searched)
+            # The limit also holds for a line without an end, or one program could fill the memory of the kernel.
             if end >= max_bytes or (end < 0 and len(self._buffer) >= max_bytes):
                 raise ToolError(
                     f"A line of output is longer than {max_bytes} bytes. Shorter lines were expected. Redirect the output to a file, or make the program print shorter lines.",
@@ -129,6 +133,7 @@ class OutputPipe:
                 del self._buffer[: len(line)]
                 self._searched = 0
                 return line
+            # The next search begins behind the known part, or a long line would be searched again for each piece.
             self._searched = len(self._buffer)
             await self._wait_readable()
 
@@ -172,11 +177,13 @@ class OutputPipe:
                 self.close()
                 more = False
                 break
+            # The pipe is read to its end even beyond the cap. A program that blocks on a full pipe would never end.
             kept = part if self._cap is None else part[: max(0, self._cap - len(self._buffer))]
             self._buffer += kept
             self._dropped += len(part) - len(kept)
             if self._on_output is not None:
                 self._on_output(part)
+                # A consumer that is slow must not keep the loop from other programs.
                 if self._loop.time() > until:
                     break
         if self._more is not None and not self._more.done():
@@ -186,6 +193,7 @@ class OutputPipe:
     def read_rest_after_end(self) -> None:
         """Read the rest of the pipe after all writers have ended. :meth:`close_if_fully_read` closes it."""
         if self._fd >= 0 and self._cap is not None and not self._drained:
+            # No writer is left, so this ends after what the kernel's buffer of the pipe contains.
             while self._read_pieces(_READS_PER_TURN):
                 pass
             self._drained = True

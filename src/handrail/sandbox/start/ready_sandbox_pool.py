@@ -98,10 +98,12 @@ class SandboxPool:
         return len(self._ready)
 
     async def start(self, capabilities: CapabilitySet, profile: SandboxProfile, program: ProgramSpec) -> Process:
+        # These must exist before the first process starts, so a waiting sandbox cannot get them any more.
         if program.descriptors or program.terminal is not None or self._closed:
             return await self._sandbox.start(capabilities, profile, program)
         plan = await self._sandbox.make_plan(capabilities, profile, program, ready_made=True)
         key = plan.ready_sandbox_key
+        # Before the first wait, so that a successor of this session is not given up as unused.
         self._in_use.add(profile.scratch)
         process, ahead = self._take_ready(key)
         if process is None:
@@ -113,6 +115,8 @@ class SandboxPool:
         shell = tuple(program.argv[:-1]) == SHELL_ARGV
         sample = ProgramSpec((*SHELL_ARGV, "true") if shell else ("true",), merge_stderr=program.merge_stderr)
         secrets = dict.fromkeys(profile.secrets, "")
+        # Without secrets and callbacks of this call: a ready sandbox must not keep them alive, and the next call may
+        # have others.
         likewise = dataclasses.replace(
             profile, secrets=secrets, cwd=None, check_host=None, request_host=None, on_attempt=None, may_read=None
         )
@@ -145,6 +149,7 @@ class SandboxPool:
         self, key: object
     ) -> tuple[SandboxedProcess | None, EarlyProxyListener | SessionNetworkMembership | None]:
         for process, ready in self._ready.items():
+            # A sandbox may have ended a moment ago and still be listed until the loop handles its end.
             if ready.key == key and process.is_waiting:
                 del self._ready[process]
                 ready.taken.set_result(None)
@@ -192,6 +197,7 @@ class SandboxPool:
                 if not await self._make(kind, self._count_calls_at_once(key)):
                     self._requested.pop(key, None)
                     recent = loop.time() - BURST_S
+                    # Keys contain whole plans. Without this, a long session would keep one entry for each kind of call.
                     self._starts = {key: starts for key, starts in self._starts.items() if starts[-1] > recent}
         finally:
             self._maker = None
@@ -204,6 +210,7 @@ class SandboxPool:
             if self._closed or kind.profile.scratch not in self._in_use:
                 return False
             alike = sum(ready.key == key for ready in self._ready.values())
+            # As many as recently ran at a time: more would take memory, and fewer would let a call wait.
             if alike >= min(self._most, wanted):
                 return False
             place = await self._sandbox.find_network(kind.capabilities, kind.profile)
@@ -238,6 +245,7 @@ class SandboxPool:
         while len(left) > self._most:
             counts = Counter(ready.key for ready in left.values())
             most = max(counts.values())
+            # From the most common key, so that a burst of one kind of call does not evict the only sandbox of another.
             surplus.append(next(process for process, ready in left.items() if counts[ready.key] == most))
             del left[surplus[-1]]
         return surplus

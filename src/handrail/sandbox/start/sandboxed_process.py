@@ -96,6 +96,7 @@ class SandboxedProcess(PipedProcess):
         self._pid = pid
         self._pidfd = os.pidfd_open(pid)  # first: if that fails, the caller still owns the ends
         super().__init__(loop, ends.stdin, ends.stdout, ends.stderr)
+        # A closed loop no longer reports the end of these, so they would stay zombies until the end of this process.
         for left in [one for one in _UNREAPED if one.loop.is_closed()]:
             left._reap()
         self._inner = -1
@@ -156,6 +157,7 @@ class SandboxedProcess(PipedProcess):
         """Wait until the launcher waits for its call; return False if the sandbox ended instead."""
         if self._exit_code.done():
             return False
+        # The channel is watched again, since after the comparison of the mounts there was no reader for it.
         if self._ready is None:
             self._ready = self._loop.create_future()
             self._watch(self._channel, self._read_launcher_messages)
@@ -172,14 +174,17 @@ class SandboxedProcess(PipedProcess):
         if self._begun or self._letter < 0:
             return  # it has already ended and was released: wait() reports that
         self._begun = True
+        # The secrets are written only now: a ready sandbox that is never used must not contain any.
         if self._secrets is not None:
             _append_to_shared_file(self._secrets, secrets)
             os.close(self._secrets)
             self._secrets = None
         _append_to_shared_file(self._letter, call[1:])
+        # The first byte goes over the channel, after the comparison of the mounts. The rest can be written at once.
         self._go_byte = call[:1]
         if self._table is None:
             self._send_go()
+        # A large letter would keep its memory for as long as the program runs.
         if len(call) > _MAX_KEPT_LETTER:
             os.close(self._letter)
             self._letter = -1
@@ -191,12 +196,13 @@ class SandboxedProcess(PipedProcess):
     def end_for_reached_limit(self, bound: ToolError) -> None:
         """End the process for a limit that it reached; :meth:`wait` then raises this error."""
         if not self._exit_code.done():
+            # The error is set before the signal, so that the end of the process is never reported as a plain exit code.
             self._limit_error = bound
             self._cut_lifeline()
             self._signal_all()
 
     def add_sandbox_empty_callback(self, callback: Callable[[], None]) -> None:
-        """Call ``told`` once no process is left in the sandbox."""
+        """Call ``callback`` once no process is left in the sandbox."""
         self._exit_code.add_done_callback(lambda gone: callback())
 
     async def wait(self) -> int:
@@ -248,6 +254,8 @@ class SandboxedProcess(PipedProcess):
             over = True
         if self._table is not None:
             self._compare_mounts(self._table)
+        # No caller waits for more: the mounts are compared, and the launcher has answered or no caller asked for its
+        # answer.
         if over or (self._table is None and (self._answer or self._ready is None)):
             self._unwatch(self._channel)
             if self._ready is not None and not self._ready.done():
@@ -260,7 +268,9 @@ class SandboxedProcess(PipedProcess):
             return
         mounts, self._answer = described
         wrong = mount_comparison.find_first_mount_mismatch(table, mounts)
+        # The program has not begun yet, so a replaced folder costs one start and nothing else.
         if wrong is not None:
+            # The cached mounts of the machine may be the reason for the difference.
             mount_comparison.host_mounts.forget()
             self._read_bubblewrap_status()
             self._setup_error = mount_comparison.make_replaced_mount_error(wrong)
@@ -283,11 +293,13 @@ class SandboxedProcess(PipedProcess):
             self._unwatch(self._status_fd)
         except BlockingIOError:
             pass
+        # The first process cannot change. Its report comes once, even if the status has further lines.
         if self._known.done():
             return
         child = self._find_status("child-pid")
         if child is not None:
             try:
+                # A descriptor keeps meaning this process, while its number can be given to another one after its end.
                 self._inner = _open_first_process(child)
             except ToolError as short:  # it cannot be opened: the launcher ends it
                 self._setup_error = short
@@ -300,6 +312,7 @@ class SandboxedProcess(PipedProcess):
         for line in self._status.splitlines():
             try:
                 value = orjson.loads(line).get(key)
+            # The last line may be incomplete while bubblewrap still writes it.
             except (orjson.JSONDecodeError, AttributeError):
                 continue
             if isinstance(value, int):
@@ -315,6 +328,7 @@ class SandboxedProcess(PipedProcess):
             self._lifeline = -1
 
     def _signal_all(self) -> None:
+        # The first process of the namespace first: the kernel then ends all others in it.
         for descriptor in (self._inner, self._pidfd):
             if descriptor >= 0:
                 with contextlib.suppress(ProcessLookupError):
@@ -334,6 +348,8 @@ class SandboxedProcess(PipedProcess):
         if not self._known.done():
             self._read_bubblewrap_status()
         _UNREAPED.add(self)
+        # Replacing a file over which something is mounted removes the mount, and with it the protection. The launcher
+        # then ends the program.
         if mount_point := report[1:]:
             mount_comparison.host_mounts.forget()
             self._limit_error = mount_comparison.make_ended_mount_error(os.fsdecode(mount_point))
@@ -346,11 +362,13 @@ class SandboxedProcess(PipedProcess):
         if self._exit_code.done():
             return
         self._read_bubblewrap_status()
+        # An embedding program may reap all children of the process, so bubblewrap's own report is the second source.
         if code is None:
             code = self._find_status("exit-code")
             code = 255 if code is None else code
         self._cut_lifeline()
         self._signal_all()
+        # The outer process may end first. The call must not return while a program can still write in the workspace.
         if self._inner < 0 or _has_ended(self._inner):
             self._finish(code)
         else:
@@ -374,6 +392,7 @@ class SandboxedProcess(PipedProcess):
             return
         self._drain_channel()
         self._drain()
+        # The order of the signals decides which process ends first, so its exit code says nothing about the program.
         if self._killed:
             code = -signal.SIGKILL
         elif self._setup_error is None and self._limit_error is None:
@@ -406,14 +425,17 @@ class SandboxedProcess(PipedProcess):
                 "The arguments are too long for the system. Put the data into a file, or pass it on stdin.",
                 kind="limit",
             )
+        # The launcher's last sign before the program: whatever the exit code says, it comes from the program itself.
         if message.startswith(b"x"):
             return None
+        # Without a report of the launcher, bubblewrap itself failed, and its own message is on the program's stderr.
         text = message.removeprefix(b"E").decode("utf-8", "replace")
         if not text:
             output = self._stdout if self._stderr is None else self._stderr
             text = (
                 output.peek_ended_output().decode("utf-8", "replace").strip() or f"exit code {code} without a message"
             )
+        # The paths of the plan existed a moment ago, so another start will probably succeed.
         if _VANISHED_PATH.match(text):
             mount_comparison.host_mounts.forget()
             return ToolError(
@@ -434,6 +456,7 @@ async def wait_until_sandboxes_dismantled() -> None:
 
 def _append_to_shared_file(descriptor: int, data: bytes) -> None:
     """Append data to a file without moving the position at which the other side reads."""
+    # Both sides share one file position. A plain write would move it, and the launcher would read from behind the data.
     place, rest = os.fstat(descriptor).st_size, memoryview(data)
     while rest:
         count = os.pwrite(descriptor, rest, place)
@@ -455,6 +478,7 @@ def _open_first_process(pid: int) -> int:
     except OSError as error:
         raise_if_resource_shortage(error, path)
     finally:
+        # Another process may have taken its number on this machine. Only the first process is number 1 in its namespace.
         first = len(numbers) > 2 and numbers[-1] == b"1"
         if descriptor >= 0 and not first:
             os.close(descriptor)
@@ -498,6 +522,7 @@ def open_terminal_pair(size: TerminalSize) -> tuple[int, int]:
         ) from None
     try:
         settings = termios.tcgetattr(theirs)
+        # A model reads the output as text, where a carriage return before each newline is noise.
         settings[_OFLAG_INDEX] &= ~termios.ONLCR
         termios.tcsetattr(theirs, termios.TCSANOW, settings)
         _resize(ours, size)
@@ -547,6 +572,7 @@ class SandboxTerminal(ProcessWrapper):
         if self._descriptor < 0 or self.is_line_buffered():
             return False
         try:
+            # The shell is at its prompt only if it is in the foreground itself, and no program that it started.
             if os.tcgetpgrp(self._descriptor) != _read_ioctl_int(self._descriptor, _TIOCGSID):
                 return False
             theirs = fcntl.ioctl(self._descriptor, _TIOCGPTPEER, os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)

@@ -20,6 +20,8 @@ from handrail.contract.sandbox_protocol import Process, TerminalProcess, Termina
 from handrail.origins.program_lookup import find_enclosing_folder, list_open_workspaces
 
 _SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80
+# Not `subprocess`: it has no way to give an exact table of descriptors in one `posix_spawn`, and a fork of a large
+# process is slow.
 _libc = ctypes.CDLL(None)
 # Opaque structures, larger than in any C library.
 _Actions = ctypes.c_char * 512
@@ -49,12 +51,15 @@ def spawn(program: str, argv: Sequence[str], environment: Mapping[str, str], des
             # Above all numbers of the child, so that no step overwrites the source of a later one.
             copies.append(fcntl.fcntl(here, fcntl.F_DUPFD_CLOEXEC, top))
             _check_result(_libc.posix_spawn_file_actions_adddup2(actions, copies[-1], child))
+        # The child must get no other descriptor of this process: one of them may be a socket or a secret.
         for gap in set(range(top)) - set(descriptors):
             _check_result(_libc.posix_spawn_file_actions_addclose(actions, gap))
         _close_from(actions, top)
         nothing, everything = _SignalSet(), _SignalSet()
         _libc.sigemptyset(nothing)
         _libc.sigfillset(everything)
+        # Blocked and ignored signals are inherited, and a program that ignores SIGPIPE or SIGINT behaves in unexpected
+        # ways.
         _check_result(_libc.posix_spawnattr_setsigmask(attributes, nothing))
         _check_result(_libc.posix_spawnattr_setsigdefault(attributes, everything))
         _check_result(_libc.posix_spawnattr_setflags(attributes, ctypes.c_short(_SETSIGDEF | _SETSIGMASK | _SETSID)))
@@ -72,6 +77,7 @@ def spawn(program: str, argv: Sequence[str], environment: Mapping[str, str], des
 
 def _encode_strings(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
     raw = [os.fsencode(text) for text in texts]
+    # C would end the text there, and another command than the checked one would run.
     if any(b"\0" in one for one in raw):
         raise ValueError("an argument contains a NUL character")
     return (ctypes.c_char_p * (len(raw) + 1))(*raw, None)

@@ -146,7 +146,10 @@ class CachedFolder:
         :param now_ns: the clock before that: a later change of the folder gets a time that is not older
         """
         ctime = found.st_ctime_ns
+        # A time without a fraction comes from a file system with whole seconds, where a later change can have the same
+        # time.
         tick = _TICK_NS if ctime % 1_000_000_000 else _COARSE_TICK_NS
+        # Another folder has taken the path, so nothing that is cached for the old one holds.
         if self.inode != -1 and (self.device, self.inode) != (found.st_dev, found.st_ino):
             forget_folder(self.path)
         self.device, self.inode = found.st_dev, found.st_ino
@@ -167,6 +170,7 @@ class CachedFolder:
         pipes: list[str] = []
         linked: dict[str, HardLinkedFile] = {}
         numbers: dict[str, int] = {}
+        # A folder that is too deep counts as closed instead of empty: its unknown contents are then hidden as a whole.
         self.is_closed = self.relative.count("/") >= MAX_DEPTH or len(os.fsencode(self.path)) > MAX_PATH_BYTES
         if not self.is_closed:
             try:
@@ -197,9 +201,11 @@ class CachedFolder:
         self.files, self.folders, self.links = tuple(sorted(files)), tuple(sorted(folders)), tuple(sorted(links))
         self.pipes, self.linked, self._numbers = tuple(sorted(pipes)), linked, numbers
         self.link_targets = tuple(sorted(ends))
+        # Everything that decides about mounts is in this tuple, so equal tuples mean that the mounts are still right.
         self._entries = (self.files, self.folders, self.link_targets, self.is_closed, self.pipes, linked)
         if self._entries == before:
             return False
+        # The cached matches belong to the former names.
         self.matches.clear()
         self.is_repository = self._is_repository()
         self.protected = () if self.is_in_protected else tuple(self._find_protected())
@@ -215,6 +221,7 @@ class CachedFolder:
                 continue  # it was removed, so the folder has changed too
             if found.st_nlink > 1 and stat.S_ISREG(found.st_mode):
                 linked[name] = HardLinkedFile((found.st_dev, found.st_ino), found.st_nlink)
+        # Only the number of names can change without a change of the folder itself.
         if linked == self.linked:
             return False
         self.linked = linked
@@ -228,6 +235,7 @@ class CachedFolder:
         """
         if normalise_file_name(self.compared.rpartition("/")[2]) == ".git":
             return True
+        # The cheapest test comes first, since most folders have no HEAD.
         if "HEAD" not in self.files and "HEAD" not in self.links:
             return False
         folders = {*self.folders, *self.links}
@@ -240,6 +248,8 @@ class CachedFolder:
                 why = GIT_NAMES.get(name) if self.is_repository else None
                 if why is None and (led or needs_full_path_check(name)):
                     why = find_path_protection(self.get_child_protection_path(name))
+                # A .git folder is not protected as a whole, because git must write in it. Its protected entries are
+                # found below.
                 if why is not None and not (folder and normalise_file_name(name) == ".git"):
                     yield ProtectedEntry(self.get_child_paths(name)[0], why, folder, link)
 
@@ -277,6 +287,7 @@ class FolderTree:
         :raises FolderScanTooLong: if there are more than :attr:`most` files
         :raises ToolError: ``unavailable`` if the system is short of a resource; the next look finds the same changes
         """
+        # If the last look failed halfway, its changes are in the tree but were not reported. They count as changes now.
         changed, self._unfinished, self._left = self._unfinished, True, self.max_files
         if not self.order:
             self.order = [CachedFolder(self.root, "", False, extract_path_from_git_folder(self.root).rstrip("/"))]
@@ -288,8 +299,10 @@ class FolderTree:
                 raise_if_resource_shortage(error, folder.path)
                 found = None
             else:
+                # The change time of a folder covers its list of names. Most folders are done with one lstat.
                 if found.st_ctime_ns == folder.ctime and found.st_ino == folder.inode:
                     continue
+            # The folder may have become a link or a file. It must not be followed, so it leaves the tree.
             if found is None or not stat.S_ISDIR(found.st_mode):
                 gone = changed = True
                 folder.inode = -1
@@ -320,6 +333,8 @@ class FolderTree:
         if changed:
             known = self._collect_names()
             strangers = {file for file, (paths, names) in known.items() if len(paths) < names}
+            # A file that has more names than this tree knows is reachable from outside. Its other name may have been
+            # made for a file here too.
             again = bool(strangers - self._outside_files) and self._counted_ns > 0
             self._outside_files = strangers
         else:
@@ -355,15 +370,18 @@ class FolderTree:
             folder = waiting.pop()
             order.append(folder)
             if folder.device not in avoidable:
+                # The answer belongs to the file system, and a workspace can contain several.
                 avoidable[folder.device] = can_respelling_bypass_mounts(folder.path)
             # A rule may open a folder that requires approval; its unwritable entries stay protected.
             whole = () if avoidable[folder.device] else folder.protected
             within = {entry.path for entry in whole if entry.folder and not entry.why.requires_approval}
+            # The stack reverses the order, so that the outer folder always comes before the inner ones.
             for name in reversed(folder.folders):
                 path, relative = folder.get_child_paths(name)
                 inside = folder.is_in_protected or path in within
                 below = known.get(path)
                 compared = folder.get_child_protection_path(name)
+                # The same path can be protected in another way now, for example after its parent became a repository.
                 if below is None or below.is_in_protected != inside or below.compared != compared:
                     below = CachedFolder(path, relative, inside, compared)
                     self._read_first(below)
@@ -410,6 +428,7 @@ class FolderTree:
                     [name for name in folder.files if named(below + name)]
                     + [name for name in folder.folders if named(below + name) or named(f"{below}{name}/{_ANY_NAME}")]
                 )
+                # Each profile has its own key. The oldest is dropped, so that many profiles do not fill the memory.
                 if len(folder.matches) >= _MAX_CACHED_MATCHES:
                     folder.matches.pop(next(iter(folder.matches)))
                 folder.matches[key] = found

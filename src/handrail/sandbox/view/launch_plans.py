@@ -148,12 +148,15 @@ class LaunchPlanner:
             self._git_variables = git
         known = self._get_or_build(capabilities, profile, git)
         made = known.made
+        # The call's variables override the defaults, and the ones that the sandbox depends on override those of the
+        # call.
         environment = {**known.before, **profile.environment, **known.after}
         _check_no_nul((made.start, *argv, *environment, *environment.values()))
         cwd = _find_program_folder(profile, made)
         secrets = orjson.dumps(dict(profile.secrets)) if profile.secrets else None
         if secrets is not None:
             environment[SECRETS_VARIABLE] = str(find_free_descriptor_number(program.descriptors))
+            # A program of the workspace with the name of a system program must not be started with secrets.
             environment["PATH"] = remove_workspace_from_path(profile.workspace, environment["PATH"])
         text = (
             None
@@ -191,11 +194,14 @@ class LaunchPlanner:
         )
         alike = self._remembered.pop(place, [])
         known = next((one for one in alike if one.request == asked), None)
+        # A cached plan is valid only while every file and variable that it was derived from is unchanged.
         if known is None or not known.lookups.are_lookups_unchanged():
             if known is not None:
                 alike.remove(known)
             known = self._build(capabilities, profile, git, asked)
+            # A few plans, since calls of one tool may alternate between requests, such as with and without network.
             alike = [*alike[1 - _MOST_ALIKE :], known]
+        # Popped above and added again, so that the order of the dictionary is that of the last use.
         self._remembered[place] = alike
         if len(self._remembered) > _MOST_REMEMBERED:
             del self._remembered[next(iter(self._remembered))]

@@ -131,6 +131,7 @@ class HostMountCache:
         self._close_descriptor()
 
     def _find_current(self) -> tuple[tuple[HostMount, ...], list[str]]:
+        # The kernel marks the open file when any mount changes, so an unchanged table costs one system call.
         if self._descriptor < 0 or self._changed.poll(0):
             self._read()
         return self._found, self._points
@@ -204,6 +205,7 @@ def derive_expected_mounts(options: Sequence[str], look: LookupCache) -> Expecte
             found.append(ExpectedMount(_resolve_mount_point(value, links), read_only=False, content="+"))
         elif option == "--remount-ro":
             point = _resolve_mount_point(value, links)
+            # A later mount at the same point covers the earlier ones, so only the last one is made read-only.
             number = max(number for number, mount in enumerate(found) if mount.point == point)
             found[number] = found[number]._replace(read_only=True)
         at += 1 + _VALUES[option]
@@ -223,6 +225,7 @@ def _resolve_mount_point(point: str, links: dict[str, str]) -> str:
 
 def _expand_bind(source: str, point: str, read_only: bool, look: LookupCache) -> Iterator[ExpectedMount]:
     """Yield the mount of one source, and the mounts below it that a bind includes."""
+    # All other sources must be without links: a link that a program can replace must fail the comparison.
     real = look.resolve(source) if source in _AS_INSTALLED else source
     yield ExpectedMount(point, read_only, _format_device_and_inode(real, look))
     if inner := host_mounts.beneath(real):
@@ -239,6 +242,7 @@ def _format_device_and_inode(path: str, look: LookupCache) -> str:
         # The kernel reports the path that it opened: another one if it followed a link.
         descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         opened, shown = os.fstat(descriptor), os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - as it is there
+        # The path must still lead to the file that was checked when the plan was made.
         if what is None or shown != path or what[:2] != (opened.st_dev, opened.st_ino):
             raise make_replaced_mount_error(path)
         return f"{what.device}:{what.inode}"
@@ -247,8 +251,7 @@ def _format_device_and_inode(path: str, look: LookupCache) -> str:
             raise make_replaced_mount_error(path) from None
         raise_if_resource_shortage(error, path)
         raise ToolError(
-            f"`{path}` cannot be mounted in a sandbox: {error.strerror}. Ask the user to give the user that "
-            "runs Handrail access to it.",
+            f"`{path}` cannot be mounted in a sandbox: {error.strerror}. Ask the user to grant the account that runs Handrail access to it.",
             kind="unavailable",
         ) from error
     finally:
@@ -310,6 +313,8 @@ def _index_mounts(table: ExpectedMounts) -> tuple[dict[str, _RequiredMountAtPlac
     looked: list[str] = []
     for number, mount in enumerate(table.mounts):
         place = escape_mountinfo_path(mount.point)
+        # A point can have several mounts on top of each other. Each gets a key that only the parser of the report makes
+        # again.
         while place in wanted:
             place += "\n"
         places.append(place)
@@ -338,6 +343,7 @@ def find_first_mount_mismatch(table: ExpectedMounts, described: bytes) -> str | 
     """
     wanted, looked = _index_mounts(table)
     text, *identities = _split_items(described)
+    # Every expected mount is removed when it is found. The rest is missing in the sandbox.
     left = dict(wanted)
     places: dict[str, str] = {}
     for line in os.fsdecode(text).rstrip("\n").split("\n"):
@@ -349,8 +355,10 @@ def find_first_mount_mismatch(table: ExpectedMounts, described: bytes) -> str | 
         if mount is None:
             if point.startswith(("/proc/", "/dev/")):
                 continue  # bubblewrap itself fills these, and no other process can
+            # An unexpected mount is as bad as a missing one: it may cover a file that must be visible or hidden.
             return _unescape_path(point)
         places[number] = place
+        # The right mount on the wrong parent has been moved with a folder, and its path in the sandbox leads elsewhere.
         on = mount.parent is None or mount.parent == places.get(parent, "-")
         if not on or not options.startswith(mount.access) or not _is_shown(mount, device, root, identities):
             return _unescape_path(point)
@@ -397,6 +405,7 @@ def _find_names_to_keep(
     passed: dict[str, str] = {}
     for number, mount in enumerate(table):
         above = table[parents[number]]
+        # Mount points in the sandbox's own file systems cannot be renamed by programs of this machine.
         if mount.content.startswith("=") or above.content[:1] in ("+", "=") or above.point in _AS_INSTALLED:
             continue
         path = mount.point
@@ -419,6 +428,7 @@ def _number_stacked_mounts(table: Sequence[ExpectedMount]) -> tuple[list[int], s
         parents.append(_find_innermost(point, latest) if number else 0)
         if point in latest:
             covered.add(latest[point])
+        # A mount over a folder hides every mount below that folder.
         if point in above and number:
             for other in [other for other in latest if other.startswith(f"{point}/")]:
                 covered.add(latest.pop(other))

@@ -54,6 +54,7 @@ def build_mount_options(
         look(_ensure_mount_point, folder)
     mounts: list[_Mount] = [*folders.items()]
     for path in profile.hidden:
+        # The kernel mounts over the target of a link, so the target decides what kind of mask fits.
         real = look.resolve(path)
         within = any(is_beneath(real, folder) for folder in folders)
         mounts.append((real, _how_to_mask_path(look.identify(real if within else look(_resolve_shown, real)))))
@@ -77,8 +78,10 @@ def _assemble_options(
 ) -> tuple[str, ...]:
     """Return the result of :func:`build_mount_options` from all lookups, cached for equal arguments."""
     options = [option for part in system for option in part]
+    # These come before the mounts of the workspace, so that a workspace in /tmp is mounted on top and stays visible.
     for place, size in zip(("/dev/shm", "/tmp"), sizes, strict=True):  # noqa: S108
         options += ["--perms", "1777", "--size", str(size), "--tmpfs", place]
+    # A folder that is made read-only takes no further mount points, so all of these are sealed after the last mount.
     sealed: list[str] = []
     for path, access in sorted(mounts, key=lambda mount: (mount[0].count("/"), mount[0])):  # the outer first
         if access in ("rw", "ro"):
@@ -92,6 +95,7 @@ def _assemble_options(
             inner = any(folder != path and is_beneath(folder, path) for folder in folders)
             options += _build_masking_options(path, is_file=access == "hidden file", inner=inner)
             sealed += ["--remount-ro", path] if inner else []
+    # The options are separated by NUL characters. One within a path would begin an option that no plan contains.
     if "\0" in "".join(options):
         raise ToolError("The path of a folder contains a NUL character. Use another folder.", kind="invalid_input")
     return (*options, *sealed, "--remount-ro", "/dev", "--remount-ro", "/")
@@ -122,12 +126,14 @@ def _find_restricting_mounts(
         return []
     kept: dict[str, MountAccess | Literal["hidden"]] = {}
     for path in fixed:
+        # A read-only folder needs no pins: nothing in it can be renamed or replaced.
         around = _find_innermost(folders, path)
         if around is not None and folders[around] == "rw" and protected_mounts.is_mount_target_present(path, look):
             _keep_in_place(kept, protected_mounts.find_folders_between(path, (around,)))
             kept[path] = "ro"
     for path in profile.masked:
         _keep_hidden(kept, path, folders, look)
+    # A mount beneath a hidden folder would need a mount point in it, and the folder is mounted empty.
     masked = frozenset(profile.masked)
     pinned = frozenset(fixed)
     if profile.listed:
@@ -164,11 +170,13 @@ def _list_entry_by_entry(
         for name, kind in look(_list_entries, folder):
             path = f"{folder.rstrip('/')}/{name}"
             access = "ro" if protected_mounts.is_within_any_folder(path, pinned) else folders[around]
+            # Devices, FIFOs and sockets are left out: a program may block on them or reach a process of the machine.
             if kind != "other" and path not in kept and path not in others:
                 found.setdefault(path, (path, kind if kind.startswith("link:") else access))
     for path, access in kept.items():
         if protected_mounts.is_within_any_folder(path.rpartition("/")[0], frozenset(profile.masked)):
             continue
+        # The folder has a mount already, so it cannot be renamed. A second mount would only cost time.
         if path in others and access == "rw":
             continue
         shown = _how_to_mask_path(look.identify(path)) if access == "hidden" else access
@@ -227,6 +235,7 @@ def compute_mount_access(
 
     :raises ToolError: ``unavailable`` for a set that mounts of whole folders cannot enforce
     """
+    # With the whole file system as the workspace, its mount would undo every mount before it.
     if profile.workspace == "/":
         raise ToolError(
             "The workspace is the whole file system, which cannot be confined. Ask the user to open a folder instead.",
@@ -240,6 +249,7 @@ def compute_mount_access(
         kind = _classify_path(path, look)
         if kind is None:
             continue
+        # A link would be mounted at its target, which may be outside all folders of the session.
         if kind == "moved":
             raise ToolError(
                 f"`{path}` has become a symbolic link. A sandbox mounts only real folders. Ask the user to "
@@ -250,8 +260,10 @@ def compute_mount_access(
         if part.capability == "fs.write" and profile.workspace_writable:
             found[path] = "rw"
             writable.add(path)
+        # A readable part of a writable folder must not become a read-only mount over it.
         elif writable.isdisjoint(part.within):
             found[path] = "ro"
+    # The home folder is set last, so no pattern of a capability set can make it read-only.
     found[profile.scratch] = "rw"
     return dict(_sort_outer_first(tuple(found.items())))
 
@@ -266,6 +278,8 @@ def _find_read_only_folders(
             found[folder] = "ro"
     for folder in profile.readable:
         real = look.resolve(folder)
+        # System folders have their mounts already, with parts that are masked. Another mount would show these parts
+        # again.
         if look.identify(real) is not None and not any(is_beneath(real, system) for system in SYSTEM_FOLDERS):
             found[real] = "ro"
     return found
@@ -309,6 +323,7 @@ def _classify_path(path: str, look: LookupCache) -> Literal["folder", "file", "m
     if found is None or (found.is_link and not look(os.path.exists, path)):
         return None
     if not look.is_canonical(path):
+        # The plan compares paths as text, so only a canonical path means the folder that was checked.
         return "moved"
     return "folder" if stat.S_ISDIR(found.mode) else "file"
 
@@ -422,6 +437,7 @@ class _ConfigurationFolderView:
 
         :raises ToolError: ``unavailable`` if root's programs cannot get a copy
         """
+        # Only root owns the private files of /etc within the sandbox, so only root needs the copy.
         if os.geteuid() == 0:
             if now > self._good_until:
                 self._refresh_copies(now)
@@ -453,6 +469,7 @@ class _ConfigurationFolderView:
         for top, copy in self._copies.items():
             if is_beneath(path, top):
                 copy.ensure_private_mount_point(path, now)
+                # The new mount point must be in the copy that the next start uses.
                 self._good_until = float("-inf")
 
     def find_masks_of_missing_paths(self) -> list[tuple[str, list[str]]]:
@@ -481,6 +498,8 @@ def refresh_mount_options(options: Sequence[str], table: ExpectedMounts) -> tupl
     gone = _configuration.find_masks_of_missing_paths()
     for _, mask in gone:
         size = len(mask)
+        # A mask is several words. Only the whole sequence is removed, because a single word can belong to another
+        # mount.
         at = next((at for at in range(len(left)) if left[at : at + size] == mask), len(left))
         del left[at : at + size]
     return left, table.without_mount_points({path for path, _ in gone}) if gone else table
@@ -491,6 +510,8 @@ def _private_entries(top: str) -> Iterator[tuple[str, list[str]]]:
         for name in list(names):
             path = f"{folder}/{name}"
             mode = os.lstat(path).st_mode
+            # A folder that others cannot list is private to its group, which the programs would inherit from this
+            # process.
             if stat.S_ISDIR(mode) and mode & 0o005 != 0o005:
                 names.remove(name)
                 if os.access(path, os.X_OK):
@@ -502,6 +523,7 @@ def _private_entries(top: str) -> Iterator[tuple[str, list[str]]]:
                 mode = os.lstat(path).st_mode
             except FileNotFoundError:
                 continue
+            # A file that this user cannot read needs no mask: the programs run as the same user.
             if not stat.S_ISLNK(mode) and not mode & 0o004 and os.access(path, os.R_OK):
                 yield path, ["--ro-bind", "/dev/null", path]
 

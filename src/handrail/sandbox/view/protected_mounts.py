@@ -45,6 +45,7 @@ def read_mounted_path_states(profile: SandboxProfile, look: LookupCache) -> tupl
     for path in (*profile.pinned, *profile.masked):
         paths.update(find_folders_between(path, (profile.workspace, *profile.writable)))
     return tuple(
+        # The change time of a folder moves with every file in it, so only its identity counts.
         (path, what, 0 if stat.S_ISDIR(what.mode) else look(_read_change_time, path))
         for path in sorted(paths)
         if (what := look.identify(path)) is not None
@@ -85,10 +86,12 @@ def find_read_only_protected_paths(tree: FolderTree, denials: PathDenials | None
     repositories = set(tree.list_git_directories())
     for entry in tree.get_protected_entries().values():
         path = entry.path
+        # A path in a folder that is read-only already needs no separate mount.
         if is_writable_by_programs(entry, denials) or is_within_any_folder(path.rpartition("/")[0], found):
             continue
         if entry.link:
             path = os.path.realpath(path)
+            # Only targets in this tree can be pinned by it, and one that is missing has nothing to mount over.
             if not path.startswith(tree.root.rstrip("/") + "/") or path in repositories or not os.path.lexists(path):
                 continue
         found[path] = None
@@ -147,6 +150,7 @@ def find_links_on_path(root: str, path: str) -> tuple[str, ...]:
             done = here
             continue
         followed += 1
+        # The kernel refuses such a path too, so no program can use it.
         if followed > _MAX_LINKS:
             break
         if here.startswith(top):
@@ -177,6 +181,7 @@ def find_blocking_pipes(tree: FolderTree, *, every: bool) -> tuple[str, ...]:
             continue
         of_git = is_within_any_folder(folder.path, repositories)
         for name in folder.pipes:
+            # Other FIFOs stay visible: a program that opens one by its name wants to wait for it.
             if every or of_git or name in _READ_BY_DEFAULT:
                 found[folder.get_child_paths(name)[0]] = None
         for name in folder.links:
@@ -207,6 +212,7 @@ def find_hard_links_of_pinned(trees: Sequence[FolderTree], pinned: Collection[st
     found: dict[str, None] = {}
     for paths in names.values():
         free = [path for path in paths if not is_within_any_folder(path, places)]
+        # At least one name is pinned. A write through a free name would change the pinned file.
         if len(free) < len(paths):
             found.update(dict.fromkeys(free))
     return tuple(found)
@@ -250,6 +256,7 @@ def find_hidden_and_unreadable_paths(tree: FolderTree, hidden: Callable[[str], b
             named[folder.path] = (folder, names)
     if not named:
         return ()
+    # One mount over a folder replaces the mounts of all files in it, and each mount makes the start slower.
     whole = _find_fully_matching_folders(tree, named)
     files: dict[str, list[str]] = {}
     folders: list[str] = []
@@ -291,6 +298,8 @@ def fold_mounts_into_folders(
     candidates = [
         (count / max(1, entries.get(path, 1)), path) for path, count in folding.count_paths_by_folder().items()
     ]
+    # The folder with the highest share of protected entries loses the fewest other files. The path makes the order
+    # repeatable.
     for _, path in sorted(candidates, key=lambda one: (-one[0], -one[1].count("/"), one[1])):
         if folding.cost <= MAX_UNFOLDED_MOUNTS:
             break
@@ -354,6 +363,8 @@ class _MountFolders:
                 if not self._ways[way]:
                     del self._ways[way]
         if kinds:
+            # The stricter kind wins: a hidden file must not become readable because it shares a folder with a read-only
+            # one.
             self._kinds[folder] = "masked" if "masked" in kinds else "pinned"
             for way in find_folders_between(folder, self._roots):
                 self._ways[way] = self._ways.get(way, 0) + 1
@@ -376,6 +387,7 @@ def _find_fully_matching_folders(
     }
     for path in sorted(candidates, key=lambda one: one.count("/"), reverse=True):
         folder = known.get(path)
+        # The contents are unknown, so the folder is hidden as a whole.
         if folder is None or folder.is_closed:
             whole.add(path)
             continue

@@ -36,7 +36,7 @@ _FORM = 2
 """The version of the list of a copy's contents. A copy with another version is made again."""
 _FOLDER, _OPEN = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LOCK_TIMEOUT_S = 5.0
-_SKIPPED_ERRORS = 0o711
+_COPY_FOLDER_MODE = 0o711
 """The mode of a copy's own folder. Users who may only pass it cannot open it, so they cannot hold its lock."""
 
 CopyEntries = dict[str, list[Any]]
@@ -76,8 +76,9 @@ class PublicConfigCopy:
                 self._update()
             except OSError as error:
                 raise ToolError(
-                    f"The copy of the public files in {self._source}, which programs of root see, could not be made: "
-                    f"{error}. Ask the user to make room in /var/cache, or to run Handrail as an ordinary user.",
+                    f"The copy of the public files in {self._source}, which programs of root can read, could not be "
+                    f"created: {error}. Ask the user to free space in /var/cache, or to run Handrail as an ordinary "
+                    "user.",
                     kind="unavailable",
                 ) from error
             self._looked_at = now
@@ -95,6 +96,7 @@ class PublicConfigCopy:
         if self._at is None or not (self._at / "list").exists():
             self._at, self._known = self._claim_copy_folder(), None
             self._tree = str(self._at / "tree")
+        # Most starts find the copy unchanged. They need no lock.
         if self._find_wanted() == self._known:
             return
         with _lock_copy(self._at):
@@ -102,6 +104,7 @@ class PublicConfigCopy:
             for inner, entry in (written or {}).items():
                 if entry[0] == "place":  # another process has mounted something on it, perhaps
                     self._points.setdefault(inner, entry[1])
+            # The source is read again under the lock, since it may have changed while this process waited.
             wanted = self._find_wanted()
             self._known = written if written == wanted else self._write_changes(written or {}, wanted)
 
@@ -117,6 +120,7 @@ class PublicConfigCopy:
         """Return the folder of this source, as this process sees it, and mark it as in use."""
         about = os.stat(self._source)  # noqa: PTH116
         seen = f"{self._source} {about.st_dev} {about.st_ino} {os.readlink('/proc/self/ns/mnt')}"  # noqa: PTH115
+        # Another mount namespace can show other files at the same path, so it is a part of the name.
         name = "public-" + hashlib.sha256(seen.encode()).hexdigest()[:16]
         base = _find_own_folder(
             self._places or ("/var/cache/handrail", f"{tempfile.gettempdir()}/handrail-{os.geteuid()}")
@@ -124,7 +128,7 @@ class PublicConfigCopy:
         until = time.monotonic() + _LOCK_TIMEOUT_S
         while True:
             with contextlib.suppress(FileExistsError):
-                (base / name).mkdir(_SKIPPED_ERRORS)
+                (base / name).mkdir(_COPY_FOLDER_MODE)
                 _remove_unused_copies(base, name)
             if (used := _mark_copy_as_in_use(base / name, fcntl.LOCK_SH)) is not None:
                 break
@@ -133,13 +137,15 @@ class PublicConfigCopy:
             time.sleep(0.01)
         if self._use >= 0:
             os.close(self._use)
+        # The descriptor stays open: its lock keeps other processes from removing the copy.
         self._use = used
-        (base / name).chmod(_SKIPPED_ERRORS)
+        (base / name).chmod(_COPY_FOLDER_MODE)
         return base / name
 
     def _write_changes(self, before: CopyEntries, wanted: CopyEntries) -> CopyEntries:
         assert self._at is not None
         tree, fresh, listed = self._at / "tree", self._at / "new", self._at / "list"
+        # Without its list a copy counts as unknown. A crash in the middle therefore leads to a complete new copy.
         listed.unlink(missing_ok=True)
         tree.mkdir(0o755, exist_ok=True)
         tree.chmod(0o755)
@@ -163,6 +169,8 @@ class PublicConfigCopy:
                 elif entry[0] == "link":
                     fresh.unlink(missing_ok=True)
                     fresh.symlink_to(entry[1])
+                    # Running sandboxes have this copy mounted. A rename shows them the old file or the new one, never a
+                    # part.
                     fresh.replace(path)
                 elif entry[0] == "place":
                     fresh.unlink(missing_ok=True)
@@ -202,6 +210,7 @@ def find_public_entries(source: str) -> CopyEntries:
     held = 0
     top = os.open(source, _FOLDER)
     try:
+        # A private folder ends the walk there, because its files are private whatever their own modes are.
         waiting = [""] if _is_public(os.fstat(top)) else []
         for folder in waiting:
             try:
@@ -249,6 +258,7 @@ def _open_folder(top: int, inner: str) -> int:
     at = os.dup(top)
     try:
         for name in inner.split("/") if inner else ():
+            # Each step starts from an open folder, so a rename between two steps cannot lead elsewhere.
             further = os.open(name, os.O_RDONLY | _FOLDER, dir_fd=at)
             os.close(at)
             at = further
@@ -273,6 +283,7 @@ def _copy_file(top: int, inner: str, to: Path) -> list[Any] | None:
         return None
     with open(source, "rb") as reading:  # noqa: PTH123 - a descriptor
         about = os.fstat(source)
+        # The check is repeated on the open file: the mode may have changed since the folder was listed.
         if not stat.S_ISREG(about.st_mode) or not _is_public(about):
             return None
         to.unlink(missing_ok=True)
@@ -304,6 +315,7 @@ def _find_own_folder(places: tuple[str, ...]) -> Path:
         except OSError as error:
             failures.append(str(error))
             continue
+        # Another user who can write here could replace the files that every sandbox of this user trusts.
         if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o022:
             return place
         failures.append(f"{place} is not a folder that only this user can write")
@@ -326,6 +338,7 @@ def _mark_copy_as_in_use(place: Path, how: int) -> int | None:
         return None
     try:
         fcntl.flock(at, how | fcntl.LOCK_NB)
+        # The folder may have been removed and made again between the open and the lock.
         if os.path.samestat(os.fstat(at), place.lstat()):
             return at
     except (BlockingIOError, FileNotFoundError):

@@ -147,7 +147,7 @@ class ChannelTriggerWatcher:
             self._trigger,
             f"message/{kept.number}",
             self._sink.clock(),
-            about=f"A message came over {message.channel}, which the trigger {self._trigger.name} watches",
+            about=f"A message arrived on {message.channel}, which the trigger {self._trigger.name} watches",
             message=f"{neutralise_text(message.sender)}: {neutralise_text(message.text)}",
             untrusted=f"a message of the agent {message.sender}",
         )
@@ -263,7 +263,7 @@ class TriggerScheduler:
         if name is None:
             return next(free for n in range(1, len(taken) + 2) if (free := f"{trigger.name}-{n}") not in taken)
         if name in taken:
-            text = f"Trigger {name!r} exists already. Choose another `name`, or remove that trigger first."
+            text = f"Trigger {name!r} already exists. Choose another `name`, or remove that trigger first."
             raise ToolError(text, kind="conflict")
         return name
 
@@ -557,7 +557,7 @@ class SessionTriggers:
         now, tool = self._scheduler.clock(), of.spec.id
         at = compute_next_class_firing_ns(of, arguments, now) if of.is_scheduled else None
         if of.is_scheduled and at is None:
-            text = f"The trigger was not added: by {tool} it would never fire. Change the arguments."
+            text = f"The trigger was not added: with {tool} it would never fire. Change the arguments."
             raise ToolError(text, kind="invalid_input")
         own = tool.rpartition(".")[2].removeprefix("add_") or "trigger"
         kept = self._scheduler.redact(dict(arguments))

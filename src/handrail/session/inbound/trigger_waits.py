@@ -132,7 +132,7 @@ def compute_next_class_firing_ns(of: CustomTriggerTool, arguments: Mapping[str, 
         return None
     if not isinstance(found, int) or not 0 <= found < 2**63:
         raise ToolError(
-            f"Tool {of.spec.id} returned an invalid time: {found!r:.80}. Expected nanoseconds since 1970, or None. Ask the user to repair the tool."
+            f"Tool {of.spec.id} returned an invalid time: {found!r:.80}. Expected nanoseconds since 1970, or None. Ask the user to fix the tool."
         )
     return max(found, now_ns + _SECOND_NS)
 

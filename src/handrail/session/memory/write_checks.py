@@ -122,7 +122,7 @@ def reject_repeated_write(
     """
     if (id := recalled.find(write.text)) is not None:
         raise ToolError(
-            f"The fact was not stored: this session recalled it from memory ({id}), so it is known already. Store only new "
+            f"The fact was not stored: this session recalled it from memory ({id}), so it is already known. Store only new "
             "facts, in your own words. To correct a stored fact, pass its ID as `replaces` with the new text.",
             kind="invalid_input",
         )

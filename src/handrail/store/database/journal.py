@@ -128,7 +128,7 @@ class Journal:
         :raises OSError: if it cannot be written
         """
         if os.pwrite(self._descriptor, _EMPTY, 0) != CAPACITY_BYTES:
-            raise OSError(f"{self.path} was written only in part.")
+            raise OSError(f"{self.path} was only partly written.")
         _sync(self._descriptor)
         self._end = len(_FORMAT)
 
@@ -189,7 +189,7 @@ def read_journal_entries(path: Path) -> Iterator[tuple[int, bytes]]:
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise StartError(
-                    f"{path} should be a journal file, but is not a plain file. Check who put it there, and move it away."
+                    f"{path} should be a journal file, but is not a regular file. Check who created it, and move it away."
                 )
             content = file.read(CAPACITY_BYTES)
     except FileNotFoundError:
@@ -325,7 +325,7 @@ def read_log_head(folders: StateFolders) -> LogHead | None:
 
 def _damaged_error(path: Path, why: str) -> StartError:
     return StartError(
-        f"The position file of the log, {path}, cannot be read: {why}. Check who changed it. To accept the present log, run "
+        f"The position file of the log, {path}, cannot be read: {why}. Check who changed it. To accept the current log, run "
         "`handrail log acknowledge`."
     )
 

@@ -65,7 +65,7 @@ def connect_engine(path: Path, database: str | Path, **options: Any) -> sqlite3.
     if not isinstance(connection, sqlite3.Connection):
         raise StartError(
             f"Store `{name}` returned {type(connection).__name__} for {path}. Expected sqlite3.Connection. "
-            "Report this to the maker of the store."
+            "Report this to the author of the store."
         )
     return connection
 
@@ -82,7 +82,7 @@ def read_engine_name(path: Path) -> str:
     name = "" if content is None else content.decode("utf-8", "replace").strip()
     if not name:
         raise StartError(
-            f"{beside} should name the store of the log, but is not a readable file of yours. Check who put it there."
+            f"{beside} should name the store of the log, but is not a readable file that you own. Check who created it."
         )
     return name
 
@@ -198,7 +198,7 @@ def _read_only(path: Path, how: str) -> sqlite3.Connection:
         connection.execute("PRAGMA query_only = 1")
         _check_version(path, connection)
         if connection.execute("PRAGMA user_version").fetchone() == (0,):
-            raise DatabaseNotCreated(f"The log {path} is just being created. Try again in a moment.")
+            raise DatabaseNotCreated(f"The log {path} is currently being created. Try again in a moment.")
     except BaseException:
         connection.close()
         raise
@@ -304,7 +304,7 @@ def create_private_file(path: Path) -> None:
     elif sys.platform != "win32" and found.st_uid != os.geteuid():
         problem = f"belongs to user {found.st_uid}, not to you (user {os.geteuid()})"
     if problem is not None:
-        raise StartError(f"{path} should be the log, but {problem}. Check who put it there, and move it away.")
+        raise StartError(f"{path} should be the log, but {problem}. Check who created it, and move it away.")
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
@@ -376,7 +376,7 @@ def _check_content(path: Path, connection: sqlite3.Connection) -> None:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != APPLICATION_ID and (version or application or _has_tables(connection)):
         raise StartError(
-            f"{path} is a database of another program. Move it away, or choose another folder with --state DIR."
+            f"{path} is the database of another program. Move it away, or choose another folder with --state DIR."
         )
     if version > VERSION:
         row = connection.execute("SELECT value FROM meta WHERE key = 'written_by'").fetchone()

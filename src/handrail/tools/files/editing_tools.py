@@ -253,9 +253,7 @@ class MultiEditTool(Tool):
             for number, edit in enumerate(args["edits"], 1):
                 work += len(text)
                 if work > _MAX_WORK:
-                    raise ToolError(
-                        f"The edits of {path} are too many for its size. Split them into several calls.", kind="limit"
-                    )
+                    raise ToolError(f"The edits of {path} are too many for its size. Use several calls.", kind="limit")
                 try:
                     old, new = (strip_byte_order_mark(edit[name], file.encoding) for name in ("old", "new"))
                     replace_all = edit.get("replace_all", False)

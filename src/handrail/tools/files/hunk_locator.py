@@ -280,7 +280,7 @@ def _find_insertion(file: FileLines, hunk: PatchHunk, scopes: Sequence[tuple[int
         return _make_locations(hunk, hunk.lines, [len(file.bodies)], "exact")
     if not hunk.anchors:
         raise HunkMismatch(
-            "It has only added lines, and nothing says where they belong. Add context: the unchanged lines before and after them."
+            "It has only added lines, and no context shows where they belong. Add context: the unchanged lines before and after them."
         )
     if scopes is None:
         raise HunkMismatch(f"The line {quote_text_or_length(hunk.anchors[0], 200)} of its `@@` is not in the file.")
@@ -516,7 +516,7 @@ def reindent_added_lines(place: HunkLocation, file: FileLines) -> list[str]:
     known = dict((*pairs[" "], *removed))
     if any(known[given] != real for given, real in removed):
         raise HunkMismatch(
-            "Its removed lines have another indentation than the file. Copy the indentation of the file."
+            "Its removed lines have a different indentation than the file. Copy the indentation of the file."
         )
     return [_reindent(text, known) for text in added]
 

@@ -184,7 +184,7 @@ def check_text_size(characters: int) -> None:
     """
     if characters > MAX_TEXT:
         raise ToolError(
-            f"The edited text would have {characters:,} characters. The maximum is {MAX_TEXT:,}. Replace less at once.",
+            f"The edited text would have {characters:,} characters. The maximum is {MAX_TEXT:,}. Replace less at a time.",
             kind="limit",
         )
 
@@ -428,7 +428,7 @@ def explain_missing_text(text: str, part: str) -> str:
     lower = "".join(text[at : at + _PIECE].lower() for at in range(0, len(text), _PIECE))
     at = lower.find(part.lower())
     if at != -1:
-        return f"Line {text.count(chr(10), 0, at) + 1} has it in other upper and lower case."
+        return f"Line {text.count(chr(10), 0, at) + 1} has it in a different case."
     near = nearest_names(max(bare, key=len), dict.fromkeys(filter(None, stripped[:2_000])), 1, cutoff=0.6)
     if near:
         index = stripped.index(near[0])

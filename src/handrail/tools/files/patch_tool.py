@@ -45,8 +45,8 @@ class ApplyPatchTool(Tool):
         locks=(LockSpec("file:{patch}", "X"),),
         targets={"fs.read": "{patch}", "fs.write": "{patch}"},
         guidance=(
-            "For changes in several files, or several places of a file, use apply_patch. Give three unchanged lines before "
-            "and after each change. If a hunk fails, nothing was changed: send the whole patch again."
+            "For changes in several files, or several places of a file, use apply_patch. Include three unchanged "
+            "lines before and after each change. If a hunk fails, nothing was changed: send the whole patch again."
         ),
     )
 

@@ -64,7 +64,7 @@ class EscapeWarnings(Struct):
         if self.literal:
             parts.append(
                 f"{_join(self.literal)} was written literally, as text. If you copied it from a result, where it stands for a "
-                "character, replace it by that character itself."
+                "character, replace it with that character itself."
             )
         return {"escapes": " ".join(parts)} if parts else {}
 

@@ -238,7 +238,7 @@ def describe_skipped_filters(repository: GitRepository) -> dict[str, Any]:
         return {}
     names = ", ".join(sorted(repository.unrun_filters)[:5])
     return {
-        "skipped_filters": f"{names}: The repository configures programs for these filters, which are not run. "
+        "skipped_filters": f"{names}: The repository configures programs for these filters, and Handrail does not run them. "
         "Files with these filters may appear as changed although they are not."
     }
 

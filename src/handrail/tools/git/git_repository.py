@@ -354,8 +354,8 @@ class GitRepository(Struct, frozen=True):
         """Return the error text for files that a filter would change."""
         names = ", ".join(sorted(self.unrun_filters)[:5])
         return (
-            f"Nothing was done: some of these files need the filter {names}, whose program is not run "
-            f"({what.splitlines()[0][:200]}). Run git in bash, which the user can approve, or ask the user."
+            f"Nothing was done: some of these files need the filter {names}, whose program Handrail does not run ("
+            f"{what.splitlines()[0][:200]}). Run git in bash, which the user can approve, or ask the user."
         )
 
     async def _unknown_name_error(self, words: Sequence[str], text: str) -> ToolError | None:
@@ -568,7 +568,7 @@ def _no_repository_error(folder: str, done: CompletedProcess) -> ToolError:
     if "not a git repository" in message:
         if done.notes:  # they say where it is
             return ToolError(
-                f"{folder} is not in a git repository that tools see. {' '.join(done.notes)}", kind="failed"
+                f"{folder} is not in a git repository that tools can access. {' '.join(done.notes)}", kind="failed"
             )
         return ToolError(
             f"{folder} is not in a git repository inside the workspace. "

@@ -327,7 +327,7 @@ def _decode(forge: _BoundForge, response: HttpResponse) -> Any:
     try:
         return json.loads(response.body)
     except (ValueError, RecursionError):
-        text = f'{forge.kind} sent no valid JSON. Ask the user to check {forge.kind}_url under [tools."git.pr".config].'
+        text = f'{forge.kind} did not send valid JSON. Ask the user to check {forge.kind}_url under [tools."git.pr".config].'
         raise ToolError(text, kind="backend") from None
 
 
@@ -350,15 +350,15 @@ def _make_error(forge: _BoundForge, response: HttpResponse, subject: str) -> Too
         reset = response.header("x-ratelimit-reset")
         when = f" Retry after: {quote_text_or_length(wait, 40)} s." if wait else ""
         when = when or (f" The limit is reset at {quote_text_or_length(reset, 40)} (Unix time)." if reset else "")
-        return ToolError(f"{kind} allows no further request now.{when} Try again later.", kind="limit")
+        return ToolError(f"{kind} does not accept further requests now.{when} Try again later.", kind="limit")
     if status == 401:
         text = f'{kind} refused the token: {explanation}. Ask the user to renew {kind}_token under [tools."git.pr".config].'
         return ToolError(text, kind="unavailable")
     if status == 403:
-        text = f"{kind} denied the request: {explanation}. Ask the user to give {kind}_token the right to open pull requests."
+        text = f"{kind} denied the request: {explanation}. Ask the user to grant {kind}_token permission to open pull requests."
         return ToolError(text, kind="denied")
     if status == 404:
-        text = f"{subject} was not found on {kind}, or its token cannot see it. Check the remote, or ask the user about {kind}_token."
+        text = f"{subject} was not found on {kind}, or its token has no access to it. Check the remote, or ask the user about {kind}_token."
         return ToolError(text, kind="failed")
     if 300 <= status < 400:
         text = f"{subject} has moved: {kind} redirects to another address. Ask the user to change the remote."

@@ -74,7 +74,7 @@ class GitInitTool(Tool):
                 raise
         else:
             raise ToolError(
-                f"{path} already is a git repository, or a part of one: it has a .git. Use it, or pass another `path`.",
+                f"{path} is already a git repository, or a part of one: it has a .git. Use it, or pass another `path`.",
                 kind="conflict",
             )
         words = ("init", "--quiet", f"--initial-branch={branch}", "--", word)

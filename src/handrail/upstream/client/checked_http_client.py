@@ -245,7 +245,7 @@ def describe_http_error(error: Exception) -> str:
         return f"the server cannot be reached: {str(error)[:300] or 'no answer'}{_hint_for(str(error))}"
     if isinstance(error, SignInRequired):
         return str(error)
-    return f"the connection broke: {str(error)[:300] or type(error).__name__}"
+    return f"the connection was lost: {str(error)[:300] or type(error).__name__}"
 
 
 def _hint_for(text: str) -> str:

@@ -82,6 +82,7 @@ def make_http_transport(
     """
     egress = EgressCheck(capabilities, gate)
     auth = None
+    # An operator who sets the header has chosen the credential, and Handrail must not replace it.
     if not any(name.lower() == "authorization" for name in definition.headers):
         auth = UpstreamSignIn(definition, state, prompt, register_secret)
     if definition.transport == "sse":
@@ -117,6 +118,7 @@ class StreamableHttpTransport:
     async def send(self, message: Message, headers: Mapping[str, str] | None = None) -> None:
         if self._client is None:
             raise UpstreamConnectionLost("the connection was closed", unsent=True)
+        # An answer to a request of the server has an id too, but no method, and nothing answers it.
         number = message.get("id") if "method" in message else None
         if isinstance(number, int):
             task = asyncio.create_task(self._post_request(number, message, headers), name="mcp: a request over HTTP")
@@ -126,6 +128,7 @@ class StreamableHttpTransport:
         if self._modern and message.get("method") == "notifications/cancelled":
             return
         await self._post_notification(message)
+        # Without a session, a server has no stream to offer outside of requests.
         if message.get("method") == "notifications/initialized" and self._session:
             self._listener = asyncio.create_task(self._listen_for_server_messages(), name="mcp: listens over HTTP")
 
@@ -135,6 +138,8 @@ class StreamableHttpTransport:
             task.cancel()  # closing the stream notifies the server
             return True
         if task is not None:
+            # An older server hears of the cancellation by a notification. Its stream stays open for a moment, so that
+            # it can react.
             asyncio.get_running_loop().call_later(_ABANDON_S, task.cancel)
         return self._modern
 
@@ -201,6 +206,8 @@ class StreamableHttpTransport:
                     if onward is not None:
                         url = onward
                         continue
+                    # Only the first answer may set the session. Later ones could move the client into the session of
+                    # another.
                     if begins and (session := response.headers.get(_SESSION)):
                         self._session = session
                     await self._handle_response(number, response)
@@ -208,6 +215,7 @@ class StreamableHttpTransport:
             ears.on_request_failed(number, RpcError(-32600, "the server redirects in a circle"))
         except SignInRequired as error:
             ears.on_request_failed(number, UpstreamConnectionLost(str(error), unsent=True))
+        # Nothing was sent, so the call can be repeated without asking whether it took effect.
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             why = UpstreamConnectionLost(describe_http_error(error), unsent=True)
             ears.on_request_failed(number, why)
@@ -229,6 +237,7 @@ class StreamableHttpTransport:
             )
         elif status >= 300 or status == 202:
             error_body = await _read_error_body(response)
+            # Some servers send a valid result with an error status. The result is what the protocol asks for.
             if answers := [one for one in parse_json_rpc_messages(error_body) if "result" in one]:
                 ears.on_message({**answers[0], "id": number}, number)
             elif self._session and _is_about_ended_session(status, error_body):
@@ -257,6 +266,7 @@ class StreamableHttpTransport:
         done = await self._deliver_events(response, place, number)
         fruitless = 0
         while not done:
+            # Without an event id the server cannot know what this client has missed.
             if not place.last or fruitless >= MAX_STREAM_RESUMES:
                 ears.on_request_failed(number, UpstreamConnectionLost("the server's stream ended before the answer"))
                 return
@@ -276,6 +286,7 @@ class StreamableHttpTransport:
                     done = await self._deliver_events(again, place, number)
             except httpx2.ConnectError:
                 pass
+            # A stream that delivers something may break as often as it likes.
             fruitless = 0 if place.last != before else fruitless + 1
 
     async def _deliver_events(self, response: httpx2.Response, place: _StreamPosition, number: int | None) -> bool:
@@ -288,6 +299,7 @@ class StreamableHttpTransport:
                 messages = parse_json_rpc_messages(data)
                 if not messages and event.event not in ("message", ""):
                     continue
+                # An answer that was cut would otherwise leave the call waiting until its time-out.
                 if number is not None and not messages and is_truncated_rpc_response(data):
                     self._ears.on_request_failed(
                         number, UpstreamConnectionLost("the server's answer is not valid JSON")
@@ -347,6 +359,7 @@ class _StreamPosition:
         if event.id and len(event.id) <= _MAX_ERROR_BYTES and _SAFE_VALUE.match(event.id):
             self.last = event.id
         if event.retry is not None:
+            # The server chooses the pause, within bounds: it must neither flood itself nor stop the client.
             self.pause_s = min(max(event.retry / 1000, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
 
 
@@ -573,6 +586,7 @@ class LegacySseTransport:
             if event.event == "endpoint" and not endpoint.done():
                 target = urljoin(url, event.data)
                 here, there = parse_http_url(url), parse_http_url(target)
+                # The messages have the user's credentials. A server must not send them to another host.
                 if (here.scheme, here.host) != (there.scheme, there.host):
                     raise ValueError(f"the server names an endpoint on {there.host}, which is another server")
                 endpoint.set_result(target)

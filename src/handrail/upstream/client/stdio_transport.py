@@ -82,6 +82,7 @@ class StdioTransport:
         if process is None or self._closed:
             raise UpstreamConnectionLost("the server's program has ended", unsent=True)
         line = encode_message(message) + b"\n"
+        # One message at a time, or the parts of two long ones could mix in the pipe.
         async with self._writing:
             await process.write(line)
 
@@ -95,6 +96,8 @@ class StdioTransport:
             yield
             return
         async with self._beginning:
+            # Only the first of several concurrent calls looks: later ones would take changes of a running call for the
+            # server's own.
             if not self._calls and (appeared := await guarded.begin_call()):
                 raise ToolError(_describe_violations(appeared), kind="conflict")
             self._calls += 1
@@ -116,6 +119,8 @@ class StdioTransport:
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(Exception):  # on any error, the program is killed next
+                # The end of its input is the polite request to end, which most servers follow. The kill is for the
+                # others.
                 await process.close_stdin()
                 with contextlib.suppress(TimeoutError, ToolError):
                     async with asyncio.timeout(GRACE_S):
@@ -141,6 +146,8 @@ class StdioTransport:
                 while (end := self._find_end(piece, at, len(kept))) >= 0:
                     if skipping:
                         kept += piece[max(at, end - _EDGE_BYTES) : end]
+                        # Only the edges are kept. One of them usually has the ID, so that the right request fails and
+                        # not all of them.
                         self._too_long(handler, bytes(kept))
                         skipping = False
                     elif kept:
@@ -157,6 +164,7 @@ class StdioTransport:
                     kept += rest
                     if len(kept) > MAX_MESSAGE_BYTES:
                         skipping = True
+                        # The middle is dropped: a server must not fill the memory with one endless line.
                         kept[_EDGE_BYTES:] = kept[-_EDGE_BYTES:]
                 if self._garbage > MAX_INVALID_LINES:
                     handler.on_connection_lost(
@@ -187,6 +195,8 @@ class StdioTransport:
             return
         if (header := _HEADER.match(line)) is not None:
             self._announced = int(header[1]) if header[1] else announced
+            # The length is not believed. Lines are searched for again, so that one false header does not block the
+            # connection.
             if self._announced is not None and self._announced > MAX_MESSAGE_BYTES:
                 self._announced = None
             return
@@ -197,7 +207,9 @@ class StdioTransport:
             self._spread.clear()
             self._garbage = 0
             return
+        # Reset by each message, so that a server with some log lines between its answers is never cut off.
         self._garbage += 1
+        # The request fails now instead of at its time limit, since no further answer will arrive.
         if is_truncated_rpc_response(line):
             self._spread.clear()
             ears.on_request_failed(_find_id(line), UpstreamConnectionLost("the server's answer is not valid JSON"))
@@ -221,6 +233,7 @@ class StdioTransport:
             for message in messages:
                 ears.on_message(message, None)
         else:
+            # A line of a message that is still incomplete is not invalid.
             self._garbage -= 1
 
     @staticmethod
@@ -238,6 +251,7 @@ class StdioTransport:
             return "the program closed its stdout"
         except ToolError as error:
             return error.text
+        # Read only after the end: most servers write log lines to stderr while they work.
         errors = await _errors_of(process)
         remedies = [
             f"; {path} exists but is not in its sandbox: {how}" for path, how in self._unseen.items() if path in errors
@@ -266,11 +280,7 @@ def _describe_violations(paths: Sequence[str]) -> str:
     shown = ", ".join(paths[:_MOST_SHOWN]) + (
         f" and {len(paths) - _MOST_SHOWN} more" if len(paths) > _MOST_SHOWN else ""
     )
-    return (
-        f"The server was not called. Since its last call, {shown} appeared, where no program may "
-        "write. The server or another program made it. Ask the user to look at it and to remove what "
-        "is not wanted; the next call accepts the present state."
-    )
+    return f"The server was not called. Since its last call, {shown} appeared, where no program can write. The server or another program created it. Ask the user to check it, and to remove it if it is not wanted; the next call accepts the current state."
 
 
 async def _errors_of(process: Process) -> str:

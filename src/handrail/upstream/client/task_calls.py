@@ -87,6 +87,7 @@ async def answer_input_requests(
         fields = cast("dict[str, Any]", request) if isinstance(request, dict) else {}
         method, params = fields.get("method"), fields.get("params")
         grant = GRANT_BY_METHOD.get(method) if isinstance(method, str) else None
+        # Before any of the questions is asked: the user must not answer for a request that fails in the end.
         if grant is None or grant not in grants:
             shown = str(method)[:60]
             raise ToolError(
@@ -227,7 +228,7 @@ def _id_of(task: Mapping[str, Any], conversation: UpstreamSession) -> str:
     if not isinstance(task_id, str) or not task_id:
         raise ToolError(
             f"MCP server {conversation.name} returned a task without an id. Continue without this tool, "
-            "or ask the user to look at the server.",
+            "or ask the user to check the server.",
             kind="backend",
         )
     return task_id
@@ -274,7 +275,7 @@ async def _wait_until_done(
             case other:
                 raise ToolError(
                     f"MCP server {conversation.name} returned the unknown task state {str(other)[:40]!r}. "
-                    "Continue without this tool, or ask the user to look at the server.",
+                    "Continue without this tool, or ask the user to check the server.",
                     kind="backend",
                 )
 

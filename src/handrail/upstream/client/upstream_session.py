@@ -226,6 +226,8 @@ class UpstreamSession:
         """
         async with asyncio.timeout(timeout_s):
             if hint != "legacy":
+                # The newest version is tried first. Older servers answer the unknown method with an error, or not at
+                # all.
                 if not await self._discover(timeout_s):
                     async with asyncio.timeout(PROBE_S):  # it is awake, unless the probe has upset it
                         await self._initialize()
@@ -248,6 +250,7 @@ class UpstreamSession:
             data = _object(error.data).get("supported")
             supported = cast("list[Any]", data) if isinstance(data, list) else None
             if error.code == UNSUPPORTED_VERSION and supported is not None:
+                # One more try is enough, because the server has named the versions that it supports.
                 if again and (known := [one for one in MODERN_VERSIONS if one in supported]):
                     return await self._discover(timeout_s, known[-1], again=False)
                 if not set(HANDSHAKE_VERSIONS) & set(map(str, supported)):
@@ -294,6 +297,7 @@ class UpstreamSession:
 
     def _client_capabilities(self, runtime: Runtime | None = None) -> dict[str, Any]:
         """Return the client capabilities that the server may use, of the call's client if there is a call."""
+        # A server that has no grant must not learn what the user's client can do.
         if not self._grants:
             return {}
         kinds = _allowed_request_kinds(runtime)
@@ -329,6 +333,7 @@ class UpstreamSession:
             raise UpstreamConnectionLost(self.end_reason.why, unsent=True)
         self._next += 1
         number = self._next
+        # In the newer era, every request carries the version. No session remembers it.
         version = version or (self.protocol if self.era == "modern" else "")
         fields: dict[str, Any] = dict(params)
         if version:
@@ -345,6 +350,7 @@ class UpstreamSession:
             await self.transport.send(message, headers)
             found = await pending.answer
         except asyncio.CancelledError:
+            # The server must stop the work, or it would continue to change things after the call has ended.
             self._cancel_request(number, method)
             raise
         finally:
@@ -422,6 +428,7 @@ class UpstreamSession:
         if number is None and error is not None and self.era is None:  # the server could not read the first request
             self.on_request_failed(None, _parse_error(error))
         pending = self._find_pending(number)
+        # A late or repeated answer has no request any more.
         if pending is None or pending.answer.done():
             return
         if error is not None:
@@ -432,6 +439,7 @@ class UpstreamSession:
             pending.answer.set_result({} if result is None else {"content": result})
 
     def on_request_failed(self, request: int | None, error: Exception) -> None:
+        # The transport could not read the answer, but only one request can be meant.
         if request is None and len(self._pending) == 1:
             request = next(iter(self._pending))
         pending = self._pending.get(request) if request is not None else None
@@ -520,7 +528,7 @@ class UpstreamSession:
             pass  # an unknown level
 
     def _find_related_call(self, params: dict[str, Any], related: int | None) -> _PendingServerRequest | None:
-        """Return the pending call that a message is about, or None if that is not certain.
+        """Return the pending call that a message belongs to, or None if that is not certain.
 
         It is the call of the stream on which the message arrived, or the one that the message names, or the only one.
         """
@@ -528,6 +536,7 @@ class UpstreamSession:
         for number in (related, named):
             if isinstance(number, int) and (found := self._pending.get(number)) is not None:
                 return found if found.runtime is not None else None
+        # With several calls in flight, a guess could show one user's question to another.
         calls = [one for one in self._pending.values() if one.runtime is not None]
         return calls[0] if len(calls) == 1 and related is None else None
 
@@ -556,6 +565,7 @@ class UpstreamSession:
         self, number: str | float, method: str, params: dict[str, Any], pending: _PendingServerRequest | None
     ) -> None:
         grant = GRANT_BY_METHOD.get(method)
+        # In the newer era, a server asks through the result of a call, never with a request.
         if grant is None or grant not in self._grants or self.era == "modern":
             await self._reply(make_error_response(number, METHOD_NOT_FOUND, f"{method} is not granted to this server"))
             return
@@ -577,6 +587,7 @@ class UpstreamSession:
         await self._reply(answer)
 
     def _reply_soon(self, message: Message) -> None:
+        # A server that sends without reading would make this process keep every reply.
         if len(self._replies) >= MAX_PENDING_REPLIES:
             self.on_connection_lost(
                 UpstreamConnectionLost(f"the server sent {MAX_PENDING_REPLIES} requests without reading the answers")

@@ -39,8 +39,8 @@ HELP = {
     "/help": "show these commands",
     "/mode [MODE]": "show or set the permission mode: plan, ask, accept-edits or auto",
     "/usage": "show the tokens of this session, and the cost if the provider reports it",
-    "/undo": "give back what the last call of this session changed in the workspace",
-    "/compact": "replace older messages by an outline or a summary",
+    "/undo": "undo what the last call of this session changed in the workspace",
+    "/compact": "replace older messages with an outline or a summary",
     "/exit": "leave; handrail chat --resume continues the session",
 }
 
@@ -167,7 +167,7 @@ class ChatConversation:
         return OUTPUT
 
     async def _answer(self, text: str | None) -> None:
-        """Run the agent with a message. An interruption ends the run, and the conversation goes on."""
+        """Run the agent with a message. An interruption ends the run, and the conversation continues."""
         self._kept_calls.clear()
         self._interruption.stop = self._agent.cancel
         async with aclosing(self._agent.run(text)) as events:
@@ -204,7 +204,7 @@ class ChatConversation:
         widest = max(map(len, HELP))
         for name, effect in HELP.items():
             view.print_text((name.ljust(widest), "bold"), f"  {effect}", indent="  ", further=" " * (widest + 4))
-        help_line = "End a line with \\ to continue it. Pasted lines are one message. // begins a text with a slash."
+        help_line = "End a line with \\ to continue it. Pasted lines are one message. // begins a message with a slash."
         view.print_text((help_line, "dim"), indent="  ", further="  ")
         sys.stderr.flush()
 
@@ -239,7 +239,7 @@ class ChatConversation:
         for one in used:
             print_stderr_note(str(one))
         if not used:
-            print_stderr_note("No model was asked yet.")
+            print_stderr_note("No model request was made yet.")
 
 
 class StdinMessageReader:

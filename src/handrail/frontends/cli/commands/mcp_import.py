@@ -274,7 +274,7 @@ def _find_files(workspace: Path) -> Iterator[tuple[str, Path, list[str]]]:
         try:
             servers = read_foreign_server_file(path, workspace).servers
         except ValueError as problem:
-            if " object. Give the file" not in str(problem):  # a file without servers is not worth a word
+            if " object. Pass the file" not in str(problem):  # a file without servers is not worth a word
                 print_stderr_note(f"handrail mcp import: {path} {problem}.")
             continue
         if names := [one.name for one in servers if not is_handrail(one)]:

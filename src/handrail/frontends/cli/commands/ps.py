@@ -44,7 +44,7 @@ def command(setting: CommandOptions) -> int:
 
 
 def read_selected_workspace_activity(setting: CommandOptions) -> list[WorkspaceActivity]:
-    """Return what goes on in the workspace that ``--workspace`` names, or in all workspaces without that option.
+    """Return the activity in the workspace that ``--workspace`` names, or in all workspaces without that option.
 
     :raises StartError: if the workspace or the state folder cannot be used
     """

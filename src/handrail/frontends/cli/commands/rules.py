@@ -12,14 +12,14 @@ from handrail.frontends.cli.command_options import CommandOptions, add_configura
 from handrail.frontends.cli.terminal_output import print_escaped_line, print_json
 
 _DEFAULT = "default"
-_DEFAULT_DESCRIPTION = "The shipped rules, which every session has. They answer only where no other rule matches."
+_DEFAULT_DESCRIPTION = "The shipped rules, which every session has. They apply only if no other rule matches."
 
 
 @click.command("rules")
 @click.argument("name", metavar="[NAME]", required=False)
-@click.option("--share", metavar="DIR", help="Let the stored answers of another workspace hold here too.")
-@click.option("--unshare", metavar="DIR", help="Let the stored answers of another workspace hold here no longer.")
-@click.option("--adopt", is_flag=True, help="Let the stored answers of this path hold for the folder that is here now.")
+@click.option("--share", metavar="DIR", help="Apply the stored answers of another workspace here too.")
+@click.option("--unshare", metavar="DIR", help="Stop applying the stored answers of another workspace here.")
+@click.option("--adopt", is_flag=True, help="Apply the stored answers of this path to the folder that is here now.")
 @add_configuration_options
 def command(setting: CommandOptions, name: str | None, share: str | None, unshare: str | None, adopt: bool) -> int:
     """List the rule sets that ship, or print the rules of one.
@@ -86,7 +86,7 @@ def _change_project(setting: CommandOptions, share: str | None, unshare: str | N
     folders = prepare_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     if adopt:
         bind_state_to_current_folder(folders)
-        print_escaped_line(f"The stored answers hold for {folders.workspace}.")
+        print_escaped_line(f"The stored answers apply to {folders.workspace}.")
     is_recorded_project_folder(folders)  # which records a folder that was never opened
     for text, shares in ((share, True), (unshare, False)):
         if text is not None:

@@ -233,7 +233,7 @@ def _pending_reviews(
     by_source = _by_source(generation)
     faults = [fault for fault in generation.quarantined if fault.third_party == source]
     if source not in by_source and not faults and is_server:
-        raise click.UsageError(f"MCP server {source} lists no tools. Look at its state with: handrail mcp list")
+        raise click.UsageError(f"MCP server {source} lists no tools. Check its state with: handrail mcp list")
     if source not in by_source and not faults:
         raise _unknown_source_error(
             source, dict.fromkeys((*by_source, *(fault.third_party for fault in generation.quarantined)))

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 @click.option("--all", "everything", is_flag=True, help="remove: the state of all workspaces.")
 @click.option("--orphans", is_flag=True, help="remove: the state of workspaces that no longer exist.")
 @click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="export: new file. Default: stdout.")
-@click.option("--replace", is_flag=True, help="restore: remove the present state of the workspace.")
+@click.option("--replace", is_flag=True, help="restore: remove the current state of the workspace.")
 @click.option("--dry-run", is_flag=True, help="adopt, remove: only show what would be done.")
 @click.option("--yes", is_flag=True, help="adopt, restore, remove: do not ask.")
 @add_workspace_options
@@ -133,7 +133,7 @@ def _adopt(setting: CommandOptions, key: str | None, *, dry_run: bool, yes: bool
                 "file system. Adopt the state only if you know that it belongs here."
             )
         for rule in rules:
-            print_escaped_line(f"stored answer that will hold here: {rule}")
+            print_escaped_line(f"stored answer that will apply here: {rule}")
     if not dry_run:
         require_confirmation(yes, f"Use this state for {folders.workspace}?", "adopted")
         adopt_state(folders, chosen)
@@ -215,7 +215,9 @@ def _export(setting: CommandOptions, sessions: tuple[str, ...], out: str | None)
         try:
             descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except OSError as error:
-            raise click.UsageError(f"The file {out} cannot be created: {error.strerror}. Name a new file.") from None
+            raise click.UsageError(
+                f"The file {out} cannot be created: {error.strerror}. Choose a new file name."
+            ) from None
         count = 1
         with os.fdopen(descriptor, "w", encoding="utf-8") as file, ProgressLine() as progress:
             file.write(format_line(first) + "\n")

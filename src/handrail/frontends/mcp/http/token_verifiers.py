@@ -406,7 +406,7 @@ class IntrospectionTokenVerifier(TokenVerifier):
             where = await discover_auth_endpoint(self._issuer, "introspection_endpoint")
             if where is None:
                 raise TokenCheckFailed(
-                    "Its metadata have no introspection endpoint. Set `url` in [mcp.serve.introspection]."
+                    "Its metadata has no introspection endpoint. Set `url` in [mcp.serve.introspection]."
                 )
             self._url = where
         how = self._settings
