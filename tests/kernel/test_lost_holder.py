@@ -32,7 +32,7 @@ def goes_after(holder: LocalKernel, op: str, *, done: bool = True) -> Callable[[
     """Let the connection of the one process that joined be lost when ``op`` is asked for the first time, once it was
     carried out or before it is. Gives how often it was asked for over that connection."""
     (guest,) = holder.server.clients
-    connection = guest._connection  # pyright: ignore[reportPrivateUsage]
+    connection = guest.connection  # pyright: ignore[reportPrivateUsage]
     asked = 0
     real = guest.operations.requests[op]
 
