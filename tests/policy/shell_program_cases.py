@@ -131,7 +131,11 @@ PROGRAMS: list[ProgramCase] = [
         ("split --filter=ls f", "runs a program"), ("shuf -o f g", "writes"), ("uniq a b", "writes its second file"), ("xxd -r a b", "writes its second file"),
         ("tree -o f", "writes"), ("fd -x ls", "runs a program"), ("fd --exec-batch ls", "runs a program"), ("yq -i .a=1 f", "writes in place"),
         ("date -s x", "sets the clock"), ("zip -T -TT ./x a b", "runs a program"), ("install --strip-program=./x a b", "runs a program"),
-        ("script f", "writes"), ("printf -v PATH x", "sets a variable"), ("read PATH", "sets a variable"),
+        ("script f", "writes"), ("printf -v PATH x", "sets a variable"),
+        ("printf %n PATH; ls", "sets a variable"), ("printf -- 'ab%5ln' PATH", "sets a variable"), ("printf '%s%-.*hhn' a 3 PATH", "sets a variable"),
+        ("printf \"a $x\" PATH", "may set a variable"), ("printf '%n' \"$x\"", "may set a variable"), ("command printf %n PATH", "by the builtin"),
+        ("set -P; cd a/..; ls > x", "another folder"), ("set -o physical", "another folder"),
+        ("yq --security-enable-system-operator '.a = system(\"x\")' f", "runs a program"), ("read PATH", "sets a variable"),
         ("mapfile a", "sets a variable"), ("getopts a PATH", "sets a variable"), ("hash -p ./x ls", "another program under its name"), ("enable -f ./x.so y", "loads a library"),
         ("alias ls=rm", "another program under its name"), ("trap 'rm x' EXIT", "later"), ("source x", "runs a file in the shell"), (". x", "runs a file in the shell"),
         ("shopt -s expand_aliases", "changes how it is read"), ("set -k", "changes how it is read"),
@@ -145,7 +149,7 @@ PROGRAMS: list[ProgramCase] = [
         ("chroot . ls", "another root"), ("socat - EXEC:ls", "runs a program"), ("nc -e /bin/sh h 1", "a shell for the network"),
         ("mail -s x a", "sends"), ("tmux new ls", "runs a program"), ("screen ls", "runs a program"),
         ("expect -c x", "code"), ("busybox sh", "a shell"), ("ld.so ./x", "runs a program"), ("/lib64/ld-linux-x86-64.so.2 ./x", "runs a program")),
-        ("uniq f", "xxd f", "tree -L 2", "printf '%s' x", "date", "test -f x", "cp a b", "mkdir -p a/b", "true", "wc -l f", "head -5 f", "diff a b")),
+        ("uniq f", "xxd f", "tree -L 2", "printf '%s' x", "printf '%s\\n' PATH", "printf '%d%%n' PATH", "printf \"a $x\\n\"", "printf \"a $x\" 12 a/b", "date", "test -f x", "cp a b", "mkdir -p a/b", "true", "wc -l f", "head -5 f", "diff a b")),
 ]  # fmt: skip
 """About 300 forms of about 100 programs."""
 

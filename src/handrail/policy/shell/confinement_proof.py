@@ -532,6 +532,8 @@ def _package_runner(argv: tuple[str, ...], depth: int) -> str | None:
 
 def _shell_variables(argv: tuple[str, ...], depth: int) -> str | None:
     del depth
+    if argv in (("set", "-a"), ("set", "+a"), ("set", "-o", "allexport"), ("set", "+o", "allexport")):
+        return None  # the sandbox limits what a program does with a variable
     risk = program_risks.find_hidden_program_risk(argv)
     return None if risk is None else risk.reason
 

@@ -145,19 +145,38 @@ def make_leading_option_check(what: str, name: str) -> Callable[[Sequence[str]],
 def find_shell_set_options_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of ``set`` options that change how the shell reads later commands, or None.
 
-    ``set -k`` treats ``NAME=value`` anywhere in later commands as a variable. ``set -H`` with ``-o history`` replaces ``!:1`` by
+    ``set -k`` treats ``NAME=value`` anywhere in later commands as a variable. ``set -a`` exports every variable. ``set -P`` changes to other folders. ``set -H`` with ``-o history`` replaces ``!:1`` by
     words of earlier commands, after the commands were evaluated.
     """
     for word in argv[1:]:
         if word == "--":
             return None
-        if word in ("keyword", "histexpand", "history") or (word[:1] in ("-", "+") and not {"k", "H"}.isdisjoint(word)):
+        named = word in ("keyword", "histexpand", "history", "allexport", "physical")
+        if named or (word[:1] in ("-", "+") and not {"a", "k", "H", "P"}.isdisjoint(word)):
             return build_risk_naming_every_word(
                 argv, f"{argv[0]} {word} changes how the words of later commands are read"
             )
     return None
 
 
+_SETS_VARIABLE = make_leading_option_check("sets a variable of the shell", "-v")
+_COUNTS_INTO_VARIABLE = compile_regex_lazily(r"%[-#+ 0'*.\d]*[hjlLtz]*n")
+
+
+def find_printf_risk(argv: Sequence[str]) -> CommandRisk | None:
+    """Return the risk of ``printf``, which sets the variable that an option or an argument names, or None."""
+    if (found := _SETS_VARIABLE(argv)) is not None:
+        return found
+    at = 2 if argv[1:2] in (("--",), ["--"]) else 1
+    if len(argv) < at + 2 or not (_COUNTS_INTO_VARIABLE.search(argv[at].replace("%%", "")) or is_marked(argv[at])):
+        return None
+    if all(_NO_NAME.search(word) for word in argv[at + 1 :]):
+        return None
+    return build_risk_naming_every_word(argv, f"{argv[0]} %n sets the variable of the shell that an argument names")
+
+
+_NO_NAME = compile_regex_lazily(r"\A\d|\A\Z|[^\w\x01-\x04]", re.ASCII)
+"""A word that is no name of a variable."""
 _TEST_SIGNS = frozenset(
     {"=", "==", "!=", "<", ">", "-eq", "-ne", "-lt", "-le", "-gt", "-ge", "-nt", "-ot", "-ef", "-a", "-o"}
 )
