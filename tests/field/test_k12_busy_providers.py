@@ -80,7 +80,10 @@ async def test_a_retry_waits_the_five_minutes_that_the_provider_asks_for(kind: K
 @pytest.mark.parametrize("value", ["1" * 200_000 + "x", "; r=0" * 50_000, "1m" * 100_000 + "?"])
 def test_a_hostile_header_about_a_wait_is_read_within_bounds(value: str) -> None:
     names = ("Retry-After", "RateLimit", "x-ratelimit-reset-requests")
-    assert parse_retry_after_s({**dict.fromkeys(names, value), "x-ratelimit-remaining-requests": "0"}) in (None, 30000.0)
+    assert parse_retry_after_s({**dict.fromkeys(names, value), "x-ratelimit-remaining-requests": "0"}) in (
+        None,
+        30000.0,
+    )
 
 
 @each_provider
