@@ -275,8 +275,8 @@ def _prepare_start(
         if git and (link := protected_mounts.find_link_to_device(place.tree)) is not None:
             shown, target = map(escape_terminal_controls, (link[0].removeprefix(f"{place.root}/"), link[1]))
             raise ToolError(
-                f"git was not started: `{shown}` is a link to {target}, which git would read without end. Remove the link, or "
-                "replace it by a regular file.",
+                f"The file `{shown}` is a link to {target}, which git would read without end. Remove the link, or replace it by a "
+                "regular file.",
                 kind="failed",
             )
     masked += filter(protected_mounts.is_named_pipe, pinned)  # a file that a configuration includes may be a FIFO
