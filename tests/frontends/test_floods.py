@@ -193,7 +193,10 @@ async def test_unfinished_requests_make_room_for_new_clients(tmp_path: Path, mon
 def test_the_connection_limit_leaves_file_descriptors_for_other_files(
     files: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (files, files))
+    def limit(which: int) -> tuple[int, int]:
+        return files, files
+
+    monkeypatch.setattr(resource, "getrlimit", limit)
     made = make_bounded_connection_class(2_000, id)
     assert 16 <= made.most <= 2_000
     assert made.most_at_once >= 8 and made.most + 5 * made.most_at_once <= files * 7 // 8
