@@ -453,7 +453,8 @@ def git_config_only_reads(words: Sequence[str]) -> bool:
 
 # Sed and awk.
 
-_BRACKET = r"\[\^?\]?[^\]\n/|#,\\]*\]"
+_BRACKET = r"\[\^?\]?(?:\[:[a-z]+:\]|\[(?![.:=])|[^\[\]\n/|#,\\])*\]"
+"""A bracket expression that ends for sed where it ends here: in ``[[:alpha:]/x]`` the slash ends nothing."""
 
 
 def _between(delimiter: str) -> str:
