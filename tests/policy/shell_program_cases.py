@@ -135,6 +135,8 @@ PROGRAMS: list[ProgramCase] = [
         ("printf %n PATH; ls", "sets a variable"), ("printf -- 'ab%5ln' PATH", "sets a variable"), ("printf '%s%-.*hhn' a 3 PATH", "sets a variable"),
         ("printf \"a $x\" PATH", "may set a variable"), ("printf '%n' \"$x\"", "may set a variable"), ("command printf %n PATH", "by the builtin"),
         ("set -P; cd a/..; ls > x", "another folder"), ("set -o physical", "another folder"),
+        ("node --test -e x", "code after a harmless option"), ("node --test --import data:text/javascript,x", "code"), ("node --test -r ./x.js", "loads a file"),
+        ("node --test --test-reporter=./x.mjs", "loads a file"),
         ("sed 's/[[:alpha:]/a/;s/b/c]Z/;s/e;#/d/' f", "runs a command, after a class that goes on"), ("sed 's/[[.a.]/b/;s/c/d]/;s/w x/d/' f", "writes a file"),
         ("sed -n '/[[=a=]/p;/]/w x/p' f", "writes a file"), ("sed 's/[^]/]/x/;s/w x/d/' f", "is not plain"),
         ("yq --security-enable-system-operator '.a = system(\"x\")' f", "runs a program"), ("read PATH", "sets a variable"),
@@ -151,7 +153,7 @@ PROGRAMS: list[ProgramCase] = [
         ("chroot . ls", "another root"), ("socat - EXEC:ls", "runs a program"), ("nc -e /bin/sh h 1", "a shell for the network"),
         ("mail -s x a", "sends"), ("tmux new ls", "runs a program"), ("screen ls", "runs a program"),
         ("expect -c x", "code"), ("busybox sh", "a shell"), ("ld.so ./x", "runs a program"), ("/lib64/ld-linux-x86-64.so.2 ./x", "runs a program")),
-        ("uniq f", "xxd f", "tree -L 2", "printf '%s' x", "printf '%s\\n' PATH", "sed 's/[[:alpha:]]*[^]]//g' f", "sed -n '/[[]x[[:space:]]/p' f", "sed 's/[a[]/b/' f", "printf '%d%%n' PATH", "printf \"a $x\\n\"", "printf \"a $x\" 12 a/b", "date", "test -f x", "cp a b", "mkdir -p a/b", "true", "wc -l f", "head -5 f", "diff a b")),
+        ("uniq f", "xxd f", "tree -L 2", "printf '%s' x", "printf '%s\\n' PATH", "sed 's/[[:alpha:]]*[^]]//g' f", "sed -n '/[[]x[[:space:]]/p' f", "sed 's/[a[]/b/' f", "node --test", "node --test --test-only --test-name-pattern=a tests", "printf '%d%%n' PATH", "printf \"a $x\\n\"", "printf \"a $x\" 12 a/b", "date", "test -f x", "cp a b", "mkdir -p a/b", "true", "wc -l f", "head -5 f", "diff a b")),
 ]  # fmt: skip
 """About 300 forms of about 100 programs."""
 

@@ -544,9 +544,12 @@ _VERSIONED = compile_regex_lazily(r"(?P<name>[a-z]+?)[0-9.]+")
 _PYTHON_CODE_MODULES = frozenset({"timeit", "pdb", "code", "codeop", "asyncio", "idlelib", "ipython", "trace"})
 _ENDS_AT_ONCE = frozenset({"--version", "--help"})
 """Alone, these print something and exit. ``-v`` and ``-h`` do not: python and bash then read their input."""
+_NODE_HARMLESS = compile_regex_lazily(
+    r"-v|-h|-c|--check|--test|--no-warnings|--trace-warnings|--enable-source-maps|--watch|--experimental-test-coverage"
+    r"|--test-(?:only|force-exit|concurrency|timeout|(?:name|skip)-pattern|shard|isolation)(?:=.*)?|--test-reporter=(?:spec|tap|dot|junit|lcov)"
+)
 _HARMLESS: dict[str, re.Pattern[str]] = {
-    "node": compile_regex_lazily(r"-v|-h|-c|--check|--test|--no-warnings|--trace-warnings|--enable-source-maps"),
-    "nodejs": compile_regex_lazily(r"-c|--check|--test|--no-warnings|--trace-warnings"),
+    **dict.fromkeys(("node", "nodejs"), _NODE_HARMLESS),
     "perl": compile_regex_lazily(r"-[wWtT]+"),
     "ruby": compile_regex_lazily(r"-w|-W[0-9]?"),
     "php": compile_regex_lazily(r"-l|-q"),
@@ -582,6 +585,7 @@ def find_interpreter_risk(program: str, argv: Sequence[str]) -> CommandRisk | No
 
 
 def _by_options(argv: Sequence[str], harmless: re.Pattern[str]) -> CommandRisk | None:
+    finds_files = False
     for word in argv[1:]:
         if word in _ENDS_AT_ONCE and len(argv) == 2:
             return None
@@ -591,8 +595,9 @@ def _by_options(argv: Sequence[str], harmless: re.Pattern[str]) -> CommandRisk |
             return None
         if not harmless.fullmatch(word):
             return build_risk_naming_every_word(argv, f"{argv[0]} {word} can run code given on the command line")
-        if word == "--test":  # finds its files itself
-            return None
+        finds_files = finds_files or word == "--test"
+    if finds_files:
+        return None
     return build_risk_naming_every_word(argv, f"{argv[0]} without a file runs its standard input")
 
 
