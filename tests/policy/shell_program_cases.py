@@ -135,6 +135,12 @@ PROGRAMS: list[ProgramCase] = [
         ("printf %n PATH; ls", "sets a variable"), ("printf -- 'ab%5ln' PATH", "sets a variable"), ("printf '%s%-.*hhn' a 3 PATH", "sets a variable"),
         ("printf \"a $x\" PATH", "may set a variable"), ("printf '%n' \"$x\"", "may set a variable"), ("command printf %n PATH", "by the builtin"),
         ("set -P; cd a/..; ls > x", "another folder"), ("set -o physical", "another folder"),
+        ("gcc -Wl,-O1,-plugin,./x.so a.c", "loads a library"), ("clang --ld-path=./x a.c", "runs a program"), ("clang -Xclang -load a.c", "loads a library"),
+        ("gcc --specs=x a.c", "runs a program"), ("clang -fpass-plugin=./x.so a.c", "loads a library"), ("gcc -Wl,@x a.c", "options that nobody saw"),
+        ("cmake -DCMAKE_C_COMPILER=./x .", "runs a program"), ("cmake -D CMAKE_PROJECT_INCLUDE:PATH=x.cmake .", "runs a script"),
+        ("cmake -Cx.cmake .", "runs a script"), ("cmake --toolchain x.cmake .", "runs a script"), ("meson setup out --cross-file x", "runs what the file names"),
+        ("go build -ldflags '-linkmode external -extld ./x'", "runs a program"), ("go build -ldflags=-extld=./x", "runs a program"),
+        ("cargo rustc -- -Clinker=./x", "runs a program"), ("cargo rustc -- -C linker=./x", "runs a program"), ("rustc --extern x=./x.so a.rs", "loads a library"),
         ("node --test -e x", "code after a harmless option"), ("node --test --import data:text/javascript,x", "code"), ("node --test -r ./x.js", "loads a file"),
         ("node --test --test-reporter=./x.mjs", "loads a file"),
         ("sed 's/[[:alpha:]/a/;s/b/c]Z/;s/e;#/d/' f", "runs a command, after a class that goes on"), ("sed 's/[[.a.]/b/;s/c/d]/;s/w x/d/' f", "writes a file"),
@@ -153,7 +159,8 @@ PROGRAMS: list[ProgramCase] = [
         ("chroot . ls", "another root"), ("socat - EXEC:ls", "runs a program"), ("nc -e /bin/sh h 1", "a shell for the network"),
         ("mail -s x a", "sends"), ("tmux new ls", "runs a program"), ("screen ls", "runs a program"),
         ("expect -c x", "code"), ("busybox sh", "a shell"), ("ld.so ./x", "runs a program"), ("/lib64/ld-linux-x86-64.so.2 ./x", "runs a program")),
-        ("uniq f", "xxd f", "tree -L 2", "printf '%s' x", "printf '%s\\n' PATH", "sed 's/[[:alpha:]]*[^]]//g' f", "sed -n '/[[]x[[:space:]]/p' f", "sed 's/[a[]/b/' f", "node --test", "node --test --test-only --test-name-pattern=a tests", "printf '%d%%n' PATH", "printf \"a $x\\n\"", "printf \"a $x\" 12 a/b", "date", "test -f x", "cp a b", "mkdir -p a/b", "true", "wc -l f", "head -5 f", "diff a b")),
+        ("uniq f", "xxd f", "tree -L 2", "printf '%s' x", "printf '%s\\n' PATH", "sed 's/[[:alpha:]]*[^]]//g' f", "sed -n '/[[]x[[:space:]]/p' f", "sed 's/[a[]/b/' f", "gcc -Wl,-rpath,lib -Wall -O2 -c a.c", "cmake -S . -B out -DCMAKE_BUILD_TYPE=Release -DCURL_INCLUDE_DIR=x", "cmake --build out", "go build -ldflags '-X main.v=1' ./x",
+         "cargo build --release", "cargo clippy -- -D warnings", "rustc --edition=2021 a.rs", "node --test", "node --test --test-only --test-name-pattern=a tests", "printf '%d%%n' PATH", "printf \"a $x\\n\"", "printf \"a $x\" 12 a/b", "date", "test -f x", "cp a b", "mkdir -p a/b", "true", "wc -l f", "head -5 f", "diff a b")),
 ]  # fmt: skip
 """About 300 forms of about 100 programs."""
 

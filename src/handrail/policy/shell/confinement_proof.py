@@ -538,6 +538,16 @@ def _shell_variables(argv: tuple[str, ...], depth: int) -> str | None:
     return None if risk is None else risk.reason
 
 
+_find_cmake_command = risky_options.make_single_dash_check("runs a program or script", "-E", "-P")
+
+
+def _cmake(argv: tuple[str, ...], depth: int) -> str | None:
+    """Check ``cmake`` for commands. The sandbox limits a compiler or script that a setting names."""
+    del depth
+    risk = _find_cmake_command(argv)
+    return None if risk is None else risk.reason
+
+
 def _find_no_problem(argv: tuple[str, ...], depth: int) -> str | None:
     del argv, depth
 
@@ -565,6 +575,7 @@ _CHECKS: Mapping[str, _Check] = {
         _runner,
     ),
     "git": _git,
+    "cmake": _cmake,
     "env": _env,
     "npx": _npx,
     **dict.fromkeys(("npm", "pnpm", "yarn", "bun"), _package_runner),

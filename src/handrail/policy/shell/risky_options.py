@@ -126,6 +126,17 @@ def make_single_dash_check(what: str, *names: str) -> Callable[[Sequence[str]], 
     return form
 
 
+def make_pattern_check(what: str, pattern: str) -> Callable[[Sequence[str]], CommandRisk | None]:
+    """Return a check for any word that matches a regular expression as a whole."""
+    compiled = compile_regex_lazily(pattern, re.DOTALL)
+
+    def form(argv: Sequence[str]) -> CommandRisk | None:
+        found = [index for index, word in enumerate(argv) if index and compiled.fullmatch(word)]
+        return _risk_of_options(argv, found, f"{argv[0]} {argv[found[0]]} {what}") if found else None
+
+    return form
+
+
 def make_leading_option_check(what: str, name: str) -> Callable[[Sequence[str]], CommandRisk | None]:
     """Return a check for an option that the program accepts only before its operands."""
 
