@@ -159,6 +159,26 @@ _COMMANDS = [
     ("ruby -Ilib -revil -e 1", "lib/evil.rb"),
     ("lua -l evil -e 1", "evil.lua"),
     ("gawk -i evil 'BEGIN{}'", "evil.awk"),
+    ("terraform apply", "main.tf"),
+    ("cd sub && tofu apply", "sub/other.tf"),
+    ("terragrunt run-all plan", "terragrunt.hcl"),
+    ("dotnet build", "app.csproj"),
+    ("gulp", "gulpfile.js"),
+    ("npx grunt", "Gruntfile.js"),
+    ("cdk deploy", "cdk.json"),
+    ("act -j build", ".github/workflows/ci.yml"),
+    ("cmake --build out", "out/build.ninja"),
+    ("ctest --test-dir out", "out/CTestTestfile.cmake"),
+    ("meson test -C out", "out/build.ninja"),
+    ("locust --headless", "locustfile.py"),
+    ("behave", "features/environment.py"),
+    ("conan install .", "conanfile.py"),
+    ("firebase deploy", "firebase.json"),
+    ("go test ./sub", "sub/x_test.go"),
+    ("clj -X:run", "deps.edn"),
+    ("fastlane beta", "fastlane/Fastfile"),
+    ("alembic upgrade head", "migrations/env.py"),
+    ("pulumi up", "Pulumi.yaml"),
 ]  # fmt: skip
 
 
@@ -179,6 +199,17 @@ def everything(workspace: Path) -> None:
     )
     names += ("pkg/__init__.py", "pkg/__main__.py", "pkg/sub/__init__.py", "pkg/sub/mod.py", "Makefile", "sub/Makefile")
     names += ("package.json", "sub/package.json", "justfile", "conftest.py", "sub/test_a.py", "build.rs", "Dockerfile")
+    names += ("main.tf", "sub/other.tf", "terragrunt.hcl", "app.csproj", "gulpfile.js", "Gruntfile.js", "cdk.json")
+    names += (".github/workflows/ci.yml", "out/build.ninja", "out/CTestTestfile.cmake", "locustfile.py", "conanfile.py")
+    names += (
+        "features/environment.py",
+        "firebase.json",
+        "sub/x_test.go",
+        "deps.edn",
+        "fastlane/Fastfile",
+        "Pulumi.yaml",
+    )
+    names += ("migrations/env.py",)
     names += ("lib/Evil.pm", "lib/My/Evil.pm", "lib/evil.rb", "evil.lua", "evil.awk")
     names += ("x.awk", "x.sed", "data", "a.tar", "sub/setup.py", ".venv/bin/tool", "node_modules/.bin/thing")
     put(workspace, {name: f"# {name}\n" for name in names})

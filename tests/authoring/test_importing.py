@@ -272,9 +272,41 @@ def test_a_duplicate_name_in_an_imported_file_is_refused(tmp_path: Path, text: s
         import_mcp_servers(file, tmp_path)
 
 
-def test_header_fields_that_differ_in_case_are_refused(tmp_path: Path) -> None:
-    one = {"url": "https://x.example/mcp", "headers": {"X-Key": "1", "x-key": "2"}}
-    assert "twice" in read(tmp_path, {"a": one})["a"].problem
+@pytest.mark.parametrize(
+    "server",
+    [
+        {"url": "https://x.example/mcp", "headers": {"X-Key": "1", "x-key": "2"}},
+        {"url": "https://x.example/mcp", "headers": ["X-Key: 1", "X-Key: 2"]},
+        {"url": "https://x.example/mcp", "headers": [{"name": "X-Key", "value": "1"}, "x-key: 2"]},
+        {"url": "https://x.example/mcp", "headers": {"X-Key": "1"}, "env_http_headers": {"x-key": "HOME"}},
+        {"command": "npx", "args": ["mcp-remote", "https://x.example/mcp", "--header", "A: 1", "--header", "a: 2"]},
+        {"command": "x", "env": ["A=1", "A=2"]},
+        {"command": "x", "env": [{"name": "A", "value": "1"}, "A=1"]},
+    ],
+)
+def test_a_header_field_or_variable_with_two_values_is_refused(tmp_path: Path, server: dict[str, object]) -> None:
+    assert "twice" in read(tmp_path, {"a": server})["a"].problem
+
+
+def test_an_authorization_field_in_any_case_replaces_the_token_of_a_key(tmp_path: Path) -> None:
+    one = {
+        "url": "https://x.example/mcp",
+        "headers": {"authorization": "plain"},
+        "apiKey": "k",
+        "bearer_token_env_var": "T",
+    }
+    assert list(read(tmp_path, {"a": one})["a"].table["headers"]) == ["authorization"]
+
+
+def test_the_sign_in_of_an_imported_server_has_the_values_of_its_variables(tmp_path: Path) -> None:
+    oauth = {"clientId": "${env:CLIENT}", "scopes": ["read:${PART}", "x"]}
+    (file := tmp_path / "other.json").write_text(
+        json.dumps({"mcpServers": {"a": {"url": "https://x.example/mcp", "oauth": oauth}}})
+    )
+    (known,) = import_mcp_servers(file, tmp_path, environment={"CLIENT": "c-1", "PART": "all"})
+    assert known.table["oauth"] == {"client_id": "c-1", "scopes": ["read:all", "x"]}
+    (unknown,) = import_mcp_servers(file, tmp_path, environment={})
+    assert "CLIENT" in unknown.problem
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,8 @@ hie.yaml .ropeproject/config.py rust-analyzer.toml .rust-analyzer.toml omnisharp
 ENTERING = """
 fnox.toml fnox.local.toml mise-tasks/a
 .envrc a/.envrc .envrc.local .direnvrc mise.toml .mise.toml mise.local.toml .mise.local.toml mise.dev.toml .mise/config.toml .mise/tasks/t
-.config/mise/config.toml .config/mise.toml mise/config.toml .rtx.toml .autoenv.zsh .autoenv_leave.zsh .autoenv .env.leave .rvmrc
+pitchfork.toml pitchfork.local.toml .config/pitchfork.toml .gtrconfig .workmux.yaml .wtp.yml phantom.config.json .config/wt.toml .worktree.json
+.lazygit.yml shortcut.url .config/mise/config.toml .config/mise.toml mise/config.toml .rtx.toml .autoenv.zsh .autoenv_leave.zsh .autoenv .env.leave .rvmrc
 .versions.conf .rbenv-vars .shadowenv.d/500.lisp .ondirrc .desk/desks/d.sh Deskfile bin/activate-hermit bin/hermit .flox/env/manifest.toml
 .bash_profile .bashrc .bash_aliases .bash_login .bash_logout .bash_enter .profile .zshrc .zshenv .zprofile .zlogin .zsh/x.zsh .kshrc .cshrc
 .config/fish/config.fish .config/fish/conf.d/x.fish .config/powershell/profile.ps1 Microsoft.PowerShell_profile.ps1 profile.ps1

@@ -76,6 +76,16 @@ async def test_a_retry_waits_the_five_minutes_that_the_provider_asks_for(kind: K
     assert b.naps == [300]
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("value", ["1" * 200_000 + "x", "; r=0" * 50_000, "1m" * 100_000 + "?"])
+def test_a_hostile_header_about_a_wait_is_read_within_bounds(value: str) -> None:
+    names = ("Retry-After", "RateLimit", "x-ratelimit-reset-requests")
+    assert parse_retry_after_s({**dict.fromkeys(names, value), "x-ratelimit-remaining-requests": "0"}) in (
+        None,
+        30000.0,
+    )
+
+
 @each_provider
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 520, 522, 524, 529, 408, 409, 425, 429])
 async def test_an_html_error_page_of_a_proxy_appears_as_text_in_the_retry_reason(kind: Kind, status: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,13 +161,17 @@ async def test_a_client_that_keeps_sending_after_its_answer_is_disconnected(
         assert "result" in await rpc.call("todo"), "the next client is answered"
 
 
-async def test_idle_connections_make_room_for_new_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def limit_to_five_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     def five(most: int, ended: Callable[[object], object]) -> type[http_limits.TimedHttpConnection]:
         protocol = make_bounded_connection_class(most, ended)
         protocol.most = 5
         return protocol
 
     monkeypatch.setattr(http_server, "make_bounded_connection_class", five)
+
+
+async def test_idle_connections_make_room_for_new_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_to_five_connections(monkeypatch)
     async with running(tmp_path) as rpc:
         where = urlsplit(rpc.url)
         held = [await asyncio.open_connection(where.hostname, where.port) for _ in range(20)]
@@ -176,8 +181,30 @@ async def test_idle_connections_make_room_for_new_clients(tmp_path: Path, monkey
             writer.close()
 
 
-def test_the_connection_limit_leaves_file_descriptors_for_other_files() -> None:
-    assert 16 <= make_bounded_connection_class(2_000, id).most <= 2_000
+async def test_unfinished_requests_make_room_for_new_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_to_five_connections(monkeypatch)
+    async with running(tmp_path) as rpc:
+        slow = [await raw(rpc, "Transfer-Encoding: chunked", body=b"1\r\n{\r\n") for _ in range(5)]
+        assert "result" in await rpc.call("todo"), "a new client is answered"
+        ended, *_ = await asyncio.wait(
+            [asyncio.create_task(reader.read()) for reader, _ in slow], return_when=asyncio.FIRST_COMPLETED
+        )
+        assert ended, "an unfinished request made room"
+        for _, writer in slow:
+            writer.close()
+
+
+@pytest.mark.parametrize("files", [256, 1_024, 65_536])
+def test_the_connection_limit_leaves_file_descriptors_for_other_files(
+    files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limit(which: int) -> tuple[int, int]:
+        return files, files
+
+    monkeypatch.setattr(resource, "getrlimit", limit)
+    made = make_bounded_connection_class(2_000, id)
+    assert 16 <= made.most <= 2_000
+    assert made.most_at_once >= 8 and made.most + 5 * made.most_at_once <= files * 7 // 8
 
 
 async def opened(rpc: StatelessRequests, token: str | None = None) -> tuple[int, str]:

@@ -146,7 +146,7 @@ CONFINED = [
     "env -i HOME=/tmp PATH=/usr/bin make test", "env -u PYTHONPATH pytest -q", "env PYTHONPATH=src pytest", "xargs -a files.txt wc -l",
     "strace -f -e trace=openat python3 src/a.py", "terraform fmt -check", "helm template chart", "docker compose config", "rsync -a src/ build/copy",
     "source .venv/bin/activate && pytest -q", ". ./env.sh fast; make", "curl -sS localhost:8000/x | head", "curl http://127.0.0.1:3000/",
-    "curl -X POST 'http://[::1]:80'", "sed -i.bak -E 's/(a) b/\\1/' f", "LOG=build/x.log; make test > \"$LOG\" 2>&1; tail \"$LOG\"",
+    "cmake -S . -B out -DCMAKE_C_COMPILER=clang --toolchain x.cmake", "set -a; . ./.env; set +a; pytest", "curl -X POST 'http://[::1]:80'", "sed -i.bak -E 's/(a) b/\\1/' f", "LOG=build/x.log; make test > \"$LOG\" 2>&1; tail \"$LOG\"",
 ]  # fmt: skip
 NOT_CONFINED = [
     "rm -rf .git", "git clean -fd", "git $x", "bash -c 'rm -rf .git'", "bash -c \"$x\"", "sh $x", "sh", "cat x | sh", "sh <<'E'\nrm -rf .\nE",
@@ -161,7 +161,7 @@ NOT_CONFINED = [
     "env -i git push", "python -m twine upload x", "python3 -m pipx install x", "rsync -a x h:y", "rsync -a h::m x", "rsync rsync://h/m x", "terraform apply",
     "helm install x y", "docker compose up", "sed -n -i p f", "sed -n -i.bak /x/p f", "sed -i 's/.*//' f", "perl -ni -e x f", "perl -i.bak -ne x f", "ruby -n -i -e x f",
     "curl localhost:80 http://x.org", "curl http://localhost.x.org", "curl http://localhost:80@x.org/", "curl http://localhost:$P", "curl -o a.py localhost",
-    "curl -K x localhost", "wget localhost/a.py", "source x && rm a.py", "source x && git push", "gawk -i inplace 0 f", "strace rm -rf src", "X=.git; rm -rf $X", "X=-rf; rm $X src",
+    "cmake -E rm -rf src", "cmake -P x.cmake", "curl -K x localhost", "wget localhost/a.py", "source x && rm a.py", "source x && git push", "gawk -i inplace 0 f", "strace rm -rf src", "X=.git; rm -rf $X", "X=-rf; rm $X src",
 ]  # fmt: skip
 
 

@@ -401,7 +401,7 @@ def test_a_quoted_command_with_dots_matches_only_itself(words: list[str]) -> Non
     assert not pattern.matches(argv[:-1])
 
 
-_NAMES = st.text(st.sampled_from("ab '\"!^~$\\*?[]{},.x"), min_size=1, max_size=8).filter(
+_NAMES = st.text(st.sampled_from("ab '\"!^~$\\*?[]{},;|.x"), min_size=1, max_size=8).filter(
     lambda name: bool(name.strip(".")) and name == name.strip()
 )
 

@@ -10,7 +10,7 @@ import pytest
 from tests.registry.conftest import ExecutableFixture, SimpleTool
 
 from handrail.contract.errors import LoadError, ToolError
-from handrail.contract.sandbox_protocol import SandboxTier
+from handrail.contract.sandbox_protocol import CallConfinement, SandboxTier
 from handrail.contract.tool_generation import ToolEntry
 from handrail.registry.generation_loader import load_generation
 from handrail.registry.sources.code_sources import PassedToolsSource
@@ -147,6 +147,15 @@ def test_a_tool_in_this_process_reads_only_its_declared_secrets_by_name(place: E
     with pytest.raises(ToolError, match="the call runs read-only"):
         runtime.secrets.get("TOKEN")
     assert not any("hunter2" in repr(shown) for shown in (runtime.secrets, runtime.profile, SecretStore(VALUES)))
+
+
+def test_an_executable_of_a_read_only_or_confined_call_gets_its_narrow_sandbox(place: ExecutableFixture) -> None:
+    runtime = place.runtime(SimpleTool("store", side_effect="write").spec)
+    assert runtime.profile.workspace_writable and not runtime.profile.confined
+    runtime.confinement = CallConfinement(changes_repository=False)
+    assert runtime.profile.confined and runtime.profile.repositories_read_only
+    runtime.read_only = True
+    assert not runtime.profile.workspace_writable
 
 
 async def test_a_program_started_by_the_shell_gets_no_secrets(place: ExecutableFixture) -> None:

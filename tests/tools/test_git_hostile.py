@@ -476,6 +476,42 @@ async def test_the_error_names_a_fifo_in_place_of_a_git_file(desk: BuiltinToolFi
     await refused(desk.call("git.status"), "failed", "`.git/config` is a FIFO")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(".git/commondir", ".git/shallow", ".git/objects/info/alternates", ".git/refs/heads/other", ".git/MERGE_HEAD"),
+        *(".mailmap", "sub/.gitignore", "sub/.git"),
+    ],
+)
+@pytest.mark.parametrize("target", ["/dev/zero", "/dev/../dev/urandom", "/proc/self/environ"])
+async def test_git_does_not_start_where_it_would_read_a_device(
+    desk: BuiltinToolFixture, repo: Repo, name: str, target: str
+) -> None:
+    repo.commit("one", a="1")
+    (repo.folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (repo.folder / name).symlink_to(target)
+    await refused(desk.call("git.log"), "failed", f"`{name}` is a link to /")
+    (repo.folder / name).unlink()
+    (repo.folder / name).symlink_to("/dev/null")
+    with contextlib.suppress(ToolError):  # git may have a fault of its own to report
+        await desk.call("git.log")
+
+
+@pytest.mark.parametrize("value", ["/dev/zero", "//dev//random", "/proc/self/mem"])
+async def test_git_does_not_run_with_a_device_in_its_configuration(
+    desk: BuiltinToolFixture, repo: Repo, value: str
+) -> None:
+    repo.commit("one", a="1")
+    repo.configure(f"[mailmap]\n\tfile = {value}\n")
+    await refused(desk.call("git.log"), "failed", "mailmap.file")
+
+
+async def test_git_runs_with_the_null_device_in_its_configuration(desk: BuiltinToolFixture, repo: Repo) -> None:
+    repo.commit("one", a="1")
+    repo.configure("[mailmap]\n\tfile = /dev/null\n")
+    await desk.call("git.log")
+
+
 @pytest.mark.parametrize("name", [".git/config", ".git/HEAD", ".git/index", ".git/info/exclude", ".gitignore"])
 @pytest.mark.parametrize("kind", ["socket", "folder", "loop", "link out", "sparse"])
 async def test_git_status_ends_with_a_special_file_in_place_of_a_git_file(

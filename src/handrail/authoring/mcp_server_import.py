@@ -138,6 +138,8 @@ def _find_variables(servers: Iterable[ForeignMcpServer], workspace: Path) -> Ite
             *server.env.values(),
             *server.headers.values(),
             *in_file.values(),
+            server.oauth.get("client_id", ""),
+            *server.oauth.get("scopes", ()),
         ):
             yield from (match[1] for match in VARIABLE.finditer(text))
 
@@ -193,7 +195,7 @@ class _ServerImporter:
             if headers := self._write_values(found, server.headers):
                 table["headers"] = headers
             if server.oauth:
-                table["oauth"] = dict(server.oauth)
+                table["oauth"] = {key: self._write_oauth_value(found, value) for key, value in server.oauth.items()}
         else:
             table["command"] = self._resolve_and_write(found, "command", server.command)
             args = [self._resolve_and_write(found, "args", one) for one in server.args]
@@ -208,6 +210,11 @@ class _ServerImporter:
         for key in ("timeout_ms", "connect_timeout_ms"):
             if (value := getattr(server, key)) is not None:
                 table[key] = min(value, 3_600_000) if key == "connect_timeout_ms" else value
+
+    def _write_oauth_value(self, found: ImportedMcpServer, value: object) -> object:
+        if isinstance(value, list):
+            return [self._write_oauth_value(found, one) for one in cast("list[object]", value)]
+        return self._resolve_and_write(found, "oauth", value) if isinstance(value, str) else value
 
     def _fill_folder(self, found: ImportedMcpServer, server: ForeignMcpServer) -> None:
         if not server.cwd:
@@ -394,6 +401,8 @@ def _unwrap_remote_bridge(server: ForeignMcpServer, found: ImportedMcpServer) ->
             if not colon:
                 return server
             # The bridge replaces variables, which its own table of variables has.
+            if name.strip().lower() in map(str.lower, headers):
+                raise ValueError(f"its headers have {name.strip()!r} twice; remove one of the two")
             headers[name.strip()] = VARIABLE.sub(lambda one: server.env.get(one[1], one[0]), value.strip())
         elif option == "--transport" and rest:
             transport = "sse" if rest.pop(0).startswith("sse") else "http"

@@ -415,13 +415,16 @@ def _fill_server(found: ForeignMcpServer, given: dict[str, Any], texts: _Foreign
         )
         within = _object(take("requestOptions", "requestInit")).get("headers")
         found.headers = texts.parse_named_values("headers", take("headers", "http_headers") or within)
-        if isinstance(key := take("apiKey", "authorization_token"), str) and key:
-            found.headers.setdefault("Authorization", f"Bearer {texts.read('apiKey', key)}")
-        for field_name, variable in texts.parse_named_values("env_http_headers", take("env_http_headers")).items():
-            found.headers[field_name] = f"${{{variable}}}"
-        if isinstance(variable := take("bearer_token_env_var"), str) and variable:
-            found.headers.setdefault("Authorization", f"Bearer ${{{variable}}}")
-        found.oauth = _read_oauth(_object(take("oauth")), take("scopes"))
+        more = texts.parse_named_values("env_http_headers", take("env_http_headers"))
+        _reject_ambiguous_names("headers", [*found.headers, *more])
+        found.headers |= {field_name: f"${{{variable}}}" for field_name, variable in more.items()}
+        key, variable = take("apiKey", "authorization_token"), take("bearer_token_env_var")
+        if "authorization" not in map(str.lower, found.headers):
+            if isinstance(key, str) and key:
+                found.headers["Authorization"] = f"Bearer {texts.read('apiKey', key)}"
+            elif isinstance(variable, str) and variable:
+                found.headers["Authorization"] = f"Bearer ${{{variable}}}"
+        found.oauth = _read_oauth(texts, _object(take("oauth")), take("scopes"))
         others = {"command", "cmd", "args", "env", "environment", "cwd", "envFile"} & given.keys()
         found.left_out += [f"{key}: the server has a url" for key in sorted(others) if given[key]]
         used.update(others)
@@ -451,18 +454,18 @@ def _fill_server(found: ForeignMcpServer, given: dict[str, Any], texts: _Foreign
             found.left_out.append(f"{key}: Handrail has no such setting")
 
 
-def _read_oauth(given: Mapping[str, Any], scopes: object) -> dict[str, Any]:
+def _read_oauth(texts: _ForeignTextReader, given: Mapping[str, Any], scopes: object) -> dict[str, Any]:
     """Return the settings of a sign-in that do not contain a secret."""
     found: dict[str, Any] = {}
     if isinstance(client := given.get("clientId", given.get("client_id")), str) and client:
-        found["client_id"] = client
+        found["client_id"] = texts.read("oauth", client)
     port: object = given.get("callbackPort", given.get("callback_port"))
     if isinstance(port, int) and not isinstance(port, bool) and 0 < port < 65_536:
         found["callback_port"] = port
     scope: object = scopes or given.get("scopes") or given.get("scope")
     words = scope.split() if isinstance(scope, str) else cast("list[object]", scope) if isinstance(scope, list) else []
-    if texts := [one for one in words if isinstance(one, str)]:
-        found["scopes"] = texts
+    if wanted := [texts.read("oauth", one) for one in words if isinstance(one, str)]:
+        found["scopes"] = wanted
     return found
 
 
@@ -584,14 +587,15 @@ class _ForeignTextReader:
         :raises ValueError: if they are not an object, or ambiguous
         """
         if isinstance(value, list):  # pairs, as some programs write them
-            value = dict(_read_pair(one, ":" if what == "headers" else "=") for one in cast("list[object]", value))
+            pairs = [_read_pair(one, ":" if what == "headers" else "=") for one in cast("list[object]", value)]
+            _reject_ambiguous_names(what, [name for name, _ in pairs])
+            value = dict(pairs)
         if value is None:
             return {}
         if not isinstance(value, dict):
             raise ValueError(f"its {what} are not an object; correct them in the file")
         fields = cast("dict[str, Any]", value)
-        if what == "headers":
-            _reject_ambiguous_headers(fields)
+        _reject_ambiguous_names(what, fields)
         found: dict[str, str] = {}
         for key, one in fields.items():
             if one is None:
@@ -618,16 +622,17 @@ def _is_half_of_a_pair(text: str) -> bool:
     return any("\ud800" <= char <= "\udfff" for char in text)
 
 
-def _reject_ambiguous_headers(fields: Iterable[str]) -> None:
-    """Reject header fields whose names differ only in case, since either could be sent.
+def _reject_ambiguous_names(what: str, names: Iterable[str]) -> None:
+    """Reject a name that occurs twice, since either value could be used. Header fields are one if only their case differs.
 
-    :raises ValueError: for such fields
+    :raises ValueError: for such a name
     """
     seen: set[str] = set()
-    for key in fields:
-        if key.lower() in seen:
-            raise ValueError(f"its headers have {key!r} twice, in different cases; remove one of the two")
-        seen.add(key.lower())
+    for name in names:
+        same = name if what == "env" else name.lower()
+        if same in seen:
+            raise ValueError(f"its {what} have {name!r} twice; remove one of the two")
+        seen.add(same)
 
 
 def read_env_file(file: Path) -> dict[str, str]:

@@ -67,8 +67,10 @@ def resolve_name_folding_path(path: str, *, is_listed: bool = False) -> NameFold
     exists, folds, any_folds, exact_names = True, False, False, 0
     for count, written in enumerate(path.split("/")[1:], 1):
         name: str | None = written
-        if exists:
-            folds = _folds_name(spelled or "/", written, inherited=folds, keep_exact=not any_folds)
+        identity = _identify(spelled or "/") if exists else None
+        exists = identity is not None  # otherwise nothing below it exists, and each name is as the folder around it
+        if identity is not None:
+            folds = _folds_name(spelled or "/", identity, written, inherited=folds, keep_exact=not any_folds)
             any_folds = any_folds or folds
         if exists and not is_listed:
             name = _find_listed_name(spelled, written) if folds else _find_exact_name(spelled, written)
@@ -122,14 +124,13 @@ def _identify(folder: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _folds_name(folder: str, name: str, *, inherited: bool, keep_exact: bool) -> bool:
+def _folds_name(folder: str, identity: tuple[int, int], name: str, *, inherited: bool, keep_exact: bool) -> bool:
     """Return whether a folder takes other spellings of a name for it.
 
+    :param identity: the device and inode of the folder
     :param inherited: the answer of the folder around it
     :param keep_exact: whether to keep the answer of an exact folder, because each folder around it is exact, too
     """
-    if (identity := _identify(folder)) is None:
-        return inherited
     if _folding.get(folder) == identity:
         return True
     if _exact.get(folder) != identity:

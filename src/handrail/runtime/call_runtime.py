@@ -354,12 +354,9 @@ class CallRuntime:
         if self._shell is None:
             self._require_declared(bool(self._spec.requires.shell), "shell", '{"shell": [{"cmd": "git"}]}')
             environment = self._environment
-            writable = self._spec.side_effect != "read" and not self.read_only
             self._shell = SandboxedShell(
                 environment.sandbox,
-                self._add_network_to_profile(
-                    self._narrow_to_confinement(environment.build_sandbox_profile(workspace_writable=writable))
-                ),
+                self._add_network_to_profile(self._build_narrowed_profile()),
                 self.capabilities,
                 environment.roots,
                 self._services.build_access_check(),
@@ -404,7 +401,10 @@ class CallRuntime:
             self._services.build_access_check(),
         )
 
-    def _narrow_to_confinement(self, profile: SandboxProfile) -> SandboxProfile:
+    def _build_narrowed_profile(self) -> SandboxProfile:
+        """Return the profile of the session's programs as this call narrows it: read-only, or to its confinement."""
+        writable = self._spec.side_effect != "read" and not self.read_only
+        profile = self._environment.build_sandbox_profile(workspace_writable=writable)
         if self.confinement is None:
             return profile
         kept = self._environment.roots.further.repositories if self.confinement.changes_repository else ()
@@ -481,7 +481,7 @@ class CallRuntime:
 
         Programs that the shell service starts get no secrets.
         """
-        profile = self._environment.build_sandbox_profile(workspace_writable=self._spec.side_effect != "read")
+        profile = self._build_narrowed_profile()
         if (self._spec.secrets or self._spec.config) and not self.read_only:
             profile = replace(profile, secrets=self._environment.secrets.get_secret_values_for_tool(self._spec))
         return self._add_network_to_profile(profile)

@@ -38,11 +38,13 @@ from handrail.contract.struct import Struct
 from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.store.database.journal import mark_journals_orphaned
 from handrail.store.database.sqlite_connection import (
+    check_shared_memory,
     is_database_locked,
     make_database_start_error,
     migrate,
     open_writer,
     read_fencing_token,
+    restore_shared_memory,
     roll_back,
 )
 from handrail.store.state_folders import StateFolders, make_unwritable_state_error
@@ -537,6 +539,7 @@ class WorkspaceLease:
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+        restore_shared_memory(self._folders.database_file)
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
         self._file.remove()
@@ -556,6 +559,7 @@ class WorkspaceLease:
     def _confirm_held(self) -> None:
         connection = self._connection
         try:
+            check_shared_memory(self._folders.database_file)
             connection.execute("BEGIN IMMEDIATE")
             try:
                 ours = read_fencing_token(connection) == self.token and self._file.is_current_file
@@ -565,7 +569,7 @@ class WorkspaceLease:
                     self._renewed_ns = now
             finally:
                 roll_back(connection)
-        except (sqlite3.Error, OSError):  # not valid meanwhile; the next renewal tries again
+        except (sqlite3.Error, OSError, StartError):  # not valid meanwhile; the next renewal tries again
             return
         if not ours:
             self.mark_superseded()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from handrail.contract.struct import Struct
+from handrail.store.database.sqlite_connection import restore_shared_memory
 from handrail.store.state_folders import remove_tree
 
 PathKind = Literal["absent", "file", "link", "folder", "other"]
@@ -167,6 +168,8 @@ class UndoStore:
                         self._connection = self._open()
                     except sqlite3.Error as error:
                         raise OSError(5, str(error), str(self.folder)) from error
+            if not self._connection.in_transaction:
+                restore_shared_memory(self.folder / "undo.db")
             return self._connection
 
     def _open(self) -> sqlite3.Connection:
@@ -195,6 +198,7 @@ class UndoStore:
     def close(self) -> None:
         with self.lock:
             if self._connection is not None:
+                restore_shared_memory(self.folder / "undo.db")
                 with contextlib.suppress(sqlite3.Error):
                     self._connection.close()
                 self._connection = None

@@ -331,9 +331,13 @@ def make_stream_format_error(name: str, error: Exception) -> ReplyStreamCut:
     )
 
 
+_LONGEST_HEADER = 1_000
+"""The characters of a header that are read. The patterns below take the square of them in time."""
+
+
 def parse_retry_after_s(headers: Mapping[str, str], text: str = "") -> float | None:
     """Return the seconds that a provider asks to wait, by its headers or by its words, or None."""
-    given = {key.lower(): value.strip() for key, value in headers.items()}
+    given = {key.lower(): value[:_LONGEST_HEADER].strip() for key, value in headers.items()}
     for key in ("retry-after-ms", "x-ms-retry-after-ms", "retry-after", "x-retry-after"):
         scale = 1000.0 if key.endswith("-ms") else 1.0
         for value in (given.get(key, ""), given.get(key, "").partition(",")[0]):  # a proxy may repeat it

@@ -153,7 +153,8 @@ class _RunFileSearch:
                 self._add_file(self._folders[0], f"{place}/{name}")
         for place in self._files.list_folders_with_parents((*self._folders, *inner)) if step.implied else ():
             for name in step.implied:
-                self._add_file(place, name)
+                for path in self._glob_below(place, "", name.split("/")) if "*" in name else (name,):
+                    self._add_file(place, path)
         if step.enters:
             self._folders = list(dict.fromkeys((*self._folders, *inner)))
 

@@ -92,7 +92,7 @@ APPROVAL_REQUIRED: tuple[ProtectedProgramFiles, ...] = (
         "zuul.yaml .taskcluster.yml .evergreen.yml .gocd .lgtm.yml .shippable.yml shippable.yml jitpack.yml .vsts-ci.yml .prow.yaml "
         ".cloudbuild .dagger dagger.json .onedev-buildspec.yml .kokoro .sr.ht .agola magnum.yml .hound.yml ",
         "https://circleci.com/docs/configuration-reference/, https://www.jenkins.io/doc/book/pipeline/jenkinsfile/"),
-    ProtectedProgramFiles("code", "hosts that build and run a project", "dockerrun.aws.json cron.json .binder .scalingo .symfony.cloud.yaml netlify.toml vercel.json now.json .platform.app.yaml .platform .upsun render.yaml "
+    ProtectedProgramFiles("code", "hosts that build and run a project", "dockerrun.aws.json cron.json .binder .scalingo .symfony.cloud.yaml netlify.toml vercel.json vercel.ts now.json .platform.app.yaml .platform .upsun render.yaml "
         "fly.toml railway.json railway.toml nixpacks.toml heroku.yml .do/app.yaml .do/deploy.template.yaml .readthedocs.yml "
         ".readthedocs.yaml readthedocs.yml apprunner.yaml amplify.yml .ebextensions .elasticbeanstalk .platform/hooks captain-definition "
         "dokku.json zeabur.json .koyeb.yaml .buildpacks staticwebapp.config.json",

@@ -74,7 +74,7 @@ NEVER_WRITTEN: tuple[ProtectedProgramFiles, ...] = (
         ".fvwm .fvwm2rc .icewm .wmii .sxhkdrc .config/sxhkd .config/bspwm .config/qtile .dmrc .conkyrc "
         ".config/conky",
         "man startx(1), man Xsession(5)"),
-    ProtectedProgramFiles("start-up", "Windows Explorer", "desktop.ini autorun.inf *.lnk *.scf *.library-ms *.searchconnector-ms",
+    ProtectedProgramFiles("start-up", "Windows Explorer", "desktop.ini autorun.inf *.lnk *.url *.website *.scf *.library-ms *.searchconnector-ms",
         "https://learn.microsoft.com/windows/win32/shell/how-to-customize-folders-with-desktop-ini"),
     # ── a folder that is entered ─────────────────────────────────────────────────────────────────
     ProtectedProgramFiles("start-up", "direnv", ".envrc .envrc.* .direnv .direnvrc .config/direnv", "https://direnv.net/man/direnv.1.html"),
@@ -85,6 +85,10 @@ NEVER_WRITTEN: tuple[ProtectedProgramFiles, ...] = (
         "https://github.com/hyperupcall/autoenv, https://github.com/Tarrasch/zsh-autoenv"),
     ProtectedProgramFiles("start-up", "smartcd, ondir, desk and dirrc", ".cdenv.sh .cdenv .lazyenv .envset .quickenv .cdrc.sh .smartcd .smartcd_config .ondirrc .desk deskfile .dirrc .localrc "
         ".cdrc .workonrc .onenter .onexit", "https://github.com/cxreg/smartcd, https://github.com/alecthomas/ondir"),
+    ProtectedProgramFiles("start-up", "pitchfork", "pitchfork.toml pitchfork.local.toml .config/pitchfork.toml .config/pitchfork.local.toml .config/pitchfork",
+        "https://pitchfork.jdx.dev/"),
+    ProtectedProgramFiles("start-up", "managers of work trees", ".gtrconfig .workmux.yaml .workmux.yml .wtp.yml phantom.config.json .config/wt.toml .worktree.json .wt.lua",
+        "https://github.com/coderabbitai/git-worktree-runner, https://worktrunk.dev/hook/, https://github.com/satococoa/wtp"),
     ProtectedProgramFiles("start-up", "shadowenv", ".shadowenv.d .shadowenv.lisp", "https://shopify.github.io/shadowenv/"),
     ProtectedProgramFiles("start-up", "hermit", "bin/hermit bin/activate-hermit bin/hermit.hcl bin/activate-hermit.fish .hermit",
         "https://cashapp.github.io/hermit/usage/user-config-schema/"),
@@ -141,7 +145,7 @@ NEVER_WRITTEN: tuple[ProtectedProgramFiles, ...] = (
     ProtectedProgramFiles("start-up", "pagers and file managers", ".lesskey .lessfilter .lesskey.* .mc.menu .config/mc .config/ranger .config/lf "
         ".lfrc .config/yazi .vifm .vifmrc .config/vifm .config/nnn .toprc .config/procps .w3m .elinks .lynxrc",
         "man lesskey(1), man mc(1), man lesspipe(1)"),
-    ProtectedProgramFiles("start-up", "chat, music and notes", ".rtorrent.rc .config/rtorrent .tigrc .tig .config/tig .config/lazygit .config/gitui .irssi .config/weechat .weechat .config/mpv .mplayer .taskrc .task/hooks .todo.cfg "
+    ProtectedProgramFiles("start-up", "chat, music and notes", ".rtorrent.rc .config/rtorrent .tigrc .tig .config/tig .config/lazygit .lazygit.yml .config/gitui .irssi .config/weechat .weechat .config/mpv .mplayer .taskrc .task/hooks .todo.cfg "
         ".todo .config/newsboat .calcurse .config/calcurse", "https://irssi.org/documentation/startup/, man task(1)"),
     # ── version control ──────────────────────────────────────────────────────────────────────────
     ProtectedProgramFiles("vcs", "git", ".gitconfig .gitconfig.* .gitconfig-* gitconfig .config/git .git-template .git-templates .git_template "
@@ -250,7 +254,7 @@ NEVER_WRITTEN: tuple[ProtectedProgramFiles, ...] = (
         "https://docs.roocode.com/features/mcp/using-mcp-in-roo, https://kilo.ai/docs"),
     ProtectedProgramFiles("editor", "Continue", ".continue .continuerc.json .continuerc", "https://docs.continue.dev/reference"),
     ProtectedProgramFiles("editor", "Aider", ".aider.conf.yml .aider.conf.yaml .aider.model.settings.yml", "https://aider.chat/docs/config/aider_conf.html"),
-    ProtectedProgramFiles("editor", "OpenCode", ".opencode opencode.json opencode.jsonc .opencode.json .config/opencode", "https://opencode.ai/docs/config/"),
+    ProtectedProgramFiles("editor", "OpenCode", ".opencode opencode.json opencode.jsonc .opencode.json .opencode.jsonc .config/opencode", "https://opencode.ai/docs/config/"),
     ProtectedProgramFiles("editor", "Crush", ".crush crush.json .crush.json .config/crush", "https://github.com/charmbracelet/crush#configuration"),
     ProtectedProgramFiles("editor", "Qwen Code, Kimi, iFlow and Grok", ".qwen .kimi .kimi-code .iflow .grok",
         "https://qwenlm.github.io/qwen-code-docs/en/users/configuration/settings/"),

@@ -43,14 +43,24 @@ _PATH_VARIABLE = compile_regex_lazily(r"^~[^/]*(?=/|$)|(?:^|(?<=/))\$\{?[A-Za-z_
 _ESCAPED_WILDCARD = compile_regex_lazily(r"\\[*?\[{]")
 _BACKSLASH = compile_regex_lazily(r"(?<!\[)\\")
 _QUOTED_PATH = compile_regex_lazily(r"(?P<quote>['\"])(?P<inner>[^'\"]+)(?P=quote)(?P<rest>/.*|)")
-_SEVERAL_PATHS = compile_regex_lazily(r"[*/]\s*,\s+\S|\*\*,\S|/\*\*\s+\S|(?<!\[)\{[^{}\s]*,[^{}\s]*\}")
-"""Text that looks like a list of paths: a comma after a wildcard or a folder, a further word after ``/**``, or braces."""
+_SEVERAL_PATHS = compile_regex_lazily(
+    r",(?:\s+\S|[./~]|[^\s,]*/)|\*\*,\S|/\*\*\s+\S|\s(?:[./~]|\*\*)|\S[|;]\s*\S|\{[^{}\s]*,[^{}\s]*\}"
+)
+"""Text that looks like a list of paths: a comma or a space before a further path, another sign between two, or braces."""
+_SEPARATORS = compile_regex_lazily(r"[,;|\s]")
+_BRACKETS = compile_regex_lazily(r"\[[^\]]+\]")
 
 
 def escape_as_path_pattern(path: str) -> str:
     """Return a path pattern that matches exactly ``path``."""
     escaped = "".join(f"[{c}]" if c in "{\\$" else c for c in escape_glob_literal(path))
+    if _names_several_paths(escaped):
+        escaped = _SEPARATORS.sub(r"[\g<0>]", escaped)
     return f"./{escaped}" if escaped[:1] in ("~", "'", '"', "!", "^") else escaped
+
+
+def _names_several_paths(pattern: str) -> bool:
+    return _SEVERAL_PATHS.search(_BRACKETS.sub("_", pattern)) is not None
 
 
 def explain_path_pattern_fault(pattern: str) -> str | None:
@@ -74,8 +84,8 @@ def _find_other_syntax_in_path(pattern: str) -> str | None:
     if (quoted := _QUOTED_PATH.fullmatch(pattern)) is not None:
         meant = quoted["inner"] + quoted["rest"]
         return f"the path pattern {pattern!r} has quotes, but a path needs none. Write {meant!r}."
-    if _SEVERAL_PATHS.search(pattern):
-        return f"the path pattern {pattern!r} names several paths. Write one rule for each path."
+    if _names_several_paths(pattern):
+        return f"the path pattern {pattern!r} names several paths. Write one rule for each path. In the name of one file, write the sign in brackets, such as [,]."
     if pattern[0] == "!":
         return f"a path pattern has no negation. Write a rule that denies or asks about {pattern[1:]!r}. For a name with '!', write {'./' + pattern!r}."
     if pattern[0] == "^":
@@ -231,8 +241,12 @@ def _find_unknown_variable(_pattern: str, words: tuple[str, ...], plain: tuple[s
         if variable.group() in (READ_ONLY_VARIABLE, CONFINED_VARIABLE):
             return f"{variable.group()} is a whole pattern, and has no words next to it. Remove the other words."
         return f"unknown variable {variable.group()!r}. Command patterns have {_COMMAND_VARIABLES}. If you mean the braces, quote them."
-    if words == plain and len(words) == 1 and (meant := _BARE_VARIABLES.get(words[0])) is not None:
-        return f"{words[0]!r} is not a command here. Write the variable with its braces: {meant!r}."
+    meant = _BARE_VARIABLES.get(words[0]) if plain[:1] == words[:1] else None
+    if meant is not None and (len(words) == 1 or words[0] != "readonly"):  # which is a builtin of the shell
+        return (
+            f"{words[0]!r} is not a command here. Write the variable with its braces: {meant!r}. For a program of that name, "
+            f"write {repr(words[0])!r}."
+        )
     return None
 
 
@@ -240,7 +254,10 @@ def _find_fault_in_program(pattern: str, words: tuple[str, ...], plain: tuple[st
     """Return why no command begins with the first words of a pattern, or None."""
     first, is_bare = words[0], plain[:1] == words[:1]
     if is_bare and first in _KEYWORDS:
-        return f"{first!r} is a word of the shell, and a rule matches one command in it. Write a rule for that command."
+        return (
+            f"{first!r} is a word of the shell, and a rule is about one command in it. Write a rule for that command. For a program "
+            f"of that name, write {repr(first)!r}."
+        )
     if ANY_ARGUMENTS in words[:-1] or words == (ANY_ARGUMENTS,):
         return f"{ANY_ARGUMENTS!r} stands for any arguments, so it is the last word after a program, as in 'pytest {ANY_ARGUMENTS}'."
     if first == "":

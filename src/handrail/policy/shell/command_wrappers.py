@@ -27,20 +27,24 @@ RESERVED_WORDS = frozenset(
 )
 _ASSIGNMENT = compile_regex_lazily(r"([A-Za-z_][A-Za-z0-9_]*)=", re.DOTALL)
 _LOOKS_LIKE_ASSIGNMENT = compile_regex_lazily(r"[A-Za-z_][A-Za-z0-9_]*(?:\[.*\])?\+?=", re.DOTALL)
+_VERSION = compile_regex_lazily(r"[0-9.]+\Z")
 
 HARMLESS_VARIABLES = compile_regex_lazily(
     r"LANG|LANGUAGE|LC_[A-Z]+|TZ|TERM|COLUMNS|LINES|NO_COLOR|FORCE_COLOR|CLICOLOR(?:_FORCE)?|CI"
     r"|PYTHON(?:UNBUFFERED|DONTWRITEBYTECODE|HASHSEED|UTF8)|RUST_BACKTRACE|CARGO_TERM_COLOR|NODE_ENV|NODE_NO_WARNINGS"
     r"|SOURCE_DATE_EPOCH|DEBIAN_FRONTEND|PIP_NO_INPUT|GIT_TERMINAL_PROMPT|GIT_OPTIONAL_LOCKS"
+    r"|V|VERBOSE|DEBUG|SKIP|HUSKY|LEFTHOOK|PRE_COMMIT_ALLOW_NO_CONFIG"
 )
 """Variables that a command may set. None of them names a program, a file or an option."""
 _POWERFUL_VARIABLES = compile_regex_lazily(
-    r"_|PATH|IFS|ENV|HOME|PWD|OLDPWD|CDPATH|SHELL|USER|LOGNAME|TMPDIR|TEMP|TMP|HOSTNAME|UID|EUID|PPID|RANDOM|SECONDS|REPLY|LINENO"
+    r"_|PATH|IFS|ENV|HOME|PWD|OLDPWD|CDPATH|SHELL|USER|LOGNAME|TMPDIR|TEMP|TMP|HOSTNAME|UID|EUID|PPID|S?RANDOM|SECONDS|EPOCH.*|REPLY|LINENO"
+    r"|PREFIX|DESTDIR|PROTOC|PYENV.*|[A-Z]+ENV_(?:ROOT|VERSION)|NVM_.*|FNM_.*|VOLTA_.*|ASDF.*|MISE_.*|SDKMAN_.*|COREPACK.*|JUST_.*|TASK_.*|GAWK.*|MSBUILD.*"
+    r"|CORECLR.*|COR_.*|COMPLUS.*|COMPlus.*|(?:CC|CXX|AR|LD)_.*|.*_(?:CC|CXX|AR|LD)|HOSTCC|HOSTCXX|CROSS_COMPILE"
     r"|EDITOR|VISUAL|PAGER|BROWSER|TERMINFO.*|TERMCAP|DISPLAY|CC|CXX|CPP|LD|AR|AS|NM|RANLIB|STRIP|GZIP|GZIP_OPT|BZIP2?|XZ_.*|ZSTD_.*|FC"
     r"|PS[0-9]|PROMPT.*|OPT(?:ARG|IND|ERR)|DIRSTACK|FUNC.*|GLOB.*|HIST.*|MAIL.*|IGNOREEOF|FIGNORE|EXECIGNORE|INPUTRC|FCEDIT|TIMEFORMAT|MAPFILE"
     r"|(?:LD_|DYLD|GIT|SSH|BASH|SHELL|COMP_|ZSH|KSH|PYTHON|PYTEST|PIP|POETRY|PDM|TOX_|NOX|VIRTUAL_ENV|CONDA|PERL|RUBY|GEM_|BUNDLE|NODE|NPM|npm_"
     r"|YARN|PNPM|BUN_|DENO|JAVA|_JAVA|JDK|JVM|MAVEN|MVN|GRADLE|SBT|GO|CGO|CARGO|RUST|MAKE|MFLAGS|CMAKE|NINJA|MESON|GCC|CCACHE|LESS|MAN|GPG|GNUPG"
-    r"|DOCKER|KUBE|HELM|AWS_|AZURE|GOOGLE_|GCLOUD|XDG|DBUS|MALLOC|GLIBC|NLS|LOCPATH|TAR_|RSYNC|CURL|WGET|GREP|RIPGREP|FZF|AWK|POSIXLY|PHP|COMPOSER"
+    r"|DOCKER|COMPOSE|KUBE|HELM|AWS_|AZURE|GOOGLE_|GCLOUD|XDG|DBUS|MALLOC|GLIBC|NLS|LOCPATH|TAR_|RSYNC|CURL|WGET|GREP|RIPGREP|FZF|AWK|POSIXLY|PHP|COMPOSER"
     r"|LUA|JULIA|ERL_|ELIXIR|MIX_|DOTNET|NUGET|HOMEBREW|NIX|ANSIBLE|TERRAFORM|VAULT|HANDRAIL|SUDO|MYSQL|SQLITE|OPENSSL|SSL|LLVM|CLANG|GTK|GDK|GIO"
     r"|LIBGL|MESA|PKG_CONFIG|UV_|R_|TF_|PG|QT_|VK_|DISTUTILS|SETUPTOOLS|COVERAGE|JEST|VITEST|ESLINT|SASS_|WEBPACK|TS_NODE|TSX_).*"
     r"|.*(?:PATH|OPTIONS?|OPTS?|FLAGS?|ARGS|COMMAND|CMD|PAGER|EDITOR|BROWSER|SHELL|WRAPPER|RUNNER|LAUNCHER|PROGRAM|EXEC|EXE|_BIN|PRELOAD|PLUGINS?"
@@ -50,11 +54,37 @@ _POWERFUL_VARIABLES = compile_regex_lazily(
 
 
 def is_harmless_variable(name: str) -> bool:
-    """Return whether a command may set this variable without a change to what its programs run, load or read.
+    """Return whether the shell, and programs of the workspace, run, load and read the same with this variable.
 
     Programs of the workspace read variables with names of their choice. They can do whatever they want without them.
     """
     return HARMLESS_VARIABLES.fullmatch(name) is not None or _POWERFUL_VARIABLES.fullmatch(name) is None
+
+
+def explain_variable_risk(name: str, argv: Sequence[str]) -> str | None:
+    """Return why a command with this variable may run, load or read something else, as half a sentence, or None.
+
+    A program outside of the tables may read any variable, such as ``ZIP`` and ``HGMERGE``.
+
+    :param argv: empty for a variable of the shell that its programs do not get
+    """
+    if HARMLESS_VARIABLES.fullmatch(name) is not None:
+        return None
+    if is_harmless_variable(name) and (not argv or _ignores_unknown_variables(split_wrapper_layers(argv)[-1])):
+        return None
+    return f"the text sets the variable {name}, which can change what programs do"
+
+
+def _ignores_unknown_variables(argv: Sequence[str]) -> bool:
+    """Return whether a program treats its words as data, or runs code of the workspace, whatever variables it gets."""
+    program = argv[0] if argv else ""
+    folder, _, name = program.rpartition("/")
+    if folder and f"{folder}/" not in _FOLDERS:
+        return program[0] != "/" and ".." not in folder.split("/")  # a program of the workspace
+    if name in ENVIRONMENT_MANAGERS and len(argv) > 1 and argv[1] in ("run", "exec"):
+        at = next((at for at, word in enumerate(argv) if at > 1 and word not in VALUELESS_OPTIONS), len(argv))
+        return _ignores_unknown_variables(argv[at:])
+    return name in _IGNORE_VARIABLES or _VERSION.sub("", name) in _RUN_WORKSPACE_CODE
 
 
 _Values = Mapping[str, re.Pattern[str]]
@@ -127,10 +157,15 @@ def _command(argv: Sequence[str]) -> int | None:
 
 def _env(argv: Sequence[str]) -> int | None:
     index = 1
+    names: list[str] = []
     while index < len(argv) and (match := _ASSIGNMENT.match(argv[index])) is not None:
-        if not is_harmless_variable(match.group(1)):
-            return None
+        names.append(match.group(1))
         index += 1
+    inner = argv[index:]
+    if not all(map(is_harmless_variable, names)):
+        return None
+    if not all(map(HARMLESS_VARIABLES.fullmatch, names)) and not _ignores_unknown_variables(inner):
+        return None
     return None if index < len(argv) and argv[index][:1] == "-" else index
 
 
@@ -560,3 +595,19 @@ DATA_PROGRAMS = _names(
     "journalctl service rc-service terraform tofu dig nslookup host ping traceroute curl http",
 )  # fmt: skip
 """Programs that run none of their words. A word that looks like a command is data."""
+
+_IGNORE_VARIABLES = _names(
+    "echo printf true false : cat tac head tail wc nl od ls dir stat du df basename dirname realpath readlink pwd seq cut paste tr",
+    "rev fold fmt expand unexpand comm join uniq sort cksum md5sum sha1sum sha224sum sha256sum sha384sum sha512sum b2sum sum base64",
+    "base32 cmp diff grep egrep fgrep rg jq sed awk gawk mawk envsubst test [ [[ printenv sleep date touch mkdir rmdir cp mv rm ln",
+    "chmod mktemp tee cd export read exit return break continue wait jobs kill id whoami uname nproc",
+)
+"""Programs of data for which only the variables in the tables above mean something."""
+
+_RUN_WORKSPACE_CODE = _names(
+    "python pypy node nodejs tsx ts-node deno bun perl ruby php lua luajit rscript julia elixir groovy java kotlin bash sh dash zsh ksh",
+    "pytest py.test tox nox coverage unittest npm npx pnpm yarn jest vitest mocha webpack vite eslint prettier tsc next turbo nx",
+    "playwright cypress rollup cargo go mage rake rspec rails gradle gradlew mvn mvnw ant sbt lein mix dotnet ctest flask",
+    "django-admin celery gunicorn uvicorn hypercorn alembic sphinx-build mkdocs invoke inv fab doit just task phpunit composer",
+)
+"""Programs that run code of the workspace, which reads variables with names of its choice. For ``make``, a variable names programs."""

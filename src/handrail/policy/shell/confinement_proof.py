@@ -539,7 +539,19 @@ def _package_runner(argv: tuple[str, ...], depth: int) -> str | None:
 
 def _shell_variables(argv: tuple[str, ...], depth: int) -> str | None:
     del depth
+    if argv in (("set", "-a"), ("set", "+a"), ("set", "-o", "allexport"), ("set", "+o", "allexport")):
+        return None  # the sandbox limits what a program does with a variable
     risk = program_risks.find_hidden_program_risk(argv)
+    return None if risk is None else risk.reason
+
+
+_find_cmake_command = risky_options.make_single_dash_check("runs a program or script", "-E", "-P")
+
+
+def _cmake(argv: tuple[str, ...], depth: int) -> str | None:
+    """Check ``cmake`` for commands. The sandbox limits a compiler or script that a setting names."""
+    del depth
+    risk = _find_cmake_command(argv)
     return None if risk is None else risk.reason
 
 
@@ -570,6 +582,7 @@ _CHECKS: Mapping[str, _Check] = {
         _runner,
     ),
     "git": _git,
+    "cmake": _cmake,
     "env": _env,
     "npx": _npx,
     **dict.fromkeys(("npm", "pnpm", "yarn", "bun"), _package_runner),

@@ -12,7 +12,7 @@ import re
 import threading
 import time
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from handrail.contract.struct import Struct
 from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.policy.shell import reader
+from handrail.policy.shell.command_wrappers import explain_variable_risk, split_wrapper_layers
 from handrail.policy.shell.reader import MAX_COMMANDS, MOVES, UnclearSyntax, read_text
 from handrail.policy.shell.simple_commands import (
     ShellCommand,
@@ -129,6 +130,8 @@ def parse_script(text: str, most_signs: int = MAX_SIGNS) -> ShellScript:
         read = read_text(text)
     except UnclearSyntax as unclear:
         not_plain = str(unclear)
+    if read is not None and "export" in text and (reason := _explain_export_risk(read.commands)) is not None:
+        read, not_plain = None, reason
     if (read is None or not read.is_plain) and sum(map(text.count, _SIGNS)) > most_signs:
         not_plain = not_plain or "its structure is not simple"
         return ShellScript(
@@ -160,6 +163,21 @@ def parse_script(text: str, most_signs: int = MAX_SIGNS) -> ShellScript:
                 return ShellScript(read.commands, None, read.files, read.is_plain)
     commands = _recover_commands(root, raw)
     return ShellScript(commands, problem, _recover_redirections(root, raw, commands), is_plain=False)
+
+
+def _explain_export_risk(commands: Sequence[ShellCommand]) -> str | None:
+    """Return why a program of a text may run something else with a variable that the text exports, or None."""
+    argvs = [command.argv for command in commands]
+    layers = [split_wrapper_layers(argv)[-1] for argv in argvs]
+    names = {
+        name
+        for argv in layers
+        if argv[0] == "export"
+        for word in argv[1:]
+        if (name := word.partition("=")[0]).isidentifier()
+    }
+    found = (explain_variable_risk(name, argv) for name in sorted(names) for argv in argvs)
+    return next((reason for reason in found if reason is not None), None)
 
 
 def _parse_syntax_tree(raw: bytes) -> Node | None:
@@ -251,7 +269,7 @@ def _list_plain_parts(text: str) -> tuple[tuple[str, ...], ...] | None:
                 return None  # the grammar takes the word for another target
             command.append(token)
         else:
-            if token in _NO_PROGRAMS or not _SIGNS_OF_NO_NAME.isdisjoint(token):
+            if token in _NO_PROGRAMS or token[0] == "-" or not _SIGNS_OF_NO_NAME.isdisjoint(token):
                 return None
             command = ["command", token]
             parts.append(command)

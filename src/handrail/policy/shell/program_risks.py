@@ -39,9 +39,13 @@ _OPEN_A_SHELL_INSIDE = frozenset(
 )
 
 _Form = Callable[[Sequence[str]], CommandRisk | None]
-_COMPILER = program_forms.make_single_dash_check(
-    "runs a program or plugin", "-wrapper", "-fplugin", "-B", "-specs", "-fuse-ld", "@"
+_COMPILER = program_forms.make_pattern_check(
+    "runs a program or plugin",
+    r"--?(?:wrapper|fplugin|fpass-plugin|iplugindir|specs|fuse-ld|ld-path|gcc-toolchain|gcc-install-dir|config|prefix|Xclang|Xlinker).*|-B.*|@.*"
+    r"|-W[lap],.*(?:plugin|@|dynamic-linker).*",
 )
+_BUILD_SETTING = r"(?:-D)?\w*(?:COMPILER|LAUNCHER|PROGRAM|PROJECT\w*INCLUDE|TOOLCHAIN_FILE|LINKER|RULE|EMULATOR|EXECUTABLE)\w*(?::\w+)?=.*"
+"""A variable of CMake that names a program or a script."""
 
 _SSH = make_options_check("can run programs on this machine", "oFISEW")
 
@@ -81,7 +85,7 @@ _FORMS: Mapping[str, _Form] = {
     "split": make_options_check("runs a program", "", "--filter"),
     "tree": make_options_check("writes a file", "oR", "--output"),
     "shuf": make_options_check("writes a file", "o", "--output"),
-    "yq": make_options_check("writes the file it reads", "is", "--inplace", "--in-place", "--split-exp"),
+    "yq": make_options_check("writes the file it reads, or runs a program", "is", "--inplace", "--in-place", "--split-exp", "--security-enable-system-operator"),
     "install": make_options_check("runs a program", "", "--strip-program"),
     "zip": make_options_check("runs a program", "T", "--unzip-command", "--test"),
     "date": make_options_check("sets the clock", "s", "--set"),
@@ -91,7 +95,7 @@ _FORMS: Mapping[str, _Form] = {
     "ag": make_options_check("runs a pager", "", "--pager"),
     "bat": make_options_check("runs a pager", "", "--pager"),
     "batcat": make_options_check("runs a pager", "", "--pager"),
-    "cargo": make_options_check("runs a program that a setting names", "", "--config"),
+    "cargo": program_forms.make_pattern_check("runs what a setting names", r"--conf.*|.*(?:linker|link-arg|wrapper).*=.*"),
     "npm": program_forms.find_package_runner_risk,
     "pnpm": program_forms.find_package_runner_risk,
     "yarn": program_forms.find_package_runner_risk,
@@ -102,12 +106,13 @@ _FORMS: Mapping[str, _Form] = {
     "jobs": make_options_check("runs a command", "x"),
     "nm": make_options_check("loads a plugin", "", "--plugin"),
     "set": program_forms.find_shell_set_options_risk,
-    "go": program_forms.make_single_dash_check("runs a program", "-exec", "-toolexec", "-vettool", "-overlay", "-modfile"),
+    "go": program_forms.make_pattern_check("runs a program", r"--?(?:exec|toolexec|vettool|overlay|modfile).*|.*-(?:extld|extar|toolexec)\b.*"),
     **dict.fromkeys(("gcc", "cc", "g++", "c++", "clang", "clang++", "gfortran"), _COMPILER),
     **dict.fromkeys(("ld", "ld.bfd", "ld.gold", "ld.lld", "gold"), program_forms.make_single_dash_check("loads a plugin", "-plugin", "@")),
-    "rustc": make_options_check("runs a linker or plugin", "CZ", "--codegen"),
+    "rustc": make_options_check("runs a linker or plugin", "CZ", "--codegen", "--extern", "--sysroot"),
+    "meson": make_options_check("runs the programs that a file names", "", "--native-file", "--cross-file"),
     "openssl": program_forms.make_single_dash_check("loads an engine or writes a file", "-engine", "-provider", "-out", "-rand", "-writerand"),
-    "cmake": program_forms.make_single_dash_check("runs a program or script", "-E", "-P"),
+    "cmake": program_forms.make_pattern_check("runs a program or script", rf"-[EPC].*|--toolchain.*|{_BUILD_SETTING}"),
     "ssh-keygen": make_options_check("loads a library or writes a key", "DfsAG"),
     "sdiff": make_options_check("writes a file or runs a program", "o", "--output", "--diff-program"),
     "diff3": make_options_check("runs a program", "", "--diff-program"),
@@ -118,7 +123,7 @@ _FORMS: Mapping[str, _Form] = {
     "patch": make_options_check("writes where its option says, or runs an editor", "eor", "--ed", "--output", "--reject-file"),
     "java": program_forms.make_single_dash_check("loads an agent or reads its words from a file", "-agentlib", "-agentpath", "-javaagent", "@"),
     "javac": program_forms.make_single_dash_check("runs a processor or plugin", "-processor", "-Xplugin", "-J", "@"),
-    "printf": program_forms.make_leading_option_check("sets a variable of the shell", "-v"),
+    "printf": program_forms.find_printf_risk,
     "wait": program_forms.make_leading_option_check("sets a variable of the shell", "-p"),
     **dict.fromkeys(("test", "["), program_forms.find_test_command_risk),
     **dict.fromkeys(("export", "read"), program_forms.find_variable_setting_risk),

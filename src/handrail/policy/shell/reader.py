@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from handrail.contract.text.lazy_patterns import compile_regex_lazily
-from handrail.policy.shell.command_wrappers import RESERVED_WORDS, is_harmless_variable
+from handrail.policy.shell.command_wrappers import RESERVED_WORDS, explain_variable_risk
 from handrail.policy.shell.simple_commands import (
     ANY_TEXT,
     GLOB,
@@ -430,7 +430,7 @@ class _TextReader:
                 raise UnclearSyntax(f"no command comes before {text[self.at : self.at + 1] or 'its end'!r}")
         for name in assigned:
             if not (name == "IFS" and argv[:1] == ["read"] and self.text[start : start + 5] == "IFS= "):
-                self._check_variable(name)
+                self._check_variable(name, argv)
         if not argv:
             if len(assigned) == 1 and value and not is_marked(value) and not redirections:
                 self._assigned = (assigned[0], value)
@@ -450,9 +450,9 @@ class _TextReader:
         )
         self._move(argv)
 
-    def _check_variable(self, name: str) -> None:
-        if not is_harmless_variable(name):
-            raise UnclearSyntax(f"the command sets the variable {name}, which can change what programs do")
+    def _check_variable(self, name: str, argv: Sequence[str] = ()) -> None:
+        if (reason := explain_variable_risk(name, argv)) is not None:
+            raise UnclearSyntax(reason)
 
     def _read_assignment(self, match: re.Match[str]) -> str:
         """Read ``NAME=VALUE``, and return the value with its marks; empty if it is added to another one."""

@@ -126,6 +126,17 @@ def make_single_dash_check(what: str, *names: str) -> Callable[[Sequence[str]], 
     return form
 
 
+def make_pattern_check(what: str, pattern: str) -> Callable[[Sequence[str]], CommandRisk | None]:
+    """Return a check for any word that matches a regular expression as a whole."""
+    compiled = compile_regex_lazily(pattern, re.DOTALL)
+
+    def form(argv: Sequence[str]) -> CommandRisk | None:
+        found = [index for index, word in enumerate(argv) if index and compiled.fullmatch(word)]
+        return _risk_of_options(argv, found, f"{argv[0]} {argv[found[0]]} {what}") if found else None
+
+    return form
+
+
 def make_leading_option_check(what: str, name: str) -> Callable[[Sequence[str]], CommandRisk | None]:
     """Return a check for an option that the program accepts only before its operands."""
 
@@ -145,19 +156,38 @@ def make_leading_option_check(what: str, name: str) -> Callable[[Sequence[str]],
 def find_shell_set_options_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of ``set`` options that change how the shell reads later commands, or None.
 
-    ``set -k`` treats ``NAME=value`` anywhere in later commands as a variable. ``set -H`` with ``-o history`` replaces ``!:1`` by
+    ``set -k`` treats ``NAME=value`` anywhere in later commands as a variable. ``set -a`` exports every variable. ``set -P`` changes to other folders. ``set -H`` with ``-o history`` replaces ``!:1`` by
     words of earlier commands, after the commands were evaluated.
     """
     for word in argv[1:]:
         if word == "--":
             return None
-        if word in ("keyword", "histexpand", "history") or (word[:1] in ("-", "+") and not {"k", "H"}.isdisjoint(word)):
+        named = word in ("keyword", "histexpand", "history", "allexport", "physical")
+        if named or (word[:1] in ("-", "+") and not {"a", "k", "H", "P"}.isdisjoint(word)):
             return build_risk_naming_every_word(
                 argv, f"{argv[0]} {word} changes how the words of later commands are read"
             )
     return None
 
 
+_SETS_VARIABLE = make_leading_option_check("sets a variable of the shell", "-v")
+_COUNTS_INTO_VARIABLE = compile_regex_lazily(r"%[-#+ 0'*.\d]*[hjlLtz]*n")
+
+
+def find_printf_risk(argv: Sequence[str]) -> CommandRisk | None:
+    """Return the risk of ``printf``, which sets the variable that an option or an argument names, or None."""
+    if (found := _SETS_VARIABLE(argv)) is not None:
+        return found
+    at = 2 if argv[1:2] in (("--",), ["--"]) else 1
+    if len(argv) < at + 2 or not (_COUNTS_INTO_VARIABLE.search(argv[at].replace("%%", "")) or is_marked(argv[at])):
+        return None
+    if all(_NO_NAME.search(word) for word in argv[at + 1 :]):
+        return None
+    return build_risk_naming_every_word(argv, f"{argv[0]} %n sets the variable of the shell that an argument names")
+
+
+_NO_NAME = compile_regex_lazily(r"\A\d|\A\Z|[^\w\x01-\x04]", re.ASCII)
+"""A word that is no name of a variable."""
 _TEST_SIGNS = frozenset(
     {"=", "==", "!=", "<", ">", "-eq", "-ne", "-lt", "-le", "-gt", "-ge", "-nt", "-ot", "-ef", "-a", "-o"}
 )
@@ -436,7 +466,8 @@ def git_config_only_reads(words: Sequence[str]) -> bool:
 
 # Sed and awk.
 
-_BRACKET = r"\[\^?\]?[^\]\n/|#,\\]*\]"
+_BRACKET = r"\[\^?\]?(?:\[:[a-z]+:\]|\[(?![.:=])|[^\[\]\n/|#,\\])*\]"
+"""A bracket expression that ends for sed where it ends here: in ``[[:alpha:]/x]`` the slash ends nothing."""
 
 
 def _between(delimiter: str) -> str:
@@ -526,9 +557,12 @@ _VERSIONED = compile_regex_lazily(r"(?P<name>[a-z]+?)[0-9.]+")
 _PYTHON_CODE_MODULES = frozenset({"timeit", "pdb", "code", "codeop", "asyncio", "idlelib", "ipython", "trace"})
 _ENDS_AT_ONCE = frozenset({"--version", "--help"})
 """Alone, these print something and exit. ``-v`` and ``-h`` do not: python and bash then read their input."""
+_NODE_HARMLESS = compile_regex_lazily(
+    r"-v|-h|-c|--check|--test|--no-warnings|--trace-warnings|--enable-source-maps|--watch|--experimental-test-coverage"
+    r"|--test-(?:only|force-exit|concurrency|timeout|(?:name|skip)-pattern|shard|isolation)(?:=.*)?|--test-reporter=(?:spec|tap|dot|junit|lcov)"
+)
 _HARMLESS: dict[str, re.Pattern[str]] = {
-    "node": compile_regex_lazily(r"-v|-h|-c|--check|--test|--no-warnings|--trace-warnings|--enable-source-maps"),
-    "nodejs": compile_regex_lazily(r"-c|--check|--test|--no-warnings|--trace-warnings"),
+    **dict.fromkeys(("node", "nodejs"), _NODE_HARMLESS),
     "perl": compile_regex_lazily(r"-[wWtT]+"),
     "ruby": compile_regex_lazily(r"-w|-W[0-9]?"),
     "php": compile_regex_lazily(r"-l|-q"),
@@ -564,6 +598,7 @@ def find_interpreter_risk(program: str, argv: Sequence[str]) -> CommandRisk | No
 
 
 def _by_options(argv: Sequence[str], harmless: re.Pattern[str]) -> CommandRisk | None:
+    finds_files = False
     for word in argv[1:]:
         if word in _ENDS_AT_ONCE and len(argv) == 2:
             return None
@@ -573,8 +608,9 @@ def _by_options(argv: Sequence[str], harmless: re.Pattern[str]) -> CommandRisk |
             return None
         if not harmless.fullmatch(word):
             return build_risk_naming_every_word(argv, f"{argv[0]} {word} can run code given on the command line")
-        if word == "--test":  # finds its files itself
-            return None
+        finds_files = finds_files or word == "--test"
+    if finds_files:
+        return None
     return build_risk_naming_every_word(argv, f"{argv[0]} without a file runs its standard input")
 
 

@@ -135,10 +135,10 @@ def find_openat2_problem() -> str | None:
 MAX_PATH_BYTES = 4095
 """The kernel's limit for one path, without its final NUL."""
 MAX_NAME_BYTES = 255
+MAX_PATH_NAMES = 400
+"""The maximum number of names in a path. Locks and rules take the square of it in time, on the event loop."""
 MAX_COMPARED_NAMES = 20_000
 """How many entries of a folder are compared with a name that does not exist there."""
-_MAX_CHARACTER_BYTES = 4
-"""The maximum length of one character in bytes."""
 
 
 class FurtherRoots(Struct, frozen=True):
@@ -208,7 +208,9 @@ class SessionRoots:
         if not (0 < len(path) <= MAX_NAME_BYTES and path.isascii() and "\0" not in path):
             _check_path(path)
         absolute = resolve_canonical_path(os.path.join(self.workspace, path))  # noqa: PTH118 - keeps an absolute path as it is
-        if len(absolute) * _MAX_CHARACTER_BYTES > MAX_PATH_BYTES < len(os.fsencode(absolute)):
+        if len(absolute) > MAX_PATH_NAMES and (
+            absolute.count("/") > MAX_PATH_NAMES or len(os.fsencode(absolute)) > MAX_PATH_BYTES
+        ):
             raise _path_too_long_error(path)
         located = self.locate_canonical_path(absolute)
         if not located.is_inside and (lost := find_lost_root_error(self.workspace)) is not None:
@@ -355,7 +357,8 @@ def _check_path(path: str) -> None:
         raise ToolError(
             f"The path '{escape_terminal_controls(path)}' is not valid Unicode text. Correct it.", kind="invalid_input"
         ) from None
-    if len(raw) > MAX_PATH_BYTES or any(len(part) > MAX_NAME_BYTES for part in raw.split(b"/")):
+    parts = raw.split(b"/")
+    if len(raw) > MAX_PATH_BYTES or len(parts) > MAX_PATH_NAMES or any(len(part) > MAX_NAME_BYTES for part in parts):
         raise _path_too_long_error(path)
 
 
@@ -390,6 +393,6 @@ def is_beneath(path: str, folder: str) -> bool:
 def _path_too_long_error(path: str) -> ToolError:
     return ToolError(
         f"The path {escape_terminal_controls(path[:60])}… is too long: {len(path)} characters. The limits are "
-        f"{MAX_PATH_BYTES} bytes for a path and {MAX_NAME_BYTES} bytes for one name. Use a shorter path.",
+        f"{MAX_PATH_BYTES} bytes and {MAX_PATH_NAMES} names for a path, and {MAX_NAME_BYTES} bytes for one name. Use a shorter path.",
         kind="invalid_input",
     )

@@ -282,6 +282,13 @@ def _prepare_start(
         if place.tree.can_respelling_bypass_mounts and profile.denials is not None:
             listed += _find_folders_to_list(place, profile, hidden, writes=writes and place in places)
         masked += protected_mounts.find_blocking_pipes(place.tree, every=git)
+        if git and (link := protected_mounts.find_link_to_device(place.tree)) is not None:
+            shown, target = map(escape_terminal_controls, (link[0].removeprefix(f"{place.root}/"), link[1]))
+            raise ToolError(
+                f"The file `{shown}` is a link to {target}, which git would read without end. Remove the link, or replace it by a "
+                "regular file.",
+                kind="failed",
+            )
     masked += filter(protected_mounts.is_named_pipe, pinned)  # a file that a configuration includes may be a FIFO
     shared = _make_files_private(places, {*pinned, *masked}) if writes else ()
     if aftermath is not None:

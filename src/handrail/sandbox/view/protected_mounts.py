@@ -177,19 +177,36 @@ def find_blocking_pipes(tree: FolderTree, *, every: bool) -> tuple[str, ...]:
     found: dict[str, None] = {}
     repositories = frozenset(tree.list_git_directories())
     for folder in tree.order:
-        if not folder.pipes and not folder.links:
-            continue
-        of_git = is_within_any_folder(folder.path, repositories)
+        of_git = bool(folder.pipes) and is_within_any_folder(folder.path, repositories)
         for name in folder.pipes:
             # Other FIFOs stay visible: a program that opens one by its name wants to wait for it.
             if every or of_git or name in _READ_BY_DEFAULT:
                 found[folder.get_child_paths(name)[0]] = None
+    found.update(dict.fromkeys(target for _, target in _find_links_of_git(tree) if is_named_pipe(target)))
+    return tuple(found)
+
+
+def find_link_to_device(tree: FolderTree) -> tuple[str, str] | None:
+    """Return a link that git would read without end, and the device or file of the system that it leads to, or None."""
+    for path, target in _find_links_of_git(tree):
+        try:
+            is_device = stat.S_IFMT(os.stat(target).st_mode) in (stat.S_IFCHR, stat.S_IFBLK)  # noqa: PTH116 - see above
+        except OSError:
+            continue
+        if target != "/dev/null" and (is_device or target.startswith(("/proc/", "/sys/"))):
+            return path, target
+    return None
+
+
+def _find_links_of_git(tree: FolderTree) -> Iterator[tuple[str, str]]:
+    """Yield the links in git directories, and those named like files that git reads by default, each with its target."""
+    repositories = frozenset(tree.list_git_directories())
+    for folder in tree.order:
+        of_git = bool(folder.links) and is_within_any_folder(folder.path, repositories)
         for name in folder.links:
             if of_git or name in _READ_BY_DEFAULT:
-                target = os.path.realpath(folder.get_child_paths(name)[0])
-                if is_named_pipe(target):
-                    found[target] = None
-    return tuple(found)
+                path = folder.get_child_paths(name)[0]
+                yield path, os.path.realpath(path)
 
 
 def is_named_pipe(path: str) -> bool:

@@ -167,6 +167,65 @@ def read_last_written_journal_entry(connection: sqlite3.Connection) -> tuple[int
     return token, number
 
 
+# SQLite maps the file -shm into memory. If another process cuts it, a read behind its end would kill this process.
+
+_largest_shared_memory: dict[tuple[int, int], int] = {}
+"""The largest size of each shared-memory file that this process has seen, by device and inode."""
+
+
+def check_shared_memory(path: Path) -> None:
+    """Check that no other process has cut the shared memory of a database. Wrap reads in :func:`map_to_log_unavailable` instead.
+
+    :raises StartError: if one has. The next write restores it
+    """
+    if _find_mapped_size_if_cut(path):
+        raise StartError(
+            f"The log {path} cannot be read: another process has cut its file {path.name}-shm. Make a call, which restores it, and "
+            "try again."
+        )
+
+
+def restore_shared_memory(path: Path) -> None:
+    """Lengthen shared memory that another process has cut, with zeros, so that SQLite rebuilds it from the write-ahead log.
+
+    Call it only while no transaction of this process runs. The file is not opened: closing it would release the locks of this
+    process.
+    """
+    if size := _find_mapped_size_if_cut(path):
+        with suppress(OSError):
+            os.truncate(f"{path}-shm", 0)  # a header that is left would make the zeros after it valid
+            os.truncate(f"{path}-shm", size)
+
+
+def _find_mapped_size_if_cut(path: Path) -> int:
+    """Return the size that this process has mapped if the file is shorter now, else 0."""
+    try:
+        found = os.stat(f"{path}-shm")  # noqa: PTH116 - at each read
+    except OSError:
+        return 0
+    inode, size = (found.st_dev, found.st_ino), found.st_size
+    if size >= _largest_shared_memory.get(inode, 0):
+        _largest_shared_memory[inode] = size
+        return 0
+    mapped = _measure_mapping(found.st_ino, f"{path}-shm")
+    if mapped <= size:  # it was made anew meanwhile
+        _largest_shared_memory[inode] = size
+        return 0
+    return mapped
+
+
+def _measure_mapping(inode: int, name: str) -> int:
+    """Return how many bytes of a file this process has mapped into its memory; 0 if this system does not tell."""
+    size = 0
+    with suppress(OSError, ValueError), Path("/proc/self/maps").open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            place, _, offset, _, number, *shown = line.split(None, 5)
+            if int(number) == inode and shown and shown[0].strip().endswith(name.rpartition("/")[2]):
+                start, _, end = place.partition("-")
+                size = max(size, int(offset, 16) + int(end, 16) - int(start, 16))
+    return size
+
+
 def open_reader(path: Path) -> sqlite3.Connection:
     """Open a read-only connection, for any thread, also while another process holds the lease.
 
@@ -177,6 +236,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
         raise DatabaseNotCreated(
             f"The log {path} does not exist yet. No call was run in this workspace with this state folder. Check --state."
         )
+    check_shared_memory(path)
     try:
         return _read_only(path, "mode=ro")
     except (sqlite3.Error, OSError) as error:
@@ -199,6 +259,7 @@ def _read_only(path: Path, how: str) -> sqlite3.Connection:
         _check_version(path, connection)
         if connection.execute("PRAGMA user_version").fetchone() == (0,):
             raise DatabaseNotCreated(f"The log {path} is currently being created. Try again in a moment.")
+        check_shared_memory(path)
     except BaseException:
         connection.close()
         raise
@@ -217,6 +278,7 @@ def map_to_log_unavailable(source: Path | sqlite3.Connection) -> Generator[None]
     :raises LogUnavailable: if it cannot be read or a row is :func:`damaged <make_damaged_row_error>`
     """
     try:
+        check_shared_memory(source if isinstance(source, Path) else _file_of(source))
         yield
     except StartError as error:
         raise LogUnavailable(str(error)) from None
@@ -347,6 +409,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         connection.execute("PRAGMA secure_delete = ON")
+        check_shared_memory(path)
     except BaseException:
         connection.close()
         raise

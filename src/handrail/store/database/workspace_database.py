@@ -24,6 +24,7 @@ from handrail.store.database.sqlite_connection import (
     read_engine_name,
     read_fencing_token,
     read_last_written_journal_entry,
+    restore_shared_memory,
     roll_back,
 )
 from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
@@ -411,14 +412,7 @@ class _DatabaseSink:
 
     def _explain_in_place_damage(self, found: _FileStates, was: _FileStates) -> str | None:
         """Return what is wrong after another process changed the files in place; None if nothing is."""
-        if (
-            found.shared_memory is not None
-            and was.shared_memory is not None
-            and found.shared_memory.size < was.shared_memory.size
-        ):
-            # SQLite maps this file: a process that reads behind its end is killed. Zeros make SQLite rebuild it.
-            with suppress(OSError):
-                os.truncate(self._index_name, was.shared_memory.size)
+        restore_shared_memory(self._path)
         if found.database.size < was.database.size:  # not opened: SQLite removes the -wal of an empty database
             return self._changed_text(f"its size fell from {was.database.size:,} to {found.database.size:,} bytes")
         try:
@@ -579,6 +573,7 @@ class _DatabaseSink:
 
         :raises OSError: if it cannot be created
         """
+        restore_shared_memory(self._path)
         try:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -621,6 +616,7 @@ class _DatabaseSink:
                 # This connection is never closed, so it is not the last.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
                 return
+            restore_shared_memory(self._path)
             with suppress(sqlite3.Error):
                 connection.close()
 

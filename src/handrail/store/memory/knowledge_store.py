@@ -22,7 +22,12 @@ from msgspec.structs import astuple
 from handrail.contract.errors import StartError
 from handrail.contract.struct import Struct
 from handrail.contract.text.lazy_patterns import compile_regex_lazily
-from handrail.store.database.sqlite_connection import connect_engine, create_private_file, record_or_check_engine
+from handrail.store.database.sqlite_connection import (
+    connect_engine,
+    create_private_file,
+    record_or_check_engine,
+    restore_shared_memory,
+)
 from handrail.store.memory.passage_index import CREATE_INDEX, QueryTerms, RankedPassage, find_passages, parse_query
 from handrail.store.state_folders import prepare_knowledge_folder
 
@@ -241,6 +246,7 @@ class KnowledgeStore:
                 connection.close()
                 raise
             self._connection, self._inode = connection, _find_inode(self.path)
+        restore_shared_memory(self.path)
         return self._connection
 
     @staticmethod
@@ -266,6 +272,7 @@ class KnowledgeStore:
     def close(self) -> None:
         with self._lock:
             if self._connection is not None:
+                restore_shared_memory(self.path)
                 self._connection.close()
                 self._connection = None
 

@@ -200,6 +200,7 @@ _HALF_DONE = compile_regex_lazily(rb"^error: (?:unable to|could not|cannot)", re
 """``git checkout`` exits with 0 even if it could not replace a file."""
 _CONFIG_IN_USE = compile_regex_lazily(r"config file .*: Device or resource busy")
 """Another program is running, for which the file is mounted."""
+_SYSTEM_FILE = compile_regex_lazily(r"/+(?:dev/+(?!null\Z|shm/)|proc/|sys/)")
 _IDENTITY = compile_regex_lazily(
     r"tell me who you are|no (?:name|email) was given|empty ident|auto-detect", re.IGNORECASE
 )
@@ -405,6 +406,13 @@ async def open_repository(
             "Ask the user to install git 2.32 or later.",
             kind="unavailable",
         )
+    for one in entries:
+        if one.scope != "command" and _SYSTEM_FILE.match(one.value or "") is not None:
+            raise ToolError(
+                f"The repository's configuration names {one.value} ({one.key}), which git could read without end. Ask the user "
+                "to check its .git/config.",
+                kind="failed",
+            )
     top, directory = (line.decode("utf-8", "surrogateescape") for line in where.output.split(b"\n")[:2])
     shown = decode_git_output(top.encode("utf-8", "surrogateescape"))
     if not is_beneath(top, runtime.workdir) and not await _is_readable(runtime, top):

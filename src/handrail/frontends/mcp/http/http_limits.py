@@ -36,6 +36,8 @@ DROP_TIMEOUT_S = 2.0
 """Seconds in which a client may still send its body after its answer. An immediate close could lose the answer."""
 MAX_DROPPED_BYTES = 16 * 1024 * 1024
 MAX_CONNECTIONS = 2_000
+BACKLOG = 1_024
+"""The maximum number of connections that the operating system keeps until the event loop accepts them."""
 
 _SINGLE_VALUE_FIELDS = frozenset(
     (
@@ -133,14 +135,17 @@ class _StrictHttpParser(h11.Connection):
 class TimedHttpConnection(H11Protocol):
     """One connection, which is closed if a request is not complete in time.
 
-    If too many connections are open, those that have waited longest for a request are closed, else the newest ones.
+    If too many connections are open, those are closed that have waited longest for a request or the rest of one, else the newest ones.
     """
 
     most = MAX_CONNECTIONS
+    most_at_once = BACKLOG
+    """The maximum number of connections that one step of the event loop accepts."""
     ended: Callable[[object], object] = staticmethod(bool)
     """Called with each connection that has ended."""
     _awaited: type[h11.Request | h11.EndOfMessage] | None = None
     _timer: asyncio.TimerHandle | None = None
+    _awaited_since = 0.0
     _is_making_room = False
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -161,9 +166,8 @@ class TimedHttpConnection(H11Protocol):
         type(self)._is_making_room = False
         found = [one for one in self.connections if isinstance(one, TimedHttpConnection)]
         found = [one for one in found if not one.transport.is_closing()]
-        longest = sorted(found, key=lambda one: one.began if one.is_waiting else float("inf"))
-        newest = sorted((one for one in longest if not one.is_waiting), key=lambda one: -one.began)
-        waiting = longest[: len(longest) - len(newest)]
+        waiting = sorted((one for one in found if one.is_waiting), key=lambda one: one._awaited_since)
+        newest = sorted((one for one in found if not one.is_waiting), key=lambda one: -one.began)
         for one in [*waiting, *newest][: max(len(found) - self.most, 0)]:
             one.transport.abort()
 
@@ -174,8 +178,8 @@ class TimedHttpConnection(H11Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the connection is idle: no request arrives or is being answered."""
-        return self._awaited is h11.Request
+        """Whether the connection waits for its client: for a request, or for the rest of one."""
+        return self._awaited is not None
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -192,6 +196,7 @@ class TimedHttpConnection(H11Protocol):
         if awaited is not self._awaited or self._timer is None:
             self._stop_timer()
             self._awaited = awaited
+            self._awaited_since = self.loop.time()
             if awaited is not None and not self.transport.is_closing():
                 after = HEAD_TIMEOUT_S if awaited is h11.Request else BODY_TIMEOUT_S
                 self._timer = self.loop.call_later(after, self.transport.abort)
@@ -205,14 +210,20 @@ class TimedHttpConnection(H11Protocol):
 def make_bounded_connection_class(most: int, ended: Callable[[object], object]) -> type[TimedHttpConnection]:
     """Return the connection class for at most ``most`` connections, and half of the process's file limit.
 
+    A connection that is too many is closed five steps of the event loop after it was accepted. So a step accepts a sixteenth of
+    the limit, and an eighth of the limit stays free for other files.
+
     :param ended: called when a connection has ended
     """
+    at_once = BACKLOG
     with contextlib.suppress(ImportError, OSError):
         import resource
 
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = most if soft == resource.RLIM_INFINITY else max(16, min(most, soft // 2))
-    return type("BoundedConnection", (TimedHttpConnection,), {"most": most, "ended": staticmethod(ended)})
+        if soft != resource.RLIM_INFINITY:
+            most, at_once = max(16, min(most, soft // 2)), max(8, min(at_once, soft // 16))
+    bounds = {"most": most, "most_at_once": at_once, "ended": staticmethod(ended)}
+    return type("BoundedConnection", (TimedHttpConnection,), bounds)
 
 
 class CredentialConcurrencyLimiter:

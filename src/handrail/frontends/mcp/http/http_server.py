@@ -45,6 +45,7 @@ from handrail.contract.text.strict_json import InvalidJsonTextError
 from handrail.frontends.mcp.client_manager import McpClientManager, McpFrontendSettings
 from handrail.frontends.mcp.client_messages import BATCH_VERSION, ClientMessages, parse_client_messages, to_json_line
 from handrail.frontends.mcp.http.http_limits import (
+    BACKLOG,
     MAX_CONNECTIONS,
     AmbiguousRequestFilter,
     BoundedHttpSessionManager,
@@ -136,7 +137,6 @@ MAX_SESSIONS_PER_CREDENTIAL = 250
 """Maximum number of sessions of one credential."""
 GRACE_S = 3
 """Seconds that open connections have when the server stops."""
-BACKLOG = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +345,8 @@ async def open_http_server(
             access_log=False,
             lifespan="off",
             server_header=False,
-            limit_concurrency=protocol.most + BACKLOG,
+            limit_concurrency=protocol.most + 5 * protocol.most_at_once,
+            backlog=protocol.most_at_once,
             timeout_graceful_shutdown=GRACE_S,
             ws="none",
         )
@@ -373,7 +374,12 @@ async def _wait_for_task_end(running: asyncio.Task[None]) -> None:
 
 
 class _UvicornServer(uvicorn.Server):
-    """A uvicorn server that leaves signals to its caller."""
+    """A uvicorn server that leaves signals to its caller, and waiting connections to the operating system."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(BACKLOG)  # asyncio has set the number of connections that one step accepts
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:

@@ -1,0 +1,65 @@
+"""A process that cuts the shared memory of a database ends no other process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.proves("G-09a")
+PROGRAM = """
+import asyncio, os, sys
+from pathlib import Path
+from handrail.contract.errors import StartError
+from handrail.store.database.sqlite_connection import open_reader
+from handrail.testing.scripted_kernel import temporary_kernel
+
+
+def cut(kept):
+    names = {line.split(None, 5)[5].strip() for line in open("/proc/self/maps") if line.rstrip().endswith("-shm")}
+    for name in names:
+        os.truncate(name, kept)
+    return [Path(name.removesuffix("-shm")) for name in sorted(names)]
+
+
+async def main(place, when, kept):
+    async with temporary_kernel(Path(place), rules=["allow write"]) as kernel:
+        session = await kernel.session()
+        assert (await session.call("write", {"path": "a.txt", "content": "1"})).ok
+        files = cut(kept)
+        assert {file.name for file in files} == {"handrail.db", "undo.db"}
+        log = next(file for file in files if file.name == "handrail.db")
+        if when == "before a read":
+            try:
+                open_reader(log)
+            except StartError as error:
+                assert "-shm" in str(error)
+            else:
+                raise AssertionError("the read was not refused")
+        if when != "before the end":
+            assert (await session.call("write", {"path": "b.txt", "content": "1"})).ok
+            reader = open_reader(log)
+            assert reader.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            reader.close()
+    print("done")
+
+
+asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not tell what is mapped")
+@pytest.mark.parametrize("kept", [0, 100])
+@pytest.mark.parametrize("when", ["before a read", "before a write", "before the end"])
+def test_a_cut_shared_memory_file_does_not_end_the_kernel(tmp_path: Path, when: str, kept: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path), when, str(kept)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
