@@ -248,6 +248,9 @@ _INTERPRETERS = frozenset(
         "php",
         "deno",
         "bun",
+        "rscript",
+        "julia",
+        "lua",
         "awk",
         "gawk",
         "mawk",
@@ -260,9 +263,9 @@ _INTERPRETERS = frozenset(
 _DESTROYING_CODE = compile_regex_lazily(
     r"\b(?:rmtree|unlink|unlinkSync|rmdir|rmdirSync|rmSync|removedirs|truncate|truncateSync|os\.(?:remove|rename|replace|system)|subprocess|popen"
     r"|child_process|execSync|shutil\.move|FileUtils|File\.delete|(?<!-)exec|eval|__import__|b64decode|fromhex)\b|\.(?:git|hg|svn|jj)\b|\brm\s"
-    r"|\bopen\s*\([^()]*['\"]w[b+]*['\"]\s*\)\s*(?:\.close\b|;|$)|\b(?:write_text|write_bytes)\s*\(\s*b?(?:''|\"\")\s*\)"
+    r"|\bopen\s*\([^()]*['\"]w[b+]*['\"]\s*\)\s*(?:\.close\b|[;'\"]|$)|\b(?:write_text|write_bytes)\s*\(\s*b?(?:''|\"\")\s*\)"
     r"|\b(?:writeFile|writeFileSync|File\.write)\s*\([^,()]*,\s*(?:''|\"\")\s*\)"
-    r"|\bdrop\s+(?:table|view|index|trigger|schema|database)\b|\bdelete\s+from\b|(?:^|[\s'\"])\.(?:shell|system|save|restore|output|once)\b",
+    r"|\brm\s*\(|\bfile\.remove\b|\bdrop\s+(?:table|view|index|trigger|schema|database)\b|\bdelete\s+from\b|(?:^|[\s'\"])\.(?:shell|system|save|restore|output|once)\b",
     re.IGNORECASE | re.MULTILINE,
 )
 """Words of code that may delete something or hide what it does. Code that is hidden better is left to the sandbox."""

@@ -39,8 +39,6 @@ MAX_WORDS = 4_000
 MAX_READ = 4 * MAX_COMMANDS
 """The number of commands after which reading stops, because the text has too many."""
 _MAX_DEPTH = 16
-
-
 CHANGES_FOLDER = "the text changes the folder"  # so the file of a redirection is unknown
 
 
@@ -423,11 +421,12 @@ class _TextReader:
             argv.append(word)
             source.append(written)
             last = self.at
-        if not argv:
-            if redirections:
-                raise UnclearSyntax("the text contains a redirection without a command")
-            if not assigned:
+        if not argv and not assigned:
+            if not redirections:
                 raise UnclearSyntax(f"the text has no command before {text[self.at : self.at + 1] or 'its end'!r}")
+            argv = [":"]  # a shell opens the files, and runs nothing
+        if not argv and redirections:
+            raise UnclearSyntax("the text contains a redirection without a command")
         for name in assigned:
             if not (name == "IFS" and argv[:1] == ["read"] and self.text[start : start + 5] == "IFS= "):
                 self._check_variable(name)
@@ -440,7 +439,7 @@ class _TextReader:
             if argv[-1] != "]":
                 raise UnclearSyntax("the text contains a [ without ]")
             self.parts.append((first, ("test", text[first:last])))
-        else:
+        elif source:
             self.parts.append((first, ("command", *source)))
         self.commands.append(
             (
@@ -774,7 +773,8 @@ def _mark_expansions(pieces: Sequence[tuple[str, bool]], written: str) -> str:
         found = [text.index(sign) for sign in cuts if sign in text and (sign == "{" or place <= closing)]
         out.append(_WILDCARDS.sub(GLOB, text[: min(found)] if found else text))
         if found:
-            return "".join((*out, GLOB))
+            left = text[min(found) :] + "".join(later for later, _ in pieces[place + 1 :])
+            return "".join((*out, GLOB, *(("/", GLOB) if "/" in left else ())))
     return "".join(out)
 
 
