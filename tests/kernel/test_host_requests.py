@@ -116,13 +116,13 @@ async def test_a_tool_rule_allows_no_host_and_the_note_names_the_missing_rule(tm
     assert f'rules = ["allow net.fetch {site.authority}"]' in note
 
 
-async def test_a_private_address_is_refused_even_if_the_user_allows_its_name(tmp_path: Path) -> None:
+async def test_a_private_address_that_no_manifest_names_is_refused_without_a_request(tmp_path: Path) -> None:
     person = ScriptedApprovalHandler([ApprovalAnswer("project")])
     async with Site({"*": ok(b"NEVER")}) as site:
         prepare(tmp_path, site.url())
         async with opening(HELD)(tmp_path, rules=RULES) as kernel:
             answer = await (await kernel.session(approval_handler=person)).call("bash", SCRIPT)
-    assert site.asked == []
+    assert site.asked == [] and person.requests == [], "no answer could open it"
     assert "private, local or reserved" in answer.data["notes"][0]
 
 

@@ -492,7 +492,7 @@ class _AccessCheck:
         allowed = self._answered or confined or ruled
         if finding.cause in ("program", "destroys"):
             return allowed and self._requires_program(argv, literally=True)
-        if finding.cause == "rule" and finding.reading is not None:
+        if finding.cause == "rule":
             return self._answered and self._requires_program(argv)  # the user who approved the call knows what it runs
         if finding.cause != "no rule":
             return False

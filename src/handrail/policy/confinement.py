@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from handrail.contract.sandbox_protocol import CallConfinement
 from handrail.contract.text.lazy_patterns import compile_regex_lazily
@@ -20,10 +20,12 @@ from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_evaluation import PolicyVerdict, ToolPolicy, is_call_provably_read_only
 from handrail.policy.call_targets import CallTarget
 from handrail.policy.findings import PolicyFinding
+from handrail.policy.required_access import find_required_access_objection
 from handrail.policy.rules.matchers import PathSubject, rank_permission_specificity
 from handrail.policy.rules.pattern_faults import CONFINED_VARIABLE
 from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS
 from handrail.policy.rules.rules_and_modes import (
+    STRICTNESS,
     Rule,
     RuleBook,
     rule_applies_to_capability,
@@ -48,9 +50,11 @@ _PRIVATE_FOLDER = "/tmp/"  # noqa: S108 - nothing is made there
 class ConfinedRuleToolPolicy(ToolPolicy):
     """The policy of one tool, in which a rule with ``{confined}`` answers after all other rules."""
 
-    __slots__ = ("_confined", "_plain")
+    __slots__ = ("_confined", "_plain", "_required_access")
 
     def __init__(self, spec: ToolSpec, rules: RuleBook, capabilities: CapabilitySet, origin: str | None = None) -> None:
+        self._required_access: PolicyFinding | Literal[False] | None = False
+        """The objection to every call for what the tool requires; None without one, False before the first call."""
         super().__init__(spec, rules, capabilities, origin)
         self._confined = None
         if spec.single_command and not spec.confinement_gap:
@@ -78,6 +82,15 @@ class ConfinedRuleToolPolicy(ToolPolicy):
             return self._answer(plain, self._confined) if not objection else verdict
         verdict.confinement_objection = objection
         return verdict
+
+    def _evaluate(self, arguments: Mapping[str, Any], targets: Sequence[CallTarget]) -> PolicyVerdict:
+        verdict = super()._evaluate(arguments, targets)
+        if self._required_access is False:
+            self._required_access = find_required_access_objection(self)
+        found = self._required_access
+        if found is None or STRICTNESS[found.action] <= STRICTNESS[verdict.action]:
+            return verdict
+        return PolicyVerdict(self, arguments, targets, (*verdict.findings, found), found)
 
     def _answer(self, plain: PolicyVerdict, rule: Rule) -> PolicyVerdict:
         """Return the verdict with the answer of the rule to every finding that does not allow."""
