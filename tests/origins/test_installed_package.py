@@ -36,5 +36,5 @@ def test_an_extra_is_installed_from_where_handrail_came_from(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: handrail\nVersion: 1\n")
     if record is not None:
         (info / "direct_url.json").write_text(json.dumps(record))
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert shlex.split(build_extra_install_command("mcp")) == [sys.executable, "-m", "pip", "install", *words]

@@ -424,7 +424,7 @@ class _TextReader:
         if not argv and not assigned:
             if not redirections:
                 raise UnclearSyntax(f"the text has no command before {text[self.at : self.at + 1] or 'its end'!r}")
-            argv = [":"]  # a shell opens the files, and runs nothing
+            argv.append(":")  # a shell opens the files, and runs nothing
         if not argv and redirections:
             raise UnclearSyntax("the text contains a redirection without a command")
         for name in assigned:
