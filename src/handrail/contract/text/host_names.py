@@ -11,6 +11,7 @@ port opens the ports of the web. Only a grant that is itself an address opens an
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import Literal, NamedTuple, cast
@@ -183,12 +184,11 @@ def capability_covers_host(pattern: str, host: str) -> bool:
         return False
 
 
-def explain_private_host(host: str) -> str | None:
-    """Return why only a literal pattern covers ``host[:port]``, as far as its name shows that; None for any other text."""
-    try:
-        return _explain_private(parse_host_address(host))
-    except ValueError:
+def explain_private_refusal(patterns: Iterable[str], host: str) -> str | None:
+    """Return why a wildcard among these patterns does not cover ``host[:port]``; None if that is not the reason."""
+    if not any(grant_covers_host(pattern, host) for pattern in patterns):
         return None
+    return _explain_private(parse_host_address(host))
 
 
 def _explain_private(host: HostAddress) -> str | None:

@@ -31,7 +31,7 @@ from handrail.contract.text.host_names import (
     Address,
     HostAddress,
     bracket_ipv6_host,
-    explain_private_host,
+    explain_private_refusal,
     grant_names_address,
 )
 from handrail.contract.text.public_addresses import explain_blocked_address
@@ -159,7 +159,7 @@ class EgressCheck:
         layer = self._capabilities.find_denying_layer("net.fetch", str(host))
         if layer is None:
             return None
-        if (fault := explain_private_host(str(host))) is not None:
+        if (fault := explain_private_refusal(layer.hosts, str(host))) is not None:
             return _format_private_refusal(str(host), fault, layer.owner, str(host))
         return (
             f"{host} is not an allowed host of {layer.owner}. Continue without it, or ask the user to add it "
