@@ -252,7 +252,7 @@ class EditorDoor:
             from mcp import Client, StdioServerParameters
             from mcp.client.stdio import stdio_client
         except ImportError:
-            raise StartError("the editor's door needs the extra 'mcp': pip install 'handrail[mcp]'") from None
+            raise StartError("the editor's door needs the extra 'mcp': pip install '.[mcp]'") from None
         words = ["-P", "-m", "handrail", "mcp", *crew.place.common, "--rule", EDIT]
         server = StdioServerParameters(command=sys.executable, args=words, env=surroundings(crew.place))
         with crew.complaining() as complaints:

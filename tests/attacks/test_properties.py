@@ -17,10 +17,10 @@ from tests.policy.desk import AuthorizerFixture
 from handrail.contract.errors import ToolError
 from handrail.contract.text.glob_patterns import escape_glob_literal, matches_path_glob
 from handrail.contract.text.host_names import grant_covers_host, parse_host_address, parse_http_url, rule_matches_host
+from handrail.contract.text.public_addresses import explain_blocked_address
 from handrail.contract.tool.requires import Capability
 from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
 from handrail.runtime.files.session_roots import SessionRoots
-from handrail.sandbox.network.egress_check import explain_blocked_address
 
 SECRET = "TOP-SECRET"
 

@@ -146,7 +146,7 @@ def test_a_model_file_with_other_content_is_refused(monkeypatch: pytest.MonkeyPa
 
 def test_the_error_for_a_missing_search_extra_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minilm, "can_import_module", lambda name: False)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
-    assert "pip install 'handrail[search]'" in (minilm.explain_model_unavailable() or "")
+    assert "extra 'search'" in (minilm.explain_model_unavailable() or "")
     index = ToolIndex(ALL, encoder=EncoderThread(MiniLMEmbedder()))
     assert index.search("weather").hits[0].id == "get_weather"
 

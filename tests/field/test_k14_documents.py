@@ -122,13 +122,13 @@ async def test_an_encrypted_document_is_refused_only_if_a_password_is_required(
         assert kind == "unavailable" and "encrypted with a password" in text and "copy without" in text
 
 
-async def test_a_missing_pdf_extra_is_reported_with_the_install_command(
+async def test_a_missing_pdf_extra_is_reported_with_its_name(
     session: Session, ws: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (ws / "a.pdf").write_bytes(make_pdf(PAGES))
     monkeypatch.setattr(sys, "path", [one for one in sys.path if "site-packages" not in one])
     kind, text = await refused(session, "a.pdf")
-    assert kind == "unavailable" and "pip install 'handrail[pdf]'" in text and "pdftotext" in text
+    assert kind == "unavailable" and "extra 'pdf' (handrail doctor shows the command)" in text and "pdftotext" in text
 
 
 async def test_a_long_document_is_read_in_parts(session: Session, ws: Path) -> None:

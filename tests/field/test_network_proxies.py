@@ -164,7 +164,7 @@ ROUTE = OutboundConnectionSettings({"https": "http://proxy.test:3128"}, ("direct
         ("10.1.2.3:443", True, "private, local or reserved"),
         ("169.254.169.254:80", True, "metadata service"),
         ("127.0.0.1:443", True, "private, local or reserved"),
-        ("localhost:443", True, "could not be resolved"),
+        ("localhost:443", True, "a name of this machine"),
         ("metadata.google.internal:443", True, "private network"),
         ("printer.local:443", True, "private network"),
         ("printer:443", True, "private network"),

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import io
+import sys
 import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from handrail.contract.calls_and_results import Result
 from handrail.frontends.cli.renderer import (
     MarkdownFormatter,
     TerminalRenderer,
     format_call_arguments,
     format_result_preview,
 )
-from handrail.frontends.cli.terminal_output import escape_for_terminal, format_data_as_lines
+from handrail.frontends.cli.terminal_output import (
+    escape_for_terminal,
+    format_data_as_lines,
+    print_escaped_line,
+    print_escaped_lines,
+    print_result,
+)
 from handrail.frontends.cli.text_layout import measure_display_width
 
 
@@ -70,6 +78,36 @@ def test_hidden_characters_are_shown_escaped(text: str, shown: str) -> None:
 )
 def test_data_is_formatted_as_readable_lines(data: object, lines: list[str]) -> None:
     assert format_data_as_lines(data) == lines
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_lines_and_results_fit_a_terminal_and_lose_no_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int
+) -> None:
+    note, long = "several words of a note " * 9, "word " * 50
+    result = Result.output({"exit_code": 0, "notes": [note], "matches": [{"text": note}], "text": f"{long}\nend"})
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_escaped_line(f"{long}. To see more: handrail call info '{{}}'")
+    print_escaped_lines(f"  step {long}")
+    print_result(result)
+    shown = capsys.readouterr().out
+    payload = f"  {long}"
+    assert all(len(line) <= columns for line in shown.split("\n") if line != payload)
+    assert payload in shown.split("\n"), "a text of several lines is not changed"
+    assert "  handrail call info '{}'" in shown.split("\n")
+    assert (
+        shown.split().count("word") == 3 * 50 and shown.split().count("several") + shown.split().count('"several') >= 9
+    )
+
+
+def test_a_pipe_gets_each_line_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    long = "word " * 50 + "end"
+    monkeypatch.setenv("COLUMNS", "40")
+    print_escaped_line(long)
+    print_escaped_lines(f"  {long}")
+    print_result(Result.output({"notes": [long, "b"]}))
+    assert capsys.readouterr().out == f"{long}\n  {long}\nnotes:\n  {long}\n  b\n"
 
 
 def written(width: int | None = None) -> tuple[io.StringIO, TerminalRenderer]:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
 from tests.kernel.doors import HELD, JOINED, Opens
 from tests.kernel.test_agents import confined, opening, put_agent
 from tests.sandbox.test_network import get
+from tests.tools.githost import GitHost
+from tests.tools.repositories import create_repository
 from tests.web import LoopbackServer, ok
 
 from handrail.arbiter.approvals import host_requests
 from handrail.contract.approval_requests import Approval, ApprovalAnswer, DeferApprovals
+from handrail.contract.calls_and_results import Result
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.record.call_timeline import CallTimeline, read_timeline
 from handrail.record.log_reader import LoggedCallSummary, LogReader
@@ -116,13 +122,13 @@ async def test_a_tool_rule_allows_no_host_and_the_note_names_the_missing_rule(tm
     assert f'rules = ["allow net.fetch {site.authority}"]' in note
 
 
-async def test_a_private_address_is_refused_even_if_the_user_allows_its_name(tmp_path: Path) -> None:
+async def test_a_private_address_that_no_manifest_names_is_refused_without_a_request(tmp_path: Path) -> None:
     person = ScriptedApprovalHandler([ApprovalAnswer("project")])
     async with LoopbackServer({"*": ok(b"NEVER")}) as site:
         prepare(tmp_path, site.url())
         async with opening(HELD)(tmp_path, rules=RULES) as kernel:
             answer = await (await kernel.session(approval_handler=person)).call("bash", SCRIPT)
-    assert site.asked == []
+    assert site.asked == [] and person.requests == [], "no answer could open it"
     assert "private, local or reserved" in answer.data["notes"][0]
 
 
@@ -244,3 +250,80 @@ def _timeline(folder: Path, call_id: str) -> CallTimeline | None:
 
 def _database(folder: Path) -> Path:
     return locate_folders(folder / "ws", folder / "state").database_file
+
+
+def make_wheel() -> bytes:
+    """An installable wheel of an empty distribution."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as file:
+        file.writestr("hour-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: hour\nVersion: 1\n")
+        file.writestr("hour-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr("hour-1.dist-info/RECORD", "")
+    return content.getvalue()
+
+
+PAGE = b'<a href="/hour-1-py3-none-any.whl">hour-1-py3-none-any.whl</a>'
+PACKAGE_PAGES = {
+    "/simple/hour/": ok(PAGE, "Content-Type: text/html"),
+    "/hour-1-py3-none-any.whl": ok(make_wheel()),
+    "/hour": ok(
+        b'{"name": "hour", "dist-tags": {"latest": "1.0.0"}, "versions": {"1.0.0": {"name": "hour", "version": "1.0.0"}}}'
+    ),
+    "/a": ok(b"FETCHED"),
+    "/b": ok(b"FETCHED"),
+}
+
+
+PIP = "python3 -m pip --disable-pip-version-check download -q --no-deps --no-cache-dir"
+FETCH_SCRIPT = (
+    "fetch(process.argv[2]).then(r => r.text()).then(console.log, e => { console.log(e.message); process.exit(1) })"
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "command", "shown"),
+    [
+        ("python3", PIP + " --trusted-host {host} --index-url {url}simple hour && ls", "hour-1-py3-none-any.whl"),
+        ("npm", "npm view hour version --registry {url} --fetch-retries=0", "1.0.0"),
+        ("git", "git clone -q {url}x.git copy && git -C copy log --format=%s", "first"),
+        ("curl", "for f in a b; do curl -sS {url}$f; done", "FETCHEDFETCHED"),
+        ("wget", "wget -q -O - {url}a", "FETCHED"),
+    ],
+)
+async def test_each_package_manager_asks_once_for_its_host_and_then_reaches_it(
+    tmp_path: Path, program: str, command: str, shown: str
+) -> None:
+    person = ScriptedApprovalHandler([ApprovalAnswer("once")] * 9)
+    answer, authority = await run_with_package_server(tmp_path, program, command, person)
+    assert shown in answer.data["output"], answer
+    assert [one.targets for one in person.requests if one.targets[0].startswith("net.fetch")] == [
+        (f"net.fetch {authority}",)
+    ]
+
+
+async def test_a_fetch_of_node_reaches_its_host_or_the_note_names_the_versions_that_can(tmp_path: Path) -> None:
+    person = ScriptedApprovalHandler([ApprovalAnswer("once")] * 9)
+    (tmp_path / "ws").mkdir()
+    (tmp_path / "ws" / "fetch.js").write_text(FETCH_SCRIPT)
+    answer, _ = await run_with_package_server(tmp_path, "node", "node fetch.js {url}a", person)
+    assert "FETCHED" in answer.data["output"] or "from Node 22.21" in " ".join(answer.data["notes"]), answer
+
+
+async def run_with_package_server(
+    folder: Path, program: str, command: str, person: ScriptedApprovalHandler
+) -> tuple[Result, str]:
+    """Run a command whose program an agent may let reach a server of packages; return the result and the server's address."""
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+    bare = folder / "served" / "x.git"
+    bare.parent.mkdir()
+    source = create_repository(folder / "source")
+    source.commit("first", a="1\n")
+    source.git("clone", "-q", "--bare", str(folder / "source"), str(bare))
+    async with GitHost(bare.parent, pages=PACKAGE_PAGES) as host:
+        (folder / "ws").mkdir(exist_ok=True)
+        put_agent(folder, "fetcher", f'[requires.tools.bash.net]\nhosts = ["{host.authority}"]')
+        async with opening(HELD)(folder, "fetcher", rules=["allow bash"]) as kernel:
+            session = await kernel.session(approval_handler=person)
+            text = command.replace("{url}", host.url("")).replace("{host}", host.authority)
+            return await session.call("bash", {"command": text}), host.authority

@@ -23,7 +23,7 @@ ALLOWED_BY_A_RULE_FOR_EVERYTHING = [
     "awk '{print $1}' a.txt",
     "awk -F, '{print $2, NR}' a.csv",
     "tar -tzf a.tgz",
-    "tar xzf a.tgz",
+    "tar xzf a.tgz -C new",
     "python -m pytest -q",
     "python script.py --flag",
     "python3.12 -B -W error manage.py check",

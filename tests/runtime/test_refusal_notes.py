@@ -113,6 +113,47 @@ async def test_a_program_that_fails_for_another_reason_gets_no_note(
     assert await notes_of(sandbox, workspace, command) == ""
 
 
+_CATCHING = """python3 - <<'END'
+import socket
+try:
+    socket.create_connection(("192.0.2.1", 80))
+except OSError:
+    print("offline")
+END"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "curl -s http://192.0.2.1/ || true",
+        "curl -s http://192.0.2.1/ 2>/dev/null; echo done",
+        "wget -q http://192.0.2.1/ | wc -c",
+        "test -z $(curl -s http://192.0.2.1/)",
+        _CATCHING,
+        "python3 -c 'import socket; socket.socket(socket.AF_INET6).connect_ex((\"2001:db8::1\", 80)); raise SystemExit(1)'",
+    ],
+)
+async def test_a_hidden_network_failure_has_a_note(sandbox: Sandbox, workspace: Path, command: str) -> None:
+    if shutil.which(program := command.split()[0]) is None:
+        pytest.skip(f"{program} is not installed")
+    assert NETWORK in await notes_of(sandbox, workspace, command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "curl -s http://127.0.0.1:9/ || true",
+        "python3 -c 'import socket; print(socket.gethostbyname(\"localhost\"))'; true",
+        "python3 -c 'import socket; print(socket.socket().connect_ex((\"192.0.2.1\", 80)))'",
+        "echo curl http://192.0.2.1/ || true",
+    ],
+)
+async def test_a_call_that_succeeds_or_stays_in_its_sandbox_gets_no_network_note(
+    sandbox: Sandbox, workspace: Path, command: str
+) -> None:
+    assert NETWORK not in await notes_of(sandbox, workspace, command)
+
+
 def put_program(folder: Path, name: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text("#!/bin/sh\necho ran\n")

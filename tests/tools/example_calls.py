@@ -31,6 +31,7 @@ from handrail.contract.calls_and_results import Result
 from handrail.contract.session_protocols import Session
 from handrail.contract.tool.decorator import tool
 from handrail.contract.tool.tool_ids_and_wire_names import STATE_IDS, TERMINAL_IDS
+from handrail.kernel.local_kernel import LocalKernel
 from handrail.testing.forge_servers import GitHubServer
 from handrail.testing.provider_request_checks import PlaybackModel, text_reply
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
@@ -263,12 +264,21 @@ async def served(folder: Path) -> AsyncGenerator[GitHost]:
 @asynccontextmanager
 async def opened(folder: Path, host: GitHost) -> AsyncGenerator[Session]:
     """A session in a small repository, in which every call is allowed."""
-    async with GitHubServer() as forge, _opened(folder, host, forge) as session:
+    async with opened_kernel(folder, host, *RULES) as (_, session):
         yield session
 
 
 @asynccontextmanager
-async def _opened(folder: Path, host: GitHost, forge: GitHubServer) -> AsyncGenerator[Session]:
+async def opened_kernel(folder: Path, host: GitHost, *rules: str) -> AsyncGenerator[tuple[LocalKernel, Session]]:
+    """A session in a small repository with its kernel, and with these rules; the hosts of the calls are allowed."""
+    async with GitHubServer() as forge, _opened(folder, host, forge, rules) as both:
+        yield both
+
+
+@asynccontextmanager
+async def _opened(
+    folder: Path, host: GitHost, forge: GitHubServer, given: Sequence[str]
+) -> AsyncGenerator[tuple[LocalKernel, Session]]:
     repo = create_repository(folder / "ws")
     repo.commit("first", b__txt="1\n")
     repo.git("remote", "add", "origin", host.url("x.git"))
@@ -276,18 +286,18 @@ async def _opened(folder: Path, host: GitHost, forge: GitHubServer) -> AsyncGene
     online = [f'[requires.tools."{one}".net]\nhosts = ["{host.authority}"]' for one in (*ONLINE, "web_search")]
     online.append(f'[requires.tools."git.pr".net]\nhosts = ["{forge.authority}"]')
     program = LanguageServerProgram(folder, suffix=".py", name="ty")
-    settings = f'{SEARCH}searxng_url = "{host.url("")}"\n[tools."git.pr".config]\ngithub_url = "{forge.url}"\n'
+    settings = f'agent = "caller"\n{SEARCH}searxng_url = "{host.url("")}"\n[tools."git.pr".config]\ngithub_url = "{forge.url}"\n'
     settings += f'github_host = "{forge.authority}"\ngithub_token = {{ secret = "FORGE" }}\n'
     settings += program.settings_toml("python", "*.py")
     put_agent(folder, "caller", "\n".join(online))
     put_offering(folder)
-    rules = [*RULES, f"allow net.fetch {host.authority}", f"allow net.fetch {forge.authority}"]
+    rules = [f"allow net.fetch {host.authority}", f"allow net.fetch {forge.authority}", *given]
     secrets = {"FORGE": forge.token}
     async with temporary_kernel(folder, rules=rules, tools=[pages], settings=settings, secrets=secrets) as kernel:
         person = ScriptedApprovalHandler(answers=[[[answer]] for answer in ANSWERS])
-        session = await kernel.session(agent="caller", approval_handler=person)
+        session = await kernel.session(approval_handler=person)
         Agent(session, PlaybackModel(text_reply("Hello.")))
-        yield session
+        yield kernel, session
 
 
 async def decisions(folder: Path) -> dict[str, str]:

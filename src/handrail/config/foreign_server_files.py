@@ -256,7 +256,7 @@ def _parse_yaml(text: str) -> Any:
     try:
         yaml: Any = import_module("yaml")
     except ImportError:
-        raise ValueError("this needs PyYAML; install handrail[mcp]") from None
+        raise ValueError("this needs PyYAML, which is in the extra 'mcp'") from None
 
     base: Any = yaml.BaseLoader
 

@@ -508,7 +508,7 @@ class _AccessCheck:
         # Such a form can do anything. A grant for any arguments of the program did not mean it.
         if finding.cause in ("program", "destroys"):
             return allowed and self._requires_program(argv, literally=True)
-        if finding.cause == "rule" and finding.reading is not None:
+        if finding.cause == "rule":
             return self._answered and self._requires_program(argv)  # the user who approved the call knows what it runs
         if finding.cause != "no rule":
             return False

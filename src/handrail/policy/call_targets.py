@@ -12,7 +12,7 @@ from handrail.contract.errors import ToolError, quote_text_or_length
 from handrail.contract.protected import path_protection
 from handrail.contract.protected.path_protection import PathProtection
 from handrail.contract.services.file_services import PathResolver, ResolvedPath
-from handrail.contract.text.host_names import parse_host_address, parse_http_url
+from handrail.contract.text.host_names import explain_private_refusal, parse_host_address, parse_http_url
 from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.text.patch_text import extract_patch_paths
@@ -461,6 +461,11 @@ def format_capability_denial(
     if layer.owner.startswith(DELEGATION_OWNER):
         folders = _path_patterns_clause(layer, capability, most)
         return f"{doing} {shown} is outside {layer.owner}{folders}. Continue without it, and say so in your answer to that agent."
+    if capability == "net.fetch" and (fault := explain_private_refusal(layer.hosts, shown)) is not None:
+        return (
+            f"{shown} is {fault}. Tool {spec.id} reaches such a host only if the agent's manifest names it. Continue without it, or "
+            f"ask the user to add it to [requires.tools.{spec.id}.net] there."
+        )
     if capability == "net.fetch":
         return (
             f"Tool {spec.id} cannot reach {shown}, which is not among its hosts. Continue without it, or ask the user to add the "

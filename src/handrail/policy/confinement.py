@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from handrail.contract.sandbox_protocol import CallConfinement
 from handrail.contract.text.lazy_patterns import compile_regex_lazily
-from handrail.contract.tool.requires import CapabilitySet
+from handrail.contract.tool.requires import Capability, CapabilitySet, ShellRequires
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.call_evaluation import PolicyVerdict, ToolPolicy, is_call_provably_read_only
-from handrail.policy.call_targets import CallTarget
+from handrail.policy.call_targets import CallTarget, build_script_from_argv, format_argv_for_message
 from handrail.policy.findings import PolicyFinding
 from handrail.policy.rules.matchers import PathSubject, rank_permission_specificity
 from handrail.policy.rules.pattern_faults import CONFINED_VARIABLE
 from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS
 from handrail.policy.rules.rules_and_modes import (
+    STRICTNESS,
     Rule,
     RuleBook,
     rule_applies_to_capability,
@@ -48,9 +49,11 @@ _PRIVATE_FOLDER = "/tmp/"  # noqa: S108 - nothing is made there
 class ConfinedRuleToolPolicy(ToolPolicy):
     """The policy of one tool, in which a rule with ``{confined}`` answers after all other rules."""
 
-    __slots__ = ("_confined", "_plain")
+    __slots__ = ("_confined", "_plain", "_required_access")
 
     def __init__(self, spec: ToolSpec, rules: RuleBook, capabilities: CapabilitySet, origin: str | None = None) -> None:
+        self._required_access: PolicyFinding | Literal[False] | None = False
+        """The objection to every call for what the tool requires; None without one, False before the first call."""
         super().__init__(spec, rules, capabilities, origin)
         self._confined = None
         # Only a call that does nothing but run a command can be confined as a whole.
@@ -79,6 +82,15 @@ class ConfinedRuleToolPolicy(ToolPolicy):
             return self._answer(plain, self._confined) if not objection else verdict
         verdict.confinement_objection = objection
         return verdict
+
+    def _evaluate(self, arguments: Mapping[str, Any], targets: Sequence[CallTarget]) -> PolicyVerdict:
+        verdict = super()._evaluate(arguments, targets)
+        if self._required_access is False:
+            self._required_access = find_required_access_objection(self)
+        found = self._required_access
+        if found is None or STRICTNESS[found.action] <= STRICTNESS[verdict.action]:
+            return verdict
+        return PolicyVerdict(self, arguments, targets, (*verdict.findings, found), found)
 
     def _answer(self, plain: PolicyVerdict, rule: Rule) -> PolicyVerdict:
         """Return the verdict with the answer of the rule to every finding that does not allow."""
@@ -256,6 +268,9 @@ _INTERPRETERS = frozenset(
         "php",
         "deno",
         "bun",
+        "rscript",
+        "julia",
+        "lua",
         "awk",
         "gawk",
         "mawk",
@@ -268,9 +283,9 @@ _INTERPRETERS = frozenset(
 _DESTROYING_CODE = compile_regex_lazily(
     r"\b(?:rmtree|unlink|unlinkSync|rmdir|rmdirSync|rmSync|removedirs|truncate|truncateSync|os\.(?:remove|rename|replace|system)|subprocess|popen"
     r"|child_process|execSync|shutil\.move|FileUtils|File\.delete|(?<!-)exec|eval|__import__|b64decode|fromhex)\b|\.(?:git|hg|svn|jj)\b|\brm\s"
-    r"|\bopen\s*\([^()]*['\"]w[b+]*['\"]\s*\)\s*(?:\.close\b|;|$)|\b(?:write_text|write_bytes)\s*\(\s*b?(?:''|\"\")\s*\)"
+    r"|\bopen\s*\([^()]*['\"]w[b+]*['\"]\s*\)\s*(?:\.close\b|[;'\"]|$)|\b(?:write_text|write_bytes)\s*\(\s*b?(?:''|\"\")\s*\)"
     r"|\b(?:writeFile|writeFileSync|File\.write)\s*\([^,()]*,\s*(?:''|\"\")\s*\)"
-    r"|\bdrop\s+(?:table|view|index|trigger|schema|database)\b|\bdelete\s+from\b|(?:^|[\s'\"])\.(?:shell|system|save|restore|output|once)\b",
+    r"|\brm\s*\(|\bfile\.remove\b|\bdrop\s+(?:table|view|index|trigger|schema|database)\b|\bdelete\s+from\b|(?:^|[\s'\"])\.(?:shell|system|save|restore|output|once)\b",
     re.IGNORECASE | re.MULTILINE,
 )
 """Words of code that may delete something or hide what it does. Code that is hidden better is left to the sandbox."""
@@ -344,3 +359,62 @@ def _changes_repository(targets: Sequence[CallTarget]) -> bool:
         and not any(_runs_code(command.argv) for command in target.subject.commands)
         for target in targets
     )
+
+
+# Access that a tool requires and that the arguments of its calls do not name, such as the program ``git`` of ``git.status``.
+#
+# The rules decide about it again while the call runs, and a running call cannot ask. So a rule that denies it, or asks about
+# it, decides about the call.
+
+_EVERYTHING = ("", "*", "**")
+"""The patterns of rules about every path or host."""
+_UNKNOWN_ARGUMENT = "\0"
+"""An argument that no literal word of a pattern matches."""
+
+
+def find_required_access_objection(policy: ToolPolicy) -> PolicyFinding | None:
+    """Return the finding that denies or asks about every call of a tool, for what each of them needs; None if no rule does."""
+    spec = policy.spec
+    named = spec.effective_targets
+    if "shell.run" in named or any(entry.cmd == "*" for entry in spec.requires.shell):
+        return None
+    found = [_find_rule_about_program(policy, entry) for entry in spec.requires.shell]
+    rules = [rule for rule in found if rule is not None]
+    if rules and len(rules) == len(found):
+        program = spec.requires.shell[0].cmd
+        shown = f"{format_argv_for_message((program,))}, which {spec.id} runs,"
+        target = CallTarget("shell.run", program, shown, build_script_from_argv((program,)))
+        rule = min(rules, key=lambda one: STRICTNESS[one.action])
+        return PolicyFinding(rule.action, "rule", rule, target=target)
+    for capability in _list_needed_capabilities(spec):
+        ranked = policy.rank_capability_rules(capability)[0].ranked
+        first = ranked[0].rule if ranked and capability not in named else None
+        if first is not None and first.action == "deny" and first.pattern in _EVERYTHING:
+            return PolicyFinding("deny", "rule", first)
+    return None
+
+
+def _list_needed_capabilities(spec: ToolSpec) -> Iterator[Capability]:
+    if spec.single_command:
+        return  # its programs may do without
+    if spec.requires.net.hosts and not spec.requires.net.by_rule:
+        yield "net.fetch"
+    if spec.requires.fs.read and spec.requires.shell:
+        yield "fs.read"
+    if spec.requires.fs.write and spec.side_effect != "read":
+        yield "fs.write"
+
+
+def _find_rule_about_program(policy: ToolPolicy, entry: ShellRequires) -> Rule | None:
+    """Return the rule that denies or asks about a program with any arguments, or with the subcommand that names the tool."""
+    known = () if entry.args is None else entry.args
+    words = [one if isinstance(one, str) else _UNKNOWN_ARGUMENT for one in known]
+    forms = [(entry.cmd, *words)]
+    if entry.args is None:
+        program, _, subcommand = policy.spec.id.partition(".")
+        forms = [(entry.cmd, _UNKNOWN_ARGUMENT)]
+        forms += [(entry.cmd, subcommand, _UNKNOWN_ARGUMENT)] if program == entry.cmd and subcommand else []
+    own = policy.rank_capability_rules("shell.run")[0]
+    winners = [winner.rule for form in forms if (winner := own.find_winner(form)) is not None]
+    strict = [rule for rule in winners if rule.action != "allow"]
+    return max(strict, key=lambda one: STRICTNESS[one.action], default=None)

@@ -105,7 +105,7 @@ def _rule_steps(verdict: PolicyVerdict, finding: PolicyFinding) -> Iterator[Trac
         yield from _candidate_steps("tool", prepared.tool_rules, tool_subject)
         if capability is None:
             yield from _candidate_steps("tool, shipped", prepared.default_tool_rules, tool_subject)
-    if capability is not None and subject != ():
+    if capability is not None and subject != () and not isinstance(subject, Mapping):
         own, shipped = prepared.rank_capability_rules(capability)
         yield from _candidate_steps(capability, own, subject)
         if own.find_winner(subject) is None and finding.tool is None and not redirected:

@@ -121,7 +121,8 @@ def _is_lost(path: str, inner: str, repository: _RepositoryFiles, *, removed: bo
     try:
         where = roots.resolve_exact_path(path)
         if inner and is_marked(inner):
-            return _is_full_folder(where.absolute)
+            is_rebuilt = where.root == roots.workspace and _is_ignored_output(where.relative_path, repository)
+            return where.is_writable and not is_rebuilt and _is_full_folder(where.absolute)
         if inner and Path(where.absolute).is_dir():
             where = roots.resolve_exact_path(f"{path}/{inner}")
     except ToolError:
@@ -139,11 +140,15 @@ def _is_lost(path: str, inner: str, repository: _RepositoryFiles, *, removed: bo
     relative = where.relative_path
     if destroying_forms.is_cache(relative):
         return False
-    if destroying_forms.is_build_output(relative) and repository.ignores(relative):
+    if _is_ignored_output(relative, repository):
         return False
     if stat.S_ISDIR(found.st_mode):
         return removed or _is_full_folder(where.absolute)
     return not (removed and repository.has_content(relative, found))
+
+
+def _is_ignored_output(relative: str, repository: _RepositoryFiles) -> bool:
+    return destroying_forms.is_build_output(relative) and repository.ignores(relative)
 
 
 def _is_full_folder(path: str) -> bool:

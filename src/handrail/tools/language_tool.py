@@ -14,7 +14,7 @@ from handrail.contract.services.language_services import (
     convert_completeness_to_json,
 )
 from handrail.contract.services.tool_runtime import Runtime
-from handrail.contract.tool.requires import FsRequires, Requires
+from handrail.contract.tool.requires import FsRequires, Requires, ShellRequires
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.tools.tool_declarations import MAX_PATH, file_read_spec, make_closed_object_schema
 
@@ -22,6 +22,8 @@ MAX_RESULTS = 200
 """The maximum number of places, symbols, diagnostics or lines in an answer."""
 _MAX_FILES = 100
 _MAX_HOVER = 8_000
+_PROGRAMS = ("ty", "basedpyright-langserver", "pyright-langserver", "tsc", "clangd", "gopls")
+"""The servers of the known languages, so that rules about programs decide about them. The operator names all others."""
 ACTIONS = ("definition", "references", "hover", "symbols", "diagnostics", "rename_preview")
 
 
@@ -68,7 +70,9 @@ class LanguageServerTool(Tool):
             },
             ["action"],
         ),
-        requires=Requires(fs=FsRequires(read=("{workspace}",))),
+        requires=Requires(
+            fs=FsRequires(read=("{workspace}",)), shell=tuple(ShellRequires(cmd=program) for program in _PROGRAMS)
+        ),
         kind="search",
         timeout_ms=180_000,
         max_entries=MAX_RESULTS,

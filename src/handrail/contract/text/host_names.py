@@ -11,12 +11,14 @@ port opens the ports of the web. Only a grant that is itself an address opens an
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import Literal, NamedTuple, cast
 
 from handrail.contract.errors import quote_text_or_length
 from handrail.contract.text.lazy_patterns import compile_regex_lazily
+from handrail.contract.text.public_addresses import explain_blocked_address
 
 Address = IPv4Address | IPv6Address
 
@@ -95,6 +97,10 @@ class HostPattern(NamedTuple):
             opened = self.port in ("any", host.port)
         return opened and self._names(host)
 
+    def opens(self, host: HostAddress) -> bool:
+        """Return whether a capability with this pattern covers a host; see :func:`capability_covers_host`."""
+        return self.matches_as_grant(host) and (self.kind == "exact" or _explain_private(host) is None)
+
     def _names(self, host: HostAddress) -> bool:
         if self.kind == "every":
             return True
@@ -161,13 +167,34 @@ def rule_matches_host(pattern: str, host: str) -> bool:
 def grant_covers_host(pattern: str, host: str) -> bool:
     """Return whether a declared ``pattern`` opens ``host[:port]``.
 
-    A pattern without a port opens 80 and 443, only ``*`` every port. The resolver enforces later that a wildcard
-    opens no private address.
+    A pattern without a port opens 80 and 443, only ``*`` every port.
     """
     try:
         return parse_host_pattern(pattern).matches_as_grant(parse_host_address(host))
     except ValueError:
         return False
+
+
+def capability_covers_host(pattern: str, host: str) -> bool:
+    """Return whether a capability with ``pattern`` covers ``host[:port]``: a wildcard covers no private host."""
+    try:
+        return parse_host_pattern(pattern).opens(parse_host_address(host))
+    except ValueError:
+        return False
+
+
+def explain_private_refusal(patterns: Iterable[str], host: str) -> str | None:
+    """Return why a wildcard among these patterns does not cover ``host[:port]``; None if that is not the reason."""
+    if not any(grant_covers_host(pattern, host) for pattern in patterns):
+        return None
+    return _explain_private(parse_host_address(host))
+
+
+def _explain_private(host: HostAddress) -> str | None:
+    if host.address is not None:
+        return explain_blocked_address(host.address)
+    is_loopback = host.name == "localhost" or host.name.endswith(".localhost")
+    return "a name of this machine" if is_loopback else None
 
 
 def grant_names_address(pattern: str, address: Address, port: int) -> bool:

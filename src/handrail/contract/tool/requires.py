@@ -27,8 +27,8 @@ from handrail.contract.text.glob_patterns import (
 )
 from handrail.contract.text.host_names import (
     HostPattern,
+    capability_covers_host,
     find_host_pattern_fault,
-    grant_covers_host,
     parse_host_address,
     parse_host_pattern,
 )
@@ -385,7 +385,7 @@ def _covers(layer: CapabilityLayer, capability: Capability, target: str | Sequen
         return any(s.allows(argv) for s in layer.shell)
     assert isinstance(target, str)
     if capability == "net.fetch":
-        return any(grant_covers_host(h, target) for h in layer.hosts)
+        return any(capability_covers_host(h, target) for h in layer.hosts)
     for pattern in layer.fs_read if capability == "fs.read" else layer.fs_write:
         if compile_path_glob(pattern).match(target) is not None:
             return True
@@ -403,7 +403,7 @@ def _do_all_cover(layers: Sequence[Sequence[HostPattern]], text: str) -> bool:
         return False
     for patterns in layers:
         for pattern in patterns:
-            if pattern.matches_as_grant(host):
+            if pattern.opens(host):
                 break
         else:
             return False

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from unicodedata import category
 
 from handrail.contract.text.lazy_patterns import compile_regex_lazily
-from handrail.frontends.cli.text_layout import get_terminal_width, wrap_words
+from handrail.frontends.cli.text_layout import MIN_WIDTH, get_terminal_width, measure_display_width, wrap_words
 
 if TYPE_CHECKING:
     from handrail.contract.calls_and_results import Result
@@ -111,12 +111,20 @@ def _escape_character(character: str) -> str:
 
 
 def print_escaped_line(text: str = "") -> None:
-    """Write exactly one line, escaped. Text in it cannot begin another line."""
-    sys.stdout.write(_escape_to_one_line(text) + "\n")
+    """Write one line, escaped. A terminal gets it wrapped at words. Text in it cannot place a line at the left edge."""
+    _write_wrapped(_escape_to_one_line(text))
 
 
 def print_escaped_lines(text: str) -> None:
-    sys.stdout.write(escape_for_terminal(text) + "\n")
+    """Write lines, escaped. A terminal gets them wrapped at words."""
+    _write_wrapped(escape_for_terminal(text))
+
+
+def _write_wrapped(text: str) -> None:
+    if sys.stdout.isatty():
+        width = get_terminal_width(sys.stdout)
+        text = "\n".join(piece for line in text.split("\n") for piece in _wrap_note(line, width))
+    sys.stdout.write(text + "\n")
 
 
 def print_terminal_safe_text(text: str, end: str = "\n") -> None:
@@ -147,12 +155,14 @@ def print_stderr_block(text: str) -> None:
 
 
 def _wrap_note(line: str, width: int) -> list[str]:
-    """Return a line of a note in lines for a terminal. A command to copy stays whole."""
-    if "handrail " in line.partition(": ")[2]:
-        return [line]
+    """Return a line of a note in lines for a terminal. A command to copy at its end stays whole, in a separate line."""
     indent = "  " + " " * (len(line) - len(line.lstrip()))
-    first, *further = wrap_words(line, width)
-    return [first] + [f"{indent}{piece}" for part in further for piece in wrap_words(part, width - len(indent))]
+    text, found, command = line.rpartition(": handrail ")
+    if not found or measure_display_width(line) <= width:
+        text, found = line, ""
+    first, *further = wrap_words(text + found[:1], width)
+    lines = [first, *(f"{indent}{piece}" for part in further for piece in wrap_words(part, width - len(indent)))]
+    return [*lines, f"{indent}handrail {command}"] if found else lines
 
 
 def print_prompt(text: str) -> None:
@@ -201,7 +211,8 @@ def print_result(result: Result) -> None:
     """Print a result for the user: its data on stdout, its error and notes on stderr."""
     if result.data is not None:
         # Write all at once, also if Python does not buffer, so that a reader which stops early has got all of it.
-        print_terminal_safe_text("\n".join(format_data_as_lines(result.data)))
+        width = get_terminal_width(sys.stdout) if sys.stdout.isatty() else None
+        print_terminal_safe_text("\n".join(format_data_as_lines(result.data, width)))
     sys.stdout.flush()
     if not result.ok:
         print_stderr_note(f"{result.error_kind}: {result.error_text}")
@@ -212,23 +223,32 @@ def print_result(result: Result) -> None:
         print_stderr_note(f"warning: The outcome could not be recorded: {result.metadata['log_error']}")
 
 
-def format_data_as_lines(data: Any) -> list[str]:
-    """Return JSON data as readable lines. A string is not changed."""
+def format_data_as_lines(data: Any, width: int | None = None) -> list[str]:
+    """Return JSON data as readable lines. A text of several lines, such as a file's, is not changed.
+
+    :param width: the columns that names with their values, and entries of lists, are wrapped to; None for one line each
+    """
     if isinstance(data, str):
         return [data.removesuffix("\n")]
     if isinstance(data, Mapping):
         lines: list[str] = []
+        room = None if width is None else max(MIN_WIDTH, width - 2)
         for key, value in cast("Mapping[str, Any]", data).items():
             inner = format_data_as_lines(value)
             if len(inner) == 1 and "\n" not in inner[0]:
-                lines.append(f"{key}: {inner[0]}")
+                lines += _wrap_data_line(f"{key}: {inner[0]}", width)
             else:
                 lines.append(f"{key}:")
-                lines += [f"  {part}" for block in inner for part in block.split("\n")]
+                lines += [f"  {part}" for block in format_data_as_lines(value, room) for part in block.split("\n")]
         return lines or ["{}"]
     if isinstance(data, Sequence):
-        return ["[]"] if not (items := cast("Sequence[Any]", data)) else [_compact(item) for item in items]
+        items = [_compact(item) for item in cast("Sequence[Any]", data)]
+        return ["[]"] if not items else [part for item in items for part in _wrap_data_line(item, width)]
     return [_compact(data)]
+
+
+def _wrap_data_line(line: str, width: int | None) -> list[str]:
+    return [line] if width is None or "\n" in line else _wrap_note(escape_for_terminal(line), width)
 
 
 def _compact(value: Any) -> str:

@@ -22,6 +22,7 @@ from handrail.contract.errors import HandrailError
 from handrail.contract.sandbox_protocol import Sandbox, SandboxMechanism, SandboxTier
 from handrail.contract.struct import Struct
 from handrail.contract.tool_generation import Generation
+from handrail.origins.installed_package import build_extra_install_command
 from handrail.runtime.files.session_roots import find_openat2_problem
 from handrail.runtime.ripgrep import find_ripgrep
 from handrail.sandbox import tier_probe
@@ -197,8 +198,8 @@ def _check_extras() -> Iterator[DoctorCheck]:
         if is_module_importable(module):
             yield DoctorCheck(f"extra {extra}", "ok", f"installed, for {use}")
         else:
-            remedy = f"pip install 'handrail[{extra}]'"
-            yield DoctorCheck(f"extra {extra}", "warning", f"not installed; {use} needs it", remedy)
+            command = build_extra_install_command(extra)
+            yield DoctorCheck(f"extra {extra}", "warning", f"not installed; {use} needs it", command)
 
 
 def _check_keys() -> Iterator[DoctorCheck]:

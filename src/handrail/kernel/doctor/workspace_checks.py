@@ -36,6 +36,7 @@ from handrail.kernel.doctor.storage_checks import check_file_name_aliasing, chec
 from handrail.kernel.kernel_assembly import collect_process_rules, parse_rule_texts
 from handrail.kernel.sandbox_selection import choose_unlimited_sandbox, make_limited_sandbox
 from handrail.origins.import_guard import can_import_module
+from handrail.origins.installed_package import build_extra_install_command
 from handrail.policy.call_targets import build_ceiling_capability_layer
 from handrail.policy.rules.rules_and_modes import MODE_DESCRIPTIONS
 from handrail.policy.rules.validation import iterate_missing_tool_warnings
@@ -87,7 +88,7 @@ def check_configured_mcp_servers(config: MergedConfiguration, folders: StateFold
             "mcp servers",
             "problem",
             f"{names}: configured, but the extra mcp is not installed",
-            "pip install 'handrail[mcp]'",
+            build_extra_install_command("mcp"),
         )
         return
     from handrail.kernel.upstream_mcp_servers import get_server_status

@@ -166,7 +166,8 @@ def _make_verb_list(text: str) -> tuple[str, ...]:
 
 
 _NODE_NETWORK = _make_verb_list(
-    "install, i, in, ci, add, update, up, upgrade, publish, audit, view, info, outdated, login, create, init, dlx, search, ping"
+    "install, i, in, ci, add, update, up, upgrade, publish, unpublish, deprecate, dist-tag, audit, view, info, outdated, login, create, init, "
+    "dlx, search, ping"
 )
 _PIP_NETWORK = _make_verb_list("install, download, index, search, wheel")
 _NETWORK: Mapping[str, tuple[str, ...]] = {
@@ -213,6 +214,10 @@ _NETWORK: Mapping[str, tuple[str, ...]] = {
             "uvx",
             "yt-dlp",
             "aria2c",
+            "mongo",
+            "mongosh",
+            "cpanm",
+            "huggingface-cli",
         ),
         (),
     ),
@@ -241,6 +246,10 @@ _NETWORK: Mapping[str, tuple[str, ...]] = {
     ),
     "hg": _make_verb_list("pull, push, clone, incoming, outgoing"),
     "playwright": _make_verb_list("install"),
+    "mvn": _make_verb_list("deploy, clean deploy"),
+    "pod": _make_verb_list("install, update, push, repo"),
+    **dict.fromkeys(("flutter", "dart"), _make_verb_list("pub get, pub add, pub upgrade, pub publish")),
+    "mix": _make_verb_list("deps.get, deps.update, hex.publish"),
     "rustup": _make_verb_list("update, install, toolchain install, component add, target add"),
     "deno": _make_verb_list("add, install, cache, publish"),
 }
@@ -316,7 +325,7 @@ def _find_program_position(argv: Sequence[str], verbs: Sequence[str]) -> int | N
 
 def _shell(argv: tuple[str, ...], depth: int) -> str | None:
     index = 1
-    while index < len(argv) and re.fullmatch(r"-[eux]+|-o|pipefail|--", argv[index]):
+    while index < len(argv) and re.fullmatch(r"-[eunx]+|-o|pipefail|--", argv[index]):
         index += 1
     if index < len(argv) and re.fullmatch(r"-[eux]*l?c", argv[index]) and index + 1 < len(argv):
         text = argv[index + 1]
@@ -359,6 +368,13 @@ def _find(argv: tuple[str, ...], depth: int) -> str | None:
     return None
 
 
+def _fd(argv: tuple[str, ...], depth: int) -> str | None:
+    for inner in risky_options.iterate_fd_exec_commands(argv):
+        if (reason := _why_not_confined(inner, depth - 1)) is not None:
+            return reason
+    return None
+
+
 def unwrap_executed_commands(argv: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the commands that a command runs through its wrappers, ``xargs`` or ``find``; the command alone if it is none of them."""
     *_, inner = command_wrappers.split_wrapper_layers(argv)
@@ -367,6 +383,8 @@ def unwrap_executed_commands(argv: Sequence[str]) -> list[tuple[str, ...]]:
         return [found]
     if program in ("find", "gfind", "bfs"):
         return list(risky_options.iterate_find_exec_commands(inner)) or [tuple(inner)]
+    if program in ("fd", "fdfind"):
+        return list(risky_options.iterate_fd_exec_commands(inner)) or [tuple(inner)]
     return [tuple(inner)]
 
 
@@ -470,7 +488,8 @@ def _make(argv: tuple[str, ...], depth: int) -> str | None:
             and (name.upper() == "SHELL" or not command_wrappers.is_harmless_variable(name.rstrip(":+?")))
         ):
             return f"make {name}=… sets the commands of its recipes"
-    if any(word.startswith("--eval") or word in _MAKES_FROM_TEXT or is_open(word) for word in argv[1:]):
+    unknown = [word for word in argv[1:] if is_open(word) and not risky_options.is_job_count(word)]
+    if unknown or any(word.startswith("--eval") or word in _MAKES_FROM_TEXT for word in argv[1:]):
         return "make runs a rule that the command does not name"
     return None
 
@@ -524,10 +543,13 @@ def _npx(argv: tuple[str, ...], depth: int) -> str | None:
             return f"{argv[0]} {argv[at]} is a form that Handrail does not understand"
         offline = offline or argv[at] in ("--no-install", "--no", "--offline")
         at += 1
-    # Without the option, npx downloads a missing program, which has no network here and fails after a long wait.
-    if not offline:
-        return f"{argv[0]} needs the network for a program that is not installed (--no-install prevents that)"
+    if not offline and at < len(argv) and _FETCHED_PACKAGE.search(argv[at]) is not None:
+        return f"{argv[0]} needs the network for {show_marks(argv[at])}"
     return _why_not_confined(argv[at:], depth - 1) if at < len(argv) else None
+
+
+_FETCHED_PACKAGE = compile_regex_lazily(r".@|(?:\A|/)create-|://|\Agithub:|\Adegit\Z|[\x01-\x04]")
+"""A package that ``npx`` fetches: one with a version or an address, or one that creates projects. Any other is a program of the project."""
 
 
 def _package_runner(argv: tuple[str, ...], depth: int) -> str | None:
@@ -561,6 +583,7 @@ def _find_no_problem(argv: tuple[str, ...], depth: int) -> str | None:
 
 _CHECKS: Mapping[str, _Check] = {
     **dict.fromkeys(("find", "gfind", "bfs"), _find),
+    **dict.fromkeys(("fd", "fdfind"), _fd),
     **dict.fromkeys(("xargs", "gxargs"), _xargs),
     **dict.fromkeys(("python", "python3"), _python),
     **dict.fromkeys(("sed", "gsed"), _sed),
@@ -625,12 +648,12 @@ def explain_possible_destruction(script: ShellScript, text: str) -> str | None:
 
 _QUOTES = compile_regex_lazily(r"['\"\\]")
 _SEPARATORS = compile_regex_lazily(r"[\s;|&()<>`{}$!,=:]+")
-_NAMES = "|".join(sorted((re.escape(name) for name in destroying_forms.PROGRAM_NAMES - {"git", "find", "sed", "tar", "cp", "tee", "ln", "install"}), reverse=True))  # fmt: skip
+_NAMES = "|".join(sorted((re.escape(name) for name in destroying_forms.PROGRAM_NAMES - {"git", "find", "sed", "tar", "cp", "tee", "ln", "install", "kill", "pkill", "killall", "awk", "gawk"}), reverse=True))  # fmt: skip
 _DESTROYING_WORDS = compile_regex_lazily(
     rf"(?<![\w.-])(?:{_NAMES})(?![\w-])|-delete\b|--delete|>\||(?<![>&<])>(?!>|&)\s*[^\s&/]|\bof="
     r"|\b(?:clean|reset|checkout|restore|stash|switch|reflog|gc|prune|update-ref|filter-branch|filter-repo)\b|\s-D\b|--force|\s-f\b"
     r"|\b(?:rmtree|unlink|rmdir|removedirs|remove|rmSync|unlinkSync|rmdirSync|truncate|rename|replace|writeFile|write_text|write_bytes|fs\.rm"
-    r"|shutil|os\.system|subprocess|popen|exec|eval|base64|xxd|decode|fromhex|chr)\b|\\x|\$'",
+    r"|shutil|os\.system|subprocess|popen|exec|eval|base64|xxd|decode|fromhex|chr)\b|\\x|\$'|\bsystem\s*\(|\bgetline\b|\binplace\b",
     re.IGNORECASE,
 )
 _REPOSITORY = compile_regex_lazily(r"\.(?:git|hg|svn|jj)\b", re.IGNORECASE)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.policy.shell.nested_commands import program_name
-from handrail.policy.shell.simple_commands import has_marks, is_marked
+from handrail.policy.shell.simple_commands import ANY_TEXT, GLOB, has_marks, is_marked
 
 _MOST_REMOVED = 3
 """The number of files that one command may remove by their names."""
@@ -137,6 +137,7 @@ def _always(why: str) -> _Check:
 
 def _rm(argv: Sequence[str]) -> str | None:
     options, operands = split_words(argv)
+    operands = [_find_globbed_folder(word) or word for word in operands]
     if all(map(is_cache, operands)):
         return None
     if any(word[-1:] == "\x04" or is_marked(word) for word in (*operands, *options)):
@@ -150,6 +151,13 @@ def _rm(argv: Sequence[str]) -> str | None:
     if any(_is_repository(word) for word in operands):
         return f"{argv[0]} removes version control data"
     return None
+
+
+def _find_globbed_folder(word: str) -> str | None:
+    """Return the folder of build outputs of which a word names entries by a pattern, as in ``build/*``; None for any other word."""
+    folder, mark, rest = word.partition(GLOB)
+    plain = bool(mark) and not rest and folder[-1:] == "/" and not is_marked(folder)
+    return folder if plain and is_build_output(folder) else None
 
 
 def _is_repository(word: str) -> bool:
@@ -209,8 +217,18 @@ def _copies(argv: Sequence[str]) -> str | None:
     return None
 
 
-def _explain_tee(argv: Sequence[str]) -> str | None:
-    return "tee writes to files that the command does not name" if has_marks(argv) else None
+def _explain_unnamed_output(argv: Sequence[str]) -> str | None:
+    return f"{argv[0]} writes to files that the command does not name" if has_marks(argv) else None
+
+
+def _explain_truncation(argv: Sequence[str]) -> str | None:
+    operands = split_words(argv, _TRUNCATE_VALUES)[1]
+    if all(map(is_build_output, operands)):
+        return None  # the file system decides
+    return f"{argv[0]} removes or overwrites its arguments"
+
+
+_TRUNCATE_VALUES = "-s --size -r --reference"
 
 
 def _with_options(letters: str, *names: str, why: str) -> _Check:
@@ -223,7 +241,8 @@ def _chmod(argv: Sequence[str]) -> str | None:
         return None
     if has_marks(argv) or any(word in (".", "/", "*", "..") for word in operands[1:]):
         return f"{argv[0]} -R changes the modes of many files"
-    return f"{argv[0]} -R removes permissions" if re.match(r"[0-3]\d\d\Z|0[0-3]\d\d\Z|[ugoa]*[-=]", argv[1]) else None
+    mode = next((word for word in argv[1:] if not re.fullmatch(r"-[Rcfv]+|--.*", word)), "")
+    return f"{argv[0]} -R removes permissions" if re.match(r"[0-3]\d\d\Z|0[0-3]\d\d\Z|[ugoa]*[-=]", mode) else None
 
 
 _SED_WHOLE = compile_regex_lazily(
@@ -266,6 +285,10 @@ def _tar(argv: Sequence[str]) -> str | None:
     if any(word.startswith(("--remove-files", "--recursive-unlink", "--unlink-first", "--overwrite")) for word in argv):
         return f"{argv[0]} removes or overwrites files"
     return None
+
+
+def _ends_every_process(argv: Sequence[str]) -> str | None:
+    return "kill -1 ends every process" if len(argv) > 2 and "-1" in argv[2:] else None
 
 
 # Git and its like.
@@ -405,7 +428,7 @@ def _subcommands(*names: str, why: str) -> _Check:
 
 _PROGRAMS: Mapping[str, _Check] = {
     **dict.fromkeys(("rm", "unlink", "grm"), _rm),
-    **dict.fromkeys(("shred", "srm", "wipe", "scrub", "truncate", "gtruncate", "blkdiscard", "wipefs", "fdisk", "sfdisk", "parted", "dropdb"),
+    **dict.fromkeys(("shred", "srm", "wipe", "scrub", "blkdiscard", "wipefs", "fdisk", "sfdisk", "parted", "dropdb"),
                     _always("removes or overwrites its arguments")),
     **dict.fromkeys(("mkfs", "mke2fs", "mkswap", "mkfs.ext4", "mkfs.xfs", "mkfs.vfat", "mkfs.btrfs"), _always("overwrites what it names")),
     **dict.fromkeys(("rename", "prename", "mmv", "detox"), _always("renames files by a pattern, and may overwrite others")),
@@ -413,7 +436,8 @@ _PROGRAMS: Mapping[str, _Check] = {
     **dict.fromkeys(("find", "gfind", "bfs"), _find),
     **dict.fromkeys(("mv", "gmv"), _mv),
     **dict.fromkeys(("cp", "gcp", "install", "ln"), _copies),
-    "tee": _explain_tee,
+    **dict.fromkeys(("tee", "sponge"), _explain_unnamed_output),
+    **dict.fromkeys(("truncate", "gtruncate"), _explain_truncation),
     **dict.fromkeys(("rimraf", "del-cli", "shx", "trash-empty"), _always("removes files")),
     **dict.fromkeys(("chmod", "chown", "chgrp"), _chmod),
     **dict.fromkeys(("sed", "gsed"), _explain_sed),
@@ -422,7 +446,8 @@ _PROGRAMS: Mapping[str, _Check] = {
     "rsync": _rsync,
     **dict.fromkeys(("tar", "gtar", "bsdtar"), _tar),
     "zip": _with_options("m", "--move", why="removes the files that it packs"),
-    "unzip": _with_options("o", why="overwrites files"),
+    "kill": _ends_every_process,
+    **dict.fromkeys(("pkill", "killall"), _with_options("uU", "--euid", "--uid", "--user", why="ends all processes of a user")),
     "fallocate": _with_options("pcdz", "--punch-hole", "--collapse-range", "--zero-range", "--dig-holes", why="overwrites a file"),
     "git": _git,
     "hg": _subcommands("purge", "revert", "strip", "rollback", "clean", why=_LOSES),
@@ -437,7 +462,8 @@ PROGRAM_NAMES = frozenset(_PROGRAMS)
 
 # What the file system decides.
 
-WRITING_PROGRAMS = frozenset({"sort", "gsort", "shuf", "iconv", "uniq", "xxd", "mawk", "nawk"})
+_ARCHIVERS = frozenset({"tar", "gtar", "bsdtar", "unzip", "cpio", "7z", "7za", "7zz"})
+WRITING_PROGRAMS = frozenset({"sort", "gsort", "shuf", "iconv", "uniq", "xxd", "mawk", "nawk"}) | _ARCHIVERS
 """Further programs for which :func:`find_replaced_paths` has an answer."""
 
 
@@ -449,7 +475,7 @@ def find_removed_paths(argv: Sequence[str]) -> tuple[str, ...]:
         return tuple(split_words(argv[index:], "-b -B --orphan --conflict")[1]) if is_checkout else ()
     if program_name(argv) not in ("rm", "unlink", "grm"):
         return ()
-    return tuple(word for word in split_words(argv)[1] if not is_cache(word))
+    return tuple(_find_globbed_folder(word) or word for word in split_words(argv)[1] if not is_cache(word))
 
 
 def find_replaced_paths(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -462,11 +488,12 @@ def find_replaced_paths(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
         options, operands = split_words(argv, "-t -S -m -o -g --suffix --target-directory --mode --owner --group")
         if program == "ln" and not _has(options, "f", "--force"):
             return
-        if len(operands) < 2 or (program != "install" and _has(options, "nb", "--no-clobber", "--backup")):
+        keeping = "" if program == "install" else "b" if program == "ln" else "nb"
+        if len(operands) < 2 or (keeping and _has(options, keeping, "--no-clobber", "--backup")):
             return
         for source in operands[:-1]:
             yield operands[-1], posixpath.basename(source.rstrip("/"))
-    elif program == "tee":
+    elif program in ("tee", "sponge"):
         options, operands = split_words(argv)
         if not _has(options, "a", "--append"):
             yield from ((word, "") for word in operands)
@@ -482,9 +509,36 @@ def find_replaced_paths(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
                 yield word.removeprefix("--output=").removeprefix("-o"), ""
     elif program in ("awk", "gawk", "mawk", "nawk"):
         yield from ((match.group("path"), "") for word in argv[1:] for match in _AWK_OUTPUT.finditer(word))
+    elif program in ("truncate", "gtruncate"):
+        yield from ((word, "") for word in split_words(argv, _TRUNCATE_VALUES)[1])
+    elif program in _ARCHIVERS:
+        yield from _find_unpacked_folders(program, argv)
     elif program in ("uniq", "xxd"):
         operands = split_words(argv, "-f -s -w -c -l")[1]
         yield from ((word, "") for word in operands[1:2])
+
+
+def _find_unpacked_folders(program: str, argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the folder that an archive is unpacked into, over files in it, with a mark for the unknown names."""
+    words = [*argv[1:], ""]
+    first = "" if words[0][:2] == "--" else words[0].lstrip("-")
+    options = split_words(argv, "-C -f -d -E --directory --file")[0]
+    if program in ("tar", "gtar", "bsdtar"):
+        unpacks = "x" in first or _has(options, "x", "--extract", "--get")
+        keeps = _has(options, "kO", "--keep-old-files", "--skip-old-files", "--keep-newer-files", "--to-stdout")
+        folders = [after for word, after in itertools.pairwise(words) if word in ("-C", "--directory")]
+        folders += [word.partition("=")[2] for word in words if word.startswith("--directory=")]
+        keeps = keeps or not set("kO").isdisjoint(first)
+    elif program == "unzip":
+        unpacks, keeps = _has(options, "o"), _has(options, "plt")
+        folders = [after for word, after in itertools.pairwise(words) if word == "-d"]
+    elif program == "cpio":
+        unpacks, keeps, folders = _has(options, "i", "--extract") and _has(options, "u", "--unconditional"), False, []
+    else:
+        unpacks, keeps = first in ("x", "e") and not {"-y", "-aoa"}.isdisjoint(words), False
+        folders = [word[2:] for word in words if word[:2] == "-o"]
+    if unpacks and not keeps:
+        yield (folders[-1] if folders else "."), ANY_TEXT
 
 
 _AWK_OUTPUT = re.compile(r'\bprintf?\b[^;{}>]*(?<!>)>\s*"(?P<path>[^"\\]+)"')

@@ -38,6 +38,10 @@ _OPEN_A_SHELL_INSIDE = frozenset(
     | {"dc", "m4", "ftp", "telnet", "crontab", "xdg-open", "irb", "tclsh", "wish", "ghci", "osascript", "mail", "mutt"}
 )
 
+_PRINT_VERSION = frozenset({"vi", "vim", "nvim", "emacs", "nano", "sqlite3", "psql", "mysql", "ghci", "irb"})
+_VERSION_WORDS = frozenset({("--version",), ("-version",), ("--help",)})
+"""Words with which these programs only print something."""
+
 _Form = Callable[[Sequence[str]], CommandRisk | None]
 _COMPILER = program_forms.make_pattern_check(
     "runs a program or plugin",
@@ -153,6 +157,8 @@ def make_unknown_word_risk(argv: Sequence[str]) -> CommandRisk | None:
     if program in ("test", "[", "[[", "export", "read"):
         return None  # their forms read the marks
     words = argv[: argv.index("--")] if "--" in argv and program not in _RUN_REST else argv
+    if program in ("make", "gmake"):
+        words = [word for word in words if not program_forms.is_job_count(word)]
     if not any(map(is_open, words)) and program not in _RUN_REST:
         return None
     if program not in _FORMS and program not in _RUN_REST and find_form_risk((argv[0], "-x", "x")) is None:
@@ -183,7 +189,7 @@ def find_form_risk(argv: Sequence[str], depth: int = _MAX_DEPTH) -> CommandRisk 
         return build_risk_naming_every_word(argv, f"{program} runs the command that its arguments name")
     if program in _CHANGE_THE_SHELL:
         return build_risk_naming_every_word(argv, f"{program} changes or runs something in the shell itself")
-    if program in _OPEN_A_SHELL_INSIDE:
+    if program in _OPEN_A_SHELL_INSIDE and not (program in _PRINT_VERSION and tuple(argv[1:]) in _VERSION_WORDS):
         return build_risk_naming_every_word(argv, f"{program} has its own commands, which can start a shell")
     return program_forms.find_interpreter_risk(program, argv) or _unparsable_command_risk(argv)
 

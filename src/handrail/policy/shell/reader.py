@@ -423,11 +423,12 @@ class _TextReader:
             argv.append(word)
             source.append(written)
             last = self.at
-        if not argv:
-            if redirections:
-                raise UnclearSyntax("the command contains a redirection without a command")
-            if not assigned:
+        if not argv and not assigned:
+            if not redirections:
                 raise UnclearSyntax(f"no command comes before {text[self.at : self.at + 1] or 'its end'!r}")
+            argv.append(":")  # a shell opens the files, and runs nothing
+        if not argv and redirections:
+            raise UnclearSyntax("the command contains a redirection without a command")
         for name in assigned:
             if not (name == "IFS" and argv[:1] == ["read"] and self.text[start : start + 5] == "IFS= "):
                 self._check_variable(name, argv)
@@ -440,7 +441,7 @@ class _TextReader:
             if argv[-1] != "]":
                 raise UnclearSyntax("the command contains a [ without ]")
             self.parts.append((first, ("test", text[first:last])))
-        else:
+        elif source:
             self.parts.append((first, ("command", *source)))
         self.commands.append(
             (
@@ -774,7 +775,8 @@ def _mark_expansions(pieces: Sequence[tuple[str, bool]], written: str) -> str:
         found = [text.index(sign) for sign in cuts if sign in text and (sign == "{" or place <= closing)]
         out.append(_WILDCARDS.sub(GLOB, text[: min(found)] if found else text))
         if found:
-            return "".join((*out, GLOB))
+            left = text[min(found) :] + "".join(later for later, _ in pieces[place + 1 :])
+            return "".join((*out, GLOB, *(("/", GLOB) if "/" in left else ())))
     return "".join(out)
 
 

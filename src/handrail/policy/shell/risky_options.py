@@ -299,6 +299,25 @@ def iterate_find_exec_commands(argv: Sequence[str]) -> Iterator[tuple[str, ...]]
         index += 1
 
 
+def iterate_fd_exec_commands(argv: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield the commands of ``fd --exec`` and ``fd --exec-batch``, with a mark for the files that it finds."""
+    index = 1
+    while index < len(argv):
+        if argv[index] in ("-x", "-X", "--exec", "--exec-batch"):
+            end = next((at for at in range(index + 1, len(argv)) if argv[at] == ";"), len(argv))
+            words = argv[index + 1 : end]
+            given = tuple(_FD_PLACE.sub(ANY_TEXT, word) for word in words)
+            yield given if given != tuple(words) else (*given, SPLIT)
+            index = end
+        elif argv[index][:1] == "-" and _FD_EXEC.match(argv[index]):
+            yield (ANY_TEXT,)  # the option is in a cluster, or has its value attached
+        index += 1
+
+
+_FD_PLACE = compile_regex_lazily(r"\{(?:/|//|\.|/\.)?\}")
+_FD_EXEC = compile_regex_lazily(r"-[a-zA-Z]*[xX]|--exec|--e(?:x|xe)?\Z")
+
+
 def find_tar_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of a ``tar`` command, or None."""
     names = ("--checkpoint-action", "--use-compress-program", "--to-command", "--info-script", "--new-volume-script")
@@ -312,6 +331,11 @@ def find_tar_risk(argv: Sequence[str]) -> CommandRisk | None:
         )
     ]
     return _risk_from(argv, found[0], f"tar {argv[found[0]]} can run a program or write elsewhere") if found else None
+
+
+def is_job_count(word: str) -> bool:
+    """Return whether a word of ``make`` is the number of jobs, of which only the shell knows the value, as in ``-j"$n"``."""
+    return word[:2] == "-j" and _SPLITS.search(word) is None
 
 
 def assess_make_command_risk(argv: Sequence[str]) -> CommandRisk | None:
@@ -476,7 +500,9 @@ def _between(delimiter: str) -> str:
 
 _ADDRESS = rf"(?:\d+|\$|/{_between('/')}/)"
 _SUBSTITUTE = "|".join(rf"s{d}{_between(d)}{d}(?:[^{d}\\\n]|\\[^\n])*{d}[gpiI0-9]*" for d in ("/", r"\|", "#", ","))
-_PLAIN_SED = compile_regex_lazily(rf"(?:(?:{_ADDRESS}(?:,{_ADDRESS})?!?)?(?:[pdqlnN=]|{_SUBSTITUTE})(?:;[ ]*|\Z))+")
+_PLAIN_SED = compile_regex_lazily(
+    rf"(?:(?:{_ADDRESS}(?:,{_ADDRESS})?!?)?(?:[pdqlnN=]|{_SUBSTITUTE}|[ai][ ]*[^ \\\n][^\\\n]*\Z)(?:;[ ]*|\Z))+"
+)
 _SED_PLAIN_OPTIONS = frozenset(
     {"--quiet", "--silent", "--regexp-extended", "--posix", "--null-data", "--version", "--help"}
 )
@@ -577,7 +603,7 @@ _HARMLESS: dict[str, re.Pattern[str]] = {
     "groovy": compile_regex_lazily(r"(?!)"),
     "jshell": compile_regex_lazily(r"(?!)"),
 }
-_SHELL_HARMLESS = compile_regex_lazily(r"-[eux]+")
+_SHELL_HARMLESS = compile_regex_lazily(r"-[eunx]+")
 
 
 def find_interpreter_risk(program: str, argv: Sequence[str]) -> CommandRisk | None:

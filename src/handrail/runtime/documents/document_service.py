@@ -76,8 +76,8 @@ class SandboxedDocuments:
                 found, *_ = await self._run_extractor(PAGE_EXTRACTOR, {**question, "only_strip_tags": True}, page)
         if found.get("error") == "missing":
             raise ToolError(
-                "Text cannot be extracted from HTML: the extra 'web' is not installed. Ask the user to run "
-                "pip install 'handrail[web]', or fetch JSON or plain text.",
+                "Text cannot be extracted from HTML: the extra 'web' is not installed. Ask the user to install it "
+                "(handrail doctor shows the command), or fetch JSON or plain text.",
                 kind="unavailable",
             )
         if "error" in found:
@@ -171,8 +171,8 @@ class SandboxedDocuments:
 def _make_pdf_error(name: str, why: str, text: str) -> ToolError:
     if why == "missing":
         return ToolError(
-            f"Reading the text of a PDF is not available: pypdf is not installed. Ask the user to run "
-            f"pip install 'handrail[pdf]', or {_PROGRAM_HINT}.",
+            f"Reading the text of a PDF is not available: pypdf is not installed. Ask the user to install the extra 'pdf' "
+            f"(handrail doctor shows the command), or {_PROGRAM_HINT}.",
             kind="unavailable",
         )
     if why == "encrypted":

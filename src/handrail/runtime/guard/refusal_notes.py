@@ -43,7 +43,7 @@ _SIGNS: dict[_Failure, re.Pattern[bytes]] = {
         rb"|\bENOTFOUND\b|\bEAI_AGAIN\b|\bEAI_NONAME\b|no such host|lookup address information|dns error"
         rb"|network is unreachable|\bENETUNREACH\b|no route to host|\bEHOSTUNREACH\b|UnknownHostException"
         rb"|fai(?:led|lure) to download|network error|error sending request for url|spurious network"
-        rb"|\(from versions: none\)",
+        rb"|\(from versions: none\)|\bfetch failed\b",
         re.IGNORECASE,
     ),
     "read-only": compile_regex_lazily(
@@ -74,6 +74,9 @@ _SILENT = (
     (compile_regex_lazily(r"(?<![\w.-])wget(?![\w.-])"), frozenset((4,))),
 )
 """Programs that may say nothing, with their exit codes for a host that they did not reach."""
+_HIDES_FAILURE = compile_regex_lazily(r"[|;`!\n]|\$\(|(?<![&>])&(?![&>])")
+"""A text in which the exit code does not tell whether each command succeeded."""
+_QUOTED = compile_regex_lazily(r"'[^']*'|\"[^\"`$]*\"")
 _LOOPBACK_NAME = compile_regex_lazily(r"127\.\d+\.\d+\.\d+|localhost|\[?::1\]?|0\.0\.0\.0")
 _REFUSED = compile_regex_lazily(rb"connection refused|\bECONNREFUSED\b", re.IGNORECASE)
 _PATH_SIGNS = (b"ermission denied", b"ead-only file system", b"evice or resource busy", b"EACCES", b"EROFS", b"EBUSY")
@@ -139,13 +142,19 @@ def explain_sandbox_denials(process: Process, end: ProgramTermination) -> tuple[
         and (note := explain_invisible_repository(process.profile)) is not None
     ):
         notes.append(note)
-    if end.exit_code != 0:
+    has_tried = process.unreachable_count > 0 and all(one.refusal_reason is not None for one in end.attempts)
+    if end.exit_code != 0 or (has_tried and _HIDES_FAILURE.search(_QUOTED.sub("", end.command)) is not None):
         failures = _find_failures(end, output_tail)
+        if has_tried:
+            failures.add("network")
         if any(one.refusal_reason is not None for one in end.attempts):
             failures.discard("network")
+        if end.exit_code == 0:
+            failures &= {"network"}
         if paths:
             failures.discard("read-only")
         notes += [_explain_failure(failure, process.profile, end) for failure in _SIGNS if failure in failures]
+    if end.exit_code != 0:
         shown = output_tail.decode("utf-8", "replace")
         notes += _explain_missing_programs(shown)
         notes += _explain_outside_paths(shown, process.profile)
@@ -218,9 +227,10 @@ _OWN_LOOPBACK = "No other call shares them, so start the server and its client i
 def _explain_network(profile: SandboxProfile, capabilities: CapabilitySet) -> str:
     if capabilities.may_allow_any_target("net.fetch"):
         return (
-            "Programs reach hosts only over HTTP and TLS, through the proxy that http_proxy and https_proxy name, "
-            "and only hosts that a rule or the user allows. They have no name server and no other network. Use a "
-            "client that reads the proxy from these variables, such as curl, pip, npm or git over https."
+            "Programs reach hosts only over HTTP and TLS, through the proxy that http_proxy and https_proxy name, and only "
+            "hosts that a rule or the user allows. They have no name server and no other network. Use a client that reads "
+            "the proxy from these variables, such as curl, pip, npm or git over https. Node's fetch takes it from Node 22.21 "
+            "and 24.5 on."
         )
     return f"This call has no network: {explain_no_network(profile, capabilities)}"
 

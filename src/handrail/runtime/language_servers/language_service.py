@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from handrail.contract.errors import ToolError
@@ -318,7 +319,7 @@ class PooledLanguageService:
                 raise AssertionError
             return answer
 
-        slot = self._pool.get_or_create_slot(definition, ground)
+        slot = self._pool.get_or_create_slot(self._without_denied_programs(definition), ground)
         try:
             return await slot.ask(ground, question)
         except ServerErrorResponse as refusal:
@@ -327,6 +328,23 @@ class PooledLanguageService:
                 "grep and read.",
                 kind="failed",
             ) from None
+
+    def _without_denied_programs(self, definition: LanguageDefinition) -> LanguageDefinition:
+        """Return a language without the servers that rules about programs deny. The operator chose all others.
+
+        :raises ToolError: ``denied`` if no server is left
+        """
+        kept: list[tuple[str, ...]] = []
+        refusal: str | None = None
+        for command in definition.commands:
+            is_declared = self._capabilities.allows("shell.run", command)
+            reason = self._may("shell.run", command) if is_declared else None
+            refusal = refusal or reason
+            if reason is None:
+                kept.append(command)
+        if refusal is not None and not kept:
+            raise ToolError(refusal, kind="denied")
+        return definition if len(kept) == len(definition.commands) else replace(definition, commands=tuple(kept))
 
     async def _ask_about(
         self,

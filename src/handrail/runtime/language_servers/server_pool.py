@@ -52,14 +52,15 @@ class LanguageServerEnvironment(NamedTuple):
     profile: SandboxProfile
     capabilities: CapabilitySet
 
-    def make_sharing_key(self, language: str) -> Hashable:
+    def make_sharing_key(self, definition: LanguageDefinition) -> Hashable:
         """Return a key that is equal for sessions that may share a server."""
         profile = self.profile
         folders = (profile.workspace, profile.writable, profile.read_only_roots, profile.hidden)
         reads = tuple(layer.fs_read for layer in self.capabilities.layers)
         return (
             self.root,
-            language,
+            definition.language,
+            definition.commands,
             folders,
             reads,
             None if profile.denials is None else profile.denials.read_denials_cache_key,
@@ -342,8 +343,9 @@ class LanguageServerPool:
         """
         if self.is_closed:
             raise make_kernel_closing_error()
-        key = ground.make_sharing_key(definition.language)
-        if (slot := self._slots.get(key)) is None:
+        key = ground.make_sharing_key(definition)
+        slot = self._slots.get(key)
+        if slot is None:
             for other, idle in list(self._slots.items()):
                 if idle.server is None and not idle.is_busy and len(self._slots) >= 4 * MAX_SERVERS:
                     del self._slots[other]

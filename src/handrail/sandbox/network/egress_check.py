@@ -21,13 +21,20 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from ipaddress import AddressValueError, IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import AddressValueError, IPv6Address, ip_address
 from typing import Protocol
 from urllib.parse import urlsplit
 
 from handrail.contract.errors import ToolError
 from handrail.contract.network_route import DIRECT_ROUTE, OutboundConnectionSettings, build_proxy_authorization_header
-from handrail.contract.text.host_names import Address, HostAddress, bracket_ipv6_host, grant_names_address
+from handrail.contract.text.host_names import (
+    Address,
+    HostAddress,
+    bracket_ipv6_host,
+    explain_private_refusal,
+    grant_names_address,
+)
+from handrail.contract.text.public_addresses import explain_blocked_address
 from handrail.contract.tool.requires import CapabilitySet
 
 HostGate = Callable[[str, int], str | None]
@@ -54,20 +61,6 @@ _PRIVATE_NAMES = (
     ".home",
 )
 """The ends of names that no public name has."""
-
-_METADATA = frozenset(
-    ip_address(text)
-    for text in ("169.254.169.254", "169.254.170.2", "100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254")
-)
-_V4_REFUSED = tuple(map(IPv4Network, ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32", "100.64.0.0/10")))
-_V6_UNICAST = IPv6Network("2000::/3")
-_V6_REFUSED = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
-_NAT64 = IPv6Network("64:ff9b::/96")
-_V4_IN_LAST_BITS = tuple(
-    map(IPv6Network, ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48"))
-)
-_6TO4, _TEREDO = IPv6Network("2002::/16"), IPv6Network("2001::/32")
-_ISATAP = (0x00005EFE, 0x02005EFE)
 
 
 class HostResolver(Protocol):
@@ -170,6 +163,8 @@ class EgressCheck:
         layer = self._capabilities.find_denying_layer("net.fetch", str(host))
         if layer is None:
             return None
+        if (fault := explain_private_refusal(layer.hosts, str(host))) is not None:
+            return _format_private_refusal(str(host), fault, layer.owner, str(host))
         return (
             f"{host} is not an allowed host of {layer.owner}. Continue without it, or ask the user to add it "
             f'to `requires`, as in {{"net": {{"hosts": ["{host}"]}}}}.'
@@ -336,14 +331,21 @@ class EgressCheck:
             # operator means it.
             if not any(grant_names_address(pattern, address, host.port) for pattern in layer.hosts):
                 leads = f"{host}" if host.address is not None else f"{host} resolves to {address}, which"
-                return (
-                    f"{leads} is {fault}. Only a literal grant opens such an address, and {layer.owner} has none. Use "
-                    f'a public host, or ask the user to add it to `requires`, as in {{"net": {{"hosts": '
-                    f'["{literal}"]}}}}.'
-                )
+                return _format_private_refusal(leads, fault, layer.owner, literal)
         if host.address is None and self._gate is not None:
             return self._gate(bracket_ipv6_host(str(address)), host.port)
         return None
+
+
+def _format_private_refusal(leads: str, fault: str, owner: str, literal: str) -> str:
+    """Return why a host that is not public is refused.
+
+    :param leads: the host, and the address that it leads to
+    """
+    return (
+        f"{leads} is {fault}. Only a literal grant opens such an address, and {owner} has none. Use a public host, or ask the "
+        f'user to add it to `requires`, as in {{"net": {{"hosts": ["{literal}"]}}}}.'
+    )
 
 
 async def _open_tunnel(connection: socket.socket, way: CheckedHostAddresses) -> None:
@@ -370,52 +372,6 @@ async def _open_tunnel(connection: socket.socket, way: CheckedHostAddresses) -> 
 def _make_proxy_error(problem: str) -> ToolError:
     text = f"The proxy cannot be used: {problem}. Try again later, or tell the user."
     return ToolError(text, kind="backend")
-
-
-def explain_blocked_address(address: Address) -> str | None:
-    """Return why ``address`` needs a literal grant; None for a public address."""
-    # Some of these are global addresses, so the test of the range would let them pass.
-    if address in _METADATA:
-        return "the address of a cloud's metadata service"
-    if isinstance(address, IPv4Address):
-        return _explain_blocked_range(address, any(address in network for network in _V4_REFUSED))
-    # A gateway on the way may unwrap the address, so the inner one must be public too.
-    for inner in list_embedded_ipv4(address):
-        if (fault := explain_blocked_address(inner)) is not None:
-            return f"another form of {inner}, {fault}"
-    if address in _NAT64:
-        return None
-    return _explain_blocked_range(
-        address, address not in _V6_UNICAST or any(address in network for network in _V6_REFUSED)
-    )
-
-
-def _explain_blocked_range(address: Address, refused: bool) -> str | None:
-    """Return why an address is not public; None if it is.
-
-    :param refused: whether it lies in a denied range, or outside the permitted ones
-    """
-    if address.is_multicast:
-        return "a multicast address"
-    if not address.is_global or refused:
-        return "a private, local or reserved address"
-    return None
-
-
-def list_embedded_ipv4(address: IPv6Address) -> list[IPv4Address]:
-    """Return the IPv4 addresses that ``address`` may be another form of."""
-    bits = int(address)
-    found: list[int] = []
-    if any(address in network for network in _V4_IN_LAST_BITS):
-        found.append(bits & 0xFFFFFFFF)
-    if address in _6TO4:
-        found.append(bits >> 80 & 0xFFFFFFFF)
-    # Teredo contains the server's address, and the client's with all bits inverted.
-    if address in _TEREDO:
-        found += [bits >> 64 & 0xFFFFFFFF, ~bits & 0xFFFFFFFF]
-    if bits >> 32 & 0xFFFFFFFF in _ISATAP:
-        found.append(bits & 0xFFFFFFFF)
-    return [IPv4Address(number) for number in found]
 
 
 def is_address_of_this_machine(address: Address) -> bool:

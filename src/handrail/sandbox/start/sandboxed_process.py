@@ -113,6 +113,9 @@ class SandboxedProcess(PipedProcess):
         _LIFELINES.add(ends.lifeline)
         self._secrets = ends.secrets
         self._killed = False
+        self._no_route: NoRouteCounter | None = None
+        self.unreachable_count = 0
+        """How often a program tried to reach an address outside of its sandbox without a proxy; known after the exit."""
         self._setup_error: ToolError | None = None
         self._limit_error: ToolError | None = None
         self._watched: set[int] = set()
@@ -282,6 +285,7 @@ class SandboxedProcess(PipedProcess):
             self._send_go()
 
     def _send_go(self) -> None:
+        self._no_route = NoRouteCounter.open(self._inner_pid)
         with contextlib.suppress(OSError):  # it has ended: wait() reports that
             os.write(self._channel, self._go_byte)
 
@@ -392,6 +396,8 @@ class SandboxedProcess(PipedProcess):
             return
         self._drain_channel()
         self._drain()
+        if self._no_route is not None:
+            self.unreachable_count = self._no_route.count()
         # The order of the signals decides which process ends first, so its exit code says nothing about the program.
         if self._killed:
             code = -signal.SIGKILL
@@ -408,6 +414,9 @@ class SandboxedProcess(PipedProcess):
                 os.close(descriptor)
         self._inner = self._status_fd = self._channel = self._letter = -1
         self._secrets = None
+        if self._no_route is not None:
+            self._no_route.close()
+            self._no_route = None
 
     def _drain_channel(self) -> None:
         with contextlib.suppress(OSError):
@@ -443,6 +452,49 @@ class SandboxedProcess(PipedProcess):
                 kind="conflict",
             )
         return ToolError(f"The sandbox could not be set up: {text[:2000]}. Try again.", kind="backend")
+
+
+class NoRouteCounter:
+    """A counter of what the system could not send out of a network namespace, because no route leads anywhere.
+
+    Lookups of names count too, if the machine has a name server elsewhere. The files stay readable after the last process.
+    """
+
+    def __init__(self, descriptors: tuple[int, ...]) -> None:
+        self._descriptors = descriptors
+        self._before = self._read_total()
+
+    @classmethod
+    def open(cls, pid: int) -> NoRouteCounter | None:
+        """Begin to count in the namespace of a process; None if its files cannot be opened."""
+        opened: list[int] = []
+        try:
+            for name in ("snmp", "snmp6"):
+                opened.append(os.open(f"/proc/{pid}/net/{name}", os.O_RDONLY | os.O_CLOEXEC))
+            return cls(tuple(opened))
+        except OSError:
+            for descriptor in opened:
+                os.close(descriptor)
+            return None
+
+    def count(self) -> int:
+        """Return how often there was no route since the beginning."""
+        with contextlib.suppress(OSError):
+            return self._read_total() - self._before
+        return 0
+
+    def close(self) -> None:
+        """Close the files, which keep the namespace."""
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors = ()
+
+    def _read_total(self) -> int:
+        older, newer = (os.pread(descriptor, _READ, 0).splitlines() for descriptor in self._descriptors)
+        names, values = (line.split() for line in older if line.startswith(b"Ip: "))
+        found = [value for name, value in zip(names, values, strict=True) if name == b"OutNoRoutes"]
+        found += [line.split()[1] for line in newer if line.startswith(b"Ip6OutNoRoutes")]
+        return sum(map(int, found))
 
 
 async def wait_until_sandboxes_dismantled() -> None:

@@ -144,6 +144,12 @@ class ProcessWrapper:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def unreachable_count(self) -> int:
+        """How often a program tried to reach an address outside of its sandbox without a proxy; 0 if that is unknown."""
+        found: object = getattr(self._process, "unreachable_count", 0)
+        return found if isinstance(found, int) else 0
+
     async def write(self, data: bytes) -> None:
         await self._process.write(data)
 

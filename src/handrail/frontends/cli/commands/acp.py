@@ -21,6 +21,7 @@ from handrail.frontends.cli.command_runner import (
 )
 from handrail.frontends.cli.terminal_output import print_stderr_note
 from handrail.origins.import_guard import can_import_module
+from handrail.origins.installed_package import build_extra_install_command
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -51,7 +52,8 @@ def command(context: click.Context, setting: CommandOptions, offered: tuple[str,
     uses stdin and stdout.
     """
     if not can_import_module("acp"):
-        raise click.UsageError("The ACP agent requires the extra 'acp'. Install it: pip install 'handrail[acp]'")
+        command = build_extra_install_command("acp")
+        raise click.UsageError(f"The ACP agent requires the extra 'acp'. Install it: {command}")
     from handrail.agent.providers import MODEL_FORMS
     from handrail.frontends.acp.editor_session_setup import AcpFrontendSettings
 

@@ -15,9 +15,9 @@ from handrail.frontends.cli.renderer import Cell, TerminalRenderer
 from handrail.frontends.cli.terminal_output import (
     escape_to_one_line,
     format_terminal_json,
-    print_escaped_lines,
     print_json,
     print_stderr_note,
+    print_terminal_safe_text,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def command(setting: CommandOptions, action: str | None, schema: bool) -> int:
     if schema:
         from handrail.config.template import build_config_json_schema as described
 
-        print_escaped_lines(format_terminal_json(described(), indent=2))
+        print_terminal_safe_text(format_terminal_json(described(), indent=2))
         return OUTPUT
     config = load_and_validate_configuration(setting)
     if setting.json:

@@ -28,6 +28,7 @@ from handrail.frontends.cli.commands.mcp_servers import install_command, list_co
 from handrail.frontends.cli.shell_completion import complete_files
 from handrail.frontends.cli.terminal_output import print_escaped_line, print_json, print_stderr_note
 from handrail.origins.import_guard import can_import_module
+from handrail.origins.installed_package import build_extra_install_command
 from handrail.origins.program_lookup import ProgramRefused, build_program_environment, find_program
 
 if TYPE_CHECKING:
@@ -169,7 +170,8 @@ def command(
             raise click.UsageError(f"Options must follow the command. Run: handrail mcp {further} …")
         return OUTPUT
     if not can_import_module("mcp"):
-        raise click.UsageError("The MCP server requires the extra 'mcp'. Install it: pip install 'handrail[mcp]'")
+        command = build_extra_install_command("mcp")
+        raise click.UsageError(f"The MCP server requires the extra 'mcp'. Install it: {command}")
     if address is None and (token_file or auth_server or public_url or scopes or origins):
         raise click.UsageError(
             "`--token-file`, `--auth-server`, `--public-url`, `--scope` and `--allow-origin` work only over HTTP. Add `--http`."
