@@ -88,6 +88,7 @@ _MEANINGLESS_KEYS = frozenset(
 _YAML = (".yaml", ".yml")
 _YAML_INTEGER = re.compile(r"-?(?:0|[1-9]\d{0,17})")
 _TEMPLATE_VARIABLE = re.compile(r"\$\{\{\s*(?:secrets|inputs|env)\.(\w+)\s*\}\}")
+_BEARER = re.compile(r"(?i)\s*bearer\s+")
 _TRANSPORTS = {
     **dict.fromkeys(("stdio", "local", "command", "process", "program", "custom"), "stdio"),
     **dict.fromkeys(("http", "https", "streamablehttp", "httpstream", "httpstreamable"), "http"),
@@ -417,7 +418,7 @@ def _fill_server(found: ForeignMcpServer, given: dict[str, Any], texts: _Foreign
         within = _object(take("requestOptions", "requestInit")).get("headers")
         found.headers = texts.parse_named_values("headers", take("headers", "http_headers") or within)
         if isinstance(key := take("apiKey", "authorization_token"), str) and key:
-            found.headers.setdefault("Authorization", f"Bearer {texts.read('apiKey', key)}")
+            found.headers.setdefault("Authorization", f"Bearer {texts.read('apiKey', _BEARER.sub('', key, count=1))}")
         for field_name, variable in texts.parse_named_values("env_http_headers", take("env_http_headers")).items():
             found.headers[field_name] = f"${{{variable}}}"
         if isinstance(variable := take("bearer_token_env_var"), str) and variable:
