@@ -5,6 +5,8 @@ Several models send ``edits='[{…}]'``, ``offset="2"`` or ``null`` for an optio
 - If the schema accepts no string at a place, and the string there is the JSON text of a value of an accepted type, that
   value is taken.
 - If a property may be missing and may not be null, a null is left out.
+- If the only argument is an unknown one such as ``arguments``, and its value is the object that the schema asks for, that
+  object is taken.
 
 The rule applies only to arguments that do not match the schema, and only if they match after it. The caller says in the
 result what was read differently.
@@ -21,11 +23,15 @@ import jsonschema_rs as rs
 
 from handrail.contract.schema.argument_validation import ParametersSchema, format_json_path
 from handrail.contract.text.strict_json import InvalidJsonTextError, get_json_type_name, parse_json_object
+from handrail.contract.tool.spec import extract_property_schemas
 
 _MAX_ROUNDS = 4
 """A value that was read can contain more such values."""
 _MAX_REPAIRS = 100
 _MAX_TEXT_BYTES = 256 * 1024
+_WRAPPERS = frozenset({"arguments", "args", "parameters", "params", "input", "kwargs"})
+ALL_ARGUMENTS = "(all arguments)"
+"""The path of a note about the arguments as a whole."""
 
 
 def repair_arguments(
@@ -41,8 +47,9 @@ def repair_arguments(
 def _repair_in_rounds(
     schema: ParametersSchema, arguments: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]] | None:
-    repaired: dict[str, Any] = copy.deepcopy(dict(arguments))
-    notes: dict[str, str] = {}
+    inner = _find_wrapped_arguments(schema, arguments)
+    repaired: dict[str, Any] = copy.deepcopy(dict(arguments if inner is None else inner))
+    notes: dict[str, str] = {} if inner is None else {ALL_ARGUMENTS: f"the object in `{next(iter(arguments))}`"}
     for _ in range(_MAX_ROUNDS):
         wrong = [(error, _accepted(error)) for error in schema.iterate_errors_within_budget(repaired)]
         if not wrong:
@@ -51,6 +58,15 @@ def _repair_in_rounds(
             if len(notes) >= _MAX_REPAIRS or not _repair(repaired, error, accepted, notes):
                 return None
     return None
+
+
+def _find_wrapped_arguments(schema: ParametersSchema, arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the object in the only argument, if the tool has no argument of its name."""
+    name, value = next(iter(arguments.items()), ("", None))
+    if len(arguments) != 1 or name not in _WRAPPERS or name in extract_property_schemas(schema.parameters):
+        return None
+    value = _read_json(value) if isinstance(value, str) else value
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
 def _accepted(error: rs.ValidationError) -> frozenset[str]:
