@@ -151,6 +151,34 @@ async def test_arguments_that_match_the_schema_are_passed_unchanged(sent: dict[s
         await session.suspend()
 
 
+ADVICE: list[tuple[dict[str, Any], str]] = [
+    ({"flag": "True"}, "`flag`: send true or false, without quotes"),
+    ({"flag": 1}, "`flag`: send true or false, without quotes"),
+    ({"count": "two"}, "`count`: send a number, without quotes"),
+    ({"count": 1.5}, "`count`: send a whole number"),
+    ({"items": {"old": "a"}}, "`items`: send a list, also for one value"),
+    ({"items": "a.txt"}, "`items`: send a list, also for one value"),
+    ({"items": '[{"old": "a"}'}, "`items`: send the value itself, not its text"),
+    ({"items": '[{"new": "a"}]'}, "`items[0].old` is missing"),
+    ({"options": '{"deep": 1}'}, "unknown argument `options.deep`"),
+    ({"text": ["5"]}, "`text`: send one value, not a list"),
+    ({"text": 5}, "`text`: send text, in quotes"),
+    ({"arguments": {"count": 2}}, "`text` is missing"),
+]
+
+
+@pytest.mark.parametrize(("sent", "advice"), ADVICE, ids=str)
+async def test_refused_arguments_are_answered_with_what_to_send(
+    sent: dict[str, Any], advice: str, tmp_path: Path
+) -> None:
+    async with temporary_kernel(tmp_path, tools=[Take()], rules=RULES) as kernel:
+        session = await kernel.session()
+        given = sent if "arguments" in sent else {"text": "5"} | sent
+        refused = await session.call("demo.take", given)
+        assert refused.error_kind == "invalid_input" and advice in str(refused.error_text), refused.error_text
+        await session.suspend()
+
+
 @pytest.mark.parametrize("sent", REFUSED, ids=str)
 async def test_arguments_that_cannot_be_repaired_are_refused_with_every_problem(
     sent: dict[str, Any], tmp_path: Path
