@@ -10,6 +10,7 @@ import pytest
 from tests.agent.provider_bench import Kind, bench
 
 from handrail.contract.text.strict_json import parse_arguments
+from handrail.contract.tool.spec import ToolSpec
 from handrail.testing.provider_servers import ErrorReply, RawReply, ReplyCall, ScriptedReply
 
 OK = ScriptedReply("ok")
@@ -159,6 +160,7 @@ RESPONSES_CALLS: dict[str, tuple[RawReply, list[Any]]] = {
     "all numbered 0, interleaved": (
         events(added("a"), added("b"), piece('{"n":', "a"), piece('{"n":', "b"), piece("1}", "a"), piece("2}", "b"),
                done("a", '{"n":1}'), done("b", '{"n":2}'), completed()), [{"n": 1}, {"n": 2}]),
+    "a name at the end": (events(added("a", name=None), piece('{"n":', "a"), done("a", '{"n":1}'), completed()), [{"n": 1}]),
     "all numbered 0": (
         events(added("a"), piece('{"n":1}', "a"), done("a", '{"n":1}'), added("b"), piece('{"n":2}', "b"), done("b", '{"n":2}'), completed()),
         [{"n": 1}, {"n": 2}]),
@@ -197,6 +199,7 @@ RESPONSES_TEXTS: dict[str, RawReply] = {
     "at both ends": events(text_event("output_text.done", text="hello"), {"type": "response.output_item.done", "output_index": 0, "item": MESSAGE}, completed(output=[MESSAGE])),
     "pieces of a part": events(text_event("content_part.delta", delta="hel"), text_event("content_part.delta", delta={"type": "output_text", "text": "lo"}), completed("done")),
     "in pieces and at the ends": events(text_event("output_text.delta", delta="hello"), text_event("output_text.done", text="hello"), completed(output=[MESSAGE])),
+    "content as text": events({"type": "response.output_item.done", "output_index": 0, "item": {**MESSAGE, "content": "hello"}}, completed()),
     "a refusal": events(text_event("refusal.done", refusal="hello"), completed()),
     "ended by the end mark": events(text_event("output_text.delta", delta="hello"), end=b"data: [DONE]\n\n"),
 }  # fmt: skip
@@ -323,3 +326,38 @@ async def test_calls_without_a_signature_get_one_after_a_gemini_server_refuses_t
         b.accepted()
     signed = ["thoughtSignature" in json.dumps(request.body) for request in b.server.requests]
     assert signed == [False, False, True]
+
+
+RICH: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "n": {"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/word"}]},
+        "at": {"type": "string", "format": "date-time"},
+        "map": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+    "$defs": {"word": {"type": "string", "pattern": "^a+$"}},
+    "additionalProperties": False,
+}
+SCHEMA_REFUSALS = (
+    "Invalid schema for function 'echo': In context=('properties', 'n'), 'anyOf' is not permitted.",
+    "tools.0.custom.input_schema: JSON schema is invalid. It must match JSON Schema draft 2020-12",
+    "tools.function.parameters is not a valid moonshot flavored json schema",
+    "unsupported keyword '$ref' in tools[0]",
+    "Unknown name \"additionalProperties\" at 'tools[0].function_declarations[0].parameters': Cannot find field.",
+)
+
+
+@pytest.mark.parametrize("kind", ["openai", "openai-responses", "anthropic"])
+@pytest.mark.parametrize("said", SCHEMA_REFUSALS)
+async def test_a_server_that_refuses_a_schema_gets_a_plain_one(kind: Kind, said: str) -> None:
+    async with bench(
+        kind, ErrorReply(400, said, "invalid_request_error"), ScriptedReply(ReplyCall("echo", {"n": 1})), OK
+    ) as b:
+        b.session.specs = [ToolSpec(id="echo", description="x", parameters=RICH, side_effect="read", locks=())]
+        assert (await b.run()).text == "ok"
+        b.accepted()
+    words = [f'"{keyword}":' for keyword in ("anyOf", "$ref", "$defs", "additionalProperties", "format", "pattern")]
+    sent = [json.dumps(request.body["tools"]) for request in b.server.requests]
+    assert [any(word in tools for word in words) for tools in sent] == [True, False, False]
+    assert all('"at"' in tools and '"map"' in tools for tools in sent)
+    assert [parse_arguments(str(call.arguments)) for call in b.session.ran] == [{"n": 1}]

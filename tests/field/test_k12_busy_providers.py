@@ -117,6 +117,8 @@ PERMANENT: dict[str, tuple[int, object, str]] = {
     "OpenAI inactive": (429, {"code": "billing_not_active", "message": "Your account is not active, please check your billing details."}, "quota is used up"),
     "Anthropic limit": (400, {"message": "You have reached your specified API usage limits. You will regain access on 2026-12-01."}, "quota is used up"),
     "Groq limit": (400, {"code": "blocked_api_access", "message": "Your organization has reached its spend limit"}, "quota is used up"),
+    "an OpenRouter key": (403, {"error": {"message": "Key limit exceeded (total limit).", "code": 403}}, "quota is used up"),
+    "a LiteLLM budget": (400, {"error": {"message": "Budget has been exceeded! Current cost: 1.0", "type": "budget_exceeded", "code": "400"}}, "quota is used up"),
     "a region": (403, {"code": "unsupported_country_region_territory", "message": "Country, region, or territory not supported"}, "region, or territory"),
     "a moderation": (403, {"code": 403, "message": "Your input was flagged for violence."}, "flagged for violence"),
     "a page": (403, "<!DOCTYPE html><html><head><title>Just a moment...</title></head></html>", "Just a moment..."),
@@ -149,6 +151,8 @@ TEMPORARY: dict[str, tuple[int, object]] = {
     "a limit of DashScope": (200, {"code": "Throttling.RateQuota", "message": "Requests rate limit exceeded, please try again later."}),
     "an overload as a bad request": (400, {"error": {"message": "The server is overloaded, please try again later", "type": "invalid_request_error"}}),
     "an overload in Chinese": (400, {"error": {"code": "1305", "message": "该模型当前访问量过大,请您稍后再试"}}),
+    "a limit of Bedrock": (400, {"detail": "An error occurred (ThrottlingException): Too many tokens, please wait before trying again."}),
+    "a problem": (503, {"type": "about:blank", "title": "Service Unavailable", "status": 503}),
     "an error of Cloudflare": (429, {"errors": [{"code": 3040, "message": "Capacity temporarily exceeded, please try again."}]}),
 }  # fmt: skip
 

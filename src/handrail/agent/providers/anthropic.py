@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import anthropic
@@ -48,8 +49,8 @@ from handrail.agent.providers.provider_errors import (
     make_timeout_error,
     parse_positive_count_field,
 )
-from handrail.agent.providers.request_forms import AcceptedForms
-from handrail.catalog.provider_dialects import ANTHROPIC, ProviderSchemaDialect
+from handrail.agent.providers.request_forms import PLAIN_SCHEMAS, REFUSED_SCHEMA, AcceptedForms
+from handrail.catalog.provider_dialects import ANTHROPIC, PLAIN_KEYWORDS, ProviderSchemaDialect
 from handrail.catalog.schema_adapter import adapt_tool
 from handrail.contract.text.strict_json import MAX_ARGUMENT_BYTES, InvalidJsonTextError, parse_json_object
 
@@ -155,6 +156,7 @@ _OTHER_FORMS: Mapping[str, re.Pattern[str]] = {
     ),
     "no cache marks": re.compile(r"cache_control"),
     "system text": re.compile(r"(?i)\bsystem\b.{0,40}(?:valid string|be a string|expected (?:a )?string)"),
+    PLAIN_SCHEMAS: REFUSED_SCHEMA,
 }
 """Other forms of a request, by the words of a refusal that demands them."""
 
@@ -164,6 +166,8 @@ def _whole_body_events(body: dict[str, Any]) -> Iterator[Event]:
         yield "error", body
         return
     content: Any = body.get("content")
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
     yield "message_start", {"type": "message_start", "message": {**body, "content": []}}
     for index, block in enumerate(cast("list[Any]", content) if isinstance(content, list) else ()):
         yield "content_block_start", {"type": "content_block_start", "index": index, "content_block": block}
@@ -220,7 +224,7 @@ class AnthropicModel:
                 max_tokens=request.max_output_tokens or usual_most,
                 system=_system(request.system, forms) if request.system else anthropic.omit,
                 messages=_messages(request.messages, has_cache_marks="no cache marks" not in forms),
-                tools=_tools(request) or anthropic.omit,
+                tools=_tools(request, forms) or anthropic.omit,
                 stream=True,
             )
             async with events:
@@ -438,6 +442,10 @@ def _image(picture: UserPicture) -> dict[str, Any]:
     return {"type": "image", "source": source}
 
 
-def _tools(request: ModelRequest) -> list[ToolUnionParam]:
-    own = [adapt_tool(view, ANTHROPIC)[0] for view in request.tools]
+_PLAIN_ANTHROPIC = replace(ANTHROPIC, keywords=PLAIN_KEYWORDS)
+
+
+def _tools(request: ModelRequest, forms: Collection[str]) -> list[ToolUnionParam]:
+    dialect = _PLAIN_ANTHROPIC if PLAIN_SCHEMAS in forms else ANTHROPIC
+    own = [adapt_tool(view, dialect)[0] for view in request.tools]
     return [cast("ToolUnionParam", tool) for tool in (*own, *request.native)]

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -52,8 +53,8 @@ from handrail.agent.providers.provider_errors import (
     make_timeout_error,
     parse_positive_count_field,
 )
-from handrail.agent.providers.request_forms import AcceptedForms
-from handrail.catalog.provider_dialects import OPENAI_CHAT, ProviderSchemaDialect
+from handrail.agent.providers.request_forms import PLAIN_SCHEMAS, REFUSED_SCHEMA, AcceptedForms
+from handrail.catalog.provider_dialects import OPENAI_CHAT, PLAIN_KEYWORDS, ProviderSchemaDialect
 from handrail.catalog.schema_adapter import adapt_tool
 from handrail.contract.struct import Struct, field
 
@@ -127,6 +128,7 @@ _OTHER_FORMS: Mapping[str, re.Pattern[str]] = {
         r"|(?:system|developer) (?:messages?|prompts?|instructions?) (?:is|are) not (?:supported|allowed|enabled)"
     ),
     "no user after results": re.compile(r"(?i)role '?\"?user'?\"? after (?:role )?'?\"?tool|roles must alternate"),
+    PLAIN_SCHEMAS: REFUSED_SCHEMA,
 }
 """Other forms of a request, by the words of a refusal that demands them."""
 
@@ -189,7 +191,7 @@ class OpenAIModel:
             chunks = await self._client.chat.completions.create(
                 model=self._model,
                 messages=list(_messages(request, forms)),
-                tools=_tools(request.tools) or openai.omit,
+                tools=_tools(request.tools, forms) or openai.omit,
                 max_completion_tokens=openai.omit if has_old_limit else most,
                 max_tokens=most if has_old_limit else openai.omit,
                 stream=True,
@@ -788,5 +790,9 @@ def _search_options(request: ModelRequest) -> WebSearchOptions | None:
     return None
 
 
-def _tools(views: Iterable[Mapping[str, Any]]) -> list[ChatCompletionToolUnionParam]:
-    return [cast("ChatCompletionToolUnionParam", adapt_tool(view, OPENAI_CHAT)[0]) for view in views]
+_PLAIN_CHAT = replace(OPENAI_CHAT, keywords=PLAIN_KEYWORDS)
+
+
+def _tools(views: Iterable[Mapping[str, Any]], forms: Collection[str]) -> list[ChatCompletionToolUnionParam]:
+    dialect = _PLAIN_CHAT if PLAIN_SCHEMAS in forms else OPENAI_CHAT
+    return [cast("ChatCompletionToolUnionParam", adapt_tool(view, dialect)[0]) for view in views]

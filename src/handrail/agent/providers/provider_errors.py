@@ -50,6 +50,7 @@ _SPENT_CODES = frozenset(
         "billing_error",
         "billing_hard_limit_reached",
         "billing_not_active",
+        "budget_exceeded",
         "exceeded_current_quota_error",
         "arrearage",
         "allocationquota.freetieronly",
@@ -146,7 +147,7 @@ _OVERLOAD_WORDS = re.compile(
 _RATE_WORDS = re.compile(r"(?i)\brate.?limit(?:s|ed|ing)?\b(?!\.?[/?#])|\bthrottl")
 _SPENT_WORDS = re.compile(
     r"(?i)credit balance is too low|insufficient (?:balance|credits?|funds)|(?:balance|credits?) (?:is|are) insufficient"
-    r"|out of credits|used all (?:\w+ ){0,2}credits|spend(?:ing)? limit|reached your specified API usage limits|余额不足|欠费"
+    r"|out of credits|used all (?:\w+ ){0,2}credits|spend(?:ing)? limit|key limit exceeded|reached your specified API usage limits|余额不足|欠费"
 )
 _KEY_WORDS = re.compile(
     r"(?i)(?:incorrect|invalid|missing|expired|wrong) api[ _-]?key|api[ _-]?key (?:is )?(?:not valid|invalid|not found|expired|missing|required)|login fail|\bunauthori[sz]ed\b"
@@ -227,7 +228,7 @@ def make_reported_error(
 
 
 _STATUS_FIELDS = ("code", "status", "status_code", "http_status_code")
-_TEXT_FIELDS = ("message", "msg", "detail", "error_message", "error_msg", "status_msg")
+_TEXT_FIELDS = ("message", "msg", "detail", "error_message", "error_msg", "status_msg", "error_description", "title")
 
 
 def find_error_text(error: object) -> str:
@@ -311,7 +312,8 @@ def make_request_error(
         )
     if status == 404 and not re.search(r"\bItem with id\b", text):
         return RequestRejected(
-            f"{name}: The provider does not know this model or address (404: {text}). Check the name.", about="nothing"
+            f"{name}: The provider does not know this model or address (404: {text}). Check the name and the base URL.",
+            about="nothing",
         )
     if is_in_stream and not is_unsupported and not _is_rejection(kind):
         if _BUSY_WORDS.search(text):
@@ -351,7 +353,9 @@ def _find_length_refusal(name: str, status: int | None, kind: str, text: str) ->
         return None
     if kind not in _LENGTH_CODES and not is_about_tokens and _PICTURE_WORDS.search(text):
         return None
-    is_limit_of_rate = status == 429 or "rate_limit" in kind or re.search(r"(?i)per.minute|rate.?limit", text)
+    is_limit_of_rate = (
+        status == 429 or "rate_limit" in kind or re.search(r"(?i)per.minute|rate.?limit|wait before", text)
+    )
     if is_limit_of_rate and not re.search(r"(?i)request too large|must be reduced", text):
         return None
     if kind not in _LENGTH_CODES and status != 413 and not _LENGTH_WORDS.search(text):

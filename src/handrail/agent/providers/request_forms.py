@@ -8,6 +8,13 @@ from contextlib import aclosing
 
 from handrail.agent.model_protocol import BlockEvent, ContextOverflow, ProviderBusy, RequestRejected
 
+PLAIN_SCHEMAS = "plain schemas"
+REFUSED_SCHEMA = re.compile(
+    r"(?i)(?:invalid|unsupported) (?:json )?schema|not a valid .{0,40}\bschema|schema (?:is )?(?:invalid|not (?:supported|valid|allowed))"
+    r"|\$ref|\$defs|\b(?:any|one|all)Of\b|additional_?properties|parameters\b.{0,80}\bformat\b"
+)
+"""The words of a refusal of a tool's schema, after which :data:`PLAIN_SCHEMAS` is the form."""
+
 
 class AcceptedForms:
     """The forms that one server demands of a request, beyond the usual one.

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import openai
@@ -46,8 +47,8 @@ from handrail.agent.providers.provider_errors import (
     make_reported_error,
     parse_positive_count_field,
 )
-from handrail.agent.providers.request_forms import AcceptedForms
-from handrail.catalog.provider_dialects import OPENAI_RESPONSES, ProviderSchemaDialect
+from handrail.agent.providers.request_forms import PLAIN_SCHEMAS, REFUSED_SCHEMA, AcceptedForms
+from handrail.catalog.provider_dialects import OPENAI_RESPONSES, PLAIN_KEYWORDS, ProviderSchemaDialect
 from handrail.catalog.schema_adapter import adapt_tool
 from handrail.contract.struct import Struct
 
@@ -62,6 +63,7 @@ _OTHER_FORMS: Mapping[str, re.Pattern[str]] = {
         r"(?i)encrypted content is not supported|reasoning\.encrypted_content|(?:unknown|unsupported|unrecogni[sz]ed|extra).{0,40}\binclude\b|\binclude\b.{0,40}not (?:supported|permitted|allowed)"
     ),
     "no output limit": re.compile(r"(?i)(?:unknown|unsupported|unrecogni[sz]ed).{0,40}max_output_tokens"),
+    PLAIN_SCHEMAS: REFUSED_SCHEMA,
 }
 """Other forms of a request, by the words of a refusal that demands them."""
 _NATIVE = {
@@ -130,7 +132,7 @@ class ResponsesModel:
                 model=self._model,
                 instructions=request.system or openai.omit,
                 input=list(_items(request.messages)),
-                tools=_tools(request) or openai.omit,
+                tools=_tools(request, forms) or openai.omit,
                 max_output_tokens=request.max_output_tokens if has_limit else openai.omit,
                 include=["reasoning.encrypted_content"] if wants_reasoning else openai.omit,
                 store=False,
@@ -196,7 +198,8 @@ class _ItemReader:
                 yield from self._add_text(slot, part_slot, _find_text(event))
             case "response.output_item.added":
                 item = get_sdk_field(event, "item")
-                if get_sdk_field(item, "type") == "function_call" and not self._is_known(slot, item):
+                is_call = get_sdk_field(item, "type") == "function_call" and get_nonempty_text_field(item, "name")
+                if is_call and not self._is_known(slot, item):  # one without a name is read at its end
                     yield self._open_call(slot, item)
             case "response.function_call_arguments.delta":
                 piece, call = encode_field_as_json(event, "delta"), self._find_open_call(slot, event)
@@ -291,7 +294,8 @@ class _ItemReader:
 
     def _find_texts(self, item: object) -> Iterator[str]:
         content = get_sdk_field(item, "content")
-        yield from filter(None, map(_find_text, cast("list[object]", content) if isinstance(content, list) else ()))
+        parts = cast("list[object]", content) if isinstance(content, list) else [{"text": content}]
+        yield from filter(None, map(_find_text, parts))
 
     def _end(self, response: object, status: str) -> Iterator[BlockEvent]:
         if status == "failed":
@@ -382,6 +386,10 @@ def _message_items(message: Message) -> Iterator[Mapping[str, Any]]:
                 yield {"type": "function_call_output", "call_id": result.wire_id, "output": output}
 
 
-def _tools(request: ModelRequest) -> list[ToolParam]:
-    own = [adapt_tool(view, OPENAI_RESPONSES)[0] for view in request.tools]
+_PLAIN_RESPONSES = replace(OPENAI_RESPONSES, keywords=PLAIN_KEYWORDS)
+
+
+def _tools(request: ModelRequest, forms: Collection[str]) -> list[ToolParam]:
+    dialect = _PLAIN_RESPONSES if PLAIN_SCHEMAS in forms else OPENAI_RESPONSES
+    own = [adapt_tool(view, dialect)[0] for view in request.tools]
     return [cast("ToolParam", tool) for tool in (*own, *request.native)]
