@@ -55,6 +55,8 @@ ANTHROPIC_CALLS: dict[str, RawReply] = {
     "an empty object first": events(BEGIN, start(USE), delta({"type": "input_json_delta", "partial_json": ""}), PIECE, stop(), ended(), END),
     "no usage": events({"type": "message_start", "message": {}}, start(USE), PIECE, stop(), {"type": "message_delta", "delta": {"stop_reason": "tool_use"}}, END),
     "an end mark": events(BEGIN, start(USE), PIECE, stop(), ended(), END, end=b"data: [DONE]\n\n"),
+    "without numbers": events(*({k: v for k, v in one.items() if k != "index"} for one in (BEGIN, start(USE), PIECE, stop(), ended(), END))),
+    "a piece without a type": events(BEGIN, start(USE), delta({"partial_json": '{"n":1}'}), stop(), ended(), END),
     "labelled as text": RawReply(events(BEGIN, start(USE), PIECE, stop(), ended(), END).body, "text/plain"),
 }  # fmt: skip
 
@@ -92,6 +94,20 @@ async def test_thinking_of_an_anthropic_server_is_returned_in_its_place_with_all
     sent = b.server.requests[1].body["messages"][1]["content"]
     assert sent[0] == {"type": "thinking", "thinking": "Hm.", "signature": "c2ln", "format": "x-1"}
     assert sent[1]["type"] == "tool_use"
+
+
+async def test_an_anthropic_answer_without_a_stream_and_with_text_as_content_arrives() -> None:
+    body = {"role": "assistant", "content": "hello", "stop_reason": "end_turn"}
+    async with bench("anthropic", RawReply(json.dumps(body).encode(), "application/json")) as b:
+        assert (await b.run()).text == "hello"
+
+
+async def test_a_signature_with_the_letters_of_urls_is_returned_to_gemini() -> None:
+    signed = chunk({**function_call({"n": 1}), "thoughtSignature": "_-8="}, finish="STOP")
+    async with bench("gemini", events(signed), OK) as b:
+        assert (await b.run()).text == "ok"
+    sent = b.server.requests[1].body["contents"][1]["parts"][0]["thoughtSignature"]
+    assert sent.translate(str.maketrans("+/", "-_")) == "_-8="
 
 
 async def test_redacted_thinking_is_returned_unchanged() -> None:
@@ -239,7 +255,7 @@ async def test_an_error_object_of_a_responses_server_is_reported() -> None:
     assert outcome.status == "failed" and "bad schema" in outcome.detail and not b.naps
 
 
-def chunk(*parts: Event, finish: str | None = None, **more: Any) -> Event:
+def chunk(*parts: Event | None, finish: str | None = None, **more: Any) -> Event:
     candidate = {"content": {"role": "model", "parts": list(parts)}, **({"finishReason": finish} if finish else {})}
     return {"candidates": [candidate], **more}
 
@@ -254,6 +270,11 @@ GEMINI_CALLS: dict[str, RawReply] = {
     "a list of chunks": RawReply(json.dumps([chunk({"text": "x"}), chunk(function_call({"n": 1}), finish="STOP")]).encode(), "application/json"),
     "a finish reason with each chunk": events(chunk({"text": "x"}, finish="STOP"), chunk(function_call({"n": 1}), finish="STOP")),
     "an unspecified finish reason": events(chunk({"text": "x"}, finish="FINISH_REASON_UNSPECIFIED"), chunk(function_call({"n": 1}), finish="STOP")),
+    "one part without a list": events({"candidates": [{"content": {"parts": function_call({"n": 1})}, "finishReason": "STOP"}]}),
+    "an empty part": events(chunk(None, function_call({"n": 1}), finish="STOP")),
+    "a signature that is none": events(chunk({**function_call({"n": 1}), "thoughtSignature": "no!!"}, finish="STOP")),
+    "a thought as text": events(chunk({"text": "x", "thought": "Hm."}, function_call({"n": 1}), finish="STOP")),
+    "parts of tokens": events(chunk(function_call({"n": 1}), finish="STOP", usageMetadata={"promptTokenCount": 7.5})),
     "too many calls": events(chunk(function_call({"n": 1}), finish="TOO_MANY_TOOL_CALLS")),
     "an end mark": events(chunk(function_call({"n": 1}), finish="STOP"), end=b"data: [DONE]\n\n"),
     "unknown fields": events({**chunk({"text": "x", "extra": 1}, function_call({"n": 1}), finish="STOP"), "extra": {}}),

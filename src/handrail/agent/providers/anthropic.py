@@ -150,6 +150,7 @@ DEFAULT_MAX_OUTPUT_TOKENS = 16_384
 _LEAST_MAX_OUTPUT_TOKENS = 4_096
 """The number that every model allows."""
 _KEPT_DELTAS = {"thinking_delta": "thinking", "signature_delta": "signature"}
+_DELTAS = {"text_delta": "text", "input_json_delta": "partial_json", **_KEPT_DELTAS}
 _OTHER_FORMS: Mapping[str, re.Pattern[str]] = {
     "short output": re.compile(
         r"max_tokens: \d+ > \d+|max_tokens\b.{0,60}(?:too large|exceed|at most|less than|maximum)"
@@ -162,7 +163,7 @@ _OTHER_FORMS: Mapping[str, re.Pattern[str]] = {
 
 
 def _whole_body_events(body: dict[str, Any]) -> Iterator[Event]:
-    if body.get("type") == "error" or "error" in body or body.get("type") != "message":
+    if body.get("type", "message") != "message" or "error" in body or "content" not in body:
         yield "error", body
         return
     content: Any = body.get("content")
@@ -271,17 +272,22 @@ class _EventReader:
         """Open calls with the input of their start. Some servers send the whole input there, and no deltas."""
         self._kept: dict[int, dict[str, Any]] = {}
         self._native = ServerToolBlockReader()
+        self._unnumbered = 0
+        """How many blocks without a number began. They get negative numbers."""
 
     def read(self, event: RawMessageStreamEvent) -> Iterator[BlockEvent]:
-        index = get_sdk_field(event, "index")
-        match get_sdk_field(event, "type"):
+        index, kind = get_sdk_field(event, "index"), get_sdk_field(event, "type")
+        if not isinstance(index, int):
+            self._unnumbered += kind == "content_block_start"
+            index = -self._unnumbered
+        match kind:
             case "message_start":
                 yield from self._usage(get_sdk_field(get_sdk_field(event, "message"), "usage"))
-            case "content_block_start" if isinstance(index, int):
+            case "content_block_start":
                 yield from self._start(index, get_sdk_field(event, "content_block"))
-            case "content_block_delta" if isinstance(index, int):
+            case "content_block_delta":
                 yield from self._delta(index, get_sdk_field(event, "delta"))
-            case "content_block_stop" if isinstance(index, int):
+            case "content_block_stop":
                 if self._native.is_server_tool_block(index):
                     yield from self._native.stop_block(index)
                 elif index in self._calls:
@@ -344,7 +350,9 @@ class _EventReader:
                 self._native.start_block(index, kind, block)
 
     def _delta(self, index: int, delta: object) -> Iterator[BlockEvent]:
-        kind = get_sdk_field(delta, "type")
+        kind = get_sdk_field(delta, "type") or next(
+            (name for name, member in _DELTAS.items() if get_sdk_field(delta, member) is not None), None
+        )
         if kind == "text_delta":
             if text := get_nonempty_text_field(delta, "text"):
                 yield TextDelta(text)

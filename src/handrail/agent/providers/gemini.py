@@ -63,33 +63,45 @@ _OTHER_FORMS: Mapping[str, re.Pattern[str]] = {
     "no system": re.compile(r"(?i)(?:developer|system) instructions? (?:is|are) not (?:enabled|supported)"),
 }
 """Other forms of a request, by the words of a refusal that demands them."""
+_MOST_TOKENS = 1e12
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-]*={0,2}")
 _UNPARSED = "$unparsed"
 """The key of arguments that are no object."""
 
 
 def _repair_data(data: bytes) -> bytes:
-    """Return the data of an event in a form that the SDK reads. Some servers write arguments or errors as text."""
-    if b'"args"' not in data and not data.startswith(b'{"error"'):
-        return data
+    """Return the data of an event in a form that the SDK reads. It refuses the whole event for one unusual field."""
     try:
         chunk: object = json.loads(data)
     except (ValueError, RecursionError):
         return data
-    return json.dumps(_repair_chunk(chunk)).encode()
+    return json.dumps(_repair_chunk(cast("dict[str, Any]", chunk))).encode() if isinstance(chunk, dict) else data
 
 
-def _repair_chunk(chunk: object) -> object:
-    if not isinstance(chunk, dict):
-        return chunk
-    fields = cast("dict[str, Any]", chunk)
+def _repair_chunk(fields: dict[str, Any]) -> dict[str, Any]:
     if (error := fields.get("error")) is not None and not isinstance(get_sdk_field(error, "code"), int):
         return {"error": {"code": 500, "message": error if isinstance(error, str) else json.dumps(error)}}
     for candidate in _objects(fields.get("candidates")):
-        for part in _objects(get_sdk_field(candidate.get("content"), "parts")):
-            for call in _objects([part.get("functionCall")]):
-                if (given := call.get("args")) is not None and not isinstance(given, dict):
-                    call["args"] = {_UNPARSED: given if isinstance(given, str) else json.dumps(given)}
+        for content in _objects([candidate.get("content")]):
+            parts = content.get("parts")
+            content["parts"] = _objects([parts] if isinstance(parts, dict) else parts)
+            for part in content["parts"]:
+                _repair_part(part)
+    for usage in _objects([fields.get("usageMetadata")]):
+        usage.update(
+            {key: int(count) for key, count in usage.items() if isinstance(count, float) and count < _MOST_TOKENS}
+        )
     return fields
+
+
+def _repair_part(part: dict[str, Any]) -> None:
+    for call in _objects([part.get("functionCall")]):
+        if (given := call.get("args")) is not None and not isinstance(given, dict):
+            call["args"] = {_UNPARSED: given if isinstance(given, str) else json.dumps(given)}
+    if not _BASE64.fullmatch(str(part.get("thoughtSignature", ""))):
+        del part["thoughtSignature"]
+    if "thought" in part:
+        part["thought"] = bool(part["thought"])
 
 
 def _objects(value: object) -> list[dict[str, Any]]:
@@ -98,7 +110,7 @@ def _objects(value: object) -> list[dict[str, Any]]:
 
 
 def _whole_body_events(body: dict[str, Any]) -> Iterator[Event]:
-    yield None, cast("dict[str, Any]", _repair_chunk(body))
+    yield None, _repair_chunk(body)
 
 
 class GeminiModel:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
@@ -30,7 +30,6 @@ from handrail.agent.model_protocol import (
     HistoryCallPart,
     ModelRequest,
     ProviderBlock,
-    ProviderError,
     ProviderToolResult,
     ReplyFinished,
     ReplyStreamCut,
@@ -40,6 +39,7 @@ from handrail.agent.model_protocol import (
 )
 from handrail.agent.providers.event_stream_client import Event, EventStreamClient, has_end_mark
 from handrail.agent.providers.finish_reasons import classify_finish_reason, read_finish_reason
+from handrail.agent.providers.openai_errors import KEY_VARIABLE, map_sdk_errors
 from handrail.agent.providers.provider_errors import (
     convert_to_json_object,
     encode_field_as_json,
@@ -47,10 +47,7 @@ from handrail.agent.providers.provider_errors import (
     get_nonempty_text_field,
     get_nonnegative_number_field,
     get_sdk_field,
-    make_connection_error,
     make_reported_error,
-    make_stream_format_error,
-    make_timeout_error,
     parse_positive_count_field,
 )
 from handrail.agent.providers.request_forms import PLAIN_SCHEMAS, REFUSED_SCHEMA, AcceptedForms
@@ -68,40 +65,9 @@ if TYPE_CHECKING:
     from openai.types.chat.completion_create_params import WebSearchOptions
 
 
-# Errors of the OpenAI SDK, translated by :mod:`handrail.agent.providers.provider_errors`; for both of its APIs.
-
-KEY_VARIABLE = "OPENAI_API_KEY"
-
-
-@contextmanager
-def map_sdk_errors(name: str, address: object) -> Generator[None]:
-    """Map the SDK's errors during one request and its stream to :class:`ProviderError`.
-
-    :param name: the model, as the operator wrote it
-    :param address: the address of the server
-    :raises ProviderError: for an error of the SDK
-    """
-    try:
-        yield
-    except openai.APIStatusError as error:
-        body: object = error.body or error.message
-        with suppress(ValueError, RecursionError):  # the SDK leaves out what is next to the member "error"
-            body = error.response.json() or body
-        raise make_reported_error(name, KEY_VARIABLE, body, error.status_code, error.response.headers) from error
-    except openai.APITimeoutError as error:
-        raise make_timeout_error(name, address) from error
-    except openai.APIConnectionError as error:
-        if isinstance(cause := error.__cause__, ProviderError):
-            raise cause from None
-        raise make_connection_error(name, address, error) from error
-    except openai.APIError as error:
-        raise make_reported_error(name, KEY_VARIABLE, error.body or error.message) from error
-    except ValueError as error:
-        raise make_stream_format_error(name, error) from error
-
-
 MAX_CITED = 1_000
-_CHOICE_FIELDS = ("text", "tool_calls", "function_call")
+_CALLS_FIELDS = ("tool_calls", "tool_call", "toolCalls")
+_CHOICE_FIELDS = ("text", *_CALLS_FIELDS, "function_call")
 """The fields that some servers put into the choice instead of a message."""
 
 
@@ -134,6 +100,10 @@ _OTHER_FORMS: Mapping[str, re.Pattern[str]] = {
 
 
 def _whole_body_events(body: dict[str, Any]) -> Iterator[Event]:
+    wrapped = (
+        cast("dict[str, Any]", inner) for inner in body.values() if isinstance(inner, dict) and "choices" in inner
+    )
+    body = body if "choices" in body else next(wrapped, body)
     yield None, body
     choices = body.get("choices")
     for choice in cast("list[object]", choices)[:1] if isinstance(choices, list) else ():
@@ -218,9 +188,20 @@ class OpenAIModel:
 
 PROVIDER = "openai"
 _OWN_FIELDS = frozenset(
-    {"role", "content", "refusal", "tool_calls", "function_call", "annotations", "audio", "images", "name", "citations"}
+    {
+        "role",
+        "content",
+        "refusal",
+        *_CALLS_FIELDS,
+        "function_call",
+        "annotations",
+        "audio",
+        "images",
+        "name",
+        "citations",
+    }
 )
-_ARGUMENT_FIELDS = ("arguments", "parameters", "input")
+_ARGUMENT_FIELDS = ("arguments", "parameters", "input", "args")
 _OWN_FUNCTION_FIELDS = frozenset({"name", *_ARGUMENT_FIELDS})
 _OWN_CALL_FIELDS = frozenset({"index", "id", "type", "function"}) | _OWN_FUNCTION_FIELDS
 _IN_PIECES = re.compile(r"reason|think|thought|text|summary|content")
@@ -405,8 +386,8 @@ class _StreamedCall(Struct, eq=False):
 
 def _find_part_text(part: object) -> str | None:
     """Return the text of one part of a message's content, or None if it has none."""
-    if isinstance(part, str):
-        return part
+    if isinstance(part, str | int | float) and not isinstance(part, bool):
+        return str(part)
     if re.search(r"reason|think|thought", get_nonempty_text_field(part, "type") or ""):
         return None
     for name in ("text", "content", "refusal"):
@@ -469,7 +450,7 @@ class _ChunkReader:
     def read(self, chunk: ChatCompletionChunk) -> Iterator[BlockEvent]:
         """Convert one chunk. Some servers send more of a reply after its finish reason."""
         choices = get_sdk_field(chunk, "choices")
-        given = cast("list[object]", choices) if isinstance(choices, list) else []
+        given = cast("list[object]", choices) if isinstance(choices, list) else [choices]
         choice = next((one for one in given if one is not None), None)
         for usage in (get_sdk_field(place, "usage") for place in (chunk, get_sdk_field(chunk, "x_groq"), choice)):
             yield from self._read_usage(usage)
@@ -482,6 +463,8 @@ class _ChunkReader:
             self.failure = error
             return
         message, delta = get_sdk_field(choice, "message"), get_sdk_field(choice, "delta")
+        if isinstance(delta, str):
+            delta = {"content": delta}
         bare = {
             name: found
             for name in _CHOICE_FIELDS
@@ -550,7 +533,7 @@ class _ChunkReader:
                 yield piece
 
     def _find_fragments(self, message: object) -> Iterator[object]:
-        fragments = get_sdk_field(message, "tool_calls")
+        fragments = next((found for name in _CALLS_FIELDS if (found := get_sdk_field(message, name)) is not None), None)
         if isinstance(fragments, list):
             yield from cast("list[object]", fragments)
         elif isinstance(fragments, dict) and all(key.isdecimal() for key in cast("dict[str, object]", fragments)):

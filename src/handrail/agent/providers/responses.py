@@ -36,7 +36,7 @@ from handrail.agent.model_protocol import (
 )
 from handrail.agent.providers.event_stream_client import Event, EventStreamClient, has_end_mark
 from handrail.agent.providers.finish_reasons import classify_finish_reason, read_finish_reason
-from handrail.agent.providers.openai import KEY_VARIABLE, map_sdk_errors
+from handrail.agent.providers.openai_errors import KEY_VARIABLE, map_sdk_errors
 from handrail.agent.providers.provider_errors import (
     convert_to_json_object,
     encode_field_as_json,

@@ -75,6 +75,8 @@ class EventStreamCleaner:
             text, line = inner, inner + b"\n"
         if text == b"data:":
             return b""
+        if text.removeprefix(b"data:").strip(b' "').upper() in (b"[DONE]", b"DONE"):
+            text, line = b"data: [DONE]", b"data: [DONE]\n"
         is_json = text.startswith(b"{") and text.endswith(b"}")
         is_data = is_json or text.startswith(b"data:")
         separator = b"\n" if is_data and self._has_whole_data() else b""
