@@ -82,12 +82,11 @@ def _repair_chunk(fields: dict[str, Any]) -> dict[str, Any]:
     if (error := fields.get("error")) is not None and not isinstance(get_sdk_field(error, "code"), int):
         return {"error": {"code": 500, "message": error if isinstance(error, str) else json.dumps(error)}}
     for candidate in _objects(fields.get("candidates")):
-        for content in _objects([candidate.get("content")]):
-            parts = content.get("parts")
-            content["parts"] = _objects([parts] if isinstance(parts, dict) else parts)
+        for content in _objects(candidate.get("content")):
+            content["parts"] = _objects(content.get("parts"))
             for part in content["parts"]:
                 _repair_part(part)
-    for usage in _objects([fields.get("usageMetadata")]):
+    for usage in _objects(fields.get("usageMetadata")):
         usage.update(
             {key: int(count) for key, count in usage.items() if isinstance(count, float) and count < _MOST_TOKENS}
         )
@@ -95,7 +94,7 @@ def _repair_chunk(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _repair_part(part: dict[str, Any]) -> None:
-    for call in _objects([part.get("functionCall")]):
+    for call in _objects(part.get("functionCall")):
         if (given := call.get("args")) is not None and not isinstance(given, dict):
             call["args"] = {_UNPARSED: given if isinstance(given, str) else json.dumps(given)}
     if not _BASE64.fullmatch(str(part.get("thoughtSignature", ""))):
@@ -105,7 +104,8 @@ def _repair_part(part: dict[str, Any]) -> None:
 
 
 def _objects(value: object) -> list[dict[str, Any]]:
-    items = cast("list[object]", value) if isinstance(value, list) else []
+    """Return the objects in a list. A value without a list counts as a list of it."""
+    items = cast("list[object]", value) if isinstance(value, list) else [value]
     return [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
 
 
