@@ -443,6 +443,7 @@ USAGE: dict[str, list[dict[str, Any]]] = {
     "texts": [{"usage": {"prompt_tokens": "7", "completion_tokens": "3"}}],
     "in two halves": [{"usage": {"prompt_tokens": 7}}, {"usage": {"completion_tokens": 3}}],
     "with the total": [{"usage": {"prompt_tokens": 7, "total_tokens": 10}}],
+    "after the end mark": [{"usage": None}],
     "growing, then null": [{"usage": {"prompt_tokens": 7, "completion_tokens": n}} for n in (1, 3)] + [{"usage": None}],
 }  # fmt: skip
 
@@ -450,7 +451,9 @@ USAGE: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("form", USAGE)
 async def test_the_tokens_are_estimated_although_the_server_counts_them(form: str) -> None:
     counted = [json.dumps({"choices": [], **one}).encode() for one in USAGE[form]]
-    async with bench("openai", events(HELLO, chunk({}, "stop"), *counted)) as b:
+    after = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}\n\n'
+    end = END_MARK + (after if form == "after the end mark" else b"")
+    async with bench("openai", events(HELLO, chunk({}, "stop"), *counted, end=end)) as b:
         outcome = await b.run()
     assert (outcome.input_tokens, outcome.output_tokens) == (7, 3)
 

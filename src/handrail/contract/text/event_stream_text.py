@@ -32,6 +32,7 @@ class EventStreamCleaner:
         """The data of the last line that has some."""
         self.has_end_mark = False
         """Whether the mark of a complete reply, ``[DONE]``, arrived."""
+        self._has_waiting_end_mark = False
         self._waiting: list[bytes] = []
         """The pieces of a line that has no end yet."""
         self._waiting_bytes = 0
@@ -50,12 +51,17 @@ class EventStreamCleaner:
             lines.append(rest)
             rest = b""
         self._waiting, self._waiting_bytes = [rest], len(rest)
-        return b"".join(map(self._clean_line, lines))
+        return b"".join(map(self._clean_line, lines)) + self._take_end_mark()
 
     def close(self) -> bytes:
         """Return the rest of a stream that ended. A whole event counts without the empty line after it."""
-        rest = b"".join(map(self._clean_line, self._take_waiting().splitlines(keepends=True)))
+        rest = b"".join(map(self._clean_line, self._take_waiting().splitlines(keepends=True))) + self._take_end_mark()
         return rest + b"\n\n" if self._has_whole_data() else rest
+
+    def _take_end_mark(self) -> bytes:
+        """Return the end mark after all that came with it. Some servers send the usage behind it."""
+        is_waiting, self._has_waiting_end_mark = self._has_waiting_end_mark, False
+        return b"\ndata: [DONE]\n\n" if is_waiting else b""
 
     def _take_waiting(self) -> bytes:
         text = b"".join(self._waiting)
@@ -76,7 +82,8 @@ class EventStreamCleaner:
         if text == b"data:":
             return b""
         if text.removeprefix(b"data:").strip(b' "').upper() in (b"[DONE]", b"DONE"):
-            text, line = b"data: [DONE]", b"data: [DONE]\n"
+            self.has_end_mark = self._has_waiting_end_mark = True
+            return b""
         is_json = text.startswith(b"{") and text.endswith(b"}")
         is_data = is_json or text.startswith(b"data:")
         separator = b"\n" if is_data and self._has_whole_data() else b""
@@ -84,7 +91,6 @@ class EventStreamCleaner:
         if is_data:
             self._data_lines = 1 if separator else self._data_lines + 1
             self.last_data = text if is_json else text[5:].strip()
-            self.has_end_mark = self.has_end_mark or self.last_data == b"[DONE]"
             if self._repair is not None and (repaired := self._repair(self.last_data)) != self.last_data:
                 self.last_data, line, is_json = repaired, b"data: " + repaired + b"\n", False
             if self._needs_names and not self._has_name:
