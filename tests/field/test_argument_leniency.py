@@ -318,6 +318,17 @@ async def test_arguments_that_are_almost_json_are_read_and_reported(text: str, t
         assert "arguments_read_as" not in (await session.call("read", '{"path": "a.txt"}')).metadata
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "text",
+    ["{" + " " * 60_000 + "x}", "```" * 20_000, "{" * 60_000, '{"a":1}{"b":2}' * 4_000, "{'a':" + "'b'," * 12_000,
+     "/*" * 30_000, '{"a":' + "[1," * 20_000, "<｜" * 30_000, "```{" + "} " * 30_000],
+)  # fmt: skip
+def test_a_long_text_that_is_almost_json_is_refused_in_one_pass(text: str) -> None:
+    with pytest.raises(InvalidJsonTextError):
+        parse_arguments_with_note(text)
+
+
 @pytest.mark.parametrize("text", NOT_JSON)
 async def test_arguments_with_more_than_one_reading_are_refused_with_a_correction(text: str, tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()

@@ -155,8 +155,11 @@ _LEAD = compile_regex_lazily(
     r"\s*(?:\ufeff|(?:```|~~~)[\w+-]*|<(?:tool_call|function_call|arguments|parameters|json)>|json(?=\s*\{))\s*"
 )
 _TAIL = compile_regex_lazily(
-    r"\s*(?:```|~~~|</(?:tool_call|function_call|function|arguments|parameters|parameter|json|s)>|<\|[\w▁]{1,40}\|>|<｜[^｜]{1,40}｜>|[;,])\s*\Z"
+    r"(?:```|~~~|</(?:tool_call|function_call|function|arguments|parameters|parameter|json|s)>|<\|[\w▁]{1,40}\|>|<｜[^｜]{1,40}｜>|[;,])\Z"
 )
+_LONGEST_TAIL = 64
+_MOST_WRAPPERS = 8
+_MOST_TOKENS = 20_000
 _REWRITTEN_TOKEN = compile_regex_lazily(
     r"""(?sx) (?P<double>"(?:[^"\\]++|\\.)*+") | (?P<single>'(?:[^'\\]++|\\.)*+') | (?P<space>\s+)
     | (?P<comment>//[^\n]*+|/\*.*?\*/) | (?P<word>[A-Za-z_$][\w$]*+) | (?P<number>-?\d[\w.+-]*+) | (?P<mark>[{}\[\],:])"""
@@ -174,10 +177,12 @@ def _rewrite_as_json_object(text: str) -> tuple[str, str] | None:
     if inner.lower() in _NOTHING:
         return "{}", "no arguments"
     changes: dict[str, None] = {}
-    while (lead := _LEAD.match(inner)) is not None and lead.end():
-        inner, changes["other text around it"] = inner[lead.end() :], None
-    while (tail := _TAIL.search(inner)) is not None:
-        inner, changes["other text around it"] = inner[: tail.start()], None
+    for _ in range(_MOST_WRAPPERS):
+        if (lead := _LEAD.match(inner)) is not None and lead.end():
+            inner, changes["other text around it"] = inner[lead.end() :], None
+        inner, end = inner.rstrip(), inner.rstrip()[-_LONGEST_TAIL:]
+        if (tail := _TAIL.search(end)) is not None:
+            inner, changes["other text around it"] = inner[: len(inner) - len(end) + tail.start()], None
     values = _read_values(inner, changes)
     if len(values) > 1 and "{}" in values:
         values.remove("{}")
@@ -194,8 +199,11 @@ def _read_values(text: str, changes: dict[str, None]) -> list[str]:
     """
     values: list[str] = []
     pieces: list[str] = []
-    depth, comma, at, earlier = 0, "", 0, ""
+    depth, comma, at, earlier, left = 0, "", 0, "", _MOST_TOKENS
     while at < len(text):
+        left -= 1
+        if not left or depth > MAX_ARGUMENT_DEPTH or len(values) > 2:
+            return []
         if (token := _REWRITTEN_TOKEN.match(text, at)) is None:
             return []
         at, piece, kind = token.end(), token[0], token.lastgroup or ""
