@@ -398,6 +398,20 @@ async def test_reasoning_that_repeats_itself_with_each_piece_is_returned_once() 
     assert assistant(b)["reasoning_content"] == "I look at it."
 
 
+async def test_a_field_that_comes_again_unchanged_is_returned_once() -> None:
+    again = [chunk({"reasoning_text": text, "reasoning_opaque": "QUFBQkJC"}) for text in ("a", "b")]
+    async with bench("openai", streamed(*again, calls(ECHO)), OK) as b:
+        assert (await b.run()).ok
+    assert (assistant(b)["reasoning_text"], assistant(b)["reasoning_opaque"]) == ("ab", "QUFBQkJC")
+
+
+async def test_a_signature_that_comes_after_its_call_is_returned_with_it() -> None:
+    signature = {"google": {"thought_signature": "c2ln"}}
+    async with bench("openai", streamed(calls(ECHO), calls({"index": 0, "extra_content": signature})), OK) as b:
+        assert (await b.run()).ok
+    assert assistant(b)["tool_calls"][0]["extra_content"] == signature
+
+
 async def test_a_text_part_in_another_form_is_returned_once() -> None:
     reply = streamed(chunk({"content": [{"type": "text", "text": {"value": "x"}}]}), calls(ECHO))
     async with bench("openai", reply, OK) as b:

@@ -244,7 +244,7 @@ _LEAST_REPEATED = 8
 
 def _is_cumulative(pieces: Sequence[str]) -> bool:
     """Return whether each piece repeats all of the text before it, as some servers send it."""
-    if len(pieces) < 2 or not len(pieces[-1]) > len(pieces[-2]) >= _LEAST_REPEATED:
+    if len(pieces) < 2 or len(pieces[-2].strip()) < _LEAST_REPEATED:
         return False
     return all(later.startswith(earlier) for earlier, later in pairwise(pieces))
 
@@ -617,6 +617,8 @@ class _ChunkReader:
             (text for one in _ARGUMENT_FIELDS if (text := encode_field_as_json(function, one)) is not None), None
         )
         if call_id is None and name is None and arguments is None:
+            if (known := self._last if slot is None else self._by_slot.get(slot)) is not None:
+                self._collect_added_call_fields(known, fragment, function)  # such as a signature that comes alone
             return
         call = None if is_whole else self._find_call(slot, call_id, name, arguments)
         if slot is None and call_id is None and name is not None and call in siblings:
