@@ -501,10 +501,16 @@ def _results() -> str:
         "- If the schema accepts no text at a place, and the text there is the JSON of a value of an accepted type, Handrail takes the "
         "value. An argument that may be text stays text.",
         "- If a property may be missing and may not be null, Handrail leaves out a null.",
+        "- If the only argument is an unknown `arguments`, `args`, `parameters`, `params`, `input` or `kwargs`, and its value is the "
+        "right object, Handrail takes that object.",
         "",
         "`metadata.arguments_read_as` names each such argument. Rules, approvals and the tool see the value. The log has what was sent. "
-        "Everything else is `invalid_input`, with all problems at once. In the text of the arguments, a string may contain raw line "
-        "feeds and tabs. Comments, trailing commas, single quotes and code fences are refused.",
+        "Everything else is `invalid_input`, with all problems at once and, where it is clear, with what to send.",
+        "",
+        "The text of the arguments may also be almost JSON, if it has only one reading. It may have raw line feeds in strings, trailing "
+        "commas, single quotes, names without quotes, comments and the constants of Python. It may be in a code fence, in a list or in "
+        "a JSON string, or be there twice. `arguments_read_as` then has the key `(all arguments)`. Handrail never completes a text that "
+        "was cut.",
         "",
         "## Metadata",
         "",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.agent.provider_bench import Kind, bench, each_provider, in_pieces
 
+from handrail.agent.agent_loop import Agent
 from handrail.agent.providers import SERVICES, open_model
 from handrail.agent.reply_stream import RetryPolicy
 from handrail.contract.errors import StartError, UsageError
@@ -293,6 +294,35 @@ def test_the_error_for_a_missing_sdk_names_the_extra_to_install(kind: Kind, monk
     monkeypatch.setitem(sys.modules, SERVICES[kind][1], None)
     with pytest.raises(StartError, match=rf"pip install 'handrail\[{kind.partition('-')[0]}\]'"):
         open_model(f"{kind}:x", base_url="http://127.0.0.1:1/v1")
+
+
+@pytest.mark.parametrize("kind", SERVICES)
+@pytest.mark.parametrize(
+    "url", ["localhost:8080", "127.0.0.1:8080/v1", "htp://x/v1", "https://", "http://[::1", "/v1", "http://a b/v1", ""]
+)
+def test_an_invalid_base_url_is_refused_before_a_request(kind: str, url: str) -> None:
+    with pytest.raises(UsageError, match="base URL is invalid") as caught:
+        open_model(f"{kind}:x", base_url=url, api_key="k")
+    assert "http://HOST:PORT" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "end"),
+    [("openai", "/chat/completions"), ("openai-responses", "/responses/"), ("anthropic", "/v1/messages"), ("anthropic", "/v1/"),
+     ("gemini", "/v1beta")],
+)  # fmt: skip
+async def test_a_base_url_with_the_end_of_its_api_is_accepted(kind: Kind, end: str) -> None:
+    async with bench(kind, ScriptedReply("ok")) as b:
+        model = open_model(f"{kind}:x", base_url=b.server.base_url.rstrip("/") + end, api_key=b.server.key)
+        assert (await Agent(b.session, model).complete("go")).text == "ok"
+        await model.aclose()
+
+
+@pytest.mark.parametrize("key", ["k\u00e9y", "k\ny", "k\u2026"])
+def test_a_key_with_impossible_characters_is_refused_without_showing_it(key: str) -> None:
+    with pytest.raises(UsageError, match="OPENAI_API_KEY") as caught:
+        open_model("openai:x", api_key=key)
+    assert key not in str(caught.value)
 
 
 def test_a_scripted_model_refuses_a_base_url() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from handrail.agent.agent_loop import Agent
 from handrail.contract.schema.argument_repair import repair_arguments
 from handrail.contract.schema.argument_validation import compile_schema
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.text.strict_json import InvalidJsonTextError, parse_arguments_with_note
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool_protocol import Tool
 from handrail.testing.provider_request_checks import PlaybackModel, call_reply, text_reply
@@ -149,6 +151,34 @@ async def test_arguments_that_match_the_schema_are_passed_unchanged(sent: dict[s
         await session.suspend()
 
 
+ADVICE: list[tuple[dict[str, Any], str]] = [
+    ({"flag": "True"}, "`flag`: send true or false, without quotes"),
+    ({"flag": 1}, "`flag`: send true or false, without quotes"),
+    ({"count": "two"}, "`count`: send a number, without quotes"),
+    ({"count": 1.5}, "`count`: send a whole number"),
+    ({"items": {"old": "a"}}, "`items`: send a list, also for one value"),
+    ({"items": "a.txt"}, "`items`: send a list, also for one value"),
+    ({"items": '[{"old": "a"}'}, "`items`: send the value itself, not its text"),
+    ({"items": '[{"new": "a"}]'}, "`items[0].old` is missing"),
+    ({"options": '{"deep": 1}'}, "unknown argument `options.deep`"),
+    ({"text": ["5"]}, "`text`: send one value, not a list"),
+    ({"text": 5}, "`text`: send text, in quotes"),
+    ({"arguments": {"count": 2}}, "`text` is missing"),
+]
+
+
+@pytest.mark.parametrize(("sent", "advice"), ADVICE, ids=str)
+async def test_refused_arguments_are_answered_with_what_to_send(
+    sent: dict[str, Any], advice: str, tmp_path: Path
+) -> None:
+    async with temporary_kernel(tmp_path, tools=[Take()], rules=RULES) as kernel:
+        session = await kernel.session()
+        given = sent if "arguments" in sent else {"text": "5"} | sent
+        refused = await session.call("demo.take", given)
+        assert refused.error_kind == "invalid_input" and advice in str(refused.error_text), refused.error_text
+        await session.suspend()
+
+
 @pytest.mark.parametrize("sent", REFUSED, ids=str)
 async def test_arguments_that_cannot_be_repaired_are_refused_with_every_problem(
     sent: dict[str, Any], tmp_path: Path
@@ -237,6 +267,96 @@ JSON = st.recursive(
     max_leaves=5,
 )
 SCHEMA = compile_schema(PARAMETERS)
+
+
+ALMOST_JSON = {
+    '{"path": "a.txt",}': "a trailing comma",
+    "{'path': 'a.txt'}": "single quotes",
+    "{'path': 'a.txt', 'limit': None}": "constants of Python",
+    '{path: "a.txt"}': "names without quotes",
+    '{"path": "a.txt" /* it */}': "comments",
+    '[{"path": "a.txt"}]': "a list around it",
+    '{"path": "a.txt"}{"path": "a.txt"}': "the same object again",
+    '{}{"path": "a.txt"}': "an empty object before it",
+    '{"path": "a.txt"}<|im_end|>': "other text around it",
+    '<tool_call>{"path": "a.txt"}</tool_call>': "other text around it",
+    '```json5\n{"path": "a.txt"}\n```': "other text around it",
+    '```json\n{"path": "a.txt"}\n```': "other text around it",
+    '"{\\"path\\": \\"a.txt\\"}"': "JSON string",
+    '{"arguments": {"path": "a.txt"}}': "the object in `arguments`",
+    '{"input": "{\\"path\\": \\"a.txt\\"}"}': "the object in `input`",
+}
+NOT_JSON = {
+    '{"path": "a.txt"': "ends too early",
+    '{"path": "a.txt", "limit": 1': "ends too early",
+    "{'path': 'a.txt": "send one JSON object",
+    '{"path": "a.txt"}{"path": "b.txt"}': "a further call",
+    '[{"path": "a.txt"}, {"path": "b.txt"}]': "array",
+    '{"path": "a.txt"} I read it.': "nothing after it",
+    '{"path": "a.txt"}}': "nothing after it",
+    "{'path': 'it's'}": "send one JSON object",
+    '{"path": "a.txt", "limit": 1 2}': "send one JSON object",
+    '{"path": "a" "b"}': "send one JSON object",
+    '{"path": "C:\\Users"}': "write each backslash in a string as two",
+    "{'path': 'a.txt', 'path': 'b.txt'}": "send one JSON object",
+    '{"path": "a.txt", "limit": NaN}': "use a number or null",
+    "{'path': b'a.txt'}": "send one JSON object",
+    '{"arguments": {"path": "a.txt", "unknown": 1}}': "unknown",
+    "[]": "array",
+}
+
+
+@pytest.mark.parametrize("text", ALMOST_JSON)
+async def test_arguments_that_are_almost_json_are_read_and_reported(text: str, tmp_path: Path) -> None:
+    (tmp_path / "ws").mkdir()
+    (tmp_path / "ws" / "a.txt").write_text("one\n")
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session(headless=True)
+        result = await session.call("read", text)
+        assert result.data["text"] == "one", result
+        assert ALMOST_JSON[text] in result.metadata["arguments_read_as"]["(all arguments)"]
+        assert "arguments_read_as" not in (await session.call("read", '{"path": "a.txt"}')).metadata
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "text",
+    ["{" + " " * 60_000 + "x}", "```" * 20_000, "{" * 60_000, '{"a":1}{"b":2}' * 4_000, "{'a':" + "'b'," * 12_000,
+     "/*" * 30_000, '{"a":' + "[1," * 20_000, "<｜" * 30_000, "```{" + "} " * 30_000],
+)  # fmt: skip
+def test_a_long_text_that_is_almost_json_is_refused_in_one_pass(text: str) -> None:
+    with pytest.raises(InvalidJsonTextError):
+        parse_arguments_with_note(text)
+
+
+@pytest.mark.parametrize("text", NOT_JSON)
+async def test_arguments_with_more_than_one_reading_are_refused_with_a_correction(text: str, tmp_path: Path) -> None:
+    (tmp_path / "ws").mkdir()
+    (tmp_path / "ws" / "a.txt").write_text("one\n")
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session(headless=True)
+        refused = await session.call("read", text)
+        assert refused.error_kind == "invalid_input" and NOT_JSON[text] in str(refused.error_text), refused
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=5),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+            lambda i: st.lists(i, max_size=3),
+            max_leaves=4,
+        ),
+        max_size=3,
+    )
+)
+def test_a_python_literal_is_read_as_its_value_or_refused(value: dict[str, Any]) -> None:
+    for text in (repr(value), json.dumps(value)[:-1] + ",}", json.dumps(value) + json.dumps(value)):
+        with suppress(InvalidJsonTextError):
+            assert parse_arguments_with_note(text)[0] == value
+    for cut in range(1, len(repr(value))):  # a text that was cut is never completed
+        with pytest.raises(InvalidJsonTextError):
+            parse_arguments_with_note(repr(value)[:cut])
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ def read_file(file: Path) -> dict[str, ImportedMcpServer]:
         ({"command": "x", "env": ["A=1", "B=2=3", {"key": "C", "value": "4"}]}, {"command": "x", "env": {"A": "1", "B": "2=3", "C": "4"}}),
         ({"url": "https://a.example", "headers": ["X-A: b", "X-C:d"]}, {"url": "https://a.example", "headers": {"X-A": "b", "X-C": "d"}}),
         ({"url": "https://a.example", "requestInit": {"headers": {"X-A": "b"}}}, {"url": "https://a.example", "headers": {"X-A": "b"}}),
+        ({"url": "https://a.example", "authorization_token": "Bearer ${A_TOKEN}"}, {"url": "https://a.example", "headers": {"Authorization": {"secret": "ODD_AUTHORIZATION", "prefix": "Bearer "}}}),
         ({"url": "HTTPS://A.example/mcp"}, {"url": "https://A.example/mcp"}),
         ({"command": "x", "timeout": "30s"}, {"command": "x", "timeout_ms": 30_000}),
         ({"command": "x", "timeout": "30"}, {"command": "x", "timeout_ms": 30_000}),

@@ -15,7 +15,7 @@ from tests.field.openai_chunks import ECHO, calls, chunk, streamed, whole
 
 from handrail.agent.agent_loop import Agent
 from handrail.agent.conversation import Conversation, adapt_history_to_model, encode_message, restore_conversation
-from handrail.agent.model_protocol import ModelRequest
+from handrail.agent.model_protocol import ModelRequest, TokenUsage
 from handrail.agent.providers import open_model
 from handrail.agent.providers.openai import (
     _ChunkReader,  # pyright: ignore[reportPrivateUsage]
@@ -273,6 +273,16 @@ CALLS_IN_PIECES: dict[str, list[bytes]] = {
     "a finish reason with every piece": [chunk({"tool_calls": [part("echo", '{"n":', index=0, id="a")]}, "tool_calls"), chunk({"tool_calls": [part(None, "1}", index=0)]}, "tool_calls")],
     "spaces around the name": [calls(part(" echo\n", '{"n":1}', index=0, id="a"))],
     "spaces after the arguments": [calls(ECHO), calls(part(None, "\n ", index=0))],
+    "each piece with all arguments so far": [calls(part("echo", '{"n"', index=0, id="a")), calls(part(None, '{"n":1', index=0)), calls(part(None, '{"n":1}', index=0))],
+    "an empty list first": [calls(part("echo", [], index=0, id="a")), calls(part(None, '{"n":1}', index=0))],
+    "an id that is a number": [calls(part("echo", '{"n":', index=0, id=7)), calls(part(None, "1}", index=0, id=7))],
+    "an unknown finish reason": [chunk({"tool_calls": [ECHO]}, "because")],
+    "a finish reason with a prefix": [calls(ECHO), chunk({}, "FinishReason.STOP")],
+    "an unfinished finish reason": [calls(part("echo", '{"n":', index=0, id="a")), chunk({}, "FINISH_REASON_UNSPECIFIED"), calls(part(None, "1}", index=0))],
+    "in tool_call": [chunk({"tool_call": ECHO})],
+    "in toolCalls": [chunk({"toolCalls": [ECHO]})],
+    "in args": [calls({"index": 0, "id": "a", "function": {"name": "echo", "args": {"n": 1}}})],
+    "in a second choice": [json.dumps({"choices": [{"index": 0, "message": {"content": "x"}}, {"index": 1, "message": {"tool_calls": [ECHO]}}]}).encode()],
     "arguments encoded twice": [calls(part("echo", '"{\\"n\\":1}"', index=0, id="a"))],
 }  # fmt: skip
 
@@ -293,6 +303,8 @@ TWO_CALLS: dict[str, list[bytes]] = {
     "one id and no number": [calls(part("echo", '{"n":1}', id="c"), part("echo", '{"n":2}', id="c"))],
     "numbers as floats": [calls(part("echo", '{"n":', index=0.0, id="a")), calls(part("echo", '{"n":', index=1.0, id="b")), calls(part(None, "1}", index=0.0)), calls(part(None, "2}", index=1.0))],
     "another id with every piece": [calls(part("echo", "", index=0, id="a")), calls(part(None, '{"n":1}', index=0, id="b")), calls(part("echo", "", index=1, id="c")), calls(part(None, '{"n":2}', index=1, id="d"))],
+    "equal, without id and number": [calls(part("echo", '{"n":1}'), part("echo", '{"n":1}'))],
+    "an object in an object, as it grows": [calls(part("echo", '{"a":', index=0, id="a")), calls(part(None, '{"a":1}', index=0)), calls(part(None, "}", index=0))],
     "a finish reason after each": [chunk({"tool_calls": [part("echo", '{"n":1}', index=0, id="a")]}, "tool_calls"), chunk({"tool_calls": [part("echo", '{"n":2}', index=1, id="b")]}, "tool_calls")],
 }  # fmt: skip
 
@@ -302,7 +314,11 @@ async def test_two_calls_are_mixed_up(form: str) -> None:
     async with bench("openai", streamed(*TWO_CALLS[form]), OK) as b:
         assert (await b.run()).text == "ok"
         b.accepted()
-    assert [json.loads(str(call.arguments)) for call in b.session.ran] == [{"n": 1}, {"n": 2}]
+    expected = {
+        "equal, without id and number": [{"n": 1}, {"n": 1}],
+        "an object in an object, as it grows": [{"a": {"a": 1}}],
+    }
+    assert [json.loads(str(call.arguments)) for call in b.session.ran] == expected.get(form, [{"n": 1}, {"n": 2}])
 
 
 HELLO = chunk({"content": "hello"})
@@ -310,6 +326,20 @@ TOLD: dict[str, ScriptedReply | RawReply] = {
     "content as an object": streamed(chunk({"content": {"type": "text", "text": "hello"}}), finish="stop"),
     "a text with a value": streamed(chunk({"content": [{"type": "text", "text": {"value": "hello"}}]}), finish="stop"),
     "a part with content": streamed(chunk({"content": [{"type": "text", "content": "hello"}]}), finish="stop"),
+    "a part that refuses": streamed(chunk({"content": [{"type": "refusal", "refusal": "hello"}]}), finish="stop"),
+    "reasoning in the content": streamed(chunk({"content": [{"type": "reasoning", "text": "Hm."}, {"type": "text", "text": "hello"}]}), finish="stop"),
+    "a whole answer labelled as events": RawReply(b'{\n "choices": [\n  {"message": {"content": "hello"}, "finish_reason": "stop"}\n ]\n}\n'),
+    "the name of the field twice": RawReply(b"data: data: %s\n\ndata: data: [DONE]\n\n" % HELLO),
+    "a choice without a list": events(b'{"choices":{"delta":{"content":"hello"},"finish_reason":"stop"}}'),
+    "a delta that is text": events(b'{"choices":[{"delta":"hello","finish_reason":"stop"}]}'),
+    "in a wrapper": RawReply(b'{"code":0,"data":{"choices":[{"message":{"content":"hello"}}]}}', "application/json"),
+    "an end mark in quotes": RawReply(b'data: %s\n\ndata: "[DONE]"\n\n' % HELLO),
+    "an end mark alone": RawReply(b"data: %s\n\n[done]\n\n" % HELLO),
+    "an end mark without brackets": RawReply(b"data: %s\n\ndata: DONE\n\n" % HELLO),
+    "with the status 201": RawReply(b'{"choices":[{"message":{"content":"hello"}}]}', "application/json", 201),
+    "usage after the end mark": RawReply(b'data: %s\n\ndata: [DONE]\n\ndata: {"choices":[],"usage":{"prompt_tokens":3}}\n\n' % HELLO),
+    "the end mark without a space": RawReply(b"data:%s\n\ndata:[DONE]\n\n" % HELLO),
+    "in two choices": RawReply(b'{"choices":[{"message":{"content":"hello"},"finish_reason":"stop"},{"message":{"content":"hello"}}]}', "application/json"),
     "text in the choice": streamed(b'{"choices":[{"text":"hello"}]}', finish="stop"),
     "text in the delta": streamed(chunk({"text": "hello"}), finish="stop"),
     "after an empty choice": streamed(b'{"choices":[null,{"delta":{"content":"hello"}}]}', finish="stop"),
@@ -359,6 +389,66 @@ async def test_reasoning_of_an_unknown_name_loses_all_but_its_last_piece(field: 
     assert {name: assistant(b)[name] for name in (field, *once)} == {field: "First look.", **once}
 
 
+async def test_reasoning_that_repeats_itself_with_each_piece_is_returned_once() -> None:
+    reply = streamed(
+        *(chunk({"reasoning_content": text}) for text in ("I look", "I look at", "I look at it.")), calls(ECHO)
+    )
+    async with bench("openai", reply, OK) as b:
+        assert (await b.run()).ok
+    assert assistant(b)["reasoning_content"] == "I look at it."
+
+
+async def test_a_field_that_comes_again_unchanged_is_returned_once() -> None:
+    again = [chunk({"reasoning_text": text, "reasoning_opaque": "QUFBQkJC"}) for text in ("a", "b")]
+    async with bench("openai", streamed(*again, calls(ECHO)), OK) as b:
+        assert (await b.run()).ok
+    assert (assistant(b)["reasoning_text"], assistant(b)["reasoning_opaque"]) == ("ab", "QUFBQkJC")
+
+
+async def test_a_signature_that_comes_after_its_call_is_returned_with_it() -> None:
+    signature = {"google": {"thought_signature": "c2ln"}}
+    async with bench("openai", streamed(calls(ECHO), calls({"index": 0, "extra_content": signature})), OK) as b:
+        assert (await b.run()).ok
+    assert assistant(b)["tool_calls"][0]["extra_content"] == signature
+
+
+async def test_a_text_part_in_another_form_is_returned_once() -> None:
+    reply = streamed(chunk({"content": [{"type": "text", "text": {"value": "x"}}]}), calls(ECHO))
+    async with bench("openai", reply, OK) as b:
+        assert (await b.run()).ok
+    assert assistant(b)["content"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("finish", "status"),
+    [("model_context_window_exceeded", "length"), ("max_new_tokens", "length"), ("guardrail_intervened", "refused"),
+     ("PROHIBITED_CONTENT", "refused"), ("ERROR_LIMIT", "length"), ("because", "answered")],
+)  # fmt: skip
+async def test_a_finish_reason_of_another_provider_ends_the_run_with_its_status(finish: str, status: str) -> None:
+    async with bench("openai", streamed(HELLO, finish=finish)) as b:
+        assert (await b.run()).status == status
+
+
+@pytest.mark.parametrize(
+    "finish", ["malformed_tool_use", "MALFORMED_FUNCTION_CALL", "engine_error", "canceled", "failed"]
+)
+async def test_a_finish_reason_of_a_failure_is_retried(finish: str) -> None:
+    async with bench("openai", streamed(calls(ECHO), finish=finish), OK) as b:
+        assert (await b.run()).text == "ok"
+        b.accepted()
+
+
+async def test_cached_tokens_are_counted_by_the_names_of_other_servers() -> None:
+    for usage in (
+        {"prompt_cache_hit_tokens": 4},
+        {"cached_tokens": 4},
+        {"prompt_tokens_details": {"cached_tokens": 4}},
+    ):
+        reader = _ChunkReader()
+        sent: Any = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 1, **usage}}
+        assert [event.cache_read_tokens for event in reader.read(sent) if isinstance(event, TokenUsage)] == [4]
+
+
 USAGE: dict[str, list[dict[str, Any]]] = {
     "of Groq": [{"x_groq": {"usage": {"prompt_tokens": 7, "completion_tokens": 3}}}],
     "in the choice": [{"choices": [{"delta": {}, "usage": {"prompt_tokens": 7, "completion_tokens": 3}}]}],
@@ -367,6 +457,7 @@ USAGE: dict[str, list[dict[str, Any]]] = {
     "texts": [{"usage": {"prompt_tokens": "7", "completion_tokens": "3"}}],
     "in two halves": [{"usage": {"prompt_tokens": 7}}, {"usage": {"completion_tokens": 3}}],
     "with the total": [{"usage": {"prompt_tokens": 7, "total_tokens": 10}}],
+    "after the end mark": [{"usage": None}],
     "growing, then null": [{"usage": {"prompt_tokens": 7, "completion_tokens": n}} for n in (1, 3)] + [{"usage": None}],
 }  # fmt: skip
 
@@ -374,7 +465,9 @@ USAGE: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("form", USAGE)
 async def test_the_tokens_are_estimated_although_the_server_counts_them(form: str) -> None:
     counted = [json.dumps({"choices": [], **one}).encode() for one in USAGE[form]]
-    async with bench("openai", events(HELLO, chunk({}, "stop"), *counted)) as b:
+    after = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}\n\n'
+    end = END_MARK + (after if form == "after the end mark" else b"")
+    async with bench("openai", events(HELLO, chunk({}, "stop"), *counted, end=end)) as b:
         outcome = await b.run()
     assert (outcome.input_tokens, outcome.output_tokens) == (7, 3)
 
@@ -503,7 +596,17 @@ FORMS: dict[str, Callable[[dict[str, Any]], bool]] = {
         m["content"] is not None for m in b["messages"]
     ),
     "System role not supported": lambda body: body["messages"][0]["role"] == "user",
-}
+    "Unsupported value: 'messages[0].role' does not support 'system' with this model.": lambda b: b["messages"][0]["role"] == "user",
+    "Developer instructions are not enabled for models/gemma-3-27b-it": lambda body: body["messages"][0]["role"] == "user",
+    "messages[2]: missing field `content` at line 1 column 900": lambda b: all(m["content"] is not None for m in b["messages"]),
+    "[json.exception.type_error.302] type must be string, but is null": lambda b: all(m["content"] is not None for m in b["messages"]),
+    "The content field is a required field.": lambda b: all(m["content"] is not None for m in b["messages"]),
+    "Invalid request: message at position 2 with role 'assistant' must not be empty": lambda b: all(m["content"] for m in b["messages"]),
+    "messages: text content blocks must be non-empty": lambda b: all(m["content"] for m in b["messages"]),
+    "Function call is missing a thought_signature in functionCall parts.": lambda body: all(
+"thought_signature" in json.dumps(m["tool_calls"][0]) for m in body["messages"] if m.get("tool_calls")
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("said", FORMS)
@@ -519,6 +622,16 @@ async def test_a_request_that_a_server_refuses_for_its_form_is_resent_in_another
     assert is_kept(b.server.requests[2].body) and is_kept(b.server.requests[3].body)
 
 
+async def test_a_server_that_refuses_two_forms_gets_both_others() -> None:
+    refusals = [
+        ErrorReply(400, said, "invalid_request_error") for said in ("messages[2].content is null", "content is empty")
+    ]
+    async with bench("openai", ScriptedReply(ReplyCall("echo")), *refusals, OK) as b:
+        assert (await b.run()).text == "ok"
+        b.accepted()
+    assert [assistant(b, n)["content"] for n in (1, 2, 3)] == [None, "", "(calls)"]
+
+
 async def test_an_assistant_message_separates_a_result_from_a_user_message_after_a_refusal() -> None:
     refusal = ErrorReply(400, "Unexpected role 'user' after role 'tool'", "invalid_request_message_order")
     async with bench("openai", ScriptedReply(ReplyCall("echo")), ErrorReply(400, "odd"), refusal, OK) as b:
@@ -527,6 +640,16 @@ async def test_an_assistant_message_separates_a_result_from_a_user_message_after
         assert (await agent.complete("go on")).ok
     roles = [message["role"] for message in b.server.requests[-1].body["messages"]]
     assert roles[-4:] == ["assistant", "tool", "assistant", "user"]
+
+
+async def test_a_template_that_demands_alternating_roles_gets_them() -> None:
+    refusal = ErrorReply(500, "Conversation roles must alternate user/assistant/user/assistant/...", "server_error")
+    async with bench("openai", ScriptedReply(ReplyCall("echo")), ErrorReply(400, "odd"), refusal, OK) as b:
+        agent = b.agent()
+        assert (await agent.complete("go")).status == "failed"
+        assert (await agent.complete("go on")).ok
+    roles = [message["role"] for message in b.server.requests[-1].body["messages"]]
+    assert roles[-4:] == ["assistant", "tool", "assistant", "user"] and not b.naps
 
 
 async def test_a_request_form_that_does_not_help_is_not_kept() -> None:

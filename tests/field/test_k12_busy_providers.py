@@ -114,6 +114,87 @@ async def test_a_busy_server_with_an_unusual_status_ends_the_run(status: int, bo
     assert b.naps == [42]
 
 
+PERMANENT: dict[str, tuple[int, object, str]] = {
+    "Ollama without tools": (400, {"message": "registry.ollama.ai/library/gemma:2b does not support tools", "type": "api_error"}, "--text-tool-calls"),
+    "llama.cpp without tools": (500, {"code": 500, "message": "tools param requires --jinja flag", "type": "server_error"}, "--text-tool-calls"),
+    "vLLM without tools": (400, {"message": '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'}, "--text-tool-calls"),
+    "not implemented": (501, {"message": "This server does not support chat completions.", "type": "not_supported_error"}, "rejected the request"),
+    "xAI credits": (403, {"code": "x", "error": "Your team has either used all available credits or reached its monthly spending limit."}, "quota is used up"),
+    "SiliconFlow balance": (403, {"code": 30001, "message": "Sorry, your account balance is insufficient"}, "quota is used up"),
+    "GLM balance": (429, {"code": "1113", "message": "余额不足或无可用资源包,请充值。"}, "quota is used up"),
+    "DashScope arrears": (400, {"code": "Arrearage", "message": "Access denied, please make sure your account is in good standing."}, "quota is used up"),
+    "DashScope free tier": (403, {"code": "AllocationQuota.FreeTierOnly", "message": "The free tier of the model has been exhausted."}, "quota is used up"),
+    "OpenAI inactive": (429, {"code": "billing_not_active", "message": "Your account is not active, please check your billing details."}, "quota is used up"),
+    "Anthropic limit": (400, {"message": "You have reached your specified API usage limits. You will regain access on 2026-12-01."}, "quota is used up"),
+    "Groq limit": (400, {"code": "blocked_api_access", "message": "Your organization has reached its spend limit"}, "quota is used up"),
+    "an OpenRouter key": (403, {"error": {"message": "Key limit exceeded (total limit).", "code": 403}}, "quota is used up"),
+    "a LiteLLM budget": (400, {"error": {"message": "Budget has been exceeded! Current cost: 1.0", "type": "budget_exceeded", "code": "400"}}, "quota is used up"),
+    "a region": (403, {"code": "unsupported_country_region_territory", "message": "Country, region, or territory not supported"}, "region, or territory"),
+    "a moderation": (403, {"code": 403, "message": "Your input was flagged for violence."}, "flagged for violence"),
+    "a page": (403, "<!DOCTYPE html><html><head><title>Just a moment...</title></head></html>", "Just a moment..."),
+    "a key": (403, {"message": "The key sk-1234567890 has no access"}, "rejected the key (403)."),
+    "a MiniMax key": (200, {"base_resp": {"status_code": 1004, "status_msg": "login fail: Please carry the API secret key"}}, "rejected the key"),
+    "a DashScope key": (200, {"code": "InvalidApiKey", "message": "Invalid API-key provided."}, "rejected the key"),
+    "a status in the error": (200, {"error": {"message": "bad schema", "status_code": 400}}, "rejected the request (400: bad schema)"),
+    "an unsupported picture": (200, {"error": "Model does not support images. Please use a model that does."}, "rejected the request"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("who", PERMANENT)
+async def test_a_permanent_refusal_ends_the_run_with_its_reason_and_without_a_retry(who: str) -> None:
+    status, body, words = PERMANENT[who]
+    sent = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+    async with bench(
+        "openai", RawReply(sent, "text/html" if isinstance(body, str) else "application/json", status)
+    ) as b:
+        outcome = await b.run()
+    assert outcome.status == "failed" and words in outcome.detail and not b.naps
+    assert "sk-1234567890" not in outcome.detail
+
+
+TEMPORARY: dict[str, tuple[int, object]] = {
+    "a failed call of Groq": (400, {"error": {"code": "tool_use_failed", "type": "invalid_request_error", "message": "Failed to call a function.", "failed_generation": "<function=echo>"}}),
+    "a failed reply of Groq": (400, {"error": {"code": "output_parse_failed", "message": "Parsing failed. See 'failed_generation' for more details."}}),
+    "a failed dependency": (424, {"message": "The model returned the following errors: try it later"}),
+    "a closed request": (499, {"error": {"code": 499, "message": "The operation was cancelled.", "status": "CANCELLED"}}),
+    "a limit of MiniMax": (200, {"id": "x", "choices": None, "base_resp": {"status_code": 1002, "status_msg": "rate limit"}}),
+    "a limit of DashScope": (200, {"code": "Throttling.RateQuota", "message": "Requests rate limit exceeded, please try again later."}),
+    "an overload as a bad request": (400, {"error": {"message": "The server is overloaded, please try again later", "type": "invalid_request_error"}}),
+    "an overload in Chinese": (400, {"error": {"code": "1305", "message": "该模型当前访问量过大,请您稍后再试"}}),
+    "a limit of Bedrock": (400, {"detail": "An error occurred (ThrottlingException): Too many tokens, please wait before trying again."}),
+    "a problem": (503, {"type": "about:blank", "title": "Service Unavailable", "status": 503}),
+    "an error of Cloudflare": (429, {"errors": [{"code": 3040, "message": "Capacity temporarily exceeded, please try again."}]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("who", TEMPORARY)
+async def test_a_temporary_refusal_of_any_form_is_retried(who: str) -> None:
+    status, body = TEMPORARY[who]
+    async with bench("openai", RawReply(json.dumps(body).encode(), "application/json", status), OK) as b:
+        assert (await b.run()).text == "ok"
+        b.accepted()
+    assert len(b.naps) == 1
+
+
+async def test_a_retry_time_of_zero_seconds_still_waits() -> None:
+    busy = ErrorReply(429, "slow down", "rate_limit_error", {"retry-after": "0"})
+    async with bench("openai", busy, busy, OK) as b:
+        assert (await b.run()).text == "ok"
+    assert len(b.naps) == 2 and 0 < b.naps[0] < b.naps[1]
+
+
+@pytest.mark.parametrize("named", [b"event: error\n", b""])
+async def test_an_error_event_without_an_error_member_is_understood(named: bytes) -> None:
+    busy = named + b'data: {"message":"Please try again in 42s","code":429}\n\n'
+    async with bench("openai", RawReply(busy), OK) as b:
+        assert (await b.run()).text == "ok"
+    assert b.naps == [42]
+    denied = named + b'data: {"message":"bad schema","type":"invalid_request_error"}\n\n'
+    async with bench("openai", RawReply(denied)) as b:
+        assert "bad schema" in (await b.run()).detail
+    assert not b.naps
+
+
 @pytest.mark.parametrize("status", [400, 429])
 async def test_an_account_without_credit_is_asked_again(status: int) -> None:
     async with bench("openai", ErrorReply(status, "Your credit balance is too low", "invalid_request_error")) as b:
@@ -144,6 +225,8 @@ def test_the_retry_time_is_read_from_many_forms() -> None:
         ({"x-ratelimit-remaining-requests": "9", "x-ratelimit-reset-requests": "6m0s",
           "x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "2s"}, "", 2),
         ({"ratelimit-remaining": "0", "ratelimit-reset": "12"}, "", 12),
+        ({"x-ratelimit-remaining-requests-day": "0", "x-ratelimit-reset-requests-day": "33011.38"}, "", 33011.38),
+        ({}, "Rate limit of 50 per 86400s exceeded. Please wait 41234 seconds before retrying.", 41234),
         ({}, "Rate limit reached for gpt-4o. Please try again in 1.242s.", 1.242),
         ({}, "Limit 100000. Please try again in 7m12.5s. Visit …", 432.5),
         ({}, "Please retry in 547ms", 0.547),

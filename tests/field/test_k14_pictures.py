@@ -163,8 +163,11 @@ def test_the_size_of_a_picture_is_read_from_its_header() -> None:
         (400, "Unknown part type image_url: this model does not support images"),
         (500, "image input is not supported - hint: if this is unexpected, you may need to provide the mmproj"),
         (422, "bad request"),
+        (500, "this model is missing data required for image input"),
+        (400, "You uploaded an unsupported image. Please make sure your image is one of: ['png', 'jpeg', 'gif', 'webp']."),
+        (400, "Unsupported MIME type: image/png"),
     ],
-)
+)  # fmt: skip
 async def test_a_picture_that_the_provider_refuses_is_left_out_of_later_requests(
     kind: Kind, status: int, said: str, tmp_path: Path
 ) -> None:
@@ -178,13 +181,32 @@ async def test_a_picture_that_the_provider_refuses_is_left_out_of_later_requests
     assert "provider rejected it" in json.dumps(b.server.requests[2].body)
 
 
-async def test_a_model_without_image_support_gets_only_the_first_picture(tmp_path: Path) -> None:
-    refusal = ErrorReply(400, "This model does not support image input", "invalid_request_error")
+@pytest.mark.parametrize(
+    "said",
+    ["This model does not support image input", "messages[1]: unknown variant `image_url`, expected `text` at line 1",
+     "Invalid content type. image_url is only supported by certain models.", "At most 0 image(s) may be provided in one request."],
+)  # fmt: skip
+async def test_a_model_without_image_support_gets_only_the_first_picture(said: str, tmp_path: Path) -> None:
+    refusal = ErrorReply(400, said, "invalid_request_error")
     replies = (read("p.png"), refusal, read("p.png"), OK)
     async with reading("openai", tmp_path, {"p.png": make_png()}, *replies) as (b, session):
         assert (await Agent(session, b.model).complete("look")).ok
         b.accepted()
         assert [len(sent_pictures(b, number)) for number in range(4)] == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["You uploaded an unsupported image. Please use one of the formats png and jpeg.", "Unsupported MIME type: image/png",
+     "The image format is not supported.", "Too many images in request: 25", "image dimensions exceed the maximum: not supported"],
+)  # fmt: skip
+async def test_a_model_that_refuses_one_picture_for_its_form_gets_the_next(said: str, tmp_path: Path) -> None:
+    refusal = ErrorReply(400, said, "invalid_request_error")
+    replies = (read("p.png"), refusal, read("p.png"), OK)
+    async with reading("openai", tmp_path, {"p.png": make_png()}, *replies) as (b, session):
+        assert (await Agent(session, b.model).complete("look")).ok
+        b.accepted()
+        assert [len(sent_pictures(b, number)) for number in range(4)] == [0, 1, 0, 1]
 
 
 async def test_images_are_left_out_after_the_next_model_refuses_them(tmp_path: Path) -> None:

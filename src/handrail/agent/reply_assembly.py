@@ -33,6 +33,8 @@ from handrail.contract.text.strict_json import (
     InvalidJsonTextError,
     PreparsedArgumentText,
     parse_arguments_fast,
+    parse_arguments_with_note,
+    try_parse_model_json_fast,
 )
 from handrail.contract.tool.tool_ids_and_wire_names import wire_name
 
@@ -400,7 +402,8 @@ def make_history_call(call: ProposedCall, wire_id: str) -> HistoryCallPart:
     name = wire_name(call.name) or "unnamed"
     if isinstance(call.arguments, (str, bytes)):
         try:
-            arguments = parse_arguments_fast(call.arguments)
+            quick = try_parse_model_json_fast(call.arguments)
+            arguments = parse_arguments_with_note(call.arguments)[0] if quick is None else quick[0]
         except InvalidJsonTextError:
             text = call.arguments if isinstance(call.arguments, str) else call.arguments.decode("utf-8", "replace")
             arguments = {"unreadable_arguments": text[:MAX_SHOWN_ARGUMENTS]}

@@ -60,7 +60,7 @@ class RetryPolicy(Struct, frozen=True):
         Up to a quarter is added at random, so that clients do not retry together.
         """
         # The provider knows when it has room again. A guess would only add another refused request.
-        if asked_for_s is not None and asked_for_s >= 0:
+        if asked_for_s is not None and asked_for_s > 0:
             return asked_for_s
         delay = min(self.min_delay_s * 2 ** (attempt - 1), self.max_delay_s)
         return min(delay * (1 + random.random() / 4), self.max_delay_s)  # noqa: S311 - jitter is no secret

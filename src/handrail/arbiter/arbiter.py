@@ -103,10 +103,9 @@ def _prevalidate(
         return None
     if tool.session_modes:
         return None
-    given, compact, _ = parse_proposed_arguments(proposed)
+    given, compact, _, repairs = parse_proposed_arguments(proposed)
     if given is None:
         return None
-    repairs: dict[str, str] = {}
     lane, call.entry = call.lane, entry
     call.arguments = entry.validate_arguments(given, parsed=True, repairs=repairs)
     located: dict[str, ResolvedPath] = {}
@@ -385,7 +384,7 @@ class Arbiter:
             call.argument_repairs = looked.repairs
             return spec
         entry = call.entry
-        arguments, compact, fault = parse_proposed_arguments(call.proposed)
+        arguments, compact, fault, repairs = parse_proposed_arguments(call.proposed)
         # A step belongs to the tool session that it names, and its proposal is recorded with that session.
         if spec.mode == "stateful":
             self.tool_sessions.bind_call_to_tool_session(call, arguments)
@@ -398,7 +397,7 @@ class Arbiter:
             raise CallRejection("validate", kind, f"{spec.id}: {fault}", **load_unseen_tool_schema(call))
         try:
             parsed = isinstance(call.proposed.arguments, (str, bytes))
-            arguments = entry.validate_arguments(arguments, parsed=parsed, repairs=(repairs := {}))
+            arguments = entry.validate_arguments(arguments, parsed=parsed, repairs=repairs)
             call.argument_repairs = repairs
         except ArgumentCheckBudgetError:
             raise

@@ -17,6 +17,7 @@ from handrail.arbiter.output.audience_views import make_audience_results
 from handrail.arbiter.output.secret_redaction import SecretRedactor
 from handrail.arbiter.output.shaper import OutputShaper
 from handrail.contract.calls_and_results import CallAnswer, ProposedCall, Result
+from handrail.contract.schema.argument_repair import ALL_ARGUMENTS
 from handrail.contract.schema.argument_validation import ArgumentCheckBudgetError
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.text.strict_json import (
@@ -24,7 +25,7 @@ from handrail.contract.text.strict_json import (
     InvalidJsonTextError,
     find_arguments_size_fault,
     get_json_type_name,
-    parse_arguments,
+    parse_arguments_with_note,
     try_parse_model_json_fast,
 )
 from handrail.contract.tool_generation import ToolEntry
@@ -48,24 +49,31 @@ _MAX_HEAD = 2_000
 """Characters that are kept of text that is not JSON."""
 
 
-def parse_proposed_arguments(proposed: ProposedCall) -> tuple[dict[str, Any] | None, bytes | None, str]:
-    """Return the proposed arguments as an object, their compact JSON if known, and the fault if there is no object."""
+def parse_proposed_arguments(
+    proposed: ProposedCall,
+) -> tuple[dict[str, Any] | None, bytes | None, str, dict[str, str]]:
+    """Return the proposed arguments as an object, their compact JSON if known, and the fault if there is no object.
+
+    The last value is what was read differently from how it was sent, by path.
+    """
     given: Any = proposed.arguments
     if proposed.problem is not None:
-        return None, None, proposed.problem
+        return None, None, proposed.problem, {}
     if isinstance(given, (str, bytes)):
         if (quick := try_parse_model_json_fast(given)) is not None:
-            return *quick, ""
+            return *quick, "", {}
         try:
-            return parse_arguments(given), None, ""
+            arguments, note = parse_arguments_with_note(given)
         except InvalidJsonTextError as error:
-            return None, None, str(error)
+            return None, None, str(error), {}
+        return arguments, None, "", {ALL_ARGUMENTS: note} if note else {}
     if isinstance(given, Mapping):
         sent = cast("Mapping[str, Any]", given)
         if fault := find_arguments_size_fault(sent):
-            return None, None, fault
-        return (sent if isinstance(sent, dict) else dict(sent)), None, ""
-    return None, None, f"The arguments are a JSON {get_json_type_name(given)}. Expected an object. Send an object."
+            return None, None, fault, {}
+        return (sent if isinstance(sent, dict) else dict(sent)), None, "", {}
+    kind = get_json_type_name(given)
+    return None, None, f"The arguments are a JSON {kind}. Expected an object. Send an object.", {}
 
 
 def redact_rejected_arguments(given: Any, redactor: SecretRedactor) -> Any:

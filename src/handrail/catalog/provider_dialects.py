@@ -77,6 +77,8 @@ GEMINI = ProviderSchemaDialect(
     ),
     property_names=re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\Z"),
 )
+PLAIN_KEYWORDS = frozenset({"type", "description", "enum", "properties", "required", "items"})
+"""The keywords that every server accepts."""
 MCP = ProviderSchemaDialect("mcp", _mcp, plain_root=False)
 TEXT = ProviderSchemaDialect("text", _mcp, plain_root=False, property_names=re.compile(r'[^\s=<>"@]{1,128}\Z'))
 """The dialect of models that write their calls into their text; see :mod:`handrail.agent.text_tool_calls`."""

@@ -88,6 +88,7 @@ _MEANINGLESS_KEYS = frozenset(
 _YAML = (".yaml", ".yml")
 _YAML_INTEGER = re.compile(r"-?(?:0|[1-9]\d{0,17})")
 _TEMPLATE_VARIABLE = re.compile(r"\$\{\{\s*(?:secrets|inputs|env)\.(\w+)\s*\}\}")
+_BEARER = re.compile(r"(?i)\s*bearer\s+")
 _TRANSPORTS = {
     **dict.fromkeys(("stdio", "local", "command", "process", "program", "custom"), "stdio"),
     **dict.fromkeys(("http", "https", "streamablehttp", "httpstream", "httpstreamable"), "http"),
@@ -421,7 +422,7 @@ def _fill_server(found: ForeignMcpServer, given: dict[str, Any], texts: _Foreign
         key, variable = take("apiKey", "authorization_token"), take("bearer_token_env_var")
         if "authorization" not in map(str.lower, found.headers):
             if isinstance(key, str) and key:
-                found.headers["Authorization"] = f"Bearer {texts.read('apiKey', key)}"
+                found.headers["Authorization"] = f"Bearer {texts.read('apiKey', _BEARER.sub('', key, count=1))}"
             elif isinstance(variable, str) and variable:
                 found.headers["Authorization"] = f"Bearer ${{{variable}}}"
         found.oauth = _read_oauth(texts, _object(take("oauth")), take("scopes"))

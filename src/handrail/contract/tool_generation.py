@@ -8,8 +8,12 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
 from handrail.contract.errors import Diagnostic, ToolError
-from handrail.contract.schema.argument_repair import repair_arguments
-from handrail.contract.schema.argument_validation import ArgumentCheckBudgetError, CoarseProblemList, ParametersSchema
+from handrail.contract.schema.argument_repair import list_corrections, repair_arguments
+from handrail.contract.schema.argument_validation import (
+    ArgumentCheckBudgetError,
+    CoarseProblemList,
+    ParametersSchema,
+)
 from handrail.contract.struct import Struct, field
 from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.spec import ToolSpec
@@ -153,7 +157,8 @@ class ToolEntry:
                 raise ArgumentCheckBudgetError(text, schema, arguments, problems)
             repaired = None if repairs is None else repair_arguments(schema, arguments)
             if repaired is None or repairs is None:
-                raise ToolError(text, kind="invalid_input")
+                corrections = [] if repairs is None else list_corrections(schema, arguments, problems)
+                raise ToolError("; ".join([text, *corrections]), kind="invalid_input")
             arguments = repaired[0]
             repairs |= repaired[1]
         whole = self.schema.coerce_integers(arguments)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from handrail.agent.model_protocol import Model
@@ -23,6 +24,13 @@ SERVICES: Mapping[str, tuple[str, str]] = {
     "gemini": ("GEMINI_API_KEY", "google.genai"),
 }
 """The variable with the key and the module of the SDK, by the word before the colon."""
+_ENDPOINTS: Mapping[str, tuple[str, ...]] = {
+    "openai": ("/chat/completions",),
+    "openai-responses": ("/responses",),
+    "anthropic": ("/v1/messages", "/v1"),
+    "gemini": ("/v1beta", "/v1"),
+}
+"""The ends of an address that the SDK adds itself."""
 MODEL_FORMS = f"{', '.join(f'{kind}:NAME' for kind in SERVICES)} or script:FILE"
 
 
@@ -151,6 +159,7 @@ def _open(spec: str, base_url: str | None, api_key: str | None, providers: Mappi
         from handrail.agent.providers.scripted_model import ScriptedModel
 
         return ScriptedModel.from_file(Path(name))
+    base_url = None if base_url is None else _check_base_url(kind, base_url)
     key = _find_key(kind, name, base_url, api_key)
     match kind:
         case "openai":
@@ -207,6 +216,25 @@ def _open_with_provider(
     return cast("Model", model)
 
 
+def _check_base_url(kind: str, base_url: str) -> str:
+    """Return the address of a server without the end that the SDK adds.
+
+    :raises UsageError: if it is not the URL of a server
+    """
+    try:
+        parts = urlsplit(base_url.strip())
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        raise UsageError(f"The base URL is invalid: {base_url!r:.200}. Expected http://HOST:PORT/PATH.") from None
+    if parts.scheme not in ("http", "https") or not has_host or " " in parts.netloc:
+        raise UsageError(
+            f"The base URL is invalid: {base_url!r:.200}. Expected http://HOST:PORT/PATH. Begin it with http:// or https://."
+        )
+    address = base_url.strip().rstrip("/")
+    ends = (end for end in _ENDPOINTS[kind] if address.endswith(end))
+    return address.removesuffix(next(ends, ""))
+
+
 def _find_key(kind: str, name: str, base_url: str | None, api_key: str | None) -> str:
     variable, module = SERVICES[kind]
     extra = kind.partition("-")[0]
@@ -214,6 +242,10 @@ def _find_key(kind: str, name: str, base_url: str | None, api_key: str | None) -
         command = build_extra_install_command(extra)
         raise StartError(f"{kind}:{name} needs the {extra} SDK. Install it with: {command}")
     key = (api_key or os.environ.get(variable, "")).strip()
+    if key and not (key.isascii() and key.isprintable()):
+        raise UsageError(
+            f"The key of {kind}:{name} has characters that no key has. Copy it again to {variable} or `api_key`."
+        )
     if key:
         return key
     if base_url is not None:

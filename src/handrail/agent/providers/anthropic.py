@@ -7,7 +7,9 @@ A call's block is closed by its ``content_block_stop``.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+import re
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import anthropic
@@ -20,7 +22,6 @@ from handrail.agent.model_protocol import (
     CallBlockClosed,
     CallBlockOpened,
     CallResultsMessage,
-    FinishReason,
     HistoryCallPart,
     Message,
     ModelRequest,
@@ -36,8 +37,10 @@ from handrail.agent.model_protocol import (
     UserPicture,
 )
 from handrail.agent.providers.event_stream_client import Event, EventStreamClient
+from handrail.agent.providers.finish_reasons import classify_finish_reason, read_finish_reason
 from handrail.agent.providers.provider_errors import (
     convert_to_json_object,
+    encode_field_as_json,
     get_nonempty_text_field,
     get_sdk_field,
     make_connection_error,
@@ -46,7 +49,8 @@ from handrail.agent.providers.provider_errors import (
     make_timeout_error,
     parse_positive_count_field,
 )
-from handrail.catalog.provider_dialects import ANTHROPIC, ProviderSchemaDialect
+from handrail.agent.providers.request_forms import PLAIN_SCHEMAS, REFUSED_SCHEMA, AcceptedForms
+from handrail.catalog.provider_dialects import ANTHROPIC, PLAIN_KEYWORDS, ProviderSchemaDialect
 from handrail.catalog.schema_adapter import adapt_tool
 from handrail.contract.text.strict_json import MAX_ARGUMENT_BYTES, InvalidJsonTextError, parse_json_object
 
@@ -142,24 +146,29 @@ def _is_failed(content: object) -> bool:
 
 
 DEFAULT_MAX_OUTPUT_TOKENS = 16_384
-"""The API requires a number. Every current model allows this one."""
-_REASONS: dict[str, FinishReason] = {
-    "end_turn": "end",
-    "stop_sequence": "end",
-    "tool_use": "calls",
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "refusal": "refused",
-    "pause_turn": "paused",
-}
+"""The API requires a number. Most models allow this one."""
+_LEAST_MAX_OUTPUT_TOKENS = 4_096
+"""The number that every model allows."""
 _KEPT_DELTAS = {"thinking_delta": "thinking", "signature_delta": "signature"}
+_DELTAS = {"text_delta": "text", "input_json_delta": "partial_json", **_KEPT_DELTAS}
+_OTHER_FORMS: Mapping[str, re.Pattern[str]] = {
+    "short output": re.compile(
+        r"max_tokens: \d+ > \d+|max_tokens\b.{0,60}(?:too large|exceed|at most|less than|maximum)"
+    ),
+    "no cache marks": re.compile(r"cache_control"),
+    "system text": re.compile(r"(?i)\bsystem\b.{0,40}(?:valid string|be a string|expected (?:a )?string)"),
+    PLAIN_SCHEMAS: REFUSED_SCHEMA,
+}
+"""Other forms of a request, by the words of a refusal that demands them."""
 
 
 def _whole_body_events(body: dict[str, Any]) -> Iterator[Event]:
-    if body.get("type") == "error" or "error" in body or body.get("type") != "message":
+    if body.get("type", "message") != "message" or "error" in body or "content" not in body:
         yield "error", body
         return
     content: Any = body.get("content")
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
     yield "message_start", {"type": "message_start", "message": {**body, "content": []}}
     for index, block in enumerate(cast("list[Any]", content) if isinstance(content, list) else ()):
         yield "content_block_start", {"type": "content_block_start", "index": index, "content_block": block}
@@ -185,6 +194,7 @@ class AnthropicModel:
             max_retries=0,
             http_client=EventStreamClient(self.name, _whole_body_events, needs_names=True),
         )
+        self._forms = AcceptedForms(_OTHER_FORMS)
 
     @property
     def name(self) -> str:
@@ -201,24 +211,29 @@ class AnthropicModel:
     async def aclose(self) -> None:
         await self._client.close()
 
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
+    def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
         """Send one request and yield the reply; see :meth:`handrail.agent.model_protocol.Model.stream`."""
+        return self._forms.stream(lambda: self._stream_once(request))
+
+    async def _stream_once(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
         reader = _EventReader()
+        forms = self._forms.chosen
+        usual_most = _LEAST_MAX_OUTPUT_TOKENS if "short output" in forms else DEFAULT_MAX_OUTPUT_TOKENS
         try:
             events = await self._client.messages.create(
                 model=self._model,
-                max_tokens=request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS,
-                system=[{"type": "text", "text": request.system, "cache_control": {"type": "ephemeral"}}]
-                if request.system
-                else anthropic.omit,
-                messages=_messages(request.messages),
-                tools=_tools(request) or anthropic.omit,
+                max_tokens=request.max_output_tokens or usual_most,
+                system=_system(request.system, forms) if request.system else anthropic.omit,
+                messages=_messages(request.messages, has_cache_marks="no cache marks" not in forms),
+                tools=_tools(request, forms) or anthropic.omit,
                 stream=True,
             )
             async with events:
                 async for event in events:
                     for block in reader.read(event):
                         yield block
+            for block in reader.yield_stream_end_events():
+                yield block
         except anthropic.APIStatusError as error:
             raise make_reported_error(
                 self.name, "ANTHROPIC_API_KEY", error.body or error.message, error.status_code, error.response.headers
@@ -231,6 +246,10 @@ class AnthropicModel:
             raise make_connection_error(self.name, self._client.base_url, error) from error
         except ValueError as error:
             raise make_stream_format_error(self.name, error) from error
+        if reader.gave_up is not None:
+            raise ReplyStreamCut(
+                f"{self.name}: The provider interrupted the reply ({reader.gave_up}). Resume the run to ask again."
+            )
         if not reader.finished:
             raise ReplyStreamCut(
                 f"{self.name}: The stream ended without the event message_stop. Resume the run to ask again."
@@ -245,23 +264,30 @@ class _EventReader:
 
     def __init__(self) -> None:
         self.finished = False
-        self._reason: FinishReason = "other"
+        self.gave_up: str | None = None
+        """The stop reason with which the server interrupted the reply."""
+        self._reason: str | None = None
         self._input = self._cache_read = self._cache_write = 0
         self._calls: dict[int, object] = {}
         """Open calls with the input of their start. Some servers send the whole input there, and no deltas."""
         self._kept: dict[int, dict[str, Any]] = {}
         self._native = ServerToolBlockReader()
+        self._unnumbered = 0
+        """How many blocks without a number began. They get negative numbers."""
 
     def read(self, event: RawMessageStreamEvent) -> Iterator[BlockEvent]:
-        index = get_sdk_field(event, "index")
-        match get_sdk_field(event, "type"):
+        index, kind = get_sdk_field(event, "index"), get_sdk_field(event, "type")
+        if not isinstance(index, int):
+            self._unnumbered += kind == "content_block_start"
+            index = -self._unnumbered
+        match kind:
             case "message_start":
                 yield from self._usage(get_sdk_field(get_sdk_field(event, "message"), "usage"))
-            case "content_block_start" if isinstance(index, int):
+            case "content_block_start":
                 yield from self._start(index, get_sdk_field(event, "content_block"))
-            case "content_block_delta" if isinstance(index, int):
+            case "content_block_delta":
                 yield from self._delta(index, get_sdk_field(event, "delta"))
-            case "content_block_stop" if isinstance(index, int):
+            case "content_block_stop":
                 if self._native.is_server_tool_block(index):
                     yield from self._native.stop_block(index)
                 elif index in self._calls:
@@ -269,17 +295,35 @@ class _EventReader:
                 elif index in self._kept:
                     yield ProviderBlock("anthropic", self._kept.pop(index))
             case "message_delta":
-                if reason := get_nonempty_text_field(get_sdk_field(event, "delta"), "stop_reason"):
-                    self._reason = _REASONS.get(reason, "other")
+                given = get_sdk_field(get_sdk_field(event, "delta"), "stop_reason")
+                self._reason = read_finish_reason(given) or self._reason
                 yield from self._usage(get_sdk_field(event, "usage"))
             case "message_stop":
-                if self._reason in ("calls", "end"):  # some servers do not close the blocks of a whole reply
-                    for open_index in list(self._calls):
-                        yield from self._close_call(open_index)
-                self.finished = True
-                yield ReplyFinished(self._reason)
+                yield from self._end()
             case _:
                 pass
+
+    def yield_stream_end_events(self) -> Iterator[BlockEvent]:
+        """Yield the events of the end of the stream. A stop reason completes a reply whose last event is missing."""
+        if not self.finished and self._reason is not None:
+            yield from self._end()
+
+    def _end(self) -> Iterator[BlockEvent]:
+        reason = "other" if self._reason is None else classify_finish_reason(self._reason)
+        yield from self._close_kept_blocks()
+        if reason == "gave up":
+            self.gave_up = self._reason
+            return
+        if reason in ("calls", "end"):  # some servers do not close the blocks of a whole reply
+            for open_index in list(self._calls):
+                yield from self._close_call(open_index)
+        self.finished = True
+        yield ReplyFinished(reason)
+
+    def _close_kept_blocks(self) -> Iterator[BlockEvent]:
+        for block in self._kept.values():
+            yield ProviderBlock("anthropic", block)
+        self._kept.clear()
 
     def _close_call(self, index: int) -> Iterator[BlockEvent]:
         if whole := self._calls.pop(index):
@@ -287,6 +331,7 @@ class _EventReader:
         yield CallBlockClosed(index)
 
     def _start(self, index: int, block: object) -> Iterator[BlockEvent]:
+        yield from self._close_kept_blocks()  # some servers do not close a block before the next one
         match get_sdk_field(block, "type"):
             case "text":
                 if text := get_nonempty_text_field(block, "text"):
@@ -298,19 +343,21 @@ class _EventReader:
                 )
             case "thinking":
                 begun = {key: get_nonempty_text_field(block, key) or "" for key in ("thinking", "signature")}
-                self._kept[index] = {"type": "thinking", **begun}
+                self._kept[index] = {**(convert_to_json_object(block) or {}), **begun}
             case "redacted_thinking":
-                self._kept[index] = {"type": "redacted_thinking", "data": get_sdk_field(block, "data")}
+                self._kept[index] = convert_to_json_object(block) or {}
             case kind:
                 self._native.start_block(index, kind, block)
 
     def _delta(self, index: int, delta: object) -> Iterator[BlockEvent]:
-        kind = get_sdk_field(delta, "type")
+        kind = get_sdk_field(delta, "type") or next(
+            (name for name, member in _DELTAS.items() if get_sdk_field(delta, member) is not None), None
+        )
         if kind == "text_delta":
             if text := get_nonempty_text_field(delta, "text"):
                 yield TextDelta(text)
         elif kind == "input_json_delta":
-            if piece := get_nonempty_text_field(delta, "partial_json"):
+            if piece := encode_field_as_json(delta, "partial_json"):
                 if self._native.is_server_tool_block(index):
                     self._native.add_arguments_piece(index, piece)
                     return
@@ -341,7 +388,14 @@ class _EventReader:
         )
 
 
-def _messages(messages: Iterable[Message]) -> list[MessageParam]:
+def _system(text: str, forms: Collection[str]) -> Any:
+    if "system text" in forms:
+        return text
+    mark = {} if "no cache marks" in forms else {"cache_control": {"type": "ephemeral"}}
+    return [{"type": "text", "text": text, **mark}]
+
+
+def _messages(messages: Iterable[Message], *, has_cache_marks: bool = True) -> list[MessageParam]:
     """Convert messages to alternating roles. Consecutive messages of one role are joined, results first."""
     joined: list[tuple[str, list[dict[str, Any]]]] = []
     for message in messages:
@@ -355,7 +409,7 @@ def _messages(messages: Iterable[Message]) -> list[MessageParam]:
         content[:] = drop_unpaired_server_tool_blocks(content, last=number == len(joined) - 1)
     # The end of the request before is marked again: the provider looks back 20 blocks only, and one turn may add more.
     users = [content for role, content in joined if role == "user" and content]
-    for content in users[-2:] if joined and joined[-1][0] == "user" else ():
+    for content in users[-2:] if has_cache_marks and joined and joined[-1][0] == "user" else ():
         content[-1]["cache_control"] = {"type": "ephemeral"}
     return [cast("MessageParam", {"role": role, "content": content}) for role, content in joined]
 
@@ -396,6 +450,10 @@ def _image(picture: UserPicture) -> dict[str, Any]:
     return {"type": "image", "source": source}
 
 
-def _tools(request: ModelRequest) -> list[ToolUnionParam]:
-    own = [adapt_tool(view, ANTHROPIC)[0] for view in request.tools]
+_PLAIN_ANTHROPIC = replace(ANTHROPIC, keywords=PLAIN_KEYWORDS)
+
+
+def _tools(request: ModelRequest, forms: Collection[str]) -> list[ToolUnionParam]:
+    dialect = _PLAIN_ANTHROPIC if PLAIN_SCHEMAS in forms else ANTHROPIC
+    own = [adapt_tool(view, dialect)[0] for view in request.tools]
     return [cast("ToolUnionParam", tool) for tool in (*own, *request.native)]

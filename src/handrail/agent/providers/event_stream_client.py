@@ -33,13 +33,22 @@ class EventStreamClient(httpx2.AsyncClient):
     :param name: the model, as the operator wrote it
     :param convert: converts an answer that is one JSON object
     :param needs_names: whether the SDK skips events without a name
+    :param repair: corrects the data of an event that the SDK would not read
     """
 
-    def __init__(self, name: str, convert: ConvertBody, *, needs_names: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        convert: ConvertBody,
+        *,
+        needs_names: bool = False,
+        repair: Callable[[bytes], bytes] | None = None,
+    ) -> None:
         super().__init__(timeout=httpx2.Timeout(_LONGEST_WAIT_S, connect=_CONNECT_S), follow_redirects=True)
         self._name = name
         self._convert = convert
         self._needs_names = needs_names
+        self._repair = repair
 
     async def send(self, request: httpx2.Request, *, stream: bool = False, **more: Any) -> httpx2.Response:
         """Send a request; see :meth:`httpx2.AsyncClient.send`.
@@ -49,22 +58,21 @@ class EventStreamClient(httpx2.AsyncClient):
         :raises ProviderBusy: if it is longer than :data:`MAX_WHOLE_BYTES`
         """
         response = await super().send(request, stream=stream, **more)
-        if response.status_code != 200 or not stream:
+        if not response.is_success or not stream:
             return response
         pieces = response.aiter_bytes()
         start = b""
-        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "text/event-stream":  # the type is wrong more often than the content
-            while not start.removeprefix(_BOM).strip():
-                if (piece := await anext(pieces, None)) is None:
-                    break
-                start += piece
-            if start.removeprefix(_BOM).lstrip()[:1] in (b"{", b"[", b"<", b""):
-                return self._make_stream(response, await self._read_whole_body(response, start, pieces))
+        while not start.removeprefix(_BOM).strip():  # the content type is wrong more often than the content
+            if (piece := await anext(pieces, None)) is None:
+                break
+            start += piece
+        if start.removeprefix(_BOM).lstrip()[:1] in (b"{", b"[", b"<", b""):
+            return self._make_stream(response, await self._read_whole_body(response, start, pieces))
+        cleaner = EventStreamCleaner(needs_names=self._needs_names, repair=self._repair)
         return httpx2.Response(
             200,
             headers=_without_lengths(response),
-            stream=_CleanStream(response, start, pieces, needs_names=self._needs_names),
+            stream=_CleanStream(response, start, pieces, cleaner),
             request=request,
             extensions=response.extensions,
         )
@@ -117,8 +125,8 @@ def _parse_objects(text: str) -> object:
 
 
 def has_end_mark(response: httpx2.Response) -> bool:
-    """Return whether the event stream of a response ended with the mark of a complete reply, ``[DONE]``."""
-    return isinstance(response.stream, _CleanStream) and response.stream.cleaner.last_data == b"[DONE]"
+    """Return whether the event stream of a response had the mark of a complete reply, ``[DONE]``."""
+    return isinstance(response.stream, _CleanStream) and response.stream.cleaner.has_end_mark
 
 
 class _CleanStream(httpx2.AsyncByteStream):
@@ -128,10 +136,10 @@ class _CleanStream(httpx2.AsyncByteStream):
     """
 
     def __init__(
-        self, response: httpx2.Response, start: bytes, rest: AsyncIterator[bytes], *, needs_names: bool
+        self, response: httpx2.Response, start: bytes, rest: AsyncIterator[bytes], cleaner: EventStreamCleaner
     ) -> None:
         self._response, self._start, self._rest = response, start, rest
-        self.cleaner = EventStreamCleaner(needs_names=needs_names)
+        self.cleaner = cleaner
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         if cleaned := self.cleaner.feed(self._start):

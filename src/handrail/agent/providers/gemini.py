@@ -12,6 +12,7 @@ import binascii
 import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import httpx2
@@ -25,7 +26,6 @@ from handrail.agent.model_protocol import (
     CallBlockClosed,
     CallBlockOpened,
     CallResultsMessage,
-    FinishReason,
     HistoryCallPart,
     Message,
     ModelRequest,
@@ -38,30 +38,79 @@ from handrail.agent.model_protocol import (
     TokenUsage,
     UserMessage,
 )
-from handrail.agent.providers.event_stream_client import EventStreamClient
+from handrail.agent.providers.event_stream_client import Event, EventStreamClient
+from handrail.agent.providers.finish_reasons import classify_finish_reason, read_finish_reason
 from handrail.agent.providers.provider_errors import (
     get_nonempty_text_field,
     get_sdk_field,
     make_connection_error,
-    make_request_error,
+    make_reported_error,
     make_stream_format_error,
     make_timeout_error,
     parse_positive_count_field,
 )
+from handrail.agent.providers.request_forms import AcceptedForms
 from handrail.catalog.provider_dialects import GEMINI, ProviderSchemaDialect
 from handrail.catalog.schema_adapter import adapt_tool
 
 PROVIDER = "gemini"
-_REASONS: dict[str, FinishReason] = {"STOP": "end", "MAX_TOKENS": "length", "TOO_MANY_TOOL_CALLS": "calls"}
-_CANNOT_BE_READ = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "MALFORMED_RESPONSE"})
-_REFUSED = frozenset(
-    {"SAFETY", "RECITATION", "LANGUAGE", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY", "MODEL_ARMOR"}
-)
 _SIGNS_CALLS = re.compile(r"gemini-(?:[3-9]|\d\d)")
 """Models that reject a turn whose first call has no signature."""
 _NO_SIGNATURE = b"skip_thought_signature_validator"
 """The signature that the API documents for calls of another model."""
-_RETRY_DELAY = re.compile(r'"retryDelay": "(\d{1,6}(?:\.\d{1,9})?)s"')
+_OTHER_FORMS: Mapping[str, re.Pattern[str]] = {
+    "signed calls": re.compile(r"(?i)missing (?:a )?`?thought_?signature"),
+    "no system": re.compile(r"(?i)(?:developer|system) instructions? (?:is|are) not (?:enabled|supported)"),
+}
+"""Other forms of a request, by the words of a refusal that demands them."""
+_MOST_TOKENS = 1e12
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-]*={0,2}")
+_UNPARSED = "$unparsed"
+"""The key of arguments that are no object."""
+
+
+def _repair_data(data: bytes) -> bytes:
+    """Return the data of an event in a form that the SDK reads. It refuses the whole event for one unusual field."""
+    try:
+        chunk: object = json.loads(data)
+    except (ValueError, RecursionError):
+        return data
+    return json.dumps(_repair_chunk(cast("dict[str, Any]", chunk))).encode() if isinstance(chunk, dict) else data
+
+
+def _repair_chunk(fields: dict[str, Any]) -> dict[str, Any]:
+    if (error := fields.get("error")) is not None and not isinstance(get_sdk_field(error, "code"), int):
+        return {"error": {"code": 500, "message": error if isinstance(error, str) else json.dumps(error)}}
+    for candidate in _objects(fields.get("candidates")):
+        for content in _objects(candidate.get("content")):
+            content["parts"] = _objects(content.get("parts"))
+            for part in content["parts"]:
+                _repair_part(part)
+    for usage in _objects(fields.get("usageMetadata")):
+        usage.update(
+            {key: int(count) for key, count in usage.items() if isinstance(count, float) and count < _MOST_TOKENS}
+        )
+    return fields
+
+
+def _repair_part(part: dict[str, Any]) -> None:
+    for call in _objects(part.get("functionCall")):
+        if (given := call.get("args")) is not None and not isinstance(given, dict):
+            call["args"] = {_UNPARSED: given if isinstance(given, str) else json.dumps(given)}
+    if not _BASE64.fullmatch(str(part.get("thoughtSignature", ""))):
+        del part["thoughtSignature"]
+    if "thought" in part:
+        part["thought"] = bool(part["thought"])
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    """Return the objects in a list. A value without a list counts as a list of it."""
+    items = cast("list[object]", value) if isinstance(value, list) else [value]
+    return [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
+
+
+def _whole_body_events(body: dict[str, Any]) -> Iterator[Event]:
+    yield None, _repair_chunk(body)
 
 
 class GeminiModel:
@@ -76,7 +125,8 @@ class GeminiModel:
         self._model = model
         self._needs_signatures = _SIGNS_CALLS.search(model) is not None
         self._address = base_url or "the Gemini API"
-        self._http = EventStreamClient(self.name, lambda body: [(None, body)])
+        self._forms = AcceptedForms(_OTHER_FORMS)
+        self._http = EventStreamClient(self.name, _whole_body_events, repair=_repair_data)
         options = types.HttpOptions(base_url=base_url, httpx_async_client=cast("Any", self._http))
         # Set explicitly, because environment variables could select another service.
         self._client = genai.Client(vertexai=False, api_key=api_key, http_options=options)
@@ -96,13 +146,22 @@ class GeminiModel:
     async def aclose(self) -> None:
         await self._http.aclose()
 
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
+    def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
         """Send one request and yield the reply; see :meth:`handrail.agent.model_protocol.Model.stream`."""
+        return self._forms.stream(lambda: self._stream_once(request))
+
+    async def _stream_once(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
         reader = _PartReader()
+        forms = self._forms.chosen
+        messages = list(request.messages)
+        if "no system" in forms and request.system:
+            messages.insert(0, UserMessage(request.system))
+            request = replace(request, system="")
+        needs_signatures = self._needs_signatures or "signed calls" in forms
         try:
             models: Any = self._client.aio.models
             chunks: AsyncIterator[types.GenerateContentResponse] = await models.generate_content_stream(
-                model=self._model, contents=_contents(request.messages, self._needs_signatures), config=_config(request)
+                model=self._model, contents=_contents(messages, needs_signatures), config=_config(request)
             )
             async for chunk in chunks:
                 for event in reader.read(chunk):
@@ -123,12 +182,9 @@ class GeminiModel:
             raise ReplyStreamCut(f"{self.name}: The stream ended without a finish reason. Resume the run to ask again.")
 
     def _make_error(self, error: errors.APIError) -> ProviderError:
-        message = str(error.message or error.status or "no reason given")
-        code = "invalid_api_key" if "API key not valid" in message else error.status
         headers = dict(cast("Mapping[str, str]", getattr(get_sdk_field(error, "response"), "headers", None) or {}))
-        if (wait := _RETRY_DELAY.search(json.dumps(get_sdk_field(error, "details"), default=str))) is not None:
-            headers["retry-after"] = wait[1]  # this API sends the delay in the body
-        return make_request_error(self.name, "GEMINI_API_KEY", error.code, code, message, headers)
+        body = get_sdk_field(error, "details") or error.message or error.status
+        return make_reported_error(self.name, "GEMINI_API_KEY", body, error.code, headers)
 
 
 class _PartReader:
@@ -150,7 +206,7 @@ class _PartReader:
                 given,
                 parse_positive_count_field(usage, "cached_content_token_count"),
             )
-        if self.finished or self.unreadable is not None:
+        if self.unreadable is not None:
             return
         if not chunk.candidates:
             if get_sdk_field(chunk.prompt_feedback, "block_reason") is not None:
@@ -160,13 +216,13 @@ class _PartReader:
         candidate = chunk.candidates[0]
         for part in (candidate.content and candidate.content.parts) or ():
             yield from self._part(part)
-        if candidate.finish_reason is not None:
-            reason = str(candidate.finish_reason.value)
-            if reason in _CANNOT_BE_READ:
+        reason = read_finish_reason(candidate.finish_reason and candidate.finish_reason.value)
+        if reason is not None:  # some servers send one with each chunk
+            ended = classify_finish_reason(reason)
+            if ended == "gave up":
                 self.unreadable = reason
                 return
             self.finished = True
-            ended = "refused" if reason in _REFUSED else _REASONS.get(reason, "other")
             yield ReplyFinished("calls" if ended == "end" and self._calls else ended)
 
     def _part(self, part: types.Part) -> Iterator[BlockEvent]:
@@ -181,7 +237,8 @@ class _PartReader:
             yield CallBlockOpened(
                 index, get_nonempty_text_field(call, "id"), get_nonempty_text_field(call, "name") or ""
             )
-            yield CallArgumentsDelta(index, json.dumps(call.args or {}))
+            given = call.args or {}
+            yield CallArgumentsDelta(index, given[_UNPARSED] if _UNPARSED in given else json.dumps(given))
             yield CallBlockClosed(index)
 
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
 
 import openai
 
@@ -25,33 +27,31 @@ from handrail.agent.model_protocol import (
     CallBlockClosed,
     CallBlockOpened,
     CallResultsMessage,
-    FinishReason,
     HistoryCallPart,
     ModelRequest,
     ProviderBlock,
-    ProviderError,
     ProviderToolResult,
     ReplyFinished,
     ReplyStreamCut,
-    RequestRejected,
     TextDelta,
     TokenUsage,
     UserMessage,
 )
 from handrail.agent.providers.event_stream_client import Event, EventStreamClient, has_end_mark
+from handrail.agent.providers.finish_reasons import classify_finish_reason, read_finish_reason
+from handrail.agent.providers.openai_errors import KEY_VARIABLE, map_sdk_errors
 from handrail.agent.providers.provider_errors import (
     convert_to_json_object,
     encode_field_as_json,
+    find_error_text,
     get_nonempty_text_field,
     get_nonnegative_number_field,
     get_sdk_field,
-    make_connection_error,
     make_reported_error,
-    make_stream_format_error,
-    make_timeout_error,
     parse_positive_count_field,
 )
-from handrail.catalog.provider_dialects import OPENAI_CHAT, ProviderSchemaDialect
+from handrail.agent.providers.request_forms import PLAIN_SCHEMAS, REFUSED_SCHEMA, AcceptedForms
+from handrail.catalog.provider_dialects import OPENAI_CHAT, PLAIN_KEYWORDS, ProviderSchemaDialect
 from handrail.catalog.schema_adapter import adapt_tool
 from handrail.contract.struct import Struct, field
 
@@ -65,107 +65,54 @@ if TYPE_CHECKING:
     from openai.types.chat.completion_create_params import WebSearchOptions
 
 
-# Errors of the OpenAI SDK, translated by :mod:`handrail.agent.providers.provider_errors`; for both of its APIs.
-
-KEY_VARIABLE = "OPENAI_API_KEY"
-
-
-@contextmanager
-def map_sdk_errors(name: str, address: object) -> Generator[None]:
-    """Map the SDK's errors during one request and its stream to :class:`ProviderError`.
-
-    :param name: the model, as the operator wrote it
-    :param address: the address of the server
-    :raises ProviderError: for an error of the SDK
-    """
-    try:
-        yield
-    except openai.APIStatusError as error:
-        body: object = error.body or error.message
-        with suppress(ValueError, RecursionError):  # the SDK leaves out what is next to the member "error"
-            body = error.response.json() or body
-        raise make_reported_error(name, KEY_VARIABLE, body, error.status_code, error.response.headers) from error
-    except openai.APITimeoutError as error:
-        raise make_timeout_error(name, address) from error
-    except openai.APIConnectionError as error:
-        if isinstance(cause := error.__cause__, ProviderError):
-            raise cause from None
-        raise make_connection_error(name, address, error) from error
-    except openai.APIError as error:
-        raise make_reported_error(name, KEY_VARIABLE, error.body or error.message) from error
-    except ValueError as error:
-        raise make_stream_format_error(name, error) from error
-
-
 MAX_CITED = 1_000
-_WHOLE: dict[str, FinishReason] = {
-    "stop": "end",
-    "tool_calls": "calls",
-    "function_call": "calls",
-    # of other servers that speak this API
-    "end_turn": "end",
-    "eos": "end",
-    "eos_token": "end",
-    "stop_sequence": "end",
-    "complete": "end",
-    "tool_call": "calls",
-    "tool_use": "calls",
-}
-"""Finish reasons of a complete reply, in lower case."""
-_CUT: dict[str, FinishReason] = {
-    "length": "length",
-    "content_filter": "refused",
-    # of other servers that speak this API
-    "max_tokens": "length",
-    "max_length": "length",
-    "max_output_tokens": "length",
-    "model_length": "length",
-    "token_limit": "length",
-    "content_filtered": "refused",
-    "safety": "refused",
-    "recitation": "refused",
-    "sensitive": "refused",
-}
-"""Finish reasons of a reply that may end in its last block."""
-_GAVE_UP = frozenset({"abort", "cancelled", "error", "insufficient_system_resource", "network_error", "timeout"})
-"""Finish reasons of servers that interrupted the reply."""
-_UNFINISHED = frozenset({"", "none", "null"})
-"""Finish reasons that some servers send while the reply continues."""
+_CALLS_FIELDS = ("tool_calls", "tool_call", "toolCalls")
+_CHOICE_FIELDS = ("text", *_CALLS_FIELDS, "function_call")
+"""The fields that some servers put into the choice instead of a message."""
 
 
-RequestForm = Literal["no usage", "old limit", "reasoning", "text content", "no system", "no user after results"]
-"""A form of requests that some servers demand, as their first refusal says."""
-_OTHER_FORMS: Mapping[RequestForm, re.Pattern[str]] = {
+_OTHER_FORMS: Mapping[str, re.Pattern[str]] = {
     "no usage": re.compile(r"stream_options|include_usage"),
     "old limit": re.compile(r"max_completion_tokens"),
     "reasoning": re.compile(
         r"(?i)(?:missing|must|requires?|without|should|lacks?)\b.{0,80}reasoning_content|reasoning_content\W.{0,80}\b(?:missing|must|required?|passed back)"
     ),
+    "signed calls": re.compile(
+        r"(?i)missing (?:a )?`?thought_?signature|thought_?signature\b.{0,40}(?:missing|required)"
+    ),
     "text content": re.compile(
-        r"(?i)content.{0,60}(?:\bnull|\bnone\b|nil|must be a string|valid string|expected (?:a )?string, received null)"
+        r"(?i)content.{0,60}(?:\bnull|\bnone\b|nil|must be a string|to be a string|valid string|expected (?:a )?string, received null)"
+        r"|type must be string, but is null|missing field .?content|content.{0,30}(?:\bis (?:a )?required|field required)"
+    ),
+    "some content": re.compile(
+        r"(?i)content.{0,60}(?:\bempty\b|\bblank\b|required)|non-?empty content|blank.{0,40}text field|text field.{0,60}\bblank"
+        r"|at least one content|(?:message|assistant).{0,60}must not be empty"
     ),
     "no system": re.compile(
         r"(?i)system role (?:is )?not supported|system.{0,20}role.{0,40}(?:unsupported|not supported|not allowed)"
+        r"|role.{0,20}does not support .?system|unexpected role .{0,2}system|first message.{0,30}\buser\b"
+        r"|(?:system|developer) (?:messages?|prompts?|instructions?) (?:is|are) not (?:supported|allowed|enabled)"
     ),
-    "no user after results": re.compile(r"(?i)role '?\"?user'?\"? after (?:role )?'?\"?tool"),
+    "no user after results": re.compile(r"(?i)role '?\"?user'?\"? after (?:role )?'?\"?tool|roles must alternate"),
+    PLAIN_SCHEMAS: REFUSED_SCHEMA,
 }
+"""Other forms of a request, by the words of a refusal that demands them."""
 
 
 def _whole_body_events(body: dict[str, Any]) -> Iterator[Event]:
+    wrapped = (
+        cast("dict[str, Any]", inner) for inner in body.values() if isinstance(inner, dict) and "choices" in inner
+    )
+    body = body if "choices" in body else next(wrapped, body)
     yield None, body
     choices = body.get("choices")
     for choice in cast("list[object]", choices)[:1] if isinstance(choices, list) else ():
-        if isinstance(get_sdk_field(choice, "message"), dict) and _read_finish_reason(choice) is None:
+        if isinstance(get_sdk_field(choice, "message"), dict) and not _find_finish_reason(choice):
             yield None, {"choices": [{"finish_reason": "stop"}]}  # a whole message is complete
 
 
-def _read_finish_reason(choice: object) -> str | None:
-    """Return why the reply ended, in lower case, or None if it continues."""
-    given = get_sdk_field(choice, "finish_reason")
-    if isinstance(given, dict):
-        given = get_sdk_field(cast("object", given), "type")
-    reason = given.strip().lower() if isinstance(given, str) else ""
-    return None if reason in _UNFINISHED else reason
+def _find_finish_reason(choice: object) -> str | None:
+    return read_finish_reason(get_sdk_field(choice, "finish_reason"))
 
 
 class OpenAIModel:
@@ -178,8 +125,7 @@ class OpenAIModel:
 
     def __init__(self, model: str, *, api_key: str, base_url: str | None = None) -> None:
         self._model = model
-        self._forms: tuple[RequestForm, ...] = ()
-        """The other forms that the server demands."""
+        self._forms = AcceptedForms(_OTHER_FORMS)
         self._client = openai.AsyncOpenAI(
             api_key=api_key,
             base_url=base_url,
@@ -203,42 +149,24 @@ class OpenAIModel:
     async def aclose(self) -> None:
         await self._client.close()
 
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
-        """Send one request and yield the reply; see :meth:`handrail.agent.model_protocol.Model.stream`.
-
-        If the server rejects the form of the request, the request is sent again in the form that it accepts.
-        """
-        known = self._forms
-        while True:
-            begun = False
-            try:
-                async for event in self._stream_once(request):
-                    begun = True
-                    yield event
-                return
-            except RequestRejected as refused:
-                form: RequestForm | None = next(
-                    (one for one, words in _OTHER_FORMS.items() if words.search(str(refused))), None
-                )
-                # After the first event, a second request could repeat calls that already run.
-                if begun or form is None or form in self._forms:
-                    self._forms = known  # a form that does not help is not kept
-                    raise
-                self._forms = (*self._forms, form)
+    def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
+        """Send one request and yield the reply; see :meth:`handrail.agent.model_protocol.Model.stream`."""
+        return self._forms.stream(lambda: self._stream_once(request))
 
     async def _stream_once(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
         reader = _ChunkReader([str(view["name"]) for view in request.tools])
         most = request.max_output_tokens or openai.omit
-        has_old_limit = "old limit" in self._forms
+        forms = self._forms.chosen
+        has_old_limit = "old limit" in forms
         with map_sdk_errors(self.name, self._client.base_url):
             chunks = await self._client.chat.completions.create(
                 model=self._model,
-                messages=list(_messages(request, self._forms)),
-                tools=_tools(request.tools) or openai.omit,
+                messages=list(_messages(request, forms)),
+                tools=_tools(request.tools, forms) or openai.omit,
                 max_completion_tokens=openai.omit if has_old_limit else most,
                 max_tokens=most if has_old_limit else openai.omit,
                 stream=True,
-                stream_options=openai.omit if "no usage" in self._forms else {"include_usage": True},
+                stream_options=openai.omit if "no usage" in forms else {"include_usage": True},
                 web_search_options=openai.omit if (wanted := _search_options(request)) is None else wanted,
             )
             async with chunks:
@@ -261,13 +189,22 @@ class OpenAIModel:
 
 PROVIDER = "openai"
 _OWN_FIELDS = frozenset(
-    {"role", "content", "refusal", "tool_calls", "function_call", "annotations", "audio", "images", "name", "citations"}
+    {
+        "role",
+        "content",
+        "refusal",
+        *_CALLS_FIELDS,
+        "function_call",
+        "annotations",
+        "audio",
+        "images",
+        "name",
+        "citations",
+    }
 )
-_ARGUMENT_FIELDS = ("arguments", "parameters", "input")
+_ARGUMENT_FIELDS = ("arguments", "parameters", "input", "args")
 _OWN_FUNCTION_FIELDS = frozenset({"name", *_ARGUMENT_FIELDS})
 _OWN_CALL_FIELDS = frozenset({"index", "id", "type", "function"}) | _OWN_FUNCTION_FIELDS
-_CHOICE_FIELDS = ("text", "tool_calls", "function_call")
-"""The fields that some servers put into the choice instead of a message."""
 _IN_PIECES = re.compile(r"reason|think|thought|text|summary|content")
 """Names of fields whose text arrives in pieces."""
 _IN_ONE_PIECE = re.compile(
@@ -291,6 +228,8 @@ def merge_streamed_fields(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]
 
 def _merge_values(key: str, values: list[Any]) -> Any:
     if all(isinstance(value, str) for value in values):
+        if _is_cumulative(values):
+            return values[-1]
         is_joined = _IN_PIECES.search(key) or not (_IN_ONE_PIECE.search(key) or len(set(values)) == 1)
         return "".join(values) if is_joined else values[-1]
     if all(isinstance(value, dict) for value in values):
@@ -298,6 +237,17 @@ def _merge_values(key: str, values: list[Any]) -> Any:
     if all(isinstance(value, list) for value in values):
         return _merge_items([item for value in values for item in cast("list[Any]", value)])
     return values[-1]
+
+
+_LEAST_REPEATED = 8
+"""The characters of a text from which its repetition at the start of the next piece is no coincidence."""
+
+
+def _is_cumulative(pieces: Sequence[str]) -> bool:
+    """Return whether each piece repeats all of the text before it, as some servers send it."""
+    if len(pieces) < 2 or len(pieces[-2].strip()) < _LEAST_REPEATED:
+        return False
+    return all(later.startswith(earlier) for earlier, later in pairwise(pieces))
 
 
 def _merge_items(items: list[Any]) -> list[Any]:
@@ -390,6 +340,14 @@ class _StreamedCall(Struct, eq=False):
             return False
         return self.is_complete and "".join(self.arguments) == arguments
 
+    def _repeats_and_continues(self, piece: str) -> bool:
+        """Return whether a piece has all arguments so far again, with more. Some servers send each piece like this."""
+        if not piece.startswith("{") or not 2 < self._units < len(piece):
+            return False
+        so_far = "".join(self.arguments)
+        # An object may follow these, so that the repetition may be a value.
+        return piece.startswith(so_far) and not so_far.rstrip().endswith((":", "[", ","))
+
     def append_name_fragment(self, piece: str, known: Collection[str]) -> None:
         """Add a piece of the name, which may be a repetition of the name so far."""
         if self._announced or (self.name in known and self.name + piece not in known):
@@ -401,6 +359,8 @@ class _StreamedCall(Struct, eq=False):
         if self.has_placeholder_arguments and piece.lstrip().startswith("{") and not self._sent:
             self.arguments.clear()
             self._units = 0
+        elif self._repeats_and_continues(piece):
+            piece = piece[self._units :]
         self.arguments.append(piece)
         self._units += len(piece)
         if self.name and not self.has_placeholder_arguments:
@@ -427,9 +387,11 @@ class _StreamedCall(Struct, eq=False):
 
 def _find_part_text(part: object) -> str | None:
     """Return the text of one part of a message's content, or None if it has none."""
-    if isinstance(part, str):
-        return part
-    for name in ("text", "content"):
+    if isinstance(part, str | int | float) and not isinstance(part, bool):
+        return str(part)
+    if re.search(r"reason|think|thought", get_nonempty_text_field(part, "type") or ""):
+        return None
+    for name in ("text", "content", "refusal"):
         if text := get_nonempty_text_field(part, name) or get_nonempty_text_field(get_sdk_field(part, name), "value"):
             return text
     return None
@@ -440,6 +402,13 @@ def _find_error(value: object) -> object:
     error = get_sdk_field(value, "error")
     plain = convert_to_json_object(error)
     return None if plain is not None and not any(plain.values()) else error
+
+
+def _is_error_object(chunk: object) -> bool:
+    """Return whether a chunk without a choice is an error itself."""
+    if get_sdk_field(chunk, "object") == "error" or get_sdk_field(chunk, "errors") or find_error_text(chunk):
+        return True
+    return parse_positive_count_field(get_sdk_field(chunk, "base_resp"), "status_code") > 0
 
 
 def _count_of(usage: object, *names: str) -> int:
@@ -482,31 +451,34 @@ class _ChunkReader:
     def read(self, chunk: ChatCompletionChunk) -> Iterator[BlockEvent]:
         """Convert one chunk. Some servers send more of a reply after its finish reason."""
         choices = get_sdk_field(chunk, "choices")
-        given = cast("list[object]", choices) if isinstance(choices, list) else []
+        given = cast("list[object]", choices) if isinstance(choices, list) else [choices]
         choice = next((one for one in given if one is not None), None)
         for usage in (get_sdk_field(place, "usage") for place in (chunk, get_sdk_field(chunk, "x_groq"), choice)):
             yield from self._read_usage(usage)
         if self.gave_up is not None or self.failure is not None:
             return
-        error = _find_error(chunk) or _find_error(choice)
-        if not error and choice is None and get_sdk_field(chunk, "object") == "error":
-            error = chunk
+        error = _find_error(chunk) or _find_error(choice) or _find_error(get_sdk_field(chunk, "x_groq"))
+        if not error and choice is None and _is_error_object(chunk):
+            error = convert_to_json_object(chunk)
         # After the finish reason the reply is complete, so an error no longer matters.
         if error and not self.finished:
             self.failure = error
             return
         message, delta = get_sdk_field(choice, "message"), get_sdk_field(choice, "delta")
+        if isinstance(delta, str):
+            delta = {"content": delta}
         bare = {
             name: found
             for name in _CHOICE_FIELDS
             if (found := get_sdk_field(choice, name))
             and not get_sdk_field(delta, "content" if name == "text" else name)  # some servers send it in both
         }
-        for one, is_whole in ((delta, False), (bare or None, False), (message, True)):
+        others = [get_sdk_field(one, "message") for one in given if one is not choice]  # some servers split a reply
+        for one, is_whole in ((delta, False), (bare or None, False), *((one, True) for one in (message, *others))):
             for event in self._read_message(one, is_whole=is_whole):
                 self._is_open = True
                 yield event
-        if (reason := _read_finish_reason(choice)) is not None:
+        if (reason := _find_finish_reason(choice)) is not None:
             yield from self._end(reason)
 
     def yield_stream_end_events(self, *, has_end_mark: bool) -> Iterator[BlockEvent]:
@@ -524,7 +496,8 @@ class _ChunkReader:
         if not made:
             made = max(parse_positive_count_field(usage, "total_tokens") - sent, 0)
         self._input_tokens, self._output_tokens = sent or self._input_tokens, made or self._output_tokens
-        cached = parse_positive_count_field(get_sdk_field(usage, "prompt_tokens_details"), "cached_tokens")
+        details = get_sdk_field(usage, "prompt_tokens_details")
+        cached = _count_of(details, "cached_tokens") or _count_of(usage, "prompt_cache_hit_tokens", "cached_tokens")
         yield TokenUsage(
             self._input_tokens, self._output_tokens, cached, cost=get_nonnegative_number_field(usage, "cost")
         )
@@ -546,8 +519,10 @@ class _ChunkReader:
                 yield TextDelta(text)
         self._collect_search_sources(get_sdk_field(message, "annotations"))
         if not (is_whole and self._calls):
+            seen: list[_StreamedCall] = []
             for fragment in calls:
-                yield from self._fragment(fragment, is_whole=is_whole)
+                yield from self._fragment(fragment, () if is_whole else seen, is_whole=is_whole)
+                seen.extend((self._last,) if self._last is not None else ())
 
     def _find_texts(self, message: object) -> Iterator[str]:
         content = get_sdk_field(message, "content")
@@ -560,7 +535,7 @@ class _ChunkReader:
                 yield piece
 
     def _find_fragments(self, message: object) -> Iterator[object]:
-        fragments = get_sdk_field(message, "tool_calls")
+        fragments = next((found for name in _CALLS_FIELDS if (found := get_sdk_field(message, name)) is not None), None)
         if isinstance(fragments, list):
             yield from cast("list[object]", fragments)
         elif isinstance(fragments, dict) and all(key.isdecimal() for key in cast("dict[str, object]", fragments)):
@@ -578,7 +553,7 @@ class _ChunkReader:
         content = get_sdk_field(message, "content")
         if isinstance(content, list):  # parts that are not text, such as thinking
             parts = [convert_to_json_object(part) for part in cast("list[object]", content)]
-            if others := [part for part in parts if part is not None and not isinstance(part.get("text"), str)]:
+            if others := [part for part in parts if part is not None and _find_part_text(part) is None]:
                 added["content"] = others
         if added and self._has_room(added):
             self._added.append(added)
@@ -598,16 +573,17 @@ class _ChunkReader:
 
     def _end(self, reason: str, *, is_over: bool = False) -> Iterator[BlockEvent]:
         """End the reply. A call that may continue stays open until the stream is over."""
+        kind = classify_finish_reason(reason)
         yield from self._take_added_fields()
         for call in self._calls:
             yield from call.announce()
             # An unknown reason ends the reply too, but a call without arguments may be incomplete.
-            ends = reason in _WHOLE or (call.has_arguments and reason not in _CUT and reason not in _GAVE_UP)
+            ends = kind in ("end", "calls") or (call.has_arguments and kind == "other")
             if not reason:  # only the end mark
                 ends = call.is_complete and not call.has_placeholder_arguments
             if ends and (is_over or call.is_complete or not call.has_arguments):
                 yield from call.close()
-        if reason in _GAVE_UP:
+        if kind == "gave up":
             self.gave_up = reason
             return
         if self.finished and not self._is_open and reason == self._reason:
@@ -621,9 +597,14 @@ class _ChunkReader:
                 call.added_sent = len(call.added)
                 with suppress(RecursionError):
                     yield ProviderBlock(PROVIDER, {"call": call.number, "fields": merge_streamed_fields(call.added)})
-        yield ReplyFinished((_WHOLE | _CUT).get(reason, "other" if reason else "end"))
+        yield ReplyFinished(kind if reason else "end")
 
-    def _fragment(self, fragment: object, *, is_whole: bool = False) -> Iterator[BlockEvent]:
+    def _fragment(self, fragment: object, siblings: Sequence[_StreamedCall], *, is_whole: bool) -> Iterator[BlockEvent]:
+        """Read a fragment of a call.
+
+        :param siblings: the calls of earlier fragments in the same chunk. A fragment with a name, and without number and id,
+            starts another one
+        """
         slot, call_id, function = (
             get_sdk_field(fragment, "index"),
             get_nonempty_text_field(fragment, "id"),
@@ -638,8 +619,12 @@ class _ChunkReader:
             (text for one in _ARGUMENT_FIELDS if (text := encode_field_as_json(function, one)) is not None), None
         )
         if call_id is None and name is None and arguments is None:
+            if (known := self._last if slot is None else self._by_slot.get(slot)) is not None:
+                self._collect_added_call_fields(known, fragment, function)  # such as a signature that comes alone
             return
         call = None if is_whole else self._find_call(slot, call_id, name, arguments)
+        if slot is None and call_id is None and name is not None and call in siblings:
+            call = None
         if call is None:
             yield from self._take_added_fields()
             for earlier in self._calls:
@@ -702,7 +687,15 @@ class _ChunkReader:
                 self._cited.append(cast("dict[str, Any]", cited))
 
 
-def _messages(request: ModelRequest, forms: Collection[RequestForm] = ()) -> Iterator[ChatCompletionMessageParam]:
+_CALLS_FILLER = "(calls)"
+"""The content of a reply that has only calls, for servers that require some."""
+_UNKNOWN_SIGNATURE: Mapping[str, Any] = {"google": {"thought_signature": "skip_thought_signature_validator"}}
+"""The signature that Gemini documents for calls of another model."""
+_FILLER = "(The results are above.)"
+"""A reply between results and a user's message, for servers that require one."""
+
+
+def _messages(request: ModelRequest, forms: Collection[str] = ()) -> Iterator[ChatCompletionMessageParam]:
     """Convert messages. Users' messages in a row are joined, because several servers require alternating roles."""
     waiting: list[UserMessage] = []
     if request.system and "no system" in forms:
@@ -728,36 +721,35 @@ def _messages(request: ModelRequest, forms: Collection[RequestForm] = ()) -> Ite
                     waiting.append(UserMessage(f"[Image of the result of call {result.wire_id}]", result.pictures))
 
 
-_FILLER = "(The results are above.)"
-"""A reply between results and a user's message, for servers that require one."""
-
-
 def _user_messages(messages: Sequence[UserMessage]) -> Iterator[ChatCompletionMessageParam]:
     """Yield one message for all ``messages``; none for none."""
     if not messages:
         return
     if not any(message.pictures for message in messages):
-        yield {"role": "user", "content": "\n\n".join(message.text for message in messages)}
+        text = "\n\n".join(message.text for message in messages)
+        yield {"role": "user", "content": text if text.strip() else "(empty)"}
         return
     parts: list[ChatCompletionContentPartParam] = []
     for message in messages:
-        parts.append({"type": "text", "text": message.text or "(empty)"})
+        parts.append({"type": "text", "text": message.text if message.text.strip() else "(empty)"})
         parts.extend({"type": "image_url", "image_url": {"url": picture.url}} for picture in message.pictures)
     yield {"role": "user", "content": parts}
 
 
-def _assistant_message(
-    message: AssistantMessage, forms: Collection[RequestForm]
-) -> Iterator[ChatCompletionMessageParam]:
+def _assistant_message(message: AssistantMessage, forms: Collection[str]) -> Iterator[ChatCompletionMessageParam]:
     blocks = [part.block for part in message.parts if isinstance(part, ProviderBlock) and part.provider == PROVIDER]
     of_calls = {block["call"]: block.get("fields") for block in blocks if isinstance(block.get("call"), int)}
     calls = [_call(call, of_calls.get(number)) for number, call in enumerate(message.calls)]
     if not calls and not message.text:  # a message with blocks of another provider only is empty here
         return
+    if calls and "signed calls" in forms:
+        calls[0].setdefault("extra_content", _UNKNOWN_SIGNATURE)
     added = merge_streamed_fields(
         [cast("dict[str, Any]", found) for block in blocks if isinstance(found := block.get("message"), dict)]
     )
     content: Any = message.text or ("" if "text content" in forms else None)
+    if "some content" in forms and not message.text.strip():
+        content = _CALLS_FILLER
     if "reasoning" in forms:
         # The server demands the field, and the reasoning of this reply is not known here.
         added.setdefault("reasoning_content", " ")
@@ -786,5 +778,9 @@ def _search_options(request: ModelRequest) -> WebSearchOptions | None:
     return None
 
 
-def _tools(views: Iterable[Mapping[str, Any]]) -> list[ChatCompletionToolUnionParam]:
-    return [cast("ChatCompletionToolUnionParam", adapt_tool(view, OPENAI_CHAT)[0]) for view in views]
+_PLAIN_CHAT = replace(OPENAI_CHAT, keywords=PLAIN_KEYWORDS)
+
+
+def _tools(views: Iterable[Mapping[str, Any]], forms: Collection[str]) -> list[ChatCompletionToolUnionParam]:
+    dialect = _PLAIN_CHAT if PLAIN_SCHEMAS in forms else OPENAI_CHAT
+    return [cast("ChatCompletionToolUnionParam", adapt_tool(view, dialect)[0]) for view in views]

@@ -21,14 +21,12 @@ from handrail.agent.model_protocol import (
     RequestRejected,
 )
 
-_BUSY_STATUS = frozenset({408, 409, 425, 429, 498})
+_BUSY_STATUS = frozenset({408, 409, 424, 425, 429, 498, 499})
 _BUSY_TYPES = frozenset(
     {
         "rate_limit_error",
         "rate_limit_exceeded",
         "overloaded_error",
-        "api_error",
-        "server_error",
         "timeout_error",
         "engine_overloaded_error",
         "engine_overloaded",
@@ -37,21 +35,32 @@ _BUSY_TYPES = frozenset(
         "service_unavailable",
         "throttling",
         "unavailable",
-        "internal",
-        "internal_error",
-        "internal_server_error",
-        "internalservererror",
         "too_many_requests",
         "resource_exhausted",
         "deadline_exceeded",
     }
 )
+_FAULT_TYPES = frozenset(
+    {"api_error", "server_error", "internal", "internal_error", "internal_server_error", "internalservererror"}
+)
+"""Types that some servers also give a request that they refuse with another status."""
 _SPENT_CODES = frozenset(
-    {"insufficient_quota", "billing_error", "billing_hard_limit_reached", "exceeded_current_quota_error"}
+    {
+        "insufficient_quota",
+        "billing_error",
+        "billing_hard_limit_reached",
+        "billing_not_active",
+        "budget_exceeded",
+        "exceeded_current_quota_error",
+        "arrearage",
+        "allocationquota.freetieronly",
+    }
 )
 _DENIED_CODES = frozenset(
     {"authentication_error", "permission_error", "invalid_api_key", "invalid_authentication_error"}
 )
+_UNREADABLE_CODES = frozenset({"tool_use_failed", "output_parse_failed", "json_validate_failed"})
+"""Codes for a reply of the model that the provider could not read. The same request often succeeds the next time."""
 
 # A request that is longer than the model's context, in the words of the providers and of the servers that people run.
 
@@ -84,7 +93,10 @@ _LENGTH_WORDS = re.compile(
     | (?:total|prompt|input)[\ _](?:length|tokens?)\b\D{0,12}[\d,]+\ ?>\ ?\d
     | tokens\b.{0,60}?\b(?:greater|more|larger)\ than\b.{0,20}?\d+\ (?:allowed|permitted|supported)
     | max_(?:prompt|input)_tokens\b.{0,20}?\bexceed | \bn_ctx\b | too\ many\ total\ text\ bytes
-    | 上下文.{0,12}?(?:超|限制) | (?:输入|提示词|请求)[^频次速率并发]{0,8}?(?:过长|超长|超出|超过)
+    | max_(?:completion_)?tokens\ must\ be\ at\ least\ 1,\ got\ -\d  # the prompt left less than nothing
+    | (?:prompt|input|request|messages?|payload|body)\b.{0,20}?\bsize\b.{0,20}?\bexceed
+    | inputs?`?\ must\ have\ less\ than
+    | 超过模型.{0,6}?(?:长度|限制) | 上下文.{0,12}?(?:超|限制) | (?:输入|提示词|请求)[^频次速率并发]{0,8}?(?:过长|超长|超出|超过)
     | too\ many\ (?:input\ |prompt\ )?tokens
     | input\ length\ and\ `?max_tokens`?\ exceed
     | (?:token|tokens|token\ count)\b.{0,60}?(?:\bexceed\w*|\bmust\ be\ <=?|\bcannot\ exceed).{0,80}?\b(?:limit|maximum|tokens|\d{3,})
@@ -93,19 +105,22 @@ _LENGTH_WORDS = re.compile(
     | (?:input\ or\ output\ tokens|messages)\ must\ be\ reduced
     | context\ (?:shift\ is\ disabled|the\ overflows)
     | context(?:_|\ )?window(?:_|\ )?exceed
-    | prompt\ 超长 | maximum\ (?:prompt|input)\ length
+    | prompt\ ?超长 | maximum\ (?:prompt|input)\ length
     """
 )
+_OTHER_LIMIT_WORDS = re.compile(
+    r"maximum tokens you requested|(?:\.|tool_)(?:call_)?(?:id|name|description)'?: string too long"
+)
+"""Refusals for another length than that of the conversation."""
 _NUMBER = r"(\d{1,3}(?:,\d{3})+|\d+)"
 _LIMIT_IN_WORDS = (
+    re.compile(rf"\bn_ctx\W{{1,3}}{_NUMBER}"),
     re.compile(rf"> ?{_NUMBER}\b"),
     re.compile(rf"(?i){_NUMBER} maximum context length"),
-    re.compile(
-        rf"(?i)(?:context|prompt|model) (?:length|window|size)(?: \w+)?(?: of only| of| is| was|:)? \(?{_NUMBER}"
-    ),
+    re.compile(rf"(?i)(?:context|model) (?:length|window|size)(?: \w+)?(?: of only| of| is| was|:)? \(?{_NUMBER}"),
     re.compile(rf"\[1, ?{_NUMBER}\]"),
     re.compile(
-        rf"(?i)(?:maximum|max|limit(?: is| of)?|allowed|exceed|must be|only|at most|up to)\D{{0,60}}?[(: <=]{_NUMBER}"
+        rf"(?i)(?:maximum|max|limit(?: is| of)?|allowed|exceed|must be|less than|only|at most|up to)\D{{0,60}}?[(: <=]{_NUMBER}"
     ),
 )
 _PICTURE_WORDS = re.compile(
@@ -113,18 +128,37 @@ _PICTURE_WORDS = re.compile(
 )
 _NO_PICTURES_WORDS = re.compile(
     r"(?i)(?:not|n't|no|without|un)\W?(?:\w+ ){0,4}?(?:support|available|allow|accept|capab|enabled|able)|mmproj|expected(?: a)? string|text.only|not a multi-?modal"
+    r"|only supported by|expected `?text\b|at most 0 image|missing data required"
 )
+_PICTURE_FORM_WORDS = re.compile(
+    r"(?i)\bmime|\bformats?\b|media.?type|content-type|image/(?:png|jpe?g|gif|webp)|dimension|pixel|corrupt|too (?:large|many)"
+)
+"""Refusals of one picture for its form, by a model that takes others."""
 _REASONING_WORDS = re.compile(
-    r"(?i)thinking|reasoning|signature|encrypted|thought|extra_content|unsupported propert|extra inputs|provider_specific"
+    r"(?i)thinking|reasoning|signature|encrypted|thought|extra_content|unsupported propert|extra inputs|provider_specific|\brs_"
 )
 _BUSY_WORDS = re.compile(
     r"(?i)overloaded|rate.?limit|too many requests|try again|temporarily|timed? ?out|capacity|unavailable|bad gateway"
 )
 
-_RATE_WORDS = re.compile(
-    r"(?i)\brate.?limit(?:s|ed|ing)?\b(?!\.?[/?#])|too many requests|\bthrottl|server (?:is )?(?:busy|overloaded)"
+_OVERLOAD_WORDS = re.compile(
+    r"(?i)too many requests|(?:server|service|system|model|engine) (?:is )?(?:currently |temporarily )?(?:busy|overloaded)|繁忙|访问量过大"
 )
-_SPENT_WORDS = re.compile(r"(?i)credit balance is too low|insufficient (?:balance|credits?|funds)|out of credits")
+_RATE_WORDS = re.compile(r"(?i)\brate.?limit(?:s|ed|ing)?\b(?!\.?[/?#])|\bthrottl")
+_SPENT_WORDS = re.compile(
+    r"(?i)credit balance is too low|insufficient (?:balance|credits?|funds)|(?:balance|credits?) (?:is|are) insufficient"
+    r"|out of credits|used all (?:\w+ ){0,2}credits|spend(?:ing)? limit|key limit exceeded|reached your specified API usage limits|余额不足|欠费"
+)
+_KEY_WORDS = re.compile(
+    r"(?i)(?:incorrect|invalid|missing|expired|wrong) api[ _-]?key|api[ _-]?key (?:is )?(?:not valid|invalid|not found|expired|missing|required)|login fail|\bunauthori[sz]ed\b"
+)
+_UNREADABLE_WORDS = re.compile(
+    r"failed_generation|(?i:error parsing tool call|failed to parse (?:the )?(?:tool|function) call)"
+)
+_UNSUPPORTED_WORDS = re.compile(
+    r"(?i)\bnot (?:currently |yet )?support|n't support|\bunsupported\b|requires? (?:the )?--|not implemented"
+)
+_TOOL_WORDS = re.compile(r"(?i)\btools?\b|function.?call")
 
 _TAGS = re.compile(r"(?is)<(script|style|head)\b.*?</\1\s*>|<[^>]{0,2000}>")
 _TITLE = re.compile(r"(?is)<title[^>]{0,200}>(.{1,300}?)</title>")
@@ -154,9 +188,12 @@ def make_reported_error(
     if isinstance(error, list) and error:
         found = cast("list[object]", error)[0]
     # Gateways wrap the error of the provider behind them, sometimes more than once.
-    for _ in range(3):
-        if (inner := get_sdk_field(found, "error")) and not isinstance(inner, bool | int):
-            found = inner
+    for name_of_inner in ("error", "error", "error", "errors", "base_resp"):
+        inner = get_sdk_field(found, name_of_inner)
+        if isinstance(inner, list) and inner:
+            inner = cast("list[object]", inner)[0]
+        if inner and isinstance(inner, dict | str):
+            found = cast("object", inner)
     code: str | None = None
     if isinstance(found, str):
         message = extract_html_page_text(found)
@@ -164,16 +201,20 @@ def make_reported_error(
         given = get_sdk_field(found, "code") or get_sdk_field(found, "type") or get_sdk_field(found, "status")
         kind = get_nonempty_text_field(found, "type") or get_nonempty_text_field(found, "status")
         code = str(given) if isinstance(given, int | str) and not isinstance(given, bool) else None
-        text = [get_sdk_field(found, key) for key in ("message", "msg", "detail", "error_message", "error_msg")]
-        message = next((extract_html_page_text(text) for text in text if isinstance(text, str) and text.strip()), "")
+        message = extract_html_page_text(find_error_text(found))
         metadata = get_sdk_field(found, "metadata")  # of OpenRouter, with the words of the provider behind it
         if raw := get_nonempty_text_field(metadata, "raw"):
             message = f"{message}: {raw}" if message else raw
         if not message:
             plain = convert_to_json_object(found)
             message = json.dumps(plain, ensure_ascii=False)[:300] if plain else "no reason given"
+        number = next(
+            (one for key in _STATUS_FIELDS if 400 <= (one := parse_positive_count_field(found, key)) <= 599), None
+        )
+        if status in (None, 200):
+            status = number or status
         if code is not None and code.isdigit():
-            status, code = (int(code) if status in (None, 200) and 400 <= int(code) <= 599 else status), kind or code
+            code = kind or code
         if isinstance(window := get_sdk_field(found, "n_ctx"), int):  # of llama.cpp
             message += f" (context size is {window})"
         inner_headers = get_sdk_field(metadata, "headers")
@@ -187,11 +228,22 @@ def make_reported_error(
     return make_request_error(name, key_variable, status, code, message, headers or {})
 
 
+_STATUS_FIELDS = ("code", "status", "status_code", "http_status_code")
+_TEXT_FIELDS = ("message", "msg", "detail", "error_message", "error_msg", "status_msg", "error_description", "title")
+
+
+def find_error_text(error: object) -> str:
+    """Return the text of an error object, or ``""``."""
+    texts = (get_sdk_field(error, key) for key in _TEXT_FIELDS)
+    return next((text for text in texts if isinstance(text, str) and text.strip()), "")
+
+
 _WAIT_FIELDS: Mapping[str, str] = {
     "retryafter": "",
     "retryafterseconds": "s",
     "retryafterms": "ms",
     "retrydelay": "",
+    "resetsinseconds": "s",
     "estimatedtime": "s",
 }
 """Fields of an error that tell when to ask again, without underscores, and the unit of a bare number."""
@@ -226,23 +278,16 @@ def make_request_error(
     text = " ".join(extract_html_page_text(message).split())[:500]
     kind = (code or "").lower()
     is_in_stream = status is None or status < 400
-    is_limited = (
-        status not in (404, 422)
-        and (status is None or status < 500)
-        and not _is_rejection(kind)
-        and _RATE_WORDS.search(text) is not None
-    )
-    if (status in (401, 403) or kind in _DENIED_CODES) and not (
-        status == 403 and is_limited and kind not in _DENIED_CODES
-    ):
-        return ProviderDenied(
-            f"{name}: The provider rejected the key ({status or code}). Check {key_variable}, or the `api_key` "
-            "that was passed, and the account's permissions."
-        )
-    # Before the check for a busy provider: most report a spent quota with status 429, and a retry cannot help.
-    if kind in _SPENT_CODES or status == 402 or _SPENT_WORDS.search(text):
+    is_limited = status not in (404, 422) and (status is None or status < 500) and _find_limit_words(kind, text)
+    if kind in _SPENT_CODES or status == 402 or (status != 401 and _SPENT_WORDS.search(text)):
         return ProviderDenied(f"{name}: The account's quota is used up ({text}). Check the provider's billing page.")
-    # Before the general refusal: the run can shorten the conversation and continue.
+    is_denied = status in (401, 403) or (status in (None, 200, 400) and _KEY_WORDS.search(text) is not None)
+    if kind in _DENIED_CODES or (is_denied and not (status == 403 and is_limited)):
+        has_reason = status == 403 and not re.search(r"(?i)\bkey\b", text)  # a text about keys may contain one
+        return ProviderDenied(
+            f"{name}: The provider rejected the key ({f'403: {text}' if has_reason else status or code}). "
+            f"Check {key_variable}, or the `api_key` that was passed, and the account's permissions."
+        )
     if (too_long := _find_length_refusal(name, status, kind, text)) is not None:
         return too_long
     about = _find_rejected_part(text)
@@ -251,16 +296,28 @@ def make_request_error(
             f"{name}: The provider rejected the request ({status}: {text}). Remove the image, or choose a model that accepts images.",
             about=about,
         )
-    if status in _BUSY_STATUS or (status or 0) >= 500 or kind in _BUSY_TYPES or (is_limited and not is_in_stream):
+    is_unsupported = _UNSUPPORTED_WORDS.search(text) is not None and not _BUSY_WORDS.search(text)
+    is_fault = (status or 0) >= 500 or (is_in_stream and kind in _FAULT_TYPES)
+    if kind in _UNREADABLE_CODES or (_UNREADABLE_WORDS.search(text) and not is_fault):
+        return ReplyStreamCut(
+            f"{name}: The model wrote a call that the provider could not read ({text}). Resume the run to ask again."
+        )
+    if (
+        status in _BUSY_STATUS
+        or kind in _BUSY_TYPES
+        or (is_fault and status != 501 and not is_unsupported)
+        or (is_limited and not is_in_stream)
+    ):
         return ProviderBusy(
             f"{name}: The provider is busy or failing ({status if not is_in_stream else code}: {text}). Try again later.",
             retry_after_s=parse_retry_after_s(headers, text),
         )
-    if status == 404:
+    if status == 404 and not re.search(r"\bItem with id\b", text):
         return RequestRejected(
-            f"{name}: The provider does not know this model or address (404: {text}). Check the name.", about="nothing"
+            f"{name}: The provider does not know this model or address (404: {text}). Check the name and the base URL.",
+            about="nothing",
         )
-    if is_in_stream and not _is_rejection(kind):
+    if is_in_stream and not is_unsupported and not _is_rejection(kind):
         if _BUSY_WORDS.search(text):
             return ProviderBusy(
                 f"{name}: The provider is busy or failing ({code or 'unnamed'}: {text}). Try again later.",
@@ -269,17 +326,22 @@ def make_request_error(
         return ReplyStreamCut(
             f"{name}: The provider interrupted the reply with an error ({code or 'unnamed'}: {text}). Resume the run to ask again."
         )
-    shown = code if is_in_stream else status
-    return RequestRejected(
-        f"{name}: The provider rejected the request ({shown}: {text}). Correct the setting or message that it names.",
-        about=about,
-    )
+    shown = (code or "unnamed") if is_in_stream else status
+    advice = "Correct the setting or message that it names."
+    if is_unsupported and _TOOL_WORDS.search(text):
+        advice = "Choose a model that calls tools, or let this one write its calls as text with --text-tool-calls."
+    return RequestRejected(f"{name}: The provider rejected the request ({shown}: {text}). {advice}", about=about)
 
 
 def _find_rejected_part(text: str) -> RejectedPart:
     if _PICTURE_WORDS.search(text):
-        return "no pictures" if _NO_PICTURES_WORDS.search(text) else "pictures"
+        takes_none = _NO_PICTURES_WORDS.search(text) and not _PICTURE_FORM_WORDS.search(text)
+        return "no pictures" if takes_none else "pictures"
     return "reasoning" if _REASONING_WORDS.search(text) else "unknown"
+
+
+def _find_limit_words(kind: str, text: str) -> bool:
+    return bool(_OVERLOAD_WORDS.search(text) or (_RATE_WORDS.search(text) and not _is_rejection(kind)))
 
 
 def _is_rejection(kind: str) -> bool:
@@ -288,17 +350,24 @@ def _is_rejection(kind: str) -> bool:
 
 def _find_length_refusal(name: str, status: int | None, kind: str, text: str) -> ContextOverflow | None:
     """Return the error for a request that is too long, or None if it was refused for another reason."""
-    if status in (404, 408, 409) or (_PICTURE_WORDS.search(text) and kind not in _LENGTH_CODES):
+    is_about_tokens = re.search(r"(?i)\btokens?\b|\bcontext\b", text) is not None
+    if status in (404, 408, 409) or _OTHER_LIMIT_WORDS.search(text):
+        return None
+    if kind not in _LENGTH_CODES and not is_about_tokens and _PICTURE_WORDS.search(text):
         return None
     # A limit on tokens per minute uses almost the same words as the limit of the context.
-    is_limit_of_rate = status == 429 or "rate_limit" in kind or re.search(r"(?i)per.minute|rate.?limit", text)
+    is_limit_of_rate = (
+        status == 429 or "rate_limit" in kind or re.search(r"(?i)per.minute|rate.?limit|wait before", text)
+    )
     if is_limit_of_rate and not re.search(r"(?i)request too large|must be reduced", text):
         return None
     if kind not in _LENGTH_CODES and status != 413 and not _LENGTH_WORDS.search(text):
         return None
-    if re.search(r"\btools?(?:\[|\.\d)", text):  # one text of a tool is too long
+    if not is_about_tokens and re.search(r"\btools?(?:\[|\.\d)", text):  # one text of a tool is too long
         return None
     limit = next((found for pattern in _LIMIT_IN_WORDS if (found := pattern.search(text)) is not None), None)
+    if re.search(r"(?i)\bbytes\b|\bstring\b|message size", text) and not is_about_tokens:
+        limit = None  # it counts something else
     tokens = int(limit[1].replace(",", "")) if limit is not None and len(limit[1]) < 12 else 0
     return ContextOverflow(
         f"{name}: The conversation is longer than the model's context ({text}). Start a new session, set a smaller "
@@ -361,7 +430,7 @@ def parse_retry_after_s(headers: Mapping[str, str], text: str = "") -> float | N
 
 
 _RESET_HEADER = re.compile(
-    r"((?:x-|anthropic-)?ratelimit-(?:(?:requests|tokens|input-tokens|output-tokens)-)?)reset(-\w+)?"
+    r"((?:x-|anthropic-)?ratelimit-(?:(?:requests|tokens|input-tokens|output-tokens)-)?)reset(-[\w-]+)?"
 )
 _TRY_AGAIN_IN = re.compile(
     r"(?i)(?:try again|retry|wait|available)\D{0,20}?(?:in|after|for)? ?"
@@ -426,12 +495,12 @@ def get_nonempty_text_field(value: object, name: str) -> str | None:
 def encode_field_as_json(value: object, name: str) -> str | None:
     """Return a field as JSON text, or None if it is empty.
 
-    Some servers send the object instead of the text.
+    Some servers send the object instead of the text, and some an empty list instead of an empty object.
     """
     found = get_sdk_field(value, name)
     if found is None or isinstance(found, str):
         return get_nonempty_text_field(value, name)
-    return json.dumps(found, default=str) if found != {} else None
+    return json.dumps(found, default=str) if found not in ({}, []) else None
 
 
 def parse_positive_count_field(value: object, name: str) -> int:

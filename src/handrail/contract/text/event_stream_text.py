@@ -6,6 +6,7 @@ Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, cast
 
 _BOM = b"\xef\xbb\xbf"
@@ -20,13 +21,18 @@ class EventStreamCleaner:
     the field name of a line that is only JSON.
 
     :param needs_names: whether an event without a name gets the one that its data has as ``type``
+    :param repair: corrects the data of one line
     """
 
-    def __init__(self, *, needs_names: bool = False) -> None:
+    def __init__(self, *, needs_names: bool = False, repair: Callable[[bytes], bytes] | None = None) -> None:
         self._needs_names = needs_names
+        self._repair = repair
         self._has_name = False
         self.last_data = b""
         """The data of the last line that has some."""
+        self.has_end_mark = False
+        """Whether the mark of a complete reply, ``[DONE]``, arrived."""
+        self._has_waiting_end_mark = False
         self._waiting: list[bytes] = []
         """The pieces of a line that has no end yet."""
         self._waiting_bytes = 0
@@ -45,12 +51,17 @@ class EventStreamCleaner:
             lines.append(rest)
             rest = b""
         self._waiting, self._waiting_bytes = [rest], len(rest)
-        return b"".join(map(self._clean_line, lines))
+        return b"".join(map(self._clean_line, lines)) + self._take_end_mark()
 
     def close(self) -> bytes:
         """Return the rest of a stream that ended. A whole event counts without the empty line after it."""
-        rest = b"".join(map(self._clean_line, self._take_waiting().splitlines(keepends=True)))
+        rest = b"".join(map(self._clean_line, self._take_waiting().splitlines(keepends=True))) + self._take_end_mark()
         return rest + b"\n\n" if self._has_whole_data() else rest
+
+    def _take_end_mark(self) -> bytes:
+        """Return the end mark after all that came with it. Some servers send the usage behind it."""
+        is_waiting, self._has_waiting_end_mark = self._has_waiting_end_mark, False
+        return b"\ndata: [DONE]\n\n" if is_waiting else b""
 
     def _take_waiting(self) -> bytes:
         text = b"".join(self._waiting)
@@ -64,7 +75,14 @@ class EventStreamCleaner:
         if not (text := line.strip()):
             self._data_lines, self._has_name = 0, False
             return line
+        if text.startswith(b"data:") and (inner := text[5:].lstrip()).startswith(
+            b"data:"
+        ):  # a proxy added the name again
+            text, line = inner, inner + b"\n"
         if text == b"data:":
+            return b""
+        if text.removeprefix(b"data:").strip(b' "').upper() in (b"[DONE]", b"DONE"):
+            self.has_end_mark = self._has_waiting_end_mark = True
             return b""
         is_json = text.startswith(b"{") and text.endswith(b"}")
         is_data = is_json or text.startswith(b"data:")
@@ -73,6 +91,8 @@ class EventStreamCleaner:
         if is_data:
             self._data_lines = 1 if separator else self._data_lines + 1
             self.last_data = text if is_json else text[5:].strip()
+            if self._repair is not None and (repaired := self._repair(self.last_data)) != self.last_data:
+                self.last_data, line, is_json = repaired, b"data: " + repaired + b"\n", False
             if self._needs_names and not self._has_name:
                 separator += self._make_name_line()
         return separator + (b"data: " if is_json else b"") + line.lstrip(b" \t")
@@ -84,7 +104,8 @@ class EventStreamCleaner:
             data: Any = json.loads(self.last_data)
         except (ValueError, RecursionError):
             return b""
-        kind: object = cast("dict[str, Any]", data).get("type") if isinstance(data, dict) else None
+        fields = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+        kind: object = fields.get("type") or ("error" if fields.get("error") else None)
         return f"event: {kind}\n".encode() if isinstance(kind, str) and kind.isprintable() else b""
 
     def _has_whole_data(self) -> bool:

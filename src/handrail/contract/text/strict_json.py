@@ -9,6 +9,7 @@ import math
 import operator
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any, cast
 
 import orjson
@@ -39,10 +40,12 @@ class PreparsedArgumentText(str):
         again. Each caller gets its own copy: a tool may change it, and the history keeps the arguments of the model.
     """
 
-    __slots__ = ("_compact", "_value")
+    __slots__ = ("_compact", "_value", "note")
 
     _compact: bytes | None
     _value: dict[str, Any]
+    note: str
+    """What was different from JSON; ``""`` for JSON."""
 
     @staticmethod
     def parse(text: str) -> PreparsedArgumentText:
@@ -52,7 +55,9 @@ class PreparsedArgumentText(str):
         """
         made = PreparsedArgumentText(text)
         quick = try_parse_model_json_fast(text)
-        made._value, made._compact = (parse_arguments(text), None) if quick is None else quick
+        (made._value, made.note), made._compact = (
+            (_parse_unwrapped(text), None) if quick is None else ((quick[0], ""), quick[1])
+        )
         return made
 
     @property
@@ -78,12 +83,48 @@ def parse_arguments(text: str | bytes, *, max_bytes: int = MAX_ARGUMENT_BYTES) -
     """
     if type(text) is PreparsedArgumentText:
         return text.copy_parsed_value()
-    if not (stripped := text.strip()):
-        return {}
+    return _parse_unwrapped(text, max_bytes)[0]
+
+
+def parse_arguments_with_note(text: str | bytes) -> tuple[dict[str, Any], str]:
+    """Parse a JSON object as :func:`parse_arguments` does, or text that is almost JSON and has one reading.
+
+    Use it where the note is reported, because nothing may be read silently as what it is not.
+
+    :return: the object, and what was different from JSON; ``""`` for JSON
+    :raises InvalidJsonTextError: if the text is rejected
+    """
+    if type(text) is PreparsedArgumentText:
+        return text.copy_parsed_value(), text.note
+    try:
+        return _parse_unwrapped(text)
+    except InvalidJsonTextError:
+        if len(text) > MAX_ARGUMENT_BYTES:
+            raise
+        with suppress(InvalidJsonTextError, UnicodeDecodeError):
+            decoded = text.decode() if isinstance(text, bytes) else text
+            if (rewritten := _rewrite_as_json_object(decoded)) is not None:
+                return _parse_with_limits(rewritten[0], MAX_ARGUMENT_BYTES), f"almost JSON ({rewritten[1]})"
+        raise
+
+
+def _parse_unwrapped(text: str | bytes, max_bytes: int = MAX_ARGUMENT_BYTES) -> tuple[dict[str, Any], str]:
+    stripped = text.strip()
+    if not stripped:
+        return {}, ""
+    note = ""
     if isinstance(stripped, str) and stripped[:1] in "`\ufeff" and (fenced := _FENCED.match(stripped)) is not None:
-        text = fenced[1]
+        text, note = fenced[1], "JSON text with other text around it"
     if stripped[:1] in ('"', b'"') and len(text) <= max_bytes and (inner := _parse_inner_object(stripped)) is not None:
-        text = inner
+        text, note = inner, "an object encoded as a JSON string"
+    try:
+        return parse_json_object(text, max_bytes=max_bytes, max_values=MAX_ARGUMENT_VALUES), note
+    except InvalidJsonTextError:
+        value = _parse_with_limits(text, max_bytes)
+        return value, note or "JSON text with raw control characters in strings"
+
+
+def _parse_with_limits(text: str | bytes, max_bytes: int) -> dict[str, Any]:
     return parse_json_object(text, max_bytes=max_bytes, max_values=MAX_ARGUMENT_VALUES, raw_controls=True)
 
 
@@ -96,7 +137,128 @@ def _parse_inner_object(text: str | bytes) -> str | None:
         inner: Any = json.loads(text, strict=False)
     except (ValueError, RecursionError):
         return None
+    if isinstance(inner, str) and inner.startswith('"'):
+        return _parse_inner_object(inner)
     return inner if isinstance(inner, str) and inner.lstrip().startswith("{") else None
+
+
+# Arguments that are almost JSON, rewritten as JSON if they have only one reading.
+#
+# The strict parser reads the rewritten text, so its limits and its refusals hold for it too. Nothing is added to a text that
+# was cut: an open bracket or string stays an error.
+
+_MAX_REWRITTEN = 64 * 1024
+_NOTHING = frozenset({"null", "none", '""', "''"})
+"""Texts of a call without arguments, in lower case."""
+_LEAD = compile_regex_lazily(
+    r"\s*(?:\ufeff|(?:```|~~~)[\w+-]*|<(?:tool_call|function_call|arguments|parameters|json)>|json(?=\s*\{))\s*"
+)
+_TAIL = compile_regex_lazily(
+    r"(?:```|~~~|</(?:tool_call|function_call|function|arguments|parameters|parameter|json|s)>|<\|[\w▁]{1,40}\|>|<｜[^｜]{1,40}｜>|[;,])\Z"
+)
+_LONGEST_TAIL = 64
+_MOST_WRAPPERS = 8
+_MOST_TOKENS = 20_000
+_REWRITTEN_TOKEN = compile_regex_lazily(
+    r"""(?sx) (?P<double>"(?:[^"\\]++|\\.)*+") | (?P<single>'(?:[^'\\]++|\\.)*+') | (?P<space>\s+)
+    | (?P<comment>//[^\n]*+|/\*.*?\*/) | (?P<word>[A-Za-z_$][\w$]*+) | (?P<number>-?\d[\w.+-]*+) | (?P<mark>[{}\[\],:])"""
+)
+_COLON = compile_regex_lazily(r"\s*:")
+_ESCAPE_OR_QUOTE = compile_regex_lazily(r'(?s)\\(.)|"')
+_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+
+
+def _rewrite_as_json_object(text: str) -> tuple[str, str] | None:
+    """Return the JSON of an object that is almost JSON, and what was different; None if there is no single reading."""
+    if len(text) > _MAX_REWRITTEN:
+        return None
+    inner = text.strip().strip("\ufeff").strip()
+    if inner.lower() in _NOTHING:
+        return "{}", "no arguments"
+    changes: dict[str, None] = {}
+    for _ in range(_MOST_WRAPPERS):
+        if (lead := _LEAD.match(inner)) is not None and lead.end():
+            inner, changes["other text around it"] = inner[lead.end() :], None
+        inner, end = inner.rstrip(), inner.rstrip()[-_LONGEST_TAIL:]
+        if (tail := _TAIL.search(end)) is not None:
+            inner, changes["other text around it"] = inner[: len(inner) - len(end) + tail.start()], None
+    values = _read_values(inner, changes)
+    if len(values) > 1 and "{}" in values:
+        values.remove("{}")
+        changes["an empty object before it"] = None
+    if len(values) != 1 or not changes:
+        return None
+    return values[0], ", ".join(changes)
+
+
+def _read_values(text: str, changes: dict[str, None]) -> list[str]:
+    """Return the JSON of each object in a row, without repetitions; empty if the text has anything else.
+
+    :param changes: receives what was different
+    """
+    values: list[str] = []
+    pieces: list[str] = []
+    depth, comma, at, earlier, left = 0, "", 0, "", _MOST_TOKENS
+    while at < len(text):
+        left -= 1
+        if not left or depth > MAX_ARGUMENT_DEPTH or len(values) > 2:
+            return []
+        if (token := _REWRITTEN_TOKEN.match(text, at)) is None:
+            return []
+        at, piece, kind = token.end(), token[0], token.lastgroup or ""
+        if kind == "comment":
+            changes["comments"] = None
+        if kind in ("comment", "space"):
+            continue
+        is_opening, is_closing = piece in ("{", "["), piece in ("}", "]")
+        if (depth == 0 and not is_opening) or {kind, earlier} <= {"word", "number"}:
+            return []
+        earlier = kind
+        if piece == "," and not comma:
+            comma = ","
+            continue
+        if comma and is_closing:
+            changes["a trailing comma"] = None
+        else:
+            pieces.append(comma)
+        comma = ""
+        pieces.append(_rewrite_token(kind, piece, text, at, changes))
+        depth += is_opening - is_closing
+        if depth == 0:
+            value = "".join(pieces)
+            if value.startswith("[{") and value.endswith("}]"):
+                value, changes["a list around it"] = value[1:-1], None
+            if value in values:
+                changes["the same object again"] = None
+            else:
+                values.append(value)
+            pieces.clear()
+    return [] if depth else values
+
+
+def _rewrite_token(kind: str | None, piece: str, text: str, end: int, changes: dict[str, None]) -> str:
+    if kind == "single":
+        changes["single quotes"] = None
+        return f'"{_ESCAPE_OR_QUOTE.sub(_rewrite_escape, piece[1:-1])}"'
+    if kind == "double" and "\\'" in piece:
+        rewritten = f'"{_ESCAPE_OR_QUOTE.sub(_rewrite_escape, piece[1:-1])}"'
+        if rewritten != piece:
+            changes["escaped single quotes"] = None
+        return rewritten
+    if kind == "word":
+        if _COLON.match(text, end):
+            changes["names without quotes"] = None
+            return f'"{piece}"'
+        if piece in _WORDS and _WORDS[piece] != piece:
+            changes["the constants of Python"] = None
+        return _WORDS.get(piece, piece)
+    return piece
+
+
+def _rewrite_escape(found: re.Match[str]) -> str:
+    if found[0] == '"':
+        return '\\"'
+    return "'" if found[1] == "'" else found[0]
 
 
 def parse_json_object(
@@ -135,7 +297,7 @@ def parse_json_object(
         raise InvalidJsonTextError(f"{what} are not UTF-8 (byte {error.start}); send JSON encoded as UTF-8") from None
     except json.JSONDecodeError as error:
         raise InvalidJsonTextError(
-            f"{what} are not JSON: {error.msg.removesuffix(' at')} at line {error.lineno}, column {error.colno}; send one JSON object"
+            f"{what} are not JSON: {error.msg.removesuffix(' at')} at line {error.lineno}, column {error.colno}; {_find_json_advice(error)}"
         ) from None
     except InvalidJsonTextError as error:
         raise InvalidJsonTextError(f"{what} {error}") from None
@@ -150,6 +312,16 @@ def parse_json_object(
             f'{what} are a JSON {get_json_type_name(value)}; expected an object such as {{"path": "…"}}'
         )
     return value  # pyright: ignore[reportUnknownVariableType] - a cast is a call, and this is the way of each one
+
+
+def _find_json_advice(error: json.JSONDecodeError) -> str:
+    if error.msg.startswith("Extra data"):
+        return "send one JSON object and nothing after it; a further object is a further call"
+    if error.msg.startswith("Invalid \\"):
+        return "write each backslash in a string as two"
+    if error.pos >= len(error.doc.rstrip()):
+        return "the text ends too early; send the whole JSON object"
+    return "send one JSON object"
 
 
 def _check_number(text: str, max_values: int) -> None:
