@@ -20,7 +20,7 @@ from handrail.contract.struct import Struct
 from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.origins.program_lookup import SYSTEM_FOLDERS, list_path_variable_folders
+from handrail.origins.program_lookup import SYSTEM_FOLDERS, find_home_folder, list_path_variable_folders
 from handrail.runtime.guard.git_config_checks import find_enclosing_repository
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess
 from handrail.sandbox.view.toolchains import find_toolchains
@@ -267,8 +267,9 @@ def _explain_missing(name: str) -> str | None:
                 "sandbox shows. Use another program, or ask the user to install it below /usr/local or in a separate "
                 "installation (a folder with bin and lib) on PATH."
             )
-    for pattern in _HOME_PROGRAMS:
-        for folder in sorted(Path.home().glob(pattern), reverse=True):
+    home = find_home_folder()
+    for pattern in _HOME_PROGRAMS if home is not None else ():
+        for folder in sorted(Path(home or "").glob(pattern), reverse=True):
             if _is_program(folder / name):
                 return (
                     f"`{name}` is in {escape_terminal_controls(str(folder))} on this machine, but this folder is not on the PATH "
