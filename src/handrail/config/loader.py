@@ -25,6 +25,7 @@ from handrail.contract.rule_forms import RuleWithExamples, extract_rule_line, to
 from handrail.contract.struct import Struct, field
 from handrail.contract.tool.operator_tool_settings import ToolSettings, ToolSettingsLayer
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
+from handrail.origins.program_lookup import locate_user_folder
 from handrail.policy.rules.rule_sets import PREFIX
 from handrail.policy.rules.rules_and_modes import ACTIONS
 
@@ -247,10 +248,23 @@ class MergedConfiguration(Struct, frozen=True):
 
 
 def default_config_folder() -> Path:
-    """Return the platform's configuration folder."""
+    """Return the platform's configuration folder; one that does not exist if the user has no home folder."""
     import platformdirs
 
-    return Path(platformdirs.user_config_dir("handrail", appauthor=False))
+    found = locate_user_folder(lambda: platformdirs.user_config_dir("handrail", appauthor=False), ".config/handrail")
+    if found is None or _leads_through_file(found):  # services have HOME=/dev/null
+        found = "/nonexistent/handrail"
+    return Path(found)
+
+
+def _leads_through_file(path: str) -> bool:
+    try:
+        os.stat(path)  # noqa: PTH116 - the error tells
+    except NotADirectoryError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def load_configuration(
