@@ -87,7 +87,7 @@ def find_home_folder() -> str | None:
         home = str(Path.home())
     except RuntimeError:
         return None
-    return home if home.startswith("/") else None
+    return home if Path(home).is_absolute() else None
 
 
 def locate_user_folder(find: Callable[[], str], default: str) -> str | None:
@@ -100,7 +100,7 @@ def locate_user_folder(find: Callable[[], str], default: str) -> str | None:
         path = find()
     except RuntimeError:  # no home folder is known
         path = ""
-    if path.startswith("/"):
+    if Path(path).is_absolute():
         return path
     home = find_home_folder()
     return None if home is None else f"{home}/{default}"
