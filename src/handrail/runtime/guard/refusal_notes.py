@@ -183,7 +183,7 @@ def _explain_failure(failure: _Failure, profile: SandboxProfile, end: ProgramTer
         case "loopback":
             return (
                 "At 127.0.0.1 and localhost, a program reaches only servers in its sandbox, never those of this machine. "
-                f"{_SHARED_LOOPBACK if profile.network else _OWN_LOOPBACK}"
+                f"{_explain_shared_loopback(profile, end.capabilities)}"
             )
         case "read-only" if not profile.workspace_writable:
             return (
@@ -218,11 +218,17 @@ def _explain_failure(failure: _Failure, profile: SandboxProfile, end: ProgramTer
             )
 
 
-_SHARED_LOOPBACK = (
-    "The calls and jobs of this session share them. Start the server as a background job of this session, and check that "
-    "the job still runs and listens on this port."
-)
-_OWN_LOOPBACK = "This call shares them with no other: start the server and its client in one command."
+def _explain_shared_loopback(profile: SandboxProfile, capabilities: CapabilitySet) -> str:
+    if not profile.network:
+        return "This call shares them with no other: start the server and its client in one command."
+    if capabilities.may_allow_any_target("net.fetch"):
+        kind, others = "with hosts", "calls that run confined or without hosts have others"
+    else:
+        kind, others = "without hosts", "this call runs without hosts, and calls with hosts have others"
+    return (
+        f"The calls and jobs of this session {kind} share them: {others}. Start the server as a background job of this "
+        "session, in the same way as this call, and check that the job still runs and listens on this port."
+    )
 
 
 def _explain_network(profile: SandboxProfile, capabilities: CapabilitySet) -> str:
