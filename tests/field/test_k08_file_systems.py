@@ -16,6 +16,7 @@ from handrail.contract.approval_requests import ApprovalAnswer
 from handrail.contract.session_protocols import Session
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.record.artifacts import ArtifactStore
+from handrail.sandbox.view.cached_folder_tree import FolderTree
 from handrail.store.state_folders import remove_tree
 from handrail.testing.scripted_kernel import ScriptedApprovalHandler, temporary_kernel
 
@@ -141,6 +142,28 @@ def test_a_tree_is_removed_where_a_folder_is_listed_as_it_was_when_opened(tmp_pa
             (disk / "top" / name / "file").write_text("x")
         remove_tree(disk / "top")
         assert os.listdir(disk) == []
+
+
+def test_new_entries_are_seen_where_the_times_of_folders_stay_the_same(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", tmp_path / "m", "exact", times="1000000000") as disk:
+        (disk / "a").mkdir()
+        tree = FolderTree(str(disk))
+        tree.refresh()
+        (disk / "a" / ".git").mkdir()
+        (disk / "a" / ".git" / "config").write_text("x")
+        before = tree.version
+        assert tree.refresh() > before and tree.file_count == 1
+
+
+@confined
+async def test_a_repository_made_by_a_program_is_found_where_the_times_of_folders_stay_the_same(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", tmp_path / "ws", "exact", times="1000000000") as disk:
+        (disk / "a").mkdir()
+        async with opened(tmp_path) as (_, session):
+            await call(session, "bash", command="ls")
+            result = await session.call("bash", {"command": "mkdir -p a/.git/hooks; touch a/.git/hooks/pre-commit"})
+            assert result.error_kind == "denied" and "a/.git" in str(result.error_text), result
+        assert not (disk / "a" / ".git" / "hooks").exists()
 
 
 async def test_a_replaced_file_keeps_its_attributes_and_access_list(tmp_path: Path) -> None:

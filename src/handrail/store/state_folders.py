@@ -649,7 +649,8 @@ def _prepare_private(path: Path, *, given_away: bool = False) -> None:
     if os.name != "nt" and found.st_mode & 0o077:
         raise StartError(
             f"Other users can access the state folder {path} (mode {stat.S_IMODE(found.st_mode):04o}). "
-            f"Check whether its files were changed, then run `chmod 700 {path}`."
+            f"Check whether its files were changed, then run `chmod 700 {path}`. If that has no effect, its file system has no "
+            "permissions: choose another folder with --state DIR."
         )
 
 
