@@ -26,7 +26,7 @@ async def test_each_spelling_of_the_own_machine_reaches_a_server_of_the_session(
         Path(session.workdir, "index.html").write_text("served\n")
         await run(session, SERVER, background=True)
         await run(session, WAIT)
-        for host in ("127.0.0.1", "localhost", "0.0.0.0", "127.0.0.9"):  # noqa: S104 - where a client connects
+        for host in ("127.0.0.1", "localhost", "0.0.0.0", "127.0.0.9"):
             assert (await run(session, f"curl -sS http://{host}:8765/"))["output"] == "served\n", host
 
 

@@ -184,6 +184,10 @@ def remove_current_folder() -> None:
     os.rmdir(place)
 
 
+def close_umask() -> None:
+    os.umask(0o77)
+
+
 CHANGES: dict[str, tuple[dict[str, str], Callable[[], None]]] = {
     "no input": ({}, lambda: os.close(0)),
     "no error output": ({}, lambda: os.close(2)),
@@ -195,7 +199,7 @@ CHANGES: dict[str, tuple[dict[str, str], Callable[[], None]]] = {
     "odd time zone": ({"TZ": "Foo/Bar"}, lambda: None),
     "odd terminal": ({"TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "0"}, lambda: None),
     "narrow terminal": ({"COLUMNS": "-5"}, lambda: None),
-    "no permissions for others": ({}, lambda: os.umask(0o77) and None),
+    "no permissions for others": ({}, close_umask),
     "home is not a folder": ({"HOME": "/dev/null"}, lambda: None),
     "empty home": ({"HOME": ""}, lambda: None),
 }

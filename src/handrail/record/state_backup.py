@@ -280,8 +280,8 @@ def _copy_database(source: sqlite3.Connection, file: Path, target: Path, show: S
         finally:
             source.execute("ROLLBACK")
         copy.execute("PRAGMA journal_mode = DELETE")  # one file
-    with target.open("rb") as file:
-        sync_descriptor(file.fileno())
+    with target.open("rb") as copied:
+        sync_descriptor(copied.fileno())
     return head.sequence, head.hash
 
 
