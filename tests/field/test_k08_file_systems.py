@@ -122,12 +122,14 @@ async def test_a_moved_file_reports_a_folder_that_cannot_be_made(tmp_path: Path)
 async def test_a_broken_disk_is_reported_with_the_change_that_was_made(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", tmp_path / "ws", "exact", fsyncdir="EIO") as disk:
         (disk / "a.txt").write_text("a")
-        async with opened(tmp_path) as (_, session):
+        async with opened(tmp_path) as (kernel, session):
             result = await session.call("file.move", {"path": "a.txt", "to": "b.txt"})
             assert "`b.txt` was moved, but its folder could not be made durable" in str(result.error_text)
             result = await session.call("file.delete", {"path": "b.txt"})
             assert "`b.txt` was deleted, but" in str(result.error_text)
-        assert os.listdir(disk) == []
+            assert os.listdir(disk) == []
+            report = await kernel.undo(session=session.id)
+            assert report.is_complete and os.listdir(disk) == ["a.txt"], report
 
 
 def test_saved_state_needs_no_sync_of_folders(tmp_path: Path) -> None:
