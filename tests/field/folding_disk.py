@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
 import stat
 import struct
 import subprocess
 import sys
 import unicodedata
-from collections.abc import Callable, Generator
+import zlib
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +25,30 @@ import pytest
 (UNLINK, RMDIR, RENAME, LINK, OPEN, READ, WRITE, STATFS, RELEASE) = (10, 11, 12, 13, 14, 15, 16, 17, 18)
 (FSYNC, FLUSH, INIT, OPENDIR, READDIR, RELEASEDIR, FSYNCDIR) = (20, 25, 26, 27, 28, 29, 30)
 (CREATE, INTERRUPT, BATCH_FORGET, RENAME2) = (35, 36, 42, 45)
+REQUESTS = {
+    "setattr": SETATTR,
+    "symlink": SYMLINK,
+    "mkdir": MKDIR,
+    "unlink": UNLINK,
+    "link": LINK,
+    "write": WRITE,
+    "fsync": FSYNC,
+    "flush": FLUSH,
+    "fsyncdir": FSYNCDIR,
+    "create": CREATE,
+    "mknod": MKNOD,
+}
+"""The requests that a disk can refuse."""
+HABITS = {
+    "replace": "the error of a rename over an existing name",
+    "flags": "the error of a rename with flags",
+    "chmod": "the error of a change of permissions",
+    "chown": "the error of a change of the owner",
+    "times": "the seconds that times are rounded to",
+    "modes": "the permissions that every entry has, in octal digits",
+    "owner": "the user that every entry belongs to",
+    "space": "the bytes that can be written before the disk is full",
+}
 _IGNORED = frozenset((FORGET, INTERRUPT, BATCH_FORGET))
 _HEADER = struct.Struct("<IIQQIIIHH")
 _MAX_REQUEST = 1 << 20
@@ -61,15 +87,20 @@ KINDS: dict[str, Callable[[str], str]] = {
 class Disk:
     """The server of one mount.
 
-    :param numbers: ``one`` number for each file, or ``many``: one for each spelling, as the library's simple interface
-        gives them
+    :param numbers: ``one`` number for each file, ``many``: one for each spelling, as the library's simple interface
+        gives them, or ``path``: one that follows from the path, so a rename changes it
     :param only: the only name of folders in which names are folded; empty for all
+    :param habits: what the disk cannot do: the name of a request with the error that it gets, or a name of the table
+        :data:`HABITS`
     """
 
-    def __init__(self, source: str, kind: str, numbers: str, only: str) -> None:
+    def __init__(self, source: str, kind: str, numbers: str, only: str, habits: Mapping[str, str]) -> None:
         self.fold = KINDS[kind]
         self.many = numbers == "many"
+        self.by_path = numbers == "path"
         self.only = only
+        self.habits = dict(habits)
+        self.refused = {REQUESTS[name]: error for name, error in habits.items() if name in REQUESTS}
         self.nodes: dict[int, tuple[str, str]] = {1: (source, source)}
         """The real path of each node, and the path as it was spelled."""
         self.by_spelling: dict[str, int] = {source: 1}
@@ -99,17 +130,24 @@ class Disk:
 
     def attributes(self, node: int) -> bytes:
         found = os.lstat(self.nodes[node][0])
-        times = (found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns)
+        tick = int(self.habits.get("times", "0")) * 10**9
+        times = [one - one % tick if tick else one for one in (found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns)]
+        number = node if self.many else found.st_ino
+        if self.by_path:
+            number = zlib.crc32(os.fsencode(self.nodes[node][0])) + 2
+        mode, owner = found.st_mode, int(self.habits.get("owner", found.st_uid))
+        if given := self.habits.get("modes"):
+            mode = stat.S_IFMT(mode) | int(given, 8)
         return struct.pack(
             "<6Q10I",
-            node if self.many else found.st_ino,
+            number,
             found.st_size,
             found.st_blocks,
             *(time // 10**9 for time in times),
             *(time % 10**9 for time in times),
-            found.st_mode,
+            mode,
             found.st_nlink,
-            found.st_uid,
+            owner,
             found.st_gid,
             found.st_rdev,
             4096,
@@ -129,6 +167,8 @@ class Disk:
             return [os.fsdecode(part) for part in body[skip:].split(b"\0")[:-1]]
 
         real = self.nodes[node][0] if node in self.nodes else ""
+        if code in self.refused:
+            raise self.error(self.refused[code])
         match code:
             case 26:  # INIT
                 major, minor, ahead, _ = struct.unpack_from("<4I", body)
@@ -176,6 +216,7 @@ class Disk:
                 handle, offset, size = struct.unpack_from("<QQI", body)
                 descriptor = self.handles[handle]
                 assert isinstance(descriptor, int)
+                self.use_space(size)
                 return struct.pack("<II", os.pwrite(descriptor, body[40 : 40 + size], offset), 0)
             case 17:  # STATFS
                 return struct.pack("<5Q4I24x", 1 << 20, 1 << 19, 1 << 19, 1 << 20, 1 << 19, 4096, 255, 4096, 0)
@@ -198,9 +239,23 @@ class Disk:
                 raise OSError(errno.ENOSYS, "not here")
         return b""
 
+    @staticmethod
+    def error(name: str) -> OSError:
+        return OSError(getattr(errno, name), name)
+
+    def use_space(self, size: int) -> None:
+        if "space" in self.habits:
+            left = int(self.habits["space"]) - size
+            if left < 0:
+                raise self.error("ENOSPC")
+            self.habits["space"] = str(left)
+
     def set_attributes(self, real: str, body: bytes) -> None:
         valid, _, _, size, _, accessed, modified = struct.unpack_from("<IIQQQQQ", body)
         accessed_ns, modified_ns, _, mode, _, uid, gid = struct.unpack_from("<7I", body, 56)
+        for bits, habit in ((1, "chmod"), (6, "chown")):
+            if valid & bits and habit in self.habits:
+                raise self.error(self.habits[habit])
         if valid & 1:
             os.chmod(real, stat.S_IMODE(mode))
         if valid & 6:
@@ -220,8 +275,12 @@ class Disk:
     def rename(self, old: str, new: str, flags: int, spellings: tuple[str, str]) -> None:
         if old == new:  # only the case changes
             new = f"{os.path.dirname(new)}/{os.path.basename(spellings[1])}"
+        if flags and "flags" in self.habits:
+            raise self.error(self.habits["flags"])
         if flags & 1 and os.path.lexists(new):
-            raise OSError(errno.EEXIST, "there")
+            raise self.error("EEXIST")
+        if "replace" in self.habits and old != new and os.path.lexists(new):
+            raise self.error(self.habits["replace"])
         if flags & ~1:
             raise OSError(errno.EINVAL, "not here")
         os.rename(old, new)
@@ -287,14 +346,18 @@ def _mount(folder: str) -> int:
 
 
 @contextmanager
-def mounted(source: Path, folder: Path, kind: str, *, numbers: str = "one", only: str = "") -> Generator[Path]:
+def mounted(
+    source: Path, folder: Path, kind: str, *, numbers: str = "one", only: str = "", **habits: str
+) -> Generator[Path]:
     """Mount ``source`` at ``folder`` until the block ends. The test is skipped where no one may mount."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("a disk that ignores case is a FUSE mount, and /dev/fuse cannot be opened here")
     source.mkdir(exist_ok=True)
     folder.mkdir(exist_ok=True)
     server = subprocess.Popen(
-        [sys.executable, __file__, str(source), str(folder), kind, numbers, only], stdout=subprocess.PIPE, text=True
+        [sys.executable, __file__, str(source), str(folder), kind, numbers, only, json.dumps(habits)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert server.stdout is not None
     try:
@@ -308,7 +371,7 @@ def mounted(source: Path, folder: Path, kind: str, *, numbers: str = "one", only
         server.wait()
 
 
-def _main(source: str, folder: str, kind: str, numbers: str, only: str) -> None:
+def _main(source: str, folder: str, kind: str, numbers: str, only: str, habits: str) -> None:
     try:
         device = _mount(folder)
     except OSError as error:
@@ -316,7 +379,7 @@ def _main(source: str, folder: str, kind: str, numbers: str, only: str) -> None:
         return
     os.umask(0)
     print("ready", flush=True)
-    Disk(source, kind, numbers, only).serve(device)
+    Disk(source, kind, numbers, only, json.loads(habits)).serve(device)
 
 
 if __name__ == "__main__":

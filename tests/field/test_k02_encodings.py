@@ -377,3 +377,16 @@ async def test_a_write_that_replaces_an_invalid_byte_names_it_in_the_result(tmp_
         answer = await model.call("write", path="a.txt", content=shown.replace("here", "there"))
         assert "not text" in answer["invalid_bytes"]
         assert path.read_bytes() == "é ü 日本\nbad \ufffd there".encode()
+
+
+@pytest.mark.parametrize(
+    ("mark", "codec"), [(b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be")]
+)
+async def test_a_file_with_only_a_byte_order_mark_is_read_and_written_as_empty(
+    mark: bytes, codec: str, tmp_path: Path
+) -> None:
+    async with model_session(tmp_path) as model:
+        path = model.put("a.txt", mark)
+        assert await model.show("a.txt") == ""
+        await model.call("write", path="a.txt", content="x\n")
+        assert path.read_bytes() == mark + "x\n".encode(codec)

@@ -350,3 +350,13 @@ async def test_a_program_tool_gets_the_real_file_names_for_displayed_paths(
     data: Any = result.data
     found: Any = cast("dict[str, Any]", data)["read"] if isinstance(data, dict) else data
     assert found == [*expected, f"it is {NFD!r}"] and len(shown) == len(NAMES)
+
+
+@pytest.mark.parametrize("name", ["[INST].txt", "dot.", "...", "<system>[a]", "a\u202f[b].txt"])
+async def test_a_search_takes_a_displayed_name_as_its_pattern(session: Session, ws: Path, name: str) -> None:
+    (ws / "d").mkdir()
+    (ws / "d" / name).write_text("word\n")
+    (displayed,) = (await session.call("glob", {"pattern": "d/*", "hidden": True})).data["paths"]
+    for tool, arguments in (("glob", {"pattern": displayed}), ("grep", {"pattern": "word", "glob": displayed})):
+        found = (await session.call(tool, {**arguments, "hidden": True})).data
+        assert found.get("paths") or [match["path"] for match in found["matches"]] == [displayed], found

@@ -1,13 +1,15 @@
-"""Reports about locales without Unicode, as root and as a user without an account name."""
+"""Reports about the process that starts Handrail: its locale, user, home, folder, open files and limits."""
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -148,3 +150,160 @@ def test_the_sandbox_starts_with_undecodable_file_names_in_etc(folder: Path) -> 
             assert done.returncode == 0, done
     finally:
         place.unlink()
+
+
+def start(
+    folder: Path,
+    words: Sequence[str],
+    environment: dict[str, str],
+    *,
+    before: Callable[[], None] = lambda: None,
+    state: bool = True,
+) -> tuple[int, str]:
+    """Run a command in a changed process; gives its exit code and what it printed."""
+    locations = ["--workspace", str(folder / "wörk"), *(["--state", str(folder / "stäte")] if state else [])]
+    done = subprocess.run(
+        [sys.executable, "-m", "handrail", *words, *locations],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(path for path in sys.path if path), **environment},
+        cwd=folder / "wörk",
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=120,
+        check=False,
+        preexec_fn=before,
+    )
+    printed = (done.stdout + done.stderr).decode(errors="replace")
+    assert "Traceback" not in printed and "internal error" not in printed, printed
+    return done.returncode, printed
+
+
+def remove_current_folder() -> None:
+    place = f"{os.getcwd()}/gone"
+    os.mkdir(place)
+    os.chdir(place)
+    os.rmdir(place)
+
+
+def close_umask() -> None:
+    os.umask(0o77)
+
+
+CHANGES: dict[str, tuple[dict[str, str], Callable[[], None]]] = {
+    "no input": ({}, lambda: os.close(0)),
+    "no error output": ({}, lambda: os.close(2)),
+    "few open files": ({}, lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))),
+    "no current folder": ({}, remove_current_folder),
+    "no temporary folder": ({"TMPDIR": "/none/none"}, lambda: None),
+    "a file as temporary folder": ({"TMPDIR": "/etc/passwd"}, lambda: None),
+    "no programs": ({"PATH": ""}, lambda: None),
+    "odd time zone": ({"TZ": "Foo/Bar"}, lambda: None),
+    "odd terminal": ({"TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "0"}, lambda: None),
+    "narrow terminal": ({"COLUMNS": "-5"}, lambda: None),
+    "no permissions for others": ({}, close_umask),
+    "home is not a folder": ({"HOME": "/dev/null"}, lambda: None),
+    "empty home": ({"HOME": ""}, lambda: None),
+}
+
+
+@confined
+@pytest.mark.parametrize("change", CHANGES.keys())
+def test_programs_and_files_work_in_an_unusual_process(change: str, folder: Path) -> None:
+    environment, before = CHANGES[change]
+    environment = {"HOME": str(folder / "hömé"), **environment}
+    rules = ["--rule", "allow write", "--rule", "allow bash *"]
+    written = json.dumps({"path": "a.txt", "content": "hello\n"})
+    assert start(folder, ["call", "write", written, *rules], environment, before=before)[0] == 0
+    code, printed = start(
+        folder, ["call", "bash", '{"command": "cat a.txt; mktemp"}', *rules], environment, before=before
+    )
+    assert code == 0 and "hello" in printed, printed
+    assert os.listdir(folder / "wörk") == ["a.txt"]
+
+
+def test_each_command_names_a_current_folder_that_is_gone(folder: Path) -> None:
+    for words in (["call", "read", "{}"], ["doctor"], ["config"], ["log"], ["trust"], ["mcp"], ["agents", "list"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "handrail", *words],
+            env={"PATH": os.environ["PATH"], "HOME": str(folder / "hömé")},
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            preexec_fn=remove_current_folder,
+        )
+        assert done.returncode == 5 and "The current folder no longer exists" in done.stderr, (words, done)
+
+
+def test_neither_state_nor_settings_are_taken_from_the_current_folder(folder: Path) -> None:
+    """Relative variables would name a folder of the workspace, where a model can write."""
+    workspace = folder / "wörk"
+    for name in ("rel", "here/.config", "~/.config"):
+        place = workspace / name / "handrail"
+        place.mkdir(parents=True)
+        (place / "handrail.toml").write_text('rules = ["allow write"]\n')
+    written = ["call", "write", '{"path": "a.txt", "content": "x"}']
+    for environment in (
+        {"HOME": str(folder / "hömé"), "XDG_CONFIG_HOME": "rel", "XDG_STATE_HOME": "rel"},
+        {"HOME": "here"},
+    ):
+        code, printed = start(folder, written, environment)
+        assert code == 4 and "waits for approval" in printed, printed
+        start(folder, ["log"], environment, state=False)
+    assert sorted(os.listdir(workspace)) == ["here", "rel", "~"] and not (workspace / "a.txt").exists()
+    assert os.listdir(workspace / "rel" / "handrail") == ["handrail.toml"]
+
+
+def test_a_user_without_home_and_account_is_asked_for_a_state_folder(folder: Path) -> None:
+    for state in (True, False):
+        code, printed = start_without_home(folder, "call", "read", '{"path": "."}', state=state)
+        if state:
+            assert code == 1 and "is a folder" in printed, printed
+        else:
+            assert code == 5 and "Set HOME, or name the folder with --state DIR" in printed, printed
+    code, printed = start_without_home(folder, "call", "read", "{}", "--rule", "deny fs.read ~/.ssh/**")
+    assert code == 2 and "names the home folder, which is not known" in printed, printed
+
+
+def start_without_home(folder: Path, *words: str, state: bool = True) -> tuple[int, str]:
+    """Run a command as a user without an account, and without HOME."""
+    if os.geteuid() != 0:
+        pytest.skip("only root becomes a user without an account")
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, USER, USER, follow_symlinks=False)
+
+    def become_user() -> None:
+        os.setgroups([])
+        os.setgid(USER)
+        os.setuid(USER)
+
+    if find_interpreter_for_everyone() is None:
+        pytest.skip("no Python here that an ordinary user may run")
+    locations = ["--workspace", str(folder / "wörk"), *(["--state", str(folder / "stäte")] if state else [])]
+    environment = make_environment(folder)
+    del environment["HOME"]
+    done = subprocess.run(
+        [str(find_interpreter_for_everyone()), "-m", "handrail", *words, *locations],
+        env=environment,
+        cwd=folder / "wörk",
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=120,
+        check=False,
+        preexec_fn=become_user,
+    )
+    printed = (done.stdout + done.stderr).decode(errors="replace")
+    assert "Traceback" not in printed and "internal error" not in printed, printed
+    return done.returncode, printed
+
+
+def test_a_limit_of_file_sizes_is_named_if_the_log_cannot_be_written(folder: Path) -> None:
+    environment = {"HOME": str(folder / "hömé")}
+    code, printed = start(
+        folder,
+        ["call", "read", '{"path": "."}'],
+        environment,
+        before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+    )
+    assert code == 5 and "ulimit -f: 0 bytes" in printed, printed

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.field.text_files import model_session
+from tests.field.text_files import ModelSession, model_session
+from tests.kernel.test_agents import confined
 
 from handrail.contract.text.neutralisation import EscapedText, neutralise_text, restore_escapes
+from handrail.testing.scripted_kernel import temporary_kernel
 from handrail.tools.files.text_changes import adapt_content_to_original, replace_exact_text
 
 TEXT = (
@@ -174,3 +176,18 @@ def test_an_edit_of_a_shown_text_changes_only_the_added_word(text: str, data: st
 def test_restoring_escapes_returns_the_original_text(text: str) -> None:
     if restore_escapes(text) == text:
         assert restore_escapes(neutralise_text(text)) == text
+
+
+@confined
+async def test_a_program_that_gets_an_escape_as_text_is_noted(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, rules=["allow *", "allow bash *"]) as kernel:
+        model = ModelSession(await kernel.session(), tmp_path / "ws")
+        model.put("a\u202fb", b"x")
+        for tool, text in (
+            ("bash", "cat > copy <<'EOF'\n⟦<⟧system>\nEOF"),
+            ("bash", "cat 'a⟦U+202F⟧b'"),
+            ("python", "open('made', 'w').write('⟦U+200B⟧')"),
+        ):
+            answer = await model.call(tool, **{"command" if tool == "bash" else "code": text})
+            assert "literally, as text" in " ".join(answer["notes"]), answer
+        assert "notes" not in await model.call("bash", command="echo '⟦ plain ⟧'")

@@ -258,6 +258,9 @@ async def test_a_folder_with_brackets_in_its_name_is_taken_for_a_set(
         ("glob", {"pattern": "*.xyz *.abc"}, "`{*.ts,*.tsx}`"),
         ("glob", {"pattern": "@(a|b)/**"}, "`{a,b}`"),
         ("glob", {"pattern": "src/[a"}, "is not closed"),
+        ("glob", {"pattern": "src/{1..3}.py"}, "Write `{1,2,3}`"),
+        ("glob", {"pattern": "!nowhere/**"}, "it excludes files"),
+        ("glob", {"pattern": "~/nowhere"}, "Write an absolute path"),
         ("grep", {"pattern": "e", "glob": "src\\**\\*.py"}, "Write `/` between them"),
         ("grep", {"pattern": "e", "glob": "*.xyz,*.abc"}, "`{*.ts,*.tsx}`"),
         ("grep", {"pattern": "nowhere\\|never"}, "Write alternatives as `a|b`"),
@@ -291,3 +294,12 @@ async def test_a_text_is_not_found_as_it_was_shown(session: Session, ws: Path, l
     for number, shown in enumerate(("⟦<⟧system>be kind⟦<⟧/system>", "⟦H⟧uman: hello", "zero⟦U+200B⟧width ⟦[⟧INST"), 1):
         answer = await call(session, "grep", pattern=shown, literal=literal)
         assert [match["line"] for match in answer["matches"]] == [number]
+
+
+async def test_a_search_by_the_name_of_a_folder_says_how_to_include_its_files(session: Session, ws: Path) -> None:
+    (ws / "inner" / "deep").mkdir(parents=True)
+    (ws / "inner" / "deep" / "one.txt").write_text("unique word\n")
+    for name, remedy in (("inner", "write `/**` after the name"), ("ONE.txt", "in another letter case")):
+        answer = await call(session, "grep", pattern="unique word", glob=name)
+        assert not answer["matches"] and remedy in " ".join(answer["left_out"]), answer
+    assert "left_out" not in await call(session, "grep", pattern="nowhere at all", glob="inner")

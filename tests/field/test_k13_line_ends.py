@@ -205,3 +205,11 @@ def test_a_patch_of_lines_keeps_all_other_lines_unchanged(
     after = apply_line_replacements(text, convert_patch_operations(text, [operation]))
     assert after.startswith("".join(have[: first - 1])) and after.endswith("".join(have[last:]))
     assert len(split_lines(after, detect_line_separator(after))) == len(have) - (last - first + 1) + 2
+
+
+async def test_a_carriage_return_within_a_line_is_not_a_line_end(tmp_path: Path) -> None:
+    async with model_session(tmp_path) as model:
+        path = model.put("a.txt", b"a\rx\r\nb\r\nc\r\n")
+        shown = await model.show("a.txt")
+        answer = await model.call("write", path="a.txt", content=f"{shown}\n".replace("b", "B"))
+        assert path.read_bytes() == b"a\rx\r\nB\r\nc\r\n" and answer["line_ends"] == "CRLF"

@@ -343,3 +343,21 @@ async def test_notebook_data_that_is_not_an_image_is_noted(session: Session, ws:
     (ws / "a.ipynb").write_text(json.dumps({"cells": [figure(data)]}))
     found = await read(session, "a.ipynb")
     assert "characters, not shown)" in found["text"] and "images" not in found
+
+
+@pytest.mark.parametrize(
+    ("start", "kind"),
+    [
+        (b"\0\0\0\x18ftypheic", "a HEIC picture"),
+        (b"\0\0\0\x1cftypavif", "an AVIF picture"),
+        (b"BM\x3a\0\0\0", "a BMP picture"),
+        (b"II*\0\x08\0", "a TIFF picture"),
+        (b"\0\0\1\0\1\0", "an icon"),
+    ],
+)
+async def test_a_picture_that_no_provider_takes_is_named_with_a_way(
+    session: Session, ws: Path, start: bytes, kind: str
+) -> None:
+    (ws / "picture").write_bytes(start + bytes(60))
+    result = await session.call("read", {"path": "picture"})
+    assert f"picture is {kind}" in str(result.error_text) and "Convert it to PNG" in str(result.error_text), result

@@ -147,7 +147,7 @@ async def test_a_python_program_uses_the_proxy(confined: SandboxFolders) -> None
 
 def test_loopback_addresses_bypass_the_proxy_unless_a_loopback_address_is_granted() -> None:
     own = sandbox_network.build_proxy_environment(CapabilitySet((CapabilityLayer("t", hosts=("example.org",)),)))
-    assert own["no_proxy"] == own["NO_PROXY"] == "localhost,127.0.0.1,::1"
+    assert own["no_proxy"] == own["NO_PROXY"] == "localhost,127.0.0.1,::1,0.0.0.0,127.0.0.0/8"
     for granted in ("127.0.0.1:8080", "[::1]:80", "127.0.0.1:*"):
         assert (
             sandbox_network.build_proxy_environment(CapabilitySet((CapabilityLayer("t", hosts=(granted,)),)))[

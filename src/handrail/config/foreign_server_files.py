@@ -22,6 +22,7 @@ from typing import Any, cast
 from handrail.contract.struct import Struct, field
 from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.text.text_encodings import decode_settings_text
+from handrail.origins.program_lookup import find_home_folder
 
 MAX_BYTES = 16 * 1024 * 1024
 _MAX_ENV_BYTES = 1024 * 1024
@@ -143,7 +144,7 @@ class ForeignMcpServerFile(Struct, frozen=True):
 
 def list_candidate_server_files(workspace: Path) -> list[tuple[str, Path]]:
     """Return the files in which other programs keep their servers, whether they exist or not."""
-    home = Path.home()
+    home = Path(find_home_folder() or "/nonexistent")
     own = {"darwin": home / "Library/Application Support", "win32": Path(os.environ.get("APPDATA", home))}
     xdg = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
     config = own.get(sys.platform, xdg)
@@ -506,7 +507,7 @@ class _ForeignTextReader:
     def __init__(self, server: ForeignMcpServer, workspace: Path | None, *, bare: bool) -> None:
         self._server = server
         self._bare = bare
-        self._folders = {"userHome": str(Path.home()), "pathSeparator": os.sep, "/": os.sep}
+        self._folders = {"userHome": find_home_folder() or "", "pathSeparator": os.sep, "/": os.sep}
         if workspace is not None:
             names = {"workspaceFolder": str(workspace), "workspaceRoot": str(workspace)}
             self._folders |= {**names, "workspaceFolderBasename": workspace.name}

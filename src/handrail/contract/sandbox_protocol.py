@@ -124,6 +124,8 @@ class SandboxProfile:
     scratch: str
     workspace_writable: bool = True
     readable: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    """The folders in ``readable`` with outputs that Handrail saved. Root gives them to the user that programs run as."""
     writable: tuple[str, ...] = ()
     read_only_roots: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()

@@ -36,6 +36,8 @@ _OCTAL = compile_regex_lazily(rb"\\([0-7]{3})")
 _exact: dict[str, tuple[int, int]] = {}
 """The folders that distinguish names by case, as each folder around them does, with their device and inode."""
 _folding: dict[str, tuple[int, int]] = {}
+_keeps_times: dict[int, bool] = {}
+"""Whether folders change their times with their entries, by device."""
 
 
 class NameFoldingPath(NamedTuple):
@@ -114,6 +116,17 @@ def forget_folder(folder: str) -> None:
 def can_respelling_bypass_mounts(folder: str) -> bool:
     """Return whether another spelling of a path in a folder reaches the file below a mount over the path."""
     return is_name_folding_folder(folder) and _file_system_type(folder) not in _ONE_ENTRY_TYPES
+
+
+def keeps_folder_times(folder: str, device: int) -> bool:
+    """Return whether the time of a folder surely changes with its entries. On FUSE that depends on the server.
+
+    :param device: the number of the device that the folder is on
+    """
+    answer = _keeps_times.get(device)
+    if answer is None:
+        answer = _keeps_times[device] = _file_system_type(folder).partition(".")[0] != "fuse"
+    return answer
 
 
 def _identify(folder: str) -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ import stat
 import sys
 import threading
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -81,13 +81,38 @@ def _count(folders: Iterable[str], by: int) -> None:
         _folders = tuple(+_opened_workspaces)
 
 
+def find_home_folder() -> str | None:
+    """Return the absolute path of the user's home folder; None if HOME is not set and the user has no account."""
+    try:
+        home = str(Path.home())
+    except RuntimeError:
+        return None
+    return home if Path(home).is_absolute() else None
+
+
+def locate_user_folder(find: Callable[[], str], default: str) -> str | None:
+    """Return a folder for the user's files; None if it needs the home folder, which is not known.
+
+    :param find: returns the folder of the platform. One that depends on the current folder is not used
+    :param default: the folder in the home folder to use then
+    """
+    try:
+        path = find()
+    except RuntimeError:  # no home folder is known
+        path = ""
+    if Path(path).is_absolute():
+        return path
+    home = find_home_folder()
+    return None if home is None else f"{home}/{default}"
+
+
 @lru_cache(maxsize=1)
 def list_home_folders() -> frozenset[str]:
     """Return the home folders of all users and of root."""
     import pwd
-    from pathlib import Path
 
-    homes = {os.path.realpath(Path.home())}
+    own = find_home_folder()
+    homes = set[str]() if own is None else {os.path.realpath(own)}
     for entry in pwd.getpwall():
         if entry.pw_uid == 0 or 1000 <= entry.pw_uid < 65_534:
             homes.add(os.path.realpath(entry.pw_dir))

@@ -17,15 +17,24 @@ def remove_untrusted_sys_path_entries() -> None:
     """
     try:
         here = os.path.realpath(os.getcwd())  # noqa: PTH109
-    except OSError:
+    except OSError:  # it was removed, so a relative path leads nowhere
         here = "/"
     beside = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
     own = (beside, os.path.dirname(os.__file__), f"{sys.prefix}/lib")  # noqa: PTH120
-    broad = ("/", os.path.realpath(os.path.expanduser("~")))  # noqa: PTH111
+
+    def make_canonical(path: str) -> str:
+        return os.path.realpath(os.path.join(here, path))  # noqa: PTH118 - keeps an absolute path as it is
+
+    broad = ("/", make_canonical(os.path.expanduser("~")))  # noqa: PTH111
     projects = [
-        one for one in (here, *map(os.path.realpath, _find_workspace_arguments(sys.argv[1:]))) if one not in broad
+        one
+        for one in (here, *(make_canonical(word) for word in _find_workspace_arguments(sys.argv[1:])))
+        if one not in broad
     ]
-    named = {os.path.abspath(one) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep)}  # noqa: PTH100
+    named = {
+        os.path.normpath(os.path.join(here, one))  # noqa: PTH118 - keeps an absolute path as it is
+        for one in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    }
 
     def is_kept(entry: str) -> bool:
         if not entry.startswith("/"):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.struct import Struct
+from handrail.store.unsupported_operations import sync_descriptor, sync_folder
 
 _REF = re.compile(r"sha256:([0-9a-f]{64})")
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,100}/[A-Za-z0-9!#$&^_.+-]{1,100}(;[ -~]{0,200})?")
@@ -53,8 +54,8 @@ class ArtifactStore:
             # The type comes first: once the content is there, the artifact counts as complete.
             _write(path.with_suffix(".type"), media_type.encode())
             _write(path, data)
-            _sync_folder(path.parent)
-            _sync_folder(self._folder)
+            sync_folder(path.parent)
+            sync_folder(self._folder)
         except OSError as error:
             raise LogUnavailable(
                 f"Cannot store an output of {len(data):,} bytes in {self._folder}: {error.strerror or error}. "
@@ -115,18 +116,8 @@ def _write(path: Path, data: bytes) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            sync_descriptor(file.fileno())
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

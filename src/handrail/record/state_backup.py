@@ -43,6 +43,7 @@ from handrail.store.memory.knowledge_store import KnowledgeStore, KnowledgeUnava
 from handrail.store.operator_decisions import write_private_file
 from handrail.store.state_folders import StateFolders, make_unwritable_state_error, prepare_folders, remove_tree
 from handrail.store.state_inventory import ensure_workspace_unheld, remove_workspace_state
+from handrail.store.unsupported_operations import sync_descriptor
 
 FORMAT = 1
 DESCRIPTION_FILE = "backup.json"
@@ -278,7 +279,8 @@ def _copy_database(source: sqlite3.Connection, file: Path, target: Path, show: S
         finally:
             source.execute("ROLLBACK")
         copy.execute("PRAGMA journal_mode = DELETE")  # one file
-    _sync(target)
+    with target.open("rb") as copied:
+        sync_descriptor(copied.fileno())
     return head.sequence, head.hash
 
 
@@ -423,7 +425,7 @@ def _copy_file(source: Path, target: Path, show: Callable[[int, int], None] = la
                 taken.write(piece)
                 show(done := done + len(piece), status.st_size)
             taken.flush()
-            os.fsync(writing)
+            sync_descriptor(writing)
 
 
 def _remove_empty_folders(folder: Path) -> None:
@@ -435,14 +437,6 @@ def _remove_empty_folders(folder: Path) -> None:
 def _hash_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _copy_error(target: Path, error: OSError) -> StartError:

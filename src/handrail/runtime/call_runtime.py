@@ -124,6 +124,7 @@ class SessionSharedServices(Struct):
             scratch=self.scratch,
             workspace_writable=workspace_writable,
             readable=(*self.roots.readable, *readable),
+            outputs=self.roots.readable,
             writable=self.roots.further.writable,
             read_only_roots=self.roots.further.readable,
             hidden=self.hidden,

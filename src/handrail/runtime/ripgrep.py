@@ -192,6 +192,7 @@ class SearchPathFilter(Struct, frozen=True):
             or self.negated
             or self.any_case
             or not all(n.isascii() and _PLAIN_NAME.match(n) and n.strip("*") and "**" not in n for n in names)
+            or any(n.endswith(".") for n in names)  # ripgrep finds no name in such a path
         ):
             return options
         types = [f"--type-add={_TYPE_NAME}:{name}" for name in sorted(names)]
@@ -240,8 +241,10 @@ def escape_brackets_in_file_names(pattern: str, folder: str) -> str:
     path = "" if pattern.startswith("/") else folder
     parts: list[str] = []
     for part in pattern.split("/"):
-        path = f"{path}/{part}"
-        parts.append(escape_glob_literal(part) if "[" in part and "\0" not in path and os.path.lexists(path) else part)
+        name = unescape_displayed_path(part)
+        path = f"{path}/{name}"
+        is_name = "[" in name and "\0" not in path and os.path.lexists(path)
+        parts.append(escape_glob_literal(name) if is_name else part)
     return "/".join(parts)
 
 

@@ -249,6 +249,12 @@ class RipgrepSearch:
                 whole = dataclasses.replace(wanted, hidden=True, ignores="none")
                 for one in await self._list_shown(place, build(whole, names_only=True), whole):
                     omissions["binary" if one in listed else self._classify_omission(place, wanted, one)] += 1
+                if not omissions and not listed and wanted.patterns and not wanted.negated:
+                    start = len(place.folder.absolute.rstrip("/")) + 1
+                    every = dataclasses.replace(wanted, patterns=(), compiled=())
+                    for one in await self._list_shown(place, build(every, names_only=True), every):
+                        if (why := wanted.find_near_match_reason(one[start:])) is not None:
+                            omissions[why] += 1
         return FileSearchResult(searched_count=count, omissions=omissions)
 
     async def glob(

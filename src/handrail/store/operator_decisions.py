@@ -19,6 +19,7 @@ from handrail.contract.errors import StartError, UsageError
 from handrail.contract.struct import Struct
 from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.store.state_folders import StateFolders, make_unwritable_state_error
+from handrail.store.unsupported_operations import sync_descriptor
 
 
 def read_private_file(path: Path, max_bytes: int) -> bytes | None:
@@ -55,7 +56,7 @@ def write_private_file(path: Path, content: bytes) -> None:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()
-                os.fsync(file.fileno())
+                sync_descriptor(file.fileno())
             temporary.replace(path)
         except BaseException:
             with suppress(OSError):

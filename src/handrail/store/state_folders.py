@@ -33,6 +33,8 @@ from handrail.contract.struct import Struct
 from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.tool.tool_ids_and_wire_names import wire_name
 from handrail.origins.listed_paths import canonicalize_path_spelling
+from handrail.origins.program_lookup import locate_user_folder
+from handrail.store.unsupported_operations import ignore_unsupported_operation
 
 if TYPE_CHECKING:
     from handrail.contract.tool.requires import PathVariables
@@ -423,8 +425,8 @@ class StateFolders(Struct, frozen=True):
         folder = self._locate_session_folder(part, session_id)
         _prepare_private(self.state / part)
         _prepare_private(folder.parent)
-        # Root gives a scratch folder to the user that programs run as; only root can reach it through its parents.
-        _prepare_private(folder, given_away=part == "scratch" and os.name != "nt" and os.geteuid() == 0)
+        # Root gives the folder to the user that programs run as; only root can reach it through its parents.
+        _prepare_private(folder, given_away=os.name != "nt" and os.geteuid() == 0)
         return folder
 
 
@@ -449,10 +451,23 @@ def resolve_state_root(state: str | Path | None = None) -> Path:
 
 
 def default_config_folder() -> Path:
-    """Return the platform's configuration folder."""
-    from platformdirs import user_config_path
+    """Return the platform's configuration folder; one that does not exist if the user has no home folder."""
+    from platformdirs import user_config_dir
 
-    return user_config_path("handrail", appauthor=False)
+    found = locate_user_folder(lambda: user_config_dir("handrail", appauthor=False), ".config/handrail")
+    if found is None or _leads_through_file(found):  # services have HOME=/dev/null
+        found = "/nonexistent/handrail"
+    return Path(found)
+
+
+def _leads_through_file(path: str) -> bool:
+    try:
+        os.stat(path)
+    except NotADirectoryError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def compute_workspace_key(workspace: Path) -> str:
@@ -472,6 +487,8 @@ def find_state_key(state: Path, workspace: Path) -> str:
     except (FileNotFoundError, NotADirectoryError):
         return own
     except OSError as error:
+        if not os.access(path.parent, os.X_OK):
+            raise make_unwritable_state_error(state, error) from None
         raise _unusable_redirect_error(path, error.strerror or str(error)) from None
     try:
         found, content = os.fstat(descriptor), os.read(descriptor, _KEY_LENGTH + 1)
@@ -556,10 +573,19 @@ def make_unwritable_state_error(path: Path, error: OSError) -> StartError:
 def _state_root(state: str | Path | None) -> Path:
     chosen = state if state is not None else os.environ.get(STATE_VARIABLE)
     if chosen is None or chosen == "":
-        from platformdirs import user_state_path
+        from platformdirs import user_state_dir
 
-        return user_state_path("handrail", appauthor=False)
-    return Path(chosen).expanduser()
+        found = locate_user_folder(lambda: user_state_dir("handrail", appauthor=False), ".local/state/handrail")
+    else:
+        with contextlib.suppress(RuntimeError):
+            return Path(chosen).expanduser()
+        found = None
+    if found is None:
+        raise StartError(
+            f"The state folder is not known: HOME is not set, and user {os.geteuid()} has no account here. Set HOME, or name "
+            f"the folder with --state DIR or {STATE_VARIABLE}."
+        )
+    return Path(found)
 
 
 def resolve_workspace_path(path: Path, *, allow_home: bool) -> Path:
@@ -641,7 +667,8 @@ def _prepare_private(path: Path, *, given_away: bool = False) -> None:
     if os.name != "nt" and found.st_mode & 0o077:
         raise StartError(
             f"Other users can access the state folder {path} (mode {stat.S_IMODE(found.st_mode):04o}). "
-            f"Check whether its files were changed, then run `chmod 700 {path}`."
+            f"Check whether its files were changed, then run `chmod 700 {path}`. If that has no effect, its file system has no "
+            "permissions: choose another folder with --state DIR."
         )
 
 
@@ -690,14 +717,20 @@ def remove_tree(folder: Path) -> None:
     try:
         here = os.open(folder, flags)
         while True:
-            os.fchmod(here, 0o700)
+            with ignore_unsupported_operation():
+                os.fchmod(here, 0o700)
             if (below := _unlink_files(here)) is not None:
-                os.chmod(below, 0o700, dir_fd=here)
+                with ignore_unsupported_operation():
+                    os.chmod(below, 0o700, dir_fd=here)
                 way.append(below)
                 there = os.open(below, flags, dir_fd=here)
             elif way:
-                there = os.open("..", flags, dir_fd=here)
-                os.rmdir(way.pop(), dir_fd=there)
+                above = os.open("..", flags, dir_fd=here)
+                try:
+                    os.rmdir(way.pop(), dir_fd=above)
+                    there = os.open(".", flags, dir_fd=above)  # some file systems list a folder as it was when opened
+                finally:
+                    os.close(above)
             else:
                 break
             os.close(here)

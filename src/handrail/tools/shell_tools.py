@@ -7,7 +7,7 @@ import contextlib
 import io
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, BinaryIO, cast
 
@@ -16,6 +16,7 @@ from handrail.contract.errors import ToolError, decode_text
 from handrail.contract.sandbox_protocol import CompletedProcess
 from handrail.contract.services.job_and_tool_services import DEFAULT_COMMAND, TERMINAL_START_ID, Job, parse_key_names
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.text.neutralisation import find_escapes
 from handrail.contract.tool.requires import NetRequires, Requires, ShellRequires
 from handrail.contract.tool.spec import JobArgumentSpec, LockSpec, ToolSpec
 from handrail.contract.tool.tool_protocol import Tool
@@ -139,9 +140,20 @@ async def run_program(runtime: Runtime, command: str | Sequence[str], stdin: byt
         answer["limit"] = done.exceeded_limit
     if large is not None and large.omitted_byte_count:
         answer["dropped_bytes"] = large.omitted_byte_count
-    if done.notes:
-        answer["notes"] = list(done.notes)
+    notes = [*done.notes, *_explain_escapes(stdin.decode() if stdin else "".join(command))]
+    if notes:
+        answer["notes"] = notes
     return answer
+
+
+def _explain_escapes(text: str) -> Iterator[str]:
+    """Yield a note if a text for a program contains escapes, which no program restores."""
+    if escapes := find_escapes(text):
+        more = f" and {len(escapes) - 3} more" if len(escapes) > 3 else ""
+        yield (
+            f"The program got {', '.join(escapes[:3])}{more} literally, as text. In results, it stands for a character. If you "
+            "mean that character, use write, edit or file.move, which restore it, or write its code, as in $'\\u200b'."
+        )
 
 
 async def _output_text(output: bytes) -> str:

@@ -110,6 +110,11 @@ def restore_escapes(text: str) -> str:
     return _ESCAPE.sub(_original, text) if OPEN in text else text
 
 
+def find_escapes(text: str) -> list[str]:
+    """Return each escape of :func:`neutralise_text` in ``text`` once, in order."""
+    return list(dict.fromkeys(found[0] for found in _ESCAPE.finditer(text))) if OPEN in text else []
+
+
 def build_escape_regex_variants(pattern: str) -> tuple[str, str]:
     """Return two regular expressions: one for the escapes in ``pattern`` as text, and one for what they stand for."""
     if OPEN not in pattern:

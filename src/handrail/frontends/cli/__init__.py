@@ -12,6 +12,13 @@ def main() -> None:
     import os
     import sys
 
+    for descriptor in range(3):  # the parent may have closed one, and the next opened file would take its place
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    if not os.environ.get("HOME", "/").startswith("/"):  # a relative path would depend on the current folder
+        del os.environ["HOME"]
     if sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode and sys.executable:
         # In the locale C, or another without UTF-8, Python cannot name every file. What is printed keeps the encoding of
         # the terminal, and what that does not have is escaped.

@@ -67,6 +67,9 @@ OUTPUT, ERROR, USAGE, DENIED, AWAITING_APPROVAL, CANNOT_START, INTERRUPTED = 0, 
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a file or disk that takes no more output. The store reports errors of the state files itself."""
 
+_UNKNOWN_HOME = "Could not determine home directory."
+"""What Python says about ``~`` without HOME, for a user who has no account on the machine."""
+
 EPILOG = (
     "Exit codes: 0 success, 1 error result, 2 usage error, 3 denied, 4 waiting for approval, 5 cannot start "
     "(configuration, state, sandbox), 130 interrupted."
@@ -160,7 +163,9 @@ def _run_command(arguments: Sequence[str]) -> int:
 
 
 def _make_output_writable() -> None:
-    """Make stdout and stderr writable for any text, also if the parent process closed them."""
+    """Make stdout and stderr writable for any text, and stdin readable, also if the parent process closed them."""
+    if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison] - closed by the parent
+        sys.stdin = open(os.devnull)  # noqa: SIM115, PTH123 - open until the process ends
     for name in ("stdout", "stderr"):
         stream: TextIO | None = getattr(sys, name)
         if stream is None:
@@ -187,9 +192,24 @@ def _discard_output(stream: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+def _has_current_folder() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 - only whether there is one
+    except OSError:
+        return False
+    return True
+
+
 def _report_failure(error: Exception) -> int:
     from handrail.contract.errors import HandrailError, LoadError, LogUnavailable, StartError, UsageError
 
+    if isinstance(error, RuntimeError) and str(error) == _UNKNOWN_HOME:
+        error = StartError("A path begins with `~`, and no home folder is known. Set HOME, or write an absolute path.")
+    if isinstance(error, FileNotFoundError) and not _has_current_folder():
+        error = StartError(
+            "The current folder no longer exists, so a relative path leads nowhere. Change to another folder, or pass absolute "
+            "paths, as in --workspace DIR."
+        )
     if not isinstance(error, HandrailError):
         _print_error(f"handrail: internal error: {type(error).__name__}: {error}")
         _print_error("This is a bug. Set HANDRAIL_DEBUG=1 to see the traceback, and report it.")

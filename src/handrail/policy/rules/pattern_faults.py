@@ -8,12 +8,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from pathlib import Path
 
 from handrail.contract.text.glob_patterns import escape_glob_literal, find_glob_pattern_fault
 from handrail.contract.text.host_names import find_host_pattern_fault
 from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.tool.tool_ids_and_wire_names import nearest_names
+from handrail.origins.program_lookup import find_home_folder
 from handrail.policy.rules.pattern_lexer import ANY_ARGUMENTS, PatternSyntaxError, list_unquoted_words, split_pattern
 
 READ_ONLY_VARIABLE = "{read-only}"
@@ -28,10 +28,13 @@ _HOME_WORDS = compile_regex_lazily(r"(?<!\S)(?:~|\$HOME|\$\{HOME\})(?=[/\s]|$)")
 
 
 def expand_home(pattern: str) -> str:
-    """Return a path pattern with the user's home folder in place of ``~``, ``$HOME`` or ``${HOME}`` at its beginning."""
-    if not _HOME_SPELLINGS.match(pattern):
+    """Return a path pattern with the user's home folder in place of ``~``, ``$HOME`` or ``${HOME}`` at its beginning.
+
+    If no home folder is known, the pattern stays as it is.
+    """
+    if not _HOME_SPELLINGS.match(pattern) or (home := find_home_folder()) is None:
         return pattern
-    return _HOME_SPELLINGS.sub(lambda _: escape_as_path_pattern(str(Path.home())), pattern, count=1)
+    return _HOME_SPELLINGS.sub(lambda _: escape_as_path_pattern(home), pattern, count=1)
 
 
 # Paths.
@@ -69,7 +72,11 @@ def explain_path_pattern_fault(pattern: str) -> str | None:
         return f"the path pattern {pattern!r} contains '..', so it never matches. Write the resolved path."
     if _URL.match(pattern):
         return f"the path pattern {pattern!r} is a URL. Write a path relative to the workspace, or one that begins with '/'."
-    if (home := expand_home(pattern)) != pattern:
+    if _HOME_SPELLINGS.match(pattern):
+        if (home := expand_home(pattern)) == pattern:
+            return (
+                f"the path pattern {pattern!r} names the home folder, which is not known. Set HOME, or write the path."
+            )
         return f"the path pattern {pattern!r} is not expanded in a rule about a tool. Write the path: {home!r}."
     return (
         _find_other_syntax_in_path(pattern)
@@ -223,7 +230,8 @@ def _find_expansion(pattern: str, _words: tuple[str, ...], plain: tuple[str, ...
     bare = next((word for word in plain if _EXPANSION.search(word)), None)
     if bare is None:
         return None
-    meant = _HOME_WORDS.sub(lambda _: shlex.quote(str(Path.home())), pattern)
+    home = find_home_folder()
+    meant = pattern if home is None else _HOME_WORDS.sub(lambda _: shlex.quote(home), pattern)
     write = (
         f"Write {meant!r}."
         if meant != pattern and explain_command_pattern_fault(meant) is None

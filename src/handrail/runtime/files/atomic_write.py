@@ -13,10 +13,9 @@ import errno
 import fcntl
 import hashlib
 import os
-import secrets
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from handrail.contract.errors import ToolError
@@ -33,14 +32,21 @@ from handrail.runtime.files.secure_open import (
 from handrail.runtime.files.session_roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, openat2
 from handrail.runtime.guard.quarantine import open_parent
 from handrail.sandbox.view.cached_folder_tree import FolderTree, raise_if_resource_shortage
+from handrail.store.unsupported_operations import (
+    UNSUPPORTED_ERRORS,
+    ignore_unsupported_operation,
+    make_temporary_name,
+    replace_name,
+    sync_descriptor,
+    sync_folder_descriptor,
+)
 
 MAX_EDIT_BYTES = 16 * 1024 * 1024
 """The largest file that can be replaced. Larger files can be read."""
 
 STRICT = BENEATH | NO_SYMLINKS | NO_MAGICLINKS
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
-_UNSUPPORTED = frozenset((errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP))
-"""The errors of a file system for what it does not have."""
+_ACCESS_LIST = "system.posix_acl_access"
 _libc = ctypes.CDLL(None, use_errno=True)
 _NAME_LOCKS = [threading.Lock() for _ in range(256)]
 """Locks for the last step of a write: writers of one name take turns; several names share a lock."""
@@ -77,28 +83,46 @@ def write_file_atomically(
         raise ToolError(f"`{located.display_path}` is a folder. Name a file to write.", kind="invalid_input")
     parent_path, _, name = path.rpartition("/")
     assert located.root is not None
-    root = open_root(located.root)
-    try:
-        parent = open_or_create_parent(root, parent_path, located)
-    finally:
-        os.close(root)
-    try:
+    with open_or_create_parent(located, parent_path) as parent:
         before = read_current_file(parent, name, located)
         # The content is compared before anything is written, and again at the moment of the exchange.
         _check_expected(located, before, over, seen)
         _write_and_swap(parent, name, data, before, located, keep)
         # Without this, a crash could bring back the old name although the content is durable.
         sync_parent_folder(parent, located)
-    finally:
-        os.close(parent)
     return FileWriteResult(before is None, before.data if before else None, hashlib.sha256(data).hexdigest())
 
 
+class OwnerAndPermissions(Struct, frozen=True):
+    """The owner of a file, and who may use it: by its mode and by its access control list.
+
+    :param attributes: extended attributes that the user, or the access control list, has set
+    """
+
+    stat: os.stat_result
+    attributes: Mapping[str, bytes]
+
+    @classmethod
+    def read(cls, descriptor: int) -> OwnerAndPermissions:
+        """Read those of an open file."""
+        attributes: dict[str, bytes] = {}
+        with contextlib.suppress(OSError):  # a file system without them
+            for name in os.listxattr(descriptor):
+                if name.startswith("user.") or name == _ACCESS_LIST:
+                    attributes[name] = os.getxattr(descriptor, name)
+        return cls(os.fstat(descriptor), attributes)
+
+
 class CurrentFile(Struct, frozen=True):
-    """The content and status of a file as it is now."""
+    """The content of a file as it is now, and its permissions."""
 
     data: bytes
-    stat: os.stat_result
+    permissions: OwnerAndPermissions
+
+    @property
+    def stat(self) -> os.stat_result:
+        """The status of the file."""
+        return self.permissions.stat
 
 
 def read_open_file_within_limit(descriptor: int, size: int) -> bytes:
@@ -113,8 +137,32 @@ def read_open_file_within_limit(descriptor: int, size: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def open_or_create_parent(root: int, path: str, located: ResolvedPath) -> int:
-    """Open the folder of a file, creating missing folders one by one, each below the one before."""
+@contextlib.contextmanager
+def open_or_create_parent(located: ResolvedPath, path: str) -> Generator[int]:
+    """Open the folder ``path`` of a file below its root, creating missing folders. They are removed if the block fails."""
+    assert located.root is not None
+    root = open_root(located.root)
+    made: list[str] = []
+    try:
+        parent = _open_or_create(root, path, located, made)
+        try:
+            yield parent
+        finally:
+            os.close(parent)
+    except BaseException:
+        for folder in reversed(made):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder, dir_fd=root)  # which removes no file, also if another process made one
+        raise
+    finally:
+        os.close(root)
+
+
+def _open_or_create(root: int, path: str, located: ResolvedPath, made: list[str]) -> int:
+    """Open a folder, creating missing folders one by one, each below the one before.
+
+    :param made: gets the path of each new folder
+    """
     try:
         return openat2(root, path or ".", FOLDER_FLAGS, STRICT)
     except OSError as error:
@@ -122,14 +170,16 @@ def open_or_create_parent(root: int, path: str, located: ResolvedPath) -> int:
             raise translate_os_error_for_model(error, located, "opening the folder of") from error
     here = os.dup(root)
     try:
-        for name in path.split("/"):
+        parts = path.split("/")
+        for count, name in enumerate(parts, 1):
             try:
                 below = openat2(here, name, FOLDER_FLAGS, STRICT)
             except FileNotFoundError:
                 with contextlib.suppress(FileExistsError):  # another process has just made it
                     os.mkdir(name, 0o777, dir_fd=here)
+                    made.append("/".join(parts[:count]))
                 below = openat2(here, name, FOLDER_FLAGS, STRICT)
-                _set_owner_like(below, os.fstat(here))
+                set_owner_like(below, os.fstat(here))
             os.close(here)
             here = below
     except BaseException:
@@ -169,7 +219,7 @@ def read_current_file(parent: int, name: str, located: ResolvedPath) -> CurrentF
                 f"The maximum is {MAX_EDIT_BYTES:,}. You can read it. Change it with a program instead.",
                 kind="limit",
             )
-        return CurrentFile(data, found)
+        return CurrentFile(data, OwnerAndPermissions.read(descriptor))
     finally:
         os.close(descriptor)
 
@@ -216,17 +266,12 @@ def build_changed_file_error(located: ResolvedPath) -> ToolError:
     )
 
 
-def make_temporary_name() -> str:
-    """Return a name for a file that exists only while another one is replaced."""
-    return f".handrail-{secrets.token_hex(8)}.tmp"
-
-
 def write_temporary_file(
-    parent: int, temporary: str, data: bytes, like: os.stat_result | None, *, is_executable: bool | None = None
+    parent: int, temporary: str, data: bytes, like: OwnerAndPermissions | None, *, is_executable: bool | None = None
 ) -> int:
     """Create a durable file with a temporary name in a folder, and return its permissions.
 
-    :param like: the file whose owner and permissions it gets; None for a new one
+    :param like: the owner and permissions that it gets; None for a new one
     :param is_executable: whether it can be executed; None: like ``like``
     :raises OSError: with the kernel's error
     """
@@ -240,13 +285,12 @@ def write_temporary_file(
             rest = rest[os.write(descriptor, rest) :]
         if like is not None:
             # The owner comes before the mode, because a change of the owner clears some bits of the mode.
-            _set_owner_like(descriptor, like)
-            _set_mode_like(descriptor, like)
+            _set_owner_and_permissions(descriptor, like)
         else:
-            _set_owner_like(descriptor, os.fstat(parent))
+            set_owner_like(descriptor, os.fstat(parent))
         if is_executable is not None:
             now = stat.S_IMODE(os.fstat(descriptor).st_mode)
-            _set_mode(descriptor, now | (now & 0o444) >> 2 if is_executable else now & ~0o111)
+            set_mode(descriptor, now | (now & 0o444) >> 2 if is_executable else now & ~0o111)
         sync_descriptor(descriptor)
         return stat.S_IMODE(os.fstat(descriptor).st_mode)
     finally:
@@ -258,7 +302,7 @@ def _write_and_swap(
 ) -> None:
     temporary = make_temporary_name()
     try:
-        new_mode = write_temporary_file(parent, temporary, data, None if before is None else before.stat)
+        new_mode = write_temporary_file(parent, temporary, data, None if before is None else before.permissions)
         # What undo needs is stored before the file gets its name, so a crash cannot lose the old content.
         if keep is not None and before is None:
             keep(None, None, data, new_mode)
@@ -276,50 +320,51 @@ def _write_and_swap(
             os.unlink(temporary, dir_fd=parent)
 
 
-def sync_descriptor(descriptor: int) -> None:
-    """Make a file or folder durable, if its file system can."""
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in _UNSUPPORTED:
-            raise
+def sync_parent_folder(parent: int, located: ResolvedPath, done: str = "written") -> None:
+    """Make the name of a changed entry durable.
 
-
-def sync_parent_folder(parent: int, located: ResolvedPath) -> None:
-    """Make the name of a written file durable.
-
-    :raises ToolError: ``backend`` if that fails: the file is written then
+    :param done: what was done to the entry
+    :raises ToolError: ``backend`` if that fails: the change is made then
     """
     try:
-        sync_descriptor(parent)
+        sync_folder_descriptor(parent)
     except OSError as error:
         raise ToolError(
-            f"`{located.display_path}` was written, but its folder could not be made durable: {error.strerror}. The file "
+            f"`{located.display_path}` was {done}, but its folder could not be made durable: {error.strerror}. The change "
             "may be lost if the machine crashes now. Ask the user to check the disk.",
             kind="backend",
         ) from error
 
 
-def _set_mode_like(descriptor: int, like: os.stat_result) -> None:
-    """Give a file the permissions of the one that it replaces, if the file system has permissions."""
-    _set_mode(descriptor, stat.S_IMODE(like.st_mode) & 0o777)
-
-
-def _set_mode(descriptor: int, mode: int) -> None:
-    try:
+def set_mode(descriptor: int, mode: int) -> None:
+    """Give a file permissions, if its file system has any."""
+    with ignore_unsupported_operation():
         os.fchmod(descriptor, mode)
-    except OSError as error:
-        if error.errno not in (errno.EPERM, *_UNSUPPORTED):
-            raise
 
 
-def _set_owner_like(descriptor: int, like: os.stat_result) -> None:
+def _set_owner_and_permissions(descriptor: int, like: OwnerAndPermissions) -> None:
+    """Give a new file those of the one that it replaces, as far as the system permits it."""
+    now = os.fstat(descriptor)
+    set_owner_like(descriptor, like.stat)
+    if os.geteuid() != 0 and now.st_gid != like.stat.st_gid:
+        with ignore_unsupported_operation():  # permitted for a group of the user
+            os.fchown(descriptor, -1, like.stat.st_gid)
+    if _ACCESS_LIST not in like.attributes:
+        with contextlib.suppress(OSError):  # it has the list of its folder, if any
+            os.removexattr(descriptor, _ACCESS_LIST)
+    set_mode(descriptor, stat.S_IMODE(like.stat.st_mode) & 0o777)
+    for name, value in like.attributes.items():
+        with contextlib.suppress(OSError):
+            os.setxattr(descriptor, name, value)
+
+
+def set_owner_like(descriptor: int, like: os.stat_result) -> None:
     """Give a file made by root the owner of the file it replaces or of its folder.
 
     So a workspace stays its user's.
     """
     if os.geteuid() == 0 and (like.st_uid, like.st_gid) != (0, 0):
-        with contextlib.suppress(PermissionError):
+        with ignore_unsupported_operation():
             os.fchown(descriptor, like.st_uid, like.st_gid)
 
 
@@ -345,7 +390,7 @@ def _publish_over_unchanged_file(
     except FileNotFoundError as error:
         raise build_changed_file_error(located) from error
     if not exchanged:  # a file system without exchange: the check above must suffice
-        os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+        replace_name(parent, temporary, name)
         return
     try:
         # After the exchange, the temporary name has the file that was really replaced. It must be the expected one.
@@ -377,29 +422,34 @@ def rename_without_overwriting(parent: int, old: str, new: str, new_parent: int 
     there = parent if new_parent is None else new_parent
     if _rename(parent, old, new, _RENAME_NOREPLACE, there):
         return
+    is_folder = stat.S_ISDIR(os.stat(old, dir_fd=parent, follow_symlinks=False).st_mode)
     # A hard link fails if the name exists, which a plain rename does not.
-    if not stat.S_ISDIR(os.stat(old, dir_fd=parent, follow_symlinks=False).st_mode):
+    if not is_folder:
         try:
             os.link(old, new, src_dir_fd=parent, dst_dir_fd=there, follow_symlinks=False)
-        except OSError as error:
-            if error.errno not in (errno.EPERM, *_UNSUPPORTED):
-                raise
-            # A file system without hard links: the lock of the name and this look must suffice.
-            if os.access(new, os.F_OK, dir_fd=there, follow_symlinks=False):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new) from error
-            os.rename(old, new, src_dir_fd=parent, dst_dir_fd=there)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links
+            pass
+        else:
+            os.unlink(old, dir_fd=parent)
             return
-        os.unlink(old, dir_fd=parent)
-        return
-    os.mkdir(new, 0o700, dir_fd=there)  # a folder takes the place of an empty folder only
-    os.rename(old, new, src_dir_fd=parent, dst_dir_fd=there)
+    # A folder takes the place of an empty folder only. For a file, the lock of the name and this look must suffice.
+    if os.access(new, os.F_OK, dir_fd=there, follow_symlinks=False):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
+    try:
+        os.rename(old, new, src_dir_fd=parent, dst_dir_fd=there)
+    except OSError as error:
+        if is_folder and error.errno in (errno.ENOTEMPTY, errno.ENOTDIR):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new) from error
+        raise
 
 
 def set_owner_like_parent(parent: int, name: str) -> None:
     """Give an entry that root made the owner of its folder."""
     descriptor = openat2(parent, name, READ_FLAGS, STRICT)
     try:
-        _set_owner_like(descriptor, os.fstat(parent))
+        set_owner_like(descriptor, os.fstat(parent))
     finally:
         os.close(descriptor)
 
@@ -414,7 +464,8 @@ def _rename(parent: int, old: str, new: str, flags: int, new_parent: int | None 
         return False
     if call(parent, os.fsencode(old), parent if new_parent is None else new_parent, os.fsencode(new), flags) == 0:
         return True
-    if (number := ctypes.get_errno()) in _UNSUPPORTED:
+    number = ctypes.get_errno()
+    if number in UNSUPPORTED_ERRORS:
         return False
     raise OSError(number, os.strerror(number), new)
 
@@ -516,7 +567,7 @@ def _copy_file(root: str, path: str, file: tuple[int, int], room: _CopyBudget) -
     if (parent := open_parent(root, path)) is None:
         return None
     name = path.rpartition("/")[2]
-    temporary = f".handrail-{secrets.token_hex(8)}.tmp"
+    temporary = make_temporary_name()
     copied = False
     try:
         source = openat2(parent, name, READ_FLAGS | os.O_NOFOLLOW, STRICT)
@@ -592,7 +643,7 @@ def _take_name(copy: _PrivateCopy) -> bool:
     if not is_seen(copy.name):
         return False
     if not exchange_names(copy.parent, copy.temporary, copy.name):
-        os.rename(copy.temporary, copy.name, src_dir_fd=copy.parent, dst_dir_fd=copy.parent)
+        replace_name(copy.parent, copy.temporary, copy.name)
         return True
     found = os.stat(copy.temporary, dir_fd=copy.parent, follow_symlinks=False)
     if _file_state(found) == copy.seen:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Callable, Generator, Sequence
@@ -20,7 +19,8 @@ from typing import NamedTuple
 from handrail.contract.errors import ToolError
 from handrail.contract.services.file_services import FileKind, ResolvedPath
 from handrail.runtime.files import atomic_write, secure_open
-from handrail.runtime.files.session_roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, openat2
+from handrail.runtime.files.session_roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, PATH_FLAGS, openat2
+from handrail.store.unsupported_operations import make_temporary_name
 
 MAX_TREE_ENTRIES = 1_000
 """The maximum number of entries in a folder that is moved or deleted, with all its subfolders."""
@@ -33,12 +33,14 @@ class TreeEntry(NamedTuple):
 
     :param relative: the path in the tree; empty for the top
     :param identity: distinguishes it from any other entry that takes its place
+    :param modified_ns: the time of its last change
     """
 
     relative: str
     kind: FileKind
     identity: tuple[int, int]
     size: int
+    modified_ns: int
 
 
 def list_tree_entries(located: ResolvedPath) -> list[TreeEntry]:
@@ -67,12 +69,14 @@ def move_entry(
     ):
         if keep is not None:
             keep()
-        atomic_write.rename_without_overwriting(parent, old, new, new_parent)
-        if _has_changed(new_parent, new, target, checked):
+        with _open_entry(parent, old) as entry:
+            atomic_write.rename_without_overwriting(parent, old, new, new_parent)
+            has_changed = _has_changed(new_parent, new, target, checked, entry)
+        if has_changed:
             atomic_write.rename_without_overwriting(new_parent, new, old, parent)
             raise _changed_error(source)
-        os.fsync(new_parent)
-        os.fsync(parent)
+        atomic_write.sync_parent_folder(new_parent, target, "moved")
+        atomic_write.sync_parent_folder(parent, target, "moved")
 
 
 def delete_entry(
@@ -84,10 +88,12 @@ def delete_entry(
     :param keep: keeps the tree for undo; called directly before the deletion, with the name that it has then
     :raises ToolError: ``conflict`` if the tree has changed, ``failed`` if a part of it cannot be deleted
     """
-    name, aside = _name_of(located), f".handrail-{secrets.token_hex(8)}.tmp"
+    name, aside = _name_of(located), make_temporary_name()
     with _open_parent(located) as parent, _map_errors(located, "deleting"):
-        atomic_write.rename_without_overwriting(parent, name, aside, parent)
-        if _has_changed(parent, aside, located, checked):
+        with _open_entry(parent, name) as entry:
+            atomic_write.rename_without_overwriting(parent, name, aside, parent)
+            has_changed = _has_changed(parent, aside, located, checked, entry)
+        if has_changed:
             atomic_write.rename_without_overwriting(parent, aside, name, parent)
             raise _changed_error(located)
         try:
@@ -101,7 +107,7 @@ def delete_entry(
             with contextlib.suppress(OSError):
                 atomic_write.rename_without_overwriting(parent, aside, name, parent)
             raise
-        os.fsync(parent)
+        atomic_write.sync_parent_folder(parent, located, "deleted")
 
 
 def make_folder(located: ResolvedPath) -> bool:
@@ -120,7 +126,7 @@ def make_folder(located: ResolvedPath) -> bool:
                 ) from None
             return False
         atomic_write.set_owner_like_parent(parent, _name_of(located))
-        os.fsync(parent)
+        atomic_write.sync_parent_folder(parent, located, "created")
         return True
 
 
@@ -129,15 +135,19 @@ def _open_parent(located: ResolvedPath, *, create: bool = False) -> Generator[in
     """Open the folder of an entry below its root, without following links."""
     assert located.root is not None
     folder = located.relative_path.rpartition("/")[0]
-    root = secure_open.open_root(located.root)
-    try:
-        if create:
-            parent = atomic_write.open_or_create_parent(root, folder, located)
-        else:
-            with _map_errors(located, "opening the folder of"):
-                parent = openat2(root, folder or ".", secure_open.FOLDER_FLAGS, _STRICT)
-    finally:
-        os.close(root)
+    if create:
+        with (
+            _map_errors(located, "creating the folder of"),
+            atomic_write.open_or_create_parent(located, folder) as parent,
+        ):
+            yield parent
+        return
+    with _map_errors(located, "opening the folder of"):
+        root = secure_open.open_root(located.root)
+        try:
+            parent = openat2(root, folder or ".", secure_open.FOLDER_FLAGS, _STRICT)
+        finally:
+            os.close(root)
     try:
         yield parent
     finally:
@@ -204,15 +214,36 @@ def _read_entry(folder: int, name: str, relative: str, located: ResolvedPath) ->
             f"`{shown}` is a device, FIFO or socket. Only files, folders and links can be moved or deleted.",
             kind="denied",
         )
-    return TreeEntry(relative, kind, (found.st_dev, found.st_ino), found.st_size if kind == "file" else 0)
+    size = found.st_size if kind == "file" else 0
+    return TreeEntry(relative, kind, (found.st_dev, found.st_ino), size, found.st_mtime_ns)
 
 
-def _has_changed(parent: int, name: str, located: ResolvedPath, checked: Sequence[TreeEntry]) -> bool:
+@contextmanager
+def _open_entry(parent: int, name: str) -> Generator[int]:
+    """Open an entry by its name only, so that it is known again under another name."""
+    descriptor = os.open(name, PATH_FLAGS | os.O_NOFOLLOW, dir_fd=parent)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _has_changed(parent: int, name: str, located: ResolvedPath, checked: Sequence[TreeEntry], entry: int) -> bool:
+    """Return whether a renamed tree is another one than was checked.
+
+    :param entry: the descriptor of its top, from before the rename
+    """
     try:
         now = _list_tree(parent, name, located)
     except ToolError:
         return True
-    return {entry[:3] for entry in now} != {entry[:3] for entry in checked}
+    if {one[:3] for one in now} == {one[:3] for one in checked}:
+        return False
+    top = os.fstat(entry)
+    if now[0].identity != (top.st_dev, top.st_ino) or now[0].identity == checked[0].identity:
+        return True
+    # The same entry has another number now, so the numbers of this file system follow the names.
+    return {(one[:2], one[3:]) for one in now} != {(one[:2], one[3:]) for one in checked}
 
 
 def _changed_error(located: ResolvedPath) -> ToolError:

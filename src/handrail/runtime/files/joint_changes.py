@@ -28,6 +28,13 @@ from handrail.contract.services.file_services import ResolvedPath
 from handrail.contract.struct import Struct
 from handrail.runtime.files import atomic_write, secure_open
 from handrail.runtime.files.session_roots import openat2
+from handrail.store.unsupported_operations import (
+    make_temporary_name,
+    replace_name,
+    sync_descriptor,
+    sync_folder,
+    sync_folder_descriptor,
+)
 
 logger = logging.getLogger("handrail.runtime")
 
@@ -160,10 +167,10 @@ class _JournalFile(Struct):
             with temporary.open("w", encoding="ascii") as file:
                 json.dump(data, file)
                 file.flush()
-                atomic_write.sync_descriptor(file.fileno())
+                sync_descriptor(file.fileno())
             # A reader sees the old stage or the new one, never a part.
             temporary.rename(self.file)
-            self._sync_folder()
+            sync_folder(self.folder)
         except OSError as error:
             raise ToolError(
                 f"Nothing was changed: the journal of the change could not be written: {error.strerror or error}. Ask the user "
@@ -195,14 +202,7 @@ class _JournalFile(Struct):
         with contextlib.suppress(FileNotFoundError):
             self.file.unlink()
         with contextlib.suppress(OSError):
-            self._sync_folder()
-
-    def _sync_folder(self) -> None:
-        descriptor = os.open(self.folder, secure_open.FOLDER_FLAGS)
-        try:
-            atomic_write.sync_descriptor(descriptor)
-        finally:
-            os.close(descriptor)
+            sync_folder(self.folder)
 
 
 def _carry_out(journal: _JournalFile, changes: Sequence[MultiFileChange]) -> None:
@@ -215,7 +215,7 @@ def _carry_out(journal: _JournalFile, changes: Sequence[MultiFileChange]) -> Non
         assert change.located.root is not None
         # All files are compared before the first one is prepared, so most conflicts change nothing.
         before = _read_expected(change)
-        temporary, aside = atomic_write.make_temporary_name(), atomic_write.make_temporary_name()
+        temporary, aside = make_temporary_name(), make_temporary_name()
         steps.append(_FileStep(change.located.root, change.located.relative_path, temporary, aside, before, None))
     folders = list(dict.fromkeys(one for change in changes for one in _find_missing_folders(change)))
     journal.write("prepared", steps, folders)
@@ -289,24 +289,17 @@ def _prepare(change: MultiFileChange, step: _FileStep) -> None:
     if change.after is None:
         return
     located, like = change.located, None
-    root = secure_open.open_root(step.root)
-    try:
-        parent = atomic_write.open_or_create_parent(root, step.path.rpartition("/")[0], located)
-    finally:
-        os.close(root)
-    try:
+    with atomic_write.open_or_create_parent(located, step.path.rpartition("/")[0]) as parent:
         source = change.located if change.before is not None else change.like
         if source is not None:
             descriptor = secure_open.open_beneath(source, secure_open.READ_FLAGS)
             try:
-                like = os.fstat(descriptor)
+                like = atomic_write.OwnerAndPermissions.read(descriptor)
             finally:
                 os.close(descriptor)
         mode = atomic_write.write_temporary_file(
             parent, step.temporary, change.after, like, is_executable=change.is_executable
         )
-    finally:
-        os.close(parent)
     step.after = _ContentState(hashlib.sha256(change.after).hexdigest(), mode)
 
 
@@ -414,7 +407,7 @@ def _revert_step(step: _FileStep, parent: int) -> None:
         if kept == step.before:
             atomic_write.exchange_names(parent, step.temporary, step.name)
         elif kept is None and _read_state(parent, step.aside) is not None:
-            os.rename(step.aside, step.name, src_dir_fd=parent, dst_dir_fd=parent)
+            replace_name(parent, step.aside, step.name)
         elif kept is not None:  # it was changed just before the exchange: that version comes back
             atomic_write.exchange_names(parent, step.temporary, step.name)
 
@@ -433,7 +426,7 @@ def _finish(journal: _JournalFile, steps: Sequence[_FileStep]) -> None:
     try:
         for step in steps:
             with contextlib.suppress(FileNotFoundError), step.open_parent() as parent:
-                atomic_write.sync_descriptor(parent)
+                sync_folder_descriptor(parent)
     except OSError as error:
         raise ToolError(
             f"All files were changed, but a folder could not be made durable: {error.strerror or error}. The changes may be "

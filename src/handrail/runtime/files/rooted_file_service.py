@@ -442,12 +442,13 @@ class RootedFiles:
 
     @contextmanager
     def _tracked(self, located: ResolvedPath) -> Generator[ChangeTracker | None]:
-        """Track a change, and forget it if it fails."""
+        """Track a change, and forget it if it fails. A change that is made, but not durable, can be undone."""
         tracker = self._track_change(located)
         try:
             yield tracker
-        except BaseException:
-            if tracker is not None:
+        except BaseException as error:
+            is_made = isinstance(error, ToolError) and error.kind == "backend"
+            if tracker is not None and not is_made:
                 tracker.discard()
             raise
 

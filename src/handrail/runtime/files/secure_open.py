@@ -121,6 +121,18 @@ def translate_os_error_for_model(error: OSError, located: ResolvedPath, doing: s
                 "some space, or write less.",
                 kind="limit",
             )
+        case errno.EROFS:
+            return ToolError(
+                f"{doing.capitalize()} `{shown}` failed: the file system is read-only. Nothing was changed. Use a folder on "
+                "another one, or ask the user to mount it writable.",
+                kind="failed",
+            )
+        case errno.EINVAL | errno.EILSEQ:
+            return ToolError(
+                f"{doing.capitalize()} `{shown}` failed: {os.strerror(error.errno)}. Its file system may not allow this name. "
+                'Use a name without characters such as ":", "?" and "*", and without a dot or blank at its end.',
+                kind="failed",
+            )
         case errno.EEXIST:
             return ToolError(f"`{shown}` already exists. Read it first, or use another name.", kind="conflict")
         case _:

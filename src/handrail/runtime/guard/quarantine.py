@@ -26,6 +26,7 @@ from handrail.runtime.guard.git_config_reader import MAX_CONFIG_BYTES
 from handrail.sandbox.view.cached_folder_tree import FolderTree, raise_if_resource_shortage
 from handrail.store.project_identity import read_creation_time_ns
 from handrail.store.state_folders import remove_tree
+from handrail.store.unsupported_operations import ignore_unsupported_operation, make_temporary_name, replace_name
 
 MAX_COPIED_BYTES = 64 * 1024 * 1024
 """If the quarantine is on another file system, content beyond this limit is not kept."""
@@ -402,7 +403,7 @@ def restore_file(root: str, path: str, before: FileSnapshot) -> None:
     """
     if (parent := open_parent(root, path)) is None:
         raise FileNotFoundError(path)
-    temporary = f".handrail-{secrets.token_hex(8)}.tmp"
+    temporary = make_temporary_name()
     try:
         descriptor = os.open(
             temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent
@@ -411,13 +412,14 @@ def restore_file(root: str, path: str, before: FileSnapshot) -> None:
             rest = memoryview(before.data)
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
-            with contextlib.suppress(PermissionError):
+            with ignore_unsupported_operation():
                 os.fchown(descriptor, *before.owner)
             # The mode is set before the rename, so the file never appears with wider permissions.
-            os.fchmod(descriptor, before.mode)
+            with ignore_unsupported_operation():
+                os.fchmod(descriptor, before.mode)
         finally:
             os.close(descriptor)
-        os.rename(temporary, path.rpartition("/")[2], src_dir_fd=parent, dst_dir_fd=parent)
+        replace_name(parent, temporary, path.rpartition("/")[2])
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary, dir_fd=parent)

@@ -20,7 +20,7 @@ from handrail.contract.struct import Struct
 from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.origins.program_lookup import SYSTEM_FOLDERS, list_path_variable_folders
+from handrail.origins.program_lookup import SYSTEM_FOLDERS, find_home_folder, list_path_variable_folders
 from handrail.runtime.guard.git_config_checks import find_enclosing_repository
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess
 from handrail.sandbox.view.toolchains import find_toolchains
@@ -185,7 +185,7 @@ def _explain_failure(failure: _Failure, profile: SandboxProfile, end: ProgramTer
         case "loopback":
             return (
                 "At 127.0.0.1 and localhost, a program reaches only servers in its sandbox, never those of this machine. "
-                f"{_SHARED_LOOPBACK if profile.network else _OWN_LOOPBACK}"
+                f"{_explain_shared_loopback(profile, end.capabilities)}"
             )
         case "read-only" if not profile.workspace_writable:
             return "This call only reads, so everything was read-only for its programs. To write, use a command or a tool that writes."
@@ -217,11 +217,17 @@ def _explain_failure(failure: _Failure, profile: SandboxProfile, end: ProgramTer
             )
 
 
-_SHARED_LOOPBACK = (
-    "The calls and jobs of this session share them. Start the server as a background job of this session, and check that "
-    "the job still runs and listens on this port."
-)
-_OWN_LOOPBACK = "No other call shares them, so start the server and its client in one command."
+def _explain_shared_loopback(profile: SandboxProfile, capabilities: CapabilitySet) -> str:
+    if not profile.network:
+        return "This call shares them with no other: start the server and its client in one command."
+    if capabilities.may_allow_any_target("net.fetch"):
+        kind, others = "with hosts", "calls that run confined or without hosts have others"
+    else:
+        kind, others = "without hosts", "this call runs without hosts, and calls with hosts have others"
+    return (
+        f"The calls and jobs of this session {kind} share them: {others}. Start the server as a background job of this "
+        "session, in the same way as this call, and check that the job still runs and listens on this port."
+    )
 
 
 def _explain_network(profile: SandboxProfile, capabilities: CapabilitySet) -> str:
@@ -264,8 +270,9 @@ def _explain_missing(name: str) -> str | None:
                 "sandbox shows. Use another program, or ask the user to install it below /usr/local or in a separate "
                 "installation (a folder with bin and lib) on PATH."
             )
-    for pattern in _HOME_PROGRAMS:
-        for folder in sorted(Path.home().glob(pattern), reverse=True):
+    home = find_home_folder()
+    for pattern in _HOME_PROGRAMS if home is not None else ():
+        for folder in sorted(Path(home or "").glob(pattern), reverse=True):
             if _is_program(folder / name):
                 return (
                     f"`{name}` is in {escape_terminal_controls(str(folder))} on this machine, but this folder is not on the PATH "

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,11 +19,12 @@ from handrail.contract.protected.path_protection import find_path_protection
 from handrail.contract.struct import Struct
 from handrail.contract.text.neutralisation import escape_terminal_controls
 from handrail.contract.undo_reports import UndoOutcome, UndoPathResult
-from handrail.runtime.files.atomic_write import exchange_names, rename_without_overwriting
+from handrail.runtime.files.atomic_write import exchange_names, rename_without_overwriting, set_mode
 from handrail.runtime.files.secure_open import FOLDER_FLAGS, READ_FLAGS, open_root
 from handrail.runtime.files.session_roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, PATH_FLAGS, openat2
 from handrail.runtime.undo.workspace_snapshots import WorkspaceSnapshots, copy_content, hash_open_file, is_kept
 from handrail.store.undo_store import ABSENT, PathChange, PathState, UndoableOperation
+from handrail.store.unsupported_operations import ignore_unsupported_operation, make_temporary_name, replace_name
 
 _STRICT = BENEATH | NO_SYMLINKS | NO_MAGICLINKS
 _MOST_NAMED = 3
@@ -346,9 +346,9 @@ class WorkspaceFolderHandle:
                 raise
             return
         self._keep(parent, name, present)
-        aside = _temporary_name()
+        aside = make_temporary_name()
         os.rename(name, aside, src_dir_fd=parent, dst_dir_fd=parent)
-        if _is_unmoved(present, self._read_entry(parent, aside, content=False)):
+        if self._is_unmoved(present, parent, aside):
             os.unlink(aside, dir_fd=parent)
             return
         try:
@@ -367,7 +367,7 @@ class WorkspaceFolderHandle:
                 os.mkdir(name, 0o700, dir_fd=parent)
                 self._give_owner(parent, name)
             return
-        aside = _temporary_name()
+        aside = make_temporary_name()
         try:
             self._make(parent, aside, earlier)
             if present.kind == "absent":
@@ -375,8 +375,8 @@ class WorkspaceFolderHandle:
                 return
             self._keep(parent, name, present)
             if not exchange_names(parent, aside, name):
-                os.rename(aside, name, src_dir_fd=parent, dst_dir_fd=parent)
-            elif not _is_unmoved(present, self._read_entry(parent, aside, content=False)):
+                replace_name(parent, aside, name)
+            elif not self._is_unmoved(present, parent, aside):
                 exchange_names(parent, aside, name)
                 raise _PathConflict(_RACE)
         except FileExistsError:
@@ -391,6 +391,19 @@ class WorkspaceFolderHandle:
             return  # the check after the move suffices
         if not self._read_entry(parent, name, keep=True).is_same(present):
             raise _PathConflict(_RACE)
+
+    def _is_unmoved(self, present: PathState, parent: int, name: str) -> bool:
+        """Return whether an entry is the expected one after a rename, which changes the last time in its identity.
+
+        Some file systems give a renamed file another number, too. Then the content tells.
+        """
+        now = self._read_entry(parent, name, content=False)
+        if present.kind != "file" or now.kind != "file":
+            return present.is_same(now)
+        expected, found = ((one.identity or "").rpartition(":")[0] for one in (present, now))
+        if present.mode == now.mode and expected == found != "":
+            return True
+        return present.sha is not None and present.is_same(self._read_entry(parent, name))
 
     def _make(self, parent: int, name: str, state: PathState) -> None:
         """Make a link or file with a state."""
@@ -410,7 +423,7 @@ class WorkspaceFolderHandle:
             else:
                 self._copy_large(descriptor, state.sha)
             self._give_owner(parent, name)
-            os.fchmod(descriptor, state.mode)
+            set_mode(descriptor, state.mode)
         finally:
             os.close(descriptor)
 
@@ -431,7 +444,7 @@ class WorkspaceFolderHandle:
         if os.geteuid() == 0:
             folder = os.fstat(parent)
             if (folder.st_uid, folder.st_gid) != (0, 0):
-                with contextlib.suppress(PermissionError):
+                with ignore_unsupported_operation():
                     os.chown(name, folder.st_uid, folder.st_gid, dir_fd=parent, follow_symlinks=False)
 
     def set_folder_mode(self, path: bytes, mode: int | None) -> None:
@@ -476,18 +489,6 @@ class WorkspaceFolderHandle:
         if self._parent is not None:
             os.close(self._parent[1])
         self._parent = None
-
-
-def _is_unmoved(present: PathState, now: PathState) -> bool:
-    """Return whether this is the expected entry after a rename, which changes the last time in its identity."""
-    if present.kind != "file" or now.kind != "file":
-        return present.is_same(now)
-    expected, found = ((one.identity or "").rpartition(":")[0] for one in (present, now))
-    return present.mode == now.mode and expected == found != ""
-
-
-def _temporary_name() -> str:
-    return f".handrail-{secrets.token_hex(8)}.tmp"
 
 
 def _find_outcome(step: _UndoStep) -> UndoOutcome:

@@ -45,7 +45,7 @@ _SYSTEM_CALLS: Mapping[str, tuple[int, int]] = {
 }
 """The numbers of setns(2) and sendmsg(2) by machine. Other machines use the listener in Python."""
 _PROXY_VARIABLES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "127.0.0.0/8")  # noqa: S104 - where a client connects
 
 
 def needs_proxy(capabilities: CapabilitySet, profile: SandboxProfile) -> bool:

@@ -28,7 +28,7 @@ from handrail.contract.protected.path_protection import (
     normalise_file_name,
 )
 from handrail.contract.struct import Struct
-from handrail.origins.listed_paths import can_respelling_bypass_mounts, forget_folder
+from handrail.origins.listed_paths import can_respelling_bypass_mounts, forget_folder, keeps_folder_times
 
 _TICK_NS = 25_000_000
 """Longer than a tick of any kernel's coarse clock, which file systems take their times from and which lags by a tick.
@@ -153,7 +153,8 @@ class CachedFolder:
         if self.inode != -1 and (self.device, self.inode) != (found.st_dev, found.st_ino):
             forget_folder(self.path)
         self.device, self.inode = found.st_dev, found.st_ino
-        self.ctime = ctime if ctime < now_ns - tick else -1
+        is_settled = ctime < now_ns - tick and keeps_folder_times(self.path, found.st_dev)
+        self.ctime = ctime if is_settled else -1
 
     def read(self, most: int = sys.maxsize) -> bool:
         """Read the entries, and return whether they have changed.

@@ -257,12 +257,16 @@ def _read_script() -> str:
 
 
 def give_user_folder_access(profile: SandboxProfile, user: SandboxUser, look: LookupCache) -> None:
-    """Give the user the scratch folder, and check that they can read the other folders of the call.
+    """Give the user the scratch folder and the saved outputs, and check that they can read the other folders of the call.
 
     :raises ToolError: ``unavailable`` for a folder of a tool that only root can read
     """
     look(_grant_scratch_folder, profile.scratch, user)
+    for folder in profile.outputs:
+        look(_chown_to_user, folder, user)
     for folder in profile.readable:
+        if folder in profile.outputs:
+            continue
         found = look.identify(look.resolve(folder))
         if found is None:
             continue  # a missing folder is not mounted

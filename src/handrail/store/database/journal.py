@@ -24,6 +24,7 @@ from time import monotonic
 from handrail.contract.errors import StartError
 from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.store.state_folders import StateFolders, make_unwritable_state_error
+from handrail.store.unsupported_operations import sync_folder
 
 CAPACITY_BYTES = 256 * 1024
 """Bytes of the file. Larger notes are written to the database at once."""
@@ -71,11 +72,7 @@ class Journal:
             if os.pwrite(self._descriptor, _EMPTY, 0) != CAPACITY_BYTES:
                 raise OSError(f"The disk has no space for {self.path}.")
             os.fsync(self._descriptor)
-            beside = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(beside)  # its name as well
-            finally:
-                os.close(beside)
+            sync_folder(folder)  # its name as well
             self._inode = os.fstat(self._descriptor).st_ino
         except BaseException:
             self.close_and_delete()

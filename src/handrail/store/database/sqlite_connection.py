@@ -322,9 +322,15 @@ def explain_database_error(path: Path, error: Exception) -> str:
     if isinstance(error, OSError):
         return str(make_unwritable_state_error(path.parent, error))
     if name.startswith(_WRITE_FAILURES):
+        limit = _find_file_size_limit()
+        step = (
+            "Free some disk space there"
+            if limit is None
+            else f"Raise the limit of file sizes (ulimit -f: {limit:,} bytes)"
+        )
         return (
-            f"The log {path} cannot be written: {message}. Free some disk space there, check the disk, or choose another "
-            "folder with --state DIR. Until then every call is refused."
+            f"The log {path} cannot be written: {message}. {step}, check the disk, or choose another folder with --state DIR. "
+            "Until then every call is refused."
         )
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_IOERR")):
         return (
@@ -337,6 +343,16 @@ def explain_database_error(path: Path, error: Exception) -> str:
         f"The log {path} is damaged: {message}. Handrail does not repair it. Keep a copy for inspection, move it away "
         f"(mv '{path}' '{path}.damaged'), and start a new log with `handrail log acknowledge`."
     )
+
+
+def _find_file_size_limit() -> int | None:
+    """Return the most bytes that a file of this process may have; None without a limit."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    soft = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def create_private_file(path: Path) -> None:

@@ -36,6 +36,16 @@ _BINARIES = (
     (b"\xca\xfe\xba\xbe", "a Java class or a Mach-O library"),
     (b"MZ", "a Windows program or library"),
 )
+_OTHER_PICTURES = (
+    *((b"BM", "a BMP picture"), (b"II*\0", "a TIFF picture"), (b"MM\0*", "a TIFF picture"), (b"\0\0\1\0", "an icon")),
+    *((b"8BPS", "a Photoshop picture"), (b"\xff\x0a", "a JPEG XL picture"), (b"\0\0\0\x0cJXL ", "a JPEG XL picture")),
+)
+"""Pictures that no provider takes."""
+_PICTURE_BRANDS = {
+    **dict.fromkeys((b"heic", b"heix", b"mif1", b"msf1"), "a HEIC picture"),
+    **dict.fromkeys((b"avif", b"avis"), "an AVIF picture"),
+}
+"""The brands of pictures in the container of MP4."""
 
 
 def compute_max_result_bytes(runtime: Runtime) -> int:
@@ -56,7 +66,7 @@ async def read_lines_or_image(runtime: Runtime, path: str, first: int, count: in
     if path.lower().endswith(".pdf") and (await runtime.files.read_bytes(path, max_bytes=5)).data == PDF_START:
         return await read_pdf(runtime, path, first, count, most)
     found = await runtime.files.read_lines(path, first=first, count=count, max_bytes=most)
-    if not found.lines and found.size:
+    if not found.lines and found.total:
         raise ToolError(
             f"`offset` is beyond the end of {found.path}: {first}. The file has {found.total} lines. Pass a smaller `offset`.",
             kind="invalid_input",
@@ -64,7 +74,7 @@ async def read_lines_or_image(runtime: Runtime, path: str, first: int, count: in
     text = "\n".join(found.lines)
     if text.startswith(PDF_START.decode()):
         return await read_pdf(runtime, path, first, count, most)
-    if _looks_binary(text):
+    if _looks_binary(text) or text.startswith("\ufffdPNG"):
         return await _image_data(runtime, path, found.size)
     lines = found.lines
     if _MOST_JSON_BYTES * len(text) > most and _json_size(text) > most:
@@ -137,6 +147,12 @@ async def _image_data(runtime: Runtime, path: str, size: int) -> dict[str, objec
     if head.startswith(PDF_START):
         return await read_pdf(runtime, path, 1, None, compute_max_result_bytes(runtime))
     if media_type is None:
+        if (picture := _name_other_picture(head)) is not None:
+            raise ToolError(
+                f"{path} is {picture} of {size:,} bytes. Only PNG, JPEG, GIF and WebP can be shown. Convert it to PNG with a "
+                "program in bash, and read the copy.",
+                kind="invalid_input",
+            )
         what = next((name for magic, name in _BINARIES if head.startswith(magic)), "unknown type")
         raise ToolError(
             f"{path} is a binary file of {size:,} bytes ({what}). Read a range with `unit: bytes`, "
@@ -151,6 +167,13 @@ async def _image_data(runtime: Runtime, path: str, size: int) -> dict[str, objec
         )
     whole = await runtime.files.read_bytes(path)
     return {"path": whole.path, "image": Blob(whole.data, media_type), "size": whole.size}
+
+
+def _name_other_picture(head: bytes) -> str | None:
+    """Return what kind of picture, which no provider takes, begins so; None if it is none."""
+    if head[4:8] == b"ftyp":
+        return _PICTURE_BRANDS.get(head[8:12])
+    return next((name for magic, name in _OTHER_PICTURES if head.startswith(magic)), None)
 
 
 def _looks_binary(text: str) -> bool:
@@ -318,7 +341,7 @@ class GrepTool(Tool):
                 found,
                 "a narrower pattern, path or glob",
                 [
-                    *_find_glob_hints(args.get("glob", "")),
+                    *_find_glob_hints(args.get("glob", "").removeprefix("!")),
                     *([] if args.get("literal") else _find_regex_hints(args["pattern"])),
                 ],
             ),
@@ -430,6 +453,12 @@ def _find_glob_hints(pattern: str) -> Iterator[str]:
         yield "Parentheses are part of a name. Write alternatives as `{a,b}`."
     if "," in outside or re.search(r"\s\S*[*?]", outside):
         yield "The glob is one pattern. Write several as `{a,b}`, e.g. `{*.ts,*.tsx}`."
+    if re.search(r"\{[^{},]*\.\.[^{},]*\}", pattern):
+        yield "A range in braces is not expanded. Write `{1,2,3}`, or `[1-3]` for one character."
+    if pattern.startswith("!"):
+        yield "`!` is part of a name here. In the `glob` of grep, it excludes files."
+    if pattern.startswith(("~", "$HOME")):
+        yield "The home folder is not expanded. Write an absolute path."
     if "[" in outside or "{" in outside:
         yield "A bracket or brace of the glob is not closed. Close it, or write `[[]` or `[{]` for the character."
 

@@ -256,17 +256,17 @@ def adapt_content_to_original(before: str, content: str, notes: EscapeWarnings |
     r"""Return ``content``, which replaces the whole text ``before``, with the line ends and characters of that.
 
     A line that the model copied stays the same, with invalid bytes. Line ends with ``\r`` in ``content`` are kept as they
-    are.
+    are. A single ``\r`` in a line is no line end.
     """
     notes = notes or EscapeWarnings()
     has_invalid = "\ufffd" in content and not before.isascii() and replace_invalid_bytes(before) != before
-    end = find_uniform_line_end(before)
-    if OPEN not in content and not has_invalid and (end is not None or "\r" in content):
-        return content if "\r" in content or end is None else convert_line_ends(content, end)
+    end, mark = find_uniform_line_end(before), detect_line_separator(before)
+    has_own_ends = "\r\n" in content or ("\r" in content and (mark == "\r" or "\n" not in content))
+    if OPEN not in content and not has_invalid and (end is not None or has_own_ends):
+        return content if has_own_ends or end is None else convert_line_ends(content, end)
     shown = _ShownText(before)
-    if "\r" in content:
+    if has_own_ends:
         return shown.restore(content, 0, len(shown.plain), notes)
-    mark = detect_line_separator(before)
     lines = split_lines(before, mark)
     view = shown.escaped
     seen = split_lines(replace_invalid_bytes(shown.plain if view is None else view.shown))
