@@ -65,6 +65,15 @@ def read_file(file: Path) -> dict[str, ImportedMcpServer]:
         ({"command": "x 'a b'"}, {"command": "x", "args": ["a b"]}),
         ({"command": "C:\\Program Files\\x.exe"}, {"command": "C:\\Program Files\\x.exe"}),
         ({"command": "my program", "args": ["a"]}, {"command": "my program", "args": ["a"]}),
+        ({"command": "cmd", "args": ["/c", "npx", "-y", "@a/b"]}, {"command": "npx", "args": ["-y", "@a/b"]}),
+        ({"command": "C:\\Windows\\System32\\cmd.exe", "args": ["/C", "node", "s.js"]}, {"command": "node", "args": ["s.js"]}),
+        ({"command": "cmd /c npx -y a"}, {"command": "npx", "args": ["-y", "a"]}),
+        ({"command": ["cmd", "/c", "npx", "a"]}, {"command": "npx", "args": ["a"]}),
+        ({"command": "cmd", "args": ["/k", "x"]}, {"command": "cmd", "args": ["/k", "x"]}),
+        ({"command": "npx", "args": ["-y", "mcp-remote", "https://a.example/mcp", "9696", "--debug", "--host", "127.0.0.1"]}, {"url": "https://a.example/mcp"}),
+        ({"command": "cmd", "args": ["/c", "npx", "mcp-remote@latest", "https://a.example/sse", "--auth-timeout", "60"]}, {"url": "https://a.example/sse", "transport": "sse"}),
+        ({"transportType": "sse", "url": "https://a.example/x"}, {"url": "https://a.example/x", "transport": "sse"}),
+        ({"transportType": "stdio", "command": "x"}, {"command": "x"}),
         ({"command": "x", "env": ["A=1", "B=2=3", {"key": "C", "value": "4"}]}, {"command": "x", "env": {"A": "1", "B": "2=3", "C": "4"}}),
         ({"url": "https://a.example", "headers": ["X-A: b", "X-C:d"]}, {"url": "https://a.example", "headers": {"X-A": "b", "X-C": "d"}}),
         ({"url": "https://a.example", "requestInit": {"headers": {"X-A": "b"}}}, {"url": "https://a.example", "headers": {"X-A": "b"}}),
@@ -86,6 +95,62 @@ def test_an_unusual_server_entry_is_read_with_the_meaning_of_its_client(
     found = read(tmp_path, {"odd": server, "plain": {"command": "y"}})
     assert (found["odd"].problem, found["odd"].table) == ("", table)
     assert found["plain"].table == {"command": "y"}
+
+
+REPEATED = {
+    "an unrelated setting": ('{"a": 1, "a": 2, "mcpServers": {"s": {"command": "x"}}}', {"s": ""}),
+    "a setting of an unrelated table": ('{"b": {"a": 1, "a": 2}, "mcpServers": {"s": {"command": "x"}}}', {"s": ""}),
+    "a server": (
+        '{"mcpServers": {"s": {"command": "x"}, "s": {"command": "y"}, "t": {"command": "z"}}}',
+        {"s": "'s' occurs twice", "t": ""},
+    ),
+    "a setting of a server": (
+        '{"mcpServers": {"s": {"command": "x", "command": "y"}, "t": {"command": "z"}}}',
+        {"s": "'command' occurs twice", "t": ""},
+    ),
+    "a variable of a server": (
+        '{"mcpServers": {"s": {"command": "x", "env": {"K": "1", "K": "2"}}, "t": {"command": "z"}}}',
+        {"s": "'K' occurs twice", "t": ""},
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "problems"), REPEATED.values(), ids=REPEATED)
+def test_a_key_that_occurs_twice_costs_at_most_its_server(tmp_path: Path, text: str, problems: dict[str, str]) -> None:
+    (file := tmp_path / "mcp.json").write_text(text)
+    found = {one.name: one.problem.partition(" in one")[0] for one in import_mcp_servers(file, tmp_path)}
+    assert found == problems
+
+
+def test_a_key_in_a_deep_value_of_a_server_is_found(tmp_path: Path) -> None:
+    deep = '{"a":' * 400 + '{"k": 1, "k": 2}' + "}" * 400
+    text = '{"mcpServers": {"s": {"command": "x", "more": ' + deep + "}}}"
+    (file := tmp_path / "mcp.json").write_text(text)
+    (one,) = import_mcp_servers(file, tmp_path)
+    assert "'k' occurs twice" in one.problem
+
+
+def test_a_table_of_servers_that_occurs_twice_is_refused(tmp_path: Path) -> None:
+    (file := tmp_path / "mcp.json").write_text('{"mcpServers": {}, "mcpServers": {"s": {"command": "x"}}}')
+    with pytest.raises(UsageError, match="'mcpServers' occurs twice"):
+        import_mcp_servers(file, tmp_path)
+
+
+PLACES: dict[str, object] = {
+    "Continue, older": {
+        "experimental": {"modelContextProtocolServers": [{"transport": {"type": "stdio", "command": "x"}}]}
+    },
+    "a container of VS Code": {"customizations": {"vscode": {"mcp": {"servers": {"server-1": {"command": "x"}}}}}},
+    "a workspace of VS Code": {"folders": [], "settings": {"mcp": {"servers": {"server-1": {"command": "x"}}}}},
+    "Warp": {"server-1": {"command": "x", "args": [], "env": {}, "working_directory": None, "start_on_launch": True}},
+}
+
+
+@pytest.mark.parametrize("whole", PLACES.values(), ids=PLACES)
+def test_servers_in_further_places_are_found(tmp_path: Path, whole: object) -> None:
+    (file := tmp_path / "mcp.json").write_text(json.dumps(whole))
+    (one,) = import_mcp_servers(file, tmp_path)
+    assert (one.name, one.table, one.problem) == ("server-1", {"command": "x"}, "")
 
 
 @pytest.mark.parametrize(

@@ -380,6 +380,11 @@ def is_handrail(server: ForeignMcpServer) -> bool:
     return False
 
 
+_BRIDGE_FLAGS = frozenset(("--allow-http", "--debug", "--silent", "--enable-proxy"))
+_BRIDGE_OPTIONS = frozenset(("--host", "--auth-timeout"))
+"""Options of ``mcp-remote`` about itself, the latter with a value."""
+
+
 def _unwrap_remote_bridge(server: ForeignMcpServer, found: ImportedMcpServer) -> ForeignMcpServer:
     """Return the remote server that ``mcp-remote`` bridges to, since Handrail reaches it itself; else the same server."""
     words = [server.command, *server.args]
@@ -399,8 +404,10 @@ def _unwrap_remote_bridge(server: ForeignMcpServer, found: ImportedMcpServer) ->
             headers[name.strip()] = VARIABLE.sub(lambda one: server.env.get(one[1], one[0]), value.strip())
         elif option == "--transport" and rest:
             transport = "sse" if rest.pop(0).startswith("sse") else "http"
-        elif option == "--allow-http" or option.isdigit():
+        elif option in _BRIDGE_FLAGS or option.isdigit():
             continue
+        elif option in _BRIDGE_OPTIONS and rest:
+            rest.pop(0)
         else:
             return server
     found.ignored_keys.append("mcp-remote: Handrail reaches the url itself")
