@@ -58,6 +58,17 @@ AROUND = {
     "over several lines of a list": "put(json.dumps([json.loads(whole)], indent=1))",
     "behind a lone brace": 'put("{\\n" + whole)',
     "id as a float": 'put(json.dumps({"jsonrpc": "2.0", "id": float(number), "result": text("said hi")}))',
+    "behind a notification on the same line": (
+        'put(json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": "{"}}) + whole)'
+    ),
+    "between two log texts": 'put("sending... " + whole + " [sent]" + " " + json.dumps({"level": "info"}))',
+    "behind a list on the same line": 'put("[1, 2] " + whole)',
+    "with an empty error": 'put(json.dumps({"jsonrpc": "2.0", "id": number, "result": text("said hi"), "error": {}}))',
+    "with an empty error text": 'put(json.dumps({"jsonrpc": "2.0", "id": number, "result": text("said hi"), "error": ""}))',
+    "with false for the error": 'put(json.dumps({"jsonrpc": "2.0", "id": number, "result": text("said hi"), "error": False}))',
+    "behind the request, as a terminal repeats it": "put(line.strip()); put(whole)",
+    "behind the beginning of another message": 'put(\'{"jsonrpc": "2.0", "id": 1, "resu\' + whole)',
+    "with zero bytes before it": 'put("\\0\\0" + whole)',
 }
 
 
@@ -71,6 +82,37 @@ def call(number, params):
 """
     async with odd_server(tmp_path, habit) as (_, session):
         assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        '{"code": "-32601", "message": "no such row"}',
+        '{"code": -32601.0, "message": "no such row"}',
+        '{"code": null, "message": "no such row"}',
+        '{"code": "ENOENT", "message": "no such row"}',
+        '{"message": {"text": "no such row"}}',
+        '"no such row"',
+        '["no such row"]',
+    ],
+)
+async def test_the_text_of_an_error_in_an_odd_form_reaches_the_caller(tmp_path: Path, error: str) -> None:
+    habit = f"""
+def call(number, params):
+    put('{{"jsonrpc": "2.0", "id": %d, "error": {error}}}' % number)
+"""
+    async with odd_server(tmp_path, habit) as (kernel, session):
+        result = await session.call("t_echo", {"text": "hi"})
+        assert result.error_kind == "failed" and "no such row" in str(result.error_text)
+        assert kernel.components.upstreams["t"].attempts == 1
+
+
+async def test_a_server_that_repeats_every_line_it_reads_is_used(tmp_path: Path) -> None:
+    """As a program does on a terminal, such as one of ``docker run -t``."""
+    habit = "def before(message):\n    put(line.strip())\n"
+    async with odd_server(tmp_path, habit) as (kernel, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+        assert kernel.components.upstreams["t"].attempts == 1
 
 
 async def test_endless_output_lines_close_the_connection_with_a_reason(tmp_path: Path) -> None:

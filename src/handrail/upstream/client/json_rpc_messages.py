@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from itertools import islice
 from typing import Any, cast
 
 import orjson
@@ -69,19 +68,23 @@ def _is_message(one: object) -> bool:
 
 
 def _parse_json(text: bytes) -> object:
-    """Return the value of a JSON text, or None if there is none."""
+    """Return the value of a JSON text, or the list of the messages in any other text; None without any."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
         pass
-    loose = text.decode("utf-8", "replace")
-    for match in islice(_BEGINNING.finditer(loose), _MAX_BEGINNINGS):
+    loose, position, failures = text.decode("utf-8", "replace"), 0, 0
+    found: list[object] = []
+    while failures < _MAX_BEGINNINGS and len(found) < MAX_BATCH_MESSAGES:
+        if (match := _BEGINNING.search(loose, position)) is None:
+            break
         try:
-            value, _ = _LENIENT.raw_decode(loose, match.start())
-            return orjson.loads(_encode_any_text(value))
+            value, position = _LENIENT.raw_decode(loose, match.start())
+            mended: object = orjson.loads(_encode_any_text(value))
+            found += cast("list[object]", mended) if isinstance(mended, list) else [mended]
         except (ValueError, RecursionError):
-            continue
-    return None
+            position, failures = match.end(), failures + 1
+    return found or None
 
 
 def _ignore_constant(_: str) -> None:
