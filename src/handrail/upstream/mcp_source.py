@@ -60,7 +60,10 @@ class McpResourceProvider:
 
     async def read(self, uri: str, runtime: Runtime) -> Mapping[str, Any]:
         found = await self._ask("resources/read", {"uri": uri}, runtime)
-        return {"contents": [_resource_content(one, uri) for one in _list_of(found.get("contents"))]}
+        given = next((found[key] for key in ("contents", "content", "resource") if found.get(key) is not None), None)
+        if given is None and found.keys() & {"text", "blob"}:
+            given = found
+        return {"contents": [_resource_content(one, uri) for one in _list_of(given)]}
 
     async def get_prompt(self, name: str, arguments: Mapping[str, str], runtime: Runtime) -> Mapping[str, Any]:
         own = self._own_names.get(name)
@@ -73,7 +76,8 @@ class McpResourceProvider:
         if arguments:
             params["arguments"] = dict(arguments)
         found = await self._ask("prompts/get", params, runtime)
-        answer: dict[str, Any] = {"messages": [_message(one) for one in _list_of(found.get("messages"))]}
+        given = next((found[key] for key in ("messages", "content", "prompt") if found.get(key) is not None), None)
+        answer: dict[str, Any] = {"messages": [_message(one) for one in _list_of(given)]}
         if isinstance(about := found.get("description"), str):
             answer["description"] = about
         return answer
@@ -153,6 +157,8 @@ def _prompt(item: JsonItem, prefix: str) -> tuple[PromptSpec, str] | None:
     if not own:
         return None
     given: Any = item.get("arguments")
+    if isinstance(given, dict):  # by name
+        given = [{"name": name, **_object(one)} for name, one in cast("dict[str, Any]", given).items()]
     arguments = [
         PromptArgument(_text(one, "name"), _text(one, "description"), one.get("required") is True, _text(one, "title"))
         for one in map(_object, cast("list[Any]", given) if isinstance(given, list) else [])

@@ -505,7 +505,9 @@ def _response_error(response: httpx2.Response, error_body: bytes) -> Exception:
     if status == 401:
         return UpstreamConnectionLost("the server rejected the authorization (401)", unsent=True)
     if status == 404:
-        return RpcError(-32601, "the server's URL does not exist (404)")
+        is_bare = response.request.url.path in ("", "/")
+        hint = "; most servers are at a path such as /mcp" if is_bare else ""
+        return RpcError(-32601, f"the server's URL does not exist (404){hint}")
     if status in (301, 302, 303, 307, 308):
         onward = response.next_request
         target = "another address" if onward is None else onward.url.copy_with(query=None)

@@ -528,7 +528,7 @@ class UpstreamSession:
 
     def _progress(self, params: dict[str, Any]) -> None:
         token, done, total, text = (params.get(key) for key in ("progressToken", "progress", "total", "message"))
-        pending = self._pending.get(token) if isinstance(token, int) else None
+        pending = self._find_pending(token)
         if pending is None or pending.runtime is None or not _is_number(done):
             return
         pending.notification_count += 1
@@ -559,7 +559,7 @@ class UpstreamSession:
         """
         named: Any = _object(params.get("_meta")).get("progressToken")
         for number in (related, named):
-            if isinstance(number, int) and (found := self._pending.get(number)) is not None:
+            if (found := self._find_pending(number)) is not None:
                 return found if found.runtime is not None else None
         calls = [one for one in self._pending.values() if one.runtime is not None]
         return calls[0] if len(calls) == 1 and related is None else None
