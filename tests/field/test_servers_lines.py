@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -68,6 +69,15 @@ AROUND = {
     "with false for the error": 'put(json.dumps({"jsonrpc": "2.0", "id": number, "result": text("said hi"), "error": False}))',
     "behind the request, as a terminal repeats it": "put(line.strip()); put(whole)",
     "behind the beginning of another message": 'put(\'{"jsonrpc": "2.0", "id": 1, "resu\' + whole)',
+    "with a line end in its text": 'put(whole.replace("said hi", "said\\nhi"))',
+    "with several line ends in its text": 'put(whole.replace("said hi", "said\\n{}\\n\\n}\\n]\\nhi"))',
+    "over lines that begin like any answer": 'put(whole.replace(", ", ",\\n"))',
+    "without a line end": "sys.stdout.write(whole); sys.stdout.flush()",
+    "with a carriage return alone": 'sys.stdout.write(whole + "\\r"); sys.stdout.flush()',
+    "with a number for the protocol": 'put(json.dumps({"jsonrpc": 2.0, "id": number, "result": text("said hi")}))',
+    "without an id": 'put(json.dumps({"jsonrpc": "2.0", "result": text("said hi")}))',
+    "with null for the id": 'put(json.dumps({"jsonrpc": "2.0", "id": None, "result": text("said hi")}))',
+    "with the method": 'put(json.dumps({"jsonrpc": "2.0", "id": number, "method": "tools/call", "result": text("said hi")}))',
     "with zero bytes before it": 'put("\\0\\0" + whole)',
 }
 
@@ -81,7 +91,53 @@ def call(number, params):
     {printed}
 """
     async with odd_server(tmp_path, habit) as (_, session):
+        for _ in range(2):
+            result = await session.call("t_echo", {"text": "hi"})
+            words = str(result.data).split()
+            assert (result.ok, words[0], words[-1]) == (True, "said", "hi"), result
+
+
+async def test_a_broken_answer_fails_when_another_message_follows(tmp_path: Path) -> None:
+    habit = """
+def call(number, params):
+    put('{"jsonrpc": "2.0", "id": %d, "result": {"content": [{"ty' % number)
+    put(json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": 1}}))
+"""
+    async with odd_server(tmp_path, habit) as (kernel, session):
+        result = await session.call("t_echo", {"text": "hi"})
+        assert result.error_kind == "interrupted" and "not valid JSON" in str(result.error_text)
+        assert kernel.components.upstreams["t"].attempts == 1
+
+
+async def test_an_endless_answer_over_lines_fails_its_call_and_nothing_else(tmp_path: Path) -> None:
+    habit = """
+def call(number, params):
+    if params["arguments"]["text"] == "hi":
+        answer(number, text("said hi"))
+    else:
+        put('{"jsonrpc": "2.0", "id": %d, "result": {"content": [' % number + "\\n{}" * 400)
+"""
+    async with odd_server(tmp_path, habit) as (kernel, session):
+        result = await session.call("t_echo", {"text": "ho"})
+        assert result.error_kind == "interrupted" and "not valid JSON" in str(result.error_text)
         assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+        assert kernel.components.upstreams["t"].attempts == 1
+
+
+async def test_a_server_that_ends_after_each_answer_is_started_for_each_call(tmp_path: Path) -> None:
+    habit = """
+def call(number, params):
+    answer(number, text("said hi"))
+    sys.stdout.flush()
+    os._exit(0)
+"""
+    async with odd_server(tmp_path, habit) as (kernel, session):
+        upstream = kernel.components.upstreams["t"]
+        upstream.backoff_s = (3600.0,)
+        for _ in range(3):
+            assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+            while upstream.state == "connected":
+                await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize(

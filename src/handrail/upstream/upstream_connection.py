@@ -205,6 +205,8 @@ class UpstreamServerConnection:
         """The files in its own folder after the last call; None if its program has had no call yet."""
         """The folder of its program's own files; empty before its start."""
         self._retry_now = asyncio.Event()
+        self._was_useful = False
+        """Whether the last connection answered a call, and no other attempt followed."""
         self._credentials = 0
         """The state of the stored credentials at the last attempt."""
         self._hint: ProtocolEra | None = None
@@ -315,9 +317,9 @@ class UpstreamServerConnection:
             self._attempt = asyncio.get_running_loop().create_future()
             self.state = "connecting"
             self._owner = asyncio.create_task(self._run_connection(), name=f"mcp {self.name}: owner")
-        elif self.state == "waiting" and self._read_credentials_state() != self._credentials:
-            self._credentials = self._read_credentials_state()
-            self._retry_now.set()  # the user has signed in meanwhile
+        elif self.state == "waiting" and (self._was_useful or self._read_credentials_state() != self._credentials):
+            self._credentials, self._was_useful = self._read_credentials_state(), False
+            self._retry_now.set()  # a program that ends after its answer, or the user has signed in meanwhile
         elif (self.state == "waiting" and not self._retry_now.is_set()) or (  # the owner task has not noticed yet
             self.state == "connected" and not (retry or self._is_session_expired)
         ):
@@ -393,6 +395,7 @@ class UpstreamServerConnection:
                     await conversation.aclose()
                 self._conversation = None
             failures = 1 if fruitful else failures + 1
+            self._was_useful = fruitful
             ended = conversation.end_reason if conversation is not None else None
             at_once = ended is not None and ended.is_session_expired and (fruitful or not at_once)
             if not at_once:

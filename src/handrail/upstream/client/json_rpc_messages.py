@@ -35,6 +35,14 @@ def parse_json_rpc_messages(text: bytes) -> list[Message]:
     return [cast("Message", one) for one in several if _is_message(one)]
 
 
+def is_rpc_message(text: bytes) -> bool:
+    """Return whether a text is exactly one message in strict JSON."""
+    try:
+        return _is_message(orjson.loads(text))
+    except orjson.JSONDecodeError:
+        return False
+
+
 def looks_like_rpc_response(text: bytes) -> bool:
     """Return whether a text begins like an answer, and not like a line of a log."""
     return _ANSWER.match(text) is not None
@@ -62,7 +70,7 @@ def _is_message(one: object) -> bool:
     if not isinstance(one, dict):
         return False
     fields = cast("dict[str, Any]", one)
-    return fields.get("jsonrpc") == "2.0" and (
+    return fields.get("jsonrpc") in ("2.0", 2) and (
         isinstance(fields.get("method"), str) or "result" in fields or fields.get("error") is not None
     )
 

@@ -427,7 +427,8 @@ class UpstreamSession:
 
     def on_message(self, message: Message, related: int | None) -> None:
         method, number = message.get("method"), message.get("id")
-        if isinstance(method, str):
+        is_answer = "result" in message and self._find_pending(number) is not None  # some repeat the method, too
+        if isinstance(method, str) and not is_answer:
             given = message.get("params")
             params = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
             if (own := self._find_pending(number)) is not None and own.method == method:
@@ -442,6 +443,8 @@ class UpstreamSession:
             error = None  # some servers write an empty error, too
         if number is None and error is not None and self.era is None:
             self._handle_unrelated_error(parse_rpc_error(error))
+        if number is None and "result" in message and len(self._pending) == 1:
+            number = next(iter(self._pending))  # it can belong to no other request
         pending = self._find_pending(number)
         if pending is None or pending.answer.done():
             return
