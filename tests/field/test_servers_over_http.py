@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
-from collections.abc import AsyncGenerator
+import zlib
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -235,6 +237,53 @@ async def test_an_answer_with_an_unusual_content_type_is_accepted(tmp_path: Path
     async with connected(tmp_path) as (_, session, http):
         http.replies.append(plain)
         assert (await session.call("h_echo", {"text": "x"})).data == "said"
+
+
+CODED_BODIES: dict[str, tuple[Callable[[bytes], bytes], str, dict[str, str]]] = {
+    "gzip": (gzip.compress, "application/json", {"content_encoding": "gzip"}),
+    "deflate": (zlib.compress, "application/json", {"content_encoding": "Deflate"}),
+    "Latin-1": (lambda body: body.decode().encode("latin-1"), "application/json; charset=ISO-8859-1", {}),
+    "UTF-16": (lambda body: body.decode().encode("utf-16"), "application/json; charset=utf-16", {}),
+    "an unknown charset": (lambda body: body, "application/json; charset=mine", {}),
+}
+
+
+@pytest.mark.parametrize(("code", "kind", "headers"), CODED_BODIES.values(), ids=CODED_BODIES)
+async def test_a_body_in_another_coding_is_read(
+    tmp_path: Path, code: Callable[[bytes], bytes], kind: str, headers: dict[str, str]
+) -> None:
+    async def coded(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        text = {"type": "text", "text": "caf\u00e9"}
+        body = {"jsonrpc": "2.0", "id": asked.body["id"], "result": {"content": [text]}}
+        await answering.send_response(200, code(json.dumps(body, ensure_ascii=False).encode()), kind, **headers)
+        return True
+
+    async with connected(tmp_path) as (_, session, http):
+        http.replies.append(coded)
+        assert (await session.call("h_echo", {"text": "x"})).data == "caf\u00e9"
+
+
+@pytest.mark.parametrize("body", [gzip.compress(b" " * (17 << 20)), b"{}", gzip.compress(b"{}")[:-9]])
+async def test_a_coded_body_that_is_too_long_or_damaged_fails_its_call_only(tmp_path: Path, body: bytes) -> None:
+    async def coded(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        await answering.send_response(200, body, content_encoding="gzip")
+        return True
+
+    async with connected(tmp_path) as (_, session, http):
+        http.replies.append(coded)
+        assert "valid" in str((await session.call("h_echo", {"text": "x"})).error_text)
+        assert (await session.call("h_echo", {"text": "x"})).data == "x"
+
+
+async def test_the_text_of_an_error_event_reaches_the_caller(tmp_path: Path) -> None:
+    async def fails(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        await answering.start_event_stream()
+        await answering.event('{"detail": "no such table"}', name="error")
+        return True
+
+    async with connected(tmp_path) as (_, session, http):
+        http.replies.append(fails)
+        assert "no such table" in str((await session.call("h_echo", {"text": "x"})).error_text)
 
 
 STREAM_FORMS: dict[str, bytes] = {

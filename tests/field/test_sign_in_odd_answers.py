@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 from tests.field.sign_in_server import Browser, request_page
+from tests.field.test_servers_over_http import OlderServer
 from tests.field.test_sign_in import bench
 
 from handrail import ToolError, UsageError
 from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.testing.scripted_mcp_servers import approve_server_tools
+from handrail.testing.scripted_mcp_servers import HttpResponseWriter, ReceivedHttpRequest, approve_server_tools
 from handrail.upstream.oauth_sign_in import SignInPrompt
 
 Change = Callable[[dict[str, Any]], object]
@@ -337,3 +339,65 @@ async def test_a_damaged_token_file_leads_to_a_new_sign_in(tmp_path: Path, conte
         kept.write_bytes(content)
         assert await it.sign_in() == 1
         assert json.loads(kept.read_text())["tokens"]["access_token"].startswith("token-")
+
+
+@pytest.mark.parametrize("transport", ["", 'transport = "sse"'])
+async def test_a_user_signs_in_at_a_server_with_only_the_older_transport(tmp_path: Path, transport: str) -> None:
+    async with bench(tmp_path) as it:
+        older = OlderServer(405, "/messages")
+
+        async def answer(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+            if not asked.path.startswith("/messages") and await it.guard(asked, answering):
+                return True
+            return await older(asked, answering)
+
+        it.http.any_request, it.connection = answer, transport
+        assert await it.sign_in() == 1
+        assert len(it.browser.shown) == 1 and it.guard.grants == ["authorization_code"]
+
+
+async def test_a_sign_in_that_is_stopped_keeps_its_registration_and_closes_its_port(tmp_path: Path) -> None:
+    shown = asyncio.Event()
+
+    class AbsentBrowser(Browser):
+        def open(self, address: str) -> None:
+            self.shown.append(address)
+            shown.set()
+
+    async with bench(tmp_path) as it:
+        it.browser = AbsentBrowser()
+        signing_in = asyncio.create_task(it.sign_in())
+        await shown.wait()
+        signing_in.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await signing_in
+        (port,) = it.ports
+        with socket.create_server(("127.0.0.1", port or 0)):
+            pass
+        it.browser = Browser()
+        assert await it.sign_in() == 1
+        assert [*it.guard.clients] == ["c-1"] and it.ports == [port]
+
+
+async def test_a_sign_in_that_nobody_answers_ends_with_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handrail.kernel.upstream_mcp_servers.SIGN_IN_TIMEOUT_S", 0.05)
+
+    class AbsentBrowser(Browser):
+        def open(self, address: str) -> None:
+            self.shown.append(address)
+
+    async with bench(tmp_path) as it:
+        it.browser = AbsentBrowser()
+        with pytest.raises(UsageError, match=r"did not return within 0\.05 s"):
+            await it.sign_in()
+
+
+async def test_an_authorization_server_elsewhere_is_named_with_the_setting(tmp_path: Path) -> None:
+    async with bench(tmp_path) as it:
+        elsewhere = "http://127.0.0.2:9"
+        it.guard.odd["oauth-protected-resource"] = lambda said: {**said, "authorization_servers": [elsewhere]}
+        with pytest.raises(UsageError, match=r"127\.0\.0\.2") as raised:
+            await it.sign_in()
+        assert "hosts" in str(raised.value)

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import codecs
 import contextlib
 import re
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -61,6 +63,7 @@ MAX_STREAM_RESUMES = 5
 _MAX_ERROR_BYTES = 4096
 _SESSION_STATUSES = (400, 409, 412, 422)
 _SESSION_CODE = -32001
+_CODINGS = ("gzip", "x-gzip", "deflate")
 _NO_POST = (400, 404, 405)
 """The statuses with which a server of the older transport refuses the first POST."""
 _OLDER_OPEN_S = 5.0
@@ -256,7 +259,8 @@ class StreamableHttpTransport:
         assert self._ears is not None
         ears, status = self._ears, response.status_code
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if response.headers.get("content-encoding", "identity").lower() != "identity":
+        coding = response.headers.get("content-encoding", "identity").strip().lower()
+        if coding != "identity" and (coding not in _CODINGS or kind == "text/event-stream"):
             ears.on_request_failed(
                 number, RpcError(-32600, "the server's answer has a content coding that was not requested")
             )
@@ -303,7 +307,9 @@ class StreamableHttpTransport:
         fruitless = 0
         while not done:
             if not place.last or fruitless >= MAX_STREAM_RESUMES:
-                ears.on_request_failed(number, UpstreamConnectionLost("the server's stream ended before the answer"))
+                detail = f": {place.error}" if place.error else ""
+                why = f"the server's stream ended before the answer{detail}"
+                ears.on_request_failed(number, UpstreamConnectionLost(why))
                 return
             await self._sleep(place.pause_s)
             before = place.last
@@ -332,6 +338,7 @@ class StreamableHttpTransport:
                 data = event.data.encode("utf-8", "replace")
                 messages = parse_json_rpc_messages(data)
                 if not messages and event.event not in ("message", ""):
+                    place.error = event.data[:_MAX_DETAIL] if event.event == "error" else place.error
                     continue
                 if number is not None and not messages and is_truncated_rpc_response(data):
                     self._ears.on_request_failed(
@@ -393,6 +400,8 @@ class _StreamPosition:
         self.last = ""
         self.pause_s = _RECONNECT_S
         self.event_count = 0
+        self.error = ""
+        """The text of the last event that reported an error."""
 
     def advance(self, event: httpx2.ServerSentEvent) -> None:
         self.event_count += 1
@@ -442,7 +451,31 @@ async def read_limited_body(response: httpx2.Response, handler: TransportCallbac
                 ResponseTooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB"),
             )
             return b""
-    return bytes(kept)
+    body = _decode_body(response, bytes(kept))
+    if body is None:
+        handler.on_request_failed(number, RpcError(-32600, f"the server's answer is no valid {_coding_of(response)}"))
+    return body or b""
+
+
+def _coding_of(response: httpx2.Response) -> str:
+    return response.headers.get("content-encoding", "").strip().lower()
+
+
+def _decode_body(response: httpx2.Response, body: bytes) -> bytes | None:
+    """Return a body as UTF-8 without its content coding, which a proxy may add unasked; None if it cannot be decoded."""
+    if _coding_of(response) in _CODINGS:
+        reader = zlib.decompressobj(zlib.MAX_WBITS | 32)  # with the header of either coding
+        try:
+            body = reader.decompress(body, MAX_MESSAGE_BYTES)
+        except zlib.error:
+            return None
+        if reader.unconsumed_tail:
+            return None
+    charset = (response.charset_encoding or "utf-8").lower()
+    with contextlib.suppress(LookupError):
+        if codecs.lookup(charset).name not in ("utf-8", "ascii"):
+            return body.decode(charset, "replace").encode()
+    return body
 
 
 async def _read_error_body(response: httpx2.Response) -> bytes:
@@ -452,7 +485,7 @@ async def _read_error_body(response: httpx2.Response) -> bytes:
         body += piece
         if len(body) > MAX_MESSAGE_BYTES:
             break
-    return bytes(body)
+    return _decode_body(response, bytes(body)) or b""
 
 
 def _is_about_ended_session(status: int, error_body: bytes) -> bool:
