@@ -254,6 +254,33 @@ def test_inputs_of_a_client_file_become_variables_or_their_defaults(tmp_path: Pa
     assert one.variables == {"MCP_S_GH": "MCP_S_GH"} and {"MCP_S_GH", "MCP_S_TEAM", "MCP_S_OTHER"} == {*one.required}
 
 
+def test_an_input_may_have_any_id(tmp_path: Path) -> None:
+    inputs = [{"id": "Api Key", "password": True}, {"id": "päth/x:y", "default": "d"}]
+    env = {"K": "${input:Api Key}", "P": "${input:päth/x:y}", "O": "a${input:other one}b"}
+    one = read(tmp_path, {"s": {"command": "x", "env": env}}, inputs=inputs)["s"]
+    assert one.table["env"] == {"K": {"secret": "MCP_S_K"}, "P": "d", "O": {"expand": "a${MCP_S_O}b"}}
+
+
+SIGN_INS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "Cursor": ({"auth": {"CLIENT_ID": "c", "CLIENT_SECRET": "s", "scopes": ["x"]}}, {"client_id": "c", "scopes": ["x"]}, "oauth: its client secret"),
+    "opencode": ({"oauth": {"clientId": "{env:HOST}", "scope": "a b"}}, {"client_id": "h.example", "scopes": ["a", "b"]}, "oauth ${HOST}: written"),
+    "opencode, without": ({"oauth": False}, {}, ""),
+    "opencode, with a secret": ({"oauth": {"clientId": "c", "clientSecret": "{env:A_TOKEN}"}}, {"client_id": "c"}, "oauth: its client secret"),
+    "a variable that is not set": ({"oauth": {"clientId": "${env:NOWHERE}", "callbackPort": 81}}, {"callback_port": 81}, "oauth: its oauth names"),
+    "a client that is no text": ({"oauth": {"clientId": {"a": 1}}}, {}, "oauth: it is not a text"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("more", "table", "left_out"), SIGN_INS.values(), ids=SIGN_INS)
+def test_the_sign_in_of_a_server_is_read_and_what_is_left_out_is_named(
+    tmp_path: Path, more: dict[str, Any], table: dict[str, Any], left_out: str
+) -> None:
+    one = read(tmp_path, {"s": {"url": "https://a.example", **more}})["s"]
+    assert (one.problem, one.table.get("oauth", {})) == ("", table)
+    assert any(text.startswith(left_out) for text in one.ignored_keys) or not left_out, one.ignored_keys
+    assert "sesame-1234" not in str(one)
+
+
 def test_variables_of_an_env_file_are_read_and_the_server_overrides_them(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text(
         "# mine\nexport MODE=dev # now\nA_TOKEN='abc def 123'\nTEXT=\"two\\nlines\"\n\nbroken line\nPORT = 1\nMODE2=\n"

@@ -193,7 +193,7 @@ class _ServerImporter:
             if headers := self._write_values(found, server.headers):
                 table["headers"] = headers
             if server.oauth:
-                table["oauth"] = dict(server.oauth)
+                self._fill_sign_in(found, server.oauth)
         else:
             table["command"] = self._resolve_and_write(found, "command", server.command)
             args = [self._resolve_and_write(found, "args", one) for one in server.args]
@@ -208,6 +208,17 @@ class _ServerImporter:
         for key in ("timeout_ms", "connect_timeout_ms"):
             if (value := getattr(server, key)) is not None:
                 table[key] = min(value, 3_600_000) if key == "connect_timeout_ms" else value
+
+    def _fill_sign_in(self, found: ImportedMcpServer, oauth: Mapping[str, Any]) -> None:
+        table = dict(oauth)
+        try:
+            if "client_id" in table:
+                table["client_id"] = self._resolve_and_write(found, "oauth", table["client_id"])
+        except ValueError as error:
+            del table["client_id"]
+            found.ignored_keys.append(f"oauth: {error}")
+        if table:
+            found.table["oauth"] = table
 
     def _fill_folder(self, found: ImportedMcpServer, server: ForeignMcpServer) -> None:
         if not server.cwd:

@@ -28,7 +28,7 @@ MAX_BYTES = 16 * 1024 * 1024
 _MAX_ENV_BYTES = 1024 * 1024
 VARIABLE = compile_regex_lazily(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 """A variable in a text, with an optional default."""
-INPUT = compile_regex_lazily(r"\$\{input:([\w.-]+)\}")
+INPUT = compile_regex_lazily(r"\$\{input:([^{}]+)\}")
 """A value that VS Code asks the user for."""
 _OTHER_VARIABLE = compile_regex_lazily(
     r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)((?::-[^}]*)?)\}|(?<!\$)\{env:([A-Za-z_][A-Za-z0-9_]*)\}"
@@ -488,7 +488,10 @@ def _fill_server(found: ForeignMcpServer, given: dict[str, Any], texts: _Foreign
             found.headers[field_name] = f"${{{variable}}}"
         if isinstance(variable := take("bearer_token_env_var"), str) and variable:
             found.headers.setdefault("Authorization", f"Bearer ${{{variable}}}")
-        found.oauth = _read_oauth(_object(take("oauth")), take("scopes"))
+        sign_in = _object(take("oauth")) or _object(take("auth"))
+        found.oauth = _read_oauth(sign_in, take("scopes"), texts)
+        if any("secret" in key.lower() for key in sign_in):
+            found.left_out.append("oauth: its client secret; store it as a secret, and name it in client_secret")
         others = {"command", "cmd", "args", "env", "environment", "cwd", "envFile"} & given.keys()
         found.left_out += [f"{key}: the server has a url" for key in sorted(others) if given[key]]
         used.update(others)
@@ -527,18 +530,19 @@ def _unwrap_shell(command: object, args: object) -> tuple[str, list[Any]] | None
     return (words[1], words[2:]) if isinstance(words[1], str) else None
 
 
-def _read_oauth(given: Mapping[str, Any], scopes: object) -> dict[str, Any]:
+def _read_oauth(given: Mapping[str, Any], scopes: object, texts: _ForeignTextReader) -> dict[str, Any]:
     """Return the settings of a sign-in that do not contain a secret."""
     found: dict[str, Any] = {}
-    if isinstance(client := given.get("clientId", given.get("client_id")), str) and client:
+    written = next((given[key] for key in ("clientId", "client_id", "CLIENT_ID") if given.get(key)), None)
+    if client := texts.parse_optional_text("oauth", written):
         found["client_id"] = client
     port: object = given.get("callbackPort", given.get("callback_port"))
     if isinstance(port, int) and not isinstance(port, bool) and 0 < port < 65_536:
         found["callback_port"] = port
     scope: object = scopes or given.get("scopes") or given.get("scope")
     words = scope.split() if isinstance(scope, str) else cast("list[object]", scope) if isinstance(scope, list) else []
-    if texts := [one for one in words if isinstance(one, str)]:
-        found["scopes"] = texts
+    if named := [one for one in words if isinstance(one, str)]:
+        found["scopes"] = named
     return found
 
 

@@ -215,7 +215,8 @@ def _to_settings(
     given: dict[str, Any] = {}
     if server.url:
         given = {"url": text(server.url), "transport": server.transport, "headers": fields(server.headers)}
-        given |= {"oauth": server.oauth} if server.oauth else {}
+        if server.oauth:
+            given["oauth"] = {key: text(one) if key == "client_id" else one for key, one in server.oauth.items()}
     else:
         given = {"command": text(server.command), "args": [text(one) for one in server.args], "env": fields(variables)}
         given["cwd"] = text(server.cwd)
