@@ -401,3 +401,71 @@ async def test_an_authorization_server_elsewhere_is_named_with_the_setting(tmp_p
         with pytest.raises(UsageError, match=r"127\.0\.0\.2") as raised:
             await it.sign_in()
         assert "hosts" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("supported", "client"),
+    [
+        (True, "https://a.example/handrail.json"),
+        (False, "c-1"),
+        (None, "c-1"),
+        ("true", "https://a.example/handrail.json"),
+        ("maybe", "c-1"),
+    ],
+)
+async def test_a_metadata_document_is_the_client_only_where_the_server_reads_it(
+    tmp_path: Path, supported: object, client: str
+) -> None:
+    async with bench(tmp_path) as it:
+        it.oauth = 'client_metadata_url = "https://a.example/handrail.json"'
+        it.guard.clients["https://a.example/handrail.json"] = []
+        it.guard.any_redirect = True
+        it.guard.odd["oauth-authorization-server"] = lambda said: {
+            **said,
+            **({} if supported is None else {"client_id_metadata_document_supported": supported}),
+        }
+        assert await it.sign_in() == 1
+        it.guard.expire_token()
+        assert await it.sign_in() == 1
+        assert {one["client_id"] for one in it.guard.asked} == {client}
+        assert it.guard.grants == ["authorization_code", "refresh_token"] and "client_secret" not in str(it.guard.asked)
+
+
+@pytest.mark.parametrize("rotated", [True, False])
+async def test_a_refresh_token_is_kept_or_replaced_as_the_server_says(tmp_path: Path, rotated: bool) -> None:
+    async with bench(tmp_path) as it:
+        assert await it.sign_in() == 1
+        first = it.guard._refresh  # pyright: ignore[reportPrivateUsage]
+        if not rotated:
+            it.guard.odd["token"] = lambda said: {key: one for key, one in said.items() if key != "refresh_token"}
+        for _ in range(2):
+            it.guard.expire_token()
+            if not rotated:
+                it.guard._refresh = first  # pyright: ignore[reportPrivateUsage]
+            assert await it.sign_in() == 1
+        assert it.guard.grants == ["authorization_code", "refresh_token", "refresh_token"] and not it.guard.refused
+        sent = [one["refresh_token"] for one in it.guard.asked if "refresh_token" in one]
+        assert sent == ([first, "refresh-2"] if rotated else [first, first])
+
+
+@pytest.mark.parametrize("field", ["code", "state", "iss"])
+async def test_a_redirect_without_its_fields_or_with_a_wrong_issuer_signs_nobody_in(tmp_path: Path, field: str) -> None:
+    class OddBrowser(Browser):
+        async def _follow(self, address: str) -> None:
+            back = await self.agree(address)
+            given = {key: one[0] for key, one in parse_qs(urlsplit(back).query).items() if key != field}
+            more = {"iss": "http://127.0.0.1:9"} if field == "iss" else {}
+            status, _ = await request_page(f"{back.partition('?')[0]}?{urlencode({**given, **more})}")
+            if field == "state":
+                assert status == 400
+                self.shown.append("refused")
+                await request_page(await self.agree(address))
+
+    async with bench(tmp_path) as it:
+        it.browser = OddBrowser()
+        if field == "state":
+            assert await it.sign_in() == 1 and "refused" in it.browser.shown
+            return
+        with pytest.raises(UsageError, match="without a code" if field == "code" else "iss mismatch"):
+            await it.sign_in()
+        assert not it.guard.grants
