@@ -218,6 +218,31 @@ async def test_an_oddly_written_list_of_tools_is_read_whole_and_once(tmp_path: P
         assert not faults_of(kernel)
 
 
+DISCOVERED = {
+    "as the protocol says": '{"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "resultType": "complete"}',
+    "next to older ones": '{"supportedVersions": ["2025-11-25", "2026-07-28", None], "capabilities": {"tools": {}}}',
+    "one version as a text": '{"supportedVersions": "2026-07-28", "capabilities": {"tools": {}}}',
+    "under the older name": '{"protocolVersion": "2026-07-28", "capabilities": None, "serverInfo": "odd"}',
+    "without capabilities": '{"supportedVersions": ["2026-07-28"], "_meta": None, "instructions": 5, "ttlMs": "x"}',
+}
+
+
+@pytest.mark.parametrize("answered", DISCOVERED.values(), ids=DISCOVERED)
+async def test_a_server_of_the_newest_version_only_is_used(tmp_path: Path, answered: str) -> None:
+    habit = f"""
+def discover(number, params):
+    answer(number, {answered})
+def initialize(number, params):
+    fail(number, -32601)
+def call(number, params):
+    assert params["_meta"]["io.modelcontextprotocol/protocolVersion"] == "2026-07-28"
+    answer(number, text("said hi"))
+"""
+    async with odd_server(tmp_path, habit) as (kernel, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+        assert kernel.components.upstreams["t"].protocol_version == "2026-07-28"
+
+
 async def test_a_list_that_is_not_in_an_object_is_taken(tmp_path: Path) -> None:
     habit = "def list_tools(number, params):\n    answer(number, TOOLS)\n"
     async with odd_server(tmp_path, habit) as (_, session):

@@ -270,8 +270,9 @@ class UpstreamSession:
                 if not set(HANDSHAKE_VERSIONS) & set(map(str, supported)):
                     raise
             return False
-        versions = found.get("supportedVersions")
-        if not isinstance(versions, list) or version not in versions:
+        given = found.get("supportedVersions", found.get("protocolVersion"))
+        versions = cast("list[Any]", given) if isinstance(given, list) else [given]
+        if version not in versions:
             return False
         self.era, self.protocol = "modern", version
         self.capabilities = _object(found.get("capabilities"))
