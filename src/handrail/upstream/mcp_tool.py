@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from handrail.contract.errors import ToolError
 from handrail.contract.result_conversions import convert_mcp_content_to_result
 from handrail.contract.schema.foreign_schemas import normalise_foreign_schema, sort_unordered_lists
+from handrail.contract.schema.mcp_members import select_valid_members
 from handrail.contract.services.client_services import METHOD_CAPABILITIES, ClientMethod, UnsupportedClientRequest
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.text.neutralisation import neutralise_text
@@ -143,8 +144,7 @@ def _client_listing(item: JsonItem, server: str) -> dict[str, Any]:
     """Return what a client shows of a tool in addition: its title, icons and metadata, marked as the server's."""
     title = item.get("title") or _hints(item).get("title")
     found: dict[str, Any] = {"title": title} if isinstance(title, str) and title.strip() else {}
-    if isinstance(icons := item.get("icons"), list) and icons:
-        found["icons"] = icons
+    found |= select_valid_members({"icons": item.get("icons")})
     meta = remove_handrail_metadata(item.get("_meta"))
     if meta:
         found["_meta"] = meta
