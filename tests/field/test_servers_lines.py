@@ -97,6 +97,25 @@ def call(number, params):
             assert (result.ok, words[0], words[-1]) == (True, "said", "hi"), result
 
 
+@pytest.mark.parametrize(
+    "answered",
+    [
+        '{"jsonrpc": "2.0", "id": None, "result": {}}',
+        '{"jsonrpc": "2.0", "result": None}',
+        '{"jsonrpc": "2.0", "id": None, "result": {"tools": []}}',
+        '{"jsonrpc": "2.0", "id": None, "error": {"code": -32601, "message": "no such method"}}',
+    ],
+)
+async def test_an_answer_to_a_notification_is_no_answer_to_a_request(tmp_path: Path, answered: str) -> None:
+    habit = f"""
+def before(message):
+    if message.get("method", "").startswith("notifications/") or message.get("method") == "tools/list":
+        put(json.dumps({answered}))
+"""
+    async with odd_server(tmp_path, habit) as (_, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+
+
 async def test_a_broken_answer_fails_when_another_message_follows(tmp_path: Path) -> None:
     habit = """
 def call(number, params):

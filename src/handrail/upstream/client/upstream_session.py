@@ -444,8 +444,9 @@ class UpstreamSession:
             error = None  # some servers write an empty error, too
         if number is None and error is not None and self.era is None:
             self._handle_unrelated_error(parse_rpc_error(error))
-        if number is None and "result" in message and len(self._pending) == 1:
-            number = next(iter(self._pending))  # it can belong to no other request
+        if number is None and isinstance(result, dict) and "content" in result:
+            calls = [one for one, pending in self._pending.items() if pending.method == "tools/call"]
+            number = calls[0] if len(calls) == 1 else None  # the answer can belong to no other request
         pending = self._find_pending(number)
         if pending is None or pending.answer.done():
             return
