@@ -400,7 +400,7 @@ async def test_an_authorization_server_elsewhere_is_named_with_the_setting(tmp_p
         it.guard.odd["oauth-protected-resource"] = lambda said: {**said, "authorization_servers": [elsewhere]}
         with pytest.raises(UsageError, match=r"127\.0\.0\.2") as raised:
             await it.sign_in()
-        assert "hosts" in str(raised.value)
+        assert "hosts of [mcp.servers.h]" in str(raised.value) and "requires" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -469,3 +469,40 @@ async def test_a_redirect_without_its_fields_or_with_a_wrong_issuer_signs_nobody
         with pytest.raises(UsageError, match="without a code" if field == "code" else "iss mismatch"):
             await it.sign_in()
         assert not it.guard.grants
+
+
+REGISTRATIONS: dict[str, Change] = {
+    "placeholders": lambda it: (
+        201,
+        {**it, "client_secret": "", "contacts": None, "redirect_uris": None, "scope": None},
+    ),
+    "lists for texts": lambda it: (
+        201,
+        {**it, "scope": ["a", "b"], "grant_types": "authorization_code", "response_types": "code"},
+    ),
+    "a number for the id": lambda it: (201, {**it, "client_id": 1}),
+    "texts for times": lambda it: (201, {**it, "client_id_issued_at": "now", "client_secret_expires_at": "never"}),
+    "invalid addresses": lambda it: (201, {**it, "client_uri": "n/a", "jwks_uri": "-", "logo_uri": 5}),
+    "another address": lambda it: (201, {**it, "redirect_uris": ["http://localhost/callback", "urn:x"]}),
+    "status 200": lambda it: it,
+}
+
+
+@pytest.mark.parametrize("odd", REGISTRATIONS.values(), ids=REGISTRATIONS)
+async def test_an_odd_registration_is_used(tmp_path: Path, odd: Change) -> None:
+    async with bench(tmp_path) as it:
+        it.guard.clients["1"] = []
+        it.guard.any_redirect = True
+        it.guard.odd["registration"] = odd
+        assert await it.sign_in() == 1 and len(it.browser.shown) == 1
+
+
+async def test_an_authorization_endpoint_may_have_a_query(tmp_path: Path) -> None:
+    async with bench(tmp_path) as it:
+        it.guard.odd["oauth-authorization-server"] = lambda said: {
+            **said,
+            "authorization_endpoint": said["authorization_endpoint"] + "?tenant=blue",
+        }
+        assert await it.sign_in() == 1
+        query = parse_qs(urlsplit(it.browser.shown[0]).query)
+        assert query["tenant"] == ["blue"] and query["response_type"] == ["code"]

@@ -51,6 +51,8 @@ def mend_oauth_answer(response: httpx2.Response, server_url: str, expected_issue
     """
     if is_token_request(response.request):
         return _mend_token(response) if response.status_code in (200, 201) else response
+    if response.request.method == "POST":
+        return _mend_registration(response) if response.status_code in (200, 201) else response
     if response.request.method != "GET":
         return response
     path = response.request.url.path
@@ -84,6 +86,21 @@ def _mend_token(response: httpx2.Response) -> httpx2.Response:
     if (scope := _read_scope(fields.get("scope"))) is not None:
         mended["scope"] = scope
     return _replace_body(response, mended)
+
+
+def _mend_registration(response: httpx2.Response) -> httpx2.Response:
+    """Return the registration of a client without odd members."""
+    from mcp.shared.auth import OAuthClientInformationFull
+
+    fields = _read_fields(response.content)
+    client = fields.get("client_id")
+    if isinstance(client, int) and not isinstance(client, bool):
+        fields["client_id"] = str(client)
+    if "scope" in fields:
+        fields["scope"] = _read_scope(fields["scope"])
+    if not fields.get("client_id"):
+        return response
+    return _replace_body(response, _select_valid_members(OAuthClientInformationFull, fields))
 
 
 def _mend_server_metadata(response: httpx2.Response, fields: dict[str, Any], expected_issuer: str) -> httpx2.Response:

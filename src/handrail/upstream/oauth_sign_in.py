@@ -487,7 +487,8 @@ class UpstreamSignIn(httpx2.Auth):
             if self._prompt is None:
                 raise SignInRequired(_explain_absent_user(self._definition.name))
             self._visit_count += 1
-            back[:] = [_parse_redirect(await self._prompt.open_browser(address))]
+            place, mark, query = address.partition("?")  # the endpoint may have a query, before that of the SDK
+            back[:] = [_parse_redirect(await self._prompt.open_browser(place + mark + query.replace("?", "&")))]
 
         async def returned() -> AuthorizationCodeResult:
             metadata, result = provider.context.oauth_metadata, back[0]

@@ -167,8 +167,8 @@ class EgressCheck:
         if layer is None:
             return None
         return (
-            f"{host} is not an allowed host of {layer.owner}. Continue without it, or ask the user to add it "
-            f'to `requires`, as in {{"net": {{"hosts": ["{host}"]}}}}.'
+            f"{host} is not an allowed host of {layer.owner}. Continue without it, or ask the user to add it to "
+            f"{_describe_grant(layer.owner, str(host))}."
         )
 
     async def authorize_and_resolve_host(self, host: HostAddress, scheme: str = "https") -> CheckedHostAddresses:
@@ -326,12 +326,19 @@ class EgressCheck:
                 leads = f"{host}" if host.address is not None else f"{host} resolves to {address}, which"
                 return (
                     f"{leads} is {fault}. Only a literal grant opens such an address, and {layer.owner} has none. Use "
-                    f'a public host, or ask the user to add it to `requires`, as in {{"net": {{"hosts": '
-                    f'["{literal}"]}}}}.'
+                    f"a public host, or ask the user to add it to {_describe_grant(layer.owner, literal)}."
                 )
         if host.address is None and self._gate is not None:
             return self._gate(bracket_ipv6_host(str(address)), host.port)
         return None
+
+
+def _describe_grant(owner: str, host: str) -> str:
+    """Return where an operator grants a host to the owner of a layer."""
+    server = owner.removeprefix("mcp server ")
+    if server != owner:
+        return f'hosts of [mcp.servers.{server}], as in hosts = ["{host}"]'
+    return f'`requires`, as in {{"net": {{"hosts": ["{host}"]}}}}'
 
 
 async def _open_tunnel(connection: socket.socket, way: CheckedHostAddresses) -> None:
