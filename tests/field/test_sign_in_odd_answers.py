@@ -506,3 +506,15 @@ async def test_an_authorization_endpoint_may_have_a_query(tmp_path: Path) -> Non
         assert await it.sign_in() == 1
         query = parse_qs(urlsplit(it.browser.shown[0]).query)
         assert query["tenant"] == ["blue"] and query["response_type"] == ["code"]
+
+
+@pytest.mark.parametrize(("before", "after"), [("127.0.0.1", "localhost"), ("/mcp", "/other")])
+async def test_a_server_that_names_itself_otherwise_is_refused_with_the_setting(
+    tmp_path: Path, before: str, after: str
+) -> None:
+    async with bench(tmp_path) as it:
+        named = it.http.url.replace(before, after)
+        it.guard.odd["oauth-protected-resource"] = lambda said: {**said, "resource": named}
+        with pytest.raises(UsageError) as raised:
+            await it.sign_in()
+        assert f"set url = '{named}' in [mcp.servers.h]" in str(raised.value) and not it.browser.shown

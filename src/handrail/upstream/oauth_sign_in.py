@@ -375,7 +375,10 @@ class UpstreamSignIn(httpx2.Auth):
                 f"under [mcp.servers.{self._definition.name}.oauth]"
             ) from None
         except Exception as error:
-            raise SignInRequired(f"the sign-in failed: {str(error)[:300]}") from None
+            text = str(error)[:300]
+            if (other := _OTHER_RESOURCE.match(text)) is not None:
+                text += f"; if that is this server, set url = {other[1]!r} in [mcp.servers.{self._definition.name}]"
+            raise SignInRequired(f"the sign-in failed: {text}") from None
         finally:
             await flow.aclose()  # it holds a lock until then
             if self._tokens.access_token != before:
@@ -539,6 +542,9 @@ _UNKNOWN_CLIENT_TEXT = re.compile(
     rb"invalid_client|unauthorized_client|(?i:client(?:[ _-]?id)?\W.{0,80}(?:not found|not registered|unknown|does not exist)"
     rb"|(?:unknown|unregistered) client)"
 )
+
+
+_OTHER_RESOURCE = re.compile(r"Protected resource (https?://\S+) does not match expected")
 
 
 async def _is_client_unknown(response: httpx2.Response) -> bool:
