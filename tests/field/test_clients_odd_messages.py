@@ -400,6 +400,23 @@ async def test_a_type_that_any_web_page_can_send_is_refused(tmp_path: Path, kind
         assert (await http.post(url, content=PING % 1, headers={"Content-Type": kind})).status_code == 400
 
 
+async def test_a_host_is_known_in_any_case_and_an_unknown_one_is_refused_with_the_option(tmp_path: Path) -> None:
+    async with over_http(tmp_path) as (http, url):
+        port = url.split(":")[2].partition("/")[0]
+        for known in (f"LocalHost:{port}", f"127.0.0.1:{port}", "LOCALHOST"):
+            assert (await http.post(url, content=PING % 1, headers={"Host": known})).status_code == 200
+        unknown = await http.post(url, content=PING % 1, headers={"Host": f"host.docker.internal:{port}"})
+        assert unknown.status_code == 421 and "--public-url" in unknown.text
+        page = await http.post(url, content=PING % 1, headers={"Origin": "https://evil.example"})
+        assert page.status_code == 403 and "--allow-origin" in page.text and "connection" in page.headers
+
+
+def test_a_public_url_in_upper_case_is_known_as_browsers_write_it() -> None:
+    settings = HttpFrontendSettings("Box.Example.org", 80, public_url="https://Mcp.Example.org:8443/mcp")
+    hosts, origins = settings.list_allowed_hosts_and_origins(80)
+    assert {"box.example.org:80", "mcp.example.org:8443"} <= {*hosts} and "https://mcp.example.org:8443" in origins
+
+
 async def test_a_persistent_http_connection_sends_each_answer_without_delay(tmp_path: Path) -> None:
     """Without TCP_NODELAY the second part of an answer waits for the client's delayed acknowledgement, 40 ms a call."""
     settings = HttpFrontendSettings("127.0.0.1", 0)

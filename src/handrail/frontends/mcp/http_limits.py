@@ -86,6 +86,7 @@ def mend_request_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
         if not (name in _OPTIONAL_FIELDS and not value.strip()):
             found.setdefault(name, value)
     headers = [(name, value) for name, value in scope["headers"] if name in found and name not in _MENDED_FIELDS]
+    headers = [(name, value.lower() if name == b"host" else value) for name, value in headers]  # names have no case
     kind = found.get(b"content-type")
     if kind is not None:
         is_json = _JSON_TYPE.match(kind) is not None
