@@ -306,7 +306,7 @@ def test_the_sign_in_of_an_imported_server_has_the_values_of_its_variables(tmp_p
     (known,) = import_mcp_servers(file, tmp_path, environment={"CLIENT": "c-1", "PART": "all"})
     assert known.table["oauth"] == {"client_id": "c-1", "scopes": ["read:all", "x"]}
     (unknown,) = import_mcp_servers(file, tmp_path, environment={})
-    assert "CLIENT" in unknown.problem
+    assert not unknown.problem and "CLIENT" in str(unknown.ignored_keys)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 from tests.upstream.scripted_mcp_servers import HttpResponseWriter, ReceivedHttpRequest
@@ -16,6 +17,8 @@ class StrictSignInServer:
     :ivar clients: the redirect addresses of each registered client
     :ivar grants: the grants of all token requests that succeeded
     :ivar refused: the errors of those that did not
+    :ivar odd: changes of its answers, by the last part of their path: each returns the body, and the status if it is not 200
+    :ivar asked: the forms of all token requests and the addresses of all sign-ins
     :ivar awaited: the number of requests without a valid token that are answered together; 0 for each at once
     """
 
@@ -26,6 +29,16 @@ class StrictSignInServer:
         self.awaited = 0
         self.unknown_client: tuple[int, dict[str, str]] = (401, {"error": "invalid_client"})
         self.redirect_error = ""
+        self.odd: dict[str, Callable[[dict[str, Any]], object]] = {}
+        self.asked: list[dict[str, str]] = []
+        self.registered: list[dict[str, Any]] = []
+        self.challenge = ""
+        self.metadata_places = ["/.well-known/oauth-authorization-server"]
+        self.issuer_path = ""
+        self.any_redirect = False
+        self.authorizations: list[str] = []
+        self.required_scope = ""
+        self.granted = ""
         self._made = 0
         self._token = ""
         self._refresh = ""
@@ -43,23 +56,26 @@ class StrictSignInServer:
         self._token = ""
 
     async def __call__(self, asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        answering = _OddAnswers(answering, self.odd.get(urlsplit(asked.path).path.rpartition("/")[2]))
         parts = urlsplit(asked.path)
         origin = f"http://{asked.headers['host']}"
         if parts.path == "/mcp":
             return await self._answer_mcp(asked, answering, origin)
         if parts.path == "/.well-known/oauth-protected-resource":
-            await say(answering, {"resource": f"{origin}/mcp", "authorization_servers": [origin]})
-        elif parts.path.startswith("/.well-known/oauth-authorization-server"):
+            await say(answering, {"resource": f"{origin}/mcp", "authorization_servers": [origin + self.issuer_path]})
+        elif parts.path in self.metadata_places:
             more = {"response_types_supported": ["code"], "code_challenge_methods_supported": ["S256"]}
             places = {f"{name}_endpoint": f"{origin}/{name}" for name in ("authorization", "token", "registration")}
-            await say(answering, {"issuer": origin, **places, **more})
+            await say(answering, {"issuer": origin + self.issuer_path, **places, **more})
         elif parts.path == "/registration":
             self._made += 1
+            self.registered.append(asked.body)
             self.clients[f"c-{self._made}"] = list(asked.body["redirect_uris"])
             await say(answering, {**asked.body, "client_id": f"c-{self._made}"}, 201)
         elif parts.path == "/authorization":
             await self._authorize(parse_qs(parts.query), answering)
         elif parts.path == "/token":
+            self.authorizations.append(asked.headers.get("authorization", ""))
             await self._give_token({key: one[0] for key, one in parse_qs(asked.body).items()}, answering)
         else:
             await answering.send_response(404)
@@ -67,7 +83,11 @@ class StrictSignInServer:
 
     async def _answer_mcp(self, asked: ReceivedHttpRequest, answering: HttpResponseWriter, origin: str) -> bool:
         if self._token and asked.headers.get("authorization") == f"Bearer {self._token}":
-            return False
+            if self.required_scope in self.granted.split() or not self.required_scope:
+                return False
+            fault = f'Bearer error="insufficient_scope", scope="{self.required_scope}"'
+            await answering.send_response(403, www_authenticate=fault)
+            return True
         if self.awaited:
             self._waiting += 1
             if self._waiting >= self.awaited:
@@ -75,14 +95,17 @@ class StrictSignInServer:
                 self._together.set()
             await self._together.wait()
         place = f'Bearer resource_metadata="{origin}/.well-known/oauth-protected-resource"'
-        await answering.send_response(401, www_authenticate=place)
+        await answering.send_response(401, www_authenticate=self.challenge or place)
         return True
 
     async def _authorize(self, asked: dict[str, list[str]], answering: HttpResponseWriter) -> None:
         client, redirect = asked["client_id"][0], asked["redirect_uri"][0]
+        self.asked.append({key: one[0] for key, one in asked.items()})
+        if asked["state"][0] != "registration-check":
+            self.granted = asked.get("scope", [""])[0]
         if client not in self.clients and not self.redirect_error:
             await say(answering, self.unknown_client[1], self.unknown_client[0])
-        elif client in self.clients and redirect not in self.clients[client]:
+        elif client in self.clients and redirect not in self.clients[client] and not self.any_redirect:
             await say(answering, {"error": "invalid_request", "error_description": "redirect_uri mismatch"}, 400)
         else:
             fault = f"error={self.redirect_error}" if client not in self.clients else f"code=code-of-{client}"
@@ -90,6 +113,7 @@ class StrictSignInServer:
 
     async def _give_token(self, form: dict[str, str], answering: HttpResponseWriter) -> None:
         fault: tuple[int, dict[str, str]] | None = None
+        self.asked.append(form)
         if form["client_id"] not in self.clients:
             fault = self.unknown_client
         elif form["grant_type"] == "refresh_token" and form["refresh_token"] != self._refresh:
@@ -111,6 +135,24 @@ class StrictSignInServer:
             "expires_in": 3600,
         }
         await say(answering, token)
+
+
+class _OddAnswers(HttpResponseWriter):
+    """A writer that changes the answers with JSON."""
+
+    def __init__(self, inner: HttpResponseWriter, change: Callable[[dict[str, Any]], object] | None) -> None:
+        super().__init__(inner._writer)  # pyright: ignore[reportPrivateUsage]
+        self._change = change
+
+    async def send_response(
+        self, status: int, body: bytes = b"", kind: str = "application/json", **headers: str
+    ) -> None:
+        if self._change is not None and body:
+            changed = self._change(json.loads(body))
+            if isinstance(changed, tuple):
+                status, changed = cast("tuple[int, object]", changed)
+            body = changed if isinstance(changed, bytes) else json.dumps(changed).encode()
+        await super().send_response(status, body, kind, **headers)
 
 
 async def say(answering: HttpResponseWriter, what: dict[str, Any], status: int = 200) -> None:

@@ -168,6 +168,16 @@ async def test_an_approval_form_has_one_field_with_at_most_four_distinct_options
 
 
 @ERAS
+async def test_a_client_may_answer_with_the_title_of_an_option(tmp_path: Path, era: Era) -> None:
+    ran.clear()
+    person = FormUser([filled(decision="Once: only this call", more="x"), filled(decision="Reject")])
+    async with serving(tmp_path, McpFrontendSettings()) as (_, _, client), client(era, person) as one:
+        assert join_text_content(await one.call_tool("launch", {"what": "kite"})) == "launched kite"
+        refused = await one.call_tool("launch", {"what": "drone"})
+        assert refused.is_error and "rejected" in join_text_content(refused) and ran == ["kite"]
+
+
+@ERAS
 async def test_a_call_that_a_client_declines_automatically_waits_for_a_user_approval(tmp_path: Path, era: Era) -> None:
     ran.clear()
     person = FormUser([DECLINE])

@@ -78,7 +78,27 @@ ODD: dict[str, tuple[bytes, Sequence[tuple[object, int]]]] = {
         b'{"jsonrpc": "2.0", "id": 44, "method": "tools/list", "params": {"cursor": 5}}',
         [(44, PARAMS)],
     ),
-    "an odd _meta": (b'{"jsonrpc": "2.0", "id": 45, "method": "tools/list", "params": {"_meta": 5}}', [(45, PARAMS)]),
+    "an odd _meta": (b'{"jsonrpc": "2.0", "id": 45, "method": "tools/list", "params": {"_meta": 5}}', [(45, ANSWERED)]),
+    "an empty cursor": (
+        b'{"jsonrpc": "2.0", "id": 50, "method": "tools/list", "params": {"cursor": ""}}',
+        [(50, ANSWERED)],
+    ),
+    "no progress token": (
+        b'{"jsonrpc": "2.0", "id": 51, "method": "prompts/list", "params": {"_meta": {"progressToken": null}}}',
+        [(51, ANSWERED)],
+    ),
+    "a fraction for a progress token": (
+        b'{"jsonrpc": "2.0", "id": 52, "method": "resources/list", "params": {"_meta": {"progressToken": 1.5}}}',
+        [(52, ANSWERED)],
+    ),
+    "a level of another system": (
+        b'{"jsonrpc": "2.0", "id": 53, "method": "logging/setLevel", "params": {"level": "WARN"}}',
+        [(53, ANSWERED)],
+    ),
+    "a level that is unknown": (
+        b'{"jsonrpc": "2.0", "id": 54, "method": "logging/setLevel", "params": {"level": "loud"}}',
+        [(54, PARAMS)],
+    ),
     "an empty line": (b"", []),
     "spaces": (b"   ", []),
     "an answer to nothing": (b'{"jsonrpc": "2.0", "id": 99, "result": 5}', []),
@@ -164,7 +184,8 @@ async def test_arguments_in_another_form_are_taken(handrail: Program, arguments:
 @pytest.mark.parametrize(
     "odd",
     [{"capabilities": None}, {"capabilities": []}, {"capabilities": {"roots": True, "elicitation": None, "sampling": []}},
-     {"clientInfo": None}, {"clientInfo": "test"}, {"clientInfo": {"name": "test"}}, {"clientInfo": {"name": 5, "version": 1.0}}],
+     {"protocolVersion": None}, {"protocolVersion": 5, "capabilities": {}}, {"protocolVersion": []}, {"protocolVersion": "latest"},
+     {"protocolVersion": None, "capabilities": None, "clientInfo": None}, {"clientInfo": None}, {"clientInfo": "test"}, {"clientInfo": {"name": "test"}}, {"clientInfo": {"name": 5, "version": 1.0}}],
     ids=str,
 )  # fmt: skip
 async def test_a_handshake_with_odd_members_is_made(handrail: Program, odd: dict[str, Any]) -> None:
@@ -172,6 +193,42 @@ async def test_a_handshake_with_odd_members_is_made(handrail: Program, odd: dict
     message["params"] = {key: value for key, value in {**message["params"], **odd}.items() if value is not None}
     answers, err = await talk(handrail.command("mcp"), json.dumps(message), PING % 5, least=3)
     assert [one["id"] for one in answers if "result" in one] == ["hello", 5, "last"] and err == b""
+
+
+@pytest.mark.parametrize("params", ["", ', "params": null', ', "params": {}', ', "params": {"protocolVersion": null}'])
+async def test_a_handshake_without_members_is_made(handrail: Program, params: str) -> None:
+    begin = f'{{"jsonrpc": "2.0", "id": "hello", "method": "initialize"{params}}}'
+    answers, err = await talk(handrail.command("mcp"), begin, PING % 5, least=3)
+    assert [one["id"] for one in answers if "result" in one] == ["hello", 5, "last"] and err == b""
+
+
+PREFIXED = ["mcp__handrail__glob", "mcp__my_tools__glob", "mcp_handrail_glob", "handrail__glob", "handrail_glob",
+            "handrail-glob", "handrail.glob", "handrail:glob", "handrail/glob", " glob "]  # fmt: skip
+
+
+async def test_a_name_with_the_prefix_of_a_client_reaches_its_tool(handrail: Program) -> None:
+    arguments = {"pattern": "*"}
+    calls = [{"name": name, "arguments": arguments} for name in PREFIXED]
+    calls += [{"name": "call_tool", "arguments": {"name": name, "arguments": arguments}} for name in PREFIXED]
+    calls += [{"name": "mcp__handrail__call_tool", "arguments": {"name": "glob", "arguments": json.dumps(arguments)}}]
+    lines = [
+        json.dumps({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params})
+        for number, params in enumerate(calls)
+    ]
+    answers, err = await talk(handrail.command("mcp"), hello("2025-06-18"), *lines, least=len(lines) + 2)
+    found = {one["id"]: one["result"] for one in answers if "result" in one}
+    assert [number for number in range(len(calls)) if found[number].get("isError")] == [] and err == b""
+
+
+@pytest.mark.parametrize(
+    "name", ["mcp__handrail__nothing", "handrail_nothing", "github__glob", "mcp__glob", "__glob", "globs"]
+)
+async def test_a_name_of_another_server_reaches_no_tool(handrail: Program, name: str) -> None:
+    call = {"name": name, "arguments": {"pattern": "*"}}
+    line = json.dumps({"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": call})
+    answers, _ = await talk(handrail.command("mcp"), hello("2025-06-18"), line, least=3)
+    (said,) = [one["result"] for one in answers if one["id"] == 5]
+    assert said["isError"] and "does not exist" in json.dumps(said)
 
 
 async def test_the_acp_server_answers_each_request_among_malformed_messages(handrail: Program) -> None:
@@ -312,6 +369,52 @@ async def test_a_batch_in_an_http_body_is_answered_in_the_protocol_version_with_
         refused = await http.post(url, content=BATCH, headers={"MCP-Protocol-Version": "2025-06-18"})
         assert refused.status_code == 400
         assert [summary(one) for one in events(refused)] == [("in", REQUEST), (None, REQUEST), ("list", REQUEST)]
+
+
+HEADERS_OF_CLIENTS = [
+    {"Accept": "*/*"},
+    {"Accept": ""},
+    {"Accept": "text/event-stream"},
+    {"Accept": "application/*, text/*"},
+    {"Content-Type": "Application/JSON"},
+    {"Content-Type": "application/json-rpc"},
+    {"Content-Type": "application/vnd.mcp+json; charset=utf-8"},
+    {"Mcp-Session-Id": ""},
+    {"MCP-Protocol-Version": ""},
+]
+
+
+@pytest.mark.parametrize("odd", HEADERS_OF_CLIENTS, ids=str)
+async def test_a_request_with_odd_header_fields_is_answered(tmp_path: Path, odd: dict[str, str]) -> None:
+    async with over_http(tmp_path) as (http, url):
+        del http.headers["Mcp-Session-Id"]
+        answer = await http.post(url, content=hello("2025-06-18"), headers=odd)
+        assert [summary(one) for one in events(answer)] == [("hello", ANSWERED)], answer.text
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "text/html"]
+)
+async def test_a_type_that_any_web_page_can_send_is_refused(tmp_path: Path, kind: str) -> None:
+    async with over_http(tmp_path) as (http, url):
+        assert (await http.post(url, content=PING % 1, headers={"Content-Type": kind})).status_code == 400
+
+
+async def test_a_host_is_known_in_any_case_and_an_unknown_one_is_refused_with_the_option(tmp_path: Path) -> None:
+    async with over_http(tmp_path) as (http, url):
+        port = url.split(":")[2].partition("/")[0]
+        for known in (f"LocalHost:{port}", f"127.0.0.1:{port}", "LOCALHOST"):
+            assert (await http.post(url, content=PING % 1, headers={"Host": known})).status_code == 200
+        unknown = await http.post(url, content=PING % 1, headers={"Host": f"host.docker.internal:{port}"})
+        assert unknown.status_code == 421 and "--public-url" in unknown.text
+        page = await http.post(url, content=PING % 1, headers={"Origin": "https://evil.example"})
+        assert page.status_code == 403 and "--allow-origin" in page.text and "connection" in page.headers
+
+
+def test_a_public_url_in_upper_case_is_known_as_browsers_write_it() -> None:
+    settings = HttpFrontendSettings("Box.Example.org", 80, public_url="https://Mcp.Example.org:8443/mcp")
+    hosts, origins = settings.list_allowed_hosts_and_origins(80)
+    assert {"box.example.org:80", "mcp.example.org:8443"} <= {*hosts} and "https://mcp.example.org:8443" in origins
 
 
 async def test_a_persistent_http_connection_sends_each_answer_without_delay(tmp_path: Path) -> None:

@@ -130,6 +130,57 @@ FILES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
         '{"mcpServers": {"local": {"type": "local", "command": "x", "tools": ["*"]}}}',
         {"local": {"command": "x"}},
     ),
+    "roo": (
+        "WS/.roo/mcp.json",
+        '{"mcpServers": {"remote": {"type": "streamable-http", "url": "https://a.example/mcp", "alwaysAllow": [], '
+        '"disabled": false, "timeout": 60}}}',
+        {"remote": {"url": "https://a.example/mcp", "timeout_ms": 60_000}},
+    ),
+    "kiro": (
+        "~/.kiro/settings/mcp.json",
+        '{"mcpServers": {"local": {"command": "uvx", "args": ["a@latest"], "env": {"LEVEL": "ERROR"}, "disabled": true, '
+        '"autoApprove": ["*"]}}, "powers": {"mcpServers": {"p": {"command": "q"}}}}',
+        {"local": {"command": "uvx", "args": ["a@latest"], "env": {"LEVEL": "ERROR"}, "enabled": False}},
+    ),
+    "lm studio": (
+        "~/.lmstudio/mcp.json",
+        '{"mcpServers": {"remote": {"url": "https://a.example/mcp", "headers": {"Authorization": "Bearer ${KEY}"}}}}',
+        {"remote": {"url": "https://a.example/mcp", "headers": BEARER}},
+    ),
+    "amp": (
+        "~/xdg/amp/settings.json",
+        '{"amp.notifications.enabled": true, "amp.mcpServers": {"local": {"command": "npx", "args": ["a"]}, "remote": '
+        '{"url": "https://a.example/sse"}}}',
+        {
+            "local": {"command": "npx", "args": ["a"]},
+            "remote": {"url": "https://a.example/sse", "transport": "sse"},
+        },
+    ),
+    "amazon q": (
+        "WS/.amazonq/mcp.json",
+        '{"mcpServers": {"local": {"command": "x", "timeout": 120000, "disabled": false}}}',
+        {"local": {"command": "x", "timeout_ms": 120_000}},
+    ),
+    "junie": (
+        "WS/.junie/mcp/mcp.json",
+        '{"mcpServers": {"local": {"command": "java", "args": ["-jar", "a.jar"], "enabled": false}}}',
+        {"local": {"command": "java", "args": ["-jar", "a.jar"], "enabled": False}},
+    ),
+    "copilot in jetbrains": (
+        "~/xdg/github-copilot/intellij/mcp.json",
+        '{"servers": {"local": {"command": "x"}, "remote": {"url": "https://a.example/mcp", "requestInit": {"headers": '
+        '{"Authorization": "Bearer ${KEY}"}}}}}',
+        {"local": {"command": "x"}, "remote": {"url": "https://a.example/mcp", "headers": BEARER}},
+    ),
+    "crush": (
+        "WS/crush.json",
+        '{"$schema": "https://charm.land/crush.json", "mcp": {"local": {"type": "stdio", "command": "node", "args": ["s"], '
+        '"timeout": 120, "disabled": false}, "remote": {"type": "sse", "url": "https://a.example/x"}}}',
+        {
+            "local": {"command": "node", "args": ["s"], "timeout_ms": 120_000},
+            "remote": {"url": "https://a.example/x", "transport": "sse"},
+        },
+    ),
     "continue": (
         "~/.continue/config.yaml",
         """
@@ -275,7 +326,7 @@ def test_client_files_on_macos_are_found_in_their_macos_folders(home: Path, monk
     [
         ("mcpServers:\n  - name: a\n   command: x\n", "is not valid YAML"),
         ("a: &x [1]\nb: *x\n", r"has an alias"),
-        ("mcpServers:\n  a: {command: x}\n  a: {command: y}\n", "'a' occurs twice"),
+        ("mcpServers:\n  a: {command: x}\nmcpServers:\n  a: {command: y}\n", "'mcpServers' occurs twice"),
         ("\tmcpServers: []\n", "is not valid YAML"),
         ("- a\n- b\n", 'has no "mcpServers"'),
         ("", 'has no "mcpServers"'),
@@ -453,6 +504,47 @@ SERVERS = {
     ),
 }
 SECRETS = {"T": SecretReference(env="MY_TOKEN"), "R": SecretReference(file="/home/ann/secret")}
+
+
+FURTHER = {
+    "l": UpstreamServerSettings.model_validate(
+        {"command": "x", "cwd": "/srv/x", "timeout_ms": 90_500, "connect_timeout_ms": 20_000}
+    ),
+    "r": UpstreamServerSettings.model_validate(
+        {
+            "url": "https://a.example/mcp",
+            "oauth": {
+                "client_id": "c-1",
+                "callback_port": 8123,
+                "scopes": ["a", "b"],
+                "client_secret": {"secret": "S"},
+            },
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_each_further_setting_is_exported_or_named_as_ignored(tmp_path: Path, client: str) -> None:
+    done = export_client_configuration(client, FURTHER, {})
+    (file := tmp_path / ("config.toml" if client == "codex" else "mcp.json")).write_text(done.text)
+    found = {one.name: one.table for one in import_mcp_servers(file, tmp_path, environment={})}
+    for key in ("cwd", "timeout_ms", "connect_timeout_ms"):
+        assert found["l"].get(key) == getattr(FURTHER["l"], key) or any(f"l: {key}: " in one for one in done.ignored)
+    if client != "claude-desktop":
+        is_named = any("r: oauth: " in one for one in done.ignored)
+        assert is_named or found["r"]["oauth"]["client_id"] == "c-1"
+    if client == "codex":
+        assert not [one for one in done.ignored if one.startswith("l:")]
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_the_default_of_a_variable_survives_the_export(tmp_path: Path, client: str) -> None:
+    (file := tmp_path / ("config.toml" if client == "codex" else "mcp.json")).write_text(
+        export_client_configuration(client, SERVERS, SECRETS).text
+    )
+    found = {one.name: one.table for one in import_mcp_servers(file, tmp_path, environment={})}
+    assert found["local"]["env"]["L"] in ("info", {"expand": "${L:-info}"})
 
 
 def test_every_export_client_has_its_configuration_file() -> None:

@@ -65,6 +65,15 @@ def read_file(file: Path) -> dict[str, ImportedMcpServer]:
         ({"command": "x 'a b'"}, {"command": "x", "args": ["a b"]}),
         ({"command": "C:\\Program Files\\x.exe"}, {"command": "C:\\Program Files\\x.exe"}),
         ({"command": "my program", "args": ["a"]}, {"command": "my program", "args": ["a"]}),
+        ({"command": "cmd", "args": ["/c", "npx", "-y", "@a/b"]}, {"command": "npx", "args": ["-y", "@a/b"]}),
+        ({"command": "C:\\Windows\\System32\\cmd.exe", "args": ["/C", "node", "s.js"]}, {"command": "node", "args": ["s.js"]}),
+        ({"command": "cmd /c npx -y a"}, {"command": "npx", "args": ["-y", "a"]}),
+        ({"command": ["cmd", "/c", "npx", "a"]}, {"command": "npx", "args": ["a"]}),
+        ({"command": "cmd", "args": ["/k", "x"]}, {"command": "cmd", "args": ["/k", "x"]}),
+        ({"command": "npx", "args": ["-y", "mcp-remote", "https://a.example/mcp", "9696", "--debug", "--host", "127.0.0.1"]}, {"url": "https://a.example/mcp"}),
+        ({"command": "cmd", "args": ["/c", "npx", "mcp-remote@latest", "https://a.example/sse", "--auth-timeout", "60"]}, {"url": "https://a.example/sse", "transport": "sse"}),
+        ({"transportType": "sse", "url": "https://a.example/x"}, {"url": "https://a.example/x", "transport": "sse"}),
+        ({"transportType": "stdio", "command": "x"}, {"command": "x"}),
         ({"command": "x", "env": ["A=1", "B=2=3", {"key": "C", "value": "4"}]}, {"command": "x", "env": {"A": "1", "B": "2=3", "C": "4"}}),
         ({"url": "https://a.example", "headers": ["X-A: b", "X-C:d"]}, {"url": "https://a.example", "headers": {"X-A": "b", "X-C": "d"}}),
         ({"url": "https://a.example", "requestInit": {"headers": {"X-A": "b"}}}, {"url": "https://a.example", "headers": {"X-A": "b"}}),
@@ -87,6 +96,62 @@ def test_an_unusual_server_entry_is_read_with_the_meaning_of_its_client(
     found = read(tmp_path, {"odd": server, "plain": {"command": "y"}})
     assert (found["odd"].problem, found["odd"].table) == ("", table)
     assert found["plain"].table == {"command": "y"}
+
+
+REPEATED = {
+    "an unrelated setting": ('{"a": 1, "a": 2, "mcpServers": {"s": {"command": "x"}}}', {"s": ""}),
+    "a setting of an unrelated table": ('{"b": {"a": 1, "a": 2}, "mcpServers": {"s": {"command": "x"}}}', {"s": ""}),
+    "a server": (
+        '{"mcpServers": {"s": {"command": "x"}, "s": {"command": "y"}, "t": {"command": "z"}}}',
+        {"s": "'s' occurs twice", "t": ""},
+    ),
+    "a setting of a server": (
+        '{"mcpServers": {"s": {"command": "x", "command": "y"}, "t": {"command": "z"}}}',
+        {"s": "'command' occurs twice", "t": ""},
+    ),
+    "a variable of a server": (
+        '{"mcpServers": {"s": {"command": "x", "env": {"K": "1", "K": "2"}}, "t": {"command": "z"}}}',
+        {"s": "'K' occurs twice", "t": ""},
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "problems"), REPEATED.values(), ids=REPEATED)
+def test_a_key_that_occurs_twice_costs_at_most_its_server(tmp_path: Path, text: str, problems: dict[str, str]) -> None:
+    (file := tmp_path / "mcp.json").write_text(text)
+    found = {one.name: one.problem.partition(" in one")[0] for one in import_mcp_servers(file, tmp_path)}
+    assert found == problems
+
+
+def test_a_key_in_a_deep_value_of_a_server_is_found(tmp_path: Path) -> None:
+    deep = '{"a":' * 400 + '{"k": 1, "k": 2}' + "}" * 400
+    text = '{"mcpServers": {"s": {"command": "x", "more": ' + deep + "}}}"
+    (file := tmp_path / "mcp.json").write_text(text)
+    (one,) = import_mcp_servers(file, tmp_path)
+    assert "'k' occurs twice" in one.problem
+
+
+def test_a_table_of_servers_that_occurs_twice_is_refused(tmp_path: Path) -> None:
+    (file := tmp_path / "mcp.json").write_text('{"mcpServers": {}, "mcpServers": {"s": {"command": "x"}}}')
+    with pytest.raises(UsageError, match="'mcpServers' occurs twice"):
+        import_mcp_servers(file, tmp_path)
+
+
+PLACES: dict[str, object] = {
+    "Continue, older": {
+        "experimental": {"modelContextProtocolServers": [{"transport": {"type": "stdio", "command": "x"}}]}
+    },
+    "a container of VS Code": {"customizations": {"vscode": {"mcp": {"servers": {"server-1": {"command": "x"}}}}}},
+    "a workspace of VS Code": {"folders": [], "settings": {"mcp": {"servers": {"server-1": {"command": "x"}}}}},
+    "Warp": {"server-1": {"command": "x", "args": [], "env": {}, "working_directory": None, "start_on_launch": True}},
+}
+
+
+@pytest.mark.parametrize("whole", PLACES.values(), ids=PLACES)
+def test_servers_in_further_places_are_found(tmp_path: Path, whole: object) -> None:
+    (file := tmp_path / "mcp.json").write_text(json.dumps(whole))
+    (one,) = import_mcp_servers(file, tmp_path)
+    assert (one.name, one.table, one.problem) == ("server-1", {"command": "x"}, "")
 
 
 @pytest.mark.parametrize(
@@ -188,6 +253,33 @@ def test_inputs_of_a_client_file_become_variables_or_their_defaults(tmp_path: Pa
         "OTHER": {"expand": "${MCP_S_OTHER}"},
     }
     assert one.variables == {"MCP_S_GH": "MCP_S_GH"} and {"MCP_S_GH", "MCP_S_TEAM", "MCP_S_OTHER"} == {*one.required}
+
+
+def test_an_input_may_have_any_id(tmp_path: Path) -> None:
+    inputs = [{"id": "Api Key", "password": True}, {"id": "päth/x:y", "default": "d"}]
+    env = {"K": "${input:Api Key}", "P": "${input:päth/x:y}", "O": "a${input:other one}b"}
+    one = read(tmp_path, {"s": {"command": "x", "env": env}}, inputs=inputs)["s"]
+    assert one.table["env"] == {"K": {"secret": "MCP_S_K"}, "P": "d", "O": {"expand": "a${MCP_S_O}b"}}
+
+
+SIGN_INS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "Cursor": ({"auth": {"CLIENT_ID": "c", "CLIENT_SECRET": "s", "scopes": ["x"]}}, {"client_id": "c", "scopes": ["x"]}, "oauth: its client secret"),
+    "opencode": ({"oauth": {"clientId": "{env:HOST}", "scope": "a b"}}, {"client_id": "h.example", "scopes": ["a", "b"]}, "oauth ${HOST}: written"),
+    "opencode, without": ({"oauth": False}, {}, ""),
+    "opencode, with a secret": ({"oauth": {"clientId": "c", "clientSecret": "{env:A_TOKEN}"}}, {"client_id": "c"}, "oauth: its client secret"),
+    "a variable that is not set": ({"oauth": {"clientId": "${env:NOWHERE}", "callbackPort": 81}}, {"callback_port": 81}, "oauth: its oauth names"),
+    "a client that is no text": ({"oauth": {"clientId": {"a": 1}}}, {}, "oauth: it is not a text"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("more", "table", "left_out"), SIGN_INS.values(), ids=SIGN_INS)
+def test_the_sign_in_of_a_server_is_read_and_what_is_left_out_is_named(
+    tmp_path: Path, more: dict[str, Any], table: dict[str, Any], left_out: str
+) -> None:
+    one = read(tmp_path, {"s": {"url": "https://a.example", **more}})["s"]
+    assert (one.problem, one.table.get("oauth", {})) == ("", table)
+    assert any(text.startswith(left_out) for text in one.ignored_keys) or not left_out, one.ignored_keys
+    assert "sesame-1234" not in str(one)
 
 
 def test_variables_of_an_env_file_are_read_and_the_server_overrides_them(tmp_path: Path) -> None:

@@ -138,6 +138,59 @@ READS: dict[str, tuple[str, Any]] = {
     "without a uri": ("[{'text': 'said'}]", "said"),
     "a text that is none": ("[{'uri': 'x:one', 'text': {'a': 1}}]", '{"a": 1}'),
 }
+WHOLE_READS = {
+    "a list": "[{'uri': 'x:one', 'text': 'said'}]",
+    "a text": "'said'",
+    "content": "{'content': [{'uri': 'x:one', 'text': 'said'}]}",
+    "one content": "{'content': {'text': 'said'}}",
+    "one resource": "{'resource': {'text': 'said'}}",
+    "the content itself": "{'uri': 'x:one', 'text': 'said'}",
+    "null and content": "{'contents': None, 'content': 'said'}",
+}
+
+
+@pytest.mark.parametrize("answer", WHOLE_READS.values(), ids=WHOLE_READS)
+async def test_a_resource_in_another_answer_is_read(tmp_path: Path, answer: str) -> None:
+    async with odd_server(tmp_path, f"{OFFERS}\nREAD = {answer}\n") as (kernel, _):
+        (offering,) = (one for one in kernel.generation.resource_providers if one.source == "t")
+        runtime: Any = None
+        assert await offering.read("x:one", runtime) == {"contents": [{"uri": "x:one", "text": "said"}]}
+
+
+@pytest.mark.parametrize("answer", ["['said']", "'said'", "{'content': 'said'}", "{'prompt': 'said'}"])
+async def test_a_prompt_in_another_answer_is_accepted(tmp_path: Path, answer: str) -> None:
+    async with odd_server(tmp_path, f"{OFFERS}\nPROMPT = {answer}\n") as (kernel, _):
+        (offering,) = (one for one in kernel.generation.resource_providers if one.source == "t")
+        runtime: Any = None
+        got = await offering.get_prompt("t_greet", {}, runtime)
+        assert got == {"messages": [{"role": "user", "content": {"type": "text", "text": "said"}}]}
+
+
+async def test_arguments_of_a_prompt_by_name_are_listed(tmp_path: Path) -> None:
+    arguments = "{'who': {'description': 'Name.', 'required': True}, 'how': None}"
+    habit = OFFERS.replace('{"name": "greet"}', f'{{"name": "greet", "arguments": {arguments}}}')
+    async with odd_server(tmp_path, habit) as (kernel, _):
+        (offering,) = (one for one in kernel.generation.resource_providers if one.source == "t")
+        (prompt,) = offering.prompts
+        assert [(one.name, one.required) for one in prompt.arguments] == [("who", True), ("how", False)]
+
+
+@pytest.mark.parametrize("token", ["str(token)", "float(token)"])
+async def test_progress_with_a_token_in_another_form_belongs_to_its_call(tmp_path: Path, token: str) -> None:
+    habit = f"""
+def call(number, params):
+    token = params["_meta"]["progressToken"]
+    put(json.dumps({{"jsonrpc": "2.0", "method": "notifications/progress",
+                    "params": {{"progressToken": {token}, "progress": 1, "total": 2, "message": "half"}}}}))
+    answer(number, text("said hi"))
+"""
+    async with odd_server(tmp_path, habit) as (_, session):
+        told: list[str] = []
+        session.watch_events(
+            lambda event: told.append(str(event.data.get("message"))) if event.kind == "progress" else None
+        )
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+        assert told == ["half"]
 
 
 @pytest.mark.parametrize(("contents", "text"), READS.values(), ids=READS)

@@ -151,6 +151,98 @@ def initialize(number, params):
         assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
 
 
+@pytest.mark.parametrize("version", ["None", "20241105", "[]", "{}"])
+async def test_a_server_whose_version_is_no_text_is_used(tmp_path: Path, version: str) -> None:
+    habit = f"""
+def initialize(number, params):
+    answer(number, {{"protocolVersion": {version}, "capabilities": {{"tools": {{}}}}, "serverInfo": None}})
+"""
+    async with odd_server(tmp_path, habit) as (_, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+
+
+NO_ID = "put(json.dumps({'jsonrpc': '2.0', 'id': None, 'error': {'code': -32700, 'message': 'cannot read that'}}))"
+
+
+async def test_an_error_without_a_number_before_the_first_answer_costs_only_itself(tmp_path: Path) -> None:
+    habit = f"""
+def before(message):
+    if message.get("method") in ("initialize", "tools/list"):
+        {NO_ID}
+"""
+    async with odd_server(tmp_path, habit) as (kernel, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+        assert kernel.components.upstreams["t"].attempts == 1
+
+
+async def test_a_server_that_answers_the_handshake_only_with_such_an_error_is_refused_with_it(tmp_path: Path) -> None:
+    habit = f"def initialize(number, params):\n    {NO_ID}\n"
+    async with odd_server(tmp_path, habit, approve=False) as (kernel, session):
+        await kernel.components.upstreams.wait_for_unlisted_servers()
+        assert "cannot read that" in str((await session.call("t_echo", {"text": "hi"})).error_text)
+
+
+PAGES = {
+    "an empty cursor": """
+def list_tools(number, params):
+    answer(number, {"tools": TOOLS, "nextCursor": ""})
+""",
+    "a number for a cursor": """
+def list_tools(number, params):
+    if params.get("cursor") == 2:
+        answer(number, {"tools": TOOLS})
+    else:
+        answer(number, {"tools": [], "nextCursor": 2})
+""",
+    "the same cursor again": """
+def list_tools(number, params):
+    answer(number, {"tools": [] if params.get("cursor") else TOOLS, "nextCursor": "x"})
+""",
+    "tools by name": """
+def list_tools(number, params):
+    answer(number, {"tools": {"echo": {"description": "Return the text.", "inputSchema": SCHEMA}}})
+""",
+    "a schema as an empty list": """
+TOOLS[0]["inputSchema"] = []
+""",
+    "an announcement of null": """
+CAPABILITIES = {"tools": None, "resources": None, "prompts": False}
+""",
+}
+
+
+@pytest.mark.parametrize("habit", PAGES.values(), ids=PAGES)
+async def test_an_oddly_written_list_of_tools_is_read_whole_and_once(tmp_path: Path, habit: str) -> None:
+    async with odd_server(tmp_path, habit) as (kernel, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+        assert not faults_of(kernel)
+
+
+DISCOVERED = {
+    "as the protocol says": '{"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "resultType": "complete"}',
+    "next to older ones": '{"supportedVersions": ["2025-11-25", "2026-07-28", None], "capabilities": {"tools": {}}}',
+    "one version as a text": '{"supportedVersions": "2026-07-28", "capabilities": {"tools": {}}}',
+    "under the older name": '{"protocolVersion": "2026-07-28", "capabilities": None, "serverInfo": "odd"}',
+    "without capabilities": '{"supportedVersions": ["2026-07-28"], "_meta": None, "instructions": 5, "ttlMs": "x"}',
+}
+
+
+@pytest.mark.parametrize("answered", DISCOVERED.values(), ids=DISCOVERED)
+async def test_a_server_of_the_newest_version_only_is_used(tmp_path: Path, answered: str) -> None:
+    habit = f"""
+def discover(number, params):
+    answer(number, {answered})
+def initialize(number, params):
+    fail(number, -32601)
+def call(number, params):
+    assert params["_meta"]["io.modelcontextprotocol/protocolVersion"] == "2026-07-28"
+    answer(number, text("said hi"))
+"""
+    async with odd_server(tmp_path, habit) as (kernel, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+        assert kernel.components.upstreams["t"].protocol_version == "2026-07-28"
+
+
 async def test_a_list_that_is_not_in_an_object_is_taken(tmp_path: Path) -> None:
     habit = "def list_tools(number, params):\n    answer(number, TOOLS)\n"
     async with odd_server(tmp_path, habit) as (_, session):

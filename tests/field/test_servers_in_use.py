@@ -164,7 +164,10 @@ async def test_hosts_requested_by_a_server_are_recorded_and_suggested(tmp_path: 
     assert read_denied_host_counts(state, "t") == {"api.example.com:443": 3}
     (line,) = describe_denied_hosts(state, "t", ())
     assert "asked for api.example.com 3 times" in line and "[mcp.servers.t]" in line
-    assert describe_denied_hosts(state, "t", ("api.example.com",)) == []
+    for allowed in ("api.example.com", "api.example.com:443", "*.example.com", "*", "API.example.com."):
+        assert describe_denied_hosts(state, "t", (allowed,)) == [], allowed
+    for allowed in ("example.com", "*.api.example.com", "api.example.com:8443"):
+        assert describe_denied_hosts(state, "t", (allowed,)) == [line], allowed
 
 
 CURIOUS = """

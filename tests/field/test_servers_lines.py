@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -58,6 +59,26 @@ AROUND = {
     "over several lines of a list": "put(json.dumps([json.loads(whole)], indent=1))",
     "behind a lone brace": 'put("{\\n" + whole)',
     "id as a float": 'put(json.dumps({"jsonrpc": "2.0", "id": float(number), "result": text("said hi")}))',
+    "behind a notification on the same line": (
+        'put(json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": "{"}}) + whole)'
+    ),
+    "between two log texts": 'put("sending... " + whole + " [sent]" + " " + json.dumps({"level": "info"}))',
+    "behind a list on the same line": 'put("[1, 2] " + whole)',
+    "with an empty error": 'put(json.dumps({"jsonrpc": "2.0", "id": number, "result": text("said hi"), "error": {}}))',
+    "with an empty error text": 'put(json.dumps({"jsonrpc": "2.0", "id": number, "result": text("said hi"), "error": ""}))',
+    "with false for the error": 'put(json.dumps({"jsonrpc": "2.0", "id": number, "result": text("said hi"), "error": False}))',
+    "behind the request, as a terminal repeats it": "put(line.strip()); put(whole)",
+    "behind the beginning of another message": 'put(\'{"jsonrpc": "2.0", "id": 1, "resu\' + whole)',
+    "with a line end in its text": 'put(whole.replace("said hi", "said\\nhi"))',
+    "with several line ends in its text": 'put(whole.replace("said hi", "said\\n{}\\n\\n}\\n]\\nhi"))',
+    "over lines that begin like any answer": 'put(whole.replace(", ", ",\\n"))',
+    "without a line end": "sys.stdout.write(whole); sys.stdout.flush()",
+    "with a carriage return alone": 'sys.stdout.write(whole + "\\r"); sys.stdout.flush()',
+    "with a number for the protocol": 'put(json.dumps({"jsonrpc": 2.0, "id": number, "result": text("said hi")}))',
+    "without an id": 'put(json.dumps({"jsonrpc": "2.0", "result": text("said hi")}))',
+    "with null for the id": 'put(json.dumps({"jsonrpc": "2.0", "id": None, "result": text("said hi")}))',
+    "with the method": 'put(json.dumps({"jsonrpc": "2.0", "id": number, "method": "tools/call", "result": text("said hi")}))',
+    "with zero bytes before it": 'put("\\0\\0" + whole)',
 }
 
 
@@ -70,7 +91,103 @@ def call(number, params):
     {printed}
 """
     async with odd_server(tmp_path, habit) as (_, session):
+        for _ in range(2):
+            result = await session.call("t_echo", {"text": "hi"})
+            words = str(result.data).split()
+            assert (result.ok, words[0], words[-1]) == (True, "said", "hi"), result
+
+
+@pytest.mark.parametrize(
+    "answered",
+    [
+        '{"jsonrpc": "2.0", "id": None, "result": {}}',
+        '{"jsonrpc": "2.0", "result": None}',
+        '{"jsonrpc": "2.0", "id": None, "result": {"tools": []}}',
+        '{"jsonrpc": "2.0", "id": None, "error": {"code": -32601, "message": "no such method"}}',
+    ],
+)
+async def test_an_answer_to_a_notification_is_no_answer_to_a_request(tmp_path: Path, answered: str) -> None:
+    habit = f"""
+def before(message):
+    if message.get("method", "").startswith("notifications/") or message.get("method") == "tools/list":
+        put(json.dumps({answered}))
+"""
+    async with odd_server(tmp_path, habit) as (_, session):
         assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+
+
+async def test_a_broken_answer_fails_when_another_message_follows(tmp_path: Path) -> None:
+    habit = """
+def call(number, params):
+    put('{"jsonrpc": "2.0", "id": %d, "result": {"content": [{"ty' % number)
+    put(json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": 1}}))
+"""
+    async with odd_server(tmp_path, habit) as (kernel, session):
+        result = await session.call("t_echo", {"text": "hi"})
+        assert result.error_kind == "interrupted" and "not valid JSON" in str(result.error_text)
+        assert kernel.components.upstreams["t"].attempts == 1
+
+
+async def test_an_endless_answer_over_lines_fails_its_call_and_nothing_else(tmp_path: Path) -> None:
+    habit = """
+def call(number, params):
+    if params["arguments"]["text"] == "hi":
+        answer(number, text("said hi"))
+    else:
+        put('{"jsonrpc": "2.0", "id": %d, "result": {"content": [' % number + "\\n{}" * 400)
+"""
+    async with odd_server(tmp_path, habit) as (kernel, session):
+        result = await session.call("t_echo", {"text": "ho"})
+        assert result.error_kind == "interrupted" and "not valid JSON" in str(result.error_text)
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+        assert kernel.components.upstreams["t"].attempts == 1
+
+
+async def test_a_server_that_ends_after_each_answer_is_started_for_each_call(tmp_path: Path) -> None:
+    habit = """
+def call(number, params):
+    answer(number, text("said hi"))
+    sys.stdout.flush()
+    os._exit(0)
+"""
+    async with odd_server(tmp_path, habit) as (kernel, session):
+        upstream = kernel.components.upstreams["t"]
+        upstream.backoff_s = (3600.0,)
+        for _ in range(3):
+            assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+            while upstream.state == "connected":
+                await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        '{"code": "-32601", "message": "no such row"}',
+        '{"code": -32601.0, "message": "no such row"}',
+        '{"code": null, "message": "no such row"}',
+        '{"code": "ENOENT", "message": "no such row"}',
+        '{"message": {"text": "no such row"}}',
+        '"no such row"',
+        '["no such row"]',
+    ],
+)
+async def test_the_text_of_an_error_in_an_odd_form_reaches_the_caller(tmp_path: Path, error: str) -> None:
+    habit = f"""
+def call(number, params):
+    put('{{"jsonrpc": "2.0", "id": %d, "error": {error}}}' % number)
+"""
+    async with odd_server(tmp_path, habit) as (kernel, session):
+        result = await session.call("t_echo", {"text": "hi"})
+        assert result.error_kind == "failed" and "no such row" in str(result.error_text)
+        assert kernel.components.upstreams["t"].attempts == 1
+
+
+async def test_a_server_that_repeats_every_line_it_reads_is_used(tmp_path: Path) -> None:
+    """As a program does on a terminal, such as one of ``docker run -t``."""
+    habit = "def before(message):\n    put(line.strip())\n"
+    async with odd_server(tmp_path, habit) as (kernel, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+        assert kernel.components.upstreams["t"].attempts == 1
 
 
 async def test_endless_output_lines_close_the_connection_with_a_reason(tmp_path: Path) -> None:

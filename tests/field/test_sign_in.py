@@ -48,10 +48,12 @@ class SignInFixture:
     guard: StrictSignInServer
     browser: Browser = field(default_factory=Browser)
     oauth: str = ""
+    connection: str = ""
+    secrets: str = ""
 
     @property
     def settings(self) -> str:
-        return f'[mcp.servers.h]\nurl = "{self.http.url}"\n' + (
+        return f'{self.secrets}[mcp.servers.h]\nurl = "{self.http.url}"\n{self.connection}\n' + (
             f"[mcp.servers.h.oauth]\n{self.oauth}\n" if self.oauth else ""
         )
 

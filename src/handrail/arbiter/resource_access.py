@@ -158,6 +158,9 @@ def _unknown_text(request: SourceRequestSpec, named: object, offerings: Sequence
     else:
         there = [one.name for offering in offerings for one in offering.prompts]
         what, lists = "Prompt", "prompt.list"
+    if isinstance(named, Mapping):  # a reference of a completion
+        reference = cast("Mapping[str, object]", named)
+        named = reference.get("name") or reference.get("uri") or ""
     text = f"{what} `{escape_terminal_controls(str(named)[:200])}` does not exist."
     if not there:
         return f"{text} This session has no {what.lower()}s."

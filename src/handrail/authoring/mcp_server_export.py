@@ -11,7 +11,13 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from handrail.config.foreign_server_files import VARIABLE
-from handrail.config.mcp_settings import ExpandableText, PrefixedSecretReference, ServerText, UpstreamServerSettings
+from handrail.config.mcp_settings import (
+    ExpandableText,
+    McpOauthSettings,
+    PrefixedSecretReference,
+    ServerText,
+    UpstreamServerSettings,
+)
 from handrail.config.operator_settings import SecretReference
 from handrail.config.secret_detection import (
     find_argument_secrets,
@@ -50,6 +56,17 @@ _VARIABLE_FORMS: Mapping[str, str] = {
 """By client, the form of a variable in its file. The other clients have none."""
 _URL_KEYS: Mapping[str, str] = {"gemini": "httpUrl", "qwen": "httpUrl", "windsurf": "serverUrl"}
 _TABLES: Mapping[str, str] = {"vscode": "servers", "opencode": "mcp", "zed": "context_servers"}
+_FURTHER_KEYS: Mapping[str, Mapping[str, str]] = {
+    "claude-code": {"oauth": "oauth"},
+    "cline": {"cwd": "cwd", "timeout_ms": "timeout"},
+    "codex": {"cwd": "cwd", "timeout_ms": "tool_timeout_sec", "connect_timeout_ms": "startup_timeout_sec"},
+    "gemini": {"cwd": "cwd", "timeout_ms": "timeout", "oauth": "oauth"},
+    "opencode": {"oauth": "oauth"},
+    "qwen": {"cwd": "cwd", "timeout_ms": "timeout", "oauth": "oauth"},
+    "vscode": {"cwd": "cwd"},
+}
+"""By client, its keys for further settings. The other clients have none."""
+_IN_SECONDS = frozenset({"timeout cline", "tool_timeout_sec codex", "startup_timeout_sec codex"})
 GATEWAY = "handrail"
 """The name of Handrail's own entry."""
 
@@ -60,11 +77,13 @@ class ClientConfigExport(Struct):
     :ivar text: the text for the client's file
     :ivar placeholders: the values that the user has to provide, by the names of their placeholders
     :ivar left_out: the reason for each server that the client cannot use, by its name
+    :ivar ignored: the settings of servers that the client does not have
     """
 
     text: str = ""
     placeholders: dict[str, str] = field(default_factory=dict[str, str])
     left_out: dict[str, str] = field(default_factory=dict[str, str])
+    ignored: list[str] = field(default_factory=list[str])
 
 
 def export_client_configuration(
@@ -88,6 +107,8 @@ class _ClientWriter:
         self._client = client
         self._secrets = secrets
         self._export = ClientConfigExport()
+        self._defaults: dict[str, str] = {}
+        """The defaults of variables that VS Code asks for."""
 
     def make_server_entry(self, name: str, server: UpstreamServerSettings) -> dict[str, Any] | None:
         """Return the entry of one server; None if the client cannot use it, or it has a secret in an argument or a url."""
@@ -103,9 +124,34 @@ class _ClientWriter:
             entry = self._write_remote(server)
         else:
             entry = self._write_local(server)
+        entry |= self._write_further_settings(name, server)
         if not server.enabled:
             entry |= {"enabled": False} if self._client in ("codex", "opencode", "zed") else {"disabled": True}
         return entry
+
+    def _write_further_settings(self, name: str, server: UpstreamServerSettings) -> dict[str, Any]:
+        """Return the working directory, the timeouts and the sign-in of a server, as far as the client has them."""
+        given: dict[str, Any] = {key: getattr(server, key) for key in ("cwd", "timeout_ms", "connect_timeout_ms")}
+        given = {key: value for key, value in given.items() if key in server.model_fields_set and value}
+        if server.oauth is not None and (sign_in := self._write_sign_in(server.oauth)):
+            given["oauth"] = sign_in
+        keys, found = _FURTHER_KEYS.get(self._client, dict[str, str]()), dict[str, Any]()
+        for setting, value in given.items():
+            if (key := keys.get(setting)) is None:
+                self._export.ignored.append(f"{name}: {setting}: {self._client} has no such setting")
+            elif f"{key} {self._client}" in _IN_SECONDS:
+                found[key] = value / 1000 if value % 1000 else value // 1000
+            else:
+                found[key] = value
+        return found
+
+    def _write_sign_in(self, options: McpOauthSettings) -> dict[str, Any]:
+        """Return the settings of a sign-in that are not secret."""
+        scope: object = " ".join(options.scopes) if self._client == "opencode" else [*options.scopes]
+        port = options.callback_port if self._client == "claude-code" else 0
+        found: dict[str, object] = {"clientId": options.client_id, "callbackPort": port}
+        found["scope" if self._client == "opencode" else "scopes"] = scope
+        return {key: value for key, value in found.items() if value}
 
     def _write_local(self, server: UpstreamServerSettings) -> dict[str, Any]:
         assert server.command is not None
@@ -118,7 +164,9 @@ class _ClientWriter:
         entry |= {"command": server.command, "args": [*server.args]}
         if self._client == "codex":  # Codex replaces no variables, but passes those that are named
             named = {key for key, value in server.env.items() if not isinstance(value, str)}
-            same = sorted(key for key in named if self._variable_name(key, server.env[key]) == key)
+            same = sorted(
+                key for key in named if self._variable_name(key, server.env[key]) == key and values[key] == f"<{key}>"
+            )
             values = {key: value for key, value in values.items() if key not in same}
             entry |= {"env_vars": same} if same else {}
         return entry | ({"env": values} if values else {})
@@ -180,13 +228,17 @@ class _ClientWriter:
 
     def _write_placeholder(self, name: str, default: str | None) -> str:
         name = re.sub(r"\W", "_", name)
-        if (form := _VARIABLE_FORMS.get(self._client)) is None:
-            if default:
-                return default
+        form = _VARIABLE_FORMS.get(self._client)
+        is_public = bool(default) and not is_secret_name(name) and not is_secret_value(default or "")
+        if default and is_public and self._client not in ("claude-code", "vscode"):
+            return default  # the client would pass nothing if the variable is not set
+        if form is None:
             self._export.placeholders[name] = f"replace <{name}> with the value"
             return f"<{name}>"
-        if default and self._client == "claude-code":
+        if default and is_public and self._client == "claude-code":
             return f"${{{name}:-{default}}}"
+        if default and is_public:
+            self._defaults[name] = default
         variable = f"the environment variable {name}"
         self._export.placeholders[name] = "VS Code asks for it" if self._client == "vscode" else variable
         return form.replace("NAME", name)
@@ -198,7 +250,8 @@ class _ClientWriter:
         whole: dict[str, Any] = {_TABLES.get(self._client, "mcpServers"): dict(entries)}
         if self._client == "vscode" and self._export.placeholders:
             whole["inputs"] = [
-                {"type": "promptString", "id": name, "description": name, "password": True}
+                {"type": "promptString", "id": name, "description": name}
+                | ({"default": self._defaults[name]} if name in self._defaults else {"password": True})
                 for name in self._export.placeholders
             ]
         self._export.text = json.dumps(whole, indent=2, ensure_ascii=False) + "\n"

@@ -195,7 +195,7 @@ class _ServerImporter:
             if headers := self._write_values(found, server.headers):
                 table["headers"] = headers
             if server.oauth:
-                table["oauth"] = {key: self._write_oauth_value(found, value) for key, value in server.oauth.items()}
+                self._fill_sign_in(found, server.oauth)
         else:
             table["command"] = self._resolve_and_write(found, "command", server.command)
             args = [self._resolve_and_write(found, "args", one) for one in server.args]
@@ -211,9 +211,19 @@ class _ServerImporter:
             if (value := getattr(server, key)) is not None:
                 table[key] = min(value, 3_600_000) if key == "connect_timeout_ms" else value
 
-    def _write_oauth_value(self, found: ImportedMcpServer, value: object) -> object:
+    def _fill_sign_in(self, found: ImportedMcpServer, oauth: Mapping[str, Any]) -> None:
+        table: dict[str, Any] = {}
+        for key, value in oauth.items():
+            try:
+                table[key] = self._resolve_sign_in_value(found, value)
+            except ValueError as error:
+                found.ignored_keys.append(f"oauth: {error}")
+        if table:
+            found.table["oauth"] = table
+
+    def _resolve_sign_in_value(self, found: ImportedMcpServer, value: object) -> object:
         if isinstance(value, list):
-            return [self._write_oauth_value(found, one) for one in cast("list[object]", value)]
+            return [self._resolve_sign_in_value(found, one) for one in cast("list[object]", value)]
         return self._resolve_and_write(found, "oauth", value) if isinstance(value, str) else value
 
     def _fill_folder(self, found: ImportedMcpServer, server: ForeignMcpServer) -> None:
@@ -386,6 +396,11 @@ def is_handrail(server: ForeignMcpServer) -> bool:
     return False
 
 
+_BRIDGE_FLAGS = frozenset(("--allow-http", "--debug", "--silent", "--enable-proxy"))
+_BRIDGE_OPTIONS = frozenset(("--host", "--auth-timeout"))
+"""Options of ``mcp-remote`` about itself, the latter with a value."""
+
+
 def _unwrap_remote_bridge(server: ForeignMcpServer, found: ImportedMcpServer) -> ForeignMcpServer:
     """Return the remote server that ``mcp-remote`` bridges to, since Handrail reaches it itself; else the same server."""
     words = [server.command, *server.args]
@@ -406,8 +421,10 @@ def _unwrap_remote_bridge(server: ForeignMcpServer, found: ImportedMcpServer) ->
             headers[name.strip()] = VARIABLE.sub(lambda one: server.env.get(one[1], one[0]), value.strip())
         elif option == "--transport" and rest:
             transport = "sse" if rest.pop(0).startswith("sse") else "http"
-        elif option == "--allow-http" or option.isdigit():
+        elif option in _BRIDGE_FLAGS or option.isdigit():
             continue
+        elif option in _BRIDGE_OPTIONS and rest:
+            rest.pop(0)
         else:
             return server
     found.ignored_keys.append("mcp-remote: Handrail reaches the url itself")

@@ -14,6 +14,7 @@ import shlex
 import stat
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -28,7 +29,7 @@ MAX_BYTES = 16 * 1024 * 1024
 _MAX_ENV_BYTES = 1024 * 1024
 VARIABLE = compile_regex_lazily(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 """A variable in a text, with an optional default."""
-INPUT = compile_regex_lazily(r"\$\{input:([\w.-]+)\}")
+INPUT = compile_regex_lazily(r"\$\{input:([^{}]+)\}")
 """A value that VS Code asks the user for."""
 _OTHER_VARIABLE = compile_regex_lazily(
     r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)((?::-[^}]*)?)\}|(?<!\$)\{env:([A-Za-z_][A-Za-z0-9_]*)\}"
@@ -171,7 +172,21 @@ def list_candidate_server_files(workspace: Path) -> list[tuple[str, Path]]:
         ("Qwen Code, this project", workspace / ".qwen/settings.json"),
         ("Windsurf", home / ".codeium/windsurf/mcp_config.json"),
         ("Cline", editors / "globalStorage/saoudrizwan.claude-dev/settings/cline_mcp_settings.json"),
+        ("Roo Code", editors / "globalStorage/rooveterinaryinc.roo-cline/settings/mcp_settings.json"),
+        ("Roo Code, this project", workspace / ".roo/mcp.json"),
         ("Copilot CLI", home / ".copilot/mcp-config.json"),
+        ("Copilot in JetBrains IDEs", xdg / "github-copilot/intellij/mcp.json"),
+        ("LM Studio", home / ".lmstudio/mcp.json"),
+        ("Kiro", home / ".kiro/settings/mcp.json"),
+        ("Kiro, this project", workspace / ".kiro/settings/mcp.json"),
+        ("Amp", xdg / "amp/settings.json"),
+        ("Amp, this project", workspace / ".amp/settings.json"),
+        ("Amazon Q", home / ".aws/amazonq/mcp.json"),
+        ("Amazon Q, this project", workspace / ".amazonq/mcp.json"),
+        ("Junie", home / ".junie/mcp/mcp.json"),
+        ("Junie, this project", workspace / ".junie/mcp/mcp.json"),
+        ("Crush", xdg / "crush/crush.json"),
+        ("Crush, this project", workspace / "crush.json"),
         ("Continue", home / ".continue/config.yaml"),
         *(("Continue, this project", path) for path in sorted((workspace / ".continue/mcpServers").glob("*.y*ml"))),
         ("Goose", config / "Block/goose/config/config.yaml" if sys.platform == "win32" else xdg / "goose/config.yaml"),
@@ -191,6 +206,7 @@ def read_foreign_server_file(path: Path, workspace: Path | None) -> ForeignMcpSe
     except ValueError as error:
         raise ValueError(f"{error}. Pass a configuration file of MCP servers") from None
     whole = _parse(path, content)
+    _reject_repeated_tables(whole)
     tables = list(_find_server_tables(whole, workspace))
     if path.suffix.lower() in _YAML and (extensions := _object(_object(whole).get("extensions"))):
         tables.append(extensions)
@@ -202,6 +218,10 @@ def read_foreign_server_file(path: Path, workspace: Path | None) -> ForeignMcpSe
     named = [(str(name), said) for table in tables for name, said in table.items()]
     bare = bool({".gemini", ".qwen"} & {*path.parts}) or any("httpUrl" in _object(said) for _, said in named)
     servers = [_normalize_server(name, said, workspace, bare=bare) for name, said in named]
+    for table in tables:
+        for one in servers:
+            if one.name in _get_repeated_keys(table):
+                one.problem = f"{one.name[:80]!r} occurs twice in one object; remove one of the two"
     return ForeignMcpServerFile(tuple(servers), _read_inputs(whole))
 
 
@@ -232,22 +252,58 @@ def _parse(path: Path, content: bytes) -> Any:
             return tomllib.loads(text)
         if kind == "YAML":
             return _parse_yaml(text)
-        return json.loads(remove_json_comments(text), object_pairs_hook=_reject_duplicate_keys)
+        return json.loads(remove_json_comments(text), object_pairs_hook=_RepeatingObject.from_pairs)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not valid {kind}: {error}. Correct the file, or pass another one") from None
 
 
-def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object, and reject duplicate keys, since programs differ in which value they use.
+class _RepeatingObject(dict[str, Any]):
+    """An object with the keys that occur twice in it. Programs differ in which value they use.
 
-    :raises ValueError: for a duplicate key
+    :ivar repeated: these keys
     """
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice[:80]!r} occurs twice in one object; remove one of the two")
-    return found
+
+    repeated: frozenset[str] = frozenset()
+
+    @classmethod
+    def from_pairs(cls, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Return an object; a plain one if no key occurs twice."""
+        found = dict(pairs)
+        if len(found) == len(pairs):
+            return found
+        counts = Counter(name for name, _ in pairs)
+        repeating = cls(found)
+        repeating.repeated = frozenset(name for name, count in counts.items() if count > 1)
+        return repeating
+
+
+def _get_repeated_keys(value: object) -> frozenset[str]:
+    return value.repeated if isinstance(value, _RepeatingObject) else frozenset()
+
+
+def _reject_repeated_tables(whole: object) -> None:
+    """Reject a file that has the table of its servers twice. Other repeated keys cost nothing, or their own server.
+
+    :raises ValueError: for such a table; the text continues a sentence about the file
+    """
+    top = _object(whole)
+    places = [top, *(_object(top.get(key)) for key in ("mcp", "settings", "projects"))]
+    tables = {*_TABLE_KEYS, "mcp", "settings", "projects", "extensions"}
+    for place in places:
+        if twice := sorted(_get_repeated_keys(place) & (tables if place is top else {*_TABLE_KEYS})):
+            raise ValueError(f"is ambiguous: {twice[0]!r} occurs twice in one object. Remove one of the two")
+
+
+def _find_repeated_key(value: object) -> str:
+    """Return a key that occurs twice in a value or in one within it; empty if there is none."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if repeated := _get_repeated_keys(one):
+            return min(repeated)
+        if isinstance(one, dict | list):
+            waiting += cast("dict[str, object]", one).values() if isinstance(one, dict) else cast("list[object]", one)
+    return ""
 
 
 def _parse_yaml(text: str) -> Any:
@@ -270,7 +326,7 @@ def _parse_yaml(text: str) -> Any:
 
         def construct_object(self, node: Any, deep: bool = False) -> Any:
             if isinstance(node, yaml.MappingNode):
-                return _reject_duplicate_keys(
+                return _RepeatingObject.from_pairs(
                     [(str(self.construct_object(key)), self.construct_object(value)) for key, value in node.value]
                 )
             if isinstance(node, yaml.SequenceNode):
@@ -314,12 +370,17 @@ def _find_server_tables(whole: object, workspace: Path | None) -> Iterator[Mappi
         for folder, said in _object(top.get("projects")).items()
         if workspace is not None and Path(folder) in (workspace, workspace.resolve())
     ]
+    places.append(_object(_object(_object(top.get("customizations")).get("vscode")).get("mcp")))
     for place in places:
         for key in _TABLE_KEYS:
             if table := _object(_by_name(place.get(key))):
                 yield table
     named = _object(top.get("mcp")).items()
-    if opencode := {name: said for name, said in named if _is_server(said)}:
+    older = _object(top.get("experimental")).get("modelContextProtocolServers")
+    if table := _object(_by_name(older)):
+        yield table
+    opencode = {name: said for name, said in named if _is_server(said)}
+    if opencode:
         yield opencode
     alone = _object(_by_name(cast("object", whole)) if isinstance(whole, list) else whole)  # the file is the table
     if alone and not alone.keys() & {*_TABLE_KEYS} and all(map(_is_server, alone.values())):
@@ -367,6 +428,9 @@ def _normalize_server(name: str, entry: object, workspace: Path | None, *, bare:
     if not isinstance(entry, dict):
         found.problem = "it is not an object"
         return found
+    if repeated := _find_repeated_key(cast("object", entry)):
+        found.problem = f"{repeated[:80]!r} occurs twice in one object; remove one of the two"
+        return found
     given = {key: value for key, value in cast("dict[str, Any]", entry).items() if value is not None}
     for key in ("transport", "command"):  # an object in the place of a text: its members belong to the server
         if inner := _object(given.get(key)):
@@ -398,7 +462,10 @@ def _fill_server(found: ForeignMcpServer, given: dict[str, Any], texts: _Foreign
     command, args = (words[0], words[1:]) if words else (None, [])
     if line is not None and not given.get("args"):
         command, args = texts.split_command(line)
-    written_type = take("type", "transport")
+    if (shell := _unwrap_shell(command, args or given.get("args"))) is not None:
+        command, args = shell
+        given["args"] = []
+    written_type = take("type", "transport", "transportType")
     kind = _TRANSPORTS.get(re.sub(r"[^a-z]", "", str(written_type).lower())) if written_type is not None else None
     has_command, has_url = isinstance(command, str) and command.strip(), isinstance(url, str) and url.strip()
     parts = ("builtin", "platform", "frontend", "inline_python")
@@ -426,7 +493,10 @@ def _fill_server(found: ForeignMcpServer, given: dict[str, Any], texts: _Foreign
                 found.headers["Authorization"] = f"Bearer {texts.read('apiKey', _BEARER.sub('', key, count=1))}"
             elif isinstance(variable, str) and variable:
                 found.headers["Authorization"] = f"Bearer ${{{variable}}}"
-        found.oauth = _read_oauth(texts, _object(take("oauth")), take("scopes"))
+        sign_in = _object(take("oauth")) or _object(take("auth"))
+        found.oauth = _read_oauth(sign_in, take("scopes"), texts)
+        if any("secret" in key.lower() for key in sign_in):
+            found.left_out.append("oauth: its client secret; store it as a secret, and name it in client_secret")
         others = {"command", "cmd", "args", "env", "environment", "cwd", "envFile"} & given.keys()
         found.left_out += [f"{key}: the server has a url" for key in sorted(others) if given[key]]
         used.update(others)
@@ -456,11 +526,21 @@ def _fill_server(found: ForeignMcpServer, given: dict[str, Any], texts: _Foreign
             found.left_out.append(f"{key}: Handrail has no such setting")
 
 
-def _read_oauth(texts: _ForeignTextReader, given: Mapping[str, Any], scopes: object) -> dict[str, Any]:
+def _unwrap_shell(command: object, args: object) -> tuple[str, list[Any]] | None:
+    """Return the command that ``cmd /c`` starts, as clients on Windows need it; None for any other command."""
+    words = cast("list[Any]", args) if isinstance(args, list) else []
+    is_shell = isinstance(command, str) and re.fullmatch(r"(?i)(?:.*[\\/])?cmd(?:\.exe)?", command.strip()) is not None
+    if not is_shell or len(words) < 2 or str(words[0]).lower() != "/c":
+        return None
+    return (words[1], words[2:]) if isinstance(words[1], str) else None
+
+
+def _read_oauth(given: Mapping[str, Any], scopes: object, texts: _ForeignTextReader) -> dict[str, Any]:
     """Return the settings of a sign-in that do not contain a secret."""
     found: dict[str, Any] = {}
-    if isinstance(client := given.get("clientId", given.get("client_id")), str) and client:
-        found["client_id"] = texts.read("oauth", client)
+    written = next((given[key] for key in ("clientId", "client_id", "CLIENT_ID") if given.get(key)), None)
+    if client := texts.parse_optional_text("oauth", written):
+        found["client_id"] = client
     port: object = given.get("callbackPort", given.get("callback_port"))
     if isinstance(port, int) and not isinstance(port, bool) and 0 < port < 65_536:
         found["callback_port"] = port

@@ -25,6 +25,7 @@ from urllib.parse import unquote_to_bytes
 
 from handrail.contract.calls_and_results import Blob, Result
 from handrail.contract.errors import ERROR_KINDS, ErrorKind
+from handrail.contract.schema.mcp_members import select_valid_members
 from handrail.contract.text.lazy_patterns import compile_regex_lazily
 
 _ENVELOPE_KEYS = frozenset({"type", "data", "error_text", "metadata"})
@@ -211,7 +212,7 @@ def _content_part(part: object) -> object:
 
 def _select_extras(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a block says about itself, which travels with it."""
-    return {key: fields[key] for key in _EXTRAS if key in fields}
+    return select_valid_members({key: fields[key] for key in _EXTRAS if key in fields})
 
 
 def _text_of(part: object) -> str | None:
@@ -276,7 +277,7 @@ def _content(data: object, stored: Mapping[str, bytes]) -> dict[str, Any]:
         return _content_of_members(cast("Mapping[str, object]", data), stored)
     if isinstance(data, list):
         parts = cast("list[object]", data)
-        if 0 < len(parts) <= MAX_BLOCKS and all(_is_content_part(part) for part in parts):
+        if 0 < len(parts) <= MAX_BLOCKS and _are_content_parts(parts):
             return {"content": [_block(part, stored) for part in parts]}
     return {"content": [{"type": "text", "text": format_text_or_json(cast("object", data))}]}
 
@@ -297,6 +298,14 @@ def _content_of_members(members: Mapping[str, object], stored: Mapping[str, byte
         "content": [{"type": "text", "text": format_text_or_json(members)}, *pictures],
         "structuredContent": members,
     }
+
+
+def _are_content_parts(parts: Sequence[object]) -> bool:
+    """Return whether a list has parts of a content. If it has one that only a content has, an odd one becomes a text."""
+    if all(_is_content_part(part) for part in parts):
+        return True
+    is_content = any(isinstance(part, Mapping) and _is_content_part(cast("object", part)) for part in parts)
+    return is_content and all(isinstance(part, (str, Mapping)) for part in parts)
 
 
 def _is_content_part(part: object) -> bool:
@@ -326,10 +335,8 @@ def _block(part: object, stored: Mapping[str, bytes]) -> dict[str, Any]:
             return _resource_block(cast("Mapping[str, Any]", fields["resource"]), stored) | _select_extras(fields)
         if fields.get("type") in ("image", "audio") and _is_content_part(fields):
             return _block(fields["data"], stored) | _select_extras(fields)
-        if fields.get("type") == "text" and _is_content_part(fields):
-            return dict(fields)
-        if fields.get("type") == "resource_link" and _is_content_part(fields):
-            return dict(fields)
+        if fields.get("type") in ("text", "resource_link") and _is_content_part(fields):
+            return select_valid_members(fields)
     return {"type": "text", "text": format_text_or_json(cast("object", part))}
 
 
@@ -341,13 +348,16 @@ def _resource_block(resource: Mapping[str, Any], stored: Mapping[str, bytes]) ->
     )
     if place is None:
         if isinstance(resource.get("text"), str) and isinstance(resource.get("uri"), str):
-            return {"type": "resource", "resource": dict(resource)}
+            return {"type": "resource", "resource": select_valid_members(resource)}
         return {"type": "text", "text": format_text_or_json(resource)}
     uri = resource.get("uri")
     if (body := stored.get(place[0])) is None:
         return _binary_block(*place, stored)
     own = {"uri": uri if isinstance(uri, str) else build_artifact_uri(place[0]), "mimeType": place[1]}
-    return {"type": "resource", "resource": {**resource, **own, "blob": base64.b64encode(body).decode()}}
+    return {
+        "type": "resource",
+        "resource": {**select_valid_members(resource), **own, "blob": base64.b64encode(body).decode()},
+    }
 
 
 def _binary_block(ref: str, media_type: str, stored: Mapping[str, bytes]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import pydantic
 
@@ -37,7 +37,7 @@ from handrail.registry.definition_pins import StoredPins, ThirdPartyDefinition
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
 from handrail.store.state_folders import StateFolders, prepare_folders
 from handrail.upstream.network_route import make_server_route
-from handrail.upstream.oauth_sign_in import OauthTokenStore, SignInPrompt
+from handrail.upstream.oauth_sign_in import OauthTokenStore, SignInPrompt, SignInRequired
 from handrail.upstream.server_config_loader import build_server_definition, load_enabled_servers
 from handrail.upstream.server_definition import ServerListing
 from handrail.upstream.upstream_registry import UpstreamDependencies, UpstreamRegistry
@@ -436,6 +436,8 @@ _REQUEST_TIMEOUT_S = 10.0
 """The time limit for the request of a browser."""
 _MAX_CONNECTIONS = 32
 _SIGNED_IN_PAGE = b"You are signed in. You can close this page and go back to the terminal."
+_REFUSED_PAGE = b"You are not signed in. The terminal has the reason. You can close this page."
+_OTHER_SIGN_IN_PAGE = b"This page belongs to another sign-in. Open the address in the terminal again."
 
 
 async def sign_in_to_server(
@@ -450,8 +452,8 @@ async def sign_in_to_server(
     if (definition := next((one for one in load_enabled_servers(config) if one.name == name), None)) is None:
         raise UsageError(f"The configuration has no MCP server {name!r}. Run `handrail mcp list` to see the servers.")
     oauth_options = definition.oauth
-    registered = urlsplit(OauthTokenStore(definition, folders.state).registered_redirect_uri)
-    kept = (registered.port or 0) if registered.hostname == oauth_options.callback_host else 0
+    registered = OauthTokenStore(definition, folders.state).registered_redirect_uri
+    kept = _get_port(registered, oauth_options.callback_host)
     async with _serve_sign_in_callback(show, oauth_options.callback_host, oauth_options.callback_port, kept) as prompt:
         tools = await fetch_and_store_tool_list(config, folders, name, prompt)
     if tools is None:
@@ -511,6 +513,15 @@ def delete_server_tokens(config: MergedConfiguration, folders: StateFolders, nam
     return OauthTokenStore(names[0], folders.state).delete()
 
 
+def _get_port(address: str, host: str) -> int:
+    """Return the port in an address of a host; 0 for another host, or without a port."""
+    try:
+        parts = urlsplit(address)
+        return (parts.port or 0) if parts.hostname == host else 0
+    except ValueError:
+        return 0
+
+
 @asynccontextmanager
 async def _serve_sign_in_callback(
     show: Callable[[str], None], host: str, port: int, kept_port: int
@@ -524,6 +535,8 @@ async def _serve_sign_in_callback(
     """
     loop = asyncio.get_running_loop()
     came: asyncio.Future[str] = loop.create_future()
+    expected_state = ""
+    """The state of the address that the user was shown last; empty before."""
     open_now = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -543,14 +556,18 @@ async def _serve_sign_in_callback(
                 head = await reader.readuntil(b"\r\n\r\n")
             method, target, _ = head.split(b"\r\n", 1)[0].decode("ascii").split(" ")
             known = method == "GET" and target.startswith("/callback?")
-            body = _SIGNED_IN_PAGE if known else b"Page not found."
-            status = b"200 OK" if known else b"404 Not Found"
+            fields = parse_qs(urlsplit(target).query)
+            is_expected = known and _is_redirect_of(fields, expected_state)
+            body = b"Page not found." if not known else _OTHER_SIGN_IN_PAGE
+            if is_expected:
+                body = _REFUSED_PAGE if "error" in fields else _SIGNED_IN_PAGE
+            status = b"200 OK" if is_expected else b"400 Bad Request" if known else b"404 Not Found"
             writer.write(
                 b"HTTP/1.1 %s\r\ncontent-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
                 % (status, len(body), body)
             )
             await writer.drain()
-            if known and not came.done():
+            if is_expected and not came.done():
                 came.set_result(target)
 
     try:
@@ -569,12 +586,26 @@ async def _serve_sign_in_callback(
     origin = f"http://{host}:{bound}"
 
     async def visit(address: str) -> str:
+        nonlocal came, expected_state
+        came, expected_state = loop.create_future(), parse_qs(urlsplit(address).query).get("state", [""])[0]
         show(address)
-        async with asyncio.timeout(SIGN_IN_TIMEOUT_S):
-            return origin + await came
+        try:
+            async with asyncio.timeout(SIGN_IN_TIMEOUT_S):
+                return origin + await came
+        except TimeoutError:
+            raise SignInRequired(
+                f"the browser did not return within {SIGN_IN_TIMEOUT_S:g} s; sign in again with: handrail mcp login NAME"
+            ) from None
 
     try:
         yield SignInPrompt(f"{origin}/callback", visit)
     finally:
         for one in servers:
             one.close()
+
+
+def _is_redirect_of(fields: Mapping[str, list[str]], state: str) -> bool:
+    """Return whether a browser returns from the sign-in with a state. An error may come without one."""
+    if not state:
+        return False
+    return fields.get("state", [""])[0] == state or ("error" in fields and "state" not in fields)

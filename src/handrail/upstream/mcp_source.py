@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from handrail.contract.calls_and_results import Blob
 from handrail.contract.errors import Diagnostic, ToolError
 from handrail.contract.result_conversions import decode_base64_or_data_uri, format_text_or_json
+from handrail.contract.schema.mcp_members import select_valid_members
 from handrail.contract.services.resource_services import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
 from handrail.contract.tool_generation import DiscoveredTool, SourceContents, SourceRank
 from handrail.registry.sources.operator_resources import MAX_URI, parse_uri_template_shape
@@ -60,7 +61,10 @@ class McpResourceProvider:
 
     async def read(self, uri: str, runtime: Runtime) -> Mapping[str, Any]:
         found = await self._ask("resources/read", {"uri": uri}, runtime)
-        return {"contents": [_resource_content(one, uri) for one in _list_of(found.get("contents"))]}
+        given = next((found[key] for key in ("contents", "content", "resource") if found.get(key) is not None), None)
+        if given is None and found.keys() & {"text", "blob"}:
+            given = found
+        return {"contents": [_resource_content(one, uri) for one in _list_of(given)]}
 
     async def get_prompt(self, name: str, arguments: Mapping[str, str], runtime: Runtime) -> Mapping[str, Any]:
         own = self._own_names.get(name)
@@ -73,7 +77,8 @@ class McpResourceProvider:
         if arguments:
             params["arguments"] = dict(arguments)
         found = await self._ask("prompts/get", params, runtime)
-        answer: dict[str, Any] = {"messages": [_message(one) for one in _list_of(found.get("messages"))]}
+        given = next((found[key] for key in ("messages", "content", "prompt") if found.get(key) is not None), None)
+        answer: dict[str, Any] = {"messages": [_message(one) for one in _list_of(given)]}
         if isinstance(about := found.get("description"), str):
             answer["description"] = about
         return answer
@@ -153,6 +158,8 @@ def _prompt(item: JsonItem, prefix: str) -> tuple[PromptSpec, str] | None:
     if not own:
         return None
     given: Any = item.get("arguments")
+    if isinstance(given, dict):  # by name
+        given = [{"name": name, **_object(one)} for name, one in cast("dict[str, Any]", given).items()]
     arguments = [
         PromptArgument(_text(one, "name"), _text(one, "description"), one.get("required") is True, _text(one, "title"))
         for one in map(_object, cast("list[Any]", given) if isinstance(given, list) else [])
@@ -168,7 +175,7 @@ def _about(item: JsonItem) -> tuple[str, str, str]:
 
 
 def _more(item: JsonItem) -> dict[str, Any]:
-    return {key: item[key] for key in _PASSED_KEYS if key in item}
+    return select_valid_members({key: item[key] for key in _PASSED_KEYS if key in item})
 
 
 def _list_of(given: object) -> list[object]:
@@ -180,7 +187,7 @@ def _list_of(given: object) -> list[object]:
 
 def _resource_content(one: object, uri: str) -> dict[str, Any]:
     """Return one content of a resource, also if the server sent only its text."""
-    fields = {**_object(one)} or {"text": one}
+    fields = select_valid_members(_object(one)) or {"text": one}
     if not isinstance(fields.get("uri"), str):
         fields["uri"] = uri
     if isinstance(fields.get("blob"), str):
@@ -199,12 +206,29 @@ def _message(given: object) -> dict[str, Any]:
     if not isinstance(content, dict):
         blocks = [_text_of_block(one) for one in _list_of(content)]
         return {**message, "content": {"type": "text", "text": "\n".join(blocks)}}
-    block = cast("dict[str, Any]", content)
-    if block.get("type") in ("image", "audio"):
-        return {**message, "content": _decode_base64_part(block, "data")}
-    if block.get("type") == "resource" and isinstance(block.get("resource"), dict):
-        return {**message, "content": {**block, "resource": _decode_base64_part(block["resource"], "blob")}}
-    return message
+    return {**message, "content": _prompt_content(select_valid_members(cast("dict[str, Any]", content)))}
+
+
+def _prompt_content(block: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a prompt's message; one that no client knows becomes its JSON as text."""
+    match block.get("type"):
+        case "text" if isinstance(block.get("text"), str):
+            return block
+        case "image" | "audio" if isinstance(block.get("data"), str):
+            decoded = _decode_base64_part(block, "data")
+            if isinstance(blob := decoded["data"], Blob):
+                return {**decoded, "mimeType": blob.media_type}
+        case "resource":
+            resource = select_valid_members(_object(block.get("resource")))
+            if isinstance(resource.get("uri"), str) and any(
+                isinstance(resource.get(one), str) for one in ("text", "blob")
+            ):
+                return {**block, "resource": _decode_base64_part(resource, "blob")}
+        case "resource_link" if isinstance(block.get("uri"), str) and isinstance(block.get("name"), str):
+            return block
+        case _:
+            pass
+    return {"type": "text", "text": _text_of_block(block)}
 
 
 def _text_of_block(one: object) -> str:

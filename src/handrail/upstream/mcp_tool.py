@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, cast
 from handrail.contract.errors import ToolError
 from handrail.contract.result_conversions import convert_mcp_content_to_result
 from handrail.contract.schema.foreign_schemas import normalise_foreign_schema, sort_unordered_lists
+from handrail.contract.schema.mcp_members import select_valid_members
 from handrail.contract.services.client_services import METHOD_CAPABILITIES, ClientMethod, UnsupportedClientRequest
 from handrail.contract.services.tool_runtime import Runtime
+from handrail.contract.text.neutralisation import neutralise_text
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import (
     LockSpec,
@@ -142,8 +144,7 @@ def _client_listing(item: JsonItem, server: str) -> dict[str, Any]:
     """Return what a client shows of a tool in addition: its title, icons and metadata, marked as the server's."""
     title = item.get("title") or _hints(item).get("title")
     found: dict[str, Any] = {"title": title} if isinstance(title, str) and title.strip() else {}
-    if isinstance(icons := item.get("icons"), list) and icons:
-        found["icons"] = icons
+    found |= select_valid_members({"icons": item.get("icons")})
     meta = remove_handrail_metadata(item.get("_meta"))
     if meta:
         found["_meta"] = meta
@@ -377,6 +378,7 @@ _MAX_LOOKS = 100
 """The number of files and folders that are looked at without a thread."""
 _MAX_FILES = 2_000
 _MAX_NAMED = 10
+_MAX_NAME_CHARS = 200
 _CACHE_FOLDERS = frozenset({"node_modules", "__pycache__", "site-packages", "Library", "AppData", "logs", "tmp"})
 
 
@@ -411,6 +413,12 @@ def _list_scratch_files(folder: str, most: float) -> dict[str, tuple[int, int]] 
     return found
 
 
+def _write_name(name: str) -> str:
+    """Return the name of a file, which the server chose, without what could pass for other text."""
+    readable = name.encode("utf-8", "replace").decode()
+    return neutralise_text("".join(one if one.isprintable() else "?" for one in readable[:_MAX_NAME_CHARS]))
+
+
 def _describe_new_files(
     server: str, folder: str, before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]
 ) -> str:
@@ -418,7 +426,7 @@ def _describe_new_files(
     written = [name for name, status in after.items() if before.get(name) != status]
     if not written:
         return ""
-    named = ", ".join(written[:_MAX_NAMED]) + (
+    named = ", ".join(map(_write_name, written[:_MAX_NAMED])) + (
         f" and {len(written) - _MAX_NAMED} more" if len(written) > _MAX_NAMED else ""
     )
     return (

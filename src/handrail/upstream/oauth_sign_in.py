@@ -10,22 +10,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import httpx2
 import orjson
-from mcp.client.auth import OAuthClientProvider, OAuthFlowError, TokenStorage
-from mcp.client.auth.utils import issuers_match
+from mcp.client.auth import OAuthClientProvider, OAuthFlowError, OAuthRegistrationError
+from mcp.client.auth.utils import extract_scope_from_www_auth, issuers_match, union_scopes
 from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata
 
 from handrail.contract.errors import StartError
 from handrail.store import operator_decisions
 from handrail.store.lease import try_lock_descriptor
+from handrail.upstream.oauth_messages import (
+    is_same_issuer,
+    mend_oauth_answer,
+    mend_oauth_request,
+    read_authentication_methods,
+)
 from handrail.upstream.server_definition import OauthSignInOptions, ServerDefinition
 
 if TYPE_CHECKING:
@@ -60,7 +68,34 @@ class SignInPrompt:
 
     def __init__(self, redirect: str, open_browser: Callable[[str], Awaitable[str]]) -> None:
         self.redirect = redirect
-        self.open_browser = open_browser
+        self._open_browser = open_browser
+        self._limits: dict[asyncio.Timeout, float] = {}
+
+    @asynccontextmanager
+    async def limit_time(self, limit_s: float) -> AsyncGenerator[None]:
+        """Limit the time of a block in seconds, without the time that a user takes to sign in.
+
+        :raises TimeoutError: when the time is over
+        """
+        async with asyncio.timeout(limit_s) as limit:
+            self._limits[limit] = limit_s
+            try:
+                yield
+            finally:
+                del self._limits[limit]
+
+    async def open_browser(self, address: str) -> str:
+        """Open an address for the user, and return the full address of the redirect."""
+        self._reschedule_limits(None)
+        try:
+            return await self._open_browser(address)
+        finally:
+            self._reschedule_limits(asyncio.get_running_loop().time())
+
+    def _reschedule_limits(self, now: float | None) -> None:
+        for limit, limit_s in self._limits.items():
+            with contextlib.suppress(RuntimeError):  # its time is over
+                limit.reschedule(None if now is None else now + limit_s)
 
 
 class OauthTokenStore:
@@ -136,6 +171,17 @@ class OauthTokenStore:
         uris: Any = cast("dict[str, Any]", client).get("redirect_uris") if isinstance(client, dict) else None
         return str(cast("list[Any]", uris)[0]) if isinstance(uris, list) and uris else ""
 
+    @property
+    def missing_scope(self) -> str:
+        """The scopes that the server refused a request for, and that the next sign-in requests; empty without any."""
+        found: Any = self._all().get("missing_scope")
+        return found if isinstance(found, str) else ""
+
+    def set_missing_scope(self, scope: str) -> None:
+        """Store the scopes that the next sign-in requests in addition."""
+        if scope != self.missing_scope:
+            self._write("missing_scope", scope)
+
     def forget_client(self) -> None:
         """Delete the registration, and the tokens that only this client can use."""
         self._held = {}
@@ -144,8 +190,10 @@ class OauthTokenStore:
     async def get_tokens(self) -> OAuthToken | None:
         from mcp.shared.auth import OAuthToken
 
-        found = self._all().get("tokens")
-        return None if found is None else OAuthToken.model_validate(found)
+        try:
+            return OAuthToken.model_validate(self._all().get("tokens"))
+        except ValueError:  # without a valid token, the user signs in
+            return None
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
         token_fields = tokens.model_dump(mode="json", exclude_none=True)
@@ -164,18 +212,28 @@ class OauthTokenStore:
         found: Any = self._all().get("giver")
         return cast("dict[str, Any]", found) if isinstance(found, dict) else None
 
-    def set_token_issuer(self, metadata: OAuthMetadata | None) -> None:
+    @property
+    def resource(self) -> str:
+        """The resource that the token is for; empty if it was requested without one."""
+        found: Any = self._all().get("resource")
+        return found if isinstance(found, str) else ""
+
+    def set_token_issuer(self, metadata: OAuthMetadata | None, resource: str) -> None:
         """Store the issuer of the token.
 
         :param metadata: None for the server itself, at the endpoints that need no metadata
+        :param resource: the resource that the token is for; empty if it was requested without one
         """
+        self._write("resource", resource)
         self._write("giver", {} if metadata is None else metadata.model_dump(mode="json", exclude_none=True))
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
         from mcp.shared.auth import OAuthClientInformationFull
 
-        found = self._all().get("client")
-        return None if found is None else OAuthClientInformationFull.model_validate(found)
+        try:
+            return OAuthClientInformationFull.model_validate(self._all().get("client"))
+        except ValueError:  # without a valid registration, this client registers again
+            return None
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
         client_fields = client_info.model_dump(mode="json", exclude_none=True)
@@ -201,7 +259,7 @@ class OauthTokenStore:
             self._register_secrets(self._held.get("client"))
         return self._held
 
-    def _write(self, key: str, value: dict[str, Any]) -> None:
+    def _write(self, key: str, value: dict[str, Any] | str) -> None:
         self.reload()
         self._held = {**self._all(), key: value}
         self._store()
@@ -230,15 +288,19 @@ class UpstreamSignIn(httpx2.Auth):
         self._tokens = OauthTokenStore(definition, state, register_secret)
         self._prompt = prompt
         self._turn = asyncio.Lock()
+        self._visit_count = 0
         self._provider: OAuthClientProvider | None = None
 
     async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
         sent = self._tokens.access_token
-        _set_bearer_token(request, sent)
+        needs_user = self._prompt is not None and self._tokens.missing_scope != ""
+        _set_bearer_token(request, "" if needs_user else sent)
         response = yield request
-        tried = 0
+        tried, visits = 0, self._visit_count
         # The first round refreshes the token, and the second one signs in. More would repeat a refusal.
         while _requires_more_scopes(response) and tried < 2:
+            if response.status_code == 401 and self._visit_count > visits:
+                return  # the server refuses even a new token
             tried += 1
             async with self._turn, contextlib.AsyncExitStack() as refreshing:
                 await refreshing.enter_async_context(self._tokens.lock_across_processes())
@@ -247,7 +309,7 @@ class UpstreamSignIn(httpx2.Auth):
                 # is tried first.
                 if not self._tokens.has_token_other_than(sent):
                     await response.aread()
-                    is_refresh = tried == 1 and response.status_code == 401
+                    is_refresh = tried == 1 and response.status_code == 401 and not needs_user
                     flow = self._run_sdk_flow_after_401(request, response, refreshing=is_refresh)
                     try:
                         to_send, is_answered = await anext(flow), False
@@ -282,6 +344,7 @@ class UpstreamSignIn(httpx2.Auth):
         provider = self._provider
         if provider is None:
             provider = self._provider = await asyncio.to_thread(self._make_provider)
+        expect_issuer: Callable[[], str] = provider._expected_issuer  # pyright: ignore[reportPrivateUsage]
         if refreshing:
             with contextlib.suppress(ValueError):
                 await self._pin_refresh_to_issuer(provider)
@@ -302,18 +365,44 @@ class UpstreamSignIn(httpx2.Auth):
                     flow = provider.async_auth_flow(request)
                     await anext(flow)  # the request, which has been answered
                     to_send = await flow.asend(response)
-                answer = yield to_send
+                if to_send is request:
+                    answer = yield to_send
+                else:
+                    received = yield mend_oauth_request(to_send, self._definition.url)
+                    answer = mend_oauth_answer(received, self._definition.url, expect_issuer())
+                    self._select_client_authentication(provider, read_authentication_methods(answer))
         except StopAsyncIteration:
             return
         except SignInRequired:
             raise
+        except OAuthRegistrationError as error:
+            raise SignInRequired(
+                f"the authorization server did not register Handrail: {str(error)[:300]}. Register it there, and set client_id "
+                f"under [mcp.servers.{self._definition.name}.oauth]"
+            ) from None
         except Exception as error:
-            raise SignInRequired(f"the sign-in failed: {str(error)[:300]}") from None
+            text = str(error)[:300]
+            if (other := _OTHER_RESOURCE.match(text)) is not None:
+                text += f"; if that is this server, set url = {other[1]!r} in [mcp.servers.{self._definition.name}]"
+            raise SignInRequired(f"the sign-in failed: {text}") from None
         finally:
             await flow.aclose()  # it holds a lock until then
             # The next refresh goes to this server only, even if the MCP server names another one by then.
             if self._tokens.access_token != before:
-                self._tokens.set_token_issuer(provider.context.oauth_metadata)
+                context = provider.context
+                is_named = context.should_include_resource_param(context.protocol_version)
+                self._tokens.set_token_issuer(context.oauth_metadata, context.get_resource_url() if is_named else "")
+
+    def _select_client_authentication(self, provider: OAuthClientProvider, supported: Sequence[str]) -> None:
+        """Send the configured client's secret in the form, if the authorization server does not read it in the header."""
+        client = provider.context.client_info
+        if client is None and isinstance(provider, BrowserSignIn):
+            client = provider.known_client
+        header, form = "client_secret_basic", "client_secret_post"
+        if client is None or not self._definition.oauth.client_secret or header in supported or form not in supported:
+            return
+        if client.token_endpoint_auth_method == header:
+            client.token_endpoint_auth_method = form
 
     async def _pin_refresh_to_issuer(self, provider: OAuthClientProvider) -> None:
         """Make the provider refresh the token at the server that issued it, and at no other.
@@ -321,19 +410,29 @@ class UpstreamSignIn(httpx2.Auth):
         :raises ValueError: if the stored metadata is invalid
         """
         from mcp.client.auth.utils import issuers_match
-        from mcp.shared.auth import OAuthMetadata
+        from mcp.shared.auth import OAuthMetadata, ProtectedResourceMetadata
 
         giver, trusted = self._tokens.token_issuer, self._definition.oauth.issuer
         # A refresh token must never reach a server that did not issue it.
         if giver is None or (trusted and not issuers_match(str(giver.get("issuer", "")), trusted)):
             return
         provider.context.oauth_metadata = OAuthMetadata.model_validate(giver) if giver else None
+        if resource := self._tokens.resource:
+            servers = [giver.get("issuer") or _origin(self._definition.url)]
+            provider.context.protected_resource_metadata = ProtectedResourceMetadata.model_validate(
+                {"resource": resource, "authorization_servers": servers}
+            )
         provider.context.current_tokens = await self._tokens.get_tokens()
         provider.context.client_info = await self._tokens.get_client_info() or provider.context.client_info
+        supported: object = giver.get("token_endpoint_auth_methods_supported")
+        self._select_client_authentication(
+            provider, cast("list[str]", supported) if isinstance(supported, list) else ()
+        )
         provider.context.token_expiry_time = 1.0  # refused by the server, whatever its expiry time
 
     def _make_provider(self) -> OAuthClientProvider:
         """Return the SDK's provider for the configured grant. Loads the SDK, so call it in a thread."""
+        logging.getLogger("mcp.client.auth").addHandler(logging.NullHandler())  # the error has the reason
         options = self._definition.oauth
         if options.grant == "identity_assertion":
             return self._make_identity_provider(options)
@@ -343,6 +442,7 @@ class UpstreamSignIn(httpx2.Auth):
 
     def _make_identity_provider(self, options: OauthSignInOptions) -> OAuthClientProvider:
         """Return a provider that uses the assertion of an identity provider that both sides trust."""
+        from handrail.upstream.identity_assertion import IdentityAssertionSignIn
 
         return IdentityAssertionSignIn(
             self._definition.url,
@@ -380,7 +480,7 @@ class UpstreamSignIn(httpx2.Auth):
 
     def _make_browser_provider(self, options: OauthSignInOptions) -> OAuthClientProvider:
         """Return a provider that lets the user sign in with a browser."""
-        from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata
+        from mcp.shared.auth import OAuthClientInformationFull
 
         redirect = self._prompt.redirect if self._prompt is not None else "http://127.0.0.1:0/callback"
         metadata = OAuthClientMetadata.model_validate(
@@ -397,10 +497,15 @@ class UpstreamSignIn(httpx2.Auth):
         async def visit(address: str) -> None:
             if self._prompt is None:
                 raise SignInRequired(_explain_absent_user(self._definition.name))
-            back[:] = [_parse_redirect(await self._prompt.open_browser(address))]
+            self._visit_count += 1
+            place, mark, query = address.partition("?")  # the endpoint may have a query, before that of the SDK
+            back[:] = [_parse_redirect(await self._prompt.open_browser(place + mark + query.replace("?", "&")))]
 
         async def returned() -> AuthorizationCodeResult:
-            return back[0]
+            metadata, result = provider.context.oauth_metadata, back[0]
+            if metadata is not None and result.iss is not None and provider.is_issuer_spelled(result.iss):
+                return result.model_copy(update={"iss": str(metadata.issuer)})
+            return result
 
         known: OAuthClientInformationFull | None = None
         if options.client_id:
@@ -415,7 +520,7 @@ class UpstreamSignIn(httpx2.Auth):
         at = options.client_metadata_url or None
         provider = BrowserSignIn(self._definition.url, metadata, self._tokens, visit, returned, client_metadata_url=at)
         provider.known_client, provider.trusted_issuer = known, options.issuer
-        provider.forget_client = self._tokens.forget_client
+        provider.configured_scope, provider.store = " ".join(options.scopes), self._tokens
         provider.absence = "" if self._prompt is not None else _explain_absent_user(self._definition.name)
         return provider
 
@@ -428,11 +533,16 @@ def _parse_redirect(address: str) -> AuthorizationCodeResult:
     from mcp.client.auth import AuthorizationCodeResult
 
     fields = {key: values[0] for key, values in parse_qs(urlsplit(address).query).items()}
+    if not fields.get("code") and "error" not in fields:
+        raise SignInRequired("the authorization server sent the browser back without a code")
     # Servers forget registrations. The client then registers again, and the user signs in once more.
     if fields.get("error") in _UNKNOWN_CLIENT_ERRORS:
         raise UnknownClientError(f"the authorization server does not know this client: {fields['error']}")
     if "error" in fields:
-        raise SignInRequired(f"the sign-in was rejected: {fields.get('error_description', fields['error'])[:300]}")
+        hint = "; set the scopes that it accepts under oauth" if fields["error"] == "invalid_scope" else ""
+        raise SignInRequired(
+            f"the sign-in was rejected: {fields.get('error_description', fields['error'])[:300]}{hint}"
+        )
     return AuthorizationCodeResult.model_validate({key: fields.get(key) for key in ("code", "state", "iss")})
 
 
@@ -441,6 +551,9 @@ _UNKNOWN_CLIENT_TEXT = re.compile(
     rb"invalid_client|unauthorized_client|(?i:client(?:[ _-]?id)?\W.{0,80}(?:not found|not registered|unknown|does not exist)"
     rb"|(?:unknown|unregistered) client)"
 )
+
+
+_OTHER_RESOURCE = re.compile(r"Protected resource (https?://\S+) does not match expected")
 
 
 async def _is_client_unknown(response: httpx2.Response) -> bool:
@@ -461,16 +574,6 @@ def _requires_more_scopes(response: httpx2.Response) -> bool:
     return response.status_code == 403 and "insufficient_scope" in response.headers.get("www-authenticate", "")
 
 
-# Two OAuth flows that the SDK's providers lack: that of servers of 2025-03-26, and identity assertion.
-#
-# Source: https://modelcontextprotocol.io/specification/2025-03-26/basic/authorization,
-# https://github.com/modelcontextprotocol/ext-auth (enterprise-managed authorization), RFC 8693, RFC 7523
-
-ID_TOKEN = "urn:ietf:params:oauth:token-type:id_token"  # noqa: S105 - the name of a kind of token
-ID_JAG = "urn:ietf:params:oauth:token-type:id-jag"
-TOKEN_EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"  # noqa: S105
-JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
-
 _WELL_KNOWN = "/.well-known/oauth-authorization-server"
 
 
@@ -481,22 +584,37 @@ class BrowserSignIn(OAuthClientProvider):
     its issuer. An issuer of the same origin is accepted; one of any other origin is refused.
 
     :ivar known_client: the client's id, if the operator has set one
-    :ivar forget_client: deletes the stored registration
+    :ivar configured_scope: the scopes that the operator has set; empty for those that the server names
+    :ivar store: the stored registration and tokens
     :ivar absence: the text for the operator if no user can sign in now; empty if one can
     :ivar trusted_issuer: the only authorization server to which the user and the client's secret may be sent; empty for the one that
         the server names
     """
 
     known_client: OAuthClientInformationFull | None = None
+    configured_scope: str = ""
+    store: OauthTokenStore
     trusted_issuer: str = ""
-    forget_client: Callable[[], None] = staticmethod(lambda: None)
     absence: str = ""
+    _is_step_up: bool = False
+    """Whether the server refused a request for its scopes only."""
+    _named_issuer: str = ""
+    """The issuer as an authorization server of 2025-03-26 names itself."""
 
     async def _initialize(self) -> None:
         await super()._initialize()
         self.context.client_info = self.known_client or self.context.client_info
 
+    def is_issuer_spelled(self, named: str) -> bool:
+        """Return whether an issuer in a redirect is another spelling of the one in the metadata."""
+        metadata = self.context.oauth_metadata
+        return named == self._named_issuer or (metadata is not None and is_same_issuer(named, str(metadata.issuer)))
+
     async def _handle_refresh_response(self, response: httpx2.Response) -> bool:
+        if response.status_code >= 500 or response.status_code == 429:
+            raise SignInRequired(
+                f"the token could not be refreshed: the authorization server answered {response.status_code}; try again later"
+            )
         if await super()._handle_refresh_response(response):
             return True
         if await _is_client_unknown(response):
@@ -515,7 +633,7 @@ class BrowserSignIn(OAuthClientProvider):
         """Forget a registration that this client made itself, so that it registers again."""
         if self.known_client is None and self.context.client_info is not None:
             self.context.client_info = None
-            self.forget_client()
+            self.store.forget_client()
 
     def _is_registered_for_redirect(self) -> bool:
         """Return whether the registration has the address to which the browser will return."""
@@ -560,14 +678,49 @@ class BrowserSignIn(OAuthClientProvider):
             raise OAuthFlowError(
                 f"the server names the authorization server {named}, but {self.trusted_issuer} is configured"
             )
-        return await super()._perform_authorization()
+        self.context.client_metadata.scope = self._select_scope()
+        request = await super()._perform_authorization()
+        self.store.set_missing_scope("")
+        return request
+
+    def _select_scope(self) -> str | None:
+        """Return the scopes to request: the configured ones, or those that the server names, and those that were missing."""
+        named = self.context.client_metadata.scope
+        scope = self.configured_scope or named
+        if self._is_step_up:
+            scope = union_scopes(scope, named)
+        return union_scopes(scope, self.store.missing_scope)
+
+    def _prepare(self, outgoing: httpx2.Request) -> httpx2.Request:
+        """Return a request of the SDK; the one of a registration has the configured scopes.
+
+        :raises OAuthFlowError: for a registration at the MCP server in the place of an unreadable authorization server
+        """
+        is_json = outgoing.headers.get("content-type") == "application/json"
+        if outgoing.method != "POST" or not is_json:
+            return outgoing
+        named = self.context.auth_server_url
+        if self.context.oauth_metadata is None and named and _origin(named) != _origin(str(outgoing.url)):
+            raise OAuthFlowError(f"the authorization server {named} has no metadata that can be read")
+        if not self.configured_scope:
+            return outgoing
+        fields = {**orjson.loads(outgoing.content), "scope": self.configured_scope}
+        return httpx2.Request("POST", outgoing.url, json=fields)
 
     async def _auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
         flow = super()._auth_flow(request)
         try:
             outgoing = await anext(flow)
             while True:
-                response = yield outgoing
+                response = yield outgoing if outgoing is request else self._prepare(outgoing)
+                if outgoing is request:
+                    self._is_step_up = response.status_code == 403
+                if self._is_step_up and outgoing is request and self.absence:
+                    missing = extract_scope_from_www_auth(response) or ""
+                    self.store.set_missing_scope(union_scopes(self.store.missing_scope, missing) or "")
+                    raise SignInRequired(
+                        f"the server requires further permissions{f' ({missing})' * bool(missing)}; {self.absence}"
+                    )
                 if outgoing is request and response.status_code == 401:  # the refresh was not possible, or was refused
                     # The page would wait for a user who is not there, until the call times out.
                     if self.absence:
@@ -599,111 +752,9 @@ class BrowserSignIn(OAuthClientProvider):
         origin = _origin(self.context.server_url)
         if not isinstance(issuer, str) or _origin(issuer) != origin:
             return response
+        self._named_issuer = issuer
         metadata_text = orjson.dumps({**metadata, "issuer": origin})
         return httpx2.Response(200, headers={"content-type": "application/json"}, content=metadata_text, request=asked)
-
-
-class IdentityAssertionSignIn(OAuthClientProvider):
-    """Enterprise-managed authorization: an identity provider vouches for the user at each server.
-
-    :param id_token: the user's token from the identity provider
-    :param identity_client_id: this client's id at the identity provider
-    :param exchange: the URL of the identity provider's token exchange
-    :param issuer: the only authorization server that may receive the client's secret; empty for the one that the server names
-    """
-
-    def __init__(
-        self,
-        server_url: str,
-        storage: TokenStorage,
-        *,
-        client_id: str,
-        client_secret: str,
-        id_token: str,
-        identity_client_id: str,
-        exchange: str,
-        issuer: str = "",
-        scopes: tuple[str, ...] = (),
-    ) -> None:
-        super().__init__(server_url, OAuthClientMetadata(redirect_uris=None, grant_types=[JWT_BEARER]), storage)
-        self._scope = " ".join(scopes)
-        self._id_token = id_token
-        self._identity_client_id = identity_client_id
-        self._exchange = exchange
-        self._issuer = issuer
-        self._known = OAuthClientInformationFull(
-            redirect_uris=None,
-            client_id=client_id,
-            client_secret=client_secret,
-            grant_types=[JWT_BEARER],
-            token_endpoint_auth_method="client_secret_basic",  # noqa: S106 - a method's name
-        )
-
-    async def _initialize(self) -> None:
-        self.context.current_tokens = await self.context.storage.get_tokens()
-        self.context.client_info = self._known
-        self._initialized = True
-
-    async def _auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """Ask the identity provider before the authorization server, in the flow of the caller's requests."""
-        flow = super()._auth_flow(request)
-        try:
-            outgoing = await anext(flow)
-            while True:
-                response = yield outgoing
-                if str(outgoing.url) == self._exchange:
-                    response = yield self._token_request(await _read_identity_assertion(response))
-                outgoing = await flow.asend(response)
-        except StopAsyncIteration:
-            return
-        finally:
-            await flow.aclose()
-
-    async def _perform_authorization(self) -> httpx2.Request:
-        metadata = self.context.oauth_metadata
-        if metadata is None:
-            raise OAuthFlowError("the server names no authorization server for an identity assertion")
-        issuer = str(metadata.issuer)
-        if self._issuer and issuer != self._issuer:
-            raise OAuthFlowError(
-                f"the server names the authorization server {issuer}, but {self._issuer} is configured"
-            )
-        form = {
-            "grant_type": TOKEN_EXCHANGE,
-            "requested_token_type": ID_JAG,
-            "subject_token": self._id_token,
-            "subject_token_type": ID_TOKEN,
-            "audience": issuer,
-            "resource": self.context.get_resource_url(),
-            "client_id": self._identity_client_id,
-        }
-        return httpx2.Request("POST", self._exchange, data=form)
-
-    def _token_request(self, assertion: str) -> httpx2.Request:
-        form = {"grant_type": JWT_BEARER, "assertion": assertion, "resource": self.context.get_resource_url()}
-        if self._scope:
-            form["scope"] = self._scope
-        form, headers = self.context.prepare_token_auth(form, {"Content-Type": "application/x-www-form-urlencoded"})
-        return httpx2.Request("POST", self._get_token_endpoint(), data=form, headers=headers)
-
-
-async def _read_identity_assertion(response: httpx2.Response) -> str:
-    """Return the assertion of the identity provider.
-
-    :raises OAuthFlowError: if there is none
-    """
-    body = await response.aread()
-    try:
-        answer: Any = orjson.loads(body)
-        vouched = response.status_code == 200 and answer.get("issued_token_type") == ID_JAG
-        assertion = answer["access_token"] if vouched else None
-    except (orjson.JSONDecodeError, AttributeError, KeyError):
-        assertion = None
-    if not isinstance(assertion, str):
-        raise OAuthFlowError(
-            f"the identity provider returned no assertion; it answered with HTTP {response.status_code}"
-        )
-    return assertion
 
 
 def _origin(url: str) -> str:

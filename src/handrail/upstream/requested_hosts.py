@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from handrail.contract.errors import StartError
 from handrail.contract.sandbox_protocol import ConnectionAttempt
+from handrail.contract.text.host_names import grant_covers_host, parse_host_address
 from handrail.store import operator_decisions
 
 MAX_HOSTS = 100
@@ -74,12 +75,22 @@ def describe_denied_hosts(state: Path, server: str, allowed: tuple[str, ...]) ->
     lines: list[str] = []
     for host, count in read_denied_host_counts(state, server).items():
         name, _, port = host.rpartition(":")
-        if host in allowed or name in allowed:
+        if any(_covers(pattern, host) for pattern in allowed):
             continue
         times = "once" if count == 1 else f"{count} times"
         shown = name if port == "443" else host
         lines.append(f'asked for {shown} {times}: to allow it, add "{shown}" to hosts of [mcp.servers.{server}]')
     return lines
+
+
+def _covers(pattern: str, host: str) -> bool:
+    """Return whether a pattern of a server's table allows a host. The pattern ``*`` allows public hosts only."""
+    try:
+        found = parse_host_address(host)
+    except ValueError:
+        return False
+    is_public = found.address is None and "." in found.name and not found.name.endswith(".localhost")
+    return grant_covers_host(pattern, host) and (is_public or not pattern.startswith("*"))
 
 
 def _store(path: Path, content: bytes) -> None:

@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from handrail.upstream.server_definition import OauthSignInOptions, ServerDefinition
 
 
+_REPEATED_SCHEME = re.compile(r"(?i)\A(bearer)\s+(?:bearer\s+)+")
+_FIELD_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_FIELD_VALUE = re.compile(r"[\t\x20-\x7e]*")
+
 NamedServers = dict[str, tuple[UpstreamServerSettings, str]]
 """Servers by name, each with its place in the configuration."""
 
@@ -211,7 +215,8 @@ def _to_settings(
     given: dict[str, Any] = {}
     if server.url:
         given = {"url": text(server.url), "transport": server.transport, "headers": fields(server.headers)}
-        given |= {"oauth": server.oauth} if server.oauth else {}
+        if server.oauth:
+            given["oauth"] = {key: text(one) if key == "client_id" else one for key, one in server.oauth.items()}
     else:
         given = {"command": text(server.command), "args": [text(one) for one in server.args], "env": fields(variables)}
         given["cwd"] = text(server.cwd)
@@ -293,6 +298,13 @@ def build_server_definition(
         _register_secrets_of(key, found, register_secret)
         return found
 
+    def header(key: str, given: ServerText) -> str:
+        text = _REPEATED_SCHEME.sub(r"\1 ", value(key, given).strip())
+        if _FIELD_NAME.fullmatch(key) is None or _FIELD_VALUE.fullmatch(text) is None:
+            missing.append(f"headers.{key[:60]} has a character that no header field can have; correct it")
+            return ""
+        return text
+
     for one in (*find_url_secrets(server.url or ""), *find_argument_secrets(server.args)):
         register_secret(one)
     grants = [grant for grant in ("sampling", "elicitation", "roots") if getattr(server, grant)]
@@ -304,7 +316,7 @@ def build_server_definition(
         args=server.args,
         environment={key: value(key, one) for key, one in server.env.items()},
         url=server.url or "",
-        headers={key: value(key, one) for key, one in server.headers.items()},
+        headers={key: header(key, one) for key, one in server.headers.items()},
         oauth=_build_oauth(server, value),
         prefix=server.prefix,
         about=server.about,

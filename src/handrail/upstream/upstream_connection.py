@@ -25,6 +25,7 @@ from handrail.upstream.client.upstream_session import (
     ProtocolEra,
     ResponseTooLong,
     RpcError,
+    TimeLimiter,
     UpstreamConnectionLost,
     UpstreamSession,
     UpstreamSessionCallbacks,
@@ -52,13 +53,16 @@ _LISTS = (
 )
 
 
-async def fetch_server_listing(conversation: UpstreamSession, timeout_s: float) -> ServerListing:
+async def fetch_server_listing(
+    conversation: UpstreamSession, timeout_s: float, limit_time: TimeLimiter = asyncio.timeout
+) -> ServerListing:
     """Fetch all items that the server lists.
 
     The tools come first. They are asked for even if the server did not announce any. Another list that fails or gets no
     answer is empty, and the listing says why.
 
     :param timeout_s: the timeout for the list of the tools
+    :param limit_time: limits the time of a block in seconds
     :raises RpcError: if it announced tools and refuses to list them
     :raises UpstreamConnectionLost: if the connection ends
     :raises TimeoutError: if it announced tools and does not list them
@@ -70,7 +74,7 @@ async def fetch_server_listing(conversation: UpstreamSession, timeout_s: float) 
     async def fetch(key: str, method: str, field: str, limit_s: float) -> None:
         nonlocal left_out
         try:
-            async with asyncio.timeout(limit_s):
+            async with limit_time(limit_s):
                 found[key], more = await _all_of(conversation, method, field, problems)
             left_out += more
         except TimeoutError:
@@ -83,7 +87,7 @@ async def fetch_server_listing(conversation: UpstreamSession, timeout_s: float) 
     announced = conversation.capabilities
     tools, *others = _LISTS
     if "tools" in announced:
-        async with asyncio.timeout(timeout_s):
+        async with limit_time(timeout_s):
             found["tools"], left_out = await _all_of(conversation, tools[2], tools[3], problems)
     else:
         await fetch(tools[0], *tools[2:], LIST_TIMEOUT_S)
@@ -114,7 +118,7 @@ async def _all_of(
     :raises RpcError: if the server refuses the first page
     """
     kept = BoundedItems()
-    seen: set[str] = set()
+    seen: set[str | int] = set()
     params: dict[str, Any] = {}
     for _ in range(MAX_PAGES):
         try:
@@ -125,12 +129,19 @@ async def _all_of(
             problems.append(f"{method} failed after {len(kept.items)} items: {error}")
             break
         given = page.get(field, page.get("content"))  # a bare list is read as content
+        if isinstance(given, dict) and all(isinstance(one, dict) for one in cast("dict[str, Any]", given).values()):
+            given = [{"name": name, **one} for name, one in cast("dict[str, Any]", given).items()] or None
         if not isinstance(given, list):
             problems.append(f"{method} was answered without a list of {field}")
         kept.add_valid_items(cast("list[Any]", given) if isinstance(given, list) else ())
         cursor = page.get("nextCursor")
         # A cursor that comes again would make the listing endless.
-        if not isinstance(cursor, str) or cursor in seen or len(kept.items) + kept.left_out > MAX_ITEMS:
+        if (
+            isinstance(cursor, bool)
+            or not isinstance(cursor, str | int)
+            or cursor in ("", *seen)
+            or len(kept.items) + kept.left_out > MAX_ITEMS
+        ):
             break
         seen.add(cursor)
         params = {"cursor": cursor}
@@ -156,6 +167,7 @@ class UpstreamServerConnection:
     :param make_transport: makes the transport of the next connection
     :param state: the root folder of all state
     :param on_listing_changed: called when the listing has changed
+    :param limit_time: limits the time of a block in seconds, without the time that a user takes to sign in
     """
 
     def __init__(
@@ -167,6 +179,7 @@ class UpstreamServerConnection:
         *,
         version: str = "0",
         backoff_s: Sequence[float] = BACKOFF_S,
+        limit_time: TimeLimiter = asyncio.timeout,
     ) -> None:
         self.definition = definition
         self.listing: ServerListing | None = listings.read_cached_listing(
@@ -182,6 +195,7 @@ class UpstreamServerConnection:
         self._root = state
         self._when_changed = on_listing_changed
         self._version = version
+        self._limit_time = limit_time
         self.backoff_s = backoff_s
         self._conversation: UpstreamSession | None = None
         self._owner: asyncio.Task[None] | None = None
@@ -192,6 +206,8 @@ class UpstreamServerConnection:
         self.scratch_files: dict[str, tuple[int, int]] | None = None
         """The files in its own folder after the last call; None if its program has had no call yet."""
         self._retry_now = asyncio.Event()
+        self._was_useful = False
+        """Whether the last connection answered a call, and no other attempt followed."""
         self._credentials = 0
         """The state of the stored credentials at the last attempt."""
         self._hint: ProtocolEra | None = None
@@ -303,9 +319,9 @@ class UpstreamServerConnection:
             self._attempt = asyncio.get_running_loop().create_future()
             self.state = "connecting"
             self._owner = asyncio.create_task(self._run_connection(), name=f"mcp {self.name}: owner")
-        elif self.state == "waiting" and self._read_credentials_state() != self._credentials:
-            self._credentials = self._read_credentials_state()
-            self._retry_now.set()  # the user has signed in meanwhile
+        elif self.state == "waiting" and (self._was_useful or self._read_credentials_state() != self._credentials):
+            self._credentials, self._was_useful = self._read_credentials_state(), False
+            self._retry_now.set()  # a program that ends after its answer, or the user has signed in meanwhile
         elif (self.state == "waiting" and not self._retry_now.is_set()) or (  # the owner task has not noticed yet
             self.state == "connected" and not (retry or self._is_session_expired)
         ):
@@ -382,6 +398,7 @@ class UpstreamServerConnection:
                     await conversation.aclose()
                 self._conversation = None
             failures = 1 if fruitful else failures + 1
+            self._was_useful = fruitful
             ended = conversation.end_reason if conversation is not None else None
             # A forgotten session is not a fault of the connection, so it opens again at once. A server that forgets each
             # time must wait.
@@ -414,10 +431,10 @@ class UpstreamServerConnection:
     async def _open_connection(self, conversation: UpstreamSession) -> None:
         """Connect, agree on a version and list, so that no call uses an old definition."""
         timeout_s = self.definition.connect_timeout_ms / 1000
-        async with asyncio.timeout(timeout_s):
+        async with self._limit_time(timeout_s):
             await conversation.transport.open(conversation)
             try:
-                await conversation.negotiate_version(self._hint, timeout_s)
+                await conversation.negotiate_version(self._hint, timeout_s, self._limit_time)
             except (UpstreamConnectionLost, RpcError, TimeoutError) as error:
                 unsent = isinstance(error, UpstreamConnectionLost) and error.is_unsent
                 if self._hint == "legacy" or unsent:
@@ -462,7 +479,7 @@ class UpstreamServerConnection:
 
     async def _list(self, conversation: UpstreamSession) -> None:
         timeout_s = self.definition.connect_timeout_ms / 1000
-        before, found = self.listing, await fetch_server_listing(conversation, timeout_s)
+        before, found = self.listing, await fetch_server_listing(conversation, timeout_s, self._limit_time)
         # Many servers report a change after each connection. Without a difference, no tool needs a new review.
         if found == before:
             return

@@ -118,6 +118,7 @@ class UpstreamRegistry:
             dependencies.folders.state,
             changed,
             version=self._version,
+            limit_time=asyncio.timeout if prompt is None else prompt.limit_time,
         )
         source = McpSource(definition, dependencies.folders.state, str(dependencies.folders.workspace), upstream)
         self._sources[definition.name] = source

@@ -6,6 +6,7 @@ A schema that describes no object, or refers to another document, remains a faul
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -68,13 +69,25 @@ def _is_expression(value: object) -> bool:
     return True
 
 
+def _is_map_of_names(value: object) -> bool:
+    lists = cast("dict[str, object]", value).values() if isinstance(value, dict) else [None]
+    return all(isinstance(one, list) and all(map(_is_text, cast("list[object]", one))) for one in lists)
+
+
+_ADDRESS = re.compile(r"(?:[A-Za-z0-9._~:/?#@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*")
+_ANCHOR = re.compile(r"[A-Za-z_][-A-Za-z0-9._]*")
 _VALUE_CHECKS: Mapping[str, Callable[[object], bool]] = {
     **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _is_count),
     **dict.fromkeys(("minContains", "maxContains"), _is_count),
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _is_number),
     "pattern": _is_expression,
     "multipleOf": lambda value: _is_number(value) and cast("float", value) > 0,
-    **dict.fromkeys(("title", "description", "format", "$comment", "$ref", "$anchor", "$id"), _is_text),
+    **dict.fromkeys(("title", "description", "format", "$comment", "$ref"), _is_text),
+    "$id": lambda value: isinstance(value, str) and _ADDRESS.fullmatch(value) is not None,
+    **dict.fromkeys(
+        ("$anchor", "$dynamicAnchor"), lambda value: isinstance(value, str) and _ANCHOR.fullmatch(value) is not None
+    ),
+    "dependentRequired": _is_map_of_names,
     **dict.fromkeys(("contentEncoding", "contentMediaType", "$schema"), _is_text),
     **dict.fromkeys(("uniqueItems", "deprecated", "readOnly", "writeOnly"), _is_flag),
     "enum": lambda value: isinstance(value, list) and bool(cast("list[object]", value)),
@@ -103,7 +116,7 @@ def normalise_foreign_schema(schema: object) -> dict[str, Any]:
 
     :raises RecursionError: if it is nested too deeply
     """
-    if isinstance(schema, bool) or schema is None:
+    if isinstance(schema, bool) or schema is None or schema == []:  # some programs write an empty object as a list
         return {"type": "object", "additionalProperties": True}
     if not isinstance(schema, dict):
         raise ValueError("has an inputSchema that is not an object")
@@ -118,6 +131,14 @@ def normalise_foreign_schema(schema: object) -> dict[str, Any]:
         found = {**found, "type": "object"} if "type" in found else {"type": "object", **found}
     if found.get("type") == "object" and not found.keys() & _MEMBER_WORDS:
         found["additionalProperties"] = True
+    members = found.get("properties")
+    if isinstance(members, dict) and not found.keys() & {
+        "additionalProperties",
+        "unevaluatedProperties",
+        "patternProperties",
+    }:
+        named = cast("dict[str, Any]", members)  # without it, no arguments would fit
+        found["properties"] = {**named, **{name: True for name in found.get("required", ()) if name not in named}}
     return found
 
 
@@ -167,6 +188,8 @@ class _SchemaMender:
                     self._require_marked(found, cast("dict[str, Any]", value))
             elif key == "properties" and value is not None:
                 found[key] = {}  # some programs write an empty object as a list
+        elif key == "items" and value == []:
+            pass  # any items
         elif key == "items" and isinstance(value, list):
             rest = [self.mend(one, depth + 1) for one in cast("list[Any]", value)]
             found["prefixItems" if self._modern else "items"] = rest

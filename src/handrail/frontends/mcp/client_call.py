@@ -356,9 +356,39 @@ def parse_client_answer(ask: RequestToClient, given: object) -> Mapping[str, Any
     answer.pop("resultType", None)
     if ask.method == "elicitation/create" and answer.get("action") == "accept" and ask.params.get("mode") != "url":
         content: Any = answer.setdefault("content", {})
+        _replace_shown_options(ask, content)
         if not _matches_schema(ask.params.get("requestedSchema"), content):
             return None
     return answer
+
+
+def _replace_shown_options(ask: RequestToClient, content: dict[str, Any]) -> None:
+    """Replace the titles of options by their values, since some clients send what they show."""
+    fields = _as_object(_as_object(ask.params.get("requestedSchema")).get("properties"))
+    for name, described in fields.items():
+        values, given = _list_shown_options(_as_object(described)), content.get(name)
+        if isinstance(given, list):
+            content[name] = [values.get(one, one) if isinstance(one, str) else one for one in cast("list[Any]", given)]
+        elif isinstance(given, str):
+            content[name] = values.get(given, given)
+
+
+def _list_shown_options(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a field's options by their titles, without titles that are values."""
+    options = _as_object(described.get("items")) or described
+    titled = [_as_object(one) for one in _as_list(options.get("oneOf") or options.get("anyOf"))]
+    pairs: list[tuple[Any, Any]] = [(one.get("const"), one.get("title")) for one in titled]
+    pairs += zip(_as_list(options.get("enum")), _as_list(options.get("enumNames")), strict=False)
+    values = [value for value, _ in pairs]
+    return {title: value for value, title in pairs if isinstance(title, str) and title not in values}
+
+
+def _as_object(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _as_list(value: object) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
 
 
 def _matches_schema(schema: Any, content: dict[str, Any]) -> bool:
@@ -382,7 +412,10 @@ async def _send_request(request: OpenClientRequest, ask: RequestToClient) -> Map
     """Send one request to a client of a handshake version, on the stream of its open request."""
     related = ServerMessageMetadata(related_request_id=request.context.request_id)
     answer = await request.context.session.send_request(to_sdk_request_model(ask), _answer_model(ask), metadata=related)
-    return answer.model_dump(mode="json", by_alias=True, exclude_none=True)
+    found = answer.model_dump(mode="json", by_alias=True, exclude_none=True)
+    if ask.method == "elicitation/create" and isinstance(content := found.get("content"), dict):
+        _replace_shown_options(ask, cast("dict[str, Any]", content))
+    return found
 
 
 def to_sdk_request_model(ask: RequestToClient) -> Any:

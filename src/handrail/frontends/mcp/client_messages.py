@@ -124,26 +124,45 @@ def _collect(values: Sequence[tuple[object, str]], *, is_batch: bool) -> ClientM
 def _mend_message(value: object, text: str) -> tuple[object, str]:
     """Return a message and its text in the form that the SDKs read, if it has an odd value that means only one thing."""
     message = cast("JsonObject", value) if isinstance(value, dict) else {}
-    params: Any = message.get("params")
-    change: Callable[[JsonObject], JsonObject] | None = None
-    if isinstance(params, dict):
-        fields = cast("JsonObject", params)
-        if message.get("method") == "tools/call" and isinstance(fields.get("arguments"), (str, list)):
-            change = _mend_call
-        elif message.get("method") == "initialize" and (
-            isinstance(fields.get("protocolVersion"), str) or "capabilities" in fields
-        ):
-            change = _mend_handshake
+    changes = _list_changes(message)
     asked = message.get("id")
     has_float_id = isinstance(asked, float) and asked.is_integer() and not is_valid_request_id(asked)
-    if change is None and not has_float_id:
+    if not changes and not has_float_id:
         return cast("object", value), text
     exact: JsonObject = json.loads(text)  # orjson reads a large integer as a float
     if has_float_id:
         exact["id"] = int(exact["id"])
-    if change is not None:
-        exact["params"] = change(exact["params"])
+    for change in changes:
+        exact["params"] = change(exact.get("params") or {})
     return exact, json.dumps(exact, ensure_ascii=False)
+
+
+def _list_changes(message: JsonObject) -> list[Callable[[JsonObject], JsonObject]]:
+    """Return the changes of a message's parameters."""
+    params, method = message.get("params"), message.get("method")
+    if params is None and method == "initialize":
+        return [_mend_handshake]
+    if not isinstance(params, dict):
+        return []
+    fields = cast("JsonObject", params)
+    changes: list[Callable[[JsonObject], JsonObject]] = []
+    if method == "tools/call" and isinstance(fields.get("arguments"), (str, list)):
+        changes.append(_mend_call)
+    if method == "initialize" and _is_mcp_handshake(fields):
+        changes.append(_mend_handshake)
+    if method == "logging/setLevel" and isinstance(fields.get("level"), str):
+        changes.append(_mend_level)
+    if fields.get("cursor") == "":
+        changes.append(lambda given: {key: one for key, one in given.items() if key != "cursor"})
+    if "_meta" in fields and _mend_meta(fields["_meta"]) != fields["_meta"]:
+        changes.append(lambda given: {**given, "_meta": _mend_meta(given["_meta"])})
+    return changes
+
+
+def _is_mcp_handshake(params: JsonObject) -> bool:
+    """Return whether a handshake is one of MCP, and not one of ACP, whose version is a number."""
+    version = params.get("protocolVersion")
+    return "capabilities" in params or ("clientCapabilities" not in params and not isinstance(version, int))
 
 
 def _mend_call(params: JsonObject) -> JsonObject:
@@ -155,6 +174,35 @@ def _mend_call(params: JsonObject) -> JsonObject:
     return params if arguments else {**params, "arguments": {}}
 
 
+def _mend_level(params: JsonObject) -> JsonObject:
+    level = params["level"].strip().lower()
+    return {**params, "level": _LEVELS.get(level, level)}
+
+
+_LEVELS: Mapping[str, str] = {
+    **dict.fromkeys(("trace", "verbose", "all"), "debug"),
+    **dict.fromkeys(("fatal", "crit"), "critical"),
+    "information": "info",
+    "warn": "warning",
+    "err": "error",
+    "panic": "emergency",
+}
+"""Levels of other logging systems."""
+
+
+def _mend_meta(meta: object) -> object:
+    """Return metadata without a progress token that cannot be one; None for metadata that is no object."""
+    if not isinstance(meta, dict):
+        return None
+    fields = cast("JsonObject", meta)
+    token = fields.get("progressToken", "")
+    if isinstance(token, str) or (isinstance(token, int) and not isinstance(token, bool)):
+        return fields
+    if isinstance(token, float) and token.is_integer():
+        return {**fields, "progressToken": int(token)}
+    return {key: one for key, one in fields.items() if key != "progressToken"}
+
+
 def _mend_handshake(params: JsonObject) -> JsonObject:
     """Give a handshake the members that some clients leave out or send as null, a list or a truth."""
     capabilities, client = params.get("capabilities"), params.get("clientInfo")
@@ -164,7 +212,9 @@ def _mend_handshake(params: JsonObject) -> JsonObject:
     kept: JsonObject = {
         key: one if isinstance(one, dict) else {} for key, one in offered.items() if one or isinstance(one, dict)
     }
-    version = params.get("protocolVersion", BATCH_VERSION)
+    version = params.get("protocolVersion")
+    if not isinstance(version, str):
+        version = BATCH_VERSION
     return {**params, "protocolVersion": version, "capabilities": kept, "clientInfo": {**named, **texts}}
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from handrail.catalog.view import CORE_CATEGORY, DISCOVERY_TOOLS, get_view
 from handrail.contract.calls_and_results import Result
 from handrail.contract.result_conversions import convert_result_to_mcp_content
+from handrail.contract.text.strict_json import InvalidJsonTextError, parse_arguments
 from handrail.frontends.mcp.client_resources import collect_result_artifacts
 from handrail.frontends.mcp.tool_listing import (
     CALL_TOOL,
@@ -231,7 +233,12 @@ def unwrap_tool_call(arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, An
 
     :raises MCPError: for invalid arguments
     """
-    name, inner = arguments.get("name"), arguments.get("arguments", {})
+    name, inner = arguments.get("name"), arguments.get("arguments")
+    if inner is None:
+        inner = {}
+    elif isinstance(inner, str):  # models write an object within an object as its text
+        with contextlib.suppress(InvalidJsonTextError):
+            inner = parse_arguments(inner)
     if not isinstance(name, str) or not isinstance(inner, Mapping) or not arguments.keys() <= {"name", "arguments"}:
         wanted = json.dumps({"name": "…", "arguments": {}}, ensure_ascii=False)
         from mcp.shared.exceptions import MCPError  # the SDK is loaded after the first answers
@@ -239,3 +246,18 @@ def unwrap_tool_call(arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, An
 
         raise MCPError(INVALID_PARAMS, f"Invalid arguments of {CALL_TOOL}. Expected {wanted}.")
     return name, cast("Mapping[str, Any]", inner)
+
+
+_CLIENT_PREFIX = re.compile(r"mcp__[A-Za-z0-9-]+(?:_[A-Za-z0-9-]+)*?__|mcp_[A-Za-z0-9-]+_|handrail(?:__?|[.:/-])")
+
+
+def remove_client_prefix(name: str, is_known: Callable[[str], bool]) -> str:
+    """Return a name that clients write before the names of tools without it, if only then it is the name of a tool.
+
+    :param is_known: returns whether a tool has a name
+    """
+    bare = name.strip()
+    if is_known(bare) or (prefix := _CLIENT_PREFIX.match(bare)) is None:
+        return bare if is_known(bare) else name
+    rest = bare[prefix.end() :]
+    return rest if is_known(rest) else name

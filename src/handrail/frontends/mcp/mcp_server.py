@@ -41,6 +41,7 @@ from handrail.frontends.mcp.client_resources import (
 from handrail.frontends.mcp.mcp_responses import (
     adapt_tool_search_result,
     paginate_by_cursor,
+    remove_client_prefix,
     strip_client_added_arguments,
     to_mcp_result,
     unwrap_tool_call,
@@ -303,14 +304,20 @@ class McpRequestHandlers:
         core = self._clients.settings.discovery == "core"
         return core and self._kernel.generation.resolve_tool_name(CALL_TOOL) is None
 
+    def _is_tool_name(self, name: str) -> bool:
+        known = self._kernel.generation.resolve_tool_name(name) is not None
+        return known or (name == CALL_TOOL and self._has_call_tool())
+
     async def on_call_tool(self, context: Context, params: types.CallToolRequestParams) -> Any:
         async with self._clients.acquire_request_client(context, params.request_state) as client_state:
             line = _open_request(context, client_state)
-            name, arguments = params.name, cast("Mapping[str, Any]", params.arguments or {})
+            name = remove_client_prefix(params.name, self._is_tool_name)
+            arguments = cast("Mapping[str, Any]", params.arguments or {})
             removed: set[str] = set()
             if name == CALL_TOOL and self._has_call_tool():
                 arguments = strip_client_added_arguments(arguments, CALL_TOOL_ENTRY["inputSchema"], removed)
                 name, arguments = unwrap_tool_call(arguments)
+                name = remove_client_prefix(name, self._is_tool_name)
             entry = self._kernel.generation.resolve_tool_name(name)
             if entry is not None:
                 arguments = strip_client_added_arguments(arguments, entry.spec.parameters, removed)

@@ -166,8 +166,8 @@ class EgressCheck:
         if (fault := explain_private_refusal(layer.hosts, str(host))) is not None:
             return _format_private_refusal(str(host), fault, layer.owner, str(host))
         return (
-            f"{host} is not an allowed host of {layer.owner}. Continue without it, or ask the user to add it "
-            f'to `requires`, as in {{"net": {{"hosts": ["{host}"]}}}}.'
+            f"{host} is not an allowed host of {layer.owner}. Continue without it, or ask the user to add it to "
+            f"{_describe_grant(layer.owner, str(host))}."
         )
 
     async def authorize_and_resolve_host(self, host: HostAddress, scheme: str = "https") -> CheckedHostAddresses:
@@ -344,8 +344,16 @@ def _format_private_refusal(leads: str, fault: str, owner: str, literal: str) ->
     """
     return (
         f"{leads} is {fault}. Only a literal grant opens such an address, and {owner} has none. Use a public host, or ask the "
-        f'user to add it to `requires`, as in {{"net": {{"hosts": ["{literal}"]}}}}.'
+        f"user to add it to {_describe_grant(owner, literal)}."
     )
+
+
+def _describe_grant(owner: str, host: str) -> str:
+    """Return where an operator grants a host to the owner of a layer."""
+    server = owner.removeprefix("mcp server ")
+    if server != owner:
+        return f'hosts of [mcp.servers.{server}], as in hosts = ["{host}"]'
+    return f'`requires`, as in {{"net": {{"hosts": ["{host}"]}}}}'
 
 
 async def _open_tunnel(connection: socket.socket, way: CheckedHostAddresses) -> None:

@@ -228,13 +228,28 @@ def make_checked_http_client(
 
 
 def find_same_server_redirect(response: httpx2.Response) -> str | None:
-    """Return the target of a redirect that keeps the method and the server; None for any other response."""
+    """Return the target of a redirect that keeps the method and the server; None for any other response.
+
+    A redirect that only adds or removes a slash keeps the method, whatever its status.
+    """
     onward = response.next_request
-    if response.status_code not in (307, 308) or onward is None:
+    if response.status_code not in (301, 302, 307, 308) or onward is None:
         return None
-    before, after = response.request.url, onward.url
+    before, after = response.request.url, keep_secure_scheme(response.request.url, onward.url)
     same = (before.scheme, before.host, before.port) == (after.scheme, after.host, after.port)
-    return str(after) if same and not after.userinfo else None
+    is_kept = response.status_code in (307, 308) or before.path.rstrip("/") == after.path.rstrip("/")
+    return str(after) if same and is_kept and not after.userinfo else None
+
+
+def keep_secure_scheme(before: httpx2.URL, after: httpx2.URL) -> httpx2.URL:
+    """Return an address with https that a server behind a proxy writes with http, if it names the host of the request."""
+    if (
+        (before.scheme, after.scheme) == ("https", "http")
+        and before.host == after.host
+        and after.port in (None, before.port)
+    ):
+        return after.copy_with(scheme="https", port=before.port)
+    return after
 
 
 def describe_http_error(error: Exception) -> str:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import codecs
 import contextlib
 import re
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -28,6 +30,7 @@ from handrail.sandbox.network.egress_check import EgressCheck, HostGate
 from handrail.upstream.client.checked_http_client import (
     describe_http_error,
     find_same_server_redirect,
+    keep_secure_scheme,
     make_checked_http_client,
 )
 from handrail.upstream.client.json_rpc_messages import (
@@ -43,6 +46,7 @@ from handrail.upstream.client.upstream_session import (
     RpcError,
     TransportCallbacks,
     UpstreamConnectionLost,
+    parse_rpc_error,
 )
 from handrail.upstream.oauth_sign_in import SignInPrompt, SignInRequired, UpstreamSignIn
 from handrail.upstream.server_definition import ServerDefinition
@@ -58,6 +62,11 @@ MAX_STREAM_RESUMES = 5
 """The most attempts in a row to resume a stream that delivers nothing."""
 _MAX_ERROR_BYTES = 4096
 _SESSION_STATUSES = (400, 409, 412, 422)
+_SESSION_CODE = -32001
+_CODINGS = ("gzip", "x-gzip", "deflate")
+_NO_POST = (400, 404, 405)
+"""The statuses with which a server of the older transport refuses the first POST."""
+_OLDER_OPEN_S = 5.0
 _HASTY_END_S = 5.0
 """A stream for the server's messages that ends sooner, and without an event, is of no use."""
 
@@ -101,6 +110,9 @@ class StreamableHttpTransport:
     ) -> None:
         """:param sleep: waits a number of seconds before a stream is resumed"""
         self._sleep = sleep
+        self._definition = definition
+        self._older: LegacySseTransport | None = None
+        """The transport of a server that has only the older one."""
         self._url = definition.url
         self._fields = dict(definition.headers)
         self._make = client
@@ -118,19 +130,22 @@ class StreamableHttpTransport:
     async def send(self, message: Message, headers: Mapping[str, str] | None = None) -> None:
         if self._client is None:
             raise UpstreamConnectionLost("the connection was closed", unsent=True)
+        if self._older is not None:
+            return await self._older.send(message, headers)
         # An answer to a request of the server has an id too, but no method, and nothing answers it.
         number = message.get("id") if "method" in message else None
         if isinstance(number, int):
             task = asyncio.create_task(self._post_request(number, message, headers), name="mcp: a request over HTTP")
             self._posts[number] = task
             task.add_done_callback(lambda _: self._posts.pop(number, None))
-            return
+            return None
         if self._modern and message.get("method") == "notifications/cancelled":
-            return
+            return None
         await self._post_notification(message)
         # Without a session, a server has no stream to offer outside of requests.
         if message.get("method") == "notifications/initialized" and self._session:
             self._listener = asyncio.create_task(self._listen_for_server_messages(), name="mcp: listens over HTTP")
+        return None
 
     def abandon_request(self, request: int) -> bool:
         task = self._posts.get(request)
@@ -148,9 +163,13 @@ class StreamableHttpTransport:
 
     def set_version(self, protocol: str, *, modern: bool) -> None:
         self._protocol, self._modern = protocol, modern
+        if self._older is not None:
+            self._older.set_version(protocol, modern=modern)
 
     async def aclose(self) -> None:
         client, self._client = self._client, None
+        if self._older is not None:
+            await self._older.aclose()
         tasks = [*self._posts.values(), *([self._listener] if self._listener is not None else [])]
         for task in tasks:
             task.cancel()
@@ -210,7 +229,7 @@ class StreamableHttpTransport:
                     # another.
                     if begins and (session := response.headers.get(_SESSION)):
                         self._session = session
-                    await self._handle_response(number, response)
+                    await self._handle_response(number, message, response)
                     return
             ears.on_request_failed(number, RpcError(-32600, "the server redirects in a circle"))
         except SignInRequired as error:
@@ -227,11 +246,29 @@ class StreamableHttpTransport:
                 number, UpstreamConnectionLost(f"{type(error).__name__}: {str(error)[:300]}", unsent=True)
             )
 
-    async def _handle_response(self, number: int, response: httpx2.Response) -> None:
+    async def _switch_to_older_transport(self, message: Message) -> bool:
+        """Send the first message by the older transport, and return whether the server has it.
+
+        Source: https://modelcontextprotocol.io/specification/2025-11-25/basic/transports#backwards-compatibility
+        """
+        assert self._ears is not None
+        older = LegacySseTransport(self._definition, self._make)
+        try:
+            async with asyncio.timeout(_OLDER_OPEN_S):
+                await older.open(self._ears)
+        except (UpstreamConnectionLost, TimeoutError):
+            await older.aclose()
+            return False
+        self._older = older
+        await older.send(message)
+        return True
+
+    async def _handle_response(self, number: int, message: Message, response: httpx2.Response) -> None:
         assert self._ears is not None
         ears, status = self._ears, response.status_code
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if response.headers.get("content-encoding", "identity").lower() != "identity":
+        coding = response.headers.get("content-encoding", "identity").strip().lower()
+        if coding != "identity" and (coding not in _CODINGS or kind == "text/event-stream"):
             ears.on_request_failed(
                 number, RpcError(-32600, "the server's answer has a content coding that was not requested")
             )
@@ -241,22 +278,34 @@ class StreamableHttpTransport:
             if answers := [one for one in parse_json_rpc_messages(error_body) if "result" in one]:
                 ears.on_message({**answers[0], "id": number}, number)
             elif self._session and _is_about_ended_session(status, error_body):
-                ears.on_request_failed(number, _make_session_error(status, error_body))
-                ears.on_connection_lost(_make_session_error(status, error_body))
-            else:
+                self._end_session(number, status, error_body)
+            elif not (
+                message["method"] == "initialize"
+                and status in _NO_POST
+                and not parse_json_rpc_messages(error_body)
+                and await self._switch_to_older_transport(message)
+            ):
                 ears.on_request_failed(number, _response_error(response, error_body))
         elif kind == "text/event-stream":
             await self._read_stream(number, response)
-        elif kind in ("", "text/plain") or kind.endswith("json"):
-            for message in parse_json_rpc_messages(await read_limited_body(response, ears, number)):
-                ears.on_message({**message, "id": number} if "method" not in message else message, number)
-            ears.on_request_failed(
-                number, UpstreamConnectionLost("the server's answer is not valid")
-            )  # no effect after an answer
         else:
-            ears.on_request_failed(
-                number, RpcError(-32600, f"the server's answer has the content type {kind[:80] or 'none'}")
-            )
+            body = await read_limited_body(response, ears, number)
+            messages = parse_json_rpc_messages(body)
+            if self._session and any(map(_names_unknown_session, messages)):
+                return self._end_session(number, status, body)
+            for one in messages:
+                ears.on_message({**one, "id": number} if "method" not in one else one, number)
+            known = kind in ("", "text/plain") or kind.endswith("json")
+            why = UpstreamConnectionLost("the server's answer is not valid")
+            other = RpcError(-32600, f"the server's answer has the content type {kind[:80]}")
+            ears.on_request_failed(number, why if known else other)  # no effect after an answer
+        return None
+
+    def _end_session(self, number: int, status: int, body: bytes) -> None:
+        """Report that the server has forgotten the session."""
+        assert self._ears is not None
+        self._ears.on_request_failed(number, _make_session_error(status, body))
+        self._ears.on_connection_lost(_make_session_error(status, body))
 
     async def _read_stream(self, number: int, response: httpx2.Response) -> None:
         """Read events up to the answer, and resume the stream if it breaks off."""
@@ -268,7 +317,9 @@ class StreamableHttpTransport:
         while not done:
             # Without an event id the server cannot know what this client has missed.
             if not place.last or fruitless >= MAX_STREAM_RESUMES:
-                ears.on_request_failed(number, UpstreamConnectionLost("the server's stream ended before the answer"))
+                detail = f": {place.error}" if place.error else ""
+                why = f"the server's stream ended before the answer{detail}"
+                ears.on_request_failed(number, UpstreamConnectionLost(why))
                 return
             await self._sleep(place.pause_s)
             before = place.last
@@ -298,6 +349,7 @@ class StreamableHttpTransport:
                 data = event.data.encode("utf-8", "replace")
                 messages = parse_json_rpc_messages(data)
                 if not messages and event.event not in ("message", ""):
+                    place.error = event.data[:_MAX_DETAIL] if event.event == "error" else place.error
                     continue
                 # An answer that was cut would otherwise leave the call waiting until its time-out.
                 if number is not None and not messages and is_truncated_rpc_response(data):
@@ -306,6 +358,13 @@ class StreamableHttpTransport:
                     )
                 for message in messages:
                     is_answer = number is not None and "method" not in message
+                    other = message.get("id")
+                    if is_answer and other != number and isinstance(other, int) and other in self._posts:
+                        self._ears.on_message(message, other)  # the server answers another request here
+                        continue
+                    if is_answer and number is not None and self._session and _names_unknown_session(message):
+                        self._end_session(number, 200, data)
+                        return True
                     self._ears.on_message({**message, "id": number} if is_answer else message, number)
                     if is_answer:
                         return True
@@ -353,6 +412,8 @@ class _StreamPosition:
         self.last = ""
         self.pause_s = _RECONNECT_S
         self.event_count = 0
+        self.error = ""
+        """The text of the last event that reported an error."""
 
     def advance(self, event: httpx2.ServerSentEvent) -> None:
         self.event_count += 1
@@ -403,7 +464,31 @@ async def read_limited_body(response: httpx2.Response, handler: TransportCallbac
                 ResponseTooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB"),
             )
             return b""
-    return bytes(kept)
+    body = _decode_body(response, bytes(kept))
+    if body is None:
+        handler.on_request_failed(number, RpcError(-32600, f"the server's answer is no valid {_coding_of(response)}"))
+    return body or b""
+
+
+def _coding_of(response: httpx2.Response) -> str:
+    return response.headers.get("content-encoding", "").strip().lower()
+
+
+def _decode_body(response: httpx2.Response, body: bytes) -> bytes | None:
+    """Return a body as UTF-8 without its content coding, which a proxy may add unasked; None if it cannot be decoded."""
+    if _coding_of(response) in _CODINGS:
+        reader = zlib.decompressobj(zlib.MAX_WBITS | 32)  # with the header of either coding
+        try:
+            body = reader.decompress(body, MAX_MESSAGE_BYTES)
+        except zlib.error:
+            return None
+        if reader.unconsumed_tail:
+            return None
+    charset = (response.charset_encoding or "utf-8").lower()
+    with contextlib.suppress(LookupError):
+        if codecs.lookup(charset).name not in ("utf-8", "ascii"):
+            return body.decode(charset, "replace").encode()
+    return body
 
 
 async def _read_error_body(response: httpx2.Response) -> bytes:
@@ -413,7 +498,7 @@ async def _read_error_body(response: httpx2.Response) -> bytes:
         body += piece
         if len(body) > MAX_MESSAGE_BYTES:
             break
-    return bytes(body)
+    return _decode_body(response, bytes(body)) or b""
 
 
 def _is_about_ended_session(status: int, error_body: bytes) -> bool:
@@ -421,7 +506,28 @@ def _is_about_ended_session(status: int, error_body: bytes) -> bool:
 
     The protocol demands 404. Many servers answer 400 or another status, with a text about sessions.
     """
-    return status in (404, 410) or (status in _SESSION_STATUSES and b"session" in error_body[:_MAX_ERROR_BYTES].lower())
+    if status in (404, 410) or (status in _SESSION_STATUSES and b"session" in error_body[:_MAX_ERROR_BYTES].lower()):
+        return True
+    return _UNKNOWN_SESSION.search(error_body[:_MAX_ERROR_BYTES]) is not None or any(
+        map(_names_unknown_session, parse_json_rpc_messages(error_body))
+    )
+
+
+_UNKNOWN_SESSION = re.compile(rb"(?i)mcp-session-id|no valid session id|(?:unknown|invalid|expired) mcp session")
+
+
+def _names_unknown_session(message: Message) -> bool:
+    """Return whether an error says, in the words of the SDKs, that the server does not know the session.
+
+    Other texts about sessions may be about those of a tool.
+    """
+    error: Any = message.get("error")
+    if not isinstance(error, dict):
+        return False
+    fields = cast("dict[str, Any]", error)
+    text = str(fields.get("message", ""))[:_MAX_ERROR_BYTES]
+    is_known = fields.get("code") == _SESSION_CODE and re.match(r"(?i)\s*session (?:id )?not found", text) is not None
+    return is_known or _UNKNOWN_SESSION.search(text.encode("utf-8", "replace")) is not None
 
 
 def _make_session_error(status: int, error_body: bytes) -> UpstreamConnectionLost:
@@ -440,15 +546,21 @@ def _response_error(response: httpx2.Response, error_body: bytes) -> Exception:
     if status == 202:
         return RpcError(-32600, "the server accepted a request as a notification (202)")
     for message in parse_json_rpc_messages(error_body):
-        error: Any = message.get("error")
-        if isinstance(error, dict) and isinstance(error.get("code"), int):  # pyright: ignore[reportUnknownMemberType]
-            return RpcError(error["code"], str(error.get("message", ""))[:4000], error.get("data"))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+        if message.get("error"):
+            return parse_rpc_error(message["error"])
     if status == 401:
         return UpstreamConnectionLost("the server rejected the authorization (401)", unsent=True)
     if status == 404:
-        return RpcError(-32601, "the server's URL does not exist (404)")
+        is_bare = response.request.url.path in ("", "/")
+        hint = "; most servers are at a path such as /mcp" if is_bare else ""
+        return RpcError(-32601, f"the server's URL does not exist (404){hint}")
     if status in (301, 302, 303, 307, 308):
-        return RpcError(-32600, "the server redirects to another server; if that is intended, configure its URL")
+        onward = response.next_request
+        target = "another address" if onward is None else onward.url.copy_with(query=None)
+        return RpcError(
+            -32600,
+            f"the server redirects to another server ({str(target)[:200]}); if that is intended, configure its URL",
+        )
     code = -32603 if status >= 500 else -32600
     said = f"the server answered {status} {response.reason_phrase}".strip()
     detail = _TAGS.sub(" ", error_body[:_MAX_DETAIL_BYTES].decode("utf-8", "replace"))
@@ -572,7 +684,8 @@ class LegacySseTransport:
             why = UpstreamConnectionLost(str(error), unsent=True)
         if not endpoint.done():
             endpoint.set_exception(why)
-        handler.on_connection_lost(why)
+        else:
+            handler.on_connection_lost(why)
 
     @staticmethod
     async def _deliver_events(
@@ -584,7 +697,7 @@ class LegacySseTransport:
         """
         async for event in iterate_events(response):
             if event.event == "endpoint" and not endpoint.done():
-                target = urljoin(url, event.data)
+                target = str(keep_secure_scheme(httpx2.URL(url), httpx2.URL(urljoin(url, event.data.strip()))))
                 here, there = parse_http_url(url), parse_http_url(target)
                 # The messages have the user's credentials. A server must not send them to another host.
                 if (here.scheme, here.host) != (there.scheme, there.host):

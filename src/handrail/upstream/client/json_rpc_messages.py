@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from itertools import islice
 from typing import Any, cast
 
 import orjson
@@ -34,6 +33,14 @@ def parse_json_rpc_messages(text: bytes) -> list[Message]:
     found = _parse_json(text)
     several = cast("list[Any]", found)[:MAX_BATCH_MESSAGES] if isinstance(found, list) else [found]
     return [cast("Message", one) for one in several if _is_message(one)]
+
+
+def is_rpc_message(text: bytes) -> bool:
+    """Return whether a text is exactly one message in strict JSON."""
+    try:
+        return _is_message(orjson.loads(text))
+    except orjson.JSONDecodeError:
+        return False
 
 
 def looks_like_rpc_response(text: bytes) -> bool:
@@ -63,25 +70,29 @@ def _is_message(one: object) -> bool:
     if not isinstance(one, dict):
         return False
     fields = cast("dict[str, Any]", one)
-    return fields.get("jsonrpc") == "2.0" and (
+    return fields.get("jsonrpc") in ("2.0", 2) and (
         isinstance(fields.get("method"), str) or "result" in fields or fields.get("error") is not None
     )
 
 
 def _parse_json(text: bytes) -> object:
-    """Return the value of a JSON text, or None if there is none."""
+    """Return the value of a JSON text, or the list of the messages in any other text; None without any."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
         pass
-    loose = text.decode("utf-8", "replace")
-    for match in islice(_BEGINNING.finditer(loose), _MAX_BEGINNINGS):
+    loose, position, failures = text.decode("utf-8", "replace"), 0, 0
+    found: list[object] = []
+    while failures < _MAX_BEGINNINGS and len(found) < MAX_BATCH_MESSAGES:
+        if (match := _BEGINNING.search(loose, position)) is None:
+            break
         try:
-            value, _ = _LENIENT.raw_decode(loose, match.start())
-            return orjson.loads(_encode_any_text(value))
+            value, position = _LENIENT.raw_decode(loose, match.start())
+            mended: object = orjson.loads(_encode_any_text(value))
+            found += cast("list[object]", mended) if isinstance(mended, list) else [mended]
         except (ValueError, RecursionError):
-            continue
-    return None
+            position, failures = match.end(), failures + 1
+    return found or None
 
 
 def _ignore_constant(_: str) -> None:

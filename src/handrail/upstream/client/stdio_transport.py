@@ -19,6 +19,7 @@ from handrail.runtime.guard.guarded_sandbox import GuardedProcess, ProtectedPath
 from handrail.upstream.client.json_rpc_messages import (
     Message,
     encode_message,
+    is_rpc_message,
     is_truncated_rpc_response,
     looks_like_rpc_response,
     parse_json_rpc_messages,
@@ -32,6 +33,10 @@ from handrail.upstream.client.upstream_session import (
 
 GRACE_S = 1.0
 """The timeout in seconds for a program to end after its stdin is closed."""
+HOLD_S = 0.5
+"""The time in seconds in which the next lines may complete an answer that broke off."""
+MAX_HELD_BYTES, MAX_HELD_ATTEMPTS = 1024 * 1024, 200
+"""The most bytes of an answer over several lines that begins like any other, and how often it is read."""
 MAX_INVALID_LINES = 10_000
 """The most lines in a row without a message, after which the connection is closed."""
 _MOST_SHOWN = 8
@@ -58,6 +63,10 @@ class StdioTransport:
         self._garbage = 0
         self._spread = bytearray()
         """The lines so far of a message that a server writes over several lines."""
+        self._hold_timer: asyncio.TimerHandle | None = None
+        """Fails an answer that broke off, unless the next lines complete it."""
+        self._attempts = 0
+        """How often these lines were read as a message."""
         self._announced: int | None = None
         """The length in the headers that are being read."""
         self._body_bytes: int | None = None
@@ -127,6 +136,8 @@ class StdioTransport:
                         await process.wait()
             with contextlib.suppress(Exception):
                 await process.kill()
+        if self._hold_timer is not None:
+            self._hold_timer.cancel()
         if self._reader is not None:
             self._reader.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -158,6 +169,10 @@ class StdioTransport:
                     kept.clear()
                     at = end + 1 if piece.startswith(b"\n", end) else end
                 rest = piece[at:]
+                if not skipping and self._is_whole_message(kept, rest):
+                    self._line(handler, bytes(kept) + rest)
+                    kept.clear()
+                    rest = b""
                 if skipping:
                     kept[_EDGE_BYTES:] = (bytes(kept[_EDGE_BYTES:]) + rest)[-_EDGE_BYTES:]
                 else:
@@ -177,6 +192,12 @@ class StdioTransport:
             handler.on_connection_lost(UpstreamConnectionLost(await self._describe_ending(process)))
         except ToolError as error:
             handler.on_connection_lost(UpstreamConnectionLost(error.text))
+
+    def _is_whole_message(self, kept: bytearray, rest: bytes) -> bool:
+        """Return whether the beginning of a line is already a message, whose server writes no line end."""
+        if self._body_bytes is not None or not rest.rstrip().endswith(b"}") or len(kept) + len(rest) > MAX_HELD_BYTES:
+            return False
+        return is_rpc_message(bytes(kept) + rest)
 
     def _find_end(self, piece: bytes, at: int, before: int) -> int:
         """Return where the line or the message from ``at`` ends, or -1. ``before`` bytes of it were read earlier."""
@@ -201,33 +222,56 @@ class StdioTransport:
                 self._announced = None
             return
         messages = parse_json_rpc_messages(line)
+        if messages:
+            self._fail_held_answer(ears)
+            self._spread.clear()
+            self._garbage = 0
         for message in messages:
             ears.on_message(message, None)
         if messages:
-            self._spread.clear()
-            self._garbage = 0
             return
         # Reset by each message, so that a server with some log lines between its answers is never cut off.
         self._garbage += 1
         # The request fails now instead of at its time limit, since no further answer will arrive.
         if is_truncated_rpc_response(line):
-            self._spread.clear()
-            ears.on_request_failed(_find_id(line), UpstreamConnectionLost("the server's answer is not valid JSON"))
+            self._fail_held_answer(ears)
+            self._spread[:] = line + b"\n"
+            self._attempts = 0
+            self._hold_timer = asyncio.get_running_loop().call_later(HOLD_S, self._fail_held_answer, ears)
             return
         self._collect_spread_message(ears, line)
 
+    def _fail_held_answer(self, ears: TransportCallbacks) -> None:
+        """Fail the request whose answer broke off, if there is one."""
+        if self._hold_timer is None:
+            return
+        self._hold_timer.cancel()
+        self._hold_timer = None
+        failed = UpstreamConnectionLost("the server's answer is not valid JSON")
+        ears.on_request_failed(_find_id(bytes(self._spread[:_EDGE_BYTES])), failed)
+        self._spread.clear()
+
     def _collect_spread_message(self, ears: TransportCallbacks, line: bytes) -> None:
-        """Collect a message that a server writes over several lines, as JSON with indents."""
-        bare = line.rstrip()
+        """Collect a message that a server writes over several lines, as JSON with indents or a text with line ends."""
+        bare, is_held = line.rstrip(), self._hold_timer is not None
         if bare not in (b"{", b"[") and not self._spread:
             return
-        if bare in (b"{", b"["):
+        if bare in (b"{", b"[") and not is_held:
             self._spread.clear()
         self._spread += line + b"\n"
-        if len(self._spread) > MAX_MESSAGE_BYTES:
+        if len(self._spread) > (MAX_HELD_BYTES if is_held else MAX_MESSAGE_BYTES) or self._attempts > MAX_HELD_ATTEMPTS:
+            self._fail_held_answer(ears)
             self._spread.clear()
-        elif bare in (b"}", b"]"):
+        elif is_held and not bare.endswith((b"}", b"]")):
+            self._garbage -= 1
+        elif bare in (b"}", b"]") or is_held:
+            self._attempts += 1
             messages = parse_json_rpc_messages(bytes(self._spread))
+            if is_held and not messages:
+                return
+            if self._hold_timer is not None:
+                self._hold_timer.cancel()
+                self._hold_timer = None
             self._spread.clear()
             self._garbage = 0 if messages else self._garbage
             for message in messages:

@@ -141,6 +141,8 @@ METHOD_NOT_FOUND, INVALID_REQUEST, INTERNAL_ERROR = -32601, -32600, -32603
 UNSUPPORTED_VERSION = -32022
 PROBE_S = 5.0
 """The timeout in seconds for a server's answer about the newest version; older servers often do not answer."""
+UNRELATED_ERROR_S = 1.0
+"""The time in seconds for an answer to the handshake after an error that names no request."""
 LOG_LEVEL = "debug"
 """The level of log messages to request; the frontend filters them for each client."""
 DRAIN_S = 2.0
@@ -155,6 +157,8 @@ _ABANDON_S = 5.0
 _META = "io.modelcontextprotocol/"
 
 ProtocolEra = Literal["legacy", "modern"]
+TimeLimiter = Callable[[float], AbstractAsyncContextManager[object]]
+"""Limits the time of a block in seconds, like :func:`asyncio.timeout`."""
 GRANT_BY_METHOD: Mapping[str, str] = {
     "sampling/createMessage": "sampling",
     "elicitation/create": "elicitation",
@@ -163,6 +167,7 @@ GRANT_BY_METHOD: Mapping[str, str] = {
 
 
 class _PendingServerRequest(Struct, eq=False):
+    method: str
     answer: asyncio.Future[dict[str, Any]]
     runtime: Runtime | None
     acknowledged: asyncio.Event | None = None
@@ -213,23 +218,26 @@ class UpstreamSession:
         self._tasks: set[asyncio.Task[None]] = set()
         self._replies: set[asyncio.Task[None]] = set()
 
-    async def negotiate_version(self, hint: ProtocolEra | None, timeout_s: float) -> None:
+    async def negotiate_version(
+        self, hint: ProtocolEra | None, timeout_s: float, limit_time: TimeLimiter = asyncio.timeout
+    ) -> None:
         """Agree on a version with the server.
 
         If it fails without the hint ``legacy``, the probe for the newest version may be the reason. Then connect again
         with that hint.
 
         :param hint: the era of the last connection
+        :param limit_time: limits the time of a block in seconds
         :raises UpstreamConnectionLost: if the connection ends
         :raises RpcError: if the server refuses
         :raises TimeoutError: if the server does not answer
         """
-        async with asyncio.timeout(timeout_s):
+        async with limit_time(timeout_s):
             if hint != "legacy":
                 # The newest version is tried first. Older servers answer the unknown method with an error, or not at
                 # all.
-                if not await self._discover(timeout_s):
-                    async with asyncio.timeout(PROBE_S):  # it is awake, unless the probe has upset it
+                if not await self._discover(timeout_s, limit_time):
+                    async with limit_time(PROBE_S):  # it is awake, unless the probe has upset it
                         await self._initialize()
                 return
             try:
@@ -237,12 +245,14 @@ class UpstreamSession:
             except RpcError as error:
                 # The first question may have been answered too late; the server speaks the newest version only.
                 newer = error.code in (UNSUPPORTED_VERSION, METHOD_NOT_FOUND)
-                if not newer or not await self._discover(timeout_s):
+                if not newer or not await self._discover(timeout_s, limit_time):
                     raise
 
-    async def _discover(self, timeout_s: float, version: str = MODERN_VERSIONS[-1], *, again: bool = True) -> bool:
+    async def _discover(
+        self, timeout_s: float, limit_time: TimeLimiter, version: str = MODERN_VERSIONS[-1], *, again: bool = True
+    ) -> bool:
         try:
-            async with asyncio.timeout(min(PROBE_S, timeout_s / 2)):
+            async with limit_time(min(PROBE_S, timeout_s / 2)):
                 found = await self.request(
                     "server/discover", {}, headers=make_protocol_headers(version, "server/discover"), version=version
                 )
@@ -252,12 +262,13 @@ class UpstreamSession:
             if error.code == UNSUPPORTED_VERSION and supported is not None:
                 # One more try is enough, because the server has named the versions that it supports.
                 if again and (known := [one for one in MODERN_VERSIONS if one in supported]):
-                    return await self._discover(timeout_s, known[-1], again=False)
+                    return await self._discover(timeout_s, limit_time, known[-1], again=False)
                 if not set(HANDSHAKE_VERSIONS) & set(map(str, supported)):
                     raise
             return False
-        versions = found.get("supportedVersions")
-        if not isinstance(versions, list) or version not in versions:
+        given = found.get("supportedVersions", found.get("protocolVersion"))
+        versions = cast("list[Any]", given) if isinstance(given, list) else [given]
+        if version not in versions:
             return False
         self.era, self.protocol = "modern", version
         self.capabilities = _object(found.get("capabilities"))
@@ -273,15 +284,15 @@ class UpstreamSession:
         }
         self.transport.set_version("", modern=False)
         found = await self.request("initialize", offered)
-        version = found.get("protocolVersion", HANDSHAKE_VERSIONS[0])
-        if isinstance(version, str) and _EARLY_VERSION.fullmatch(version):
+        version = found.get("protocolVersion")
+        if not isinstance(version, str) or _EARLY_VERSION.fullmatch(version):
             version = HANDSHAKE_VERSIONS[0]
         if version not in HANDSHAKE_VERSIONS:
             raise RpcError(
                 INVALID_REQUEST,
-                f"the server speaks version {str(version)[:40]!r}; Handrail supports {', '.join(HANDSHAKE_VERSIONS)}",
+                f"the server speaks version {version[:40]!r}; Handrail supports {', '.join(HANDSHAKE_VERSIONS)}",
             )
-        self.era, self.protocol = "legacy", str(version)
+        self.era, self.protocol = "legacy", version
         self.capabilities, self.server = _object(found.get("capabilities")), _object(found.get("serverInfo"))
         self.transport.set_version(self.protocol, modern=False)
         await self.notify("notifications/initialized")
@@ -344,7 +355,7 @@ class UpstreamSession:
         if fields:
             message["params"] = fields
         pending = self._pending[number] = _PendingServerRequest(
-            asyncio.get_running_loop().create_future(), runtime, acknowledged
+            method, asyncio.get_running_loop().create_future(), runtime, acknowledged
         )
         try:
             await self.transport.send(message, headers)
@@ -416,27 +427,47 @@ class UpstreamSession:
 
     def on_message(self, message: Message, related: int | None) -> None:
         method, number = message.get("method"), message.get("id")
-        if isinstance(method, str):
+        is_answer = "result" in message and self._find_pending(number) is not None  # some repeat the method, too
+        if isinstance(method, str) and not is_answer:
             given = message.get("params")
             params = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+            if (own := self._find_pending(number)) is not None and own.method == method:
+                return  # the program, or its terminal, repeats what it reads
             if number is None:
                 self._handle_notification(method, params, related)
             elif isinstance(number, (str, int, float)):
                 self._handle_server_request(number, method, params, related)
             return
         result, error = message.get("result"), message.get("error")
-        if number is None and error is not None and self.era is None:  # the server could not read the first request
-            self.on_request_failed(None, _parse_error(error))
+        if "result" in message and not error:
+            error = None  # some servers write an empty error, too
+        if number is None and error is not None and self.era is None:
+            self._handle_unrelated_error(parse_rpc_error(error))
+        if number is None and isinstance(result, dict) and "content" in result:
+            calls = [one for one, pending in self._pending.items() if pending.method == "tools/call"]
+            number = calls[0] if len(calls) == 1 else None  # the answer can belong to no other request
         pending = self._find_pending(number)
         # A late or repeated answer has no request any more.
         if pending is None or pending.answer.done():
             return
         if error is not None:
-            pending.answer.set_exception(_parse_error(error))
+            pending.answer.set_exception(parse_rpc_error(error))
         elif isinstance(result, dict):
             pending.answer.set_result(cast("dict[str, Any]", result))
         else:  # some servers answer with the content itself, or with null for an empty result
             pending.answer.set_result({} if result is None else {"content": result})
+
+    def _handle_unrelated_error(self, error: RpcError) -> None:
+        """Handle an error without a number before the handshake: the server could not read a request, or a part of one.
+
+        The answer to the handshake may still come.
+        """
+        waiting = [number for number, one in self._pending.items() if one.method == "initialize"]
+        if waiting:
+            loop = asyncio.get_running_loop()
+            loop.call_later(UNRELATED_ERROR_S, self.on_request_failed, waiting[0], error)
+        else:
+            self.on_request_failed(None, error)
 
     def on_request_failed(self, request: int | None, error: Exception) -> None:
         # The transport could not read the answer, but only one request can be meant.
@@ -503,7 +534,7 @@ class UpstreamSession:
 
     def _progress(self, params: dict[str, Any]) -> None:
         token, done, total, text = (params.get(key) for key in ("progressToken", "progress", "total", "message"))
-        pending = self._pending.get(token) if isinstance(token, int) else None
+        pending = self._find_pending(token)
         if pending is None or pending.runtime is None or not _is_number(done):
             return
         pending.notification_count += 1
@@ -534,7 +565,7 @@ class UpstreamSession:
         """
         named: Any = _object(params.get("_meta")).get("progressToken")
         for number in (related, named):
-            if isinstance(number, int) and (found := self._pending.get(number)) is not None:
+            if (found := self._find_pending(number)) is not None:
                 return found if found.runtime is not None else None
         # With several calls in flight, a guess could show one user's question to another.
         calls = [one for one in self._pending.values() if one.runtime is not None]
@@ -619,12 +650,14 @@ class UpstreamSession:
         await self.transport.aclose()
 
 
-def _parse_error(error: object) -> RpcError:
+def parse_rpc_error(error: object) -> RpcError:
     """Return the error of an answer, which some servers write as a text."""
     if not isinstance(error, dict):
         return RpcError(INTERNAL_ERROR, str(error)[:4000])
     fields = cast("dict[str, Any]", error)
     code, said, data = fields.get("code"), fields.get("message"), fields.get("data")
+    if isinstance(code, str | float) and re.fullmatch(r"\s*-?\d{1,9}(?:\.0)?\s*", str(code)):
+        code = int(float(code))
     if not isinstance(said, str):
         said = "" if said is None else encode_message(said).decode()
     return RpcError(code if isinstance(code, int) else INTERNAL_ERROR, said[:4000], data)

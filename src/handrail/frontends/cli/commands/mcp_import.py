@@ -466,12 +466,21 @@ def export_command(setting: CommandOptions, client: str, is_servers: bool, names
         servers = {GATEWAY: UpstreamServerSettings(command=command[0], args=args)}
     done = export_client_configuration(client, servers, settings.secrets)
     if setting.json:
-        print_json({"text": done.text, "placeholders": done.placeholders, "left_out": done.left_out})
+        print_json(
+            {
+                "text": done.text,
+                "placeholders": done.placeholders,
+                "left_out": done.left_out,
+                "ignored": done.ignored,
+            }
+        )
     else:
         print_terminal_safe_text(done.text, end="")
     print_stderr_note(f"handrail mcp export: add this to {CLIENT_FILES[client]}.")
     for name, how in done.placeholders.items():
         print_stderr_note(f"  {name}: {how}")
+    for text in done.ignored:
+        print_stderr_note(f"  {text}")
     for name, why in done.left_out.items():
         print_stderr_note(f"  {name}: left out: {why}")
     return ERROR if done.left_out or not servers else OUTPUT

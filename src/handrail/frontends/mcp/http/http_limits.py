@@ -48,6 +48,10 @@ _SINGLE_VALUE_FIELDS = frozenset(
 """Header fields with a single value. An equal repetition is ignored, a different one is rejected."""
 _SINGLE_FIELDS = frozenset((b"host", b"origin"))
 _CHECKED_FIELDS = _SINGLE_VALUE_FIELDS | _SINGLE_FIELDS
+_OPTIONAL_FIELDS = frozenset((b"accept", b"mcp-protocol-version", b"mcp-session-id"))
+"""Header fields that count as absent if they are empty."""
+_MENDED_FIELDS = frozenset((b"accept", b"content-type"))
+_JSON_TYPE = re.compile(rb"(?i)\s*application/(?:[\w.-]+\+)?json(?:-?rpc)?\s*(?:;|\Z)")
 _FOLDED = re.compile(rb"\n[ \t]")
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 
@@ -73,8 +77,33 @@ def find_request_ambiguity(scope: Scope) -> str | None:
     return None
 
 
+def mend_request_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """Return the header fields of a request in the form that the SDK reads.
+
+    Empty fields of the protocol count as absent, another spelling of the type of JSON as ``application/json``, and a request that
+    names no types of answers accepts all.
+    """
+    found: dict[bytes, bytes] = {}
+    for name, value in scope["headers"]:
+        if not (name in _OPTIONAL_FIELDS and not value.strip()):
+            found.setdefault(name, value)
+    headers = [(name, value) for name, value in scope["headers"] if name in found and name not in _MENDED_FIELDS]
+    headers = [(name, value.lower() if name == b"host" else value) for name, value in headers]  # names have no case
+    kind = found.get(b"content-type")
+    if kind is not None:
+        is_json = _JSON_TYPE.match(kind) is not None
+        headers.append((b"content-type", b"application/json" if is_json else kind))
+    accepted = found.get(b"accept", b"*/*")
+    if scope["method"] == "POST" and accepted.strip().lower() == b"text/event-stream":
+        accepted = b"*/*"
+    return [*headers, (b"accept", accepted)]
+
+
 class AmbiguousRequestFilter:
-    """An ASGI middleware that rejects ambiguous requests with 400 and closes their connection."""
+    """An ASGI middleware that rejects ambiguous requests with 400, and mends odd header fields of the others.
+
+    It closes the connection of a rejected request.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -82,6 +111,8 @@ class AmbiguousRequestFilter:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (fault := find_request_ambiguity(scope)) is not None:
             return await reject_http_request(send, 400, f"The request is ambiguous. {fault}")
+        if scope["type"] == "http":
+            scope = {**scope, "headers": mend_request_headers(scope)}
         return await self._app(scope, receive, send)
 
 

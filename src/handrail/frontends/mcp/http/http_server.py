@@ -219,14 +219,14 @@ class HttpFrontendSettings:
 
     def list_allowed_hosts_and_origins(self, port: int) -> tuple[list[str], list[str]]:
         """Return the hosts and the origins that requests may name."""
-        shown = f"[{self.host}]" if ":" in self.host else self.host
+        shown = (f"[{self.host}]" if ":" in self.host else self.host).lower()
         hosts = ["127.0.0.1", "localhost", "[::1]"] if self.is_local else [shown]
         found = [*hosts, *(f"{host}:{port}" for host in hosts)]
         origins = [f"http://{host}" for host in found]
         if self.public_url is not None:
             parts = urlsplit(self.public_url)
-            found.append(parts.netloc)
-            origins.append(f"{parts.scheme}://{parts.netloc}")
+            found.append(parts.netloc.lower())
+            origins.append(f"{parts.scheme}://{parts.netloc}".lower())
         return found, [*origins, *self.origins]
 
 
@@ -456,6 +456,13 @@ def _token_verifier(listening: HttpFrontendSettings, resource: str) -> TokenVeri
     return CombinedTokenVerifier(found) if found else None
 
 
+_UNKNOWN_CALLER = {
+    421: "Unknown host. Expected the address that the server printed at its start. Start it with `--public-url URL` for another.",
+    403: "Unknown page origin. Expected that of this server. Start it with `--allow-origin ORIGIN` for another.",
+}
+"""The answer to a request with an unknown host or page origin, by its status."""
+
+
 class RequestBodyLimiter:
     """An ASGI middleware that rejects bodies that are too long, or nested too deeply.
 
@@ -470,6 +477,9 @@ class RequestBodyLimiter:
         if scope["type"] != "http" or scope["method"] != "POST":
             return await self._app(scope, receive, send)
         if (unknown := await self._named.validate_request(Request(scope))) is not None:
+            text = _UNKNOWN_CALLER.get(unknown.status_code)
+            if text is not None:
+                return await reject_http_request(send, unknown.status_code, text)
             unknown.headers["connection"] = "close"  # nothing further is read from this connection
             return await unknown(scope, receive, send)
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
