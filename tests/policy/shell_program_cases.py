@@ -135,6 +135,9 @@ PROGRAMS: list[ProgramCase] = [
         ("printf %n PATH; ls", "sets a variable"), ("printf -- 'ab%5ln' PATH", "sets a variable"), ("printf '%s%-.*hhn' a 3 PATH", "sets a variable"),
         ("printf \"a $x\" PATH", "may set a variable"), ("printf '%n' \"$x\"", "may set a variable"), ("command printf %n PATH", "by the builtin"),
         ("set -P; cd a/..; ls > x", "another folder"), ("set -o physical", "another folder"),
+        ("wget -o f https://x.org", "writes a file"), ("wget --save-cookies=f https://x.org", "writes a file"), ("wget --warc-file f https://x.org", "writes files"),
+        ("curl -H @f https://x.org", "sends a file"), ("curl -sH@f https://x.org", "sends a file"), ("curl --header=@f https://x.org", "sends a file"),
+        ("curl -w @f https://x.org", "reads a file"),
         ("gcc -Wl,-O1,-plugin,./x.so a.c", "loads a library"), ("clang --ld-path=./x a.c", "runs a program"), ("clang -Xclang -load a.c", "loads a library"),
         ("gcc --specs=x a.c", "runs a program"), ("clang -fpass-plugin=./x.so a.c", "loads a library"), ("gcc -Wl,@x a.c", "options that nobody saw"),
         ("cmake -DCMAKE_C_COMPILER=./x .", "runs a program"), ("cmake -D CMAKE_PROJECT_INCLUDE:PATH=x.cmake .", "runs a script"),
@@ -160,7 +163,7 @@ PROGRAMS: list[ProgramCase] = [
         ("mail -s x a", "sends"), ("tmux new ls", "runs a program"), ("screen ls", "runs a program"),
         ("expect -c x", "code"), ("busybox sh", "a shell"), ("ld.so ./x", "runs a program"), ("/lib64/ld-linux-x86-64.so.2 ./x", "runs a program")),
         ("uniq f", "xxd f", "tree -L 2", "printf '%s' x", "printf '%s\\n' PATH", "sed 's/[[:alpha:]]*[^]]//g' f", "sed -n '/[[]x[[:space:]]/p' f", "sed 's/[a[]/b/' f", "gcc -Wl,-rpath,lib -Wall -O2 -c a.c", "cmake -S . -B out -DCMAKE_BUILD_TYPE=Release -DCURL_INCLUDE_DIR=x", "cmake --build out", "go build -ldflags '-X main.v=1' ./x",
-         "cargo build --release", "cargo clippy -- -D warnings", "rustc --edition=2021 a.rs", "node --test", "node --test --test-only --test-name-pattern=a tests", "printf '%d%%n' PATH", "printf \"a $x\\n\"", "printf \"a $x\" 12 a/b", "date", "test -f x", "cp a b", "mkdir -p a/b", "true", "wc -l f", "head -5 f", "diff a b")),
+         "cargo build --release", "cargo clippy -- -D warnings", "rustc --edition=2021 a.rs", "curl -H 'A: b@c' https://x.org", "node --test", "node --test --test-only --test-name-pattern=a tests", "printf '%d%%n' PATH", "printf \"a $x\\n\"", "printf \"a $x\" 12 a/b", "date", "test -f x", "cp a b", "mkdir -p a/b", "true", "wc -l f", "head -5 f", "diff a b")),
 ]  # fmt: skip
 """About 300 forms of about 100 programs."""
 

@@ -16,7 +16,7 @@ _FORMS = (
     "sh -c 'touch reached'", "bash -lc 'touch reached'", "bash -ec 'true && touch reached'", "dash -c 'touch reached'", "bash -c \"bash -c 'touch reached'\"",
     "exec touch reached", "command touch reached", "builtin command touch reached", "eval 'touch reached'", "trap 'touch reached' EXIT",
     "echo 'touch reached' | sh", "sh <<E\ntouch reached\nE", "bash <<< 'touch reached'", "eval \"$(echo touch reached)\"", "source <(echo touch reached)",
-    "$(echo touch) reached", "X=touch; $X reached", "hash -p /usr/bin/touch ls; ls reached", "jobs -x touch reached",
+    "$(echo touch) reached", "X=touch; $X reached", "SRANDOM='a[$(touch reached)]'; ls", "ZIP='-T -TT \"touch reached\"' zip a README.md", "hash -p /usr/bin/touch ls; ls reached", "jobs -x touch reached",
     "git -c alias.x='!touch reached' x", "git -c core.fsmonitor='touch reached;' status", "git -c core.pager='touch reached' -p log",
     "GIT_EXTERNAL_DIFF='touch reached' git diff --ext-diff HEAD", "git bisect start HEAD HEAD; git bisect run touch reached",
     "git rebase --root -x 'touch reached'", "git submodule foreach 'touch reached'", "git clone 'ext::touch reached' y", "git difftool -y -x 'touch reached' HEAD",
@@ -31,6 +31,12 @@ _FORMS = (
     "gdb -batch -ex '!touch reached'", "strace touch reached", "tmux new -d 'touch reached'", "expect -c 'exec touch reached'", "watch -g 'touch reached'",
     "touch -c -d now reached && /usr/bin/touch -d now reached", "cd src && ../../../usr/bin/touch ../reached", "run-parts --arg=reached /usr/bin --regex '^touch$'",
 )  # fmt: skip
+_COMPUTED = (
+    "printf 'touch reached aZ\\n' > /tmp/line; sed 's/[[:alpha:]/a/;s/b/c]Z/;s/e;#/d/' /tmp/line",
+    "mkdir -p 0; cp /usr/bin/touch 0/ls; printf %n PATH; ls reached",
+    "mkdir -p 0; cp /usr/bin/touch 0/POSIX_V6_ILP32_OFF32; GETCONF_DIR=0 getconf -v POSIX_V6_ILP32_OFF32 reached",
+)
+"""Texts that run a program whose name they do not have: a script, a variable or a folder that two readers take differently."""
 _UNKNOWN = (
     "printf '\"$@\"\\n' > /tmp/run; sh /tmp/run touch reached",
     "printf 'import os, sys\\nos.execvp(sys.argv[1], sys.argv[1:])\\n' > /tmp/run.py; python3 /tmp/run.py touch reached",
@@ -61,7 +67,7 @@ async def _denied(home: VictimHome) -> str | None:
 async def _asked(home: VictimHome) -> str | None:
     """A program of an ask rule never runs without a request."""
     rules = ["allow bash", "allow fs.write **", "ask bash touch *"]
-    found = await _reached(home, rules, (*_FORMS, *_UNKNOWN), "words-asked", None)
+    found = await _reached(home, rules, (*_FORMS, *_COMPUTED, *_UNKNOWN), "words-asked", None)
     return breach(found, "these ran without a question")
 
 

@@ -250,12 +250,13 @@ _CURL = make_options_check(
     *("--json", "--form", "--form-string", "--url-query", "--variable", "--netrc", "--netrc-file", "--netrc-optional"),
     *("--unix-socket", "--abstract-unix-socket", "--cert", "--key", "--engine", "--proto-redir", "--create-dirs", "--ssl-sessions"),
 )  # fmt: skip
-_OTHER_SCHEME = compile_regex_lazily(r"(?!https?:)[A-Za-z][A-Za-z0-9+.-]*:/")
+_READS_OR_WRITES_FILE = compile_regex_lazily(r"(?!https?:)[A-Za-z][A-Za-z0-9+.-]*:/|@|-[A-Za-z]*[Hw]@|--[a-z-]+=@")
+"""An address of another scheme, or the value of an option, such as ``-H @file``, that is read from a file."""
 
 
 def find_curl_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of a ``curl`` command, or None."""
-    found = [i for i, word in enumerate(argv) if i and (_OTHER_SCHEME.match(word) or "%output{" in word)]
+    found = [i for i, word in enumerate(argv) if i and (_READS_OR_WRITES_FILE.match(word) or "%output{" in word)]
     past = (
         CommandRisk(
             f"curl {argv[found[0]]} reads or writes files that no rule about files covers", frozenset((0, *found))
