@@ -28,7 +28,7 @@ CONFINED = [
     "npm test 2>&1 | tail", "git add -A && git commit -m x", "x=1; run $x", "cp .env.example settings.example",
     "source .venv/bin/activate && pytest -q", "python -m venv .venv && . .venv/bin/activate && python -c 'print(1)'",
     "perl -pi -e 's/a/b/' src/a.py", "python -m venv build/v", "git -c user.name=x -c user.email=x@y commit -m x",
-    "awk '{s+=$1} END {print s}' <(wc -l src/a.py)", "> new.txt", "Rscript -e 'testthat::test_dir(\"tests\")'",
+    "source .venv/bin/activate && bash run.sh", "awk '{s+=$1} END {print s}' <(wc -l src/a.py)", "> new.txt", "Rscript -e 'testthat::test_dir(\"tests\")'",
 ]  # fmt: skip
 NOT_CONFINED = [
     "curl https://example.org", "git push", "pip install x", "npm install", "ssh host", "rm -rf src", "git reset --hard", "git clean -fdx", "rm -rf .git",
@@ -40,7 +40,7 @@ NOT_CONFINED = [
     "source /proc/self/fd/0 <<< 'rm -rf src'", "cd /proc/self && . fd/0 <<< 'rm -rf src'", "cd / && . dev/stdin <<< 'rm -rf src'",
     "bash /proc/self/fd/0 <<< 'rm -rf src'", "cd / && bash dev/stdin <<< 'rm -rf src'", "curl localhost example.org",
     "curl -o src/a.py localhost", "curl -w @fmt localhost", "curl localhost file:///etc/passwd", "curl -T src/a.py localhost", "awk '{print > \"src/a.py\"}' x",
-    "> src/a.py", "awk '{print > \"src/a.py\"}' <(ls)", "awk 'BEGIN{system(\"x\")}' <(ls)", "python -c \"open('src/a.py', 'w')\"", "tar xf old.tar",
+    "cd $X && sh -c 'rm src/a.py'", "cd / && bash -c '> a'", "source x && sh -c 'rm src/a.py'", "bash -c 'echo x > src/a.py'", "> src/a.py", "awk '{print > \"src/a.py\"}' <(ls)", "awk 'BEGIN{system(\"x\")}' <(ls)", "python -c \"open('src/a.py', 'w')\"", "tar xf old.tar",
     "Rscript -e 'unlink(\"src\", recursive=TRUE)'", "julia -e 'rm(\"src\")'", "rm -rf src/*",
 ]  # fmt: skip
 

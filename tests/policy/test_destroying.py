@@ -113,6 +113,13 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> AuthorizerFixture:
         ("unzip a.zip -d src", ()),
         ("7z x a.7z -y -osrc", ("src",)),
         ("cpio -idu < x", (".",)),
+        ("bash -c '> notes.txt'", ("notes.txt",)),
+        ("sh -c 'echo x > notes.txt'", ("notes.txt",)),
+        ("bash -ec 'make test > dist/x; rm tracked.py'", ()),
+        ("cd src && bash -c 'rm ../notes.txt'", ("src/../notes.txt",)),
+        ("timeout 5 sh -c 'cd src && rm ../notes.txt'", ("src/../notes.txt",)),
+        ("sh -c \"bash -c 'rm notes.txt'\"", ("notes.txt",)),
+        ("nohup sh -c 'cp src/a.py notes.txt' &", ("notes.txt",)),
     ],
 )
 def test_the_check_finds_the_files_that_a_command_would_destroy(

@@ -6,6 +6,7 @@ file, so no program of the workspace runs.
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -17,11 +18,14 @@ from handrail.contract.services.file_services import PathResolver, ResolvedPath
 from handrail.contract.text.glob_patterns import matches_path_glob
 from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.policy.shell import command_wrappers, destroying_forms
-from handrail.policy.shell.parser import ShellScript
+from handrail.policy.shell.nested_commands import program_name
+from handrail.policy.shell.parser import ShellScript, parse_script
+from handrail.policy.shell.risky_options import SHELLS
 from handrail.policy.shell.simple_commands import ShellCommand, is_marked
 from handrail.policy.stored_paths import read_regular_file
 
 _MOST_LOSSES = 8
+_MAX_DEPTH = 3
 _MOST_PATHS = 200
 _MAX_INDEX_BYTES = 16 * 1024 * 1024
 _MAX_LOOKS = 10_000
@@ -34,32 +38,68 @@ _ENTRY_BYTES = 62
 _PLAIN_IGNORE = compile_regex_lazily(r"/?(?:\*\*/)?[\w.*-]+/?(?:\*{1,2})?")
 
 
-_MAY_LOSE = destroying_forms.PROGRAM_NAMES | destroying_forms.WRITING_PROGRAMS | command_wrappers.WRAPPER_NAMES
+_MAY_LOSE = (
+    destroying_forms.PROGRAM_NAMES
+    | destroying_forms.WRITING_PROGRAMS
+    | frozenset(command_wrappers.WRAPPER_NAMES)
+    | SHELLS
+)
 
 
 def find_irrecoverable_file_losses(script: ShellScript, roots: PathResolver) -> tuple[str, ...]:
     """Return the files and folders that a text removes or replaces for good, as a message names them."""
     found: dict[str, None] = {}
-    if script.unclear is not None:
-        return ()
-    repository = _RepositoryFiles(roots)
+    if script.unclear is None:
+        _collect_losses(script, _RepositoryFiles(roots), found, (".",), _MAX_DEPTH)
+    return tuple(found)
+
+
+def _collect_losses(
+    script: ShellScript, repository: _RepositoryFiles, found: dict[str, None], folders: Sequence[str], depth: int
+) -> None:
+    """Add the losses of a text to ``found``.
+
+    :param folders: the folders that its shell may run in
+    :param depth: how many texts of shells in shells are followed
+    """
     for redirection in script.files:
-        if redirection.operator.lstrip("0123456789") in (">", ">|", "&>", ">&") and _is_lost(
-            redirection.target, "", repository, removed=False
-        ):
-            found[redirection.target] = None
+        if redirection.operator.lstrip("0123456789") not in (">", ">|", "&>", ">&"):
+            continue
+        for place in _join_folders(folders, redirection.target):
+            if _is_lost(place, "", repository, removed=False):
+                found[place] = None
     for command in script.commands:
         if command.argv[0] not in _MAY_LOSE and "/" not in command.argv[0]:
             continue
         *_, argv = command_wrappers.split_wrapper_layers(command.argv)
+        inner_script = _parse_shell_argument(argv) if depth else None
+        if inner_script is not None and inner_script.unclear is None:
+            within = [place for folder in command.folders for place in _join_folders(folders, folder)]
+            _collect_losses(inner_script, repository, found, within, depth - 1)
         removed = [(path, "", True) for path in destroying_forms.find_removed_paths(argv)]
         made = _find_rewritten_file(argv, script) if argv[0] in ("mv", "cp") else None
         replaced = [(path, inner, False) for path, inner in destroying_forms.find_replaced_paths(argv) if path != made]
         for path, inner, is_removed in (*removed, *replaced)[:_MOST_PATHS]:
-            for place in _places(command, path):
+            for place in (joined for one in _places(command, path) for joined in _join_folders(folders, one)):
                 if len(found) < _MOST_LOSSES and _is_lost(place, inner, repository, removed=is_removed):
                     found[place] = None
-    return tuple(found)
+
+
+def _join_folders(folders: Sequence[str], path: str) -> list[str]:
+    if path[:1] == "/":
+        return [path]
+    return [path if folder == "." else f"{folder}/{path}" for folder in folders]
+
+
+def _parse_shell_argument(argv: Sequence[str]) -> ShellScript | None:
+    """Return the text that a shell runs by its option ``-c``; None for any other command."""
+    if program_name(argv) not in SHELLS:
+        return None
+    text = next((after for word, after in itertools.pairwise(argv) if _RUNS_ARGUMENT.fullmatch(word)), None)
+    return None if text is None or is_marked(text) else parse_script(text)
+
+
+_RUNS_ARGUMENT = compile_regex_lazily(r"-[a-z]*c")
 
 
 _FILTERS = frozenset(

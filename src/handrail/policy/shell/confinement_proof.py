@@ -61,6 +61,7 @@ def explain_loss_elsewhere(argv: Sequence[str], folders: Sequence[str]) -> str |
             program_name(inner) in ("rm", "mv", "unlink", "find")
             or destroying_forms.find_removed_paths(inner)
             or any(destroying_forms.find_replaced_paths(inner))
+            or (program_name(inner) in risky_options.SHELLS and any(re.fullmatch(r"-[a-z]*c", word) for word in inner))
         ):
             break
     else:
