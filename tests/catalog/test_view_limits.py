@@ -40,13 +40,16 @@ class NamedToolSearch:
         return []
 
 
+SEARCH: Any = NamedToolSearch()
+
+
 @pytest.fixture(autouse=True)
 def few_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loaded_tools, "MAX_ACTIVE_TOOLS", MOST)
 
 
 def full() -> InteractionLoadedTools:
-    return InteractionLoadedTools("s", CatalogOptions(), SessionValues(), NamedToolSearch())
+    return InteractionLoadedTools("s", CatalogOptions(), SessionValues(), SEARCH)
 
 
 def list_visible_ids(of: InteractionLoadedTools) -> list[str]:
@@ -144,11 +147,11 @@ async def test_tools_found_by_one_call_are_not_unloaded_by_its_next_search() -> 
 
 async def test_found_and_called_tools_are_restored_with_the_session() -> None:
     values = SessionValues()
-    of = InteractionLoadedTools("s", CatalogOptions(), values, NamedToolSearch())
+    of = InteractionLoadedTools("s", CatalogOptions(), values, SEARCH)
     await find(of, STOCK[:3])
     of.pin_called_tool(STOCK[0])
     await find(of, STOCK[3:4])
-    back = InteractionLoadedTools("s", CatalogOptions(), values, NamedToolSearch())
+    back = InteractionLoadedTools("s", CatalogOptions(), values, SEARCH)
     await back.restore_loaded_tools()
     assert list_visible_ids(back) == [*NAMES, *STOCK[:4]] and back.active.evictable_tools == tuple(STOCK[1:4])
 

@@ -11,10 +11,10 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
-from handrail.testing.scripted_mcp_servers import HttpResponseWriter, ReceivedHttpRequest, approve_server_tools
 from tests.field.sign_in_server import Browser, request_page
 from tests.field.test_servers_over_http import OlderServer
 from tests.field.test_sign_in import bench
+from tests.upstream.scripted_mcp_servers import HttpResponseWriter, ReceivedHttpRequest, approve_server_tools
 
 from handrail import ToolError, UsageError
 from handrail.testing.scripted_kernel import temporary_kernel

@@ -269,7 +269,10 @@ class WorkspaceTable:
 
         :raises LogUnavailable: if they could not be written, or a row was not in the required state
         """
-        await self._database.write_works_atomically(works)
+        if len(works) == 1:
+            await self._database.write_durably(*works[0])
+        else:
+            await self._database.write_works_atomically(works)
 
     def write_soon(self, work: TableWork) -> None:
         """Write a work soon, without waiting."""
