@@ -263,7 +263,11 @@ async def test_a_body_in_another_coding_is_read(
         assert (await session.call("h_echo", {"text": "x"})).data == "caf\u00e9"
 
 
-@pytest.mark.parametrize("body", [gzip.compress(b" " * (17 << 20)), b"{}", gzip.compress(b"{}")[:-9]])
+@pytest.mark.parametrize(
+    "body",
+    [gzip.compress(b" " * (17 << 20)), b"{}", gzip.compress(b"{}")[:-9]],
+    ids=["too long", "not coded", "cut"],
+)
 async def test_a_coded_body_that_is_too_long_or_damaged_fails_its_call_only(tmp_path: Path, body: bytes) -> None:
     async def coded(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
         await answering.send_response(200, body, content_encoding="gzip")
