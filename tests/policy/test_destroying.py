@@ -189,7 +189,7 @@ def test_an_index_that_takes_too_long_to_search_proves_nothing(repository: Autho
 CONFINED = [
     "pytest -q", "python -m pytest -x", "python script.py", "./run.sh", "make test CI=1", "npm test", "npx --no-install tsc", "uv run pytest -q",
     "sed -i s/a/b/ f", "sed -i s/a/b/ *.py", "ls | xargs sed -i s/a/b/", "find . -name '*.py' -exec grep -n x {} +", "find . -name '*.pyc' -delete",
-    "find . -name __pycache__ -exec rm -rf {} +", "bash -c 'ls | wc -l'", "bash -ec 'ls' x", "bash run.sh", "fish run.fish", "git commit -m \"$(cat <<'E'\nx\nE\n)\"", "git add $x",
+    "find . -name __pycache__ -exec rm -rf {} +", "bash -c 'ls | wc -l'", "bash -ec 'ls' x", "bash -e -o pipefail -c 'ls | wc'", "bash -o pipefail run.sh", "bash run.sh", "fish run.fish", "git commit -m \"$(cat <<'E'\nx\nE\n)\"", "git add $x",
     "for f in src/*.py; do python \"$f\"; done", "rm -rf __pycache__", "git -C sub commit -am x",
     "git -c color.ui=never log -1", "git -c user.name=x -c user.email=x@y commit -m x", "git -c core.pager=cat -c commit.gpgsign=false commit -m x",
     "git config user.name", "git config --type=bool core.bare", "git format-patch -3 -o build/patches", "find src -type d -empty -delete",
@@ -205,6 +205,7 @@ CONFINED = [
 NOT_CONFINED = [
     "rm -rf .git", "git clean -fd", "git $x", "bash -c 'rm -rf .git'", "bash -c \"$x\"",
     "bash -c -- 'rm -rf src'", "sh -c -e 'rm -rf src'", "bash -c +x 'rm -rf src'", "bash -c -o pipefail 'rm -rf src'", "timeout 5 zsh -c -- 'rm -rf src'",
+    "bash -o errexit -c 'rm -rf src'", "bash -eo posix -c 'rm -rf src'", "bash -o run.sh", "bash -O extglob -c 'rm -rf src'",
     "fish -c true -c 'rm -rf src'", "pwsh -c 'Remove-Item src'", "find . -exec bash -c -- 'rm -rf src' ;", "psql -version", "sh $x", "sh", "cat x | sh", "sh <<'E'\nrm -rf .\nE",
     "find . -exec rm {} +", "find . -exec sh -c 'rm -rf .' ;", "ls | xargs rm", "ls | xargs -I{} mv {} /x", "uv run rm -rf src", "npx --no-install rimraf x",
     "npx create-vite web", "npx vite@latest", "npx $x", "npx -y tsc", "npx rimraf src", "npx playwright install", "fd -e py -X rm", "fd -x rm {}", "fd -HIx rm",

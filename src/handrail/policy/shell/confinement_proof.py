@@ -329,8 +329,8 @@ def _find_program_position(argv: Sequence[str], verbs: Sequence[str]) -> int | N
 
 def _shell(argv: tuple[str, ...], depth: int) -> str | None:
     index = 1
-    while index < len(argv) and re.fullmatch(r"-[eunx]+|-o|pipefail|--", argv[index]):
-        index += 1
+    while index < len(argv) and (re.fullmatch(r"-[eunx]+|--", argv[index]) or argv[index : index + 2] == _PIPEFAIL):
+        index += 2 if argv[index] == "-o" else 1
     if index < len(argv) and re.fullmatch(r"-[eux]*l?c", argv[index]) and index + 1 < len(argv):
         text = argv[index + 1]
         if program_name(argv) in _OTHER_LANGUAGES:
@@ -350,6 +350,7 @@ def _shell(argv: tuple[str, ...], depth: int) -> str | None:
     return f"{argv[0]} runs its input, or a script that is not simple"
 
 
+_PIPEFAIL = ("-o", "pipefail")
 _OTHER_LANGUAGES = frozenset({"fish", "csh", "tcsh", "pwsh", "powershell", "nu", "xonsh", "elvish", "es", "rc"})
 """Shells whose scripts have another syntax, or which run every script that their options name."""
 
