@@ -96,6 +96,13 @@ async def test_large_valid_arguments_are_accepted_after_a_check_in_a_subprocess(
         assert children() <= before
 
 
+async def test_a_result_says_how_large_arguments_were_read_that_are_almost_json(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[SchemaTool(TREE)], rules=["allow test.take"]) as kernel:
+        result = await (await kernel.session()).call("test.take", f"```json\n{json.dumps(LARGE)}\n```")
+        assert result.ok, result.error_text
+        assert list(result.metadata["arguments_read_as"]) == ["(all arguments)"]
+
+
 async def test_a_check_beyond_the_estimate_budget_lists_the_exact_problems(tmp_path: Path) -> None:
     arguments = {"rows": [row(2, 1)]}
     assert isinstance(compile_schema(TREE).list_problems(arguments), CoarseProblemList)

@@ -129,6 +129,8 @@ async def test_the_input_of_a_step_must_match_the_schema_of_the_tool(session: Se
         assert answer.error_kind == "invalid_input" and text in str(answer.error_text)
     textual = await step(session, state, '{"page": "1"}')
     assert textual.ok and textual.data["step"] == {"page": 1}, textual
+    fenced = await session.call("tool.step", f'```json\n{{"id": "{state}", "input": {{"page": "3"}}}}\n```')
+    assert fenced.data["step"] == {"page": 3} and len(fenced.metadata["arguments_read_as"]) == 2
     huge = await session.call("tool.step", {"id": state, "input": {"page": 1, "x": "y" * (11 << 20)}})
     assert huge.error_kind == "invalid_input"
     assert (await step(session, state, {"page": 2})).data["step"] == {"page": 2}

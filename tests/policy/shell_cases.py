@@ -220,6 +220,7 @@ STRUCTURE = _under(
     ("ZIP='-TT ./x'; export ZIP; zip a b", "the same in an earlier command"),
     ("export ZIP='-TT ./x' && (true; zip a b)", "the same in a subshell"),
     ("command export ZIP='-TT ./x'; zip a b", "the same by the builtin"),
+    ("ex''port ZIP='-TT ./x'; zip a b", "the same in other quotes"),
     ("set -a; ZIP='-TT ./x'; zip a b", "every variable is exported"),
     ("set -eo allexport; ZIP='-TT ./x'; zip a b", "the same by its name"),
     ("GETCONF_DIR=. getconf -v POSIX_V6_ILP32_OFF32 PATH", "the folder of a helper"),

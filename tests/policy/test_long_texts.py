@@ -58,6 +58,7 @@ def filled(unit: str, end: str = "") -> str:
         "echo " + filled("{a..")[5:],
         "x=" + filled("[")[2:],
         "\n".join(["xargs sudo -a xargs -b sudo " * 40] * 45),
+        "export " + " ".join(f"A{number}=1" for number in range(3_700)) + "; pytest" * 45 + "; zip a",
         "\n".join(['bash -c "' + "a=(b " * 190 + '"'] * 49),
     ],
     ids=lambda text: repr(text[:14]),

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.policy.desk import BASH, EDIT, GREP, HELPER, READ, WRITE, AuthorizerFixture, book, rule
+from tests.policy.desk import BASH, EDIT, GREP, HELPER, MOVE, READ, WRITE, AuthorizerFixture, book, rule
 
 from handrail.contract.tool.requires import FsRequires, NetRequires, Requires, ShellRequires
 from handrail.contract.tool.spec import ToolSpec
+from handrail.policy.rule_suggestions import list_approval_reasons
 
 
 @pytest.mark.proves("P-01")
@@ -96,6 +97,26 @@ def test_the_decision_on_a_call_covers_the_programs_that_its_tool_requires(desk:
     ruled = desk.may(replace(FORMATTER, requires=git), {"path": "src"}, "allow format")
     assert ruled("shell.run", ["git", "add", "src"]) is None
     assert ruled("shell.run", ["git", "-c", "core.fsmonitor=x", "add"]) is not None
+
+
+@pytest.mark.proves("P-01")
+def test_an_approval_covers_a_program_only_if_the_user_was_asked_about_its_rule(desk: AuthorizerFixture) -> None:
+    call = {"path": "src"}
+    unasked = desk.may(FORMATTER, call, "ask shell.run lint --fix")
+    assert "cannot ask" in (unasked("shell.run", ["lint", "--fix"]) or "")
+    assert unasked("shell.run", ["lint", "src"]) is None
+    for text in ("ask shell.run lint …", "ask shell.run", "ask format"):
+        reasons = list_approval_reasons(desk.judge(FORMATTER, call, text))
+        assert any(text in reason for reason in reasons)
+        assert desk.may(FORMATTER, call, text)("shell.run", ["lint", "--fix"]) is None
+
+
+@pytest.mark.proves("P-01")
+def test_a_rule_about_a_required_program_takes_no_right_from_a_rule_about_the_tool(desk: AuthorizerFixture) -> None:
+    shift = replace(MOVE, id="shift", requires=FORMATTER.requires)
+    call = {"source": "a", "target": "b"}
+    assert desk.may(shift, call, "allow shift")("fs.write", desk.path("c/d")) is None
+    assert desk.may(shift, call, "allow shift", "ask shell.run lint …")("fs.write", desk.path("c/d")) is None
 
 
 @pytest.mark.proves("P-01")

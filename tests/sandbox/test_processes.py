@@ -25,6 +25,17 @@ from handrail.sandbox.start.sandboxed_process import SandboxedProcess, wait_unti
 from handrail.sandbox.view.mount_comparison import host_mounts
 
 
+@pytest.mark.parametrize(
+    "older", [b"", b"Ip: A OutNoRoutes\n", b"Ip: OutNoRoutes A\nIp: 1\n", b"Ip: OutNoRoutes\nIp: x\n", b"\0"]
+)
+def test_counts_of_an_unknown_form_count_nothing(tmp_path: Path, older: bytes) -> None:
+    (tmp_path / "snmp").write_bytes(older)
+    (tmp_path / "snmp6").write_bytes(b"Ip6OutNoRoutes\n")
+    counter = processes.NoRouteCounter(tuple(os.open(tmp_path / name, os.O_RDONLY) for name in ("snmp", "snmp6")))
+    assert counter.count() == 0
+    counter.close()
+
+
 def survivors(marker: str) -> list[str]:
     """Return processes of this machine whose command line contains ``marker``."""
     found: list[str] = []

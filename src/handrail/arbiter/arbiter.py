@@ -397,8 +397,8 @@ class Arbiter:
             raise CallRejection("validate", kind, f"{spec.id}: {fault}", **load_unseen_tool_schema(call))
         try:
             parsed = isinstance(call.proposed.arguments, (str, bytes))
+            call.argument_repairs = repairs  # also for the further check of arguments beyond the budget
             arguments = entry.validate_arguments(arguments, parsed=parsed, repairs=repairs)
-            call.argument_repairs = repairs
         except ArgumentCheckBudgetError:
             raise
         except ToolError as error:

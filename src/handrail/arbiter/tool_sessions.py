@@ -161,7 +161,8 @@ class ToolSessionManager:
                     repaired = repair_arguments(step, {"input": sent})
                     if repaired is None or "input" not in repaired[0]:
                         raise CallRejection("validate", "invalid_input", f"`{entry.id}`: " + "; ".join(problems))
-                    sent, call.argument_repairs = repaired[0]["input"], repaired[1]
+                    sent = repaired[0]["input"]
+                    call.argument_repairs = {**call.argument_repairs, **repaired[1]}
                 call.arguments[STEP_INPUT] = step.coerce_integers({"input": sent})["input"]
 
     def _check_ended(self, call: Call, step: ToolSessionStep) -> None:

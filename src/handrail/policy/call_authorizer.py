@@ -429,11 +429,17 @@ class _AccessCheck:
     def _strictest_tool_rule(self) -> RankedRule | None:
         """The strictest of the rules about the tool in this call, if they matched every target, or None."""
         if self._of_tool is False:  # rarely needed: most calls access what their tool's own rules are about
-            found = [finding.tool for finding in self._verdict.findings]
+            found = [finding.tool for finding in self._verdict.findings if not self._is_about_required_program(finding)]
             spoken = [ranked for ranked in found if ranked is not None]
             whole = bool(spoken) and len(spoken) == len(found)
             self._of_tool = max(spoken, key=lambda ranked: STRICTNESS[ranked.rule.action]) if whole else None
         return self._of_tool
+
+    def _is_about_required_program(self, finding: PolicyFinding) -> bool:
+        """Return whether a finding is about a program that the tool requires, and not about a target of the call."""
+        target = finding.target
+        named = self._prepared.spec.effective_targets
+        return target is not None and target.capability == "shell.run" and "shell.run" not in named
 
     def _is_covered_by_decision(self, capability: Capability, value: str, rule: Rule | None) -> bool:
         """Return whether the decision on the call, or the user's answer, covers an access that no rule allows."""
@@ -509,7 +515,11 @@ class _AccessCheck:
         if finding.cause in ("program", "destroys"):
             return allowed and self._requires_program(argv, literally=True)
         if finding.cause == "rule":
-            return self._answered and self._requires_program(argv)  # the user who approved the call knows what it runs
+            # The user who approved the call knows what it runs, and the rules that it was asked about.
+            shown = finding.reading is not None or any(
+                finding.rule in (one.rule, one.tool and one.tool.rule) for one in self._verdict.findings
+            )
+            return shown and self._answered and self._requires_program(argv)
         if finding.cause != "no rule":
             return False
         if self._answered and not self._verdict.targets:

@@ -88,9 +88,11 @@ class ConfinedRuleToolPolicy(ToolPolicy):
         if self._required_access is False:
             self._required_access = find_required_access_objection(self)
         found = self._required_access
-        if found is None or STRICTNESS[found.action] <= STRICTNESS[verdict.action]:
+        if found is None or STRICTNESS[found.action] < STRICTNESS[verdict.action]:
             return verdict
-        return PolicyVerdict(self, arguments, targets, (*verdict.findings, found), found)
+        # A user who is asked anyway is asked about this as well, because a running call cannot ask.
+        deciding = max(verdict.deciding_finding, found, key=lambda one: STRICTNESS[one.action])
+        return PolicyVerdict(self, arguments, targets, (*verdict.findings, found), deciding)
 
     def _answer(self, plain: PolicyVerdict, rule: Rule) -> PolicyVerdict:
         """Return the verdict with the answer of the rule to every finding that does not allow."""

@@ -6,7 +6,6 @@ file, so no program of the workspace runs.
 
 from __future__ import annotations
 
-import itertools
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -95,11 +94,19 @@ def _parse_shell_argument(argv: Sequence[str]) -> ShellScript | None:
     """Return the text that a shell runs by its option ``-c``; None for any other command."""
     if program_name(argv) not in SHELLS:
         return None
-    text = next((after for word, after in itertools.pairwise(argv) if _RUNS_ARGUMENT.fullmatch(word)), None)
-    return None if text is None or is_marked(text) else parse_script(text)
+    words = iter(argv)
+    if not any(map(_RUNS_ARGUMENT.fullmatch, words)):
+        return None
+    text = ""
+    for text in words:  # the first word after all options, which may follow the option too
+        if text in ("-o", "+o", "-O", "+O"):
+            next(words, "")
+        elif text[:1] not in ("-", "+"):
+            break
+    return None if is_marked(text) else parse_script(text)
 
 
-_RUNS_ARGUMENT = compile_regex_lazily(r"-[a-z]*c")
+_RUNS_ARGUMENT = compile_regex_lazily(r"-[a-zA-Z]*c[a-zA-Z]*")
 
 
 _FILTERS = frozenset(

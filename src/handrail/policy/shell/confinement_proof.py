@@ -61,7 +61,10 @@ def explain_loss_elsewhere(argv: Sequence[str], folders: Sequence[str]) -> str |
             program_name(inner) in ("rm", "mv", "unlink", "find")
             or destroying_forms.find_removed_paths(inner)
             or any(destroying_forms.find_replaced_paths(inner))
-            or (program_name(inner) in risky_options.SHELLS and any(re.fullmatch(r"-[a-z]*c", word) for word in inner))
+            or (
+                program_name(inner) in risky_options.SHELLS
+                and any(re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", word) for word in inner)
+            )
         ):
             break
     else:
@@ -326,10 +329,14 @@ def _find_program_position(argv: Sequence[str], verbs: Sequence[str]) -> int | N
 
 def _shell(argv: tuple[str, ...], depth: int) -> str | None:
     index = 1
-    while index < len(argv) and re.fullmatch(r"-[eunx]+|-o|pipefail|--", argv[index]):
-        index += 1
+    while index < len(argv) and (re.fullmatch(r"-[eunx]+|--", argv[index]) or argv[index : index + 2] == _PIPEFAIL):
+        index += 2 if argv[index] == "-o" else 1
     if index < len(argv) and re.fullmatch(r"-[eux]*l?c", argv[index]) and index + 1 < len(argv):
         text = argv[index + 1]
+        if program_name(argv) in _OTHER_LANGUAGES:
+            return f"{argv[0]} runs a script of another language"
+        if text[:1] in ("-", "+"):  # the shell reads it as one more option, and takes a later word as its script
+            return f"{argv[0]} {show_marks(text)} is a form that Handrail does not understand"
         if is_marked(text):
             return f"{argv[0]} runs a script that the shell expands"
         return _why_script_not_confined(parse_script(text), depth - 1)
@@ -341,6 +348,11 @@ def _shell(argv: tuple[str, ...], depth: int) -> str | None:
     ):
         return None
     return f"{argv[0]} runs its input, or a script that is not simple"
+
+
+_PIPEFAIL = ("-o", "pipefail")
+_OTHER_LANGUAGES = frozenset({"fish", "csh", "tcsh", "pwsh", "powershell", "nu", "xonsh", "elvish", "es", "rc"})
+"""Shells whose scripts have another syntax, or which run every script that their options name."""
 
 
 def _is_plain_file(path: str) -> bool:

@@ -488,8 +488,7 @@ def find_replaced_paths(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
         options, operands = split_words(argv, "-t -S -m -o -g --suffix --target-directory --mode --owner --group")
         if program == "ln" and not _has(options, "f", "--force"):
             return
-        keeping = "" if program == "install" else "b" if program == "ln" else "nb"
-        if len(operands) < 2 or (keeping and _has(options, keeping, "--no-clobber", "--backup")):
+        if len(operands) < 2 or (program != "install" and _keeps_replaced_file(program, options)):
             return
         for source in operands[:-1]:
             yield operands[-1], posixpath.basename(source.rstrip("/"))
@@ -518,27 +517,49 @@ def find_replaced_paths(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield from ((word, "") for word in operands[1:2])
 
 
+def _keeps_replaced_file(program: str, options: Sequence[str]) -> bool:
+    """Return whether ``cp``, ``mv`` or ``ln`` with these options leaves a file, or keeps it under another name."""
+    backups = [word for word in options if word.startswith("--b") or (word[:2] != "--" and "b" in word)]
+    if backups and not any(word.partition("=")[2] in ("none", "off") for word in backups):
+        return True
+    if program == "ln" or not _has(options, "n", "--no-clobber"):
+        return False
+    return not _has(options, "fi", "--force", "--interactive")  # for mv, the last one counts
+
+
 def _find_unpacked_folders(program: str, argv: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the folder that an archive is unpacked into, over files in it, with a mark for the unknown names."""
+    """Yield each folder that an archive is unpacked into, over files in it, with a mark for the unknown names."""
     words = [*argv[1:], ""]
-    first = "" if words[0][:2] == "--" else words[0].lstrip("-")
-    options = split_words(argv, "-C -f -d -E --directory --file")[0]
+    options, operands = split_words(argv, _ARCHIVE_VALUES.get(program, "-C -f --directory --file"))
     if program in ("tar", "gtar", "bsdtar"):
-        unpacks = "x" in first or _has(options, "x", "--extract", "--get")
-        keeps = _has(options, "kO", "--keep-old-files", "--skip-old-files", "--keep-newer-files", "--to-stdout")
+        clusters = [_TAR_VALUE.sub(r"\1", word) for word in options]
+        old = words[0] if words[0][:1] != "-" else ""  # each letter of the first word is an option
+        unpacks = "x" in old or _has(clusters, "x", "--extract", "--get")
+        keeps = _has(clusters, "kO", "--keep-old-files", "--skip-old-files", "--to-stdout")
+        keeps = (keeps or not set("kO").isdisjoint(old)) and not (
+            "U" in old
+            or _has(clusters, "U", "--overwrite", "--unlink-first", "--recursive-unlink", "--keep-newer-files")
+        )
         folders = [after for word, after in itertools.pairwise(words) if word in ("-C", "--directory")]
-        folders += [word.partition("=")[2] for word in words if word.startswith("--directory=")]
-        keeps = keeps or not set("kO").isdisjoint(first)
+        folders += [word.partition("=")[2] for word in words if word.startswith("--d") and "=" in word]
+        folders += [word[2:] for word in words if word[:2] == "-C" and len(word) > 2]
     elif program == "unzip":
         unpacks, keeps = _has(options, "o"), _has(options, "plt")
         folders = [after for word, after in itertools.pairwise(words) if word == "-d"]
     elif program == "cpio":
-        unpacks, keeps, folders = _has(options, "i", "--extract") and _has(options, "u", "--unconditional"), False, []
+        copies = _has(options, "p", "--pass-through")
+        unpacks = (copies or _has(options, "i", "--extract")) and _has(options, "u", "--unconditional")
+        keeps, folders = False, operands if copies else []
     else:
-        unpacks, keeps = first in ("x", "e") and not {"-y", "-aoa"}.isdisjoint(words), False
+        unpacks, keeps = operands[:1] in (["x"], ["e"]) and not {"-y", "-aoa"}.isdisjoint(words), False
         folders = [word[2:] for word in words if word[:2] == "-o"]
     if unpacks and not keeps:
-        yield (folders[-1] if folders else "."), ANY_TEXT
+        yield from ((folder, ANY_TEXT) for folder in folders or ["."])
+
+
+_ARCHIVE_VALUES = {"unzip": "-d", "cpio": "-C -E -F -H -I -M -O -R", **dict.fromkeys(("7z", "7za", "7zz"), "")}
+_TAR_VALUE = compile_regex_lazily(r"\A(-[a-zA-Z]*?[bCfFgHIKLNTVX]).+", re.DOTALL)
+"""A cluster of ``tar`` whose last option has its value attached, such as the file in ``-xfbackup.tar``."""
 
 
 _AWK_OUTPUT = re.compile(r'\bprintf?\b[^;{}>]*(?<!>)>\s*"(?P<path>[^"\\]+)"')

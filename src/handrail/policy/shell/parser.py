@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING
 from handrail.contract.struct import Struct
 from handrail.contract.text.lazy_patterns import compile_regex_lazily
 from handrail.policy.shell import reader
-from handrail.policy.shell.command_wrappers import explain_variable_risk, split_wrapper_layers
+from handrail.policy.shell.command_wrappers import (
+    HARMLESS_VARIABLES,
+    explain_variable_risk,
+    is_harmless_variable,
+    split_wrapper_layers,
+)
 from handrail.policy.shell.reader import MAX_COMMANDS, MOVES, UnclearSyntax, read_text
 from handrail.policy.shell.simple_commands import (
     ShellCommand,
@@ -130,7 +135,7 @@ def parse_script(text: str, most_signs: int = MAX_SIGNS) -> ShellScript:
         read = read_text(text)
     except UnclearSyntax as unclear:
         not_plain = str(unclear)
-    if read is not None and "export" in text and (reason := _explain_export_risk(read.commands)) is not None:
+    if read is not None and (reason := _explain_export_risk(read.commands)) is not None:
         read, not_plain = None, reason
     if (read is None or not read.is_plain) and sum(map(text.count, _SIGNS)) > most_signs:
         not_plain = not_plain or "its structure is not simple"
@@ -167,16 +172,19 @@ def parse_script(text: str, most_signs: int = MAX_SIGNS) -> ShellScript:
 
 def _explain_export_risk(commands: Sequence[ShellCommand]) -> str | None:
     """Return why a program of a text may run something else with a variable that the text exports, or None."""
-    argvs = [command.argv for command in commands]
-    layers = [split_wrapper_layers(argv)[-1] for argv in argvs]
-    names = {
+    exports = [split_wrapper_layers(command.argv)[-1] for command in commands if "export" in command.argv]
+    names = sorted(
         name
-        for argv in layers
+        for argv in exports
         if argv[0] == "export"
         for word in argv[1:]
-        if (name := word.partition("=")[0]).isidentifier()
-    }
-    found = (explain_variable_risk(name, argv) for name in sorted(names) for argv in argvs)
+        if (name := word.partition("=")[0]).isidentifier() and HARMLESS_VARIABLES.fullmatch(name) is None
+    )
+    if not names:
+        return None
+    # For variables outside the tables, the answer depends on the program alone, so the check of one of them is enough.
+    name = next((name for name in names if not is_harmless_variable(name)), names[0])
+    found = (explain_variable_risk(name, command.argv) for command in commands)
     return next((reason for reason in found if reason is not None), None)
 
 

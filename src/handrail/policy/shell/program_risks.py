@@ -39,7 +39,7 @@ _OPEN_A_SHELL_INSIDE = frozenset(
 )
 
 _PRINT_VERSION = frozenset({"vi", "vim", "nvim", "emacs", "nano", "sqlite3", "psql", "mysql", "ghci", "irb"})
-_VERSION_WORDS = frozenset({("--version",), ("-version",), ("--help",)})
+_VERSION_WORDS = frozenset({("--version",), ("--help",)})
 """Words with which these programs only print something."""
 
 _Form = Callable[[Sequence[str]], CommandRisk | None]

@@ -443,12 +443,8 @@ class _TextReader:
             self.parts.append((first, ("test", text[first:last])))
         elif source:
             self.parts.append((first, ("command", *source)))
-        self.commands.append(
-            (
-                start if first < 0 else first,
-                ShellCommand(tuple(argv), tuple(redirections), tuple(source), self._folders),
-            )
-        )
+        command = ShellCommand(tuple(argv), tuple(redirections), tuple(source), self._folders)
+        self.commands.append((start if first < 0 else first, command))
         self._move(argv)
 
     def _check_variable(self, name: str, argv: Sequence[str] = ()) -> None:

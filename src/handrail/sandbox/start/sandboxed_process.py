@@ -491,10 +491,13 @@ class NoRouteCounter:
 
     def _read_total(self) -> int:
         older, newer = (os.pread(descriptor, _READ, 0).splitlines() for descriptor in self._descriptors)
-        names, values = (line.split() for line in older if line.startswith(b"Ip: "))
-        found = [value for name, value in zip(names, values, strict=True) if name == b"OutNoRoutes"]
-        found += [line.split()[1] for line in newer if line.startswith(b"Ip6OutNoRoutes")]
-        return sum(map(int, found))
+        try:
+            names, values = (line.split() for line in older if line.startswith(b"Ip: "))
+            found = [value for name, value in zip(names, values, strict=True) if name == b"OutNoRoutes"]
+            found += [line.split()[1] for line in newer if line.startswith(b"Ip6OutNoRoutes")]
+            return sum(map(int, found))
+        except (ValueError, IndexError):  # not every kernel writes these files in this form
+            return 0
 
 
 async def wait_until_sandboxes_dismantled() -> None:
