@@ -366,7 +366,7 @@ class _EventReader:
                 yield CallArgumentsDelta(index, piece)
         elif isinstance(kind, str) and kind in _KEPT_DELTAS and index in self._kept:
             field = _KEPT_DELTAS[kind]
-            if (piece := get_nonempty_text_field(delta, field)) and field in self._kept[index]:
+            if (piece := get_nonempty_text_field(delta, field)) and isinstance(self._kept[index].get(field), str):
                 self._kept[index][field] += piece
 
     def _usage(self, usage: object) -> Iterator[BlockEvent]:
@@ -405,8 +405,13 @@ def _messages(messages: Iterable[Message], *, has_cache_marks: bool = True) -> l
             joined[-1][1].extend(content)
         elif content:
             joined.append((role, content))
-    for number, (_, content) in enumerate(joined):
-        content[:] = drop_unpaired_server_tool_blocks(content, last=number == len(joined) - 1)
+    every, joined = joined, []
+    for number, (role, content) in enumerate(every, 1):
+        kept = drop_unpaired_server_tool_blocks(content, last=number == len(every))
+        if joined and joined[-1][0] == role:  # the message between had nothing else
+            joined[-1][1].extend(kept)
+        elif kept:
+            joined.append((role, kept))
     # The end of the request before is marked again: the provider looks back 20 blocks only, and one turn may add more.
     users = [content for role, content in joined if role == "user" and content]
     for content in users[-2:] if has_cache_marks and joined and joined[-1][0] == "user" else ():
