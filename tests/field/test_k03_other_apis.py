@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.agent.provider_bench import Kind, bench
 
+from handrail.agent.model_protocol import ProviderBlock
+from handrail.agent.providers.anthropic import _EventReader  # pyright: ignore[reportPrivateUsage]
 from handrail.contract.text.strict_json import parse_arguments
 from handrail.contract.tool.spec import ToolSpec
 from handrail.testing.provider_servers import ErrorReply, RawReply, ReplyCall, ScriptedReply
@@ -125,6 +127,14 @@ async def test_thinking_in_a_form_of_no_api_ends_no_reply() -> None:
     reply = events(BEGIN, begun, delta({"thinking": "Hm."}), stop(), start(USE, 1), stop(1), ended(), END)
     async with bench("anthropic", reply, OK) as b:
         assert (await b.run()).ok and not b.naps
+
+
+@pytest.mark.timeout(20)
+def test_a_long_thinking_is_read_in_one_pass() -> None:
+    reader, piece = _EventReader(), cast("Any", delta({"type": "thinking_delta", "thinking": "word"}))
+    sent = (cast("Any", start({"type": "thinking", "thinking": "a "})), *[piece] * 300_000, cast("Any", stop()))
+    (block,) = (found for event in sent for found in reader.read(event))
+    assert isinstance(block, ProviderBlock) and block.block["thinking"] == "a " + "word" * 300_000
 
 
 async def test_a_search_without_a_result_leaves_no_empty_message_in_the_history() -> None:

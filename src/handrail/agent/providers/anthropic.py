@@ -271,6 +271,8 @@ class _EventReader:
         self._calls: dict[int, object] = {}
         """Open calls with the input of their start. Some servers send the whole input there, and no deltas."""
         self._kept: dict[int, dict[str, Any]] = {}
+        self._kept_pieces: dict[int, dict[str, list[str]]] = {}
+        """The pieces of the texts in a kept block, by field."""
         self._native = ServerToolBlockReader()
         self._unnumbered = 0
         """How many blocks without a number began. They get negative numbers."""
@@ -293,7 +295,7 @@ class _EventReader:
                 elif index in self._calls:
                     yield from self._close_call(index)
                 elif index in self._kept:
-                    yield ProviderBlock("anthropic", self._kept.pop(index))
+                    yield self._close_kept_block(index)
             case "message_delta":
                 given = get_sdk_field(get_sdk_field(event, "delta"), "stop_reason")
                 self._reason = read_finish_reason(given) or self._reason
@@ -321,9 +323,14 @@ class _EventReader:
         yield ReplyFinished(reason)
 
     def _close_kept_blocks(self) -> Iterator[BlockEvent]:
-        for block in self._kept.values():
-            yield ProviderBlock("anthropic", block)
-        self._kept.clear()
+        for index in list(self._kept):
+            yield self._close_kept_block(index)
+
+    def _close_kept_block(self, index: int) -> ProviderBlock:
+        block = self._kept.pop(index)
+        for name, pieces in self._kept_pieces.pop(index, {}).items():
+            block[name] += "".join(pieces)
+        return ProviderBlock("anthropic", block)
 
     def _close_call(self, index: int) -> Iterator[BlockEvent]:
         if whole := self._calls.pop(index):
@@ -367,7 +374,7 @@ class _EventReader:
         elif isinstance(kind, str) and kind in _KEPT_DELTAS and index in self._kept:
             field = _KEPT_DELTAS[kind]
             if (piece := get_nonempty_text_field(delta, field)) and isinstance(self._kept[index].get(field), str):
-                self._kept[index][field] += piece
+                self._kept_pieces.setdefault(index, {}).setdefault(field, []).append(piece)
 
     def _usage(self, usage: object) -> Iterator[BlockEvent]:
         """Yield the usage so far.
