@@ -137,6 +137,15 @@ def test_a_long_thinking_is_read_in_one_pass() -> None:
     assert isinstance(block, ProviderBlock) and block.block["thinking"] == "a " + "word" * 300_000
 
 
+@pytest.mark.timeout(20)
+def test_a_long_input_of_a_server_tool_is_read_in_one_pass() -> None:
+    reader, code = _EventReader(), "x" * 120_000
+    use = start({"type": "server_tool_use", "id": "s", "name": "code_execution", "input": {}})
+    pieces = [delta({"type": "input_json_delta", "partial_json": one}) for one in ('{"code":"', *code, '"}')]
+    (block,) = (found for event in (use, *pieces, stop()) for found in reader.read(cast("Any", event)))
+    assert isinstance(block, ProviderBlock) and block.block["input"] == {"code": code}
+
+
 async def test_a_search_without_a_result_leaves_no_empty_message_in_the_history() -> None:
     search = start({"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}})
     async with bench("anthropic", events(BEGIN, search, stop(), ended("end_turn"), END), OK) as b:

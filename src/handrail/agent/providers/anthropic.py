@@ -73,6 +73,8 @@ class ServerToolBlockReader:
     def __init__(self) -> None:
         self._open: dict[int, dict[str, Any]] = {}
         self._input: dict[int, list[str]] = {}
+        self._input_units: dict[int, int] = {}
+        """The length of each input so far."""
         self._asked: dict[str, tuple[str, dict[str, Any]]] = {}
         """The name and arguments of each use, by the provider's id."""
 
@@ -88,13 +90,13 @@ class ServerToolBlockReader:
             and (data := convert_to_json_object(block)) is not None
         ):
             self._open[index] = data
-            self._input[index] = []
+            self._input[index], self._input_units[index] = [], 0
 
     def add_arguments_piece(self, index: int, piece: str) -> None:
         """Add a piece of a use's arguments."""
-        pieces = self._input[index]
-        if sum(map(len, pieces)) + len(piece) <= MAX_ARGUMENT_BYTES:
-            pieces.append(piece)
+        if self._input_units[index] + len(piece) <= MAX_ARGUMENT_BYTES:
+            self._input[index].append(piece)
+            self._input_units[index] += len(piece)
 
     def stop_block(self, index: int) -> Iterator[BlockEvent]:
         block, text = self._open.pop(index), "".join(self._input.pop(index))
