@@ -15,7 +15,7 @@ from tests.agent.provider_bench import bench, each_provider
 from tests.upstream.scripted_mcp_servers import StdioServerProgram, approve_server_tools, make_tool_entry
 
 from handrail.agent.agent_loop import Agent
-from handrail.contract.schema.argument_repair import repair_arguments
+from handrail.contract.schema.argument_repair import list_corrections, repair_arguments
 from handrail.contract.schema.argument_validation import compile_schema
 from handrail.contract.services.tool_runtime import Runtime
 from handrail.contract.text.strict_json import InvalidJsonTextError, parse_arguments_with_note
@@ -277,7 +277,8 @@ ALMOST_JSON = {
     '{"path": "a.txt" /* it */}': "comments",
     '[{"path": "a.txt"}]': "a list around it",
     '{"path": "a.txt"}{"path": "a.txt"}': "the same object again",
-    '{}{"path": "a.txt"}': "an empty object before it",
+    '{}{"path": "a.txt"}': "an empty object next to it",
+    '{"path": "a.txt"}{}': "an empty object next to it",
     '{"path": "a.txt"}<|im_end|>': "other text around it",
     '<tool_call>{"path": "a.txt"}</tool_call>': "other text around it",
     '```json5\n{"path": "a.txt"}\n```': "other text around it",
@@ -374,6 +375,20 @@ async def test_arguments_in_a_wrapping_are_refused(text: str, tmp_path: Path) ->
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(headless=True)
         assert (await session.call("read", text)).data["text"] == "one"
+
+
+def test_a_place_that_a_schema_reports_twice_is_repaired_once() -> None:
+    twice = compile_schema({"type": "object", "allOf": [{"properties": {"a": {"type": "integer"}}}] * 2})
+    assert repair_arguments(twice, {"a": None}) == ({}, {"a": "null, left out"})
+    assert repair_arguments(twice, {"a": "1"}) == ({"a": 1}, {"a": "JSON text, read as integer"})
+    wrong = {"a": "two"}
+    assert list_corrections(twice, wrong, twice.list_problems(wrong)) == ["`a`: send a number, without quotes"]
+
+
+def test_a_value_of_the_right_type_gets_no_advice_about_its_type() -> None:
+    schema = compile_schema({"type": "object", "properties": {"sure": {"const": True}, "way": {"enum": [1, 2]}}})
+    wrong = {"sure": False, "way": 3}
+    assert list_corrections(schema, wrong, schema.list_problems(wrong)) == []
 
 
 OTHER_NAMES = {

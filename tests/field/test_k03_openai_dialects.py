@@ -276,6 +276,7 @@ CALLS_IN_PIECES: dict[str, list[bytes]] = {
     "each piece with all arguments so far": [calls(part("echo", '{"n"', index=0, id="a")), calls(part(None, '{"n":1', index=0)), calls(part(None, '{"n":1}', index=0))],
     "an empty list first": [calls(part("echo", [], index=0, id="a")), calls(part(None, '{"n":1}', index=0))],
     "an id that is a number": [calls(part("echo", '{"n":', index=0, id=7)), calls(part(None, "1}", index=0, id=7))],
+    "a finish reason with a hyphen": [calls({**part("echo", None, index=0, id="a")}), calls(part(None, '{"n":1}', index=0)), chunk({}, "tool-calls")],
     "an unknown finish reason": [chunk({"tool_calls": [ECHO]}, "because")],
     "a finish reason with a prefix": [calls(ECHO), chunk({}, "FinishReason.STOP")],
     "an unfinished finish reason": [calls(part("echo", '{"n":', index=0, id="a")), chunk({}, "FINISH_REASON_UNSPECIFIED"), calls(part(None, "1}", index=0))],
@@ -351,6 +352,7 @@ TOLD: dict[str, ScriptedReply | RawReply] = {
     "finish reason as an object": events(HELLO, b'{"choices":[{"delta":{},"finish_reason":{"type":"stop"}}]}', end=b""),
     "finish reason in capitals": streamed(HELLO, finish="STOP"),
     "lines of JSON": RawReply(HELLO + b"\n" + chunk({}, "stop") + b"\n", "application/x-ndjson"),
+    "lines of JSON with an end mark": RawReply(HELLO + b"\ndata: " + chunk({}, "stop") + b"\n[DONE]\n", "application/x-ndjson"),
     "events without data": events(b"", HELLO, b"", chunk({}, "stop")),
     "no line between events": RawReply(b"data: %s\ndata: %s\ndata: [DONE]\n" % (HELLO, chunk({}, "stop")), "text/event-stream"),
     "data in two lines": RawReply(b'data: {"choices":\ndata: [{"delta":{"content":"hello"},"finish_reason":"stop"}]}\n\n', "text/event-stream"),
@@ -412,6 +414,16 @@ async def test_a_signature_that_comes_after_its_call_is_returned_with_it() -> No
     assert assistant(b)["tool_calls"][0]["extra_content"] == signature
 
 
+@pytest.mark.parametrize(
+    "empty", [{"type": "text", "text": ""}, {"text": ""}, {"type": "refusal", "refusal": None}], ids=str
+)
+async def test_an_empty_part_of_a_text_is_not_returned(empty: dict[str, Any]) -> None:
+    reply = streamed(chunk({"content": [{"type": "text", "text": "x"}]}), chunk({"content": [empty]}), calls(ECHO))
+    async with bench("openai", reply, OK) as b:
+        assert (await b.run()).ok
+    assert assistant(b)["content"] == "x"
+
+
 async def test_a_text_part_in_another_form_is_returned_once() -> None:
     reply = streamed(chunk({"content": [{"type": "text", "text": {"value": "x"}}]}), calls(ECHO))
     async with bench("openai", reply, OK) as b:
@@ -422,7 +434,8 @@ async def test_a_text_part_in_another_form_is_returned_once() -> None:
 @pytest.mark.parametrize(
     ("finish", "status"),
     [("model_context_window_exceeded", "length"), ("max_new_tokens", "length"), ("guardrail_intervened", "refused"),
-     ("PROHIBITED_CONTENT", "refused"), ("ERROR_LIMIT", "length"), ("because", "answered")],
+     ("PROHIBITED_CONTENT", "refused"), ("ERROR_LIMIT", "length"), ("because", "answered"), ("max-tokens", "length"),
+     ("maxTokens", "length"), ("content-filter", "refused")],
 )  # fmt: skip
 async def test_a_finish_reason_of_another_provider_ends_the_run_with_its_status(finish: str, status: str) -> None:
     async with bench("openai", streamed(HELLO, finish=finish)) as b:

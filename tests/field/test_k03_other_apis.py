@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from itertools import pairwise
+from typing import Any, cast
 
 import pytest
 from tests.agent.provider_bench import Kind, bench
 
+from handrail.agent.model_protocol import ProviderBlock
+from handrail.agent.providers.anthropic import _EventReader  # pyright: ignore[reportPrivateUsage]
 from handrail.contract.text.strict_json import parse_arguments
 from handrail.contract.tool.spec import ToolSpec
 from handrail.testing.provider_servers import ErrorReply, RawReply, ReplyCall, ScriptedReply
@@ -72,7 +75,8 @@ async def test_a_call_of_an_anthropic_server_is_run_once(form: str) -> None:
 @pytest.mark.parametrize(
     ("reason", "status"),
     [("length", "length"), ("max_output_tokens", "length"), ("model_context_window_exceeded", "length"),
-     ("content_filter", "refused"), ("refusal", "refused"), ("stop", "answered"), ("end_turn", "answered")],
+     ("content_filter", "refused"), ("refusal", "refused"), ("stop", "answered"), ("end_turn", "answered"),
+     ("maxTokens", "length"), ("content-filter", "refused"), ("endTurn", "answered")],
 )  # fmt: skip
 async def test_a_stop_reason_of_an_anthropic_server_ends_the_run_with_its_status(reason: str, status: str) -> None:
     text = start({"type": "text", "text": ""})
@@ -116,6 +120,41 @@ async def test_redacted_thinking_is_returned_unchanged() -> None:
     async with bench("anthropic", reply, OK) as b:
         assert (await b.run()).ok
     assert b.server.requests[1].body["messages"][1]["content"][0] == block
+
+
+async def test_thinking_in_a_form_of_no_api_ends_no_reply() -> None:
+    begun = start({"type": "redacted_thinking", "data": "QUJD", "thinking": 5})
+    reply = events(BEGIN, begun, delta({"thinking": "Hm."}), stop(), start(USE, 1), stop(1), ended(), END)
+    async with bench("anthropic", reply, OK) as b:
+        assert (await b.run()).ok and not b.naps
+
+
+@pytest.mark.timeout(20)
+def test_a_long_thinking_is_read_in_one_pass() -> None:
+    reader, piece = _EventReader(), cast("Any", delta({"type": "thinking_delta", "thinking": "word"}))
+    sent = (cast("Any", start({"type": "thinking", "thinking": "a "})), *[piece] * 300_000, cast("Any", stop()))
+    (block,) = (found for event in sent for found in reader.read(event))
+    assert isinstance(block, ProviderBlock) and block.block["thinking"] == "a " + "word" * 300_000
+
+
+@pytest.mark.timeout(20)
+def test_a_long_input_of_a_server_tool_is_read_in_one_pass() -> None:
+    reader, code = _EventReader(), "x" * 120_000
+    use = start({"type": "server_tool_use", "id": "s", "name": "code_execution", "input": {}})
+    pieces = [delta({"type": "input_json_delta", "partial_json": one}) for one in ('{"code":"', *code, '"}')]
+    (block,) = (found for event in (use, *pieces, stop()) for found in reader.read(cast("Any", event)))
+    assert isinstance(block, ProviderBlock) and block.block["input"] == {"code": code}
+
+
+async def test_a_search_without_a_result_leaves_no_empty_message_in_the_history() -> None:
+    search = start({"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}})
+    async with bench("anthropic", events(BEGIN, search, stop(), ended("end_turn"), END), OK) as b:
+        agent = b.agent()
+        await agent.complete("go")
+        await agent.complete("again")
+    messages = b.server.requests[-1].body["messages"]
+    assert all(message["content"] for message in messages)
+    assert all(one["role"] != other["role"] for one, other in pairwise(messages))
 
 
 @pytest.mark.parametrize(
@@ -182,6 +221,8 @@ RESPONSES_CALLS: dict[str, tuple[RawReply, list[Any]]] = {
         [{"n": 1}, {"n": 2}]),
     "without numbers": (events(added("a", None), piece('{"n":1}', "a", None), done("a", '{"n":1}', None), completed()), [{"n": 1}]),
     "another id with every event": (events(added("a"), piece('{"n":', "x"), piece("1}", "y"), done("a", '{"n":1}'), completed()), [{"n": 1}]),
+    "another call id at the end": (events(added("a"), piece('{"n":1}', "a"), done("b", '{"n":1}'), completed()), [{"n": 1}]),
+    "lists as numbers": (events(added("a", [0]), piece('{"n":1}', "a", [0]), done("a", '{"n":1}', [0]), completed()), [{"n": 1}]),
     "pieces as an object": (events(added("a"), piece({"n": 1}, "a"), done("a", {"n": 1}), completed()), [{"n": 1}]),
     "arguments at the start": (events(added("a", arguments='{"n":1}'), completed()), [{"n": 1}]),
     "ended by done": (events(added("a"), done("a", '{"n":1}'), completed("done")), [{"n": 1}]),
@@ -238,6 +279,16 @@ async def test_an_incomplete_response_ends_the_run_with_its_status(reason: str, 
         assert (await b.run()).status == status
 
 
+@pytest.mark.parametrize("kind", ["done", "cancelled"])
+async def test_a_cancelled_response_is_not_an_answer(kind: str) -> None:
+    end = completed(kind, status="cancelled")
+    async with bench("openai-responses", events(text_event("output_text.delta", delta="half"), end)) as b:
+        assert (await b.run()).status == "failed"
+    body = {"object": "response", "status": "cancelled", "output": [MESSAGE]}
+    async with bench("openai-responses", RawReply(json.dumps(body).encode(), "application/json"), OK) as b:
+        assert (await b.run()).text == "ok"
+
+
 async def test_a_model_that_refuses_encrypted_reasoning_is_asked_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     refusal = ErrorReply(400, "Encrypted content is not supported with this model.", "invalid_request_error")
     async with bench("openai-responses", refusal, OK, OK) as b:
@@ -273,8 +324,11 @@ GEMINI_CALLS: dict[str, RawReply] = {
     "one part without a list": events({"candidates": [{"content": {"parts": function_call({"n": 1})}, "finishReason": "STOP"}]}),
     "an empty part": events(chunk(None, function_call({"n": 1}), finish="STOP")),
     "a signature that is none": events(chunk({**function_call({"n": 1}), "thoughtSignature": "no!!"}, finish="STOP")),
+    "a signature of no length": events(chunk({**function_call({"n": 1}), "thoughtSignature": "abcde"}, finish="STOP")),
+    "a number as signature": events(chunk({**function_call({"n": 1}), "thoughtSignature": 5}, finish="STOP")),
     "a thought as text": events(chunk({"text": "x", "thought": "Hm."}, function_call({"n": 1}), finish="STOP")),
     "parts of tokens": events(chunk(function_call({"n": 1}), finish="STOP", usageMetadata={"promptTokenCount": 7.5})),
+    "tokens without end": events(chunk(function_call({"n": 1}), finish="STOP", usageMetadata={"promptTokenCount": float("-inf")})),
     "too many calls": events(chunk(function_call({"n": 1}), finish="TOO_MANY_TOOL_CALLS")),
     "an end mark": events(chunk(function_call({"n": 1}), finish="STOP"), end=b"data: [DONE]\n\n"),
     "unknown fields": events({**chunk({"text": "x", "extra": 1}, function_call({"n": 1}), finish="STOP"), "extra": {}}),
@@ -287,6 +341,13 @@ async def test_a_call_of_a_gemini_server_is_run_once(form: str) -> None:
         assert (await b.run()).text == "ok"
         b.accepted()
     assert [parse_arguments(str(call.arguments)) for call in b.session.ran] == [{"n": 1}] and not b.naps
+
+
+@pytest.mark.parametrize("args", [{"$unparsed": 5}, {"$unparsed": "{}", "n": 1}, ""], ids=str)
+async def test_arguments_of_a_gemini_model_with_any_name_arrive_unchanged(args: Any) -> None:
+    async with bench("gemini", events(chunk(function_call(args), finish="STOP")), OK) as b:
+        assert (await b.run()).text == "ok"
+    assert [parse_arguments(str(call.arguments)) for call in b.session.ran] == [args or {}]
 
 
 @pytest.mark.parametrize("args", ["{", [1], 5])

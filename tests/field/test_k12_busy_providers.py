@@ -243,7 +243,8 @@ def test_the_retry_time_is_read_from_many_forms() -> None:
         found = parse_retry_after_s(headers)
         assert found is not None and 30 < found <= 90, headers
     assert parse_retry_after_s({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) in (None, 0)
-    for odd in ("", "soon", "-5", "nan", "inf", "1e400", "Wed, 99 Foo 2015"):
+    large = [f"Mon, 01 Jan 2020 {'9' * 30}:00:00 GMT", f"Mon, 01 Jan {'9' * 30} 00:00:00 GMT"]
+    for odd in ("", "soon", "-5", "nan", "inf", "1e400", "Wed, 99 Foo 2015", *large):
         assert parse_retry_after_s({"retry-after": odd}) is None, odd
     assert parse_retry_after_s({}, "Nothing about times; 30 seconds of video") is None
 

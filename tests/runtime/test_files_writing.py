@@ -35,6 +35,33 @@ async def test_a_new_file_is_created_with_its_folders(files: RootedFiles, worksp
     assert os.listdir(workspace / "a/b") == ["c.txt"]
 
 
+def test_an_attribute_that_cannot_be_read_loses_no_other_one(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lister(_: int) -> list[str]:
+        return names
+
+    def read(_: int, name: str) -> bytes:
+        if name == "user.gone":
+            raise OSError(errno.ENODATA, "gone")
+        return name.encode()
+
+    names = ["user.gone", "user.there", "system.posix_acl_access", "security.other"]
+    monkeypatch.setattr(os, "listxattr", lister)
+    monkeypatch.setattr(os, "getxattr", read)
+    with (workspace / "f").open("w") as file:
+        found = atomic_write.OwnerAndPermissions.read(file.fileno())
+    assert found.attributes == {name: name.encode() for name in names[1:3]}
+
+
+def test_a_failed_write_removes_no_folder_behind_a_link(workspace: Path, tmp_path: Path) -> None:
+    (tmp_path / "theirs" / "b").mkdir(parents=True)
+    located = SessionRoots(workspace).resolve_path("a/b/c.txt")
+    with pytest.raises(RuntimeError), atomic_write.open_or_create_parent(located, "a/b"):
+        (workspace / "a").rename(workspace / "moved")
+        (workspace / "a").symlink_to(tmp_path / "theirs")
+        raise RuntimeError
+    assert (tmp_path / "theirs" / "b").is_dir()
+
+
 async def test_a_file_that_was_never_read_is_not_overwritten(files: RootedFiles, workspace: Path) -> None:
     (workspace / "f").write_text("theirs")
     for door in (files.write("f", b"mine"), files.read_for_edit("f")):

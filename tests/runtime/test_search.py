@@ -8,13 +8,14 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox_protocol import Sandbox, SandboxProfile, SandboxTier
+from handrail.contract.sandbox_protocol import ProgramSpec, Sandbox, SandboxProfile, SandboxTier
 from handrail.contract.services.file_services import FileSearchResult
 from handrail.contract.tool.requires import AccessCheck, Capability, CapabilityLayer, CapabilitySet
 from handrail.runtime.files.rooted_file_service import RootedFiles, SeenFileHashes
@@ -88,6 +89,40 @@ async def test_matches_are_sorted_and_have_path_line_and_text(workspace: Path, s
     found = await searching().grep("run")
     assert lines(found) == [("a/c.py", 1, "def run():"), ("a/c.py", 2, "    run()"), ("b.py", 2, "def run():")]
     assert not found.is_truncated
+
+
+class _GitWithoutEnd:
+    """A sandbox in which git sends nothing, and every other program fails."""
+
+    tier = SandboxTier("test", "git without end")
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.is_running = False
+
+    async def start(self, capabilities: CapabilitySet, profile: SandboxProfile, program: ProgramSpec) -> Any:
+        if "git" not in Path(program.argv[0]).name:
+            await self.started.wait()
+            raise ToolError("No search.", kind="unavailable")
+        self.is_running = True
+        self.started.set()
+        return self
+
+    async def read(self, _: int) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    async def kill(self) -> None:
+        self.is_running = False
+
+
+async def test_git_does_not_outlive_a_survey_that_failed(workspace: Path, tmp_path: Path) -> None:
+    roots, endless = SessionRoots(workspace), _GitWithoutEnd()
+    profile = SandboxProfile(roots.workspace, str(tmp_path))
+    search = RipgrepSearch(roots, endless, profile, CapabilitySet(()), everything, HiddenFileRecord())
+    with pytest.raises(ToolError, match="No search"):
+        await search.survey_files(focus="giraffe")
+    assert endless.started.is_set() and not endless.is_running
 
 
 async def test_a_search_covers_a_folder_or_one_file(workspace: Path, searching: Searching) -> None:

@@ -163,6 +163,29 @@ async def test_commits_with_similar_messages_find_the_files_that_they_changed(tm
         assert await matches(session, "walrus song") == ["tides.py"], "a packed branch"
 
 
+async def test_a_new_commit_is_found_where_the_branch_or_the_repository_is_a_link(tmp_path: Path) -> None:
+    outer = create_repository(tmp_path / "ws")
+    put(outer.folder, {"tides.py": "x = 1\n"})
+    outer.commit("Round the giraffe")
+    outer.git("branch", "real")
+    outer.git("symbolic-ref", "refs/heads/main", "refs/heads/real")
+    inner = create_repository(tmp_path / "ws" / "inner")
+    put(inner.folder, {"harbour.py": "x = 1\n"})
+    inner.commit("Moor ships at night")
+    (inner.folder / ".git").rename(tmp_path / "ws" / "kept")
+    (inner.folder / ".git").symlink_to("../kept")
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session()
+        assert await matches(session, "the giraffe") == ["tides.py"]
+        assert await matches(session, "mooring ships", path="inner") == ["inner/harbour.py"]
+        put(outer.folder, {"tides.py": "x = 2\n"})
+        outer.git("commit", "--quiet", "--message", "Sing to the walrus", "tides.py")
+        put(inner.folder, {"harbour.py": "x = 2\n"})
+        inner.commit("Fold the umbrella")
+        assert await matches(session, "walrus song") == ["tides.py"]
+        assert await matches(session, "wet umbrella", path="inner") == ["inner/harbour.py"]
+
+
 async def test_a_repository_that_git_cannot_read_has_an_overview_without_history(tmp_path: Path) -> None:
     put(
         tmp_path / "ws", {"giraffe.py": "", ".git/HEAD": "ref: refs/heads/../../../../etc/passwd\n", ".git/config": "["}

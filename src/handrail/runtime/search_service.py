@@ -333,11 +333,15 @@ class RipgrepSearch:
             text = f"`{place.file.display_path}` is a file. A folder was expected. Use read to see a file."
             raise ToolError(text, kind="invalid_input")
         wanted = SearchPathFilter()
-        (found, denied, more), history = await asyncio.gather(
-            self._list_files(place, wanted), self._load_history(place, wanted=bool(focus))
-        )
-        if not found and place.is_named:
-            found, denied, more = await self._list_files(place, dataclasses.replace(wanted, ignores="below"))
+        history_task = asyncio.ensure_future(self._load_history(place, wanted=bool(focus)))
+        try:
+            found, denied, more = await self._list_files(place, wanted)
+            if not found and place.is_named:
+                found, denied, more = await self._list_files(place, dataclasses.replace(wanted, ignores="below"))
+            history = await history_task
+        finally:
+            history_task.cancel()  # if the list failed; git must not outlive the call
+            await asyncio.wait((history_task,))
         return await _run_in_thread(
             lambda: self._survey(place, found, focus, limit, frozenset(read_names), denied, more, history)
         )
@@ -363,8 +367,10 @@ class RipgrepSearch:
                         output += piece
                 finally:
                     await asyncio.shield(asyncio.ensure_future(process.kill()))
-        except (ProgramRefused, ToolError, OSError, TimeoutError):
-            pass  # the overview is complete without it
+        except TimeoutError:
+            pass  # the newest commits are there
+        except (ProgramRefused, ToolError, OSError):
+            return None  # the overview is complete without it, and the next one tries again
         commits = await _run_in_thread(lambda: list(parse_history(bytes(output))))
         return await _run_in_thread(lambda: self._index.index_history(folder, state, commits))
 
@@ -584,15 +590,14 @@ def _read_branch_state(folder: ResolvedPath) -> object:
         git = "/".join((*parts[:count], ".git"))
         try:
             head, _ = _read_start(folder, f"{git}/HEAD")
-        except NotADirectoryError:  # a linked work tree, whose repository may be elsewhere
-            return None
-        except OSError:
+        except FileNotFoundError:
             continue
+        except OSError:  # a linked work tree, or a link, whose repository may be elsewhere
+            return None
         state: list[object] = [git, head]
-        for name in (
-            os.fsdecode(head.removeprefix(b"ref: ").strip()) if head.startswith(b"ref: ") else "",
-            "packed-refs",
-        ):
+        branch = os.fsdecode(head.removeprefix(b"ref: ").strip()) if head.startswith(b"ref: ") else ""
+        # The journal of HEAD changes also if its branch is a link to another one. Some repositories keep branches in tables.
+        for name in (branch, "packed-refs", "logs/HEAD", "reftable/tables.list"):
             try:
                 state.append(_read_start(folder, f"{git}/{name}"))
             except (OSError, ValueError):

@@ -25,12 +25,12 @@ SERVICES: Mapping[str, tuple[str, str]] = {
 }
 """The variable with the key and the module of the SDK, by the word before the colon."""
 _ENDPOINTS: Mapping[str, tuple[str, ...]] = {
-    "openai": ("/chat/completions",),
-    "openai-responses": ("/responses",),
+    "openai": ("/chat/completions", "/responses"),
+    "openai-responses": ("/chat/completions", "/responses"),
     "anthropic": ("/v1/messages", "/v1"),
     "gemini": ("/v1beta", "/v1"),
 }
-"""The ends of an address that the SDK adds itself."""
+"""The ends of an address that the SDK adds itself. Models of a run share the address also if they use another API of it."""
 MODEL_FORMS = f"{', '.join(f'{kind}:NAME' for kind in SERVICES)} or script:FILE"
 
 

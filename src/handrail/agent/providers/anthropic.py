@@ -73,6 +73,8 @@ class ServerToolBlockReader:
     def __init__(self) -> None:
         self._open: dict[int, dict[str, Any]] = {}
         self._input: dict[int, list[str]] = {}
+        self._input_units: dict[int, int] = {}
+        """The length of each input so far."""
         self._asked: dict[str, tuple[str, dict[str, Any]]] = {}
         """The name and arguments of each use, by the provider's id."""
 
@@ -88,13 +90,13 @@ class ServerToolBlockReader:
             and (data := convert_to_json_object(block)) is not None
         ):
             self._open[index] = data
-            self._input[index] = []
+            self._input[index], self._input_units[index] = [], 0
 
     def add_arguments_piece(self, index: int, piece: str) -> None:
         """Add a piece of a use's arguments."""
-        pieces = self._input[index]
-        if sum(map(len, pieces)) + len(piece) <= MAX_ARGUMENT_BYTES:
-            pieces.append(piece)
+        if self._input_units[index] + len(piece) <= MAX_ARGUMENT_BYTES:
+            self._input[index].append(piece)
+            self._input_units[index] += len(piece)
 
     def stop_block(self, index: int) -> Iterator[BlockEvent]:
         block, text = self._open.pop(index), "".join(self._input.pop(index))
@@ -271,6 +273,8 @@ class _EventReader:
         self._calls: dict[int, object] = {}
         """Open calls with the input of their start. Some servers send the whole input there, and no deltas."""
         self._kept: dict[int, dict[str, Any]] = {}
+        self._kept_pieces: dict[int, dict[str, list[str]]] = {}
+        """The pieces of the texts in a kept block, by field."""
         self._native = ServerToolBlockReader()
         self._unnumbered = 0
         """How many blocks without a number began. They get negative numbers."""
@@ -293,7 +297,7 @@ class _EventReader:
                 elif index in self._calls:
                     yield from self._close_call(index)
                 elif index in self._kept:
-                    yield ProviderBlock("anthropic", self._kept.pop(index))
+                    yield self._close_kept_block(index)
             case "message_delta":
                 given = get_sdk_field(get_sdk_field(event, "delta"), "stop_reason")
                 self._reason = read_finish_reason(given) or self._reason
@@ -321,9 +325,14 @@ class _EventReader:
         yield ReplyFinished(reason)
 
     def _close_kept_blocks(self) -> Iterator[BlockEvent]:
-        for block in self._kept.values():
-            yield ProviderBlock("anthropic", block)
-        self._kept.clear()
+        for index in list(self._kept):
+            yield self._close_kept_block(index)
+
+    def _close_kept_block(self, index: int) -> ProviderBlock:
+        block = self._kept.pop(index)
+        for name, pieces in self._kept_pieces.pop(index, {}).items():
+            block[name] += "".join(pieces)
+        return ProviderBlock("anthropic", block)
 
     def _close_call(self, index: int) -> Iterator[BlockEvent]:
         if whole := self._calls.pop(index):
@@ -366,8 +375,8 @@ class _EventReader:
                 yield CallArgumentsDelta(index, piece)
         elif isinstance(kind, str) and kind in _KEPT_DELTAS and index in self._kept:
             field = _KEPT_DELTAS[kind]
-            if (piece := get_nonempty_text_field(delta, field)) and field in self._kept[index]:
-                self._kept[index][field] += piece
+            if (piece := get_nonempty_text_field(delta, field)) and isinstance(self._kept[index].get(field), str):
+                self._kept_pieces.setdefault(index, {}).setdefault(field, []).append(piece)
 
     def _usage(self, usage: object) -> Iterator[BlockEvent]:
         """Yield the usage so far.
@@ -405,8 +414,13 @@ def _messages(messages: Iterable[Message], *, has_cache_marks: bool = True) -> l
             joined[-1][1].extend(content)
         elif content:
             joined.append((role, content))
-    for number, (_, content) in enumerate(joined):
-        content[:] = drop_unpaired_server_tool_blocks(content, last=number == len(joined) - 1)
+    every, joined = joined, []
+    for number, (role, content) in enumerate(every, 1):
+        kept = drop_unpaired_server_tool_blocks(content, last=number == len(every))
+        if joined and joined[-1][0] == role:  # the message between had nothing else
+            joined[-1][1].extend(kept)
+        elif kept:
+            joined.append((role, kept))
     # The end of the request before is marked again: the provider looks back 20 blocks only, and one turn may add more.
     users = [content for role, content in joined if role == "user" and content]
     for content in users[-2:] if has_cache_marks and joined and joined[-1][0] == "user" else ():

@@ -114,14 +114,14 @@ class EventStreamClient(httpx2.AsyncClient):
 
 
 def _parse_objects(text: str) -> object:
-    """Return the JSON value of ``text``, or a list of one value a line."""
+    """Return the JSON value of ``text``, or a list of one value a line. Some lines may have the form of events."""
     try:
         return json.loads(text)
     except ValueError:
-        lines = [line for line in text.split("\n") if line.strip()]
-        if len(lines) < 2:
+        lines = [line.strip().removeprefix("data:").strip() for line in text.split("\n")]
+        if not (values := [line for line in lines if line not in ("", "[DONE]")]):
             raise
-        return [json.loads(line) for line in lines]
+        return [json.loads(line) for line in values]
 
 
 def has_end_mark(response: httpx2.Response) -> bool:

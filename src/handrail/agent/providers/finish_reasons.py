@@ -19,15 +19,17 @@ _REFUSED = re.compile(
 _GAVE_UP = re.compile(
     r"error|abort|cancel|fail|time_?out|overload|unavailable|interrupt|malformed|unexpected|insufficient|missing"
 )
+_WORD_ENDS = re.compile(r"(?<=[a-z])(?=[A-Z])|[-\s]+")
 _UNFINISHED = frozenset({"", "none", "null", "undefined", "unspecified", "finish_reason_unspecified", "not_finished"})
 """Reasons that some servers send while the reply continues."""
 
 
 def read_finish_reason(given: object) -> str | None:
-    """Return why a reply ended, in lower case, or None if it continues."""
+    """Return why a reply ended, in lower case with underscores, or None if it continues."""
     if isinstance(given, dict):
         given = get_sdk_field(cast("object", given), "type")
-    reason = given.strip().lower().rpartition(".")[2] if isinstance(given, str) else ""
+    reason = given.strip().rpartition(".")[2] if isinstance(given, str) else ""
+    reason = _WORD_ENDS.sub("_", reason).lower()
     return None if reason in _UNFINISHED else reason
 
 

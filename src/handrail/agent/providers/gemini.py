@@ -64,7 +64,7 @@ _OTHER_FORMS: Mapping[str, re.Pattern[str]] = {
 }
 """Other forms of a request, by the words of a refusal that demands them."""
 _MOST_TOKENS = 1e12
-_BASE64 = re.compile(r"[A-Za-z0-9+/_-]*={0,2}")
+_FROM_URL_LETTERS = str.maketrans("-_", "+/")
 _UNPARSED = "$unparsed"
 """The key of arguments that are no object."""
 
@@ -73,9 +73,9 @@ def _repair_data(data: bytes) -> bytes:
     """Return the data of an event in a form that the SDK reads. It refuses the whole event for one unusual field."""
     try:
         chunk: object = json.loads(data)
+        return json.dumps(_repair_chunk(cast("dict[str, Any]", chunk))).encode() if isinstance(chunk, dict) else data
     except (ValueError, RecursionError):
         return data
-    return json.dumps(_repair_chunk(cast("dict[str, Any]", chunk))).encode() if isinstance(chunk, dict) else data
 
 
 def _repair_chunk(fields: dict[str, Any]) -> dict[str, Any]:
@@ -88,7 +88,11 @@ def _repair_chunk(fields: dict[str, Any]) -> dict[str, Any]:
                 _repair_part(part)
     for usage in _objects(fields.get("usageMetadata")):
         usage.update(
-            {key: int(count) for key, count in usage.items() if isinstance(count, float) and count < _MOST_TOKENS}
+            {
+                key: int(count) if abs(count) < _MOST_TOKENS else None
+                for key, count in usage.items()
+                if isinstance(count, float)
+            }
         )
     return fields
 
@@ -97,8 +101,8 @@ def _repair_part(part: dict[str, Any]) -> None:
     for call in _objects(part.get("functionCall")):
         if (given := call.get("args")) is not None and not isinstance(given, dict):
             call["args"] = {_UNPARSED: given if isinstance(given, str) else json.dumps(given)}
-    if not _BASE64.fullmatch(str(part.get("thoughtSignature", ""))):
-        del part["thoughtSignature"]
+    if "thoughtSignature" in part and (signature := _signature(part.pop("thoughtSignature"))) is not None:
+        part["thoughtSignature"] = base64.b64encode(signature).decode()
     if "thought" in part:
         part["thought"] = bool(part["thought"])
 
@@ -238,7 +242,8 @@ class _PartReader:
                 index, get_nonempty_text_field(call, "id"), get_nonempty_text_field(call, "name") or ""
             )
             given = call.args or {}
-            yield CallArgumentsDelta(index, given[_UNPARSED] if _UNPARSED in given else json.dumps(given))
+            unparsed: object = given.get(_UNPARSED) if len(given) == 1 else None
+            yield CallArgumentsDelta(index, unparsed if isinstance(unparsed, str) else json.dumps(given))
             yield CallBlockClosed(index)
 
 
@@ -309,8 +314,12 @@ def _parts(message: Message, names: dict[str, str]) -> Iterator[types.Part]:
 
 
 def _signature(kept: object) -> bytes | None:
+    """Return the bytes of a signature in either alphabet, with or without padding; None for anything else."""
+    if not isinstance(kept, str):
+        return None
+    text = kept.translate(_FROM_URL_LETTERS).rstrip("=")
     try:
-        return base64.b64decode(kept, validate=True) if isinstance(kept, str) else None
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError):
         return None
 

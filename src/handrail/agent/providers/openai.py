@@ -385,6 +385,10 @@ class _StreamedCall(Struct, eq=False):
             yield CallBlockClosed(self.number)
 
 
+_TEXT_TYPES = ("text", "output_text", "refusal")
+"""The types of parts that are text, also if it is empty."""
+
+
 def _find_part_text(part: object) -> str | None:
     """Return the text of one part of a message's content, or None if it has none."""
     if isinstance(part, str | int | float) and not isinstance(part, bool):
@@ -553,7 +557,8 @@ class _ChunkReader:
         content = get_sdk_field(message, "content")
         if isinstance(content, list):  # parts that are not text, such as thinking
             parts = [convert_to_json_object(part) for part in cast("list[object]", content)]
-            if others := [part for part in parts if part is not None and _find_part_text(part) is None]:
+            others = [part for part in parts if part is not None and part.get("type", "text") not in _TEXT_TYPES]
+            if others := [part for part in others if _find_part_text(part) is None]:
                 added["content"] = others
         if added and self._has_room(added):
             self._added.append(added)

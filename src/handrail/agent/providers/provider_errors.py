@@ -470,7 +470,7 @@ def _parse_date(value: str) -> datetime | None:
     for parse in (parsedate_to_datetime, datetime.fromisoformat):
         try:
             at = parse(value)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             continue
         return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     return None

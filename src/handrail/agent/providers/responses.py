@@ -81,7 +81,8 @@ def _whole_body_events(body: dict[str, Any]) -> Iterator[Event]:
     if body.get("object") != "response" and "output" not in body:
         yield None, body if "error" in body else {"type": "error", **body}
         return
-    kind = {"incomplete": "incomplete", "failed": "failed"}.get(str(body.get("status")), "completed")
+    status = str(body.get("status"))
+    kind = status if status in ("incomplete", "failed", "cancelled") else "completed"
     yield f"response.{kind}", {"type": f"response.{kind}", "response": body}
 
 
@@ -161,6 +162,7 @@ class _OpenCall(Struct, eq=False):
 
     number: int
     slot: object
+    name: str
     call_id: str | None
     item_id: str | None
     first_arguments: str | None
@@ -189,7 +191,8 @@ class _ItemReader:
     def read(self, event: ResponseStreamEvent) -> Iterator[BlockEvent]:
         if self.finished or self.failure is not None:
             return
-        slot, kind, part_slot = (get_sdk_field(event, name) for name in ("output_index", "type", "content_index"))
+        slot, part_slot = (_read_number(event, name) for name in ("output_index", "content_index"))
+        kind = get_sdk_field(event, "type")
         match kind:
             case "response.output_text.delta" | "response.refusal.delta" | "response.content_part.delta":
                 text = get_nonempty_text_field(event, "delta")
@@ -213,7 +216,13 @@ class _ItemReader:
                     yield CallArgumentsDelta(call.number, whole)
             case "response.output_item.done":
                 yield from self._finish_item(slot, get_sdk_field(event, "item"))
-            case "response.completed" | "response.incomplete" | "response.failed" | "response.done":
+            case (
+                "response.completed"
+                | "response.incomplete"
+                | "response.failed"
+                | "response.cancelled"
+                | "response.done"
+            ):
                 response = get_sdk_field(event, "response")
                 status = str(kind).partition(".")[2]
                 yield from self._end(response, str(get_sdk_field(response, "status")) if status == "done" else status)
@@ -237,11 +246,12 @@ class _ItemReader:
             yield TextDelta(text)
 
     def _open_call(self, slot: object, item: object) -> CallBlockOpened:
-        call_id, item_id = get_nonempty_text_field(item, "call_id"), get_nonempty_text_field(item, "id")
-        call = _OpenCall(self._call_count, slot, call_id, item_id, encode_field_as_json(item, "arguments"))
+        name, call_id, item_id = (get_nonempty_text_field(item, key) for key in ("name", "call_id", "id"))
+        given = encode_field_as_json(item, "arguments")
+        call = _OpenCall(self._call_count, slot, name or "", call_id, item_id, given)
         self._call_count += 1
         self._open.append(call)
-        return CallBlockOpened(call.number, call_id, get_nonempty_text_field(item, "name") or "")
+        return CallBlockOpened(call.number, call_id, call.name)
 
     def _find_open_call(self, slot: object, event: object) -> _OpenCall | None:
         """Return the call of an event with arguments.
@@ -260,6 +270,12 @@ class _ItemReader:
             (call for call in same_slot if None in (call.call_id, call_id)), None
         )
 
+    def _find_renamed_call(self, slot: object, item: object) -> _OpenCall | None:
+        """Return the only open call that a finished item with another call id can be."""
+        name = get_nonempty_text_field(item, "name")
+        same = [call for call in self._open if call.slot == slot and call.name == name]
+        return same[0] if len(same) == 1 else None
+
     def _is_known(self, slot: object, item: object) -> bool:
         return self._is_finished(slot, item) or self._find_finished_call(slot, item) is not None
 
@@ -271,7 +287,8 @@ class _ItemReader:
                 return
             if (id := get_nonempty_text_field(item, "call_id")) is not None:
                 self._over.add((slot, id))
-            if (call := self._find_finished_call(slot, item)) is None:  # some servers send a whole item at once
+            call = self._find_finished_call(slot, item) or self._find_renamed_call(slot, item)
+            if call is None:  # some servers send a whole item at once
                 yield self._open_call(slot, item)
                 call = self._open[-1]
             self._open.remove(call)
@@ -298,7 +315,7 @@ class _ItemReader:
         yield from filter(None, map(_find_text, parts))
 
     def _end(self, response: object, status: str) -> Iterator[BlockEvent]:
-        if status == "failed":
+        if status in ("failed", "cancelled"):
             self.failure = get_sdk_field(response, "error") or {"message": "no reason given"}
             return
         output = get_sdk_field(response, "output")
@@ -329,6 +346,12 @@ class _ItemReader:
         why = get_sdk_field(get_sdk_field(response, "incomplete_details"), "reason")
         reason = classify_finish_reason(read_finish_reason(why) or "")
         yield ReplyFinished("other" if reason == "gave up" else reason)
+
+
+def _read_number(event: object, name: str) -> int | str | None:
+    """Return the number of an item or part, or None if it has none."""
+    found = get_sdk_field(event, name)
+    return found if isinstance(found, int | str) else None
 
 
 def _find_text(part: object) -> str | None:

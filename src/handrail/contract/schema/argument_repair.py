@@ -54,11 +54,11 @@ def list_corrections(schema: ParametersSchema, arguments: Mapping[str, Any], pro
     """
     try:
         errors = list(islice(schema.iterate_errors_within_budget(dict(arguments)), _MAX_CORRECTIONS))
-        found = [
+        found = dict.fromkeys(
             f"`{format_json_path(error.instance_path)}`: {advice}" for error in errors if (advice := _advise(error))
-        ]
+        )
         repaired, notes = _repair_in_rounds(schema, arguments)
-        return found + ([one for one in schema.list_problems(repaired) if one not in problems] if notes else [])
+        return [*found, *(one for one in (schema.list_problems(repaired) if notes else ()) if one not in problems)]
     except (ValueError, TypeError, RecursionError):
         return []
 
@@ -68,6 +68,8 @@ def _advise(error: rs.ValidationError) -> str:
     if not accepted or not error.instance_path:
         return ""
     text = value.strip() if isinstance(value, str) else None
+    if isinstance(value, bool) and "boolean" in accepted:
+        return ""
     if "boolean" in accepted and (value in (0, 1) or (text or "").lower() in _BOOLEAN_WORDS):
         return "send true or false, without quotes"
     if text is not None and "string" not in accepted:
@@ -145,9 +147,12 @@ def _repair(
         return False
     *parents, last = path
     holder: Any = arguments
-    for part in parents:
-        holder = holder[part]
-    value = holder[last]
+    try:
+        for part in parents:
+            holder = holder[part]
+        value = holder[last]
+    except (LookupError, TypeError):  # a schema may report one place twice, and the first repair has changed it
+        return False
     shown = format_json_path(path)
     is_declared = ("properties", last) in pairwise(error.schema_path)  # a key of a map is not a property
     if value is None and isinstance(last, str) and is_declared and accepted and "null" not in accepted:

@@ -185,7 +185,7 @@ def _rewrite_as_json_object(text: str) -> tuple[str, str] | None:
     values = _read_values(inner, changes)
     if len(values) > 1 and "{}" in values:
         values.remove("{}")
-        changes["an empty object before it"] = None
+        changes["an empty object next to it"] = None
     if len(values) != 1 or not changes:
         return None
     return values[0], ", ".join(changes)

@@ -106,9 +106,12 @@ class OwnerAndPermissions(Struct, frozen=True):
     def read(cls, descriptor: int) -> OwnerAndPermissions:
         """Read those of an open file."""
         attributes: dict[str, bytes] = {}
+        names: list[str] = []
         with contextlib.suppress(OSError):  # a file system without them
-            for name in os.listxattr(descriptor):
-                if name.startswith("user.") or name == _ACCESS_LIST:
+            names = os.listxattr(descriptor)
+        for name in names:
+            if name.startswith("user.") or name == _ACCESS_LIST:
+                with contextlib.suppress(OSError):  # the loss of one must not lose the others
                     attributes[name] = os.getxattr(descriptor, name)
         return cls(os.fstat(descriptor), attributes)
 
@@ -152,10 +155,20 @@ def open_or_create_parent(located: ResolvedPath, path: str) -> Generator[int]:
     except BaseException:
         for folder in reversed(made):
             with contextlib.suppress(OSError):
-                os.rmdir(folder, dir_fd=root)  # which removes no file, also if another process made one
+                _remove_empty_folder(root, folder)
         raise
     finally:
         os.close(root)
+
+
+def _remove_empty_folder(root: int, path: str) -> None:
+    """Remove a folder without files, following no link that has taken the place of one of its folders."""
+    above, _, name = path.rpartition("/")
+    parent = openat2(root, above or ".", FOLDER_FLAGS, STRICT)
+    try:
+        os.rmdir(name, dir_fd=parent)
+    finally:
+        os.close(parent)
 
 
 def _open_or_create(root: int, path: str, located: ResolvedPath, made: list[str]) -> int:
