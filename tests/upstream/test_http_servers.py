@@ -22,7 +22,7 @@ from handrail import Result, SessionOptions
 from handrail.contract.session_protocols import Session
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.testing.scripted_kernel import ScriptedClient, temporary_kernel
-from handrail.upstream.client.http_transport import StreamableHttpTransport
+from handrail.upstream.client.http_transport import LegacySseTransport, StreamableHttpTransport
 from handrail.upstream.client.upstream_session import UpstreamConnectionLost
 from handrail.upstream.server_definition import ServerDefinition
 
@@ -252,6 +252,20 @@ async def test_a_connection_that_closes_while_the_older_transport_opens_leaves_n
         await channel.aclose()
         assert not [one for one in asyncio.all_tasks() - before if one.get_name().startswith("mcp: reads")]
     assert len(clients) == 2 and all(one.is_closed for one in clients)
+
+
+async def test_an_endpoint_that_is_no_address_ends_the_older_transport_with_its_reason() -> None:
+    async def reply(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        await answering.start_event_stream()
+        await answering.event("/messages\0", name="endpoint")
+        await asyncio.Event().wait()
+        return True
+
+    async with run_upstream_http_server(any_request=reply) as http:
+        channel = LegacySseTransport(ServerDefinition("h", "here", "sse", url=http.url), httpx2.AsyncClient)
+        with pytest.raises(UpstreamConnectionLost, match="character in URL"):
+            await channel.open(RequestRecorder())
+        await channel.aclose()
 
 
 async def test_a_stream_that_asks_for_immediate_resumption_is_resumed_after_a_pause() -> None:
