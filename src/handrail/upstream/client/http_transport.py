@@ -699,7 +699,7 @@ class LegacySseTransport:
         """Deliver the events of the stream.
 
         :raises ValueError: if the server names an endpoint on another server
-        :raises InvalidURL: if the endpoint is not a valid URL
+        :raises httpx2.InvalidURL: if the endpoint is not a valid URL
         """
         async for event in iterate_events(response):
             if event.event == "endpoint" and not endpoint.done():
