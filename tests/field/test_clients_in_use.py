@@ -19,7 +19,9 @@ from tests.frontends.mcp_clients import ERAS, TOOLS, Era, FormUser, about, fille
 
 from handrail import tool
 from handrail.contract.approval_requests import ApprovalAnswer
+from handrail.contract.services.client_services import RequestToClient
 from handrail.frontends.mcp.approval_forms import DECISION
+from handrail.frontends.mcp.client_call import parse_client_answer
 from handrail.frontends.mcp.tool_listing import McpFrontendSettings
 
 FORMATS = {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uuid"}
@@ -175,6 +177,15 @@ async def test_a_client_may_answer_with_the_title_of_an_option(tmp_path: Path, e
         assert join_text_content(await one.call_tool("launch", {"what": "kite"})) == "launched kite"
         refused = await one.call_tool("launch", {"what": "drone"})
         assert refused.is_error and "rejected" in join_text_content(refused) and ran == ["kite"]
+
+
+def test_a_title_of_two_options_is_no_answer() -> None:
+    options = [{"const": "a", "title": "Same"}, {"const": "b", "title": "Same"}, {"const": "c", "title": "Other"}]
+    schema = {"type": "object", "properties": {"x": {"type": "string", "oneOf": options}}}
+    ask = RequestToClient("elicitation/create", {"message": "Which?", "requestedSchema": schema})
+    assert parse_client_answer(ask, {"action": "accept", "content": {"x": "Same"}}) is None
+    other = parse_client_answer(ask, {"action": "accept", "content": {"x": "Other"}})
+    assert other is not None and other["content"] == {"x": "c"}
 
 
 @ERAS

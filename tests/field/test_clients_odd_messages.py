@@ -91,6 +91,10 @@ ODD: dict[str, tuple[bytes, Sequence[tuple[object, int]]]] = {
         b'{"jsonrpc": "2.0", "id": 52, "method": "resources/list", "params": {"_meta": {"progressToken": 1.5}}}',
         [(52, ANSWERED)],
     ),
+    "a large number for a progress token": (
+        b'{"jsonrpc": "2.0", "id": 55, "method": "tools/list", "params": {"_meta": {"progressToken": 1e300}}}',
+        [(55, ANSWERED)],
+    ),
     "a level of another system": (
         b'{"jsonrpc": "2.0", "id": 53, "method": "logging/setLevel", "params": {"level": "WARN"}}',
         [(53, ANSWERED)],
@@ -371,7 +375,7 @@ async def test_a_batch_in_an_http_body_is_answered_in_the_protocol_version_with_
         assert [summary(one) for one in events(refused)] == [("in", REQUEST), (None, REQUEST), ("list", REQUEST)]
 
 
-HEADERS_OF_CLIENTS = [
+HEADERS_OF_CLIENTS: list[dict[str, str] | list[tuple[str, str]]] = [
     {"Accept": "*/*"},
     {"Accept": ""},
     {"Accept": "text/event-stream"},
@@ -381,11 +385,14 @@ HEADERS_OF_CLIENTS = [
     {"Content-Type": "application/vnd.mcp+json; charset=utf-8"},
     {"Mcp-Session-Id": ""},
     {"MCP-Protocol-Version": ""},
+    [("Accept", "application/json"), ("Accept", "text/event-stream")],
 ]
 
 
 @pytest.mark.parametrize("odd", HEADERS_OF_CLIENTS, ids=str)
-async def test_a_request_with_odd_header_fields_is_answered(tmp_path: Path, odd: dict[str, str]) -> None:
+async def test_a_request_with_odd_header_fields_is_answered(
+    tmp_path: Path, odd: dict[str, str] | list[tuple[str, str]]
+) -> None:
     async with over_http(tmp_path) as (http, url):
         del http.headers["Mcp-Session-Id"]
         answer = await http.post(url, content=hello("2025-06-18"), headers=odd)

@@ -69,6 +69,9 @@ def read_file(file: Path) -> dict[str, ImportedMcpServer]:
         ({"command": "C:\\Windows\\System32\\cmd.exe", "args": ["/C", "node", "s.js"]}, {"command": "node", "args": ["s.js"]}),
         ({"command": "cmd /c npx -y a"}, {"command": "npx", "args": ["-y", "a"]}),
         ({"command": ["cmd", "/c", "npx", "a"]}, {"command": "npx", "args": ["a"]}),
+        ({"command": "cmd", "args": ["/C", "npx -y a"]}, {"command": "npx", "args": ["-y", "a"]}),
+        ({"command": "cmd", "args": ["/d", "/s", "/c", "npx", "-y", "a"]}, {"command": "npx", "args": ["-y", "a"]}),
+        ({"command": "cmd", "args": ["/c"]}, {"command": "cmd", "args": ["/c"]}),
         ({"command": "cmd", "args": ["/k", "x"]}, {"command": "cmd", "args": ["/k", "x"]}),
         ({"command": "npx", "args": ["-y", "mcp-remote", "https://a.example/mcp", "9696", "--debug", "--host", "127.0.0.1"]}, {"url": "https://a.example/mcp"}),
         ({"command": "cmd", "args": ["/c", "npx", "mcp-remote@latest", "https://a.example/sse", "--auth-timeout", "60"]}, {"url": "https://a.example/sse", "transport": "sse"}),
@@ -268,7 +271,8 @@ SIGN_INS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "opencode, without": ({"oauth": False}, {}, ""),
     "opencode, with a secret": ({"oauth": {"clientId": "c", "clientSecret": "{env:A_TOKEN}"}}, {"client_id": "c"}, "oauth: its client secret"),
     "a variable that is not set": ({"oauth": {"clientId": "${env:NOWHERE}", "callbackPort": 81}}, {"callback_port": 81}, "oauth: its oauth names"),
-    "a client that is no text": ({"oauth": {"clientId": {"a": 1}}}, {}, "oauth: it is not a text"),
+    "a token": ({"auth": {"type": "bearer", "token": "sesame-1234"}}, {}, "auth: Handrail has no such setting"),
+    "a client that is no text": ({"oauth": {"clientId": {"a": 1}}}, {}, "oauth: it is not a string"),
 }  # fmt: skip
 
 

@@ -303,9 +303,23 @@ async def test_every_message_over_several_lines_leaves_the_server_usable(tmp_pat
     habit = """
 def answer(number, result):
     put(json.dumps({"jsonrpc": "2.0", "id": number, "result": result}, indent=4))
+
+def before(message):
+    for _ in range(300 if message["method"] == "tools/call" else 0):
+        put(json.dumps({"jsonrpc": "2.0", "method": "notifications/new", "params": {}}, indent=4))
 """
     async with odd_server(tmp_path, habit) as (_, session):
         assert (await session.call("t_echo", {"text": "hi"})).data == "said hi"
+
+
+async def test_line_ends_in_the_text_of_an_answer_are_kept(tmp_path: Path) -> None:
+    habit = """
+def call(number, params):
+    whole = json.dumps({"jsonrpc": "2.0", "id": number, "result": text("said hi")})
+    put(whole.replace("said hi", "said\\n\\n}\\n \\n\\nhi"))
+"""
+    async with odd_server(tmp_path, habit) as (_, session):
+        assert (await session.call("t_echo", {"text": "hi"})).data == "said\n\n}\n \n\nhi"
 
 
 @pytest.mark.parametrize("number", ["1.5", "'a'", "0"])

@@ -245,6 +245,8 @@ CODED_BODIES: dict[str, tuple[Callable[[bytes], bytes], str, dict[str, str]]] = 
     "Latin-1": (lambda body: body.decode().encode("latin-1"), "application/json; charset=ISO-8859-1", {}),
     "UTF-16": (lambda body: body.decode().encode("utf-16"), "application/json; charset=utf-16", {}),
     "an unknown charset": (lambda body: body, "application/json; charset=mine", {}),
+    "a charset that has no other texts": (lambda body: body, "application/json; charset=idna", {}),
+    "a charset for nothing": (lambda body: body, "application/json; charset=undefined", {}),
 }
 
 
@@ -376,14 +378,18 @@ REDIRECTS = {
 async def test_a_redirect_within_the_server_is_followed_with_the_message(
     tmp_path: Path, status: int, place: str
 ) -> None:
+    arrived: list[str] = []
+
     async def redirects(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
-        if asked.path != "/mcp" or asked.method != "POST":
+        if asked.path != "/mcp":
+            arrived.append(asked.rpc_method or asked.method)
             return False
         await answering.send_response(status, location=place.replace("ORIGIN", f"http://{asked.headers['host']}"))
         return True
 
     async with connected(tmp_path, redirects) as (_, session, _):
         assert (await session.call("h_echo", {"text": "x"})).data == "x"
+    assert {"initialize", "notifications/initialized", "tools/call", "DELETE"} <= {*arrived}
 
 
 @pytest.mark.parametrize(
@@ -487,8 +493,9 @@ async def test_a_server_with_only_the_older_transport_is_used_without_a_setting(
         assert server.methods.count("initialize") == 1 and kernel.components.upstreams["h"].attempts == 1
 
 
-async def test_an_endpoint_on_another_server_is_not_used(tmp_path: Path) -> None:
-    server = OlderServer(404, "http://127.0.0.2:9/messages")
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.2:9/messages", "http://[::1/messages", "/messages\0"])
+async def test_an_endpoint_on_another_server_or_none_is_not_used(tmp_path: Path, endpoint: str) -> None:
+    server = OlderServer(404, endpoint)
     with pytest.raises(ToolError, match="does not exist"):
         async with connected(tmp_path, server):
             pass

@@ -191,6 +191,14 @@ async def test_a_token_that_needs_a_key_is_refused(tmp_path: Path) -> None:
             await it.sign_in()
 
 
+async def test_a_token_that_no_header_can_have_is_refused_without_its_text(tmp_path: Path) -> None:
+    async with bench(tmp_path) as it:
+        it.guard.odd["token"] = lambda said: {**said, "access_token": "not-for\nyour-eyes"}
+        with pytest.raises(UsageError, match="a character that no header can have") as raised:
+            await it.sign_in()
+        assert "your-eyes" not in str(raised.value)
+
+
 async def test_a_token_error_with_status_200_is_shown_without_any_secret(tmp_path: Path) -> None:
     async with bench(tmp_path) as it:
         it.guard.odd["token"] = lambda said: {"error": "bad_code", "refresh_token": "not-for-your-eyes"}

@@ -25,6 +25,7 @@ from handrail.frontends.mcp.startup_answers import (
 )
 from handrail.frontends.mcp.tool_listing import Discovery, McpFrontendSettings
 from handrail.kernel.local_kernel import LocalKernel
+from handrail.store.operator_decisions import write_approved_definitions
 from handrail.testing.scripted_kernel import temporary_kernel
 
 Message = dict[str, Any]
@@ -449,11 +450,83 @@ def test_stored_answers_in_another_form_are_replaced(tmp_path: Path, stored: byt
         os.mkfifo(path)
     else:
         path.write_bytes(stored)
+        path.chmod(0o600)
     assert cache.load() is None
     cache.save(CONTENT)
     assert StartupCache(path, "f").load() == CONTENT
     assert StartupCache(path, "g").load() is None
     assert path.stat().st_mode & 0o077 == 0
+
+
+TAKE_EARLY_ANSWERS = """
+import sys
+from pathlib import Path
+from handrail.frontends.mcp.startup_answers import answer_from_cache, locate_startup_cache
+workspace, state, gate = sys.argv[1:]
+with answer_from_cache(locate_startup_cache(workspace, state, None, (), allow_home=False)) as take_early_answers:
+    Path(gate).read_bytes()
+    sys.stderr.write(str(len(take_early_answers().unwritten)))
+"""
+
+
+def test_a_client_that_does_not_read_its_answer_does_not_block_the_kernel(tmp_path: Path) -> None:
+    workspace, state, gate = tmp_path / "ws", tmp_path / "state", tmp_path / "gate"
+    workspace.mkdir()
+    os.mkfifo(gate)
+    cache = locate_startup_cache(str(workspace), str(state), None, (), allow_home=False)
+    assert cache is not None
+    cache._path.parent.mkdir(parents=True)  # pyright: ignore[reportPrivateUsage]
+    tools: Message = {"tools": [{"name": "read", "description": "x" * 1_000_000}]}
+    cache.save(StoredContent(CONTENT.server_info, {}, tools))
+    process = subprocess.Popen(
+        [sys.executable, "-c", TAKE_EARLY_ANSWERS, workspace, state, gate],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    )
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    for message in BEGINNINGS["2025-06-18"]:
+        process.stdin.write(json.dumps(message).encode() + b"\n")
+    assert json.loads(process.stdout.readline())["id"] == 1
+    begun = process.stdout.read(1)  # now the pipe becomes full
+    gate.write_bytes(b"")
+    unwritten = int(process.stderr.read())
+    written = len(begun + process.stdout.read())
+    assert unwritten > 0 and written + unwritten > 1_000_000
+    assert process.wait() == 0
+
+
+def test_answers_that_cannot_be_stored_or_trusted_are_given_by_the_kernel(tmp_path: Path) -> None:
+    StartupCache(tmp_path / "none" / "mcp-start-1.json", "f").save(CONTENT)
+    path = tmp_path / "mcp-start-1.json"
+    StartupCache(path, "f").save(CONTENT)
+    path.chmod(0o622)
+    assert StartupCache(path, "f").load() is None, "another user could have written it"
+
+
+def test_the_answers_of_only_a_few_commands_are_stored(tmp_path: Path) -> None:
+    for number in range(100):
+        StartupCache(tmp_path / f"mcp-start-{number}.json", "f").save(CONTENT)
+    assert len(list(tmp_path.iterdir())) < 50
+    assert StartupCache(tmp_path / "mcp-start-99.json", "f").load() == CONTENT
+
+
+def test_a_list_is_not_stored_beyond_the_approval_of_a_definition(tmp_path: Path) -> None:
+    (tmp_path / "ws").mkdir()
+
+    def locate() -> StartupCache:
+        cache = locate_startup_cache(str(tmp_path / "ws"), str(tmp_path / "state"), None, (), allow_home=False)
+        assert cache is not None
+        return cache
+
+    write_approved_definitions(tmp_path / "state", "mcp:s", {"s_echo": {"hash": "1"}})
+    first = locate()
+    first._path.parent.mkdir(parents=True)  # pyright: ignore[reportPrivateUsage]
+    first.save(CONTENT)
+    assert locate().load() == CONTENT
+    write_approved_definitions(tmp_path / "state", "mcp:s", {})
+    assert locate().load() is None
 
 
 def test_commands_with_other_options_have_other_stored_answers(tmp_path: Path) -> None:

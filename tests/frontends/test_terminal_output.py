@@ -80,6 +80,14 @@ def test_data_is_formatted_as_readable_lines(data: object, lines: list[str]) -> 
     assert format_data_as_lines(data) == lines
 
 
+def test_deeply_nested_data_is_formatted_once() -> None:
+    data: object = "x"
+    for _ in range(100):
+        data = {"a": data, "b": ["c"]}
+    lines = format_data_as_lines(data)
+    assert len(lines) == 200 and lines == format_data_as_lines(data, 1_000)
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_lines_and_results_fit_a_terminal_and_lose_no_word(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int

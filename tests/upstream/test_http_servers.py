@@ -22,7 +22,8 @@ from handrail import Result, SessionOptions
 from handrail.contract.session_protocols import Session
 from handrail.kernel.local_kernel import LocalKernel
 from handrail.testing.scripted_kernel import ScriptedClient, temporary_kernel
-from handrail.upstream.client.http_transport import StreamableHttpTransport
+from handrail.upstream.client.http_transport import LegacySseTransport, StreamableHttpTransport
+from handrail.upstream.client.upstream_session import UpstreamConnectionLost
 from handrail.upstream.server_definition import ServerDefinition
 
 Opened = tuple[LocalKernel, Session, UpstreamHttpServer]
@@ -188,6 +189,83 @@ async def test_a_broken_stream_is_resumed_at_its_last_event(opened: Opens) -> No
         http.replies.append(breaks)
         http.any_request = again
         assert text_of(await session.call("h_echo", {"text": "x"})) == "after all"
+
+
+class RequestRecorder:
+    """The outcome of one request."""
+
+    def __init__(self, fault: Exception | None = None) -> None:
+        self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        self._fault = fault
+
+    def on_message(self, message: Any, related: int | None) -> None:
+        if self._fault is not None:
+            raise self._fault
+
+    def on_request_failed(self, request: int | None, error: Exception) -> None:
+        if not self.failed.done():
+            self.failed.set_result(error)
+
+    def on_connection_lost(self, why: Exception) -> None:
+        return
+
+
+async def test_a_fault_after_the_answer_does_not_count_as_a_request_that_was_not_sent() -> None:
+    async def reply(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        await answering.send_response(200, b'{"jsonrpc": "2.0", "id": 7, "result": {}}')
+        return True
+
+    recorder = RequestRecorder(RuntimeError("no such form"))
+    async with run_upstream_http_server(any_request=reply) as http:
+        channel = StreamableHttpTransport(ServerDefinition("h", "here", "http", url=http.url), httpx2.AsyncClient)
+        await channel.open(recorder)
+        await channel.send({"jsonrpc": "2.0", "id": 7, "method": "tools/call"})
+        error = await recorder.failed
+        await channel.aclose()
+    assert isinstance(error, UpstreamConnectionLost) and not error.is_unsent and "no such form" in str(error)
+
+
+async def test_a_connection_that_closes_while_the_older_transport_opens_leaves_nothing_open() -> None:
+    listening = asyncio.Event()
+
+    async def reply(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        if asked.method == "POST":
+            await answering.send_response(404, b"Not Found", "text/plain")
+            return True
+        await answering.start_event_stream()
+        listening.set()
+        await asyncio.Event().wait()
+        return True
+
+    before = asyncio.all_tasks()
+    clients: list[httpx2.AsyncClient] = []
+
+    def make() -> httpx2.AsyncClient:
+        clients.append(httpx2.AsyncClient())
+        return clients[-1]
+
+    async with run_upstream_http_server(any_request=reply) as http:
+        channel = StreamableHttpTransport(ServerDefinition("h", "here", "http", url=http.url), make)
+        await channel.open(RequestRecorder())
+        await channel.send({"jsonrpc": "2.0", "id": 1, "method": "initialize"})
+        await listening.wait()
+        await channel.aclose()
+        assert not [one for one in asyncio.all_tasks() - before if one.get_name().startswith("mcp: reads")]
+    assert len(clients) == 2 and all(one.is_closed for one in clients)
+
+
+async def test_an_endpoint_that_is_no_address_ends_the_older_transport_with_its_reason() -> None:
+    async def reply(asked: ReceivedHttpRequest, answering: HttpResponseWriter) -> bool:
+        await answering.start_event_stream()
+        await answering.event("/messages\0", name="endpoint")
+        await asyncio.Event().wait()
+        return True
+
+    async with run_upstream_http_server(any_request=reply) as http:
+        channel = LegacySseTransport(ServerDefinition("h", "here", "sse", url=http.url), httpx2.AsyncClient)
+        with pytest.raises(UpstreamConnectionLost, match="character in URL"):
+            await channel.open(RequestRecorder())
+        await channel.aclose()
 
 
 async def test_a_stream_that_asks_for_immediate_resumption_is_resumed_after_a_pause() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import httpx2
 import pytest
 from tests.upstream.scripted_mcp_servers import (
     HttpResponseWriter,
@@ -21,7 +23,9 @@ from handrail import Result, ToolError, config
 from handrail.kernel.upstream_mcp_servers import delete_server_tokens, sign_in_to_server
 from handrail.store.state_folders import locate_folders
 from handrail.testing.scripted_kernel import temporary_kernel
-from handrail.upstream.oauth_sign_in import SignInPrompt
+from handrail.upstream.identity_assertion import ID_JAG, IdentityAssertionSignIn
+from handrail.upstream.oauth_sign_in import OauthTokenStore, SignInPrompt
+from handrail.upstream.server_definition import ServerDefinition
 
 
 def text_of(result: Result) -> str:
@@ -240,3 +244,43 @@ async def test_a_configured_client_id_is_used_only_at_the_trusted_authorisation_
         assert not visited
         async with kernel.mcp_servers.connect("h", oauth={**oauth, "issuer": origin_of(other.url)}, **settings):
             assert parse_qs(urlsplit(visited[0]).query)["client_id"] == ["ours"]
+
+
+@pytest.mark.parametrize("exchange", ["https://idp.example/token", "https://IDP.example:443/token"])
+async def test_an_identity_assertion_goes_to_the_authorization_server_only(tmp_path: Path, exchange: str) -> None:
+    at = "https://as.example"
+    answers = {
+        "https://mcp.example/.well-known/oauth-protected-resource/mcp": {
+            "resource": "https://mcp.example/mcp",
+            "authorization_servers": [at],
+        },
+        f"{at}/.well-known/oauth-authorization-server": {
+            "issuer": at,
+            "authorization_endpoint": f"{at}/authorize",
+            "token_endpoint": f"{at}/token",
+            "response_types_supported": ["code"],
+        },
+        "https://idp.example/token": {"access_token": "voucher", "token_type": "Bearer", "issued_token_type": ID_JAG},
+        f"{at}/token": {"access_token": "token-of-the-server", "token_type": "Bearer"},
+    }
+    store = OauthTokenStore(ServerDefinition("h", "here", "http", url="https://mcp.example/mcp"), tmp_path)
+    sign_in = IdentityAssertionSignIn(
+        "https://mcp.example/mcp",
+        store,
+        client_id="c",
+        client_secret="sesame-1234",
+        id_token="of-the-user",
+        identity_client_id="i",
+        exchange=exchange,
+    )
+    request = httpx2.Request("POST", "https://mcp.example/mcp")
+    flow = sign_in.async_auth_flow(request)
+    sent = await anext(flow)
+    with contextlib.suppress(StopAsyncIteration):
+        while True:
+            answer = answers.get(str(sent.url))
+            status = 200 if answer is not None or "authorization" in sent.headers else 401
+            sent = await flow.asend(httpx2.Response(status, json=answer, request=sent))
+    assert (
+        request.headers["authorization"] == "Bearer token-of-the-server" and store.access_token == "token-of-the-server"
+    )

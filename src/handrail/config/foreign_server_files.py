@@ -463,7 +463,7 @@ def _fill_server(found: ForeignMcpServer, given: dict[str, Any], texts: _Foreign
     if line is not None and not given.get("args"):
         command, args = texts.split_command(line)
     if (shell := _unwrap_shell(command, args or given.get("args"))) is not None:
-        command, args = shell
+        command, args = shell if shell[1] else texts.split_command(shell[0])
         given["args"] = []
     written_type = take("type", "transport", "transportType")
     kind = _TRANSPORTS.get(re.sub(r"[^a-z]", "", str(written_type).lower())) if written_type is not None else None
@@ -493,8 +493,10 @@ def _fill_server(found: ForeignMcpServer, given: dict[str, Any], texts: _Foreign
                 found.headers["Authorization"] = f"Bearer {texts.read('apiKey', _BEARER.sub('', key, count=1))}"
             elif isinstance(variable, str) and variable:
                 found.headers["Authorization"] = f"Bearer ${{{variable}}}"
-        sign_in = _object(take("oauth")) or _object(take("auth"))
+        sign_in = _object(take("oauth")) or _object(given.get("auth"))
         found.oauth = _read_oauth(sign_in, take("scopes"), texts)
+        if found.oauth and sign_in is given.get("auth"):  # another kind of `auth`, such as a token, is left out
+            used.add("auth")
         if any("secret" in key.lower() for key in sign_in):
             found.left_out.append("oauth: its client secret; store it as a secret, and name it in client_secret")
         others = {"command", "cmd", "args", "env", "environment", "cwd", "envFile"} & given.keys()
@@ -530,9 +532,11 @@ def _unwrap_shell(command: object, args: object) -> tuple[str, list[Any]] | None
     """Return the command that ``cmd /c`` starts, as clients on Windows need it; None for any other command."""
     words = cast("list[Any]", args) if isinstance(args, list) else []
     is_shell = isinstance(command, str) and re.fullmatch(r"(?i)(?:.*[\\/])?cmd(?:\.exe)?", command.strip()) is not None
-    if not is_shell or len(words) < 2 or str(words[0]).lower() != "/c":
-        return None
-    return (words[1], words[2:]) if isinstance(words[1], str) else None
+    while is_shell and words and re.fullmatch("(?i)/[a-z]", str(words[0])) is not None:
+        option, words = str(words[0]).lower(), words[1:]
+        if option == "/c":
+            return (words[0], words[1:]) if words and isinstance(words[0], str) else None
+    return None
 
 
 def _read_oauth(given: Mapping[str, Any], scopes: object, texts: _ForeignTextReader) -> dict[str, Any]:
@@ -713,7 +717,7 @@ def _reject_ambiguous_names(what: str, names: Iterable[str]) -> None:
     for name in names:
         same = name if what == "env" else name.lower()
         if same in seen:
-            raise ValueError(f"its {what} have {name!r} twice; remove one of the two")
+            raise ValueError(f"{name!r} occurs twice in its {what}; remove one of the two")
         seen.add(same)
 
 

@@ -159,7 +159,9 @@ def read_config_file_bytes(path: Path, *, follow_no_link: bool = False) -> bytes
         if follow_no_link and error.errno == errno.ELOOP:
             raise _fault(path, "is a symbolic link; replace it with the file itself, or remove it") from None
         step = (
-            "; make it readable for this user, or set HOME to a folder of theirs" if error.errno == errno.EACCES else ""
+            "; make it readable for this user, or set HOME to this user's home folder"
+            if error.errno == errno.EACCES
+            else ""
         )
         raise _fault(path, f"cannot be read: {error.strerror or error}{step}") from None
     try:

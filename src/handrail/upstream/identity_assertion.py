@@ -67,7 +67,7 @@ class IdentityAssertionSignIn(OAuthClientProvider):
             outgoing = await anext(flow)
             while True:
                 response = yield outgoing
-                if str(outgoing.url) == self._exchange:
+                if outgoing.url == self._exchange:
                     response = yield self._token_request(await _read_identity_assertion(response))
                 outgoing = await flow.asend(response)
         except StopAsyncIteration:

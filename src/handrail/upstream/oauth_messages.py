@@ -7,6 +7,7 @@ at metadata with one invalid address, at a lifetime that is no integer, or at a 
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, urljoin, urlsplit
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _MAX_LIFETIME_S = 10 * 365 * 24 * 3600
 _SERVER_METADATA = ("oauth-authorization-server", "openid-configuration")
 _ERROR_KEYS = ("error", "error_description")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _BOUND_TYPES = ("dpop", "mac", "pop")
 """Types of tokens that a client has to prove with a key. The types that some servers invent are those of bearer tokens."""
 
@@ -74,6 +76,8 @@ def _mend_token(response: httpx2.Response) -> httpx2.Response:
             **{key: fields[key] for key in _ERROR_KEYS if key in fields},
         }
         return _replace_body(response, error, 400)
+    if _CONTROL.search(token.strip()) is not None:  # the error about a header would show it
+        return _replace_body(response, {"error": "the access token has a character that no header can have"}, 400)
     if str(kind).strip().lower() in _BOUND_TYPES:
         return _replace_body(response, {"error": f"the token has the type {kind}; expected Bearer"}, 400)
     odd = ("expires_in", "refresh_token", "scope")

@@ -239,7 +239,8 @@ def format_data_as_lines(data: Any, width: int | None = None) -> list[str]:
                 lines += _wrap_data_line(f"{key}: {inner[0]}", width)
             else:
                 lines.append(f"{key}:")
-                lines += [f"  {part}" for block in format_data_as_lines(value, room) for part in block.split("\n")]
+                blocks = inner if room is None else format_data_as_lines(value, room)
+                lines += [f"  {part}" for block in blocks for part in block.split("\n")]
         return lines or ["{}"]
     if isinstance(data, Sequence):
         items = [_compact(item) for item in cast("Sequence[Any]", data)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -374,13 +374,16 @@ def _replace_shown_options(ask: RequestToClient, content: dict[str, Any]) -> Non
 
 
 def _list_shown_options(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a field's options by their titles, without titles that are values."""
+    """Return the values of a field's options by their titles, without titles that are values or that several have."""
     options = _as_object(described.get("items")) or described
     titled = [_as_object(one) for one in _as_list(options.get("oneOf") or options.get("anyOf"))]
     pairs: list[tuple[Any, Any]] = [(one.get("const"), one.get("title")) for one in titled]
     pairs += zip(_as_list(options.get("enum")), _as_list(options.get("enumNames")), strict=False)
-    values = [value for value, _ in pairs]
-    return {title: value for value, title in pairs if isinstance(title, str) and title not in values}
+    values = {value for value, _ in pairs if isinstance(value, str)}
+    titles = Counter(title for _, title in pairs if isinstance(title, str))
+    return {
+        title: value for value, title in pairs if isinstance(title, str) and title not in values and titles[title] == 1
+    }
 
 
 def _as_object(value: object) -> Mapping[str, Any]:

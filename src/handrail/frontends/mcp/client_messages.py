@@ -154,7 +154,7 @@ def _list_changes(message: JsonObject) -> list[Callable[[JsonObject], JsonObject
         changes.append(_mend_level)
     if fields.get("cursor") == "":
         changes.append(lambda given: {key: one for key, one in given.items() if key != "cursor"})
-    if "_meta" in fields and _mend_meta(fields["_meta"]) != fields["_meta"]:
+    if "_meta" in fields and _mend_meta(fields["_meta"]) is not fields["_meta"]:
         changes.append(lambda given: {**given, "_meta": _mend_meta(given["_meta"])})
     return changes
 
@@ -198,7 +198,7 @@ def _mend_meta(meta: object) -> object:
     token = fields.get("progressToken", "")
     if isinstance(token, str) or (isinstance(token, int) and not isinstance(token, bool)):
         return fields
-    if isinstance(token, float) and token.is_integer():
+    if isinstance(token, float) and token.is_integer() and abs(token) < 2**63:
         return {**fields, "progressToken": int(token)}
     return {key: one for key, one in fields.items() if key != "progressToken"}
 

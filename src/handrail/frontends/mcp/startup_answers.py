@@ -31,6 +31,8 @@ STATELESS_VERSION = "2026-07-28"
 _ENVELOPE = "io.modelcontextprotocol/"
 _CAPABILITIES = {"roots", "sampling", "elicitation", "experimental", "extensions", "tasks"}
 _MAX_STORED_BYTES = 8 * 1024 * 1024
+_MAX_FILES = 16
+"""The files of one workspace, each for one set of options and variables."""
 _MAX_EARLY_BYTES = 256 * 1024
 """The bytes of a client that are read before the kernel is open."""
 _PIECE = 64 * 1024
@@ -176,31 +178,35 @@ class StartupCache:
 
     def load(self) -> StoredContent | None:
         """Return the stored answers; None if there are none for this configuration and this version of Handrail."""
+        from handrail.store.operator_decisions import read_private_file
+
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-            with os.fdopen(descriptor, "rb") as file:
-                status = os.fstat(descriptor)
-                if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_STORED_BYTES:
-                    return None
-                stored = orjson.loads(file.read())
+            stored = orjson.loads(read_private_file(self._path, _MAX_STORED_BYTES) or b"")
             if stored["fingerprint"] != self._fingerprint:
                 return None
             found = StoredContent(stored["server_info"], stored["extensions"], stored["tools"])
             _check_content(found)
-        except (OSError, ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError):
             return None  # the kernel answers, and stores its answers again
         self._loaded = found
         return found
 
     def save(self, content: StoredContent) -> None:
-        """Store the content of the answers, if it differs from what was loaded. Blocks, so call it in a thread."""
+        """Store the content of the answers, if it differs from what was loaded. Blocks, so call it in a thread.
+
+        The oldest files of commands with other options are deleted.
+        """
+        from handrail.contract.errors import StartError
         from handrail.store.operator_decisions import write_private_file
 
         if content == self._loaded:
             return
         fields = {"server_info": content.server_info, "extensions": content.extensions, "tools": content.tools}
-        with contextlib.suppress(OSError, orjson.JSONEncodeError, RecursionError):
+        with contextlib.suppress(OSError, StartError, orjson.JSONEncodeError, RecursionError):
             write_private_file(self._path, orjson.dumps({"fingerprint": self._fingerprint, **fields}))
+            files = sorted(self._path.parent.glob("mcp-start-*.json"), key=lambda file: file.stat().st_mtime_ns)
+            for file in files[:-_MAX_FILES]:
+                file.unlink(missing_ok=True)
 
 
 def locate_startup_cache(
@@ -220,7 +226,8 @@ def locate_startup_cache(
     configured = Path(config) if config is not None else default_config_folder() / "handrail.toml"
     variables = sorted((name, value) for name, value in os.environ.items() if name.startswith("HANDRAIL_"))
     command = hashlib.sha256(repr((options, str(configured), variables, sys.version)).encode("utf-8", "replace"))
-    files = (configured, folders.workspace / "handrail.toml", folders.workspace_state_folder / "trust.json", __file__)
+    trusted, approved = folders.workspace_state_folder / "trust.json", folders.state / "sources"
+    files = (configured, folders.workspace / "handrail.toml", trusted, approved, __file__)
     return StartupCache(
         folders.workspace_state_folder / f"mcp-start-{command.hexdigest()[:16]}.json",
         repr([_describe_file(file) for file in files]),
@@ -325,16 +332,18 @@ def _answer_line(early: EarlyAnswers, responder: HandshakeResponder, line: bytes
     if answer is None:
         return message.get("method") == "notifications/initialized"
     early.given[message["id"]] = answer
-    early.unwritten = orjson.dumps({"jsonrpc": "2.0", "id": message["id"], "result": answer}) + b"\n"
-    while early.unwritten:
-        try:
+    left = memoryview(orjson.dumps({"jsonrpc": "2.0", "id": message["id"], "result": answer}) + b"\n")
+    try:
+        while left:
             if not _wait_until_ready(1, select.POLLOUT, stopping):
                 return False
-            early.unwritten = early.unwritten[os.write(1, early.unwritten) :]
-        except BlockingIOError:
-            continue
-        except OSError:
-            return False
+            # A pipe that is ready takes this many bytes. More could block the thread until the client reads.
+            with contextlib.suppress(BlockingIOError):
+                left = left[os.write(1, left[: select.PIPE_BUF]) :]
+    except OSError:
+        return False
+    finally:
+        early.unwritten = bytes(left)
     return True
 
 

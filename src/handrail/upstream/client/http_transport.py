@@ -214,17 +214,20 @@ class StreamableHttpTransport:
     async def _post_request(self, number: int, message: Message, headers: Mapping[str, str] | None) -> None:
         """Send a request and deliver its answer."""
         assert self._client is not None and self._ears is not None
-        ears, begins = self._ears, message["method"] == "initialize"
+        ears, begins, is_answered = self._ears, message["method"] == "initialize", False
         try:
             url = self._url
             for _ in range(3):
                 async with self._client.stream(
                     "POST", url, content=encode_message(message), headers=self._make_request_headers(headers)
                 ) as response:
+                    is_answered = True
                     onward = find_same_server_redirect(response)
                     if onward is not None:
                         url = onward
                         continue
+                    if begins:
+                        self._url = url  # also for notifications, which have no answer that could redirect them
                     # Only the first answer may set the session. Later ones could move the client into the session of
                     # another.
                     if begins and (session := response.headers.get(_SESSION)):
@@ -243,7 +246,7 @@ class StreamableHttpTransport:
             ears.on_request_failed(number, UpstreamConnectionLost(describe_http_error(error)))
         except Exception as error:  # such as an invalid answer of an authorization server
             ears.on_request_failed(
-                number, UpstreamConnectionLost(f"{type(error).__name__}: {str(error)[:300]}", unsent=True)
+                number, UpstreamConnectionLost(f"{type(error).__name__}: {str(error)[:300]}", unsent=not is_answered)
             )
 
     async def _switch_to_older_transport(self, message: Message) -> bool:
@@ -256,10 +259,12 @@ class StreamableHttpTransport:
         try:
             async with asyncio.timeout(_OLDER_OPEN_S):
                 await older.open(self._ears)
+            self._older = older
         except (UpstreamConnectionLost, TimeoutError):
-            await older.aclose()
             return False
-        self._older = older
+        finally:
+            if self._older is None:
+                await older.aclose()
         await older.send(message)
         return True
 
@@ -485,7 +490,7 @@ def _decode_body(response: httpx2.Response, body: bytes) -> bytes | None:
         if reader.unconsumed_tail:
             return None
     charset = (response.charset_encoding or "utf-8").lower()
-    with contextlib.suppress(LookupError):
+    with contextlib.suppress(LookupError, UnicodeError):
         if codecs.lookup(charset).name not in ("utf-8", "ascii"):
             return body.decode(charset, "replace").encode()
     return body
@@ -680,7 +685,7 @@ class LegacySseTransport:
             why = UpstreamConnectionLost(
                 describe_http_error(error), unsent=isinstance(error, (httpx2.ConnectError, SignInRequired))
             )
-        except ValueError as error:
+        except (ValueError, httpx2.InvalidURL) as error:
             why = UpstreamConnectionLost(str(error), unsent=True)
         if not endpoint.done():
             endpoint.set_exception(why)
@@ -694,6 +699,7 @@ class LegacySseTransport:
         """Deliver the events of the stream.
 
         :raises ValueError: if the server names an endpoint on another server
+        :raises httpx2.InvalidURL: if the endpoint is not a valid URL
         """
         async for event in iterate_events(response):
             if event.event == "endpoint" and not endpoint.done():

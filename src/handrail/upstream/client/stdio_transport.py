@@ -213,6 +213,8 @@ class StdioTransport:
         announced, self._announced, self._body_bytes = self._announced, None, None
         if not line.strip():
             self._body_bytes = announced
+            if self._hold_timer is not None and len(self._spread) < MAX_HELD_BYTES:
+                self._spread += line + b"\n"  # a part of the answer's text
             return
         if (header := _HEADER.match(line)) is not None:
             self._announced = int(header[1]) if header[1] else announced
@@ -258,6 +260,7 @@ class StdioTransport:
             return
         if bare in (b"{", b"[") and not is_held:
             self._spread.clear()
+            self._attempts = 0
         self._spread += line + b"\n"
         if len(self._spread) > (MAX_HELD_BYTES if is_held else MAX_MESSAGE_BYTES) or self._attempts > MAX_HELD_ATTEMPTS:
             self._fail_held_answer(ears)

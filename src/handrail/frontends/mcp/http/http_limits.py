@@ -93,7 +93,7 @@ def mend_request_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
     if kind is not None:
         is_json = _JSON_TYPE.match(kind) is not None
         headers.append((b"content-type", b"application/json" if is_json else kind))
-    accepted = found.get(b"accept", b"*/*")
+    accepted = b", ".join(value for name, value in scope["headers"] if name == b"accept" and value.strip()) or b"*/*"
     if scope["method"] == "POST" and accepted.strip().lower() == b"text/event-stream":
         accepted = b"*/*"
     return [*headers, (b"accept", accepted)]
