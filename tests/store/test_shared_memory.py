@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.store.places import Place
+
 pytestmark = pytest.mark.proves("G-09a")
 PROGRAM = """
 import asyncio, os, sys
@@ -63,3 +65,32 @@ def test_a_cut_shared_memory_file_does_not_end_the_kernel(tmp_path: Path, when: 
         env={**os.environ, "HOME": str(tmp_path)},
     )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+REPEATED = """
+import asyncio, os, sys
+from pathlib import Path
+from handrail.record.commit_log import CommitLog, Record
+from handrail.store.workspace_store import WorkspaceStore
+
+
+async def main(workspace, state):
+    store = WorkspaceStore.open(workspace, state)
+    log = CommitLog(store.database)
+    shared = f"{store.folders.database_file}-shm"
+    for number in range(6):
+        os.truncate(shared, 0)
+        await log.start_journalled_commit([Record("intended", "ses_1", f"call{number}", {"locks": []})])
+    await log.flush()
+    assert log.reader.head().sequence == 6
+    await store.aclose()
+    print("done")
+
+
+asyncio.run(main(sys.argv[1], sys.argv[2]))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not tell what is mapped")
+def test_a_file_that_is_cut_again_before_the_next_write_is_restored_again(place: Place) -> None:
+    assert place.finished(REPEATED) == "done\n"
