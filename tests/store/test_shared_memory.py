@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from tests.store.places import Place
 
 pytestmark = pytest.mark.proves("G-09a")
