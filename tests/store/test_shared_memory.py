@@ -93,3 +93,31 @@ asyncio.run(main(sys.argv[1], sys.argv[2]))
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not tell what is mapped")
 def test_a_file_that_is_cut_again_before_the_next_write_is_restored_again(place: Place) -> None:
     assert place.finished(REPEATED) == "done\n"
+
+
+TAKEOVER = """
+import asyncio, os, sys
+from handrail.store.database.sqlite_connection import open_reader
+from handrail.store.workspace_store import WorkspaceStore
+
+
+async def main(workspace, state):
+    first = WorkspaceStore.open(workspace, state)
+    reader = open_reader(first.folders.database_file)
+    await first.aclose()
+    os.truncate(f"{first.folders.database_file}-shm", 0)
+    second = WorkspaceStore.open(workspace, state)
+    assert second.lease.token == first.lease.token + 1
+    assert reader.execute("SELECT count(*) FROM record").fetchone() == (0,)
+    await second.aclose()
+    reader.close()
+    print("done")
+
+
+asyncio.run(main(sys.argv[1], sys.argv[2]))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not tell what is mapped")
+def test_a_process_that_reads_takes_over_after_the_file_was_cut(place: Place) -> None:
+    assert place.finished(TAKEOVER) == "done\n"

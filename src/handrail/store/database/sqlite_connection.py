@@ -390,6 +390,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
     :raises StartError: if it belongs to another program, is newer than this program, or is not writable
     """
     create_private_file(path)
+    restore_shared_memory(path)
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
