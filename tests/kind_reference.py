@@ -505,11 +505,11 @@ def _results() -> str:
         "right object, Handrail takes that object.",
         "",
         "`metadata.arguments_read_as` names each such argument. Rules, approvals and the tool see the value. The log has what was sent. "
-        "Everything else is `invalid_input`, with all problems at once and, where it is clear, with what to send.",
+        "Everything else is `invalid_input`, with all problems at once, and with the right form if that is clear.",
         "",
         "The text of the arguments may also be almost JSON, if it has only one reading. It may have raw line feeds in strings, trailing "
         "commas, single quotes, names without quotes, comments and the constants of Python. It may be in a code fence, in a list or in "
-        "a JSON string, or be there twice. `arguments_read_as` then has the key `(all arguments)`. Handrail never completes a text that "
+        "a JSON string, or occur twice. `arguments_read_as` then has the key `(all arguments)`. Handrail never completes a text that "
         "was cut.",
         "",
         "## Metadata",

@@ -251,6 +251,7 @@ def test_deep_folders_and_long_commands_do_not_hide_a_file(workspace: Path) -> N
     assert "run.sh" in find_run_files(workspace, "env " + " ".join(f"V{n}=1" for n in range(1_500)) + " ./run.sh")
     assert "199.sh" in find_run_files(workspace, "for f in *.sh; do bash $f; done")
     assert "run.sh" in find_run_files(workspace, "bash " + "./" * 1_000 + "run.sh")
+    assert "run.sh" in find_run_files(workspace, "bash " + "a/../" * 700 + "run.sh")
     assert "run.sh" in find_run_files(workspace, "bash {nothing,r[t-v]n}.sh")
     put(workspace, {"a/b/c.sh": "x", "a/.h/c.sh": "x"})
     assert {"a/b/c.sh", "199.sh"} <= find_run_files(workspace, "bash */*/*.sh; bash 1*.sh")

@@ -259,20 +259,6 @@ def test_an_imported_secret_gets_a_name_that_is_not_in_use(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        '{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}',
-        '{"mcpServers": {"a": {"command": "x", "env": {"K": "1", "K": "2"}}}}',
-        '{"mcpServers": {}, "mcpServers": {"a": {"command": "x"}}}',
-    ],
-)
-def test_a_duplicate_name_in_an_imported_file_is_refused(tmp_path: Path, text: str) -> None:
-    (file := tmp_path / "other.json").write_text(text)
-    with pytest.raises(UsageError, match="occurs twice"):
-        import_mcp_servers(file, tmp_path)
-
-
-@pytest.mark.parametrize(
     "server",
     [
         {"url": "https://x.example/mcp", "headers": {"X-Key": "1", "x-key": "2"}},

@@ -324,6 +324,7 @@ WRITERS = {
     "frontends/cli/terminal_output.py": "the writer itself",
     "demos/demonstration.py": "its one error makes what it shows visible",
     "frontends/cli/renderer.py": "the renderer, which hands each piece to the writer's escaping",
+    "frontends/mcp/startup_answers.py": "messages of a protocol to a program, which JSON encodes",
     "frontends/acp/terminal_viewer.py": "the program behind an editor's terminal: its pipe is a call's output, byte by byte",
     "registry/sources/module_worker.py": "a program in the sandbox: its stderr is a pipe of Handrail's",
     "origins/bounded_program.py": "a process that checks arguments or extracts text: its stdout is a pipe of Handrail's",

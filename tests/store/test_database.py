@@ -152,3 +152,19 @@ def test_a_database_created_during_its_check_is_not_mistaken_for_another_program
     assert seen and not looking.in_transaction
     looking.close()
     maker.close()
+
+
+def test_a_full_disk_is_named_also_under_a_limit_of_file_sizes(place: Place) -> None:
+    told = place.finished(
+        "import resource, sqlite3\n"
+        "from pathlib import Path\n"
+        "from handrail.store.database.sqlite_connection import explain_database_error\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 40, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))\n"
+        "connection = sqlite3.connect(':memory:')\n"
+        "connection.execute('PRAGMA max_page_count = 2')\n"
+        "try:\n"
+        "    connection.execute('CREATE TABLE large AS SELECT randomblob(100000)')\n"
+        "except sqlite3.Error as error:\n"
+        "    print(explain_database_error(Path('handrail.db'), error))\n"
+    )
+    assert "Free some disk space there" in told and f"ulimit -f: {1 << 40:,} bytes" in told

@@ -97,6 +97,12 @@ def test_the_state_folder_comes_from_the_argument_then_the_environment_then_the_
     assert locate_folders(place.workspace).state.name == "handrail"
 
 
+def test_a_state_folder_in_the_home_of_an_unknown_user_is_named(place: Place) -> None:
+    with pytest.raises(StartError) as caught:
+        locate_folders(place.workspace, "~no-such-user/state")
+    assert "~no-such-user/state" in str(caught.value) and "HOME is not set" not in str(caught.value)
+
+
 def test_a_home_folder_or_the_whole_file_system_needs_the_flag(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.store.places import Place
 
 from handrail.contract.errors import LogUnavailable
+from handrail.store.database.workspace_database import make_statement_work
 from handrail.store.json_fallback_encoding import decode_json_with_fallback, encode_json_with_fallback
 from handrail.store.tables import session_tables
 from handrail.store.tables.session_messages import read_session_messages
@@ -121,4 +122,13 @@ async def test_only_the_process_that_has_a_session_open_can_suspend_it(place: Pl
     await store.sessions.record_suspended("ses_1", 9)
     row = store.sessions.get("ses_1")
     assert row is not None and (row.holder, row.used_ns, row.opened_ns) == (None, 9, 1)
+    await store.aclose()
+
+
+async def test_works_of_several_tables_are_written_in_their_order(place: Place) -> None:
+    store = place.open()
+    store.messages.queue_message_writes("ses_1", [(0, {"text": "before"})], 1)
+    store.sessions.write_soon(make_statement_work(("DELETE FROM message WHERE session = ?", ("ses_1",))))
+    await store.messages.queue_message_writes("ses_1", [(1, {"text": "after"})], 2)
+    assert await store.messages.read("ses_1") == [(1, {"text": "after"})]
     await store.aclose()

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.store.places import Place
 
 pytestmark = pytest.mark.proves("G-09a")
 PROGRAM = """
@@ -63,3 +64,60 @@ def test_a_cut_shared_memory_file_does_not_end_the_kernel(tmp_path: Path, when: 
         env={**os.environ, "HOME": str(tmp_path)},
     )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+REPEATED = """
+import asyncio, os, sys
+from pathlib import Path
+from handrail.record.commit_log import CommitLog, Record
+from handrail.store.workspace_store import WorkspaceStore
+
+
+async def main(workspace, state):
+    store = WorkspaceStore.open(workspace, state)
+    log = CommitLog(store.database)
+    shared = f"{store.folders.database_file}-shm"
+    for number in range(6):
+        os.truncate(shared, 0)
+        await log.start_journalled_commit([Record("intended", "ses_1", f"call{number}", {"locks": []})])
+    await log.flush()
+    assert log.reader.head().sequence == 6
+    await store.aclose()
+    print("done")
+
+
+asyncio.run(main(sys.argv[1], sys.argv[2]))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not tell what is mapped")
+def test_a_file_that_is_cut_again_before_the_next_write_is_restored_again(place: Place) -> None:
+    assert place.finished(REPEATED) == "done\n"
+
+
+TAKEOVER = """
+import asyncio, os, sys
+from handrail.store.database.sqlite_connection import open_reader
+from handrail.store.workspace_store import WorkspaceStore
+
+
+async def main(workspace, state):
+    first = WorkspaceStore.open(workspace, state)
+    reader = open_reader(first.folders.database_file)
+    await first.aclose()
+    os.truncate(f"{first.folders.database_file}-shm", 0)
+    second = WorkspaceStore.open(workspace, state)
+    assert second.lease.token == first.lease.token + 1
+    assert reader.execute("SELECT count(*) FROM record").fetchone() == (0,)
+    await second.aclose()
+    reader.close()
+    print("done")
+
+
+asyncio.run(main(sys.argv[1], sys.argv[2]))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not tell what is mapped")
+def test_a_process_that_reads_takes_over_after_the_file_was_cut(place: Place) -> None:
+    assert place.finished(TAKEOVER) == "done\n"

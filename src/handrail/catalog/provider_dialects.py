@@ -119,7 +119,8 @@ def format_provider_tool(spec: ToolSpec, dialect: ProviderSchemaDialect, model: 
     :param model: the provider's name of the model
     """
     api = _API_NAMES.get(dialect.name, dialect.name)
-    if (support := PROVIDER_TOOLS[get_provider_tool_name(spec)].support.get(dialect.name)) is None:
+    support = PROVIDER_TOOLS[get_provider_tool_name(spec)].support.get(dialect.name)
+    if support is None:
         those = " and ".join(
             _API_NAMES[name] for name in PROVIDER_TOOLS[get_provider_tool_name(spec)].support if name in _API_NAMES
         )

@@ -138,7 +138,8 @@ def merge_root_alternatives(root: dict[str, Any], branches: Sequence[SchemaNode]
         },
     }
     common = set[str].intersection(*(set(part.get("required", ())) for part in branches))
-    if required := list(dict.fromkeys([*root.get("required", ()), *sorted(common)])):
+    required = list(dict.fromkeys([*root.get("required", ()), *sorted(common)]))
+    if required:
         flat["required"] = required
     return flat
 
@@ -170,7 +171,8 @@ def split_types_into_alternatives(node: dict[str, Any], types: Sequence[str]) ->
 def move_constraints_into_branches(node: dict[str, Any]) -> dict[str, Any]:
     """Move the constraints next to a list of alternatives into each alternative."""
     shown = {key: value for key, value in node.items() if key in ANNOTATIONS and key != "format"}
-    if beside := {key: value for key, value in node.items() if key != "anyOf" and key not in shown}:
+    beside = {key: value for key, value in node.items() if key != "anyOf" and key not in shown}
+    if beside:
         given = cast("list[SchemaNode | bool]", node["anyOf"])
         node["anyOf"] = [
             branch if isinstance(branch, bool) else approximate_schema_intersection(branch, beside) for branch in given
@@ -527,7 +529,8 @@ class _SchemaAdapter:
         fitted = self._node(root, ())
         fitted = {"type": "object", **fitted, "properties": fitted.get("properties", {})}
         for key in ("$defs", "definitions"):
-            if (held := cast("SchemaNode", self.root.get(key, {}))) and not self.loosens:
+            held = cast("SchemaNode", self.root.get(key, {}))
+            if held and not self.loosens:
                 fitted[key] = held
             elif held and self.defines:
                 fitted[key] = {name: self._node(one, ()) for name, one in held.items()}

@@ -171,7 +171,8 @@ def _find_listed_tool(reader: LogReader, call: LoggedCallSummary, number: int | 
     """
     for body in reader.generations(before=call.first, limit=_MAX_GENERATIONS):
         if body.get("number") == number:
-            if (tool := _mapping(body.get("tools")).get(call.tool or "")) is not None or "after" not in body:
+            tool = _mapping(body.get("tools")).get(call.tool or "")
+            if tool is not None or "after" not in body:
                 return _mapping(tool)
             number = body["after"]
     return {}

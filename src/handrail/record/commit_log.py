@@ -461,7 +461,7 @@ class _RecordTable:
     def build_statements(self, batch: Sequence[_Entries | _StartMark | _RedactionEntry]) -> Iterator[Statement]:
         statements: list[Statement] = []
         entries: list[_Entries] = []
-        # The last batch is durable; otherwise `opened` would have been called.
+        # The last batch is durable; otherwise `load` would have been called.
         self._durable = (self._sequence, self._previous)
         self._confirmed_lost = self._reported_lost
         lost = self._writer.lost

@@ -192,7 +192,8 @@ class StoredPins:
         if (content := stored.read_approved_definitions(self.state, source)) is None:
             return _NOTHING
         digest = hashlib.sha256(content).digest()
-        if (known := self._cache.get(source)) is None or known[0] != digest:
+        known = self._cache.get(source)
+        if known is None or known[0] != digest:
             known = self._cache[source] = (
                 digest,
                 MappingProxyType(_definitions(stored.parse_approved_definitions(content, source))),

@@ -74,7 +74,8 @@ def resolve_status(
 
     A tool that can run is ``connected`` if the user configured or approved it, else ``system``.
     """
-    if found := sorted(reasons, key=lambda reason: _STATUSES_BY_SEVERITY.index(reason.status)):
+    found = sorted(reasons, key=lambda reason: _STATUSES_BY_SEVERITY.index(reason.status))
+    if found:
         return "; ".join(one.text for one in found), found[0].status
     if spec.provider_support:
         return PROVIDER_ONLY_TEXT, "connected"
@@ -339,7 +340,8 @@ class _GenerationBuilder:
         problems: list[Diagnostic] = []
         for found in loaded.tools:
             tool = found.tool
-            if (entry := before.get(tool.spec.id)) is None or not _is_entry_of(entry, found, foreign):
+            entry = before.get(tool.spec.id)
+            if entry is None or not _is_entry_of(entry, found, foreign):
                 entry = self._build_entry(found, foreign, problems)
             tool_id, wire = (entry.id, entry.wire_name) if entry else (tool.spec.id, wire_name(tool.spec.id))
             if clash := self._find_clash(tool_id, wire, rank, foreign=source.is_third_party):

@@ -466,7 +466,8 @@ class LocalSession:
         if log.unavailable_reason is not None:
             raise LogUnavailable(log.unavailable_reason)
         permitted = make_read_permission_check(reader.spec, self._lane.rules)
-        if found := await asyncio.to_thread(read_parent_instructions, workdir, permitted, redactor.redact_text):
+        found = await asyncio.to_thread(read_parent_instructions, workdir, permitted, redactor.redact_text)
+        if found:
             redacted = redactor.redact_record_body({"files": [one.to_record() for one in found]})
             log.record_soon([Record("instructions-read", self.id, "", redacted)])
         return [(os.path.relpath(one.path, workdir), one.text) for one in found if one.text is not None]
@@ -605,7 +606,8 @@ class ParentRef(Struct, eq=False):
     @property
     def root_session(self) -> LocalSession:
         """The session at the top of the tree."""
-        return self.parent if (above := self.parent.tree_node.parent_ref) is None else above.root_session
+        above = self.parent.tree_node.parent_ref
+        return self.parent if above is None else above.root_session
 
     @property
     def is_for_background_job(self) -> bool:

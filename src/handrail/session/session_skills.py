@@ -229,7 +229,8 @@ def _parse_skill(content: bytes) -> tuple[dict[str, str], str, tuple[str, ...]]:
     if end is None:
         raise ValueError("The front matter has no end. Write a line --- after it.")
     front = _parse_front_matter(lines[1:end])
-    if not (description := " ".join(front.get("description", "").split())):
+    description = " ".join(front.get("description", "").split())
+    if not description:
         raise ValueError("The front matter has no `description`. Say in one or two sentences when to use the skill.")
     if len(description) > MAX_DESCRIPTION:
         raise ValueError(f"`description` has {len(description):,} characters. The maximum is {MAX_DESCRIPTION:,}.")

@@ -439,7 +439,8 @@ class WorkspaceLease:
         :raises WorkspaceAlreadyHeld: if another process holds it
         :raises StartError: if the state cannot be used
         """
-        if (holder := find_lease_holder(folders, monotonic)) is not None and holder.state == "alive":
+        holder = find_lease_holder(folders, monotonic)
+        if holder is not None and holder.state == "alive":
             raise WorkspaceAlreadyHeld(folders, holder)
         wanted = LeaseHolder(os.getpid(), frontend, clock(), None, protocol, socket)
         lease = _try_acquire(folders, wanted, monotonic)

@@ -577,9 +577,13 @@ def _state_root(state: str | Path | None) -> Path:
 
         found = locate_user_folder(lambda: user_state_dir("handrail", appauthor=False), ".local/state/handrail")
     else:
-        with contextlib.suppress(RuntimeError):
+        try:
             return Path(chosen).expanduser()
-        found = None
+        except RuntimeError:
+            raise StartError(
+                f"The state folder {str(chosen)!r} is not known: its home folder does not exist. Name the folder by its "
+                f"absolute path with --state DIR or {STATE_VARIABLE}."
+            ) from None
     if found is None:
         raise StartError(
             f"The state folder is not known: HOME is not set, and user {os.geteuid()} has no account here. Set HOME, or name "
@@ -676,9 +680,8 @@ def _write_name(folders: StateFolders) -> None:
     name = os.fsencode(folders.workspace)
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     flags |= getattr(os, "O_NONBLOCK", 0)  # a pipe in its place is not waited for
-    with contextlib.suppress(
-        OSError
-    ):  # the file only informs users; the database reports a folder that cannot be written
+    # The file only informs users. The database reports a folder that cannot be written.
+    with contextlib.suppress(OSError):
         descriptor = os.open(folders.workspace_path_file, flags, 0o600)
         try:
             if os.read(descriptor, len(name) + 1) != name:

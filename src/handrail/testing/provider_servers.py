@@ -588,7 +588,8 @@ def find_responses_faults(body: Mapping[str, Any]) -> list[str]:
     found = _faults_in_response_tools([cast("dict[str, Any]", tool) for tool in body.get("tools") or ()])
     if body.get("store") is not False:
         found.append("store: expected false")
-    if not (items := [cast("dict[str, Any]", item) for item in body.get("input") or ()]):
+    items = [cast("dict[str, Any]", item) for item in body.get("input") or ()]
+    if not items:
         found.append("input: at least one item is required")
     seen: set[str] = set()
     waiting: list[str] = []
@@ -724,7 +725,8 @@ class GeminiServer(ProviderServer):
 def find_gemini_faults(body: Mapping[str, Any]) -> list[str]:
     """Return every fault of a Gemini request; none for a valid one."""
     found = _faults_in_declarations(body)
-    if not (contents := [cast("dict[str, Any]", content) for content in body.get("contents") or ()]):
+    contents = [cast("dict[str, Any]", content) for content in body.get("contents") or ()]
+    if not contents:
         found.append("contents is not specified")
     expected, waiting = "user", list[tuple[str, str]]()
     for number, content in enumerate(contents):
@@ -754,7 +756,8 @@ def _check_parts(
 
     :return: the calls of the turn, each with ID and name
     """
-    if not (parts := [cast("dict[str, Any]", part) for part in content.get("parts") or ()]):
+    parts = [cast("dict[str, Any]", part) for part in content.get("parts") or ()]
+    if not parts:
         found.append(f"{where}: parts is empty")
     answers = [part["functionResponse"] for part in parts if "functionResponse" in part]
     if sorted((str(one.get("id")), str(one.get("name"))) for one in answers) != sorted(waiting):

@@ -91,7 +91,11 @@ class ExecutedFileFinder:
         try:
             located = self._roots.resolve_exact_path(path)
         except ToolError:
-            return None
+            # A spelling with too many names, such as `a/../` a thousand times, still runs the file.
+            try:
+                located = self._roots.resolve_exact_path(os.path.realpath(path))
+            except ToolError:
+                return None
         if located.is_inside:
             return located
         if self._home is not None and is_beneath(located.absolute, self._home):

@@ -411,7 +411,8 @@ class EncoderThread:
 
     def _find_missing(self, texts: Mapping[bytes, str]) -> list[bytes]:
         """Return the keys of texts without a vector, after a look into the cache."""
-        if (missing := [key for key in texts if key not in self._known]) and self._cache is not None:
+        missing = [key for key in texts if key not in self._known]
+        if missing and self._cache is not None:
             self._known.update(self._cache.load_vectors(self._embedder.fingerprint, missing))
             missing = [key for key in missing if key not in self._known]
         return sorted(missing, key=lambda key: -len(texts[key]))

@@ -254,7 +254,8 @@ class LexicalIndex:
         for number, each in enumerate(bags):
             lengths.append(each.length)
             for term, weight in each.weights.items():
-                if (place := places.setdefault(term, len(documents_of))) == len(documents_of):
+                place = places.setdefault(term, len(documents_of))
+                if place == len(documents_of):
                     documents_of.append(array("i", (number,)))
                     weights_of.append(array("f", (weight,)))
                 else:
@@ -378,7 +379,8 @@ class LexicalIndex:
                     telling.append(place)
         postings = sum(self.starts[place + 1] - self.starts[place] for place, _ in places)
         damped = len(telling) < len(places)
-        if (numpy := _loaded_numpy()) is not None and postings >= _BY_NUMPY:
+        numpy = _loaded_numpy()
+        if numpy is not None and postings >= _BY_NUMPY:
             return self._by_numpy(numpy, places, telling if damped else None, pool)
         found: dict[int, float] = {}
         lengths, base, slope = self.lengths, K1 * (1 - B), K1 * B / self.average
@@ -474,7 +476,8 @@ def find_top_value_indices(numpy: Any, total: Any, count: int) -> list[int]:
 
     Of equal values, the lower number comes first.
     """
-    if (several := min(count, len(total))) == 0:
+    several = min(count, len(total))
+    if several == 0:
         return []
     least = numpy.partition(total, len(total) - several)[len(total) - several]
     above = numpy.flatnonzero(total > least)

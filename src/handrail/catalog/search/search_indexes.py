@@ -141,7 +141,8 @@ class KernelSearchIndexes:
             self._ahead = asyncio.get_running_loop().call_later(self._ahead_s, self._begin_encoding, known)
 
     def _begin_encoding(self, known: weakref.ref[Generation]) -> None:
-        if (generation := known()) is not None and self._latest is None and not self._indexes:
+        generation = known()
+        if generation is not None and self._latest is None and not self._indexes:
             self._task(generation).add_done_callback(_ignore_task_failure)
 
     def find_tools_for_unknown_name(self, generation: Generation, name: str, count: int = 2) -> list[str]:

@@ -489,7 +489,8 @@ class ToolIndex:
         patience_s: float = PATIENCE_S,
     ) -> ToolIndexSearchResult:
         """Return the tools that together serve all of ``queries``. Each may contain several needs."""
-        if not (texts := build_request_texts(queries)) or not self._documents or limit < 1:
+        texts = build_request_texts(queries)
+        if not texts or not self._documents or limit < 1:
             return ToolIndexSearchResult((), True, 0.0, "lexical", "" if texts else "the request is empty")
         wanted = [self._lexical.extract_request_terms(text) for text in texts]
         vicinity, vectors, note = self._vectors(texts, patience_s)
@@ -675,7 +676,8 @@ class ToolIndex:
         if self._cache is None:
             return self._build_lexical()
         keys = [each.content_key for each in self._documents]
-        if (held := self._cache.load_word_index(keys)) is not None and len(held) == len(self._documents):
+        held = self._cache.load_word_index(keys)
+        if held is not None and len(held) == len(self._documents):
             return held
         made = self._build_lexical()
         self._cache.store_word_index(keys, made)
@@ -729,7 +731,8 @@ class ToolIndex:
 
 def build_request_texts(queries: Sequence[str]) -> list[str]:
     """Return the request as a whole, then its parts if it has several."""
-    if not (needs := [query.strip() for query in queries if query.strip()]):
+    needs = [query.strip() for query in queries if query.strip()]
+    if not needs:
         return []
     pieces = [piece for need in needs for piece in split_request_into_needs(need)]
     whole = "\n".join(needs)[:8_000]

@@ -198,7 +198,8 @@ class _SignedVectors:
         known.update(zip(asked, near[len(near) - len(asked) :].tolist(), strict=True))
 
         def score(number: int) -> float:
-            return float(self._near([number], request)[0]) if (found := known.get(number)) is None else found
+            found = known.get(number)
+            return float(self._near([number], request)[0]) if found is None else found
 
         return DocumentScores(best, mean, deviation, score)
 

@@ -203,8 +203,7 @@ class ReconnectingClient:
         :raises StartError: if both failed
         """
         holder = find_lease_holder(self._folders)
-        # This process may become the holder itself. It then connects to itself like any other client, so there is one
-        # way only.
+        # This process may become the holder itself. It then connects to itself like any other client.
         if (holder is None or holder.state != "alive") and await self._take_over():
             holder = find_lease_holder(self._folders)
         if holder is None:

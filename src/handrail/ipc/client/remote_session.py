@@ -346,7 +346,8 @@ class RemoteSession:
     async def _recover_or_repeat(self, ids: Sequence[str], calls: Sequence[ProposedCall]) -> Sequence[CallAnswer]:
         recovered = await self._request_recovery(ids)
         answers = [answer for answer, _ in recovered]
-        if again := [index for index, (_, begun) in enumerate(recovered) if not begun]:
+        again = [index for index, (_, begun) in enumerate(recovered) if not begun]
+        if again:
             retry = await self.start_turn().call_all([calls[index] for index in again])
             for index, answer in zip(again, retry, strict=True):
                 answers[index] = answer

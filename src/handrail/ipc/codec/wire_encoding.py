@@ -455,4 +455,5 @@ def restore_error(refused: RemoteRequestError) -> HandrailError:
             return ToolError(text, kind=error_kind, data=data)
     except (ValueError, TypeError):  # truncated in transit
         return StartError(refused.text)
-    return refused if (kind := _ERROR_CLASSES.get(refused.kind)) is None else kind(refused.text)
+    kind = _ERROR_CLASSES.get(refused.kind)
+    return refused if kind is None else kind(refused.text)

@@ -477,7 +477,7 @@ class ClientProcess:
     def _register_session(
         self, session: LocalSession, context: AgentContext, interaction: int = 0, loaded_tools: Sequence[str] = ()
     ) -> Message:
-        # The connection may have been lost while the session was opened. Nobody else would release it.
+        # The connection may have been lost while the session was opened. Nothing else would release the session.
         if self.connection.lost_reason is not None:
             self._server.release_lost_client(self, (session,))
         else:

@@ -64,7 +64,7 @@ class RemoteApprovalHandler:
         try:
             return await self._proxy.approve(request)
         except ConnectionLost:
-            # Nobody can answer now. The call waits in the store, and a client that reconnects can still approve it.
+            # No user can answer now. The call waits in the store, and a client that reconnects can still approve it.
             return ApprovalAnswer("defer")
 
     async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]] | None:

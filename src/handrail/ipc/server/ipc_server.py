@@ -164,7 +164,8 @@ class IpcServer:
 
 
 def _log_running_calls(sessions: Iterable[LocalSession]) -> None:
-    if running := [call for session in sessions for call in session.lane.running_calls.values()]:
+    running = [call for session in sessions for call in session.lane.running_calls.values()]
+    if running:
         named = ", ".join(f"{call.tool_id} ({call.id})" for call in running[:_MAX_NAMED])
         more = f" and {len(running) - _MAX_NAMED:,} more" if len(running) > _MAX_NAMED else ""
         logger.warning("shutdown waits for calls of other processes, at most %g s: %s%s", _DRAIN_TIMEOUT_S, named, more)

@@ -97,7 +97,8 @@ class FrameReceiveBuffer:
         begin, end = 0, self._end + count
         wanted = _LENGTH_BYTES
         while end - begin >= _LENGTH_BYTES:
-            if (length := int.from_bytes(view[begin : begin + _LENGTH_BYTES], "big")) > self.limit:
+            length = int.from_bytes(view[begin : begin + _LENGTH_BYTES], "big")
+            if length > self.limit:
                 self._fail(f"a message of {length:,} bytes was announced; the maximum is {self.limit:,}")
                 return messages
             wanted = _LENGTH_BYTES + length

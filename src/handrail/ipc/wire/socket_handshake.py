@@ -443,7 +443,8 @@ class HandshakeClient:
         welcome, refused = message.get("welcome"), message.get("refused")
         if isinstance(welcome, dict):
             values = cast("Message", welcome)
-            if (reason := _version_problem(values, "The process that holds the workspace")) is None:
+            reason = _version_problem(values, "The process that holds the workspace")
+            if reason is None:
                 connection.finish_handshake(self._operations, values)
                 if not self.done.done():
                     self.done.set_result(None)
@@ -476,7 +477,8 @@ def check_greeting_length(hello: Message) -> None:
 
     :raises StartError: if it is longer than :data:`MAX_GREETING_BYTES`
     """
-    if (size := len(encode_frame(_make_greeting(hello)))) > MAX_GREETING_BYTES:
+    size = len(encode_frame(_make_greeting(hello)))
+    if size > MAX_GREETING_BYTES:
         raise StartError(
             f"The tools, rules and secrets of this process take {size:,} bytes. The maximum for a workspace that another "
             f"process holds is {MAX_GREETING_BYTES:,} bytes. Register fewer, or start this process first."

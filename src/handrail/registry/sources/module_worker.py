@@ -25,7 +25,8 @@ def main(path: str, serve: bool) -> None:
             config |= json.load(secrets)
     os.environ.pop("HANDRAIL_CONFIG", None)
     sys.path.insert(0, str(Path(path).parent))
-    if (source := importlib.util.spec_from_file_location("tool_module", path)) is None or source.loader is None:
+    source = importlib.util.spec_from_file_location("tool_module", path)
+    if source is None or source.loader is None:
         raise SystemExit(f"{path} is not a Python module")
     module = importlib.util.module_from_spec(source)
     sys.modules["tool_module"] = module

@@ -133,7 +133,8 @@ def compile_uri_template(template: str) -> UriTemplateMatcher:
 
     :raises ValueError: with the reason, if :class:`UriTemplateMatcher` does not support the template
     """
-    if not (variables := list(VARIABLE.finditer(template))) or set("{}") & set(VARIABLE.sub("", template)):
+    variables = list(VARIABLE.finditer(template))
+    if not variables or set("{}") & set(VARIABLE.sub("", template)):
         raise ValueError("expected variables as {name} or {+name}, at least one")
     names = [variable[2] for variable in variables]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -440,7 +441,8 @@ def parse_resources(content: bytes, place: str, folder: Path, read_file: ReadFil
             Diagnostic(place, format_json_path(one["loc"]), one["msg"]) for one in error.errors(include_input=False)
         ]
         raise LoadError(faults) from None
-    if faults := [Diagnostic(place, where, problem) for where, problem in _faults(resources_file)]:
+    faults = [Diagnostic(place, where, problem) for where, problem in _faults(resources_file)]
+    if faults:
         raise LoadError(faults)
     offering = FileResourceProvider(resources_file, folder, read_file)
     if faults := list(offering.find_faults(place)):

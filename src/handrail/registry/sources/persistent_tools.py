@@ -347,8 +347,9 @@ class PersistentProcessTool(PerCallExecutableTool):
         guarded = process if isinstance(process, GuardedProcess) else None
         if guarded is not None and (appeared := await guarded.begin_call(call_id)):
             raise ToolError(
-                f"{self.spec.id} was not called. Since its last call, files were created or changed where no program can write:"
-                f" {'; '.join(appeared[:_MOST_SHOWN])}. The tool or another program did that. Ask the user to check them; the next call accepts the current state.",
+                f"{self.spec.id} was not called. Since its last call, files were created or changed where no program can "
+                f"write: {'; '.join(appeared[:_MOST_SHOWN])}. The tool or another program did that. Ask the user to check "
+                "them; the next call accepts the current state.",
                 kind="conflict",
             )
         try:
@@ -393,7 +394,8 @@ class PersistentProcessTool(PerCallExecutableTool):
         if self._process is not None and self._exit is not None and not self._exit.done():
             return self._process
         await self._stop_process()
-        if delay_ms := self._backoff_ms[min(self._fruitless, len(self._backoff_ms) - 1)]:
+        delay_ms = self._backoff_ms[min(self._fruitless, len(self._backoff_ms) - 1)]
+        if delay_ms:
             await asyncio.sleep(delay_ms / 1000)
         capabilities, profile = self.confinement.tool_profile(self.spec)
         callers = () if self._behalf is None else self._behalf.callers

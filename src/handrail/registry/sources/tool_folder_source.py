@@ -450,7 +450,8 @@ def _problem_with_sources(folder: Path, named: str) -> str | None:
     own = folder / named.split("/", 1)[0]
     if own.is_symlink() or not own.is_dir():
         return f"the folder {own.name!r} next to the manifest is missing; put the sources of {named!r} there"
-    return None if (problem := explain_unsafe_permissions(own)) is None else f"{own.name} {problem}"
+    problem = explain_unsafe_permissions(own)
+    return None if problem is None else f"{own.name} {problem}"
 
 
 def _hides_executable(faults: list[Diagnostic]) -> bool:

@@ -136,7 +136,8 @@ class AgentToolSources:
                     yield layer.build_setting_fault(tool_id, f"tool {tool_id!r} does not exist; {hint}")
 
     def _find_previous_tool(self, tool_id: str) -> Tool | None:
-        return None if (entry := self.cache.entries.get(tool_id)) is None else entry.tool
+        entry = self.cache.entries.get(tool_id)
+        return None if entry is None else entry.tool
 
     def _all(self) -> list[ToolSource]:
         return [

@@ -135,7 +135,7 @@ def find_openat2_problem() -> str | None:
 MAX_PATH_BYTES = 4095
 """The kernel's limit for one path, without its final NUL."""
 MAX_NAME_BYTES = 255
-MAX_PATH_NAMES = 400
+MAX_PATH_NAMES = 600
 """The maximum number of names in a path. Locks and rules take the square of it in time, on the event loop."""
 MAX_COMPARED_NAMES = 20_000
 """How many entries of a folder are compared with a name that does not exist there."""
@@ -357,7 +357,7 @@ def _check_path(path: str) -> None:
         raise ToolError(
             f"The path '{escape_terminal_controls(path)}' is not valid Unicode text. Correct it.", kind="invalid_input"
         ) from None
-    parts = raw.split(b"/")
+    parts = [part for part in raw.split(b"/") if part not in (b"", b".")]
     if len(raw) > MAX_PATH_BYTES or len(parts) > MAX_PATH_NAMES or any(len(part) > MAX_NAME_BYTES for part in parts):
         raise _path_too_long_error(path)
 

@@ -114,7 +114,8 @@ class ChannelBroker:
         self, key: ChannelKey, sender: str, text: str, kind: ChannelKind | None, data: Mapping[str, Any] | None
     ) -> int:
         async with self._lock(key):
-            if (there := self.table.find_kind(key)) is not None and kind not in (None, there):
+            there = self.table.find_kind(key)
+            if there is not None and kind not in (None, there):
                 raise ToolError(
                     f"Channel {key.display_name} is a {there}, not a {kind}. Omit `kind` or pass '{there}'.",
                     kind="conflict",
@@ -233,7 +234,8 @@ class ChannelBroker:
         Calls that have waited longer come first.
         """
         waiting = self._waiting.get(key, {})
-        if not (before := list(takewhile(lambda one: one[0] is not changed, waiting.items()))):
+        before = list(takewhile(lambda one: one[0] is not changed, waiting.items()))
+        if not before:
             return self.table.find_oldest_message_after(key, 0, sender)
         anybodys = sender is None and all(wanted is None for _, wanted in before)
         free = self.table.list_messages_after(key, limit=len(before) + 1 if anybodys else CHANNEL_CAPACITY)
@@ -270,7 +272,8 @@ class ChannelBroker:
         """Look up the outcomes of calls that received messages, and return whether some are still unknown."""
         taken, back, unsettled = list[UnsettledDelivery](), list[UnsettledDelivery](), False
         for given in self.table.list_unsettled_deliveries(key):
-            if (well := self._call_succeeded(given.call)) is None and given.call in self._calls:
+            well = self._call_succeeded(given.call)
+            if well is None and given.call in self._calls:
                 unsettled = True
                 continue
             (taken if well else back).append(given)

@@ -270,7 +270,8 @@ class TriggerScheduler:
     async def remove(self, session_id: str, name: str) -> Trigger | None:
         """Remove a trigger and return it, or None if the name does not exist."""
         async with self._changing:
-            if (trigger := self._names_by_session.get(session_id, {}).get(name)) is not None:
+            trigger = self._names_by_session.get(session_id, {}).get(name)
+            if trigger is not None:
                 await self.table.remove(trigger)
                 watch = self._watching.get((session_id, name))
                 self._detach(trigger)

@@ -66,7 +66,8 @@ class TriggerWaiters:
 
     def stop(self, id: TriggerId) -> None:
         """Stop waiting for a trigger. A wait that ignores its cancellation is left running."""
-        if (task := self._tasks.pop(id, None)) is not None and task is not asyncio.current_task():
+        task = self._tasks.pop(id, None)
+        if task is not None and task is not asyncio.current_task():
             task.cancel()
             self._stopping.add(task)
             task.add_done_callback(self._stopping.discard)

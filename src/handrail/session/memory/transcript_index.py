@@ -279,7 +279,8 @@ def extract_log_passages(
         if len(found) >= MOST_CALLS or size > MOST_BYTES:
             return LogPassages(found, unanswered, is_partial=True)
         hidden = [is_hidden_from_model(reader, one) for one in list_ancestor_call_ids(proposal.call_id)]
-        if (outcome := reader.find_outcome(proposal.call_id)) is None or None in hidden:
+        outcome = reader.find_outcome(proposal.call_id)
+        if outcome is None or None in hidden:
             unanswered.add(proposal.call_id)
         if any(one is not False for one in hidden):
             continue

@@ -159,7 +159,8 @@ def find_untrusted_content_reason(reader: LogReader, session_id: str) -> str:
     :raises sqlite3.Error: if the log cannot be read
     """
     for _ in range(_MOST_FORKS):
-        if not (rows := select_session_rows(reader.connection, "WHERE id = ?", (session_id,))):
+        rows = select_session_rows(reader.connection, "WHERE id = ?", (session_id,))
+        if not rows:
             return "the session is unknown"
         if (why := _find_untrusted(reader, rows[0])) is not None:
             return why
@@ -177,7 +178,8 @@ def _find_untrusted(reader: LogReader, row: SessionRow) -> str | None:
         return "the model of an MCP client stored it, and Handrail does not see what that model reads"
     for proposal in reader.records(session=row.id, kind="proposed", newest_first=True):
         if proposal.tool not in _TRUSTED_TOOLS:
-            if (outcome := reader.find_outcome(proposal.call_id)) is None or outcome.kind == "committed":
+            outcome = reader.find_outcome(proposal.call_id)
+            if outcome is None or outcome.kind == "committed":
                 return _describe_result(proposal, outcome)
         elif proposal.tool in ("memory.query", "memory.upsert"):  # the latter shows a fact that says nearly the same
             outcome = reader.find_outcome(proposal.call_id)

@@ -90,7 +90,8 @@ class Journal:
         if self._end + len(whole) > CAPACITY_BYTES or self._is_nearly_full():
             return False
         self.last += 1  # also on failure: a part of the note may be written, so its number is used up
-        if (written := os.pwrite(self._descriptor, whole, self._end)) != len(whole):
+        written = os.pwrite(self._descriptor, whole, self._end)
+        if written != len(whole):
             raise OSError(f"Only {written} of {len(whole)} bytes were written to {self.path}.")
         _sync(self._descriptor)
         self._end += len(whole)

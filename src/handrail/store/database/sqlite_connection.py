@@ -52,7 +52,8 @@ def connect_engine(path: Path, database: str | Path, **options: Any) -> sqlite3.
     :raises sqlite3.Error: if it cannot be opened
     :raises StartError: if its engine is no longer installed, or returns another type
     """
-    if (name := read_engine_name(path)) == BUILT_IN_ENGINE:
+    name = read_engine_name(path)
+    if name == BUILT_IN_ENGINE:
         return sqlite3.connect(database, **options)
     try:
         connection: Any = _load_engine(name)(str(database), **options)
@@ -322,12 +323,9 @@ def explain_database_error(path: Path, error: Exception) -> str:
     if isinstance(error, OSError):
         return str(make_unwritable_state_error(path.parent, error))
     if name.startswith(_WRITE_FAILURES):
-        limit = _find_file_size_limit()
-        step = (
-            "Free some disk space there"
-            if limit is None
-            else f"Raise the limit of file sizes (ulimit -f: {limit:,} bytes)"
-        )
+        step = "Free some disk space there"
+        if (limit := _find_file_size_limit()) is not None:
+            step += f", raise the limit of file sizes (ulimit -f: {limit:,} bytes)"
         return (
             f"The log {path} cannot be written: {message}. {step}, check the disk, or choose another folder with --state DIR. "
             "Until then every call is refused."
@@ -392,6 +390,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
     :raises StartError: if it belongs to another program, is newer than this program, or is not writable
     """
     create_private_file(path)
+    restore_shared_memory(path)
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:

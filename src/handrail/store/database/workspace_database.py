@@ -389,6 +389,7 @@ class _DatabaseSink:
 
     def _explain_lost_visibility(self) -> str | None:
         """Return why other processes would not see what is written here; None if they would."""
+        restore_shared_memory(self._path)
         found, was = self._stat_files(), self._files
         if found == was:
             return None
@@ -415,7 +416,6 @@ class _DatabaseSink:
 
     def _explain_in_place_damage(self, found: _FileStates, was: _FileStates) -> str | None:
         """Return what is wrong after another process changed the files in place; None if nothing is."""
-        restore_shared_memory(self._path)
         if found.database.size < was.database.size:  # not opened: SQLite removes the -wal of an empty database
             return self._changed_text(f"its size fell from {was.database.size:,} to {found.database.size:,} bytes")
         try:

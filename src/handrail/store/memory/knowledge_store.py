@@ -302,7 +302,8 @@ class KnowledgeStore:
             return KnowledgeWriteResult(entry, is_merged=False)
 
     def _find_current(self, connection: sqlite3.Connection, id: str) -> KnowledgeEntry:
-        if not (found := _select(connection, "WHERE id = ? AND superseded_by IS NULL", (id,))):
+        found = _select(connection, "WHERE id = ? AND superseded_by IS NULL", (id,))
+        if not found:
             raise UnknownKnowledgeEntry(id)
         return found[0]
 

@@ -163,7 +163,8 @@ def parse_query(query: str) -> QueryTerms:
     texts: dict[str, None] = {}
     parts_of_terms: list[str] = []
     for quoted, term in _TERM.findall(query):
-        if not (parts := _WORD.findall((quoted or term).lower().replace("_", " "))):
+        parts = _WORD.findall((quoted or term).lower().replace("_", " "))
+        if not parts:
             continue
         texts[(quoted or term.strip(_TRIMMED_CHARACTERS)).lower()] = None
         is_phrase = len(parts) > 1 and (quoted or sum(part not in _STOP_WORDS for part in parts) > 1)
