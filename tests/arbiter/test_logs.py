@@ -55,4 +55,6 @@ async def test_log_messages_of_a_connected_process_contain_no_secret(tmp_path: P
 def test_the_list_of_loggers_is_complete() -> None:
     code = Path(str(handrail.__file__)).parent.rglob("*.py")
     named = {name for path in code for name in re.findall(r"getLogger\((?!name\))([^)]*)\)", path.read_text())}
-    assert named == {f'"{name}"' for name in (*LOGGERS, "mcp", "mcp.client.auth", "uvicorn")}, "of two libraries, to keep them quiet"
+    assert named == {f'"{name}"' for name in (*LOGGERS, "mcp", "mcp.client.auth", "uvicorn")}, (
+        "of two libraries, to keep them quiet"
+    )

@@ -245,7 +245,7 @@ async def test_a_subscriber_is_notified_of_file_changes_and_files_are_polled_onl
     folder = put_offering(tmp_path)
 
     def looking() -> list[str]:
-        return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("glances")]
+        return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("poll the offered")]
 
     async with kernel_in(tmp_path) as kernel:
         session, seen = await kernel.session(), asyncio.Queue[str]()

@@ -93,7 +93,9 @@ def test_programs_are_refused_without_user_namespaces_and_the_doctor_names_the_r
     assert checks["sandbox namespaces"]["state"] == "problem" and "namespaces" in checks["sandbox"]["remedy"]
     assert checks["sandbox seccomp"]["detail"] == "not tried without namespaces"
     (tools,) = [check["detail"] for name, check in checks.items() if name.split()[0].isdigit()]
-    assert tools.startswith("unavailable: bash, python, ") and tools.count("it starts programs, which cannot be") == 1
+    assert (
+        tools.startswith("unavailable: bash, lsp, python, ") and tools.count("it starts programs, which cannot be") == 1
+    )
     refused = machine(NO_NAMESPACES, *BASH)
     assert refused.code != 0 and "cannot be confined on this machine" in refused.said and "namespaces" in refused.said
 

@@ -297,7 +297,7 @@ async def test_shared_channels_make_room_and_removed_triggers_and_sessions_are_n
             await sender.send("shared/e", "x")
         for session in ("t", "u"):
             await there.triggers(session).watch_channel("shared/news", "look", name="w")
-        assert "over shared/news," in (await there.told("t"))[0].text
+        assert "on shared/news," in (await there.told("t"))[0].text
         await there.triggers("t").remove("w")
         await there.clockwork.remove_session("u")
         await there.switchboard.remove_session("u")

@@ -122,6 +122,7 @@ TABLE = {
         "read",
         ("file:{path}:S",),
         WORKSPACE,
+        shell=True,
         max_entries=200,
         targets=("fs.read={path}",),
     ),

@@ -145,7 +145,7 @@ def explain_sandbox_denials(process: Process, end: ProgramTermination) -> tuple[
     has_tried = process.unreachable_count > 0 and all(one.refusal_reason is not None for one in end.attempts)
     if end.exit_code != 0 or (has_tried and _HIDES_FAILURE.search(_QUOTED.sub("", end.command)) is not None):
         failures = _find_failures(end, output_tail)
-        if has_tried:
+        if has_tried and "loopback" not in failures:  # some runtimes also try routes of their own, as node does
             failures.add("network")
         if any(one.refusal_reason is not None for one in end.attempts):
             failures.discard("network")
@@ -175,6 +175,8 @@ def _find_failures(end: ProgramTermination, output_tail: bytes) -> set[_Failure]
             found.add("loopback" if _LOOPBACK_NAME.search(end.command) else "network")
     if _REFUSED.search(output_tail) is not None:  # elsewhere, the answer is that there is no route
         found.add("loopback")
+        if all(sign[0].lower() == b"fetch failed" for sign in _SIGNS["network"].finditer(output_tail)):
+            found.discard("network")  # node writes that before each cause
     return found
 
 
