@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -349,15 +349,32 @@ class GatedServer:
         return [json.loads(line) for line in output.splitlines()]
 
 
+@pytest.fixture
+def start_gated_server(tmp_path: Path) -> Iterator[Callable[[], GatedServer]]:
+    """A function that starts a server. All servers end with the test."""
+    started: list[GatedServer] = []
+
+    def start() -> GatedServer:
+        started.append(GatedServer(tmp_path))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.process.kill()
+        server.process.communicate()
+
+
 @pytest.mark.parametrize("version", ["2025-06-18", STATELESS_VERSION])
-def test_the_answers_of_the_last_start_come_before_the_kernel_is_loaded(tmp_path: Path, version: str) -> None:
-    first = GatedServer(tmp_path)
+def test_the_answers_of_the_last_start_come_before_the_kernel_is_loaded(
+    start_gated_server: Callable[[], GatedServer], version: str
+) -> None:
+    first = start_gated_server()
     (first.workspace / "note.txt").write_text("one\n")
     first.send(*BEGINNINGS[version])
     first.open_gate()
     expected = [first.receive(), first.receive()]
     assert first.finish() == []
-    second = GatedServer(tmp_path)
+    second = start_gated_server()
     second.send(*BEGINNINGS[version])
     assert [second.receive(), second.receive()] == expected, "the gate is closed"
     read = calling(3, "read", path="note.txt")
@@ -368,9 +385,11 @@ def test_the_answers_of_the_last_start_come_before_the_kernel_is_loaded(tmp_path
     assert second.finish() == []
 
 
-def test_a_client_learns_that_the_stored_list_of_tools_has_changed(tmp_path: Path) -> None:
+def test_a_client_learns_that_the_stored_list_of_tools_has_changed(
+    tmp_path: Path, start_gated_server: Callable[[], GatedServer]
+) -> None:
     beginning = BEGINNINGS["2025-06-18"]
-    first = GatedServer(tmp_path)
+    first = start_gated_server()
     first.send(*beginning)
     first.open_gate()
     listed = [first.receive(), first.receive()][1]["result"]["tools"]
@@ -379,7 +398,7 @@ def test_a_client_learns_that_the_stored_list_of_tools_has_changed(tmp_path: Pat
     stored = json.loads(cache.read_bytes())
     stored["tools"]["tools"] = stored["tools"]["tools"][:1]
     cache.write_text(json.dumps(stored))
-    second = GatedServer(tmp_path)
+    second = start_gated_server()
     second.send(*beginning)
     assert second.receive()["id"] == 1
     assert len(second.receive()["result"]["tools"]) == 1
@@ -392,7 +411,7 @@ def test_a_client_learns_that_the_stored_list_of_tools_has_changed(tmp_path: Pat
     assert second.finish() == []
     assert json.loads(cache.read_bytes())["tools"]["tools"] == listed, "the next start has the right list"
     (tmp_path / "handrail.toml").write_text("rules = []\n")
-    third = GatedServer(tmp_path)
+    third = start_gated_server()
     third.send(*beginning)
     third.open_gate()
     assert [third.receive()["id"], third.receive()["id"]] == [1, "two"]
@@ -411,13 +430,21 @@ UNUSUAL_MESSAGES: dict[str, list[Message | bytes]] = {
 }
 
 
-@pytest.mark.parametrize("messages", UNUSUAL_MESSAGES.values(), ids=UNUSUAL_MESSAGES)
+@pytest.mark.parametrize(
+    "messages",
+    [
+        pytest.param(
+            messages, id=name, marks=() if name in ("a batch", "a ping between", "no JSON") else pytest.mark.slow
+        )
+        for name, messages in UNUSUAL_MESSAGES.items()
+    ],
+)
 def test_a_client_gets_the_same_answers_with_and_without_stored_ones(
-    tmp_path: Path, messages: list[Message | bytes]
+    start_gated_server: Callable[[], GatedServer], messages: list[Message | bytes]
 ) -> None:
     answers: list[list[Message]] = []
     for _ in range(2):
-        server = GatedServer(tmp_path)
+        server = start_gated_server()
         server.send(*messages)
         server.open_gate()
         answers.append(sorted(server.finish(), key=lambda one: json.dumps(one, sort_keys=True)))
