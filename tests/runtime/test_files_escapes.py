@@ -216,7 +216,7 @@ async def test_a_path_five_thousand_folders_deep_is_refused_and_other_paths_stil
         remove_tree(workspace)
 
 
-@pytest.mark.parametrize("path", ["a/" * 2_000, "a//b/" * 800, "../" * 1_300, "http://a/" * 450, "/é" * 600])
+@pytest.mark.parametrize("path", ["a/" * 2_000, "a//b/" * 800, "../" * 1_300, "http://a/" * 450, "/é" * 700])
 async def test_a_path_with_hundreds_of_names_is_refused(files: RootedFiles, path: str) -> None:
     assert await refused(files, path) == {"invalid_input"}
 
@@ -225,7 +225,7 @@ async def test_a_short_path_of_links_that_lead_hundreds_of_folders_down_is_refus
     files: RootedFiles, workspace: Path
 ) -> None:
     (workspace / "link").symlink_to("d/" * 250)
-    (workspace / "second").symlink_to("link/" + "d/" * 200)
+    (workspace / "second").symlink_to("link/" + "d/" * 400)
     assert await refused(files, "second/x") == {"invalid_input"}
 
 
