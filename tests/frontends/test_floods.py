@@ -1,4 +1,4 @@
-"""Floods over HTTP: slow, idle and abandoned clients block nobody, and requests are unambiguous."""
+"""Floods over HTTP: slow, idle and abandoned clients do not block others, and requests are unambiguous."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def restore_conversation(entries: Iterable[HistoryEntry]) -> RestoredConversatio
     following = 0
     for position, data in entries:
         following = max(following, position + 1)
-        # A newer version may have written the row. What it means is unknown here, and a guess could change the
+        # A newer version may have written the row. Its meaning is unknown here, and a guess could change the
         # conversation.
         if data.get("v") == VERSION:
             reading.take(position, data)

@@ -554,7 +554,7 @@ class ApprovalBroker:
 
     def _apply_changed_arguments(self, decided: Approval, given: Mapping[str, Any]) -> Approval:
         """Return the decision with the changed arguments, after their evaluation."""
-        # The arguments are stored as JSON. What changes on the way would run as something that the user has not seen.
+        # The arguments are stored as JSON. A value that JSON changes would run in a form that the user has not seen.
         if decode_json_with_fallback(encode_json_with_fallback(dict(given), max_bytes=2**62)) != given:
             raise ToolError(
                 f"The changed arguments for request {decided.id} have no JSON form. Pass a JSON object.",

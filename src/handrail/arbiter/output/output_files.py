@@ -364,7 +364,7 @@ def make_file_name_for_call(call_id: str) -> str:
 
 def _create_file(folder: Path, name: str, ending: str) -> tuple[Path, int]:
     """Create a new file. An earlier attempt of the same call keeps its own file."""
-    # Exclusive and without following links, so that no file that exists already is overwritten, whoever made it.
+    # Exclusive and without following links, so that no existing file is overwritten.
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     for attempt in range(1, _MAX_SAME_NAME):
         path = folder / (f"{name}{ending}" if attempt == 1 else f"{name}-{attempt}{ending}")

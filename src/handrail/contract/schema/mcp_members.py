@@ -1,7 +1,7 @@
 """Members of MCP's objects whose values clients check: annotations, icons, metadata and texts.
 
-A client refuses a whole list or result for one icon without an address. So a value that MCP does not allow is left out here,
-whoever wrote it.
+A client refuses a whole list or result for one icon without an address. So Handrail leaves out a value that MCP does not
+allow, in definitions of its own tools and of other servers.
 """
 
 from __future__ import annotations

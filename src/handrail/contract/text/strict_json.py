@@ -45,7 +45,7 @@ class PreparsedArgumentText(str):
     _compact: bytes | None
     _value: dict[str, Any]
     note: str
-    """What was different from JSON; ``""`` for JSON."""
+    """The difference from JSON; ``""`` for JSON."""
 
     @staticmethod
     def parse(text: str) -> PreparsedArgumentText:

@@ -145,7 +145,7 @@ def explain_sandbox_denials(process: Process, end: ProgramTermination) -> tuple[
     has_tried = process.unreachable_count > 0 and all(one.refusal_reason is not None for one in end.attempts)
     if end.exit_code != 0 or (has_tried and _HIDES_FAILURE.search(_QUOTED.sub("", end.command)) is not None):
         failures = _find_failures(end, output_tail)
-        if has_tried and "loopback" not in failures:  # some runtimes also try routes of their own, as node does
+        if has_tried and "loopback" not in failures:  # node also tries routes that it does not need
             failures.add("network")
         if any(one.refusal_reason is not None for one in end.attempts):
             failures.discard("network")

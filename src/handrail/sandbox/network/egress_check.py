@@ -178,7 +178,7 @@ class EgressCheck:
         """
         refused = self.explain_refusal(host)
         if refused is not None and self._request is not None:
-            # Asked before the name is resolved: a name server would learn a name that nobody allowed.
+            # The question comes before the lookup, which would tell a name server a name that no rule allows.
             assert host.port is not None
             refused = await self._request(bracket_ipv6_host(host.name), host.port) or self.explain_refusal(host)
         if refused is not None:

@@ -209,7 +209,7 @@ def _find_mapped_size_if_cut(path: Path) -> int:
         _largest_shared_memory[inode] = size
         return 0
     mapped = _measure_mapping(found.st_ino, f"{path}-shm")
-    if mapped <= size:  # it was made anew meanwhile
+    if mapped <= size:  # SQLite has created the file again
         _largest_shared_memory[inode] = size
         return 0
     return mapped
